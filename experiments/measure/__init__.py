@@ -1,0 +1,1 @@
+"""What is measured, one module each: time, memory, race (engines alternating) and scaling."""
