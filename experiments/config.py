@@ -1,7 +1,7 @@
 """Paper files: one TOML per study, naming its model, dataset, settings, reported numbers, tables and figures.
 
-A paper is data, not code: a new study is a new file in `experiments/papers`. Each setting carries the place it comes
-from (`paper`, `code` or `ours`), and what a study reported is kept apart from anything measured here.
+A paper is data, not code: a new study is a new file in `experiments/papers`. Each setting carries the place it
+comes from (`paper`, `code` or `ours`), and what a study reported is kept apart from anything measured here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
 class ConfigError(TwinGradError):
-    """A paper file that cannot be used: names the file, the place in it, what was expected and what was found."""
+    """A paper file that cannot be used: names the file, the place in it, what was expected and found."""
 
 
 class _Record(BaseModel):
@@ -76,7 +76,7 @@ class Training(_Record):
 
 
 class Runs(_Record):
-    """How often a profile runs what. `seeds` counts from 0; `engine_seeds` overrides it for single engines."""
+    """How often a profile runs what. Seeds count from 0; `engine_seeds` overrides them for single engines."""
 
     seeds: Setting[PositiveInt]
     memory_seeds: Setting[PositiveInt]
@@ -201,7 +201,8 @@ class Paper(_Record):
                 if output.producer not in known:
                     raise ConfigError(
                         f'paper {self.key}: {kind}[{index}] (id "{output.id}").producer: nothing produces '
-                        f"{output.producer!r}{_did_you_mean(output.producer, known)}; known: {', '.join(sorted(known))}"
+                        f"{output.producer!r}{_did_you_mean(output.producer, known)}; "
+                        f"known: {', '.join(sorted(known))}"
                     )
 
 
@@ -276,12 +277,12 @@ def _lines(error: ValidationError, document: dict[str, Any]) -> Iterator[str]:
 
 
 def _place(location: tuple[int | str, ...], document: Any) -> str:
-    """`tables[1] (id "race").producer` for ("tables", 1, "producer"); steps of pydantic's own are left out."""
+    """`tables[1] (id "race").producer` for ("tables", 1, "producer"), without pydantic's own steps."""
     text, here = "", document
     for step in location:
         if isinstance(step, int):
             here = here[step] if isinstance(here, list) and step < len(here) else None
-            label = here.get("id") or here.get("name") if isinstance(here, dict) else None
+            label = here.get("id") or here.get("name") or here.get("row") if isinstance(here, dict) else None
             text += f"[{step}]" + (f' (id "{label}")' if label else "")
         elif isinstance(here, dict) or here is None:
             here = here.get(step) if isinstance(here, dict) else None
