@@ -1,0 +1,83 @@
+# Every target sets up what it needs in .venv and does nothing twice: a stamp file there records each finished step.
+#
+#   make reproduce PROFILE=quick RESULTS=elsewhere     make test PYTHON=python3.12     make bench RANGE=v0.1.0..HEAD
+
+PYTHON  ?= python3
+VENV    ?= .venv
+PROFILE ?=
+RESULTS ?=
+RANGE   ?= HEAD^!
+BASE    ?= HEAD~1
+ARGS    ?=
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help reproduce test lint bench bench-compare clean
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+ASV := PATH="$(abspath $(BIN)):$$PATH" PIP_CONSTRAINT="$$($(BIN)/python -c \
+	'import pathlib; print(pathlib.Path("constraints.txt").resolve().as_uri())')" $(BIN)/python -m asv
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) PROFILE=full|quick RESULTS=folder RANGE=a..b BASE=commit ARGS=..."
+
+reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, PDF
+	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
+
+test: lint ## ruff, mypy and all tests
+	$(BIN)/python -m pytest -n 2 --durations 10 $(ARGS)
+
+lint: $(VENV)/.dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev ## speed and memory of HEAD, or of RANGE=a..b, as web pages in .asv/html
+	@$(ASV) machine --yes > .asv-machine.log 2>&1 || { cat .asv-machine.log; exit 1; }; rm -f .asv-machine.log
+	$(ASV) run --launch-method spawn --show-stderr $(ARGS) '$(RANGE)'
+	$(ASV) publish
+	@echo "Open .asv/html/index.html through a web server: $(BIN)/python -m asv preview"
+
+bench-compare: $(VENV)/.dev ## compare HEAD with BASE=commit; fails where HEAD is slower
+	@$(ASV) machine --yes > .asv-machine.log 2>&1 || { cat .asv-machine.log; exit 1; }; rm -f .asv-machine.log
+	$(ASV) continuous --launch-method spawn --show-stderr $(ARGS) '$(BASE)' HEAD
+
+clean: ## remove .venv and what tools leave behind; results, data and .asv stay
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -not -path './.asv/*' -prune -exec rm -rf {} +
+
+# --- the environment -------------------------------------------------------------------------------------------
+
+# The first of $(PYTHON), python3 and python3.x that is new enough; a PYTHON named by the user is not replaced.
+CANDIDATES := $(PYTHON) $(if $(filter file default undefined,$(origin PYTHON)),python3.13 python3.12 python3.11 python3.14)
+
+$(VENV)/.venv:
+	@for python in $(CANDIDATES); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+	  echo "error: TwinGrad needs Python 3.11 or later, and $(PYTHON) is" \
+	    "$$($(PYTHON) --version 2>&1 || echo 'not to be found'). Name another one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
+	  exit 2; \
+	fi; \
+	echo "Creating $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv $(VENV)
+	@touch $@
+
+# The build backend first, so that it is pinned like everything else.
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.venv
+	@echo "Installing what the experiments need into $(VENV)"
+	$(PIP) install --quiet -c constraints.txt hatchling
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[experiments,torch,memory]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.venv
+	@echo "Installing the experiments, the tests and the benchmarks into $(VENV)"
+	$(PIP) install --quiet -c constraints.txt hatchling
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[all]'
+	@touch $(VENV)/.run $@

@@ -1,0 +1,66 @@
+"""What all tests share: one printed seed, and the folder of real data sets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+SEED_VARIABLE = "TWINGRAD_TEST_SEED"
+
+# In CI the same examples every time: a failure there must be the change's, not the draw's.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("local", deadline=None, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seed",
+        default=os.environ.get(SEED_VARIABLE, "0"),
+        help="seed of the random tests: a number, or 'random' (default: 0, the same draws in every run)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed = config.getoption("--seed")
+    # The environment carries the drawn seed to the workers of pytest-xdist.
+    os.environ[SEED_VARIABLE] = str(random.SystemRandom().randrange(2**32)) if seed == "random" else seed
+    if seed == "random":
+        config.option.seed = os.environ[SEED_VARIABLE]
+
+
+def pytest_report_header() -> str:
+    return f"random tests: --seed {os.environ[SEED_VARIABLE]}"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed of the test's own, the same in every order and selection of tests; printed where the test fails."""
+    run = os.environ[SEED_VARIABLE]
+    digest = hashlib.sha256(f"{run} {request.node.nodeid}".encode()).digest()
+    value = int.from_bytes(digest[:4], "little")
+    print(f"seed of this test: {value} (from --seed {run})")
+    return value
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """A generator started from `seed`."""
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of the real data sets, named by TWINGRAD_DATA; without it the test is skipped."""
+    folder = os.environ.get("TWINGRAD_DATA")
+    if not folder:
+        pytest.skip("needs the real data: set TWINGRAD_DATA to the folder that holds mnist/")
+    if not Path(folder, "mnist").is_dir():
+        pytest.fail(f"TWINGRAD_DATA={folder} holds no folder mnist/: name another one, or unset it")
+    return Path(folder)
