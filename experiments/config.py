@@ -1,7 +1,7 @@
 """Paper files: one TOML per study, naming its model, dataset, settings, reported numbers, tables and figures.
 
-A paper is data, not code: a new study is a new file in `experiments/papers`. Each setting carries the place it
-comes from (`paper`, `code` or `ours`), and what a study reported is kept apart from anything measured here.
+A paper is data, not code: a new study is a new file in `experiments/papers`. Each setting carries its source
+(`paper`, `code` or `ours`), and what a study reported is kept apart from anything measured here.
 """
 
 from __future__ import annotations

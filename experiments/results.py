@@ -1,0 +1,414 @@
+"""The results folder: one raw record per run, tidy CSVs made from them, and a lock for whoever writes.
+
+    results/raw/<key>.json     one run each, written whole or not at all
+    results/tidy/*.csv         everything the tables and figures need, made from raw
+    results/report/            tables, figures and the paper, made from tidy
+
+A key is a hash over everything that decides a result: an interrupted sweep resumes where it stopped, and a
+changed engine runs again. A failed run is recorded under its key and tried again the next time.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from bridge.errors import TwinGradError
+from bridge.files import write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1
+KEY_LENGTH = 16
+COMMITTED = "COMMITTED"
+"""A results folder that holds a file of this name is kept as it is: no run writes to it."""
+
+Record = dict[str, Any]
+
+# Columns of the tidy files. Times are in seconds unless the name says otherwise, accuracies are fractions. The
+# first epoch's seconds include `build`, as the studies count it; `build_seconds` tells how much of them that is.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "runs": (
+        *("key", "paper", "engine", "label", "seed", "measure", "threads", "dtype", "profile"),
+        *("data_source", "dataset_digest", "status", "error", "import_seconds", "build_seconds"),
+        *("first_epoch_seconds", "later_epoch_seconds", "total_seconds", "total_seconds_with_evaluation"),
+        *("train_accuracy", "test_accuracy", "test_loss", "bytes_first_epoch", "bytes_later_epochs"),
+        *("peak_rss_bytes", "commit", "dirty", "cpu_model", "blas", "python", "framework_version"),
+        *("engine_digest", "created"),
+    ),
+    "epochs": (
+        *("key", "paper", "engine", "label", "seed", "measure", "threads", "data_source", "epoch", "seconds"),
+        *("seconds_with_evaluation", "train_loss", "train_accuracy", "test_loss", "test_accuracy"),
+        *("bytes_allocated", "cpu_model"),
+    ),
+    "steps": ("key", "paper", "engine", "label", "seed", "data_source", "step", "loss", "cpu_model"),
+    "race": (
+        *("key", "paper", "engine", "label", "threads", "data_source", "round", "microseconds_per_step"),
+        *("cpu_model", "commit", "created"),
+    ),
+    "scaling": (
+        *("key", "paper", "engine", "label", "threads", "quantity", "value", "microseconds_per_step"),
+        *("data_source", "cpu_model"),
+    ),
+}
+
+
+class ResultsError(TwinGradError):
+    """A results folder that cannot be used: names it, why, and what to do."""
+
+
+class ResultsInUseError(ResultsError):
+    """Another run is writing to the results folder."""
+
+
+class MixedMachinesError(ResultsError):
+    """Results of several machines that a table would have put side by side."""
+
+
+def key_of(deciders: Mapping[str, Any]) -> str:
+    """The key of a run: the first 16 hex digits of the sha256 over everything that decides its result."""
+    canonical = json.dumps(deciders, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:KEY_LENGTH]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results folder. Reading needs no lock; writing happens inside `with results.locked():`."""
+
+    root: Path
+
+    @property
+    def raw(self) -> Path:
+        """Where the raw records are."""
+        return self.root / "raw"
+
+    @property
+    def tidy(self) -> Path:
+        """Where the tidy CSVs are."""
+        return self.root / "tidy"
+
+    @property
+    def report(self) -> Path:
+        """Where tables, figures and the paper go unless told otherwise."""
+        return self.root / "report"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process alone, and clear away what a killed run left half-written.
+
+        The operating system releases the lock when the process ends, however it ends. Raises
+        ResultsInUseError when another process holds it and ResultsError when the folder cannot be written.
+        """
+        self.check_writable()
+        lock = FileLock(self.root / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ResultsInUseError(
+                f"the results folder {self.root} is in use by another twingrad process{self._owner()}; "
+                "wait until it has finished, or choose another folder with --results DIR"
+            ) from None
+        except OSError as error:
+            raise ResultsError(explain(error, self.root)) from error
+        try:
+            self._write(self.root / ".owner", f"{os.getpid()}\n")
+            for folder in (self.root, self.raw, self.tidy):
+                remove_partial(folder)
+            yield
+        finally:
+            (self.root / ".owner").unlink(missing_ok=True)
+            lock.release()
+
+    def check_writable(self) -> None:
+        """Create the folder if need be; raise ResultsError when it cannot be written or must not be."""
+        if (self.root / COMMITTED).exists():
+            raise ResultsError(
+                f"the results in {self.root} are committed and are not overwritten by a run "
+                f"(the file {COMMITTED} says so); choose another folder with --results DIR"
+            )
+        try:
+            for folder in (self.raw, self.tidy):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ResultsError(explain(error, self.root)) from error
+        self._write(self.root / ".writable", "")
+        (self.root / ".writable").unlink(missing_ok=True)
+
+    def load(self, key: str) -> Record | None:
+        """The record with this key; None when there is none or it is of another schema."""
+        path = self.raw / f"{key}.json"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        return _parse(text, path)
+
+    def finished(self, key: str) -> Record | None:
+        """The record with this key if that run succeeded: it need not run again."""
+        record = self.load(key)
+        return record if record and record["status"] == "ok" else None
+
+    def save(self, record: Record) -> Path:
+        """Write a record under its key, whole or not at all."""
+        path = self.raw / f"{record['key']}.json"
+        self._write(path, json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        return path
+
+    def records(self) -> list[Record]:
+        """All raw records of this schema, oldest first."""
+        found = (_parse(path.read_text(encoding="utf-8"), path) for path in sorted(self.raw.glob("*.json")))
+        return sorted(
+            (record for record in found if record), key=lambda record: record["provenance"]["created"]
+        )
+
+    def write_tidy(self) -> dict[str, int]:
+        """Make the tidy CSVs from the current raw records; the number of rows of each file."""
+        rows = tidy_rows(current(self.records()))
+        for name, columns in COLUMNS.items():
+            self._write(self.tidy / f"{name}.csv", _csv(columns, rows[name]))
+        return {name: len(found) for name, found in rows.items()}
+
+    def _write(self, path: Path, content: str) -> None:
+        try:
+            write_atomically(path, content)
+        except OSError as error:
+            raise ResultsError(explain(error, path)) from error
+
+    def _owner(self) -> str:
+        try:
+            return f" (process {int((self.root / '.owner').read_text())})"
+        except (OSError, ValueError):
+            return ""
+
+
+def remove_partial(folder: Path) -> list[Path]:
+    """Remove the temporary files of killed writers; only for who holds the folder's lock."""
+    stale = sorted(folder.glob(".*.part"))
+    for path in stale:
+        path.unlink(missing_ok=True)
+    return stale
+
+
+def explain(error: OSError, path: Path) -> str:
+    """What went wrong with writing `path`, and what its owner can do about it."""
+    folder = path if path.is_dir() else path.parent
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return (
+            f"cannot write {path}: no space left; free some on the disk that holds {folder} and give the "
+            "same command again: finished runs are kept"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"cannot write {path}: {error.strerror}; get write access to {folder} or use --results DIR"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return f"cannot write {path}: a part of this path is a file, not a folder; use --results DIR"
+    return f"cannot write {path}: {error.strerror or error}; use another folder with --results DIR"
+
+
+# -----------------------------------------------------------------------------------------------------------
+# From raw to tidy
+
+
+def current(records: Iterable[Record]) -> list[Record]:
+    """The records that count, oldest first.
+
+    - The same run under several keys (the code changed in between): the newest one.
+    - Seeds of one engine run with several versions of it: those of the newest version, since a mean over
+      versions would be nobody's. The others are missing until they have run again.
+    - Real data and the embedded sample in one folder: the real data.
+    """
+    newest: dict[tuple[Any, ...], Record] = {}
+    for record in sorted(records, key=_created):
+        newest[_identity(record)] = record
+    real = {_paper(record) for record in newest.values() if record["data"]["source"] == "real"}
+    kept = sorted(
+        (item for item in newest.values() if item["data"]["source"] == "real" or _paper(item) not in real),
+        key=_created,
+    )
+    version = {_series(record): _version(record) for record in kept}
+    return [record for record in kept if _version(record) == version[_series(record)]]
+
+
+def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The rows of every tidy file."""
+    rows: dict[str, list[Record]] = {name: [] for name in COLUMNS}
+    for record in records:
+        common = _common(record)
+        rows["runs"].append(common | _run_row(record))
+        rows["epochs"] += [common | epoch for epoch in _epochs(record)]
+        if record["config"]["measure"] == "time":
+            for step, loss in enumerate(record.get("step_losses", ()), start=1):
+                rows["steps"].append(common | {"step": step, "loss": loss})
+        for name in ("race", "scaling"):
+            rows[name] += [common | row for row in record.get(name, ())]
+    for found in rows.values():
+        found.sort(key=lambda row: (row["paper"], _order(row["seed"]), row["measure"] != "time"))
+    return rows
+
+
+def _identity(record: Record) -> tuple[Any, ...]:
+    config = record["config"]
+    return (*_series(record), config["seed"], tuple(config.get("engines", ())))
+
+
+def _series(record: Record) -> tuple[Any, ...]:
+    """What the seeds of one row of a table have in common."""
+    config = record["config"]
+    names = ("paper", "engine", "measure", "threads", "dtype")
+    return (*(config[name] for name in names), record["data"]["source"], record["provenance"]["cpu_model"])
+
+
+def _version(record: Record) -> tuple[Any, ...]:
+    provenance = record["provenance"]
+    return (provenance["engine_digest"], *sorted(provenance["versions"].items()))
+
+
+def _created(record: Record) -> str:
+    return str(record["provenance"]["created"])
+
+
+def _paper(record: Record) -> str:
+    return str(record["config"]["paper"])
+
+
+def _common(record: Record) -> Record:
+    config, provenance = record["config"], record["provenance"]
+    names = ("paper", "engine", "label", "seed", "measure", "threads", "dtype", "profile")
+    return {
+        "key": record["key"],
+        **{name: config[name] for name in names},
+        "data_source": record["data"]["source"],
+        "dataset_digest": record["data"]["digest"],
+        **{name: provenance[name] for name in ("commit", "dirty", "cpu_model", "created")},
+    }
+
+
+def _run_row(record: Record) -> Record:
+    provenance, startup = record["provenance"], record.get("startup", {})
+    epochs = _epochs(record)
+    last: Record = epochs[-1] if epochs else {}
+    seconds = [epoch["seconds"] for epoch in epochs if epoch.get("seconds") is not None]
+    evaluated = [epoch.get("seconds_with_evaluation") for epoch in epochs]
+    allocated = [epoch["bytes_allocated"] for epoch in epochs if epoch.get("bytes_allocated") is not None]
+    return {
+        "status": record["status"],
+        "error": record.get("error"),
+        "import_seconds": startup.get("import_seconds"),
+        "build_seconds": startup.get("build_seconds"),
+        "first_epoch_seconds": seconds[0] if seconds else None,
+        "later_epoch_seconds": _mean(seconds[1:]),
+        "total_seconds": sum(seconds) if seconds else None,
+        "total_seconds_with_evaluation": sum(evaluated) if evaluated and None not in evaluated else None,
+        **{name: last.get(name) for name in ("train_accuracy", "test_accuracy", "test_loss")},
+        "bytes_first_epoch": allocated[0] if allocated else None,
+        "bytes_later_epochs": _mean(allocated[1:]),
+        "peak_rss_bytes": record.get("peak_rss_bytes"),
+        "framework_version": " ".join(f"{name} {text}" for name, text in provenance["versions"].items()),
+        **{name: provenance[name] for name in ("blas", "python", "engine_digest")},
+    }
+
+
+def _epochs(record: Record) -> list[Record]:
+    """The epochs, the first with the seconds of `build` added to its own."""
+    build = record.get("startup", {}).get("build_seconds") or 0.0
+    epochs = [dict(epoch) for epoch in record.get("epochs", ())]
+    for name in ("seconds", "seconds_with_evaluation"):
+        if epochs and epochs[0].get(name) is not None:
+            epochs[0][name] += build
+    return epochs
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _order(seed: int | None) -> int:
+    return -1 if seed is None else seed
+
+
+def _parse(text: str, path: Path) -> Record | None:
+    try:
+        record = json.loads(text)
+    except ValueError:
+        raise ResultsError(f"{path}: not a results file; remove it and run again") from None
+    usable = isinstance(record, dict) and record.get("schema") == SCHEMA
+    return record if usable else None
+
+
+def _csv(columns: tuple[str, ...], rows: list[Record]) -> str:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Reading tidy
+
+
+@dataclass(frozen=True)
+class Tidy:
+    """The tidy CSVs of a results folder as data frames, with the columns that `COLUMNS` lists."""
+
+    root: Path
+    runs: pd.DataFrame
+    epochs: pd.DataFrame
+    steps: pd.DataFrame
+    race: pd.DataFrame
+    scaling: pd.DataFrame
+
+    @classmethod
+    def load(cls, results_dir: str | Path) -> Tidy:
+        """Read `<results_dir>/tidy`. Raises ResultsError when a file is missing or lacks a column."""
+        import pandas as pd
+
+        root = Path(results_dir)
+        frames = {}
+        for name, columns in COLUMNS.items():
+            path = root / "tidy" / f"{name}.csv"
+            if not path.is_file():
+                raise ResultsError(
+                    f"no {path}: nothing has been run into {root} yet; start with `twingrad run`"
+                )
+            frame = pd.read_csv(path, dtype={"key": str, "error": str, "commit": str, "engine_digest": str})
+            missing = [column for column in columns if column not in frame.columns]
+            if missing:
+                raise ResultsError(
+                    f"{path} lacks the column {missing[0]!r}; make it anew with `twingrad report`"
+                )
+            frames[name] = frame
+        return cls(root, **frames)
+
+    def ok(self, paper: str, measure: str) -> pd.DataFrame:
+        """The successful runs of one paper and measure."""
+        runs = self.runs
+        return runs[(runs["paper"] == paper) & (runs["measure"] == measure) & (runs["status"] == "ok")]
+
+    def is_sample(self, paper: str | None = None) -> bool:
+        """Whether any run (of a paper) was made on the embedded sample instead of the real data."""
+        runs = self.runs if paper is None else self.runs[self.runs["paper"] == paper]
+        return bool((runs["data_source"] == "sample").any())
+
+    def machine(self, *frames: pd.DataFrame) -> str:
+        """The CPU model of all rows ("" without rows); MixedMachinesError if there are several."""
+        models = sorted(
+            {str(model) for frame in frames or (self.runs,) for model in frame["cpu_model"].dropna()}
+        )
+        if len(models) > 1:
+            raise MixedMachinesError(
+                f"the results in {self.root} come from several machines ({'; '.join(models)}), whose times "
+                "cannot stand in one table; keep each machine's results in a folder of its own"
+            )
+        return models[0] if models else ""
