@@ -1,0 +1,188 @@
+"""What pydantic found wrong, in the words of the person who wrote the file.
+
+Pydantic's own messages tell of Python types, and of one end of a range. Here each error is put beside the JSON Schema
+of the place it concerns, and that schema says what is allowed there: one source for checking and for telling.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from bridge import toml
+
+__all__ = ["LocatedError", "problems"]
+
+Schema = Mapping[str, Any]
+Steps = Sequence[int | str]
+
+_LONGEST = 80  # characters of the user's own value that a message repeats
+
+
+class LocatedError(ValueError):
+    """For a validator that knows better than pydantic where the fault lies: `steps` lead there from where it stands."""
+
+    def __init__(self, steps: Steps, message: str) -> None:
+        self.steps = tuple(steps)
+        super().__init__(message)
+
+
+def problems(model: type[BaseModel], error: ValidationError, data: object) -> list[str]:
+    """A sentence for each thing wrong with `data`: its place, what was found there and what is allowed."""
+    root = model.model_json_schema()
+    sentences: dict[str, str] = {}
+    for detail in error.errors(include_url=False):
+        place, sentence = _explain(detail, root, data)
+        sentences.setdefault(place, sentence)  # a union reports the same value once for each alternative
+    # When a list has a faulty item, pydantic also calls the list too short: the item's own fault says more.
+    outer = {place for place in sentences for other in sentences if other.startswith((f"{place}.", f"{place}["))}
+    return [f"{place}: {text}" if place else text for place, text in sentences.items() if place not in outer]
+
+
+def _explain(detail: Any, root: Schema, data: object) -> tuple[str, str]:
+    """The place and the sentence for one of pydantic's error records."""
+    kind, steps = detail["type"], detail["loc"]
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, LocatedError):
+        return _locate((*steps, *cause.steps), root, data).path, str(cause)
+    place = _locate(steps, root, data)
+    if isinstance(cause, ValueError):
+        return place.path, str(cause)
+    if kind == "missing":
+        return place.path, f"missing; expected {_describe(place.schema, root)}"
+    if kind == "extra_forbidden":
+        table = _locate(steps[:-1], root, data).schema
+        return place.path, f"unknown key{_suggestion(steps[-1], _keys(table))}; allowed: {', '.join(_keys(table))}"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _explain_tag(place)
+    return place.path, f"found {_show(detail['input'])}, expected {_describe(place.schema, root)}"
+
+
+def _explain_tag(place: _Place) -> tuple[str, str]:
+    """The same for a table whose `op` (or `name`) decides what else it holds, and is missing or unknown."""
+    union = _union(place.schema)
+    assert union is not None, "only a discriminated union reports a tag"
+    tag, allowed = union["discriminator"]["propertyName"], list(union["discriminator"]["mapping"])
+    path, found = place.path, place.value
+    if isinstance(found, Mapping):
+        path = f"{path}.{tag}"
+        if tag not in found:
+            return path, f"missing; expected {_one_of(allowed)}"
+        found = found[tag]
+    return path, f"unknown {tag} {_show(found)}{_suggestion(found, allowed)}; allowed: {', '.join(allowed)}"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Somewhere in the data: how a user would point at it, what the schema says of it, and what is there."""
+
+    path: str
+    schema: Schema
+    value: object
+
+
+def _locate(steps: Steps, root: Schema, data: object) -> _Place:
+    """Follow a pydantic location through the schema and the data together.
+
+    The tag of a discriminated union is a step to pydantic, but not to a reader, and is left out of the path. Where a
+    location goes on beyond the data (into the alternatives of a plain union), the walk stops.
+    """
+    path, schema, value = "", root, data
+    for step in steps:
+        union = _union(schema)
+        if union is not None and step in union["discriminator"]["mapping"]:
+            schema = _resolve({"$ref": union["discriminator"]["mapping"][step]}, root)
+        elif isinstance(step, int):
+            if not isinstance(value, Sequence) or isinstance(value, str):
+                break
+            value = value[step] if step < len(value) else None
+            path += f"[{step}]"
+            if isinstance(value, Mapping) and isinstance(value.get("id"), str):
+                path += f" (id {toml.inline(value['id'])})"
+            schema = _resolve(schema.get("items", {}), root)
+        else:
+            if not isinstance(value, Mapping):
+                break
+            value = value.get(step)
+            path += f".{toml.key(step)}" if path else toml.key(step)
+            schema = _resolve(schema.get("properties", {}).get(step, {}), root)
+    return _Place(path, schema, value)
+
+
+def _resolve(schema: Schema, root: Schema) -> Schema:
+    """The schema itself, or the definition that it refers to."""
+    while "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+    return schema
+
+
+def _union(schema: Schema) -> Schema | None:
+    """The discriminated union that `schema` is, or that is one of its alternatives."""
+    return next((option for option in (schema, *schema.get("anyOf", ())) if "discriminator" in option), None)
+
+
+def _keys(schema: Schema) -> list[str]:
+    return list(schema.get("properties", {}))
+
+
+def _describe(schema: Schema, root: Schema) -> str:
+    """What a schema allows, in words."""
+    schema = _resolve(schema, root)
+    if "const" in schema:
+        return toml.inline(schema["const"])
+    if "enum" in schema:
+        return _one_of(schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(_describe(option, root) for option in schema["anyOf"])
+    if "discriminator" in schema:
+        tag, names = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]
+        return f"a table whose {tag} is {_one_of(names)}"
+    match schema.get("type"):
+        case "integer":
+            return _range(schema, "an integer")
+        case "number":
+            return _range(schema, "a finite number")
+        case "boolean":
+            return "true or false"
+        case "string":
+            return f"a text that matches {schema['pattern']}" if "pattern" in schema else "a text"
+        case "array":
+            return f"a list of {_count(schema)}, each {_describe(schema.get('items', {}), root)}"
+        case "object":
+            return f"a table with {', '.join(_keys(schema))}"
+    return "something else"
+
+
+def _range(schema: Schema, noun: str) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and low == high:
+        return str(low)
+    if low is not None and high is not None:
+        return f"{noun} from {low} to {high}"
+    limits = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    return " ".join([noun, " and ".join(f"{words} {schema[key]}" for key, words in limits.items() if key in schema)])
+
+
+def _count(schema: Schema) -> str:
+    low, high = schema.get("minItems", 0), schema.get("maxItems")
+    return f"{low} or more" if high is None else f"{low} to {high}"
+
+
+def _one_of(names: Iterable[object]) -> str:
+    shown = [toml.inline(name) for name in names]
+    return shown[0] if len(shown) == 1 else f"one of {', '.join(shown)}"
+
+
+def _suggestion(name: object, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f" (did you mean {toml.inline(close[0])}?)" if close else ""
+
+
+def _show(value: object) -> str:
+    """The user's own value as TOML writes it, cut where it is long."""
+    text = toml.inline(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
