@@ -1,0 +1,71 @@
+"""Embedded samples: small data that is always there, so that everything runs without files or a network.
+
+A sample stands in for a dataset; it is not that dataset. Numbers made from it say nothing about the papers,
+and every output that shows them carries `Dataset.notice` or `SAMPLE_LABEL`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.data.dataset import SAMPLE_LABEL, DataError, Dataset, combined_digest
+
+SIDE = 28
+TRAIN_ROWS = 1500
+SPLIT_SEED = 20240229
+GREY_LEVELS = 16  # load_digits() counts the inked pixels of 4 x 4 blocks: 0 to 16
+
+
+def digits(name: str, instead_of: str, reason: str) -> Dataset:
+    """scikit-learn's 1,797 handwritten digits, scaled from 8 x 8 to 28 x 28: the stand-in for MNIST.
+
+    `name` is the dataset's name, `instead_of` its title and `reason` why it could not be had, both for the
+    notice. The split into 1,500 training and 297 test rows is shuffled with a fixed seed. Source of the
+    digits: Alpaydin and Kaynak, *Optical Recognition of Handwritten Digits*, UCI Machine Learning Repository,
+    1998 (its test set).
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError(
+            f"neither {instead_of} nor its embedded sample can be had: {reason}; and scikit-learn, which "
+            f"carries the sample, can't be imported ({error}). Install scikit-learn, or name a folder that "
+            f"holds {instead_of}"
+        ) from error
+    source = load_digits()
+    images = bilinear(source.images / GREY_LEVELS, SIDE)
+    x = images.reshape(len(images), -1).astype(np.float32)
+    y = source.target.astype(np.int64)
+    order = np.random.Generator(np.random.PCG64(SPLIT_SEED)).permutation(len(x))
+    train, test = order[:TRAIN_ROWS], order[TRAIN_ROWS:]
+    arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
+    return Dataset(
+        name=name,
+        source="sample",
+        **arrays,
+        digest=combined_digest((key, hashlib.sha256(array).hexdigest()) for key, array in arrays.items()),
+        origin=f"{SAMPLE_LABEL}: scikit-learn's 8 x 8 digits scaled to {SIDE} x {SIDE}",
+        notice=(
+            f"{SAMPLE_LABEL[0].upper()}{SAMPLE_LABEL[1:]}, not {instead_of}: {len(train):,} training and "
+            f"{len(test):,} test images of scikit-learn's 8 x 8 digits, scaled to {SIDE} x {SIDE}, because "
+            f"{reason}. For real results, put {instead_of} in a folder and name it with --data-dir or "
+            "TWINGRAD_DATA."
+        ),
+    )
+
+
+def bilinear(images: NDArray[np.float64], side: int) -> NDArray[np.float64]:
+    """Square images (n, s, s) resampled to (n, side, side).
+
+    A pixel's value belongs to its centre; beyond the outermost centres the edge value continues. No value
+    leaves the range of the input.
+    """
+    size = images.shape[1]
+    position = np.clip((np.arange(side) + 0.5) * size / side - 0.5, 0, size - 1)
+    low = np.minimum(position.astype(np.int64), size - 2)
+    part = position - low
+    rows = images[:, low] * (1 - part)[:, None] + images[:, low + 1] * part[:, None]
+    return rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part
