@@ -1,8 +1,9 @@
 """Initial values of parameters: a table of distributions and the streams they are drawn from.
 
-Every parameter has its own random stream, which depends on the seed and on the parameter's name and on nothing else:
-adding, removing or reordering layers leaves the initial values of the others as they were. Values are drawn in float64
-and rounded once, so that a float32 model starts at the rounded values of its float64 twin.
+Every parameter has its own random stream, which depends on the seed and on the parameter's name and on
+nothing else: adding, removing or reordering layers leaves the initial values of the others as they were.
+Values are drawn in float64 and rounded once, so that a float32 model starts at the rounded values of its
+float64 twin.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ InitialiserLike = str | Mapping[str, Any]
 class ParameterSpec:
     """What a layer says about one of its parameters before it exists.
 
-    `fan_in` and `fan_out` are the numbers of connections into and out of one unit. For the stacked gates of an LSTM or
-    GRU they are those of a single gate, since each gate is a matrix of its own.
+    `fan_in` and `fan_out` are the numbers of connections into and out of one unit. For the stacked gates of
+    an LSTM or GRU they are those of a single gate, since each gate is a matrix of its own.
     """
 
     shape: Shape
@@ -54,7 +55,8 @@ class ParameterSpec:
         return math.prod(self.shape)
 
 
-# One function per row of the table: the positional arguments are the same for all, the keywords are the row's options.
+# One function per row of the table: the positional arguments are the same for all, the keywords are the row's
+# options.
 
 
 def glorot_uniform(generator: Generator, shape: Shape, fan_in: int, fan_out: int) -> Values:
@@ -84,7 +86,9 @@ def uniform(
 ) -> Values:
     """Uniform on [low, high)."""
     if not low <= high:
-        raise ConfigurationError(f"initialiser uniform: expected low <= high, actual low = {low}, high = {high}")
+        raise ConfigurationError(
+            f"initialiser uniform: expected low <= high, actual low = {low}, high = {high}"
+        )
     return generator.uniform(low, high, shape)
 
 
@@ -118,9 +122,10 @@ INITIALISERS: dict[str, Initialiser] = {
 def resolve(initialiser: InitialiserLike) -> tuple[Initialiser, dict[str, float]]:
     """The function and the options that `initialiser` stands for.
 
-    Raises `ConfigurationError` for an unknown name, an unknown option, or an option that is not a finite number.
+    Raises `ConfigurationError` for an unknown name, an unknown option, or an option
+    that is not a finite number.
     """
-    options = {"name": initialiser} if isinstance(initialiser, str) else dict(initialiser)
+    options: dict[str, Any] = {"name": initialiser} if isinstance(initialiser, str) else dict(initialiser)
     name = options.pop("name", None)
     if name not in INITIALISERS:
         raise ConfigurationError(f"unknown initialiser {name!r}; there are: {', '.join(INITIALISERS)}")
@@ -143,7 +148,7 @@ def initialise(spec: ParameterSpec, generator: Generator, dtype: DTypeLike = np.
 
 
 def stream(seed: int, name: str) -> Generator:
-    """The random stream of one named thing of a model: the same for the same seed and name, otherwise independent."""
+    """The random stream of one named part of a model, decided by the seed and the name alone."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise ConfigurationError(f"a seed must be an integer >= 0, actual {seed!r}")
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=tuple(name.encode())))

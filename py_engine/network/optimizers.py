@@ -1,0 +1,378 @@
+"""Optimizers: one update rule each, run over the flat parameter vector in place.
+
+The formulas and the places of epsilon are PyTorch's, so that the same settings mean the same thing there. A
+rule is written once, for one block of the vector: the base class cuts parameters, gradient and state into
+blocks that fit the cache together, and a step allocates no arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
+
+__all__ = ["OPTIMIZERS", "SGD", "Adam", "AdamW", "Optimizer", "RMSProp"]
+
+Vector = NDArray[Any]
+
+BLOCK = 65_536
+"""Elements per block: 256 KiB in float32, so that the arrays of a rule share a second-level cache.
+
+Smaller blocks lose more to call overhead than they gain.
+"""
+
+SMALLEST_EPS = 1e-30
+"""A smaller epsilon would vanish in float32 and leave 0 / 0 where a gradient is zero."""
+
+_Block = tuple[Vector, Vector, Vector, Vector, tuple[Vector, ...]]
+"""Parameters, gradient, decayed gradient, scratch, state."""
+
+
+class Optimizer:
+    """What all optimizers share: the settings, the state, clipping, weight decay, and the loop over blocks.
+
+    Use: ``bind`` once to the vector that is to be trained, then ``step`` after every gradient.
+
+    - `learning_rate` can be set at any time and holds from the next step on.
+    - `weight_decay` adds ``weight_decay * parameters`` to the gradient (in `AdamW` it is decoupled from it).
+    - `clip_value` limits every element of the gradient to ±`clip_value`; `clip_norm` then limits the norm of
+      the whole gradient. Clipping changes the gradient vector in place, otherwise it is only read.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("learning_rate", "weight_decay", "clip_norm", "clip_value")
+    """Names of the attributes that decide what a step does."""
+
+    decoupled: ClassVar[bool] = False
+    """Whether the rule applies the weight decay itself."""
+
+    state_names: tuple[str, ...] = ()
+    """Names of the arrays, each as long as the parameter vector, that the rule keeps between steps."""
+
+    def __init__(
+        self,
+        learning_rate: float,
+        *,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+    ) -> None:
+        self.learning_rate = learning_rate
+        self.weight_decay = self._number("weight_decay", weight_decay, at_least=0.0)
+        self.clip_norm = None if clip_norm is None else self._number("clip_norm", clip_norm, above=0.0)
+        self.clip_value = None if clip_value is None else self._number("clip_value", clip_value, above=0.0)
+        self.steps = 0
+        self._vector: Vector | None = None
+        self._gradient: Vector | None = None
+        self._state: dict[str, Vector] = {}
+        self._blocks: list[_Block] = []
+
+    # What a subclass gives.
+
+    def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
+        """Apply the rule to one block of parameters `p`, gradient `g` and `state`, with `s` as scratch.
+
+        `p` and `state` are changed, `g` is only read.
+
+        `self.steps` is the number of this step, from 1. Where `p`, `g` and `state` are zero, `p` must stay
+        zero: that is the padding of the vector.
+        """
+        raise NotImplementedError
+
+    # What a user calls.
+
+    @property
+    def learning_rate(self) -> float:
+        """The step size."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._learning_rate = self._number("learning_rate", value, at_least=0.0)
+
+    def bind(self, vector: Vector) -> None:
+        """Make `vector` the one to train; the state starts afresh."""
+        if vector.ndim != 1 or vector.dtype not in (np.float32, np.float64):
+            raise ConfigurationError(
+                f"{self._name}.bind: expected one flat float32 or float64 vector, "
+                f"actual shape {vector.shape}, dtype {vector.dtype}"
+            )
+        self.steps = 0
+        self._vector = vector
+        self._gradient = None
+        self._state = {name: np.zeros_like(vector) for name in self.state_names}
+
+    def step(self, vector: Vector, gradient: Vector) -> None:
+        """Update `vector` in place from `gradient` (same shape and dtype; clipping overwrites it).
+
+        Raises `NonFiniteError` if the norm is to be clipped and is NaN or Inf; the parameters are then
+        unchanged.
+        """
+        if vector is not self._vector:
+            raise ConfigurationError(
+                f"{self._name}.step: this vector isn't the bound one; call bind(vector) first"
+            )
+        if gradient is not self._gradient:
+            self._cut(vector, gradient)
+        self._clip(gradient)
+        self.steps += 1
+        coupled_decay = 0.0 if self.decoupled else self.weight_decay
+        for p, g, decayed, s, state in self._blocks:
+            if coupled_decay:
+                np.multiply(p, coupled_decay, out=decayed)
+                np.add(decayed, g, out=decayed)
+                g = decayed
+            self._update(p, g, s, *state)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Copies of all that a checkpoint needs besides the parameters and the settings."""
+        arrays: dict[str, NDArray[Any]] = {name: array.copy() for name, array in self._state.items()}
+        return {"steps": np.array(self.steps, np.int64), **arrays}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Copy a `state` back in, after `bind`.
+
+        Raises `ParameterError`, and changes nothing, if it doesn't fit.
+        """
+        if self._vector is None:
+            raise ConfigurationError(f"{self._name}.load_state: call bind(vector) first")
+        expected: dict[str, tuple[int, ...]] = {"steps": ()}
+        expected |= {name: array.shape for name, array in self._state.items()}
+        actual = {name: np.shape(array) for name, array in state.items()}
+        if actual != expected:
+            raise ParameterError(f"{self._name}.load_state: expected arrays {expected}, actual {actual}")
+        self.steps = int(state["steps"])
+        for name, array in self._state.items():
+            array[...] = state[name]
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in self.settings}
+        return f"{self._name}({', '.join(f'{name}={v!r}' for name, v in values.items() if v is not None)})"
+
+    # How it works.
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _number(
+        self,
+        name: str,
+        value: float,
+        *,
+        at_least: float = -math.inf,
+        above: float = -math.inf,
+        below: float = math.inf,
+    ) -> float:
+        """`value` as a float, or an error that says which setting is wrong and what it may be."""
+        number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        if number and math.isfinite(value) and at_least <= value < below and value > above:
+            return float(value)
+        limits = [f">= {at_least:g}"] if at_least > -math.inf else []
+        limits += [f"> {above:g}"] if above > -math.inf else []
+        limits += [f"< {below:g}"] if below < math.inf else []
+        raise ConfigurationError(
+            f"{self._name}: {name} must be a finite number {' and '.join(limits)}, actual {value!r}"
+        )
+
+    def _cut(self, vector: Vector, gradient: Vector) -> None:
+        """Cut everything into blocks once, so that a step makes no views."""
+        if gradient.shape != vector.shape or gradient.dtype != vector.dtype:
+            raise ConfigurationError(
+                f"{self._name}.step: expected a gradient of shape {vector.shape} and dtype {vector.dtype}, "
+                f"actual {gradient.shape} and {gradient.dtype}"
+            )
+        decayed, scratch = np.empty((2, min(BLOCK, vector.size)), vector.dtype)
+        self._gradient = gradient
+        self._blocks = []
+        for start in range(0, vector.size, BLOCK):
+            part = slice(start, min(start + BLOCK, vector.size))
+            whole = slice(part.stop - part.start)
+            state = tuple(array[part] for array in self._state.values())
+            self._blocks.append((vector[part], gradient[part], decayed[whole], scratch[whole], state))
+
+    def _clip(self, gradient: Vector) -> None:
+        if self.clip_value is not None:
+            np.clip(gradient, -self.clip_value, self.clip_value, out=gradient)
+        if self.clip_norm is not None:
+            norm = math.sqrt(float(np.dot(gradient, gradient)))
+            if not math.isfinite(norm):
+                raise NonFiniteError(
+                    f"{self._name}, step {self.steps + 1}: the norm of the gradient is {norm}; "
+                    "the parameters were left unchanged. Lower the learning rate, or look for NaN or Inf in the data"
+                )
+            # As torch.nn.utils.clip_grad_norm_ has it, the 1e-6 included.
+            if (scale := self.clip_norm / (norm + 1e-6)) < 1.0:
+                np.multiply(gradient, scale, out=gradient)
+
+
+class SGD(Optimizer):
+    """Gradient descent, with momentum and Nesterov's variant of it: ``torch.optim.SGD`` without dampening.
+
+    ``velocity = momentum * velocity + gradient``; the step is ``velocity``, or for Nesterov
+    ``gradient + momentum * velocity``, times the learning rate.
+    """
+
+    settings = (*Optimizer.settings, "momentum", "nesterov")
+
+    def __init__(
+        self,
+        learning_rate: float = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        *,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+    ) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay, clip_norm=clip_norm, clip_value=clip_value)
+        self.momentum = self._number("momentum", momentum, at_least=0.0, below=1.0)
+        self.nesterov = bool(nesterov)
+        if self.nesterov and not self.momentum:
+            raise ConfigurationError("SGD: nesterov needs a momentum above 0")
+        self.state_names = ("velocity",) if self.momentum else ()
+
+    def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
+        rate = self.learning_rate
+        if not state:
+            np.multiply(g, rate, out=s)
+            np.subtract(p, s, out=p)
+            return
+        (velocity,) = state
+        np.multiply(velocity, self.momentum, out=velocity)
+        np.add(velocity, g, out=velocity)
+        if self.nesterov:
+            np.multiply(g, rate, out=s)
+            np.subtract(p, s, out=p)
+            rate *= self.momentum
+        np.multiply(velocity, rate, out=s)
+        np.subtract(p, s, out=p)
+
+
+class RMSProp(Optimizer):
+    """Gradient over the root of its running mean square: ``torch.optim.RMSprop``, not centred.
+
+    ``square = alpha * square + (1 - alpha) * gradient²``; the step is ``gradient / (sqrt(square) + eps)``,
+    collected in ``velocity`` where there is momentum, times the learning rate.
+    """
+
+    settings = (*Optimizer.settings, "alpha", "eps", "momentum")
+
+    def __init__(
+        self,
+        learning_rate: float = 0.01,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+    ) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay, clip_norm=clip_norm, clip_value=clip_value)
+        self.alpha = self._number("alpha", alpha, at_least=0.0, below=1.0)
+        self.eps = self._number("eps", eps, at_least=SMALLEST_EPS)
+        self.momentum = self._number("momentum", momentum, at_least=0.0, below=1.0)
+        self.state_names = ("square", "velocity") if self.momentum else ("square",)
+
+    def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
+        square, *velocity = state
+        _running_mean_square(square, g, self.alpha, s)
+        np.sqrt(square, out=s)
+        np.add(s, self.eps, out=s)
+        np.divide(g, s, out=s)
+        for v in velocity:
+            np.multiply(v, self.momentum, out=v)
+            np.add(v, s, out=v)
+            np.copyto(s, v)
+        np.multiply(s, self.learning_rate, out=s)
+        np.subtract(p, s, out=p)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015, algorithm 1) as ``torch.optim.Adam`` has it: eps beside the corrected root.
+
+    ``mean = beta1 * mean + (1 - beta1) * gradient`` and ``square`` likewise of ``gradient²``, both divided by
+    ``1 - beta**steps``; the step is ``mean / (sqrt(square) + eps)`` times the learning rate.
+    """
+
+    settings = (*Optimizer.settings, "betas", "eps")
+    state_names = ("mean", "square")
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+    ) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay, clip_norm=clip_norm, clip_value=clip_value)
+        try:
+            beta1, beta2 = betas
+        except (TypeError, ValueError):
+            raise ConfigurationError(f"{self._name}: betas must be two numbers, actual {betas!r}") from None
+        self.betas = (
+            self._number("betas[0]", beta1, at_least=0.0, below=1.0),
+            self._number("betas[1]", beta2, at_least=0.0, below=1.0),
+        )
+        self.eps = self._number("eps", eps, at_least=SMALLEST_EPS)
+
+    def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
+        mean, square = state
+        beta1, beta2 = self.betas
+        np.multiply(g, 1.0 - beta1, out=s)
+        np.multiply(mean, beta1, out=mean)
+        np.add(mean, s, out=mean)
+        _running_mean_square(square, g, beta2, s)
+        # The root's correction is moved onto eps and the learning rate: the same quotient, one pass less.
+        correction = math.sqrt(1.0 - beta2**self.steps)
+        np.sqrt(square, out=s)
+        np.add(s, self.eps * correction, out=s)
+        np.divide(mean, s, out=s)
+        np.multiply(s, self.learning_rate * correction / (1.0 - beta1**self.steps), out=s)
+        np.subtract(p, s, out=p)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), as ``torch.optim.AdamW`` has it.
+
+    The parameters are first multiplied by ``1 - learning_rate * weight_decay``; the gradient knows nothing of
+    it.
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        *,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+    ) -> None:
+        super().__init__(learning_rate, betas, eps, weight_decay, clip_norm=clip_norm, clip_value=clip_value)
+
+    def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
+        if self.weight_decay:
+            np.multiply(p, 1.0 - self.learning_rate * self.weight_decay, out=p)
+        super()._update(p, g, s, *state)
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "rmsprop": RMSProp, "adam": Adam, "adamw": AdamW}
+
+
+def _running_mean_square(square: Vector, g: Vector, keep: float, s: Vector) -> None:
+    """``square = keep * square + (1 - keep) * g²`` in place."""
+    np.multiply(g, g, out=s)
+    np.multiply(s, 1.0 - keep, out=s)
+    np.multiply(square, keep, out=square)
+    np.add(square, s, out=square)

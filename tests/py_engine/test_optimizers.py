@@ -1,0 +1,224 @@
+"""Optimizers: the same steps as PyTorch's, in place, without allocating, and safe against bad settings."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
+from py_engine.network import optimizers
+from py_engine.network.optimizers import OPTIMIZERS, SGD, Adam, AdamW, RMSProp
+
+# What we say, and what PyTorch calls it.
+SAME_AS_TORCH = [
+    (SGD(0.1), "SGD", {"lr": 0.1}),
+    (SGD(0.1, weight_decay=0.05), "SGD", {"lr": 0.1, "weight_decay": 0.05}),
+    (SGD(0.1, momentum=0.9), "SGD", {"lr": 0.1, "momentum": 0.9}),
+    (SGD(0.1, momentum=0.9, nesterov=True), "SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (
+        SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.05),
+        "SGD",
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.05},
+    ),
+    (RMSProp(0.01), "RMSprop", {"lr": 0.01}),
+    (RMSProp(0.01, alpha=0.8, eps=1e-3), "RMSprop", {"lr": 0.01, "alpha": 0.8, "eps": 1e-3}),
+    (
+        RMSProp(0.01, momentum=0.9, weight_decay=0.05),
+        "RMSprop",
+        {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.05},
+    ),
+    (Adam(0.01), "Adam", {"lr": 0.01}),
+    (Adam(0.01, betas=(0.8, 0.95), eps=1e-3), "Adam", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3}),
+    (Adam(0.01, weight_decay=0.05), "Adam", {"lr": 0.01, "weight_decay": 0.05}),
+    (AdamW(0.01), "AdamW", {"lr": 0.01}),
+    (AdamW(0.01, weight_decay=0.3), "AdamW", {"lr": 0.01, "weight_decay": 0.3}),
+    (AdamW(0.01, weight_decay=0.0), "AdamW", {"lr": 0.01, "weight_decay": 0.0}),
+]
+
+
+def problem(dtype=np.float64, size=37, steps=20):
+    """A start and one gradient per step, some of them zero."""
+    generator = np.random.default_rng(7)
+    gradients = generator.normal(size=(steps, size)) * np.geomspace(1e-4, 10.0, size)
+    gradients[:, ::5] = 0.0
+    return generator.normal(size=size).astype(dtype), gradients.astype(dtype)
+
+
+def run(optimizer, start, gradients):
+    vector = start.copy()
+    optimizer.bind(vector)
+    for gradient in gradients:
+        optimizer.step(vector, gradient.copy())
+    return vector
+
+
+@pytest.mark.parametrize("block", [8, 1_000_000])
+@pytest.mark.parametrize(("ours", "name", "settings"), SAME_AS_TORCH, ids=lambda value: str(value))
+def test_twenty_steps_equal_torch(ours, name, settings, block, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(optimizers, "BLOCK", block)
+    start, gradients = problem()
+    parameter = torch.tensor(start, requires_grad=True)
+    theirs = getattr(torch.optim, name)([parameter], **settings)
+    for gradient in gradients:
+        parameter.grad = torch.tensor(gradient)
+        theirs.step()
+    np.testing.assert_allclose(
+        run(ours, start, gradients), parameter.detach().numpy(), rtol=1e-12, atol=1e-13
+    )
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6])
+@pytest.mark.parametrize("kind", ["clip_norm", "clip_value"])
+def test_clipping_equals_torch(kind, limit):
+    torch = pytest.importorskip("torch")
+    start, gradients = problem()
+    parameter = torch.tensor(start, requires_grad=True)
+    theirs = torch.optim.Adam([parameter], lr=0.01)
+    clip = torch.nn.utils.clip_grad_norm_ if kind == "clip_norm" else torch.nn.utils.clip_grad_value_
+    for gradient in gradients:
+        parameter.grad = torch.tensor(gradient)
+        clip([parameter], limit)
+        theirs.step()
+    ours = run(Adam(0.01, **{kind: limit}), start, gradients)
+    np.testing.assert_allclose(ours, parameter.detach().numpy(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_float32_stays_float32_and_near_float64(name):
+    start, gradients = problem()
+    exact = run(OPTIMIZERS[name](), start, gradients)
+    single = run(OPTIMIZERS[name](), start.astype(np.float32), gradients.astype(np.float32))
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [case[0] for case in SAME_AS_TORCH], ids=str)
+def test_zeros_stay_zero(optimizer):
+    """The padding of the flat vector must not drift."""
+    vector = run(optimizer, np.zeros(16, np.float32), np.zeros((5, 16), np.float32))
+    assert not vector.any()
+
+
+@pytest.mark.parametrize("optimizer", [case[0] for case in SAME_AS_TORCH], ids=str)
+def test_a_step_reads_the_gradient_and_allocates_nothing(optimizer):
+    vector = np.ones(200_000, np.float32)
+    gradient = np.full(200_000, 0.5, np.float32)
+    optimizer.bind(vector)
+    optimizer.step(vector, gradient)
+    tracemalloc.start()
+    optimizer.step(vector, gradient)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5_000
+    assert (gradient == 0.5).all()
+
+
+@pytest.mark.parametrize("optimizer", [case[0] for case in SAME_AS_TORCH], ids=str)
+def test_a_run_goes_on_from_its_state(optimizer):
+    start, gradients = problem()
+    whole = run(optimizer, start, gradients)
+    half = run(optimizer, start, gradients[:10])
+    state = optimizer.state()
+    optimizer.bind(half)
+    optimizer.load_state(state)
+    for gradient in gradients[10:]:
+        optimizer.step(half, gradient)
+    np.testing.assert_array_equal(half, whole)
+
+
+def test_state_is_a_copy():
+    start, gradients = problem()
+    optimizer = Adam()
+    run(optimizer, start, gradients)
+    state = optimizer.state()
+    state["mean"][:] = 0
+    assert optimizer.state()["mean"].any()
+
+
+def test_a_state_of_another_optimizer_is_refused_and_changes_nothing():
+    adam, rmsprop = Adam(), RMSProp()
+    start, gradients = problem()
+    run(adam, start, gradients)
+    run(rmsprop, start, gradients[:3])
+    with pytest.raises(ParameterError, match=r"RMSProp\.load_state: expected arrays"):
+        rmsprop.load_state(adam.state())
+    assert rmsprop.steps == 3
+
+
+def test_learning_rate_can_be_changed_between_steps():
+    vector, gradient = np.zeros(3), np.ones(3)
+    optimizer = SGD(0.1)
+    optimizer.bind(vector)
+    optimizer.step(vector, gradient)
+    optimizer.learning_rate = 0.01
+    optimizer.step(vector, gradient)
+    np.testing.assert_allclose(vector, -0.11)
+
+
+def test_a_second_gradient_vector_is_noticed():
+    vector = np.zeros(3)
+    optimizer = SGD(1.0)
+    optimizer.bind(vector)
+    optimizer.step(vector, np.ones(3))
+    optimizer.step(vector, np.full(3, 10.0))
+    np.testing.assert_array_equal(vector, -11.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_not_applied_when_clipping(bad):
+    vector = np.zeros(3)
+    optimizer = SGD(0.1, clip_norm=1.0)
+    optimizer.bind(vector)
+    with pytest.raises(NonFiniteError, match=r"SGD, step 1: the norm of the gradient"):
+        optimizer.step(vector, np.array([1.0, bad, 1.0]))
+    assert not vector.any() and optimizer.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGD(-0.1), r"SGD: learning_rate must be a finite number >= 0, actual -0.1"),
+        (lambda: SGD(float("nan")), r"learning_rate .* actual nan"),
+        (lambda: SGD("0.1"), r"learning_rate .* actual '0.1'"),
+        (lambda: SGD(True), r"learning_rate .* actual True"),
+        (lambda: SGD(0.1, momentum=1.0), r"momentum must be a finite number >= 0 and < 1, actual 1.0"),
+        (lambda: SGD(0.1, nesterov=True), r"nesterov needs a momentum above 0"),
+        (lambda: SGD(0.1, weight_decay=-1), r"weight_decay must be .* >= 0"),
+        (lambda: SGD(0.1, clip_norm=0), r"clip_norm must be a finite number > 0, actual 0"),
+        (lambda: SGD(0.1, clip_value=-1), r"clip_value must be"),
+        (lambda: RMSProp(alpha=1), r"RMSProp: alpha must be"),
+        (lambda: RMSProp(eps=0), r"eps must be a finite number >= 1e-30"),
+        (lambda: Adam(betas=(0.9, 1.0)), r"Adam: betas\[1\] must be"),
+        (lambda: Adam(betas=0.9), r"betas must be two numbers, actual 0.9"),
+        (lambda: AdamW(eps=-1), r"AdamW: eps must be"),
+        (lambda: setattr(SGD(0.1), "learning_rate", -1), r"learning_rate must be"),
+    ],
+)
+def test_bad_settings_are_named(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_using_it_wrongly_says_what_to_do():
+    optimizer = SGD(0.1)
+    vector = np.zeros(4)
+    with pytest.raises(ConfigurationError, match=r"call bind\(vector\) first"):
+        optimizer.step(vector, vector)
+    with pytest.raises(ConfigurationError, match=r"call bind\(vector\) first"):
+        optimizer.load_state({})
+    with pytest.raises(
+        ConfigurationError, match=r"expected one flat float32 or float64 vector, actual shape \(2, 2\)"
+    ):
+        optimizer.bind(np.zeros((2, 2)))
+    optimizer.bind(vector)
+    with pytest.raises(ConfigurationError, match=r"expected a gradient of shape \(4,\) and dtype float64"):
+        optimizer.step(vector, np.zeros(4, np.float32))
+
+
+def test_repr_shows_the_settings():
+    assert repr(SGD(0.015, momentum=0.9)) == (
+        "SGD(learning_rate=0.015, weight_decay=0.0, momentum=0.9, nesterov=False)"
+    )
