@@ -41,7 +41,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """A seed of the test's own, the same in every order and selection of tests; printed where the test fails."""
+    """A seed of the test's own, whatever other tests run with it; printed where the test fails."""
     run = os.environ[SEED_VARIABLE]
     digest = hashlib.sha256(f"{run} {request.node.nodeid}".encode()).digest()
     value = int.from_bytes(digest[:4], "little")

@@ -1,0 +1,263 @@
+"""One wheel carries everything, and the arrows of imports point one way: experiments → bridge → engines."""
+
+from __future__ import annotations
+
+import ast
+import email.parser
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PACKAGES = ("py_engine", "bridge", "experiments")
+# julia_engine is a folder of sources, not a Python package.
+SHIPPED = (*PACKAGES, "julia_engine")
+ARROWS = {"py_engine": {"py_engine"}, "bridge": {"py_engine", "bridge"}, "experiments": set(PACKAGES)}
+
+
+def sources(package: str) -> list[Path]:
+    return sorted(path for path in (ROOT / package).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Top-level names that a file imports, at its top or inside a function, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.split(".")[0], node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            inside = path.relative_to(ROOT).parts[:-1]
+            if node.level > len(inside):
+                pytest.fail(f"{path.relative_to(ROOT)}:{node.lineno}: a relative import leaves the package")
+            yield (inside[0] if node.level else (node.module or "").split(".")[0]), node.lineno
+
+
+def normalised(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def distribution_of(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9_.-]+", requirement)
+    assert match is not None, requirement
+    return normalised(match[0])
+
+
+CORE = {distribution_of(requirement) for requirement in PROJECT["dependencies"]}
+DECLARED = CORE | {
+    distribution_of(requirement)
+    for requirements in PROJECT["optional-dependencies"].values()
+    for requirement in requirements
+}
+
+
+def run_isolated(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    return subprocess.run(
+        [sys.executable, "-I", "-c", code],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [*command, "-w", str(folder), str(ROOT)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = list(folder.glob("*.whl"))
+    assert [path.name.split("-")[0] for path in built] == ["twingrad"]
+    return zipfile.ZipFile(built[0])
+
+
+@pytest.fixture(scope="session")
+def unpacked(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    wheel.extractall(folder)
+    return folder
+
+
+def metadata(wheel: zipfile.ZipFile, name: str) -> str:
+    return wheel.read(
+        next(entry for entry in wheel.namelist() if entry.endswith(f".dist-info/{name}"))
+    ).decode()
+
+
+def test_the_wheel_carries_every_file_of_the_shipped_folders(wheel: zipfile.ZipFile) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *SHIPPED], cwd=ROOT, capture_output=True, check=True
+    ).stdout
+    tracked = {name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()}
+    assert not tracked - set(wheel.namelist())
+    assert any(name.startswith("experiments/papers/") and name.endswith(".toml") for name in wheel.namelist())
+    assert any(name.startswith("experiments/models/") and name.endswith(".toml") for name in wheel.namelist())
+    assert any(name.startswith("experiments/report/") and name.endswith(".typ") for name in wheel.namelist())
+
+
+def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
+    top = {name.split("/")[0] for name in wheel.namelist()}
+    assert {name for name in top if not name.endswith(".dist-info")} <= set(SHIPPED)
+    assert not [name for name in wheel.namelist() if "__pycache__" in name or name.endswith(".pyc")]
+
+
+def test_the_wheel_describes_itself(wheel: zipfile.ZipFile) -> None:
+    described = email.parser.Parser().parsestr(metadata(wheel, "METADATA"))
+    assert described["Name"] == "twingrad"
+    assert described["Version"] == PROJECT["version"]
+    assert described["License-Expression"] == "MIT"
+    assert described["Requires-Python"] == ">=3.11"
+    assert set(described.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+    required = {
+        distribution_of(line) for line in described.get_all("Requires-Dist", []) if "extra ==" not in line
+    }
+    assert required == CORE
+    assert "twingrad = experiments.cli:main" in metadata(wheel, "entry_points.txt")
+    assert "The TwinGrad authors" in metadata(wheel, "licenses/LICENSE")
+
+
+def test_the_citation_names_the_version(wheel: zipfile.ZipFile) -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(rf"^version: {re.escape(PROJECT['version'])}$", citation, flags=re.MULTILINE)
+
+
+def test_py_engine_pulls_in_numpy_threadpoolctl_and_the_standard_library_only(unpacked: Path) -> None:
+    code = f"""
+import pkgutil, sys
+before = set(sys.modules)
+sys.path.insert(0, {str(unpacked)!r})
+import py_engine
+assert py_engine.__file__.startswith({str(unpacked)!r}), py_engine.__file__
+for module in pkgutil.walk_packages(py_engine.__path__, "py_engine."):
+    __import__(module.name)
+print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}} - sys.stdlib_module_names))
+"""
+    done = run_isolated(code, unpacked)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) <= {"py_engine", "numpy", "threadpoolctl"}
+
+
+def test_the_papers_and_models_load_from_the_wheel(unpacked: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(unpacked)!r})
+import experiments.config as config
+assert config.__file__.startswith({str(unpacked)!r}), config.__file__
+print(*(config.load_paper(key).key for key in config.papers()))
+"""
+    done = run_isolated(code, unpacked)
+    assert done.returncode == 0, done.stderr
+    assert {"mnist-rnn-d", "mnist-rnn-e"} <= set(done.stdout.split())
+
+
+def test_the_command_answers_with_the_core_dependencies_alone(unpacked: Path) -> None:
+    """`pip install twingrad` brings no extra: the command must still start, and say what it can do."""
+    installed = importlib.metadata.packages_distributions()
+    optional = {normalised(name) for name in DECLARED - CORE}
+    blocked = sorted(
+        module
+        for module, distributions in installed.items()
+        if {normalised(name) for name in distributions} & optional and module.isidentifier()
+    )
+    assert {"torch", "seaborn", "memray"} <= set(blocked)
+    code = f"""
+import sys
+sys.path.insert(0, {str(unpacked)!r})
+sys.modules.update(dict.fromkeys({blocked!r}))
+sys.argv = ["twingrad", "--help"]
+from experiments.cli import main
+main()
+"""
+    done = run_isolated(code, unpacked)
+    assert done.returncode == 0, done.stderr
+    assert "reproduce" in done.stdout
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_follow_the_arrows(package: str) -> None:
+    forbidden = {*PACKAGES, "julia_engine", "tests"} - ARROWS[package]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sources(package)
+        for name, line in imports(path)
+        if name in forbidden
+    ]
+    assert sources(package)
+    assert not wrong
+
+
+def test_py_engine_names_no_other_package() -> None:
+    allowed = {"py_engine", "numpy", "threadpoolctl"} | sys.stdlib_module_names
+    wrong = [
+        (path.name, name) for path in sources("py_engine") for name, _ in imports(path) if name not in allowed
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ["bridge", "experiments"])
+def test_every_import_is_declared_in_the_core_or_an_extra(package: str) -> None:
+    installed = importlib.metadata.packages_distributions()
+    own = set(PACKAGES) | sys.stdlib_module_names
+    undeclared = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sources(package)
+        for name, line in imports(path)
+        if name not in own and not {normalised(found) for found in installed.get(name, [name])} & DECLARED
+    ]
+    assert not undeclared
+
+
+def test_frameworks_are_imported_by_their_adapters_only() -> None:
+    """A framework lives in its engine's worker process: nothing else may import it."""
+    frameworks = {"torch", "tensorflow", "jax", "juliacall"}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for package in PACKAGES
+        for path in sources(package)
+        if path.parent != ROOT / "bridge" / "adapters" and path != ROOT / "bridge" / "julia.py"
+        for name, line in imports(path)
+        if name in frameworks
+    ]
+    assert not wrong
+
+
+def test_constraints_pin_every_dependency_that_is_declared() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert DECLARED - {"twingrad"} <= {normalised(name) for name in pinned}
+
+
+def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
+    stub = tmp_path / "python-of-old"
+    stub.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.8.1\nexit 1\n', encoding="utf-8")
+    stub.chmod(0o755)
+    done = subprocess.run(
+        ["make", "lint", f"PYTHON={stub}", f"VENV={tmp_path}/venv"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "needs Python 3.11 or later" in done.stderr
+    assert "Python 3.8.1" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert "make test" in script.read_text(encoding="utf-8")
+    assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
