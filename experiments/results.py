@@ -37,8 +37,8 @@ COMMITTED = "COMMITTED"
 
 Record = dict[str, Any]
 
-# Columns of the tidy files. Times are in seconds unless the name says otherwise, accuracies are fractions. The
-# first epoch's seconds include `build`, as the studies count it; `build_seconds` tells how much of them that is.
+# Columns of the tidy files. Times are in seconds unless the name says otherwise, accuracies are fractions.
+# The first epoch's seconds include `build`, as the studies count it; `build_seconds` is that share of them.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": (
         *("key", "paper", "engine", "label", "seed", "measure", "threads", "dtype", "profile"),
@@ -60,7 +60,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "scaling": (
         *("key", "paper", "engine", "label", "threads", "quantity", "value", "microseconds_per_step"),
-        *("data_source", "cpu_model"),
+        *("data_source", "cpu_model", "commit", "created"),
     ),
 }
 
@@ -71,10 +71,6 @@ class ResultsError(TwinGradError):
 
 class ResultsInUseError(ResultsError):
     """Another run is writing to the results folder."""
-
-
-class MixedMachinesError(ResultsError):
-    """Results of several machines that a table would have put side by side."""
 
 
 def key_of(deciders: Mapping[str, Any]) -> str:
@@ -174,8 +170,8 @@ class Results:
         )
 
     def write_tidy(self) -> dict[str, int]:
-        """Make the tidy CSVs from the current raw records; the number of rows of each file."""
-        rows = tidy_rows(current(self.records()))
+        """Make the tidy CSVs from all raw records, oldest first; the number of rows of each file."""
+        rows = tidy_rows(self.records())
         for name, columns in COLUMNS.items():
             self._write(self.tidy / f"{name}.csv", _csv(columns, rows[name]))
         return {name: len(found) for name, found in rows.items()}
@@ -220,28 +216,8 @@ def explain(error: OSError, path: Path) -> str:
 # From raw to tidy
 
 
-def current(records: Iterable[Record]) -> list[Record]:
-    """The records that count, oldest first.
-
-    - The same run under several keys (the code changed in between): the newest one.
-    - Seeds of one engine run with several versions of it: those of the newest version, since a mean over
-      versions would be nobody's. The others are missing until they have run again.
-    - Real data and the embedded sample in one folder: the real data.
-    """
-    newest: dict[tuple[Any, ...], Record] = {}
-    for record in sorted(records, key=_created):
-        newest[_identity(record)] = record
-    real = {_paper(record) for record in newest.values() if record["data"]["source"] == "real"}
-    kept = sorted(
-        (item for item in newest.values() if item["data"]["source"] == "real" or _paper(item) not in real),
-        key=_created,
-    )
-    version = {_series(record): _version(record) for record in kept}
-    return [record for record in kept if _version(record) == version[_series(record)]]
-
-
 def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """The rows of every tidy file."""
+    """The rows of every tidy file, for all records: which may stand in one table is the report's choice."""
     rows: dict[str, list[Record]] = {name: [] for name in COLUMNS}
     for record in records:
         common = _common(record)
@@ -252,34 +228,11 @@ def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
                 rows["steps"].append(common | {"step": step, "loss": loss})
         for name in ("race", "scaling"):
             rows[name] += [common | row for row in record.get(name, ())]
-    for found in rows.values():
-        found.sort(key=lambda row: (row["paper"], _order(row["seed"]), row["measure"] != "time"))
     return rows
-
-
-def _identity(record: Record) -> tuple[Any, ...]:
-    config = record["config"]
-    return (*_series(record), config["seed"], tuple(config.get("engines", ())))
-
-
-def _series(record: Record) -> tuple[Any, ...]:
-    """What the seeds of one row of a table have in common."""
-    config = record["config"]
-    names = ("paper", "engine", "measure", "threads", "dtype")
-    return (*(config[name] for name in names), record["data"]["source"], record["provenance"]["cpu_model"])
-
-
-def _version(record: Record) -> tuple[Any, ...]:
-    provenance = record["provenance"]
-    return (provenance["engine_digest"], *sorted(provenance["versions"].items()))
 
 
 def _created(record: Record) -> str:
     return str(record["provenance"]["created"])
-
-
-def _paper(record: Record) -> str:
-    return str(record["config"]["paper"])
 
 
 def _common(record: Record) -> Record:
@@ -331,10 +284,6 @@ def _epochs(record: Record) -> list[Record]:
 
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _order(seed: int | None) -> int:
-    return -1 if seed is None else seed
 
 
 def _parse(text: str, path: Path) -> Record | None:
@@ -390,25 +339,3 @@ class Tidy:
                 )
             frames[name] = frame
         return cls(root, **frames)
-
-    def ok(self, paper: str, measure: str) -> pd.DataFrame:
-        """The successful runs of one paper and measure."""
-        runs = self.runs
-        return runs[(runs["paper"] == paper) & (runs["measure"] == measure) & (runs["status"] == "ok")]
-
-    def is_sample(self, paper: str | None = None) -> bool:
-        """Whether any run (of a paper) was made on the embedded sample instead of the real data."""
-        runs = self.runs if paper is None else self.runs[self.runs["paper"] == paper]
-        return bool((runs["data_source"] == "sample").any())
-
-    def machine(self, *frames: pd.DataFrame) -> str:
-        """The CPU model of all rows ("" without rows); MixedMachinesError if there are several."""
-        models = sorted(
-            {str(model) for frame in frames or (self.runs,) for model in frame["cpu_model"].dropna()}
-        )
-        if len(models) > 1:
-            raise MixedMachinesError(
-                f"the results in {self.root} come from several machines ({'; '.join(models)}), whose times "
-                "cannot stand in one table; keep each machine's results in a folder of its own"
-            )
-        return models[0] if models else ""
