@@ -203,7 +203,7 @@ class Optimizer:
             if not math.isfinite(norm):
                 raise NonFiniteError(
                     f"{self._name}, step {self.steps + 1}: the norm of the gradient is {norm}; "
-                    "the parameters were left unchanged. Lower the learning rate, or look for NaN or Inf in the data"
+                    "the parameters were left unchanged. Lower the learning rate, or look for NaN in the data"
                 )
             # As torch.nn.utils.clip_grad_norm_ has it, the 1e-6 included.
             if (scale := self.clip_norm / (norm + 1e-6)) < 1.0:
