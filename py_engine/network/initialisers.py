@@ -125,9 +125,9 @@ def resolve(initialiser: InitialiserLike) -> tuple[Initialiser, dict[str, float]
     Raises `ConfigurationError` for an unknown name, an unknown option, or an option
     that is not a finite number.
     """
-    options: dict[str, Any] = {"name": initialiser} if isinstance(initialiser, str) else dict(initialiser)
+    options = dict(initialiser) if isinstance(initialiser, Mapping) else {"name": initialiser}
     name = options.pop("name", None)
-    if name not in INITIALISERS:
+    if not isinstance(name, str) or name not in INITIALISERS:
         raise ConfigurationError(f"unknown initialiser {name!r}; there are: {', '.join(INITIALISERS)}")
     function = INITIALISERS[name]
     known = inspect.getfullargspec(function).kwonlyargs
