@@ -125,7 +125,8 @@ def resolve(initialiser: InitialiserLike) -> tuple[Initialiser, dict[str, float]
     Raises `ConfigurationError` for an unknown name, an unknown option, or an option
     that is not a finite number.
     """
-    options = dict(initialiser) if isinstance(initialiser, Mapping) else {"name": initialiser}
+    named = initialiser if isinstance(initialiser, Mapping) else {"name": initialiser}
+    options: dict[str, Any] = dict(named)
     name = options.pop("name", None)
     if not isinstance(name, str) or name not in INITIALISERS:
         raise ConfigurationError(f"unknown initialiser {name!r}; there are: {', '.join(INITIALISERS)}")
