@@ -83,7 +83,7 @@ def download(
     `DownloadError` at the first file that no mirror delivers; the files before it stay, and the next call
     goes on from there.
     """
-    wanted = [file for file in files if not (folder / file.name).exists()]
+    wanted = [file for file in files if not os.path.exists(folder / file.name)]
     if not wanted:
         return
     try:
