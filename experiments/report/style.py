@@ -1,0 +1,141 @@
+"""One look for every figure: theme, sizes, a colour and a marker per system, reproducible files.
+
+The colours are those of Okabe and Ito (*Color Universal Design*, 2008), which stay apart under the common colour vision
+deficiencies; the marker and, for bars, the hatch say the same thing a second time, for grey prints.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import matplotlib as mpl
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from bridge.files import write_atomically
+
+COLUMN = 3.35
+"""Width in inches of a figure that fills one column of the paper."""
+
+PAGE = 7.0
+"""Width in inches of a figure that fills both columns of the paper."""
+
+PNG_DPI = 200
+"""Resolution of the PNG exports."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one system is drawn: colour (hex), marker of its lines, hatch of its bars."""
+
+    color: str
+    marker: str
+    hatch: str
+
+
+LOOKS: dict[str, Look] = {
+    "numpy": Look("#0072B2", "o", ""),
+    "julia": Look("#CC79A7", "s", ""),
+    "torch": Look("#D55E00", "^", "///"),
+    "torch-compile": Look("#E69F00", "v", "\\\\\\"),
+    "tensorflow": Look("#56B4E9", "D", "..."),
+    "jax": Look("#009E73", "P", "xxx"),
+    "flux": Look("#8F7700", "X", "+++"),
+    "manual": Look("#7A7A7A", "*", "|||"),
+    "own": Look("#000000", "h", "---"),
+}
+"""Engines by their registry name, and the papers' own engines as `own`."""
+
+SYSTEM_LOOKS = {"pytorch": "torch"}
+"""Systems that a paper names otherwise than the engine that stands for them here."""
+
+_SPARE = ("#332288", "#117733", "#882255", "#44AA99")
+
+
+def look(name: str) -> Look:
+    """Return the look of an engine or a reported system; an unknown name gets a spare one, always the same."""
+    name = SYSTEM_LOOKS.get(name, name)
+    if name in LOOKS:
+        return LOOKS[name]
+    return Look(_SPARE[sum(name.encode()) % len(_SPARE)], "p", "ooo")
+
+
+_RC = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same glyphs on every machine
+    "font.size": 7.0,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.0,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "legend.fontsize": 6.5,
+    "legend.title_fontsize": 6.5,
+    "legend.frameon": False,
+    "axes.linewidth": 0.6,
+    "grid.linewidth": 0.4,
+    "grid.color": "#D9D9D9",
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4.0,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "hatch.linewidth": 0.4,
+    "mathtext.fontset": "dejavusans",
+    "svg.fonttype": "path",  # a reader of the SVG needs no font
+    "svg.hashsalt": "twingrad",  # element ids would be random otherwise
+    "savefig.facecolor": "white",
+    "figure.facecolor": "white",
+}
+
+
+@contextmanager
+def theme() -> Iterator[None]:
+    """Apply the project's seaborn theme inside a `with` block, and put the caller's settings back after it."""
+    with mpl.rc_context():
+        sns.set_theme(
+            context="paper", style="ticks", palette=[entry.color for entry in LOOKS.values()], rc=_RC
+        )
+        yield
+
+
+def new(width: float = COLUMN, height: float = 2.2) -> Figure:
+    """Return an empty figure of the given size in inches; no pyplot, so nothing global has to be closed."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def clean(axes: Axes, grid: Literal["x", "y", "both", ""] = "y") -> None:
+    """Take the upper and right frame off and draw a light grid along `grid` ("x", "y", "both" or "")."""
+    sns.despine(ax=axes)
+    axes.set_axisbelow(True)
+    if grid:
+        axes.grid(True, axis=grid, which="major")
+
+
+def save(figure: Figure, stem: Path, notice: str | None = None) -> None:
+    """Write `<stem>.svg` and `<stem>.png`: equal bytes for equal content, and each file whole or not at all.
+
+    `notice` is printed in the figure's upper margin; it is how a figure made from sample data says so.
+    """
+    if notice:
+        figure.text(0.5, 1.0, notice, ha="center", va="bottom", fontsize=6.0, color="#B00020", style="italic")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    # A date or a version of the writer in the file would make it differ from one run to the next.
+    for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
+        buffer = io.BytesIO()
+        figure.savefig(
+            buffer, format=suffix[1:], dpi=PNG_DPI, metadata=metadata, bbox_inches="tight", pad_inches=0.02
+        )
+        write_atomically(stem.with_name(stem.name + suffix), buffer.getvalue())

@@ -1,0 +1,249 @@
+"""A table and its exports: CSV with raw values, LaTeX (booktabs) and Markdown with printed ones.
+
+A row is a dict of raw values. `Table.fields` are the columns of the CSV; `Table.columns` say how a row is printed, which
+may join several fields in one cell (a mean and its spread). Rows are gathered under the headings of `Table.group`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal
+
+Row = Mapping[str, Any]
+
+MISSING = "—"
+"""Printed where a row has no value; the table's notes say why."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A printed column: its heading, and the text of a row's cell."""
+
+    header: str
+    text: Callable[[Row], str]
+    align: Literal["left", "right"] = "right"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A finished table. `notice` is set when the numbers come from sample data; `wide` spans the page's columns."""
+
+    id: str
+    title: str
+    fields: tuple[str, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    group: str = ""
+    notes: tuple[str, ...] = ()
+    notice: str | None = None
+    wide: bool = False
+    producer: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def groups(self) -> list[tuple[str, list[list[str]]]]:
+        """The printed cells, gathered under their headings (one empty heading when there are none)."""
+        return [
+            (heading, [[column.text(row) for column in self.columns] for row in rows])
+            for heading, rows in groupby(
+                self.rows, key=lambda row: str(row[self.group]) if self.group else ""
+            )
+        ]
+
+
+def column(
+    header: str, name: str, show: Callable[[Any], str] = str, align: Literal["left", "right"] = "right"
+) -> Column:
+    """A column that prints one field with `show`, and a dash where it is empty."""
+    return Column(header, lambda row: MISSING if empty(row.get(name)) else show(row[name]), align)
+
+
+def empty(value: Any) -> bool:
+    """Whether a field holds nothing: None, an empty string or NaN."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Exports
+
+
+def to_csv(table: Table) -> str:
+    """The raw values, one line per row; floats in full precision, nothing where a value is missing."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    fields = (*table.fields, "notice") if table.notice else table.fields
+    writer.writerow(fields)
+    for row in table.rows:
+        cells = {**row, "notice": table.notice}
+        writer.writerow(["" if empty(cells.get(name)) else cells[name] for name in fields])
+    return buffer.getvalue()
+
+
+def to_markdown(table: Table) -> str:
+    """A pipe table under a bold title; group headings are rows of their own."""
+    lines = [f"**{markdown_escape(table.title)}**", ""]
+    lines.append("| " + " | ".join(markdown_escape(item.header) for item in table.columns) + " |")
+    lines.append("|" + "|".join("---:" if item.align == "right" else ":---" for item in table.columns) + "|")
+    for heading, rows in table.groups():
+        if heading:
+            lines.append(f"| *{markdown_escape(heading)}* |" + " |" * (len(table.columns) - 1))
+        lines += ["| " + " | ".join(markdown_escape(cell) for cell in cells) + " |" for cells in rows]
+    for note in _notes(table):
+        lines += ["", markdown_escape(note)]
+    return "\n".join(lines) + "\n"
+
+
+def to_latex(table: Table) -> str:
+    """A booktabs `table` float; the document needs `\\usepackage{booktabs}` and UTF-8."""
+    align = "".join("r" if item.align == "right" else "l" for item in table.columns)
+    star = "*" if table.wide else ""
+    lines = [
+        f"% {table.id}: needs \\usepackage{{booktabs}}",
+        f"\\begin{{table{star}}}",
+        "\\centering",
+        f"\\caption{{{latex_escape(table.title)}}}",
+        f"\\label{{tab:{table.id}}}",
+        f"\\begin{{tabular}}{{@{{}}{align}@{{}}}}",
+        "\\toprule",
+        " & ".join(latex_escape(item.header) for item in table.columns) + " \\\\",
+        "\\midrule",
+    ]
+    for index, (heading, rows) in enumerate(table.groups()):
+        if heading:
+            if index:
+                lines.append("\\addlinespace")
+            lines.append(
+                f"\\multicolumn{{{len(table.columns)}}}{{@{{}}l}}{{\\emph{{{latex_escape(heading)}}}}} \\\\"
+            )
+        lines += [" & ".join(latex_escape(cell) for cell in cells) + " \\\\" for cells in rows]
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    lines += [f"\\par\\smallskip{{\\footnotesize {latex_escape(note)}\\par}}" for note in _notes(table)]
+    lines.append(f"\\end{{table{star}}}")
+    return "\n".join(lines) + "\n"
+
+
+def to_json(table: Table) -> dict[str, Any]:
+    """What the paper's template prints: texts only, so that nothing in them can be read as markup."""
+    return {
+        "id": table.id,
+        "title": table.title,
+        "headers": [item.header for item in table.columns],
+        "align": [item.align for item in table.columns],
+        "groups": [{"heading": heading, "rows": rows} for heading, rows in table.groups()],
+        "notes": _notes(table),
+        "wide": table.wide,
+        "producer": table.producer,
+    }
+
+
+def _notes(table: Table) -> list[str]:
+    return ([f"Data: {table.notice}."] if table.notice else []) + list(table.notes)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Escaping
+
+_LATEX = {
+    "\\": "\\textbackslash{}",
+    "{": "\\{",
+    "}": "\\}",
+    "&": "\\&",
+    "%": "\\%",
+    "$": "\\$",
+    "#": "\\#",
+    "_": "\\_",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "<": "\\textless{}",
+    ">": "\\textgreater{}",
+    "|": "\\textbar{}",
+    '"': "''",
+    "±": "$\\pm$",
+    "×": "$\\times$",
+    "·": "$\\cdot$",
+    "≈": "$\\approx$",
+    "≤": "$\\leq$",
+    "≥": "$\\geq$",
+    "−": "$-$",
+    "→": "$\\rightarrow$",
+    "µ": "$\\mu$",
+    "—": "---",
+    "–": "--",
+    "\u202f": "\\,",
+    "\u00a0": "~",
+    "“": "``",
+    "”": "''",
+    "’": "'",
+}
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_TO_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX prints as it stands, signs and exponents included; line ends become spaces."""
+    text = " ".join(text.split("\n"))
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    return re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: f"$^{{{found[0].translate(_SUPERSCRIPTS)}}}$", escaped)
+
+
+def markdown_escape(text: str) -> str:
+    """Text that Markdown prints as it stands, also inside a cell of a pipe table."""
+    return re.sub(r"([\\`*_\[\]<>|~$#])", r"\\\1", " ".join(text.split("\n")))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Numbers as text
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """At least `digits` significant digits, never an exponent: 0.0123, 4.56, 1234, 12 345 (thin spaces)."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    # Rounding may carry into the next power of ten (9.996 to 10.0), which has one place fewer.
+    places = digits - 1 - math.floor(math.log10(abs(round(value, places))))
+    text = f"{value:,.{max(0, places)}f}"
+    return text.replace(",", "\u202f") if abs(value) >= 10_000 else text.replace(",", "")
+
+
+def scientific(value: float) -> str:
+    """Two significant digits and a power of ten, as 3.1·10⁻⁷; zero is 0."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}·10{str(int(exponent)).translate(_TO_SUPERSCRIPTS)}"
+
+
+def with_spread(mean: float, spread: float | None, digits: int = 3) -> str:
+    """`mean ± spread`, both with as many decimals as `digits` significant digits of the mean need."""
+    text = significant(mean, digits)
+    if spread is None or math.isnan(spread):
+        return text
+    decimals = len(text.partition(".")[2])
+    if (
+        1e-4 * abs(mean) < spread < 0.5 * 10.0**-decimals
+    ):  # one more digit or two rather than a spread of nothing
+        decimals = min(decimals + 2, math.ceil(-math.log10(spread)))
+        text = f"{mean:.{decimals}f}"
+    return f"{text} ± {spread:.{decimals}f}"
+
+
+def fraction(value: float, decimals: int = 4) -> str:
+    """An accuracy as a fraction of one."""
+    return f"{value:.{decimals}f}"
+
+
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def size(value: float, digits: int = 3) -> str:
+    """A number of bytes in the decimal unit that suits it: 4.81 MB."""
+    for factor, unit in _UNITS:
+        if abs(value) >= factor * 0.9995:
+            return f"{significant(value / factor, digits)} {unit}"
+    return f"{value:.0f} B"

@@ -1,0 +1,154 @@
+"""An invented results folder for the tests of the report: no number in it was measured.
+
+The columns are those of `experiments.results.COLUMNS`; the machine is called "Invented CPU" so that nothing made from it
+can be taken for a result. Values come from a fixed generator.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.config import load_paper
+from experiments.results import COLUMNS
+
+CPU = "Invented CPU 9000"
+CREATED = "2001-02-03T04:05:06+00:00"
+LABELS = {
+    "numpy": "TwinGrad numpy",
+    "torch": "PyTorch",
+    "torch-compile": "PyTorch compiled",
+    "manual": "Hand-written numpy",
+}
+_STEP_US = {"numpy": 300.0, "torch": 800.0, "torch-compile": 700.0, "manual": 290.0}
+_BYTES = {"numpy": 3e6, "torch": 1.0e9, "torch-compile": 0.9e9, "manual": 2e6}
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def rows(
+    paper: str = "mnist-rnn-e",
+    seeds: int = 3,
+    engines: tuple[str, ...] = tuple(LABELS),
+    data_source: str = "real",
+    cpu_model: str = CPU,
+    profile: str = "full",
+) -> Rows:
+    """Rows for every tidy file, as a finished sweep of one paper would leave them."""
+    found: Rows = {name: [] for name in COLUMNS}
+    generator = np.random.default_rng(7)
+    epochs = load_paper(paper).training.epochs.value
+    for engine in engines:
+        base = {
+            "paper": paper,
+            "engine": engine,
+            "label": LABELS[engine],
+            "threads": 2,
+            "dtype": "float32",
+            "profile": profile,
+            "data_source": data_source,
+            "dataset_digest": "d" * 64,
+            "cpu_model": cpu_model,
+            "commit": "c0ffee" * 6,
+            "dirty": False,
+            "created": CREATED,
+        }
+        for seed in range(seeds):
+            _add_run(found, base, "time", seed, epochs, generator)
+        _add_run(found, base, "memory", 0, epochs, generator)
+        for threads in (2, 1):
+            for number in range(5):
+                found["race"].append(
+                    base
+                    | {
+                        "key": f"race-{threads}",
+                        "threads": threads,
+                        "round": number,
+                        "microseconds_per_step": _STEP_US[engine] * (3 - threads) ** 0.4 * generator.normal(1, 0.02),
+                    }
+                )
+        for quantity, values in (
+            ("batch_size", (1, 10, 100, 1000, 10_000)),
+            ("sequence_length", (4, 28, 112, 392, 784)),
+        ):
+            for value in values:
+                found["scaling"].append(
+                    base
+                    | {
+                        "key": "scaling",
+                        "quantity": quantity,
+                        "value": value,
+                        "microseconds_per_step": _STEP_US[engine] * (0.3 + 0.7 * value / values[1]),
+                    }
+                )
+    return found
+
+
+def write(folder: Path, *sweeps: Rows) -> Path:
+    """Write sweeps as `<folder>/tidy/*.csv` and return the folder."""
+    (folder / "tidy").mkdir(parents=True, exist_ok=True)
+    for name, columns in COLUMNS.items():
+        with (folder / "tidy" / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            for sweep in sweeps:
+                writer.writerows(sweep[name])
+    return folder
+
+
+def _add_run(
+    found: Rows, base: dict[str, Any], measure: str, seed: int, epochs: int, generator: np.random.Generator
+) -> None:
+    engine = base["engine"]
+    base = base | {"key": f"{base['paper']}-{engine}-{measure}-{seed}-{base['data_source']}", "seed": seed, "measure": measure}
+    timed = measure == "time"
+    # Losses and accuracies depend on the seed alone: engines that start from the same weights agree.
+    same = np.random.default_rng(seed)
+    accuracy = 0.93 - 0.3 * np.exp(-np.arange(1, epochs + 1) / 1.3) + same.normal(0, 0.002)
+    seconds = _STEP_US[engine] * 600e-6 * (1 + 0.02 * generator.standard_normal(epochs))
+    seconds[0] *= 20 if engine == "torch-compile" else 1.2
+    allocated = np.full(epochs, _BYTES[engine])
+    allocated[0] += 8e6
+    for index in range(epochs):
+        found["epochs"].append(
+            base
+            | {
+                "epoch": index + 1,
+                "seconds": seconds[index] if timed else None,
+                "seconds_with_evaluation": seconds[index] * 1.3 if timed else None,
+                "train_loss": 2.3 - 2.2 * accuracy[index],
+                "train_accuracy": accuracy[index],
+                "test_loss": 2.35 - 2.2 * accuracy[index],
+                "test_accuracy": accuracy[index] + 0.003,
+                "bytes_allocated": None if timed else allocated[index],
+            }
+        )
+    if timed:
+        loss = 2.3 * np.exp(-np.arange(100) / 120) + same.normal(0, 0.03, 100)
+        loss = loss + (generator.normal(0, 2e-7, 100) if engine != "torch" else 0)
+        found["steps"] += [base | {"step": step, "loss": value} for step, value in enumerate(loss, start=1)]
+    found["runs"].append(
+        base
+        | {
+            "status": "ok",
+            "import_seconds": 1.5 if "torch" in engine else 0.2,
+            "build_seconds": 0.01,
+            "first_epoch_seconds": seconds[0] if timed else None,
+            "later_epoch_seconds": seconds[1:].mean() if timed else None,
+            "total_seconds": seconds.sum() if timed else None,
+            "total_seconds_with_evaluation": seconds.sum() * 1.3 if timed else None,
+            "train_accuracy": accuracy[-1],
+            "test_accuracy": accuracy[-1] + 0.003,
+            "test_loss": 2.35 - 2.2 * accuracy[-1],
+            "bytes_first_epoch": None if timed else allocated[0],
+            "bytes_later_epochs": None if timed else allocated[1:].mean(),
+            "peak_rss_bytes": 3.1e8 if "torch" in engine else 2.2e8,
+            "blas": "Invented BLAS 1.0",
+            "python": "3.11.0",
+            "framework_version": "numpy 2.0.0" if engine in ("numpy", "manual") else "torch 2.0.0",
+            "engine_digest": "e" * 64,
+        }
+    )
