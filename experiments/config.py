@@ -83,6 +83,9 @@ class Runs(_Record):
     measures: Setting[list[Measure]]
     race_rounds: Setting[PositiveInt]
     race_threads: Setting[list[PositiveInt]]
+    scaling_engines: Setting[list[str]]
+    batch_sizes: Setting[list[PositiveInt]]
+    sequence_lengths: Setting[list[PositiveInt]]
     engine_seeds: dict[str, Setting[PositiveInt]] = {}
 
     def seed_count(self, engine: str, measure: str = "time") -> int:
@@ -164,11 +167,14 @@ class Paper(_Record):
             if twice:
                 raise ValueError(f"{kind} given twice: {', '.join(twice)}")
         for profile in PROFILES:
-            for name in self.runs_of(profile).engine_seeds:
-                if name not in names:
-                    raise ValueError(
-                        f"runs.{profile}.engine_seeds names {name!r}, which is not among the engines"
-                    )
+            runs = self.runs_of(profile)
+            for place, found in {
+                "engine_seeds": runs.engine_seeds,
+                "scaling_engines": runs.scaling_engines.value,
+            }.items():
+                unknown = sorted(set(found) - set(names))
+                if unknown:
+                    raise ValueError(f"runs.{profile}.{place}: {unknown[0]!r} is not among the engines")
         return self
 
     def engine_names(self) -> list[str]:

@@ -23,7 +23,7 @@ ENGINE_PACKAGES = {"py_engine": ("*.py",), "julia_engine": ("*.jl", "*.toml")}
 
 @cache
 def commit() -> tuple[str, bool | None]:
-    """The commit of this source, and whether there are changes on top; ("unknown", None) outside a checkout."""
+    """The commit of this source and whether it was changed since; ("unknown", None) outside a checkout."""
     if not (ROOT / ".git").exists():
         return "unknown", None
     try:
@@ -88,7 +88,7 @@ def summary() -> dict[str, object]:
 
 
 def engine_digest(adapter: str) -> str:
-    """A digest over the sources an engine is made of: its adapter, the adapters and engine packages that names.
+    """A digest over an engine's sources: its adapter, and the adapters and engine packages that it names.
 
     `adapter` is a dotted module name such as `bridge.adapters.numpy`. The first 16 hex digits of a sha256.
     """
@@ -102,8 +102,8 @@ def engine_digest(adapter: str) -> str:
 def sources(adapter: str) -> set[Path]:
     """The files that `engine_digest` covers.
 
-    An adapter that names an engine package anywhere depends on the whole of it: too much is a run repeated, too
-    little would be an old number under a new engine.
+    An adapter that names an engine package anywhere depends on the whole of it: too much is a run repeated,
+    too little would be an old number under a new engine.
     """
     found: set[Path] = set()
     waiting = [ROOT.joinpath(*adapter.split(".")).with_suffix(".py")]

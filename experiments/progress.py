@@ -1,0 +1,141 @@
+"""What a person sees while runs go on: bars on a terminal, one plain line per finished run anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+
+class Progress:
+    """Counts the runs of a sweep: `start` and `step` while one goes on, `finish` with what came of it."""
+
+    def __init__(self, console: Console, total: int, unit: str = "runs") -> None:
+        self.console = console
+        self.total = total
+        self.unit = unit
+        self.done = 0
+        self._bars: Bars | None = None
+
+    @contextmanager
+    def show(self) -> Iterator[Progress]:
+        """Show the bars for the time of a `with` block; without a terminal only lines are printed."""
+        if not self.console.is_terminal:
+            yield self
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Bars(*columns, console=self.console, transient=True) as bars:
+            self._bars = bars
+            self._all = bars.add_task(self.unit, total=self.total)
+            self._one = bars.add_task("", total=1, visible=False)
+            yield self
+        self._bars = None
+
+    def start(self, what: str, parts: int) -> None:
+        """Begin one run that consists of `parts` (epochs, rounds)."""
+        if self._bars:
+            self._bars.reset(self._one, total=parts, description=escape(what), visible=True)
+
+    def step(self) -> None:
+        """One part of the current run is done."""
+        if self._bars:
+            self._bars.advance(self._one)
+
+    def finish(self, what: str, outcome: str) -> None:
+        """The current run is over: print its line."""
+        self.done += 1
+        width = len(str(self.total))
+        self.console.print(
+            f"[{self.done:{width}}/{self.total}] {what}  {outcome}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        if self._bars:
+            self._bars.advance(self._all)
+            self._bars.update(self._one, visible=False)
+
+    def note(self, text: str) -> None:
+        """Print a line between the others."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 1) -> None:
+    """Print rows in aligned columns, from column `numbers` on flush right; plain text without a terminal."""
+    if console.is_terminal:
+        shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for index, header in enumerate(headers):
+            shown.add_column(escape(header), justify="right" if index >= numbers else "left", overflow="fold")
+        for row in rows:
+            shown.add_row(*(escape(cell) for cell in row))
+        console.print(shown)
+        return
+    widths = [max(len(row[index]) for row in [headers, *rows]) for index in range(len(headers))]
+    for row in [headers, *rows]:
+        cells = (
+            cell.rjust(width) if index >= numbers else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        console.print("  ".join(cells).rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def download(console: Console) -> Callable[[str, int, int], None]:
+    """A callback for downloads: a line when a file begins to arrive."""
+    begun: set[str] = set()
+
+    def show(name: str, so_far: int, total: int) -> None:
+        if name not in begun:
+            begun.add(name)
+            console.print(f"downloading {name} ({size(total)})", markup=False, highlight=False)
+
+    return show
+
+
+class Stages:
+    """The stages of a long command, with the time each took."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.seconds: list[tuple[str, float]] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Announce a stage and time it, whether it succeeds or not."""
+        self.console.print(f"\n{name}", markup=False, highlight=False, style="bold")
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds.append((name, time.perf_counter() - start))
+
+    def total(self) -> float:
+        """The seconds of all stages so far."""
+        return sum(seconds for _, seconds in self.seconds)
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it: 812 µs, 3.2 ms, 1.42 s, 2 min 05 s, 1 h 02 min."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def size(count: float) -> str:
+    """A number of bytes in the decimal unit that suits it: 512 B, 4.8 kB, 1.03 GB."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(count) >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
