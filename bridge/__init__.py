@@ -1,1 +1,1 @@
-"""What lies between the experiments and the engines: the model spec, weights, and the engines behind one protocol."""
+"""Between the experiments and the engines: the model spec, weights, and all engines behind one protocol."""

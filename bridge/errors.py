@@ -1,8 +1,8 @@
 """Errors that a user of TwinGrad can act on.
 
-The command line prints their message without a traceback and ends with their `exit_code`: 2 for something the user can
-put right, 1 for a run that failed. py_engine, which knows nothing of this package, has a base of its own
-(`py_engine.errors.EngineError`).
+The command line prints their message without a traceback and ends with their `exit_code`: 2 for something
+the user can put right, 1 for a run that failed. py_engine, which knows nothing of this package, has a base of
+its own (`py_engine.errors.EngineError`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SpecError(TwinGradError):
 
 
 class WeightsError(TwinGradError):
-    """Weights that cannot be read or written, or that do not belong to the model: names the file and the tensors."""
+    """Weights that cannot be read or written, or are not the model's: names the file and the tensors."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.source = source

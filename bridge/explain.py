@@ -1,7 +1,8 @@
 """What pydantic found wrong, in the words of the person who wrote the file.
 
-Pydantic's own messages tell of Python types, and of one end of a range. Here each error is put beside the JSON Schema
-of the place it concerns, and that schema says what is allowed there: one source for checking and for telling.
+Pydantic's own messages tell of Python types, and of one end of a range. Here each error is put beside the
+JSON Schema of the place it concerns, and that schema says what is allowed there: one source for checking and
+for telling.
 """
 
 from __future__ import annotations
@@ -24,23 +25,30 @@ _LONGEST = 80  # characters of the user's own value that a message repeats
 
 
 class LocatedError(ValueError):
-    """For a validator that knows better than pydantic where the fault lies: `steps` lead there from where it stands."""
+    """For a validator that knows where the fault lies below its own place: `steps` lead there."""
 
     def __init__(self, steps: Steps, message: str) -> None:
         self.steps = tuple(steps)
         super().__init__(message)
 
 
-def problems(model: type[BaseModel], error: ValidationError, data: object) -> list[str]:
-    """A sentence for each thing wrong with `data`: its place, what was found there and what is allowed."""
+def problems(model: type[BaseModel], error: ValidationError, data: object) -> dict[str, str]:
+    """Everything wrong with `data`: places, such as ``layers[1] (id "rnn").units``, and a sentence on each.
+
+    The sentence says what was found there and what is allowed. `error` is what validating `data` as `model`
+    raised.
+    """
     root = model.model_json_schema()
     sentences: dict[str, str] = {}
     for detail in error.errors(include_url=False):
         place, sentence = _explain(detail, root, data)
         sentences.setdefault(place, sentence)  # a union reports the same value once for each alternative
     # When a list has a faulty item, pydantic also calls the list too short: the item's own fault says more.
-    outer = {place for place in sentences for other in sentences if other.startswith((f"{place}.", f"{place}["))}
-    return [f"{place}: {text}" if place else text for place, text in sentences.items() if place not in outer]
+    return {
+        place: sentence
+        for place, sentence in sentences.items()
+        if not any(other.startswith((f"{place}.", f"{place}[")) for other in sentences)
+    }
 
 
 def _explain(detail: Any, root: Schema, data: object) -> tuple[str, str]:
@@ -53,13 +61,13 @@ def _explain(detail: Any, root: Schema, data: object) -> tuple[str, str]:
     if isinstance(cause, ValueError):
         return place.path, str(cause)
     if kind == "missing":
-        return place.path, f"missing; expected {_describe(place.schema, root)}"
+        return place.path, f"missing, expected {_describe(place.schema, root)}"
     if kind == "extra_forbidden":
-        table = _locate(steps[:-1], root, data).schema
-        return place.path, f"unknown key{_suggestion(steps[-1], _keys(table))}; allowed: {', '.join(_keys(table))}"
+        keys = list(_locate(steps[:-1], root, data).schema["properties"])
+        return place.path, f"unknown key{_suggestion(steps[-1], keys)}, expected {_one_of(keys)}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _explain_tag(place)
-    return place.path, f"found {_show(detail['input'])}, expected {_describe(place.schema, root)}"
+    return place.path, f"found {_show(place.value)}, expected {_describe(place.schema, root)}"
 
 
 def _explain_tag(place: _Place) -> tuple[str, str]:
@@ -71,9 +79,9 @@ def _explain_tag(place: _Place) -> tuple[str, str]:
     if isinstance(found, Mapping):
         path = f"{path}.{tag}"
         if tag not in found:
-            return path, f"missing; expected {_one_of(allowed)}"
+            return path, f"missing, expected {_one_of(allowed)}"
         found = found[tag]
-    return path, f"unknown {tag} {_show(found)}{_suggestion(found, allowed)}; allowed: {', '.join(allowed)}"
+    return path, f"unknown {tag} {_show(found)}{_suggestion(found, allowed)}, expected {_one_of(allowed)}"
 
 
 @dataclass(frozen=True)
@@ -88,28 +96,26 @@ class _Place:
 def _locate(steps: Steps, root: Schema, data: object) -> _Place:
     """Follow a pydantic location through the schema and the data together.
 
-    The tag of a discriminated union is a step to pydantic, but not to a reader, and is left out of the path. Where a
-    location goes on beyond the data (into the alternatives of a plain union), the walk stops.
+    The tag of a discriminated union is a step to pydantic, but not to a reader, and is left out of the path.
+    Where a location goes on beyond the data (into the alternatives of a plain union), the walk stops.
     """
     path, schema, value = "", root, data
     for step in steps:
         union = _union(schema)
         if union is not None and step in union["discriminator"]["mapping"]:
             schema = _resolve({"$ref": union["discriminator"]["mapping"][step]}, root)
-        elif isinstance(step, int):
-            if not isinstance(value, Sequence) or isinstance(value, str):
-                break
-            value = value[step] if step < len(value) else None
+        elif isinstance(step, int) and isinstance(value, list | tuple):
+            value = value[step]
             path += f"[{step}]"
             if isinstance(value, Mapping) and isinstance(value.get("id"), str):
-                path += f" (id {toml.inline(value['id'])})"
+                path += f" (id {_show(value['id'])})"
             schema = _resolve(schema.get("items", {}), root)
-        else:
-            if not isinstance(value, Mapping):
-                break
+        elif isinstance(step, str) and isinstance(value, Mapping):
             value = value.get(step)
             path += f".{toml.key(step)}" if path else toml.key(step)
             schema = _resolve(schema.get("properties", {}).get(step, {}), root)
+        else:
+            break
     return _Place(path, schema, value)
 
 
@@ -125,10 +131,6 @@ def _union(schema: Schema) -> Schema | None:
     return next((option for option in (schema, *schema.get("anyOf", ())) if "discriminator" in option), None)
 
 
-def _keys(schema: Schema) -> list[str]:
-    return list(schema.get("properties", {}))
-
-
 def _describe(schema: Schema, root: Schema) -> str:
     """What a schema allows, in words."""
     schema = _resolve(schema, root)
@@ -137,49 +139,61 @@ def _describe(schema: Schema, root: Schema) -> str:
     if "enum" in schema:
         return _one_of(schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(_describe(option, root) for option in schema["anyOf"])
+        return " or ".join(
+            f"a table with its {option['discriminator']['propertyName']}"
+            if "discriminator" in option
+            else _describe(option, root)
+            for option in schema["anyOf"]
+        )
     if "discriminator" in schema:
         tag, names = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]
         return f"a table whose {tag} is {_one_of(names)}"
     match schema.get("type"):
         case "integer":
-            return _range(schema, "an integer")
+            return _describe_number(schema, "an integer")
         case "number":
-            return _range(schema, "a finite number")
+            return _describe_number(schema, "a finite number")
         case "boolean":
             return "true or false"
         case "string":
-            return f"a text that matches {schema['pattern']}" if "pattern" in schema else "a text"
+            return _describe_text(schema)
         case "array":
-            return f"a list of {_count(schema)}, each {_describe(schema.get('items', {}), root)}"
+            return f"a list of {_describe_length(schema)}, each {_describe(schema['items'], root)}"
         case "object":
-            return f"a table with {', '.join(_keys(schema))}"
-    return "something else"
+            return f"a table with {', '.join(schema['properties'])}"
+    raise NotImplementedError(f"no words for the schema {schema}")
 
 
-def _range(schema: Schema, noun: str) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and low == high:
-        return str(low)
-    if low is not None and high is not None:
-        return f"{noun} from {low} to {high}"
-    limits = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    return " ".join([noun, " and ".join(f"{words} {schema[key]}" for key, words in limits.items() if key in schema)])
+def _describe_number(schema: Schema, noun: str) -> str:
+    match schema:
+        case {"minimum": low, "maximum": high}:
+            return str(low) if low == high else f"{noun} from {low} to {high}"
+        case {"minimum": low, "exclusiveMaximum": high}:
+            return f"{noun} from {low} to below {high}"
+        case {"minimum": low}:
+            return f"{noun} of at least {low}"
+    return noun
 
 
-def _count(schema: Schema) -> str:
+def _describe_text(schema: Schema) -> str:
+    pattern = f" that matches {schema['pattern']}" if "pattern" in schema else ""
+    length = f" of at most {schema['maxLength']} characters" if "maxLength" in schema else ""
+    return f"a text{length}{pattern}"
+
+
+def _describe_length(schema: Schema) -> str:
     low, high = schema.get("minItems", 0), schema.get("maxItems")
     return f"{low} or more" if high is None else f"{low} to {high}"
-
-
-def _one_of(names: Iterable[object]) -> str:
-    shown = [toml.inline(name) for name in names]
-    return shown[0] if len(shown) == 1 else f"one of {', '.join(shown)}"
 
 
 def _suggestion(name: object, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(str(name), known, n=1)
     return f" (did you mean {toml.inline(close[0])}?)" if close else ""
+
+
+def _one_of(names: Iterable[object]) -> str:
+    shown = [toml.inline(name) for name in names]
+    return shown[0] if len(shown) == 1 else f"one of {', '.join(shown)}"
 
 
 def _show(value: object) -> str:

@@ -12,8 +12,9 @@ __all__ = ["write_atomically"]
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write `content` to `path` so that a reader, or a crash at any moment, sees the old file or the new one.
 
-    The new file is completed and flushed to disk under a temporary name in the same folder, then renamed. Text is
-    written as UTF-8. Raises `OSError` when the folder is missing or can't be written; nothing is left behind then.
+    The new file is completed and flushed to disk under a temporary name in the same folder, then renamed.
+    Text is written as UTF-8. Raises `OSError` when the folder is missing or can't be written, and leaves
+    nothing behind.
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content

@@ -1,22 +1,23 @@
 """The model spec: one TOML file that every engine builds the same network from.
 
-A spec is a list of layers from a small closed set, applied one after the other, and a loss. It says everything that
-decides the network and nothing about training or data. Reading one checks all of it, shapes included, so that an engine
-never meets a spec that it would have to refuse:
+A spec is a list of layers from a small closed set, applied one after the other, and a loss. It says all that
+decides the network, and nothing about training or data. Reading one checks everything, shapes included: an
+engine never meets a spec it would have to refuse.
 
     spec = load("experiments/models/mnist-rnn.toml")
     for layer, shape in zip(spec.layers, spec.shapes()):
         print(layer.id, shape.input, "->", shape.output)
 
-**Shapes** are of one sample. A batch adds one dimension in front of every one of them, the symbolic N: the input
-``["N", 784]`` has the shape ``(784,)`` here and is printed ``(N, 784)``. No layer mixes samples or changes their number.
+**Shapes** are of one sample. A batch puts one dimension in front of each of them, the symbolic N: the input
+``["N", 784]`` has the shape ``(784,)`` here and is printed ``(N, 784)``. No layer mixes samples or changes
+their number.
 
-**Layout** of the parameters, in weights files and in every engine's inputs and outputs (adapters convert where a
-framework differs): all in C order, named ``<layer id>.<parameter>``. `weight` is (in, out) and used as ``x @ weight``;
-`recurrent` is (hidden, hidden) and used as ``h @ recurrent``; `bias` is (out,). The gates of an LSTM (input, forget,
-cell, output) and of a GRU (reset, update, new) lie side by side along the last axis.
+**Parameters** are named ``<layer id>.<parameter>`` and laid out in C order, in weights files and in all that
+goes into and out of an engine; adapters convert where a framework differs. `weight` is (in, out) and used as
+``x @ weight``, `recurrent` is (hidden, hidden) and used as ``h @ recurrent``, `bias` is (out,). Gates lie
+side by side along the last axis.
 
-**A new layer** is one class here, with its shape rule and its parameters, and its name in `AnyLayer`.
+**A new layer** is one class here, with its shape rule and its parameters, named in `AnyLayer`.
 """
 
 from __future__ import annotations
@@ -35,41 +36,39 @@ from bridge import explain, toml
 from bridge.errors import SpecError
 from bridge.explain import LocatedError
 
-__all__ = ["FORMAT", "OPSET", "VERSION", "ModelSpec", "json_schema", "load", "loads", "parse"]
-
 FORMAT = "twingrad-model"
 VERSION = 1
 """Version of the file's own structure."""
 OPSET = 1
-"""Version of the set of ops: raised when ops are added, so that an older TwinGrad refuses what it can't build."""
+"""Version of the set of ops, raised when ops are added: an older TwinGrad must refuse what it can't build."""
 
-LARGEST = 2**24
+LARGEST_SIZE = 2**24
 """Upper end of every size in a spec."""
 MOST_ELEMENTS = 2**31 - 1
-"""The most elements that one parameter, or the activations of one sample, may have."""
+"""The most elements that a parameter, or what a layer makes of one sample, may have."""
 
 Shape = tuple[int, ...]
+Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64)]
-Size = Annotated[int, Field(ge=1, le=LARGEST)]
-DType = Literal["float32", "float64"]
-Activation = Literal["identity", "tanh", "relu", "sigmoid", "softplus", "softmax"]
 
 
 class Record(BaseModel):
-    """Base of every table of a spec: unknown keys, NaN and numbers of the wrong kind are errors."""
+    """Base of every table of a spec: unknown keys, NaN, Inf and values of another type are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
 
-# Initialisers ---------------------------------------------------------------------------------------------------------
+# --- Initialisers ---
+
+PlainName = Literal["glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "zeros", "ones"]
 
 
 class PlainInitialiser(Record):
-    """An initialiser without options: Glorot (Xavier) and He by their fans, zeros, ones."""
+    """An initialiser without options: Glorot (Xavier) and He scaled by the fans, zeros, ones."""
 
-    name: Literal["glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "zeros", "ones"]
+    name: PlainName
 
 
 class Uniform(Record):
@@ -94,38 +93,39 @@ class Normal(Record):
     std: Annotated[float, Field(ge=0)] = 0.1
 
 
+AnyInitialiser = PlainInitialiser | Uniform | Normal
+Table = Annotated[AnyInitialiser, Field(discriminator="name")]
+
+
 def _spell_out(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
-AnyInitialiser = Annotated[PlainInitialiser | Uniform | Normal, Field(discriminator="name")]
-InitialiserName = Literal[
-    "glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "zeros", "ones", "uniform", "normal"
-]
 Initialiser = Annotated[
-    AnyInitialiser, BeforeValidator(_spell_out, json_schema_input_type=InitialiserName | AnyInitialiser)
+    Table,
+    BeforeValidator(_spell_out, json_schema_input_type=Literal[PlainName, "uniform", "normal"] | Table),
 ]
-"""A table, or its name alone where the options keep their defaults."""
+"""A table, or its name alone, which leaves the options at their defaults."""
 
 GLOROT_UNIFORM = PlainInitialiser(name="glorot_uniform")
 ZEROS = PlainInitialiser(name="zeros")
 
 
-# Layers ---------------------------------------------------------------------------------------------------------------
+# --- Layers ---
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One parameter before it exists. `fan_in` and `fan_out` are those of one unit, of one gate where there are gates."""
+    """A parameter before it exists. The fans are those of one unit, and of one gate where there are gates."""
 
     shape: Shape
-    initialiser: PlainInitialiser | Uniform | Normal
+    initialiser: AnyInitialiser
     fan_in: int
     fan_out: int
 
 
 class Layer(Record):
-    """Base of all layers. A shape rule raises `ValueError` saying what input it expects when it gets another."""
+    """Base of all layers; by itself it keeps its input's shape and has no parameters."""
 
     since: ClassVar[int] = 1
     """The opset that brought the op."""
@@ -135,16 +135,16 @@ class Layer(Record):
     op: str
 
     def output(self, input: Shape) -> Shape:
-        """The shape of what the layer makes of an `input` shape."""
-        raise NotImplementedError
+        """The shape of what the layer makes of `input`. Raises `ValueError` when `input` doesn't fit."""
+        return input
 
     def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        """The layer's parameters for an `input` shape, in the order in which they are stored."""
+        """The layer's parameters for an `input` that fits, in the order in which they are stored."""
         return {}
 
 
 class Dense(Layer):
-    """``x @ weight + bias`` along the last axis: (…, features) -> (…, units)."""
+    """``x @ weight + bias`` along the last axis."""
 
     op: Literal["dense"]
     units: Size
@@ -153,18 +153,19 @@ class Dense(Layer):
     bias_init: Initialiser = ZEROS
 
     def output(self, input: Shape) -> Shape:
+        """(N, …, features) becomes (N, …, units)."""
         return (*input[:-1], self.units)
 
     def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        fan_in, units = input[-1], self.units
-        found = {"weight": ParameterSpec((fan_in, units), self.weight_init, fan_in, units)}
-        if self.bias:
-            found["bias"] = ParameterSpec((units,), self.bias_init, fan_in, units)
-        return found
+        """Weight (features, units) and, unless switched off, bias (units,)."""
+        features, units = input[-1], self.units
+        weight = ParameterSpec((features, units), self.weight_init, features, units)
+        bias = ParameterSpec((units,), self.bias_init, features, units)
+        return {"weight": weight, "bias": bias} if self.bias else {"weight": weight}
 
 
 class Recurrent(Layer):
-    """Base of the layers that read (steps, features) step by step, starting from a state of zeros."""
+    """Base of the layers that read a sequence step by step, from a state of zeros."""
 
     gates: ClassVar[int] = 1
 
@@ -176,11 +177,13 @@ class Recurrent(Layer):
     bias_init: Initialiser = ZEROS
 
     def output(self, input: Shape) -> Shape:
+        """(N, steps, features) becomes (N, units), or (N, steps, units) for a sequence."""
         if len(input) != 2:
             raise ValueError(f"expected an input of shape (N, steps, features), found {show(input)}")
         return (input[0], self.units) if self.returns == "sequence" else (self.units,)
 
     def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
+        """Weight (features, gates · units), recurrent (units, gates · units) and bias (gates · units,)."""
         features, units, width = input[-1], self.units, self.gates * self.units
         return {
             "weight": ParameterSpec((features, width), self.weight_init, features, units),
@@ -197,14 +200,14 @@ class RNN(Recurrent):
 
 
 class LSTM(Recurrent):
-    """Long short-term memory, gates in the order input, forget, cell, output."""
+    """Long short-term memory; gates in order input, forget, cell, output."""
 
     gates: ClassVar[int] = 4
     op: Literal["lstm"]
 
 
 class GRU(Recurrent):
-    """Gated recurrent unit, reset after the product, gates in the order reset, update, new; bias on the input side."""
+    """Gated recurrent unit, reset after the product, bias on the input; gates in order reset, update, new."""
 
     gates: ClassVar[int] = 3
     op: Literal["gru"]
@@ -216,6 +219,7 @@ class Flatten(Layer):
     op: Literal["flatten"]
 
     def output(self, input: Shape) -> Shape:
+        """(N, …) becomes (N, features)."""
         return (math.prod(input),)
 
 
@@ -227,81 +231,74 @@ class Reshape(Layer):
     """Of one sample, without N."""
 
     def output(self, input: Shape) -> Shape:
+        """(N, …) becomes (N, *shape)."""
         if math.prod(input) != math.prod(self.shape):
             raise ValueError(
-                f"shape {show(self.shape)} holds {math.prod(self.shape)} elements per sample, "
-                f"but its input {show(input)} has {math.prod(input)}"
+                f"found an input of shape {show(input)}, {math.prod(input)} elements per sample, "
+                f"expected {math.prod(self.shape)} to fill {show(self.shape)}"
             )
         return self.shape
 
 
-class Activate(Layer):
-    """A function of every element; softmax along the last axis."""
+class Activation(Layer):
+    """A function of every element, or softmax along the last axis."""
 
     op: Literal["activation"]
-    function: Activation
-
-    def output(self, input: Shape) -> Shape:
-        return input
+    activation: Literal["identity", "tanh", "relu", "sigmoid", "softplus", "softmax"]
 
 
 class Dropout(Layer):
-    """In training, each element is zero with probability `rate`, the others divided by 1 - rate; otherwise nothing."""
+    """In training, each element becomes 0 with probability `rate` and is divided by 1 - rate otherwise."""
 
     op: Literal["dropout"]
     rate: Annotated[float, Field(ge=0, lt=1)]
 
-    def output(self, input: Shape) -> Shape:
-        return input
+
+AnyLayer = Dense | RNN | LSTM | GRU | Flatten | Reshape | Activation | Dropout
 
 
-AnyLayer = Annotated[
-    Dense | RNN | LSTM | GRU | Flatten | Reshape | Activate | Dropout,
-    Field(discriminator="op"),
-]
-
-
-# Losses ---------------------------------------------------------------------------------------------------------------
+# --- Losses ---
 
 
 @dataclass(frozen=True)
 class Target:
-    """What the loss compares one sample's output with: integer classes, or numbers in the dtype of training."""
+    """What the loss compares the output for one sample with: integer classes or floating-point numbers."""
 
     shape: Shape
     kind: Literal["classes", "numbers"]
 
 
 class Loss(Record):
-    """Base of all losses, each the mean over the batch (and over steps, where there are several)."""
+    """Base of all losses; each is the mean over all that it compares."""
 
     applies: ClassVar[str | None] = None
-    """The activation that is part of the loss: the last layer must leave it out."""
+    """The activation that is part of the loss, and that the last layer must leave to it."""
 
     op: str
 
     def target(self, output: Shape) -> Target:
-        """The targets for a network's `output` shape. Raises `ValueError` when the loss can't be applied to it."""
+        """The targets for a network's `output`. Raises `ValueError` when `output` doesn't fit."""
         return Target(output, "numbers")
 
 
 class SoftmaxCrossEntropy(Loss):
-    """Softmax over the last axis and cross-entropy with an integer class for each row of logits."""
+    """Softmax along the last axis, and cross-entropy with an integer class for each row of logits."""
 
     applies: ClassVar[str | None] = "softmax"
     op: Literal["softmax_cross_entropy"]
 
     def target(self, output: Shape) -> Target:
+        """One class for each row of logits: (N, …, classes) needs targets (N, …)."""
         if output[-1] < 2:
             raise ValueError(
-                f"{self.op} expects logits of shape (N, …, classes) with 2 or more classes, found {show(output)}; "
-                "for one logit per sample use binary_cross_entropy"
+                f"found logits of shape {show(output)}, expected (N, …, classes) with 2 classes or more "
+                "(for a single logit there is binary_cross_entropy)"
             )
         return Target(output[:-1], "classes")
 
 
 class BinaryCrossEntropy(Loss):
-    """Sigmoid of every logit and cross-entropy with a target from 0 to 1 for each."""
+    """Sigmoid of every logit, and cross-entropy with a target from 0 to 1 for each."""
 
     applies: ClassVar[str | None] = "sigmoid"
     op: Literal["binary_cross_entropy"]
@@ -313,10 +310,10 @@ class MeanSquaredError(Loss):
     op: Literal["mean_squared_error"]
 
 
-AnyLoss = Annotated[SoftmaxCrossEntropy | BinaryCrossEntropy | MeanSquaredError, Field(discriminator="op")]
+AnyLoss = SoftmaxCrossEntropy | BinaryCrossEntropy | MeanSquaredError
 
 
-# The spec -------------------------------------------------------------------------------------------------------------
+# --- The spec ---
 
 
 @dataclass(frozen=True)
@@ -334,13 +331,15 @@ class Input(Record):
 
     shape: Annotated[tuple[Literal["N"] | Size, ...], Field(strict=False, min_length=2, max_length=9)]
     """"N" for the batch, then the shape of one sample."""
-    dtype: DType = "float32"
+    dtype: Literal["float32", "float64"] = "float32"
     """Of the data, and of parameters and arithmetic unless the caller says otherwise."""
 
     @model_validator(mode="after")
     def _check_batch_dimension(self) -> Input:
-        if [size == "N" for size in self.shape] != [True] + [False] * (len(self.shape) - 1):
-            raise LocatedError(["shape"], f'found {toml.inline(self.shape)}, expected "N" once, as the first size')
+        batch, *sample = self.shape
+        if batch != "N" or "N" in sample:
+            found = toml.inline(self.shape)
+            raise LocatedError(["shape"], f'found {found}, expected "N" first and only there')
         return self
 
     @property
@@ -357,8 +356,11 @@ class ModelSpec(Record):
     opset: Annotated[int, Field(ge=1, le=OPSET)]
     name: Name
     input: Input
-    layers: Annotated[tuple[AnyLayer, ...], Field(strict=False, min_length=1, max_length=1000)]
-    loss: AnyLoss
+    layers: Annotated[
+        tuple[Annotated[AnyLayer, Field(discriminator="op")], ...],
+        Field(strict=False, min_length=1, max_length=1000),
+    ]
+    loss: Annotated[AnyLoss, Field(discriminator="op")]
 
     def shapes(self) -> list[LayerShape]:
         """The shapes of every layer, in order."""
@@ -371,7 +373,7 @@ class ModelSpec(Record):
 
     @property
     def target(self) -> Target:
-        """What the loss expects beside each sample."""
+        """What the loss compares the output with."""
         return self.loss.target(self.output)
 
     def parameters(self) -> dict[str, ParameterSpec]:
@@ -383,7 +385,7 @@ class ModelSpec(Record):
         }
 
     def dump(self) -> str:
-        """The spec as TOML in canonical form, every default spelled out: equal specs have equal dumps."""
+        """The spec as TOML in its canonical form, with every default spelled out."""
         return toml.dump(self.model_dump())
 
     @property
@@ -392,19 +394,35 @@ class ModelSpec(Record):
         return hashlib.sha256(self.dump().encode()).hexdigest()
 
     @model_validator(mode="after")
-    def _check(self) -> ModelSpec:
-        """Refuse what no engine could build."""
+    def _check_layers(self) -> ModelSpec:
         seen: dict[str, int] = {}
         for index, layer in enumerate(self.layers):
             if layer.id in seen:
-                raise LocatedError(["layers", index], f'"{layer.id}" is already the id of layers[{seen[layer.id]}]')
+                raise LocatedError(
+                    ["layers", index, "id"], f'"{layer.id}" is the id of layers[{seen[layer.id]}] already'
+                )
             if layer.since > self.opset:
-                raise LocatedError(["layers", index, "op"], f"{layer.op} needs opset {layer.since}, not {self.opset}")
+                raise LocatedError(
+                    ["layers", index, "op"], f"{layer.op} needs opset {layer.since}, found {self.opset}"
+                )
             seen[layer.id] = index
-        output = self.input.sample
-        for shape in self._infer():
-            output = shape.output
-        self._check_loss(output)
+        return self
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> ModelSpec:
+        output, last = self.shapes()[-1].output, self.layers[-1]
+        try:
+            self.loss.target(output)
+        except ValueError as error:
+            raise LocatedError(
+                ["loss"], f'{self.loss.op} does not fit the output of layer "{last.id}": {error}'
+            ) from None
+        if isinstance(last, Activation) and last.activation == self.loss.applies:
+            raise LocatedError(
+                ["loss"],
+                f"{self.loss.op} applies {last.activation} itself: expected logits, "
+                f'found the output of layer "{last.id}" ({last.activation}), which has to go',
+            )
         return self
 
     def _infer(self) -> Iterator[LayerShape]:
@@ -413,51 +431,45 @@ class ModelSpec(Record):
             try:
                 output = layer.output(shape)
                 parameters = {f"{layer.id}.{name}": p.shape for name, p in layer.parameters(shape).items()}
-                for name, size in {"its output": output, **parameters}.items():
-                    if math.prod(size) > MOST_ELEMENTS:
-                        raise ValueError(f"{name} would have {math.prod(size)} elements, at most {MOST_ELEMENTS} fit")
+                _check_sizes({"its output": output, **parameters})
             except ValueError as error:
                 raise LocatedError(["layers", index], str(error)) from None
             yield LayerShape(layer.id, shape, output, parameters)
             shape = output
 
-    def _check_loss(self, output: Shape) -> None:
-        last = self.layers[-1]
-        try:
-            self.loss.target(output)
-        except ValueError as error:
-            raise LocatedError(["loss"], f'{error} from layer "{last.id}"') from None
-        if isinstance(last, Activate) and last.function == self.loss.applies:
-            raise LocatedError(
-                ["loss"],
-                f'{self.loss.op} applies {self.loss.applies} itself and expects logits, found the output of '
-                f'layer "{last.id}" ({last.function}): remove that layer',
-            )
+
+def _check_sizes(shapes: dict[str, Shape]) -> None:
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        if size > MOST_ELEMENTS:
+            raise ValueError(f"{name} would have {size} elements, expected at most {MOST_ELEMENTS}")
 
 
 def show(shape: Shape) -> str:
-    """A shape as messages print it, with the batch dimension in front."""
+    """A shape as messages print it, with the batch dimension in front: ``(N, 4, 196)``."""
     return f"({', '.join(['N', *map(str, shape)])})"
 
 
-# Reading --------------------------------------------------------------------------------------------------------------
+# --- Reading ---
 
 
 def load(path: str | os.PathLike[str]) -> ModelSpec:
-    """Read a spec from a TOML file. Raises `SpecError` naming the file and everything wrong with it."""
+    """Read a spec from a TOML file. Raises `SpecError`, naming the file and everything wrong with it."""
+    source = str(Path(path))
     try:
         text = toml.read(path)
     except toml.TomlError as error:
-        raise SpecError(str(Path(path)), [str(error)]) from None
-    return loads(text, str(Path(path)))
+        raise SpecError(source, [str(error)]) from None
+    return loads(text, source)
 
 
 def loads(text: str, source: str = "<string>") -> ModelSpec:
     """Read a spec from TOML text; `source` names it in errors."""
     try:
-        return parse(toml.parse(text), source)
+        data = toml.parse(text)
     except toml.TomlError as error:
         raise SpecError(source, [str(error)]) from None
+    return parse(data, source)
 
 
 def parse(data: dict[str, Any], source: str = "<data>") -> ModelSpec:
@@ -465,13 +477,16 @@ def parse(data: dict[str, Any], source: str = "<data>") -> ModelSpec:
     try:
         return ModelSpec.model_validate(data)
     except ValidationError as error:
-        problems = explain.problems(ModelSpec, error, data)
-    # In a file of another kind, or from a newer TwinGrad, everything else that seems wrong follows from that.
-    header = [text for text in problems if text.startswith(("format:", "version:", "opset:"))]
-    raise SpecError(source, header or problems)
+        found = explain.problems(ModelSpec, error, data)
+    # In a file of another kind or for a newer TwinGrad, whatever else seems wrong follows from that.
+    header = {key: found[key] for key in ("format", "version", "opset") if key in found}
+    for key in ("version", "opset"):
+        if key in header:
+            header[key] += " (a higher one needs a newer TwinGrad)"
+    raise SpecError(source, [f"{place}: {text}" for place, text in (header or found).items()])
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of spec files, for editors and other programs. Shapes are beyond what it can check."""
-    schema = ModelSpec.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "TwinGrad model spec"}
+    """JSON Schema (2020-12) of spec files, for editors and other programs. It can't check shapes."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, **ModelSpec.model_json_schema(), "title": "TwinGrad model spec"}

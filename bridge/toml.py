@@ -14,7 +14,7 @@ __all__ = ["TomlError", "dump", "inline", "key", "parse", "read"]
 
 
 class TomlError(ValueError):
-    """A text that is not there, not UTF-8 or not TOML. The message says what and where, but not the file's name."""
+    """A text that is not there, not UTF-8 or not TOML. The message says what and where, not in which file."""
 
 
 def read(path: str | os.PathLike[str]) -> str:
@@ -31,8 +31,8 @@ def read(path: str | os.PathLike[str]) -> str:
         return data.decode("utf-8-sig")  # some editors put a byte-order mark in front
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        found = data[error.start]
-        raise TomlError(f"line {line} is not UTF-8 text: byte 0x{found:02x} at offset {error.start}") from None
+        byte = f"byte 0x{data[error.start]:02x} at offset {error.start}"
+        raise TomlError(f"line {line} is not UTF-8 text: {byte}") from None
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def parse(text: str) -> dict[str, Any]:
 def dump(table: Mapping[str, Any]) -> str:
     """TOML text of nested tables of strings, booleans, numbers and lists, in the order given.
 
-    Tables and lists of tables become sections down to the second level; what lies deeper is written inline, as are
-    lists of anything else.
+    Tables and lists of tables at the top become sections; what lies deeper is written inline, as are lists of
+    anything else.
     """
     plain = {name: value for name, value in table.items() if not _is_section(value)}
     sections = {name: value for name, value in table.items() if _is_section(value)}
@@ -67,8 +67,10 @@ def inline(value: Any) -> str:
     match value:
         case bool():
             return "true" if value else "false"
-        case int() | float():
+        case float():
             return repr(value)  # the shortest text that reads back as the same number; also nan and inf
+        case int():
+            return str(value) if abs(value) < 2**64 else hex(value)  # Python limits the length of decimals
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():

@@ -1,0 +1,146 @@
+"""Weights: the parameters of a model, in safetensors files that every engine reads.
+
+All engines of a comparison start from one file, never from one seed, which means something else to each of them.
+Names and layout are those of `bridge.spec`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_safetensors
+
+from bridge.errors import WeightsError
+from bridge.files import write_atomically
+from bridge.spec import ModelSpec
+from py_engine.network import initialisers
+
+__all__ = ["Params", "check", "digest", "initialise", "load", "metadata", "save"]
+
+Params = dict[str, NDArray[Any]]
+"""Parameters by their full names, such as ``rnn.weight``."""
+
+_DTYPES = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
+"""What parameters may be, by safetensors' names."""
+
+
+def initialise(spec: ModelSpec, seed: int, dtype: DTypeLike | None = None) -> Params:
+    """Initial values for all parameters of `spec`, in its dtype unless another is given.
+
+    Each depends on the seed and on its own name, shape and initialiser, and on nothing else in the spec.
+    """
+    parameters = {
+        name: initialisers.ParameterSpec(p.shape, p.initialiser.model_dump(), p.fan_in, p.fan_out)
+        for name, p in spec.parameters().items()
+    }
+    return initialisers.initialise_all(parameters, seed, np.dtype(dtype or spec.input.dtype))
+
+
+def save(
+    path: str | os.PathLike[str],
+    params: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write `params` as safetensors, whole or not at all, with `metadata` of any kind, such as the seed."""
+    arrays = {name: np.asarray(array, order="C") for name, array in params.items()}
+    unfit = [
+        _misfit(name, array.dtype) for name, array in arrays.items() if array.dtype not in _DTYPES.values()
+    ]
+    if unfit:
+        raise WeightsError(str(path), unfit)
+    try:
+        write_atomically(path, to_safetensors(arrays, dict(metadata or {})))
+    except OSError as error:
+        raise WeightsError(str(path), [f"cannot be written: {error.strerror or error}"]) from None
+
+
+def load(
+    path: str | os.PathLike[str], spec: ModelSpec | None = None, dtype: DTypeLike | None = None
+) -> Params:
+    """Read parameters, as arrays that may be changed.
+
+    With a `spec` they come in its order and must be exactly its parameters, in its dtype unless another is
+    given. Raises `WeightsError`, naming the file and every tensor at fault.
+    """
+    with _open(path) as file:
+        names = file.keys()
+        kinds = {name: file.get_slice(name).get_dtype() for name in names}
+        unfit = [_misfit(name, kind) for name, kind in kinds.items() if kind not in _DTYPES]
+        if unfit:
+            raise WeightsError(str(path), unfit)
+        params = {name: file.get_tensor(name) for name in names}
+    if spec is None:
+        return params
+    check(params, spec, dtype, str(path))
+    return {name: params[name] for name in spec.parameters()}
+
+
+def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The free text that `save` put beside the parameters."""
+    with _open(path) as file:
+        return dict(file.metadata() or {})
+
+
+def check(
+    params: Mapping[str, NDArray[Any]],
+    spec: ModelSpec,
+    dtype: DTypeLike | None = None,
+    source: str = "the given weights",
+) -> None:
+    """Raise `WeightsError` unless `params` are the parameters of `spec`: the same names, shapes and dtype."""
+    problems = list(_differences(params, spec, np.dtype(dtype or spec.input.dtype)))
+    if problems:
+        raise WeightsError(f'{source} (for the model "{spec.name}")', problems)
+
+
+def digest(params: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 over the names, dtypes, shapes and values of all parameters, whatever their order."""
+    sha = hashlib.sha256()
+    for name in sorted(params):
+        array = np.asarray(params[name], order="C")
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        sha.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        sha.update(array.data)
+    return sha.hexdigest()
+
+
+@contextmanager
+def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """A safetensors file, with its faults as `WeightsError`."""
+    if Path(path).is_dir():
+        raise WeightsError(str(path), ["this is a folder, not a safetensors file"])
+    try:
+        with safe_open(path, "numpy") as file:
+            yield file
+    except FileNotFoundError:
+        raise WeightsError(str(path), ["there is no such file"]) from None
+    except OSError as error:
+        raise WeightsError(str(path), [f"cannot be read: {error.strerror or error}"]) from None
+    except SafetensorError as error:
+        raise WeightsError(str(path), [f"truncated, corrupt or not a safetensors file: {error}"]) from None
+
+
+def _misfit(name: str, dtype: object) -> str:
+    return f"{name}: found dtype {dtype}, expected float32 or float64"
+
+
+def _differences(params: Mapping[str, NDArray[Any]], spec: ModelSpec, dtype: np.dtype[Any]) -> Iterator[str]:
+    expected = {name: parameter.shape for name, parameter in spec.parameters().items()}
+    for name, shape in expected.items():
+        if name not in params:
+            yield f"{name}: missing, expected {dtype} of shape {shape}"
+        elif params[name].shape != shape:
+            yield f"{name}: found shape {params[name].shape}, expected {shape}"
+        elif params[name].dtype != dtype:
+            yield f"{name}: found dtype {params[name].dtype}, expected {dtype}"
+    for name in params:
+        if name not in expected:
+            yield f"{name}: not a parameter of this model, which has {', '.join(expected)}"
