@@ -162,8 +162,8 @@ class Paper(_Record):
     @model_validator(mode="after")
     def _consistent(self) -> Paper:
         names = self.engine_names()
-        for kind, found in (("engine", names), ("table", ids(self.tables)), ("figure", ids(self.figures))):
-            twice = sorted({name for name in found if found.count(name) > 1})
+        for kind, given in (("engine", names), ("table", ids(self.tables)), ("figure", ids(self.figures))):
+            twice = sorted({name for name in given if given.count(name) > 1})
             if twice:
                 raise ValueError(f"{kind} given twice: {', '.join(twice)}")
         for profile in PROFILES:

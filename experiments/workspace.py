@@ -26,7 +26,7 @@ class Rows:
 
 
 class Workspace:
-    """A temporary folder with a dataset's arrays, orders of batches and initial weights; use it in a `with` block.
+    """A temporary folder with a dataset's arrays, orders of batches and initial weights, for a `with` block.
 
     Everything follows from the dataset and the seeds, so that nothing here needs to be kept.
     """

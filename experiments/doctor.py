@@ -1,0 +1,212 @@
+"""What this machine has and lacks for the experiments, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bridge import engine
+from bridge.errors import TwinGradError
+from experiments import config, provenance
+from experiments.progress import size
+
+State = Literal["ok", "note", "problem"]
+
+OLDEST_PYTHON = (3, 11)
+DISK_NEEDED = 1_000_000_000
+"""Bytes that a sweep may need at one time: the data set as arrays for the workers, captures, results."""
+
+AVX512 = {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
+"""What OpenBLAS's fastest kernels for x86-64 (SKYLAKEX) need."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: what was found, and what to do when it is not as it should be.
+
+    "note" is something that works but could be better or is left out; "problem" is something essential.
+    """
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def examine(results_dir: Path, data_dir: Path | None = None) -> list[Finding]:
+    """Look at everything; nothing is changed and nothing is downloaded."""
+    parts: tuple[Callable[[], Iterator[Finding]], ...] = (
+        python,
+        numpy_and_blas,
+        machine,
+        engines,
+        lambda: data(data_dir),
+        lambda: disk(results_dir),
+        tools,
+    )
+    findings: list[Finding] = []
+    for part in parts:
+        findings += part()
+    return findings
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter and the project's own packages."""
+    found = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
+    if sys.version_info < OLDEST_PYTHON:
+        yield Finding("Python", "problem", found, "use Python 3.11 or later")
+    else:
+        yield Finding("Python", "ok", found)
+    head, dirty = provenance.commit()
+    changed = {True: ", with changes that are not committed", False: "", None: ""}[dirty]
+    yield Finding(
+        "TwinGrad", "ok", f"{_version('twingrad') or 'not installed, run from'} {_source(head, changed)}"
+    )
+    for name in ("filelock", "pandas", "seaborn", "scikit-learn"):
+        if _version(name) is None:
+            yield Finding(name, "problem", "not installed", "pip install 'twingrad[experiments]'")
+
+
+def numpy_and_blas() -> Iterator[Finding]:
+    """numpy, its BLAS, and the kernels that the BLAS chose for this CPU."""
+    import numpy
+    import threadpoolctl
+
+    numpy.ones((2, 2)) @ numpy.ones((2, 2))
+    yield Finding("numpy", "ok", numpy.__version__)
+    found = [info for info in threadpoolctl.threadpool_info() if info["user_api"] == "blas"]
+    if not found:
+        yield Finding("BLAS", "note", "not recognised", "times may be far from those of OpenBLAS or MKL")
+        return
+    blas = found[0]
+    kernels = str(blas.get("architecture", "unknown"))
+    text = f"{blas['internal_api']} {blas.get('version') or ''}, kernels for {kernels}"
+    faster = "SKYLAKEX" if cpu_flags() >= AVX512 else None
+    if blas["internal_api"] == "openblas" and faster and kernels.upper() in ("HASWELL", "ZEN", "PRESCOTT"):
+        yield Finding(
+            "BLAS",
+            "note",
+            text,
+            "this CPU has AVX-512, which these kernels do not use: matrix products in your own programs are "
+            f"faster with OPENBLAS_CORETYPE={faster} in the environment (the workers of a run get it anyway)",
+        )
+    else:
+        yield Finding("BLAS", "ok", text)
+
+
+def machine() -> Iterator[Finding]:
+    """CPU, cores and memory."""
+    cores, memory = provenance.cores(), provenance.memory_bytes()
+    yield Finding("CPU", "ok", f"{provenance.cpu_model()}, {cores} cores for this process")
+    if cores < 2:
+        yield Finding(
+            "threads", "note", "1 core", "runs with two threads will be slower than the paper file assumes"
+        )
+    if memory is not None:
+        little = memory < 4e9
+        advice = "4 GB are advisable: races keep every engine in memory" if little else ""
+        yield Finding("memory", "note" if little else "ok", size(memory), advice)
+
+
+def engines() -> Iterator[Finding]:
+    """Every engine in the registry; none is imported here."""
+    some = False
+    for name in engine.names():
+        availability = engine.availability(name)
+        versions = ", ".join(f"{package} {version}" for package, version in availability.versions.items())
+        if availability.ok:
+            some = True
+            yield Finding(f"engine {name}", "ok", versions or "available")
+        else:
+            yield Finding(f"engine {name}", "note", "left out of runs", availability.reason)
+    if not some:
+        yield Finding("engines", "problem", "none is available", "install one: pip install 'twingrad[torch]'")
+
+
+def data(data_dir: Path | None) -> Iterator[Finding]:
+    """The datasets of the papers."""
+    from experiments import data
+
+    for name in sorted({config.load_paper(key).dataset for key in config.papers()}):
+        try:
+            dataset = data.load(name, data_dir, allow_download=False)
+        except TwinGradError as error:
+            yield Finding(f"data {name}", "problem", "cannot be used", str(error))
+            continue
+        except ImportError as error:
+            yield Finding(
+                f"data {name}", "problem", f"needs {error.name}", "pip install 'twingrad[experiments]'"
+            )
+            continue
+        if dataset.source == "real":
+            yield Finding(f"data {name}", "ok", f"{len(dataset.y_train):,} training rows in {dataset.origin}")
+        else:
+            advice = "a run downloads it; without a network, name its folder with --data-dir or TWINGRAD_DATA"
+            yield Finding(
+                f"data {name}", "note", "not on this machine yet", f"{advice} (else: {dataset.notice})"
+            )
+
+
+def disk(results_dir: Path) -> Iterator[Finding]:
+    """Room and write access where results go."""
+    folder = results_dir.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        yield Finding("results", "problem", f"{folder} is a file", "choose a folder with --results DIR")
+        return
+    if not os.access(folder, os.W_OK | os.X_OK):
+        advice = f"get write access to {folder}, or choose another folder with --results DIR"
+        yield Finding("results", "problem", f"no write access to {folder}", advice)
+    else:
+        yield Finding("results", "ok", f"{results_dir} can be written")
+    free = shutil.disk_usage(folder).free
+    if free < DISK_NEEDED:
+        yield Finding(
+            "disk", "problem", f"{size(free)} free", f"a sweep may need {size(DISK_NEEDED)} at one time"
+        )
+    else:
+        yield Finding("disk", "ok", f"{size(free)} free")
+
+
+def tools() -> Iterator[Finding]:
+    """What single outputs need."""
+    typst = _version("typst")
+    if typst:
+        yield Finding("typst", "ok", typst)
+    else:
+        yield Finding(
+            "typst", "note", "not installed", "no PDF without it: pip install 'twingrad[experiments]'"
+        )
+    memray = _version("memray")
+    if memray:
+        yield Finding("memray", "ok", memray)
+    else:
+        advice = "no allocated bytes without it: pip install 'twingrad[memory]'"
+        yield Finding("memray", "note", "not installed", advice)
+
+
+def cpu_flags() -> set[str]:
+    """The instruction sets of the CPU, as Linux names them (empty elsewhere)."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+
+
+def _source(head: str, changed: str) -> str:
+    return f"commit {head[:12]}{changed}" if head != "unknown" else f"{provenance.ROOT} (no commit known)"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
