@@ -1,6 +1,6 @@
 """Weights: the parameters of a model, in safetensors files that every engine reads.
 
-All engines of a comparison start from one file, never from one seed, which means something else to each of them.
+All engines of a comparison start from one file, never from one seed: each would make something else of it.
 Names and layout are those of `bridge.spec`.
 """
 
@@ -49,15 +49,15 @@ def save(
     params: Mapping[str, NDArray[Any]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write `params` as safetensors, whole or not at all, with `metadata` of any kind, such as the seed."""
-    arrays = {name: np.asarray(array, order="C") for name, array in params.items()}
+    """Write `params` as safetensors, whole or not at all, with `metadata` of any kind, such as a seed."""
+    arrays = {name: _portable(array) for name, array in params.items()}
     unfit = [
         _misfit(name, array.dtype) for name, array in arrays.items() if array.dtype not in _DTYPES.values()
     ]
     if unfit:
         raise WeightsError(str(path), unfit)
     try:
-        write_atomically(path, to_safetensors(arrays, dict(metadata or {})))
+        write_atomically(path, to_safetensors(arrays, dict(metadata) if metadata else None))
     except OSError as error:
         raise WeightsError(str(path), [f"cannot be written: {error.strerror or error}"]) from None
 
@@ -105,8 +105,7 @@ def digest(params: Mapping[str, NDArray[Any]]) -> str:
     """SHA-256 over the names, dtypes, shapes and values of all parameters, whatever their order."""
     sha = hashlib.sha256()
     for name in sorted(params):
-        array = np.asarray(params[name], order="C")
-        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        array = _portable(params[name])
         sha.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
         sha.update(array.data)
     return sha.hexdigest()
@@ -126,6 +125,11 @@ def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
         raise WeightsError(str(path), [f"cannot be read: {error.strerror or error}"]) from None
     except SafetensorError as error:
         raise WeightsError(str(path), [f"truncated, corrupt or not a safetensors file: {error}"]) from None
+
+
+def _portable(array: NDArray[Any]) -> NDArray[Any]:
+    """The same values in C order and little-endian, as files and digests have them."""
+    return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
 
 
 def _misfit(name: str, dtype: object) -> str:

@@ -1,0 +1,626 @@
+"""The model spec: what it accepts, the shapes it infers, its canonical form, what it says about bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge import spec, toml
+from bridge.errors import SpecError, TwinGradError
+from py_engine.network.initialisers import INITIALISERS
+
+MODELS = Path(spec.__file__).parents[1] / "experiments" / "models"
+
+GOOD = """\
+format = "twingrad-model"
+version = 1
+opset = 1
+name = "small"
+
+[input]
+shape = ["N", 12]
+
+[[layers]]
+id = "rows"
+op = "reshape"
+shape = [3, 4]
+
+[[layers]]
+id = "rnn"
+op = "rnn"
+units = 5
+weight_init = { name = "normal", mean = 0, std = 0.5 }
+
+[[layers]]
+id = "output"
+op = "dense"
+units = 2
+
+[loss]
+op = "softmax_cross_entropy"
+"""
+
+
+def complaint(text: str) -> str:
+    """What the spec says about TOML `text`."""
+    with pytest.raises(SpecError) as caught:
+        spec.loads(text, "bad.toml")
+    return str(caught.value)
+
+
+def change(*pairs: tuple[str, str]) -> str:
+    """The good spec with each first text replaced by the second."""
+    text = GOOD
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new, 1)
+    return text
+
+
+# --- The network of the papers ---
+
+
+def test_mnist_rnn_is_the_network_of_the_papers() -> None:
+    model = spec.load(MODELS / "mnist-rnn.toml")
+    assert [(shape.id, shape.input, shape.output) for shape in model.shapes()] == [
+        ("segments", (784,), (4, 196)),
+        ("rnn", (4, 196), (64,)),
+        ("output", (64,), (10,)),
+    ]
+    parameters = model.parameters()
+    assert {name: parameter.shape for name, parameter in parameters.items()} == {
+        "rnn.weight": (196, 64),
+        "rnn.recurrent": (64, 64),
+        "rnn.bias": (64,),
+        "output.weight": (64, 10),
+        "output.bias": (10,),
+    }
+    assert parameters["rnn.weight"].initialiser.name == "glorot_uniform"  # Xavier, says paper e
+    assert parameters["rnn.recurrent"].initialiser.name == "zeros"  # says its code
+    assert model.target == spec.Target((), "classes")
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_model_of_ours_is_valid_and_named_like_its_file(path: Path) -> None:
+    assert spec.load(path).name == path.stem
+
+
+# --- Shapes and parameters, layer by layer ---
+
+GLOROT, ZEROS = spec.GLOROT_UNIFORM, spec.ZEROS
+
+
+@pytest.mark.parametrize(
+    ("table", "input", "output"),
+    [
+        ({"op": "dense", "units": 5}, (7,), (5,)),
+        ({"op": "dense", "units": 5}, (3, 7), (3, 5)),
+        ({"op": "rnn", "units": 5}, (3, 7), (5,)),
+        ({"op": "rnn", "units": 5, "returns": "sequence"}, (3, 7), (3, 5)),
+        ({"op": "lstm", "units": 5}, (1, 7), (5,)),
+        ({"op": "gru", "units": 5, "returns": "sequence"}, (3, 1), (3, 5)),
+        ({"op": "flatten"}, (2, 3, 4), (24,)),
+        ({"op": "flatten"}, (7,), (7,)),
+        ({"op": "reshape", "shape": [4, 6]}, (2, 3, 4), (4, 6)),
+        ({"op": "activation", "activation": "softplus"}, (2, 3), (2, 3)),
+        ({"op": "dropout", "rate": 0.5}, (2, 3), (2, 3)),
+    ],
+)
+def test_a_layer_infers_its_shape(
+    table: dict[str, Any], input: tuple[int, ...], output: tuple[int, ...]
+) -> None:
+    model = spec.parse(network([table], input))
+    assert model.shapes()[0].input == input
+    assert model.shapes()[0].output == model.output == output
+
+
+def test_dense_parameters() -> None:
+    model = spec.parse(network([{"op": "dense", "units": 5}], (3, 7)))
+    assert model.parameters() == {
+        "a.weight": spec.ParameterSpec((7, 5), GLOROT, fan_in=7, fan_out=5),
+        "a.bias": spec.ParameterSpec((5,), ZEROS, fan_in=7, fan_out=5),
+    }
+
+
+def test_dense_without_bias() -> None:
+    model = spec.parse(network([{"op": "dense", "units": 5, "bias": False}], (7,)))
+    assert list(model.parameters()) == ["a.weight"]
+
+
+@pytest.mark.parametrize(("op", "gates"), [("rnn", 1), ("lstm", 4), ("gru", 3)])
+def test_gates_lie_side_by_side_and_have_the_fans_of_one(op: str, gates: int) -> None:
+    model = spec.parse(network([{"op": op, "units": 5, "recurrent_init": "zeros"}], (3, 7)))
+    assert model.parameters() == {
+        "a.weight": spec.ParameterSpec((7, gates * 5), GLOROT, fan_in=7, fan_out=5),
+        "a.recurrent": spec.ParameterSpec((5, gates * 5), ZEROS, fan_in=5, fan_out=5),
+        "a.bias": spec.ParameterSpec((gates * 5,), ZEROS, fan_in=7, fan_out=5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [
+        ("softmax_cross_entropy", spec.Target((3,), "classes")),
+        ("binary_cross_entropy", spec.Target((3, 7), "numbers")),
+        ("mean_squared_error", spec.Target((3, 7), "numbers")),
+    ],
+)
+def test_a_loss_says_what_targets_it_needs(loss: str, target: spec.Target) -> None:
+    model = spec.parse(network([{"op": "dense", "units": 7}], (3, 7)) | {"loss": {"op": loss}})
+    assert model.target == target
+
+
+def test_every_layer_and_loss_is_in_the_closed_set() -> None:
+    assert leaves(spec.Layer) == set(get_args(spec.AnyLayer))
+    assert leaves(spec.Loss) == set(get_args(spec.AnyLoss))
+
+
+def test_the_spec_knows_the_initialisers_of_the_engine() -> None:
+    names = {
+        name
+        for kind in get_args(spec.AnyInitialiser)
+        for name in kind.model_fields["name"].annotation.__args__
+    }
+    assert names == set(INITIALISERS)
+
+
+def leaves(base: type) -> set[type]:
+    """All classes below `base` that have none below themselves."""
+    below = base.__subclasses__()
+    return set().union(*map(leaves, below)) if below else {base}
+
+
+def network(layers: list[dict[str, Any]], input: tuple[int, ...]) -> dict[str, Any]:
+    """A spec as data: the given layers, called a, b, c, …, with a loss that fits any output."""
+    return {
+        "format": "twingrad-model",
+        "version": 1,
+        "opset": 1,
+        "name": "net",
+        "input": {"shape": ["N", *input]},
+        "layers": [{"id": chr(ord("a") + index)} | layer for index, layer in enumerate(layers)],
+        "loss": {"op": "mean_squared_error"},
+    }
+
+
+# --- Random valid specs ---
+
+sizes = st.integers(1, 6)
+numbers = st.floats(-1e6, 1e6, allow_nan=False)
+plain_names = sorted(INITIALISERS)
+
+
+@st.composite
+def initialisers(draw: st.DrawFn) -> Any:
+    name = draw(st.sampled_from(plain_names))
+    if draw(st.booleans()):
+        return name
+    if name == "uniform":
+        low, high = sorted([draw(numbers), draw(numbers)])
+        return {"name": name, "low": low, "high": high}
+    if name == "normal":
+        return {"name": name, "mean": draw(numbers), "std": abs(draw(numbers))}
+    return {"name": name}
+
+
+def factors(draw: st.DrawFn, product: int) -> list[int]:
+    """Some shape with this many elements."""
+    shape: list[int] = []
+    while product > 1 and len(shape) < 3:
+        divisor = draw(st.sampled_from([d for d in range(1, product + 1) if product % d == 0]))
+        shape.append(divisor)
+        product //= divisor
+    return [*shape, product]
+
+
+Built = tuple[dict[str, Any], list[tuple[int, ...]], dict[str, tuple[int, ...]]]
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Built:
+    """A valid spec as data, with its shapes and its parameters' as a few lines of arithmetic have them."""
+    shape = tuple(draw(st.lists(sizes, min_size=1, max_size=3)))
+    input, shapes, parameters, layers = shape, [shape], {}, []
+    for name in draw(
+        st.lists(st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True), min_size=1, unique=True)
+    ):
+        recurrent = ["rnn", "lstm", "gru"] if len(shape) == 2 else []
+        op = draw(st.sampled_from(["dense", "flatten", "reshape", "activation", "dropout", *recurrent]))
+        layer: dict[str, Any] = {"id": name, "op": op}
+        units, features = draw(sizes), shape[-1]
+        if op in recurrent:
+            layer |= {"units": units, "returns": draw(st.sampled_from(["last", "sequence"]))}
+            if op == "rnn":
+                layer["activation"] = draw(st.sampled_from(["tanh", "relu", "identity"]))
+            shape = (shape[0], units) if layer["returns"] == "sequence" else (units,)
+            wide = units * {"rnn": 1, "lstm": 4, "gru": 3}[op]
+            parameters |= {f"{name}.weight": (features, wide), f"{name}.recurrent": (units, wide)}
+            parameters[f"{name}.bias"] = (wide,)
+            layer |= draw(st.fixed_dictionaries({}, optional={"recurrent_init": initialisers()}))
+        elif op == "dense":
+            layer |= {"units": units, "bias": draw(st.booleans())}
+            shape = (*shape[:-1], units)
+            parameters[f"{name}.weight"] = (features, units)
+            if layer["bias"]:
+                parameters[f"{name}.bias"] = (units,)
+        elif op == "flatten":
+            shape = (math.prod(shape),)
+        elif op == "reshape":
+            layer["shape"] = factors(draw, math.prod(shape))
+            shape = tuple(layer["shape"])
+        elif op == "activation":
+            layer["activation"] = draw(st.sampled_from(["identity", "tanh", "relu", "softplus"]))
+        else:
+            layer["rate"] = draw(st.floats(0, 1, exclude_max=True))
+        if "units" in layer:
+            optional = {"weight_init": initialisers(), "bias_init": initialisers()}
+            layer |= draw(st.fixed_dictionaries({}, optional=optional))
+        layers.append(layer)
+        shapes.append(shape)
+    losses = ["mean_squared_error", "binary_cross_entropy"] + ["softmax_cross_entropy"] * (shape[-1] > 1)
+    data = network(layers, input) | {"loss": {"op": draw(st.sampled_from(losses))}}
+    data["input"]["dtype"] = draw(st.sampled_from(["float32", "float64"]))
+    return data, shapes, parameters
+
+
+@given(networks())
+def test_shape_inference_agrees_with_plain_arithmetic(built: Built) -> None:
+    data, shapes, parameters = built
+    model = spec.parse(data)
+    inferred = model.shapes()
+    assert [inferred[0].input, *(shape.output for shape in inferred)] == shapes
+    assert [shape.input for shape in inferred[1:]] == [shape.output for shape in inferred[:-1]]
+    assert {name: parameter.shape for name, parameter in model.parameters().items()} == parameters
+    assert {name: shape for layer in inferred for name, shape in layer.parameters.items()} == parameters
+
+
+@given(networks())
+def test_a_dump_reads_back_as_the_same_spec(built: Built) -> None:
+    model = spec.parse(built[0])
+    again = spec.loads(model.dump())
+    assert again == model
+    assert again.dump() == model.dump()
+    assert again.digest == model.digest
+
+
+@given(networks(), st.data())
+def test_a_random_fault_is_refused_at_its_place(built: Built, data: st.DataObject) -> None:
+    table = built[0]
+    index = data.draw(st.integers(0, len(table["layers"]) - 1))
+    layer = table["layers"][index]
+    key = data.draw(st.sampled_from(sorted(layer)))
+    layer[key] = data.draw(st.sampled_from([math.nan, -1, [], {}, "no such thing", 10**30]))
+    with pytest.raises(SpecError) as caught:
+        spec.parse(table, "random.toml")
+    assert str(caught.value).startswith("random.toml: ")
+    assert f"layers[{index}]" in str(caught.value)
+
+
+# --- Canonical form ---
+
+
+def test_the_digest_ignores_layout_comments_and_spelled_out_defaults() -> None:
+    text = change(
+        ('name = "small"', 'name = "small"  # a comment\n'),
+        ("units = 5", 'activation = "tanh"\nunits = 0x5'),
+        ("mean = 0,", ""),
+        ("units = 2", 'units = 2\nbias_init = { name = "zeros" }'),
+    )
+    assert spec.loads(text).digest == spec.loads(GOOD).digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("units = 5", "units = 6"), ("std = 0.5", "std = 0.25"), ('"small"', '"tall"')]
+)
+def test_the_digest_depends_on_every_value(old: str, new: str) -> None:
+    assert spec.loads(change((old, new))).digest != spec.loads(GOOD).digest
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read_over(tmp_path: Path) -> None:
+    path = tmp_path / "windows.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert spec.load(path).digest == spec.loads(GOOD).digest
+
+
+text_values = st.text(st.characters(exclude_categories=["Cs"]))
+values = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | text_values,
+    lambda inner: st.lists(inner) | st.dictionaries(text_values, inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(text_values, values))
+def test_toml_reads_back_what_it_dumped(table: dict[str, Any]) -> None:
+    assert toml.parse(toml.dump(table)) == table
+
+
+# --- JSON Schema ---
+
+
+def test_the_schema_describes_every_op_and_forbids_other_keys() -> None:
+    schema = json.loads(json.dumps(spec.json_schema()))
+    tables = [table for table in schema["$defs"].values() if table.get("type") == "object"]
+    assert all(table["additionalProperties"] is False for table in [schema, *tables])
+    ops = {table["properties"]["op"].get("const") for table in tables if "op" in table["properties"]}
+    layer_ops = {kind.model_fields["op"].annotation.__args__[0] for kind in get_args(spec.AnyLayer)}
+    assert layer_ops <= ops
+    assert all("op" in table["required"] for table in tables if "op" in table["properties"])
+
+
+# --- Bad input: each message names the place, what was found and what is allowed ---
+
+OPS = '"activation", "dense", "dropout", "flatten", "gru", "lstm", "reshape", "rnn"'
+INITIALISER_NAMES = (
+    '"glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "normal", "ones", "uniform", "zeros"'
+)
+
+
+BAD = {
+    "negative units": (
+        "units = 5",
+        "units = -3",
+        'layers[1] (id "rnn").units: found -3, expected an integer from 1 to 16777216',
+    ),
+    "units not an integer": (
+        "units = 5",
+        "units = 5.0",
+        'layers[1] (id "rnn").units: found 5.0, expected an integer from 1 to 16777216',
+    ),
+    "units not a number": (
+        "units = 5",
+        "units = true",
+        'layers[1] (id "rnn").units: found true, expected an integer from 1 to 16777216',
+    ),
+    "unknown key": (
+        "units = 5",
+        "units = 5\ncolour = 1",
+        (
+            'layers[1] (id "rnn").colour: unknown key, expected one of "id", "op", "units", "returns", '
+            '"weight_init", "recurrent_init", "bias_init", "activation"'
+        ),
+    ),
+    "unknown table": (
+        '[loss]\nop = "softmax_cross_entropy"',
+        '[loss]\nop = "softmax_cross_entropy"\n[training]\nepochs = 5',
+        'training: unknown key, expected one of "format", "version", "opset", "name", "input", '
+        '"layers", "loss"',
+    ),
+    "unknown op": (
+        'op = "rnn"',
+        'op = "rmn"',
+        f'layers[1] (id "rnn").op: unknown op "rmn" (did you mean "rnn"?), expected one of {OPS}',
+    ),
+    "no op": ('op = "rnn"\n', "", f'layers[1] (id "rnn").op: missing, expected one of {OPS}'),
+    "opset from the future": (
+        "opset = 1",
+        "opset = 9",
+        "opset: found 9, expected 1 (a higher one needs a newer TwinGrad)",
+    ),
+    "version from the future": (
+        "version = 1",
+        "version = 2",
+        "version: found 2, expected 1 (a higher one needs a newer TwinGrad)",
+    ),
+    "another format": (
+        "twingrad-model",
+        "twingrad-paper",
+        'format: found "twingrad-paper", expected "twingrad-model"',
+    ),
+    "no format": ('format = "twingrad-model"\n', "", 'format: missing, expected "twingrad-model"'),
+    "duplicate id": (
+        'id = "rnn"',
+        'id = "rows"',
+        'layers[1] (id "rows").id: "rows" is the id of layers[0] already',
+    ),
+    "bad id": (
+        'id = "rnn"',
+        'id = "Rnn 1"',
+        (
+            'layers[1] (id "Rnn 1").id: found "Rnn 1", expected a text of at most 64 characters that matches '
+            "^[a-z][a-z0-9_-]*$"
+        ),
+    ),
+    "reshape that does not fit": (
+        "shape = [3, 4]",
+        "shape = [3, 5]",
+        (
+            'layers[0] (id "rows"): found an input of shape (N, 12), 12 elements per sample, '
+            "expected 15 to fill (N, 3, 5)"
+        ),
+    ),
+    "rnn over something flat": (
+        "shape = [3, 4]",
+        "shape = [12]",
+        'layers[1] (id "rnn"): expected an input of shape (N, steps, features), found (N, 12)',
+    ),
+    "empty dimension": (
+        "shape = [3, 4]",
+        "shape = [3, 0]",
+        'layers[0] (id "rows").shape[1]: found 0, expected an integer from 1 to 16777216',
+    ),
+    "no dimension": (
+        "shape = [3, 4]",
+        "shape = []",
+        'layers[0] (id "rows").shape: found [], expected a list of 1 to 8, each an integer from 1 '
+        "to 16777216",
+    ),
+    "too few dimensions": (
+        '["N", 12]',
+        "[12]",
+        ('input.shape: found [12], expected a list of 2 to 9, each "N" or an integer from 1 to 16777216'),
+    ),
+    "no N": ('["N", 12]', "[100, 12]", 'input.shape: found [100, 12], expected "N" first and only there'),
+    "two N": ('["N", 12]', '["N", "N"]', 'input.shape: found ["N", "N"], expected "N" first and only there'),
+    "negative dimension": (
+        '["N", 12]',
+        '["N", -12]',
+        'input.shape[1]: found -12, expected "N" or an integer from 1 to 16777216',
+    ),
+    "unknown choice": (
+        'op = "rnn"',
+        'op = "rnn"\nreturns = "first"',
+        'layers[1] (id "rnn").returns: found "first", expected one of "last", "sequence"',
+    ),
+    "nan": (
+        "std = 0.5",
+        "std = nan",
+        'layers[1] (id "rnn").weight_init.std: found nan, expected a finite number of at least 0',
+    ),
+    "inf": (
+        "std = 0.5",
+        "std = inf",
+        'layers[1] (id "rnn").weight_init.std: found inf, expected a finite number of at least 0',
+    ),
+    "negative deviation": (
+        "std = 0.5",
+        "std = -0.5",
+        'layers[1] (id "rnn").weight_init.std: found -0.5, expected a finite number of at least 0',
+    ),
+    "another initialisers option": (
+        "std = 0.5",
+        "low = 0.5",
+        'layers[1] (id "rnn").weight_init.low: unknown key, expected one of "name", "mean", "std"',
+    ),
+    "empty interval": (
+        '{ name = "normal", mean = 0, std = 0.5 }',
+        '{ name = "uniform", low = 1, high = 0 }',
+        'layers[1] (id "rnn").weight_init.low: found 1.0, expected at most high = 0.0',
+    ),
+    "unknown initialiser": (
+        '{ name = "normal", mean = 0, std = 0.5 }',
+        '"xavier"',
+        f'layers[1] (id "rnn").weight_init: unknown name "xavier", expected one of {INITIALISER_NAMES}',
+    ),
+    "nameless initialiser": (
+        '{ name = "normal", mean = 0, std = 0.5 }',
+        "{ std = 0.5 }",
+        f'layers[1] (id "rnn").weight_init.name: missing, expected one of {INITIALISER_NAMES}',
+    ),
+    "loss that does not fit": (
+        "units = 2",
+        "units = 1",
+        (
+            'loss: softmax_cross_entropy does not fit the output of layer "output": found logits of '
+            "shape (N, 1), "
+            "expected (N, …, classes) with 2 classes or more (for a single logit there is "
+            "binary_cross_entropy)"
+        ),
+    ),
+    "softmax twice": (
+        "[loss]",
+        '[[layers]]\nid = "p"\nop = "activation"\nactivation = "softmax"\n[loss]',
+        (
+            "loss: softmax_cross_entropy applies softmax itself: expected logits, found the output "
+            'of layer "p" '
+            "(softmax), which has to go"
+        ),
+    ),
+    "unknown loss": (
+        '"softmax_cross_entropy"',
+        '"hinge"',
+        (
+            'loss.op: unknown op "hinge", expected one of "binary_cross_entropy", "mean_squared_error", '
+            '"softmax_cross_entropy"'
+        ),
+    ),
+    "drop everything": (
+        'op = "reshape"\nshape = [3, 4]',
+        'op = "dropout"\nrate = 1.0',
+        'layers[0] (id "rows").rate: found 1.0, expected a finite number from 0 to below 1',
+    ),
+    "more than any memory": (
+        "units = 5",
+        "units = 16000000",
+        'layers[1] (id "rnn"): rnn.recurrent would have 256000000000000 elements, expected at most '
+        "2147483647",
+    ),
+    "quoted key": (
+        "[input]",
+        "[input]\n'two words' = 1",
+        'input."two words": unknown key, expected one of "shape", "dtype"',
+    ),
+    "key twice": (
+        "opset = 1",
+        "opset = 1\nlayers = 3",
+        "not valid TOML: Cannot overwrite a value (at line 10",
+    ),
+    "number longer than python prints": (
+        "units = 5",
+        f"units = 0x{'f' * 5000}",
+        'layers[1] (id "rnn").units: found 0xffff',
+    ),
+    "number longer than python reads": ("units = 5", f"units = {'9' * 5000}", "not valid TOML: "),
+    "nested too deeply": ("units = 5", f"units = {'[' * 5000}", "not usable TOML: nested too deeply"),
+    "syntax error with its line": (
+        "units = 5",
+        "units = 5 5",
+        "not valid TOML: Expected newline or end of document after a statement (at line 17",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BAD.values(), ids=BAD)
+def test_bad_input(old: str, new: str, message: str) -> None:
+    found = complaint(change((old, new)))
+    assert found.startswith("bad.toml: ")
+    assert message in found, found
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = complaint(change(("units = 5", "units = 0\nunit = 5"), ("units = 2", 'units = "two"')))
+    assert found.splitlines()[0] == "bad.toml: 3 problems"
+    assert '  layers[1] (id "rnn").unit: unknown key (did you mean "units"?)' in found
+    assert '  layers[2] (id "output").units: found "two"' in found
+
+
+def test_what_follows_from_another_version_is_not_told() -> None:
+    """An op of a newer opset is no mistake of the user's: that the opset is newer says it all."""
+    assert "\n" not in complaint(change(("opset = 1", "opset = 2"), ('"rnn"\nunits', '"transformer"\nunits')))
+
+
+def test_a_spec_of_no_layers() -> None:
+    text = re.sub(r"\[\[layers\]\].*(?=\[loss\])", "", GOOD, flags=re.DOTALL)
+    assert "layers: missing, expected a list of 1 to 1000" in complaint(text)
+
+
+def test_an_op_needs_the_opset_that_brought_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spec.RNN, "since", 2)
+    assert complaint(GOOD) == 'bad.toml: layers[1] (id "rnn").op: rnn needs opset 2, found 1'
+
+
+def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes(GOOD.replace("small", "kräftig").encode("latin-1"))
+    with pytest.raises(SpecError, match=r"latin\.toml: line 4 is not UTF-8 text: byte 0xe4 at offset 58"):
+        spec.load(path)
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"missing\.toml: there is no such file"):
+        spec.load(tmp_path / "missing.toml")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="this is a folder"):
+        spec.load(tmp_path)
+
+
+def test_a_path_through_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecError, match="cannot be read: Not a directory"):
+        spec.load(tmp_path / "file" / "model.toml")
+
+
+def test_the_errors_are_the_users_to_put_right() -> None:
+    with pytest.raises(TwinGradError) as caught:
+        spec.loads("")
+    assert caught.value.exit_code == 2
+    assert "format: missing" in str(caught.value)
