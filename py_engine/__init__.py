@@ -1,0 +1,29 @@
+"""TwinGrad's numpy engine: a small, fast automatic-differentiation library on numpy arrays.
+
+>>> import numpy as np, py_engine as pe
+>>> pe.grad(lambda x: np.sum(np.sin(x) ** 2))(np.array([0.5, 1.0]))
+array([0.84147098, 0.90929743])
+"""
+
+from py_engine.ad import ops
+from py_engine.ad.gradcheck import gradcheck
+from py_engine.ad.graph import topological_sort
+from py_engine.ad.techniques import Techniques
+from py_engine.ad.tensor import Tensor, no_grad, scope, tensor
+from py_engine.ad.transforms import compile, grad, value_and_grad
+from py_engine.errors import EngineError
+
+__all__ = [
+    "EngineError",
+    "Techniques",
+    "Tensor",
+    "compile",
+    "grad",
+    "gradcheck",
+    "no_grad",
+    "ops",
+    "scope",
+    "tensor",
+    "topological_sort",
+    "value_and_grad",
+]

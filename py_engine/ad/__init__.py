@@ -1,0 +1,1 @@
+"""Automatic differentiation on numpy arrays: tensors, the op table, planning and replay."""

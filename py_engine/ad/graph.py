@@ -1,0 +1,285 @@
+"""Computation graphs: sorting, differentiation, tracing and simplification. Nothing here recurses over a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from py_engine.ad import ops
+from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, SLICE, TRANSPOSE, Index, assemble
+from py_engine.ad.tensor import FLOATS, STATE, Literal, Tensor, no_grad, scope
+from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError, TraceError
+
+__all__ = [
+    "Graph",
+    "accumulate",
+    "backward",
+    "gradients",
+    "scope",
+    "simplify",
+    "topological_sort",
+    "trace",
+    "tracing",
+    "unbroadcast",
+]
+
+# Sorting --------------------------------------------------------------------------------------------------
+
+
+def topological_sort(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return every tensor that the outputs depend on, and themselves, each after its inputs."""
+    order: list[Tensor] = []
+    seen: set[int] = set()
+    stack: list[tuple[Tensor, bool]] = [(output, False) for output in reversed(outputs)]
+    while stack:
+        node, inputs_done = stack.pop()
+        if inputs_done:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((x, False) for x in reversed(node.inputs) if id(x) not in seen)
+    return order
+
+
+# Differentiation ------------------------------------------------------------------------------------------
+
+
+def gradients(
+    outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Return the vector-Jacobian product of the outputs with the seeds, for each target.
+
+    Reverse mode, by the ops' own rules, which are ops again: eager tensors give values, symbolic ones extend the
+    graph, and either can be differentiated once more.
+
+    Args:
+        outputs: what is differentiated.
+        seeds: for each output the upstream gradient, of its shape and dtype.
+        targets: the tensors to differentiate by.
+
+    Returns:
+        For each target a tensor of its shape and dtype, or None where no output depends on it.
+    """
+    order = topological_sort(outputs)
+    wanted = {id(target) for target in targets}
+    depends = set(wanted)
+    for node in order:
+        if node.op is not None and node.op.differentiable and any(id(x) in depends for x in node.inputs):
+            depends.add(id(node))
+    pending: dict[int, list[Part]] = {}
+    for output, seed in zip(outputs, seeds, strict=True):
+        if id(output) in depends:
+            pending.setdefault(id(output), []).append((seed, None))
+    result: dict[int, Tensor] = {}
+    for node in reversed(order):
+        parts = pending.pop(id(node), None)
+        if parts is None:
+            continue
+        with scope_of(node):
+            g = accumulate(parts, node)
+            if id(node) in wanted:
+                result[id(node)] = g
+            if node.op is None:
+                continue
+            for i, x in enumerate(node.inputs):
+                if id(x) in depends and x.dtype in FLOATS:
+                    part = _pull_back(node, i, x, g)
+                    if part is not None:
+                        pending.setdefault(id(x), []).append(part)
+    return [result.get(id(target)) for target in targets]
+
+
+Part = tuple[Tensor, Index | None]
+"""A contribution to a gradient: a tensor of the whole shape, or of the place given by a basic index."""
+
+
+def _pull_back(node: Tensor, i: int, x: Tensor, g: Tensor) -> Part | None:
+    assert node.op is not None
+    if node.op is SLICE:
+        # Not put into zeros here: the gradient of an array taken apart by slices is assembled once from all.
+        return g, node.attrs["index"]
+    rule = node.op.rule(i)
+    if rule is None:
+        return None
+    return unbroadcast(rule(g, node, *node.inputs, **node.attrs), x), None
+
+
+def accumulate(parts: Sequence[Part], node: Tensor) -> Tensor:
+    """Return the sum of all contributions to the gradient of `node`."""
+    slices = [(g, index) for g, index in parts if index is not None]
+    whole = [g for g, index in parts if index is None]
+    if slices:
+        whole.append(assemble([g for g, _ in slices], [index for _, index in slices], node.shape))
+    total = whole[0]
+    for g in whole[1:]:
+        total = total + g
+    return total
+
+
+def unbroadcast(g: Tensor, x: Tensor) -> Tensor:
+    """Sum a gradient over the axes along which `x` was broadcast, to the shape of `x`.
+
+    Raises:
+        ShapeError, DTypeError: a rule returned something that cannot be the gradient of `x`.
+    """
+    if g.dtype != x.dtype:
+        raise DTypeError(f"a gradient rule returned {g.dtype} for an input of {x.dtype}")
+    if g.shape == x.shape:
+        return g
+    new = g.ndim - x.ndim
+    axes = tuple(range(new)) + tuple(
+        i + new for i, n in enumerate(x.shape) if n == 1 and new >= 0 and g.shape[i + new] != 1
+    )
+    summed = ops.sum(g, axes) if new >= 0 else g
+    if summed.size != x.size:
+        raise ShapeError(f"a gradient rule returned shape {g.shape} for an input of shape {x.shape}")
+    return ops.reshape(summed, x.shape)
+
+
+@contextmanager
+def scope_of(node: Tensor) -> Iterator[None]:
+    """Label the ops made inside with the layer that `node` belongs to."""
+    outer = STATE.scope
+    STATE.scope = node.scope
+    try:
+        yield
+    finally:
+        STATE.scope = outer
+
+
+def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:
+    """Add the derivative of `output` to `.grad` of every leaf that requires it."""
+    if not output.requires_grad:
+        raise NotDifferentiableError(
+            "backward: this tensor does not depend on any tensor with requires_grad=True"
+        )
+    if gradient is None and output.size != 1:
+        raise ShapeError(
+            f"backward: a gradient of shape {output.shape} must be given, since the tensor is not a scalar; "
+            "or reduce it first, for example with .sum()"
+        )
+    seed = np.ones(output.shape, output.dtype) if gradient is None else np.asarray(gradient, output.dtype)
+    if seed.shape != output.shape:
+        raise ShapeError(f"backward: expected a gradient of shape {output.shape}, got {seed.shape}")
+    leaves = [x for x in topological_sort([output]) if x.op is None and x.requires_grad]
+    with no_grad():
+        found = gradients([output], [Tensor(seed)], leaves)
+    for leaf, g in zip(leaves, found, strict=True):
+        if g is not None:
+            leaf.grad = np.array(g.numpy()) if leaf.grad is None else leaf.grad + g.numpy()
+
+
+# Tracing --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Graph:
+    """A traced function: symbolic inputs, outputs, and every op between them in the order it was made.
+
+    Tensors with data that the ops use are captured by reference: a later `assign` to them is seen.
+    """
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    nodes: list[Tensor]
+
+    def prune(self) -> None:
+        """Drop the ops that no output needs."""
+        needed = {id(x) for x in topological_sort(self.outputs)}
+        self.nodes = [node for node in self.nodes if id(node) in needed]
+
+
+@contextmanager
+def tracing() -> Iterator[list[Tensor]]:
+    """Make every op symbolic, and collect the ops in the order they are made."""
+    if STATE.trace is not None:
+        raise TraceError("a function cannot be compiled inside another one's trace; call it uncompiled there")
+    nodes: list[Tensor] = []
+    STATE.trace = nodes
+    try:
+        yield nodes
+    finally:
+        STATE.trace = None
+
+
+def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Graph:
+    """Run `function` on symbolic inputs and return the graph of what it did."""
+    with tracing() as nodes:
+        outputs = list(function(*inputs))
+    graph = Graph(list(inputs), outputs, nodes)
+    graph.prune()
+    return graph
+
+
+# Simplification -------------------------------------------------------------------------------------------
+
+
+def simplify(graph: Graph) -> None:
+    """Merge equal ops, fold arithmetic on literals and drop ops that change nothing; in place."""
+    replaced: dict[int, Tensor] = {}
+    known: dict[Any, Tensor] = {}
+    literals: dict[tuple[str, bytes], Tensor] = {}
+
+    def resolve(x: Tensor) -> Tensor:
+        x = replaced.get(id(x), x)
+        if isinstance(x, Literal):
+            x = literals.setdefault((x.dtype.str, x.numpy().tobytes()), x)
+        return x
+
+    for node in graph.nodes:
+        node.inputs = tuple(resolve(x) for x in node.inputs)
+        instead = _simpler(node)
+        if instead is None:
+            assert node.op is not None
+            if node.op.random:
+                continue
+            key = (node.op, tuple(id(x) for x in node.inputs), tuple(sorted(node.attrs.items())))
+            instead = known.setdefault(key, node)
+        if instead is not node:
+            replaced[id(node)] = instead
+    graph.outputs = [resolve(x) for x in graph.outputs]
+    graph.prune()
+
+
+def _simpler(node: Tensor) -> Tensor | None:
+    """Return an existing tensor, or a literal, that equals `node`; or shorten `node` itself."""
+    op, inputs = node.op, node.inputs
+    if op is ops.identity or op is ops.stop_gradient:
+        return inputs[0]
+    if op is not None and op.broadcasts and node.shape == () and all(isinstance(x, Literal) for x in inputs):
+        return Literal(op.compute([x.data for x in inputs], (), node.dtype, node.attrs))
+    if op is ops.mul:
+        for one, other in (inputs, inputs[::-1]):
+            if _is_one(one) and other.shape == node.shape:
+                return other
+    if op is RESHAPE or op is TRANSPOSE:
+        return _shorter_view(node)
+    return None
+
+
+def _is_one(x: Tensor) -> bool:
+    while x.op is RESHAPE or x.op is BROADCAST_TO:
+        (x,) = x.inputs
+    return isinstance(x, Literal) and x.item() == 1
+
+
+def _shorter_view(node: Tensor) -> Tensor | None:
+    (x,) = node.inputs
+    if x.op is node.op:
+        (base,) = x.inputs
+        if node.op is TRANSPOSE:
+            inner, outer = x.attrs["axes"], node.attrs["axes"]
+            node.attrs = {"axes": tuple(inner[a] for a in outer)}
+        node.inputs = (base,)
+        x = base
+    if node.op is RESHAPE and node.shape == x.shape:
+        return x
+    if node.op is TRANSPOSE and node.attrs["axes"] == tuple(range(x.ndim)):
+        return x
+    return None

@@ -1,0 +1,285 @@
+"""Arithmetic and elementary functions, elementwise with numpy's broadcasting.
+
+Subgradients: ties in `maximum`, `minimum` share the gradient equally; `clip` passes it on at its bounds; `abs`,
+`relu` and `sign` have derivative 0 at 0; `sqrt` has infinity there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from py_engine.ad.ops.record import (
+    Call,
+    Op,
+    Scratch,
+    Shape,
+    as_tensor,
+    broadcast,
+    common_dtype,
+    elementwise,
+    implements,
+    infer_elementwise,
+    register,
+)
+from py_engine.ad.tensor import Array, Literal, Operand, Tensor
+from py_engine.errors import DTypeError
+
+# Arithmetic -----------------------------------------------------------------------------------------------
+
+add = elementwise("add", np.add, lambda y, a, b: 1, lambda y, a, b: 1, doc="a + b", infer=infer_elementwise)
+sub = elementwise(
+    "sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_elementwise
+)
+mul = elementwise(
+    "mul", np.multiply, lambda y, a, b: b, lambda y, a, b: a, doc="a b", infer=infer_elementwise
+)
+div = elementwise("div", np.divide, lambda y, a, b: 1 / b, lambda y, a, b: -y / b, doc="a / b")
+neg = elementwise("neg", np.negative, lambda y, x: -1, doc="-x", infer=infer_elementwise)
+square = elementwise("square", np.square, lambda y, x: 2 * x, doc="x²", infer=infer_elementwise)
+reciprocal = elementwise("reciprocal", np.reciprocal, lambda y, x: -square(y), doc="1 / x")
+
+
+def _pow_base(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
+    if isinstance(p, Literal) and p.item() not in (0, 1):
+        return p * (x if p.item() == 2 else pow(x, p.item() - 1))
+    # p x^(p-1), and 0 where p = 0 even at x = 0, where x^(p-1) is infinite.
+    return p * pow(x, where(equal(p, 0), 1, p - 1))
+
+
+def _pow_exponent(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
+    # y log x, and its limit 0 at x = 0 for p >= 0, where log x is infinite.
+    return y * log(where(equal(x, 0) * greater_equal(p, 0), 1, x))
+
+
+pow = elementwise("pow", np.power, _pow_base, _pow_exponent, doc="x to the power p")
+
+# Exponentials and logarithms ------------------------------------------------------------------------------
+
+exp = elementwise("exp", np.exp, lambda y, x: y, doc="e to the x")
+expm1 = elementwise("expm1", np.expm1, lambda y, x: y + 1, doc="exp(x) - 1, exact near 0")
+log = elementwise("log", np.log, lambda y, x: 1 / x, doc="natural logarithm")
+log1p = elementwise("log1p", np.log1p, lambda y, x: 1 / (x + 1), doc="log(1 + x), exact near 0")
+sqrt = elementwise("sqrt", np.sqrt, lambda y, x: 0.5 / y, doc="square root")
+
+# Trigonometric and hyperbolic functions -------------------------------------------------------------------
+
+sin = elementwise("sin", np.sin, lambda y, x: cos(x), doc="sine")
+cos = elementwise("cos", np.cos, lambda y, x: -sin(x), doc="cosine")
+tan = elementwise("tan", np.tan, lambda y, x: 1 + square(y), doc="tangent")
+arcsin = elementwise("arcsin", np.arcsin, lambda y, x: 1 / sqrt(1 - square(x)), doc="inverse sine")
+arccos = elementwise("arccos", np.arccos, lambda y, x: -1 / sqrt(1 - square(x)), doc="inverse cosine")
+arctan = elementwise("arctan", np.arctan, lambda y, x: 1 / (1 + square(x)), doc="inverse tangent")
+sinh = elementwise("sinh", np.sinh, lambda y, x: cosh(x), doc="hyperbolic sine")
+cosh = elementwise("cosh", np.cosh, lambda y, x: sinh(x), doc="hyperbolic cosine")
+tanh = elementwise("tanh", np.tanh, lambda y, x: 1 - square(y), doc="hyperbolic tangent")
+
+# Activations ----------------------------------------------------------------------------------------------
+
+
+def _sigmoid(x: Array, out: Array) -> None:
+    np.negative(x, out)
+    with np.errstate(over="ignore"):  # exp overflows to infinity for x << 0, and 1 / infinity is the limit
+        np.exp(out, out)
+    np.add(out, 1, out)
+    np.reciprocal(out, out)
+
+
+def _softplus(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    # max(x, 0) + log1p(exp(-|x|)): never overflows; np.logaddexp does the same several times slower.
+    (x,) = arrays
+    rest = scratch(x.shape, x.dtype)
+    return [
+        partial(np.absolute, x, rest),
+        partial(np.negative, rest, rest),
+        partial(np.exp, rest, rest),
+        partial(np.log1p, rest, rest),
+        partial(np.maximum, x, 0, out),
+        partial(np.add, out, rest, out),
+    ]
+
+
+def _relu(x: Array, out: Array) -> None:
+    np.maximum(x, 0, out)
+
+
+def _step(x: Array, out: Array) -> None:
+    np.greater(x, 0, out)
+
+
+sigmoid = elementwise("sigmoid", _sigmoid, lambda y, x: y * (1 - y), doc="1 / (1 + exp(-x))")
+softplus = elementwise("softplus", None, lambda y, x: sigmoid(x), doc="log(1 + exp(x))", bind=_softplus)
+relu = elementwise("relu", _relu, lambda y, x: step(y), doc="max(x, 0)")
+step = elementwise("step", _step, lambda y, x: 0, doc="1 where x > 0, else 0; derivative 0")
+sign = elementwise("sign", np.sign, lambda y, x: 0, doc="-1, 0 or 1; derivative 0")
+abs = elementwise("abs", np.absolute, lambda y, x: sign(x), doc="absolute value")
+
+# Choices --------------------------------------------------------------------------------------------------
+
+
+def _share(y: Tensor, mine: Tensor, other: Tensor) -> Tensor:
+    # 1 for the winner, 1/2 for a tie, 0 for the loser.
+    return equal_mask(y, mine) * (1 - 0.5 * equal_mask(mine, other))
+
+
+def _equal_mask(a: Array, b: Array, out: Array) -> None:
+    np.equal(a, b, out)
+
+
+def _clip(x: Array, low: Array, high: Array, out: Array) -> None:
+    np.clip(x, low, high, out=out)
+
+
+equal_mask = elementwise(
+    "equal_mask", _equal_mask, lambda y, a, b: 0, lambda y, a, b: 0, doc="1.0 where a = b, else 0.0"
+)
+maximum = elementwise(
+    "maximum", np.maximum, lambda y, a, b: _share(y, a, b), lambda y, a, b: _share(y, b, a), doc="the larger"
+)
+minimum = elementwise(
+    "minimum", np.minimum, lambda y, a, b: _share(y, a, b), lambda y, a, b: _share(y, b, a), doc="the smaller"
+)
+CLIP = elementwise(
+    "clip",
+    _clip,
+    lambda y, x, low, high: equal_mask(y, x),
+    lambda y, x, low, high: (1 - equal_mask(y, x)) * equal_mask(y, low),
+    lambda y, x, low, high: (1 - equal_mask(y, x)) * equal_mask(y, high) * (1 - equal_mask(low, high)),
+    doc="x limited to [low, high]",
+)
+
+
+@implements(np.clip)
+def clip(x: Operand, a_min: Operand | None = None, a_max: Operand | None = None) -> Tensor:
+    """Limit `x` to [a_min, a_max]; None leaves that side open. The gradient passes at the bounds."""
+    return CLIP(x, -np.inf if a_min is None else a_min, np.inf if a_max is None else a_max)
+
+
+def _infer_where(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, Any]:
+    return broadcast((condition, a, b)), common_dtype((a, b))
+
+
+def _where(condition: Array, a: Array, b: Array, out: Array) -> None:
+    np.copyto(out, b)
+    np.copyto(out, a, where=condition)
+
+
+def _where_jvp(
+    tangents: Sequence[Tensor | None], y: Tensor, condition: Tensor, a: Tensor, b: Tensor
+) -> Tensor:
+    _, moved_a, moved_b = tangents
+    return WHERE(condition, 0 if moved_a is None else moved_a, 0 if moved_b is None else moved_b)
+
+
+WHERE = register(
+    Op(
+        name="where",
+        infer=_infer_where,
+        kernel=_where,
+        vjp=(
+            None,
+            lambda g, y, condition, a, b: WHERE(condition, g, 0),
+            lambda g, y, condition, a, b: WHERE(condition, 0, g),
+        ),
+        jvp=_where_jvp,
+        overwrites=(2,),
+        broadcasts=True,
+        doc="a where the condition holds, else b",
+    )
+)
+
+
+@implements(np.where)
+def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
+    """Take `a` where the boolean `condition` holds and `b` elsewhere.
+
+    The branch not taken gets gradient zero, but its values are computed: keep them finite where their
+    derivative is used (`where(x > 0, log(where(x > 0, x, 1)), 0)`).
+    """
+    chosen = as_tensor(condition)
+    if chosen.dtype != np.bool_:
+        raise DTypeError(f"where: expected a boolean condition, got {chosen.dtype}; compare, e.g. x > 0")
+    return WHERE(chosen, a, b)
+
+
+# Comparisons ----------------------------------------------------------------------------------------------
+
+
+def _comparison(name: str, ufunc: np.ufunc, doc: str) -> Op:
+    def infer(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
+        common_dtype((a, b))
+        return broadcast((a, b)), np.dtype(np.bool_)
+
+    return register(Op(name, infer, ufunc, broadcasts=True, doc=doc), ufunc)
+
+
+less = _comparison("less", np.less, "a < b, as booleans")
+less_equal = _comparison("less_equal", np.less_equal, "a <= b, as booleans")
+greater = _comparison("greater", np.greater, "a > b, as booleans")
+greater_equal = _comparison("greater_equal", np.greater_equal, "a >= b, as booleans")
+equal = _comparison("equal", np.equal, "a = b, as booleans")
+
+# Conversions ----------------------------------------------------------------------------------------------
+
+
+def _infer_astype(x: Tensor, dtype: Any) -> tuple[Shape, Any]:
+    return x.shape, dtype
+
+
+def _copy(x: Array, out: Array, **attrs: Any) -> None:
+    np.copyto(out, x, casting="unsafe")
+
+
+def _through(
+    convert: Callable[..., Tensor],
+) -> Callable[..., Tensor]:
+    def jvp(tangents: Sequence[Tensor | None], y: Tensor, x: Tensor, **attrs: Any) -> Tensor:
+        assert tangents[0] is not None
+        return convert(tangents[0], **attrs)
+
+    return jvp
+
+
+ASTYPE = register(
+    Op(
+        name="astype",
+        infer=_infer_astype,
+        kernel=_copy,
+        vjp=(lambda g, y, x, dtype: astype(g, x.dtype),),
+        jvp=_through(lambda t, dtype: astype(t, dtype)),
+        doc="convert to another dtype",
+    )
+)
+
+
+def astype(x: Operand, dtype: DTypeLike) -> Tensor:
+    """Convert to `dtype`; between float types the gradient is converted back."""
+    x, dtype = as_tensor(x), np.dtype(dtype)
+    return x if x.dtype == dtype else ASTYPE(x, dtype=dtype)
+
+
+def _infer_same(x: Tensor) -> tuple[Shape, Any]:
+    return x.shape, x.dtype
+
+
+def _itself(x: Array) -> Array:
+    return x
+
+
+stop_gradient = register(
+    Op("stop_gradient", _infer_same, view=_itself, doc="x as a constant: no gradient flows through it")
+)
+identity = register(
+    Op(
+        "identity",
+        _infer_same,
+        view=_itself,
+        vjp=(lambda g, y, x: g,),
+        jvp=_through(lambda t: t),
+        doc="x itself, as a new node",
+    )
+)

@@ -1,0 +1,228 @@
+"""Products: matmul and what can be said with it, and einsum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from py_engine.ad.ops.record import (
+    Call,
+    Op,
+    Scratch,
+    Shape,
+    as_tensors,
+    common_dtype,
+    implements,
+    multilinear_jvp,
+    register,
+)
+from py_engine.ad.ops.shape import broadcast_to, reshape, swapaxes, transpose
+from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
+from py_engine.errors import DTypeError, ShapeError
+
+# Matrix products ------------------------------------------------------------------------------------------
+
+
+def _infer_matmul(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"shapes {a.shape} and {b.shape} do not fit: {a.shape[-1]} columns, {b.shape[-2]} rows"
+        )
+    try:
+        stacked = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise ShapeError(f"the leading axes of shapes {a.shape} and {b.shape} do not fit") from None
+    dtype = common_dtype((a, b))
+    if dtype not in FLOATS:
+        raise DTypeError(f"expected float32 or float64, got {dtype}; convert with astype()")
+    return (*stacked, a.shape[-2], b.shape[-1]), dtype
+
+
+def _suits_blas(x: Array) -> bool:
+    """Whether each matrix has its rows or its columns in one piece; numpy multiplies others without BLAS."""
+    rows, columns = x.strides[-2:]
+    return (columns == x.itemsize and rows >= x.shape[-1] * x.itemsize) or (
+        rows == x.itemsize and columns >= x.shape[-2] * x.itemsize
+    )
+
+
+MATMUL = register(
+    Op(
+        name="matmul",
+        infer=_infer_matmul,
+        kernel=np.matmul,
+        vjp=(
+            lambda g, y, a, b: MATMUL(g, swapaxes(b, -1, -2)),
+            lambda g, y, a, b: MATMUL(swapaxes(a, -1, -2), g),
+        ),
+        jvp=multilinear_jvp("matmul"),
+        broadcasts=True,
+        accepts=_suits_blas,
+        doc="matrix product over the last two axes, stacked over the others",
+    )
+)
+
+
+@implements(np.matmul)
+def matmul(a: Operand, b: Operand) -> Tensor:
+    """Matrix product, by numpy.matmul's rules for vectors and stacks of matrices."""
+    a, b = as_tensors((a, b))
+    if not a.ndim or not b.ndim:
+        raise ShapeError(f"matmul: at least one axis is needed, got shapes {a.shape} and {b.shape}")
+    if a.ndim == 1:
+        product = matmul(reshape(a, (1, -1)), b)
+        return reshape(product, product.shape[:-1] if b.ndim == 1 else _without(product.shape, -2))
+    if b.ndim == 1:
+        product = matmul(a, reshape(b, (-1, 1)))
+        return reshape(product, product.shape[:-1])
+    if a.ndim > 2 and b.ndim == 2:
+        # One large product in place of a stack of small ones; the gradient of b becomes one as well.
+        rows = MATMUL(reshape(a, (math.prod(a.shape[:-1]), a.shape[-1])), b)
+        return reshape(rows, (*a.shape[:-1], b.shape[-1]))
+    return MATMUL(a, b)
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    lengths = list(shape)
+    del lengths[axis]
+    return tuple(lengths)
+
+
+@implements(np.dot)
+def dot(a: Operand, b: Operand) -> Tensor:
+    """Inner product over the last axis of `a` and the last but one (or only) axis of `b`."""
+    a, b = as_tensors((a, b))
+    if not a.ndim or not b.ndim:
+        return a * b
+    return tensordot(a, b, ((a.ndim - 1,), (max(b.ndim - 2, 0),)))
+
+
+@implements(np.outer)
+def outer(a: Operand, b: Operand) -> Tensor:
+    """All products of an element of `a` with one of `b`, both seen as vectors."""
+    a, b = as_tensors((a, b))
+    return reshape(a, (-1, 1)) * reshape(b, (1, -1))
+
+
+@implements(np.tensordot)
+def tensordot(a: Operand, b: Operand, axes: int | Sequence[int | Sequence[int]] = 2) -> Tensor:
+    """Sum of products over axes of `a` paired with axes of `b`, as numpy.tensordot."""
+    a, b = as_tensors((a, b))
+    if isinstance(axes, (int, np.integer)):
+        over_a, over_b = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
+    else:
+        over_a, over_b = ((n,) if isinstance(n, int) else tuple(n) for n in axes)
+    over_a = tuple(n % max(a.ndim, 1) for n in over_a)
+    over_b = tuple(n % max(b.ndim, 1) for n in over_b)
+    if len(over_a) != len(over_b) or [a.shape[n] for n in over_a] != [b.shape[n] for n in over_b]:
+        raise ShapeError(f"tensordot: axes {axes} of shapes {a.shape} and {b.shape} do not pair up")
+    free_a = tuple(n for n in range(a.ndim) if n not in over_a)
+    free_b = tuple(n for n in range(b.ndim) if n not in over_b)
+    summed = math.prod(a.shape[n] for n in over_a)
+    rows = math.prod(a.shape[n] for n in free_a)
+    columns = math.prod(b.shape[n] for n in free_b)
+    left = reshape(transpose(a, free_a + over_a), (rows, summed))
+    right = reshape(transpose(b, over_b + free_b), (summed, columns))
+    shape = tuple(a.shape[n] for n in free_a) + tuple(b.shape[n] for n in free_b)
+    return reshape(MATMUL(left, right), shape)
+
+
+# Einstein notation ----------------------------------------------------------------------------------------
+
+
+def _infer_einsum(*inputs: Tensor, terms: tuple[str, ...], result: str) -> tuple[Shape, Any]:
+    lengths: dict[str, int] = {}
+    for x, term in zip(inputs, terms, strict=True):
+        if len(term) != x.ndim:
+            raise ShapeError(f"subscripts {term!r} do not fit an operand of shape {x.shape}")
+        for letter, n in zip(term, x.shape, strict=True):
+            if lengths.setdefault(letter, n) != n:
+                raise ShapeError(f"subscript {letter!r} stands for both {lengths[letter]} and {n}")
+    return tuple(lengths[letter] for letter in result), common_dtype(inputs)
+
+
+def _bind_einsum(
+    arrays: Sequence[Array], out: Array, scratch: Scratch, terms: tuple[str, ...], result: str
+) -> Sequence[Call]:
+    subscripts = ",".join(terms) + "->" + result
+    path = np.einsum_path(subscripts, *arrays, optimize="greedy")[0]
+    return [partial(np.einsum, subscripts, *arrays, out=out, optimize=path)]
+
+
+def _einsum_vjp(i: int, g: Tensor, y: Tensor, *inputs: Tensor, terms: tuple[str, ...], result: str) -> Tensor:
+    # The gradient of one operand is an einsum of the upstream gradient with the other operands. A letter that
+    # stands twice in the operand (a diagonal) gets a second name, tied to the first by an identity matrix; one
+    # that stands nowhere else was summed over alone, so its gradient repeats along it.
+    x, term = inputs[i], terms[i]
+    operands = [g, *inputs[:i], *inputs[i + 1 :]]
+    operand_terms = [result, *terms[:i], *terms[i + 1 :]]
+    spare = iter(letter for letter in _LETTERS if letter not in "".join(terms))
+    unique = ""
+    for letter, n in zip(term, x.shape, strict=True):
+        if letter in unique:
+            twin = next(spare)
+            operands.append(Tensor(np.eye(n, dtype=x.dtype)))
+            operand_terms.append(letter + twin)
+            unique += twin
+        else:
+            unique += letter
+    elsewhere = set("".join(operand_terms))
+    wanted = "".join(letter for letter in unique if letter in elsewhere)
+    gradient = EINSUM(*operands, terms=tuple(operand_terms), result=wanted)
+    shape = tuple(n if letter in elsewhere else 1 for letter, n in zip(unique, x.shape, strict=True))
+    return broadcast_to(reshape(gradient, shape), x.shape)
+
+
+EINSUM = register(
+    Op(
+        name="einsum",
+        infer=_infer_einsum,
+        bind=_bind_einsum,
+        vjp=_einsum_vjp,
+        jvp=multilinear_jvp("einsum"),
+        doc="sum of products in Einstein notation",
+    )
+)
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@implements(np.einsum)
+def einsum(subscripts: str, *operands: Operand, optimize: Any = None) -> Tensor:
+    """Sum of products in Einstein notation, as numpy.einsum; the contraction order is always optimised."""
+    inputs = as_tensors(operands)
+    terms, result = _parse(subscripts.replace(" ", ""), inputs)
+    return EINSUM(*inputs, terms=terms, result=result)
+
+
+def _parse(subscripts: str, inputs: Sequence[Tensor]) -> tuple[tuple[str, ...], str]:
+    """Return the operands' and the result's letters, with the implicit forms and `...` spelled out."""
+    left, arrow, result = subscripts.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(inputs):
+        raise ShapeError(f"einsum: {subscripts!r} names {len(terms)} operands, got {len(inputs)}")
+    used = set(subscripts) - set("->,.")
+    if not used <= set(_LETTERS):
+        raise ShapeError(f"einsum: subscripts must be letters, got {subscripts!r}")
+    spare = [letter for letter in _LETTERS if letter not in used]
+    dots = [
+        x.ndim - len(term.replace("...", "")) if "..." in term else 0
+        for x, term in zip(inputs, terms, strict=True)
+    ]
+    longest = max(dots, default=0)
+    if min(dots, default=0) < 0:
+        raise ShapeError(f"einsum: {subscripts!r} has more subscripts than an operand has axes")
+    extra = "".join(spare[:longest])
+    terms = [term.replace("...", extra[longest - n :]) for term, n in zip(terms, dots, strict=True)]
+    if arrow:
+        result = result.replace("...", extra)
+    else:
+        letters = "".join(terms)
+        result = extra + "".join(sorted(c for c in set(letters) - set(extra) if letters.count(c) == 1))
+    if len(set(result)) < len(result) or not set(result) <= set("".join(terms)):
+        raise ShapeError(f"einsum: the result {result!r} must use letters of {left!r}, each once")
+    return tuple(terms), result

@@ -1,0 +1,200 @@
+"""Losses, each the mean over the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from py_engine.ad.ops.elementary import exp, softplus, square
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, as_tensors, c_ordered, register
+from py_engine.ad.ops.reduction import logsumexp, mean, sum
+from py_engine.ad.ops.shape import expand_dims
+from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
+from py_engine.errors import DTypeError, LabelError, ShapeError
+
+# Softmax cross-entropy ------------------------------------------------------------------------------------
+#
+# loss = mean(logsumexp(logits) - logits[label]). The logsumexp is a node of its own, so that the gradient
+# (softmax(logits) - one_hot(labels)) / n can be computed from it with one exp and no reduction; that gradient is
+# a fused op, too. Its rule for `logits` is the total derivative, through the logsumexp as well.
+
+
+class _Labels:
+    """Positions of each row's label in the flat logits, recomputed in place at every replay."""
+
+    def __init__(self, labels: Array, classes: int, scratch: Scratch) -> None:
+        self.labels = labels.reshape(-1)
+        n = self.labels.size
+        self.rows = np.arange(n, dtype=np.intp) * classes
+        self.places = scratch((n,), np.intp)
+
+    def calls(self) -> Sequence[Call]:
+        return [partial(np.add, self.rows, self.labels, self.places)]
+
+
+def _infer_loss(logits: Tensor, lse: Tensor, labels: Tensor) -> tuple[Shape, Any]:
+    _check_labels_shape(logits, labels)
+    return (), logits.dtype
+
+
+def _check_labels_shape(logits: Tensor, labels: Tensor) -> None:
+    if logits.dtype not in FLOATS:
+        raise DTypeError(f"expected float32 or float64 logits, got {logits.dtype}")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise DTypeError(f"expected integer labels, got {labels.dtype}")
+    if not logits.shape or labels.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"logits of shape {logits.shape} need labels of shape {logits.shape[:-1]}, got {labels.shape}"
+        )
+
+
+def _bind_loss(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    logits, lse, labels = arrays
+    n = labels.size
+    where = _Labels(labels, logits.shape[-1], scratch)
+    picked = scratch((n,), logits.dtype)
+    weights = np.full(n, 1 / max(n, 1), logits.dtype)
+    return [
+        *where.calls(),
+        partial(logits.reshape(-1).take, where.places, 0, picked, "clip"),
+        partial(np.subtract, lse.reshape(-1), picked, picked),
+        partial(np.dot, weights, picked, out),
+    ]
+
+
+def _bind_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    g, logits, lse, labels = arrays
+    n = labels.size
+    where = _Labels(labels, logits.shape[-1], scratch)
+    flat = out.reshape(-1)
+    picked = scratch((n,), logits.dtype)
+    scale = scratch((), logits.dtype)
+    return [
+        *where.calls(),
+        partial(np.subtract, logits, lse[..., np.newaxis], out),
+        partial(np.exp, out, out),
+        partial(flat.take, where.places, 0, picked, "clip"),
+        partial(np.subtract, picked, 1, picked),
+        partial(flat.__setitem__, where.places, picked),
+        partial(np.multiply, g, 1 / max(n, 1), scale),
+        partial(np.multiply, out, scale, out),
+    ]
+
+
+def _infer_gradient(g: Tensor, logits: Tensor, lse: Tensor, labels: Tensor) -> tuple[Shape, Any]:
+    return logits.shape, logits.dtype
+
+
+def _tangent(u: Tensor, g: Tensor, logits: Tensor, lse: Tensor, labels: Tensor) -> Tensor:
+    # The derivative of exp(logits - lse) g / n with respect to logits (and minus that to lse), times u.
+    return u * exp(logits - expand_dims(lse, -1)) * (g * (1 / max(math.prod(labels.shape), 1)))
+
+
+SOFTMAX_CROSS_ENTROPY = register(
+    Op(
+        name="softmax_cross_entropy",
+        infer=_infer_loss,
+        bind=_bind_loss,
+        vjp=(
+            lambda g, y, logits, lse, labels: SOFTMAX_CROSS_ENTROPY_GRADIENT(g, logits, lse, labels),
+            None,
+            None,
+        ),
+        jvp=lambda t, y, logits, lse, labels: sum(
+            t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
+        ),
+        accepts=c_ordered,
+        couples_batch=True,
+        doc="mean of -log softmax(logits)[label]",
+    )
+)
+SOFTMAX_CROSS_ENTROPY_GRADIENT = register(
+    Op(
+        name="softmax_cross_entropy_gradient",
+        infer=_infer_gradient,
+        bind=_bind_gradient,
+        vjp=(
+            lambda u, y, g, logits, lse, labels: sum(
+                u * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
+            ),
+            lambda u, y, g, logits, lse, labels: _tangent(u, g, logits, lse, labels),
+            lambda u, y, g, logits, lse, labels: -sum(_tangent(u, g, logits, lse, labels), -1),
+            None,
+        ),
+        jvp=lambda t, y, g, logits, lse, labels: _gradient_jvp(t, y, g, logits, lse, labels),
+        overwrites=(1,),
+        accepts=c_ordered,
+        doc="(softmax(logits) - one_hot(labels)) g / n",
+    )
+)
+
+
+def _gradient_jvp(
+    t: Sequence[Tensor | None], y: Tensor, g: Tensor, logits: Tensor, lse: Tensor, labels: Tensor
+) -> Tensor:
+    terms = []
+    if t[0] is not None:
+        terms.append(t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels))
+    if t[1] is not None:
+        terms.append(_tangent(t[1], g, logits, lse, labels))
+    if t[2] is not None:
+        terms.append(-_tangent(expand_dims(t[2], -1), g, logits, lse, labels))
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def softmax_cross_entropy(logits: Operand, labels: Operand) -> Tensor:
+    """Mean cross-entropy between softmax(logits) and integer labels.
+
+    Args:
+        logits: (..., classes), unnormalised log-probabilities.
+        labels: (...), integers in [0, classes). One-hot vectors are never built.
+
+    Raises:
+        LabelError: a label is out of range; names the first one and its row. Labels of a replayed function
+            are checked by the trainer when it is given them, not at every replay.
+    """
+    logits, labels = as_tensor(logits), as_tensor(labels)
+    _check_labels_shape(logits, labels)
+    if labels.data is not None and labels.size:
+        bad = (labels.data < 0) | (labels.data >= logits.shape[-1])
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise LabelError(
+                f"softmax_cross_entropy: label {labels.data.reshape(-1)[row]} in row {row} is not one of the "
+                f"{logits.shape[-1]} classes 0..{logits.shape[-1] - 1}"
+            )
+    return SOFTMAX_CROSS_ENTROPY(logits, logsumexp(logits, -1), labels)
+
+
+# Other losses ---------------------------------------------------------------------------------------------
+
+
+def binary_cross_entropy(logits: Operand, targets: Operand) -> Tensor:
+    """Mean cross-entropy between sigmoid(logits) and targets in [0, 1], of the same shape.
+
+    Computed as softplus(x) - x t, which neither overflows nor loses the gradient at large logits.
+    """
+    logits, targets = as_tensors((logits, targets))
+    if logits.shape != targets.shape:
+        raise ShapeError(
+            f"binary_cross_entropy: logits of shape {logits.shape} and targets of shape {targets.shape} differ"
+        )
+    return mean(softplus(logits) - logits * targets)
+
+
+def mean_squared_error(predictions: Operand, targets: Operand) -> Tensor:
+    """Mean of (prediction - target)², over all elements; both of the same shape."""
+    predictions, targets = as_tensors((predictions, targets))
+    if predictions.shape != targets.shape:
+        raise ShapeError(
+            f"mean_squared_error: predictions of shape {predictions.shape} and targets of shape "
+            f"{targets.shape} differ"
+        )
+    return mean(square(predictions - targets))

@@ -1,0 +1,55 @@
+"""Random masks. An op here draws anew from its generator every time it is computed, eagerly and in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, register
+from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
+from py_engine.errors import ConfigurationError, DTypeError
+
+
+def _infer_mask(x: Tensor, rate: float, generator: np.random.Generator) -> tuple[Shape, Any]:
+    if x.dtype not in FLOATS:
+        raise DTypeError(f"expected float32 or float64, got {x.dtype}")
+    return x.shape, x.dtype
+
+
+def _bind_mask(
+    arrays: Sequence[Array], out: Array, scratch: Scratch, rate: float, generator: np.random.Generator
+) -> Sequence[Call]:
+    draws = scratch(out.shape, out.dtype)
+    return [
+        partial(generator.random, out.shape, out.dtype, draws),
+        partial(np.greater_equal, draws, rate, out),
+        partial(np.multiply, out, 1 / (1 - rate), out),
+    ]
+
+
+DROPOUT_MASK = register(
+    Op(
+        name="dropout_mask",
+        infer=_infer_mask,
+        bind=_bind_mask,
+        random=True,
+        doc="0 with probability rate, else 1 / (1 - rate), in the shape of x",
+    )
+)
+
+
+def dropout(x: Operand, rate: float, generator: np.random.Generator) -> Tensor:
+    """Zero each element with probability `rate` and scale the others by 1 / (1 - rate).
+
+    Source: Srivastava et al., "Dropout", JMLR 15 (2014), in the inverted form that needs nothing at evaluation.
+
+    Raises:
+        ConfigurationError: `rate` is not in [0, 1).
+    """
+    if not 0 <= rate < 1:
+        raise ConfigurationError(f"dropout: the rate must be at least 0 and below 1, got {rate}")
+    x = as_tensor(x)
+    return x if rate == 0 else x * DROPOUT_MASK(x, rate=rate, generator=generator)

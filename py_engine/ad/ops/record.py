@@ -1,0 +1,326 @@
+"""The op record: everything the engine knows about one operation, in one place.
+
+An op is called with tensors, arrays and numbers.  Called eagerly it computes at once; called while a function is
+traced it returns a symbolic tensor, which the planner and the tape turn into a bound call later.  Both use the
+same record, and so do the gradient tests and the op reference in the documentation.
+
+Contract of a kernel: `kernel(*inputs, out, **attrs)` writes every element of `out`, reads and writes nothing
+else, and allocates as little as numpy allows.  `out` may be the memory of an input only for the inputs listed in
+`overwrites`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Operand, Tensor
+from py_engine.errors import DTypeError, ShapeError
+
+Shape: TypeAlias = tuple[int, ...]
+Infer: TypeAlias = Callable[..., tuple[Shape, Any]]
+Rule: TypeAlias = Callable[..., Tensor]
+Call: TypeAlias = Callable[[], Any]
+Scratch: TypeAlias = Callable[[Shape, Any], Array]
+
+TABLE: dict[str, Op] = {}
+"""Every op by name."""
+
+NUMPY: dict[Any, Callable[..., Any]] = {}
+"""numpy's functions and ufuncs, each with the op that stands in for it on tensors."""
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operation.
+
+    Attributes:
+        name: the name in the table, in messages and in `print(f.source)`.
+        infer: `infer(*inputs, **attrs)` gives the result's shape and dtype without running it, or raises.
+        kernel: `kernel(*inputs, out, **attrs)` computes into `out`.
+        bind: `bind(inputs, out, scratch, **attrs)` gives the calls that do so, for kernels with something to
+            prepare once; `scratch(shape, dtype)` is memory that a call may use and that it never relies on.
+        view: `view(x, **attrs)` gives the result as a view of its input's memory: no call at all.
+        vjp: one rule per input, `rule(g, y, *inputs, **attrs)`, written in ops; None where there is no
+            derivative.  A single rule `rule(i, g, y, *inputs, **attrs)` serves ops with any number of inputs.
+        jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input that does not move.
+        overwrites: the inputs whose memory `out` may be.
+        broadcasts: whether inputs follow numpy's broadcasting, so that gradients are summed back.
+        accepts: `accepts(array)` tells whether the kernel handles that memory layout; where not, the input is
+            copied into C order first. None accepts every layout.
+        random: each call draws new values, so equal calls must not be merged.
+        couples_batch: whether a result row depends on other rows of the first axis.
+        doc: one line for the op reference.
+    """
+
+    name: str
+    infer: Infer
+    kernel: Callable[..., Any] | None = None
+    bind: Callable[..., Sequence[Call]] | None = None
+    view: Callable[..., Array] | None = None
+    vjp: tuple[Rule | None, ...] | Rule | None = None
+    jvp: Callable[..., Tensor] | None = None
+    overwrites: tuple[int, ...] = ()
+    broadcasts: bool = False
+    accepts: Callable[[Array], bool] | None = None
+    random: bool = False
+    couples_batch: bool = False
+    doc: str = ""
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether any input has a derivative."""
+        return self.vjp is not None
+
+    def __call__(self, *operands: Operand, **attrs: Any) -> Tensor:
+        """Apply the op to tensors, arrays and numbers."""
+        return self.apply(as_tensors(operands), attrs)
+
+    def apply(self, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> Tensor:
+        """Apply the op to tensors: eagerly, or symbolically while a function is traced."""
+        try:
+            shape, dtype = self.infer(*inputs, **attrs)
+        except (ShapeError, DTypeError) as error:
+            where = f" in layer {STATE.scope!r}" if STATE.scope else ""
+            raise type(error)(f"{self.name}{where}: {error}") from None
+        trace = STATE.trace
+        symbolic = trace is not None
+        depends = False
+        for x in inputs:
+            symbolic = symbolic or x.data is None
+            depends = depends or x.requires_grad
+        result = Tensor.__new__(Tensor)
+        result.shape = shape
+        result.dtype = dtype
+        result.grad = None
+        result.name = ""
+        result.scope = STATE.scope
+        result.requires_grad = depends and STATE.recording and self.vjp is not None and dtype in FLOATS
+        if symbolic:
+            result.data = None
+        else:
+            result.data = self.compute([x.data for x in inputs], shape, dtype, attrs)
+        if symbolic or result.requires_grad:
+            result.op, result.inputs, result.attrs = self, inputs, attrs
+            if trace is not None:
+                trace.append(result)
+        else:
+            result.op, result.inputs, result.attrs = None, (), {}
+        return result
+
+    def compute(self, arrays: Sequence[Any], shape: Shape, dtype: Any, attrs: Mapping[str, Any]) -> Array:
+        """Return the values of the op for these arrays, in fresh memory unless the op is a view."""
+        if self.view is not None:
+            return self.view(*arrays, **attrs)
+        out = np.empty(shape, dtype)
+        if self.kernel is not None:
+            self.kernel(*arrays, out, **attrs)
+        else:
+            for call in self.calls(arrays, out, np.empty, attrs):
+                call()
+        return out
+
+    def calls(
+        self, arrays: Sequence[Array], out: Array, scratch: Scratch, attrs: Mapping[str, Any]
+    ) -> Sequence[Call]:
+        """Return the calls that compute the op from these arrays into `out`, bound and ready to repeat."""
+        if self.bind is not None:
+            return self.bind(arrays, out, scratch, **attrs)
+        assert self.kernel is not None, f"{self.name} has neither kernel nor bind"
+        return [partial(self.kernel, *arrays, out, **attrs)]
+
+    def rule(self, index: int) -> Rule | None:
+        """Return the vjp rule of one input, or None when it has no derivative."""
+        if self.vjp is None:
+            return None
+        if isinstance(self.vjp, tuple):
+            return self.vjp[index]
+        return partial(self.vjp, index)
+
+
+def c_ordered(x: Array) -> bool:
+    """Whether the elements lie in C order without gaps: what kernels that flatten their inputs accept."""
+    return x.flags.c_contiguous
+
+
+def register(op: Op, *stands_in_for: Any) -> Op:
+    """Enter an op into the table, and as the stand-in for the given numpy functions."""
+    if op.name in TABLE:
+        raise ValueError(f"there is an op {op.name!r} already")
+    TABLE[op.name] = op
+    for function in stands_in_for:
+        NUMPY[function] = op
+    return op
+
+
+def implements(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function as the stand-in for numpy's functions on tensors."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for numpy_function in functions:
+            NUMPY[numpy_function] = function
+        return function
+
+    return decorate
+
+
+def as_tensors(operands: Sequence[Operand]) -> tuple[Tensor, ...]:
+    """Turn operands into tensors; a number takes the float dtype of the tensors and arrays beside it.
+
+    numpy's scalars count as numbers, so that `x / np.sqrt(64)` keeps a float32 `x` float32.
+    """
+    arrays = [x if isinstance(x, (Tensor, np.ndarray)) or np.isscalar(x) else np.asarray(x) for x in operands]
+    dtype: Any = np.float64
+    for x in arrays:
+        if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS:
+            dtype = x.dtype
+            break
+    return tuple(
+        x
+        if isinstance(x, Tensor)
+        else Tensor(x)
+        if isinstance(x, np.ndarray)
+        else Literal(np.asarray(x, dtype))
+        for x in arrays
+    )
+
+
+def as_tensor(operand: Operand) -> Tensor:
+    """Turn one operand into a tensor."""
+    return operand if isinstance(operand, Tensor) else as_tensors((operand,))[0]
+
+
+# Elementwise ops ------------------------------------------------------------------------------------------
+
+
+def broadcast(inputs: Sequence[Tensor]) -> Shape:
+    """Return the shape that numpy's broadcasting gives.
+
+    Raises:
+        ShapeError: the shapes do not fit; the message lists them all.
+    """
+    first = inputs[0].shape
+    if all(x.shape == first for x in inputs):
+        return first
+    try:
+        return np.broadcast_shapes(*(x.shape for x in inputs))
+    except ValueError:
+        shapes = " and ".join(str(x.shape) for x in inputs)
+        raise ShapeError(f"shapes {shapes} cannot be broadcast together") from None
+
+
+def common_dtype(inputs: Sequence[Tensor]) -> Any:
+    """Return the one dtype of all inputs.
+
+    Raises:
+        DTypeError: they differ: arrays keep their dtype, so the caller decides which one is meant.
+    """
+    dtype = inputs[0].dtype
+    for x in inputs:
+        if x.dtype != dtype:
+            names = " and ".join(str(x.dtype) for x in inputs)
+            raise DTypeError(f"operands of {names} cannot be mixed; convert one with astype()")
+    return dtype
+
+
+def infer_elementwise(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
+    """Shape and dtype of an elementwise op."""
+    return broadcast(inputs), common_dtype(inputs)
+
+
+def infer_float(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
+    """Shape and dtype of an elementwise op that is defined for floats only."""
+    dtype = common_dtype(inputs)
+    if dtype not in FLOATS:
+        raise DTypeError(f"expected float32 or float64, got {dtype}; convert with astype()")
+    return broadcast(inputs), dtype
+
+
+def elementwise(
+    name: str,
+    kernel: Callable[..., Any] | None,
+    *partials: Callable[..., Tensor | float],
+    doc: str,
+    numpy: Any = None,
+    bind: Callable[..., Sequence[Call]] | None = None,
+    infer: Infer = infer_float,
+) -> Op:
+    """Make and register an elementwise op from its kernel and its partial derivatives.
+
+    Args:
+        name: the op's name.
+        kernel: a ufunc, or any function with its signature `kernel(*inputs, out)`.
+        partials: for each input, `partial(y, *inputs, **attrs)`: dy/dinput, written in ops or a number.
+        doc: one line for the op reference.
+        numpy: the numpy function it stands in for; None takes `kernel` when that is a ufunc.
+        bind: instead of `kernel`, see `Op`.
+        infer: see `Op`.
+    """
+
+    def rule(derivative: Callable[..., Tensor | float]) -> Rule:
+        def vjp(g: Tensor, y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
+            return scaled(g, derivative(y, *inputs, **attrs))
+
+        return vjp
+
+    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
+        total = None
+        for tangent, derivative in zip(tangents, partials, strict=True):
+            if tangent is not None:
+                term = scaled(tangent, derivative(y, *inputs, **attrs))
+                total = term if total is None else total + term
+        assert total is not None
+        return total
+
+    op = Op(
+        name=name,
+        infer=infer,
+        kernel=kernel,
+        bind=bind,
+        vjp=tuple(rule(derivative) for derivative in partials) or None,
+        jvp=jvp if partials else None,
+        overwrites=tuple(range(max(1, len(partials)))),
+        broadcasts=True,
+        doc=doc,
+    )
+    stands_in_for = numpy if numpy is not None else kernel if isinstance(kernel, np.ufunc) else None
+    return register(op, *([] if stands_in_for is None else [stands_in_for]))
+
+
+def scaled(g: Tensor, derivative: Tensor | float) -> Tensor:
+    """Return `g` times a derivative that may be the number one or minus one."""
+    if isinstance(derivative, Tensor):
+        return g * derivative
+    return g if derivative == 1 else -g if derivative == -1 else g * derivative
+
+
+def linear_jvp(op_name: str) -> Callable[..., Tensor]:
+    """Return the jvp of an op that is linear in all its inputs together: the op itself, on the tangents."""
+
+    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
+        moved = [
+            Tensor(np.zeros(x.shape, x.dtype)) if t is None else t
+            for t, x in zip(tangents, inputs, strict=True)
+        ]
+        return TABLE[op_name].apply(tuple(moved), attrs)
+
+    return jvp
+
+
+def multilinear_jvp(op_name: str) -> Callable[..., Tensor]:
+    """Return the jvp of an op that is linear in each input: the sum over the inputs that move."""
+
+    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
+        total = None
+        for i, tangent in enumerate(tangents):
+            if tangent is not None:
+                term = TABLE[op_name].apply((*inputs[:i], tangent, *inputs[i + 1 :]), attrs)
+                total = term if total is None else total + term
+        assert total is not None
+        return total
+
+    return jvp

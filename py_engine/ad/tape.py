@@ -1,0 +1,399 @@
+"""The tape: a graph compiled into a flat list of numpy calls, each bound to its buffers.
+
+Contract. `run()` reads the input buffers and the captured tensors, and writes the output buffers and the tape's
+own scratch memory, nothing else; it may destroy any scratch. Outputs are overwritten by the next run. Captured
+tensors (parameters) are used in place, so changes made to them between runs are seen. A tape belongs to one thread
+at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from py_engine.ad.graph import Graph, simplify
+from py_engine.ad.ops.linalg import MATMUL
+from py_engine.ad.ops.record import Call, Shape
+from py_engine.ad.ops.shape import ASSEMBLE, RESHAPE, as_index, copy, covers
+from py_engine.ad.plan import ALIGNMENT, Value, plan
+from py_engine.ad.techniques import Techniques
+from py_engine.ad.tensor import Array, Literal, Tensor
+from py_engine.errors import NonFiniteError, ReplayError
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One op of the tape: the node it computes, from and into which arrays, by which calls."""
+
+    node: Tensor
+    arrays: tuple[Array, ...]
+    out: Array
+    calls: tuple[Call, ...]
+    text: str
+
+
+class Tape:
+    """A compiled graph.
+
+    Args:
+        graph: what to compute; it is changed, and belongs to the tape from now on.
+        results: memory to compute outputs into, by position (gradients into a parameter vector); the others get
+            memory of their own.
+        techniques: what to do to be fast.
+
+    Attributes:
+        inputs: the buffers to fill before `run()`.
+        outputs: the buffers that `run()` fills.
+        instructions: what `run()` does, in order.
+        plan: where each value lies.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        results: Mapping[int, Array] | None = None,
+        techniques: Techniques = Techniques(),  # noqa: B008  (frozen)
+    ) -> None:
+        if techniques.simplify:
+            simplify(graph)
+        _isolate_outputs(graph)
+        if not techniques.views:
+            _copy_views(graph)
+        _straighten(graph)
+        self.graph = graph
+        self.techniques = techniques
+        results = dict(results or {})
+        self._scratch: list[Array] = []
+
+        leaves = _captured(graph)
+        self._known: list[Tensor] = [*graph.inputs, *leaves, *graph.nodes]
+        number = {id(x): i for i, x in enumerate(self._known)}
+        output_position = {id(x): k for k, x in enumerate(graph.outputs)}
+        needed_whole = _needed_whole(graph)
+        self.plan = plan(
+            [_value(x, number, output_position, needed_whole, techniques) for x in self._known],
+            in_place=techniques.in_place,
+            reuse=techniques.reuse_memory,
+        )
+        self._arena = _aligned_bytes(self.plan.size)
+
+        arrays: list[Array | None] = [None] * len(self._known)
+        self.inputs = [np.zeros(x.shape, x.dtype) for x in graph.inputs]
+        arrays[: len(self.inputs)] = self.inputs
+        for x in leaves:
+            arrays[number[id(x)]] = x.numpy()
+        for k, x in enumerate(graph.outputs):
+            i = number[id(x)]
+            if arrays[i] is None:
+                arrays[i] = _result(results.get(k), x)
+        self.outputs = [self._memory(number[id(x)], arrays) for x in graph.outputs]
+        self.instructions: list[Instruction] = []
+        names = _names(graph, leaves)
+        for x in graph.nodes:
+            self._bind(x, number, arrays, names)
+        self._calls: list[Call] = [call for step in self.instructions for call in step.calls]
+
+    # Running ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Compute the outputs from the inputs."""
+        with np.errstate(all="ignore"):  # non-finite results are found and explained by diagnose()
+            if self.techniques.preallocate:
+                for call in self._calls:
+                    call()
+            else:
+                self._run_allocating()
+
+    def _run_allocating(self) -> None:
+        """Compute every op into fresh memory, as an engine without buffers would."""
+        values: dict[int, Array] = {id(x): a for x, a in zip(self.graph.inputs, self.inputs, strict=True)}
+        for x in self.graph.nodes:
+            assert x.op is not None
+            arrays = [values[id(a)] if id(a) in values else a.numpy() for a in x.inputs]
+            values[id(x)] = x.op.compute(arrays, x.shape, x.dtype, x.attrs)
+        for x, out in zip(self.graph.outputs, self.outputs, strict=True):
+            np.copyto(out, values[id(x)])
+
+    def __call__(self, *arrays: Array) -> list[Array]:
+        """Copy the arrays in, run, and return the output buffers themselves: the next run overwrites them.
+
+        Raises:
+            ReplayError: another number of arrays, another shape or another dtype than planned.
+        """
+        if len(arrays) != len(self.inputs):
+            raise ReplayError(f"expected {len(self.inputs)} arrays, got {len(arrays)}")
+        for i, (buffer, array) in enumerate(zip(self.inputs, arrays, strict=True)):
+            if array.shape != buffer.shape or array.dtype != buffer.dtype:
+                raise ReplayError(
+                    f"argument {i}: this tape was planned for shape {buffer.shape} {buffer.dtype}, "
+                    f"got {array.shape} {array.dtype}"
+                )
+            np.copyto(buffer, array)
+        self.run()
+        return self.outputs
+
+    def poison(self, byte: int) -> None:
+        """Fill all memory that a run must not rely on with one byte; for tests."""
+        self._arena[...] = byte
+        for memory in self._scratch:
+            memory.reshape(-1).view(np.uint8)[...] = byte
+        for out in self.outputs:
+            out[...] = np.frombuffer(bytes([byte]) * out.itemsize, out.dtype)[0]
+
+    # Looking at it ----------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the arena and of the ops' scratch memory; inputs, outputs and parameters not counted."""
+        return self.plan.size + sum(memory.nbytes for memory in self._scratch)
+
+    @property
+    def source(self) -> str:
+        """The tape as straight-line Python, for reading."""
+        return "\n".join(step.text for step in self.instructions)
+
+    def diagnose(self) -> NonFiniteError | None:
+        """Run once more, op by op, and return an error that names the first op with a NaN or infinite result.
+
+        Returns None when every result is finite. Inputs and parameters must be those of the run in question.
+        """
+        with np.errstate(all="ignore"):
+            for x in self._known:
+                if (
+                    x.op is None
+                    and x.data is not None
+                    and x.dtype.kind == "f"
+                    and not np.isfinite(x.data).all()
+                ):
+                    return NonFiniteError(f"{x.name or 'a captured tensor'} holds NaN or Inf")
+            for i, array in enumerate(self.inputs):
+                if array.dtype.kind == "f" and not np.isfinite(array).all():
+                    return NonFiniteError(f"input {i} (shape {array.shape}) holds NaN or Inf")
+            for step in self.instructions:
+                for call in step.calls:
+                    call()
+                if step.out.dtype.kind == "f" and not np.isfinite(step.out).all():
+                    assert step.node.op is not None
+                    layer = f" in layer {step.node.scope!r}" if step.node.scope else ""
+                    return NonFiniteError(
+                        f"op {step.node.op.name!r}{layer} was the first to give NaN or Inf "
+                        f"(result of shape {step.node.shape})"
+                    )
+        return None
+
+    # Building ---------------------------------------------------------------------------------------------
+
+    def _memory(self, i: int, arrays: list[Array | None]) -> Array:
+        """Return the array of value `i`, making it on first use."""
+        array = arrays[i]
+        if array is not None:
+            return array
+        x = self._known[i]
+        if i in self.plan.placed:
+            whole = self._known[self.plan.placed[i]]
+            k = next(k for k, part in enumerate(whole.inputs) if part is x)
+            index = as_index(whole.attrs["indices"][k])
+            array = self._memory(self.plan.placed[i], arrays)[index]
+        else:
+            at = self.plan.offset[self.plan.storage[i]]
+            array = self._arena[at : at + x.nbytes].view(x.dtype).reshape(x.shape)
+        arrays[i] = array
+        return array
+
+    def _bind(
+        self, x: Tensor, number: Mapping[int, int], arrays: list[Array | None], names: Mapping[int, str]
+    ) -> None:
+        assert x.op is not None
+        i = number[id(x)]
+        read = tuple(self._memory(number[id(a)], arrays) for a in x.inputs)
+        text = (
+            f"{names[id(x)]} = {x.op.name}({', '.join([names[id(a)] for a in x.inputs] + _shown(x.attrs))})"
+        )
+        if x.op.view is not None:
+            arrays[i] = out = x.op.view(*read, **x.attrs)
+            if out.size and not np.shares_memory(out, read[0], max_work=1):
+                raise AssertionError(f"the view op {x.op.name} made a copy")
+            self.instructions.append(Instruction(x, read, out, (), f"{text}  # view"))
+            return
+        out = self._memory(i, arrays)
+        calls = tuple(x.op.calls(read, out, self._new_scratch, x.attrs))
+        owner = self.plan.storage[i]
+        place = "result" if owner not in self.plan.offset else f"arena[{self.plan.offset[owner]}]"
+        self.instructions.append(Instruction(x, read, out, calls, f"{text}  # {x.dtype}{x.shape} in {place}"))
+
+    def _new_scratch(self, shape: Shape, dtype: Any) -> Array:
+        memory: Array = np.empty(shape, dtype)
+        self._scratch.append(memory)
+        return memory
+
+
+# Preparing the graph --------------------------------------------------------------------------------------
+
+
+def _isolate_outputs(graph: Graph) -> None:
+    """Give every output a value of its own, computed by an op that writes memory."""
+    seen: set[int] = set()
+    for k, x in enumerate(graph.outputs):
+        if x.op is None or x.op.view is not None or id(x) in seen:
+            graph.outputs[k] = x = _copy_of(x, graph.nodes)
+        seen.add(id(x))
+
+
+def _copy_of(x: Tensor, nodes: list[Tensor], before: Tensor | None = None) -> Tensor:
+    node = Tensor.symbol(x.shape, x.dtype)
+    node.op, node.inputs, node.scope = copy, (x,), x.scope
+    nodes.insert(len(nodes) if before is None else nodes.index(before), node)
+    return node
+
+
+def _copy_views(graph: Graph) -> None:
+    """Put a copy behind every view (the technique `views` switched off)."""
+    copies: dict[int, Tensor] = {}
+    nodes: list[Tensor] = []
+    for x in graph.nodes:
+        x.inputs = tuple(copies.get(id(a), a) for a in x.inputs)
+        nodes.append(x)
+        if x.op is not None and x.op.view is not None:
+            copies[id(x)] = _copy_of(x, nodes)
+    graph.nodes = nodes
+    graph.outputs = [copies.get(id(x), x) for x in graph.outputs]
+
+
+def _straighten(graph: Graph) -> None:
+    """Insert copies where an op needs another memory layout than its input's view has."""
+    layout: dict[int, Array] = {}
+    straight: dict[int, Tensor] = {}
+    nodes: list[Tensor] = []
+
+    def copied(x: Tensor) -> Tensor:
+        if id(x) not in straight:
+            straight[id(x)] = _copy_of(x, nodes)
+        return straight[id(x)]
+
+    for x in graph.nodes:
+        assert x.op is not None
+        for a in x.inputs:
+            if id(a) not in layout:
+                layout[id(a)] = _dummy(a)
+        if x.op.view is not None:
+            if x.op is RESHAPE:
+                try:
+                    np.reshape(layout[id(x.inputs[0])], x.shape, copy=False)
+                except ValueError:
+                    x.inputs = (copied(x.inputs[0]),)
+                    layout[id(x.inputs[0])] = _dummy(x.inputs[0])
+            layout[id(x)] = x.op.view(layout[id(x.inputs[0])], **x.attrs)
+        elif x.op.accepts is not None:
+            x.inputs = tuple(a if a.size == 0 or x.op.accepts(layout[id(a)]) else copied(a) for a in x.inputs)
+        nodes.append(x)
+    graph.nodes = nodes
+
+
+def _dummy(x: Tensor) -> Array:
+    """Return an array with the shape and strides that `x` will have, without memory behind it."""
+    if x.data is not None:
+        return x.data
+    strides = [x.dtype.itemsize] * x.ndim
+    for a in reversed(range(x.ndim - 1)):
+        strides[a] = strides[a + 1] * max(x.shape[a + 1], 1)
+    return np.lib.stride_tricks.as_strided(np.empty((), x.dtype), x.shape, strides, writeable=False)
+
+
+def _captured(graph: Graph) -> list[Tensor]:
+    """Return the tensors with data that the ops use, in order of first use."""
+    inputs = {id(x) for x in graph.inputs}
+    found: dict[int, Tensor] = {}
+    for node in graph.nodes:
+        for x in node.inputs:
+            if x.op is None and id(x) not in inputs:
+                x.numpy()  # a symbol of another trace has no values here: say so now
+                found.setdefault(id(x), x)
+    return list(found.values())
+
+
+def _needed_whole(graph: Graph) -> set[int]:
+    """Return the values that some op can use only in C order without gaps."""
+    return {
+        id(a)
+        for x in graph.nodes
+        for a in x.inputs
+        if x.op is RESHAPE or (x.op is not None and x.op.accepts is not None and x.op is not MATMUL)
+    }
+
+
+def _value(
+    x: Tensor,
+    number: Mapping[int, int],
+    outputs: Mapping[int, int],
+    needed_whole: set[int],
+    techniques: Techniques,
+) -> Value:
+    """Describe a tensor to the planner."""
+    if x.op is None:
+        return Value(x.nbytes, fixed=True)
+    reads = tuple(number[id(a)] for a in x.inputs)
+    if x.op.view is not None:
+        return Value(x.nbytes, reads, view_of=reads[0])
+    may_overwrite = tuple(
+        number[id(a)]
+        for a in (x.inputs[i] for i in x.op.overwrites if i < len(x.inputs))
+        if a.shape == x.shape
+        and a.dtype == x.dtype
+        and (a.op is RESHAPE or a.op is None or a.op.view is None)
+    )
+    return Value(
+        x.nbytes,
+        reads,
+        may_overwrite=may_overwrite,
+        parts=tuple(number[id(a)] for a in _placeable(x, needed_whole)) if techniques.place_parts else (),
+        fixed=id(x) in outputs,
+    )
+
+
+SHORTEST_RUN = 8
+"""Elements: a part is not computed in its place where that would scatter it over shorter runs than this."""
+
+
+def _placeable(x: Tensor, needed_whole: set[int]) -> list[Tensor]:
+    """Return the inputs of an assembly that may be computed in their places."""
+    if x.op is not ASSEMBLE or not covers(x.shape, x.attrs["indices"]):
+        return []
+    whole = np.lib.stride_tricks.as_strided(np.empty((), x.dtype), x.shape, _dummy(x).strides)
+    parts = []
+    for a, index in zip(x.inputs, x.attrs["indices"], strict=True):
+        place = whole[as_index(index)]
+        in_runs = place.ndim == 0 or (
+            place.strides[-1] == x.dtype.itemsize and place.shape[-1] >= SHORTEST_RUN
+        )
+        if a.op is not None and a.op.broadcasts and a.op.view is None and in_runs:
+            parts.append(a)
+    return [a for a in parts if id(a) not in needed_whole and sum(a is b for b in x.inputs) == 1]
+
+
+def _result(given: Array | None, x: Tensor) -> Array:
+    if given is None:
+        return np.zeros(x.shape, x.dtype)
+    if given.shape != x.shape or given.dtype != x.dtype:
+        raise ReplayError(f"result memory of shape {given.shape} {given.dtype} for {x.shape} {x.dtype}")
+    return given
+
+
+def _aligned_bytes(size: int) -> Array:
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size]
+
+
+def _names(graph: Graph, leaves: Sequence[Tensor]) -> dict[int, str]:
+    names = {id(x): f"x{i}" for i, x in enumerate(graph.inputs)}
+    for i, x in enumerate(leaves):
+        names[id(x)] = repr(x.item()) if isinstance(x, Literal) else x.name or f"c{i}"
+    names.update({id(x): f"v{i}" for i, x in enumerate(graph.nodes)})
+    return names
+
+
+def _shown(attrs: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={value!r}" for key, value in attrs.items()]

@@ -1,0 +1,45 @@
+"""Every technique of the engine as a switch, so that an ablation can tell what each one brings.
+
+The defaults are the engine; all results are the same with any of them off, only slower or larger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Techniques:
+    """What the engine does to be fast. The papers' names for the techniques stand in brackets.
+
+    Attributes:
+        replay: build and sort the graph once and replay it for every batch (topological sort once); off: record
+            and differentiate eagerly at every step.
+        preallocate: compute into buffers that exist before the step (pre-allocation, in-place `forward!` and
+            `backward!`, gradients reset and not reallocated); off: every op allocates its result.
+        reuse_memory: values that are never alive together share memory (memory reuse); off: each has its own.
+        in_place: an op may write over an input that nobody needs any more; off: never.
+        views: slices, reshapes and transposes are views (`@views`); off: they are copied.
+        place_parts: the parts of a concatenation, and the gradients of slices, are computed in their place in
+            the whole; off: they are copied there.
+        simplify: merge equal subexpressions and drop needless ops (one graph for forward and backward).
+        fused_loss: softmax cross-entropy and its gradient as two fused ops on integer labels (stable softmax,
+            sparse one-hot labels); off: log_softmax times one-hot rows.
+        batched: a mini-batch is one pass (vectorisation by matrices); off: one pass per sample, gradients
+            accumulated.
+        flat_parameters: one optimizer loop over one vector of all parameters; off: one per tensor.
+        split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
+            True or False; BLAS has one thread inside the split, all threads without it.
+    """
+
+    replay: bool = True
+    preallocate: bool = True
+    reuse_memory: bool = True
+    in_place: bool = True
+    views: bool = True
+    place_parts: bool = True
+    simplify: bool = True
+    fused_loss: bool = True
+    batched: bool = True
+    flat_parameters: bool = True
+    split_batch: bool | str = "auto"

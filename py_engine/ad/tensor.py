@@ -1,0 +1,376 @@
+"""The tensor: a numpy array that remembers how it was computed.
+
+A `Tensor` is also the node of the computation graph (the papers' *GraphNode*): it holds the op, the input
+tensors and the op's attributes that produced it.  A *concrete* tensor has data; a *symbolic* one, made while a
+function is traced, has only a shape and a dtype.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from py_engine.errors import DTypeError, TraceError
+
+if TYPE_CHECKING:
+    from py_engine.ad.ops.record import Op
+
+Array: TypeAlias = NDArray[Any]
+Operand: TypeAlias = "Tensor | ArrayLike"
+
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+class _State(threading.local):
+    """What the engine is doing in this thread."""
+
+    trace: list[Tensor] | None = None  # while a function is traced: its ops so far, all symbolic
+    recording: bool = True  # eager ops keep what backward() needs
+    scope: str = ""  # the layer whose ops are being made, for messages
+
+
+STATE = _State()
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Label the ops made inside with the layer `name`; nested scopes are joined by a slash."""
+    outer = STATE.scope
+    STATE.scope = f"{outer}/{name}" if outer else name
+    try:
+        yield
+    finally:
+        STATE.scope = outer
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Compute without recording: results made inside cannot be differentiated."""
+    outer = STATE.recording
+    STATE.recording = False
+    try:
+        yield
+    finally:
+        STATE.recording = outer
+
+
+class Tensor:
+    """A numpy array with a derivative.
+
+    Args:
+        data: the array; it is kept by reference, not copied.
+        requires_grad: whether `backward()` stores a gradient here and ops on it are recorded.
+
+    Raises:
+        DTypeError: `requires_grad` with a dtype other than float32 or float64.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "attrs",
+        "data",
+        "dtype",
+        "grad",
+        "inputs",
+        "name",
+        "op",
+        "requires_grad",
+        "scope",
+        "shape",
+    )
+
+    data: Array | None
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    op: Op | None
+    inputs: tuple[Tensor, ...]
+    attrs: Mapping[str, Any]
+    requires_grad: bool
+    grad: Array | None
+    name: str
+    scope: str
+
+    def __init__(self, data: Array, requires_grad: bool = False, name: str = "") -> None:
+        if requires_grad and data.dtype not in FLOATS:
+            raise DTypeError(
+                f"only float32 and float64 tensors have a gradient, this one is {data.dtype}; "
+                "convert it first, for example with x.astype(np.float32)"
+            )
+        self.data = data
+        self.shape = data.shape
+        self.dtype = data.dtype
+        self.op = None
+        self.inputs = ()
+        self.attrs = {}
+        self.requires_grad = requires_grad
+        self.grad = None
+        self.name = name
+        self.scope = ""
+
+    @classmethod
+    def symbol(cls, shape: tuple[int, ...], dtype: DTypeLike, name: str = "") -> Tensor:
+        """Return a tensor without data: an input of a graph that is being traced."""
+        dtype = np.dtype(dtype)
+        tensor = cls.__new__(cls)
+        tensor.data = None
+        tensor.shape = tuple(shape)
+        tensor.dtype = dtype
+        tensor.op = None
+        tensor.inputs = ()
+        tensor.attrs = {}
+        tensor.requires_grad = dtype in FLOATS
+        tensor.grad = None
+        tensor.name = name
+        tensor.scope = ""
+        return tensor
+
+    # What it is -------------------------------------------------------------------------------------------
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the elements in bytes."""
+        return self.size * self.dtype.itemsize
+
+    def numpy(self) -> Array:
+        """Return the array itself, not a copy.
+
+        Raises:
+            TraceError: the tensor is symbolic: its values exist only when the traced function is replayed.
+        """
+        if self.data is None:
+            raise TraceError(
+                "a value is needed here, but the function is being traced and only shapes are known; use "
+                "ops such as where() instead of Python branches on values, or call the function eagerly"
+            )
+        return self.data
+
+    def item(self) -> float:
+        """Return the only element as a Python number."""
+        return self.numpy().item()  # type: ignore[no-any-return]
+
+    def detach(self) -> Tensor:
+        """Return the same values as a constant: no gradient flows through it."""
+        return ops.stop_gradient(self)
+
+    def assign(self, values: ArrayLike) -> None:
+        """Copy `values` into this leaf in place, so that compiled functions that captured it see them.
+
+        Raises:
+            TraceError: the tensor was computed from others, whose gradients would become wrong.
+        """
+        if self.op is not None:
+            raise TraceError(f"assign() works on leaf tensors, this one was computed by {self.op.name}")
+        self.numpy()[...] = values
+
+    def backward(self, gradient: ArrayLike | None = None) -> None:
+        """Add the derivative of this scalar to `.grad` of every leaf that requires it.
+
+        Args:
+            gradient: the upstream gradient, with this tensor's shape; required unless it is a scalar.
+        """
+        from py_engine.ad.graph import backward
+
+        backward(self, gradient)
+
+    def __repr__(self) -> str:
+        what = "symbolic" if self.data is None else np.array2string(self.data, separator=", ", threshold=20)
+        made = f", op={self.op.name}" if self.op else ""
+        return f"Tensor({what}, shape={self.shape}, dtype={self.dtype}{made})"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar tensor has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if self.requires_grad and STATE.recording:
+            raise TraceError(
+                "this numpy function is not in the op table, so its derivative would be lost; "
+                "use .numpy() if only the values are wanted, or an op of py_engine.ops"
+            )
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    # numpy's own functions --------------------------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        function = ops.NUMPY.get(ufunc if method == "__call__" else (ufunc, method))
+        if function is None or kwargs.get("out") is not None:
+            return NotImplemented
+        return function(*inputs, **kwargs)
+
+    def __array_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        function = ops.NUMPY.get(func)
+        if function is None:
+            return NotImplemented
+        return function(*args, **kwargs)
+
+    # Operators --------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Operand) -> Tensor:
+        return ops.add(self, other)
+
+    def __radd__(self, other: Operand) -> Tensor:
+        return ops.add(other, self)
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return ops.sub(self, other)
+
+    def __rsub__(self, other: Operand) -> Tensor:
+        return ops.sub(other, self)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return ops.mul(self, other)
+
+    def __rmul__(self, other: Operand) -> Tensor:
+        return ops.mul(other, self)
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return ops.div(self, other)
+
+    def __rtruediv__(self, other: Operand) -> Tensor:
+        return ops.div(other, self)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return ops.pow(self, other)
+
+    def __rpow__(self, other: Operand) -> Tensor:
+        return ops.pow(other, self)
+
+    def __matmul__(self, other: Operand) -> Tensor:
+        return ops.matmul(self, other)
+
+    def __rmatmul__(self, other: Operand) -> Tensor:
+        return ops.matmul(other, self)
+
+    def __neg__(self) -> Tensor:
+        return ops.neg(self)
+
+    def __abs__(self) -> Tensor:
+        return ops.abs(self)
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return ops.less(self, other)
+
+    def __le__(self, other: Operand) -> Tensor:
+        return ops.less_equal(self, other)
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return ops.greater(self, other)
+
+    def __ge__(self, other: Operand) -> Tensor:
+        return ops.greater_equal(self, other)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return ops.getitem(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError(
+            "tensors cannot be written in place, because a gradient may still need the old values; "
+            "build the new tensor with where(), concatenate() or stack(), or use assign() on a leaf"
+        )
+
+    # Methods that numpy arrays have -----------------------------------------------------------------------
+
+    @property
+    def T(self) -> Tensor:
+        """The axes in reverse order."""
+        return ops.transpose(self)
+
+    def astype(self, dtype: DTypeLike) -> Tensor:
+        """Convert to another dtype."""
+        return ops.astype(self, dtype)
+
+    def reshape(self, *shape: int | Sequence[int]) -> Tensor:
+        """Return the same elements, in C order, in another shape; one length may be -1."""
+        return ops.reshape(self, _flat(shape))
+
+    def transpose(self, *axes: int | Sequence[int]) -> Tensor:
+        """Permute the axes; reverse them when none is given."""
+        return ops.transpose(self, _flat(axes) if axes else None)
+
+    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Tensor:
+        """Remove axes of length one."""
+        return ops.squeeze(self, axis)
+
+    def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+        """Sum over axes."""
+        return ops.sum(self, axis, keepdims)
+
+    def mean(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+        """Arithmetic mean over axes."""
+        return ops.mean(self, axis, keepdims)
+
+    def var(self, axis: int | tuple[int, ...] | None = None, ddof: int = 0, keepdims: bool = False) -> Tensor:
+        """Variance over axes."""
+        return ops.var(self, axis, ddof=ddof, keepdims=keepdims)
+
+    def max(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+        """Largest element over axes."""
+        return ops.max(self, axis, keepdims)
+
+    def min(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+        """Smallest element over axes."""
+        return ops.min(self, axis, keepdims)
+
+    def dot(self, other: Operand) -> Tensor:
+        """Inner product, as numpy.dot."""
+        return ops.dot(self, other)
+
+
+class Literal(Tensor):
+    """A number written in the program: a 0-d constant that never changes, so that graphs may fold it."""
+
+    __slots__ = ()
+
+
+def tensor(data: Operand, dtype: DTypeLike | None = None, requires_grad: bool = False) -> Tensor:
+    """Make a tensor from anything numpy understands; the array is copied.
+
+    Args:
+        data: array, nested lists or number.
+        dtype: the element type; None keeps that of an array and takes float64 for Python floats.
+        requires_grad: whether `backward()` stores a gradient here.
+    """
+    values = data.numpy() if isinstance(data, Tensor) else data
+    return Tensor(np.array(values, dtype=dtype), requires_grad)
+
+
+def _flat(shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
+    if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)):
+        return tuple(shape[0])
+    return shape  # type: ignore[return-value]
+
+
+from py_engine.ad import ops  # noqa: E402  (the ops need the class above, its methods need the ops)
