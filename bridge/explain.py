@@ -22,6 +22,12 @@ Schema = Mapping[str, Any]
 Steps = Sequence[int | str]
 
 _LONGEST = 80  # characters of the user's own value that a message repeats
+_LIMITS = {
+    "minimum": "of at least",
+    "exclusiveMinimum": "above",
+    "maximum": "of at most",
+    "exclusiveMaximum": "below",
+}
 
 
 class LocatedError(ValueError):
@@ -161,18 +167,15 @@ def _describe(schema: Schema, root: Schema) -> str:
             return f"a list of {_describe_length(schema)}, each {_describe(schema['items'], root)}"
         case "object":
             return f"a table with {', '.join(schema['properties'])}"
-    raise NotImplementedError(f"no words for the schema {schema}")
+    return "something else"
 
 
 def _describe_number(schema: Schema, noun: str) -> str:
-    match schema:
-        case {"minimum": low, "maximum": high}:
-            return str(low) if low == high else f"{noun} from {low} to {high}"
-        case {"minimum": low, "exclusiveMaximum": high}:
-            return f"{noun} from {low} to below {high}"
-        case {"minimum": low}:
-            return f"{noun} of at least {low}"
-    return noun
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return str(low) if low == high else f"{noun} from {low} to {high}"
+    limits = [f"{words} {schema[limit]}" for limit, words in _LIMITS.items() if limit in schema]
+    return f"{noun} {' and '.join(limits)}" if limits else noun
 
 
 def _describe_text(schema: Schema) -> str:

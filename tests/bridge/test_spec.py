@@ -534,7 +534,7 @@ BAD = {
     "drop everything": (
         'op = "reshape"\nshape = [3, 4]',
         'op = "dropout"\nrate = 1.0',
-        'layers[0] (id "rows").rate: found 1.0, expected a finite number from 0 to below 1',
+        'layers[0] (id "rows").rate: found 1.0, expected a finite number of at least 0 and below 1',
     ),
     "more than any memory": (
         "units = 5",
