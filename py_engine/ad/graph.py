@@ -50,9 +50,7 @@ def topological_sort(outputs: Sequence[Tensor]) -> list[Tensor]:
 # Differentiation ------------------------------------------------------------------------------------------
 
 
-def gradients(
-    outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Sequence[Tensor]
-) -> list[Tensor | None]:
+def gradients(outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the vector-Jacobian product of the outputs with the seeds, for each target.
 
     Reverse mode, by the ops' own rules, which are ops again: eager tensors give values, symbolic ones extend the
@@ -156,9 +154,7 @@ def scope_of(node: Tensor) -> Iterator[None]:
 def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:
     """Add the derivative of `output` to `.grad` of every leaf that requires it."""
     if not output.requires_grad:
-        raise NotDifferentiableError(
-            "backward: this tensor does not depend on any tensor with requires_grad=True"
-        )
+        raise NotDifferentiableError("backward: this tensor does not depend on any tensor with requires_grad=True")
     if gradient is None and output.size != 1:
         raise ShapeError(
             f"backward: a gradient of shape {output.shape} must be given, since the tensor is not a scalar; "

@@ -81,9 +81,7 @@ def plan(values: Sequence[Value], in_place: bool = True, reuse: bool = True) -> 
                     storage[i] = storage[x]
                     break
         end[storage[i]] = max(end[storage[i]], last_read[i])
-    owners = sorted(
-        (i for i in range(len(values)) if storage[i] == i and not values[i].fixed), key=start.__getitem__
-    )
+    owners = sorted((i for i in range(len(values)) if storage[i] == i and not values[i].fixed), key=start.__getitem__)
     lifetime = {i: (start[i], end[i]) for i in owners}
     offset, size = _pack(values, lifetime, reuse)
     return Plan(tuple(storage), offset, placed, size, lifetime)
@@ -107,9 +105,7 @@ def _last_reads(values: Sequence[Value], placed: dict[int, int]) -> list[int]:
             last[x] = max(last[x], i)
         if value.view_of is not None:
             last[value.view_of] = max(last[value.view_of], last[i])
-    for i in reversed(
-        range(len(values))
-    ):  # a container comes after its parts, so it is final when they are met
+    for i in reversed(range(len(values))):  # a container comes after its parts, so it is final when they are met
         if i in placed:
             last[i] = max(last[i], last[placed[i]])
     return last
@@ -131,9 +127,7 @@ def _is_free(
     )
 
 
-def _pack(
-    values: Sequence[Value], lifetime: dict[int, tuple[int, int]], reuse: bool
-) -> tuple[dict[int, int], int]:
+def _pack(values: Sequence[Value], lifetime: dict[int, tuple[int, int]], reuse: bool) -> tuple[dict[int, int], int]:
     """Give each storage the smallest gap it fits in when its life begins; gaps that meet are joined."""
     offset: dict[int, int] = {}
     gaps: list[tuple[int, int]] = []  # (offset, size), by offset

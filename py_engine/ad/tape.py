@@ -162,12 +162,7 @@ class Tape:
         """
         with np.errstate(all="ignore"):
             for x in self._known:
-                if (
-                    x.op is None
-                    and x.data is not None
-                    and x.dtype.kind == "f"
-                    and not np.isfinite(x.data).all()
-                ):
+                if x.op is None and x.data is not None and x.dtype.kind == "f" and not np.isfinite(x.data).all():
                     return NonFiniteError(f"{x.name or 'a captured tensor'} holds NaN or Inf")
             for i, array in enumerate(self.inputs):
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -203,18 +198,14 @@ class Tape:
         arrays[i] = array
         return array
 
-    def _bind(
-        self, x: Tensor, number: Mapping[int, int], arrays: list[Array | None], names: Mapping[int, str]
-    ) -> None:
+    def _bind(self, x: Tensor, number: Mapping[int, int], arrays: list[Array | None], names: Mapping[int, str]) -> None:
         assert x.op is not None
         i = number[id(x)]
         read = tuple(self._memory(number[id(a)], arrays) for a in x.inputs)
-        text = (
-            f"{names[id(x)]} = {x.op.name}({', '.join([names[id(a)] for a in x.inputs] + _shown(x.attrs))})"
-        )
+        text = f"{names[id(x)]} = {x.op.name}({', '.join([names[id(a)] for a in x.inputs] + _shown(x.attrs))})"
         if x.op.view is not None:
             arrays[i] = out = x.op.view(*read, **x.attrs)
-            if out.size and not np.shares_memory(out, read[0], max_work=1):
+            if out.size and not np.may_share_memory(out, read[0]):
                 raise AssertionError(f"the view op {x.op.name} made a copy")
             self.instructions.append(Instruction(x, read, out, (), f"{text}  # view"))
             return
@@ -340,9 +331,7 @@ def _value(
     may_overwrite = tuple(
         number[id(a)]
         for a in (x.inputs[i] for i in x.op.overwrites if i < len(x.inputs))
-        if a.shape == x.shape
-        and a.dtype == x.dtype
-        and (a.op is RESHAPE or a.op is None or a.op.view is None)
+        if a.shape == x.shape and a.dtype == x.dtype and (a.op is RESHAPE or a.op is None or a.op.view is None)
     )
     return Value(
         x.nbytes,
@@ -365,9 +354,7 @@ def _placeable(x: Tensor, needed_whole: set[int]) -> list[Tensor]:
     parts = []
     for a, index in zip(x.inputs, x.attrs["indices"], strict=True):
         place = whole[as_index(index)]
-        in_runs = place.ndim == 0 or (
-            place.strides[-1] == x.dtype.itemsize and place.shape[-1] >= SHORTEST_RUN
-        )
+        in_runs = place.ndim == 0 or (place.strides[-1] == x.dtype.itemsize and place.shape[-1] >= SHORTEST_RUN)
         if a.op is not None and a.op.broadcasts and a.op.view is None and in_runs:
             parts.append(a)
     return [a for a in parts if id(a) not in needed_whole and sum(a is b for b in x.inputs) == 1]

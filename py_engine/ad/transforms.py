@@ -78,8 +78,7 @@ def _differentiate(
     finally:
         STATE.recording = recording
     zeros = [
-        Tensor(np.zeros(x.shape, x.dtype)) if g is None else g
-        for g, x in zip(found, variables.values(), strict=True)
+        Tensor(np.zeros(x.shape, x.dtype)) if g is None else g for g, x in zip(found, variables.values(), strict=True)
     ]
     return output, zeros
 
@@ -164,11 +163,9 @@ def _flattened(value: Any, leaves: list[Tensor]) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value), [_flattened(item, leaves) for item in value]
     if isinstance(value, (Tensor, np.ndarray)) or np.isscalar(value):
-        leaves.append(ops.as_tensor(value))  # type: ignore[arg-type]
+        leaves.append(ops.as_tensor(value))
         return len(leaves) - 1
-    raise TraceError(
-        f"compile: the function must return tensors in tuples or lists, got {type(value).__name__}"
-    )
+    raise TraceError(f"compile: the function must return tensors in tuples or lists, got {type(value).__name__}")
 
 
 def _packed(structure: Any, arrays: Sequence[Array]) -> Any:

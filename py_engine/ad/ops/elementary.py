@@ -32,12 +32,8 @@ from py_engine.errors import DTypeError
 # Arithmetic -----------------------------------------------------------------------------------------------
 
 add = elementwise("add", np.add, lambda y, a, b: 1, lambda y, a, b: 1, doc="a + b", infer=infer_elementwise)
-sub = elementwise(
-    "sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_elementwise
-)
-mul = elementwise(
-    "mul", np.multiply, lambda y, a, b: b, lambda y, a, b: a, doc="a b", infer=infer_elementwise
-)
+sub = elementwise("sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_elementwise)
+mul = elementwise("mul", np.multiply, lambda y, a, b: b, lambda y, a, b: a, doc="a b", infer=infer_elementwise)
 div = elementwise("div", np.divide, lambda y, a, b: 1 / b, lambda y, a, b: -y / b, doc="a / b")
 neg = elementwise("neg", np.negative, lambda y, x: -1, doc="-x", infer=infer_elementwise)
 square = elementwise("square", np.square, lambda y, x: 2 * x, doc="x²", infer=infer_elementwise)
@@ -69,13 +65,13 @@ sqrt = elementwise("sqrt", np.sqrt, lambda y, x: 0.5 / y, doc="square root")
 # Trigonometric and hyperbolic functions -------------------------------------------------------------------
 
 sin = elementwise("sin", np.sin, lambda y, x: cos(x), doc="sine")
-cos = elementwise("cos", np.cos, lambda y, x: -sin(x), doc="cosine")
+cos: Op = elementwise("cos", np.cos, lambda y, x: -sin(x), doc="cosine")
 tan = elementwise("tan", np.tan, lambda y, x: 1 + square(y), doc="tangent")
 arcsin = elementwise("arcsin", np.arcsin, lambda y, x: 1 / sqrt(1 - square(x)), doc="inverse sine")
 arccos = elementwise("arccos", np.arccos, lambda y, x: -1 / sqrt(1 - square(x)), doc="inverse cosine")
 arctan = elementwise("arctan", np.arctan, lambda y, x: 1 / (1 + square(x)), doc="inverse tangent")
 sinh = elementwise("sinh", np.sinh, lambda y, x: cosh(x), doc="hyperbolic sine")
-cosh = elementwise("cosh", np.cosh, lambda y, x: sinh(x), doc="hyperbolic cosine")
+cosh: Op = elementwise("cosh", np.cosh, lambda y, x: sinh(x), doc="hyperbolic cosine")
 tanh = elementwise("tanh", np.tanh, lambda y, x: 1 - square(y), doc="hyperbolic tangent")
 
 # Activations ----------------------------------------------------------------------------------------------
@@ -114,7 +110,7 @@ def _step(x: Array, out: Array) -> None:
 sigmoid = elementwise("sigmoid", _sigmoid, lambda y, x: y * (1 - y), doc="1 / (1 + exp(-x))")
 softplus = elementwise("softplus", None, lambda y, x: sigmoid(x), doc="log(1 + exp(x))", bind=_softplus)
 relu = elementwise("relu", _relu, lambda y, x: step(y), doc="max(x, 0)")
-step = elementwise("step", _step, lambda y, x: 0, doc="1 where x > 0, else 0; derivative 0")
+step: Op = elementwise("step", _step, lambda y, x: 0, doc="1 where x > 0, else 0; derivative 0")
 sign = elementwise("sign", np.sign, lambda y, x: 0, doc="-1, 0 or 1; derivative 0")
 abs = elementwise("abs", np.absolute, lambda y, x: sign(x), doc="absolute value")
 
@@ -168,14 +164,12 @@ def _where(condition: Array, a: Array, b: Array, out: Array) -> None:
     np.copyto(out, a, where=condition)
 
 
-def _where_jvp(
-    tangents: Sequence[Tensor | None], y: Tensor, condition: Tensor, a: Tensor, b: Tensor
-) -> Tensor:
+def _where_jvp(tangents: Sequence[Tensor | None], y: Tensor, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     _, moved_a, moved_b = tangents
     return WHERE(condition, 0 if moved_a is None else moved_a, 0 if moved_b is None else moved_b)
 
 
-WHERE = register(
+WHERE: Op = register(
     Op(
         name="where",
         infer=_infer_where,
@@ -244,7 +238,7 @@ def _through(
     return jvp
 
 
-ASTYPE = register(
+ASTYPE: Op = register(
     Op(
         name="astype",
         infer=_infer_astype,

@@ -22,15 +22,14 @@ Pattern: TypeAlias = tuple[Any, ...]
 def fill_in(pattern: Pattern, arrays: Sequence[Array]) -> tuple[Any, ...]:
     """Return numpy's form of an advanced index."""
     rest = iter(arrays)
-    return tuple(
-        next(rest) if item == ARRAY else slice(*item) if isinstance(item, tuple) else item for item in pattern
-    )
+    return tuple(next(rest) if item == ARRAY else slice(*item) if isinstance(item, tuple) else item for item in pattern)
 
 
 def _result_shape(x: Tensor, arrays: Sequence[Tensor], pattern: Pattern) -> Shape:
     zeros = [np.zeros(a.shape, np.intp) for a in arrays]
     try:
-        return np.empty_like(_dummy(x.shape), shape=x.shape, subok=False)[fill_in(pattern, zeros)].shape
+        shape: Shape = _dummy(x.shape)[fill_in(pattern, zeros)].shape
+        return shape
     except IndexError as error:
         raise ShapeError(f"{error}; the shape is {x.shape}") from None
 
@@ -67,7 +66,7 @@ def _scatter(g: Array, *rest: Array, pattern: Pattern, shape: Shape) -> None:
     np.add.at(flat, places.ravel(), g.ravel())
 
 
-GATHER = register(
+GATHER: Op = register(
     Op(
         name="gather",
         infer=_infer_gather,
@@ -78,7 +77,7 @@ GATHER = register(
         doc="indexing with integer arrays",
     )
 )
-SCATTER = register(
+SCATTER: Op = register(
     Op(
         name="scatter",
         infer=_infer_scatter,

@@ -29,9 +29,7 @@ from py_engine.errors import DTypeError, ShapeError
 
 def _infer_matmul(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
     if a.shape[-1] != b.shape[-2]:
-        raise ShapeError(
-            f"shapes {a.shape} and {b.shape} do not fit: {a.shape[-1]} columns, {b.shape[-2]} rows"
-        )
+        raise ShapeError(f"shapes {a.shape} and {b.shape} do not fit: {a.shape[-1]} columns, {b.shape[-2]} rows")
     try:
         stacked = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
@@ -50,7 +48,7 @@ def _suits_blas(x: Array) -> bool:
     )
 
 
-MATMUL = register(
+MATMUL: Op = register(
     Op(
         name="matmul",
         infer=_infer_matmul,
@@ -177,7 +175,7 @@ def _einsum_vjp(i: int, g: Tensor, y: Tensor, *inputs: Tensor, terms: tuple[str,
     return broadcast_to(reshape(gradient, shape), x.shape)
 
 
-EINSUM = register(
+EINSUM: Op = register(
     Op(
         name="einsum",
         infer=_infer_einsum,
@@ -210,8 +208,7 @@ def _parse(subscripts: str, inputs: Sequence[Tensor]) -> tuple[tuple[str, ...], 
         raise ShapeError(f"einsum: subscripts must be letters, got {subscripts!r}")
     spare = [letter for letter in _LETTERS if letter not in used]
     dots = [
-        x.ndim - len(term.replace("...", "")) if "..." in term else 0
-        for x, term in zip(inputs, terms, strict=True)
+        x.ndim - len(term.replace("...", "")) if "..." in term else 0 for x, term in zip(inputs, terms, strict=True)
     ]
     longest = max(dots, default=0)
     if min(dots, default=0) < 0:

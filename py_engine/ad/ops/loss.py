@@ -47,9 +47,7 @@ def _check_labels_shape(logits: Tensor, labels: Tensor) -> None:
     if not np.issubdtype(labels.dtype, np.integer):
         raise DTypeError(f"expected integer labels, got {labels.dtype}")
     if not logits.shape or labels.shape != logits.shape[:-1]:
-        raise ShapeError(
-            f"logits of shape {logits.shape} need labels of shape {logits.shape[:-1]}, got {labels.shape}"
-        )
+        raise ShapeError(f"logits of shape {logits.shape} need labels of shape {logits.shape[:-1]}, got {labels.shape}")
 
 
 def _bind_loss(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
@@ -94,7 +92,7 @@ def _tangent(u: Tensor, g: Tensor, logits: Tensor, lse: Tensor, labels: Tensor) 
     return u * exp(logits - expand_dims(lse, -1)) * (g * (1 / max(math.prod(labels.shape), 1)))
 
 
-SOFTMAX_CROSS_ENTROPY = register(
+SOFTMAX_CROSS_ENTROPY: Op = register(
     Op(
         name="softmax_cross_entropy",
         infer=_infer_loss,
@@ -112,7 +110,7 @@ SOFTMAX_CROSS_ENTROPY = register(
         doc="mean of -log softmax(logits)[label]",
     )
 )
-SOFTMAX_CROSS_ENTROPY_GRADIENT = register(
+SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = register(
     Op(
         name="softmax_cross_entropy_gradient",
         infer=_infer_gradient,
@@ -194,7 +192,6 @@ def mean_squared_error(predictions: Operand, targets: Operand) -> Tensor:
     predictions, targets = as_tensors((predictions, targets))
     if predictions.shape != targets.shape:
         raise ShapeError(
-            f"mean_squared_error: predictions of shape {predictions.shape} and targets of shape "
-            f"{targets.shape} differ"
+            f"mean_squared_error: predictions of shape {predictions.shape} and targets of shape {targets.shape} differ"
         )
     return mean(square(predictions - targets))

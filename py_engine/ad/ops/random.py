@@ -30,7 +30,7 @@ def _bind_mask(
     ]
 
 
-DROPOUT_MASK = register(
+DROPOUT_MASK: Op = register(
     Op(
         name="dropout_mask",
         infer=_infer_mask,

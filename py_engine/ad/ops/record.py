@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ Infer: TypeAlias = Callable[..., tuple[Shape, Any]]
 Rule: TypeAlias = Callable[..., Tensor]
 Call: TypeAlias = Callable[[], Any]
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
+F = TypeVar("F", bound=Callable[..., Any])
 
 TABLE: dict[str, Op] = {}
 """Every op by name."""
@@ -124,9 +125,7 @@ class Op:
                 call()
         return out
 
-    def calls(
-        self, arrays: Sequence[Array], out: Array, scratch: Scratch, attrs: Mapping[str, Any]
-    ) -> Sequence[Call]:
+    def calls(self, arrays: Sequence[Array], out: Array, scratch: Scratch, attrs: Mapping[str, Any]) -> Sequence[Call]:
         """Return the calls that compute the op from these arrays into `out`, bound and ready to repeat."""
         if self.bind is not None:
             return self.bind(arrays, out, scratch, **attrs)
@@ -157,10 +156,10 @@ def register(op: Op, *stands_in_for: Any) -> Op:
     return op
 
 
-def implements(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def implements(*functions: Any) -> Callable[[F], F]:
     """Enter a function as the stand-in for numpy's functions on tensors."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: F) -> F:
         for numpy_function in functions:
             NUMPY[numpy_function] = function
         return function
@@ -180,11 +179,7 @@ def as_tensors(operands: Sequence[Operand]) -> tuple[Tensor, ...]:
             dtype = x.dtype
             break
     return tuple(
-        x
-        if isinstance(x, Tensor)
-        else Tensor(x)
-        if isinstance(x, np.ndarray)
-        else Literal(np.asarray(x, dtype))
+        x if isinstance(x, Tensor) else Tensor(x) if isinstance(x, np.ndarray) else Literal(np.asarray(x, dtype))
         for x in arrays
     )
 
@@ -302,10 +297,7 @@ def linear_jvp(op_name: str) -> Callable[..., Tensor]:
     """Return the jvp of an op that is linear in all its inputs together: the op itself, on the tangents."""
 
     def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
-        moved = [
-            Tensor(np.zeros(x.shape, x.dtype)) if t is None else t
-            for t, x in zip(tangents, inputs, strict=True)
-        ]
+        moved = [Tensor(np.zeros(x.shape, x.dtype)) if t is None else t for t, x in zip(tangents, inputs, strict=True)]
         return TABLE[op_name].apply(tuple(moved), attrs)
 
     return jvp

@@ -76,9 +76,7 @@ def spread(reduced: Tensor, x: Tensor, axes: Axes) -> Tensor:
 # Sums -----------------------------------------------------------------------------------------------------
 
 
-def _bind_sum(
-    arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes, keepdims: bool
-) -> Sequence[Call]:
+def _bind_sum(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes, keepdims: bool) -> Sequence[Call]:
     (x,) = arrays
     if x.flags.c_contiguous and out.flags.c_contiguous and x.size and 0 < len(axes) < x.ndim:
         reduced = math.prod(x.shape[a] for a in axes)
@@ -94,10 +92,10 @@ def _bind_sum(
 
 
 def _kernel_sum(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
-    np.add.reduce(x, axes, None, out, keepdims)
+    np.add.reduce(x, axes, None, out=out, keepdims=keepdims)
 
 
-SUM = register(
+SUM: Op = register(
     Op(
         name="sum",
         infer=_infer,
@@ -155,7 +153,7 @@ def _direction(y: Tensor, x: Tensor, axes: Axes) -> Tensor:
     return div(x, where(equal(length, 0), 1, length))  # 0 / 1 at the origin: the subgradient there is 0
 
 
-NORM = register(
+NORM: Op = register(
     Op(
         name="norm",
         infer=_infer,
@@ -187,7 +185,7 @@ def _winners(y: Tensor, x: Tensor, axes: Axes) -> Tensor:
 
 def _extremum(name: str, ufunc: np.ufunc, doc: str) -> Op:
     def kernel(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
-        ufunc.reduce(x, axes, None, out, keepdims)
+        ufunc.reduce(x, axes, None, out=out, keepdims=keepdims)
 
     return register(
         Op(
@@ -255,7 +253,7 @@ def _finite(y: Tensor) -> Tensor:
     return where(equal(y, -np.inf), 0, y)
 
 
-LOGSUMEXP = register(
+LOGSUMEXP: Op = register(
     Op(
         name="logsumexp",
         infer=_infer_extremum,
@@ -308,7 +306,7 @@ def _softmax_pull(g: Tensor, y: Tensor, axes: Axes) -> Tensor:
     return y * (g - sum(g * y, axes, keepdims=True))
 
 
-SOFTMAX = register(
+SOFTMAX: Op = register(
     Op(
         name="softmax",
         infer=_infer_same,
@@ -319,7 +317,7 @@ SOFTMAX = register(
         doc="exponentials that sum to one over axes, without overflow",
     )
 )
-LOG_SOFTMAX = register(
+LOG_SOFTMAX: Op = register(
     Op(
         name="log_softmax",
         infer=_infer_same,

@@ -29,12 +29,12 @@ def _reshape(x: Array, shape: Shape) -> Array:
     return x.reshape(shape)
 
 
-RESHAPE = register(
+RESHAPE: Op = register(
     Op(
         name="reshape",
         infer=_infer_reshape,
         view=_reshape,
-        vjp=(lambda g, y, x, shape: reshape(g, x.shape),),
+        vjp=(lambda g, y, x, shape: RESHAPE(g, shape=x.shape),),
         jvp=linear_jvp("reshape"),
         doc="the same elements in another shape, in C order",
     )
@@ -74,9 +74,7 @@ def squeeze(x: Operand, axis: int | tuple[int, ...] | None = None) -> Tensor:
 
 
 def _dummy(shape: Shape) -> Array:
-    return np.broadcast_to(
-        np.empty((), np.bool_), shape
-    )  # a shape to try numpy's own rules on, without memory
+    return np.broadcast_to(np.empty((), np.bool_), shape)  # a shape to try numpy's own rules on, without memory
 
 
 def _infer_transpose(x: Tensor, axes: tuple[int, ...]) -> tuple[Shape, Any]:
@@ -91,12 +89,12 @@ def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
-TRANSPOSE = register(
+TRANSPOSE: Op = register(
     Op(
         name="transpose",
         infer=_infer_transpose,
         view=_transpose,
-        vjp=(lambda g, y, x, axes: transpose(g, _inverse(axes)),),
+        vjp=(lambda g, y, x, axes: TRANSPOSE(g, axes=_inverse(axes)),),
         jvp=linear_jvp("transpose"),
         doc="permutation of the axes",
     )
@@ -146,7 +144,7 @@ def _broadcast_to(x: Array, shape: Shape) -> Array:
     return np.broadcast_to(x, shape)
 
 
-BROADCAST_TO = register(
+BROADCAST_TO: Op = register(
     Op(
         name="broadcast_to",
         infer=_infer_broadcast_to,
@@ -189,10 +187,11 @@ def _infer_slice(x: Tensor, index: Index) -> tuple[Shape, Any]:
 
 
 def _slice(x: Array, index: Index) -> Array:
-    return x[as_index(index)]
+    view: Array = x[as_index(index)]
+    return view
 
 
-SLICE = register(
+SLICE: Op = register(
     Op(
         name="slice",
         infer=_infer_slice,
@@ -218,7 +217,7 @@ def _infer_assemble(*parts: Tensor, shape: Shape, indices: tuple[Index, ...]) ->
 def covers(shape: Shape, indices: Sequence[Index]) -> bool:
     """Whether the places are disjoint and fill the whole shape."""
     if len(indices) == 1:
-        return _dummy(shape)[as_index(indices[0])].size == math.prod(shape)
+        return bool(_dummy(shape)[as_index(indices[0])].size == math.prod(shape))
     counts = np.zeros(shape, np.uint16)
     for index in indices:
         counts[as_index(index)] += 1
@@ -254,7 +253,7 @@ def _same_memory(a: Array, b: Array) -> bool:
     return a.ctypes.data == b.ctypes.data and a.strides == b.strides and a.shape == b.shape
 
 
-ASSEMBLE = register(
+ASSEMBLE: Op = register(
     Op(
         name="assemble",
         infer=_infer_assemble,
@@ -287,9 +286,7 @@ def concatenate(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
         raise ShapeError(f"concatenate: axis {axis} does not exist in shape {first.shape}")
     axis %= first.ndim
     for part in parts:
-        if part.ndim != first.ndim or any(
-            part.shape[a] != first.shape[a] for a in range(first.ndim) if a != axis
-        ):
+        if part.ndim != first.ndim or any(part.shape[a] != first.shape[a] for a in range(first.ndim) if a != axis):
             shapes = " and ".join(str(p.shape) for p in parts)
             raise ShapeError(f"concatenate: shapes {shapes} do not match outside axis {axis}")
     ends = np.cumsum([part.shape[axis] for part in parts]).tolist()
