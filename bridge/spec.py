@@ -36,7 +36,6 @@ from bridge import explain, toml
 from bridge.errors import SpecError
 from bridge.explain import LocatedError
 
-FORMAT = "twingrad-model"
 VERSION = 1
 """Version of the file's own structure."""
 OPSET = 1
