@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -48,6 +49,8 @@ class View:
     race: pd.DataFrame
     scaling: pd.DataFrame
     left_out: int = 0
+    data_dir: Path | None = None
+    """Where to look for the dataset itself, which only its example pictures need."""
 
     @property
     def notice(self) -> str | None:
@@ -93,7 +96,9 @@ class View:
         runs = self.paper.runs_of("quick" if self.profile == "quick" else "full")
         if measure not in runs.measures.value:
             return 0
-        return runs.seed_count(engine, measure) if measure in ("time", "memory") else 1
+        if measure == "scaling":
+            return int(engine in runs.scaling_engines.value)
+        return 1 if measure == "race" else runs.seed_count(engine, measure)
 
     def why_missing(self, engine: str, measure: str) -> str | None:
         """Why an engine has no row, or fewer seeds than planned; None when nothing is missing."""
@@ -113,7 +118,7 @@ class View:
         return f"{wanted - done} of {wanted} seeds {how}" if done else how
 
 
-def view(paper: Paper, tidy: Tidy) -> View:
+def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     """Choose the rows of `paper` that may stand together."""
     runs = _of(tidy.runs, paper)
     race, scaling = _of(tidy.race, paper), _of(tidy.scaling, paper)
@@ -134,6 +139,7 @@ def view(paper: Paper, tidy: Tidy) -> View:
         race=_newest_race(race),
         scaling=_newest_scaling(scaling),
         left_out=everything - len(runs),
+        data_dir=data_dir,
     )
 
 

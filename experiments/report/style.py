@@ -18,6 +18,8 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.transforms import Bbox
 
 from bridge.files import write_atomically
 
@@ -29,6 +31,10 @@ PAGE = 7.0
 
 PNG_DPI = 200
 """Resolution of the PNG exports."""
+
+
+WARNING = "#B00020"
+"""Colour of what a reader must not overlook."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,16 @@ def look(name: str) -> Look:
 _RC = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same glyphs on every machine
     "font.size": 7.0,
-    "axes.titlesize": 7.5,
+    "axes.titlesize": 7.0,
     "axes.labelsize": 7.0,
     "xtick.labelsize": 6.5,
     "ytick.labelsize": 6.5,
     "legend.fontsize": 6.5,
     "legend.title_fontsize": 6.5,
     "legend.frameon": False,
+    "legend.columnspacing": 1.2,
+    "legend.handlelength": 1.6,
+    "legend.labelspacing": 0.3,
     "axes.linewidth": 0.6,
     "grid.linewidth": 0.4,
     "grid.color": "#D9D9D9",
@@ -127,15 +136,40 @@ def clean(axes: Axes, grid: Literal["x", "y", "both", ""] = "y") -> None:
 def save(figure: Figure, stem: Path, notice: str | None = None) -> None:
     """Write `<stem>.svg` and `<stem>.png`: equal bytes for equal content, and each file whole or not at all.
 
-    `notice` is printed in the figure's upper margin; it is how a figure made from sample data says so.
+    `notice` is printed above everything else; it is how a figure made from sample data says so.
     """
+    figure.draw_without_rendering()  # lays it out
+    figure.set_layout_engine("none")  # and it stays so
+    for legend in figure.legends:
+        _pin(figure, legend)
+    box = figure.get_tightbbox()
+    top = box.y1
+    width, height = figure.get_size_inches()
     if notice:
-        figure.text(0.5, 1.0, notice, ha="center", va="bottom", fontsize=6.0, color="#B00020", style="italic")
+        figure.text(
+            0.5,
+            top / height,
+            notice,
+            ha="center",
+            va="bottom",
+            fontsize=6.0,
+            color=WARNING,
+            style="italic",
+        )
+        top = figure.get_tightbbox().y1
+    # As wide as it was made, so that the paper scales all figures alike; as high as its content.
+    box = Bbox.from_extents(min(box.x0, 0), box.y0 - 0.02, max(box.x1, width), top + 0.02)
     stem.parent.mkdir(parents=True, exist_ok=True)
     # A date or a version of the writer in the file would make it differ from one run to the next.
     for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
         buffer = io.BytesIO()
-        figure.savefig(
-            buffer, format=suffix[1:], dpi=PNG_DPI, metadata=metadata, bbox_inches="tight", pad_inches=0.02
-        )
+        figure.savefig(buffer, format=suffix[1:], dpi=PNG_DPI, metadata=metadata, bbox_inches=box)
         write_atomically(stem.with_name(stem.name + suffix), buffer.getvalue())
+
+
+def _pin(figure: Figure, legend: Legend) -> None:
+    """Keep a figure's legend where it is: saving a part of the figure would move it to the part's edge."""
+    extent = legend.get_window_extent().transformed(figure.transFigure.inverted())
+    legend.borderaxespad = 0
+    legend.set_loc("lower left")
+    legend.set_bbox_to_anchor((extent.x0, extent.y0), transform=figure.transFigure)

@@ -461,9 +461,9 @@ def scaling(view: View) -> Table:
 
     def text(engine: str) -> Callable[[Row], str]:
         def show(row: Row) -> str:
-            if not empty(exponent := row.get(f"{engine}_exponent")):
-                return f"{exponent:.2f}"
-            return MISSING if empty(time := row.get(f"{engine}_us")) else significant(time)
+            if not empty(row.get(f"{engine}_exponent")):
+                return f"{row[f'{engine}_exponent']:.2f}"
+            return MISSING if empty(row.get(f"{engine}_us")) else significant(row[f"{engine}_us"])
 
         return show
 

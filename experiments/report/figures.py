@@ -1,0 +1,491 @@
+"""The figures of the report, each drawn by one producer from the tidy results.
+
+A producer takes the rows that one paper may show (`select.View`) and returns a matplotlib figure, or raises
+`NotDrawnError` with the reason; then a panel with that reason stands in its place. What a paper reports is drawn hollow
+or in a panel of its own, with its machine named, never as if it had been measured here.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from bridge import spec as model_spec
+from experiments import data
+from experiments.config import Output, Reported, model_path
+from experiments.report import architecture as drawing
+from experiments.report import select, style
+from experiments.report.select import MEASURE_NAMES, ReportError, View
+from experiments.report.style import COLUMN
+from experiments.report.table import fraction, significant, size
+from experiments.report.tables import PARITY_TOLERANCE, REFERENCE, SCALED, loss_differences
+
+Producer = Callable[[View], Figure]
+PRODUCERS: dict[str, Producer] = {}
+
+SYSTEMS = {"Own": "own", "PyTorch": "torch", "Flux": "flux", "TensorFlow": "tensorflow"}
+"""How the rows that papers report are drawn: the look of the engine, or `own` for a paper's own."""
+
+
+class NotDrawnError(ReportError):
+    """There is nothing to draw; the message says why."""
+
+
+def producer(function: Producer) -> Producer:
+    """Enter a function in PRODUCERS under its own name, which is what paper files call it by."""
+    PRODUCERS[function.__name__] = function
+    return function
+
+
+def make(output: Output, view: View, stem: Path) -> str | None:
+    """Draw the figure that a paper's file asks for as `<stem>.svg` and `.png`; the reason when it is not drawn."""
+    with style.theme():
+        try:
+            figure, reason = PRODUCERS[output.producer](view), None
+        except NotDrawnError as error:
+            figure, reason = _instead(str(error)), str(error)
+        style.save(figure, stem, view.notice)
+    return reason
+
+
+def is_wide(stem: Path) -> bool:
+    """Whether a saved figure needs both columns of the paper."""
+    with stem.with_name(stem.name + ".svg").open(encoding="utf-8") as file:
+        head = file.read(2000)
+    points = float(head.partition('width="')[2].partition("pt")[0])
+    return points > 1.2 * COLUMN * 72
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What is drawn without a run: the data and the network
+
+
+@producer
+def dataset_examples(view: View) -> Figure:
+    """Twenty training images, two of each class, with their labels."""
+    dataset = data.load(view.paper.dataset, data_dir=view.data_dir, allow_download=False)
+    if view.data_source is not None and dataset.source != view.data_source:
+        raise NotDrawnError(
+            f"the results were made from {_source(view.data_source)}, but what is at hand is {_source(dataset.source)}; "
+            "name the data with --data-dir or TWINGRAD_DATA"
+        )
+    labels = np.asarray(dataset.y_train)
+    side = int(np.sqrt(dataset.x_train.shape[1]))
+    if side * side != dataset.x_train.shape[1] or labels.max() > 9:
+        raise NotDrawnError(f"the rows of {dataset.name} are not square images of ten classes")
+    chosen = [np.flatnonzero(labels == digit)[:2] for digit in range(10)]
+    figure = style.new(COLUMN, 0.95)
+    grid = figure.subplots(2, 10)
+    for digit, rows in enumerate(chosen):
+        for line in range(2):
+            axes = grid[line][digit]
+            axes.set_axis_off()
+            if line < len(rows):
+                axes.imshow(
+                    dataset.x_train[rows[line]].reshape(side, side), cmap="gray_r", interpolation="nearest"
+                )
+        grid[0][digit].set_title(str(digit), fontsize=6.5, pad=2)
+    if view.data_source is None and dataset.source == "sample":
+        grid[1][0].annotate(
+            data.SAMPLE_LABEL, (0, -0.2), xycoords="axes fraction", fontsize=6, color=style.WARNING
+        )
+    return figure
+
+
+@producer
+def architecture(view: View) -> Figure:
+    """The paper's network, drawn from its model spec."""
+    return drawing.network(model_spec.load(model_path(view.paper.model)))
+
+
+@producer
+def recurrent_cell(view: View) -> Figure:
+    """One step of the network's vanilla recurrent layer, drawn from its model spec."""
+    return drawing.cell(model_spec.load(model_path(view.paper.model)))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Bars
+
+
+@producer
+def time_per_epoch(view: View) -> Figure:
+    """Average time per epoch as bars with the spread over the seeds; reported times in a panel of their own."""
+    engines = _engines(view, "time")
+    reported = view.paper.reported_for("seconds_per_epoch")
+    figure = style.new(COLUMN, 0.65 + 0.24 * len(engines) + (0.5 + 0.24 * len(reported) if reported else 0))
+    panels = (
+        figure.subplots(2, 1, height_ratios=(len(engines), len(reported)))
+        if reported
+        else [figure.subplots()]
+    )
+    axes = panels[0]
+    longest = 0.0
+    for position, engine in enumerate(engines):
+        epochs = view.epochs_of("time", engine)
+        values = epochs.groupby("key")["seconds"].mean().to_numpy()
+        later = float(epochs.loc[epochs["epoch"] > 1, "seconds"].mean())
+        axes.barh(
+            position,
+            values.mean(),
+            0.7,
+            xerr=_sd(values) or None,
+            color=style.look(engine).color,
+            edgecolor="black",
+            linewidth=0.5,
+            error_kw={"elinewidth": 0.8, "capsize": 2},
+        )
+        axes.plot(later, position, marker="|", color="black", markersize=9, markeredgewidth=1.2)
+        end = max(values.mean() + _sd(values), later)
+        longest = max(longest, end)
+        text = f"{significant(float(values.mean()))} s" + (
+            f", later {significant(later)} s" if later < 0.9 * values.mean() else ""
+        )
+        _beside(axes, end, position, text)
+    _rows(axes, [view.label(engine) for engine in engines])
+    axes.set_xlim(0, longest * 1.6)
+    axes.set_xlabel("seconds per epoch (| without the first)")
+    if reported:
+        axes.set_title("measured here", loc="left")
+        _reported_bars(panels[1], reported)
+        where = f"reported by the paper (machine: {view.paper.environment.description})"
+        panels[1].set_title(textwrap.fill(where, 44), loc="left")
+        panels[1].set_xlabel("seconds per epoch")
+    return figure
+
+
+@producer
+def test_accuracy(view: View) -> Figure:
+    """Accuracy on the test data after the last epoch: every seed as a dot, mean and standard deviation beside them.
+
+    Dots, not bars: the differences are far smaller than the values, and a bar whose axis does not start at zero lies.
+    """
+    engines = _engines(view, "time")
+    figure = style.new(COLUMN, 0.55 + 0.3 * len(engines))
+    axes = figure.subplots()
+    for position, engine in enumerate(engines):
+        values = view.ok("time", engine).sort_values("seed")["test_accuracy"].to_numpy()
+        look = style.look(engine)
+        offsets = np.linspace(-0.16, 0.16, len(values)) if len(values) > 1 else np.zeros(1)
+        axes.plot(values, position + offsets, ".", color=look.color, alpha=0.55, markersize=4)
+        axes.errorbar(
+            values.mean(),
+            position,
+            xerr=_sd(values),
+            fmt=look.marker,
+            color="black",
+            markersize=4,
+            capsize=2,
+            linewidth=1,
+        )
+        axes.annotate(
+            fraction(values.mean()) + (f" ± {fraction(_sd(values))}" if len(values) > 1 else ""),
+            (1.01, position),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=6,
+        )
+    low, high = axes.get_xlim()
+    margin = max(0.0, 0.004 - (high - low)) / 2  # so that noise in the fifth digit does not fill the picture
+    axes.set_xlim(low - margin, high + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    _rows(axes, [view.label(engine) for engine in engines])
+    axes.set_xlabel("test accuracy (the axis does not start at 0)")
+    return figure
+
+
+@producer
+def memory_per_epoch(view: View) -> Figure:
+    """Bytes allocated in the first epoch and in each later one, as pairs of bars on a logarithmic axis."""
+    engines = _engines(view, "memory")
+    figure = style.new(COLUMN, 0.55 + 0.36 * len(engines))
+    axes = figure.subplots()
+    pairs = {
+        engine: view.ok("memory", engine)[["bytes_first_epoch", "bytes_later_epochs"]].mean().clip(lower=1)
+        for engine in engines
+    }
+    everything = np.concatenate([pair.dropna() for pair in pairs.values()])
+    if not len(everything):
+        raise NotDrawnError(f"no memory run of {view.paper.key} has counted its allocations")
+    axes.set_xscale("log")
+    for position, engine in enumerate(engines):
+        for offset, value, alpha in zip((-0.2, 0.2), pairs[engine], (1.0, 0.4), strict=True):
+            if np.isfinite(value):
+                color = style.look(engine).color
+                axes.barh(
+                    position + offset, value, 0.36, color=color, alpha=alpha, edgecolor="black", linewidth=0.5
+                )
+                _beside(axes, value, position + offset, size(value))
+    axes.set_xlim(10 ** np.floor(np.log10(everything.min()) - 0.3), everything.max() * 8)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value, 1)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    _rows(axes, [view.label(engine) for engine in engines])
+    axes.set_xlabel("allocated: first epoch (full), each later one (pale)")
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Lines
+
+
+@producer
+def accuracy_over_epochs(view: View) -> Figure:
+    """Training accuracy by epoch: measured with filled markers, reported hollow and dashed."""
+    engines = _engines(view, "time")
+    figure = style.new(COLUMN, 2.5)
+    axes = figure.subplots()
+    for engine in engines:
+        by_epoch = view.epochs_of("time", engine).groupby("epoch")["train_accuracy"]
+        mean, look = by_epoch.mean(), style.look(engine)
+        # Engines that agree draw the same line: the size of the markers keeps each of them visible.
+        axes.plot(
+            mean.index,
+            mean,
+            color=look.color,
+            marker=look.marker,
+            markersize=7 - 1.3 * engines.index(engine),
+            label=view.label(engine),
+        )
+        spread = by_epoch.std()
+        if spread.notna().any():
+            axes.fill_between(
+                mean.index, mean - spread, mean + spread, color=look.color, alpha=0.15, linewidth=0
+            )
+    for item in view.paper.reported_for("train_accuracy"):
+        look = style.look(SYSTEMS.get(item.row, item.row))
+        axes.plot(
+            range(1, len(item.by_epoch) + 1),
+            item.by_epoch,
+            color=look.color,
+            marker=look.marker,
+            markerfacecolor="white",
+            linestyle="--",
+            linewidth=0.8,
+            label=f"{item.row} (reported)",
+        )
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("training accuracy")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(loc="lower right", ncols=1)
+    style.clean(axes)
+    return figure
+
+
+@producer
+def loss_over_epochs(view: View) -> Figure:
+    """Training and test loss after each epoch, mean over the seeds."""
+    engines = _engines(view, "time")
+    figure = style.new(COLUMN, 2.0)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, name, title in zip(panels, ("train_loss", "test_loss"), ("training", "test"), strict=True):
+        for engine in engines:
+            mean = view.epochs_of("time", engine).groupby("epoch")[name].mean()
+            look = style.look(engine)
+            marker_size = 6 - 1.1 * engines.index(engine)
+            axes.plot(
+                mean.index,
+                mean,
+                color=look.color,
+                marker=look.marker,
+                markersize=marker_size,
+                label=view.label(engine),
+            )
+        axes.set_title(title)
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        style.clean(axes)
+    panels[0].set_ylabel("loss")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
+@producer
+def loss_first_steps(view: View) -> Figure:
+    """Loss of the first steps at the lowest seed, and below it the difference from the reference over all seeds."""
+    engines = [engine for engine in _engines(view, "time") if (view.steps["engine"] == engine).any()]
+    if not engines:
+        raise NotDrawnError(f"no run of {view.paper.key} has kept its first steps' losses")
+    figure = style.new(COLUMN, 2.6)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.2, 1))
+    for index, engine in enumerate(engines):
+        steps = view.steps[view.steps["engine"] == engine]
+        steps = steps[steps["seed"] == steps["seed"].min()].sort_values("step")
+        look = style.look(engine)
+        # The lines lie on each other, so each next one is thinner.
+        upper.plot(
+            steps["step"],
+            steps["loss"],
+            color=look.color,
+            linewidth=max(3.2 - 0.9 * index, 0.6),
+            label=view.label(engine),
+        )
+        if engine != REFERENCE:
+            difference = loss_differences(view, engine).groupby("step").max()
+            lower.plot(difference.index, difference.clip(lower=1e-9), color=look.color, linewidth=0.9)
+    upper.set_ylabel("loss")
+    figure.legend(*upper.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    lower.axhline(PARITY_TOLERANCE, color="black", linewidth=0.7, linestyle="--")
+    lower.annotate(
+        "tolerance",
+        (1, PARITY_TOLERANCE),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        fontsize=6,
+    )
+    lower.set_yscale("log")
+    lower.set_ylim(5e-10, 1e-3)
+    lower.set_ylabel(f"|Δ| to {view.label(REFERENCE)}")
+    lower.set_xlabel("step")
+    for axes in (upper, lower):
+        style.clean(axes)
+    return figure
+
+
+@producer
+def race(view: View) -> Figure:
+    """Time per step of each round, and the median, for every engine and number of threads."""
+    if not len(view.race):
+        raise NotDrawnError(f"no race was run: twingrad race {view.paper.key}")
+    select.one_machine(view.race["cpu_model"], f"the race of {view.paper.key}")
+    engines = [engine for engine in view.engines() if (view.race["engine"] == engine).any()]
+    threads = sorted(view.race["threads"].unique(), reverse=True)
+    figure = style.new(COLUMN, 0.5 + (0.22 * len(engines) + 0.25) * len(threads))
+    panels = np.atleast_1d(figure.subplots(len(threads), 1, sharex=True))
+    for axes, count in zip(panels, threads, strict=True):
+        rounds = view.race[view.race["threads"] == count]
+        medians = rounds.groupby("engine")["microseconds_per_step"].median()
+        for position, engine in enumerate(engines):
+            values = rounds.loc[rounds["engine"] == engine, "microseconds_per_step"]
+            if not len(values):
+                axes.annotate("not run", (0, position), va="center", fontsize=6)
+                continue
+            look = style.look(engine)
+            axes.barh(position, medians[engine], 0.7, color=look.color, alpha=0.35, linewidth=0)
+            axes.plot(values, [position] * len(values), "|", color=look.color, markersize=6)
+            text = f"{significant(medians[engine])} µs"
+            if REFERENCE in medians and engine != REFERENCE:
+                paired = rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")
+                text += f" ({(paired[engine] / paired[REFERENCE]).median():.2f})"
+            _beside(axes, values.max(), position, text)
+        _rows(axes, [view.label(engine) for engine in engines])
+        axes.set_title(f"{count} thread{'s' if count != 1 else ''} each", loc="left")
+    panels[-1].set_xlim(0, view.race["microseconds_per_step"].max() * 1.35)
+    panels[-1].set_xlabel(f"µs per step (ratio to {view.label(REFERENCE)})")
+    return figure
+
+
+@producer
+def scaling(view: View) -> Figure:
+    """Step time against batch size and sequence length, logarithmic, with a guide of linear growth."""
+    if not len(view.scaling):
+        raise NotDrawnError(f"no scaling run: twingrad run {view.paper.key}")
+    select.one_machine(view.scaling["cpu_model"], f"the scaling runs of {view.paper.key}")
+    figure = style.new(COLUMN, 2.1)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (quantity, name) in zip(panels, SCALED.items(), strict=True):
+        part = view.scaling[view.scaling["quantity"] == quantity]
+        for engine in view.engines():
+            line = part[part["engine"] == engine].sort_values("value")
+            if len(line):
+                look = style.look(engine)
+                axes.plot(
+                    line["value"],
+                    line["microseconds_per_step"],
+                    color=look.color,
+                    marker=look.marker,
+                    label=view.label(engine),
+                )
+        if len(part):
+            _linear_guide(axes, part)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel(name.lower())
+        style.clean(axes, "both")
+    panels[0].set_ylabel("µs per step")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Parts
+
+
+def _engines(view: View, measure: str) -> list[str]:
+    """The engines with finished runs of a measure; NotDrawnError when there are none."""
+    engines = [engine for engine in view.engines() if len(view.ok(measure, engine))]
+    if not engines:
+        reasons = dict.fromkeys(view.why_missing(engine, measure) or "" for engine in view.engines())
+        raise NotDrawnError(
+            f"{MEASURE_NAMES[measure]} of {view.paper.key}: {'; '.join(filter(None, reasons))}"
+        )
+    return engines
+
+
+def _instead(reason: str) -> Figure:
+    """A panel that stands for a figure and says why there is none."""
+    figure = style.new(COLUMN, 0.8)
+    figure.text(
+        0.5, 0.5, f"not drawn: {reason}", ha="center", va="center", wrap=True, fontsize=7, color=style.WARNING
+    )
+    return figure
+
+
+def _source(name: str) -> str:
+    return "the real dataset" if name == "real" else f"the {data.SAMPLE_LABEL}"
+
+
+def _sd(values: np.ndarray) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def _reported_bars(axes: Axes, items: Sequence[Reported]) -> None:
+    """Hollow, dashed bars; words stand where the paper gives no number."""
+    longest = max((item.value or 0.0 for item in items), default=0.0) or 1.0
+    for position, item in enumerate(items):
+        color = style.look(SYSTEMS.get(item.row, item.row)).color
+        if item.value is None:
+            _beside(axes, 0, position, item.words)
+            continue
+        axes.barh(position, item.value, 0.7, facecolor="white", edgecolor=color, linestyle="--", linewidth=1)
+        _beside(
+            axes, item.value, position, f"{'≈ ' if item.precision == 'approximate' else ''}{item.value:g} s"
+        )
+    _rows(axes, [item.row for item in items])
+    axes.set_xlim(0, longest * 1.3)
+
+
+def _beside(axes: Axes, x: float, y: float, text: str) -> None:
+    """A text to the right of a bar's end."""
+    axes.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=6)
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    """Named rows from top to bottom, with a grid along the values."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    style.clean(axes, "x")
+
+
+def _linear_guide(axes: Axes, points: pd.DataFrame) -> None:
+    """A dotted line of slope one through the right-most point of the fastest engine, half as high."""
+    last = points[points["value"] == points["value"].max()]["microseconds_per_step"].min() / 2
+    ends = np.array([points["value"].min(), points["value"].max()], dtype=float)
+    lowest = points["microseconds_per_step"].min() / 3
+    start = max(ends[0], ends[1] * lowest / last)
+    axes.plot(
+        [start, ends[1]],
+        [last * start / ends[1], last],
+        ":",
+        color="#555555",
+        linewidth=1,
+        label="linear growth",
+    )
