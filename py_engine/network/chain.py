@@ -1,0 +1,155 @@
+"""A model as a chain of layers over one flat vector of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from py_engine.ad.ops.record import as_tensor
+from py_engine.ad.tensor import Operand, Tensor, scope
+from py_engine.errors import ConfigurationError, ShapeError
+from py_engine.network.initialisers import ParameterSpec, initialise_all
+from py_engine.network.layers import Layer
+from py_engine.network.parameters import Parameters
+
+__all__ = ["Chain"]
+
+Shape = tuple[int, ...]
+
+
+class Chain:
+    """Layers applied one after the other; call it with a batch to get the outputs (logits).
+
+        chain = Chain(Reshape(4, 196), RNN(196, 64), Dense(64, 10), seed=0)
+        logits = chain(x)
+
+    Each layer has an id: its own `name`, or that of its class in lower case, numbered when taken (`dense`,
+    `dense2`). A layer keeps its id as long as it is in the chain. Parameters are called ``<id>.<name>``;
+    their initial values come from `seed` and that name alone, so adding or removing a layer changes no other.
+
+    Editing makes a new `parameters` object, into which the values of the layers that stay are copied; the old
+    one is no longer used. What was built from it (a trainer, a bound optimizer) has to be built again.
+    """
+
+    def __init__(self, *layers: Layer, seed: int = 0, dtype: DTypeLike = np.float32) -> None:
+        self.seed = seed
+        self.layers: dict[str, Layer] = {}
+        self.parameters = Parameters({}, dtype)
+        added: dict[str, Layer] = {}
+        for layer in layers:
+            added[_new_id(layer, added)] = layer
+        self._become(added)
+
+    # What it computes -------------------------------------------------------------------------------------
+
+    def __call__(self, x: Operand, training: bool = False) -> Tensor:
+        """The outputs for a batch `x` (N, ...). Raises `ShapeError` naming the layer that it doesn't fit."""
+        return self.apply(self.parameters.tensors, x, training)
+
+    def apply(self, tensors: Mapping[str, Tensor], x: Operand, training: bool = False) -> Tensor:
+        """The outputs for a batch, with the parameters' values taken from `tensors`, by their full names.
+
+        The chain's own values play no part: this is the function that is traced and differentiated.
+        """
+        y = as_tensor(x)
+        if not y.shape:
+            raise ShapeError("a chain is called with a batch (N, ...), actual shape ()")
+        for name, layer in self.layers.items():
+            with scope(name):
+                own = {local: tensors[f"{name}.{local}"] for local in layer.parameters()}
+                y = layer(y, own, training)
+        return y
+
+    def shapes(self, input_shape: Shape) -> dict[str, Shape]:
+        """The shape of the sample that comes out of each layer, by id, for a sample of `input_shape`.
+
+        Raises `ShapeError` naming the layer that doesn't fit what comes to it.
+        """
+        result = {}
+        for name, layer in self.layers.items():
+            with scope(name):
+                input_shape = result[name] = layer.output_shape(input_shape)
+        return result
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """The shape of an output sample for an input sample of `input_shape`; errors as `shapes`."""
+        return [input_shape, *self.shapes(input_shape).values()][-1]
+
+    # Editing ----------------------------------------------------------------------------------------------
+
+    def append(self, layer: Layer) -> None:
+        """Add `layer` at the end."""
+        self.insert(len(self), layer)
+
+    def insert(self, index: int, layer: Layer) -> None:
+        """Add `layer` before the layer at `index`, as `list.insert` does."""
+        entries = list(self.layers.items())
+        entries.insert(index, (_new_id(layer, self.layers), layer))
+        self._become(dict(entries))
+
+    def remove(self, layer: int | str) -> Layer:
+        """Take out the layer with this index or id, and return it; its values are lost."""
+        name = self._id(layer)
+        removed = self.layers[name]
+        self._become({other: kept for other, kept in self.layers.items() if other != name})
+        return removed
+
+    # As a collection of layers ----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers.values())
+
+    def __getitem__(self, layer: int | str) -> Layer:
+        return self.layers[self._id(layer)]
+
+    def __repr__(self) -> str:
+        width = max(map(len, self.layers), default=0)
+        lines = [f"Chain of {len(self)} layers, {self.parameters.count:,} parameters, {self.parameters.dtype}"]
+        for name, layer in self.layers.items():
+            lines.append(f"  {name:{width}}  {layer!r}")
+            if specs := layer.parameters():
+                shapes = ", ".join(f"{local} {spec.shape}" for local, spec in specs.items())
+                count = sum(spec.size for spec in specs.values())
+                lines.append(f"  {'':{width}}  {shapes}: {count:,}")
+        return "\n".join(lines)
+
+    # How it works -----------------------------------------------------------------------------------------
+
+    def _id(self, layer: int | str) -> str:
+        ids = list(self.layers)
+        if isinstance(layer, str) and layer in ids:
+            return layer
+        if isinstance(layer, int) and -len(ids) <= layer < len(ids):
+            return ids[layer]
+        raise ConfigurationError(f"no layer {layer!r} in this chain of {len(ids)}: {', '.join(ids) or 'empty'}")
+
+    def _become(self, layers: dict[str, Layer]) -> None:
+        """Take over `layers` with new parameters: old values where the name stays, initial ones elsewhere."""
+        specs: dict[str, ParameterSpec] = {
+            f"{name}.{local}": spec for name, layer in layers.items() for local, spec in layer.parameters().items()
+        }
+        kept = self.parameters.arrays
+        dtype = self.parameters.dtype
+        new = initialise_all({n: spec for n, spec in specs.items() if n not in kept}, self.seed, dtype)
+        parameters = Parameters({name: spec.shape for name, spec in specs.items()}, dtype)
+        parameters.load({name: new[name] if name in new else kept[name] for name in specs})
+        self.layers, self.parameters = layers, parameters
+
+
+def _new_id(layer: Layer, taken: Mapping[str, Layer]) -> str:
+    if not isinstance(layer, Layer):
+        raise ConfigurationError(f"a chain is made of layers, actual {layer!r}")
+    if layer.name is not None:
+        if layer.name in taken:
+            raise ConfigurationError(f"two layers are called {layer.name!r}; names in a chain must differ")
+        return layer.name
+    kind = type(layer).__name__.lower()
+    number = 1
+    while (name := kind if number == 1 else f"{kind}{number}") in taken:
+        number += 1
+    return name

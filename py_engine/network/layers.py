@@ -1,0 +1,387 @@
+"""Layers: what each computes, and what it says about its parameters and shapes.
+
+A layer holds settings, not values. It declares its parameters, and is called with the batch and the tensors
+that hold them, ``layer(x, {"weight": ..., "bias": ...}, training=False)``, so the same object serves eager
+use, tracing and any number of threads. Shapes in this file are per sample unless they begin with N, the
+batch; sequences are (T, features). Every layer is written in ops alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from py_engine.ad import ops
+from py_engine.ad.tensor import STATE, Tensor
+from py_engine.errors import ConfigurationError, ShapeError
+from py_engine.network.initialisers import InitialiserLike, ParameterSpec, resolve, stream
+
+__all__ = [
+    "ACTIVATIONS",
+    "GRU",
+    "LAYERS",
+    "LSTM",
+    "RNN",
+    "Activation",
+    "Dense",
+    "Dropout",
+    "Flatten",
+    "Layer",
+    "Reshape",
+]
+
+Shape = tuple[int, ...]
+Tensors = Mapping[str, Tensor]
+
+
+def identity(x: Tensor) -> Tensor:
+    """`x` itself."""
+    return x
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Softmax over the last axis."""
+    return ops.softmax(x, axis=-1)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": identity,
+    "tanh": ops.tanh,
+    "relu": ops.relu,
+    "sigmoid": ops.sigmoid,
+    "softplus": ops.softplus,
+    "softmax": softmax,
+}
+
+
+class Layer:
+    """What all layers share. One of your own overrides `output_shape`, `forward` and perhaps `parameters`.
+
+    The constructor's arguments are kept in attributes of the same names.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None and (not isinstance(name, str) or not name or "." in name):
+            raise ConfigurationError(f"a layer's name must be a string without dots, actual {name!r}")
+        self.name = name
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        """The layer's parameters by name, in the order in which they are stored."""
+        return {}
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """The shape of a sample that comes out for a sample of `input_shape`.
+
+        Raises `ShapeError`, saying what is expected, if such a sample can't go in.
+        """
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """Compute the output for a batch `x` whose shape has been checked."""
+        raise NotImplementedError
+
+    def __call__(self, x: Tensor, parameters: Tensors, training: bool = False) -> Tensor:
+        """Compute the output for a batch `x` (N, ...). Raises `ShapeError` if its samples don't fit."""
+        self.output_shape(x.shape[1:])
+        return self.forward(x, parameters, training)
+
+    def reject(self, expected: str, input_shape: Shape) -> ShapeError:
+        """The error for `output_shape` to raise: samples of `input_shape` don't fit, `expected` would."""
+        where = f" in layer {STATE.scope!r}" if STATE.scope else ""
+        return ShapeError(f"{self!r}{where}: expected samples of {expected}, actual shape {input_shape}")
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, argument in inspect.signature(type(self).__init__).parameters.items():
+            value = getattr(self, name, argument.default)
+            if argument.kind is argument.VAR_POSITIONAL:
+                shown += [repr(item) for item in value]
+            elif name != "self" and value != argument.default:
+                shown.append(repr(value) if argument.default is argument.empty else f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _whole_number(self, name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            kind = type(self).__name__
+            raise ConfigurationError(f"{kind}: {name} must be an integer >= 1, actual {value!r}")
+        return int(value)
+
+    def _one_of(self, name: str, value: str, allowed: Any) -> str:
+        if value not in allowed:
+            raise ConfigurationError(
+                f"{type(self).__name__}: {name} must be one of {', '.join(allowed)}, actual {value!r}"
+            )
+        return value
+
+    def _initialiser(self, name: str, value: InitialiserLike) -> InitialiserLike:
+        try:
+            resolve(value)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{type(self).__name__}: {name}: {error}") from None
+        return value
+
+
+class Dense(Layer):
+    """``activation(x @ weight + bias)`` on the last axis of x: (..., inputs) to (..., units).
+
+    Parameters: `weight` (inputs, units); `bias` (units,) unless ``bias=False``.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        units: int,
+        activation: str = "identity",
+        bias: bool = True,
+        weight_init: InitialiserLike = "glorot_uniform",
+        bias_init: InitialiserLike = "zeros",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.inputs = self._whole_number("inputs", inputs)
+        self.units = self._whole_number("units", units)
+        self.activation = self._one_of("activation", activation, ACTIVATIONS)
+        self.bias = bool(bias)
+        self.weight_init = self._initialiser("weight_init", weight_init)
+        self.bias_init = self._initialiser("bias_init", bias_init)
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        """`weight` and, if there is one, `bias`."""
+        fans = (self.inputs, self.units)
+        specs = {"weight": ParameterSpec(fans, self.weight_init, *fans)}
+        if self.bias:
+            specs["bias"] = ParameterSpec((self.units,), self.bias_init, *fans)
+        return specs
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(..., inputs) to (..., units)."""
+        if not input_shape or input_shape[-1] != self.inputs:
+            raise self.reject(f"shape (..., {self.inputs})", input_shape)
+        return (*input_shape[:-1], self.units)
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """One matrix product: the axes between batch and features are folded into the batch."""
+        rows = x if x.ndim == 2 else ops.reshape(x, (-1, self.inputs))
+        y = rows @ parameters["weight"]
+        if self.bias:
+            y = y + parameters["bias"]
+        if x.ndim != 2:
+            y = ops.reshape(y, (*x.shape[:-1], self.units))
+        return ACTIVATIONS[self.activation](y)
+
+
+class Recurrent(Layer):
+    """What RNN, LSTM and GRU share: (T, inputs) to the last state, (units,), or to all states, (T, units).
+
+    The input projection of all steps is one matrix product outside the loop. States before the first step are
+    zero, and so are left out of it. Parameters: `weight` (inputs, gates · units), `recurrent` (units, gates ·
+    units), used as ``h @ recurrent``, and `bias` (gates · units,), added on the input side.
+    """
+
+    gates: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        inputs: int,
+        units: int,
+        returns: str = "last",
+        weight_init: InitialiserLike = "glorot_uniform",
+        recurrent_init: InitialiserLike = "glorot_uniform",
+        bias_init: InitialiserLike = "zeros",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.inputs = self._whole_number("inputs", inputs)
+        self.units = self._whole_number("units", units)
+        self.returns = self._one_of("returns", returns, ("last", "sequence"))
+        self.weight_init = self._initialiser("weight_init", weight_init)
+        self.recurrent_init = self._initialiser("recurrent_init", recurrent_init)
+        self.bias_init = self._initialiser("bias_init", bias_init)
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        """`weight`, `recurrent` and `bias`, the gates side by side."""
+        inputs, units, width = self.inputs, self.units, self.gates * self.units
+        return {
+            "weight": ParameterSpec((inputs, width), self.weight_init, inputs, units),
+            "recurrent": ParameterSpec((units, width), self.recurrent_init, units, units),
+            "bias": ParameterSpec((width,), self.bias_init, inputs, units),
+        }
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(T, inputs) to (units,) or (T, units); T is at least 1."""
+        if len(input_shape) != 2 or input_shape[1] != self.inputs or input_shape[0] < 1:
+            raise self.reject(f"shape (steps, {self.inputs})", input_shape)
+        return (self.units,) if self.returns == "last" else (input_shape[0], self.units)
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """Project all steps at once, then run through them."""
+        samples, steps, inputs = x.shape
+        rows = ops.reshape(x, (samples * steps, inputs)) @ parameters["weight"] + parameters["bias"]
+        projected = ops.reshape(rows, (samples, steps, self.gates * self.units))
+        states = self.unroll([projected[:, t] for t in range(steps)], parameters["recurrent"])
+        return states[-1] if self.returns == "last" else ops.stack(states, axis=1)
+
+    def unroll(self, projected: list[Tensor], recurrent: Tensor) -> list[Tensor]:
+        """The hidden states (N, units) of all steps from their projected inputs (N, gates · units)."""
+        raise NotImplementedError
+
+    def gate(self, values: Tensor, index: int, count: int = 1) -> Tensor:
+        """`count` gates from `index` on, out of (N, gates · units)."""
+        return values[:, index * self.units : (index + count) * self.units]
+
+
+class RNN(Recurrent):
+    """The vanilla recurrent layer, ``h_t = activation(x_t @ weight + h_{t-1} @ recurrent + bias)``."""
+
+    def __init__(
+        self,
+        inputs: int,
+        units: int,
+        activation: str = "tanh",
+        returns: str = "last",
+        weight_init: InitialiserLike = "glorot_uniform",
+        recurrent_init: InitialiserLike = "glorot_uniform",
+        bias_init: InitialiserLike = "zeros",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(inputs, units, returns, weight_init, recurrent_init, bias_init, name)
+        self.activation = self._one_of("activation", activation, ACTIVATIONS)
+
+    def unroll(self, projected: list[Tensor], recurrent: Tensor) -> list[Tensor]:
+        """One product and one activation per step."""
+        activation = ACTIVATIONS[self.activation]
+        states = [activation(projected[0])]
+        for step in projected[1:]:
+            states.append(activation(step + states[-1] @ recurrent))
+        return states
+
+
+class LSTM(Recurrent):
+    """Long short-term memory with a forget gate (Gers et al. 2000), without peepholes; gates i, f, g, o.
+
+    ``c_t = f * c_{t-1} + i * g`` and ``h_t = o * tanh(c_t)``, where i, f and o are sigmoids and g is the tanh
+    of their part of ``x_t @ weight + h_{t-1} @ recurrent + bias``.
+    """
+
+    gates = 4
+
+    def unroll(self, projected: list[Tensor], recurrent: Tensor) -> list[Tensor]:
+        """The first step has nothing to forget; i and f are neighbours, so one sigmoid serves both."""
+        i, g = ops.sigmoid(self.gate(projected[0], 0)), ops.tanh(self.gate(projected[0], 2))
+        cell = i * g
+        states = [ops.sigmoid(self.gate(projected[0], 3)) * ops.tanh(cell)]
+        for step in projected[1:]:
+            z = step + states[-1] @ recurrent
+            i_and_f, g = ops.sigmoid(self.gate(z, 0, 2)), ops.tanh(self.gate(z, 2))
+            cell = self.gate(i_and_f, 1) * cell + self.gate(i_and_f, 0) * g
+            states.append(ops.sigmoid(self.gate(z, 3)) * ops.tanh(cell))
+        return states
+
+
+class GRU(Recurrent):
+    """Gated recurrent unit (Cho et al. 2014), with the reset after the product; gates r, z, n.
+
+    ``h_t = (1 - z) * n + z * h_{t-1}``, where r and z are sigmoids of their part of ``x_t @ weight + bias +
+    h_{t-1} @ recurrent``, and n is the tanh of its part of it with the product times r.
+    """
+
+    gates = 3
+
+    def unroll(self, projected: list[Tensor], recurrent: Tensor) -> list[Tensor]:
+        """The first step has nothing to reset; r and z are neighbours, so one sigmoid serves both."""
+        n = ops.tanh(self.gate(projected[0], 2))
+        states = [n - ops.sigmoid(self.gate(projected[0], 1)) * n]
+        for step in projected[1:]:
+            h = states[-1]
+            product = h @ recurrent
+            r_and_z = ops.sigmoid(self.gate(step, 0, 2) + self.gate(product, 0, 2))
+            n = ops.tanh(self.gate(step, 2) + self.gate(r_and_z, 0) * self.gate(product, 2))
+            states.append(n + self.gate(r_and_z, 1) * (h - n))
+        return states
+
+
+class Flatten(Layer):
+    """Each sample as one vector, in C order."""
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(...) to (product,)."""
+        return (math.prod(input_shape),)
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """A view."""
+        y: Tensor = ops.reshape(x, (x.shape[0], *self.output_shape(x.shape[1:])))
+        return y
+
+
+class Reshape(Layer):
+    """Each sample in another shape, in C order: ``Reshape(4, 196)`` cuts 784 pixels into 4 segments."""
+
+    def __init__(self, *shape: int, name: str | None = None) -> None:
+        super().__init__(name)
+        self.shape = tuple(self._whole_number("every length", length) for length in shape)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(...) to `shape`, which has the same number of elements."""
+        if math.prod(input_shape) != math.prod(self.shape):
+            raise self.reject(f"{math.prod(self.shape)} elements", input_shape)
+        return self.shape
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """A view."""
+        y: Tensor = ops.reshape(x, (x.shape[0], *self.shape))
+        return y
+
+
+class Activation(Layer):
+    """One of `ACTIVATIONS` by name, on every element (softmax: over the last axis)."""
+
+    def __init__(self, activation: str, name: str | None = None) -> None:
+        super().__init__(name)
+        self.activation = self._one_of("activation", activation, ACTIVATIONS)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """The same; softmax needs an axis to run over."""
+        if self.activation == "softmax" and not input_shape:
+            raise self.reject("shape (..., classes)", input_shape)
+        return input_shape
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """The activation alone."""
+        return ACTIVATIONS[self.activation](x)
+
+
+class Dropout(Layer):
+    """In training, zero each element with probability `rate` and divide the others by 1 - rate; else nothing.
+
+    Every call in training, and so every traced copy, draws from a stream of its own, decided by `seed`, the
+    layer's name in its chain and the number of calls before: two layers or two threads never share one.
+    """
+
+    def __init__(self, rate: float, seed: int = 0, name: str | None = None) -> None:
+        super().__init__(name)
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+            raise ConfigurationError(f"Dropout: rate must be a number >= 0 and < 1, actual {rate!r}")
+        stream(seed, "")  # a bad seed is an error here, not in the first training step
+        self.rate = float(rate)
+        self.seed = seed
+        self._calls = 0
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """The same."""
+        return input_shape
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """Off outside training."""
+        if not training:
+            return x
+        self._calls += 1
+        return ops.dropout(x, self.rate, stream(self.seed, f"{STATE.scope}/{self._calls}"))
+
+
+LAYERS: dict[str, type[Layer]] = {
+    layer.__name__.lower(): layer for layer in (Dense, RNN, LSTM, GRU, Flatten, Reshape, Activation, Dropout)
+}

@@ -1,0 +1,155 @@
+"""All parameters of a model as one flat vector with a named view per tensor.
+
+One vector makes the optimizer one loop, a checkpoint one array, a reduction over threads one addition, and
+gives the bridge one pointer. A gradient vector has the same layout, so the two can be combined without
+looking at names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from py_engine.ad.tensor import Tensor
+from py_engine.errors import ConfigurationError, ParameterError
+
+__all__ = ["ALIGNMENT", "FlatVector", "Layout", "Parameters"]
+
+ALIGNMENT = 16
+"""Every tensor starts at a multiple of this many elements: 64 bytes, a cache line, for float32."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor lies in a flat vector of `size` elements; what lies between them is padding."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    offsets: Mapping[str, int]
+    size: int
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+        """Lay the tensors out one after the other in the order of `shapes`, each aligned."""
+        offsets = {}
+        end = 0
+        for name, shape in shapes.items():
+            offsets[name] = end
+            end += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
+        return cls(MappingProxyType(dict(shapes)), MappingProxyType(offsets), end)
+
+    def views(self, vector: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """The named tensors as views into `vector`."""
+        return {
+            name: vector[self.offsets[name] : self.offsets[name] + math.prod(shape)].reshape(shape)
+            for name, shape in self.shapes.items()
+        }
+
+
+class FlatVector:
+    """A vector of zeros in a given layout, with `arrays`, the named views into it.
+
+    The padding starts as zeros and stays so: nothing that works on the whole vector (a sum, a norm, an
+    optimizer step) need know of it.
+    """
+
+    def __init__(self, layout: Layout, dtype: DTypeLike) -> None:
+        self.layout = layout
+        self.vector = _aligned_zeros(layout.size, np.dtype(dtype))
+        self.arrays = layout.views(self.vector)
+
+    def zeros_like(self) -> FlatVector:
+        """A new vector of zeros in the same layout and dtype, such as a gradient."""
+        return FlatVector(self.layout, self.vector.dtype)
+
+    def as_dict(self) -> dict[str, NDArray[Any]]:
+        """Copies of all tensors by name."""
+        return {name: array.copy() for name, array in self.arrays.items()}
+
+
+class Parameters(FlatVector):
+    """The named parameters of a model: `vector` holds them all, `tensors` maps each name to a `Tensor` view.
+
+    Writing into `vector`, into ``arrays[name]`` or into ``tensors[name].data`` is the same thing.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike = np.float32) -> None:
+        if np.dtype(dtype) not in (np.float32, np.float64):
+            raise ConfigurationError(f"parameters are float32 or float64, actual {np.dtype(dtype)}")
+        super().__init__(Layout.of(shapes), dtype)
+        self.tensors: Mapping[str, Tensor] = MappingProxyType(
+            {name: Tensor(array, requires_grad=True, name=name) for name, array in self.arrays.items()}
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the order of the vector."""
+        return tuple(self.arrays)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+        return self.vector.dtype
+
+    @property
+    def count(self) -> int:
+        """Number of parameters, without the padding of the vector."""
+        return sum(array.size for array in self.arrays.values())
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise ParameterError(f"no parameter {name!r}; there are: {', '.join(self.names)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __repr__(self) -> str:
+        lines = [f"  {name} {array.shape}" for name, array in self.arrays.items()]
+        return "\n".join([f"Parameters({self.count:,} {self.dtype} in {len(self)} tensors", *lines, ")"])
+
+    def load(self, values: Mapping[str, ArrayLike]) -> None:
+        """Copy `values` in, rounding to this dtype.
+
+        Raises `ParameterError`, and changes nothing, unless `values` has exactly these names and shapes.
+        """
+        missing = [name for name in self.arrays if name not in values]
+        extra = [name for name in values if name not in self.arrays]
+        if missing or extra:
+            raise ParameterError(
+                "; ".join(
+                    ["parameters don't match the model"]
+                    + ([f"missing: {', '.join(missing)}"] if missing else [])
+                    + ([f"not in the model: {', '.join(extra)}"] if extra else [])
+                    + [f"the model has: {', '.join(self.names)}"]
+                )
+            )
+        arrays = {name: np.asarray(values[name]) for name in self.arrays}
+        for name, array in arrays.items():
+            expected = self.arrays[name].shape
+            if array.shape != expected:
+                raise ParameterError(f"parameter {name}: expected shape {expected}, actual {array.shape}")
+            if array.dtype.kind not in "fiu":
+                raise ParameterError(f"parameter {name}: expected real numbers, actual dtype {array.dtype}")
+        for name, array in arrays.items():
+            self.arrays[name][...] = array
+
+
+def _aligned_zeros(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Zeros that start on a cache line, which numpy alone does not promise."""
+    line = 64
+    buffer = np.zeros(size * dtype.itemsize + line, np.uint8)
+    start = -buffer.ctypes.data % line
+    return buffer[start : start + size * dtype.itemsize].view(dtype)
