@@ -86,9 +86,7 @@ def uniform(
 ) -> Values:
     """Uniform on [low, high)."""
     if not low <= high:
-        raise ConfigurationError(
-            f"initialiser uniform: expected low <= high, actual low = {low}, high = {high}"
-        )
+        raise ConfigurationError(f"initialiser uniform: expected low <= high, actual low = {low}, high = {high}")
     return generator.uniform(low, high, shape)
 
 

@@ -113,9 +113,7 @@ class Optimizer:
         unchanged.
         """
         if vector is not self._vector:
-            raise ConfigurationError(
-                f"{self._name}.step: this vector isn't the bound one; call bind(vector) first"
-            )
+            raise ConfigurationError(f"{self._name}.step: this vector isn't the bound one; call bind(vector) first")
         if gradient is not self._gradient:
             self._cut(vector, gradient)
         self._clip(gradient)

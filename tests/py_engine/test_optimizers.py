@@ -65,9 +65,7 @@ def test_twenty_steps_equal_torch(ours, name, settings, block, monkeypatch):
     for gradient in gradients:
         parameter.grad = torch.tensor(gradient)
         theirs.step()
-    np.testing.assert_allclose(
-        run(ours, start, gradients), parameter.detach().numpy(), rtol=1e-12, atol=1e-13
-    )
+    np.testing.assert_allclose(run(ours, start, gradients), parameter.detach().numpy(), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e6])
@@ -209,9 +207,7 @@ def test_using_it_wrongly_says_what_to_do():
         optimizer.step(vector, vector)
     with pytest.raises(ConfigurationError, match=r"call bind\(vector\) first"):
         optimizer.load_state({})
-    with pytest.raises(
-        ConfigurationError, match=r"expected one flat float32 or float64 vector, actual shape \(2, 2\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"expected one flat float32 or float64 vector, actual shape \(2, 2\)"):
         optimizer.bind(np.zeros((2, 2)))
     optimizer.bind(vector)
     with pytest.raises(ConfigurationError, match=r"expected a gradient of shape \(4,\) and dtype float64"):

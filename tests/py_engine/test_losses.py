@@ -1,0 +1,119 @@
+"""Losses: the same values and gradients as PyTorch's, and targets that are checked before they are used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from py_engine.ad.gradcheck import gradcheck
+from py_engine.ad.tensor import Tensor, tensor
+from py_engine.errors import ConfigurationError, LabelError
+from py_engine.network.losses import LOSSES, check_targets, get
+
+GENERATOR = np.random.default_rng(3)
+CASES = [
+    ("softmax_cross_entropy", GENERATOR.normal(size=(6, 4)) * 5, GENERATOR.integers(4, size=6)),
+    ("softmax_cross_entropy", GENERATOR.normal(size=(6, 3, 4)), GENERATOR.integers(4, size=(6, 3))),
+    ("binary_cross_entropy", GENERATOR.normal(size=(6, 1)) * 5, GENERATOR.integers(2, size=6)),
+    ("binary_cross_entropy", GENERATOR.normal(size=(6,)), GENERATOR.random(6)),
+    ("binary_cross_entropy", GENERATOR.normal(size=(6, 3)), GENERATOR.integers(2, size=(6, 3))),
+    ("mean_squared_error", GENERATOR.normal(size=(6, 3)), GENERATOR.normal(size=(6, 3))),
+    ("mean_squared_error", GENERATOR.normal(size=(6, 1)), GENERATOR.normal(size=6)),
+]
+IDS = [f"{name}-{outputs.shape}" for name, outputs, _ in CASES]
+
+
+@pytest.mark.parametrize(("name", "outputs", "targets"), CASES, ids=IDS)
+def test_losses_equal_torch(name, outputs, targets):
+    torch = pytest.importorskip("torch")
+    prepared = check_targets(name, outputs.shape, targets, np.float64)
+    ours = tensor(outputs, requires_grad=True)
+    loss = LOSSES[name](ours, Tensor(prepared))
+    loss.backward()
+    theirs = torch.tensor(outputs, requires_grad=True)
+    if name == "softmax_cross_entropy":
+        classes = outputs.shape[-1]
+        expected = torch.nn.functional.cross_entropy(theirs.reshape(-1, classes), torch.tensor(targets).reshape(-1))
+    else:
+        functional = {
+            "binary_cross_entropy": torch.nn.functional.binary_cross_entropy_with_logits,
+            "mean_squared_error": torch.nn.functional.mse_loss,
+        }[name]
+        expected = functional(theirs, torch.tensor(targets, dtype=torch.float64).reshape(outputs.shape))
+    expected.backward()
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    np.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "outputs", "targets"), CASES, ids=IDS)
+def test_gradients(name, outputs, targets):
+    prepared = check_targets(name, outputs.shape, targets, np.float64)
+    gradcheck(lambda x: LOSSES[name](x, Tensor(prepared)), outputs)
+
+
+@pytest.mark.parametrize(("name", "outputs", "targets"), CASES, ids=IDS)
+def test_a_batch_is_the_weighted_mean_of_its_shards(name, outputs, targets):
+    prepared = check_targets(name, outputs.shape, targets, np.float64)
+    loss = LOSSES[name]
+    whole = loss(tensor(outputs), Tensor(prepared)).item()
+    shards = [loss(tensor(outputs[part]), Tensor(prepared[part])).item() for part in (slice(0, 4), slice(4, 6))]
+    assert whole == pytest.approx((4 * shards[0] + 2 * shards[1]) / 6, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["softmax_cross_entropy", "binary_cross_entropy"])
+def test_logits_of_any_size_give_finite_losses(name):
+    outputs = np.array([[1e4, -1e4], [-3e38, 3e38]], np.float32)
+    targets = [1, 0] if name == "softmax_cross_entropy" else [[0, 1], [0, 1]]
+    x = tensor(outputs, requires_grad=True)
+    loss = LOSSES[name](x, Tensor(check_targets(name, outputs.shape, targets)))
+    loss.backward()
+    assert loss.item() > 1e3
+    assert np.isfinite(x.grad).all()
+
+
+def test_targets_that_fit_are_not_copied():
+    labels = np.zeros(5, np.int64)
+    assert check_targets("softmax_cross_entropy", (5, 3), labels) is labels
+    values = np.zeros((5, 3), np.float32)
+    assert check_targets("mean_squared_error", (5, 3), values) is values
+
+
+def test_targets_get_the_shape_and_dtype_that_the_loss_takes():
+    labels = check_targets("softmax_cross_entropy", (3, 2), [0, 1, 1])
+    assert labels.dtype == np.int64
+    binary = check_targets("binary_cross_entropy", (3, 1), np.array([True, False, True]))
+    assert binary.shape == (3, 1) and binary.dtype == np.float32
+    assert check_targets("softmax_cross_entropy", (0, 2), np.zeros(0, np.uint8)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs_shape", "targets", "message"),
+    [
+        (
+            "softmax_cross_entropy",
+            (4, 10),
+            np.array([0, 9, 10, -1]),
+            r"expected labels from 0 to 9 \(the model has 10 outputs\), actual 10 in row 2; 2 of 4 are out of range",
+        ),
+        ("softmax_cross_entropy", (2, 2, 3), np.array([[0, 1], [2, -5]]), r"actual -5 in row 1 at \[1\]"),
+        ("softmax_cross_entropy", (2, 3), np.array([0.0, 1.0]), r"expected integer labels, actual dtype float64"),
+        ("softmax_cross_entropy", (2, 3), np.array(["0", "1"]), r"expected integer labels, actual dtype <U1"),
+        ("softmax_cross_entropy", (2, 3), np.zeros(3, int), r"targets of shape \(2,\), actual \(3,\)"),
+        ("softmax_cross_entropy", (2, 3), np.eye(3)[:2].astype(int), r"of shape \(2,\), actual \(2, 3\)"),
+        ("binary_cross_entropy", (3, 1), np.array([0, 1, 2]), r"from 0 to 1, actual 2\.0 in row 2 .*1 of 3"),
+        ("binary_cross_entropy", (2, 1), np.array([0.5, np.nan]), r"finite targets, actual nan in row 1"),
+        ("binary_cross_entropy", (2, 3), np.array([0, 1]), r"of shape \(2, 3\), actual \(2,\)"),
+        ("mean_squared_error", (2, 1), np.array([[1.0, 2.0]]), r"of shape \(2, 1\), actual \(1, 2\)"),
+        ("mean_squared_error", (2,), np.array([1.0, np.inf]), r"finite targets, actual inf in row 1"),
+        ("mean_squared_error", (2,), np.array([1j, 0]), r"expected real numbers"),
+    ],
+)
+def test_bad_targets_are_named(name, outputs_shape, targets, message):
+    with pytest.raises(LabelError, match=message):
+        check_targets(name, outputs_shape, targets)
+
+
+def test_an_unknown_loss_is_named():
+    with pytest.raises(ConfigurationError, match="unknown loss 'hinge'; there are: softmax_cross_entropy, "):
+        get("hinge")
