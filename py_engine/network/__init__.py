@@ -19,6 +19,7 @@ from py_engine.network.losses import LOSSES, Loss
 from py_engine.network.metrics import Accuracy, Mean, accuracy
 from py_engine.network.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, RMSProp
 from py_engine.network.parameters import FlatVector, Parameters
+from py_engine.network.trainer import Evaluation, Trainer
 
 __all__ = [
     "ACTIVATIONS",
@@ -37,6 +38,7 @@ __all__ = [
     "Chain",
     "Dense",
     "Dropout",
+    "Evaluation",
     "FlatVector",
     "Flatten",
     "Layer",
@@ -47,5 +49,6 @@ __all__ = [
     "Parameters",
     "RMSProp",
     "Reshape",
+    "Trainer",
     "accuracy",
 ]

@@ -7,8 +7,9 @@ blocks that fit the cache together, and a step allocates no arrays.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -67,6 +68,7 @@ class Optimizer:
         self.clip_value = None if clip_value is None else self._number("clip_value", clip_value, above=0.0)
         self.steps = 0
         self._vector: Vector | None = None
+        self._cuts: set[int] = set()
         self._gradient: Vector | None = None
         self._state: dict[str, Vector] = {}
         self._blocks: list[_Block] = []
@@ -76,10 +78,8 @@ class Optimizer:
     def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
         """Apply the rule to one block of parameters `p`, gradient `g` and `state`, with `s` as scratch.
 
-        `p` and `state` are changed, `g` is only read.
-
-        `self.steps` is the number of this step, from 1. Where `p`, `g` and `state` are zero, `p` must stay
-        zero: that is the padding of the vector.
+        `p` and `state` are changed, `g` is only read; `self.steps` is the number of this step, from 1. Where
+        `p`, `g` and `state` are zero, `p` must stay zero: that is the padding of the vector.
         """
         raise NotImplementedError
 
@@ -94,8 +94,12 @@ class Optimizer:
     def learning_rate(self, value: float) -> None:
         self._learning_rate = self._number("learning_rate", value, at_least=0.0)
 
-    def bind(self, vector: Vector) -> None:
-        """Make `vector` the one to train; the state starts afresh."""
+    def bind(self, vector: Vector, cuts: Iterable[int] = ()) -> None:
+        """Make `vector` the one to train; the state starts afresh.
+
+        A step runs over blocks that also end at the offsets in `cuts`: the offsets of a `Layout` make it one
+        loop per tensor. That changes the time it takes and nothing else.
+        """
         if vector.ndim != 1 or vector.dtype not in (np.float32, np.float64):
             raise ConfigurationError(
                 f"{self._name}.bind: expected one flat float32 or float64 vector, "
@@ -103,6 +107,7 @@ class Optimizer:
             )
         self.steps = 0
         self._vector = vector
+        self._cuts = {cut for cut in cuts if 0 < cut < vector.size}
         self._gradient = None
         self._state = {name: np.zeros_like(vector) for name in self.state_names}
 
@@ -187,9 +192,9 @@ class Optimizer:
         decayed, scratch = np.empty((2, min(BLOCK, vector.size)), vector.dtype)
         self._gradient = gradient
         self._blocks = []
-        for start in range(0, vector.size, BLOCK):
-            part = slice(start, min(start + BLOCK, vector.size))
-            whole = slice(part.stop - part.start)
+        edges = sorted({*range(0, vector.size, BLOCK), *self._cuts, vector.size})
+        for start, stop in itertools.pairwise(edges):
+            part, whole = slice(start, stop), slice(stop - start)
             state = tuple(array[part] for array in self._state.values())
             self._blocks.append((vector[part], gradient[part], decayed[whole], scratch[whole], state))
 

@@ -1,0 +1,59 @@
+"""A team of threads that runs one task per thread, again and again, at the cost of two semaphores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Task = Callable[[], Any]
+
+
+class Team:
+    """`size` threads, the caller's own among them. numpy releases the interpreter's lock in long calls."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._tasks: Sequence[Task] = ()
+        self._errors: list[BaseException] = []
+        self._go = [threading.Semaphore(0) for _ in range(size - 1)]
+        self._done = threading.Semaphore(0)
+        self._closed = False
+        for i in range(size - 1):
+            threading.Thread(target=self._work, args=(i,), daemon=True, name=f"py_engine-{i + 1}").start()
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Run at most `size` tasks, each in a thread of its own, and return when all are done.
+
+        An exception in one of them is raised here, after the others have finished.
+        """
+        self._tasks = tasks
+        others = len(tasks) - 1
+        for i in range(others):
+            self._go[i].release()
+        try:
+            tasks[0]()
+        finally:
+            for _ in range(others):
+                self._done.acquire()
+        if self._errors:
+            error, self._errors = self._errors[0], []
+            raise error
+
+    def close(self) -> None:
+        """End the threads."""
+        self._closed = True
+        for go in self._go:
+            go.release()
+
+    def _work(self, i: int) -> None:
+        while True:
+            self._go[i].acquire()
+            if self._closed:
+                return
+            try:
+                self._tasks[i + 1]()
+            except BaseException as error:  # handed to the thread that waits
+                self._errors.append(error)
+            finally:
+                self._done.release()

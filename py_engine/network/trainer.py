@@ -1,0 +1,329 @@
+"""The trainer: the papers' central idea. Build and plan once for each batch shape, replay for every batch.
+
+A mini-batch is gathered straight into the tape's input buffers, the tape leaves the gradients in one flat vector,
+and the optimizer runs over that vector: a step allocates no arrays.
+
+With more than one thread there are two ways to use them, and `Techniques.split_batch` chooses. Either BLAS spreads
+each matrix product over all threads, or the batch is split into shards, one per thread, each with buffers and a
+gradient vector of its own and BLAS at one thread, summed at the end. Splitting pays where the ops are large: every
+numpy call takes the interpreter's lock for a moment, and many short calls in two threads wait for each other.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import ThreadpoolController
+
+from py_engine.ad import ops
+from py_engine.ad.graph import Graph, tracing
+from py_engine.ad.tape import Tape
+from py_engine.ad.techniques import Techniques
+from py_engine.ad.tensor import Array, Tensor
+from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
+from py_engine.network import losses
+from py_engine.network.chain import Chain
+from py_engine.network.metrics import Accuracy, Mean
+from py_engine.network.optimizers import SGD, Optimizer
+from py_engine.network.steps import Replay, Rows, Step, bytes_per_call, make_step
+from py_engine.network.threads import Team
+
+__all__ = ["Evaluation", "Trainer"]
+
+SPLIT_FROM = 1024 * 1024
+"""Bytes that an average call must read and write before "auto" splits the batch over threads."""
+
+EVALUATION_BATCH = 1000
+"""Samples per forward pass outside training."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss and share of right answers (NaN where the loss has no notion of a right answer)."""
+
+    loss: float
+    accuracy: float
+
+
+class Trainer:
+    """Trains a chain on mini-batches.
+
+    Args:
+        chain: the model; its parameters are trained in place.
+        loss: a name from `losses.LOSSES`.
+        optimizer: the update rule; SGD(0.01) by default.
+        batch_size: samples per step; a partial last batch gets a plan of its own.
+        threads: how many to use, at most; None takes one per core.
+        accumulate: mini-batches whose mean gradient makes one update.
+        techniques: the switches of the engine, for ablations.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        loss: str = "softmax_cross_entropy",
+        optimizer: Optimizer | None = None,
+        batch_size: int = 100,
+        threads: int | None = None,
+        accumulate: int = 1,
+        techniques: Techniques = Techniques(),  # noqa: B008  (frozen)
+    ) -> None:
+        self.threads = threads if threads is not None else os.cpu_count() or 1
+        for name, value in (("batch_size", batch_size), ("threads", self.threads), ("accumulate", accumulate)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise ConfigurationError(f"Trainer: {name} must be an integer >= 1, actual {value!r}")
+        if techniques.split_batch not in (True, False, "auto"):
+            raise ConfigurationError(
+                f"Trainer: split_batch must be True, False or 'auto', actual {techniques.split_batch!r}"
+            )
+        self.chain = chain
+        self.loss = losses.get(loss)
+        self.optimizer = SGD() if optimizer is None else optimizer
+        self.batch_size = int(batch_size)
+        self.accumulate = int(accumulate)
+        self.techniques = techniques
+        self.parameters = chain.parameters
+        self._gradient = self.parameters.zeros_like()
+        self._total = self.parameters.zeros_like() if accumulate > 1 else self._gradient
+        self._pending = 0
+        self._updates = self._bind_optimizer()
+        self._steps: dict[Any, Step] = {}
+        self._teams: dict[Any, Team | None] = {}
+        self._forwards: dict[Any, Tape] = {}
+        self._blas = ThreadpoolController()
+
+    # Training ---------------------------------------------------------------------------------------------
+
+    def train_epoch(self, x: ArrayLike, y: ArrayLike, order: ArrayLike | None = None) -> NDArray[np.float64]:
+        """Train once on all samples, or on those that `order` names, in its order.
+
+        Args:
+            x: (samples, ...), of the parameters' dtype.
+            y: (samples, ...), targets of the loss.
+            order: row numbers, cut into batches as they stand; None takes every row as it stands.
+
+        Returns:
+            The loss of each step, before its update.
+
+        Raises:
+            ShapeError, LabelError: the data does not suit the model; nothing was trained.
+            NonFiniteError: a loss or gradient became NaN or infinite; names the step and the op and layer that
+                first produced it. The parameters are those before that step.
+        """
+        x, y = self._data(x, y)
+        rows = self._rows(order, len(x))
+        team = self._team(x, y)
+        found = np.empty(-(-len(rows) // self.batch_size), np.float64)
+        with self._blas_threads(1 if team is not None else self.threads):
+            for number, start in enumerate(range(0, len(rows), self.batch_size)):
+                batch = rows[start : start + self.batch_size]
+                step = self._step(len(batch), x, y, team)
+                loss = found[number] = step.run(x, y, batch)
+                self._check(step, loss, number)
+                self._update()
+        return found
+
+    def loss_and_gradients(self, x: ArrayLike, y: ArrayLike) -> tuple[float, dict[str, Array]]:
+        """Return the training loss of one batch and its gradient by each parameter; nothing is updated."""
+        x, y = self._data(x, y)
+        with self._blas_threads(self.threads):
+            loss = self._step(len(x), x, y, None).run(x, y, np.arange(len(x)))
+        return loss, self._gradient.as_dict()
+
+    # Evaluation -------------------------------------------------------------------------------------------
+
+    def evaluate(self, x: ArrayLike, y: ArrayLike) -> Evaluation:
+        """Return mean loss and accuracy over all samples, with dropout off."""
+        x, y = self._data(x, y)
+        loss, accuracy = Mean(), Accuracy()
+        labels = y.argmax(-1) if self._one_hot else y
+        for part in _parts(len(x)):
+            logits, value = self._forward(x[part], y[part])
+            loss.add(value.item(), part.stop - part.start)
+            if self.loss.counts_answers:
+                accuracy.add(logits, labels[part])
+        return Evaluation(loss.value, accuracy.value)
+
+    def predict(self, x: ArrayLike) -> Array:
+        """Return the model's outputs (logits) for all samples, with dropout off."""
+        x = self._samples(x)
+        out = np.empty((len(x), *self.chain.output_shape(x.shape[1:])), x.dtype)
+        for part in _parts(len(x)):
+            (out[part],) = self._forward(x[part])
+        return out
+
+    def close(self) -> None:
+        """End the trainer's threads and forget its plans."""
+        for team in self._teams.values():
+            if team is not None:
+                team.close()
+        self._teams.clear()
+        self._steps.clear()
+        self._forwards.clear()
+
+    # Looking at it ----------------------------------------------------------------------------------------
+
+    @property
+    def tapes(self) -> list[Tape]:
+        """The training tapes planned so far."""
+        return [shard.tape for step in self._steps.values() if isinstance(step, Replay) for shard in step.shards]
+
+    @property
+    def source(self) -> str:
+        """The training tapes planned so far as straight-line Python, for reading."""
+        return "\n\n".join(f"# {len(tape.inputs[0])} samples\n{tape.source}" for tape in self.tapes)
+
+    # How it works -----------------------------------------------------------------------------------------
+
+    def _bind_optimizer(self) -> list[tuple[Optimizer, Array, Array]]:
+        """Return what one update consists of: the optimizer, what it trains and by which gradient."""
+        vectors = [(self.parameters.vector, self._total.vector)]
+        if not self.techniques.flat_parameters:
+            if self.optimizer.clip_norm is not None:
+                raise ConfigurationError("Trainer: clip_norm needs the technique flat_parameters")
+            vectors = [
+                (self.parameters.arrays[name].reshape(-1), self._total.arrays[name].reshape(-1))
+                for name in self.parameters.names
+            ]
+        updates = []
+        for vector, gradient in vectors:
+            optimizer = self.optimizer if len(vectors) == 1 else copy.deepcopy(self.optimizer)
+            optimizer.bind(vector)
+            updates.append((optimizer, vector, gradient))
+        return updates
+
+    def _update(self) -> None:
+        if self.accumulate > 1:
+            np.multiply(self._gradient.vector, 1 / self.accumulate, out=self._gradient.vector)
+            np.add(self._total.vector, self._gradient.vector, out=self._total.vector)
+            self._pending += 1
+            if self._pending < self.accumulate:
+                return
+        for optimizer, vector, gradient in self._updates:
+            optimizer.learning_rate = self.optimizer.learning_rate
+            optimizer.step(vector, gradient)
+        if self.accumulate > 1:
+            self._total.vector[...] = 0
+            self._pending = 0
+
+    def _check(self, step: Step, loss: float, number: int) -> None:
+        """Raise if the loss or the gradient is not finite, before they reach the parameters."""
+        gradient = self._gradient.vector
+        if math.isfinite(loss) and math.isfinite(gradient.dot(gradient)):
+            return
+        reason = step.diagnose()
+        if reason is not None:  # None: all is finite, only the squares in the line above were not
+            what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+            raise NonFiniteError(
+                f"step {number} of the epoch: {what}: {reason}. The parameters are those before this step; "
+                "lower the learning rate or look at this batch"
+            )
+
+    def _step(self, samples: int, x: Array, y: Array, team: Team | None) -> Step:
+        """Return the step for batches of this many samples, planned when it is first needed."""
+        key = (samples, x.shape[1:], y.shape[1:], team)
+        step = self._steps.get(key)
+        if step is None:
+            step = make_step(self.chain, self._objective, x, y, samples, self._gradient, team, self.techniques)
+            self._steps[key] = step
+        return step
+
+    def _team(self, x: Array, y: Array) -> Team | None:
+        """Return the threads to split batches over, or None to leave the threads to BLAS."""
+        samples = min(self.batch_size, len(x))
+        key = (samples, x.shape[1:], y.shape[1:])
+        if key not in self._teams:
+            self._teams[key] = Team(self.threads) if self._splits(samples, x, y) else None
+        return self._teams[key]
+
+    def _splits(self, samples: int, x: Array, y: Array) -> bool:
+        if self.threads == 1 or samples < 2 * self.threads:
+            return False
+        if not self.techniques.batched or not self.techniques.replay or not self.techniques.split_batch:
+            return False
+        whole = self._step(samples, x, y, None)
+        assert isinstance(whole, Replay)
+        (shard,) = whole.shards
+        if any(step.node.op is not None and step.node.op.couples_batch for step in shard.tape.instructions):
+            return False
+        return self.techniques.split_batch is True or bytes_per_call(shard.tape) >= SPLIT_FROM
+
+    def _objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self._one_hot:
+            return -ops.mean(ops.sum(targets * ops.log_softmax(outputs), -1))
+        return self.loss(outputs, targets)
+
+    @property
+    def _one_hot(self) -> bool:
+        return self.loss.name == "softmax_cross_entropy" and not self.techniques.fused_loss
+
+    def _forward(self, *arrays: Array) -> list[Array]:
+        """Return the outputs, and the loss if targets are given, in buffers that the next call overwrites."""
+        key = tuple((a.shape, a.dtype) for a in arrays)
+        tape = self._forwards.get(key)
+        if tape is None:
+            inputs = [Tensor.symbol(a.shape, a.dtype) for a in arrays]
+            with tracing() as nodes:
+                outputs = [self.chain(inputs[0])]
+                outputs += [self._objective(outputs[0], targets) for targets in inputs[1:]]
+            graph = Graph(inputs, outputs, nodes)
+            graph.prune()
+            tape = self._forwards[key] = Tape(graph, techniques=self.techniques)
+        with self._blas_threads(self.threads):
+            return tape(*arrays)
+
+    @contextmanager
+    def _blas_threads(self, count: int) -> Iterator[None]:
+        with self._blas.limit(limits=count, user_api="blas"):
+            yield
+
+    # Checks, before anything is computed ------------------------------------------------------------------
+
+    def _samples(self, x: ArrayLike) -> Array:
+        array = np.asarray(x)
+        if array.dtype != self.parameters.dtype:
+            raise DTypeError(
+                f"the model is of {self.parameters.dtype}, the samples of {array.dtype}; convert one of them, "
+                f"for example x.astype(np.{self.parameters.dtype})"
+            )
+        if not array.shape:
+            raise ShapeError("samples (N, ...) are needed, got a scalar")
+        self.chain.output_shape(array.shape[1:])
+        return np.ascontiguousarray(array)
+
+    def _data(self, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
+        if self.chain.parameters is not self.parameters:
+            raise ConfigurationError("the chain's layers were changed after this trainer was made; make a new trainer")
+        samples = self._samples(x)
+        if not len(samples):
+            raise ShapeError("there are no samples")
+        if len(np.asarray(y)) != len(samples):
+            raise LabelError(f"{len(samples)} samples need as many targets, got {len(np.asarray(y))}")
+        outputs_shape = (len(samples), *self.chain.output_shape(samples.shape[1:]))
+        targets = losses.check_targets(self.loss.name, outputs_shape, y, self.parameters.dtype)
+        if self._one_hot:
+            targets = np.eye(outputs_shape[-1], dtype=self.parameters.dtype)[targets]
+        return samples, targets
+
+    @staticmethod
+    def _rows(order: ArrayLike | None, count: int) -> Rows:
+        if order is None:
+            return np.arange(count)
+        rows = np.ascontiguousarray(order)
+        if rows.ndim != 1 or rows.dtype.kind not in "iu" or not len(rows):
+            raise ShapeError(f"order must be a list of row numbers, got shape {rows.shape} of {rows.dtype}")
+        if rows.min() < 0 or rows.max() >= count:
+            raise ShapeError(f"order must hold row numbers from 0 to {count - 1}, got {rows.min()} to {rows.max()}")
+        return rows.astype(np.intp, copy=False)
+
+
+def _parts(count: int) -> Iterator[slice]:
+    return (slice(start, min(start + EVALUATION_BATCH, count)) for start in range(0, count, EVALUATION_BATCH))
