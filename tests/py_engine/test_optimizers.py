@@ -127,6 +127,17 @@ def test_a_run_goes_on_from_its_state(optimizer):
     np.testing.assert_array_equal(half, whole)
 
 
+@pytest.mark.parametrize("optimizer", [case[0] for case in SAME_AS_TORCH], ids=str)
+def test_one_loop_per_tensor_gives_the_same(optimizer):
+    start, gradients = problem()
+    whole = run(optimizer, start, gradients)
+    vector = start.copy()
+    optimizer.bind(vector, cuts=[0, 5, 16, 37, 100])
+    for gradient in gradients:
+        optimizer.step(vector, gradient)
+    np.testing.assert_array_equal(vector, whole)
+
+
 def test_state_is_a_copy():
     start, gradients = problem()
     optimizer = Adam()
