@@ -1,0 +1,345 @@
+"""The one protocol that all engines are driven through, and the registry of the engines there are.
+
+An engine trains the network of a model spec from given weights. What it computes is fixed by the spec, the weights, the
+data and the order of the rows; what may differ is how fast, and in how much memory:
+
+    session = get("numpy").build(spec, params, Optimizer("sgd", 0.015), batch_size=100, dtype="float32", threads=2)
+    losses = session.train_epoch(x, y, order)
+    print(session.evaluate(x_test, y_test).accuracy)
+
+Measurements run a session in a process of its own: `bridge.worker`.
+
+**A new engine** is one adapter file with a class that is called with the arguments of `Engine.build` and gives a
+`Session`, and one row in `ENGINES`. Nothing here imports a framework: a row says what the engine needs, and only
+`build` (or `load`) imports its adapter.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import math
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from bridge.errors import EngineUnavailableError
+from py_engine.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike, NDArray
+
+    from bridge.spec import ModelSpec
+
+__all__ = [
+    "ENGINES",
+    "OPTIMIZERS",
+    "Availability",
+    "Engine",
+    "Evaluation",
+    "Optimizer",
+    "Registered",
+    "Session",
+    "availability",
+    "get",
+    "names",
+]
+
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("momentum", "nesterov"),
+    "rmsprop": ("alpha", "eps", "momentum"),
+    "adam": ("betas", "eps"),
+    "adamw": ("betas", "eps"),
+}
+"""Each optimizer and the settings it has beside `learning_rate`, `weight_decay` and `clip_norm`, which all have."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer and its settings; formulas and the places of epsilon are PyTorch's, and so are the defaults.
+
+    Raises `ConfigurationError` for a setting that is out of range or that the named optimizer doesn't have.
+    """
+
+    name: str
+    """"sgd", "rmsprop", "adam" or "adamw"."""
+    learning_rate: float
+    momentum: float = 0.0
+    nesterov: bool = False
+    alpha: float = 0.99
+    """How much of its running mean square RMSProp keeps at each step."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float | None = None
+    """Decoupled in adamw, added to the gradient elsewhere. None: the default, 0.01 in adamw and 0 elsewhere."""
+    clip_norm: float | None = None
+    """Upper limit of the norm of the whole gradient; None: no limit."""
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise ConfigurationError(
+                f"no optimizer {self.name!r}{_suggestion(self.name, OPTIMIZERS)}; optimizers: {', '.join(OPTIMIZERS)}"
+            )
+        if self.weight_decay is None:
+            object.__setattr__(self, "weight_decay", 0.01 if self.name == "adamw" else 0.0)
+        object.__setattr__(self, "betas", tuple(self.betas))  # JSON has only lists
+        self._check_number("learning_rate", self.learning_rate, at_least=0.0)
+        self._check_number("weight_decay", self.weight_decay, at_least=0.0)
+        self._check_number("momentum", self.momentum, at_least=0.0, below=1.0)
+        self._check_number("alpha", self.alpha, at_least=0.0, below=1.0)
+        self._check_number("eps", self.eps, above=0.0)
+        if len(self.betas) != 2:
+            raise ConfigurationError(f"{self.name}: betas must be two numbers, found {self.betas!r}")
+        for index, beta in enumerate(self.betas):
+            self._check_number(f"betas[{index}]", beta, at_least=0.0, below=1.0)
+        if self.clip_norm is not None:
+            self._check_number("clip_norm", self.clip_norm, above=0.0)
+        if self.nesterov and not self.momentum:
+            raise ConfigurationError(f"{self.name}: nesterov needs a momentum above 0")
+        self._check_foreign_settings()
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that this optimizer has, by name."""
+        return {name: getattr(self, name) for name in self._own_names()}
+
+    def _own_names(self) -> tuple[str, ...]:
+        return ("learning_rate", *OPTIMIZERS[self.name], "weight_decay", "clip_norm")
+
+    def _check_foreign_settings(self) -> None:
+        for setting in fields(self):
+            if setting.name in ("name", *self._own_names()) or getattr(self, setting.name) == setting.default:
+                continue
+            raise ConfigurationError(
+                f"{self.name} has no setting {setting.name!r}; it has {', '.join(self._own_names())}"
+            )
+
+    def _check_number(
+        self, name: str, value: Any, at_least: float = -math.inf, above: float = -math.inf, below: float = math.inf
+    ) -> None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and math.isfinite(value) and at_least <= value < below and value > above:
+            return
+        limits = [f"at least {at_least:g}"] if at_least > -math.inf else []
+        limits += [f"above {above:g}"] if above > -math.inf else []
+        limits += [f"below {below:g}"] if below < math.inf else []
+        raise ConfigurationError(f"{self.name}: {name} must be a number {' and '.join(limits)}, found {value!r}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a network does on some data. `loss` is the mean over all samples."""
+
+    loss: float
+    accuracy: float
+    """The share of right answers, 0 to 1: the largest logit for classes, logits above 0 for yes or no; NaN for
+    mean_squared_error, which has no right answers."""
+
+
+class Session(Protocol):
+    """A network in training, in one engine.
+
+    `x` holds one sample per row, (rows, *input shape of the spec), C-contiguous, in the session's dtype; `y` the
+    targets: int64 classes, or numbers in the session's dtype. Both are taken to stay as they are between calls: what is
+    made of them (checks, tensors) is made once per array. Parameters and gradients are dictionaries of arrays by name,
+    in the layout of `bridge.spec`, and copies.
+
+    Raises `ShapeError`, `DTypeError` and `LabelError` (all of `py_engine.errors`) for data that doesn't fit the spec.
+    """
+
+    def train_epoch(self, x: NDArray[Any], y: NDArray[Any], order: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Train once on the rows of `order`, in batches cut from it one after the other; the last may be smaller.
+
+        Gives the loss of every step, taken before the step, and only when all work is done: exactly this call is timed.
+        Raises `NonFiniteError` with the step when a loss is NaN or infinite.
+        """
+        ...
+
+    def evaluate(self, x: NDArray[Any], y: NDArray[Any]) -> Evaluation:
+        """Loss and accuracy on some data; nothing is learned from it."""
+        ...
+
+    def predict(self, x: NDArray[Any]) -> NDArray[Any]:
+        """What the network makes of each row: (rows, *output shape of the spec), logits where the loss takes logits."""
+        ...
+
+    def loss_and_gradients(self, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, dict[str, NDArray[Any]]]:
+        """The loss of all rows as one batch, and its gradient by each parameter; the parameters stay as they are."""
+        ...
+
+    def params(self) -> dict[str, NDArray[Any]]:
+        """The parameters as they now are."""
+        ...
+
+    def close(self) -> None:
+        """Give up what the session holds. Calling it twice does no harm."""
+        ...
+
+
+class Engine(Protocol):
+    """Something that can train the network of a spec."""
+
+    @property
+    def name(self) -> str:
+        """What a user calls it: `torch-compile`."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """What tables and figures call it."""
+        ...
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """The installed packages whose versions decide its results, the one it is named for first."""
+        ...
+
+    def build(
+        self,
+        spec: ModelSpec,
+        params: Mapping[str, NDArray[Any]],
+        optimizer: Optimizer,
+        batch_size: int,
+        dtype: DTypeLike,
+        threads: int,
+    ) -> Session:
+        """A session that starts from `params` and computes in `dtype` with `threads` threads.
+
+        Raises `WeightsError` when `params` don't belong to the spec, `SpecError` when the engine can't do what it asks.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether an engine can be used here; if not, `reason` says what is missing and what to do."""
+
+    ok: bool
+    reason: str
+    versions: dict[str, str] = field(default_factory=dict)
+    """The versions of the packages that it is made of."""
+
+
+def _nothing() -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """An engine of `ENGINES`: what is known of it without importing it."""
+
+    name: str
+    label: str
+    adapter: str
+    """Where its session class is: "module:class"."""
+    distributions: tuple[str, ...]
+    extra: str = ""
+    """The extra of the distribution twingrad that installs what it needs."""
+    lacks: Callable[[], str] = _nothing
+    """What else is missing on this machine, and what to do; empty when nothing is."""
+
+    @property
+    def module(self) -> str:
+        """The dotted name of its adapter."""
+        return self.adapter.partition(":")[0]
+
+    def availability(self) -> Availability:
+        """Whether the engine can be used here, found out without importing it."""
+        versions, missing = {}, []
+        for distribution in self.distributions:
+            try:
+                versions[distribution] = importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:
+                missing.append(distribution)
+        if missing:
+            remedy = f"pip install 'twingrad[{self.extra}]'" if self.extra else f"pip install {' '.join(missing)}"
+            return Availability(False, f"{', '.join(missing)} is not installed: {remedy}", versions)
+        reason = self.lacks()
+        return Availability(not reason, reason, versions)
+
+    def load(self) -> Callable[..., Session]:
+        """Import the adapter, and with it the framework. Raises `EngineUnavailableError` when it can't be used here."""
+        found = self.availability()
+        if not found.ok:
+            raise EngineUnavailableError(f"engine {self.name}: {found.reason}")
+        module, _, attribute = self.adapter.partition(":")
+        try:
+            return cast("Callable[..., Session]", getattr(importlib.import_module(module), attribute))
+        except (ImportError, OSError) as error:  # installed, but broken: a shared library of its own is missing
+            raise EngineUnavailableError(f"engine {self.name} is installed but can't be imported: {error}") from error
+
+    def build(
+        self,
+        spec: ModelSpec,
+        params: Mapping[str, NDArray[Any]],
+        optimizer: Optimizer,
+        batch_size: int,
+        dtype: DTypeLike,
+        threads: int,
+    ) -> Session:
+        """See `Engine.build`."""
+        if batch_size < 1 or threads < 1:
+            raise ConfigurationError(
+                f"batch_size and threads must be at least 1, found batch_size={batch_size}, threads={threads}"
+            )
+        return self.load()(
+            spec=spec, params=params, optimizer=optimizer, batch_size=batch_size, dtype=dtype, threads=threads
+        )
+
+
+def names() -> list[str]:
+    """The names of all engines, in the order in which tables show them."""
+    return list(ENGINES)
+
+
+def get(name: str) -> Registered:
+    """The engine of this name; nothing is imported yet. Raises `EngineUnavailableError` when there is none."""
+    if name not in ENGINES:
+        raise EngineUnavailableError(f"no engine {name!r}{_suggestion(name, ENGINES)}; engines: {', '.join(ENGINES)}")
+    return ENGINES[name]
+
+
+def availability(name: str) -> Availability:
+    """Whether the engine of this name can be used here, and if not, why."""
+    return get(name).availability()
+
+
+def _suggestion(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _lacks_compiler() -> str:
+    """What torch.compile needs to build its C++ kernels and lacks here."""
+    compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
+    if not any(shutil.which(compiler) for compiler in compilers):
+        return f"torch.compile needs a C++ compiler ({' or '.join(compilers)}): install one, or set CXX"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return (
+            f"torch.compile needs Python's C headers, and there is no Python.h in {sysconfig.get_path('include')}: "
+            "install the development package of this Python (python3-dev on Debian)"
+        )
+    return ""
+
+
+_ROWS = (
+    Registered("numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",)),
+    Registered("manual", "Hand-written numpy", "bridge.adapters.manual:ManualSession", ("numpy",)),
+    Registered("torch", "PyTorch", "bridge.adapters.torch:TorchSession", ("torch",), extra="torch"),
+    Registered(
+        "torch-compile",
+        "PyTorch compiled",
+        "bridge.adapters.torch_compile:TorchCompileSession",
+        ("torch",),
+        extra="torch",
+        lacks=_lacks_compiler,
+    ),
+)
+
+ENGINES: dict[str, Registered] = {row.name: row for row in _ROWS}
+"""All engines by name, in the order in which tables show them."""

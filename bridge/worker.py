@@ -1,0 +1,394 @@
+"""One engine in a process of its own, so that measurements of one engine know nothing of another.
+
+    with Worker("torch", threads=2) as worker:
+        worker.build(spec, params, Optimizer("sgd", 0.015), batch_size=100)
+        losses = worker.train_epoch(x, y, order)
+        print(worker.seconds)
+
+A `Worker` is a `Session` once it is built, with the time of its last call beside it, taken inside the process and
+around nothing but that call. The process starts with its cores and its thread counts fixed before anything is imported.
+It ends with `close`, with its parent (however that ends, and stopped or busy as it may be), and whenever a request is
+interrupted; whatever it may have started ends with it. It belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from safetensors.numpy import load_file
+
+import bridge.errors
+import py_engine.errors
+from bridge import engine as engines
+from bridge import weights
+from bridge.checks import PerArray
+from bridge.engine import Evaluation, Optimizer
+from bridge.errors import WorkerError
+from bridge.spec import ModelSpec
+
+__all__ = ["Worker", "environment"]
+
+Array = NDArray[Any] | str | os.PathLike[str]
+"""An array, or the .npy file that holds it, which is then read where it lies."""
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "JULIA_NUM_THREADS",
+)
+
+# Run before any of our modules, and so before numpy and the frameworks, which look at the cores when they are imported.
+# The process finds modules where its parent does.
+_BOOTSTRAP = """
+import json, os, sys
+start = json.loads(sys.argv[1])
+if start["cores"]:
+    os.sched_setaffinity(0, start["cores"])
+sys.path[:] = start["path"]
+from bridge.worker_process import main
+main(start)
+"""
+
+_PATIENCE = 10.0
+"""Seconds that a process gets to end by itself."""
+
+_LAST_LINES = 20
+"""Lines of a dead worker's standard error that its error repeats."""
+
+_ERRORS: dict[str, type[Exception]] = {
+    name: getattr(module, name) for module in (py_engine.errors, bridge.errors) for name in module.__all__
+}
+"""What may be raised here for an error in the worker, by name."""
+
+
+class Worker:
+    """A process that holds one engine and serves one session at a time.
+
+    Raises `EngineUnavailableError` when the engine can't be used here, `WorkerError` when the process dies, and in each
+    call what the session raises there.
+    """
+
+    def __init__(self, engine: str, threads: int = 1) -> None:
+        self.engine = engines.get(engine)
+        self.threads = threads
+        self.cores = _choose_cores(threads)
+        self.seconds = float("nan")
+        """Of the last call of the session: its own time, without that of passing arrays to and fro."""
+        self.build_seconds = float("nan")
+        self._paused = False
+        self._written = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="twingrad-worker-"))
+        self._files = PerArray(self._write_array, drop=Path.unlink)
+        before = time.perf_counter()
+        try:
+            self._process = self._launch()
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._finalizer = weakref.finalize(self, _end, self._process, self._folder)
+        described = self._receive("starting")["result"]
+        self.import_seconds: float = described["import_seconds"]
+        """What importing the engine took, numpy and the bridge being there already."""
+        self.start_seconds = time.perf_counter() - before
+        """From nothing to a process that is ready to build, imports included."""
+        self.versions: dict[str, str] = described["versions"]
+        """Of Python and of the packages that the engine is made of."""
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    @property
+    def stderr(self) -> Path:
+        """The file with what the process and its libraries have printed; gone after `close`."""
+        return self._folder / "stderr.txt"
+
+    # The session.
+
+    def build(
+        self,
+        spec: ModelSpec,
+        params: Mapping[str, NDArray[Any]],
+        optimizer: Optimizer,
+        batch_size: int,
+        dtype: DTypeLike = "float32",
+    ) -> None:
+        """Begin a session, in place of the one before; see `bridge.engine.Engine.build`."""
+        weights.check(params, spec, dtype)
+        path = self._new_file("safetensors")
+        weights.save(path, params)
+        self._call(
+            "build",
+            spec_text=spec.dump(),
+            params=str(path),
+            optimizer=dataclasses.asdict(optimizer),
+            batch_size=batch_size,
+            dtype=str(np.dtype(dtype)),
+        )
+        path.unlink()
+        self.build_seconds = self.seconds
+
+    def train_epoch(self, x: Array, y: Array, order: Array) -> NDArray[np.float64]:
+        """See `Session.train_epoch`; `seconds` is then the time of exactly this."""
+        path = self._path(order, once=True)
+        losses = self._call("train_epoch", x=self._path(x), y=self._path(y), order=path)
+        if isinstance(order, np.ndarray):
+            Path(path).unlink()
+        return _take_array(losses)
+
+    def evaluate(self, x: Array, y: Array) -> Evaluation:
+        """See `Session.evaluate`."""
+        return Evaluation(**self._call("evaluate", x=self._path(x), y=self._path(y)))
+
+    def predict(self, x: Array) -> NDArray[Any]:
+        """See `Session.predict`."""
+        return _take_array(self._call("predict", x=self._path(x)))
+
+    def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, NDArray[Any]]]:
+        """See `Session.loss_and_gradients`."""
+        result = self._call("loss_and_gradients", x=self._path(x), y=self._path(y))
+        return result["loss"], _take_arrays(result["gradients"])
+
+    def params(self) -> dict[str, NDArray[Any]]:
+        """See `Session.params`."""
+        return _take_arrays(self._call("params"))
+
+    def preload(self, *arrays: Array) -> None:
+        """Read data into the process now, so that neither its time nor its memory counts for what follows."""
+        self._call("preload", paths=[self._path(array) for array in arrays])
+
+    # The process.
+
+    def pause(self) -> None:
+        """Stop the process, whatever its threads are doing, until `resume`."""
+        self._check_open()
+        os.killpg(self.pid, signal.SIGSTOP)
+        self._paused = True
+
+    def resume(self) -> None:
+        """Let the process go on."""
+        self._check_open()
+        os.killpg(self.pid, signal.SIGCONT)
+        self._paused = False
+
+    def reset_peak(self) -> None:
+        """Start `peak_rss` afresh from the memory that is now resident."""
+        self._call("reset_peak")
+
+    def peak_rss(self) -> int:
+        """The most memory, in bytes, that was resident since `reset_peak`."""
+        return int(self._call("peak_rss"))
+
+    def start_memray(self, file: str | os.PathLike[str]) -> None:
+        """Record all allocations in a file, which must not exist yet, until `stop_memray`; everything is slower."""
+        self._call("start_memray", file=str(Path(file).absolute()))
+
+    def stop_memray(self) -> None:
+        """Complete the file that `start_memray` began."""
+        self._call("stop_memray")
+
+    def libraries(self) -> list[dict[str, Any]]:
+        """The BLAS and OpenMP libraries that the process has loaded, as threadpoolctl describes them."""
+        return cast("list[dict[str, Any]]", self._call("libraries"))
+
+    def close(self) -> None:
+        """End the process and remove its files. Calling it twice does no harm."""
+        self._finalizer()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "running" if self._finalizer.alive else "closed"
+        return f"Worker({self.engine.name!r}, threads={self.threads}) [process {self.pid}, {state}]"
+
+    # How it works.
+
+    def _launch(self) -> subprocess.Popen[str]:
+        start = {
+            "engine": self.engine.name,
+            "threads": self.threads,
+            "cores": self.cores,
+            "folder": str(self._folder),
+            "path": sys.path,
+        }
+        with self.stderr.open("wb") as stderr:
+            return subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP, json.dumps(start)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment(self.threads),
+                encoding="utf-8",
+                # A group of its own: Ctrl-C in the terminal is the parent's to handle, and whatever the process starts
+                # can be ended with it. Still of the parent's session: a stopped group whose parent dies is woken.
+                process_group=0,
+            )
+
+    def _call(self, call: str, **arguments: Any) -> Any:
+        self._check_open()
+        if self._paused:
+            raise WorkerError(f"the worker of engine {self.engine.name} is paused: call resume() before {call}")
+        try:
+            pipe = cast("IO[str]", self._process.stdin)
+            pipe.write(json.dumps({"call": call, "with": arguments}) + "\n")
+            pipe.flush()
+        except BrokenPipeError:
+            raise self._death(call) from None
+        except BaseException:
+            self.close()
+            raise
+        answer = self._receive(call)
+        self.seconds = answer.get("seconds", self.seconds)
+        return answer["result"]
+
+    def _receive(self, call: str) -> dict[str, Any]:
+        try:
+            line = cast("IO[str]", self._process.stdout).readline()
+        except BaseException:
+            self.close()  # interrupted: whatever it still answers would be taken for the answer to another request
+            raise
+        if not line.endswith("\n"):
+            raise self._death(call)
+        answer: dict[str, Any] = json.loads(line)
+        if "error" not in answer:
+            return answer
+        if call == "starting":
+            self.close()
+        raise self._error(call, answer["error"])
+
+    def _error(self, call: str, described: dict[str, Any]) -> Exception:
+        """The session's own error, made again here."""
+        kind, message = described["type"], described["message"]
+        if kind not in _ERRORS:
+            return WorkerError(f"engine {self.engine.name} failed in {call}: {kind}: {message}")
+        error = _ERRORS[kind].__new__(_ERRORS[kind])
+        Exception.__init__(error, message)  # not its own __init__, which made the message from the fields
+        vars(error).update(described["fields"])
+        return error
+
+    def _death(self, call: str) -> WorkerError:
+        """The process has closed its end of the pipe: say how it died and what it last said."""
+        try:
+            status = self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            status = None
+        said = self.stderr.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        self.close()
+        last = "".join(f"\n  {line}" for line in said) if said else " nothing"
+        return WorkerError(
+            f"the worker of engine {self.engine.name} (process {self.pid}) {_ending(status)} in {call}; "
+            f"it last said:{last}"
+        )
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise WorkerError(f"the worker of engine {self.engine.name} is closed: start another one")
+
+    def _path(self, array: Array, once: bool = False) -> str:
+        if not isinstance(array, np.ndarray):
+            return str(Path(array).absolute())
+        return str(self._write_array(array) if once else self._files(array))
+
+    def _write_array(self, array: NDArray[Any]) -> Path:
+        path = self._new_file("npy")
+        np.save(path, array, allow_pickle=False)
+        return path
+
+    def _new_file(self, suffix: str) -> Path:
+        self._written += 1
+        return self._folder / f"request-{self._written}.{suffix}"
+
+
+def environment(threads: int) -> dict[str, str]:
+    """This process's environment with what fixes the threads and kernels of the libraries that a worker may load."""
+    fixed = dict(os.environ) | dict.fromkeys(THREAD_VARIABLES, str(threads))
+    core_type = _openblas_core_type()
+    if core_type:
+        fixed.setdefault("OPENBLAS_CORETYPE", core_type)
+    return fixed
+
+
+def _openblas_core_type() -> str:
+    """The kernels that OpenBLAS should use where it doesn't know the CPU; empty where its own choice is right.
+
+    On CPUs newer than itself it falls back to kernels without AVX-512, which nearly halves the speed of sgemm.
+    """
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
+    return "SKYLAKEX" if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= set(flags) else ""
+
+
+def _choose_cores(threads: int) -> list[int]:
+    """The first `threads` cores that this process may use; none where the system can't bind a process to cores."""
+    if threads < 1:
+        raise WorkerError(f"a worker needs at least 1 thread, found threads={threads}")
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    allowed = sorted(os.sched_getaffinity(0))
+    if threads > len(allowed):
+        raise WorkerError(
+            f"threads={threads}, but this process may use only {len(allowed)} "
+            f"core{'s' if len(allowed) > 1 else ''}: ask for at most {len(allowed)}"
+        )
+    return allowed[:threads]
+
+
+def _end(process: subprocess.Popen[str], folder: Path) -> None:
+    """End a worker and all of its group, reap it and remove its files. Also called when Python ends."""
+    # Not by closing the pipe and waiting: a stopped process would never see that.
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(BrokenPipeError):
+            cast("IO[str]", pipe).close()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ending(status: int | None) -> str:
+    if status is None:
+        return "stopped answering"
+    if status >= 0:
+        return f"ended with exit code {status}"
+    hint = " (for want of memory, perhaps)" if status == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-status).name}{hint}"
+
+
+def _take_array(path: str) -> NDArray[Any]:
+    """Read an answer's array and remove its file."""
+    array: NDArray[Any] = np.load(path, allow_pickle=False)
+    Path(path).unlink()
+    return array
+
+
+def _take_arrays(path: str) -> dict[str, NDArray[Any]]:
+    arrays = load_file(path)
+    Path(path).unlink()
+    return arrays

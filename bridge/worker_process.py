@@ -1,0 +1,247 @@
+"""What runs in a worker: one engine, answering one request per line of standard input with one line each.
+
+`bridge.worker` starts it and speaks for it. A request is ``{"call": name, "with": {...}}``; the answer is
+``{"result": ..., "seconds": ...}``, the seconds being those inside the session alone, or ``{"error": {...}}``. Arrays
+travel as paths of .npy and safetensors files; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import queue
+import shutil
+import signal
+import threading
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from bridge import engine as engines
+from bridge import memory, spec
+from bridge.errors import EngineUnavailableError
+
+__all__ = ["main"]
+
+T = TypeVar("T")
+Answer = dict[str, Any]
+
+_KEPT = 8
+"""How many data arrays stay in memory: a train and a test set, and the same once more."""
+
+
+def main(start: Mapping[str, Any]) -> None:
+    """Serve until standard input ends. `start` holds `engine`, `threads` and `folder`, the place for files."""
+    # Ctrl-C is for the parent, which then closes this process. A stopped process whose parent dies is sent SIGHUP and
+    # SIGCONT: it must outlive the first to find that standard input has ended, and clean up.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    requests, answers = _take_over_standard_streams()
+    folder = Path(start["folder"])
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests, lines, folder), daemon=True).start()
+    server = _Server(start["engine"], start["threads"], folder)
+    try:
+        _send(answers, _guarded(server.load))
+        while True:
+            _send(answers, _guarded(server.answer, json.loads(lines.get())))
+    except BrokenPipeError:
+        _end(folder)
+
+
+def _take_over_standard_streams() -> tuple[TextIO, TextIO]:
+    """Keep the protocol's two pipes to itself: what a library prints goes to standard error, and it has no input."""
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def _read(requests: TextIO, lines: queue.SimpleQueue[str], folder: Path) -> None:
+    """Pass requests on. When the parent closes the pipe or dies, end everything, in the middle of an epoch too."""
+    for line in requests:
+        lines.put(line)
+    _end(folder)
+
+
+def _end(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)  # with whatever processes a framework has started
+    os._exit(0)
+
+
+def _send(answers: TextIO, answer: Answer) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+def _guarded(work: Callable[..., Answer], *arguments: Any) -> Answer:
+    """The answer, or the error in its place; standard error gets the traceback."""
+    try:
+        return work(*arguments)
+    except Exception as error:
+        traceback.print_exc()
+        fields = {}
+        for name, value in vars(error).items():  # such as SpecError.problems
+            with contextlib.suppress(TypeError, ValueError):
+                fields[name] = json.loads(json.dumps(value))
+        return {"error": {"type": type(error).__name__, "message": str(error), "fields": fields}}
+
+
+class _Server:
+    """The requests that a worker answers: each method named `do_...` is one."""
+
+    def __init__(self, engine: str, threads: int, folder: Path) -> None:
+        self._engine = engines.get(engine)
+        self._threads = threads
+        self._folder = folder
+        self._session: engines.Session | None = None
+        self._arrays: OrderedDict[str, NDArray[Any]] = OrderedDict()
+        self._tracker: Any = None
+        self._written = 0
+
+    def load(self) -> Answer:
+        before = time.perf_counter()
+        self._engine.load()
+        seconds = time.perf_counter() - before
+        versions = {"python": platform.python_version(), **self._engine.availability().versions}
+        return {"result": {"import_seconds": seconds, "versions": versions}}
+
+    def answer(self, request: Answer) -> Answer:
+        method = getattr(self, f"do_{request['call']}")
+        return dict(method(**request["with"]))
+
+    # The session.
+
+    def do_build(self, spec_text: str, params: str, optimizer: Answer, batch_size: int, dtype: str) -> Answer:
+        self.do_close()
+        model = spec.loads(spec_text, "the spec")
+        weights = load_file(params)
+        settings = engines.Optimizer(**optimizer)
+        self._session, seconds = _timed(
+            lambda: self._engine.build(model, weights, settings, batch_size, dtype, self._threads)
+        )
+        return {"result": None, "seconds": seconds}
+
+    def do_train_epoch(self, x: str, y: str, order: str) -> Answer:
+        session, features, targets, rows = self._built, self._data(x), self._data(y), _read_array(order)
+        losses, seconds = _timed(lambda: session.train_epoch(features, targets, rows))
+        return {"result": self._write_array(losses), "seconds": seconds}
+
+    def do_evaluate(self, x: str, y: str) -> Answer:
+        session, features, targets = self._built, self._data(x), self._data(y)
+        found, seconds = _timed(lambda: session.evaluate(features, targets))
+        return {"result": {"loss": found.loss, "accuracy": found.accuracy}, "seconds": seconds}
+
+    def do_predict(self, x: str) -> Answer:
+        session, features = self._built, self._data(x)
+        output, seconds = _timed(lambda: session.predict(features))
+        return {"result": self._write_array(output), "seconds": seconds}
+
+    def do_loss_and_gradients(self, x: str, y: str) -> Answer:
+        session, features, targets = self._built, self._data(x), self._data(y)
+        (loss, gradients), seconds = _timed(lambda: session.loss_and_gradients(features, targets))
+        return {"result": {"loss": loss, "gradients": self._write_arrays(gradients)}, "seconds": seconds}
+
+    def do_params(self) -> Answer:
+        params, seconds = _timed(self._built.params)
+        return {"result": self._write_arrays(params), "seconds": seconds}
+
+    def do_close(self) -> Answer:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        return {"result": None}
+
+    @property
+    def _built(self) -> engines.Session:
+        if self._session is None:
+            raise EngineUnavailableError(f"engine {self._engine.name}: nothing is built yet; call build first")
+        return self._session
+
+    # Data. Read whole rather than mapped: a mapped file's pages are small and come in while the first epoch is timed.
+
+    def do_preload(self, paths: list[str]) -> Answer:
+        for path in paths:
+            self._data(path)
+        return {"result": None}
+
+    def _data(self, path: str) -> NDArray[Any]:
+        if path not in self._arrays:
+            self._arrays[path] = _read_array(path)
+            if len(self._arrays) > _KEPT:
+                self._arrays.popitem(last=False)
+        self._arrays.move_to_end(path)
+        return self._arrays[path]
+
+    def _write_array(self, array: NDArray[Any]) -> str:
+        path = self._new_file("npy")
+        np.save(path, array, allow_pickle=False)
+        return str(path)
+
+    def _write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> str:
+        path = self._new_file("safetensors")
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+        return str(path)
+
+    def _new_file(self, suffix: str) -> Path:
+        self._written += 1
+        return self._folder / f"answer-{self._written}.{suffix}"
+
+    # Memory and the libraries in use.
+
+    def do_reset_peak(self) -> Answer:
+        memory.reset_peak()
+        return {"result": None}
+
+    def do_peak_rss(self) -> Answer:
+        return {"result": memory.peak_rss()}
+
+    def do_start_memray(self, file: str) -> Answer:
+        try:
+            import memray
+        except ImportError as error:
+            raise EngineUnavailableError(
+                f"allocations are measured with memray ({error}): pip install 'twingrad[memory]'"
+            ) from None
+        if self._tracker is not None:
+            raise EngineUnavailableError("memray is recording already: call stop_memray first")
+        tracker = memray.Tracker(file)
+        tracker.__enter__()
+        self._tracker = tracker
+        return {"result": None}
+
+    def do_stop_memray(self) -> Answer:
+        if self._tracker is not None:
+            self._tracker.__exit__(None, None, None)
+            self._tracker = None
+        return {"result": None}
+
+    def do_libraries(self) -> Answer:
+        from threadpoolctl import threadpool_info
+
+        return {"result": threadpool_info()}
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    before = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - before
+
+
+def _read_array(path: str) -> NDArray[Any]:
+    array: NDArray[Any] = np.load(path, allow_pickle=False)
+    return array
