@@ -15,14 +15,14 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from filelock import FileLock, Timeout
 
 from bridge.errors import TwinGradError
 from bridge.files import write_atomically
@@ -100,6 +100,11 @@ class Results:
         """Where tables, figures and the paper go unless told otherwise."""
         return self.root / "report"
 
+    @property
+    def work(self) -> Path:
+        """Where runs put the arrays that their workers read; empty between runs."""
+        return self.root / ".work"
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process alone, and clear away what a killed run left half-written.
@@ -107,6 +112,11 @@ class Results:
         The operating system releases the lock when the process ends, however it ends. Raises
         ResultsInUseError when another process holds it and ResultsError when the folder cannot be written.
         """
+        from filelock import (
+            FileLock,
+            Timeout,
+        )  # not among the core dependencies: reading results needs no lock
+
         self.check_writable()
         lock = FileLock(self.root / ".lock", timeout=0)
         try:
@@ -122,6 +132,7 @@ class Results:
             self._write(self.root / ".owner", f"{os.getpid()}\n")
             for folder in (self.root, self.raw, self.tidy):
                 remove_partial(folder)
+            shutil.rmtree(self.work, ignore_errors=True)
             yield
         finally:
             (self.root / ".owner").unlink(missing_ok=True)
@@ -159,15 +170,13 @@ class Results:
     def save(self, record: Record) -> Path:
         """Write a record under its key, whole or not at all."""
         path = self.raw / f"{record['key']}.json"
-        self._write(path, json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        self._write(path, json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         return path
 
     def records(self) -> list[Record]:
         """All raw records of this schema, oldest first."""
         found = (_parse(path.read_text(encoding="utf-8"), path) for path in sorted(self.raw.glob("*.json")))
-        return sorted(
-            (record for record in found if record), key=lambda record: record["provenance"]["created"]
-        )
+        return sorted((record for record in found if record), key=lambda record: record["provenance"]["created"])
 
     def write_tidy(self) -> dict[str, int]:
         """Make the tidy CSVs from all raw records, oldest first; the number of rows of each file."""
@@ -189,6 +198,21 @@ class Results:
             return ""
 
 
+def plain(value: Any) -> Any:
+    """`value` with only what JSON has: nothing (null) for NaN and infinity, no numpy scalars, no paths."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
 def remove_partial(folder: Path) -> list[Path]:
     """Remove the temporary files of killed writers; only for who holds the folder's lock."""
     stale = sorted(folder.glob(".*.part"))
@@ -197,8 +221,8 @@ def remove_partial(folder: Path) -> list[Path]:
     return stale
 
 
-def explain(error: OSError, path: Path) -> str:
-    """What went wrong with writing `path`, and what its owner can do about it."""
+def explain(error: OSError, path: Path, option: str = "--results DIR") -> str:
+    """What went wrong with writing `path`, and what can be done; `option` is how another place is chosen."""
     folder = path if path.is_dir() else path.parent
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return (
@@ -206,10 +230,10 @@ def explain(error: OSError, path: Path) -> str:
             "same command again: finished runs are kept"
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"cannot write {path}: {error.strerror}; get write access to {folder} or use --results DIR"
+        return f"cannot write {path}: {error.strerror}; get write access to {folder} or use {option}"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return f"cannot write {path}: a part of this path is a file, not a folder; use --results DIR"
-    return f"cannot write {path}: {error.strerror or error}; use another folder with --results DIR"
+        return f"cannot write {path}: a part of this path is a file, not a folder; use {option}"
+    return f"cannot write {path}: {error.strerror or error}; use {option}"
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -221,7 +245,7 @@ def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
     rows: dict[str, list[Record]] = {name: [] for name in COLUMNS}
     for record in records:
         common = _common(record)
-        rows["runs"].append(common | _run_row(record))
+        rows["runs"] += [common | row for row in _run_rows(record)]
         rows["epochs"] += [common | epoch for epoch in _epochs(record)]
         if record["config"]["measure"] == "time":
             for step, loss in enumerate(record.get("step_losses", ()), start=1):
@@ -247,7 +271,18 @@ def _common(record: Record) -> Record:
     }
 
 
-def _run_row(record: Record) -> Record:
+def _run_rows(record: Record) -> Iterator[Record]:
+    """One row for a run; one for each engine of a race."""
+    entrants = record.get("entrants")
+    if entrants is None:
+        yield _run_row(record, record["status"], record.get("error"), record["provenance"]["engine_digest"])
+    for engine, entrant in (entrants or {}).items():
+        status = "failed" if entrant["error"] else "ok"
+        row = _run_row(record, status, entrant["error"], entrant["engine_digest"])
+        yield row | {"engine": engine, "label": entrant["label"]}
+
+
+def _run_row(record: Record, status: str, error: str | None, engine_digest: str) -> Record:
     provenance, startup = record["provenance"], record.get("startup", {})
     epochs = _epochs(record)
     last: Record = epochs[-1] if epochs else {}
@@ -255,8 +290,8 @@ def _run_row(record: Record) -> Record:
     evaluated = [epoch.get("seconds_with_evaluation") for epoch in epochs]
     allocated = [epoch["bytes_allocated"] for epoch in epochs if epoch.get("bytes_allocated") is not None]
     return {
-        "status": record["status"],
-        "error": record.get("error"),
+        "status": status,
+        "error": error,
         "import_seconds": startup.get("import_seconds"),
         "build_seconds": startup.get("build_seconds"),
         "first_epoch_seconds": seconds[0] if seconds else None,
@@ -268,7 +303,8 @@ def _run_row(record: Record) -> Record:
         "bytes_later_epochs": _mean(allocated[1:]),
         "peak_rss_bytes": record.get("peak_rss_bytes"),
         "framework_version": " ".join(f"{name} {text}" for name, text in provenance["versions"].items()),
-        **{name: provenance[name] for name in ("blas", "python", "engine_digest")},
+        "engine_digest": engine_digest,
+        **{name: provenance[name] for name in ("blas", "python")},
     }
 
 
@@ -320,22 +356,23 @@ class Tidy:
 
     @classmethod
     def load(cls, results_dir: str | Path) -> Tidy:
-        """Read `<results_dir>/tidy`. Raises ResultsError when a file is missing or lacks a column."""
+        """Read `<results_dir>/tidy`; a file that is missing is an empty frame.
+
+        Raises ResultsError when there is no such folder or a file lacks a column.
+        """
         import pandas as pd
 
         root = Path(results_dir)
+        if not (root / "tidy").is_dir():
+            raise ResultsError(f"no results in {root}: nothing has been run into it; start with `twingrad run`")
         frames = {}
         for name, columns in COLUMNS.items():
             path = root / "tidy" / f"{name}.csv"
             if not path.is_file():
-                raise ResultsError(
-                    f"no {path}: nothing has been run into {root} yet; start with `twingrad run`"
-                )
+                raise ResultsError(f"no {path}: nothing has been run into {root} yet; start with `twingrad run`")
             frame = pd.read_csv(path, dtype={"key": str, "error": str, "commit": str, "engine_digest": str})
             missing = [column for column in columns if column not in frame.columns]
             if missing:
-                raise ResultsError(
-                    f"{path} lacks the column {missing[0]!r}; make it anew with `twingrad report`"
-                )
+                raise ResultsError(f"{path} lacks the column {missing[0]!r}; make it anew with `twingrad report`")
             frames[name] = frame
         return cls(root, **frames)

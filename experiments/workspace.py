@@ -1,4 +1,4 @@
-"""Arrays and weights on disk, where the worker processes read them: the same files for every engine."""
+"""Arrays on disk, where the worker processes read them: the same files for every engine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge import weights
-from bridge.spec import ModelSpec
 from experiments.data.dataset import Dataset
 from experiments.results import ResultsError, explain
 
@@ -26,7 +24,7 @@ class Rows:
 
 
 class Workspace:
-    """A temporary folder with a dataset's arrays, orders of batches and initial weights, for a `with` block.
+    """A temporary folder with a dataset's arrays and the orders of batches, for a `with` block.
 
     Everything follows from the dataset and the seeds, so that nothing here needs to be kept.
     """
@@ -74,14 +72,6 @@ class Workspace:
         generator = np.random.default_rng([seed, epoch])
         parts = [generator.permutation(n) for _ in range(-(-length // n))]
         return self._save(path.name, np.concatenate(parts)[:length].astype(np.int64))
-
-    def weights(self, spec: ModelSpec, seed: int, dtype: str) -> tuple[Path, str]:
-        """The initial weights of a seed as a safetensors file, with their digest."""
-        path = self.folder / f"weights-{spec.digest[:16]}-{seed}-{dtype}.safetensors"
-        parameters = weights.initialise(spec, seed, dtype)
-        if not path.exists():
-            weights.save(path, parameters, {"seed": str(seed), "spec": spec.digest})
-        return path, weights.digest(parameters)
 
     def _save(self, name: str, array: NDArray) -> Path:
         path = self.folder / name

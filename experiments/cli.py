@@ -1,0 +1,662 @@
+"""The command `twingrad`: every step from raw data to the finished paper, and training and prediction by hand.
+
+A user's mistake ends with `error: ...` and code 2, a failed run with code 1, ctrl-C with 130; none shows a
+traceback. Heavy packages are imported by the commands that need them, so that `--help` is quick and works
+without the extras.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from bridge.errors import TwinGradError
+from experiments import config
+from experiments.output import Output
+from experiments.progress import Progress, Stages, download, duration, size, table
+from py_engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from experiments.run import Outcome
+
+COMMAND = "twingrad"
+USER_ERROR, RUN_FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
+COMMITTED_RESULTS = Path("paper/results")
+
+
+class Terminated(BaseException):
+    """Another process asked this one to end (SIGTERM): clean up as after ctrl-C."""
+
+
+# -----------------------------------------------------------------------------------------------------------
+# What commands have in common
+
+
+def reporting(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an `Output` and the option `--json`; whatever happens, what there is gets written."""
+
+    @click.option("--json", "json_file", metavar="FILE", help="Also write everything as JSON to FILE ('-': stdout).")
+    @functools.wraps(function)
+    def command(json_file: str | None, **options: Any) -> None:
+        output = Output(str(click.get_current_context().info_name), json_file)
+        try:
+            function(output, **options)
+        except (TwinGradError, EngineError, click.ClickException) as error:
+            output.errors.append(_message(error))
+            output.write()
+            raise
+        except (KeyboardInterrupt, Terminated):
+            output.errors.append("interrupted")
+            output.write()
+            raise
+        output.write()
+        if output.failed:
+            raise click.exceptions.Exit(RUN_FAILED)
+
+    return command
+
+
+class Names(click.ParamType):
+    """Names between commas."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        """The names in order; empty ones and repetitions are refused."""
+        names = value if isinstance(value, list) else [name.strip() for name in value.split(",")]
+        if not all(names):
+            self.fail(f"{value!r} has an empty name in it", param, ctx)
+        if len(set(names)) < len(names):
+            self.fail(f"{value!r} names something twice", param, ctx)
+        return names
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """How `--help` shows it."""
+        return "A,B"
+
+
+def option_results(default: str | None = "results") -> Callable[..., Any]:
+    """The option `--results`."""
+    return click.option(
+        "--results",
+        "results_dir",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        default=default,
+        show_default=default is not None,
+        help="Results folder.",
+    )
+
+
+option_data = click.option(
+    "--data-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of the data sets (default: TWINGRAD_DATA, then the user cache, then a download).",
+)
+option_profile = click.option(
+    "--profile",
+    type=click.Choice(config.PROFILES),
+    default="full",
+    show_default=True,
+    help="full: as the paper did it; quick: few seeds, to see that everything works.",
+)
+option_engines = click.option(
+    "--engines", type=Names(), help="Engines to use (default: all that the paper file names)."
+)
+option_threads = click.option("--threads", type=click.IntRange(min=1), help="Threads of each engine.")
+
+
+def examples(*lines: str) -> str:
+    """The end of a help text."""
+    return "\b\nExamples:\n" + "\n".join(f"  {COMMAND} {line}" for line in lines)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples(
+        "reproduce                      everything, into results/",
+        "reproduce --profile quick      the same with few seeds",
+        "race mnist-rnn-e --engines numpy,torch --rounds 5",
+        "train mnist-rnn --data mnist --epochs 3 --save weights.safetensors",
+        "doctor                         when something does not work",
+    ),
+)
+@click.version_option(package_name="twingrad", prog_name=COMMAND)
+def cli() -> None:
+    """Regenerate the tables and figures of studies of automatic differentiation, and measure engines.
+
+    Every command explains itself with --help, and writes what it says as JSON with --json FILE.
+    """
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Looking around
+
+
+@cli.command("list", epilog=examples("list", "list --json -"))
+@reporting
+def list_(output: Output) -> None:
+    """Show the papers, engines, models and data sets there are."""
+    from bridge import engine
+    from experiments import data
+
+    rows = []
+    for key in config.papers():
+        paper = config.load_paper(key)
+        rows.append([key, paper.model, paper.dataset, paper.title])
+        output.add([{"kind": "paper", "name": key, "model": paper.model, "title": paper.title}])
+    table(output.console, ["PAPER", "MODEL", "DATA", "TITLE"], rows, numbers=4)
+    rows = []
+    for name in engine.names():
+        found = engine.availability(name)
+        versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
+        rows.append(
+            [
+                name,
+                engine.get(name).label,
+                "yes" if found.ok else "no",
+                versions if found.ok else found.reason,
+            ]
+        )
+        output.add([{"kind": "engine", "name": name, "available": found.ok, "reason": found.reason}])
+        output.rows[-1]["versions"] = found.versions
+    output.say()
+    table(output.console, ["ENGINE", "LABEL", "AVAILABLE", "VERSION OR REASON"], rows, numbers=4)
+    output.say()
+    table(
+        output.console,
+        ["MODEL", "FILE"],
+        [[name, str(path)] for name, path in config.models().items()],
+        numbers=2,
+    )
+    output.add({"kind": "model", "name": name, "file": str(path)} for name, path in config.models().items())
+    output.say()
+    table(output.console, ["DATA"], [[name] for name in sorted(data.LOADERS)])
+    output.add({"kind": "data", "name": name} for name in sorted(data.LOADERS))
+
+
+@cli.command(epilog=examples("doctor", "doctor --data-dir /data"))
+@option_results()
+@option_data
+@reporting
+def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
+    """Look at this machine: what is there, what is missing, and what to do about it.
+
+    Ends with code 0 unless something essential is broken. Changes and downloads nothing.
+    """
+    from experiments import doctor
+
+    findings = doctor.examine(results_dir, data_dir)
+    marks = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
+    table(
+        output.console,
+        ["", "", ""],
+        [[marks[item.state], item.name, item.found] for item in findings],
+        numbers=3,
+    )
+    advice = [item for item in findings if item.advice]
+    if advice:
+        output.say()
+    for item in advice:
+        output.say(f"{item.name}: {item.advice}")
+    output.add(vars(item) for item in findings)
+    problems = [item for item in findings if item.state == "problem"]
+    for item in problems:
+        output.fail(f"{item.name}: {item.found}; {item.advice}")
+    output.say()
+    output.say(f"{len(problems)} problems" if problems else "Everything essential is there.")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Runs and measurements
+
+
+@cli.command(
+    epilog=examples(
+        "run mnist-rnn-d",
+        "run mnist-rnn-d mnist-rnn-e --engines numpy,torch --seeds 2",
+        "run mnist-rnn-e --measure time,memory --profile quick --results /tmp/results",
+    )
+)
+@click.argument("papers", nargs=-1, required=True, metavar="PAPER...")
+@option_engines
+@click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds, from 0 (default: the paper file's).")
+@option_profile
+@option_threads
+@click.option("--measure", "measures", type=Names(), help="Of time, memory, race, scaling (default: the paper file's).")
+@option_results()
+@option_data
+@reporting
+def run(
+    output: Output,
+    papers: tuple[str, ...],
+    engines: list[str] | None,
+    seeds: int | None,
+    profile: config.ProfileName,
+    threads: int | None,
+    measures: list[str] | None,
+    results_dir: Path,
+    data_dir: Path | None,
+) -> None:
+    """Train the networks of papers with each engine, and measure.
+
+    Each (paper, engine, seed) runs in a fresh process; time and memory are separate runs. A run that is in
+    the results folder already is not repeated: give an interrupted command again, and it goes on where it
+    stopped.
+    """
+    from experiments import run
+    from experiments.results import Results
+
+    jobs = []
+    for name in papers:
+        jobs += run.plan(config.load_paper(name), profile, engines, seeds, measures, threads)
+    results = Results(results_dir)
+    with results.locked():
+        outcome = _sweep(output, results, jobs, data_dir)
+        results.write_tidy()
+    _show(output, outcome)
+
+
+@cli.command(
+    epilog=examples("race mnist-rnn-e", "race mnist-rnn-e --engines numpy,torch --rounds 5 --threads 1 --base torch")
+)
+@click.argument("paper")
+@option_engines
+@click.option("--rounds", type=click.IntRange(min=1), help="Rounds that count, after one that does not.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of each engine (default: the paper file's).")
+@click.option("--base", help="Engine that the others are compared with (default: torch, else the first).")
+@option_profile
+@option_results()
+@option_data
+@reporting
+def race(
+    output: Output,
+    paper: str,
+    engines: list[str] | None,
+    rounds: int | None,
+    threads: int | None,
+    base: str | None,
+    profile: config.ProfileName,
+    results_dir: Path,
+    data_dir: Path | None,
+) -> None:
+    """Let engines train alternately, so that a machine's moods meet all of them, and compare their steps.
+
+    Every engine keeps one process for the whole race; the idle ones are stopped. A round is one epoch of
+    each engine, in an order that rotates. Ratios are taken within a round.
+    """
+    from experiments import run
+    from experiments.measure import race
+    from experiments.results import Results
+
+    chosen = config.load_paper(paper)
+    names = run.checked_engines(chosen, engines)
+    if base is not None and base not in names:
+        raise click.UsageError(f"--base {base}: not among the engines of this race ({', '.join(names)})")
+    jobs = run.plan(chosen, profile, names, None, ["race"], threads, rounds)[:1]
+    results = Results(results_dir)
+    with results.locked():
+        outcome = _sweep(output, results, jobs, data_dir, again=True)
+        results.write_tidy()
+    for record in outcome.records:
+        if record["status"] != "ok":
+            continue
+        standings = race.standings(record["race"], base)
+        output.add({**row, "threads": record["config"]["threads"]} for row in standings)
+        _show_race(output, record, standings)
+    _show_failures(output, outcome)
+
+
+def _sweep(output: Output, results: Any, jobs: list[Any], data_dir: Path | None, **options: Any) -> Outcome:
+    """Run jobs with their progress shown; after ctrl-C say what is kept."""
+    from experiments import run
+
+    progress = Progress(output.console, len(jobs))
+    sweep = run.Sweep(results, progress, data_dir, download(output.console), **options)
+    try:
+        with progress.show():
+            return sweep.run(jobs)
+    except (KeyboardInterrupt, Terminated):
+        output.say()
+        output.say(
+            f"interrupted: {sweep.finished} of {len(jobs)} runs are finished and kept in {results.raw}; "
+            "give the same command again to go on with the others"
+        )
+        raise
+
+
+def _show(output: Output, outcome: Outcome) -> None:
+    """The runs of a sweep as a table, and for programs one row each."""
+    from experiments import run
+
+    output.add(run.rows(outcome.records))
+    lines = run.summary(outcome.records)
+    if lines:
+        output.say()
+        headers = [
+            "PAPER",
+            "ENGINE",
+            "SEEDS",
+            "FIRST EPOCH",
+            "LATER EPOCHS",
+            "TEST ACCURACY",
+            "ALLOCATED",
+            "PEAK MEMORY",
+        ]
+        table(output.console, headers, lines, numbers=2)
+    output.say()
+    reused = f" ({outcome.reused} of them were there already)" if outcome.reused else ""
+    done = sum(record["status"] == "ok" for record in outcome.records)
+    output.say(f"{done} of {len(outcome.records)} runs finished{reused} in {duration(outcome.seconds)}")
+    _show_failures(output, outcome)
+
+
+def _show_failures(output: Output, outcome: Outcome) -> None:
+    for record in outcome.records:
+        if record["status"] == "ok":
+            continue
+        what = record["config"]
+        message = f"{what['paper']} {what['engine']} {what['measure']}: {record['error']}"
+        if record["error_kind"] == "unavailable":
+            output.errors.append(message)
+            output.say(f"left out: {message}")
+        else:
+            output.fail(message)
+            click.echo(f"error: {message}", err=True)
+
+
+def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str, Any]]) -> None:
+    setting = record["config"]
+    notice = "" if record["data"]["source"] == "real" else " on the embedded sample"
+    output.say()
+    output.say(
+        f"{setting['paper']}{notice}: {setting['rounds']} rounds of {setting['steps']} steps, batch "
+        f"{setting['batch_size']}, threads {setting['threads']}; microseconds per step, median (least to most)"
+    )
+    rows = [
+        [
+            row["label"],
+            f"{row['microseconds_per_step']:.1f}",
+            f"({row['least']:.1f} to {row['most']:.1f})",
+            f"{row['ratio']:.3f}",
+            f"({row['ratio_least']:.3f} to {row['ratio_most']:.3f})",
+        ]
+        for row in standings
+    ]
+    table(output.console, ["ENGINE", "STEP", "", f"RATIO TO {standings[0]['base']}", ""], rows)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# From results to the paper
+
+
+@cli.command(epilog=examples("report", "report --results /tmp/results --output /tmp/report"))
+@option_results()
+@click.option("--output", "out_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: DIR/report.")
+@option_data
+@reporting
+def report(output: Output, results_dir: Path, out_dir: Path | None, data_dir: Path | None) -> None:
+    """Make the tables and figures from results; nothing is run."""
+    _refresh_tidy(results_dir)
+    out_dir = out_dir or results_dir / "report"
+    _show_built(output, _build_report(results_dir, out_dir, data_dir))
+
+
+@cli.command(epilog=examples("paper", "paper --results results --output mine.pdf"))
+@option_results(default=None)
+@click.option(
+    "--output",
+    "out_pdf",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Default: DIR/report/paper.pdf.",
+)
+@reporting
+def paper(output: Output, results_dir: Path | None, out_pdf: Path | None) -> None:
+    """Make the PDF from results: by default the committed ones of the checkout, with --results any others."""
+    if results_dir is None:
+        results_dir = COMMITTED_RESULTS if (COMMITTED_RESULTS / "tidy").is_dir() else Path("results")
+        output.say(f"from the results in {results_dir}")
+    _refresh_tidy(results_dir)
+    made = _build_pdf(results_dir, out_pdf or results_dir / "report" / "paper.pdf")
+    output.add([{"kind": "pdf", "file": str(made), "bytes": made.stat().st_size}])
+    output.say(f"{made} ({size(made.stat().st_size)})")
+
+
+@cli.command(epilog=examples("reproduce", "reproduce --profile quick", "reproduce mnist-rnn-e --results /tmp/results"))
+@click.argument("papers", nargs=-1, metavar="[PAPER]...")
+@option_profile
+@option_engines
+@option_threads
+@option_results()
+@option_data
+@reporting
+def reproduce(
+    output: Output,
+    papers: tuple[str, ...],
+    profile: config.ProfileName,
+    engines: list[str] | None,
+    threads: int | None,
+    results_dir: Path,
+    data_dir: Path | None,
+) -> None:
+    """Do everything: runs, measurements, tables, figures and the PDF, of all papers or of those named.
+
+    An interrupted command goes on where it stopped when it is given again.
+    """
+    from experiments import run
+    from experiments.results import Results
+
+    chosen = [config.load_paper(name) for name in papers or config.papers()]
+    jobs = [job for item in chosen for job in run.plan(item, profile, engines, None, None, threads)]
+    results = Results(results_dir)
+    stages = Stages(output.console)
+    records: list[dict[str, Any]] = []
+    with results.locked():
+        for measure, title in run.TITLES.items():
+            part = [job for job in jobs if job.measure == measure]
+            if part:
+                with stages.stage(title):
+                    outcome = _sweep(output, results, part, data_dir)
+                    records += outcome.records
+                    _show_failures(output, outcome)
+        with stages.stage("tidy tables of all results"):
+            counts = results.write_tidy()
+            output.say(", ".join(f"{count} {name}" for name, count in counts.items()))
+        built = None
+        with stages.stage("tables and figures"):
+            built = _build_report(results_dir, results.report, data_dir)
+            output.say(f"{len(built.written)} files in {results.report}")
+        with stages.stage("the paper"):
+            pdf = _build_pdf(results_dir, results.report / "paper.pdf")
+            output.say(str(pdf))
+    output.add(run.rows(records))
+    output.add({"kind": "stage", "name": name, "seconds": seconds} for name, seconds in stages.seconds)
+    _show_built(output, built)
+    output.add([{"kind": "pdf", "file": str(pdf), "bytes": pdf.stat().st_size}])
+    output.say(f"{pdf} ({size(pdf.stat().st_size)})")
+    output.say()
+    table(output.console, ["STAGE", "TIME"], [[name, duration(seconds)] for name, seconds in stages.seconds])
+    output.say()
+    sample = any(record["data"]["source"] == "sample" for record in records)
+    if sample:
+        output.say("All numbers come from the embedded sample, not from the papers' data; every output says so.")
+    output.say(f"Done in {duration(stages.total())}. The paper: {pdf}")
+
+
+def _refresh_tidy(results_dir: Path) -> None:
+    """Make tidy anew from raw where there is raw and the folder is not a committed one."""
+    from experiments.results import COMMITTED, Results
+
+    results = Results(results_dir)
+    if any(results.raw.glob("*.json")) and not (results_dir / COMMITTED).exists():
+        with results.locked():
+            results.write_tidy()
+
+
+def _build_report(results_dir: Path, out_dir: Path, data_dir: Path | None) -> Any:
+    from experiments import report
+
+    return report.build(results_dir, out_dir, data_dir=data_dir)
+
+
+def _build_pdf(results_dir: Path, out_pdf: Path) -> Path:
+    import experiments.report.paper
+
+    return experiments.report.paper.build(results_dir, out_pdf)
+
+
+def _show_built(output: Output, built: Any) -> None:
+    """Everything that was written, and what is missing and why."""
+    output.say()
+    for path in built.written:
+        output.say(str(path))
+    output.add({"kind": "file", "file": str(path)} for path in built.written)
+    output.add({"kind": "missing", "what": text} for text in built.missing)
+    if built.missing:
+        output.say()
+        output.say("Missing:")
+    for text in built.missing:
+        output.say(f"  {text}")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# By hand
+
+
+@cli.command(
+    epilog=examples(
+        "train mnist-rnn --data mnist --epochs 5 --save weights.safetensors",
+        "train model.toml --data rows.npz --engine torch --optimizer adam --learning-rate 0.001",
+    )
+)
+@click.argument("spec")
+@click.option(
+    "--data",
+    "data_name",
+    required=True,
+    help="A data set's name, or an .npz with x_train, y_train (and x_test, y_test).",
+)
+@click.option("--epochs", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--engine", "engine_name", default="numpy", show_default=True, help="See `twingrad list`.")
+@click.option("--optimizer", type=click.Choice(["sgd", "rmsprop", "adam", "adamw"]), default="sgd", show_default=True)
+@click.option("--learning-rate", type=float, default=0.015, show_default=True)
+@click.option("--batch-size", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and batches.")
+@click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--weights", "initial", metavar="FILE", type=click.Path(path_type=Path), help="Start from these weights.")
+@click.option(
+    "--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the trained weights (safetensors)."
+)
+@option_data
+@reporting
+def train(output: Output, **options: Any) -> None:
+    """Train the network of SPEC, a model file or the name of a model that comes with TwinGrad."""
+    from experiments import byhand
+
+    request = byhand.Training(
+        spec=options["spec"],
+        data=options["data_name"],
+        epochs=options["epochs"],
+        engine=options["engine_name"],
+        optimizer=options["optimizer"],
+        learning_rate=options["learning_rate"],
+        batch_size=options["batch_size"],
+        seed=options["seed"],
+        threads=options["threads"],
+        weights=options["initial"],
+        save=options["save"],
+        data_dir=options["data_dir"],
+    )
+    byhand.train(request, output)
+
+
+@cli.command(
+    epilog=examples(
+        "predict mnist-rnn weights.safetensors mnist",
+        "predict model.toml weights.safetensors rows.npy --save predictions.npy",
+    )
+)
+@click.argument("spec")
+@click.argument("weights", type=click.Path(path_type=Path))
+@click.argument("input_name", metavar="INPUT")
+@click.option("--engine", "engine_name", default="numpy", show_default=True, help="See `twingrad list`.")
+@click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the network's outputs (.npy).")
+@click.option("--show", type=click.IntRange(min=0), default=10, show_default=True, help="How many rows to print.")
+@option_data
+@reporting
+def predict(output: Output, **options: Any) -> None:
+    """Let the network of SPEC with WEIGHTS say what it makes of INPUT: an .npy of rows, or a data set's test rows."""
+    from experiments import byhand
+
+    request = byhand.Prediction(
+        spec=options["spec"],
+        weights=options["weights"],
+        input=options["input_name"],
+        engine=options["engine_name"],
+        threads=options["threads"],
+        save=options["save"],
+        show=options["show"],
+        data_dir=options["data_dir"],
+    )
+    byhand.predict(request, output)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The process
+
+
+def main(arguments: Iterable[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with the code that fits."""
+    sys.exit(invoke(arguments))
+
+
+def invoke(arguments: Iterable[str] | None = None) -> int:
+    """Run the command line; the exit code. Every error that a user can meet is one line on standard error."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = cli.main(None if arguments is None else list(arguments), prog_name=COMMAND, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        usage = f"\nSee `{context.command_path} --help`." if context else ""
+        click.echo(f"error: {error.format_message()}{usage}", err=True)
+        return USER_ERROR
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except Terminated:
+        click.echo("terminated", err=True)
+        return TERMINATED
+    except TwinGradError as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except EngineError as error:
+        click.echo(f"error: {error}", err=True)
+        return RUN_FAILED
+    except ModuleNotFoundError as error:
+        extra = str(error.name).partition(".")[0]
+        click.echo(f"error: this needs the package {extra}: pip install 'twingrad[experiments]'", err=True)
+        return USER_ERROR
+    except BrokenPipeError:  # the reader of our output has gone, as in `twingrad list | head -1`
+        sys.stderr.close()
+        return 0
+
+
+def _message(error: Exception) -> str:
+    return error.format_message() if isinstance(error, click.ClickException) else str(error)
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise Terminated

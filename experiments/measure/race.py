@@ -1,0 +1,105 @@
+"""A race: engines train alternately, so that whatever the machine does meets all of them, and steps are compared.
+
+Each engine keeps one process; those that wait are stopped. In a round every engine trains one epoch, in an
+order that rotates from round to round; the first round warms up and does not count. Ratios are taken within
+a round.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from bridge.errors import TwinGradError
+from bridge.worker import Worker
+from experiments.measure.task import Task, Watcher
+from py_engine.errors import EngineError
+
+STEPS = 600
+"""Steps of a chunk at least: those of an epoch of MNIST in batches of 100. Small data is gone through several times."""
+
+BASE = "torch"
+"""The engine that the others are compared with, where it takes part."""
+
+
+def chunk(rows: int, batch_size: int) -> tuple[int, int]:
+    """How many rows and steps a chunk has: one epoch, or as many as make `STEPS` steps."""
+    per_epoch = -(-rows // batch_size)
+    if per_epoch >= STEPS:
+        return rows, per_epoch
+    return STEPS * batch_size, STEPS
+
+
+def rotated(names: Sequence[str], turn: int) -> list[str]:
+    """The names in an order that starts one later each turn, so that nobody always follows the same one."""
+    shift = turn % max(1, len(names))
+    return [*names[shift:], *names[:shift]]
+
+
+def measure(
+    workers: Mapping[str, Worker], labels: Mapping[str, str], task: Task, rounds: int, watcher: Watcher
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Race workers: microseconds per step by round and engine, and why engines that fell out did.
+
+    An engine that fails is out of the race with all its rounds; the others go on.
+    """
+    length, steps = chunk(len(task.work.dataset.y_train), task.batch_size)
+    rows: list[dict[str, Any]] = []
+    failures: dict[str, str] = {}
+    for name, worker in workers.items():
+        with _failing(name, failures):
+            task.preload(worker)
+            task.build(worker)
+            worker.pause()
+    for number in range(rounds + 1):  # round 0 warms up
+        order = task.work.order(task.seed, number + 1, length)
+        for name in rotated([name for name in workers if name not in failures], number):
+            worker = workers[name]
+            with _failing(name, failures):
+                worker.resume()
+                _, seconds = task.train(worker, order)
+                worker.pause()
+                if number:
+                    step = {"microseconds_per_step": seconds / steps * 1e6}
+                    rows.append({"round": number, "engine": name, "label": labels[name], **step})
+        watcher.step()
+    return [row for row in rows if row["engine"] not in failures], failures
+
+
+@contextmanager
+def _failing(name: str, failures: dict[str, str]) -> Iterator[None]:
+    """Note the failure of one engine instead of ending the race."""
+    try:
+        yield
+    except (TwinGradError, EngineError) as error:
+        failures[name] = str(error)
+
+
+def standings(rows: Sequence[Mapping[str, Any]], base: str | None = None) -> list[dict[str, Any]]:
+    """Median and spread (least, most) of each engine's steps and of their ratios to the base engine's in each round."""
+    names = list(dict.fromkeys(row["engine"] for row in rows))
+    base = base or (BASE if BASE in names else names[0])
+    steps = {(row["engine"], row["round"]): float(row["microseconds_per_step"]) for row in rows}
+    labels = {row["engine"]: row["label"] for row in rows}
+    rounds = sorted({row["round"] for row in rows})
+    found = []
+    for name in names:
+        own = [steps[name, number] for number in rounds]
+        ratios = [steps[name, number] / steps[base, number] for number in rounds]
+        found.append(
+            {
+                "engine": name,
+                "label": labels[name],
+                "base": base,
+                "rounds": len(rounds),
+                "microseconds_per_step": statistics.median(own),
+                "least": min(own),
+                "most": max(own),
+                "ratio": statistics.median(ratios),
+                "ratio_least": min(ratios),
+                "ratio_most": max(ratios),
+            }
+        )
+    return found

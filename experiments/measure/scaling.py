@@ -1,0 +1,78 @@
+"""How the time of a step grows with the batch size and with the length of the sequence.
+
+The sequence gets longer by cutting the same row into more segments: the spec's reshape layer to [T, features
+/ T]. Every point is the median of several short chunks after one that warms up.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bridge import spec as model_spec
+from bridge.spec import ModelSpec
+from bridge.worker import Worker
+from experiments.measure.task import RunError, Task, Watcher
+
+REPEATS = 3
+SAMPLES = 20_000
+"""Rows that a chunk of the batch-size series holds, within the limits below."""
+SEGMENTS = 2_000
+"""Segments that a chunk of the length series holds for each row of a batch, within the limits below."""
+STEPS_LEAST, STEPS_MOST = 3, 200
+
+
+@dataclass(frozen=True)
+class Point:
+    """One step size to measure: what it is about, and the training that has it."""
+
+    quantity: str
+    value: int
+    task: Task
+    steps: int
+
+
+def points(task: Task, batch_sizes: Sequence[int], sequence_lengths: Sequence[int]) -> Iterator[Point]:
+    """The points of both series."""
+    for size in batch_sizes:
+        yield Point("batch_size", size, replace(task, batch_size=size), _steps(SAMPLES / size))
+    for length in sequence_lengths:
+        longer = replace(task, spec=with_length(task.spec, length))
+        yield Point("sequence_length", length, longer, _steps(SEGMENTS / length))
+
+
+def measure(worker: Worker, point: Point, watcher: Watcher) -> dict[str, Any]:
+    """Measure one point in a worker; a row of the part `scaling` of a record."""
+    task = point.task
+    task.build(worker)
+    length = point.steps * task.batch_size
+    seconds = []
+    for repeat in range(REPEATS + 1):  # the first warms up
+        order = task.work.order(task.seed, repeat + 1, length)
+        _, needed = task.train(worker, order)
+        if repeat:
+            seconds.append(needed)
+    watcher.step()
+    microseconds = statistics.median(seconds) / point.steps * 1e6
+    return {"quantity": point.quantity, "value": point.value, "microseconds_per_step": microseconds}
+
+
+def with_length(spec: ModelSpec, length: int) -> ModelSpec:
+    """The same network over a sequence of `length` segments; RunError when its spec has no such sequence."""
+    layers = spec.model_dump(mode="json")["layers"]
+    place = next((index for index, layer in enumerate(layers) if layer["op"] == "reshape"), None)
+    features = math.prod(spec.input.sample)
+    if place is None or len(layers[place]["shape"]) != 2:
+        raise RunError(f"model {spec.name}: no layer reshapes the input to [segments, features], nothing to lengthen")
+    if features % length:
+        raise RunError(f"model {spec.name}: {features} features cannot be cut into {length} equal segments")
+    document = spec.model_dump(mode="json")
+    document["layers"][place]["shape"] = [length, features // length]
+    return model_spec.parse(document, f"{spec.name} with {length} segments")
+
+
+def _steps(wanted: float) -> int:
+    return max(STEPS_LEAST, min(STEPS_MOST, round(wanted)))

@@ -1,0 +1,49 @@
+"""Time and accuracy: the seconds of every epoch, and how good the network is after it.
+
+Import and start-up are told apart, `build` too (the tidy files add it to the first epoch, as the studies do,
+since that is where their compilers work). The time of an epoch is that of `train_epoch` alone; the time with
+evaluation adds that of the test rows, as some studies count it. Accuracy on the training rows is evaluated
+after the epoch and not timed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.worker import Worker
+from experiments.measure.task import Task, Watcher
+
+STEP_LOSSES = 100
+"""How many losses from the first step on are recorded: what shows whether engines agree."""
+
+
+def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
+    """Train in a fresh worker; the parts `startup`, `epochs` and `step_losses` of a record."""
+    task.preload(worker)
+    build_seconds = task.build(worker)
+    epochs: list[dict[str, Any]] = []
+    step_losses: list[float] = []
+    for epoch in range(1, task.epochs + 1):
+        losses, seconds = task.train(worker, task.work.order(task.seed, epoch))
+        if epoch == 1:
+            step_losses = [float(loss) for loss in losses[:STEP_LOSSES]]
+        tested, test_seconds = task.evaluate(worker, task.work.test)
+        known, _ = task.evaluate(worker, task.work.train)
+        epochs.append(
+            {
+                "epoch": epoch,
+                "seconds": seconds,
+                "seconds_with_evaluation": seconds + test_seconds,
+                "train_loss": known.loss,
+                "train_accuracy": known.accuracy,
+                "test_loss": tested.loss,
+                "test_accuracy": tested.accuracy,
+            }
+        )
+        watcher.step()
+    startup = {
+        "start_seconds": worker.start_seconds,
+        "import_seconds": worker.import_seconds,
+        "build_seconds": build_seconds,
+    }
+    return {"startup": startup, "epochs": epochs, "step_losses": step_losses}

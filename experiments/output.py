@@ -1,0 +1,86 @@
+"""What a command says: text for people on the console, and the same as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bridge.errors import TwinGradError
+from bridge.files import write_atomically
+from experiments import provenance
+from experiments.results import explain, plain
+
+SCHEMA = 1
+STDOUT = "-"
+
+
+class OutputError(TwinGradError):
+    """The file that a command should write its output to cannot be written."""
+
+
+class Output:
+    """Collects `rows` and `errors` while a command prints to `console`; `write` makes the JSON file of them.
+
+    With `-` as the target the JSON goes to standard output and everything for people to standard error.
+    """
+
+    def __init__(self, command: str, target: str | None = None) -> None:
+        self.command = command
+        self.target = target
+        self.console = Console(stderr=target == STDOUT, highlight=False, soft_wrap=True)
+        self.rows: list[dict[str, Any]] = []
+        self.errors: list[str] = []
+        self.failed = False
+        if target not in (None, STDOUT):
+            _check_target(Path(str(target)))
+
+    def say(self, text: str = "") -> None:
+        """Print a line for people."""
+        self.console.print(text, markup=False)
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Add rows for programs."""
+        self.rows += rows
+
+    def fail(self, message: str) -> None:
+        """Record something that went wrong while the rest goes on; the command then ends with code 1."""
+        self.errors.append(message)
+        self.failed = True
+
+    def document(self) -> dict[str, Any]:
+        """What `--json` writes."""
+        return {
+            "schema": SCHEMA,
+            "command": self.command,
+            "provenance": provenance.summary(),
+            "rows": plain(self.rows),
+            "errors": self.errors,
+        }
+
+    def write(self) -> None:
+        """Write the JSON where the user asked for it, whole or not at all."""
+        if self.target is None:
+            return
+        text = json.dumps(self.document(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        if self.target == STDOUT:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            return
+        path = Path(self.target)
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            raise OutputError(explain(error, path, "--json with another file")) from error
+
+
+def _check_target(path: Path) -> None:
+    """Find out before a long run that its output would have no place."""
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise OutputError(f"--json: cannot write {path}: give a file in an existing folder with write access, or -")
