@@ -1,7 +1,7 @@
 """What adapters check before they compute, and what they keep per array.
 
-Every engine refuses the same data with the same words. Data is looked at once: an array that has passed isn't looked at
-again as long as it is among the last few seen.
+Every engine refuses the same data with the same words. An array is looked at once, and not again as long as it is among
+the last few seen.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.spec import ModelSpec, Shape, show
-from py_engine.errors import DTypeError, LabelError, NonFiniteError, ShapeError
+from bridge.spec import ModelSpec, show
+from py_engine.errors import DTypeError, NonFiniteError, ShapeError
+from py_engine.network import losses
 
-__all__ = ["DataCheck", "PerArray", "check_losses", "check_order"]
+__all__ = ["DataCheck", "PerArray", "check_losses"]
 
 T = TypeVar("T")
 
@@ -48,85 +49,53 @@ class PerArray(Generic[T]):
 
 
 class DataCheck:
-    """Checks features and targets against a spec, each array once; raises the errors that `Session` names."""
+    """Checks data against a spec, and gives it as engines compute with it; raises the errors that `Session` names."""
 
     def __init__(self, spec: ModelSpec, dtype: np.dtype[Any]) -> None:
-        self._sample = spec.input.sample
-        self._output = spec.output
-        self._target = spec.target
-        self._loss = spec.loss.op
+        self._spec = spec
         self._dtype = dtype
-        self._features = PerArray(self._check_features)
-        self._targets = PerArray(self._check_targets)
+        self.features = PerArray(self._check_features)
+        """What the network reads, contiguous in C order."""
+        self.targets = PerArray(self._check_targets)
+        """What the loss takes: int64 classes, or numbers in the shape and dtype of the network's output."""
 
-    def features(self, x: NDArray[Any]) -> None:
-        """Check what the network reads."""
-        self._features(x)
-
-    def batch(self, x: NDArray[Any], y: NDArray[Any]) -> None:
-        """Check features and the targets that go with them."""
-        self._features(x)
-        self._targets(y)
-        if len(x) != len(y):
+    def batch(self, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Features, and the targets that go with them row by row."""
+        features, targets = self.features(x), self.targets(y)
+        if len(features) != len(targets):
             raise ShapeError(f"x has {len(x)} rows and y has {len(y)}: there must be one target for every row")
+        return features, targets
 
-    def _check_features(self, x: NDArray[Any]) -> None:
-        _check_array("x", x, self._dtype, [self._sample])
+    def order(self, order: NDArray[Any], x: NDArray[Any]) -> NDArray[np.int64]:
+        """Row numbers of `x` as contiguous int64."""
+        order = np.asarray(order)
+        if order.ndim != 1 or order.dtype.kind not in "iu" or not len(order):
+            raise ShapeError(f"order: expected one or more row numbers, found {order.dtype} of shape {order.shape}")
+        if order.min() < 0 or order.max() >= len(x):
+            wrong = order[(order < 0) | (order >= len(x))]
+            raise ShapeError(f"order names row {wrong[0]}, but x has rows 0 to {len(x) - 1}")
+        return np.ascontiguousarray(order, dtype=np.int64)
 
-    def _check_targets(self, y: NDArray[Any]) -> None:
-        if self._target.kind == "classes":
-            _check_array("y", y, np.dtype(np.int64), [self._target.shape])
-            self._check_range(y, 0, self._output[-1] - 1, f"the model has {self._output[-1]} classes, 0 to")
-            return
-        shapes = [self._target.shape, *([self._target.shape[:-1]] if self._target.shape[-1] == 1 else [])]
-        _check_array("y", y, self._dtype, shapes)
-        if self._loss == "binary_cross_entropy":
-            self._check_range(y, 0, 1, "targets go from 0 to")
+    def _check_features(self, x: NDArray[Any]) -> NDArray[Any]:
+        if x.ndim == 0 or x.shape[1:] != self._spec.input.sample:
+            raise ShapeError(f"x: expected shape {show(self._spec.input.sample)}, found {x.shape}")
+        if not len(x):
+            raise ShapeError("x has no rows")
+        if x.dtype != self._dtype:
+            raise DTypeError(f"x: expected {self._dtype}, found {x.dtype}; convert it with x.astype(np.{self._dtype})")
+        return np.ascontiguousarray(x)
 
-    def _check_range(self, y: NDArray[Any], low: int, high: int, expected: str) -> None:
-        # One comparison that NaN fails too; the search for the first culprit is only made when there is one.
-        if y.min() >= low and y.max() <= high:
-            return
-        wrong = np.flatnonzero(~((y >= low) & (y <= high)))
-        row = int(np.unravel_index(wrong[0], y.shape)[0])
-        more = f", the first of {len(wrong)} such labels" if len(wrong) > 1 else ""
-        raise LabelError(f"label {y.flat[wrong[0]].item()!r} in row {row} of y{more}: {expected} {high}")
-
-
-def _check_array(name: str, array: NDArray[Any], dtype: np.dtype[Any], samples: list[Shape]) -> None:
-    if not isinstance(array, np.ndarray):
-        raise DTypeError(f"{name}: expected a numpy array, found {type(array).__name__}")
-    if array.shape[1:] not in samples or not array.ndim:
-        expected = " or ".join(show(sample) for sample in samples)
-        raise ShapeError(f"{name}: expected shape {expected}, found {array.shape}")
-    if not len(array):
-        raise ShapeError(f"{name} has no rows")
-    if array.dtype != dtype:
-        raise DTypeError(
-            f"{name}: expected {dtype}, found {array.dtype}; convert it with {name}.astype({str(dtype)!r})"
-        )
-    if not array.flags.c_contiguous:
-        raise ShapeError(f"{name} isn't contiguous in C order; make it so with np.ascontiguousarray({name})")
+    def _check_targets(self, y: NDArray[Any]) -> NDArray[Any]:
+        return losses.check_targets(self._spec.loss.op, (len(y), *self._spec.output), y, self._dtype)
 
 
-def check_order(order: NDArray[Any], rows: int) -> NDArray[np.int64]:
-    """`order` as contiguous int64, after a check that it names rows that are there."""
-    if not isinstance(order, np.ndarray) or order.ndim != 1 or order.dtype.kind not in "iu":
-        found = f"{order.dtype} of shape {order.shape}" if isinstance(order, np.ndarray) else type(order).__name__
-        raise ShapeError(f"order: expected row numbers in one dimension, found {found}")
-    if len(order) and not (order.min() >= 0 and order.max() < rows):
-        wrong = int(order[(order < 0) | (order >= rows)][0])
-        raise ShapeError(f"order names row {wrong}, but x has rows 0 to {rows - 1}")
-    return np.ascontiguousarray(order, dtype=np.int64)
-
-
-def check_losses(losses: NDArray[np.float64], steps_before: int) -> None:
+def check_losses(found: NDArray[np.float64], steps_before: int) -> None:
     """Raise `NonFiniteError` for the first NaN or infinite loss of an epoch, `steps_before` steps into training."""
-    wrong = np.flatnonzero(~np.isfinite(losses))
+    wrong = np.flatnonzero(~np.isfinite(found))
     if len(wrong):
         step = int(wrong[0])
         raise NonFiniteError(
-            f"the loss became {losses[step]} at step {steps_before + step + 1} of training (step {step + 1} of "
-            f"{len(losses)} in its epoch): lower the learning rate, limit the gradient with clip_norm, "
+            f"the loss became {found[step]} at step {steps_before + step + 1} of training (step {step + 1} of "
+            f"{len(found)} in its epoch): lower the learning rate, limit the gradient with clip_norm, "
             "or look for NaN in the data"
         )

@@ -324,25 +324,12 @@ class Worker:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """This process's environment with what fixes the threads and kernels of the libraries that a worker may load."""
-    fixed = dict(os.environ) | dict.fromkeys(THREAD_VARIABLES, str(threads))
-    core_type = _openblas_core_type()
-    if core_type:
-        fixed.setdefault("OPENBLAS_CORETYPE", core_type)
-    return fixed
+    """This process's environment with the thread counts of all libraries that a worker may load.
 
-
-def _openblas_core_type() -> str:
-    """The kernels that OpenBLAS should use where it doesn't know the CPU; empty where its own choice is right.
-
-    On CPUs newer than itself it falls back to kernels without AVX-512, which nearly halves the speed of sgemm.
+    Which kernels a BLAS uses is left to it, and to whoever set variables such as OPENBLAS_CORETYPE: the same for all
+    engines, and shown by `Worker.libraries`.
     """
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""
-    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
-    return "SKYLAKEX" if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= set(flags) else ""
+    return dict(os.environ) | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def _choose_cores(threads: int) -> list[int]:

@@ -26,7 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from threadpoolctl import ThreadpoolController
 
 from bridge import weights
-from bridge.checks import DataCheck, check_losses, check_order
+from bridge.checks import DataCheck, check_losses
 from bridge.engine import Evaluation, Optimizer
 from bridge.errors import SpecError
 from bridge.spec import RNN, Dense, ModelSpec, Reshape
@@ -68,8 +68,8 @@ class ManualSession:
 
     def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
         """See `Session.train_epoch`."""
-        self._check.batch(x, y)
-        order = check_order(order, len(x))
+        x, y = self._check.batch(x, y)
+        order = self._check.order(order, x)
         losses = np.empty(-(-len(order) // self._batch_size))
         full = len(order) // self._batch_size
         whole = order[: full * self._batch_size].reshape(full, self._batch_size)
@@ -84,8 +84,8 @@ class ManualSession:
 
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
-        self._check.batch(x, y)
-        logits = self.predict(x)
+        x, y = self._check.batch(x, y)
+        logits = self._predict(x)
         highest = logits.max(axis=1)
         sums = np.exp(logits - highest[:, None]).sum(axis=1, dtype=np.float64)
         of_label = np.take_along_axis(logits, y[:, None], axis=1)[:, 0]
@@ -94,7 +94,9 @@ class ManualSession:
 
     def predict(self, x: Array) -> Array:
         """See `Session.predict`."""
-        self._check.features(x)
+        return self._predict(self._check.features(x))
+
+    def _predict(self, x: Array) -> Array:
         output = np.empty((len(x), *self._shapes[self._names[-1]]), x.dtype)
         for start in range(0, len(x), _EVALUATION_BATCH):
             part = output[start : start + _EVALUATION_BATCH]
@@ -103,7 +105,7 @@ class ManualSession:
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
-        self._check.batch(x, y)
+        x, y = self._check.batch(x, y)
         losses = np.empty(1)
         self._network.train(x, y, np.arange(len(x))[None], 1.0, losses, update=False)
         return float(losses[0]), self._copies(self._network.gradients)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bridge import weights
-from bridge.checks import DataCheck, PerArray, check_losses, check_order
+from bridge.checks import DataCheck, PerArray, check_losses
 from bridge.engine import Evaluation, Optimizer
 from bridge.spec import RNN, Dense, Layer, ModelSpec, Recurrent, Shape
 
@@ -59,24 +59,21 @@ class TorchSession:
 
     def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
         """See `Session.train_epoch`."""
-        self._check.batch(x, y)
-        features, targets = self._tensors(x), self._tensors(y)
-        rows = _tensor(check_order(order, len(x)))
+        features, targets = self._batch(x, y)
+        rows = _tensor(self._check.order(order, x))
         self._model.train()
         steps = [
             self._step(features.index_select(0, batch), targets.index_select(0, batch))
             for batch in rows.split(self._batch_size)
-            if len(batch)
         ]
-        losses: NDArray[np.float64] = torch.stack(steps).double().numpy() if steps else np.empty(0)
+        losses: NDArray[np.float64] = torch.stack(steps).double().numpy()
         check_losses(losses, self._steps)
         self._steps += len(losses)
         return losses
 
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
-        self._check.batch(x, y)
-        features, targets = self._tensors(x), self._tensors(y)
+        features, targets = self._batch(x, y)
         loss = right = 0.0
         self._model.eval()
         with torch.inference_mode():
@@ -88,19 +85,19 @@ class TorchSession:
 
     def predict(self, x: Array) -> Array:
         """See `Session.predict`."""
-        self._check.features(x)
+        features = self._tensors(self._check.features(x))
         self._model.eval()
         with torch.inference_mode():
-            parts = [self._model(part) for part in self._tensors(x).split(_EVALUATION_BATCH)]
+            parts = [self._model(part) for part in features.split(_EVALUATION_BATCH)]
         output: Array = torch.cat(parts).numpy()
         return output
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
-        self._check.batch(x, y)
+        features, targets = self._batch(x, y)
         self._model.train()
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(self._tensors(x), self._tensors(y))
+        loss = self._loss(features, targets)
         loss.backward()
         gradients = {name: place.gradient() for name, place in self._places.items()}
         self._optimizer.zero_grad(set_to_none=True)
@@ -112,6 +109,10 @@ class TorchSession:
 
     def close(self) -> None:
         """See `Session.close`: there is nothing that isn't freed with the session."""
+
+    def _batch(self, x: Array, y: Array) -> tuple[Tensor, Tensor]:
+        checked = self._check.batch(x, y)
+        return self._tensors(checked[0]), self._tensors(checked[1])
 
     def _step(self, features: Tensor, targets: Tensor) -> Tensor:
         self._optimizer.zero_grad(set_to_none=True)
@@ -294,11 +295,11 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits, targets.reshape(logits.shape))
+    return F.binary_cross_entropy_with_logits(logits, targets)
 
 
 def _mean_squared_error(output: Tensor, targets: Tensor) -> Tensor:
-    return F.mse_loss(output, targets.reshape(output.shape))
+    return F.mse_loss(output, targets)
 
 
 def _right_classes(logits: Tensor, labels: Tensor) -> float:
@@ -306,7 +307,7 @@ def _right_classes(logits: Tensor, labels: Tensor) -> float:
 
 
 def _right_answers(logits: Tensor, targets: Tensor) -> float:
-    return float(((logits > 0) == (targets.reshape(logits.shape) > 0.5)).double().mean())
+    return float(((logits > 0) == (targets > 0.5)).double().mean())
 
 
 def _no_answers(output: Tensor, targets: Tensor) -> float:

@@ -1,0 +1,84 @@
+"""Our numpy engine: the spec's layers as a `Chain`, trained by its `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from bridge import weights
+from bridge.checks import DataCheck
+from bridge.engine import Evaluation, Optimizer
+from bridge.spec import ModelSpec, Shape
+from py_engine import network
+from py_engine.network import Chain, Trainer
+
+__all__ = ["NumpySession", "build_chain"]
+
+Array = NDArray[Any]
+
+
+class NumpySession:
+    """A `Session` of py_engine. `trainer` is its own, to look into."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        params: Mapping[str, Array],
+        optimizer: Optimizer,
+        batch_size: int,
+        dtype: DTypeLike = "float32",
+        threads: int = 1,
+    ) -> None:
+        dtype = np.dtype(dtype)
+        weights.check(params, spec, dtype)
+        self._check = DataCheck(spec, dtype)
+        chain = build_chain(spec, dtype)
+        chain.parameters.load(params)
+        rule = network.OPTIMIZERS[optimizer.name](**optimizer.settings())
+        self.trainer = Trainer(chain, spec.loss.op, rule, batch_size, threads)
+
+    def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `Session.train_epoch`."""
+        return self.trainer.train_epoch(*self._check.batch(x, y), self._check.order(order, x))
+
+    def evaluate(self, x: Array, y: Array) -> Evaluation:
+        """See `Session.evaluate`."""
+        found = self.trainer.evaluate(*self._check.batch(x, y))
+        return Evaluation(found.loss, found.accuracy)
+
+    def predict(self, x: Array) -> Array:
+        """See `Session.predict`."""
+        return self.trainer.predict(self._check.features(x))
+
+    def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
+        """See `Session.loss_and_gradients`."""
+        return self.trainer.loss_and_gradients(*self._check.batch(x, y))
+
+    def params(self) -> dict[str, Array]:
+        """See `Session.params`."""
+        return self.trainer.parameters.as_dict()
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        self.trainer.close()
+
+
+def build_chain(spec: ModelSpec, dtype: DTypeLike) -> Chain:
+    """The network of a spec, with initial values of the engine's own."""
+    layers = (_LAYERS[layer.op](layer, shape.input) for layer, shape in zip(spec.layers, spec.shapes(), strict=True))
+    return Chain(*layers, dtype=dtype)
+
+
+_LAYERS: dict[str, Callable[[Any, Shape], network.Layer]] = {
+    "dense": lambda layer, input: network.Dense(input[-1], layer.units, bias=layer.bias, name=layer.id),
+    "rnn": lambda layer, input: network.RNN(input[-1], layer.units, layer.activation, layer.returns, name=layer.id),
+    "lstm": lambda layer, input: network.LSTM(input[-1], layer.units, layer.returns, name=layer.id),
+    "gru": lambda layer, input: network.GRU(input[-1], layer.units, layer.returns, name=layer.id),
+    "flatten": lambda layer, input: network.Flatten(name=layer.id),
+    "reshape": lambda layer, input: network.Reshape(*layer.shape, name=layer.id),
+    "activation": lambda layer, input: network.Activation(layer.function, name=layer.id),
+    "dropout": lambda layer, input: network.Dropout(layer.rate, name=layer.id),
+}
