@@ -55,6 +55,12 @@ def make(output: Output, view: View, stem: Path) -> str | None:
     return reason
 
 
+def caption(output: Output) -> str:
+    """A figure's title, what it reproduces, and its caption if it has one."""
+    title = output.title + (f" (the paper's {output.reproduces})" if output.reproduces else "")
+    return f"{title}. {output.caption}" if output.caption else title
+
+
 def is_wide(stem: Path) -> bool:
     """Whether a saved figure needs both columns of the paper."""
     with stem.with_name(stem.name + ".svg").open(encoding="utf-8") as file:

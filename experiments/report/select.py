@@ -27,6 +27,9 @@ MEASURE_NAMES = {
 }
 """The measures in words."""
 
+TRAINED = ("time", "memory")
+"""The measures that train one engine per run; a race has many engines in one run."""
+
 
 class ReportError(TwinGradError):
     """A report that cannot be made from these results; the message says what to change."""
@@ -60,7 +63,8 @@ class View:
     def engines(self) -> list[str]:
         """The engines of the paper's file in its order, then any others that were run."""
         names = self.paper.engine_names()
-        found = [*self.runs["engine"], *self.race["engine"], *self.scaling["engine"]]
+        trained = self.runs[self.runs["measure"].isin(TRAINED)]
+        found = [*trained["engine"], *self.race["engine"], *self.scaling["engine"]]
         return names + sorted(set(found) - set(names))
 
     def label(self, engine: str) -> str:
@@ -81,9 +85,9 @@ class View:
         """The epochs of the finished runs of a measure and an engine."""
         return self.epochs[self.epochs["key"].isin(self.ok(measure, engine)["key"])]
 
-    def machine(self, measures: Iterable[str] = ("time", "memory")) -> str:
+    def machine(self, measures: Iterable[str] = TRAINED) -> str:
         """The CPU model of the finished runs of these measures ("" when there are none)."""
-        names = [self.ok(measure)["cpu_model"] for measure in measures if measure in ("time", "memory")]
+        names = [self.ok(measure)["cpu_model"] for measure in measures if measure in TRAINED]
         names += [
             getattr(self, measure)["cpu_model"] for measure in measures if measure in ("race", "scaling")
         ]
@@ -122,7 +126,8 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     """Choose the rows of `paper` that may stand together."""
     runs = _of(tidy.runs, paper)
     race, scaling = _of(tidy.race, paper), _of(tidy.scaling, paper)
-    data_source, profile = _newest(runs, race, scaling)
+    # A race started by hand does not change which profile is reported, so trainings come first.
+    data_source, profile = _newest(runs[runs["measure"].isin(TRAINED)], runs, race, scaling)
     everything = len(runs)
     if data_source is not None:
         runs, race, scaling = (frame[frame["data_source"] == data_source] for frame in (runs, race, scaling))
@@ -163,14 +168,12 @@ def _with_keys(frame: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["key"].isin(runs["key"])]
 
 
-def _newest(runs: pd.DataFrame, race: pd.DataFrame, scaling: pd.DataFrame) -> tuple[str | None, str | None]:
-    """Data source and profile of the newest row; runs know both, the race knows only its data."""
-    if len(runs):
-        row = runs.sort_values("created", kind="stable").iloc[-1]
-        return str(row["data_source"]), str(row["profile"])
-    for frame in (race, scaling):
+def _newest(*frames: pd.DataFrame) -> tuple[str | None, str | None]:
+    """Data source and profile of the newest row of the first frame that has rows; a race knows no profile."""
+    for frame in frames:
         if len(frame):
-            return str(frame["data_source"].iloc[-1]), None
+            row = frame.sort_values("created", kind="stable").iloc[-1]
+            return str(row["data_source"]), str(row["profile"]) if "profile" in frame else None
     return None, None
 
 

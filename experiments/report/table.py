@@ -98,7 +98,7 @@ def to_markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_latex(table: Table) -> str:
+def to_latex(table: Table, label: str = "") -> str:
     """A booktabs `table` float; the document needs `\\usepackage{booktabs}` and UTF-8."""
     align = "".join("r" if item.align == "right" else "l" for item in table.columns)
     star = "*" if table.wide else ""
@@ -107,7 +107,7 @@ def to_latex(table: Table) -> str:
         f"\\begin{{table{star}}}",
         "\\centering",
         f"\\caption{{{latex_escape(table.title)}}}",
-        f"\\label{{tab:{table.id}}}",
+        f"\\label{{tab:{label or table.id}}}",
         f"\\begin{{tabular}}{{@{{}}{align}@{{}}}}",
         "\\toprule",
         " & ".join(latex_escape(item.header) for item in table.columns) + " \\\\",

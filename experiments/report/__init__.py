@@ -1,0 +1,164 @@
+"""Tables, figures and the paper from the tidy results; nothing is measured here and nothing is typed in.
+
+    results/report/tables/<paper>-<table>.csv, .tex, .md
+    results/report/figures/<paper>-<figure>.svg, .png
+    results/report/paper/report.json     every number of the text, and the tables as texts
+    results/report/paper.pdf             (experiments.report.paper)
+
+Which tables and figures there are is said by the papers' files; one that nothing produces is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import TwinGradError
+from bridge.files import write_atomically
+from experiments import config
+from experiments.config import Paper
+from experiments.report import figures, numbers, select, table, tables
+from experiments.report.select import MixedMachinesError, ReportError
+from experiments.results import ResultsError, Tidy, explain
+
+__all__ = ["Built", "MixedMachinesError", "ReportError", "build", "made_from"]
+
+SCHEMA = 1
+"""Version of report.json, which the paper's template reads."""
+
+
+@dataclass
+class Built:
+    """What a report consists of: the files written, and in words what is missing and why."""
+
+    folder: Path
+    written: list[Path] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def data(self) -> Path:
+        """The file that the paper's template reads."""
+        return self.folder / "paper" / "report.json"
+
+
+def build(
+    results_dir: str | Path,
+    out_dir: str | Path | None = None,
+    papers: Sequence[str] | None = None,
+    data_dir: str | Path | None = None,
+) -> Built:
+    """Make all tables and figures of the papers that were run, and the data of the PDF.
+
+    `papers` are keys or paper files (default: all that have results); `data_dir` is where the dataset is looked for,
+    which only its example pictures need. Raises ReportError when nothing was run or two machines would be mixed, and
+    ConfigError when a paper's file asks for what nothing produces.
+    """
+    results_dir = Path(results_dir)
+    built = Built(Path(out_dir) if out_dir is not None else results_dir / "report")
+    tidy = Tidy.load(results_dir)
+    chosen = _papers(tidy, papers, results_dir)
+    for paper in chosen:
+        paper.check_producers(tables.PRODUCERS, figures.PRODUCERS)
+    sections = [
+        _paper(select.view(paper, tidy, Path(data_dir) if data_dir is not None else None), built) for paper in chosen
+    ]
+    document = {
+        "schema": SCHEMA,
+        "made_from": made_from(results_dir),
+        "papers": sections,
+        "not_run": [key for key in config.papers() if key not in {paper.key for paper in chosen}],
+        "notices": sorted({section["notice"] for section in sections if section["notice"]}),
+        "created": max((section["runs"]["created"] or "" for section in sections), default=""),
+    }
+    _write(built, built.data, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    return built
+
+
+def made_from(results_dir: Path) -> str:
+    """A digest over everything that decides a report: the tidy results, the papers' files and the code that reports."""
+    digest = hashlib.sha256()
+    here = Path(__file__).parent
+    for folder, pattern in (
+        (results_dir / "tidy", "*.csv"),
+        (here, "*.py"),
+        (config.PAPERS_DIR, "*.toml"),
+        (config.MODELS_DIR, "*.toml"),
+    ):
+        for path in sorted(folder.glob(pattern)):
+            digest.update(f"{folder.name}/{path.name}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _papers(tidy: Tidy, names: Sequence[str] | None, results_dir: Path) -> list[Paper]:
+    """The papers to report: those named, or all that have any result."""
+    if names is not None:
+        return [config.load_paper(name) for name in names]
+    found = {*tidy.runs["paper"], *tidy.race["paper"], *tidy.scaling["paper"]}
+    chosen = [config.load_paper(key) for key in config.papers() if key in found]
+    if not chosen:
+        raise ReportError(f"no results of any paper in {results_dir}: start with `twingrad run`")
+    return chosen
+
+
+def _paper(view: select.View, built: Built) -> dict[str, Any]:
+    """Write one paper's tables and figures; what the PDF needs to know of them."""
+    paper = view.paper
+    made = [tables.make(output, view) for output in paper.tables]
+    for item in made:
+        stem = built.folder / "tables" / f"{paper.key}-{item.id}"
+        for suffix, content in (
+            (".csv", table.to_csv(item)),
+            (".tex", table.to_latex(item, label=f"{paper.key}-{item.id}")),
+            (".md", table.to_markdown(item)),
+        ):
+            _write(built, stem.with_name(stem.name + suffix), content)
+    drawn = []
+    for output in paper.figures:
+        stem = built.folder / "figures" / f"{paper.key}-{output.id}"
+        try:
+            reason = figures.make(output, view, stem)
+        except OSError as error:
+            raise ResultsError(explain(error, stem)) from error
+        built.written += [stem.with_name(stem.name + suffix) for suffix in (".svg", ".png")]
+        if reason:
+            built.missing.append(f"{paper.key}: figure {output.id}: {reason}")
+        drawn.append(
+            {
+                "id": output.id,
+                "file": f"{stem.name}.svg",
+                "title": figures.caption(output),
+                "wide": figures.is_wide(stem),
+                "drawn": reason is None,
+            }
+        )
+    missing = [row for row in tables.missing(view).rows if row["row"] != "none"]
+    built.missing += [f"{paper.key}: {row['row']}: {row['measure']}: {row['reason']}" for row in missing]
+    return {
+        "key": paper.key,
+        "title": paper.title,
+        "authors": paper.authors,
+        "task": paper.task,
+        "model": paper.model,
+        "dataset": paper.dataset,
+        "environment": paper.environment.description,
+        "reported_rows": list(dict.fromkeys(item.row for item in paper.reported if item.kind == "paper")),
+        "engines": [{"name": engine, "label": view.label(engine)} for engine in view.engines()],
+        "notice": view.notice,
+        "runs": numbers.of_runs(view),
+        "numbers": numbers.of_paper(view),
+        "tables": [table.to_json(item) for item in made],
+        "figures": drawn,
+    }
+
+
+def _write(built: Built, path: Path, content: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        raise ResultsError(explain(error, path)) from error
+    built.written.append(path)

@@ -1,0 +1,164 @@
+"""Every number that the paper's text quotes, as raw values and as text, under names such as `numpy.later_s`.
+
+The text looks numbers up by these names and prints nothing of its own; a name without a value is printed as not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.report import tables
+from experiments.report.select import View
+from experiments.report.table import fraction, scientific, significant, size
+from experiments.report.tables import PARITY_STEPS, PARITY_TOLERANCE, REFERENCE
+
+Numbers = dict[str, dict[str, Any]]
+"""Name -> {"value": the number, "text": how it is printed}; names without a value are left out."""
+
+
+def of_paper(view: View) -> Numbers:
+    """The numbers of one paper: per engine, per race, settings, and what the paper reports."""
+    found: Numbers = {}
+    for engine in view.engines():
+        _add_engine(found, view, engine)
+    for threads in view.race["threads"].unique():
+        _add_race(found, view, int(threads))
+    _add_agreement(found, view)
+    for name, setting in view.paper.settings():
+        _add(found, f"setting.{name.partition('.')[2]}", setting.value, _plain(setting.value))
+    sources = [setting.source for _, setting in view.paper.settings()]
+    for source in ("paper", "code", "ours"):
+        _add(found, f"settings.{source}", sources.count(source), str(sources.count(source)))
+    _add(found, "settings.all", len(sources), str(len(sources)))
+    for item in view.paper.reported:
+        name = f"{'reported' if item.kind == 'paper' else 'rerun'}.{item.row.partition(',')[0]}.{item.quantity}"
+        about = "about " if item.precision == "approximate" else ""
+        if item.value is not None:
+            _add(found, name, item.value, f"{about}{item.value:g}")
+        for epoch, value in enumerate(item.by_epoch, start=1):
+            _add(found, f"{name}.{epoch}", value, fraction(value, 3))
+    _add(found, "parity.steps", PARITY_STEPS, str(PARITY_STEPS))
+    _add(found, "parity.tolerance", PARITY_TOLERANCE, scientific(PARITY_TOLERANCE).removeprefix("1.0·"))
+    return found
+
+
+def of_runs(view: View) -> dict[str, Any]:
+    """Where the numbers of one paper come from: data, profile, machine, versions, days."""
+    runs = pd.concat([view.ok("time"), view.ok("memory")])
+    return {
+        "data_source": view.data_source,
+        "profile": view.profile,
+        "machine": view.machine(["time", "memory", "race", "scaling"]),
+        "threads": _distinct(runs["threads"]),
+        "blas": _distinct(runs["blas"]),
+        "python": _distinct(runs["python"]),
+        "versions": _distinct(runs["framework_version"]),
+        "commits": _distinct(runs["commit"].map(lambda text: str(text)[:8])),
+        "dirty": bool(runs["dirty"].astype(str).str.lower().isin(("true", "1", "1.0")).any()),
+        "created": max((str(moment) for moment in runs["created"].dropna()), default=None),
+        "runs": len(runs),
+        "left_out": view.left_out,
+    }
+
+
+def _add_engine(found: Numbers, view: View, engine: str) -> None:
+    time, memory = view.ok("time", engine), view.ok("memory", engine)
+    epochs = view.epochs_of("time", engine)
+    _add(found, f"{engine}.label", view.label(engine), view.label(engine))
+    if len(time):
+        _add(found, f"{engine}.seeds", len(time), str(len(time)))
+    average = epochs.groupby("key")["seconds"].mean().mean()
+    for name, value in (
+        ("epoch_s", average),
+        ("first_s", time["first_epoch_seconds"].mean()),
+        ("later_s", time["later_epoch_seconds"].mean()),
+        ("total_s", time["total_seconds"].mean()),
+        ("import_s", time["import_seconds"].mean()),
+    ):
+        _add(found, f"{engine}.{name}", value, significant)
+    for name in ("train_accuracy", "test_accuracy"):
+        _add(found, f"{engine}.{name}", time[name].mean(), fraction)
+        _add(found, f"{engine}.{name}_sd", time[name].std(), fraction)
+    for epoch, value in epochs.groupby("epoch")["train_accuracy"].mean().items():
+        _add(found, f"{engine}.train_accuracy.{epoch}", value, lambda number: fraction(number, 3))
+    for name, value in (
+        ("bytes_first", memory["bytes_first_epoch"].mean()),
+        ("bytes_later", memory["bytes_later_epochs"].mean()),
+        ("bytes_total", view.epochs_of("memory", engine).groupby("key")["bytes_allocated"].sum(min_count=1).mean()),
+        ("peak", memory["peak_rss_bytes"].mean()),
+    ):
+        _add(found, f"{engine}.{name}", value, size)
+    if engine == REFERENCE:
+        return
+    reference = view.ok("time", REFERENCE)["later_epoch_seconds"].mean()
+    _add(found, f"{engine}.later_ratio", time["later_epoch_seconds"].mean() / reference, "{:.2f}".format)
+    bytes_of_reference = view.ok("memory", REFERENCE)["bytes_later_epochs"].mean()
+    _add(found, f"{engine}.bytes_ratio", bytes_of_reference / memory["bytes_later_epochs"].mean(), _times)
+    for quantity in tables.SCALED:
+        part = view.scaling[(view.scaling["quantity"] == quantity) & (view.scaling["engine"] == engine)]
+        _add(found, f"{engine}.growth.{quantity}", tables.scaling_exponent(part), "{:.2f}".format)
+
+
+def _add_race(found: Numbers, view: View, threads: int) -> None:
+    """Median step times and paired ratios of the race at a number of threads."""
+    rounds = view.race[view.race["threads"] == threads]
+    steps = rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")
+    _add(found, f"race.{threads}.rounds", len(steps), str(len(steps)))
+    for engine in steps:
+        _add(found, f"race.{threads}.{engine}.step_us", steps[engine].median(), significant)
+        for other, name in ((REFERENCE, "ratio"), ("manual", "ratio_to_manual")):
+            if other in steps and engine != other:
+                ratios = (steps[engine] / steps[other]).dropna()
+                _add(found, f"race.{threads}.{engine}.{name}", ratios.median(), "{:.2f}".format)
+
+
+def _add_agreement(found: Numbers, view: View) -> None:
+    """The largest difference of any engine from the reference, in step losses and in test accuracy."""
+    losses = {engine: tables.loss_differences(view, engine) for engine in view.engines() if engine != REFERENCE}
+    for engine, values in losses.items():
+        _add(found, f"{engine}.max_loss_difference", values.max(), scientific)
+    largest = [values.max() for values in losses.values() if len(values)]
+    _add(found, "parity.max_loss_difference", max(largest, default=None), scientific)
+    accuracy = view.ok("time").pivot_table(index="seed", columns="engine", values="test_accuracy", dropna=False)
+    if REFERENCE in accuracy and len(accuracy.columns) > 1:
+        differences = accuracy.sub(accuracy[REFERENCE], axis=0).abs().to_numpy()
+        if np.isfinite(differences).any():
+            points = float(np.nanmax(differences)) * 100
+            _add(found, "parity.max_accuracy_points", points, "{:.2f}".format)
+
+
+def _add(found: Numbers, name: str, value: Any, text: Any) -> None:
+    """Enter a number under its name, unless there is none; `text` prints it or is its text already."""
+    if value is None or (not isinstance(value, list | str) and pd.isna(value)):
+        return
+    if not isinstance(value, bool | str | list):
+        value = float(value)
+        if not np.isfinite(value):
+            return
+    found[name] = {"value": value, "text": text if isinstance(text, str) else text(value)}
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value).replace("_", " ")
+
+
+def _times(ratio: float) -> str:
+    """A factor as people say it: 3.4, 12, 340."""
+    return f"{ratio:.1f}" if ratio < 10 else significant(ratio, 2) if ratio < 100 else f"{round(ratio, -1):.0f}"
+
+
+def _distinct(values: pd.Series) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values.dropna()))
+
+
+def texts(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Only the texts, by name."""
+    return {name: str(entry["text"]) for name, entry in numbers.items()}

@@ -1,0 +1,118 @@
+"""The PDF: the text in `paper/` with the numbers of a report, set by the typst wheel.
+
+Typst is a Python package like any other: nothing is installed in the system, nothing is downloaded, and only the fonts
+inside the wheel are used, so that the same results give the same file everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bridge.files import write_atomically
+from experiments import report
+from experiments.report.select import ReportError
+from experiments.results import ResultsError, explain
+
+MAIN = "main.typ"
+
+_SOURCES = (Path(__file__).resolve().parents[2] / "paper", Path(__file__).resolve().parent / "text")
+"""Where the text is: beside the packages in a checkout, inside this one in a wheel."""
+
+
+class PaperError(ReportError):
+    """The PDF could not be made; carries what typst said."""
+
+    exit_code = 1
+
+
+def build(results_dir: str | Path, out_pdf: str | Path | None = None, data_dir: str | Path | None = None) -> Path:
+    """Make the PDF of everything in a results folder and return its path (default: `report/paper.pdf` in the folder).
+
+    A report that was made from exactly these results is used as it is; otherwise tables and figures are made anew.
+    """
+    results_dir = Path(results_dir)
+    folder = results_dir / "report"
+    out_pdf = Path(out_pdf) if out_pdf is not None else folder / "paper.pdf"
+    if is_current(folder, results_dir):
+        return _write(compile(folder), out_pdf)
+    if out_pdf.resolve().parent == folder.resolve():
+        report.build(results_dir, folder, data_dir=data_dir)
+        return _write(compile(folder), out_pdf)
+    # The PDF is wanted elsewhere: the results folder stays as it is (it may be a committed one).
+    with tempfile.TemporaryDirectory(prefix="twingrad-paper-") as temporary:
+        report.build(results_dir, temporary, data_dir=data_dir)
+        return _write(compile(Path(temporary)), out_pdf)
+
+
+def is_current(folder: Path, results_dir: Path) -> bool:
+    """Whether the report in `folder` was made from exactly these results, by this code, and is complete."""
+    try:
+        document = json.loads((folder / "paper" / "report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if document.get("schema") != report.SCHEMA or document.get("made_from") != report.made_from(results_dir):
+        return False
+    pictures = (figure["file"] for paper in document["papers"] for figure in paper["figures"])
+    return all((folder / "figures" / name).is_file() for name in pictures)
+
+
+def compile(folder: Path, format: str = "pdf", ppi: float = 100) -> bytes | list[bytes]:
+    """Set the text with the report in `folder`: the PDF, or with format "png" one picture per page.
+
+    The sources are put beside the report first, so that `typst compile --root <folder> <folder>/paper/main.typ` does the
+    same by hand.
+    """
+    import typst
+
+    target = folder / "paper"
+    for source in sorted(sources().rglob("*")):
+        if source.suffix in (".typ", ".bib"):
+            copy = target / source.relative_to(sources())
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+    document = json.loads((target / "report.json").read_text(encoding="utf-8"))
+    try:
+        made: Any = typst.compile(
+            str(target / MAIN),
+            root=str(folder),
+            ignore_system_fonts=True,
+            format=format,
+            ppi=ppi,
+            timestamp=_moment(document["created"]),
+        )
+    except (typst.TypstError, RuntimeError) as error:
+        raise PaperError(f"{target / MAIN}: {getattr(error, 'diagnostic', None) or error}") from None
+    return made  # type: ignore[no-any-return]
+
+
+def sources() -> Path:
+    """The folder that holds the text and its template."""
+    for folder in _SOURCES:
+        if (folder / MAIN).is_file():
+            return folder
+    raise PaperError(f"the paper's text is not there: looked for {MAIN} in {' and '.join(map(str, _SOURCES))}")
+
+
+def _moment(created: str) -> datetime:
+    """The moment of the newest run, so that the same results give the same file."""
+    try:
+        moment = datetime.fromisoformat(created)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _write(pdf: bytes | list[bytes], path: Path) -> Path:
+    if isinstance(pdf, list):
+        pdf = b"".join(pdf)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, pdf)
+    except OSError as error:
+        raise ResultsError(explain(error, path)) from error
+    return path
