@@ -232,9 +232,7 @@ def load_paper(name: str | Path) -> Paper:
         path = PAPERS_DIR / f"{name}.toml"
         if not path.is_file():
             known = papers()
-            raise ConfigError(
-                f"no paper {str(name)!r}{_did_you_mean(str(name), known)}; papers: {', '.join(known)}"
-            )
+            raise ConfigError(f"no paper {str(name)!r}{_did_you_mean(str(name), known)}; papers: {', '.join(known)}")
     return loads(path.read_text(encoding="utf-8"), source=str(path), expected_key=path.stem)
 
 
@@ -262,9 +260,7 @@ def model_path(name: str) -> Path:
     """The spec file of a model that comes with the project."""
     known = models()
     if name not in known:
-        raise ConfigError(
-            f"no model {name!r}{_did_you_mean(name, known)}; models: {', '.join(known) or 'none'}"
-        )
+        raise ConfigError(f"no model {name!r}{_did_you_mean(name, known)}; models: {', '.join(known) or 'none'}")
     return known[name]
 
 

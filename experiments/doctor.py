@@ -25,6 +25,9 @@ DISK_NEEDED = 1_000_000_000
 AVX512 = {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
 """What OpenBLAS's fastest kernels for x86-64 (SKYLAKEX) need."""
 
+WITHOUT_AVX512 = ("HASWELL", "ZEN", "SANDYBRIDGE", "NEHALEM", "PRESCOTT", "CORE2")
+"""Kernels that leave it unused."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -65,9 +68,7 @@ def python() -> Iterator[Finding]:
         yield Finding("Python", "ok", found)
     head, dirty = provenance.commit()
     changed = {True: ", with changes that are not committed", False: "", None: ""}[dirty]
-    yield Finding(
-        "TwinGrad", "ok", f"{_version('twingrad') or 'not installed, run from'} {_source(head, changed)}"
-    )
+    yield Finding("TwinGrad", "ok", f"{_version('twingrad') or 'not installed, run from'} {_source(head, changed)}")
     for name in ("filelock", "pandas", "seaborn", "scikit-learn"):
         if _version(name) is None:
             yield Finding(name, "problem", "not installed", "pip install 'twingrad[experiments]'")
@@ -87,17 +88,16 @@ def numpy_and_blas() -> Iterator[Finding]:
     blas = found[0]
     kernels = str(blas.get("architecture", "unknown"))
     text = f"{blas['internal_api']} {blas.get('version') or ''}, kernels for {kernels}"
-    faster = "SKYLAKEX" if cpu_flags() >= AVX512 else None
-    if blas["internal_api"] == "openblas" and faster and kernels.upper() in ("HASWELL", "ZEN", "PRESCOTT"):
-        yield Finding(
-            "BLAS",
-            "note",
-            text,
-            "this CPU has AVX-512, which these kernels do not use: matrix products in your own programs are "
-            f"faster with OPENBLAS_CORETYPE={faster} in the environment (the workers of a run get it anyway)",
+    advice = ""
+    if blas["internal_api"] == "openblas" and cpu_flags() >= AVX512 and kernels.upper() in WITHOUT_AVX512:
+        forced = os.environ.get("OPENBLAS_CORETYPE")
+        remedy = (
+            f"OPENBLAS_CORETYPE={forced} in the environment chose them, for runs too: unset it"
+            if forced
+            else "set OPENBLAS_CORETYPE=SKYLAKEX for programs of your own (runs do so themselves)"
         )
-    else:
-        yield Finding("BLAS", "ok", text)
+        advice = f"this CPU has AVX-512, which these kernels do not use: {remedy}; matrix products will be faster"
+    yield Finding("BLAS", "note" if advice else "ok", text, advice)
 
 
 def machine() -> Iterator[Finding]:
@@ -105,9 +105,7 @@ def machine() -> Iterator[Finding]:
     cores, memory = provenance.cores(), provenance.memory_bytes()
     yield Finding("CPU", "ok", f"{provenance.cpu_model()}, {cores} cores for this process")
     if cores < 2:
-        yield Finding(
-            "threads", "note", "1 core", "runs with two threads will be slower than the paper file assumes"
-        )
+        yield Finding("threads", "note", "1 core", "runs with two threads will be slower than the paper file assumes")
     if memory is not None:
         little = memory < 4e9
         advice = "4 GB are advisable: races keep every engine in memory" if little else ""
@@ -140,17 +138,13 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
             yield Finding(f"data {name}", "problem", "cannot be used", str(error))
             continue
         except ImportError as error:
-            yield Finding(
-                f"data {name}", "problem", f"needs {error.name}", "pip install 'twingrad[experiments]'"
-            )
+            yield Finding(f"data {name}", "problem", f"needs {error.name}", "pip install 'twingrad[experiments]'")
             continue
         if dataset.source == "real":
             yield Finding(f"data {name}", "ok", f"{len(dataset.y_train):,} training rows in {dataset.origin}")
         else:
             advice = "a run downloads it; without a network, name its folder with --data-dir or TWINGRAD_DATA"
-            yield Finding(
-                f"data {name}", "note", "not on this machine yet", f"{advice} (else: {dataset.notice})"
-            )
+            yield Finding(f"data {name}", "note", "not on this machine yet", f"{advice} (else: {dataset.notice})")
 
 
 def disk(results_dir: Path) -> Iterator[Finding]:
@@ -168,9 +162,7 @@ def disk(results_dir: Path) -> Iterator[Finding]:
         yield Finding("results", "ok", f"{results_dir} can be written")
     free = shutil.disk_usage(folder).free
     if free < DISK_NEEDED:
-        yield Finding(
-            "disk", "problem", f"{size(free)} free", f"a sweep may need {size(DISK_NEEDED)} at one time"
-        )
+        yield Finding("disk", "problem", f"{size(free)} free", f"a sweep may need {size(DISK_NEEDED)} at one time")
     else:
         yield Finding("disk", "ok", f"{size(free)} free")
 
@@ -181,9 +173,7 @@ def tools() -> Iterator[Finding]:
     if typst:
         yield Finding("typst", "ok", typst)
     else:
-        yield Finding(
-            "typst", "note", "not installed", "no PDF without it: pip install 'twingrad[experiments]'"
-        )
+        yield Finding("typst", "note", "not installed", "no PDF without it: pip install 'twingrad[experiments]'")
     memray = _version("memray")
     if memray:
         yield Finding("memray", "ok", memray)

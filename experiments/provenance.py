@@ -116,14 +116,10 @@ def sources(adapter: str) -> set[Path]:
         for package, patterns in ENGINE_PACKAGES.items():
             if re.search(rf"\b{package}\b", text):
                 found |= {file for pattern in patterns for file in (ROOT / package).rglob(pattern)}
-        waiting += [
-            path.with_name(f"{name}.py") for name in re.findall(r"\badapters(?:\.| import )(\w+)", text)
-        ]
+        waiting += [path.with_name(f"{name}.py") for name in re.findall(r"\badapters(?:\.| import )(\w+)", text)]
     return found
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=30, check=True
-    )
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=30, check=True)
     return done.stdout.strip()

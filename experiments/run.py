@@ -336,7 +336,9 @@ def _run_race(job: Job, task: Task, record: Record, progress: Progress) -> Itera
         for name, message in failures.items():
             entrants[name]["error"] = message
         alive = [worker for name, worker in workers.items() if name not in failures]
-        record["provenance"]["blas"] = blas(alive[0]) if alive else ""
+        for worker in alive[:1]:
+            worker.resume()
+            record["provenance"]["blas"] = blas(worker)
     failed = {name: entrant["error"] for name, entrant in entrants.items() if entrant["error"]}
     yield {"race": rows}
     if failed:
