@@ -175,8 +175,8 @@ Index = tuple[Item, ...]
 
 
 def as_index(index: Index) -> tuple[Any, ...]:
-    """Return numpy's form of a stored basic index."""
-    return tuple(slice(*item) if isinstance(item, tuple) else item for item in index)
+    """Return numpy's form of a stored basic index; the ellipsis makes it a view even of a single element."""
+    return (*(slice(*item) if isinstance(item, tuple) else item for item in index), Ellipsis)
 
 
 def _infer_slice(x: Tensor, index: Index) -> tuple[Shape, Any]:
