@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad.graph import Graph, simplify
-from py_engine.ad.ops.linalg import MATMUL
+from py_engine.ad.ops.linalg import MATMUL, suits_blas
 from py_engine.ad.ops.record import Call, Shape
-from py_engine.ad.ops.shape import ASSEMBLE, RESHAPE, as_index, copy, covers
+from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, RESHAPE, as_index, copy, covers
 from py_engine.ad.plan import ALIGNMENT, Value, plan
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
-from py_engine.errors import NonFiniteError, ReplayError
+from py_engine.errors import NonFiniteError, ReplayError, TraceError
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Tape:
         """
         with np.errstate(all="ignore"):
             for x in self._known:
-                if x.op is None and x.data is not None and x.dtype.kind == "f" and not np.isfinite(x.data).all():
+                if x.data is not None and x.dtype.kind == "f" and not np.isfinite(x.data).all():
                     return NonFiniteError(f"{x.name or 'a captured tensor'} holds NaN or Inf")
             for i, array in enumerate(self.inputs):
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -228,15 +228,15 @@ def _isolate_outputs(graph: Graph) -> None:
     """Give every output a value of its own, computed by an op that writes memory."""
     seen: set[int] = set()
     for k, x in enumerate(graph.outputs):
-        if x.op is None or x.op.view is not None or id(x) in seen:
+        if x.op is None or x.data is not None or x.op.view is not None or id(x) in seen:
             graph.outputs[k] = x = _copy_of(x, graph.nodes)
         seen.add(id(x))
 
 
-def _copy_of(x: Tensor, nodes: list[Tensor], before: Tensor | None = None) -> Tensor:
+def _copy_of(x: Tensor, nodes: list[Tensor]) -> Tensor:
     node = Tensor.symbol(x.shape, x.dtype)
     node.op, node.inputs, node.scope = copy, (x,), x.scope
-    nodes.insert(len(nodes) if before is None else nodes.index(before), node)
+    nodes.append(node)
     return node
 
 
@@ -254,31 +254,47 @@ def _copy_views(graph: Graph) -> None:
 
 
 def _straighten(graph: Graph) -> None:
-    """Insert copies where an op needs another memory layout than its input's view has."""
+    """Insert copies where an op needs another memory layout than its input has.
+
+    For elementwise ops that is everything but C order in the result's shape (or a single number): numpy would
+    iterate over other operands through buffers that it allocates at every call, and copies in less time.
+    """
     layout: dict[int, Array] = {}
-    straight: dict[int, Tensor] = {}
+    straight: dict[tuple[int, Shape], Tensor] = {}
     nodes: list[Tensor] = []
 
-    def copied(x: Tensor) -> Tensor:
-        if id(x) not in straight:
-            straight[id(x)] = _copy_of(x, nodes)
-        return straight[id(x)]
+    def copied(a: Tensor, shape: Shape) -> Tensor:
+        key = (id(a), shape)
+        if key not in straight:
+            if a.shape != shape:
+                view = Tensor.symbol(shape, a.dtype)
+                view.op, view.inputs, view.attrs, view.scope = BROADCAST_TO, (a,), {"shape": shape}, a.scope
+                nodes.append(view)
+                a = view
+            straight[key] = _copy_of(a, nodes)
+            layout[id(straight[key])] = _dummy(straight[key])
+        return straight[key]
 
     for x in graph.nodes:
-        assert x.op is not None
+        op = x.op
+        assert op is not None
         for a in x.inputs:
             if id(a) not in layout:
                 layout[id(a)] = _dummy(a)
-        if x.op.view is not None:
-            if x.op is RESHAPE:
-                try:
-                    np.reshape(layout[id(x.inputs[0])], x.shape, copy=False)
-                except ValueError:
-                    x.inputs = (copied(x.inputs[0]),)
-                    layout[id(x.inputs[0])] = _dummy(x.inputs[0])
-            layout[id(x)] = x.op.view(layout[id(x.inputs[0])], **x.attrs)
-        elif x.op.accepts is not None:
-            x.inputs = tuple(a if a.size == 0 or x.op.accepts(layout[id(a)]) else copied(a) for a in x.inputs)
+        if op is RESHAPE:
+            try:
+                np.reshape(layout[id(x.inputs[0])], x.shape, copy=False)
+            except ValueError:
+                x.inputs = (copied(x.inputs[0], x.inputs[0].shape),)
+        if op.view is not None:
+            layout[id(x)] = op.view(layout[id(x.inputs[0])], **x.attrs)
+        elif op.elementwise:
+            x.inputs = tuple(
+                a if not a.shape or (a.shape == x.shape and layout[id(a)].flags.c_contiguous) else copied(a, x.shape)
+                for a in x.inputs
+            )
+        elif op.accepts is not None:
+            x.inputs = tuple(a if not a.size or op.accepts(layout[id(a)]) else copied(a, a.shape) for a in x.inputs)
         nodes.append(x)
     graph.nodes = nodes
 
@@ -295,24 +311,29 @@ def _dummy(x: Tensor) -> Array:
 
 def _captured(graph: Graph) -> list[Tensor]:
     """Return the tensors with data that the ops use, in order of first use."""
-    inputs = {id(x) for x in graph.inputs}
+    own = {id(x) for x in (*graph.inputs, *graph.nodes)}
     found: dict[int, Tensor] = {}
-    for node in graph.nodes:
-        for x in node.inputs:
-            if x.op is None and id(x) not in inputs:
-                x.numpy()  # a symbol of another trace has no values here: say so now
-                found.setdefault(id(x), x)
+    for x in (*(a for node in graph.nodes for a in node.inputs), *graph.outputs):
+        if id(x) in own:
+            continue
+        if x.data is None:
+            raise TraceError(
+                "a tensor was kept from an earlier trace, where it stood for values that exist only while that "
+                "function is replayed; return it from the function, or compute it in this one"
+            )
+        found.setdefault(id(x), x)
     return list(found.values())
 
 
 def _needed_whole(graph: Graph) -> set[int]:
-    """Return the values that some op can use only in C order without gaps."""
-    return {
-        id(a)
-        for x in graph.nodes
-        for a in x.inputs
-        if x.op is RESHAPE or (x.op is not None and x.op.accepts is not None and x.op is not MATMUL)
-    }
+    """Return the values that some op can use, directly or through views, only in C order without gaps."""
+    needed: set[int] = set()
+    for x in reversed(graph.nodes):
+        assert x.op is not None
+        through = x.op.view is not None and id(x) in needed
+        if through or x.op is RESHAPE or (x.op.accepts is not None and x.op is not MATMUL):
+            needed.update(id(a) for a in x.inputs)
+    return needed
 
 
 def _value(
@@ -323,7 +344,7 @@ def _value(
     techniques: Techniques,
 ) -> Value:
     """Describe a tensor to the planner."""
-    if x.op is None:
+    if x.op is None or x.data is not None:
         return Value(x.nbytes, fixed=True)
     reads = tuple(number[id(a)] for a in x.inputs)
     if x.op.view is not None:
@@ -342,22 +363,25 @@ def _value(
     )
 
 
-SHORTEST_RUN = 8
-"""Elements: a part is not computed in its place where that would scatter it over shorter runs than this."""
-
-
 def _placeable(x: Tensor, needed_whole: set[int]) -> list[Tensor]:
-    """Return the inputs of an assembly that may be computed in their places."""
+    """Return the inputs of an assembly that may be computed in their places.
+
+    Those are results of elementwise ops where the place lies in one piece, and of matrix products, whose rows
+    may lie apart.
+    """
     if x.op is not ASSEMBLE or not covers(x.shape, x.attrs["indices"]):
         return []
-    whole = np.lib.stride_tricks.as_strided(np.empty((), x.dtype), x.shape, _dummy(x).strides)
+    whole = _dummy(x)
     parts = []
     for a, index in zip(x.inputs, x.attrs["indices"], strict=True):
         place = whole[as_index(index)]
-        in_runs = place.ndim == 0 or (place.strides[-1] == x.dtype.itemsize and place.shape[-1] >= SHORTEST_RUN)
-        if a.op is not None and a.op.broadcasts and a.op.view is None and in_runs:
+        if a.op is MATMUL:
+            fits = place.ndim == 2 and suits_blas(place)
+        else:
+            fits = a.op is not None and a.op.elementwise and place.flags.c_contiguous
+        if fits and id(a) not in needed_whole and sum(a is b for b in x.inputs) == 1:
             parts.append(a)
-    return [a for a in parts if id(a) not in needed_whole and sum(a is b for b in x.inputs) == 1]
+    return parts
 
 
 def _result(given: Array | None, x: Tensor) -> Array:
