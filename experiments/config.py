@@ -7,13 +7,13 @@ A paper is data, not code: a new study is a new file in `experiments/papers`. Ea
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bridge import toml
 from bridge.errors import TwinGradError
 
 PAPERS_DIR = Path(__file__).parent / "papers"
@@ -233,15 +233,19 @@ def load_paper(name: str | Path) -> Paper:
         if not path.is_file():
             known = papers()
             raise ConfigError(f"no paper {str(name)!r}{_did_you_mean(str(name), known)}; papers: {', '.join(known)}")
-    return loads(path.read_text(encoding="utf-8"), source=str(path), expected_key=path.stem)
+    try:
+        text = toml.read(path)
+    except toml.TomlError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return loads(text, source=str(path), expected_key=path.stem)
 
 
 def loads(text: str, source: str = "<string>", expected_key: str | None = None) -> Paper:
     """A paper from TOML text; `source` names it in errors."""
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+        document = toml.parse(text)
+    except toml.TomlError as error:
+        raise ConfigError(f"{source}: {error}") from None
     try:
         paper = Paper.model_validate(document)
     except ValidationError as error:

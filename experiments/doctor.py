@@ -143,8 +143,11 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
         if dataset.source == "real":
             yield Finding(f"data {name}", "ok", f"{len(dataset.y_train):,} training rows in {dataset.origin}")
         else:
-            advice = "a run downloads it; without a network, name its folder with --data-dir or TWINGRAD_DATA"
-            yield Finding(f"data {name}", "note", "not on this machine yet", f"{advice} (else: {dataset.notice})")
+            advice = (
+                "a run downloads it; without a network put it in a folder and name that with --data-dir or "
+                "TWINGRAD_DATA, or the embedded sample stands in for it"
+            )
+            yield Finding(f"data {name}", "note", "not on this machine yet", advice)
 
 
 def disk(results_dir: Path) -> Iterator[Finding]:

@@ -65,7 +65,9 @@ def measure(
                     step = {"microseconds_per_step": seconds / steps * 1e6}
                     rows.append({"round": number, "engine": name, "label": labels[name], **step})
         watcher.step()
-    return [row for row in rows if row["engine"] not in failures], failures
+    finished = [name for name in workers if name not in failures]
+    rows.sort(key=lambda row: (row["round"], list(workers).index(row["engine"])))
+    return [row for row in rows if row["engine"] in finished], failures
 
 
 @contextmanager
