@@ -68,7 +68,7 @@ def gradients(outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Seque
     wanted = {id(target) for target in targets}
     depends = set(wanted)
     for node in order:
-        if node.op is not None and node.op.differentiable and any(id(x) in depends for x in node.inputs):
+        if node.op is not None and node.requires_grad and any(id(x) in depends for x in node.inputs):
             depends.add(id(node))
     pending: dict[int, list[Part]] = {}
     for output, seed in zip(outputs, seeds, strict=True):
@@ -168,7 +168,7 @@ def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:
         found = gradients([output], [Tensor(seed)], leaves)
     for leaf, g in zip(leaves, found, strict=True):
         if g is not None:
-            leaf.grad = np.array(g.numpy()) if leaf.grad is None else leaf.grad + g.numpy()
+            leaf.grad = np.array(g.numpy() if leaf.grad is None else leaf.grad + g.numpy())
 
 
 # Tracing --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from py_engine.errors import DTypeError, TraceError
+from py_engine.errors import DTypeError, NotDifferentiableError, TraceError
 
 if TYPE_CHECKING:
     from py_engine.ad.ops.record import Op
@@ -30,7 +30,8 @@ class _State(threading.local):
     """What the engine is doing in this thread."""
 
     trace: list[Tensor] | None = None  # while a function is traced: its ops so far, all symbolic
-    recording: bool = True  # eager ops keep what backward() needs
+    recording: bool = True  # ops made now can be differentiated
+    differentiating: bool = False  # inside a function that grad() was given
     scope: str = ""  # the layer whose ops are being made, for messages
 
 
@@ -214,18 +215,27 @@ class Tensor:
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if self.requires_grad and STATE.recording:
-            raise TraceError(
-                "this numpy function is not in the op table, so its derivative would be lost; "
-                "use .numpy() if only the values are wanted, or an op of py_engine.ops"
+            raise NotDifferentiableError(
+                "a plain array of this tensor would lose its derivative; take .numpy() if only the values are "
+                "wanted, or an op of py_engine.ops that works on tensors"
             )
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     # numpy's own functions --------------------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        function = ops.NUMPY.get(ufunc if method == "__call__" else (ufunc, method))
-        if function is None or kwargs.get("out") is not None:
-            return NotImplemented
+        called = method == "__call__"
+        function = ops.NUMPY.get(ufunc if called else (ufunc, method))
+        name = f"numpy.{ufunc.__name__}" if called else f"numpy.{ufunc.__name__}.{method}"
+        if function is None:
+            raise _unsupported(name)
+        if "out" in kwargs or (called and kwargs):
+            raise NotDifferentiableError(
+                f"{name} on tensors does not take {', '.join(kwargs)}: its result is always a new tensor of the "
+                "operands' dtype"
+            )
+        if method == "reduce":
+            kwargs.setdefault("axis", 0)  # what numpy's reductions do, unlike numpy.sum
         return function(*inputs, **kwargs)
 
     def __array_function__(
@@ -233,7 +243,7 @@ class Tensor:
     ) -> Any:
         function = ops.NUMPY.get(func)
         if function is None:
-            return NotImplemented
+            raise _unsupported(f"{func.__module__}.{func.__name__}")
         return function(*args, **kwargs)
 
     # Operators --------------------------------------------------------------------------------------------
@@ -365,6 +375,13 @@ def tensor(data: Operand, dtype: DTypeLike | None = None, requires_grad: bool = 
     """
     values = data.numpy() if isinstance(data, Tensor) else data
     return Tensor(np.array(values, dtype=dtype), requires_grad)
+
+
+def _unsupported(name: str) -> NotDifferentiableError:
+    return NotDifferentiableError(
+        f"{name} is not in the op table, so its derivative would be lost; use an op of py_engine.ops, or call it "
+        "on .numpy() if only the values are wanted"
+    )
 
 
 def _flat(shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def grad(function: Function, argnums: int | Sequence[int] = 0) -> Function:
 
     Returns:
         A function of the same arguments. It returns a numpy array for each argument (a tuple if `argnums` is a
-        sequence), or tensors when it is called with tensors, as inside another transform.
+        sequence), or tensors when it is called with tensors or inside another transform.
 
     Raises:
         ShapeError: the result is not a scalar.
@@ -54,7 +54,8 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] = 0) -> Func
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
         value, found = _differentiate(function, numbers, args, kwargs)
-        plain = not any(isinstance(arg, Tensor) for arg in args)
+        # Inside another transform the result may depend on tensors of the function around it, too.
+        plain = not _inside_transform() and not any(isinstance(arg, Tensor) for arg in args)
         shown = [g.numpy() for g in found] if plain else found
         result = shown[0] if isinstance(argnums, int) else tuple(shown)
         return (value.item() if plain else value), result
@@ -65,28 +66,37 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] = 0) -> Func
 def _differentiate(
     function: Function, numbers: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Tensor, list[Tensor]]:
-    variables = {n: _variable(args, n) for n in numbers}
-    recording, STATE.recording = STATE.recording, True
+    for n in numbers:
+        if not -len(args) <= n < len(args):
+            raise ShapeError(f"grad: there is no argument {n}, the function was called with {len(args)}")
+    numbers = [n % len(args) for n in numbers]
+    outside = _inside_transform()
+    recording, differentiating = STATE.recording, STATE.differentiating
     try:
+        STATE.recording = STATE.differentiating = True
+        variables = {n: _variable(args, n) for n in numbers}
         output = ops.as_tensor(function(*(variables.get(i, arg) for i, arg in enumerate(args)), **kwargs))
         if output.size != 1:
             raise ShapeError(f"grad: the function must return a scalar, got shape {output.shape}")
-        # Derivatives of derivatives are recorded only where someone outside asks for them.
-        STATE.recording = recording and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        # Derivatives of derivatives are recorded only where someone outside may ask for them.
+        STATE.recording = recording and (outside or any(isinstance(x, Tensor) and x.requires_grad for x in args))
         seed = ops.reshape(Literal(np.ones((), output.dtype)), output.shape)
-        found = gradients([output], [seed], list(variables.values()))
+        found = gradients([output], [seed], [variables[n] for n in numbers])
     finally:
-        STATE.recording = recording
+        STATE.recording, STATE.differentiating = recording, differentiating
     zeros = [
-        Tensor(np.zeros(x.shape, x.dtype)) if g is None else g for g, x in zip(found, variables.values(), strict=True)
+        Tensor(np.zeros(variables[n].shape, variables[n].dtype)) if g is None else g
+        for g, n in zip(found, numbers, strict=True)
     ]
     return output, zeros
 
 
+def _inside_transform() -> bool:
+    return STATE.differentiating or STATE.trace is not None
+
+
 def _variable(args: Sequence[Any], n: int) -> Tensor:
     """Return argument `n` as a tensor that is differentiated by here and nowhere else."""
-    if not -len(args) <= n < len(args):
-        raise ShapeError(f"grad: there is no argument {n}, the function was called with {len(args)}")
     x = args[n] if isinstance(args[n], Tensor) else np.asarray(args[n])
     if x.dtype not in FLOATS:
         raise NotDifferentiableError(
@@ -106,6 +116,9 @@ class Compiled:
     Python code runs only while tracing: branches and loops are fixed by the first call of each shape, and a
     branch on a value raises. Tensors that the function captures are read anew at every call; numpy arrays that
     it captures are read by reference, too. Results are copies.
+
+    Inside another transform, and on tensors that require a gradient, the function itself is called instead: its
+    results are then tensors that can be differentiated.
     """
 
     def __init__(self, function: Function, techniques: Techniques = Techniques()) -> None:  # noqa: B008
@@ -120,8 +133,8 @@ class Compiled:
         Raises:
             TraceError: the function branches on a value, or is called while another one is being traced.
         """
-        if STATE.trace is not None:
-            return self.function(*args)
+        if _inside_transform() or any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
+            return self.function(*args)  # a tape's results are arrays: the derivative would be lost
         arrays = [arg.numpy() if isinstance(arg, Tensor) else np.asarray(arg) for arg in args]
         tape, structure = self._tape(arrays)
         return _packed(structure, [np.array(out) for out in tape(*arrays)])
