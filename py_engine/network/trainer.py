@@ -11,7 +11,6 @@ numpy call takes the interpreter's lock for a moment, and many short calls in tw
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Iterator
@@ -94,7 +93,8 @@ class Trainer:
         self._gradient = self.parameters.zeros_like()
         self._total = self.parameters.zeros_like() if accumulate > 1 else self._gradient
         self._pending = 0
-        self._updates = self._bind_optimizer()
+        tensors = () if techniques.flat_parameters else self.parameters.layout.offsets.values()
+        self.optimizer.bind(self.parameters.vector, cuts=tensors)
         self._steps: dict[Any, Step] = {}
         self._teams: dict[Any, Team | None] = {}
         self._forwards: dict[Any, Tape] = {}
@@ -183,23 +183,6 @@ class Trainer:
 
     # How it works -----------------------------------------------------------------------------------------
 
-    def _bind_optimizer(self) -> list[tuple[Optimizer, Array, Array]]:
-        """Return what one update consists of: the optimizer, what it trains and by which gradient."""
-        vectors = [(self.parameters.vector, self._total.vector)]
-        if not self.techniques.flat_parameters:
-            if self.optimizer.clip_norm is not None:
-                raise ConfigurationError("Trainer: clip_norm needs the technique flat_parameters")
-            vectors = [
-                (self.parameters.arrays[name].reshape(-1), self._total.arrays[name].reshape(-1))
-                for name in self.parameters.names
-            ]
-        updates = []
-        for vector, gradient in vectors:
-            optimizer = self.optimizer if len(vectors) == 1 else copy.deepcopy(self.optimizer)
-            optimizer.bind(vector)
-            updates.append((optimizer, vector, gradient))
-        return updates
-
     def _update(self) -> None:
         if self.accumulate > 1:
             np.multiply(self._gradient.vector, 1 / self.accumulate, out=self._gradient.vector)
@@ -207,9 +190,7 @@ class Trainer:
             self._pending += 1
             if self._pending < self.accumulate:
                 return
-        for optimizer, vector, gradient in self._updates:
-            optimizer.learning_rate = self.optimizer.learning_rate
-            optimizer.step(vector, gradient)
+        self.optimizer.step(self.parameters.vector, self._total.vector)
         if self.accumulate > 1:
             self._total.vector[...] = 0
             self._pending = 0
@@ -245,16 +226,16 @@ class Trainer:
         return self._teams[key]
 
     def _splits(self, samples: int, x: Array, y: Array) -> bool:
-        if self.threads == 1 or samples < 2 * self.threads:
+        """Whether batches of this many samples are better split over threads than left to BLAS."""
+        how = self.techniques
+        if self.threads == 1 or samples < 2 * self.threads or not (how.batched and how.replay and how.split_batch):
             return False
-        if not self.techniques.batched or not self.techniques.replay or not self.techniques.split_batch:
-            return False
-        whole = self._step(samples, x, y, None)
+        whole = make_step(self.chain, self._objective, x, y, samples, self._gradient, None, how)
         assert isinstance(whole, Replay)
-        (shard,) = whole.shards
-        if any(step.node.op is not None and step.node.op.couples_batch for step in shard.tape.instructions):
+        tape = whole.shards[0].tape
+        if any(step.node.op is not None and step.node.op.couples_batch for step in tape.instructions):
             return False
-        return self.techniques.split_batch is True or bytes_per_call(shard.tape) >= SPLIT_FROM
+        return how.split_batch is True or bytes_per_call(tape) >= SPLIT_FROM
 
     def _objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self._one_hot:

@@ -79,8 +79,8 @@ from py_engine.ad.ops.shape import (
 __all__ = [
     "NUMPY", "TABLE", "Op",
     "abs", "add", "arccos", "arcsin", "arctan", "as_tensor", "assemble", "astype", "binary_cross_entropy",
-    "broadcast_to", "clip", "concatenate", "copy", "cos", "cosh", "div", "dot", "dropout", "einsum", "elementwise", "equal",
-    "equal_mask", "exp", "expand_dims", "expm1", "getitem", "greater", "greater_equal", "identity",
+    "broadcast_to", "clip", "concatenate", "copy", "cos", "cosh", "div", "dot", "dropout", "einsum", "elementwise",
+    "equal", "equal_mask", "exp", "expand_dims", "expm1", "getitem", "greater", "greater_equal", "identity",
     "implements", "less", "less_equal", "log", "log1p", "log_softmax", "logsumexp", "matmul", "max", "maximum",
     "mean", "mean_squared_error", "min", "minimum", "moveaxis", "mul", "neg", "norm", "outer", "pad", "pow",
     "ravel", "reciprocal", "register", "relu", "reshape", "sigmoid", "sign", "sin", "sinh", "softmax",

@@ -94,17 +94,18 @@ def _softplus(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence
         partial(np.negative, rest, rest),
         partial(np.exp, rest, rest),
         partial(np.log1p, rest, rest),
-        partial(np.maximum, x, 0, out),
+        partial(np.maximum, x, 0, out=out),
         partial(np.add, out, rest, out),
     ]
 
 
 def _relu(x: Array, out: Array) -> None:
-    np.maximum(x, 0, out)
+    np.maximum(x, 0, out=out)
 
 
 def _step(x: Array, out: Array) -> None:
-    np.greater(x, 0, out)
+    np.sign(x, out)
+    np.maximum(out, 0, out=out)
 
 
 sigmoid = elementwise("sigmoid", _sigmoid, lambda y, x: y * (1 - y), doc="1 / (1 + exp(-x))")
@@ -122,8 +123,18 @@ def _share(y: Tensor, mine: Tensor, other: Tensor) -> Tensor:
     return equal_mask(y, mine) * (1 - 0.5 * equal_mask(mine, other))
 
 
-def _equal_mask(a: Array, b: Array, out: Array) -> None:
-    np.equal(a, b, out)
+def _maximum(a: Array, b: Array, out: Array) -> None:
+    np.maximum(a, b, out=out)
+
+
+def _minimum(a: Array, b: Array, out: Array) -> None:
+    np.minimum(a, b, out=out)
+
+
+def _equal_mask(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    a, b = arrays
+    mask = scratch(out.shape, np.bool_)
+    return [partial(np.equal, a, b, mask), partial(np.copyto, out, mask)]
 
 
 def _clip(x: Array, low: Array, high: Array, out: Array) -> None:
@@ -131,13 +142,28 @@ def _clip(x: Array, low: Array, high: Array, out: Array) -> None:
 
 
 equal_mask = elementwise(
-    "equal_mask", _equal_mask, lambda y, a, b: 0, lambda y, a, b: 0, doc="1.0 where a = b, else 0.0"
+    "equal_mask",
+    None,
+    lambda y, a, b: 0,
+    lambda y, a, b: 0,
+    doc="1.0 where a = b, else 0.0; derivative 0",
+    bind=_equal_mask,
 )
 maximum = elementwise(
-    "maximum", np.maximum, lambda y, a, b: _share(y, a, b), lambda y, a, b: _share(y, b, a), doc="the larger"
+    "maximum",
+    _maximum,
+    lambda y, a, b: _share(y, a, b),
+    lambda y, a, b: _share(y, b, a),
+    doc="the larger; ties share the gradient",
+    numpy=np.maximum,
 )
 minimum = elementwise(
-    "minimum", np.minimum, lambda y, a, b: _share(y, a, b), lambda y, a, b: _share(y, b, a), doc="the smaller"
+    "minimum",
+    _minimum,
+    lambda y, a, b: _share(y, a, b),
+    lambda y, a, b: _share(y, b, a),
+    doc="the smaller; ties share the gradient",
+    numpy=np.minimum,
 )
 CLIP = elementwise(
     "clip",
@@ -181,7 +207,7 @@ WHERE: Op = register(
         ),
         jvp=_where_jvp,
         overwrites=(2,),
-        broadcasts=True,
+        elementwise=True,
         doc="a where the condition holds, else b",
     )
 )
@@ -208,7 +234,7 @@ def _comparison(name: str, ufunc: np.ufunc, doc: str) -> Op:
         common_dtype((a, b))
         return broadcast((a, b)), np.dtype(np.bool_)
 
-    return register(Op(name, infer, ufunc, broadcasts=True, doc=doc), ufunc)
+    return register(Op(name, infer, ufunc, elementwise=True, doc=doc), ufunc)
 
 
 less = _comparison("less", np.less, "a < b, as booleans")

@@ -73,7 +73,6 @@ GATHER: Op = register(
         kernel=_gather,
         vjp=lambda i, g, y, x, *arrays, pattern: SCATTER(g, *arrays, pattern=pattern, shape=x.shape),
         jvp=lambda t, y, x, *arrays, pattern: GATHER(t[0], *arrays, pattern=pattern),
-        couples_batch=True,
         doc="indexing with integer arrays",
     )
 )
@@ -84,7 +83,6 @@ SCATTER: Op = register(
         kernel=_scatter,
         vjp=lambda i, g, y, x, *arrays, pattern, shape: GATHER(g, *arrays, pattern=pattern),
         jvp=lambda t, y, x, *arrays, pattern, shape: SCATTER(t[0], *arrays, pattern=pattern, shape=shape),
-        couples_batch=True,
         doc="elements added into an array of zeros at positions given by integer arrays",
     )
 )

@@ -40,7 +40,7 @@ def _infer_matmul(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
     return (*stacked, a.shape[-2], b.shape[-1]), dtype
 
 
-def _suits_blas(x: Array) -> bool:
+def suits_blas(x: Array) -> bool:
     """Whether each matrix has its rows or its columns in one piece; numpy multiplies others without BLAS."""
     rows, columns = x.strides[-2:]
     return (columns == x.itemsize and rows >= x.shape[-1] * x.itemsize) or (
@@ -58,8 +58,7 @@ MATMUL: Op = register(
             lambda g, y, a, b: MATMUL(swapaxes(a, -1, -2), g),
         ),
         jvp=multilinear_jvp("matmul"),
-        broadcasts=True,
-        accepts=_suits_blas,
+        accepts=suits_blas,
         doc="matrix product over the last two axes, stacked over the others",
     )
 )

@@ -73,7 +73,8 @@ def _bind_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seq
     scale = scratch((), logits.dtype)
     return [
         *where.calls(),
-        partial(np.subtract, logits, lse[..., np.newaxis], out),
+        partial(np.copyto, out, lse[..., np.newaxis]),
+        partial(np.subtract, logits, out, out),
         partial(np.exp, out, out),
         partial(flat.take, where.places, 0, picked, "clip"),
         partial(np.subtract, picked, 1, picked),
@@ -106,7 +107,6 @@ SOFTMAX_CROSS_ENTROPY: Op = register(
             t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
         ),
         accepts=c_ordered,
-        couples_batch=True,
         doc="mean of -log softmax(logits)[label]",
     )
 )
@@ -124,7 +124,6 @@ SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = register(
             None,
         ),
         jvp=lambda t, y, g, logits, lse, labels: _gradient_jvp(t, y, g, logits, lse, labels),
-        overwrites=(1,),
         accepts=c_ordered,
         doc="(softmax(logits) - one_hot(labels)) g / n",
     )

@@ -50,11 +50,12 @@ class Op:
             derivative.  A single rule `rule(i, g, y, *inputs, **attrs)` serves ops with any number of inputs.
         jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input that does not move.
         overwrites: the inputs whose memory `out` may be.
-        broadcasts: whether inputs follow numpy's broadcasting, so that gradients are summed back.
+        elementwise: whether every result element depends on one element of each input, found by broadcasting.
         accepts: `accepts(array)` tells whether the kernel handles that memory layout; where not, the input is
             copied into C order first. None accepts every layout.
         random: each call draws new values, so equal calls must not be merged.
-        couples_batch: whether a result row depends on other rows of the first axis.
+        couples_batch: whether the samples of a batch affect each other's results (batch normalisation does; a
+            mean over the batch does not count, since it is a weighted sum over shards).
         doc: one line for the op reference.
     """
 
@@ -66,7 +67,7 @@ class Op:
     vjp: tuple[Rule | None, ...] | Rule | None = None
     jvp: Callable[..., Tensor] | None = None
     overwrites: tuple[int, ...] = ()
-    broadcasts: bool = False
+    elementwise: bool = False
     accepts: Callable[[Array], bool] | None = None
     random: bool = False
     couples_batch: bool = False
@@ -279,7 +280,7 @@ def elementwise(
         vjp=tuple(rule(derivative) for derivative in partials) or None,
         jvp=jvp if partials else None,
         overwrites=tuple(range(max(1, len(partials)))),
-        broadcasts=True,
+        elementwise=True,
         doc=doc,
     )
     stands_in_for = numpy if numpy is not None else kernel if isinstance(kernel, np.ufunc) else None

@@ -226,9 +226,14 @@ def _bind_shift(x: Array, largest: Array, axes: Axes) -> Sequence[Call]:
     limit = np.finfo(x.dtype).max
     return [
         partial(np.maximum.reduce, x, axes, None, largest, True),
-        partial(np.minimum, largest, limit, largest),
-        partial(np.maximum, largest, -limit, largest),
+        partial(np.minimum, largest, limit, out=largest),
+        partial(np.maximum, largest, -limit, out=largest),
     ]
+
+
+def _bind_subtract(x: Array, column: Array, out: Array) -> Sequence[Call]:
+    # numpy would broadcast the column through buffers that it allocates; spreading it first costs no more.
+    return [partial(np.copyto, out, column), partial(np.subtract, x, out, out)]
 
 
 def _bind_logsumexp(
@@ -240,7 +245,7 @@ def _bind_logsumexp(
     total = out.reshape(largest.shape)
     return [
         *_bind_shift(x, largest, axes),
-        partial(np.subtract, x, largest, powers),
+        *_bind_subtract(x, largest, powers),
         partial(np.exp, powers, powers),
         *_bind_sum((powers,), total, scratch, axes, True),
         partial(np.log, total, total),
@@ -279,12 +284,14 @@ def _infer_same(x: Tensor, axes: Axes) -> tuple[Shape, Any]:
 def _bind_softmax(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes) -> Sequence[Call]:
     (x,) = arrays
     column = scratch(kept(x.shape, axes), x.dtype)
+    total = scratch(x.shape, x.dtype)
     return [
         *_bind_shift(x, column, axes),
-        partial(np.subtract, x, column, out),
+        *_bind_subtract(x, column, out),
         partial(np.exp, out, out),
         *_bind_sum((out,), column, scratch, axes, True),
-        partial(np.divide, out, column, out),
+        partial(np.copyto, total, column),
+        partial(np.divide, out, total, out),
     ]
 
 
@@ -294,11 +301,12 @@ def _bind_log_softmax(arrays: Sequence[Array], out: Array, scratch: Scratch, axe
     powers = scratch(x.shape, x.dtype)
     return [
         *_bind_shift(x, column, axes),
-        partial(np.subtract, x, column, out),
+        *_bind_subtract(x, column, out),
         partial(np.exp, out, powers),
         *_bind_sum((powers,), column, scratch, axes, True),
         partial(np.log, column, column),
-        partial(np.subtract, out, column, out),
+        partial(np.copyto, powers, column),
+        partial(np.subtract, out, powers, out),
     ]
 
 
@@ -313,7 +321,6 @@ SOFTMAX: Op = register(
         bind=_bind_softmax,
         vjp=(lambda g, y, x, axes: _softmax_pull(g, y, axes),),
         jvp=lambda t, y, x, axes: _softmax_pull(t[0], y, axes),
-        overwrites=(0,),
         doc="exponentials that sum to one over axes, without overflow",
     )
 )
@@ -324,7 +331,6 @@ LOG_SOFTMAX: Op = register(
         bind=_bind_log_softmax,
         vjp=(lambda g, y, x, axes: g - exp(y) * sum(g, axes, keepdims=True),),
         jvp=lambda t, y, x, axes: t[0] - sum(exp(y) * t[0], axes, keepdims=True),
-        overwrites=(0,),
         doc="logarithm of softmax, without overflow",
     )
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from py_engine.ad.ops.record import Call, Op, Shape, as_tensor, as_tensors, implements, linear_jvp, register
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, as_tensors, implements, linear_jvp, register
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ShapeError
 
@@ -151,7 +151,6 @@ BROADCAST_TO: Op = register(
         view=_broadcast_to,
         vjp=(lambda g, y, x, shape: g,),  # the runtime sums a gradient back to its input's shape
         jvp=linear_jvp("broadcast_to"),
-        broadcasts=True,
         doc="the same elements repeated along new or length-one axes",
     )
 )
@@ -214,39 +213,43 @@ def _infer_assemble(*parts: Tensor, shape: Shape, indices: tuple[Index, ...]) ->
     return shape, dtype
 
 
-def covers(shape: Shape, indices: Sequence[Index]) -> bool:
-    """Whether the places are disjoint and fill the whole shape."""
-    if len(indices) == 1:
-        return bool(_dummy(shape)[as_index(indices[0])].size == math.prod(shape))
+@lru_cache(maxsize=1024)
+def layers(shape: Shape, indices: tuple[Index, ...]) -> tuple[int, int]:
+    """Return how many of the places hold the least and the most often covered element: (1, 1) is a mosaic."""
     counts = np.zeros(shape, np.uint16)
     for index in indices:
         counts[as_index(index)] += 1
-    return bool((counts == 1).all())
+    return (int(counts.min()), int(counts.max())) if counts.size else (1, 1)
 
 
-def _assemble(*arrays: Array, shape: Shape, indices: tuple[Index, ...]) -> None:
-    *parts, out = arrays
-    if covers(shape, indices):
-        for part, index in zip(parts, indices, strict=True):
-            out[as_index(index)] = part
-        return
-    out[...] = 0
-    for part, index in zip(parts, indices, strict=True):
-        out[as_index(index)] += part
+def covers(shape: Shape, indices: tuple[Index, ...]) -> bool:
+    """Whether the places fill the whole shape without overlap."""
+    return layers(shape, indices) == (1, 1)
 
 
 def _bind_assemble(
-    arrays: Sequence[Array], out: Array, scratch: Any, shape: Shape, indices: tuple[Index, ...]
+    arrays: Sequence[Array], out: Array, scratch: Scratch, shape: Shape, indices: tuple[Index, ...]
 ) -> list[Call]:
     places = [out[as_index(index)] for index in indices]
-    if covers(shape, indices):
-        return [
+    least, most = layers(shape, indices)
+    calls: list[Call] = [] if least else [partial(out.fill, 0)]
+    if most <= 1:
+        return calls + [
             partial(np.copyto, place, part)
             for place, part in zip(places, arrays, strict=True)
             if not _same_memory(place, part)  # the planner may have put the part in its place already
         ]
-    fill: list[Call] = [partial(out.fill, 0)]
-    return fill + [partial(np.add, place, part, place) for place, part in zip(places, arrays, strict=True)]
+    if least:
+        calls.append(partial(out.fill, 0))
+    for place, part in zip(places, arrays, strict=True):
+        # Added in one piece: numpy adds to scattered memory through buffers that it allocates.
+        total = scratch(place.shape, place.dtype)
+        calls += [
+            partial(np.copyto, total, place),
+            partial(np.add, total, part, total),
+            partial(np.copyto, place, total),
+        ]
+    return calls
 
 
 def _same_memory(a: Array, b: Array) -> bool:
@@ -257,7 +260,6 @@ ASSEMBLE: Op = register(
     Op(
         name="assemble",
         infer=_infer_assemble,
-        kernel=_assemble,
         bind=_bind_assemble,
         vjp=lambda i, g, y, *parts, shape, indices: SLICE(g, index=indices[i]),
         jvp=linear_jvp("assemble"),
