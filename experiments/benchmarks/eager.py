@@ -1,0 +1,48 @@
+"""What py_engine costs beside numpy's own work: a chain of cheap operations on a small array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SIZE = 10
+"""Elements of the array: so few that the calls, not the arithmetic, take the time."""
+
+
+class Overhead:
+    """`operations` sines in a row: numpy alone, the eager gradient, and the gradient replayed from a tape."""
+
+    params = ((10, 1000),)
+    param_names = ("operations",)
+    warmup_time = 0.2
+
+    def setup(self, operations: int) -> None:
+        """Build the three functions."""
+        import numpy as np
+
+        try:
+            import py_engine as pe
+        except ImportError as error:
+            raise NotImplementedError(f"this commit has no py_engine yet: {error}") from error
+
+        def chain(x: Any) -> Any:
+            for _ in range(operations):
+                x = np.sin(x)
+            return x.sum()
+
+        self.x = np.linspace(0.1, 1.0, SIZE)
+        self.forward = chain
+        self.gradient = pe.grad(chain)
+        self.replayed = pe.compile(pe.grad(chain))
+        self.replayed(self.x)
+
+    def time_numpy(self, operations: int) -> None:
+        """The forward pass with plain arrays."""
+        self.forward(self.x)
+
+    def time_eager_gradient(self, operations: int) -> None:
+        """Recorded, then walked backward, in every call."""
+        self.gradient(self.x)
+
+    def time_replayed_gradient(self, operations: int) -> None:
+        """Recorded and planned before, replayed in every call."""
+        self.replayed(self.x)

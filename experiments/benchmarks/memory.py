@@ -1,0 +1,60 @@
+"""Memory of the network of mnist-rnn-d and -e, in every engine: two figures that are never mixed."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from .engines import ENGINES, Bench
+
+
+class _Memory:
+    params = (ENGINES,)
+    param_names = ("engine",)
+    unit = "bytes"
+
+    def setup(self, engine: str) -> None:
+        """Start a fresh worker with two threads; engine and data are in memory then."""
+        self.bench = Bench(engine, threads=2)
+
+    def teardown(self, engine: str) -> None:
+        """End the worker; there is none where the engine is not to be had."""
+        if hasattr(self, "bench"):
+            self.bench.close()
+
+
+class Peak(_Memory):
+    """Resident memory."""
+
+    def track_peak(self, engine: str) -> int:
+        """The most that is resident from before the build to the end of the first 100 steps."""
+        self.bench.worker.reset_peak()
+        self.bench.build()
+        self.bench.train(self.bench.epoch)
+        return self.bench.worker.peak_rss()
+
+
+class Allocated(_Memory):
+    """Bytes handed out, given back or not, as memray records them; n/a without memray."""
+
+    def setup(self, engine: str) -> None:
+        """Start the worker where memray can be had."""
+        try:
+            import memray  # noqa: F401
+
+            from experiments.measure.memory import read_capture
+        except ImportError as error:
+            raise NotImplementedError(str(error)) from error
+        self.read_capture = read_capture
+        super().setup(engine)
+
+    def track_second_epoch(self, engine: str) -> int:
+        """In 100 steps, after 100 others."""
+        self.bench.build()
+        self.bench.train(self.bench.epoch)
+        with tempfile.TemporaryDirectory(prefix="twingrad-bench-") as folder:
+            capture = Path(folder, "capture.bin")
+            self.bench.worker.start_memray(capture)
+            self.bench.train(self.bench.epoch)
+            self.bench.worker.stop_memray()
+            return self.read_capture(capture)[0]

@@ -1,0 +1,127 @@
+"""Every benchmark runs once, under asv itself, and has a row for every engine that this machine has."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge import engine as engines
+from experiments.benchmarks.engines import ENGINES, require
+
+ROOT = Path(__file__).parents[1]
+
+BY_ENGINE = {
+    "training.Epoch.time_100_steps",
+    "training.Start.time_build_and_first_step",
+    "memory.Allocated.track_second_epoch",
+    "memory.Peak.track_peak",
+}
+OF_PY_ENGINE = {
+    "eager.Overhead.time_numpy",
+    "eager.Overhead.time_eager_gradient",
+    "eager.Overhead.time_replayed_gradient",
+}
+
+
+class Asv:
+    """asv with the project's configuration, but with results, pages and machine file in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        config = json.loads((ROOT / "asv.conf.json").read_text(encoding="utf-8"))
+        config |= {"repo": str(ROOT), "benchmark_dir": str(ROOT / config["benchmark_dir"])}
+        config |= {key: str(folder / key) for key in ("env_dir", "results_dir", "html_dir")}
+        (folder / "asv.conf.json").write_text(json.dumps(config), encoding="utf-8")
+
+    def __call__(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "asv", *arguments],
+            cwd=self.folder,
+            env=os.environ | {"HOME": str(self.folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def asv(tmp_path_factory: pytest.TempPathFactory) -> Asv:
+    asv = Asv(tmp_path_factory.mktemp("asv"))
+    asv("machine", "--yes")
+    asv("run", "--python=same", "--set-commit-hash=HEAD", "--quick", "--show-stderr", "--launch-method=spawn")
+    return asv
+
+
+@pytest.fixture(scope="module")
+def rows(asv: Asv) -> dict[str, dict[tuple[str, ...], Any]]:
+    """For every benchmark the value of each combination of parameters; None or NaN is n/a."""
+    (file,) = (path for path in (asv.folder / "results_dir").glob("*/*.json") if path.name != "machine.json")
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    columns = saved["result_columns"]
+    found = {}
+    for name, row in saved["results"].items():
+        result = dict(zip(columns, row, strict=False))
+        combinations = list(product(*([value.strip("'") for value in values] for values in result["params"])))
+        values = result["result"] or [None] * len(combinations)
+        found[name] = dict(zip(combinations, values, strict=True))
+    return found
+
+
+def possible(engine: str, threads: int) -> bool:
+    try:
+        require(engine, threads)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def test_all_benchmarks_are_found(rows: dict[str, dict[tuple[str, ...], Any]]) -> None:
+    assert set(rows) == BY_ENGINE | OF_PY_ENGINE
+
+
+@pytest.mark.parametrize("name", sorted(BY_ENGINE | OF_PY_ENGINE))
+def test_every_row_has_a_value(rows: dict[str, dict[tuple[str, ...], Any]], name: str) -> None:
+    for combination, value in rows[name].items():
+        engine, threads = combination[0], 2 if name.startswith("memory.") else int([*combination, "1"][1])
+        if name in OF_PY_ENGINE or possible(engine, threads):
+            assert value is not None and math.isfinite(value) and value > 0, (combination, value)
+        else:
+            assert value is None or math.isnan(value), (combination, value)
+
+
+@pytest.mark.parametrize("name", sorted(BY_ENGINE))
+def test_every_engine_of_the_registry_has_a_row(rows: dict[str, dict[tuple[str, ...], Any]], name: str) -> None:
+    assert {combination[0] for combination in rows[name]} == set(engines.names())
+
+
+def test_time_is_measured_with_one_and_with_two_threads(rows: dict[str, dict[tuple[str, ...], Any]]) -> None:
+    expected = set(product(ENGINES, ("1", "2")))
+    assert set(rows["training.Epoch.time_100_steps"]) == expected
+
+
+def test_the_pages_show_every_engine(asv: Asv) -> None:
+    asv("publish")
+    pages = asv.folder / "html_dir"
+    assert (pages / "index.html").is_file()
+    index = json.loads((pages / "index.json").read_text(encoding="utf-8"))
+    assert set(index["benchmarks"]) == BY_ENGINE | OF_PY_ENGINE
+    for name in BY_ENGINE:
+        shown = {value.strip("'") for value in index["benchmarks"][name]["params"][0]}
+        assert shown == set(ENGINES)
+
+
+def test_what_a_commit_lacks_is_not_available_rather_than_failed() -> None:
+    with pytest.raises(NotImplementedError, match="no engine 'fortran'"):
+        require("fortran", threads=1)
+    with pytest.raises(NotImplementedError, match="1000000 threads"):
+        require("numpy", threads=1_000_000)
