@@ -248,7 +248,7 @@ def _simpler(node: Tensor) -> Tensor | None:
     op, inputs = node.op, node.inputs
     if op is ops.identity or op is ops.stop_gradient:
         return inputs[0]
-    if op is not None and op.broadcasts and node.shape == () and all(isinstance(x, Literal) for x in inputs):
+    if op is not None and op.elementwise and node.shape == () and all(isinstance(x, Literal) for x in inputs):
         return Literal(op.compute([x.data for x in inputs], (), node.dtype, node.attrs))
     if op is ops.mul:
         for one, other in (inputs, inputs[::-1]):

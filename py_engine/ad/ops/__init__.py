@@ -1,89 +1,14 @@
-"""The op table, and every op as a function on tensors, arrays and numbers; names follow numpy's."""
+"""The op table, and every op as a function on tensors, arrays and numbers; names follow numpy's.
 
-from py_engine.ad.ops.elementary import (
-    abs,
-    add,
-    arccos,
-    arcsin,
-    arctan,
-    astype,
-    clip,
-    cos,
-    cosh,
-    div,
-    equal,
-    equal_mask,
-    exp,
-    expm1,
-    greater,
-    greater_equal,
-    identity,
-    less,
-    less_equal,
-    log,
-    log1p,
-    maximum,
-    minimum,
-    mul,
-    neg,
-    pow,
-    reciprocal,
-    relu,
-    sigmoid,
-    sign,
-    sin,
-    sinh,
-    softplus,
-    sqrt,
-    square,
-    step,
-    stop_gradient,
-    sub,
-    tan,
-    tanh,
-    where,
-)
-from py_engine.ad.ops.indexing import getitem
-from py_engine.ad.ops.linalg import dot, einsum, matmul, outer, tensordot
-from py_engine.ad.ops.loss import binary_cross_entropy, mean_squared_error, softmax_cross_entropy
-from py_engine.ad.ops.random import dropout
-from py_engine.ad.ops.record import NUMPY, TABLE, Op, as_tensor, elementwise, implements, register
-from py_engine.ad.ops.reduction import (
-    log_softmax,
-    logsumexp,
-    max,
-    mean,
-    min,
-    norm,
-    softmax,
-    std,
-    sum,
-    var,
-)
-from py_engine.ad.ops.shape import (
-    assemble,
-    broadcast_to,
-    concatenate,
-    copy,
-    expand_dims,
-    moveaxis,
-    pad,
-    ravel,
-    reshape,
-    squeeze,
-    stack,
-    swapaxes,
-    transpose,
-)
+An op written in one of these modules is part of `py_engine.ops` without being listed here.
+"""
 
-__all__ = [
-    "NUMPY", "TABLE", "Op",
-    "abs", "add", "arccos", "arcsin", "arctan", "as_tensor", "assemble", "astype", "binary_cross_entropy",
-    "broadcast_to", "clip", "concatenate", "copy", "cos", "cosh", "div", "dot", "dropout", "einsum", "elementwise",
-    "equal", "equal_mask", "exp", "expand_dims", "expm1", "getitem", "greater", "greater_equal", "identity",
-    "implements", "less", "less_equal", "log", "log1p", "log_softmax", "logsumexp", "matmul", "max", "maximum",
-    "mean", "mean_squared_error", "min", "minimum", "moveaxis", "mul", "neg", "norm", "outer", "pad", "pow",
-    "ravel", "reciprocal", "register", "relu", "reshape", "sigmoid", "sign", "sin", "sinh", "softmax",
-    "softmax_cross_entropy", "softplus", "sqrt", "square", "squeeze", "stack", "std", "step", "stop_gradient",
-    "sub", "sum", "swapaxes", "tan", "tanh", "tensordot", "transpose", "var", "where",
-]  # fmt: skip
+# ruff: noqa: F403
+from py_engine.ad.ops.elementary import *
+from py_engine.ad.ops.indexing import *
+from py_engine.ad.ops.linalg import *
+from py_engine.ad.ops.loss import *
+from py_engine.ad.ops.random import *
+from py_engine.ad.ops.record import *
+from py_engine.ad.ops.reduction import *
+from py_engine.ad.ops.shape import *
