@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from py_engine.ad.ops.elementary import div, equal, equal_mask, exp, sqrt, square, where
+from py_engine.ad.ops.elementary import div, equal, equal_mask, exp, square, where
 from py_engine.ad.ops.record import (
     Call,
     Op,
@@ -136,13 +136,19 @@ def var(x: Operand, axis: Axis = None, *, ddof: int = 0, keepdims: bool = False)
 
 @implements(np.std)
 def std(x: Operand, axis: Axis = None, *, ddof: int = 0, keepdims: bool = False) -> Tensor:
-    """Standard deviation over `axis`: the square root of `var`."""
-    return sqrt(var(x, axis, ddof=ddof, keepdims=keepdims))
+    """Standard deviation over `axis`, with divisor count - ddof; subgradient 0 where all elements are equal."""
+    x = as_tensor(x)
+    axes = normalize_axes(axis, x.ndim)
+    count = math.prod(x.shape[a] for a in axes) - ddof
+    return norm(x - mean(x, axes, keepdims=True), None, axes, keepdims) * (
+        1 / math.sqrt(count) if count > 0 else np.nan
+    )
 
 
 def _kernel_norm(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
     # Scaled by the largest element, so that squares neither overflow nor vanish.
-    scale = np.max(np.abs(x), axis=axes, keepdims=True, initial=0)
+    scale = np.empty(kept(x.shape, axes), x.dtype)
+    np.maximum.reduce(np.abs(x), axes, out=scale, keepdims=True, initial=0)
     scale[(scale == 0) | ~np.isfinite(scale)] = 1
     total = np.add.reduce(np.square(x / scale), axes, keepdims=True)
     np.multiply(np.sqrt(total), scale, out.reshape(total.shape))
