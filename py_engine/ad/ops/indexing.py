@@ -44,7 +44,10 @@ def _gather(x: Array, *rest: Array, pattern: Pattern) -> None:
         _check_range(arrays[0], x.shape[0])
         x.take(arrays[0], axis=0, out=out, mode="wrap")  # the other modes copy through a buffer
     else:
-        out[...] = x[fill_in(pattern, arrays)]
+        try:
+            out[...] = x[fill_in(pattern, arrays)]
+        except IndexError as error:
+            raise ShapeError(f"getitem: {error}; the shape is {x.shape}") from None
 
 
 def _check_range(index: Array, length: int) -> None:
@@ -102,17 +105,24 @@ def getitem(x: Operand, index: Any) -> Tensor:
     used = sum(_axes_used(item) for item in items if item is not None and item is not Ellipsis)
     if used > x.ndim:
         raise ShapeError(f"getitem: {used} indices for an array of shape {x.shape}")
+    axis = 0  # of x: the one that the next item speaks of
     for item in items:
         if item is Ellipsis:
             pattern.extend([(0, None, 1)] * (x.ndim - used))
-        elif item is None or (isinstance(item, (int, np.integer)) and not isinstance(item, bool)):
-            pattern.append(None if item is None else int(item))
+            axis += x.ndim - used
+            continue
+        if item is None:
+            pattern.append(None)
+            continue
+        if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
+            pattern.append(int(item))
         elif isinstance(item, slice):
             pattern.append(_triple(item))
         else:
-            for part in _integer_arrays(item):
+            for part in _integer_arrays(item, x.shape[axis:]):
                 pattern.append(ARRAY)
                 arrays.append(part)
+        axis += _axes_used(item)
     if arrays:
         return GATHER(x, *arrays, pattern=tuple(pattern))
     basic: Index = tuple(pattern)
@@ -136,9 +146,15 @@ def _axes_used(item: Any) -> int:
     return 1
 
 
-def _integer_arrays(item: Any) -> list[Tensor]:
+def _integer_arrays(item: Any, lengths: Shape) -> list[Tensor]:
+    """Return an advanced index as integer arrays, one per axis; `lengths` are those of the axes it can speak of."""
     array = item if isinstance(item, Tensor) else Tensor(np.asarray(item))
     if array.dtype == np.bool_:
+        if not array.shape or array.shape != lengths[: array.ndim]:
+            raise ShapeError(
+                f"getitem: a boolean mask must have the lengths of the axes that it selects from, expected "
+                f"{lengths[: max(array.ndim, 1)]}, got {array.shape}"
+            )
         if array.data is None:
             raise TraceError(
                 "getitem: a boolean mask gives a shape that depends on values, which a traced function "
