@@ -171,18 +171,28 @@ def implements(*functions: Any) -> Callable[[F], F]:
 def as_tensors(operands: Sequence[Operand]) -> tuple[Tensor, ...]:
     """Turn operands into tensors; a number takes the float dtype of the tensors and arrays beside it.
 
-    numpy's scalars count as numbers, so that `x / np.sqrt(64)` keeps a float32 `x` float32.
+    numpy's scalars count as numbers, so that `x / np.sqrt(64)` keeps a float32 `x` float32. Beside integers
+    alone, whole numbers take theirs.
     """
     arrays = [x if isinstance(x, (Tensor, np.ndarray)) or np.isscalar(x) else np.asarray(x) for x in operands]
-    dtype: Any = np.float64
+    dtype: Any
     for x in arrays:
         if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS:
             dtype = x.dtype
             break
+    else:
+        dtype = _dtype_without_floats(arrays)
     return tuple(
         x if isinstance(x, Tensor) else Tensor(x) if isinstance(x, np.ndarray) else Literal(np.asarray(x, dtype))
         for x in arrays
     )
+
+
+def _dtype_without_floats(operands: Sequence[Any]) -> Any:
+    integers = [x.dtype for x in operands if isinstance(x, (Tensor, np.ndarray)) and x.dtype.kind in "iu"]
+    numbers = [x for x in operands if not isinstance(x, (Tensor, np.ndarray))]
+    whole = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in numbers)
+    return integers[0] if integers and whole else np.float64
 
 
 def as_tensor(operand: Operand) -> Tensor:
