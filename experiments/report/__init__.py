@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridge.errors import TwinGradError
 from bridge.files import write_atomically
 from experiments import config
 from experiments.config import Paper
@@ -145,7 +144,11 @@ def _paper(view: select.View, built: Built) -> dict[str, Any]:
         "model": paper.model,
         "dataset": paper.dataset,
         "environment": paper.environment.description,
-        "reported_rows": list(dict.fromkeys(item.row for item in paper.reported if item.kind == "paper")),
+        "reported_rows": list(
+            dict.fromkeys(
+                "its own engine" if item.row == "Own" else item.row for item in paper.reported if item.kind == "paper"
+            )
+        ),
         "engines": [{"name": engine, "label": view.label(engine)} for engine in view.engines()],
         "notice": view.notice,
         "runs": numbers.of_runs(view),

@@ -103,11 +103,7 @@ def network(spec: ModelSpec) -> Figure:
 def cell(spec: ModelSpec) -> Figure:
     """The first vanilla recurrent cell of the network: what one step computes, with its sizes."""
     found = next(
-        (
-            (layer, shape)
-            for layer, shape in zip(spec.layers, spec.shapes(), strict=True)
-            if isinstance(layer, RNN)
-        ),
+        ((layer, shape) for layer, shape in zip(spec.layers, spec.shapes(), strict=True) if isinstance(layer, RNN)),
         None,
     )
     if found is None:

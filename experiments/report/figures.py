@@ -25,7 +25,7 @@ from experiments.report import select, style
 from experiments.report.select import MEASURE_NAMES, ReportError, View
 from experiments.report.style import COLUMN
 from experiments.report.table import fraction, significant, size
-from experiments.report.tables import PARITY_TOLERANCE, REFERENCE, SCALED, loss_differences
+from experiments.report.tables import PARITY_TOLERANCE, REFERENCE, SCALED, loss_differences, reported_name
 
 Producer = Callable[[View], Figure]
 PRODUCERS: dict[str, Producer] = {}
@@ -94,14 +94,10 @@ def dataset_examples(view: View) -> Figure:
             axes = grid[line][digit]
             axes.set_axis_off()
             if line < len(rows):
-                axes.imshow(
-                    dataset.x_train[rows[line]].reshape(side, side), cmap="gray_r", interpolation="nearest"
-                )
+                axes.imshow(dataset.x_train[rows[line]].reshape(side, side), cmap="gray_r", interpolation="nearest")
         grid[0][digit].set_title(str(digit), fontsize=6.5, pad=2)
     if view.data_source is None and dataset.source == "sample":
-        grid[1][0].annotate(
-            data.SAMPLE_LABEL, (0, -0.2), xycoords="axes fraction", fontsize=6, color=style.WARNING
-        )
+        grid[1][0].annotate(data.SAMPLE_LABEL, (0, -0.2), xycoords="axes fraction", fontsize=6, color=style.WARNING)
     return figure
 
 
@@ -127,11 +123,7 @@ def time_per_epoch(view: View) -> Figure:
     engines = _engines(view, "time")
     reported = view.paper.reported_for("seconds_per_epoch")
     figure = style.new(COLUMN, 0.65 + 0.24 * len(engines) + (0.5 + 0.24 * len(reported) if reported else 0))
-    panels = (
-        figure.subplots(2, 1, height_ratios=(len(engines), len(reported)))
-        if reported
-        else [figure.subplots()]
-    )
+    panels = figure.subplots(2, 1, height_ratios=(len(engines), len(reported))) if reported else [figure.subplots()]
     axes = panels[0]
     longest = 0.0
     for position, engine in enumerate(engines):
@@ -225,9 +217,7 @@ def memory_per_epoch(view: View) -> Figure:
         for offset, value, alpha in zip((-0.2, 0.2), pairs[engine], (1.0, 0.4), strict=True):
             if np.isfinite(value):
                 color = style.look(engine).color
-                axes.barh(
-                    position + offset, value, 0.36, color=color, alpha=alpha, edgecolor="black", linewidth=0.5
-                )
+                axes.barh(position + offset, value, 0.36, color=color, alpha=alpha, edgecolor="black", linewidth=0.5)
                 _beside(axes, value, position + offset, size(value))
     axes.set_xlim(10 ** np.floor(np.log10(everything.min()) - 0.3), everything.max() * 8)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value, 1)))
@@ -261,9 +251,7 @@ def accuracy_over_epochs(view: View) -> Figure:
         )
         spread = by_epoch.std()
         if spread.notna().any():
-            axes.fill_between(
-                mean.index, mean - spread, mean + spread, color=look.color, alpha=0.15, linewidth=0
-            )
+            axes.fill_between(mean.index, mean - spread, mean + spread, color=look.color, alpha=0.15, linewidth=0)
     for item in view.paper.reported_for("train_accuracy"):
         look = style.look(SYSTEMS.get(item.row, item.row))
         axes.plot(
@@ -274,7 +262,7 @@ def accuracy_over_epochs(view: View) -> Figure:
             markerfacecolor="white",
             linestyle="--",
             linewidth=0.8,
-            label=f"{item.row} (reported)",
+            label=f"{reported_name(item)} (reported)",
         )
     axes.set_xlabel("epoch")
     axes.set_ylabel("training accuracy")
@@ -429,18 +417,14 @@ def _engines(view: View, measure: str) -> list[str]:
     engines = [engine for engine in view.engines() if len(view.ok(measure, engine))]
     if not engines:
         reasons = dict.fromkeys(view.why_missing(engine, measure) or "" for engine in view.engines())
-        raise NotDrawnError(
-            f"{MEASURE_NAMES[measure]} of {view.paper.key}: {'; '.join(filter(None, reasons))}"
-        )
+        raise NotDrawnError(f"{MEASURE_NAMES[measure]} of {view.paper.key}: {'; '.join(filter(None, reasons))}")
     return engines
 
 
 def _instead(reason: str) -> Figure:
     """A panel that stands for a figure and says why there is none."""
     figure = style.new(COLUMN, 0.8)
-    figure.text(
-        0.5, 0.5, f"not drawn: {reason}", ha="center", va="center", wrap=True, fontsize=7, color=style.WARNING
-    )
+    figure.text(0.5, 0.5, f"not drawn: {reason}", ha="center", va="center", wrap=True, fontsize=7, color=style.WARNING)
     return figure
 
 
@@ -461,10 +445,8 @@ def _reported_bars(axes: Axes, items: Sequence[Reported]) -> None:
             _beside(axes, 0, position, item.words)
             continue
         axes.barh(position, item.value, 0.7, facecolor="white", edgecolor=color, linestyle="--", linewidth=1)
-        _beside(
-            axes, item.value, position, f"{'≈ ' if item.precision == 'approximate' else ''}{item.value:g} s"
-        )
-    _rows(axes, [item.row for item in items])
+        _beside(axes, item.value, position, f"{'≈ ' if item.precision == 'approximate' else ''}{item.value:g} s")
+    _rows(axes, [reported_name(item) for item in items])
     axes.set_xlim(0, longest * 1.3)
 
 

@@ -87,7 +87,7 @@ def compile(folder: Path, format: str = "pdf", ppi: float = 100) -> bytes | list
         )
     except (typst.TypstError, RuntimeError) as error:
         raise PaperError(f"{target / MAIN}: {getattr(error, 'diagnostic', None) or error}") from None
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def sources() -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from bridge import engine as engines
 from bridge.errors import TwinGradError
 from experiments.config import Paper
 from experiments.data import SAMPLE_LABEL
@@ -73,7 +74,7 @@ class View:
             labels = frame.loc[frame["engine"] == engine, "label"].dropna()
             if len(labels):
                 return str(labels.iloc[-1])
-        return engine
+        return engines.ENGINES[engine].label if engine in engines.ENGINES else engine
 
     def ok(self, measure: str, engine: str | None = None) -> pd.DataFrame:
         """The finished runs of a measure, of all engines or of one; refuses to mix machines."""
@@ -88,9 +89,7 @@ class View:
     def machine(self, measures: Iterable[str] = TRAINED) -> str:
         """The CPU model of the finished runs of these measures ("" when there are none)."""
         names = [self.ok(measure)["cpu_model"] for measure in measures if measure in TRAINED]
-        names += [
-            getattr(self, measure)["cpu_model"] for measure in measures if measure in ("race", "scaling")
-        ]
+        names += [getattr(self, measure)["cpu_model"] for measure in measures if measure in ("race", "scaling")]
         return one_machine(pd.concat(names), f"the runs of {self.paper.key}") if names else ""
 
     def planned(self, engine: str, measure: str) -> int:
@@ -106,19 +105,25 @@ class View:
 
     def why_missing(self, engine: str, measure: str) -> str | None:
         """Why an engine has no row, or fewer seeds than planned; None when nothing is missing."""
-        runs = self.runs[(self.runs["engine"] == engine) & (self.runs["measure"] == measure)]
-        failed = runs[runs["status"] != "ok"]
-        if measure in ("race", "scaling"):
-            frame = getattr(self, measure)
-            done, wanted = int((frame["engine"] == engine).any()), self.planned(engine, measure)
+        runs = self.runs[self.runs["measure"] == measure]
+        if measure == "race":  # one run with many engines, whose error names those that failed
+            named = runs["error"].astype(str).str.contains(f"{engine}: ", regex=False)
+            failed = runs[(runs["status"] != "ok") & named]
         else:
-            done, wanted = len(runs) - len(failed), self.planned(engine, measure)
+            runs = runs[runs["engine"] == engine]
+            failed = runs[runs["status"] != "ok"]
+        wanted = self.planned(engine, measure)
+        if measure in ("race", "scaling"):
+            done = int((getattr(self, measure)["engine"] == engine).any())
+        else:
+            done = len(runs) - len(failed)
         if done >= wanted and (done or not len(failed)):
             return None
         how = "not run"
         if len(failed):
-            error = str(failed["error"].iloc[-1]).strip().partition("\n")[0] or "no message was recorded"
-            how = f"failed: {error}"
+            error = str(failed["error"].iloc[-1])
+            error = error.partition(f"{engine}: ")[2] if measure == "race" else error
+            how = f"failed: {error.strip().partition(chr(10))[0] or 'no message was recorded'}"
         return f"{wanted - done} of {wanted} seeds {how}" if done else how
 
 
@@ -126,24 +131,28 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     """Choose the rows of `paper` that may stand together."""
     runs = _of(tidy.runs, paper)
     race, scaling = _of(tidy.race, paper), _of(tidy.scaling, paper)
+    trained = runs[runs["measure"].isin(TRAINED)]
     # A race started by hand does not change which profile is reported, so trainings come first.
-    data_source, profile = _newest(runs[runs["measure"].isin(TRAINED)], runs, race, scaling)
-    everything = len(runs)
-    if data_source is not None:
-        runs, race, scaling = (frame[frame["data_source"] == data_source] for frame in (runs, race, scaling))
-    if profile is not None:
-        runs = runs[runs["profile"] == profile]
-    runs = _newest_state(runs)
+    newest = next((_newest(frame) for frame in (trained, runs, race, scaling) if len(frame)), None)
+    data_source = str(newest["data_source"]) if newest is not None else None
+    profile = str(newest["profile"]) if newest is not None and "profile" in newest else None
+    kept = trained
+    for name in ("data_source", "profile", "threads"):
+        if len(trained):
+            kept = kept[kept[name] == _newest(trained)[name]]
+    kept = _newest_state(kept)
+    others = runs[~runs["measure"].isin(TRAINED) & (runs["data_source"] == data_source)]
+    race, scaling = (frame[frame["data_source"] == data_source] for frame in (race, scaling))
     return View(
         paper=paper,
         data_source=data_source,
         profile=profile,
-        runs=runs,
-        epochs=_with_keys(_of(tidy.epochs, paper), runs),
-        steps=_with_keys(_of(tidy.steps, paper), runs),
-        race=_newest_race(race),
-        scaling=_newest_scaling(scaling),
-        left_out=everything - len(runs),
+        runs=pd.concat([kept, others]),
+        epochs=_with_keys(_of(tidy.epochs, paper), kept),
+        steps=_with_keys(_of(tidy.steps, paper), kept),
+        race=_one_race(race, others[others["measure"] == "race"]),
+        scaling=_newest_of_each(scaling),
+        left_out=len(trained) - len(kept),
         data_dir=data_dir,
     )
 
@@ -168,13 +177,8 @@ def _with_keys(frame: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["key"].isin(runs["key"])]
 
 
-def _newest(*frames: pd.DataFrame) -> tuple[str | None, str | None]:
-    """Data source and profile of the newest row of the first frame that has rows; a race knows no profile."""
-    for frame in frames:
-        if len(frame):
-            row = frame.sort_values("created", kind="stable").iloc[-1]
-            return str(row["data_source"]), str(row["profile"]) if "profile" in frame else None
-    return None, None
+def _newest(frame: pd.DataFrame) -> pd.Series:
+    return frame.sort_values("created", kind="stable").iloc[-1]
 
 
 def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
@@ -183,17 +187,33 @@ def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
     if len(runs):
         newest = runs.groupby("engine")["engine_digest"].transform("last")
         runs = runs[runs["engine_digest"].isna() | (runs["engine_digest"] == newest)]
-    return runs.drop_duplicates(["engine", "seed", "measure", "threads", "dtype"], keep="last")
+    return runs.drop_duplicates(["engine", "seed", "measure", "dtype"], keep="last")
 
 
-def _newest_race(race: pd.DataFrame) -> pd.DataFrame:
-    """Of each number of threads the newest race: rounds of two races must not be paired with each other."""
-    race = race.sort_values(["created", "round"], kind="stable")
-    if not len(race):
-        return race
-    newest = race.groupby("threads")["created"].transform("max")
-    return race[race["created"] == newest]
+def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
+    """Of each number of threads one race, since rounds of two races must not be paired with each other.
+
+    It is the one with the most engines, among equals the newest; a race with the older source of an engine that has raced
+    again since does not count.
+    """
+    races = races.sort_values("created", kind="stable")
+    digests = {
+        race["key"]: dict(zip(str(race["engine"]).split(","), str(race["engine_digest"]).split(), strict=False))
+        for _, race in races.iterrows()
+    }
+    newest = {engine: digest for found in digests.values() for engine, digest in found.items()}
+    stale = {key for key, found in digests.items() if any(newest[engine] != found[engine] for engine in found)}
+    rows = rows[~rows["key"].isin(stale)]
+    chosen = []
+    for _, part in rows.groupby("threads"):
+        entrants = part.groupby("key").agg(engines=("engine", "nunique"), created=("created", "max"))
+        chosen.append(entrants.sort_values(["engines", "created"], kind="stable").index[-1])
+    return rows[rows["key"].isin(chosen)].sort_values(["threads", "round"], kind="stable")
 
 
-def _newest_scaling(scaling: pd.DataFrame) -> pd.DataFrame:
-    return scaling.drop_duplicates(["engine", "threads", "quantity", "value"], keep="last")
+def _newest_of_each(scaling: pd.DataFrame) -> pd.DataFrame:
+    """Of each engine the newest scaling run, whole: points of two runs do not make one line."""
+    if not len(scaling):
+        return scaling
+    newest = scaling.groupby("engine")["created"].transform("max")
+    return scaling[scaling["created"] == newest]

@@ -112,9 +112,7 @@ _RC = {
 def theme() -> Iterator[None]:
     """Apply the project's seaborn theme inside a `with` block, and put the caller's settings back after it."""
     with mpl.rc_context():
-        sns.set_theme(
-            context="paper", style="ticks", palette=[entry.color for entry in LOOKS.values()], rc=_RC
-        )
+        sns.set_theme(context="paper", style="ticks", palette=[entry.color for entry in LOOKS.values()], rc=_RC)
         yield
 
 

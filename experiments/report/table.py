@@ -50,9 +50,7 @@ class Table:
         """The printed cells, gathered under their headings (one empty heading when there are none)."""
         return [
             (heading, [[column.text(row) for column in self.columns] for row in rows])
-            for heading, rows in groupby(
-                self.rows, key=lambda row: str(row[self.group]) if self.group else ""
-            )
+            for heading, rows in groupby(self.rows, key=lambda row: str(row[self.group]) if self.group else "")
         ]
 
 
@@ -117,9 +115,7 @@ def to_latex(table: Table, label: str = "") -> str:
         if heading:
             if index:
                 lines.append("\\addlinespace")
-            lines.append(
-                f"\\multicolumn{{{len(table.columns)}}}{{@{{}}l}}{{\\emph{{{latex_escape(heading)}}}}} \\\\"
-            )
+            lines.append(f"\\multicolumn{{{len(table.columns)}}}{{@{{}}l}}{{\\emph{{{latex_escape(heading)}}}}} \\\\")
         lines += [" & ".join(latex_escape(cell) for cell in cells) + " \\\\" for cells in rows]
     lines += ["\\bottomrule", "\\end{tabular}"]
     lines += [f"\\par\\smallskip{{\\footnotesize {latex_escape(note)}\\par}}" for note in _notes(table)]
@@ -225,9 +221,7 @@ def with_spread(mean: float, spread: float | None, digits: int = 3) -> str:
     if spread is None or math.isnan(spread):
         return text
     decimals = len(text.partition(".")[2])
-    if (
-        1e-4 * abs(mean) < spread < 0.5 * 10.0**-decimals
-    ):  # one more digit or two rather than a spread of nothing
+    if 1e-4 * abs(mean) < spread < 0.5 * 10.0**-decimals:  # one more digit or two rather than a spread of nothing
         decimals = min(decimals + 2, math.ceil(-math.log10(spread)))
         text = f"{mean:.{decimals}f}"
     return f"{text} ± {spread:.{decimals}f}"
