@@ -9,9 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, as_tensors, implements, linear_jvp, register
+from py_engine.ad.ops.record import (
+    Call,
+    Op,
+    Scratch,
+    Shape,
+    as_tensor,
+    as_tensors,
+    common_dtype,
+    implements,
+    linear_jvp,
+    register,
+)
 from py_engine.ad.tensor import Array, Operand, Tensor
-from py_engine.errors import ShapeError
+from py_engine.errors import DTypeError, ShapeError
 
 # Reshape and permute --------------------------------------------------------------------------------------
 
@@ -60,7 +71,10 @@ def ravel(x: Operand) -> Tensor:
 def expand_dims(x: Operand, axis: int | tuple[int, ...]) -> Tensor:
     """Insert axes of length one, at these positions of the result."""
     x = as_tensor(x)
-    return reshape(x, np.expand_dims(_dummy(x.shape), axis).shape)
+    try:
+        return reshape(x, np.expand_dims(_dummy(x.shape), axis).shape)
+    except ValueError as error:
+        raise ShapeError(f"expand_dims: {error}; the shape is {x.shape}") from None
 
 
 @implements(np.squeeze)
@@ -117,16 +131,21 @@ def swapaxes(x: Operand, axis1: int, axis2: int) -> Tensor:
     """Exchange two axes."""
     x = as_tensor(x)
     order = list(range(x.ndim))
-    order[axis1], order[axis2] = order[axis2], order[axis1]
+    try:
+        order[axis1], order[axis2] = order[axis2], order[axis1]
+    except IndexError:
+        raise ShapeError(f"swapaxes: axes {axis1} and {axis2} do not both exist in shape {x.shape}") from None
     return transpose(x, order)
 
 
 @implements(np.moveaxis)
-def moveaxis(x: Operand, source: int, destination: int) -> Tensor:
-    """Move one axis to another position."""
+def moveaxis(x: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """Move axes to other positions."""
     x = as_tensor(x)
-    order = [a for a in range(x.ndim) if a != source % x.ndim]
-    order.insert(destination % x.ndim, source % x.ndim)
+    try:
+        order = np.moveaxis(_dummy(tuple(range(x.ndim))), source, destination).shape  # lengths are axis numbers
+    except ValueError as error:
+        raise ShapeError(f"moveaxis: {error}; the shape is {x.shape}") from None
     return transpose(x, order)
 
 
@@ -207,10 +226,7 @@ def _infer_assemble(*parts: Tensor, shape: Shape, indices: tuple[Index, ...]) ->
         place = _dummy(shape)[as_index(index)].shape
         if place != part.shape:
             raise ShapeError(f"a part of shape {part.shape} does not fit a place of shape {place}")
-    dtype = parts[0].dtype
-    if any(part.dtype != dtype for part in parts):
-        raise ShapeError(f"parts of {' and '.join(str(part.dtype) for part in parts)} cannot be joined")
-    return shape, dtype
+    return shape, common_dtype(parts)
 
 
 @lru_cache(maxsize=1024)
@@ -277,14 +293,22 @@ def _along(axis: int, item: Item) -> Index:
     return (*[(0, None, 1)] * axis, item)
 
 
+def _check_dtypes(name: str, parts: Sequence[Tensor]) -> None:
+    try:
+        common_dtype(parts)
+    except DTypeError as error:
+        raise DTypeError(f"{name}: {error}") from None
+
+
 @implements(np.concatenate)
 def concatenate(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
     """Join arrays along an axis they have."""
     parts = as_tensors(arrays)
     if not parts:
         raise ShapeError("concatenate: at least one array is needed")
+    _check_dtypes("concatenate", parts)
     first = parts[0]
-    if not -first.ndim <= axis < first.ndim:
+    if axis is None or not -first.ndim <= axis < first.ndim:
         raise ShapeError(f"concatenate: axis {axis} does not exist in shape {first.shape}")
     axis %= first.ndim
     for part in parts:
@@ -302,6 +326,7 @@ def stack(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
     parts = as_tensors(arrays)
     if not parts:
         raise ShapeError("stack: at least one array is needed")
+    _check_dtypes("stack", parts)
     shape = parts[0].shape
     if any(part.shape != shape for part in parts):
         raise ShapeError(f"stack: all shapes must be equal, got {' and '.join(str(p.shape) for p in parts)}")
