@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from py_engine.ad import ops
 from py_engine.ad.graph import gradients
 from py_engine.ad.tensor import FLOATS, Array, Tensor
-from py_engine.errors import DTypeError, GradientCheckError
+from py_engine.errors import DTypeError, GradientCheckError, NotDifferentiableError
 
 
 def gradcheck(
@@ -40,12 +40,15 @@ def gradcheck(
     Raises:
         GradientCheckError: the gradient is wrong; gives both numbers.
         DTypeError: an argument is float32, whose differences are too coarse to check anything.
+        NotDifferentiableError: there is no float64 argument, so there would be nothing to check.
     """
     rng = np.random.default_rng(seed)
     arrays = [np.asarray(arg) for arg in args]
     if any(a.dtype == np.float32 for a in arrays):
         raise DTypeError("gradcheck: float32 is too coarse for finite differences; pass float64 arrays")
     moving = [i for i, a in enumerate(arrays) if a.dtype in FLOATS]
+    if not moving:
+        raise NotDifferentiableError("gradcheck: at least one float64 argument is needed to differentiate by")
 
     def evaluate(points: list[Array]) -> Tensor:
         return ops.as_tensor(function(*(Tensor(a, requires_grad=i in moving) for i, a in enumerate(points))))

@@ -135,7 +135,7 @@ class Compiled:
         """
         if _inside_transform() or any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
             return self.function(*args)  # a tape's results are arrays: the derivative would be lost
-        arrays = [arg.numpy() if isinstance(arg, Tensor) else np.asarray(arg) for arg in args]
+        arrays = _arrays(args)
         tape, structure = self._tape(arrays)
         return _packed(structure, [np.array(out) for out in tape(*arrays)])
 
@@ -169,6 +169,16 @@ def compile(function: Function, techniques: Techniques = Techniques()) -> Compil
     See `Compiled` for what is fixed by tracing.
     """
     return Compiled(function, techniques)
+
+
+def _arrays(args: Sequence[ArrayLike | Tensor]) -> list[Array]:
+    """Return the arguments as arrays; Python floats are weak, as they are beside tensors in an op."""
+    floats = (arg.dtype for arg in args if isinstance(arg, (Tensor, np.ndarray)) and arg.dtype in FLOATS)
+    dtype = next(floats, np.dtype(np.float64))
+    return [
+        arg.numpy() if isinstance(arg, Tensor) else np.asarray(arg, dtype if isinstance(arg, float) else None)
+        for arg in args
+    ]
 
 
 def _flattened(value: Any, leaves: list[Tensor]) -> Any:
