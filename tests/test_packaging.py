@@ -104,7 +104,7 @@ def test_the_wheel_carries_every_file_of_the_shipped_folders(wheel: zipfile.ZipF
     assert not tracked - set(wheel.namelist())
     assert any(name.startswith("experiments/papers/") and name.endswith(".toml") for name in wheel.namelist())
     assert any(name.startswith("experiments/models/") and name.endswith(".toml") for name in wheel.namelist())
-    assert any(name.startswith("experiments/report/") and name.endswith(".typ") for name in wheel.namelist())
+    assert "experiments/report/text/main.typ" in wheel.namelist()
 
 
 def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
@@ -142,7 +142,9 @@ import py_engine
 assert py_engine.__file__.startswith({str(unpacked)!r}), py_engine.__file__
 for module in pkgutil.walk_packages(py_engine.__path__, "py_engine."):
     __import__(module.name)
-print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}} - sys.stdlib_module_names))
+# Cython's runtime, inside numpy's own modules, registers two names that no file stands behind.
+pulled = {{name.split(".")[0] for name in set(sys.modules) - before if getattr(sys.modules[name], "__file__", None)}}
+print(*sorted(pulled - sys.stdlib_module_names))
 """
     done = run_isolated(code, unpacked)
     assert done.returncode == 0, done.stderr
