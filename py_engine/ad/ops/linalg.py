@@ -193,7 +193,26 @@ def einsum(subscripts: str, *operands: Operand, optimize: Any = None) -> Tensor:
     """Sum of products in Einstein notation, as numpy.einsum; the contraction order is always optimised."""
     inputs = as_tensors(operands)
     terms, result = _parse(subscripts.replace(" ", ""), inputs)
-    return EINSUM(*inputs, terms=terms, result=result)
+    stretched = {
+        letter
+        for x, term in zip(inputs, terms, strict=True)
+        for letter, n in zip(term, x.shape, strict=False)
+        if n != 1
+    }
+    # An axis of length one broadcasts against a longer one of the same letter: it is dropped where it stands.
+    flat = [_without_ones(x, term, stretched) for x, term in zip(inputs, terms, strict=True)]
+    return EINSUM(*(x for x, _ in flat), terms=tuple(term for _, term in flat), result=result)
+
+
+def _without_ones(x: Tensor, term: str, stretched: set[str]) -> tuple[Tensor, str]:
+    if len(term) != x.ndim:
+        return x, term  # an error, which the op explains
+    kept = [
+        (n, letter)
+        for n, letter in zip(x.shape, term, strict=True)
+        if n != 1 or letter not in stretched or term.count(letter) > 1
+    ]
+    return reshape(x, tuple(n for n, _ in kept)), "".join(letter for _, letter in kept)
 
 
 def _parse(subscripts: str, inputs: Sequence[Tensor]) -> tuple[tuple[str, ...], str]:
