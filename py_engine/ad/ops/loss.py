@@ -33,7 +33,7 @@ class _Labels:
         self.places = scratch((n,), np.intp)
 
     def calls(self) -> Sequence[Call]:
-        return [partial(np.add, self.rows, self.labels, self.places)]
+        return [partial(np.add, self.rows, self.labels, self.places, casting="unsafe")]  # labels may be uint64
 
 
 def _infer_loss(logits: Tensor, lse: Tensor, labels: Tensor) -> tuple[Shape, Any]:
