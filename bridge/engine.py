@@ -287,6 +287,8 @@ class Registered:
             raise ConfigurationError(
                 f"batch_size and threads must be at least 1, found batch_size={batch_size}, threads={threads}"
             )
+        if not params and not spec.parameters():
+            raise ConfigurationError(f'the model "{spec.name}" has no parameters: there is nothing to train')
         return self.load()(
             spec=spec, params=params, optimizer=optimizer, batch_size=batch_size, dtype=dtype, threads=threads
         )

@@ -319,6 +319,7 @@ class Worker:
         return path
 
     def _new_file(self, suffix: str) -> Path:
+        self._check_open()
         self._written += 1
         return self._folder / f"request-{self._written}.{suffix}"
 

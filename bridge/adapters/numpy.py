@@ -79,6 +79,6 @@ _LAYERS: dict[str, Callable[[Any, Shape], network.Layer]] = {
     "gru": lambda layer, input: network.GRU(input[-1], layer.units, layer.returns, name=layer.id),
     "flatten": lambda layer, input: network.Flatten(name=layer.id),
     "reshape": lambda layer, input: network.Reshape(*layer.shape, name=layer.id),
-    "activation": lambda layer, input: network.Activation(layer.function, name=layer.id),
+    "activation": lambda layer, input: network.Activation(layer.activation, name=layer.id),
     "dropout": lambda layer, input: network.Dropout(layer.rate, name=layer.id),
 }

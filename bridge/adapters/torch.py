@@ -280,7 +280,7 @@ _LAYERS: dict[str, Callable[[Any, Shape], Built]] = {
     "gru": _recurrent,
     "flatten": lambda layer, input: Built(nn.Flatten(), {}),
     "reshape": lambda layer, input: Built(_Reshape(layer.shape), {}),
-    "activation": lambda layer, input: Built(_ACTIVATIONS[layer.function](), {}),
+    "activation": lambda layer, input: Built(_ACTIVATIONS[layer.activation](), {}),
     "dropout": lambda layer, input: Built(nn.Dropout(layer.rate), {}),
 }
 

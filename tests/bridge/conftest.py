@@ -1,0 +1,78 @@
+"""Small models and random data for the tests of the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bridge import spec, weights
+from bridge.spec import ModelSpec
+from bridge.weights import Params
+
+Data = tuple[NDArray[Any], NDArray[Any]]
+
+
+@pytest.fixture
+def model() -> Callable[..., ModelSpec]:
+    """A spec of the given layers: `model([4, 3], {"op": "dense", "units": 2}, loss="mean_squared_error")`."""
+
+    def make(
+        shape: Sequence[int], *layers: Mapping[str, Any], loss: str = "softmax_cross_entropy", dtype: str = "float32"
+    ) -> ModelSpec:
+        named = [{"id": f"layer{number}", **layer} for number, layer in enumerate(layers)]
+        header = {"format": "twingrad-model", "version": 1, "opset": 1, "name": "small"}
+        input = {"shape": ["N", *shape], "dtype": dtype}
+        return spec.parse({**header, "input": input, "layers": named, "loss": {"op": loss}})
+
+    return make
+
+
+@pytest.fixture
+def paper_model() -> ModelSpec:
+    """The network of the papers mnist-rnn-d and -e."""
+    return spec.load(Path(spec.__file__).parents[1] / "experiments" / "models" / "mnist-rnn.toml")
+
+
+@pytest.fixture
+def small_paper_model(model: Callable[..., ModelSpec]) -> ModelSpec:
+    """The same with 3 time steps, 5 features, 6 units and 4 classes."""
+    return model(
+        [15],
+        {"id": "segments", "op": "reshape", "shape": [3, 5]},
+        {"id": "rnn", "op": "rnn", "units": 6},
+        {"id": "output", "op": "dense", "units": 4},
+    )
+
+
+@pytest.fixture
+def random_params(rng: np.random.Generator) -> Callable[..., Params]:
+    """Parameters without a zero among them, so that no gradient is zero for want of a bias or a recurrence."""
+
+    def make(model: ModelSpec, dtype: str = "float32", scale: float = 0.3) -> Params:
+        shapes = {name: parameter.shape for name, parameter in model.parameters().items()}
+        params = {name: (scale * rng.standard_normal(shape)).astype(dtype) for name, shape in shapes.items()}
+        weights.check(params, model, dtype)
+        return params
+
+    return make
+
+
+@pytest.fixture
+def random_data(rng: np.random.Generator) -> Callable[..., Data]:
+    """Features, and targets of the kind that the model's loss takes."""
+
+    def make(model: ModelSpec, rows: int, dtype: str = "float32") -> Data:
+        x = rng.standard_normal((rows, *model.input.sample)).astype(dtype)
+        shape = (rows, *model.target.shape)
+        if model.target.kind == "classes":
+            return x, rng.integers(0, model.output[-1], shape)
+        if model.loss.op == "binary_cross_entropy":
+            return x, rng.integers(0, 2, shape).astype(dtype)
+        return x, rng.standard_normal(shape).astype(dtype)
+
+    return make

@@ -1,0 +1,210 @@
+"""The registry of engines, what it says of those that can't be used, and the settings of optimizers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bridge import engine
+from bridge.engine import OPTIMIZERS, Optimizer, Registered
+from bridge.errors import EngineUnavailableError, SpecError, WeightsError
+from bridge.spec import ModelSpec
+from py_engine import network
+from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
+
+IN_PROCESS = ("numpy", "manual", "torch")
+
+# --- The registry ---
+
+
+def test_every_engine_has_a_row_and_an_adapter_file() -> None:
+    assert engine.names() == ["numpy", "manual", "torch", "torch-compile"]
+    folder = Path(engine.__file__).parent / "adapters"
+    modules = {engine.get(name).module for name in engine.names()}
+    assert modules == {f"bridge.adapters.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"}
+
+
+def test_an_unknown_engine_is_named_with_the_known_ones() -> None:
+    with pytest.raises(EngineUnavailableError, match=r"no engine 'torhc'.*did you mean 'torch'.*numpy, manual"):
+        engine.get("torhc")
+
+
+def test_asking_about_engines_imports_none_of_them() -> None:
+    code = (
+        "import sys; from bridge import engine\n"
+        "for name in engine.names(): engine.availability(name), engine.get(name).label\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    root = Path(engine.__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_an_available_engine_tells_its_versions() -> None:
+    found = engine.availability("numpy")
+    assert found.ok
+    assert not found.reason
+    assert found.versions == {"numpy": np.__version__}
+
+
+def test_an_engine_without_its_package_says_how_to_install_it() -> None:
+    row = Registered("other", "Other", "nowhere:Session", ("numpy", "no-such-package"), extra="other")
+    found = row.availability()
+    assert not found.ok
+    assert found.reason == "no-such-package is not installed: pip install 'twingrad[other]'"
+    with pytest.raises(EngineUnavailableError, match="engine other: no-such-package is not installed"):
+        row.load()
+
+
+def test_an_engine_that_cannot_be_imported_says_why() -> None:
+    row = Registered("broken", "Broken", "bridge.no_such_adapter:Session", ("numpy",))
+    assert row.availability().ok
+    with pytest.raises(EngineUnavailableError, match="engine broken is installed but can't be imported: No module"):
+        row.load()
+
+
+def test_torch_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert (
+        "needs a C++ compiler (g++ or clang++ or c++): install one, or set CXX"
+        in engine.availability("torch-compile").reason
+    )
+    monkeypatch.setenv("CXX", "my-compiler")
+    assert "(my-compiler)" in engine.availability("torch-compile").reason
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: "/nowhere")
+    assert "no Python.h in /nowhere" in engine.availability("torch-compile").reason
+
+
+# --- Optimizers ---
+
+
+def test_optimizers_have_the_settings_of_the_numpy_engines() -> None:
+    assert set(OPTIMIZERS) == set(network.OPTIMIZERS)
+    for name in OPTIMIZERS:
+        ours = Optimizer(name, 0.25)
+        theirs = network.OPTIMIZERS[name](0.25)
+        assert ours.settings() == {setting: getattr(theirs, setting) for setting in ours.settings()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "sdg", "learning_rate": 1.0}, r"no optimizer 'sdg' \(did you mean 'sgd'\?\)"),
+        ({"name": "sgd", "learning_rate": -1.0}, "sgd: learning_rate must be a number at least 0, found -1.0"),
+        ({"name": "sgd", "learning_rate": float("nan")}, "sgd: learning_rate"),
+        ({"name": "sgd", "learning_rate": "fast"}, "sgd: learning_rate .* found 'fast'"),
+        ({"name": "sgd", "learning_rate": 1.0, "momentum": 1.0}, "momentum must be a number at least 0 and below 1"),
+        ({"name": "sgd", "learning_rate": 1.0, "nesterov": True}, "nesterov needs a momentum"),
+        (
+            {"name": "adam", "learning_rate": 1.0, "momentum": 0.9},
+            "adam has no setting 'momentum'; it has learning_rate",
+        ),
+        ({"name": "adam", "learning_rate": 1.0, "betas": (0.9, 1.0)}, r"betas\[1\]"),
+        ({"name": "adam", "learning_rate": 1.0, "betas": (0.9,)}, "betas must be two numbers"),
+        ({"name": "rmsprop", "learning_rate": 1.0, "clip_norm": 0.0}, "clip_norm must be a number above 0"),
+    ],
+)
+def test_a_wrong_optimizer_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Optimizer(**arguments)  # type: ignore[arg-type]
+
+
+# --- What every engine refuses ---
+
+
+@pytest.fixture(params=IN_PROCESS)
+def session(
+    request: pytest.FixtureRequest, small_paper_model: ModelSpec, random_params: Callable[..., dict]
+) -> engine.Session:
+    params = random_params(small_paper_model)
+    return engine.get(request.param).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1)
+
+
+def test_a_label_out_of_range_is_named(session: engine.Session, small_paper_model: ModelSpec, random_data) -> None:
+    x, y = random_data(small_paper_model, 10)
+    y[7] = 4
+    for call in (lambda: session.train_epoch(x, y, np.arange(10)), lambda: session.evaluate(x, y)):
+        with pytest.raises(LabelError, match=r"labels from 0 to 3 .*actual 4 in row 7"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda x, y: (x.astype("float64"), y), DTypeError, "expected float32, found float64"),
+        (lambda x, y: (x[:, :-1], y), ShapeError, r"expected shape \(N, 15\), found \(10, 14\)"),
+        (lambda x, y: (x[:0], y[:0]), ShapeError, "x has no rows"),
+        (lambda x, y: (x, y[:-1]), ShapeError, "x has 10 rows and y has 9"),
+        (lambda x, y: (x, y.astype("float32")), LabelError, "expected integer labels, actual dtype float32"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(
+    session: engine.Session, small_paper_model: ModelSpec, random_data, spoil, error, message
+) -> None:
+    x, y = spoil(*random_data(small_paper_model, 10))
+    with pytest.raises(error, match=message):
+        session.train_epoch(x, y, np.arange(len(x)))
+
+
+@pytest.mark.parametrize("order", [[0, 10], [-1, 3], [], [[0, 1]], [0.0]])
+def test_a_wrong_order_is_refused(session: engine.Session, small_paper_model: ModelSpec, random_data, order) -> None:
+    x, y = random_data(small_paper_model, 10)
+    with pytest.raises(ShapeError, match="order"):
+        session.train_epoch(x, y, np.array(order))
+
+
+def test_a_loss_that_is_not_finite_is_an_error_that_names_the_step(
+    session: engine.Session, small_paper_model: ModelSpec, random_data
+) -> None:
+    x, y = random_data(small_paper_model, 10)
+    x[5] = np.nan
+    with pytest.raises(NonFiniteError, match=r"step [12]\b.*"):
+        session.train_epoch(x, y, np.arange(10))
+
+
+def test_data_of_any_layout_is_read_right(session: engine.Session, small_paper_model: ModelSpec, random_data) -> None:
+    x, y = random_data(small_paper_model, 10)
+    expected = session.predict(x)
+    x.flags.writeable = y.flags.writeable = False
+    np.testing.assert_array_equal(session.predict(np.asfortranarray(x)), expected)
+    order = np.arange(10)
+    order.flags.writeable = False
+    assert len(session.train_epoch(x, y.astype("int32"), order[::-1])) == 3
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_weights_that_do_not_belong_to_the_model_are_refused(
+    name: str, small_paper_model: ModelSpec, random_params
+) -> None:
+    params = random_params(small_paper_model)
+    params["more"] = params.pop("rnn.bias")
+    with pytest.raises(WeightsError, match=r"rnn\.bias: missing[\s\S]*more: not a parameter"):
+        engine.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1)
+
+
+def test_a_network_without_parameters_is_refused(model) -> None:
+    with pytest.raises(ConfigurationError, match='the model "small" has no parameters: there is nothing to train'):
+        engine.get("torch").build(model([4], {"op": "flatten"}), {}, Optimizer("sgd", 0.1), 4, "float32", 1)
+
+
+@pytest.mark.parametrize(("batch_size", "threads"), [(0, 1), (4, 0)])
+def test_sizes_below_one_are_refused(
+    small_paper_model: ModelSpec, random_params, batch_size: int, threads: int
+) -> None:
+    params = random_params(small_paper_model)
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        engine.get("manual").build(small_paper_model, params, Optimizer("sgd", 0.1), batch_size, "float32", threads)
+
+
+def test_the_hand_written_engine_refuses_what_it_was_not_written_for(model, random_params) -> None:
+    other = model([4], {"op": "dense", "units": 3})
+    with pytest.raises(
+        SpecError, match=r'the model "small".*written by hand for reshape, rnn.*found dense and softmax'
+    ):
+        engine.get("manual").build(other, random_params(other), Optimizer("sgd", 0.1), 4, "float32", 1)
