@@ -302,6 +302,14 @@ class Tensor:
     def __ge__(self, other: Operand) -> Tensor:
         return ops.greater_equal(self, other)
 
+    def __eq__(self, other: Operand) -> Tensor:  # type: ignore[override]  # elementwise, as numpy's
+        return ops.equal(self, other)
+
+    def __ne__(self, other: Operand) -> Tensor:  # type: ignore[override]
+        return ops.not_equal(self, other)
+
+    __hash__ = object.__hash__
+
     def __getitem__(self, index: Any) -> Tensor:
         return ops.getitem(self, index)
 

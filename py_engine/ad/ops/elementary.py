@@ -242,6 +242,7 @@ less_equal = _comparison("less_equal", np.less_equal, "a <= b, as booleans")
 greater = _comparison("greater", np.greater, "a > b, as booleans")
 greater_equal = _comparison("greater_equal", np.greater_equal, "a >= b, as booleans")
 equal = _comparison("equal", np.equal, "a = b, as booleans")
+not_equal = _comparison("not_equal", np.not_equal, "a ≠ b, as booleans")
 
 # Conversions ----------------------------------------------------------------------------------------------
 
