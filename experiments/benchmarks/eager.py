@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .engines import imports
+
 SIZE = 10
 """Elements of the array: so few that the calls, not the arithmetic, take the time."""
 
@@ -17,12 +19,10 @@ class Overhead:
 
     def setup(self, operations: int) -> None:
         """Build the three functions."""
-        import numpy as np
+        with imports():
+            import numpy as np
 
-        try:
-            import py_engine as pe
-        except ImportError as error:
-            raise NotImplementedError(f"this commit has no py_engine yet: {error}") from error
+            from py_engine import compile, grad
 
         def chain(x: Any) -> Any:
             for _ in range(operations):
@@ -31,8 +31,8 @@ class Overhead:
 
         self.x = np.linspace(0.1, 1.0, SIZE)
         self.forward = chain
-        self.gradient = pe.grad(chain)
-        self.replayed = pe.compile(pe.grad(chain))
+        self.gradient = grad(chain)
+        self.replayed = compile(grad(chain))
         self.replayed(self.x)
 
     def time_numpy(self, operations: int) -> None:

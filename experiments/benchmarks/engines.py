@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,20 @@ LEARNING_RATE = 0.015
 MODEL = Path(__file__).parents[1] / "models" / "mnist-rnn.toml"
 
 
+@contextmanager
+def imports() -> Iterator[None]:
+    """Raise `NotImplementedError` for an import that fails: this commit does not have the thing yet, or any more."""
+    try:
+        yield
+    except ImportError as error:
+        raise NotImplementedError(f"this commit lacks it: {error}") from error
+
+
 def require(engine: str, threads: int) -> None:
     """Raise `NotImplementedError` where this commit, or this machine, can't train with the engine."""
-    try:
+    with imports():
         from bridge import engine as engines
         from bridge.errors import EngineUnavailableError
-    except ImportError as error:
-        raise NotImplementedError(f"this commit has no engines yet: {error}") from error
     try:
         found = engines.availability(engine)
     except EngineUnavailableError as error:
@@ -43,11 +52,17 @@ class Bench:
 
     def __init__(self, engine: str, threads: int) -> None:
         require(engine, threads)
-        import numpy as np
+        with imports():
+            import numpy as np
 
-        from bridge import spec, weights
-        from bridge.worker import Worker
+            from bridge import spec, weights
+            from bridge.errors import EngineUnavailableError
+            from bridge.worker import Worker
 
+        try:
+            self.worker = Worker(engine, threads)
+        except EngineUnavailableError as error:
+            raise NotImplementedError(str(error)) from error
         self.model = spec.load(MODEL)
         self.params = weights.initialise(self.model, 0, np.float32)
         rng = np.random.default_rng(0)
@@ -57,7 +72,6 @@ class Bench:
         self._folder = tempfile.TemporaryDirectory(prefix="twingrad-bench-")
         self.epoch = self._save("epoch", rng.permutation(rows))
         self.step = self._save("step", np.arange(BATCH_SIZE))
-        self.worker = Worker(engine, threads)
         self.worker.preload(self.x, self.y)
 
     def build(self) -> None:

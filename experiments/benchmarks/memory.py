@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from .engines import ENGINES, Bench
+from .engines import ENGINES, Bench, imports
 
 
 class _Memory:
@@ -39,12 +39,10 @@ class Allocated(_Memory):
 
     def setup(self, engine: str) -> None:
         """Start the worker where memray can be had."""
-        try:
+        with imports():
             import memray  # noqa: F401
 
             from experiments.measure.memory import read_capture
-        except ImportError as error:
-            raise NotImplementedError(str(error)) from error
         self.read_capture = read_capture
         super().setup(engine)
 
