@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,7 +24,7 @@ from experiments.progress import Progress, Stages, download, duration, size, tab
 from py_engine.errors import EngineError
 
 if TYPE_CHECKING:
-    from experiments.run import Outcome
+    from experiments.run import Job, Outcome, Sweep
 
 COMMAND = "twingrad"
 USER_ERROR, RUN_FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
@@ -260,7 +260,7 @@ def run(
         jobs += run.plan(config.load_paper(name), profile, engines, seeds, measures, threads)
     results = Results(results_dir)
     with results.locked():
-        outcome = _sweep(output, results, jobs, data_dir)
+        outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs)
         results.write_tidy()
     _show(output, outcome)
 
@@ -304,10 +304,10 @@ def race(
     jobs = run.plan(chosen, profile, names, None, ["race"], threads, rounds)[:1]
     results = Results(results_dir)
     with results.locked():
-        outcome = _sweep(output, results, jobs, data_dir, again=True)
+        outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs, again=True)
         results.write_tidy()
     for record in outcome.records:
-        if record["status"] != "ok":
+        if not record.get("race"):
             continue
         standings = race.standings(record["race"], base)
         output.add({**row, "threads": record["config"]["threads"]} for row in standings)
@@ -315,43 +315,41 @@ def race(
     _show_failures(output, outcome)
 
 
-def _sweep(output: Output, results: Any, jobs: list[Any], data_dir: Path | None, **options: Any) -> Outcome:
+def _sweep(output: Output, sweep: Sweep, jobs: Sequence[Job], again: bool = False) -> Outcome:
     """Run jobs with their progress shown; after ctrl-C say what is kept."""
-    from experiments import run
-
     progress = Progress(output.console, len(jobs))
-    sweep = run.Sweep(results, progress, data_dir, download(output.console), **options)
     try:
         with progress.show():
-            return sweep.run(jobs)
+            return sweep.run(jobs, progress, again)
     except (KeyboardInterrupt, Terminated):
         output.say()
         output.say(
-            f"interrupted: {sweep.finished} of {len(jobs)} runs are finished and kept in {results.raw}; "
+            f"interrupted: {progress.done} of {len(jobs)} runs are finished and kept in {sweep.results.raw}; "
             "give the same command again to go on with the others"
         )
         raise
 
 
 def _show(output: Output, outcome: Outcome) -> None:
-    """The runs of a sweep as a table, and for programs one row each."""
+    """The runs of a sweep as tables, and for programs one row each."""
     from experiments import run
+    from experiments.measure import race
 
     output.add(run.rows(outcome.records))
     lines = run.summary(outcome.records)
     if lines:
         output.say()
-        headers = [
-            "PAPER",
-            "ENGINE",
-            "SEEDS",
-            "FIRST EPOCH",
-            "LATER EPOCHS",
-            "TEST ACCURACY",
-            "ALLOCATED",
-            "PEAK MEMORY",
-        ]
-        table(output.console, headers, lines, numbers=2)
+        headers = ["PAPER", "ENGINE", "SEEDS", "FIRST EPOCH", "LATER EPOCHS", "TEST ACCURACY", "ALLOCATED", "PEAK"]
+        used = [index for index in range(len(headers)) if any(line[index] != "-" for line in lines)]
+        cells = [[line[index] for index in used] for line in lines]
+        table(output.console, [headers[index] for index in used], cells, numbers=2)
+    for record in outcome.records:
+        if record.get("race"):
+            _show_race(output, record, race.standings(record["race"]))
+    lines = run.growth(outcome.records)
+    if lines:
+        output.say()
+        table(output.console, ["PAPER", "ENGINE", "QUANTITY", "VALUE", "MICROSECONDS PER STEP"], lines, numbers=3)
     output.say()
     reused = f" ({outcome.reused} of them were there already)" if outcome.reused else ""
     done = sum(record["status"] == "ok" for record in outcome.records)
@@ -413,22 +411,19 @@ def report(output: Output, results_dir: Path, out_dir: Path | None, data_dir: Pa
 @cli.command(epilog=examples("paper", "paper --results results --output mine.pdf"))
 @option_results(default=None)
 @click.option(
-    "--output",
-    "out_pdf",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Default: DIR/report/paper.pdf.",
+    "--output", "out_pdf", metavar="FILE", type=click.Path(path_type=Path), help="Default: DIR/report/paper.pdf."
 )
+@option_data
 @reporting
-def paper(output: Output, results_dir: Path | None, out_pdf: Path | None) -> None:
+def paper(output: Output, results_dir: Path | None, out_pdf: Path | None, data_dir: Path | None) -> None:
     """Make the PDF from results: by default the committed ones of the checkout, with --results any others."""
     if results_dir is None:
-        results_dir = COMMITTED_RESULTS if (COMMITTED_RESULTS / "tidy").is_dir() else Path("results")
+        committed = (COMMITTED_RESULTS / "tidy").is_dir()
+        results_dir = COMMITTED_RESULTS if committed else Path("results")
+        out_pdf = out_pdf or (COMMITTED_RESULTS.parent / "paper.pdf" if committed else None)
         output.say(f"from the results in {results_dir}")
     _refresh_tidy(results_dir)
-    made = _build_pdf(results_dir, out_pdf or results_dir / "report" / "paper.pdf")
-    output.add([{"kind": "pdf", "file": str(made), "bytes": made.stat().st_size}])
-    output.say(f"{made} ({size(made.stat().st_size)})")
+    _show_pdf(output, _build_pdf(results_dir, out_pdf or results_dir / "report" / "paper.pdf", data_dir))
 
 
 @cli.command(epilog=examples("reproduce", "reproduce --profile quick", "reproduce mnist-rnn-e --results /tmp/results"))
@@ -458,35 +453,33 @@ def reproduce(
     chosen = [config.load_paper(name) for name in papers or config.papers()]
     jobs = [job for item in chosen for job in run.plan(item, profile, engines, None, None, threads)]
     results = Results(results_dir)
+    sweep = run.Sweep(results, data_dir, download(output.console))
     stages = Stages(output.console)
-    records: list[dict[str, Any]] = []
+    sample = False
     with results.locked():
         for measure, title in run.TITLES.items():
             part = [job for job in jobs if job.measure == measure]
             if part:
                 with stages.stage(title):
-                    outcome = _sweep(output, results, part, data_dir)
-                    records += outcome.records
-                    _show_failures(output, outcome)
+                    outcome = _sweep(output, sweep, part)
+                    _show(output, outcome)
+                    sample |= any(record["data"]["source"] == "sample" for record in outcome.records)
         with stages.stage("tidy tables of all results"):
             counts = results.write_tidy()
             output.say(", ".join(f"{count} {name}" for name, count in counts.items()))
         built = None
         with stages.stage("tables and figures"):
-            built = _build_report(results_dir, results.report, data_dir)
+            built = _build_report(results_dir, results.report, data_dir, papers or None)
             output.say(f"{len(built.written)} files in {results.report}")
         with stages.stage("the paper"):
-            pdf = _build_pdf(results_dir, results.report / "paper.pdf")
+            pdf = _build_pdf(results_dir, results.report / "paper.pdf", data_dir)
             output.say(str(pdf))
-    output.add(run.rows(records))
     output.add({"kind": "stage", "name": name, "seconds": seconds} for name, seconds in stages.seconds)
     _show_built(output, built)
-    output.add([{"kind": "pdf", "file": str(pdf), "bytes": pdf.stat().st_size}])
-    output.say(f"{pdf} ({size(pdf.stat().st_size)})")
+    _show_pdf(output, pdf)
     output.say()
     table(output.console, ["STAGE", "TIME"], [[name, duration(seconds)] for name, seconds in stages.seconds])
     output.say()
-    sample = any(record["data"]["source"] == "sample" for record in records)
     if sample:
         output.say("All numbers come from the embedded sample, not from the papers' data; every output says so.")
     output.say(f"Done in {duration(stages.total())}. The paper: {pdf}")
@@ -502,16 +495,22 @@ def _refresh_tidy(results_dir: Path) -> None:
             results.write_tidy()
 
 
-def _build_report(results_dir: Path, out_dir: Path, data_dir: Path | None) -> Any:
+def _build_report(results_dir: Path, out_dir: Path, data_dir: Path | None, papers: Sequence[str] | None = None) -> Any:
     from experiments import report
 
-    return report.build(results_dir, out_dir, data_dir=data_dir)
+    return report.build(results_dir, out_dir, papers, data_dir)
 
 
-def _build_pdf(results_dir: Path, out_pdf: Path) -> Path:
-    import experiments.report.paper
+def _build_pdf(results_dir: Path, out_pdf: Path, data_dir: Path | None = None) -> Path:
+    from experiments.report import paper
 
-    return experiments.report.paper.build(results_dir, out_pdf)
+    return paper.build(results_dir, out_pdf, data_dir)
+
+
+def _show_pdf(output: Output, pdf: Path) -> None:
+    length = pdf.stat().st_size
+    output.add([{"kind": "pdf", "file": str(pdf), "bytes": length}])
+    output.say(f"{pdf} ({size(length)})")
 
 
 def _show_built(output: Output, built: Any) -> None:
@@ -617,12 +616,12 @@ def predict(output: Output, **options: Any) -> None:
 
 def main(arguments: Iterable[str] | None = None) -> NoReturn:
     """Run the command line and end the process with the code that fits."""
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(invoke(arguments))
 
 
 def invoke(arguments: Iterable[str] | None = None) -> int:
     """Run the command line; the exit code. Every error that a user can meet is one line on standard error."""
-    signal.signal(signal.SIGTERM, _terminate)
     try:
         code = cli.main(None if arguments is None else list(arguments), prog_name=COMMAND, standalone_mode=False)
         return code if isinstance(code, int) else 0

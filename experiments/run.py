@@ -150,54 +150,48 @@ def _seed_count(runs: Runs, engine: str, measure: str, seeds: int | None) -> int
 class Sweep:
     """Runs jobs one after the other and records them in a results folder that the caller has locked."""
 
-    def __init__(
-        self,
-        results: Results,
-        progress: Progress,
-        data_dir: Path | None = None,
-        download: Download | None = None,
-        again: bool = False,
-    ) -> None:
+    def __init__(self, results: Results, data_dir: Path | None = None, download: Download | None = None) -> None:
         self.results = results
-        self.progress = progress
         self.data_dir = data_dir
         self.download = download
-        self.again = again
-        self.finished = 0
-        """Jobs that have a record, whatever happens to the sweep."""
+        self._datasets: dict[str, Dataset] = {}
 
-    def run(self, jobs: Sequence[Job]) -> Outcome:
-        """Run every job that has no record yet; `again` runs all of them."""
+    def run(self, jobs: Sequence[Job], progress: Progress, again: bool = False) -> Outcome:
+        """Run every job that has no record yet; with `again` every job."""
         outcome = Outcome()
         start = time.perf_counter()
         by_dataset: dict[str, list[Job]] = {}
         for job in jobs:
             by_dataset.setdefault(job.paper.dataset, []).append(job)
         for name, part in by_dataset.items():
-            dataset = data.load(name, self.data_dir, progress=self.download)
-            if dataset.notice:
-                self.progress.note(dataset.notice)
-            with Workspace(dataset, self.results.work) as work:
+            with Workspace(self._load(name, progress), self.results.work) as work:
                 for job in part:
-                    self._one(job, work, outcome)
+                    self._one(job, work, outcome, progress, again)
         outcome.seconds = time.perf_counter() - start
         return outcome
 
-    def _one(self, job: Job, work: Workspace, outcome: Outcome) -> None:
+    def _load(self, name: str, progress: Progress) -> Dataset:
+        if name not in self._datasets:
+            dataset = data.load(name, self.data_dir, progress=self.download)
+            if dataset.notice:
+                progress.note(dataset.notice)
+            self._datasets[name] = dataset
+        return self._datasets[name]
+
+    def _one(self, job: Job, work: Workspace, outcome: Outcome, progress: Progress, again: bool) -> None:
         spec = model_spec.load(model_path(job.paper.model))
         task = task_of(job, spec, work)
         record = skeleton(job, spec, task, work.dataset)
-        known = None if self.again else self.results.finished(record["key"])
+        known = None if again else self.results.finished(record["key"])
         if known is not None:
             outcome.records.append(known)
             outcome.reused += 1
-            self.finished += 1
-            self.progress.finish(str(job), "was finished before")
+            progress.finish(str(job), "was finished before")
             return
-        self.progress.start(str(job), job.parts)
+        progress.start(str(job), job.parts)
         start = time.perf_counter()
         try:
-            for parts in RUNNERS[job.measure](job, task, record, self.progress):
+            for parts in RUNNERS[job.measure](job, task, record, progress):
                 record.update(parts)
         except ResultsError:  # no place to write is no failure of this run: stop
             raise
@@ -206,9 +200,8 @@ class Sweep:
             record.update(status="failed", error=str(error), error_kind=kind)
         record["seconds"] = time.perf_counter() - start
         self.results.save(record)
-        self.finished += 1
         outcome.records.append(record)
-        self.progress.finish(str(job), described(record))
+        progress.finish(str(job), described(record))
 
 
 def task_of(job: Job, spec: ModelSpec, work: Workspace) -> Task:
@@ -418,7 +411,7 @@ def summary(records: Iterable[Record]) -> list[list[str]]:
         [
             paper,
             engine,
-            str(sum(row["measure"] == "time" for row in group)),
+            str(len({row["seed"] for row in group})),
             _mean(group, "first_epoch_seconds", duration),
             _mean(group, "later_epoch_seconds", duration),
             _mean(group, "test_accuracy", lambda value: f"{value:.4f}"),
@@ -426,6 +419,21 @@ def summary(records: Iterable[Record]) -> list[list[str]]:
             _mean(group, "peak_rss_bytes", size),
         ]
         for (paper, engine), group in groups.items()
+    ]
+
+
+def growth(records: Iterable[Record]) -> list[list[str]]:
+    """A line for each point of the scaling series."""
+    return [
+        [
+            record["config"]["paper"],
+            record["config"]["engine"],
+            row["quantity"].replace("_", " "),
+            str(row["value"]),
+            f"{row['microseconds_per_step']:.1f}",
+        ]
+        for record in records
+        for row in record.get("scaling", ())
     ]
 
 

@@ -82,7 +82,8 @@ def _failing(name: str, failures: dict[str, str]) -> Iterator[None]:
 def standings(rows: Sequence[Mapping[str, Any]], base: str | None = None) -> list[dict[str, Any]]:
     """Median and spread (least, most) of each engine's steps and of their ratios to the base engine's in each round."""
     names = list(dict.fromkeys(row["engine"] for row in rows))
-    base = base or (BASE if BASE in names else names[0])
+    if base not in names:
+        base = BASE if BASE in names else names[0]
     steps = {(row["engine"], row["round"]): float(row["microseconds_per_step"]) for row in rows}
     labels = {row["engine"]: row["label"] for row in rows}
     rounds = sorted({row["round"] for row in rows})

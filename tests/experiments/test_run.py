@@ -97,7 +97,7 @@ def paper() -> Paper:
 def sweep(folder: Path, jobs: list[Job], **options: Any) -> Outcome:
     results = Results(folder)
     with results.locked():
-        outcome = Sweep(results, Progress(Console(file=io.StringIO()), len(jobs)), **options).run(jobs)
+        outcome = Sweep(results).run(jobs, Progress(Console(file=io.StringIO()), len(jobs)), **options)
         results.write_tidy()
     return outcome
 
@@ -360,7 +360,7 @@ def test_plain_lines_tell_of_every_run(paper: Paper, tmp_path: Path) -> None:
     results = Results(tmp_path)
     progress = Progress(Console(file=text, width=200), len(jobs))
     with results.locked(), progress.show():
-        Sweep(results, progress).run(jobs)
+        Sweep(results).run(jobs, progress)
     lines = text.getvalue().splitlines()
     assert lines[0] == "invented rows"
     assert [line[:5] for line in lines[1:]] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
@@ -373,6 +373,6 @@ def test_progress_on_a_terminal_shows_bars_and_the_same_lines(paper: Paper, tmp_
     results = Results(tmp_path)
     progress = Progress(Console(file=text, width=200, force_terminal=True), len(jobs))
     with results.locked(), progress.show():
-        Sweep(results, progress).run(jobs)
+        Sweep(results).run(jobs, progress)
     assert "[1/2] mnist-rnn-e" in text.getvalue() and "[2/2] mnist-rnn-e" in text.getvalue()
     assert "━" in text.getvalue()
