@@ -34,6 +34,8 @@ class TorchCompileSession(TorchSession):
         threads: int = 1,
     ) -> None:
         super().__init__(spec, params, optimizer, batch_size, dtype, threads)
+        # Compiled from nothing every time, so that the first epoch costs what it costs whatever ran before.
+        torch._inductor.config.force_disable_caches = True
         # Helper processes that compile in parallel would stay on beside the measurement.
         torch._inductor.config.compile_threads = 1
         self._loss = torch.compile(self._loss, dynamic=False)  # type: ignore[method-assign]
