@@ -21,7 +21,7 @@ from bridge.errors import TwinGradError
 from experiments import config
 from experiments.output import Output
 from experiments.progress import Progress, Stages, download, duration, size, table
-from py_engine.errors import EngineError
+from py_engine.errors import EngineError, NonFiniteError
 
 if TYPE_CHECKING:
     from experiments.run import Job, Outcome, Sweep
@@ -641,9 +641,9 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
     except TwinGradError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-    except EngineError as error:
+    except EngineError as error:  # a loss that is not a number is a run's failure, the rest are settings and data
         click.echo(f"error: {error}", err=True)
-        return RUN_FAILED
+        return RUN_FAILED if isinstance(error, NonFiniteError) else USER_ERROR
     except ModuleNotFoundError as error:
         extra = str(error.name).partition(".")[0]
         click.echo(f"error: this needs the package {extra}: pip install 'twingrad[experiments]'", err=True)

@@ -302,16 +302,16 @@ def skeleton(job: Job, spec: ModelSpec, task: Task, dataset: Dataset) -> Record:
 
 
 def _run_time(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
-    with Worker(job.engines[0], job.threads) as worker:
+    with start(job.engines[0], job.threads) as worker:
         yield timing.measure(worker, task, progress)
         record["provenance"]["blas"] = blas(worker)
 
 
 def _run_memory(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
-    with Worker(job.engines[0], job.threads) as worker:
+    with start(job.engines[0], job.threads) as worker:
         yield memory.measure_peak(worker, task, progress)
         record["provenance"]["blas"] = blas(worker)
-    with Worker(job.engines[0], job.threads) as worker:
+    with start(job.engines[0], job.threads) as worker:
         yield memory.measure(worker, task, progress)
 
 
@@ -321,7 +321,7 @@ def _run_race(job: Job, task: Task, record: Record, progress: Progress) -> Itera
         workers: dict[str, Worker] = {}
         for name in job.engines:
             try:
-                workers[name] = stack.enter_context(Worker(name, job.threads))
+                workers[name] = stack.enter_context(start(name, job.threads))
             except (TwinGradError, EngineError) as error:
                 entrants[name]["error"] = str(error)
         labels = {name: entrants[name]["label"] for name in workers}
@@ -346,7 +346,7 @@ def _run_race(job: Job, task: Task, record: Record, progress: Progress) -> Itera
 def _run_scaling(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
     runs = job.runs
     rows: list[Record] = []
-    with Worker(job.engines[0], job.threads) as worker:
+    with start(job.engines[0], job.threads) as worker:
         task.preload(worker)
         for point in scaling.points(task, runs.batch_sizes.value, runs.sequence_lengths.value):
             rows.append(scaling.measure(worker, point, progress))
@@ -360,6 +360,14 @@ RUNNERS: dict[Measure, Callable[[Job, Task, Record, Progress], Iterator[Record]]
     "race": _run_race,
     "scaling": _run_scaling,
 }
+
+
+def start(engine: str, threads: int) -> Worker:
+    """A fresh worker of an engine; EngineUnavailableError, without a process for it, where that cannot be used."""
+    found = engines.availability(engine)
+    if not found.ok:
+        raise EngineUnavailableError(found.reason)
+    return Worker(engine, threads)
 
 
 def blas(worker: Worker) -> str:

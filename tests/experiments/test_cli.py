@@ -1,0 +1,447 @@
+"""The command line explains itself, tells mistakes from failures, keeps what is finished, shows no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bridge import engine
+from bridge.engine import Availability, Registered
+from experiments import cli, config
+from experiments.results import COMMITTED, Results
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = sorted(cli.cli.commands)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No network, no real data, no cache: the embedded sample."""
+    monkeypatch.delenv("TWINGRAD_DATA", raising=False)
+    monkeypatch.setenv("TWINGRAD_OFFLINE", "1")
+    monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+class Said:
+    """What a command printed, and the code it ended with."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+        assert "Traceback" not in out + err, err
+
+
+@pytest.fixture
+def twingrad(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Call the command in this process."""
+
+    def call(*arguments: str | Path) -> Said:
+        capsys.readouterr()
+        code = cli.invoke(list(map(str, arguments)))
+        return Said(code, *capsys.readouterr())
+
+    return call
+
+
+@contextlib.contextmanager
+def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process of its own, ended at the latest with the test."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "experiments", *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def run_some(*more: str | Path) -> list[str | Path]:
+    return ["run", "mnist-rnn-e", "--engines", "manual", "--measure", "time", "--threads", "1", *more]
+
+
+# Help -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example_and_writes_json(command: str, twingrad: Any) -> None:
+    said = twingrad(command, "--help")
+    assert said.code == 0
+    assert f"twingrad {command}" in said.out.split("Examples:")[1]
+    assert "--json FILE" in said.out
+
+
+def test_the_commands_are_those_of_the_readme(twingrad: Any) -> None:
+    expected = {"list", "run", "race", "report", "paper", "reproduce", "train", "predict", "doctor"}
+    assert expected == set(COMMANDS)
+    said = twingrad("--help")
+    assert said.code == 0 and all(name in said.out for name in expected)
+
+
+def test_the_module_is_the_same_command() -> None:
+    with started("list") as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "mnist-rnn-d" in out
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["rnu"], "No such command"),
+        (["run"], "Missing argument 'PAPER...'"),
+        (["run", "mnist-rnn-x"], "did you mean 'mnist-rnn-"),
+        (["run", "mnist-rnn-e", "--engines", "numpy,torhc"], "did you mean 'torch'"),
+        (["run", "mnist-rnn-e", "--engines", "numpy,,torch"], "empty name"),
+        (["run", "mnist-rnn-e", "--engines", "numpy,numpy"], "names something twice"),
+        (["run", "mnist-rnn-e", "--measure", "speed"], "no measure 'speed'; measures: time, memory, race, scaling"),
+        (["run", "mnist-rnn-e", "--seeds", "0"], "0 is not in the range"),
+        (["run", "mnist-rnn-e", "--profile", "half"], "'half' is not one of 'full', 'quick'"),
+        (["run", "mnist-rnn-e", "--data-dir", "/nowhere"], "/nowhere"),
+        (
+            ["race", "mnist-rnn-e", "--engines", "numpy,manual", "--base", "torch"],
+            "--base torch: not among the engines",
+        ),
+        (["report"], "nothing has been run into it"),
+        (["paper", "--results", "elsewhere"], "nothing has been run into it"),
+        (["train", "absent.toml", "--data", "mnist"], "absent.toml: there is no such file"),
+        (["train", "mnist-rn", "--data", "mnist"], "did you mean 'mnist-rnn'"),
+        (["train", "mnist-rnn", "--data", "cifar"], "no dataset is called 'cifar'"),
+        (["train", "mnist-rnn", "--data", "absent.npz"], "absent.npz: there is no such file"),
+        (["train", "mnist-rnn", "--data", "mnist", "--save", "no/such/folder/w.safetensors"], "existing folder"),
+        (["train", "mnist-rnn", "--data", "mnist", "--learning-rate", "-1"], "learning_rate must be a number"),
+        (["predict", "mnist-rnn", "absent.safetensors", "mnist"], "absent.safetensors"),
+        (["list", "--json", "no/such/folder/list.json"], "--json: cannot write"),
+    ],
+)
+def test_a_mistake_is_one_line_and_code_2(arguments: list[str], expected: str, twingrad: Any) -> None:
+    said = twingrad(*arguments)
+    assert said.code == 2
+    assert said.err.startswith("error: ")
+    assert expected in said.err
+
+
+def test_a_results_folder_that_cannot_be_written(twingrad: Any, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    said = twingrad(*run_some("--results", tmp_path / "taken"))
+    assert said.code == 2
+    assert re.search(r"error: cannot write .*taken.*--results DIR", said.err)
+
+
+def test_committed_results_are_not_run_over(twingrad: Any, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / COMMITTED).touch()
+    said = twingrad(*run_some())
+    assert said.code == 2 and "committed" in said.err
+
+
+def test_a_second_run_in_the_same_folder(twingrad: Any, tmp_path: Path) -> None:
+    with started(*run_some("--seeds", "50")) as first:
+        assert first.stdout is not None
+        while "[ 1/50]" not in first.stdout.readline():
+            assert first.poll() is None
+        said = twingrad(*run_some())
+        assert said.code == 2
+        assert f"is in use by another twingrad process (process {first.pid})" in said.err
+
+
+# Looking around -------------------------------------------------------------------------------------------------------
+
+
+def test_list_names_everything_and_why_an_engine_is_not_available(
+    twingrad: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Registered.availability
+
+    def without_torch(self: Registered) -> Availability:
+        return Availability(False, "torch is not installed") if self.name == "torch" else real(self)
+
+    monkeypatch.setattr(Registered, "availability", without_torch)
+    said = twingrad("list", "--json", "list.json")
+    assert said.code == 0
+    for name in (*config.papers(), *engine.names(), *config.models()):
+        assert name in said.out
+    assert re.search(r"torch .* no +torch is not installed", said.out)
+    rows = json.loads(Path("list.json").read_text())["rows"]
+    assert {row["kind"] for row in rows} == {"paper", "engine", "model", "data"}
+    (row,) = [row for row in rows if row["name"] == "torch"]
+    assert (row["available"], row["reason"]) == (False, "torch is not installed")
+
+
+def test_the_doctor_finds_this_machine_fit_and_says_what_the_data_needs(twingrad: Any) -> None:
+    said = twingrad("doctor", "--json", "doctor.json")
+    assert said.code == 0
+    assert "Everything essential is there." in said.out
+    findings = {row["name"]: row for row in json.loads(Path("doctor.json").read_text())["rows"]}
+    assert {"Python", "numpy", "BLAS", "CPU", "data mnist", "results", "disk", "typst", "memray"} <= findings.keys()
+    assert findings["data mnist"]["state"] == "note"
+    assert "TWINGRAD_DATA" in findings["data mnist"]["advice"]
+
+
+def test_the_doctor_ends_with_1_when_results_have_no_place(twingrad: Any, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    said = twingrad("doctor", "--results", tmp_path / "taken")
+    assert said.code == 1
+    assert re.search(r"PROBLEM +results", said.out)
+
+
+def test_the_doctor_names_a_damaged_data_file(twingrad: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (folder / f"{name}-ubyte").write_bytes(b"not an IDX file")
+    said = twingrad("doctor", "--data-dir", tmp_path)
+    assert said.code == 1
+    assert "train-images-idx3-ubyte" in said.out
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_recorded_and_resumed(twingrad: Any, tmp_path: Path) -> None:
+    said = twingrad(*run_some("--seeds", "2", "--json", "run.json"))
+    assert said.code == 0
+    assert "embedded sample" in said.out
+    assert re.search(r"\[2/2\] mnist-rnn-e  manual +time +seed 1  test accuracy 0\.\d{4}", said.out)
+    document = json.loads(Path("run.json").read_text())
+    assert document.keys() == {"schema", "command", "provenance", "rows", "errors"}
+    assert (document["command"], document["errors"]) == ("run", [])
+    assert [(row["engine"], row["seed"], row["status"]) for row in document["rows"]] == [
+        ("manual", 0, "ok"),
+        ("manual", 1, "ok"),
+    ]
+    assert document["rows"][0]["data_source"] == "sample"
+    said = twingrad(*run_some("--seeds", "2"))
+    assert said.code == 0 and "2 of them were there already" in said.out
+    assert (tmp_path / "results" / "tidy" / "runs.csv").is_file()
+
+
+def test_json_to_standard_output_is_json_alone(twingrad: Any) -> None:
+    said = twingrad(*run_some("--seeds", "1", "--json", "-"))
+    assert said.code == 0
+    assert len(json.loads(said.out)["rows"]) == 1
+    assert "test accuracy" in said.err
+
+
+def test_a_mistake_is_in_the_json_too(twingrad: Any) -> None:
+    said = twingrad("report", "--json", "-")
+    assert said.code == 2
+    (error,) = json.loads(said.out)["errors"]
+    assert "nothing has been run into it" in error
+
+
+def test_a_failed_run_is_recorded_and_ends_with_1(twingrad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = config.load_paper("mnist-rnn-e")
+    wild = paper.training.learning_rate.model_copy(update={"value": 1e30})
+    diverging = paper.model_copy(update={"training": paper.training.model_copy(update={"learning_rate": wild})})
+    monkeypatch.setattr(config, "load_paper", lambda _: diverging)
+    said = twingrad(*run_some("--seeds", "1", "--json", "run.json"))
+    assert said.code == 1
+    assert re.search(r"^error: mnist-rnn-e manual time: .*(NaN|nan|inf|Inf).*step", said.err, re.MULTILINE)
+    (record,) = Results(Path("results")).records()
+    assert record["status"] == "failed" and "step" in record["error"]
+    document = json.loads(Path("run.json").read_text())
+    assert document["rows"][0]["status"] == "failed" and document["errors"]
+
+
+def test_an_engine_of_the_paper_that_is_missing_is_left_out_with_its_reason(
+    twingrad: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "experiments.run.engines.ENGINES",
+        {**engine.ENGINES, "torch": Registered("torch", "PyTorch", "bridge.adapters.torch:X", ("no-such-package",))},
+    )
+    paper = config.load_paper("mnist-rnn-e")
+    monkeypatch.setattr(config, "load_paper", lambda _: paper.model_copy(update={"engines": paper.engines[1:2]}))
+    said = twingrad("run", "mnist-rnn-e", "--measure", "time", "--seeds", "1", "--threads", "1")
+    assert said.code == 0
+    assert re.search(r"left out: mnist-rnn-e torch time: .*no-such-package is not installed", said.out)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_says_what_is_kept_and_resumes(
+    number: signal.Signals, code: int, twingrad: Any, tmp_path: Path
+) -> None:
+    with started(*run_some("--seeds", "50", "--json", "run.json")) as process:
+        assert process.stdout is not None
+        line = ""
+        while "[ 1/50]" not in line:
+            line = process.stdout.readline()
+            assert line, process.stderr.read() if process.stderr else ""
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    kept = int(re.search(r"interrupted: (\d+) of 50 runs are finished and kept", out)[1])  # type: ignore[index]
+    assert "give the same command again" in out
+    assert "Traceback" not in out + err
+    assert len(list((tmp_path / "results" / "raw").glob("*.json"))) == kept >= 1
+    assert json.loads(Path("run.json").read_text())["errors"] == ["interrupted"]
+    said = twingrad(*run_some("--seeds", "1"))
+    assert "1 of them were there already" in said.out
+
+
+def test_a_killed_run_leaves_whole_results_and_no_worker(twingrad: Any, tmp_path: Path) -> None:
+    with started(*run_some("--seeds", "50")) as process:
+        assert process.stdout is not None
+        while "[ 1/50]" not in process.stdout.readline():
+            assert process.poll() is None
+        process.kill()
+        process.wait(timeout=60)
+    for path in (tmp_path / "results" / "raw").glob("*.json"):
+        json.loads(path.read_text())
+    said = twingrad(*run_some("--seeds", "1"))
+    assert said.code == 0 and "1 of them were there already" in said.out
+    assert not (tmp_path / "results" / ".work").exists() or not list((tmp_path / "results" / ".work").iterdir())
+
+
+def test_a_race_prints_steps_and_ratios(twingrad: Any) -> None:
+    said = twingrad(
+        *("race", "mnist-rnn-e", "--engines", "numpy,manual", "--rounds", "1", "--threads", "1"),
+        *("--base", "manual", "--json", "race.json"),
+    )
+    assert said.code == 0, said.err
+    assert "on the embedded sample: 1 rounds of 600 steps, batch 100, threads 1" in said.out
+    assert "RATIO TO manual" in said.out
+    rows = {row["engine"]: row for row in json.loads(Path("race.json").read_text())["rows"]}
+    assert rows["manual"]["ratio"] == 1.0
+    assert rows["numpy"]["ratio"] == rows["numpy"]["microseconds_per_step"] / rows["manual"]["microseconds_per_step"]
+
+
+def test_output_that_nobody_reads_ends_the_command_quietly() -> None:
+    with started("list") as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        process.wait(timeout=60)
+        assert process.stderr.read() == ""
+
+
+# By hand --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """Two classes that a line divides, in an .npz."""
+    x = rng.standard_normal((400, 784)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    x[:, 0] *= 20
+    np.savez(tmp_path / "rows.npz", x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
+    return tmp_path / "rows.npz"
+
+
+def test_training_and_prediction_by_hand(twingrad: Any, rows: Path, tmp_path: Path) -> None:
+    trained = twingrad(
+        *("train", "mnist-rnn", "--data", rows, "--epochs", "3", "--learning-rate", "0.1", "--threads", "1"),
+        *("--engine", "manual", "--save", "weights.safetensors", "--json", "train.json"),
+    )
+    assert trained.code == 0, trained.err
+    epochs = json.loads(Path("train.json").read_text())["rows"]
+    assert [row["epoch"] for row in epochs] == [1, 2, 3]
+    assert epochs[2]["loss"] < epochs[0]["loss"]
+
+    np.save("input.npy", np.load(rows)["x_test"])
+    said = twingrad(
+        *("predict", "mnist-rnn", "weights.safetensors", "input.npy", "--engine", "manual", "--threads", "1"),
+        *("--save", "outputs.npy", "--show", "3", "--json", "predict.json"),
+    )
+    assert said.code == 0, said.err
+    predicted = json.loads(Path("predict.json").read_text())["rows"]
+    assert len(predicted) == 100 and "and 97 more rows" in said.out
+    assert np.load("outputs.npy").shape == (100, 10)
+    right = np.mean([row["class"] for row in predicted] == np.load(rows)["y_test"])
+    assert right == pytest.approx(epochs[2]["test_accuracy"])
+
+
+def test_prediction_for_a_data_set_says_how_good_it_is(twingrad: Any) -> None:
+    assert twingrad("train", "mnist-rnn", "--data", "mnist", "--epochs", "1", "--save", "w.safetensors").code == 0
+    said = twingrad("predict", "mnist-rnn", "w.safetensors", "mnist")
+    assert said.code == 0
+    assert re.search(r"accuracy 0\.\d{4} on 297 rows", said.out)
+
+
+def test_training_goes_on_from_weights(twingrad: Any, rows: Path) -> None:
+    base = ["train", "mnist-rnn", "--data", rows, "--engine", "manual", "--epochs", "1", "--threads", "1"]
+    assert twingrad(*base, "--save", "first.safetensors").code == 0
+    first = twingrad(*base, "--json", "-")
+    second = twingrad(*base, "--weights", "first.safetensors", "--json", "-")
+    assert json.loads(second.out)["rows"][0]["loss"] < json.loads(first.out)["rows"][0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({"x_train": np.zeros((3, 784), np.float32)}, "expected the arrays x_train and y_train, found x_train"),
+        (
+            {"x_train": np.zeros((3, 700)), "y_train": np.zeros(3, int)},
+            r"expects rows of shape (N, 784), found (3, 700)",
+        ),
+        ({"x_train": np.zeros((3, 784)), "y_train": np.zeros(2, int)}, "3 rows but 2 labels"),
+        ({"x_train": np.zeros((3, 784)), "y_train": np.array([0, 1, 10])}, "10"),
+        ({"x_train": np.array([["a"]]), "y_train": np.zeros(1, int)}, "rows must be numbers"),
+        ({"x_train": np.array([None]), "y_train": np.zeros(1, int)}, "not an .npz file that can be read"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(
+    arrays: dict[str, np.ndarray], expected: str, twingrad: Any, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "bad.npz", allow_pickle=True, **arrays)
+    said = twingrad("train", "mnist-rnn", "--data", "bad.npz", "--engine", "manual", "--threads", "1")
+    assert said.code in (1, 2)
+    assert said.err.startswith("error: ") and expected in said.err
+
+
+def test_weights_of_another_network_are_refused(twingrad: Any, rows: Path) -> None:
+    text = config.model_path("mnist-rnn").read_text().replace("units = 64", "units = 32")
+    Path("small.toml").write_text(text)
+    base = ["--data", rows, "--engine", "manual", "--epochs", "1", "--threads", "1"]
+    assert twingrad("train", "small.toml", *base, "--save", "small.safetensors").code == 0
+    said = twingrad("predict", "mnist-rnn", "small.safetensors", "mnist")
+    assert said.code == 2
+    assert "small.safetensors" in said.err and "rnn.weight" in said.err
+
+
+# The whole way --------------------------------------------------------------------------------------------------------
+
+
+def test_reproduce_makes_everything_from_the_sample_and_says_so(twingrad: Any, tmp_path: Path) -> None:
+    pytest.importorskip("typst")
+    start = time.time()
+    options = ["reproduce", "--profile", "quick", "--engines", "numpy,manual", "--threads", "1"]
+    said = twingrad(*options, "--json", "reproduce.json")
+    assert said.code == 0, said.err
+    report = tmp_path / "results" / "report"
+    pdf = report / "paper.pdf"
+    assert pdf.read_bytes().startswith(b"%PDF") and pdf.stat().st_mtime > start - 1
+    for key in config.papers():
+        paper = config.load_paper(key)
+        for output in paper.tables:
+            assert list((report / "tables").glob(f"{key}-{output.id}.csv"))
+        for output in paper.figures:
+            assert list((report / "figures").glob(f"{key}-{output.id}.svg"))
+    assert "embedded sample" in said.out and str(Path("results/report/paper.pdf")) in said.out
+    assert "Missing:" in said.out and "torch" in said.out
+    rows = json.loads(Path("reproduce.json").read_text())["rows"]
+    assert {"stage", "file", "missing", "pdf"} <= {row.get("kind") for row in rows}
+    again = twingrad(*options)
+    assert again.code == 0
+    assert not re.search(r"\d+ of \d+ runs finished in ", again.out)  # every one of them was there already
