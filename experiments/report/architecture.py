@@ -149,7 +149,7 @@ def _describe(layer: object, shape: LayerShape) -> str:
         return f"{op.upper()}{activation}, {many}"
     if op == "reshape" and len(shape.output) == 2:
         return f"{shape.output[0]} segments of {shape.output[1]}"
-    for name in ("function", "rate"):
+    for name in ("activation", "rate"):
         if hasattr(layer, name):
             return f"{op} {getattr(layer, name)}"
     return op

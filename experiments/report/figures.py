@@ -223,7 +223,7 @@ def memory_per_epoch(view: View) -> Figure:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value, 1)))
     axes.xaxis.set_minor_locator(NullLocator())
     _rows(axes, [view.label(engine) for engine in engines])
-    axes.set_xlabel("allocated: first epoch (full), each later one (pale)")
+    axes.set_xlabel("allocated: first epoch, each later one (pale)")
     return figure
 
 

@@ -1,7 +1,7 @@
 """One look for every figure: theme, sizes, a colour and a marker per system, reproducible files.
 
-The colours are those of Okabe and Ito (*Color Universal Design*, 2008), which stay apart under the common colour vision
-deficiencies; the marker and, for bars, the hatch say the same thing a second time, for grey prints.
+The colours are those of Okabe and Ito (*Color Universal Design*, 2008) with grey and brown added, which stay apart under
+the common colour vision deficiencies (a test computes it); the marker and, for bars, the hatch say the same thing a second time, for grey prints.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LOOKS: dict[str, Look] = {
     "torch-compile": Look("#E69F00", "v", "\\\\\\"),
     "tensorflow": Look("#56B4E9", "D", "..."),
     "jax": Look("#009E73", "P", "xxx"),
-    "flux": Look("#8F7700", "X", "+++"),
+    "flux": Look("#7B3F00", "X", "+++"),
     "manual": Look("#7A7A7A", "*", "|||"),
     "own": Look("#000000", "h", "---"),
 }

@@ -104,13 +104,12 @@ def training_accuracy(view: View) -> Table:
     paper = view.paper
     epochs = range(1, paper.training.epochs.value + 1)
     rows: list[Row] = []
-    largest = float("nan")
+    largest = 0.0
     for engine in view.engines():
         frame = view.epochs_of("time", engine)
         by_epoch = frame.groupby("epoch")["train_accuracy"]
         mean, spread = by_epoch.mean(), by_epoch.std()
-        if len(spread):
-            largest = float(np.nanmax([largest, spread.max()]))
+        largest = max(largest, spread.fillna(0).max()) if len(spread) else largest
         cells = {f"epoch_{epoch}": _get(mean, epoch) for epoch in epochs}
         spreads = {f"epoch_{epoch}_sd": _get(spread, epoch) for epoch in epochs}
         rows.append({**_measured(view, engine, "time"), "seeds": frame["key"].nunique(), **cells, **spreads})
@@ -118,7 +117,7 @@ def training_accuracy(view: View) -> Table:
         cells = {f"epoch_{epoch}": value for epoch, value in enumerate(item.by_epoch, start=1)}
         rows.append({**_as_reported(paper, item), **cells})
     notes = ["Mean over the seeds, evaluated on the whole training set after the epoch."]
-    if largest == largest:
+    if largest:
         notes.append(f"Largest standard deviation over the seeds: {largest:.4f}.")
     notes += [f"{reported_name(item)}: {item.note}." for item in _reported(paper, "train_accuracy") if item.note]
     return _table(

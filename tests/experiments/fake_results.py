@@ -1,7 +1,7 @@
 """An invented results folder for the tests of the report: no number in it was measured.
 
-The columns are those of `experiments.results.COLUMNS`; the machine is called "Invented CPU" so that nothing made from it
-can be taken for a result. Values come from a fixed generator.
+The columns are those of `experiments.results.COLUMNS`; the machine is called "Invented CPU" so that nothing made from
+it can be taken for a result. Values come from a fixed generator.
 """
 
 from __future__ import annotations
@@ -84,6 +84,20 @@ def rows(
                         "microseconds_per_step": _STEP_US[engine] * (0.3 + 0.7 * value / values[1]),
                     }
                 )
+    for threads in (2, 1):
+        found["runs"].append(
+            base
+            | {
+                "key": f"race-{threads}",
+                "engine": ",".join(engines),
+                "label": "Race",
+                "seed": 0,
+                "measure": "race",
+                "threads": threads,
+                "status": "ok",
+                "engine_digest": " ".join(["e" * 64] * len(engines)),
+            }
+        )
     return found
 
 
@@ -103,7 +117,11 @@ def _add_run(
     found: Rows, base: dict[str, Any], measure: str, seed: int, epochs: int, generator: np.random.Generator
 ) -> None:
     engine = base["engine"]
-    base = base | {"key": f"{base['paper']}-{engine}-{measure}-{seed}-{base['data_source']}", "seed": seed, "measure": measure}
+    base = base | {
+        "key": f"{base['paper']}-{engine}-{measure}-{seed}-{base['data_source']}",
+        "seed": seed,
+        "measure": measure,
+    }
     timed = measure == "time"
     # Losses and accuracies depend on the seed alone: engines that start from the same weights agree.
     same = np.random.default_rng(seed)

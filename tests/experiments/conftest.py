@@ -1,0 +1,68 @@
+"""Fixtures of the report's tests: invented results, and the report that is made from them once per session."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from experiments import report
+from experiments.config import load_paper
+from experiments.report import select
+from experiments.report.select import View
+from experiments.results import Tidy
+
+
+@pytest.fixture(scope="session")
+def fake() -> ModuleType:
+    """The module `fake_results.py` beside this file (test folders are not packages, so it cannot be imported)."""
+    spec = importlib.util.spec_from_file_location("fake_results", Path(__file__).with_name("fake_results.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fake_results"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def view_of(fake: ModuleType, tmp_path: Path) -> Callable[..., View]:
+    """A function from sweeps (as `fake.rows` makes them) to what a report of one paper may show of them."""
+
+    def make(*sweeps: Any, paper: str = "mnist-rnn-e") -> View:
+        return select.view(load_paper(paper), Tidy.load(fake.write(tmp_path / "results", *sweeps)))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def full_results(fake: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete sweep of both RNN papers on invented real data."""
+    folder = tmp_path_factory.mktemp("full")
+    fake.write(folder, fake.rows(seeds=5), fake.rows("mnist-rnn-d", seeds=10))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def full_report(full_results: Path) -> report.Built:
+    """Tables, figures and report.json of the complete sweep."""
+    return report.build(full_results)
+
+
+@pytest.fixture(scope="session")
+def sample_results(fake: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep on the embedded sample."""
+    folder = tmp_path_factory.mktemp("sample")
+    sweeps = (fake.rows(seeds=2, data_source="sample"), fake.rows("mnist-rnn-d", seeds=2, data_source="sample"))
+    fake.write(folder, *sweeps)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sample_report(sample_results: Path) -> report.Built:
+    """The report of the sweep on the embedded sample."""
+    return report.build(sample_results)

@@ -1,0 +1,553 @@
+"""Tables: what is measured is what the runs say, what is reported stays apart, and what is missing is named."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import config, report
+from experiments.config import ConfigError, load_paper
+from experiments.data import SAMPLE_LABEL
+from experiments.report import MixedMachinesError, ReportError, figures, numbers, select, table, tables
+from experiments.report.select import View
+from experiments.report.table import Table
+from experiments.results import ResultsError, Tidy
+
+ViewOf = Callable[..., View]
+ENGINES = ("numpy", "torch", "torch-compile", "manual")
+ABOUT_ENGINES = sorted(set(tables.PRODUCERS) - {"settings", "missing", "scaling", "parity"})
+
+
+def row(made: Table, engine: str, **more: Any) -> dict[str, Any]:
+    found = [
+        dict(item)
+        for item in made.rows
+        if item.get("engine") == engine and all(item.get(name) == value for name, value in more.items())
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def notes(made: Table) -> str:
+    return "\n".join(made.notes)
+
+
+def runs_of(sweep: Any, engine: str, measure: str = "time") -> list[dict[str, Any]]:
+    return [item for item in sweep["runs"] if item["engine"] == engine and item["measure"] == measure]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the papers ask for
+
+
+@pytest.mark.parametrize("key", config.papers())
+def test_everything_that_a_paper_names_has_a_producer(key: str) -> None:
+    load_paper(key).check_producers(tables.PRODUCERS, figures.PRODUCERS)
+
+
+def test_a_table_that_nothing_produces_is_an_error(
+    full_results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (config.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
+    wrong = config.loads(text.replace('producer = "parity"', 'producer = "paritty"', 1))
+    monkeypatch.setattr(config, "load_paper", lambda name: wrong)
+    with pytest.raises(ConfigError, match=r'id "parity".*nothing produces \'paritty\'.*did you mean \'parity\''):
+        report.build(full_results, tmp_path)
+    assert not list(tmp_path.iterdir()), "an error found before anything is written"
+
+
+def test_a_report_consists_of_what_the_papers_name(full_report: report.Built) -> None:
+    for key in ("mnist-rnn-d", "mnist-rnn-e"):
+        paper = load_paper(key)
+        for output in paper.tables:
+            for suffix in (".csv", ".tex", ".md"):
+                assert full_report.folder / "tables" / f"{key}-{output.id}{suffix}" in full_report.written
+        for output in paper.figures:
+            for suffix in (".svg", ".png"):
+                assert full_report.folder / "figures" / f"{key}-{output.id}{suffix}" in full_report.written
+    assert all(path.is_file() and path.stat().st_size for path in full_report.written)
+
+
+def test_the_same_results_give_the_same_bytes(full_results: Path, full_report: report.Built, tmp_path: Path) -> None:
+    again = report.build(full_results, tmp_path)
+    for old, new in zip(full_report.written, again.written, strict=True):
+        assert old.read_bytes() == new.read_bytes(), old.name
+
+
+def test_nothing_run_is_an_error_that_says_what_to_do(fake: ModuleType, tmp_path: Path) -> None:
+    fake.write(tmp_path)
+    with pytest.raises(ReportError, match=r"no results of any paper.*twingrad run"):
+        report.build(tmp_path)
+
+
+def test_a_report_folder_that_cannot_be_made_is_named(full_results: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultsError, match=r"cannot write .*file"):
+        report.build(full_results, tmp_path / "file" / "report")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Measured
+
+
+@pytest.mark.parametrize("producer", ABOUT_ENGINES)
+def test_every_engine_of_the_paper_has_a_row(producer: str, fake: ModuleType, view_of: ViewOf) -> None:
+    made = tables.PRODUCERS[producer](view_of(fake.rows(seeds=5)))
+    assert set(ENGINES) <= {item.get("engine") for item in made.rows}
+
+
+def test_measured_cells_are_the_means_and_spreads_of_the_runs(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows(seeds=5)
+    made = tables.performance(view_of(sweep))
+    for engine in ENGINES:
+        times = [run["total_seconds"] for run in runs_of(sweep, engine)]
+        accuracies = [run["test_accuracy"] for run in runs_of(sweep, engine)]
+        found = row(made, engine)
+        assert found["total_s"] == pytest.approx(statistics.fmean(times))
+        assert found["total_s_sd"] == pytest.approx(statistics.stdev(times))
+        assert found["test_accuracy"] == pytest.approx(statistics.fmean(accuracies))
+        allocated = [item["bytes_allocated"] for item in sweep["epochs"] if item["engine"] == engine]
+        assert found["allocated_bytes"] == pytest.approx(sum(item for item in allocated if item is not None))
+
+
+def test_a_single_seed_has_no_spread(fake: ModuleType, view_of: ViewOf) -> None:
+    made = tables.performance(view_of(fake.rows(seeds=1)))
+    assert row(made, "numpy")["total_s_sd"] is None
+    assert "±" not in made.columns[1].text(row(made, "numpy"))
+
+
+def test_training_accuracy_follows_the_epochs(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows(seeds=3)
+    made = tables.training_accuracy(view_of(sweep))
+    for epoch in range(1, 6):
+        values = [
+            item["train_accuracy"]
+            for item in sweep["epochs"]
+            if (item["engine"], item["measure"], item["epoch"]) == ("numpy", "time", epoch)
+        ]
+        assert row(made, "numpy")[f"epoch_{epoch}"] == pytest.approx(statistics.fmean(values))
+
+
+def test_the_average_epoch_counts_the_first_and_the_later_ones_do_not(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows("mnist-rnn-d", seeds=1, engines=("torch-compile", "torch"))
+    view = view_of(sweep, paper="mnist-rnn-d")
+    seconds = [
+        item["seconds"] for item in sweep["epochs"] if item["engine"] == "torch-compile" and item["measure"] == "time"
+    ]
+    assert row(tables.summary(view), "torch-compile")["epoch_s"] == pytest.approx(statistics.fmean(seconds))
+    assert row(tables.epoch_times(view), "torch-compile")["first_epoch_s"] == pytest.approx(seconds[0])
+    later = row(tables.epoch_times(view), "torch-compile")["later_epochs_s"]
+    assert later == pytest.approx(statistics.fmean(seconds[1:]))
+
+
+def test_ratios_of_a_race_are_paired_within_a_round(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows(seeds=1)
+    # The machine gets slower from round to round. Ratio 0.5 in each; that of the medians would be 0.5 only by luck.
+    paces = {1: 100.0, 2: 400.0, 3: 900.0}
+    sweep["race"] = [
+        item | {"round": number, "threads": 2, "key": "race-2", "microseconds_per_step": pace * share}
+        for number, pace in paces.items()
+        for item, share in zip(sweep["race"][:2], (0.5, 1.0), strict=True)
+    ]
+    for item, engine in zip(sweep["race"], ("numpy", "torch") * 3, strict=True):
+        item["engine"] = engine
+    sweep["race"].append(sweep["race"][0] | {"round": 4, "microseconds_per_step": 7.0})  # torch missed this round
+    found = row(tables.race(view_of(sweep)), "numpy")
+    assert found["ratio_median"] == found["ratio_q1"] == found["ratio_q3"] == pytest.approx(0.5)
+    assert found["rounds"] == 4
+
+
+def test_both_numbers_of_threads_are_raced_apart(fake: ModuleType, view_of: ViewOf) -> None:
+    made = tables.race(view_of(fake.rows(seeds=1)))
+    assert row(made, "numpy", threads=1)["step_us_median"] > row(made, "numpy", threads=2)["step_us_median"]
+    assert [heading.partition(" each")[0] for heading, _ in made.groups()] == ["2 threads", "1 thread"]
+
+
+def test_parity_is_the_largest_difference_at_equal_seeds(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows(seeds=2)
+    view = view_of(sweep)
+    found = row(tables.parity(view), "numpy")
+    assert 0 < found["max_loss_difference"] < 1e-5
+    assert found["within_tolerance"] is True
+    for item in sweep["steps"]:
+        if (item["engine"], item["seed"], item["step"]) == ("numpy", 1, 77):
+            item["loss"] += 0.02
+    found = row(tables.parity(view_of(sweep)), "numpy")
+    assert found["max_loss_difference"] == pytest.approx(0.02, rel=1e-3)
+    assert found["within_tolerance"] is False
+    assert "no" in [column.text(found) for column in tables.parity(view_of(sweep)).columns]
+
+
+def test_allocation_and_resident_memory_are_never_in_one_table(fake: ModuleType, view_of: ViewOf) -> None:
+    view = view_of(fake.rows(seeds=1))
+    for name, producer in tables.PRODUCERS.items():
+        fields = " ".join(producer(view).fields)
+        assert not ("rss" in fields and re.search(r"\bbytes_|allocated", fields)), name
+    assert row(tables.peak_memory(view), "numpy")["peak_rss_bytes"] == 2.2e8
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 1.7])
+def test_the_exponent_of_growth_is_that_of_the_power(power: float) -> None:
+    values = np.array([1.0, 10, 100, 1000])
+    points = pd.DataFrame({"value": values, "microseconds_per_step": 3.0 * values**power})
+    assert tables.scaling_exponent(points) == pytest.approx(power)
+
+
+def test_the_exponent_is_the_steepest_and_close_neighbours_do_not_count() -> None:
+    points = pd.DataFrame({"value": [1, 2, 2.1, 10], "microseconds_per_step": [1.0, 2.0, 4.0, 8.0]})
+    assert tables.scaling_exponent(points) == pytest.approx(1.0)
+    assert tables.scaling_exponent(points[:1]) is None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Reported
+
+
+@pytest.mark.parametrize("producer", ["training_accuracy", "performance", "summary", "epoch_times", "allocations"])
+@pytest.mark.parametrize("key", ["mnist-rnn-d", "mnist-rnn-e"])
+def test_reported_and_measured_stand_in_rows_and_groups_of_their_own(
+    producer: str, key: str, fake: ModuleType, view_of: ViewOf
+) -> None:
+    paper = load_paper(key)
+    made = tables.PRODUCERS[producer](view_of(fake.rows(key, seeds=2), paper=key))
+    kinds: dict[str, set[str]] = {}
+    for item in made.rows:
+        kinds.setdefault(item["group"], set()).add(item["kind"])
+        if item["kind"] == "measured":
+            assert item["machine"] == fake.CPU and fake.CPU in item["group"]
+        elif item["kind"] == "reported":
+            assert item["machine"] == paper.environment.description
+            assert item["group"].startswith("Reported by the paper") and item["machine"] in item["group"]
+            assert "engine" not in item, "no engine of ours made this number"
+        else:
+            assert item["kind"] == "rerun" and "not by this report" in item["group"]
+    assert all(len(found) == 1 for found in kinds.values())
+
+
+def test_reported_numbers_are_those_of_the_paper(fake: ModuleType, view_of: ViewOf) -> None:
+    view = view_of(fake.rows(seeds=1))
+    made = tables.performance(view)
+    cells = {item["system"]: [column.text(item) for column in made.columns] for item in made.rows}
+    assert cells["Flux"] == ["Flux", "51.2", "14.534 GiB", "0.944"]
+    assert cells["The paper's own"] == ["The paper's own", "135", "85 GiB", "0.917"]
+    assert [column.text(made.rows[5]) for column in made.columns] == ["PyTorch", "94", "not measured", "0.92"]
+    accuracy = [item for item in tables.training_accuracy(view).rows if item["system"] == "Flux"]
+    assert [accuracy[0][f"epoch_{epoch}"] for epoch in range(1, 6)] == [0.891, 0.919, 0.930, 0.938, 0.944]
+
+
+def test_words_stand_where_a_paper_prints_no_number(fake: ModuleType, view_of: ViewOf) -> None:
+    made = tables.summary(view_of(fake.rows("mnist-rnn-d", seeds=1), paper="mnist-rnn-d"))
+    cells = {item["system"]: [column.text(item) for column in made.columns] for item in made.rows}
+    assert cells["Flux"][2:4] == ["less than both", "close second"]
+    assert cells["The paper's own"][2] == "≈ 11"
+    flux = next(item for item in made.rows if item["system"] == "Flux")
+    assert "seconds_per_epoch: less than both" in flux["words"]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Missing, mixed, sample
+
+
+def test_an_engine_that_never_ran_has_a_row_of_dashes_and_a_reason(fake: ModuleType, view_of: ViewOf) -> None:
+    view = view_of(fake.rows(seeds=5, engines=("numpy", "torch")))
+    for name in ABOUT_ENGINES:
+        made = tables.PRODUCERS[name](view)
+        found = [item for item in made.rows if item.get("engine") == "manual"]
+        assert found and all(item["missing"].endswith("not run") for item in found), name
+        assert {column.text(found[0]) for column in made.columns[1:]} <= {table.MISSING, "0", ""}, name
+        assert re.search(r"Missing, .*Hand-written numpy.*not run", notes(made)), name
+
+
+def test_a_failure_is_quoted_by_its_first_line(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows(seeds=5)
+    for run in runs_of(sweep, "torch")[3:]:
+        run |= {"status": "failed", "error": "the loss is NaN at step 7\nTraceback ..."}
+    view = view_of(sweep)
+    made = tables.performance(view)
+    assert "Missing, time and accuracy: PyTorch: 2 of 5 seeds failed: the loss is NaN at step 7." in made.notes
+    assert row(made, "torch")["seeds"] == 3
+    assert {"row": "PyTorch", "measure": "time and accuracy", "reason": made.rows[1]["missing"].partition(": ")[2]} in [
+        dict(item) for item in tables.missing(view).rows
+    ]
+
+
+def test_a_failure_in_a_race_is_told_of_the_engine_that_failed(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows(seeds=5)
+    sweep["race"] = [item for item in sweep["race"] if item["engine"] != "torch-compile"]
+    for run in sweep["runs"]:
+        if run["measure"] == "race":
+            run |= {"status": "failed", "error": "torch-compile: no compiler"}
+    view = view_of(sweep)
+    assert view.why_missing("torch-compile", "race") == "failed: no compiler"
+    assert view.why_missing("torch", "race") is None
+
+
+def test_a_table_without_any_data_is_not_silent(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows(seeds=1)
+    only_race = {name: (items if name == "race" else []) for name, items in sweep.items()}
+    for name, producer in tables.PRODUCERS.items():
+        made = producer(view_of(only_race))
+        assert made.rows, name
+        if name not in ("settings", "race", "missing"):
+            assert "not run" in notes(made), name
+
+
+def test_systems_that_nothing_stands_for_are_named(fake: ModuleType, view_of: ViewOf) -> None:
+    made = tables.missing(view_of(fake.rows(seeds=5)))
+    reasons = {item["row"]: item["reason"] for item in made.rows}
+    assert "Flux" in reasons and "reported only" in reasons["Flux"]
+
+
+@pytest.mark.parametrize("producer", sorted(tables.PRODUCERS))
+def test_a_table_never_mixes_machines(producer: str, fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows(seeds=2)
+    for items in sweep.values():
+        for item in items:
+            if item["engine"] == "torch":
+                item["cpu_model"] = "Another CPU"
+    view = view_of(sweep)
+    if producer in ("settings", "missing"):
+        tables.PRODUCERS[producer](view)  # they have no measured number
+        return
+    with pytest.raises(MixedMachinesError, match=rf"Another CPU \(\d+ rows\), {fake.CPU}.*--results"):
+        tables.PRODUCERS[producer](view)
+
+
+def test_a_report_of_two_machines_is_refused(fake: ModuleType, tmp_path: Path) -> None:
+    fake.write(tmp_path, fake.rows(seeds=1), fake.rows(seeds=2, engines=("torch",), cpu_model="Another CPU"))
+    with pytest.raises(MixedMachinesError):
+        report.build(tmp_path)
+
+
+@pytest.mark.parametrize("producer", sorted(tables.PRODUCERS))
+def test_every_export_says_that_its_data_are_a_sample(producer: str, fake: ModuleType, view_of: ViewOf) -> None:
+    made = tables.PRODUCERS[producer](view_of(fake.rows(seeds=1, data_source="sample")))
+    for text in (table.to_markdown(made), table.to_latex(made), json.dumps(table.to_json(made))):
+        assert SAMPLE_LABEL in text
+    for line in csv.DictReader(io.StringIO(table.to_csv(made))):
+        assert line["notice"].startswith(SAMPLE_LABEL)
+    real = tables.PRODUCERS[producer](view_of(fake.rows(seeds=1)))
+    assert SAMPLE_LABEL not in table.to_markdown(real) + table.to_csv(real)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which rows belong together
+
+
+def test_the_newest_run_decides_data_and_profile(fake: ModuleType, view_of: ViewOf) -> None:
+    old = fake.rows(seeds=3)
+    new = fake.rows(seeds=2, data_source="sample", profile="quick")
+    for items in new.values():
+        for item in items:
+            item["created"] = "2002-01-01T00:00:00+00:00"
+            item["key"] += "-new"
+    view = view_of(old, new)
+    assert (view.data_source, view.profile) == ("sample", "quick")
+    assert row(tables.performance(view), "numpy")["seeds"] == 2
+    assert set(view.race["data_source"]) == {"sample"}
+    assert view.left_out == len([run for run in old["runs"] if run["measure"] in select.TRAINED])
+    assert f"{view.left_out} older or other runs" in notes(tables.provenance(view))
+    assert (view_of(new, old).data_source, view.profile) == ("sample", "quick"), "whatever their order in the file"
+
+
+def test_of_an_engine_only_its_newest_source_counts(fake: ModuleType, view_of: ViewOf) -> None:
+    old, new = fake.rows(seeds=5, engines=("numpy", "torch")), fake.rows(seeds=1, engines=("numpy",))
+    for items in new.values():
+        for item in items:
+            item |= {"created": "2002-01-01T00:00:00+00:00", "key": item["key"] + "-new"}
+            item["engine_digest"] = "f" * 64
+    view = view_of(old, new)
+    assert row(tables.performance(view), "numpy")["seeds"] == 1
+    assert row(tables.performance(view), "torch")["seeds"] == 5
+    assert view.why_missing("numpy", "time") == "4 of 5 seeds not run"
+
+
+def test_runs_with_other_threads_are_not_averaged_in(fake: ModuleType, view_of: ViewOf) -> None:
+    old, new = fake.rows(seeds=2, engines=("torch",)), fake.rows(seeds=2)
+    for item in old["runs"]:
+        item |= {"threads": 1, "created": "2000-01-01T00:00:00+00:00", "key": item["key"] + "-1"}
+    assert set(view_of(old, new).ok("time")["threads"]) == {2}
+
+
+def test_rounds_of_two_races_are_not_paired(fake: ModuleType, view_of: ViewOf) -> None:
+    whole, partial = fake.rows(seeds=1), fake.rows(seeds=1, engines=("numpy", "torch"))
+    for name in ("race", "runs"):
+        for item in partial[name]:
+            item |= {"created": "2002-01-01T00:00:00+00:00", "key": item["key"] + "-new"}
+    view = view_of(whole, partial)
+    assert view.race.groupby("threads")["key"].nunique().tolist() == [1, 1]
+    assert set(view.race["engine"]) == set(ENGINES), "a later race of two engines does not hide the others"
+    for run in partial["runs"]:
+        if run["measure"] == "race":
+            run["engine_digest"] = run["engine_digest"].replace("e", "f")
+    assert set(view_of(whole, partial).race["engine"]) == {"numpy", "torch"}, "but the older source of an engine does"
+
+
+def test_an_engine_of_a_later_release_is_shown_after_the_papers_own(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows(seeds=1)
+    for items in sweep.values():
+        for item in items:
+            if item["engine"] == "manual":
+                item |= {"engine": "jax", "label": "JAX"}
+    assert view_of(sweep).engines() == [*load_paper("mnist-rnn-e").engine_names(), "jax"]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The numbers of the text
+
+
+def test_every_number_of_the_text_has_a_value_and_a_text(full_report: report.Built) -> None:
+    document = json.loads(full_report.data.read_text(encoding="utf-8"))
+    for paper in document["papers"]:
+        assert len(paper["numbers"]) > 50
+        for name, entry in paper["numbers"].items():
+            assert entry["text"] and entry["value"] is not None, name
+            assert "nan" not in entry["text"].lower(), name
+
+
+def test_the_text_quotes_what_the_tables_show(fake: ModuleType, view_of: ViewOf) -> None:
+    view = view_of(fake.rows(seeds=5))
+    found = numbers.of_paper(view)
+    performance, race = tables.performance(view), tables.race(view)
+    assert found["numpy.total_s"]["value"] == pytest.approx(row(performance, "numpy")["total_s"])
+    assert found["torch.bytes_total"]["value"] == pytest.approx(row(performance, "torch")["allocated_bytes"])
+    assert found["race.2.numpy.ratio"]["value"] == pytest.approx(row(race, "numpy", threads=2)["ratio_median"])
+    assert found["reported.Own.seconds_total"] == {"value": 135.0, "text": "135"}
+    assert found["settings.all"]["value"] == len(list(view.paper.settings()))
+
+
+def test_a_number_that_is_missing_is_left_out(fake: ModuleType, view_of: ViewOf) -> None:
+    found = numbers.of_paper(view_of(fake.rows(seeds=1, engines=("numpy",))))
+    assert not [name for name in found if name.startswith("torch.") and not name.endswith(".label")]
+    assert "numpy.later_ratio" not in found and "numpy.test_accuracy_sd" not in found
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Exports
+
+
+SPECIALS = "100 % & _under_ #1 $x$ {a|b} ~ ^ \\cmd <tag> [1] * ` 3.1·10⁻⁷ ± × ≤ µs — –"
+
+
+def small(text: str) -> Table:
+    return Table(
+        id="small",
+        title=text,
+        fields=("name", "value"),
+        columns=(table.column(text, "name", align="left"), table.column("v", "value", table.significant)),
+        rows=({"name": text, "value": 0.1 + 0.2, "g": text}, {"name": None, "value": None, "g": text}),
+        group="g",
+        notes=(text,),
+    )
+
+
+def test_latex_escapes_every_special_character() -> None:
+    text = table.to_latex(small(SPECIALS))
+    cell = table.latex_escape(SPECIALS)
+    assert cell in text
+    plain = re.sub(r"\\textbackslash\{\}|\\text[a-z]+\{\}|\\[{}&%$#_,]|\$[^$]*\$", "", cell)
+    assert not re.search(r"[\\{}&%$#_~^<>|]", plain), plain
+    assert "3.1$\\cdot$10$^{-7}$" in cell
+    assert text.count(" & ") == text.count("\\\\\n") - 1, "one separator per row; the group heading has none"
+
+
+def test_markdown_cells_cannot_break_the_table() -> None:
+    lines = [line for line in table.to_markdown(small(SPECIALS)).splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {3}
+
+
+@given(st.text(max_size=40))
+def test_no_text_breaks_a_markdown_row_or_a_latex_line(text: str) -> None:
+    assert "\n" not in table.markdown_escape(text) + table.latex_escape(text)
+    assert not re.search(r"(?<!\\)(\\\\)*\|", table.markdown_escape(text))
+
+
+def test_csv_keeps_every_digit_and_leaves_missing_cells_empty() -> None:
+    lines = list(csv.reader(io.StringIO(table.to_csv(small('a, "b"\n')))))
+    assert lines[0] == ["name", "value"]
+    assert float(lines[1][1]) == 0.1 + 0.2
+    assert lines[2] == ["", ""]
+
+
+def test_csv_reads_back_as_numbers(full_report: report.Built) -> None:
+    for path in (full_report.folder / "tables").glob("*.csv"):
+        frame = pd.read_csv(path)
+        assert len(frame), path.name
+        for name in frame.columns:
+            if name.endswith(("_s", "_s_sd", "_bytes", "_us", "_median", "accuracy")):
+                assert pd.api.types.is_numeric_dtype(frame[name]), (path.name, name)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Numbers as text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.01234, "0.0123"),
+        (4.555, "4.55"),
+        (9.999, "10.0"),
+        (99.96, "100"),
+        (123.4, "123"),
+        (1234.4, "1234"),
+        (12345.6, "12\u202f346"),
+        (-2.5, "-2.50"),
+    ],
+)
+def test_significant_digits(value: float, text: str) -> None:
+    assert table.significant(value) == text
+
+
+@given(st.floats(1e-6, 1e12), st.integers(2, 5))
+def test_significant_is_never_off_by_more_than_half_a_digit(value: float, digits: int) -> None:
+    shown = float(table.significant(value, digits).replace("\u202f", ""))
+    assert abs(shown - value) <= 0.5001 * 10 ** (np.floor(np.log10(value)) - digits + 1) + (0.5 if value > 100 else 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (950, "950 B"), (4_808_000, "4.81 MB"), (1.6e10, "16.0 GB"), (999_999, "1.00 MB"), (1500, "1.50 kB")],
+)
+def test_sizes_have_the_unit_that_suits_them(value: float, text: str) -> None:
+    assert table.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "text"),
+    [
+        (0.5, 0.01, "0.500 ± 0.010"),
+        (12.3, 0.04, "12.30 ± 0.04"),
+        (12.3, None, "12.3"),
+        (1.5, 0.002, "1.500 ± 0.002"),
+        (2.0, 0.0, "2.00 ± 0.00"),
+    ],
+)
+def test_a_spread_has_the_digits_of_its_mean_unless_it_would_vanish(
+    mean: float, spread: float | None, text: str
+) -> None:
+    assert table.with_spread(mean, spread) == text
+
+
+def test_powers_of_ten() -> None:
+    assert table.scientific(3.14e-7) == "3.1·10⁻⁷"
+    assert table.scientific(0.0) == "0"
+
+
+def test_the_report_is_made_from_tidy_alone(full_results: Path) -> None:
+    assert not (full_results / "raw").exists()
+    assert isinstance(Tidy.load(full_results), Tidy)
