@@ -51,7 +51,7 @@ def gradcheck(
         raise NotDifferentiableError("gradcheck: at least one float64 argument is needed to differentiate by")
 
     def evaluate(points: list[Array]) -> Tensor:
-        return ops.as_tensor(function(*(Tensor(a, requires_grad=i in moving) for i, a in enumerate(points))))
+        return ops.as_tensor(function(*(Tensor(np.asarray(a), i in moving) for i, a in enumerate(points))))
 
     variables = [Tensor(a, requires_grad=i in moving) for i, a in enumerate(arrays)]
     output = ops.as_tensor(function(*variables))

@@ -1,0 +1,477 @@
+"""Every op of the table by the same checks, driven by one line per op.
+
+A line gives the op, the shapes it is tried at and the domain of each operand.  From it follow: the values (numpy's
+own, or a formula), the gradient and its gradient against finite differences, the jvp rule against the vjp rule,
+float32 in and float32 out, the compiled function against the eager one, and the promises a record makes about
+memory.  Ties, infinities and other special values are in test_special_values.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+from py_engine import Tensor, gradcheck, ops
+from py_engine.ad.graph import gradients
+from py_engine.ad.tensor import FLOATS
+
+# Domains: what an operand is drawn from -------------------------------------------------------------------
+
+
+def anything(rng, shape, k):
+    return rng.standard_normal(shape)
+
+
+def positive(rng, shape, k):
+    return rng.uniform(0.5, 2, shape)
+
+
+def nonzero(rng, shape, k):
+    return rng.uniform(0.5, 2, shape) * rng.choice([-1.0, 1.0], shape)
+
+
+def inside(rng, shape, k):
+    """Between -1 and 1, away from both."""
+    return rng.uniform(-0.9, 0.9, shape)
+
+
+def share(rng, shape, k):
+    """Between 0 and 1."""
+    return rng.uniform(0.1, 0.9, shape)
+
+
+def apart(rng, shape, k):
+    """No two elements, of this operand or of another one drawn so, closer than 0.03 to each other or to 0."""
+    n = int(np.prod(shape))
+    return ((rng.permutation(n) - n // 2) * 0.4 + 0.1 * (k + 1) + rng.uniform(0, 0.05, n)).reshape(shape)
+
+
+def condition(rng, shape, k):
+    return rng.random(shape) < 0.5
+
+
+def below(n):
+    """Integers in [-n, n): positions on an axis of length n."""
+    return lambda rng, shape, k: rng.integers(-n, n, shape)
+
+
+def classes(n):
+    return lambda rng, shape, k: rng.integers(0, n, shape)
+
+
+# Shapes ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Example:
+    """Operand shapes, and the other arguments of the call."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    attrs: dict[str, Any]
+
+    def __str__(self) -> str:
+        return " ".join([str(s).replace(" ", "") for s in self.shapes] + [f"{k}={v}" for k, v in self.attrs.items()])
+
+
+def at(*shapes: tuple[int, ...], **attrs: Any) -> Example:
+    return Example(shapes, attrs)
+
+
+UNARY = [at(()), at((1,)), at((3,)), at((2, 3)), at((1, 3, 1)), at((0,)), at((2, 0, 3))]
+BINARY = [
+    at((), ()), at((3,), (3,)), at((2, 3), (3,)), at((3, 1), (1, 4)), at((), (2, 3)), at((2, 3), (1, 1)),
+    at((2, 1, 3), (4, 1)), at((0, 3), (3,)), at((1,), (0,)),
+]  # fmt: skip
+TERNARY = [at((), (), ()), at((3,), (3,), (3,)), at((2, 3), (), (3,)), at((2, 1), (3,), (1, 1)), at((0, 2), (1, 2), ())]
+OVER_AXES = [
+    at(()), at((4,)), at((2, 3)), at((2, 3), axis=0), at((2, 3), axis=-1), at((2, 3), axis=1, keepdims=True),
+    at((2, 3, 4), axis=(0, 2)), at((2, 3, 4), axis=(1, 2), keepdims=True), at((3, 1), axis=1), at((1, 3), axis=0),
+    at((2, 3), axis=()), at((0, 3), axis=1), at((2, 0, 3), axis=2),
+]  # fmt: skip
+OVER_EMPTY = [at((0, 3), axis=0), at((0,)), at((2, 0), axis=1, keepdims=True)]
+ALONG_AXES = [at((3,)), at((2, 3)), at((2, 3), axis=0), at((2, 3, 2), axis=(0, 2)), at((2, 1), axis=1), at((0, 3))]
+MATRICES = [
+    at((2, 3), (3, 4)), at((3,), (3, 4)), at((2, 3), (3,)), at((3,), (3,)), at((5, 2, 3), (3, 4)), at((1, 1), (1, 1)),
+    at((5, 2, 3), (5, 3, 4)), at((2, 1, 2, 3), (5, 3, 4)), at((2, 3), (5, 3, 4)), at((3,), (5, 3, 4)),
+    at((5, 2, 3), (3,)), at((2, 0), (0, 3)), at((0, 3), (3, 2)), at((4, 0, 3), (3, 2)),
+]  # fmt: skip
+DOTS = [at((), (2, 3)), at((3,), (3,)), at((2, 3), (3, 4)), at((2, 3), (5, 3, 4)), at((3,), (3, 4)), at((0,), (0,))]
+
+
+# One line per op ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """How one op is tried.
+
+    Attributes:
+        name: in the op table, or of a function of `py_engine.ops`.
+        call: on tensors and arrays.
+        examples: the shapes and attributes to try.
+        domains: of each operand; the last one serves those that follow.
+        like: the same on arrays, where numpy has no function that the op stands in for.
+        differentiable: whether its gradient is that of finite differences.
+        random: it draws: anew in every replay, other values for another dtype.
+    """
+
+    name: str
+    call: Callable[..., Tensor]
+    examples: Sequence[Example]
+    domains: tuple[Callable[..., Any], ...] = (anything,)
+    like: Callable[..., Any] | None = None
+    differentiable: bool = True
+    random: bool = False
+
+    def arrays(self, rng: np.random.Generator, example: Example, dtype: Any = np.float64) -> list[Any]:
+        """Draw the operands, read-only: an op that writes into one fails."""
+        drawn = []
+        for k, shape in enumerate(example.shapes):
+            array = np.asarray(self.domains[min(k, len(self.domains) - 1)](rng, shape, k))
+            drawn.append(array.astype(dtype) if array.dtype == np.float64 else array)
+            drawn[-1].flags.writeable = False
+        return drawn
+
+
+def softmax(x, axis=-1):
+    return np.exp(x) / np.sum(np.exp(x), axis, keepdims=True)
+
+
+def scattered(g, i, j):
+    total = np.zeros((5, 5))
+    np.add.at(total, (i, j), g)
+    return total
+
+
+PLACES = (((0, 2, 1), (0, None, 1)), ((1, 3, 1), (1, 2, 1)))  # [0:2, :] and [1:3, 1:2]: they overlap
+
+LINES = [
+    Line("add", ops.add, BINARY),
+    Line("sub", ops.sub, BINARY),
+    Line("mul", ops.mul, BINARY),
+    Line("div", ops.div, BINARY, (anything, nonzero)),
+    Line("neg", ops.neg, UNARY),
+    Line("square", ops.square, UNARY),
+    Line("reciprocal", ops.reciprocal, UNARY, (nonzero,)),
+    Line("pow", ops.pow, BINARY, (positive, anything)),
+    Line("exp", ops.exp, UNARY),
+    Line("expm1", ops.expm1, UNARY),
+    Line("log", ops.log, UNARY, (positive,)),
+    Line("log1p", ops.log1p, UNARY, (inside,)),
+    Line("sqrt", ops.sqrt, UNARY, (positive,)),
+    Line("sin", ops.sin, UNARY),
+    Line("cos", ops.cos, UNARY),
+    Line("tan", ops.tan, UNARY, (inside,)),
+    Line("arcsin", ops.arcsin, UNARY, (inside,)),
+    Line("arccos", ops.arccos, UNARY, (inside,)),
+    Line("arctan", ops.arctan, UNARY),
+    Line("sinh", ops.sinh, UNARY),
+    Line("cosh", ops.cosh, UNARY),
+    Line("tanh", ops.tanh, UNARY),
+    Line("sigmoid", ops.sigmoid, UNARY, like=lambda x: 1 / (1 + np.exp(-x))),
+    Line("softplus", ops.softplus, UNARY, like=lambda x: np.logaddexp(0, x)),
+    Line("relu", ops.relu, UNARY, (nonzero,), like=lambda x: np.maximum(x, 0)),
+    Line("step", ops.step, UNARY, (nonzero,), like=lambda x: np.where(x > 0, 1.0, 0.0)),
+    Line("sign", ops.sign, UNARY, (nonzero,)),
+    Line("abs", ops.abs, UNARY, (nonzero,)),
+    Line("equal_mask", ops.equal_mask, BINARY, (apart,), like=lambda a, b: 1.0 * (a == b)),
+    Line("maximum", ops.maximum, BINARY, (apart,)),
+    Line("minimum", ops.minimum, BINARY, (apart,)),
+    Line("clip", ops.clip, [*TERNARY, at((3,), a_min=-0.5), at((2, 3), a_max=0.5)], (apart,),
+         like=lambda x, a_min=None, a_max=None: np.clip(x, a_min, a_max)),
+    Line("where", ops.where, TERNARY, (condition, anything, anything)),
+    Line("less", ops.less, BINARY, differentiable=False),
+    Line("less_equal", ops.less_equal, BINARY, differentiable=False),
+    Line("greater", ops.greater, BINARY, differentiable=False),
+    Line("greater_equal", ops.greater_equal, BINARY, differentiable=False),
+    Line("equal", ops.equal, BINARY, differentiable=False),
+    Line("not_equal", ops.not_equal, BINARY, differentiable=False),
+    Line("astype", lambda x: ops.astype(x, np.int64), UNARY, like=lambda x: x.astype(np.int64), differentiable=False),
+    Line("stop_gradient", ops.stop_gradient, UNARY, like=lambda x: x, differentiable=False),
+    Line("identity", ops.identity, UNARY, like=lambda x: x),
+    Line("copy", ops.copy, UNARY),
+    Line("sum", ops.sum, OVER_AXES + OVER_EMPTY),
+    Line("mean", ops.mean, OVER_AXES),
+    Line("var", ops.var, [*OVER_AXES, at((3, 4), axis=0, ddof=1)]),
+    Line("std", ops.std, [at((3, 4)), at((3, 4), axis=1, keepdims=True), at((3, 2, 4), axis=(0, 1), ddof=1)], (apart,)),
+    Line("norm", ops.norm, [at(()), at((4,)), at((2, 3), axis=0), at((2, 3), axis=1, keepdims=True)], (nonzero,)),
+    Line("max", ops.max, OVER_AXES, (apart,)),
+    Line("min", ops.min, OVER_AXES, (apart,)),
+    Line("logsumexp", ops.logsumexp, OVER_AXES, like=lambda x, **at: np.log(np.sum(np.exp(x), **at))),
+    Line("softmax", ops.softmax, ALONG_AXES, like=softmax),
+    Line("log_softmax", ops.log_softmax, ALONG_AXES, like=lambda x, axis=-1: np.log(softmax(x, axis))),
+    Line("reshape", ops.reshape,
+         [at((2, 3), shape=(3, 2)), at((4,), shape=(2, -1)), at((1,), shape=()), at((0, 2), shape=(4, 0))]),
+    Line("ravel", ops.ravel, UNARY),
+    Line("expand_dims", ops.expand_dims,
+         [at((), axis=0), at((2, 3), axis=1), at((3,), axis=(0, -1)), at((0,), axis=0)]),
+    Line("squeeze", ops.squeeze, [at((1, 3, 1)), at((1, 3, 1), axis=0), at((2, 1, 0), axis=-2), at((1, 1))]),
+    Line("transpose", ops.transpose,
+         [at(()), at((2, 3)), at((2, 3, 4), axes=(1, -1, 0)), at((2, 0, 1), axes=(2, 0, 1))]),
+    Line("swapaxes", ops.swapaxes, [at((2, 3, 4), axis1=0, axis2=-1), at((1, 0), axis1=0, axis2=1)]),
+    Line("moveaxis", ops.moveaxis,
+         [at((2, 3, 4), source=0, destination=-1), at((2, 3, 4), source=(0, 1), destination=(2, 0))]),
+    Line("broadcast_to", ops.broadcast_to,
+         [at((3,), shape=(2, 3)), at((), shape=(2, 2)), at((2, 1), shape=(4, 2, 3)), at((1,), shape=(0,))]),
+    Line("assemble", lambda *parts: ops.assemble(parts, PLACES, (3, 3)), [at((2, 3), (2, 1))],
+         like=lambda a, b: np.pad(a, ((0, 1), (0, 0))) + np.pad(b, ((1, 0), (1, 1)))),
+    Line("concatenate", lambda *parts, axis=0: ops.concatenate(parts, axis),
+         [at((2, 3), (1, 3)), at((2, 3), (2, 1), (2, 0), axis=1), at((3,), (3,), axis=-1), at((0, 2), (0, 1), axis=1)],
+         like=lambda *parts, axis=0: np.concatenate(parts, axis)),
+    Line("stack", lambda *parts, axis=0: ops.stack(parts, axis),
+         [at((), ()), at((2, 3), (2, 3), axis=1), at((3,), (3,), axis=-1), at((0,), (0,))],
+         like=lambda *parts, axis=0: np.stack(parts, axis)),
+    Line("pad", ops.pad,
+         [at((2, 3), pad_width=1), at((2, 3), pad_width=((0, 1), (2, 0))), at((0,), pad_width=2),
+          at((3,), pad_width=(1, 2), constant_values=4.0)]),
+    Line("getitem", lambda x: x[0, ..., None], [at((2, 3)), at((1, 0, 2)), at((3,))], like=lambda x: x[0, ..., None]),
+    Line("slice", lambda x: x[-1, 1:, ::-2], [at((2, 3, 4)), at((1, 1, 3)), at((2, 2, 0))],
+         like=lambda x: x[-1, 1:, ::-2]),
+    Line("gather", lambda x, i: x[i], [at((5, 2), (4,)), at((5,), (2, 3)), at((5, 0), (2,)), at((5, 2), ())],
+         (anything, below(5)), like=lambda x, i: x[i]),
+    Line("scatter", lambda g, i, j: ops.TABLE["scatter"](g, i, j, pattern=("array", "array"), shape=(5, 5)),
+         [at((2, 3), (2, 1), (3,)), at((4,), (4,), (4,)), at((0,), (0,), (0,)), at((), (), ())],
+         (anything, below(5)), like=scattered),
+    Line("matmul", ops.matmul, MATRICES),
+    Line("dot", ops.dot, DOTS),
+    Line("outer", ops.outer, [at((2,), (3,)), at((2, 2), (3,)), at((), (2,)), at((0,), (2,))]),
+    Line("tensordot", ops.tensordot,
+         [at((2, 3, 4), (3, 4, 5)), at((2, 3), (3, 2), axes=1), at((2, 3), (4, 2), axes=((0,), (1,))),
+          at((2, 3), (4,), axes=0), at((0, 3), (3, 2), axes=1)]),
+    Line("einsum", lambda *x, subscripts: ops.einsum(subscripts, *x),
+         [at((2, 3), (3, 4), subscripts="ij,jk"), at((3, 3), subscripts="ii->i"), at((1,), (0,), subscripts="i,i->i"),
+          at((2, 3, 4), subscripts="...i->..."), at((1, 3), (2, 3), subscripts="ij,ij->j"),
+          at((2, 3), (3,), (2,), subscripts="ij,j,i->"), at((0, 3), (3,), subscripts="ij,j->i")],
+         like=lambda *x, subscripts: np.einsum(subscripts, *x)),
+    Line("softmax_cross_entropy", ops.softmax_cross_entropy,
+         [at((4, 3), (4,)), at((2, 3, 3), (2, 3)), at((3,), ()), at((0, 3), (0,))],
+         (anything, classes(3)), like=lambda x, y: -np.sum(np.log(softmax(x)) * np.eye(3)[y]) / max(y.size, 1)),
+    Line("softmax_cross_entropy_gradient",
+         lambda g, x, y: ops.TABLE["softmax_cross_entropy_gradient"](g, x, ops.logsumexp(x, -1), y),
+         [at((), (4, 3), (4,)), at((), (1, 3), (1,)), at((), (2, 3, 3), (2, 3)), at((), (0, 3), (0,))],
+         (anything, anything, classes(3)), like=lambda g, x, y: (softmax(x) - np.eye(3)[y]) * g / max(y.size, 1)),
+    Line("binary_cross_entropy", ops.binary_cross_entropy, [at((3,), (3,)), at((2, 3), (2, 3))], (anything, share),
+         like=lambda x, t: np.mean(t * np.log1p(np.exp(-x)) + (1 - t) * np.log1p(np.exp(x)))),
+    Line("mean_squared_error", ops.mean_squared_error, [at((), ()), at((2, 3), (2, 3))],
+         like=lambda p, t: np.mean((p - t) ** 2)),
+    Line("dropout_mask", lambda x: ops.TABLE["dropout_mask"](x, rate=0.4, generator=np.random.default_rng(1)),
+         [at((3, 4)), at((0,))], like=lambda x: (np.random.default_rng(1).random(x.shape, x.dtype) >= 0.4) / 0.6,
+         differentiable=False, random=True),
+    Line("dropout", lambda x: ops.dropout(x, 0.4, np.random.default_rng(1)), [at((3, 4)), at((0,))],
+         like=lambda x: x * (np.random.default_rng(1).random(x.shape, x.dtype) >= 0.4) / 0.6, random=True),
+]  # fmt: skip
+
+DIFFERENTIABLE = [line for line in LINES if line.differentiable]
+
+
+def examples(lines: Sequence[Line]) -> Any:
+    """Parametrize a test with each example of each line."""
+    pairs = [(line, example) for line in lines for example in line.examples]
+    return pytest.mark.parametrize(("line", "example"), pairs, ids=[f"{line.name} {e}" for line, e in pairs])
+
+
+def test_every_op_of_the_table_has_a_line():
+    assert set(ops.TABLE) <= {line.name for line in LINES}
+
+
+def test_every_public_function_has_a_line():
+    assert public_functions() <= {line.name for line in LINES}
+
+
+def public_functions() -> set[str]:
+    """Names of the functions in `py_engine.ops` that take operands and return a tensor."""
+    found = set()
+    for name, function in inspect.getmembers(ops, inspect.isfunction):
+        hints = inspect.get_annotations(function)
+        takes_operands = any("Operand" in str(hint) for key, hint in hints.items() if key != "return")
+        if not name.startswith(("_", "as_tensor")) and takes_operands and hints.get("return") == "Tensor":
+            found.add(name)
+    return found
+
+
+# Values ---------------------------------------------------------------------------------------------------
+
+
+def reference(line: Line) -> Callable[..., Any]:
+    """What the op computes, on arrays."""
+    if line.like is not None:
+        return line.like
+    for function, stand_in in ops.NUMPY.items():
+        if stand_in is line.call and callable(function):
+            return function
+    raise AssertionError(f"the line of {line.name} needs `like`: no numpy function has it as its stand-in")
+
+
+@examples(LINES)
+def test_values(line, example, rng):
+    arrays = line.arrays(rng, example)
+    expected = np.asarray(reference(line)(*arrays, **example.attrs))
+    result = line.call(*map(Tensor, arrays), **example.attrs)
+    assert result.data.shape == result.shape == expected.shape
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-12, atol=1e-14)
+
+
+@examples(LINES)
+def test_memory_layout_does_not_matter(line, example, rng):
+    arrays = line.arrays(rng, example)
+    expected = line.call(*map(Tensor, arrays), **example.attrs).numpy()
+    scattered = [Tensor(spread_out(a)) for a in arrays]
+    eager = line.call(*scattered, **example.attrs).numpy()
+    captured = pe.compile(lambda: line.call(*scattered, **example.attrs))()
+    np.testing.assert_allclose(eager, expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(captured, expected, rtol=1e-12, atol=1e-14)
+
+
+def spread_out(array: np.ndarray) -> np.ndarray:
+    """The same values, last axis slowest, backwards and with gaps between the elements."""
+    room = np.zeros([2 * n for n in array.shape[::-1]], array.dtype).T
+    view = room[(*(slice(None, None, -2) for _ in array.shape), ...)]
+    view[...] = array
+    return view
+
+
+# Gradients ------------------------------------------------------------------------------------------------
+
+
+@examples(DIFFERENTIABLE)
+def test_gradient(line, example, rng, seed):
+    gradcheck(partial(line.call, **example.attrs), *line.arrays(rng, example), seed=seed % 1000)
+
+
+@examples(DIFFERENTIABLE)
+def test_gradient_of_the_gradient(line, example, rng, seed):
+    arrays = line.arrays(rng, example)
+    shape = line.call(*arrays, **example.attrs).shape
+
+    def pullback(weights, *operands):
+        y = line.call(*operands, **example.attrs)
+        found = gradients([y], [weights], [x for x in operands if x.requires_grad])
+        return ops.concatenate([ops.ravel(g) for g in found])
+
+    gradcheck(pullback, rng.standard_normal(shape), *arrays, seed=seed % 1000)
+
+
+def recorded_nodes(line, example, rng):
+    """Every op application of the example and of its gradient, recorded eagerly."""
+    arrays = line.arrays(rng, example)
+    operands = [Tensor(a, requires_grad=a.dtype in FLOATS) for a in arrays]
+    y = line.call(*operands, **example.attrs)
+    outputs = [y]
+    if y.requires_grad:
+        seed = Tensor(rng.standard_normal(y.shape), requires_grad=True)
+        outputs += [g for g in gradients([y], [seed], operands) if g is not None]
+    return [node for node in pe.topological_sort(outputs) if node.op is not None]
+
+
+@examples(DIFFERENTIABLE)
+def test_jvp_is_the_transpose_of_vjp(line, example, rng):
+    for node in recorded_nodes(line, example, rng):
+        if not node.op.differentiable:
+            continue
+        seed = Tensor(rng.standard_normal(node.shape))
+        moving = [i for i, x in enumerate(node.inputs) if x.dtype in FLOATS and node.op.rule(i) is not None]
+        for only in [moving, *([i] for i in moving)]:
+            tangents = [Tensor(rng.standard_normal(x.shape)) if i in only else None for i, x in enumerate(node.inputs)]
+            forward = node.op.jvp(tangents, node, *node.inputs, **node.attrs)
+            assert forward.dtype == node.dtype
+            there = np.sum(seed.numpy() * np.broadcast_to(forward.numpy(), node.shape))
+            back = 0.0
+            for i in only:
+                pulled = node.op.rule(i)(seed, node, *node.inputs, **node.attrs)
+                assert pulled.dtype == node.inputs[i].dtype
+                back += np.sum(pulled.numpy() * tangents[i].numpy())  # the tangent broadcasts as the input did
+            np.testing.assert_allclose(there, back, rtol=1e-10, atol=1e-12, err_msg=node.op.name)
+
+
+# Kinds of numbers -----------------------------------------------------------------------------------------
+
+
+@examples(LINES)
+def test_float32_stays_float32(line, example, rng):
+    wide = line.arrays(rng, example)
+    narrow = [a.astype(np.float32) if a.dtype == np.float64 else a for a in wide]
+    floats = [i for i, a in enumerate(narrow) if a.dtype == np.float32]
+    exact = line.call(*map(Tensor, wide), **example.attrs)
+    weights = rng.standard_normal(exact.shape)
+    comparable = exact.dtype == np.float64 and not line.random
+
+    def outputs(weights, *operands):
+        y = line.call(*operands, **example.attrs)
+        found = gradients([y], [weights], [operands[i] for i in floats]) if line.differentiable else []
+        return [y] + [g for g in found if g is not None]
+
+    def run(arrays, weights):
+        return outputs(Tensor(weights), *(Tensor(a, requires_grad=i in floats) for i, a in enumerate(arrays)))
+
+    expected = [x.numpy() for x in run(wide, weights)]
+    eager = [x.numpy() for x in run(narrow, weights.astype(np.float32))]
+    compiled = pe.compile(outputs)(weights.astype(np.float32), *narrow)
+    for results in (eager, compiled):
+        for result, value in zip(results, expected, strict=True):
+            assert result.dtype == (np.float32 if value.dtype == np.float64 else value.dtype)
+            if comparable:
+                np.testing.assert_allclose(result, value, rtol=2e-4, atol=2e-5)
+
+
+# Compiled -------------------------------------------------------------------------------------------------
+
+
+@examples(LINES)
+def test_compiled_is_eager(line, example, rng):
+    arrays = line.arrays(rng, example)
+    floats = tuple(i for i, a in enumerate(arrays) if a.dtype == np.float64)
+    weights = rng.standard_normal(line.call(*arrays, **example.attrs).shape)
+
+    def weighted(*operands):
+        return ops.sum(weights * line.call(*operands, **example.attrs))
+
+    plain = partial(line.call, **example.attrs)
+    function = pe.value_and_grad(weighted, floats) if line.differentiable else plain
+    eager = flat(function(*arrays))
+    compiled = pe.compile(function)
+    for result, expected in zip(flat(compiled(*arrays)), eager, strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-13)
+    if line.random:
+        return
+    ((tape, _),) = compiled.tapes.values()
+    after = []
+    for byte in (0x00, 0xFF):
+        tape.poison(byte)
+        after.append([np.array(out) for out in tape(*arrays)])
+    for zeros, ones, expected in zip(*after, eager, strict=True):
+        np.testing.assert_array_equal(zeros, ones)
+        np.testing.assert_allclose(zeros, expected, rtol=1e-12, atol=1e-13)
+
+
+def flat(value: Any) -> list[np.ndarray]:
+    if isinstance(value, tuple):
+        return [array for item in value for array in flat(item)]
+    return [value.numpy() if isinstance(value, Tensor) else np.asarray(value)]
+
+
+# What a record promises -----------------------------------------------------------------------------------
+
+
+@examples(LINES)
+def test_overwriting_is_safe_where_the_record_allows_it(line, example, rng):
+    for node in recorded_nodes(line, example, rng):
+        for i in node.op.overwrites:
+            if i < len(node.inputs) and node.inputs[i].shape == node.shape and node.inputs[i].dtype == node.dtype:
+                arrays = [np.array(x.numpy()) for x in node.inputs]
+                for call in node.op.calls(arrays, arrays[i], np.empty, node.attrs):
+                    call()
+                np.testing.assert_array_equal(arrays[i], node.numpy(), err_msg=f"{node.op.name} over input {i}")
+
+
+def test_records_are_complete():
+    for op in ops.TABLE.values():
+        assert op.doc, f"{op.name} needs a line for the op reference"
+        assert sum(way is not None for way in (op.kernel, op.bind, op.view)) >= 1, op.name
+        assert (op.jvp is None) == (op.vjp is None), f"{op.name} has one of vjp and jvp, but not both"
