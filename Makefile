@@ -31,7 +31,7 @@ reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, table
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
 
 test: lint ## ruff, mypy and all tests
-	$(BIN)/python -m pytest -n 2 --durations 10 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10 $(ARGS)
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -39,6 +39,11 @@ def pytest_report_header() -> str:
     return f"random tests: --seed {os.environ[SEED_VARIABLE]}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The longest first, so that no worker is left alone with it at the end.
+    items.sort(key=lambda item: item.path.name != "test_benchmarks.py")
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """A seed of the test's own, whatever other tests run with it; printed where the test fails."""

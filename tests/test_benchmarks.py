@@ -16,6 +16,9 @@ import pytest
 from bridge import engine as engines
 from experiments.benchmarks.engines import ENGINES, require
 
+# One worker of pytest-xdist for all of them: they share one run of asv.
+pytestmark = pytest.mark.xdist_group("asv")
+
 ROOT = Path(__file__).parents[1]
 
 BY_ENGINE = {
