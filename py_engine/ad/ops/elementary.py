@@ -43,8 +43,8 @@ reciprocal = elementwise("reciprocal", np.reciprocal, lambda y, x: -square(y), d
 def _pow_base(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
     if isinstance(p, Literal) and p.item() not in (0, 1):
         return p * (x if p.item() == 2 else pow(x, p.item() - 1))
-    # p x^(p-1), and 0 where p = 0 even at x = 0, where x^(p-1) is infinite.
-    return p * pow(x, where(equal(p, 0), 1, p - 1))
+    # p x^(p-1), and 0 at x = p = 0, where x^(p-1) is infinite.
+    return p * pow(x, where(equal(p, 0) * equal(x, 0), 1, p - 1))
 
 
 def _pow_exponent(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
