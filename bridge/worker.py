@@ -56,6 +56,8 @@ THREAD_VARIABLES = (
     "JULIA_NUM_THREADS",
 )
 
+KERNEL_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+
 # Run before any of our modules, and so before numpy and the frameworks, which look at the cores when they are imported.
 # The process finds modules where its parent does.
 _BOOTSTRAP = """
@@ -327,10 +329,13 @@ class Worker:
 def environment(threads: int) -> dict[str, str]:
     """This process's environment with the thread counts of all libraries that a worker may load.
 
-    Which kernels a BLAS uses is left to it, and to whoever set variables such as OPENBLAS_CORETYPE: the same for all
-    engines, and shown by `Worker.libraries`.
+    Which kernels a BLAS uses is left to the library, which knows the CPU: settings such as OPENBLAS_CORETYPE that the
+    surroundings happen to hold are dropped, for all engines alike. TWINGRAD_OPENBLAS_CORETYPE chooses them on purpose.
+    `Worker.libraries` shows what was chosen.
     """
-    return dict(os.environ) | dict.fromkeys(THREAD_VARIABLES, str(threads))
+    kept = {name: value for name, value in os.environ.items() if name not in KERNEL_VARIABLES}
+    chosen = os.environ.get("TWINGRAD_OPENBLAS_CORETYPE")
+    return kept | ({"OPENBLAS_CORETYPE": chosen} if chosen else {}) | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def _choose_cores(threads: int) -> list[int]:

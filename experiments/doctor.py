@@ -92,9 +92,9 @@ def numpy_and_blas() -> Iterator[Finding]:
     if blas["internal_api"] == "openblas" and cpu_flags() >= AVX512 and kernels.upper() in WITHOUT_AVX512:
         forced = os.environ.get("OPENBLAS_CORETYPE")
         remedy = (
-            f"OPENBLAS_CORETYPE={forced} in the environment chose them, for runs too: unset it"
+            f"OPENBLAS_CORETYPE={forced} in the environment chose them: unset it for programs of your own (runs do)"
             if forced
-            else "set OPENBLAS_CORETYPE=SKYLAKEX for programs of your own (runs do so themselves)"
+            else "set OPENBLAS_CORETYPE=SKYLAKEX for programs of your own, TWINGRAD_OPENBLAS_CORETYPE for runs"
         )
         advice = f"this CPU has AVX-512, which these kernels do not use: {remedy}; matrix products will be faster"
     yield Finding("BLAS", "note" if advice else "ok", text, advice)

@@ -21,7 +21,7 @@ from bridge import engine, worker
 from bridge.engine import Optimizer, Registered
 from bridge.errors import EngineUnavailableError, SpecError, WeightsError, WorkerError
 from bridge.spec import ModelSpec
-from bridge.worker import Worker
+from bridge.worker import Worker, environment
 from py_engine.errors import LabelError
 
 ROOT = Path(worker.__file__).parents[1]
@@ -125,8 +125,13 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 def test_a_worker_computes_what_a_session_of_ones_own_does(
-    small_paper_model: ModelSpec, random_params: Callable[..., Any], random_data: Callable[..., Any]
+    small_paper_model: ModelSpec,
+    random_params: Callable[..., Any],
+    random_data: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "OPENBLAS_CORETYPE" in os.environ:  # the same kernels in both processes, for the same bits
+        monkeypatch.setenv("TWINGRAD_OPENBLAS_CORETYPE", os.environ["OPENBLAS_CORETYPE"])
     params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 10)
     own = engine.get("manual").build(small_paper_model, params, SGD, 4, "float32", 1)
     with Worker("manual") as one:
@@ -143,6 +148,14 @@ def test_a_worker_computes_what_a_session_of_ones_own_does(
         for name, array in own.params().items():
             np.testing.assert_array_equal(one.params()[name], array)
             np.testing.assert_array_equal(gradients[name], own_gradients[name])
+
+
+def test_the_blas_chooses_its_own_kernels_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    monkeypatch.delenv("TWINGRAD_OPENBLAS_CORETYPE", raising=False)
+    assert "OPENBLAS_CORETYPE" not in environment(1)
+    monkeypatch.setenv("TWINGRAD_OPENBLAS_CORETYPE", "Zen")
+    assert environment(1)["OPENBLAS_CORETYPE"] == "Zen"
 
 
 def test_data_can_be_given_as_files(
