@@ -245,15 +245,23 @@ def _bind_subtract(x: Array, column: Array, out: Array) -> Sequence[Call]:
 def _bind_logsumexp(
     arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes, keepdims: bool
 ) -> Sequence[Call]:
+    # In scratch with the reduced axes first, unless they are the longer part: numpy reduces whole rows fast and
+    # many short ones slowly.
     (x,) = arrays
-    largest = scratch(kept(x.shape, axes), x.dtype)
-    powers = scratch(x.shape, x.dtype)
+    others = tuple(a for a in range(x.ndim) if a not in axes)
+    first = math.prod(x.shape[a] for a in axes) <= math.prod(x.shape[a] for a in others)
+    order = axes + others if first else others + axes
+    values = scratch(tuple(x.shape[a] for a in order), x.dtype)
+    reduced = tuple(range(len(axes))) if first else tuple(range(len(others), x.ndim))
+    spread = scratch(values.shape, x.dtype)
+    largest = scratch(kept(values.shape, reduced), x.dtype)
     total = out.reshape(largest.shape)
     return [
-        *_bind_shift(x, largest, axes),
-        *_bind_subtract(x, largest, powers),
-        partial(np.exp, powers, powers),
-        *_bind_sum((powers,), total, scratch, axes, True),
+        partial(np.copyto, values, x.transpose(order)),
+        *_bind_shift(values, largest, reduced),
+        *_bind_subtract(values, largest, spread),
+        partial(np.exp, spread, spread),
+        *_bind_sum((spread,), total, scratch, reduced, True),
         partial(np.log, total, total),
         partial(np.add, total, largest, total),
     ]
