@@ -1,0 +1,285 @@
+"""Values and derivatives where care is needed: at 0, at ties, at infinity, and far out.
+
+Every row is checked by itself, compiled, in float32, and against PyTorch except where its convention is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+from py_engine import ops
+
+inf, nan = np.inf, np.nan
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """numpy warns at these points, as it should when they are computed eagerly."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+# Functions of one number ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Points:
+    """A function, its special points as x: (value, derivative), and the same function in torch."""
+
+    name: str
+    function: Callable[..., Any]
+    at: dict[float, tuple[float, float]]
+    torch: Callable[..., Any]
+
+
+POINTS = [
+    Points("abs", ops.abs, {0.0: (0, 0), inf: (inf, 1), -inf: (inf, -1)}, lambda t, x: t.abs(x)),
+    Points("sign", ops.sign, {0.0: (0, 0), inf: (1, 0), -inf: (-1, 0)}, lambda t, x: t.sign(x)),
+    Points("relu", ops.relu, {0.0: (0, 0), inf: (inf, 1), -inf: (0, 0)}, lambda t, x: t.relu(x)),
+    Points("sqrt", ops.sqrt, {0.0: (0, inf), inf: (inf, 0), -1.0: (nan, nan)}, lambda t, x: t.sqrt(x)),
+    Points("square", ops.square, {0.0: (0, 0), 1e200: (inf, 2e200), -inf: (inf, -inf)}, lambda t, x: t.square(x)),
+    Points("reciprocal", ops.reciprocal, {0.0: (inf, -inf), inf: (0, 0)}, lambda t, x: 1 / x),
+    Points("exp", ops.exp, {-1e3: (0, 0), 1e3: (inf, inf), -inf: (0, 0)}, lambda t, x: t.exp(x)),
+    Points("expm1", ops.expm1, {1e-30: (1e-30, 1), 0.0: (0, 1), -1e3: (-1, 0)}, lambda t, x: t.expm1(x)),
+    Points("log", ops.log, {0.0: (-inf, inf), inf: (inf, 0), -1.0: (nan, -1)}, lambda t, x: t.log(x)),
+    Points("log1p", ops.log1p, {1e-30: (1e-30, 1), -1.0: (-inf, inf), inf: (inf, 0)}, lambda t, x: t.log1p(x)),
+    Points("tanh", ops.tanh, {1e3: (1, 0), -1e3: (-1, 0), inf: (1, 0), -inf: (-1, 0)}, lambda t, x: t.tanh(x)),
+    Points("sigmoid", ops.sigmoid, {0.0: (0.5, 0.25), 1e3: (1, 0), -1e3: (0, 0), inf: (1, 0), -inf: (0, 0)},
+           lambda t, x: t.sigmoid(x)),
+    Points("softplus", ops.softplus, {1e3: (1e3, 1), -1e3: (0, 0), inf: (inf, 1), -inf: (0, 0)},
+           lambda t, x: t.nn.functional.softplus(x)),
+    Points("x ** 2", lambda x: x**2, {0.0: (0, 0), inf: (inf, inf)}, lambda t, x: x**2),
+    Points("x ** 3", lambda x: x**3, {0.0: (0, 0), -2.0: (-8, 12)}, lambda t, x: x**3),
+    Points("x ** 1", lambda x: x**1, {0.0: (0, 1), inf: (inf, 1)}, lambda t, x: x**1),
+    Points("x ** 0", lambda x: x**0, {0.0: (1, 0), inf: (1, 0), -3.0: (1, 0)}, lambda t, x: x**0),
+    Points("x ** 0.5", lambda x: x**0.5, {0.0: (0, inf), -1.0: (nan, nan)}, lambda t, x: x**0.5),
+    Points("x ** -1", lambda x: x**-1, {0.0: (inf, -inf), inf: (0, 0)}, lambda t, x: x**-1),
+    Points("x ** array of 0", lambda x: x ** np.zeros((), x.dtype), {0.0: (1, 0), inf: (1, 0), -2.0: (1, 0)},
+           lambda t, x: x ** t.zeros(())),
+    Points("x ** array of 1", lambda x: x ** np.ones((), x.dtype), {0.0: (0, 1), -2.0: (-2, 1)},
+           lambda t, x: x ** t.ones(())),
+    Points("2 ** x", lambda x: 2**x, {0.0: (1, np.log(2)), -inf: (0, 0), 2e3: (inf, inf)}, lambda t, x: 2**x),
+    Points("0 ** x", lambda x: np.zeros((), x.dtype) ** x, {0.0: (1, 0), 2.0: (0, 0), -1.0: (inf, -inf)},
+           lambda t, x: t.zeros((), dtype=x.dtype) ** x),
+    Points("clip", lambda x: ops.clip(x, -1, 1), {1.0: (1, 1), -1.0: (-1, 1), 2.0: (1, 0), -inf: (-1, 0), inf: (1, 0)},
+           lambda t, x: t.clip(x, -1, 1)),
+    Points("maximum(x, 0)", lambda x: ops.maximum(x, 0), {0.0: (0, 0.5), inf: (inf, 1), -inf: (0, 0)},
+           lambda t, x: t.maximum(x, t.zeros_like(x))),
+    Points("minimum(x, 0)", lambda x: ops.minimum(x, 0), {0.0: (0, 0.5), inf: (0, 0), -inf: (-inf, 1)},
+           lambda t, x: t.minimum(x, t.zeros_like(x))),
+    Points("maximum(x, x)", lambda x: ops.maximum(x, x), {3.0: (3, 1)}, lambda t, x: t.maximum(x, x)),
+]  # fmt: skip
+
+
+def each(rows):
+    """Parametrize a test with every point of every row."""
+    pairs = [(row, x) for row in rows for x in row.at]
+    return pytest.mark.parametrize(("row", "x"), pairs, ids=[f"{row.name} at {x}" for row, x in pairs])
+
+
+@each(POINTS)
+def test_value_and_derivative(row, x):
+    expected = row.at[x]
+    np.testing.assert_allclose(pe.value_and_grad(row.function)(np.array(x)), expected, rtol=1e-15)
+    np.testing.assert_allclose(pe.compile(pe.value_and_grad(row.function))(np.array(x)), expected, rtol=1e-15)
+
+
+@each(POINTS)
+def test_value_and_derivative_in_float32(row, x):
+    if abs(x) == 1e200:
+        pytest.skip("float32 has no such number")
+    value, derivative = pe.compile(pe.value_and_grad(row.function))(np.array(x, np.float32))
+    assert value.dtype == derivative.dtype == np.float32
+    np.testing.assert_allclose((value, derivative), np.array(row.at[x], np.float32), rtol=1e-6)
+
+
+@each(POINTS)
+def test_like_torch(row, x, torch):
+    variable = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    value = row.torch(torch, variable)
+    value.backward()
+    np.testing.assert_allclose((value.item(), variable.grad.item()), row.at[x], rtol=1e-15)
+
+
+@pytest.mark.parametrize("row", POINTS, ids=lambda row: row.name)
+def test_nan_is_not_hidden(row):
+    value = row.function(pe.tensor(nan)).item()
+    assert np.isnan(value) or row.name in ("x ** 0", "x ** array of 0")  # 1 whatever x is, says IEEE 754
+
+
+# Functions of a vector ------------------------------------------------------------------------------------
+
+
+def weights(x):
+    return np.array([1, 2, 3], str(x.dtype).replace("torch.", ""))  # equal ones have no gradient through softmax
+
+
+def halves(x):
+    return np.array([1, 0, 0.5], str(x.dtype).replace("torch.", ""))
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A function of three numbers, its special points as x: (value, gradient), and the same function in torch.
+
+    `elsewhere` lists the points where torch overflows, underflows, or gives NaN for a gradient that has a limit.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    at: dict[tuple[float, ...], tuple[float, tuple[float, ...]]]
+    torch: Callable[..., Any]
+    elsewhere: tuple[tuple[float, ...], ...] = ()
+
+
+third = 1 / 3
+VECTORS = [
+    Vectors("max", ops.max,
+            {(1, 1, 0): (1, (0.5, 0.5, 0)), (2, 2, 2): (2, (third, third, third)), (inf, 0, -inf): (inf, (1, 0, 0))},
+            lambda t, x: t.amax(x)),
+    Vectors("min", ops.min,
+            {(1, 0, 0): (0, (0, 0.5, 0.5)), (-inf, -inf, 1): (-inf, (0.5, 0.5, 0))},
+            lambda t, x: t.amin(x)),
+    Vectors("norm", ops.norm,
+            {(0, 0, 0): (0, (0, 0, 0)), (3, 0, 4): (5, (0.6, 0, 0.8)),
+             (3e200, 0, 4e200): (5e200, (0.6, 0, 0.8)), (0, 3e-200, 4e-200): (5e-200, (0, 0.6, 0.8))},
+            lambda t, x: t.linalg.vector_norm(x),
+            elsewhere=((3e200, 0, 4e200), (0, 3e-200, 4e-200))),
+    Vectors("std", ops.std, {(5, 5, 5): (0, (0, 0, 0))}, lambda t, x: t.std(x, correction=0)),
+    Vectors("logsumexp", ops.logsumexp,
+            {(1e3, -1e3, 0): (1e3, (1, 0, 0)), (-1e3, -1e3, -2e3): (-1e3 + np.log(2), (0.5, 0.5, 0)),
+             (-inf, 0, -inf): (0, (0, 1, 0)), (inf, 0, 0): (inf, (nan, 0, 0)),
+             (-inf, -inf, -inf): (-inf, (0, 0, 0))},
+            lambda t, x: t.logsumexp(x, 0),
+            elsewhere=((-inf, -inf, -inf),)),
+    Vectors("softmax", lambda x: ops.sum(ops.softmax(x) * weights(x)),
+            {(1e3, -1e3, 0): (1, (0, 0, 0)), (-1e3, -1e3, -2e3): (1.5, (-0.25, 0.25, 0)),
+             (-inf, 0, -inf): (2, (0, 0, 0))},
+            lambda t, x: t.sum(t.softmax(x, 0) * t.tensor(weights(x)))),
+    Vectors("log_softmax", lambda x: ops.sum(ops.log_softmax(x) * weights(x)),
+            {(1e3, -1e3, 0): (-7e3, (-5, 2, 3)), (-1e3, -1e3, -2e3): (-3e3 - 6 * np.log(2), (-2, -1, 3)),
+             (-inf, 0, 0): (-inf, (1, -1, 0))},
+            lambda t, x: t.sum(t.log_softmax(x, 0) * t.tensor(weights(x)))),
+    Vectors("softmax_cross_entropy", lambda x: ops.softmax_cross_entropy(x, np.array(1)),
+            {(1e3, -1e3, 0): (2e3, (1, -1, 0)), (-1e3, 1e3, 0): (0, (0, 0, 0)), (0, -inf, 0): (inf, (0.5, -1, 0.5)),
+             (-inf, 0, 0): (np.log(2), (0, -0.5, 0.5))},
+            lambda t, x: t.nn.functional.cross_entropy(x, t.tensor(1))),
+    Vectors("binary_cross_entropy", lambda x: 3 * ops.binary_cross_entropy(x, halves(x)),
+            {(1e3, 1e3, 0): (1e3 + np.log(2), (0, 1, 0)), (-1e3, -1e3, 0): (1e3 + np.log(2), (-1, 0, 0))},
+            lambda t, x: 3 * t.nn.functional.binary_cross_entropy_with_logits(x, t.tensor(halves(x)))),
+]  # fmt: skip
+
+
+@each(VECTORS)
+def test_value_and_gradient(row, x):
+    value, gradient = row.at[x]
+    for function in (pe.value_and_grad(row.function), pe.compile(pe.value_and_grad(row.function))):
+        v, g = function(np.array(x, float))
+        np.testing.assert_allclose(v, value, rtol=1e-15)
+        np.testing.assert_allclose(g, gradient, rtol=1e-12, atol=1e-15)
+
+
+@each(VECTORS)
+def test_value_and_gradient_in_float32(row, x):
+    with np.errstate(over="ignore"):
+        narrow = np.array(x, np.float32)
+    if not np.array_equal(np.isfinite(narrow), np.isfinite(x)) or (narrow == 0).sum() != np.equal(x, 0).sum():
+        pytest.skip("float32 has no such numbers")
+    value, gradient = row.at[x]
+    v, g = pe.compile(pe.value_and_grad(row.function))(narrow)
+    assert v.dtype == g.dtype == np.float32
+    np.testing.assert_allclose(v, value, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(g, gradient, rtol=1e-4, atol=1e-4)
+
+
+@each(VECTORS)
+def test_gradient_like_torch(row, x, torch):
+    variable = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    value = row.torch(torch, variable)
+    value.backward()
+    same = np.allclose(value.item(), row.at[x][0], rtol=1e-12, equal_nan=True) and np.allclose(
+        variable.grad.numpy(), row.at[x][1], rtol=1e-12, atol=1e-12, equal_nan=True
+    )
+    assert same == (x not in row.elsewhere)
+
+
+# Ties, kinks and branches ---------------------------------------------------------------------------------
+
+
+def test_ties_share_the_gradient_between_the_operands():
+    a, b = np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0])
+    ga, gb = pe.grad(lambda a, b: np.sum(np.maximum(a, b)), (0, 1))(a, b)
+    np.testing.assert_array_equal(ga, [0.5, 0, 1])
+    np.testing.assert_array_equal(gb, [0.5, 1, 0])
+    ga, gb = pe.grad(lambda a, b: np.sum(np.minimum(a, b)), (0, 1))(a, b)
+    np.testing.assert_array_equal(ga, [0.5, 1, 0])
+    np.testing.assert_array_equal(gb, [0.5, 0, 1])
+
+
+def test_ties_along_an_axis_share_the_gradient():
+    x = np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])
+    np.testing.assert_array_equal(pe.grad(lambda x: np.sum(np.max(x, axis=1)))(x), [[0, 0.5, 0.5], [1 / 3] * 3])
+
+
+def test_clip_gives_the_gradient_of_each_element_to_exactly_one_operand():
+    x, low, high = np.array([0.0, 1.0, 1.5, 2.0, 3.0]), np.full(5, 1.0), np.full(5, 2.0)
+    gx, glow, ghigh = pe.grad(lambda *args: np.sum(np.clip(*args)), (0, 1, 2))(x, low, high)
+    np.testing.assert_array_equal(gx, [0, 1, 1, 1, 0])  # the bounds themselves count as inside
+    np.testing.assert_array_equal(glow, [1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(ghigh, [0, 0, 0, 0, 1])
+
+
+def test_a_branch_not_taken_gives_no_gradient_if_its_values_are_kept_harmless():
+    def safe_log(x):
+        return np.sum(np.where(x > 0, np.log(np.where(x > 0, x, 1)), 0))
+
+    x = np.array([-1.0, 0.0, 2.0])
+    np.testing.assert_array_equal(pe.grad(safe_log)(x), [0, 0, 0.5])
+    np.testing.assert_array_equal(pe.compile(pe.grad(safe_log))(x), [0, 0, 0.5])
+
+
+def test_a_branch_not_taken_hides_its_values_but_not_the_nan_of_its_derivative():
+    # What torch and JAX do, too: 0 times the infinite derivative of sqrt at 0. The docstring of where() warns.
+    value, gradient = pe.value_and_grad(lambda x: np.sum(np.where(x > 0, np.sqrt(x), 0)))(np.array([0.0, 4.0]))
+    assert value == 2
+    np.testing.assert_array_equal(gradient, [nan, 0.25])
+
+
+def test_where_passes_the_upstream_gradient_unharmed_by_infinite_values():
+    g = pe.grad(lambda a, b: np.sum(np.where(np.array([True, False]), a, b)), (0, 1))(
+        np.array([1, inf]), np.array([nan, 2])
+    )
+    np.testing.assert_array_equal(g, [[1, 0], [0, 1]])
+
+
+def test_second_derivatives_at_zero():
+    def second(function):
+        return pe.grad(pe.grad(function))
+
+    assert second(lambda x: x**2)(0.0) == 2
+    assert second(lambda x: x**3)(0.0) == 0
+    assert second(lambda x: x**1)(0.0) == 0
+    assert second(lambda x: x**0)(0.0) == 0
+    assert second(ops.relu)(0.0) == 0
+    assert second(ops.abs)(0.0) == 0
+    assert second(ops.softplus)(0.0) == 0.25
+    assert second(ops.sigmoid)(0.0) == 0
+
+
+def test_mixed_second_derivative_of_pow():
+    mixed = pe.grad(lambda x, p: pe.grad(lambda x: x**p)(x), 1)
+    np.testing.assert_allclose(mixed(2.0, 0.0), 1 / 2)
+    np.testing.assert_allclose(mixed(2.0, 3.0), 2**2 + 3 * 2**2 * np.log(2))
+
+
+def test_var_and_mean_of_nothing_are_nan_and_sum_is_zero():
+    x = np.zeros((0, 3))
+    assert np.isnan(np.mean(pe.tensor(x)).item()) and np.isnan(np.var(pe.tensor(x)).item())
+    assert np.sum(pe.tensor(x)).item() == 0
+    np.testing.assert_array_equal(np.mean(pe.tensor(x), axis=0).numpy(), [nan] * 3)
