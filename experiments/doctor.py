@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Literal
 
 from bridge import engine
 from bridge.errors import TwinGradError
+from bridge.worker import environment
 from experiments import config, provenance
 from experiments.progress import size
 
@@ -75,29 +78,45 @@ def python() -> Iterator[Finding]:
 
 
 def numpy_and_blas() -> Iterator[Finding]:
-    """numpy, its BLAS, and the kernels that the BLAS chose for this CPU."""
+    """numpy, and the BLAS kernels that runs get and that programs started from this shell get."""
     import numpy
-    import threadpoolctl
 
-    numpy.ones((2, 2)) @ numpy.ones((2, 2))
     yield Finding("numpy", "ok", numpy.__version__)
-    found = [info for info in threadpoolctl.threadpool_info() if info["user_api"] == "blas"]
-    if not found:
+    in_runs, here = blas(environment(1)), blas(dict(os.environ))
+    if in_runs is None or here is None:
         yield Finding("BLAS", "note", "not recognised", "times may be far from those of OpenBLAS or MKL")
         return
-    blas = found[0]
-    kernels = str(blas.get("architecture", "unknown"))
-    text = f"{blas['internal_api']} {blas.get('version') or ''}, kernels for {kernels}"
     advice = ""
-    if blas["internal_api"] == "openblas" and cpu_flags() >= AVX512 and kernels.upper() in WITHOUT_AVX512:
-        forced = os.environ.get("OPENBLAS_CORETYPE")
-        remedy = (
-            f"OPENBLAS_CORETYPE={forced} in the environment chose them: unset it for programs of your own (runs do)"
-            if forced
-            else "set OPENBLAS_CORETYPE=SKYLAKEX for programs of your own, TWINGRAD_OPENBLAS_CORETYPE for runs"
+    if cpu_flags() >= AVX512 and in_runs["architecture"].upper() in WITHOUT_AVX512:
+        advice = (
+            "this CPU has AVX-512, which these kernels do not use: TWINGRAD_OPENBLAS_CORETYPE=SKYLAKEX makes runs "
+            "faster, OPENBLAS_CORETYPE=SKYLAKEX programs of your own"
         )
-        advice = f"this CPU has AVX-512, which these kernels do not use: {remedy}; matrix products will be faster"
+    elif here["architecture"] != in_runs["architecture"]:
+        advice = (
+            f"programs of your own get the kernels for {here['architecture']} from OPENBLAS_CORETYPE="
+            f"{os.environ.get('OPENBLAS_CORETYPE', '')} in the environment, which runs ignore: unset it"
+        )
+    text = f"{in_runs['internal_api']} {in_runs['version']}, kernels for {in_runs['architecture']}"
     yield Finding("BLAS", "note" if advice else "ok", text, advice)
+
+
+def blas(environment: dict[str, str]) -> dict[str, str] | None:
+    """What numpy's BLAS says of itself in a process with this environment; None when it is not recognised."""
+    code = (
+        "import json, numpy, threadpoolctl; numpy.ones((2, 2)) @ numpy.ones((2, 2)); "
+        "print(json.dumps([i for i in threadpoolctl.threadpool_info() if i['user_api'] == 'blas']))"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, check=True
+        )
+        found = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return (
+        {name: str(found[0].get(name) or "") for name in ("internal_api", "version", "architecture")} if found else None
+    )
 
 
 def machine() -> Iterator[Finding]:
