@@ -1,0 +1,399 @@
+"""Tensors in numpy's own functions and Python's operators: right results, or an error that says what is missing.
+
+What must never happen is a result without its derivative.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+from py_engine import Tensor, ops
+from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
+
+A = np.array([[0.5, -0.25, 0.75], [0.1, 0.9, -0.6]])
+B = np.array([[0.3, 0.2, -0.4], [0.7, -0.8, 0.6]])
+
+
+# numpy's functions ----------------------------------------------------------------------------------------
+
+# One call for each numpy function that is no plain ufunc; ufuncs are called with as many arguments as they take.
+CALLS = {
+    np.clip: lambda x: np.clip(x, -0.5, 0.5),
+    np.where: lambda x: np.where(x > 0, x, B),
+    np.sum: lambda x: np.sum(x, axis=0),
+    np.mean: lambda x: np.mean(x, axis=1, keepdims=True),
+    np.var: lambda x: np.var(x, axis=0, ddof=1),
+    np.std: lambda x: np.std(x),
+    np.max: lambda x: np.max(x, axis=-1),
+    np.min: lambda x: np.min(x, axis=(0, 1)),
+    np.linalg.norm: lambda x: np.linalg.norm(x, axis=1),
+    np.reshape: lambda x: np.reshape(x, (3, -1)),
+    np.ravel: np.ravel,
+    np.expand_dims: lambda x: np.expand_dims(x, 1),
+    np.squeeze: lambda x: np.squeeze(x[:, :1]),
+    np.transpose: np.transpose,
+    np.permute_dims: lambda x: np.permute_dims(x, (1, 0)),
+    np.swapaxes: lambda x: np.swapaxes(x, 0, 1),
+    np.moveaxis: lambda x: np.moveaxis(x, 0, 1),
+    np.broadcast_to: lambda x: np.broadcast_to(x, (2, 2, 3)),
+    np.concatenate: lambda x: np.concatenate([x, B, x], axis=1),
+    np.stack: lambda x: np.stack((B, x)),
+    np.pad: lambda x: np.pad(x, ((1, 0), (0, 2))),
+    np.copy: np.copy,
+    np.dot: lambda x: np.dot(x, B.T),
+    np.outer: lambda x: np.outer(x, B),
+    np.tensordot: lambda x: np.tensordot(x, B, axes=((0,), (0,))),
+    np.einsum: lambda x: np.einsum("ij,kj->ik", x, B),
+    np.matmul: lambda x: np.matmul(x, B.T),
+    (np.add, "reduce"): lambda x: np.add.reduce(x),
+    (np.maximum, "reduce"): lambda x: np.maximum.reduce(x, axis=1),
+    (np.minimum, "reduce"): lambda x: np.minimum.reduce(x, keepdims=True),
+    (np.logaddexp, "reduce"): lambda x: np.logaddexp.reduce(x, axis=1),
+}
+NOT_DIFFERENTIABLE = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
+
+
+def call_of(function):
+    if function in CALLS:
+        return CALLS[function]
+    assert isinstance(function, np.ufunc), f"CALLS needs a call of {function}"
+    domain = (lambda x: x * x + 0.1) if function in (np.log, np.sqrt, np.power) else (lambda x: x)
+    return lambda x: function(domain(x), *[B] * (function.nin - 1))
+
+
+@pytest.mark.parametrize("function", ops.NUMPY, ids=str)
+def test_numpy_functions_take_tensors(function):
+    call = call_of(function)
+    x = pe.tensor(A, requires_grad=True)
+    result = call(x)
+    assert isinstance(result, Tensor)
+    np.testing.assert_allclose(result.numpy(), call(A), rtol=1e-14)
+    assert result.requires_grad == (function not in NOT_DIFFERENTIABLE)
+    np.testing.assert_allclose(pe.compile(call)(A), call(A), rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: np.cumsum(x),
+        lambda x: np.sort(x),
+        lambda x: np.linalg.inv(x),
+        lambda x: np.vstack([x, x]),
+        lambda x: np.zeros_like(x),
+        lambda x: np.arctan2(x, 1.0),
+        lambda x: np.hypot(B, x),
+        lambda x: np.add.accumulate(x),
+        lambda x: np.multiply.outer(x, x),
+        lambda x: np.add.at(A.copy(), [0], x),
+        lambda x: x % 2,
+        lambda x: A // x,
+        lambda x: np.sin(x, out=np.empty((2, 3))),
+        lambda x: np.sin(x, where=A > 0),
+        lambda x: np.add(x, B, dtype=np.float32),
+        lambda x: np.asarray(x),
+        lambda x: np.array([x, x]),
+        lambda x: np.array(x, np.float32),
+    ],
+)
+def test_what_has_no_op_says_so_instead_of_losing_the_derivative(call):
+    with pytest.raises(TypeError) as caught:
+        call(pe.tensor(A, requires_grad=True))
+    assert "derivative" in str(caught.value) or "does not take" in str(caught.value) or "%" in str(caught.value)
+    with pytest.raises(TypeError):
+        pe.compile(call)(A)
+
+
+def test_the_message_names_the_function_and_the_way_out():
+    with pytest.raises(NotDifferentiableError, match=r"numpy\.cumsum is not in the op table.*\.numpy\(\)"):
+        np.cumsum(pe.tensor(A))
+    with pytest.raises(NotDifferentiableError, match=r"numpy\.linalg\.inv is not"):
+        np.linalg.inv(pe.tensor(A))
+    with pytest.raises(NotDifferentiableError, match=r"numpy\.multiply\.accumulate is not"):
+        np.multiply.accumulate(pe.tensor(A))
+    with pytest.raises(NotDifferentiableError, match=r"numpy\.sin on tensors does not take where"):
+        np.sin(pe.tensor(A), where=A > 0)
+
+
+def test_a_constant_tensor_is_an_array_to_numpy():
+    np.testing.assert_array_equal(np.asarray(pe.tensor(A)), A)
+    with pe.no_grad():
+        np.testing.assert_array_equal(np.asarray(pe.tensor(A, requires_grad=True)), A)
+
+
+def test_reductions_of_ufuncs_default_to_the_first_axis_as_in_numpy():
+    assert np.add.reduce(pe.tensor(A)).shape == (3,)
+    assert np.sum(pe.tensor(A)).shape == ()
+
+
+def test_an_array_is_not_changed_in_place_by_a_tensor():
+    a = A.copy()
+    with pytest.raises(NotDifferentiableError, match="does not take out"):
+        a += pe.tensor(B)
+    np.testing.assert_array_equal(a, A)
+
+
+# Operators ------------------------------------------------------------------------------------------------
+
+ARITHMETIC = [operator.add, operator.sub, operator.mul, operator.truediv, operator.pow]
+COMPARISONS = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
+
+
+@pytest.mark.parametrize("operate", ARITHMETIC + COMPARISONS)
+@pytest.mark.parametrize("other", [abs(B), 2.0, 2, np.float64(0.5), abs(B).tolist()], ids=type)
+def test_operators_on_either_side(operate, other):
+    a = abs(A)
+    x = pe.tensor(a, requires_grad=True)
+    expected = operate(a, np.asarray(other)), operate(np.asarray(other), a)
+    for result, value in zip((operate(x, other), operate(other, x)), expected, strict=True):
+        assert isinstance(result, Tensor)
+        assert result.dtype == value.dtype
+        np.testing.assert_allclose(result.numpy(), value, rtol=1e-15)
+
+
+def test_matmul_with_an_array_on_either_side():
+    x = pe.tensor(A, requires_grad=True)
+    np.testing.assert_allclose((x @ B.T).numpy(), A @ B.T)
+    np.testing.assert_allclose((B.T @ x).numpy(), B.T @ A)
+    assert (B.T @ x).requires_grad
+
+
+def test_an_array_times_a_tensor_is_one_tensor_with_the_right_gradient():
+    x = pe.tensor(A, requires_grad=True)
+    product = B * x
+    assert isinstance(product, Tensor) and product.shape == A.shape
+    product.backward(np.ones(A.shape))
+    np.testing.assert_array_equal(x.grad, B)
+
+
+def test_negation_and_absolute_value():
+    x = pe.tensor(A)
+    np.testing.assert_array_equal((-x).numpy(), -A)
+    np.testing.assert_array_equal(abs(x).numpy(), abs(A))
+
+
+def test_comparing_tensors_leaves_them_usable_as_keys():
+    x, y = pe.tensor(A), pe.tensor(A)
+    assert {x: 1, y: 2}[x] == 1 and len({x, y}) == 2
+
+
+def test_methods_are_those_of_arrays():
+    x = pe.tensor(A)
+    np.testing.assert_array_equal(x.T.numpy(), A.T)
+    np.testing.assert_array_equal(x.reshape(3, 2).numpy(), A.reshape(3, 2))
+    np.testing.assert_array_equal(x.reshape((3, -1)).numpy(), A.reshape(3, -1))
+    np.testing.assert_array_equal(x.transpose().numpy(), A.T)
+    np.testing.assert_array_equal(x.transpose(1, 0).numpy(), A.T)
+    np.testing.assert_array_equal(x.transpose((1, 0)).numpy(), A.T)
+    np.testing.assert_array_equal(x[:, :1].squeeze(1).numpy(), A[:, 0])
+    for name in ("sum", "mean", "max", "min", "var"):
+        np.testing.assert_allclose(getattr(x, name)(axis=1, keepdims=True).numpy(), getattr(A, name)(1, keepdims=True))
+    np.testing.assert_allclose(x.dot(B.T).numpy(), A.dot(B.T))
+    assert x.astype(np.float32).dtype == np.float32
+    assert (x.ndim, x.size, x.nbytes, len(x)) == (A.ndim, A.size, A.nbytes, len(A))
+    assert [row.shape for row in x] == [(3,), (3,)]
+
+
+def test_scalars_convert_to_python():
+    x = pe.tensor(2.5)
+    assert (float(x), int(x), x.item(), bool(x)) == (2.5, 2, 2.5, True)
+    with pytest.raises(TypeError, match="no length"):
+        len(x)
+    with pytest.raises(ValueError, match="ambiguous"):
+        bool(pe.tensor(A))
+
+
+def test_writing_into_a_tensor_is_refused():
+    x = pe.tensor(A, requires_grad=True)
+    with pytest.raises(TypeError, match="cannot be written in place"):
+        x[0] = 1.0
+    with pytest.raises(TraceError, match="leaf tensors, this one was computed by mul"):
+        (x * 2).assign(B)
+    x.assign(B)
+    np.testing.assert_array_equal(x.numpy(), B)
+
+
+# dtypes ---------------------------------------------------------------------------------------------------
+
+MIXED = [
+    lambda x, y: x + y,
+    lambda x, y: y * x,
+    lambda x, y: np.maximum(x, y),
+    lambda x, y: x @ y.T,
+    lambda x, y: np.dot(x, y.T),
+    lambda x, y: np.tensordot(x, y),
+    lambda x, y: np.einsum("ij,ij", x, y),
+    lambda x, y: np.concatenate([x, y]),
+    lambda x, y: np.stack([x, y]),
+    lambda x, y: np.where(A > 0, x, y),
+    lambda x, y: x < y,
+    lambda x, y: ops.mean_squared_error(x, y),
+]
+
+
+@pytest.mark.parametrize("mix", MIXED)
+def test_float32_and_float64_are_not_mixed(mix):
+    single, double = A.astype(np.float32), A
+    for x, y in [(pe.tensor(single), pe.tensor(double)), (pe.tensor(single), double), (single, pe.tensor(double))]:
+        with pytest.raises(DTypeError, match=r"float32.*float64|float64.*float32"):
+            mix(x, y)
+    with pytest.raises(TypeError):
+        pe.compile(mix)(single, double)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("number", [2, 2.0, np.float32(2), np.float64(2), np.int64(2), True])
+def test_numbers_take_the_dtype_of_the_array_beside_them(dtype, number):
+    x = pe.tensor(A, dtype, requires_grad=True)
+    for result in (x * number, number * x, x**number, np.where(A > 0, number, x), np.clip(x, -number, number)):
+        assert result.dtype == dtype
+    y = np.sum(x * number / np.sqrt(64) + np.mean(A))
+    y.backward()
+    assert x.grad.dtype == dtype
+
+
+def test_an_array_without_axes_is_not_a_number():
+    with pytest.raises(DTypeError, match="float32 and float64"):
+        pe.tensor(A, np.float32) * np.array(2.0)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.bool_])
+def test_integers_and_booleans_have_no_gradient(dtype):
+    with pytest.raises(
+        DTypeError, match=f"only float32 and float64 tensors have a gradient, this one is {dtype.__name__}"
+    ):
+        pe.tensor([0, 1], dtype, requires_grad=True)
+    with pytest.raises(NotDifferentiableError, match=f"argument 0 is of {dtype.__name__}"):
+        pe.grad(lambda i: np.sum(i))(np.zeros(2, dtype))
+    with pytest.raises(NotDifferentiableError, match="does not depend on any tensor with requires_grad"):
+        pe.tensor([0, 1], dtype).backward([1, 1])
+
+
+def test_integers_compute_with_integers_and_whole_numbers():
+    i = pe.tensor([1, 2, 3])
+    assert (i + 1).dtype == (2 * i - i).dtype == (-i).dtype == np.int64
+    np.testing.assert_array_equal((i + 1).numpy(), [2, 3, 4])
+    np.testing.assert_array_equal((i == 2).numpy(), [False, True, False])
+    with pytest.raises(DTypeError, match="int64 and float64"):
+        i * 0.5
+    with pytest.raises(DTypeError, match="int64 and float64"):
+        i * np.ones(3)
+
+
+@pytest.mark.parametrize("function", [np.sin, np.sqrt, np.sum, np.mean, np.max, ops.softmax, ops.logsumexp, ops.relu])
+def test_what_is_defined_for_floats_refuses_integers(function):
+    with pytest.raises(DTypeError, match="expected float32 or float64, got int64"):
+        function(pe.tensor([1, 2, 3]))
+
+
+def test_conversion_between_floats_carries_the_gradient_back():
+    x = pe.tensor(A, np.float32, requires_grad=True)
+    np.sum(x.astype(np.float64) * B).backward()
+    assert x.grad.dtype == np.float32
+    np.testing.assert_allclose(x.grad, B, rtol=1e-7)
+
+
+def test_conversion_to_integers_ends_the_gradient():
+    x = pe.tensor(A, requires_grad=True)
+    assert not (x > 0).requires_grad
+    assert not x.astype(np.int64).requires_grad
+    gradient = pe.grad(lambda x: np.sum(x.astype(np.int64).astype(np.float64)) + np.sum(x))
+    np.testing.assert_array_equal(gradient(A), np.ones(A.shape))
+    np.testing.assert_array_equal(pe.compile(gradient)(A), np.ones(A.shape))
+
+
+def test_where_needs_a_boolean_condition():
+    with pytest.raises(DTypeError, match=r"boolean condition, got int64; compare, e.g. x > 0"):
+        np.where(pe.tensor([0, 1]), 1.0, pe.tensor([2.0, 3.0]))
+
+
+# Shapes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: x + np.zeros((4,)), r"add: shapes \(2, 3\) and \(4,\) cannot be broadcast"),
+        (lambda x: x @ x, r"matmul: shapes \(2, 3\) and \(2, 3\) do not fit: 3 columns, 2 rows"),
+        (lambda x: x @ np.array(2.0), r"matmul: at least one axis is needed"),
+        (lambda x: np.zeros((4, 3, 2)) @ (np.ones((3, 1, 1)) * x), r"the leading axes of shapes .* do not fit"),
+        (lambda x: np.sum(x, axis=2), "axis 2 does not fit an array of 2 dimensions"),
+        (lambda x: np.sum(x, axis=(0, -2)), r"axis \(0, -2\) does not fit"),
+        (lambda x: np.reshape(x, (4, 2)), r"shape \(2, 3\) \(6 elements\) cannot be reshaped to \(4, 2\)"),
+        (lambda x: np.reshape(x, (-1, 4)), "cannot be reshaped"),
+        (lambda x: np.transpose(x, (0, 0)), "no permutation of the 2 axes"),
+        (lambda x: np.swapaxes(x, 0, 2), r"axes 0 and 2 do not both exist in shape \(2, 3\)"),
+        (lambda x: np.moveaxis(x, 0, 3), "moveaxis: destination: axis 3 is out of bounds"),
+        (lambda x: np.squeeze(x, 0), "squeeze: .*not equal to one"),
+        (lambda x: np.expand_dims(x, 4), "expand_dims: axis 4 is out of bounds"),
+        (lambda x: np.broadcast_to(x, (3, 2)), r"shape \(2, 3\) cannot be broadcast to \(3, 2\)"),
+        (lambda x: np.concatenate([x, x.T]), r"concatenate: shapes \(2, 3\) and \(3, 2\) do not match outside axis 0"),
+        (lambda x: np.concatenate([x, x], axis=2), r"concatenate: axis 2 does not exist in shape \(2, 3\)"),
+        (lambda x: np.concatenate([x, x], axis=None), "concatenate: axis None does not exist"),
+        (lambda x: np.stack([x, x.T]), r"stack: all shapes must be equal, got \(2, 3\) and \(3, 2\)"),
+        (lambda x: np.stack([x], axis=3), "stack: axis 3 does not exist"),
+        (lambda x: np.pad(x, -1), "pad: widths must not be negative"),
+        (lambda x: np.max(x[:, :0], axis=1), "no largest or smallest element along an empty axis"),
+        (lambda x: np.tensordot(x, x, axes=1), "do not pair up"),
+        (lambda x: np.einsum("ij,jk", x, x), "subscript 'j' stands for both 3 and 2"),
+        (lambda x: np.einsum("ij,ij", x), "names 2 operands, got 1"),
+        (lambda x: np.einsum("ij->k", x), "must use letters of 'ij'"),
+        (lambda x: np.einsum("ijk", x), "do not fit an operand of shape"),
+        (lambda x: ops.mean_squared_error(x, x[0]), r"\(2, 3\) and targets of shape \(3,\) differ"),
+        (lambda x: ops.binary_cross_entropy(x, x[0]), r"\(2, 3\) and targets of shape \(3,\) differ"),
+        (lambda x: ops.softmax_cross_entropy(x, np.zeros(3, int)), r"need labels of shape \(2,\), got \(3,\)"),
+    ],
+)  # fmt: skip
+def test_shapes_that_do_not_fit_are_listed(call, message):
+    with pytest.raises(ShapeError, match=message):
+        call(pe.tensor(A))
+    with pytest.raises(ShapeError, match=message):
+        pe.compile(call)(A)
+
+
+def test_errors_name_the_layer_they_happen_in():
+    with pe.scope("encoder"), pe.scope("rnn"), pytest.raises(ShapeError, match="add in layer 'encoder/rnn': shapes"):
+        pe.tensor(A) + np.zeros(4)
+
+
+@pytest.mark.parametrize("call", [lambda x: np.pad(x, 1, mode="reflect"), lambda x: np.linalg.norm(x, 1)])
+def test_options_of_numpy_that_are_missing_are_named(call):
+    with pytest.raises(ValueError, match=r"only .* is supported"):
+        call(pe.tensor(A))
+
+
+def test_engine_errors_are_also_the_builtin_ones():
+    assert issubclass(ShapeError, ValueError) and issubclass(DTypeError, TypeError)
+    assert issubclass(ShapeError, EngineError) and issubclass(TraceError, RuntimeError)
+
+
+# Labels ---------------------------------------------------------------------------------------------------
+
+
+def test_labels_out_of_range_are_named_with_their_row():
+    with pytest.raises(pe.errors.LabelError, match=r"label 3 in row 1 is not one of the 3 classes 0\.\.2"):
+        ops.softmax_cross_entropy(A, np.array([0, 3]))
+    with pytest.raises(pe.errors.LabelError, match="label -1 in row 0"):
+        ops.softmax_cross_entropy(A, np.array([-1, 3]))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64])
+def test_labels_may_be_of_any_integer_type(dtype):
+    labels = np.array([2, 0], dtype)
+    expected = ops.softmax_cross_entropy(A, np.array([2, 0])).item()
+    assert ops.softmax_cross_entropy(A, labels).item() == expected
+    np.testing.assert_allclose(pe.compile(ops.softmax_cross_entropy)(A, labels), expected, rtol=1e-15)
+
+
+def test_labels_must_be_integers():
+    with pytest.raises(DTypeError, match="expected integer labels, got float64"):
+        ops.softmax_cross_entropy(A, np.array([0.0, 1.0]))
+
+
+def test_dropout_rates_out_of_range_are_refused():
+    for rate in (-0.1, 1.0, np.nan):
+        with pytest.raises(pe.errors.ConfigurationError, match="at least 0 and below 1"):
+            ops.dropout(A, rate, np.random.default_rng(0))
