@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["EngineUnavailableError", "SpecError", "TwinGradError", "WeightsError", "WorkerError"]
+__all__ = [
+    "EngineUnavailableError",
+    "JuliaError",
+    "JuliaUnavailableError",
+    "SpecError",
+    "TwinGradError",
+    "WeightsError",
+    "WorkerError",
+]
 
 _SHOWN = 10
 
@@ -46,6 +54,18 @@ class WorkerError(TwinGradError):
     """A worker process that died or failed: carries what it last said."""
 
     exit_code = 1
+
+
+class JuliaError(TwinGradError):
+    """An exception in Julia code, with Julia's own message, or a call that Julia could not be asked to do."""
+
+    exit_code = 1
+
+
+class JuliaUnavailableError(EngineUnavailableError, JuliaError):
+    """No Julia that works here, or none that this process can start: says why, and what to do."""
+
+    exit_code = 2
 
 
 def summary(source: str, problems: Sequence[str]) -> str:

@@ -1,0 +1,344 @@
+"""Finding a Julia on this machine, and proving that it works before anything relies on it.
+
+    julia = find()
+    print(julia.version, julia.executable)
+
+Looked for in this order: what `TWINGRAD_JULIA` names (then nothing else), the one remembered from before, `julia` on
+PATH, the one that juliapkg uses, the one that `bridge.julia.install` made. A Julia counts when it is 1.5 or later,
+starts with threads, and throws and catches exceptions: a mismatched system library can make every exception end in a
+segmentation fault. What a proof found is remembered until the files change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import JuliaUnavailableError
+from bridge.files import write_atomically
+from bridge.julia.environment import cache_folder
+
+__all__ = ["INSTALL", "OLDEST", "Julia", "Memory", "find", "own_executable", "prove"]
+
+OLDEST = (1, 5)
+VARIABLE = "TWINGRAD_JULIA"
+
+INSTALL = "python -m bridge.julia.install"
+"""The command that sets Julia up."""
+
+PROOF_THREADS = 2
+PROOF_SECONDS = 300.0
+"""A Julia that was never started before, on a busy machine, may take a while."""
+
+_PROBE = Path(__file__).with_name("probe.jl")
+_LAST_LINES = 8
+
+OWN_PREFIX = "debian-11"
+"""The folder, in the cache, of the Julia that `bridge.julia.debian` unpacks."""
+
+MANIFEST = "twingrad-julia.json"
+"""The file that tells such a folder from others, written last into it."""
+
+
+@dataclass(frozen=True)
+class Julia:
+    """A Julia that has been proved to work, and what embedding it takes."""
+
+    executable: str
+    """What to run; for TwinGrad's own, a script that names the folders of its libraries first."""
+    source: str
+    """How it was found: "TWINGRAD_JULIA", "PATH", "juliapkg" or "installed by TwinGrad"."""
+    version: str
+    bindir: str
+    libjulia: str
+    sysimage: str
+    preload: tuple[str, ...]
+    """Libraries to load before libjulia, which the system lacks or has in versions that don't fit."""
+    blas: str
+    """Its BLAS, with the version where that is known."""
+    kernels: str
+    """What this BLAS chooses for this CPU when it is not told; empty when it can't be asked."""
+
+    @property
+    def release(self) -> tuple[int, int, int]:
+        """The version as numbers: (1, 10, 4)."""
+        return _release(self.version)
+
+    def __str__(self) -> str:
+        return f"Julia {self.version} at {self.executable} ({self.source})"
+
+
+def find() -> Julia:
+    """The Julia to use. Raises `JuliaUnavailableError`, which says what was tried and what to do."""
+    memory = Memory.load()
+    if setting := os.environ.get(VARIABLE):
+        return memory.prove(_named(setting), VARIABLE)
+    if (kept := memory.chosen()) is not None:
+        return kept
+    problems = []
+    for executable, source in _candidates():
+        try:
+            found = memory.prove(executable, source)
+        except JuliaUnavailableError as error:
+            problems.append(str(error))
+            continue
+        memory.choose(found)
+        return found
+    tried = "".join(f"\n  {problem}" for problem in problems) or " on PATH, by juliapkg, or of TwinGrad's own"
+    raise JuliaUnavailableError(
+        f"no Julia that works was found{':' if problems else ''}{tried}\nInstall one for TwinGrad with: {INSTALL}\n"
+        f"or name one of {_dotted(OLDEST)} or later in {VARIABLE} (the program, or its folder)"
+    )
+
+
+def prove(executable: str, source: str) -> Julia:
+    """Start a Julia and let it show that it works; raises `JuliaUnavailableError` when it does not."""
+    name = f"the Julia at {executable} ({source})"
+    try:
+        done = subprocess.run(
+            [executable, "--startup-file=no", "--history-file=no", str(_PROBE)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=_proof_environment(),
+            encoding="utf-8",
+            errors="replace",
+            timeout=PROOF_SECONDS,
+            check=False,
+        )
+    except OSError as error:
+        raise JuliaUnavailableError(f"{name} can't be started: {error.strerror or error}. {_advice(source)}") from None
+    except subprocess.TimeoutExpired:
+        raise JuliaUnavailableError(
+            f"{name} was not ready after {PROOF_SECONDS:.0f} seconds. {_advice(source)}"
+        ) from None
+    said, libraries = _read(done.stdout)
+    version = said.get("version", "")
+    if version and _release(version) < OLDEST:
+        raise JuliaUnavailableError(
+            f"{name} is too old: expected {_dotted(OLDEST)} or later, found {version}. {_advice(source)}"
+        )
+    if done.returncode or said.get("step", "start") != "":
+        ended = ending(done.returncode)
+        raise JuliaUnavailableError(
+            f"{name} {ended} when it was to {said.get('step', 'start')}; it last said:{_last_lines(done.stderr)}"
+            f"\n  {_advice(source)}"
+        )
+    if int(said["threads"]) != PROOF_THREADS and (os.cpu_count() or 1) >= PROOF_THREADS:
+        raise JuliaUnavailableError(
+            f"{name} was to start with {PROOF_THREADS} threads and has {said['threads']}. {_advice(source)}"
+        )
+    return Julia(
+        executable=executable,
+        source=source,
+        version=version,
+        bindir=said["bindir"],
+        libjulia=_libjulia(libraries, name, source),
+        sysimage=said["sysimage"],
+        preload=_preload(libraries, said["bindir"]),
+        blas=said["blas"],
+        kernels=said["kernels"],
+    )
+
+
+def own_executable() -> str:
+    """Where `bridge.julia.install` puts a Julia of its own."""
+    return str(cache_folder() / OWN_PREFIX / "usr" / "bin" / "julia")
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    if on_path := shutil.which("julia"):
+        yield on_path, "PATH"
+    if (used := _juliapkg_executable()) is not None:
+        yield used, "juliapkg"
+    with contextlib.suppress(OSError):
+        own = own_executable()
+        if Path(own).parents[2].joinpath(MANIFEST).is_file():
+            yield own, "installed by TwinGrad"
+
+
+def _named(setting: str) -> str:
+    """The program that the user's setting means: a file, a folder that holds one, or a name on PATH."""
+    path = Path(setting).expanduser()
+    for program in (path, path / "bin" / "julia", path / "julia"):
+        if program.is_file():
+            return str(program.absolute())
+    if os.sep not in setting and (on_path := shutil.which(setting)):
+        return on_path
+    raise JuliaUnavailableError(
+        f"{VARIABLE}={setting} names no Julia: expected the program, its folder, or a name on PATH. Correct it, or "
+        "unset it to let TwinGrad look for one"
+    )
+
+
+def _juliapkg_executable() -> str | None:
+    """The Julia that juliapkg has set up already, in this Python environment; nothing is installed or downloaded."""
+    if importlib.util.find_spec("juliapkg") is None:
+        return None
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            juliapkg = importlib.import_module("juliapkg")
+            return str(juliapkg.executable()) if juliapkg.resolve(dry_run=True) else None
+        except Exception:  # whatever is wrong with its folder: it has no Julia for us
+            return None
+
+
+def _proof_environment() -> dict[str, str]:
+    """What could keep a sound Julia from starting is left out, and so is what decides the kernels of its BLAS."""
+    without = {"OPENBLAS_CORETYPE", "JULIA_LOAD_PATH", "JULIA_PROJECT"}
+    kept = {name: value for name, value in os.environ.items() if name not in without}
+    return kept | {"JULIA_NUM_THREADS": str(PROOF_THREADS)}
+
+
+def _read(output: str) -> tuple[dict[str, str], list[str]]:
+    said, libraries = {}, []
+    for line in output.splitlines():
+        name, _, value = line.partition("\t")
+        if name == "library":
+            libraries.append(value)
+        else:
+            said[name] = value
+    return said, libraries
+
+
+def _libjulia(libraries: list[str], name: str, source: str) -> str:
+    # Beside it there may be libjulia-internal and libjulia-codegen, which it loads itself.
+    for library in libraries:
+        if Path(library).name.split(".")[0] == "libjulia":
+            return library
+    raise JuliaUnavailableError(f"{name} doesn't say which libjulia it runs from. {_advice(source)}")
+
+
+def _preload(libraries: list[str], bindir: str) -> tuple[str, ...]:
+    """Those in TwinGrad's own prefix, apart from libjulia and what Julia finds by itself in its private folder.
+
+    The dynamic loader lists a library before those that it needs; the other way round is the order to load them in.
+    """
+    prefix = Path(bindir).parents[1]
+    if not (prefix / MANIFEST).is_file():
+        return ()
+    inside = [path for path in map(Path, libraries) if path.is_relative_to(prefix)]
+    wanted = [path for path in inside if path.parent.name != "julia" and path.name.split(".")[0] != "libjulia"]
+    return tuple(str(path) for path in reversed(wanted))
+
+
+def _last_lines(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()][-_LAST_LINES:]
+    return "".join(f"\n  {line}" for line in lines) or " nothing"
+
+
+def ending(status: int) -> str:
+    """How a process ended, from its exit status."""
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+
+
+def _advice(source: str) -> str:
+    change = f"name another one in {VARIABLE}, or unset it" if source == VARIABLE else f"name another one in {VARIABLE}"
+    return f"To use another: {change}, or install one for TwinGrad with: {INSTALL}"
+
+
+def _dotted(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
+
+
+def _release(version: str) -> tuple[int, int, int]:
+    numbers = [int(part) for part in version.split("-")[0].split("+")[0].split(".")]
+    major, minor, patch = (*numbers, 0, 0)[:3]
+    return major, minor, patch
+
+
+class Memory:
+    """What is known of this machine's Julias from before: a small JSON file in the cache.
+
+    An entry counts only as long as the files that it speaks of are the same. A file that can't be read or written means
+    no memory, never an error.
+    """
+
+    FORMAT = 1
+
+    def __init__(self, path: Path | None, content: Mapping[str, Any]) -> None:
+        self.path = path
+        self._content: dict[str, Any] = {"format": self.FORMAT, "chosen": None, "proofs": {}, "ways": {}, **content}
+
+    @classmethod
+    def load(cls) -> Memory:
+        """What the file holds."""
+        try:
+            path = cache_folder() / "julia.json"
+        except OSError:
+            return cls(None, {})
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            content = None
+        known = isinstance(content, dict) and content.get("format") == cls.FORMAT
+        return cls(path, content if known else {})
+
+    def chosen(self) -> Julia | None:
+        """The Julia that was chosen before; None when there is none or when it is no longer there as it was."""
+        executable = self._content["chosen"]
+        return self._proved(executable) if isinstance(executable, str) else None
+
+    def choose(self, julia: Julia) -> None:
+        """Use this one from now on."""
+        self._content["chosen"] = julia.executable
+        self._save()
+
+    def prove(self, executable: str, source: str) -> Julia:
+        """The proof of this Julia that is remembered, or a new one."""
+        known = self._proved(executable)
+        if known is None:
+            known = prove(executable, source)
+            self._content["proofs"][executable] = {**dataclasses.asdict(known), "files": _fingerprint(known)}
+            self._save()
+        return dataclasses.replace(known, source=source)
+
+    def forget(self) -> None:
+        """Start afresh."""
+        self._content |= {"chosen": None, "proofs": {}, "ways": {}}
+        self._save()
+
+    def recall(self, *key: str) -> Any:
+        """What `note` kept under this key, or None."""
+        return self._content["ways"].get("\n".join(key))
+
+    def note(self, *key: str, value: Any) -> None:
+        """Keep a finding on the ways of starting a Julia."""
+        self._content["ways"]["\n".join(key)] = value
+        self._save()
+
+    def _proved(self, executable: str) -> Julia | None:
+        try:
+            entry = dict(self._content["proofs"][executable])
+            files = entry.pop("files")
+            julia = Julia(**entry | {"preload": tuple(entry["preload"])})
+            return julia if _fingerprint(julia) == files else None
+        except (KeyError, TypeError, ValueError, OSError):
+            return None
+
+    def _save(self) -> None:
+        if self.path is None:
+            return
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, json.dumps(self._content, indent=1) + "\n")
+
+
+def _fingerprint(julia: Julia) -> list[list[Any]]:
+    """Size and time of the files that a Julia stands on: another version in their place changes one of them."""
+    described: list[list[Any]] = []
+    for path in (julia.executable, julia.libjulia, julia.sysimage, *julia.preload):
+        status = os.stat(path)
+        described.append([path, status.st_size, status.st_mtime_ns])
+    return described

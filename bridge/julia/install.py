@@ -1,0 +1,158 @@
+"""Setting Julia up for TwinGrad: ``python -m bridge.julia.install``.
+
+Finds a Julia that works, or installs one for this user alone: through juliapkg where Julia's own servers can be
+reached, otherwise, on Debian and its relatives, out of Debian 11's packages. Then both ways of starting it from Python
+are tried, and all of it is remembered, so that a second call has nothing to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from bridge.errors import JuliaUnavailableError, TwinGradError
+from bridge.julia import find as finding
+from bridge.julia import juliacall, start
+from bridge.julia.environment import cache_folder, kernels_for
+from bridge.julia.find import Julia, Memory
+from bridge.julia.interface import EMBEDDED, JULIACALL
+from bridge.julia.juliacall import Project
+
+__all__ = ["main", "set_up"]
+
+OFFLINE_VARIABLE = "TWINGRAD_OFFLINE"
+
+Say = Callable[[str], None]
+
+
+def set_up(say: Say = print, again: bool = False) -> Julia:
+    """Find or install a Julia, see which ways in work, remember it and return it; `say` gets lines of progress.
+
+    With `again`, what was remembered is forgotten first. Raises `JuliaUnavailableError` when nothing works.
+    """
+    memory = Memory.load()
+    if again:
+        memory.forget()
+    julia, project = _find_or_install(memory, say)
+    say(f"{julia}")
+    say(f"  {_describe_blas(julia)}")
+    ways = _ways(julia, memory, project, say)
+    if not any(seen.ok for seen in ways.values()):
+        reasons = "".join(f"\n  {way}: {seen.reason}" for way, seen in ways.items())
+        raise JuliaUnavailableError(f"{julia} works, but can't be started from this Python:{reasons}")
+    return julia
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Ends with 0 when a Julia is ready, with 2 when there is none."""
+    parser = argparse.ArgumentParser(prog=finding.INSTALL, description="Find or install a Julia for TwinGrad.")
+    parser.add_argument("--again", action="store_true", help="forget what is remembered, and look and try afresh")
+    parser.add_argument("--path", action="store_true", help="print the program's path and nothing else")
+    options = parser.parse_args(arguments)
+    try:
+        julia = set_up(_silent if options.path else _say, options.again)
+    except TwinGradError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if options.path:
+        print(julia.executable)
+    return 0
+
+
+def _find_or_install(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
+    try:
+        return finding.find(), None
+    except JuliaUnavailableError as error:
+        if os.environ.get(finding.VARIABLE):
+            raise
+        say(str(error).splitlines()[0])
+    if os.environ.get(OFFLINE_VARIABLE, "").lower() not in ("", "0", "false", "no"):
+        raise JuliaUnavailableError(
+            f"no Julia that works, and {OFFLINE_VARIABLE} forbids to install one: unset it, or name one in "
+            f"{finding.VARIABLE}"
+        )
+    say("installing one, for you alone")
+    problems = []
+    for install in (_from_juliapkg, _from_debian):
+        try:
+            julia, project = install(memory, say)
+        except JuliaUnavailableError as error:
+            problems.append(str(error))
+            say(f"  not this way: {error}")
+            continue
+        memory.choose(julia)
+        return julia, project
+    raise JuliaUnavailableError(
+        "no Julia could be installed:"
+        + "".join(f"\n  {problem}" for problem in problems)
+        + f"\nInstall Julia {'.'.join(map(str, finding.OLDEST))} or later by hand, and put it on PATH or name it in "
+        f"{finding.VARIABLE}"
+    )
+
+
+def _from_juliapkg(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
+    say("asking juliapkg, which downloads Julia (some minutes)")
+    project = juliacall.prepare()
+    return memory.prove(project.executable, "juliapkg"), project
+
+
+def _from_debian(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
+    try:
+        from bridge.julia import debian
+    except ImportError:  # no file locks of Unix
+        raise JuliaUnavailableError("this system is not Debian or a close relative") from None
+    source = "installed by TwinGrad"
+    say("looking for Debian 11’s Julia")
+    try:
+        debian.install(cache_folder(), lambda program: finding.prove(program, source), lambda line: say(f"  {line}"))
+        return memory.prove(finding.own_executable(), source), None
+    except OSError as error:
+        raise JuliaUnavailableError(str(error)) from None
+
+
+def _ways(julia: Julia, memory: Memory, project: Project | None, say: Say) -> dict[str, start.Verdict]:
+    if juliacall.obstacle(julia) is None:
+        _prepare_project(julia, memory, project, say)
+    seen = {}
+    for way in (JULIACALL, EMBEDDED):
+        known = start.verdict(way, julia, memory)
+        seen[way] = known if known is not None and known.ok else start.verify(way, julia, memory)
+        say(f"  {way}: {'works' if seen[way].ok else seen[way].reason}")
+    return seen
+
+
+def _prepare_project(julia: Julia, memory: Memory, project: Project | None, say: Say) -> None:
+    """PythonCall.jl for juliacall. Without it the other way in remains."""
+    if start.known_project(julia, memory) is not None:
+        return
+    try:
+        if project is None:
+            say("  asking juliapkg for PythonCall.jl (some minutes)")
+            project = juliacall.prepare(julia.executable)
+        start.remember_project(julia, memory, project)
+    except JuliaUnavailableError as error:
+        say(f"  {error}")
+
+
+def _describe_blas(julia: Julia) -> str:
+    if not julia.kernels:
+        return julia.blas
+    if users := os.environ.get("OPENBLAS_CORETYPE"):
+        return f"{julia.blas}, with the kernels that OPENBLAS_CORETYPE names: {users}"
+    if (better := kernels_for(julia.kernels)) is not None:
+        return f"{julia.blas}, told to use its kernels for {better} (it would take those for {julia.kernels})"
+    return f"{julia.blas}, kernels for {julia.kernels}"
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

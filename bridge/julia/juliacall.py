@@ -1,0 +1,173 @@
+"""Julia in this process through juliacall and PythonCall.jl, from Julia 1.10.3 on.
+
+juliacall starts Julia when it is imported, as its settings (environment variables ``PYTHON_JULIACALL_...``) say. Where
+the user has set one, it stays. The project that holds PythonCall.jl is set up by juliapkg, which `prepare` asks for it;
+with program and project both named, juliacall itself looks for nothing and downloads nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from bridge.errors import JuliaError, JuliaUnavailableError
+from bridge.julia import environment
+from bridge.julia.find import Julia
+from bridge.julia.interface import (
+    JULIACALL,
+    SUPPORT,
+    Runtime,
+    Value,
+    check_process,
+    keep_torch_out,
+    literal,
+    signals_kept,
+)
+
+__all__ = ["OLDEST", "JuliacallRuntime", "Project", "obstacle", "prepare", "running", "version"]
+
+OLDEST = (1, 10, 3)
+"""The first Julia that juliacall supports."""
+
+CONTACT_SECONDS = 30
+"""How long a server may stand still while juliapkg is preparing."""
+
+# juliapkg sets no limit of its own. The last line is for us.
+_PREPARE = f"""
+import json, socket
+socket.setdefaulttimeout({CONTACT_SECONDS})
+import juliapkg
+juliapkg.resolve()
+print(json.dumps({{"executable": juliapkg.executable(), "project": juliapkg.project()}}))
+"""
+
+
+@dataclass(frozen=True)
+class Project:
+    """A Julia, and the project in which juliapkg has put PythonCall.jl for it."""
+
+    executable: str
+    project: str
+
+
+class JuliacallRuntime(Runtime):
+    """Starts Julia when it is made, or joins the one that juliacall has started in this process before.
+
+    Raises `JuliaUnavailableError` when juliacall does not start; Julia can't be started in another way after that.
+    """
+
+    way = JULIACALL
+
+    def __init__(
+        self,
+        julia: Julia,
+        threads: int,
+        project: Project | None,
+        notes: Sequence[str] = (),
+        sysimage: str | None = None,
+    ) -> None:
+        check_process()
+        with signals_kept(), environment.temporarily(_settings(julia, threads, project, sysimage)):
+            try:
+                self._module: ModuleType = importlib.import_module("juliacall")
+                self._main: Any = self._module.Main
+            except Exception as error:
+                raise JuliaUnavailableError(f"juliacall did not start Julia: {_first_line(error)}") from error
+            super().__init__(julia, notes)
+            keep_torch_out()
+            # This loads LinearAlgebra and with it the BLAS, which reads the environment then.
+            self._evaluate(f"Base.include(Main, {literal(SUPPORT)}); nothing")
+
+    def _evaluate(self, code: str) -> Value:
+        try:
+            value = self._main.seval(code)
+        except self._module.JuliaError as error:
+            raise JuliaError(self._message(error)) from None
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise JuliaError(
+            f"{code} gives a {type(value).__name__}, which is not passed to Python: end it with '; nothing'"
+        )
+
+    def _message(self, error: Any) -> str:
+        """Julia's message without the stack, which juliacall's own text of the error carries."""
+        return str(self._module.JuliaError(error.exception))
+
+
+def running() -> bool:
+    """Whether juliacall has started Julia in this process already."""
+    module = sys.modules.get("juliacall")
+    return module is not None and hasattr(module, "Main")
+
+
+def version() -> str | None:
+    """Of the juliacall that is installed, which is not imported for this; None without one."""
+    try:
+        return importlib.metadata.version("juliacall")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def obstacle(julia: Julia) -> str | None:
+    """Why juliacall can't be used with this Julia, whatever else is installed; None: nothing speaks against it."""
+    if importlib.util.find_spec("juliacall") is None:
+        return "juliacall is not installed: pip install juliacall"
+    if julia.release < OLDEST:
+        return f"juliacall needs Julia {'.'.join(map(str, OLDEST))} or later, and this is {julia.version}"
+    return None
+
+
+def prepare(executable: str | None = None) -> Project:
+    """Let juliapkg set up PythonCall.jl, for this Julia or for one that it finds or downloads; needs the internet.
+
+    Raises `JuliaUnavailableError` with the reason when it can't.
+    """
+    if importlib.util.find_spec("juliapkg") is None:
+        raise JuliaUnavailableError("juliapkg is not installed: pip install juliacall")
+    variables = dict(os.environ)
+    if executable is not None:
+        variables.setdefault("PYTHON_JULIAPKG_EXE", executable)
+    done = subprocess.run(
+        [sys.executable, "-c", _PREPARE],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=variables,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise JuliaUnavailableError(f"juliapkg: {said[-1]}")
+    return Project(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _settings(julia: Julia, threads: int, project: Project | None, sysimage: str | None) -> dict[str, str]:
+    ours = {
+        # Without Julia's own handling of signals, more than one thread and the garbage collector crash the process.
+        "PYTHON_JULIACALL_HANDLE_SIGNALS": "yes",
+        "PYTHON_JULIACALL_THREADS": str(threads),
+        "PYTHON_JULIACALL_STARTUP_FILE": "no",
+    }
+    if sysimage is not None:
+        ours["PYTHON_JULIACALL_SYSIMAGE"] = sysimage
+    places = {"PYTHON_JULIACALL_EXE", "PYTHON_JULIACALL_PROJECT"}
+    if project is not None and not places & os.environ.keys():  # juliacall takes both or neither
+        ours["PYTHON_JULIACALL_EXE"] = project.executable
+        ours["PYTHON_JULIACALL_PROJECT"] = project.project
+    users = {name: os.environ[name] for name in ours if name in os.environ}
+    return environment.settings(threads, julia.kernels) | ours | users
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

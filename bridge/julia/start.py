@@ -1,0 +1,197 @@
+"""Starting Julia in this process: which of the two ways in, decided once and reported.
+
+juliacall is the first choice, where it has been seen to work on this machine with this Julia; otherwise libjulia is
+embedded directly. It is seen in a process of its own, since a Julia that failed to start can't be started again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.errors import JuliaUnavailableError
+from bridge.julia import juliacall
+from bridge.julia.embedded import EmbeddedRuntime
+from bridge.julia.find import INSTALL, Julia, Memory, ending, find
+from bridge.julia.interface import EMBEDDED, JULIACALL, WAYS, Runtime
+from bridge.julia.juliacall import JuliacallRuntime, Project
+
+__all__ = ["Verdict", "choose", "known_project", "remember_project", "runtime", "verdict", "verify"]
+
+VARIABLE = "TWINGRAD_JULIA_WAY"
+
+VERIFICATION_SECONDS = 600.0
+"""PythonCall.jl is compiled when it is loaded for the first time, which takes minutes on a slow machine."""
+
+# Run in a process of its own, with the modules of this one. What it prints last is for `verify`.
+_VERIFICATION = """
+import json, sys
+start = json.loads(sys.argv[1])
+sys.path[:] = start["path"]
+from bridge.errors import TwinGradError
+from bridge.julia.start import demonstrate
+try:
+    demonstrate(start["way"], start["julia"], start["project"])
+except TwinGradError as error:
+    sys.exit(str(error))
+"""
+
+_runtime: Runtime | None = None
+_settings: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a way in works with a Julia, on this machine and in this Python environment."""
+
+    ok: bool
+    reason: str
+    """Why not; empty when it does."""
+
+
+def runtime(threads: int | None = None, way: str | None = None, sysimage: str | None = None) -> Runtime:
+    """Julia in this process: started by the first call, which must come from the main thread; the same ever after.
+
+    `threads`: how many threads Julia has (default: `JULIA_NUM_THREADS`, or 1). `way`: "juliacall" or "embedded"
+    (default: `TWINGRAD_JULIA_WAY`, or the best that works here). `sysimage`: the file of a system image of this Julia.
+    Raises `JuliaUnavailableError` when Julia can't be started here, or runs already but not as asked for.
+    """
+    global _runtime
+    if _runtime is not None:
+        _check_same(threads, way, sysimage)
+        return _runtime
+    wanted = way or os.environ.get(VARIABLE) or None
+    if wanted is not None and wanted not in WAYS:
+        named = f"way={way!r}" if way else f"{VARIABLE}={wanted}"
+        raise JuliaUnavailableError(f"{named}: expected one of {', '.join(WAYS)}")
+    count = _thread_count(threads)
+    julia = find()
+    memory = Memory.load()
+    if juliacall.running():
+        if wanted == EMBEDDED:
+            raise JuliaUnavailableError("Julia runs in this process already, started by juliacall: use that way")
+        chosen, notes = JULIACALL, ["juliacall had started Julia in this process"]
+    elif wanted is not None:
+        chosen, notes = wanted, [f"{wanted} was asked for"]
+    else:
+        chosen, notes = choose(julia, memory)
+    if chosen == JULIACALL:
+        if not juliacall.running() and (reason := juliacall.obstacle(julia)) is not None:
+            raise JuliaUnavailableError(reason)
+        _runtime = JuliacallRuntime(julia, count, known_project(julia, memory), notes, sysimage)
+    else:
+        _runtime = EmbeddedRuntime(julia, count, notes, sysimage)
+    _settings.update(threads=count, sysimage=sysimage)
+    return _runtime
+
+
+def choose(julia: Julia, memory: Memory) -> tuple[str, list[str]]:
+    """The way to start this Julia, and why not the other one; what isn't known yet is found out."""
+    reason = juliacall.obstacle(julia)
+    if reason is None and known_project(julia, memory) is None:
+        reason = f"PythonCall.jl is not set up: {INSTALL}"
+    if reason is None:
+        seen = verdict(JULIACALL, julia, memory) or verify(JULIACALL, julia, memory)
+        if seen.ok:
+            return JULIACALL, []
+        reason = seen.reason
+    return EMBEDDED, [f"not through juliacall: {reason}"]
+
+
+def verdict(way: str, julia: Julia, memory: Memory) -> Verdict | None:
+    """What is known of a way in from before; None: nothing yet."""
+    known = memory.recall(*_key(way, julia))
+    return Verdict(**known) if known else None
+
+
+def verify(way: str, julia: Julia, memory: Memory) -> Verdict:
+    """Start Julia this way in a process of its own, with two threads, and see it compute, throw and end; remembered."""
+    if way == JULIACALL and (reason := juliacall.obstacle(julia)) is not None:
+        return Verdict(False, reason)
+    project = known_project(julia, memory)
+    start = {
+        "path": sys.path,
+        "way": way,
+        "julia": dataclasses.asdict(julia),
+        "project": dataclasses.asdict(project) if project else None,
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _VERIFICATION, json.dumps(start)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=VERIFICATION_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Verdict(False, f"{way} was not ready after {VERIFICATION_SECONDS:.0f} seconds")
+    if done.returncode == 0:
+        seen = Verdict(True, "")
+    else:
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        seen = Verdict(False, f"{way} {ending(done.returncode)}: {said[-1] if said else 'no message'}")
+    memory.note(*_key(way, julia), value=dataclasses.asdict(seen))
+    return seen
+
+
+def demonstrate(way: str, julia: dict[str, Any], project: dict[str, str] | None) -> None:
+    """What `verify` runs: raises, or ends the process, where a way in does not work."""
+    from ctypes import c_int
+
+    facts = Julia(**julia | {"preload": tuple(julia["preload"])})
+    here: Runtime
+    if way == JULIACALL:
+        here = JuliacallRuntime(facts, 2, Project(**project) if project else None)
+    else:
+        here = EmbeddedRuntime(facts, 2)
+    found = here.evaluate("string(VERSION)")
+    if found != facts.version:
+        raise JuliaUnavailableError(f"this way leads to Julia {found}, not to {facts}")
+    if here.evaluate("TwinGradRuntime.catches()") is not True:
+        raise JuliaUnavailableError("exceptions are not caught")
+    if here.function_pointer("TwinGradRuntime.successor_pointer", [c_int], c_int)(41) != 42:
+        raise JuliaUnavailableError("an entry point computes something else")
+
+
+def known_project(julia: Julia, memory: Memory) -> Project | None:
+    """Where PythonCall.jl has been set up for this Julia, in this Python environment."""
+    known = memory.recall("project", julia.executable, sys.prefix)
+    return Project(**known) if known and os.path.isdir(known["project"]) else None
+
+
+def remember_project(julia: Julia, memory: Memory, project: Project) -> None:
+    """Keep what `juliacall.prepare` made."""
+    memory.note("project", julia.executable, sys.prefix, value=dataclasses.asdict(project))
+
+
+def _key(way: str, julia: Julia) -> tuple[str, ...]:
+    version = juliacall.version() if way == JULIACALL else ""
+    return ("verdict", way, julia.executable, julia.version, sys.prefix, platform.python_version(), version or "")
+
+
+def _thread_count(threads: int | None) -> int:
+    if threads is None:
+        setting = os.environ.get("JULIA_NUM_THREADS", "")
+        return int(setting) if setting.isdecimal() and int(setting) else 1
+    if threads < 1:
+        raise JuliaUnavailableError(f"Julia needs at least 1 thread, found threads={threads}")
+    return threads
+
+
+def _check_same(threads: int | None, way: str | None, sysimage: str | None) -> None:
+    assert _runtime is not None
+    asked = {"threads": threads, "way": way, "sysimage": sysimage}
+    there = {**_settings, "way": _runtime.way}
+    for name, value in asked.items():
+        if value is not None and value != there[name]:
+            raise JuliaUnavailableError(
+                f"Julia runs in this process already, with {name}={there[name]!r}: {name}={value!r} needs a new process"
+            )
