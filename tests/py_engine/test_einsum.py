@@ -1,0 +1,108 @@
+"""Einstein notation: random subscripts, with values from numpy and gradients from PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+import py_engine as pe
+from py_engine import ops
+from py_engine.errors import DTypeError, ShapeError
+
+LETTERS = "abcd"
+
+
+@st.composite
+def products(draw):
+    """Subscripts with repeated letters, an ellipsis, spaces and both forms of result, and operand shapes for them."""
+    lengths = {letter: draw(st.integers(0, 3)) for letter in LETTERS}
+    dots = draw(st.lists(st.integers(1, 3), max_size=2))  # the lengths that an ellipsis stands for
+    terms, shapes = [], []
+    for _ in range(draw(st.integers(1, 3))):
+        letters = draw(st.text(LETTERS, max_size=3))
+        shape = [lengths[letter] for letter in letters]
+        at = draw(st.none() | st.integers(0, len(letters)))
+        if at is not None:
+            kept = dots[draw(st.integers(0, len(dots))) :]
+            shape[at:at] = [1 if draw(st.booleans()) else n for n in kept]
+            letters = letters[:at] + "..." + letters[at:]
+        terms.append(letters)
+        shapes.append(tuple(shape))
+    subscripts = draw(st.sampled_from([",", ", "])).join(terms)
+    if draw(st.booleans()):
+        used = sorted(set("".join(terms)) - {"."})
+        result = "".join(draw(st.permutations(draw(st.lists(st.sampled_from(used), unique=True)) if used else [])))
+        if "..." in subscripts:
+            at = draw(st.integers(0, len(result)))
+            result = result[:at] + "..." + result[at:]
+        subscripts += draw(st.sampled_from(["->", " -> "])) + result
+    return subscripts, shapes
+
+
+@given(products(), st.integers(0, 2**32 - 1))
+def test_any_subscripts(torch, case, seed):
+    subscripts, shapes = case
+    note(f"{subscripts!r} of {shapes}")
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    expected = np.einsum(subscripts, *arrays)
+    weights = rng.standard_normal(expected.shape)
+
+    variables = [torch.tensor(a, requires_grad=True) for a in arrays]
+    torch.einsum(subscripts, *variables).backward(torch.tensor(weights))
+
+    def weighted(*operands):
+        return np.sum(ops.einsum(subscripts, *operands) * weights)
+
+    np.testing.assert_allclose(ops.einsum(subscripts, *arrays).numpy(), expected, rtol=1e-10, atol=1e-12)
+    gradient = pe.grad(weighted, range(len(arrays)))
+    for found in (gradient(*arrays), pe.compile(gradient)(*arrays)):
+        for ours, theirs in zip(found, variables, strict=True):
+            np.testing.assert_allclose(ours, theirs.grad.numpy(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "shapes"),
+    [
+        ("ii", [(3, 3)]),
+        ("ij,ij,ij->", [(2, 3)] * 3),
+        ("...a,a...b->...b", [(2, 3), (3, 2, 4)]),
+        ("ab,bc,cd", [(2, 2)] * 3),
+    ],
+)
+def test_the_gradient_can_be_differentiated(subscripts, shapes, rng):
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    pe.gradcheck(
+        lambda *x: pe.grad(lambda *x: np.sum(ops.einsum(subscripts, *x) ** 3), 0)(*x),
+        *arrays,
+    )
+
+
+def test_letters_of_both_cases_are_sorted_as_numpy_sorts_them(rng):
+    a, b = rng.standard_normal((2, 3)), rng.standard_normal((3, 4))
+    np.testing.assert_allclose(ops.einsum("bA,AB", a, b).numpy(), np.einsum("bA,AB", a, b))
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "shapes", "message"),
+    [
+        ("ij,jk", [(2, 3)], "names 2 operands, got 1"),
+        ("ij,jk", [(2, 3), (2, 3)], "subscript 'j' stands for both 3 and 2"),
+        ("ii", [(1, 3)], "subscript 'i' stands for both 1 and 3"),
+        ("ij", [(2,)], r"subscripts 'ij' do not fit an operand of shape \(2,\)"),
+        ("i...j", [(2,)], "more subscripts than an operand has axes"),
+        ("ij->ijk", [(2, 3)], "must use letters of 'ij', each once"),
+        ("ij->ii", [(2, 3)], "must use letters of 'ij', each once"),
+        ("i1", [(2, 3)], "subscripts must be letters"),
+    ],
+)
+def test_subscripts_that_do_not_fit(subscripts, shapes, message):
+    with pytest.raises(ShapeError, match=message):
+        ops.einsum(subscripts, *(np.zeros(shape) for shape in shapes))
+
+
+def test_operands_of_different_dtypes_are_refused():
+    with pytest.raises(DTypeError, match="einsum: operands of float32 and float64"):
+        ops.einsum("i,i", np.zeros(2, np.float32), np.zeros(2))

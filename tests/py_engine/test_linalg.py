@@ -1,0 +1,124 @@
+"""Products at every rank: values from numpy, gradients from PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import py_engine as pe
+from py_engine import ops
+
+seeds = st.integers(0, 2**32 - 1)
+matmul_shapes = hnp.mutually_broadcastable_shapes(
+    signature=np.matmul.signature, max_dims=3, min_side=0, max_side=4
+).map(lambda shapes: shapes.input_shapes)
+
+
+def draw(seed, *shapes):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape) for shape in shapes]
+
+
+def assert_same_gradients(function, in_torch, arrays, torch):
+    """The value and all gradients of a product are those of torch, computed eagerly and by a replay."""
+    variables = [torch.tensor(a, requires_grad=True) for a in arrays]
+    expected = in_torch(*variables)
+    weights = np.random.default_rng(0).standard_normal(tuple(expected.shape))
+    expected.backward(torch.tensor(weights))
+    gradients = [v.grad.numpy() if v.grad is not None else np.zeros(v.shape) for v in variables]
+
+    def weighted(*operands):
+        return np.sum(function(*operands) * weights)
+
+    for result in (
+        pe.grad(weighted, range(len(arrays)))(*arrays),
+        pe.compile(pe.grad(weighted, range(len(arrays))))(*arrays),
+    ):
+        for ours, theirs in zip(result, gradients, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+    for value in (function(*map(pe.tensor, arrays)).numpy(), pe.compile(function)(*arrays)):
+        np.testing.assert_allclose(value, expected.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+@given(matmul_shapes, seeds)
+def test_matmul_at_every_rank(torch, shapes, seed):
+    a, b = draw(seed, *shapes)
+    note(f"{a.shape} @ {b.shape}")
+    np.testing.assert_allclose((pe.tensor(a) @ b).numpy(), a @ b, rtol=1e-12, atol=1e-14)
+    assert_same_gradients(ops.matmul, torch.matmul, [a, b], torch)
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "steps", "reversed", "broadcast"])
+def test_matmul_of_any_memory_layout_is_right_on_a_tape(layout, rng):
+    """Layouts that BLAS cannot take are copied first."""
+    a = rng.standard_normal((6, 5, 4))
+    matrices = {
+        "C": a,
+        "F": np.asfortranarray(a),
+        "steps": np.repeat(a, 2, axis=2)[:, :, ::2],
+        "reversed": a[:, ::-1, ::-1],
+        "broadcast": np.broadcast_to(a[0], a.shape),
+    }[layout]
+    b = rng.standard_normal((6, 4, 3))
+    left = pe.Tensor(matrices)
+    np.testing.assert_allclose(pe.compile(lambda b: left @ b)(b), matrices @ b, rtol=1e-12)
+    np.testing.assert_allclose(pe.compile(lambda b: np.swapaxes(b, 1, 2) @ left.transpose(0, 2, 1))(b),
+                               np.swapaxes(b, 1, 2) @ matrices.transpose(0, 2, 1), rtol=1e-12)  # fmt: skip
+
+
+@given(st.lists(st.integers(0, 3), max_size=3), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 3), seeds)
+def test_dot_is_numpy_dot(left, right, n, seed):
+    shape_a = (*left, n)
+    shape_b = (*right[:-1], n, *right[-1:])
+    a, b = draw(seed, shape_a, shape_b)
+    np.testing.assert_allclose(np.dot(pe.tensor(a), b).numpy(), np.dot(a, b), rtol=1e-12, atol=1e-14)
+    pe.gradcheck(ops.dot, a, b, directions=1)
+
+
+@st.composite
+def contractions(draw):
+    """Two shapes, and the axes of each to contract, in any order."""
+    summed = draw(st.lists(st.integers(0, 3), max_size=3))
+    free_a, free_b = draw(st.lists(st.integers(0, 3), max_size=2)), draw(st.lists(st.integers(0, 3), max_size=2))
+
+    def placed(free):
+        order = draw(st.permutations(range(len(free) + len(summed))))
+        lengths = [*summed, *free]
+        return tuple(lengths[k] for k in order), [order.index(k) for k in range(len(summed))]
+
+    (shape_a, axes_a), (shape_b, axes_b) = placed(free_a), placed(free_b)
+    if draw(st.booleans()):
+        axes_a = [axis - len(shape_a) for axis in axes_a]
+    return shape_a, shape_b, (axes_a, axes_b)
+
+
+@given(contractions(), seeds)
+def test_tensordot_over_any_axes(torch, case, seed):
+    shape_a, shape_b, axes = case
+    a, b = draw(seed, shape_a, shape_b)
+    note(f"{shape_a} and {shape_b} over {axes}")
+    value = np.tensordot(pe.tensor(a), b, axes=axes)
+    np.testing.assert_allclose(value.numpy(), np.tensordot(a, b, axes=axes), rtol=1e-12, atol=1e-14)
+    assert_same_gradients(
+        lambda a, b: ops.tensordot(a, b, axes), lambda a, b: torch.tensordot(a, b, dims=axes), [a, b], torch
+    )
+
+
+@given(
+    hnp.array_shapes(min_dims=0, min_side=0, max_dims=2), hnp.array_shapes(min_dims=0, min_side=0, max_dims=2), seeds
+)
+def test_outer_is_numpy_outer(shape_a, shape_b, seed):
+    a, b = draw(seed, shape_a, shape_b)
+    np.testing.assert_array_equal(np.outer(pe.tensor(a), b).numpy(), np.outer(a, b))
+
+
+def test_large_products_agree_with_numpy_in_float32(rng):
+    """Rows times a matrix at the size of a training step, through BLAS, on both sides of the gradient."""
+    x, w = rng.standard_normal((100, 196)).astype(np.float32), rng.standard_normal((196, 64)).astype(np.float32)
+    g = pe.compile(pe.grad(lambda x, w: np.sum(np.tanh(x @ w)), (0, 1)))(x, w)
+    slope = 1 - np.tanh(x.astype(float) @ w.astype(float)) ** 2
+    np.testing.assert_allclose(g[0], slope @ w.T.astype(float), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(g[1], x.T.astype(float) @ slope, rtol=1e-3, atol=1e-4)
