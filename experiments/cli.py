@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bridge.errors import TwinGradError
-from experiments import config
+from experiments import config, provenance
 from experiments.output import Output
 from experiments.progress import Progress, Stages, download, duration, size, table
 from py_engine.errors import EngineError, NonFiniteError
@@ -129,7 +129,7 @@ def examples(*lines: str) -> str:
         "doctor                         when something does not work",
     ),
 )
-@click.version_option(package_name="twingrad", prog_name=COMMAND)
+@click.version_option(provenance.versions(["twingrad"]).get("twingrad", "(not installed)"), prog_name=COMMAND)
 def cli() -> None:
     """Regenerate the tables and figures of studies of automatic differentiation, and measure engines.
 
@@ -156,28 +156,17 @@ def list_(output: Output) -> None:
     table(output.console, ["PAPER", "MODEL", "DATA", "TITLE"], rows, numbers=4)
     rows = []
     for name in engine.names():
-        found = engine.availability(name)
+        label, found = engine.get(name).label, engine.availability(name)
         versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
-        rows.append(
-            [
-                name,
-                engine.get(name).label,
-                "yes" if found.ok else "no",
-                versions if found.ok else found.reason,
-            ]
-        )
-        output.add([{"kind": "engine", "name": name, "available": found.ok, "reason": found.reason}])
-        output.rows[-1]["versions"] = found.versions
+        rows.append([name, label, *(("yes", versions) if found.ok else ("no", found.reason))])
+        about = {"available": found.ok, "reason": found.reason, "versions": found.versions}
+        output.add([{"kind": "engine", "name": name, "label": label, **about}])
     output.say()
     table(output.console, ["ENGINE", "LABEL", "AVAILABLE", "VERSION OR REASON"], rows, numbers=4)
     output.say()
-    table(
-        output.console,
-        ["MODEL", "FILE"],
-        [[name, str(path)] for name, path in config.models().items()],
-        numbers=2,
-    )
-    output.add({"kind": "model", "name": name, "file": str(path)} for name, path in config.models().items())
+    models = {name: str(path) for name, path in config.models().items()}
+    table(output.console, ["MODEL", "FILE"], list(models.items()), numbers=2)
+    output.add({"kind": "model", "name": name, "file": path} for name, path in models.items())
     output.say()
     table(output.console, ["DATA"], [[name] for name in sorted(data.LOADERS)])
     output.add({"kind": "data", "name": name} for name in sorted(data.LOADERS))
@@ -196,12 +185,8 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
 
     findings = doctor.examine(results_dir, data_dir)
     marks = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
-    table(
-        output.console,
-        ["", "", ""],
-        [[marks[item.state], item.name, item.found] for item in findings],
-        numbers=3,
-    )
+    rows = [[marks[item.state], item.name, item.found] for item in findings]
+    table(output.console, ["", "", ""], rows, numbers=3)
     advice = [item for item in findings if item.advice]
     if advice:
         output.say()
@@ -298,10 +283,10 @@ def race(
     from experiments.results import Results
 
     chosen = config.load_paper(paper)
-    names = run.checked_engines(chosen, engines)
+    jobs = run.plan(chosen, profile, engines, None, ["race"], threads, rounds)[:1]
+    names = jobs[0].engines
     if base is not None and base not in names:
         raise click.UsageError(f"--base {base}: not among the engines of this race ({', '.join(names)})")
-    jobs = run.plan(chosen, profile, names, None, ["race"], threads, rounds)[:1]
     results = Results(results_dir)
     with results.locked():
         outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs, again=True)
@@ -467,7 +452,6 @@ def reproduce(
         with stages.stage("tidy tables of all results"):
             counts = results.write_tidy()
             output.say(", ".join(f"{count} {name}" for name, count in counts.items()))
-        built = None
         with stages.stage("tables and figures"):
             built = _build_report(results_dir, results.report, data_dir, papers or None)
             output.say(f"{len(built.written)} files in {results.report}")
@@ -490,7 +474,7 @@ def _refresh_tidy(results_dir: Path) -> None:
     from experiments.results import COMMITTED, Results
 
     results = Results(results_dir)
-    if any(results.raw.glob("*.json")) and not (results_dir / COMMITTED).exists():
+    if not (results_dir / COMMITTED).exists() and not results.tidy_is_current():
         with results.locked():
             results.write_tidy()
 

@@ -185,6 +185,19 @@ class Results:
             self._write(self.tidy / f"{name}.csv", _csv(columns, rows[name]))
         return {name: len(found) for name, found in rows.items()}
 
+    def tidy_is_current(self) -> bool:
+        """Whether the tidy CSVs are there, have their columns, and are newer than every raw record."""
+        newest = max((path.stat().st_mtime_ns for path in self.raw.glob("*.json")), default=0)
+        for name, columns in COLUMNS.items():
+            path = self.tidy / f"{name}.csv"
+            if not path.is_file():
+                return not newest  # without raw records there is nothing to make them from
+            with path.open(encoding="utf-8") as file:
+                header = file.readline()
+            if newest and (path.stat().st_mtime_ns < newest or header != ",".join(columns) + "\n"):
+                return False
+        return True
+
     def _write(self, path: Path, content: str) -> None:
         try:
             write_atomically(path, content)

@@ -388,7 +388,7 @@ def described(record: Record) -> str:
     took = duration(record["seconds"])
     if record["status"] != "ok":
         word = "left out" if record["error_kind"] == "unavailable" else "FAILED"
-        return f"{word}: {record['error']}"
+        return f"{word}: {record['error'].splitlines()[0]}"
     row = rows([record])[0]
     match record["config"]["measure"]:
         case "time":

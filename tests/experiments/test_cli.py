@@ -439,7 +439,7 @@ def test_reproduce_makes_everything_from_the_sample_and_says_so(twingrad: Any, t
         for output in paper.figures:
             assert list((report / "figures").glob(f"{key}-{output.id}.svg"))
     assert "embedded sample" in said.out and str(Path("results/report/paper.pdf")) in said.out
-    assert "Missing:" in said.out and "torch" in said.out
+    assert "Missing:" in said.out and "PyTorch" in said.out.split("Missing:")[1]
     rows = json.loads(Path("reproduce.json").read_text())["rows"]
     assert {"stage", "file", "missing", "pdf"} <= {row.get("kind") for row in rows}
     again = twingrad(*options)

@@ -348,6 +348,19 @@ def test_a_tidy_file_of_another_make_is_named(results: Results) -> None:
         Tidy.load(results.root)
 
 
+def test_tidy_is_made_anew_only_when_there_is_something_new(results: Results) -> None:
+    assert results.tidy_is_current()  # nothing to make it from
+    results.save(record("a" * 16))
+    assert not results.tidy_is_current()
+    results.write_tidy()
+    assert results.tidy_is_current()
+    results.save(record("b" * 16))
+    assert not results.tidy_is_current()
+    results.write_tidy()
+    (results.tidy / "runs.csv").write_text("key,paper\n")
+    assert not results.tidy_is_current()
+
+
 def test_raw_records_are_plain_json(results: Results) -> None:
     path = results.save(record())
     assert json.loads(path.read_text())["config"]["paper"] == "mnist-rnn-e"
