@@ -79,8 +79,8 @@ def dataset_examples(view: View) -> Figure:
     dataset = data.load(view.paper.dataset, data_dir=view.data_dir, allow_download=False)
     if view.data_source is not None and dataset.source != view.data_source:
         raise NotDrawnError(
-            f"the results were made from {_source(view.data_source)}, but what is at hand is {_source(dataset.source)}; "
-            "name the data with --data-dir or TWINGRAD_DATA"
+            f"the results were made from {_source(view.data_source)}, but what is at hand is "
+            f"{_source(dataset.source)}; name the data with --data-dir or TWINGRAD_DATA"
         )
     labels = np.asarray(dataset.y_train)
     side = int(np.sqrt(dataset.x_train.shape[1]))
@@ -235,7 +235,7 @@ def memory_per_epoch(view: View) -> Figure:
 def accuracy_over_epochs(view: View) -> Figure:
     """Training accuracy by epoch: measured with filled markers, reported hollow and dashed."""
     engines = _engines(view, "time")
-    figure = style.new(COLUMN, 2.5)
+    figure = style.new(COLUMN, 2.9)
     axes = figure.subplots()
     for engine in engines:
         by_epoch = view.epochs_of("time", engine).groupby("epoch")["train_accuracy"]
@@ -267,7 +267,7 @@ def accuracy_over_epochs(view: View) -> Figure:
     axes.set_xlabel("epoch")
     axes.set_ylabel("training accuracy")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="lower right", ncols=1)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     style.clean(axes)
     return figure
 

@@ -1,6 +1,7 @@
 """Every number that the paper's text quotes, as raw values and as text, under names such as `numpy.later_s`.
 
-The text looks numbers up by these names and prints nothing of its own; a name without a value is printed as not measured.
+The text looks numbers up by these names and types none of its own; a name without a value is printed as not
+measured.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pandas as pd
 from experiments.report import tables
 from experiments.report.select import View
 from experiments.report.table import fraction, scientific, significant, size
-from experiments.report.tables import PARITY_STEPS, PARITY_TOLERANCE, REFERENCE
+from experiments.report.tables import PARITY_TOLERANCE, REFERENCE
 
 Numbers = dict[str, dict[str, Any]]
 """Name -> {"value": the number, "text": how it is printed}; names without a value are left out."""
@@ -41,7 +42,6 @@ def of_paper(view: View) -> Numbers:
             _add(found, name, item.value, f"{about}{item.value:g}")
         for epoch, value in enumerate(item.by_epoch, start=1):
             _add(found, f"{name}.{epoch}", value, fraction(value, 3))
-    _add(found, "parity.steps", PARITY_STEPS, str(PARITY_STEPS))
     _add(found, "parity.tolerance", PARITY_TOLERANCE, scientific(PARITY_TOLERANCE).removeprefix("1.0·"))
     return found
 
@@ -121,6 +121,9 @@ def _add_agreement(found: Numbers, view: View) -> None:
     losses = {engine: tables.loss_differences(view, engine) for engine in view.engines() if engine != REFERENCE}
     for engine, values in losses.items():
         _add(found, f"{engine}.max_loss_difference", values.max(), scientific)
+    steps = max((values.index.get_level_values("step").nunique() for values in losses.values()), default=0)
+    if steps:
+        _add(found, "parity.steps", steps, str(steps))
     largest = [values.max() for values in losses.values() if len(values)]
     _add(found, "parity.max_loss_difference", max(largest, default=None), scientific)
     accuracy = view.ok("time").pivot_table(index="seed", columns="engine", values="test_accuracy", dropna=False)

@@ -64,8 +64,8 @@ def is_current(folder: Path, results_dir: Path) -> bool:
 def compile(folder: Path, format: str = "pdf", ppi: float = 100) -> bytes | list[bytes]:
     """Set the text with the report in `folder`: the PDF, or with format "png" one picture per page.
 
-    The sources are put beside the report first, so that `typst compile --root <folder> <folder>/paper/main.typ` does the
-    same by hand.
+    The sources are put beside the report first, so that `typst compile --root <folder> <folder>/paper/main.typ` does
+    the same by hand.
     """
     import typst
 
@@ -101,7 +101,7 @@ def sources() -> Path:
 def _moment(created: str) -> datetime:
     """The moment of the newest run, so that the same results give the same file."""
     try:
-        moment = datetime.fromisoformat(created)
+        moment = datetime.fromisoformat(created).replace(microsecond=0)  # typst counts whole seconds
     except ValueError:
         return datetime.fromtimestamp(0, UTC)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

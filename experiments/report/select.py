@@ -53,6 +53,8 @@ class View:
     race: pd.DataFrame
     scaling: pd.DataFrame
     left_out: int = 0
+    outdated: frozenset[tuple[str, str]] = frozenset()
+    """(engine, measure) whose runs were made with an older source of the engine."""
     data_dir: Path | None = None
     """Where to look for the dataset itself, which only its example pictures need."""
 
@@ -119,7 +121,7 @@ class View:
             done = len(runs) - len(failed)
         if done >= wanted and (done or not len(failed)):
             return None
-        how = "not run"
+        how = "not run since the engine's source changed" if (engine, measure) in self.outdated else "not run"
         if len(failed):
             error = str(failed["error"].iloc[-1])
             error = error.partition(f"{engine}: ")[2] if measure == "race" else error
@@ -140,6 +142,7 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     for name in ("data_source", "profile", "threads"):
         if len(trained):
             kept = kept[kept[name] == _newest(trained)[name]]
+    comparable = kept
     kept = _newest_state(kept)
     others = runs[~runs["measure"].isin(TRAINED) & (runs["data_source"] == data_source)]
     race, scaling = (frame[frame["data_source"] == data_source] for frame in (race, scaling))
@@ -153,6 +156,7 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
         race=_one_race(race, others[others["measure"] == "race"]),
         scaling=_newest_of_each(scaling),
         left_out=len(trained) - len(kept),
+        outdated=_pairs(comparable) - _pairs(kept),
         data_dir=data_dir,
     )
 
@@ -181,6 +185,10 @@ def _newest(frame: pd.DataFrame) -> pd.Series:
     return frame.sort_values("created", kind="stable").iloc[-1]
 
 
+def _pairs(runs: pd.DataFrame) -> frozenset[tuple[str, str]]:
+    return frozenset(zip(runs["engine"], runs["measure"], strict=True))
+
+
 def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
     """Per engine only the runs of its newest source, and of each configuration only the newest run."""
     runs = runs.sort_values("created", kind="stable")
@@ -193,8 +201,8 @@ def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
 def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
     """Of each number of threads one race, since rounds of two races must not be paired with each other.
 
-    It is the one with the most engines, among equals the newest; a race with the older source of an engine that has raced
-    again since does not count.
+    It is the one with the most engines, among equals the newest; a race with the older source of an engine that has
+    raced again since does not count.
     """
     races = races.sort_values("created", kind="stable")
     digests = {

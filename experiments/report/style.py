@@ -1,7 +1,8 @@
 """One look for every figure: theme, sizes, a colour and a marker per system, reproducible files.
 
-The colours are those of Okabe and Ito (*Color Universal Design*, 2008) with grey and brown added, which stay apart under
-the common colour vision deficiencies (a test computes it); the marker and, for bars, the hatch say the same thing a second time, for grey prints.
+The colours are those of Okabe and Ito (*Color Universal Design*, 2008) with grey and brown added, which stay apart
+under the common colour vision deficiencies (a test computes it); the marker says the same thing a second time, for
+grey prints.
 """
 
 from __future__ import annotations
@@ -39,23 +40,22 @@ WARNING = "#B00020"
 
 @dataclass(frozen=True)
 class Look:
-    """How one system is drawn: colour (hex), marker of its lines, hatch of its bars."""
+    """How one system is drawn: colour (hex) and marker of its lines."""
 
     color: str
     marker: str
-    hatch: str
 
 
 LOOKS: dict[str, Look] = {
-    "numpy": Look("#0072B2", "o", ""),
-    "julia": Look("#CC79A7", "s", ""),
-    "torch": Look("#D55E00", "^", "///"),
-    "torch-compile": Look("#E69F00", "v", "\\\\\\"),
-    "tensorflow": Look("#56B4E9", "D", "..."),
-    "jax": Look("#009E73", "P", "xxx"),
-    "flux": Look("#7B3F00", "X", "+++"),
-    "manual": Look("#7A7A7A", "*", "|||"),
-    "own": Look("#000000", "h", "---"),
+    "numpy": Look("#0072B2", "o"),
+    "julia": Look("#CC79A7", "s"),
+    "torch": Look("#D55E00", "^"),
+    "torch-compile": Look("#E69F00", "v"),
+    "tensorflow": Look("#56B4E9", "D"),
+    "jax": Look("#009E73", "P"),
+    "flux": Look("#7B3F00", "X"),
+    "manual": Look("#7A7A7A", "*"),
+    "own": Look("#000000", "h"),
 }
 """Engines by their registry name, and the papers' own engines as `own`."""
 
@@ -70,7 +70,7 @@ def look(name: str) -> Look:
     name = SYSTEM_LOOKS.get(name, name)
     if name in LOOKS:
         return LOOKS[name]
-    return Look(_SPARE[sum(name.encode()) % len(_SPARE)], "p", "ooo")
+    return Look(_SPARE[sum(name.encode()) % len(_SPARE)], "p")
 
 
 _RC = {
@@ -99,7 +99,6 @@ _RC = {
     "ytick.major.size": 2.5,
     "xtick.minor.size": 1.5,
     "ytick.minor.size": 1.5,
-    "hatch.linewidth": 0.4,
     "mathtext.fontset": "dejavusans",
     "svg.fonttype": "path",  # a reader of the SVG needs no font
     "svg.hashsalt": "twingrad",  # element ids would be random otherwise

@@ -1,7 +1,8 @@
 """A table and its exports: CSV with raw values, LaTeX (booktabs) and Markdown with printed ones.
 
-A row is a dict of raw values. `Table.fields` are the columns of the CSV; `Table.columns` say how a row is printed, which
-may join several fields in one cell (a mean and its spread). Rows are gathered under the headings of `Table.group`.
+A row is a dict of raw values. `Table.fields` are the columns of the CSV; `Table.columns` say how a row is printed,
+which may join several fields in one cell (a mean and its spread). Rows are gathered under the headings of
+`Table.group`.
 """
 
 from __future__ import annotations

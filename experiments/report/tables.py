@@ -1,8 +1,8 @@
 """The tables of the report, each made by one producer from the tidy results.
 
-A producer takes the rows that one paper may show (`select.View`) and returns a `Table`. What a paper reports stands in rows of its own, under a
-heading that says so and names its machine; it never shares a row with a measurement. An engine that has no number has a
-row all the same, and a note says why it is empty.
+A producer takes the rows that one paper may show (`select.View`) and returns a `Table`. What a paper reports stands in
+rows of its own, under a heading that says so and names its machine; it never shares a row with a measurement. An
+engine that has no number has a row all the same, and a note says why it is empty.
 """
 
 from __future__ import annotations
@@ -307,8 +307,8 @@ def race(view: View) -> Table:
         ],
         rows,
         [
-            "Median and, in brackets, the quartiles over the rounds. The engines run alternately in persistent processes, "
-            "idle ones stopped; a ratio is taken within a round.",
+            "Median and, in brackets, the quartiles over the rounds. The engines run alternately in persistent "
+            "processes, idle ones stopped; a ratio is taken within a round.",
         ],
         "race",
     )
@@ -370,8 +370,8 @@ def peak_memory(view: View) -> Table:
         [column("peak resident", "peak_rss_bytes", size)],
         rows,
         [
-            "The process's high-water mark (VmHWM), reset after imports and data, before the model is built; it contains "
-            "the imported packages and the data. Taken in a run of its own.",
+            "The process's high-water mark (VmHWM), reset after imports and data, before the model is built; it "
+            "contains the imported packages and the data. Taken in a run of its own.",
         ],
         "memory",
     )
@@ -396,6 +396,7 @@ def parity(view: View) -> Table:
             }
         )
     rows = [row for row in rows if row["engine"] != REFERENCE]
+    steps = max((row["steps"] for row in rows), default=0) or PARITY_STEPS
     label = view.label(REFERENCE)
     return _table(
         view,
@@ -421,7 +422,8 @@ def parity(view: View) -> Table:
         rows,
         [
             f"Against {label} at the same seed: the same initial weights, the same batches in the same order. "
-            "Δ loss is the largest over the first steps and the seeds, Δ accuracy that on the test data at the end."
+            f"Δ loss is the largest over the seeds and the first {steps} steps, Δ accuracy that on the test data at "
+            "the end."
         ],
         "time",
     )

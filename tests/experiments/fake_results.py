@@ -16,7 +16,7 @@ from experiments.config import load_paper
 from experiments.results import COLUMNS
 
 CPU = "Invented CPU 9000"
-CREATED = "2001-02-03T04:05:06+00:00"
+CREATED = "2001-02-03T04:05:06.789012+00:00"
 LABELS = {
     "numpy": "TwinGrad numpy",
     "torch": "PyTorch",

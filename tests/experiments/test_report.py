@@ -373,6 +373,8 @@ def test_of_an_engine_only_its_newest_source_counts(fake: ModuleType, view_of: V
     assert row(tables.performance(view), "numpy")["seeds"] == 1
     assert row(tables.performance(view), "torch")["seeds"] == 5
     assert view.why_missing("numpy", "time") == "4 of 5 seeds not run"
+    new["runs"] = [run for run in new["runs"] if run["measure"] == "memory"]
+    assert view_of(old, new).why_missing("numpy", "time") == "not run since the engine's source changed"
 
 
 def test_runs_with_other_threads_are_not_averaged_in(fake: ModuleType, view_of: ViewOf) -> None:
