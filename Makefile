@@ -19,8 +19,10 @@ SHELL := bash
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
-ASV := PATH="$(abspath $(BIN)):$$PATH" PIP_CONSTRAINT="$$($(BIN)/python -c \
-	'import pathlib; print(pathlib.Path("constraints.txt").resolve().as_uri())')" $(BIN)/python -m asv
+# asv builds environments of its own: with this Python and these versions (a URL, since the path may hold spaces).
+EMPTY :=
+ASV := PATH="$(abspath $(BIN)):$$PATH" \
+	PIP_CONSTRAINT="file://$(subst $(EMPTY) ,%20,$(CURDIR))/constraints.txt" $(BIN)/python -m asv
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,13 +40,13 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev ## speed and memory of HEAD, or of RANGE=a..b, as web pages in .asv/html
-	@$(ASV) machine --yes > .asv-machine.log 2>&1 || { cat .asv-machine.log; exit 1; }; rm -f .asv-machine.log
+	@said=$$($(ASV) machine --yes 2>&1) || { echo "$$said" >&2; exit 1; }
 	$(ASV) run --launch-method spawn --show-stderr $(ARGS) '$(RANGE)'
 	$(ASV) publish
-	@echo "Open .asv/html/index.html through a web server: $(BIN)/python -m asv preview"
+	@echo "To look at .asv/html: $(BIN)/python -m asv preview"
 
 bench-compare: $(VENV)/.dev ## compare HEAD with BASE=commit; fails where HEAD is slower
-	@$(ASV) machine --yes > .asv-machine.log 2>&1 || { cat .asv-machine.log; exit 1; }; rm -f .asv-machine.log
+	@said=$$($(ASV) machine --yes 2>&1) || { echo "$$said" >&2; exit 1; }
 	$(ASV) continuous --launch-method spawn --show-stderr $(ARGS) '$(BASE)' HEAD
 
 clean: ## remove .venv and what tools leave behind; results, data and .asv stay
@@ -62,7 +64,7 @@ $(VENV)/.venv:
 	done; \
 	if [ -z "$${found:-}" ]; then \
 	  echo "error: TwinGrad needs Python 3.11 or later, and $(PYTHON) is" \
-	    "$$($(PYTHON) --version 2>&1 || echo 'not to be found'). Name another one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
+	    "$$($(PYTHON) --version 2>/dev/null || echo 'not to be found'). Name another one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
 	  exit 2; \
 	fi; \
 	echo "Creating $(VENV) with $$("$$found" --version)"; \

@@ -244,7 +244,7 @@ def test_constraints_pin_every_dependency_that_is_declared() -> None:
 
 def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
     stub = tmp_path / "python-of-old"
-    stub.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.8.1\nexit 1\n', encoding="utf-8")
+    stub.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.8.1 && exit\nexit 1\n', encoding="utf-8")
     stub.chmod(0o755)
     done = subprocess.run(
         ["make", "lint", f"PYTHON={stub}", f"VENV={tmp_path}/venv"],
