@@ -111,7 +111,7 @@ option_profile = click.option(
 option_engines = click.option(
     "--engines", type=Names(), help="Engines to use (default: all that the paper file names)."
 )
-option_threads = click.option("--threads", type=click.IntRange(min=1), help="Threads of each engine.")
+option_threads = click.option("--threads", type=click.IntRange(min=1), help="Threads of an engine (default: 2).")
 
 
 def examples(*lines: str) -> str:
@@ -256,7 +256,7 @@ def run(
 @click.argument("paper")
 @option_engines
 @click.option("--rounds", type=click.IntRange(min=1), help="Rounds that count, after one that does not.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of each engine (default: the paper file's).")
+@option_threads
 @click.option("--base", help="Engine that the others are compared with (default: torch, else the first).")
 @option_profile
 @option_results()
@@ -534,7 +534,7 @@ def _show_built(output: Output, built: Any) -> None:
 @click.option("--learning-rate", type=float, default=0.015, show_default=True)
 @click.option("--batch-size", type=click.IntRange(min=1), default=100, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and batches.")
-@click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True)
+@option_threads
 @click.option("--weights", "initial", metavar="FILE", type=click.Path(path_type=Path), help="Start from these weights.")
 @click.option(
     "--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the trained weights (safetensors)."
@@ -554,7 +554,7 @@ def train(output: Output, **options: Any) -> None:
         learning_rate=options["learning_rate"],
         batch_size=options["batch_size"],
         seed=options["seed"],
-        threads=options["threads"],
+        threads=provenance.threads(options["threads"]),
         weights=options["initial"],
         save=options["save"],
         data_dir=options["data_dir"],
@@ -572,7 +572,7 @@ def train(output: Output, **options: Any) -> None:
 @click.argument("weights", type=click.Path(path_type=Path))
 @click.argument("input_name", metavar="INPUT")
 @click.option("--engine", "engine_name", default="numpy", show_default=True, help="See `twingrad list`.")
-@click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True)
+@option_threads
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the network's outputs (.npy).")
 @click.option("--show", type=click.IntRange(min=0), default=10, show_default=True, help="How many rows to print.")
 @option_data
@@ -586,7 +586,7 @@ def predict(output: Output, **options: Any) -> None:
         weights=options["weights"],
         input=options["input_name"],
         engine=options["engine_name"],
-        threads=options["threads"],
+        threads=provenance.threads(options["threads"]),
         save=options["save"],
         show=options["show"],
         data_dir=options["data_dir"],
@@ -629,8 +629,10 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
         click.echo(f"error: {error}", err=True)
         return RUN_FAILED if isinstance(error, NonFiniteError) else USER_ERROR
     except ModuleNotFoundError as error:
-        extra = str(error.name).partition(".")[0]
-        click.echo(f"error: this needs the package {extra}: pip install 'twingrad[experiments]'", err=True)
+        package = str(error.name).partition(".")[0]
+        if package in ("py_engine", "bridge", "experiments"):
+            raise
+        click.echo(f"error: this needs the package {package}: pip install 'twingrad[experiments]'", err=True)
         return USER_ERROR
     except BrokenPipeError:  # the reader of our output has gone, as in `twingrad list | head -1`
         sys.stderr.close()

@@ -14,11 +14,17 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
+from bridge.errors import TwinGradError
+
 ROOT = Path(__file__).resolve().parent.parent
 """The folder that holds the packages: the checkout, or site-packages."""
 
 ENGINE_PACKAGES = {"py_engine": ("*.py",), "julia_engine": ("*.jl", "*.toml")}
 """The engines of our own, and the files of theirs that decide what they compute."""
+
+
+class TooManyThreadsError(TwinGradError):
+    """More threads than cores: their times would be those of waiting for each other."""
 
 
 @cache
@@ -49,6 +55,16 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def threads(asked: int | None, usual: int = 2) -> int:
+    """The threads asked for, or the usual ones as far as there are cores; TooManyThreadsError for more than that."""
+    available = cores()
+    if asked is not None and asked > available:
+        raise TooManyThreadsError(
+            f"{asked} threads asked for, but this process may use {available} core{'s' if available > 1 else ''}"
+        )
+    return asked or min(usual, available)
 
 
 def memory_bytes() -> int | None:

@@ -107,7 +107,7 @@ def plan(
     if unknown:
         raise ConfigError(f"no measure {unknown[0]!r}; measures: {', '.join(MEASURES)}")
     cores = provenance.cores()
-    usual = threads or min(paper.training.threads.value, cores)
+    usual = provenance.threads(threads, paper.training.threads.value)
     jobs: list[Job] = []
     for measure in chosen:
         if measure in ("time", "memory"):

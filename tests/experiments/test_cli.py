@@ -206,7 +206,7 @@ def test_the_doctor_ends_with_1_when_results_have_no_place(twingrad: Any, tmp_pa
     assert re.search(r"PROBLEM +results", said.out)
 
 
-def test_the_doctor_names_a_damaged_data_file(twingrad: Any, tmp_path: Path) -> None:
+def test_a_damaged_data_file_is_named_and_no_sample_stands_in_for_it(twingrad: Any, tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
@@ -214,6 +214,10 @@ def test_the_doctor_names_a_damaged_data_file(twingrad: Any, tmp_path: Path) -> 
     said = twingrad("doctor", "--data-dir", tmp_path)
     assert said.code == 1
     assert "train-images-idx3-ubyte" in said.out
+    said = twingrad(*run_some("--data-dir", tmp_path))
+    assert said.code == 2
+    assert said.err.startswith("error: ") and "train-images-idx3-ubyte" in said.err
+    assert "sample" not in said.out
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
