@@ -30,7 +30,8 @@ class Progress:
             yield self
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Bars(*columns, console=self.console, transient=True) as bars:
+        # Drawn between the timed parts only: a thread that draws all the time would take its share of the cores.
+        with Bars(*columns, console=self.console, transient=True, auto_refresh=False) as bars:
             self._bars = bars
             self._all = bars.add_task(self.unit, total=self.total)
             self._one = bars.add_task("", total=1, visible=False)
@@ -41,11 +42,13 @@ class Progress:
         """Begin one run that consists of `parts` (epochs, rounds)."""
         if self._bars:
             self._bars.reset(self._one, total=parts, description=escape(what), visible=True)
+            self._bars.refresh()
 
     def step(self) -> None:
         """One part of the current run is done."""
         if self._bars:
             self._bars.advance(self._one)
+            self._bars.refresh()
 
     def finish(self, what: str, outcome: str) -> None:
         """The current run is over: print its line."""
@@ -60,6 +63,7 @@ class Progress:
         if self._bars:
             self._bars.advance(self._all)
             self._bars.update(self._one, visible=False)
+            self._bars.refresh()
 
     def note(self, text: str) -> None:
         """Print a line between the others."""

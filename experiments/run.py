@@ -97,8 +97,9 @@ def plan(
 ) -> list[Job]:
     """The jobs of a paper, seed by seed, so that what a machine does to one engine it does to the others too.
 
-    What is None is taken from the paper file; its threads are cut to the cores there are. Raises ConfigError
-    for an unknown measure and EngineUnavailableError for an engine asked for that is not there.
+    What is None is taken from the paper file, whose threads are cut to the cores there are. Raises ConfigError
+    for an unknown measure, EngineUnavailableError for an engine asked for that is not there, and
+    TooManyThreadsError for threads asked for.
     """
     runs = paper.runs_of(profile)
     names = checked_engines(paper, engine_names)
