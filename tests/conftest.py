@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from bridge.errors import JuliaUnavailableError
+from bridge.julia.find import Julia, find
+
 SEED_VARIABLE = "TWINGRAD_TEST_SEED"
 
 # In CI the same examples every time: a failure there must be the change's, not the draw's.
@@ -58,6 +61,17 @@ def seed(request: pytest.FixtureRequest) -> int:
 def rng(seed: int) -> np.random.Generator:
     """A generator started from `seed`."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="session")
+def julia() -> Julia:
+    """A Julia that works. Without one the test is skipped, with the reason; in CI it fails."""
+    try:
+        return find()
+    except JuliaUnavailableError as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI runs all tests, those of Julia too: {error}")
+        pytest.skip(f"needs Julia: {error}")
 
 
 @pytest.fixture(scope="session")

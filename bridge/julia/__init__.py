@@ -12,6 +12,6 @@ from __future__ import annotations
 
 from bridge.errors import JuliaError, JuliaUnavailableError
 from bridge.julia.interface import Info, Runtime
-from bridge.julia.start import runtime
+from bridge.julia.start import Status, Verdict, runtime, status
 
-__all__ = ["Info", "JuliaError", "JuliaUnavailableError", "Runtime", "runtime"]
+__all__ = ["Info", "JuliaError", "JuliaUnavailableError", "Runtime", "Status", "Verdict", "runtime", "status"]

@@ -28,7 +28,7 @@ from typing import Any
 
 from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
-from bridge.julia.environment import cache_folder
+from bridge.julia.environment import cache_folder, child_environment
 
 __all__ = ["INSTALL", "OLDEST", "Julia", "Memory", "find", "own_executable", "prove"]
 
@@ -75,6 +75,10 @@ class Julia:
     def release(self) -> tuple[int, int, int]:
         """The version as numbers: (1, 10, 4)."""
         return _release(self.version)
+
+    def environment(self, threads: int) -> dict[str, str]:
+        """The environment to start `executable` in, as a process of its own."""
+        return child_environment(threads, self.kernels)
 
     def __str__(self) -> str:
         return f"Julia {self.version} at {self.executable} ({self.source})"
@@ -269,7 +273,9 @@ class Memory:
 
     def __init__(self, path: Path | None, content: Mapping[str, Any]) -> None:
         self.path = path
-        self._content: dict[str, Any] = {"format": self.FORMAT, "chosen": None, "proofs": {}, "ways": {}, **content}
+        self._chosen: Any = content.get("chosen")
+        self._proofs = _dictionary(content.get("proofs"))
+        self._ways = _dictionary(content.get("ways"))
 
     @classmethod
     def load(cls) -> Memory:
@@ -287,12 +293,11 @@ class Memory:
 
     def chosen(self) -> Julia | None:
         """The Julia that was chosen before; None when there is none or when it is no longer there as it was."""
-        executable = self._content["chosen"]
-        return self._proved(executable) if isinstance(executable, str) else None
+        return self._proved(self._chosen)
 
     def choose(self, julia: Julia) -> None:
         """Use this one from now on."""
-        self._content["chosen"] = julia.executable
+        self._chosen = julia.executable
         self._save()
 
     def prove(self, executable: str, source: str) -> Julia:
@@ -300,27 +305,27 @@ class Memory:
         known = self._proved(executable)
         if known is None:
             known = prove(executable, source)
-            self._content["proofs"][executable] = {**dataclasses.asdict(known), "files": _fingerprint(known)}
+            self._proofs[executable] = {**dataclasses.asdict(known), "files": _fingerprint(known)}
             self._save()
         return dataclasses.replace(known, source=source)
 
     def forget(self) -> None:
         """Start afresh."""
-        self._content |= {"chosen": None, "proofs": {}, "ways": {}}
+        self._chosen, self._proofs, self._ways = None, {}, {}
         self._save()
 
     def recall(self, *key: str) -> Any:
         """What `note` kept under this key, or None."""
-        return self._content["ways"].get("\n".join(key))
+        return self._ways.get("\n".join(key))
 
     def note(self, *key: str, value: Any) -> None:
         """Keep a finding on the ways of starting a Julia."""
-        self._content["ways"]["\n".join(key)] = value
+        self._ways["\n".join(key)] = value
         self._save()
 
-    def _proved(self, executable: str) -> Julia | None:
+    def _proved(self, executable: Any) -> Julia | None:
         try:
-            entry = dict(self._content["proofs"][executable])
+            entry = dict(self._proofs[executable])
             files = entry.pop("files")
             julia = Julia(**entry | {"preload": tuple(entry["preload"])})
             return julia if _fingerprint(julia) == files else None
@@ -330,9 +335,14 @@ class Memory:
     def _save(self) -> None:
         if self.path is None:
             return
+        content = {"format": self.FORMAT, "chosen": self._chosen, "proofs": self._proofs, "ways": self._ways}
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, json.dumps(self._content, indent=1) + "\n")
+            write_atomically(self.path, json.dumps(content, indent=1) + "\n")
+
+
+def _dictionary(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _fingerprint(julia: Julia) -> list[list[Any]]:

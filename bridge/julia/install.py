@@ -68,7 +68,7 @@ def _find_or_install(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
         if os.environ.get(finding.VARIABLE):
             raise
         say(str(error).splitlines()[0])
-    if os.environ.get(OFFLINE_VARIABLE, "").lower() not in ("", "0", "false", "no"):
+    if _offline():
         raise JuliaUnavailableError(
             f"no Julia that works, and {OFFLINE_VARIABLE} forbids to install one: unset it, or name one in "
             f"{finding.VARIABLE}"
@@ -125,7 +125,7 @@ def _ways(julia: Julia, memory: Memory, project: Project | None, say: Say) -> di
 
 def _prepare_project(julia: Julia, memory: Memory, project: Project | None, say: Say) -> None:
     """PythonCall.jl for juliacall. Without it the other way in remains."""
-    if start.known_project(julia, memory) is not None:
+    if start.known_project(julia, memory) is not None or (project is None and _offline()):
         return
     try:
         if project is None:
@@ -134,6 +134,10 @@ def _prepare_project(julia: Julia, memory: Memory, project: Project | None, say:
         start.remember_project(julia, memory, project)
     except JuliaUnavailableError as error:
         say(f"  {error}")
+
+
+def _offline() -> bool:
+    return os.environ.get(OFFLINE_VARIABLE, "").lower() not in ("", "0", "false", "no")
 
 
 def _describe_blas(julia: Julia) -> str:

@@ -38,7 +38,7 @@ __all__ = ["OLDEST", "JuliacallRuntime", "Project", "obstacle", "prepare", "runn
 OLDEST = (1, 10, 3)
 """The first Julia that juliacall supports."""
 
-CONTACT_SECONDS = 30
+CONTACT_SECONDS = 15
 """How long a server may stand still while juliapkg is preparing."""
 
 # juliapkg sets no limit of its own. The last line is for us.

@@ -22,7 +22,17 @@ from bridge.julia.find import INSTALL, Julia, Memory, ending, find
 from bridge.julia.interface import EMBEDDED, JULIACALL, WAYS, Runtime
 from bridge.julia.juliacall import JuliacallRuntime, Project
 
-__all__ = ["Verdict", "choose", "known_project", "remember_project", "runtime", "verdict", "verify"]
+__all__ = [
+    "Status",
+    "Verdict",
+    "choose",
+    "known_project",
+    "remember_project",
+    "runtime",
+    "status",
+    "verdict",
+    "verify",
+]
 
 VARIABLE = "TWINGRAD_JULIA_WAY"
 
@@ -44,6 +54,17 @@ except TwinGradError as error:
 
 _runtime: Runtime | None = None
 _settings: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is known of Julia on this machine, without starting it in this process."""
+
+    julia: Julia | None
+    problem: str
+    """Why there is none, and what to do; empty when there is one."""
+    ways: dict[str, Verdict | None]
+    """For each way in whether it works; None where nobody has tried yet (`bridge.julia.install` does)."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +112,19 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
     return _runtime
 
 
+def status() -> Status:
+    """See `Status`. Takes a second where a Julia is looked at for the first time; raises nothing."""
+    try:
+        julia = find()
+    except JuliaUnavailableError as error:
+        return Status(None, str(error), dict.fromkeys(WAYS))
+    memory = Memory.load()
+    ways = {way: verdict(way, julia, memory) for way in WAYS}
+    if (reason := juliacall.obstacle(julia)) is not None:
+        ways[JULIACALL] = Verdict(False, reason)
+    return Status(julia, "", ways)
+
+
 def choose(julia: Julia, memory: Memory) -> tuple[str, list[str]]:
     """The way to start this Julia, and why not the other one; what isn't known yet is found out."""
     reason = juliacall.obstacle(julia)
@@ -106,8 +140,10 @@ def choose(julia: Julia, memory: Memory) -> tuple[str, list[str]]:
 
 def verdict(way: str, julia: Julia, memory: Memory) -> Verdict | None:
     """What is known of a way in from before; None: nothing yet."""
-    known = memory.recall(*_key(way, julia))
-    return Verdict(**known) if known else None
+    match memory.recall(*_key(way, julia)):
+        case {"ok": bool(ok), "reason": str(reason)}:
+            return Verdict(ok, reason)
+    return None
 
 
 def verify(way: str, julia: Julia, memory: Memory) -> Verdict:
@@ -163,8 +199,10 @@ def demonstrate(way: str, julia: dict[str, Any], project: dict[str, str] | None)
 
 def known_project(julia: Julia, memory: Memory) -> Project | None:
     """Where PythonCall.jl has been set up for this Julia, in this Python environment."""
-    known = memory.recall("project", julia.executable, sys.prefix)
-    return Project(**known) if known and os.path.isdir(known["project"]) else None
+    match memory.recall("project", julia.executable, sys.prefix):
+        case {"executable": str(executable), "project": str(project)} if os.path.isdir(project):
+            return Project(executable, project)
+    return None
 
 
 def remember_project(julia: Julia, memory: Memory, project: Project) -> None:
