@@ -86,7 +86,7 @@ class Julia:
 
 def find() -> Julia:
     """The Julia to use. Raises `JuliaUnavailableError`, which says what was tried and what to do."""
-    memory = Memory.load()
+    memory = Memory()
     if setting := os.environ.get(VARIABLE):
         return memory.prove(_named(setting), VARIABLE)
     if (kept := memory.chosen()) is not None:
@@ -263,7 +263,7 @@ def _release(version: str) -> tuple[int, int, int]:
 
 
 class Memory:
-    """What is known of this machine's Julias from before: a small JSON file in the cache.
+    """What is known of this machine's Julias from before: a small JSON file in the cache, read at every question.
 
     An entry counts only as long as the files that it speaks of are the same. A file that can't be read or written means
     no memory, never an error.
@@ -271,74 +271,72 @@ class Memory:
 
     FORMAT = 1
 
-    def __init__(self, path: Path | None, content: Mapping[str, Any]) -> None:
-        self.path = path
-        self._chosen: Any = content.get("chosen")
-        self._proofs = _dictionary(content.get("proofs"))
-        self._ways = _dictionary(content.get("ways"))
-
-    @classmethod
-    def load(cls) -> Memory:
-        """What the file holds."""
-        try:
-            path = cache_folder() / "julia.json"
-        except OSError:
-            return cls(None, {})
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            content = None
-        known = isinstance(content, dict) and content.get("format") == cls.FORMAT
-        return cls(path, content if known else {})
-
     def chosen(self) -> Julia | None:
         """The Julia that was chosen before; None when there is none or when it is no longer there as it was."""
-        return self._proved(self._chosen)
+        content = self._read()
+        return _proved(content["proofs"].get(content["chosen"]))
 
     def choose(self, julia: Julia) -> None:
         """Use this one from now on."""
-        self._chosen = julia.executable
-        self._save()
+        self._write(self._read() | {"chosen": julia.executable})
 
     def prove(self, executable: str, source: str) -> Julia:
         """The proof of this Julia that is remembered, or a new one."""
-        known = self._proved(executable)
+        known = _proved(self._read()["proofs"].get(executable))
         if known is None:
             known = prove(executable, source)
-            self._proofs[executable] = {**dataclasses.asdict(known), "files": _fingerprint(known)}
-            self._save()
+            content = self._read()
+            content["proofs"][executable] = {**dataclasses.asdict(known), "files": _fingerprint(known)}
+            self._write(content)
         return dataclasses.replace(known, source=source)
 
     def forget(self) -> None:
         """Start afresh."""
-        self._chosen, self._proofs, self._ways = None, {}, {}
-        self._save()
+        self._write({})
 
     def recall(self, *key: str) -> Any:
         """What `note` kept under this key, or None."""
-        return self._ways.get("\n".join(key))
+        return self._read()["notes"].get("\n".join(key))
 
     def note(self, *key: str, value: Any) -> None:
         """Keep a finding on the ways of starting a Julia."""
-        self._ways["\n".join(key)] = value
-        self._save()
+        content = self._read()
+        content["notes"]["\n".join(key)] = value
+        self._write(content)
 
-    def _proved(self, executable: Any) -> Julia | None:
+    def _read(self) -> dict[str, Any]:
         try:
-            entry = dict(self._proofs[executable])
-            files = entry.pop("files")
-            julia = Julia(**entry | {"preload": tuple(entry["preload"])})
-            return julia if _fingerprint(julia) == files else None
-        except (KeyError, TypeError, ValueError, OSError):
-            return None
+            content = json.loads(self._path().read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            content = None
+        if not isinstance(content, dict) or content.get("format") != self.FORMAT:
+            content = {}
+        chosen = content.get("chosen")
+        return {
+            "chosen": chosen if isinstance(chosen, str) else None,
+            "proofs": _dictionary(content.get("proofs")),
+            "notes": _dictionary(content.get("notes")),
+        }
 
-    def _save(self) -> None:
-        if self.path is None:
-            return
-        content = {"format": self.FORMAT, "chosen": self._chosen, "proofs": self._proofs, "ways": self._ways}
+    def _write(self, content: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, json.dumps(content, indent=1) + "\n")
+            path = self._path()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps({"format": self.FORMAT, **content}, indent=1) + "\n")
+
+    def _path(self) -> Path:
+        return cache_folder() / "julia.json"
+
+
+def _proved(entry: Any) -> Julia | None:
+    """The Julia of a remembered proof, if its files are as they were."""
+    try:
+        facts = dict(entry)
+        files = facts.pop("files")
+        julia = Julia(**facts | {"preload": tuple(facts["preload"])})
+        return julia if _fingerprint(julia) == files else None
+    except (KeyError, TypeError, ValueError, OSError):
+        return None
 
 
 def _dictionary(value: Any) -> dict[str, Any]:

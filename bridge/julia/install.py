@@ -32,7 +32,7 @@ def set_up(say: Say = print, again: bool = False) -> Julia:
 
     With `again`, what was remembered is forgotten first. Raises `JuliaUnavailableError` when nothing works.
     """
-    memory = Memory.load()
+    memory = Memory()
     if again:
         memory.forget()
     julia, project = _find_or_install(memory, say)

@@ -93,7 +93,7 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
         raise JuliaUnavailableError(f"{named}: expected one of {', '.join(WAYS)}")
     count = _thread_count(threads)
     julia = find()
-    memory = Memory.load()
+    memory = Memory()
     if juliacall.running():
         if wanted == EMBEDDED:
             raise JuliaUnavailableError("Julia runs in this process already, started by juliacall: use that way")
@@ -118,7 +118,7 @@ def status() -> Status:
         julia = find()
     except JuliaUnavailableError as error:
         return Status(None, str(error), dict.fromkeys(WAYS))
-    memory = Memory.load()
+    memory = Memory()
     ways = {way: verdict(way, julia, memory) for way in WAYS}
     if (reason := juliacall.obstacle(julia)) is not None:
         ways[JULIACALL] = Verdict(False, reason)

@@ -142,7 +142,7 @@ def test_path_comes_before_juliapkg_and_that_before_our_own(
     order = []
     for program in (on_path, of_juliapkg, own):
         order.append(find.find())
-        Memory.load().forget()
+        Memory().forget()
         Path(program).write_text("#!/bin/sh\nexit 1\n")
     assert [julia.source for julia in order] == ["PATH", "juliapkg", "installed by TwinGrad"]
     assert [julia.version for julia in order] == ["1.11.2", "1.10.4", "1.5.3"]
@@ -195,7 +195,7 @@ def test_a_sound_julia_is_described(fake_julia: FakeJulia) -> None:
 def test_the_libraries_of_our_own_are_to_be_loaded_in_the_order_they_need_each_other(fake_julia: FakeJulia) -> None:
     fake_julia("bin/julia")
     root = Path(find.find().sysimage).parent
-    Memory.load().forget()
+    Memory().forget()
     (root / "twingrad-julia.json").touch()
     assert find.find().preload == (f"{root}/lib/libffi.so.7", f"{root}/lib/libunwind.so.8")
 
@@ -284,7 +284,7 @@ def test_the_remembered_one_comes_before_one_that_is_new_on_path(
     fake_julia("newer/julia", version="1.12.1")
     monkeypatch.setenv("PATH", str(tmp_path / "newer"))
     assert find.find().executable == remembered
-    Memory.load().forget()
+    Memory().forget()
     assert find.find().version == "1.12.1"
 
 
@@ -326,7 +326,7 @@ def test_the_setting_does_not_change_what_is_remembered(fake_julia: FakeJulia, m
         '{"format": 1, "chosen": 7, "proofs": {}}',
         '{"format": 1, "chosen": "x", "proofs": []}',
         '{"format": 1, "chosen": "x", "proofs": {"x": {"version": "1.11.2"}}}',
-        '{"format": 1, "chosen": "x", "proofs": {"x": null}, "ways": []}',
+        '{"format": 1, "chosen": "x", "proofs": {"x": null}, "notes": []}',
     ],
 )
 def test_a_damaged_memory_is_no_memory(content: str, fake_julia: FakeJulia, tmp_path: Path) -> None:
@@ -335,8 +335,8 @@ def test_a_damaged_memory_is_no_memory(content: str, fake_julia: FakeJulia, tmp_
     file.parent.mkdir(parents=True)
     file.write_text(content)
     assert find.find().source == "PATH"
-    Memory.load().note("key", value=1)
-    assert Memory.load().recall("key") == 1
+    Memory().note("key", value=1)
+    assert Memory().recall("key") == 1
     assert json.loads(file.read_text())["format"] == 1
 
 
