@@ -80,6 +80,7 @@ class Runs(_Record):
 
     seeds: Setting[PositiveInt]
     memory_seeds: Setting[PositiveInt]
+    memory_threads: Setting[PositiveInt]
     measures: Setting[list[Measure]]
     race_rounds: Setting[PositiveInt]
     race_threads: Setting[list[PositiveInt]]

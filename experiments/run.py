@@ -113,10 +113,11 @@ def plan(
     for measure in chosen:
         if measure in ("time", "memory"):
             counts = {name: _seed_count(runs, name, measure, seeds) for name in names}
+            number = usual if measure == "time" else threads or runs.memory_threads.value
             for seed in range(max(counts.values())):
                 for name in names:
                     if seed < counts[name]:
-                        jobs.append(Job(paper, (name,), seed, measure, usual, profile))
+                        jobs.append(Job(paper, (name,), seed, measure, number, profile))
         elif measure == "race":
             numbers = [threads] if threads else dict.fromkeys(min(n, cores) for n in runs.race_threads.value)
             for number in numbers:
