@@ -210,6 +210,7 @@ class FakeApt:
 def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeApt:
     fake = FakeApt(tmp_path / "apt")
     monkeypatch.setenv("PATH", f"{fake.here}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(os, "sync", lambda: None)  # waits for the whole machine's disks
     return fake
 
 
