@@ -65,7 +65,7 @@ def call_of(function):
     return lambda x: function(domain(x), *[B] * (function.nin - 1))
 
 
-@pytest.mark.parametrize("function", ops.NUMPY, ids=str)
+@pytest.mark.parametrize("function", ops.NUMPY, ids=lambda f: getattr(f, "__name__", str(f)))
 def test_numpy_functions_take_tensors(function):
     call = call_of(function)
     x = pe.tensor(A, requires_grad=True)
