@@ -1,0 +1,52 @@
+"""
+Automatic differentiation on Julia arrays: tensors, the op table, planning and replay.
+
+The twin of the numpy engine's `ad` package, file by file. What a tape does, the loops on bare memory, is in
+`ad/kernels`; there is no such folder in the twin, whose kernels are numpy's.
+"""
+module AD
+
+using LinearAlgebra
+using LinearAlgebra: dot, norm
+using Random: MersenneTwister
+using Statistics: Statistics, mean, std, var
+
+# Building graphs runs once: compile it quickly, and keep the optimiser for the kernels, a module of their own.
+@static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
+    Base.Experimental.@optlevel 1
+end
+
+include("ad/errors.jl")
+using .Errors
+include("ad/kernels/Kernels.jl")
+using .Kernels
+using .Kernels: CODES
+
+include("ad/tensor.jl")
+include("ad/ops/record.jl")
+include("ad/ops/elementary.jl")
+include("ad/ops/shape.jl")
+include("ad/ops/reduction.jl")
+include("ad/ops/indexing.jl")
+include("ad/ops/linalg.jl")
+include("ad/ops/loss.jl")
+include("ad/ops/random.jl")
+include("ad/graph.jl")
+include("ad/plan.jl")
+include("ad/techniques.jl")
+include("ad/tape.jl")
+include("ad/transforms.jl")
+include("ad/gradcheck.jl")
+
+export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Graph, Tape, Techniques, Generator
+export value, item, detach, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
+export gradient, withgradient, grad, value_and_grad, vjp, jvp, jacobian, hessian, hvp, compile, gradcheck
+export run!, poison!, source, diagnose, nbytes
+export sigmoid, softplus, relu, clip, where, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
+export concatenate, stack_tensors, pad, gather, matmul, outer, tensordot, einsum, logsumexp, softmax, log_softmax
+export logsoftmax, softmax_cross_entropy, binary_cross_entropy, mean_squared_error, dropout, mean, var, std, norm, dot
+for name in names(Errors)
+    name === :Errors || @eval export $name
+end
+
+end

@@ -1,0 +1,20 @@
+"""
+What a tape does: instructions on bare addresses, and the loops behind them.
+
+Nothing here knows of tensors, shapes or graphs, allocates, or dispatches dynamically. Whoever executes an instruction
+keeps the memory behind its addresses alive.
+"""
+module Kernels
+
+using LinearAlgebra
+using ..Errors: LabelError, ShapeError
+
+export Instruction, execute!
+
+include("instruction.jl")
+include("functions.jl")
+include("loops.jl")
+include("products.jl")
+include("execute.jl")
+
+end

@@ -1,0 +1,55 @@
+# Matrix products by BLAS, called at its addresses: nothing is wrapped, copied or allocated.
+
+using LinearAlgebra.BLAS: @blasfunc
+@static if isdefined(LinearAlgebra.BLAS, :libblastrampoline)
+    using LinearAlgebra.BLAS: libblastrampoline
+    const LIBBLAS = libblastrampoline
+else
+    const LIBBLAS = LinearAlgebra.BLAS.libblas
+end
+const BlasInt = LinearAlgebra.BlasInt
+
+for (T, gemm, gemv) in ((:Float32, :sgemm_, :sgemv_), (:Float64, :dgemm_, :dgemv_))
+    @eval begin
+        @inline function gemm!(ta::UInt8, tb::UInt8, m::Int, n::Int, k::Int, a::Ptr{$T}, lda::Int, b::Ptr{$T},
+                ldb::Int, beta::$T, c::Ptr{$T}, ldc::Int)
+            ccall((@blasfunc($gemm), LIBBLAS), Cvoid,
+                (Ref{UInt8}, Ref{UInt8}, Ref{BlasInt}, Ref{BlasInt}, Ref{BlasInt}, Ref{$T}, Ptr{$T}, Ref{BlasInt},
+                    Ptr{$T}, Ref{BlasInt}, Ref{$T}, Ptr{$T}, Ref{BlasInt}, Clong, Clong),
+                ta, tb, m, n, k, one($T), a, lda, b, ldb, beta, c, ldc, 1, 1)
+        end
+        @inline function gemv!(ta::UInt8, m::Int, n::Int, a::Ptr{$T}, lda::Int, x::Ptr{$T}, incx::Int, beta::$T,
+                y::Ptr{$T}, incy::Int)
+            ccall((@blasfunc($gemv), LIBBLAS), Cvoid,
+                (Ref{UInt8}, Ref{BlasInt}, Ref{BlasInt}, Ref{$T}, Ptr{$T}, Ref{BlasInt}, Ptr{$T}, Ref{BlasInt},
+                    Ref{$T}, Ptr{$T}, Ref{BlasInt}, Clong),
+                ta, m, n, one($T), a, lda, x, incx, beta, y, incy, 1)
+        end
+    end
+end
+
+const NO, YES = UInt8('N'), UInt8('T')
+flipped(t::UInt8) = t == NO ? YES : NO
+
+"""
+out = a b, or out + a b where f[1] is 1. n is (rows, columns, summed, stacked products); i holds whether a and b
+lie transposed; the first stride of an operand is its leading dimension, the second that from product to product.
+"""
+@noinline function matmul!(x::Instruction{T}) where {T}
+    m, n, k, stacked = x.n
+    ta, tb = x.i[1] == 1 ? YES : NO, x.i[2] == 1 ? YES : NO
+    beta, bytes = T(x.f[1]), sizeof(T)
+    for j in 0:stacked-1
+        o, a, b = x.out + bytes * j * x.so[2], x.a + bytes * j * x.sa[2], x.b + bytes * j * x.sb[2]
+        if n == 1
+            ta == NO ? gemv!(ta, m, k, a, x.sa[1], b, tb == NO ? 1 : x.sb[1], beta, o, 1) :
+            gemv!(ta, k, m, a, x.sa[1], b, tb == NO ? 1 : x.sb[1], beta, o, 1)
+        elseif m == 1
+            tb == NO ? gemv!(YES, k, n, b, x.sb[1], a, ta == NO ? x.sa[1] : 1, beta, o, x.so[1]) :
+            gemv!(NO, n, k, b, x.sb[1], a, ta == NO ? x.sa[1] : 1, beta, o, x.so[1])
+        else
+            gemm!(ta, tb, m, n, k, a, x.sa[1], b, x.sb[1], beta, o, x.so[1])
+        end
+    end
+    return nothing
+end

@@ -1,0 +1,126 @@
+# Indexing: numbers, ranges and colons are views, arrays of integers gather.
+#
+# As everywhere in Julia, indices count from 1 and several arrays of indices select a block (every combination), not
+# pairs; for pairs, index with an array of CartesianIndex.
+
+function infer_gather(inputs, attrs)
+    x, index, axis = inputs[1], inputs[2], attrs[1]
+    1 <= axis <= ndims(x) || throw(ShapeError("axis $axis does not exist in size $(size(x))"))
+    index.eltype === Int64 || throw(DTypeError("an index must be of integers, got $(index.eltype)"))
+    return Int[x.dims[1:axis-1]; index.dims; x.dims[axis+1:end]], x.eltype
+end
+
+infer_scatter(inputs, attrs) = (attrs[2], inputs[1].eltype)
+
+"""Append a gather or a scatter; all memories are without gaps."""
+function emit_indexed!(p::Program, name::Symbol, out::Memory, a::Memory, index::Memory, dims::Vector{Int}, axis::Int)
+    n = (prod(dims[1:axis-1]), length(index), prod(dims[axis+1:end]), 1)
+    return emit!(p, a.eltype, name, (out.address, a.address, NOWHERE, NOWHERE), index.address, n,
+        (NONE, NONE, NONE, NONE), (dims[axis], 0, 0, 0))
+end
+
+forward_gather(p, out, inputs, attrs) =
+    length(out) == 0 ? nothing : emit_indexed!(p, :gather, out, inputs[1], inputs[2], inputs[1].dims, attrs[1])
+forward_scatter(p, out, inputs, attrs) =
+    length(out) == 0 ? nothing : emit_indexed!(p, :scatter, out, inputs[1], inputs[2], attrs[2], attrs[1])
+
+const GATHER = register!(Op("gather", infer_gather; forward=forward_gather,
+    backward=Any[(g, y, inputs, attrs) -> apply(SCATTER, Tensor[g, inputs[2]], Any[attrs[1], inputs[1].dims]), nothing],
+    jvp=(t, y, inputs, attrs) -> apply(GATHER, Tensor[t[1], inputs[2]], attrs), accepts=is_dense, attrs=[:axis],
+    doc="elements at positions given by an array of integers along an axis"))
+const SCATTER = register!(Op("scatter", infer_scatter; forward=forward_scatter,
+    backward=Any[(g, y, inputs, attrs) -> apply(GATHER, Tensor[g, inputs[2]], attrs[1:1]), nothing],
+    jvp=(t, y, inputs, attrs) -> apply(SCATTER, Tensor[t[1], inputs[2]], attrs), accepts=is_dense,
+    attrs=[:axis, :dims], doc="elements added into an array of zeros at positions given by an array of integers"))
+
+"""
+    gather(x, index; dims=ndims(x))
+
+The slices of `x` at these positions of an axis, `x[:, ..., index]`; `index` is an array, or a tensor, of integers.
+"""
+gather(x::Tensor, index; dims::Integer=ndims(x)) = apply(GATHER, Tensor[x, index_tensor(index)], Any[Int(dims)])
+
+"""
+    x[indices...]
+
+Numbers, ranges and colons give views; arrays (or tensors) of integers gather; an array of booleans, only eagerly,
+selects. One index alone counts through all elements, in order.
+"""
+Base.getindex(x::Tensor, @nospecialize(indices...)) = indexed(x, collect(Any, indices))
+Base.view(x::Tensor, @nospecialize(indices...)) = indexed(x, collect(Any, indices))
+
+function indexed(x::Tensor, indices::Vector{Any})
+    if length(indices) == 1 && ndims(x) != 1
+        only_one = indices[1]
+        only_one isa CartesianIndex && return indexed(x, collect(Any, Tuple(only_one)))
+        if only_one isa AbstractArray{Bool} && ndims(only_one) > 1
+            size(only_one) == size(x) || throw(ShapeError(
+                "getindex: a mask must have the size of the array, expected $(size(x)), got $(size(only_one))"))
+            return indexed(vec(x), Any[vec(collect(only_one))])
+        end
+        if only_one isa AbstractArray{<:CartesianIndex}
+            places = LinearIndices(size(x))
+            all(i -> checkbounds(Bool, places, i), only_one) ||
+                throw(ShapeError("getindex: an index is out of range for size $(size(x))"))
+            return indexed(vec(x), Any[Int[places[i] for i in only_one]])
+        end
+        isempty(x.dims) && only_one == 1 && return x
+        return indexed(vec(x), indices)
+    end
+    while length(indices) > ndims(x) && indices[end] == 1
+        pop!(indices)
+    end
+    length(indices) == ndims(x) ||
+        throw(ShapeError("getindex: $(length(indices)) indices for an array of size $(size(x))"))
+    basic, arrays = Item[], Tuple{Int,Tensor}[]
+    axis = 0  # of what the basic indices leave
+    for (d, index) in enumerate(indices)
+        n = x.dims[d]
+        axis += !(index isa Integer && !(index isa Bool))
+        if index isa Union{AbstractRange{<:Integer},Integer,Colon}
+            push!(basic, index_item(index, n))
+        else
+            push!(basic, whole_axis(n))
+            push!(arrays, (axis, positions(index, n)))
+        end
+    end
+    result = all(d -> basic[d] == whole_axis(x.dims[d]), eachindex(basic)) ? x : named(() -> apply(SLICE, Tensor[x], Any[basic]))
+    for (axis, index) in reverse(arrays)
+        result = apply(GATHER, Tensor[result, index], Any[axis])
+    end
+    return result
+end
+
+function named(f)
+    try
+        return f()
+    catch error
+        error isa ShapeError ? throw(ShapeError(replace(error.message, "slice" => "getindex"))) : rethrow()
+    end
+end
+
+index_item(i::Bool, n::Int) = throw(DTypeError("getindex: expected an integer index, got a boolean"))
+index_item(i::Integer, n::Int) = (Int(i), 1, -1)
+index_item(r::AbstractRange{<:Integer}, n::Int) = (Int(first(r)), Int(step(r)), length(r))
+index_item(::Colon, n::Int) = whole_axis(n)
+
+"""An index of one axis as a tensor of integers."""
+positions(index::Tensor, n::Int) = index_tensor(index)
+function positions(index::AbstractArray{Bool}, n::Int)
+    size(index) == (n,) ||
+        throw(ShapeError("getindex: a mask must have the length of its axis, expected $n, got size $(size(index))"))
+    return Constant(findall(vec(index)))
+end
+function positions(index::AbstractArray{<:Integer}, n::Int)
+    for i in index
+        1 <= i <= n || throw(ShapeError("getindex: index $i is out of range for an axis of length $n"))
+    end
+    return Constant(index)
+end
+positions(index::AbstractArray, n::Int) = isempty(index) ? Constant(Int64[]) :
+    throw(DTypeError("getindex: an index must be of integers or booleans, got $(eltype(index))"))
+positions(@nospecialize(index), n::Int) = throw(DTypeError("getindex: cannot index with $(typeof(index))"))
+
+Base.setindex!(x::Tensor, @nospecialize(args...)) = throw(TraceError(
+    "tensors cannot be written in place, because a gradient may still need the old values; build the new tensor with " *
+    "where(), cat() or stack_tensors(), or use assign!() on a leaf"))

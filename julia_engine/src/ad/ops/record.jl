@@ -1,0 +1,402 @@
+# The op record: everything the engine knows about one operation, in one place.
+#
+# An op is called with tensors, arrays and numbers. Called eagerly it computes at once; called while a function is
+# traced it returns a symbolic tensor, which the planner and the tape turn into instructions later. Both use the same
+# record, and so do the gradient tests and the op reference in the documentation.
+
+"""
+    Program
+
+Instructions in the order in which they run. Those of Float32 and of Float64 lie in an array each, so that both are
+concrete; `runs` says which stretch of which array comes next. `roots` keeps scratch memory alive.
+"""
+struct Program
+    f32::Vector{Instruction{Float32}}
+    f64::Vector{Instruction{Float64}}
+    runs::Vector{Tuple{Bool,Int,Int}}  # (of Float32, first, last)
+    roots::Vector{Memory}
+end
+Program() = Program(Instruction{Float32}[], Instruction{Float64}[], Tuple{Bool,Int,Int}[], Memory[])
+
+"""
+    execute!(program)
+
+Run all instructions. Whoever calls this keeps the memory that they use alive.
+"""
+function Kernels.execute!(p::Program)
+    for (single, first, last) in p.runs
+        single ? execute!(p.f32, first, last) : execute!(p.f64, first, last)
+    end
+    return nothing
+end
+
+Base.length(p::Program) = length(p.f32) + length(p.f64)
+
+"""Memory that an op's instructions may use and that no run relies on."""
+function scratch!(p::Program, @nospecialize(T::DataType), dims::Vector{Int})
+    memory = new_memory(T, dims)
+    push!(p.roots, memory)
+    return memory
+end
+
+# Instructions ---------------------------------------------------------------------------------------------------------
+
+const Loop = NTuple{4,Int}
+const NONE = (0, 0, 0, 0)
+const ONCE = (1, 1, 1, 1)
+const NOWHERE = Ptr{Cvoid}(0)
+const Addresses = NTuple{4,Ptr{Cvoid}}  # of the result and up to three operands
+
+"""Integers are moved, never computed with, as elements of the same size."""
+carrier(@nospecialize(T)) = T === Int64 ? Float64 : T
+
+"""Append one instruction."""
+function emit!(p::Program, @nospecialize(T::DataType), name::Symbol, at::Addresses, index::Ptr{Cvoid}, n::Loop,
+        strides::NTuple{4,Loop}, i::Loop=NONE, f::Tuple{Float64,Float64}=(0.0, 0.0))
+    code = CODES[name]
+    single = carrier(T) === Float32
+    if single
+        push!(p.f32, Instruction{Float32}(code, at[1], at[2], at[3], at[4], index, n, strides..., i, f))
+    else
+        push!(p.f64, Instruction{Float64}(code, at[1], at[2], at[3], at[4], index, n, strides..., i, f))
+    end
+    last = single ? length(p.f32) : length(p.f64)
+    if !isempty(p.runs) && p.runs[end][1] == single
+        p.runs[end] = (single, p.runs[end][2], last)
+    else
+        push!(p.runs, (single, last, last))
+    end
+    return nothing
+end
+
+loop(v::Vector{Int}, default::Int) = ntuple(d -> d <= length(v) ? v[d] : default, Val(4))
+
+"""Strides of `m` seen in the dimensions `dims`: 0 along axes on which its elements repeat."""
+spread_strides(m::Memory, dims::Vector{Int}) =
+    Int[d > length(m.dims) || (m.dims[d] == 1 && dims[d] != 1) ? 0 : m.strides[d] for d in eachindex(dims)]
+
+"""Drop axes of length one, and join neighbours that all operands walk through in one stride."""
+function coalesced(dims::Vector{Int}, strides::Vector{Vector{Int}})
+    n = Int[]
+    s = [Int[] for _ in strides]
+    for d in eachindex(dims)
+        dims[d] == 1 && continue
+        if !isempty(n) && all(k -> strides[k][d] == s[k][end] * n[end], eachindex(strides))
+            n[end] *= dims[d]
+        else
+            push!(n, dims[d])
+            for k in eachindex(strides)
+                push!(s[k], strides[k][d])
+            end
+        end
+    end
+    return n, s
+end
+
+"""
+Append one op that walks through `dims` with an operand's strides each (the result's first): one instruction, or
+several where the operands' layouts need more than four loops.
+"""
+function emit_loops!(p::Program, @nospecialize(T::DataType), name::Symbol, dims::Vector{Int}, operands::Vector{Memory},
+        strides::Vector{Vector{Int}}, i::Loop=NONE, f::Tuple{Float64,Float64}=(0.0, 0.0))
+    any(==(0), dims) && return nothing
+    n, s = coalesced(dims, strides)
+    inner = min(length(n), 4)
+    at = Ptr{Cvoid}[m.address for m in operands]
+    size = Int[sizeof(m.eltype) for m in operands]
+    loops = ntuple(k -> k <= length(s) ? loop(s[k][1:inner], 0) : NONE, Val(4))
+    for place in CartesianIndices(Tuple(n[inner+1:end]))
+        address = ntuple(Val(4)) do k
+            k > length(at) && return NOWHERE
+            at[k] + size[k] * sum(Int[(place[d] - 1) * s[k][inner+d] for d in 1:length(place)])
+        end
+        emit!(p, T, name, address, NOWHERE, loop(n[1:inner], 1), loops, i, f)
+    end
+    return nothing
+end
+
+"""Append an elementwise op, with broadcasting."""
+function emit_elementwise!(p::Program, name::Symbol, out::Memory, inputs::Vector{Memory}, i::Loop=NONE,
+        f::Tuple{Float64,Float64}=(0.0, 0.0))
+    T = isempty(inputs) ? out.eltype : inputs[1].eltype
+    strides = Vector{Int}[out.strides]
+    for m in inputs
+        push!(strides, spread_strides(m, out.dims))
+    end
+    return emit_loops!(p, T, name, out.dims, Memory[out; inputs], strides, i, f)
+end
+
+emit_copy!(p::Program, out::Memory, x::Memory) = emit_elementwise!(p, :copy, out, Memory[x])
+emit_fill!(p::Program, out::Memory, v::Real) = emit_elementwise!(p, :fill, out, Memory[], NONE, (Float64(v), 0.0))
+
+function copy_memory!(out::Memory, x::Memory)
+    program = Program()
+    emit_copy!(program, out, x)
+    GC.@preserve out x execute!(program)
+    return nothing
+end
+
+"""`m` itself where it has no gaps, else scratch memory that a copy is made into first."""
+function dense!(p::Program, m::Memory)
+    is_dense(m) && return m
+    copied = scratch!(p, m.eltype, m.dims)
+    emit_copy!(p, copied, m)
+    return copied
+end
+
+same_place(a::Memory, b::Memory) = a.address == b.address && a.strides == b.strides && a.dims == b.dims
+
+# The record -----------------------------------------------------------------------------------------------------------
+
+"""
+    Op
+
+One operation. An op is callable with tensors, arrays and numbers.
+
+- `name`: the name in the table, in messages and in `source(tape)`; the numpy engine's name for the same op.
+- `infer(inputs, attrs)`: the result's dimensions and element type without running it, or an error.
+- `forward!(program, out, inputs, attrs)`: appends the instructions that compute the op from the memories `inputs` into
+  `out`. They write every element of `out` and nothing else but scratch.
+- `view(memory, attrs)`: the result as a view of its input's memory, or `nothing` where the layout has none.
+- `backward!`: one rule per input, `rule(g, y, inputs, attrs)`, written in ops, `nothing` where there is no derivative;
+  or one function `rule(i, g, y, inputs, attrs)` for ops with any number of inputs.
+- `jvp(tangents, y, inputs, attrs)`: written in ops, with `nothing` for an input that does not move.
+- `overwrites`: the inputs whose memory `out` may be.
+- `elementwise`: whether every result element depends on one element of each input, found by broadcasting.
+- `accepts(dims, strides)`: whether the instructions handle that layout of an input; where not, it is copied first.
+- `random`: each call draws new values, so equal calls must not be merged.
+- `couples_batch`: whether the samples of a batch affect each other's results.
+- `fuses`: for an op that only a graph's simplification makes: the ops that it stands for.
+- `attrs`: names of the attributes, for `source(tape)`.
+- `doc`: one line for the op reference.
+"""
+struct Op <: Operator
+    name::String
+    infer::Function
+    forward!::Union{Nothing,Function}
+    view::Union{Nothing,Function}
+    backward!::Union{Nothing,Function,Vector{Any}}
+    jvp::Union{Nothing,Function}
+    overwrites::Vector{Int}
+    elementwise::Bool
+    accepts::Union{Nothing,Function}
+    random::Bool
+    couples_batch::Bool
+    fuses::String
+    attrs::Vector{Symbol}
+    doc::String
+end
+
+function Op(name::String, infer::Function; forward=nothing, view=nothing, backward=nothing, jvp=nothing,
+        overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing, random::Bool=false,
+        couples_batch::Bool=false, fuses::String="", attrs::Vector{Symbol}=Symbol[], doc::String="")
+    return Op(name, infer, forward, view, backward, jvp, overwrites, elementwise, accepts, random, couples_batch,
+        fuses, attrs, doc)
+end
+
+Base.show(io::IO, op::Op) = print(io, "Op(", op.name, ")")
+
+"""Every op by name."""
+const TABLE = Dict{String,Op}()
+
+"""Every public function on tensors by the name that it has in the numpy engine."""
+const FUNCTIONS = Dict{String,Any}()
+
+"""Whether any input has a derivative."""
+differentiable(op::Op) = op.backward! !== nothing
+
+"""The rule of one input, as `rule(g, y, inputs, attrs)`, or `nothing` when it has no derivative."""
+function rule(op::Op, i::Int)
+    rules = op.backward!
+    rules === nothing && return nothing
+    rules isa Vector{Any} && return rules[i]
+    return (g, y, inputs, attrs) -> rules(i, g, y, inputs, attrs)
+end
+
+"""Enter an op into the table, and as the stand-in for Julia's functions when they are dotted over tensors."""
+function register!(op::Op, @nospecialize(functions...))
+    haskey(TABLE, op.name) && throw(ConfigurationError("there is an op \"$(op.name)\" already"))
+    TABLE[op.name] = op
+    for f in functions
+        DOTTED[f] = op
+    end
+    return op
+end
+
+(op::Op)(@nospecialize(operands...)) = apply(op, as_tensors(operands), NO_ATTRS)
+
+"""Apply an op to tensors: eagerly, or symbolically while a function is traced."""
+function apply(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}=NO_ATTRS)
+    now = state()
+    dims, T = inferred(op, inputs, attrs, now)
+    symbolic = now.trace !== nothing
+    depends = false
+    for x in inputs
+        symbolic |= x.data === nothing
+        depends |= x.requires_grad
+    end
+    requires_grad = depends && now.recording && op.backward! !== nothing && T in FLOATS
+    data = symbolic ? nothing : compute(op, Memory[x.data::Memory for x in inputs], dims, T, attrs)
+    if symbolic || requires_grad
+        result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)
+        now.trace === nothing || push!(now.trace, result)
+        return result
+    end
+    return Tensor(data, T, dims, nothing, NO_INPUTS, NO_ATTRS, false, nothing, "", now.scope, false)
+end
+
+function inferred(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}, now::State)
+    try
+        return op.infer(inputs, attrs)::Tuple{Vector{Int},DataType}
+    catch error
+        error isa Union{ShapeError,DTypeError} || rethrow()
+        where_ = isempty(now.scope) ? "" : " in layer \"$(now.scope)\""
+        throw(typeof(error)("$(op.name)$where_: $(error.message)"))
+    end
+end
+
+"""The values of the op for these memories, in fresh memory unless the op is a view."""
+function compute(op::Op, inputs::Vector{Memory}, dims::Vector{Int}, @nospecialize(T::DataType), attrs::Vector{Any})
+    if op.view !== nothing
+        seen = op.view(inputs[1], attrs)
+        seen === nothing || return seen
+        copied = new_memory(inputs[1].eltype, inputs[1].dims)
+        copy_memory!(copied, inputs[1])
+        return op.view(copied, attrs)::Memory
+    end
+    out = new_memory(T, dims)
+    compute!(op, out, inputs, attrs)
+    return out
+end
+
+"""Compute the op into `out`."""
+function compute!(op::Op, out::Memory, inputs::Vector{Memory}, attrs::Vector{Any})
+    program = Program()
+    if op.accepts !== nothing
+        inputs = Memory[op.accepts(m.dims, m.strides) ? m : dense!(program, m) for m in inputs]
+    end
+    op.forward!(program, out, inputs, attrs)
+    GC.@preserve out inputs program execute!(program)
+    return nothing
+end
+
+# Operands -------------------------------------------------------------------------------------------------------------
+
+"""
+Turn operands into tensors. Numbers are weak: they take the float type of the tensors and arrays beside them; so do
+arrays of integers and booleans. Arrays of floats keep theirs.
+"""
+function as_tensors(@nospecialize(operands))
+    T = Float64
+    for x in operands
+        if (x isa Tensor || x isa AbstractArray) && eltype(x) in FLOATS
+            T = eltype(x)
+            break
+        end
+    end
+    return Tensor[as_tensor(x, T) for x in operands]
+end
+
+as_tensor(x::Tensor, @nospecialize(T)=Float64) = x
+as_tensor(x::Real, @nospecialize(T)=(x isa Float32 ? Float32 : Float64)) = literal(T, x)
+as_tensor(x::Elements, @nospecialize(T)=Float64) = x.tensor
+as_tensor(x::AbstractArray{<:Union{Float32,Float64}}, @nospecialize(T)=Float64) = Constant(x)
+as_tensor(x::AbstractArray{<:Integer}, @nospecialize(T)=Float64) = Constant(Array{T}(x))
+as_tensor(@nospecialize(x), @nospecialize(T)=Float64) = throw(DTypeError(
+    "expected a tensor, an array of Float32 or Float64, or a number, got $(typeof(x))"))
+
+"""An operand that counts or points: a tensor or an array of integers."""
+index_tensor(x::Tensor) = x.eltype === Int64 ? x :
+    throw(DTypeError("expected integers, got a tensor of $(x.eltype)"))
+index_tensor(x::AbstractArray{<:Integer}) = Constant(x)
+index_tensor(x::AbstractArray{Bool}) = throw(DTypeError("expected integers, got booleans"))
+index_tensor(x::Integer) = Constant(fill(Int64(x)))
+index_tensor(@nospecialize(x)) = throw(DTypeError("expected integers, got $(typeof(x))"))
+
+# Elementwise ops ------------------------------------------------------------------------------------------------------
+
+"""The dimensions that broadcasting gives; an axis that one operand lacks counts as one of length one."""
+function broadcast_dims(inputs::Vector{Tensor})
+    first = inputs[1].dims
+    all(x -> x.dims == first, inputs) && return first
+    dims = ones(Int, maximum(length(x.dims) for x in inputs))
+    for x in inputs, d in eachindex(x.dims)
+        n = x.dims[d]
+        if dims[d] == 1
+            dims[d] = n
+        elseif n != 1 && n != dims[d]
+            sizes = join([string(size(x)) for x in inputs], " and ")
+            throw(ShapeError("sizes $sizes cannot be broadcast together"))
+        end
+    end
+    return dims
+end
+
+"""The one element type of all inputs; arrays keep theirs, so the caller decides which one is meant."""
+function common_eltype(inputs::Vector{Tensor})
+    T = inputs[1].eltype
+    all(x -> x.eltype === T, inputs) && return T
+    names = join([string(x.eltype) for x in inputs], " and ")
+    throw(DTypeError("operands of $names cannot be mixed; convert one with astype()"))
+end
+
+function check_float(@nospecialize(T))
+    T in FLOATS || throw(DTypeError("expected Float32 or Float64, got $T; convert with astype()"))
+    return T
+end
+
+infer_elementwise(inputs::Vector{Tensor}, attrs::Vector{Any}) =
+    (broadcast_dims(inputs), check_float(common_eltype(inputs)))
+
+"""
+    elementwise(name, partials...; doc, ...)
+
+Make and register an elementwise op whose instruction has the same name, from its partial derivatives: for each input
+`partial(y, inputs...)`, which is dy/dinput, written in ops or a number.
+"""
+function elementwise(name::String, @nospecialize(partials...); functions=(), doc::String, fuses::String="",
+        forward=nothing)
+    code = Symbol(name)
+    lower = forward === nothing ? (p, out, inputs, attrs) -> emit_elementwise!(p, code, out, inputs) : forward
+    rules = Any[partial_rule(partial) for partial in partials]
+    op = Op(name, infer_elementwise; forward=lower, backward=isempty(partials) ? nothing : rules,
+        jvp=isempty(partials) ? nothing : (t, y, inputs, attrs) -> partials_jvp(partials, t, y, inputs),
+        overwrites=collect(1:max(1, length(partials))), elementwise=true, fuses=fuses, doc=doc)
+    return register!(op, functions...)
+end
+
+partial_rule(@nospecialize(partial)) = (g, y, inputs, attrs) -> scaled(g, partial(y, inputs...))
+
+function partials_jvp(@nospecialize(partials), t, y::Tensor, inputs::Vector{Tensor})
+    total = nothing
+    for (moved, partial) in zip(t, partials)
+        moved === nothing && continue
+        term = scaled(moved, partial(y, inputs...))
+        total = total === nothing ? term : ADD(total, term)
+    end
+    return total::Tensor
+end
+
+"""`g` times a derivative that may be the number one or minus one."""
+scaled(g::Tensor, derivative::Tensor) = MUL(g, derivative)
+scaled(g::Tensor, derivative::Real) = derivative == 1 ? g : derivative == -1 ? NEG(g) : MUL(g, derivative)
+
+"""The tangents, with zeros for the inputs that do not move."""
+moved(t, inputs::Vector{Tensor}) = Tensor[a === nothing ? zeros_like(x) : a for (a, x) in zip(t, inputs)]
+zeros_like(x::Tensor) = Constant(fill!(new_array(x.eltype, x.dims), 0))
+
+"""The jvp of an op that is linear in all its inputs together: the op itself, on the tangents."""
+linear_jvp(name::String) = (t, y, inputs, attrs) -> apply(TABLE[name], moved(t, inputs), attrs)
+
+"""The jvp of an op that is linear in each input: the sum over the inputs that move."""
+function multilinear_jvp(name::String)
+    return function (t, y, inputs, attrs)
+        total = nothing
+        for (i, a) in enumerate(t)
+            a === nothing && continue
+            term = apply(TABLE[name], Tensor[inputs[1:i-1]; a; inputs[i+1:end]], attrs)
+            total = total === nothing ? term : ADD(total, term)
+        end
+        return total::Tensor
+    end
+end

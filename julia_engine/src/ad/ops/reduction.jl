@@ -1,0 +1,238 @@
+# Reductions: sums, extrema and their stable exponential kin, over any axes.
+#
+# Julia's convention: with `dims` the reduced axes stay, with length one; without, the result is a number.
+
+"""The axes as a sorted list; `:` means all."""
+function normalize_axes(dims, n::Int)
+    dims isa Colon && return collect(1:n)
+    axes = sort!(Int[d for d in dims])
+    all(d -> 1 <= d <= n, axes) && allunique(axes) ||
+        throw(ShapeError("axes $dims do not fit an array of $n dimensions"))
+    return axes
+end
+
+"""The dimensions with the reduced axes kept at length one."""
+kept_dims(dims::Vector{Int}, axes::Vector{Int}) = Int[d in axes ? 1 : dims[d] for d in eachindex(dims)]
+
+reduced_dims(dims, axes, keep) = keep ? kept_dims(dims, axes) : Int[dims[d] for d in eachindex(dims) if !(d in axes)]
+
+infer_reduction(inputs, attrs) =
+    (reduced_dims(inputs[1].dims, attrs[1], attrs[2]), check_float(inputs[1].eltype))
+
+function infer_extremum(inputs, attrs)
+    any(d -> inputs[1].dims[d] == 0, attrs[1]) &&
+        throw(ShapeError("no largest or smallest element along an empty axis of size $(size(inputs[1]))"))
+    return infer_reduction(inputs, attrs)
+end
+
+"""The memory of a reduction's result in the dimensions that keep the reduced axes."""
+kept_view(out::Memory, dims::Vector{Int}) =
+    Memory(out.root, out.address, out.eltype, dims, reshaped_strides(out.dims, out.strides, dims))
+
+"""A reduction's result in a shape that broadcasts against its input `x`."""
+spread(reduced::Tensor, x::Tensor, axes::Vector{Int}) = reshape_to(reduced, kept_dims(x.dims, axes))
+
+"""Apply a reduction with Julia's `dims` convention."""
+function reduced(op::Op, x::Tensor, dims)
+    axes = normalize_axes(dims, ndims(x))
+    return apply(op, Tensor[x], Any[axes, !(dims isa Colon)])
+end
+
+"""Append a reduction: the neutral element, then the elements, added up or compared with it."""
+function emit_reduction!(p::Program, name::Symbol, neutral::Real, out::Memory, x::Memory, axes::Vector{Int})
+    whole = kept_view(out, kept_dims(x.dims, axes))
+    emit_fill!(p, out, neutral)
+    return emit_loops!(p, x.eltype, name, x.dims, Memory[out, x], Vector{Int}[spread_strides(whole, x.dims), x.strides])
+end
+
+# Sums -----------------------------------------------------------------------------------------------------------------
+
+const SUM = register!(Op("sum", infer_reduction;
+    forward=(p, out, inputs, attrs) -> emit_reduction!(p, :sum, 0, out, inputs[1], attrs[1]),
+    backward=Any[(g, y, inputs, attrs) -> spread_to(spread(g, inputs[1], attrs[1]), inputs[1].dims)],
+    jvp=linear_jvp("sum"), attrs=[:axes, :keep], doc="sum over axes"))
+
+Base.sum(x::Tensor; dims=:) = reduced(SUM, x, dims)
+Base.sum(f::Function, x::Tensor; dims=:) = sum(dotted(f, (x,)); dims=dims)
+
+count_over(x::Tensor, dims) = prod(x.dims[normalize_axes(dims, ndims(x))])
+whole_sum(x::Tensor, axes::Vector{Int}) = apply(SUM, Tensor[x], Any[axes, true])
+
+"""The mean of no elements is NaN."""
+function Statistics.mean(x::Tensor; dims=:)
+    n = count_over(x, dims)
+    return sum(x; dims=dims) .* (n > 0 ? 1 / n : NaN)
+end
+Statistics.mean(f::Function, x::Tensor; dims=:) = mean(dotted(f, (x,)); dims=dims)
+
+centred(x::Tensor, axes::Vector{Int}) = x .- whole_sum(x, axes) .* (1 / max(prod(x.dims[axes]), 1))
+
+"""Squared deviations from the mean, summed and divided by n - 1 (`corrected`, Julia's default) or n."""
+function Statistics.var(x::Tensor; dims=:, corrected::Bool=true)
+    n = count_over(x, dims) - corrected
+    return sum(SQUARE(centred(x, normalize_axes(dims, ndims(x)))); dims=dims) .* (n > 0 ? 1 / n : NaN)
+end
+
+"""The root of the variance; subgradient 0 where all elements are equal."""
+function Statistics.std(x::Tensor; dims=:, corrected::Bool=true)
+    n = count_over(x, dims) - corrected
+    return norm(centred(x, normalize_axes(dims, ndims(x))); dims=dims) .* (n > 0 ? 1 / sqrt(n) : NaN)
+end
+
+# Reductions that need each column twice: loops 1 and 2 of an instruction run over the reduced axes, 3 and 4 over the
+# others. Where the layout needs more, the input is copied with the reduced axes first.
+
+"""
+Append an instruction that runs over columns: `out` and `a` are seen whole, `b` holds one element per column.
+"""
+function emit_columns!(p::Program, name::Symbol, axes::Vector{Int}, out::Union{Nothing,Memory}, a::Memory,
+        b::Union{Nothing,Memory})
+    others = setdiff(1:length(a.dims), axes)
+    whole = out === nothing ? Memory[a] : Memory[out, a]
+    all_of_them = b === nothing ? whole : Memory[whole; b]
+    length(a) == 0 && b === nothing && return nothing
+    any(==(0), a.dims[others]) && return nothing
+    n, s = coalesced(a.dims[axes], Vector{Int}[m.strides[axes] for m in whole])
+    n_kept, s_kept = coalesced(a.dims[others], Vector{Int}[m.strides[others] for m in all_of_them])
+    length(n) <= 2 && length(n_kept) <= 2 || return emit_straightened!(p, name, axes, others, out, a, b)
+    strides(k) = (loop(s[k], 0)[1:2]..., loop(s_kept[k], 0)[1:2]...)
+    per_column = b === nothing ? NONE : (0, 0, loop(s_kept[end], 0)[1:2]...)
+    address = (out === nothing ? NOWHERE : out.address, a.address, b === nothing ? NOWHERE : b.address, NOWHERE)
+    return emit!(p, a.eltype, name, address, NOWHERE, (loop(n, 1)[1:2]..., loop(n_kept, 1)[1:2]...),
+        (out === nothing ? NONE : strides(1), strides(length(whole)), per_column, NONE))
+end
+
+"""The same on copies whose reduced axes come first, without gaps."""
+function emit_straightened!(p, name, axes, others, out, a, b)
+    order = [axes; others]
+    seen(m) = Memory(m.root, m.address, m.eltype, m.dims[order], m.strides[order])
+    dense(m) = scratch!(p, m.eltype, m.dims[order])
+    a2 = dense(a)
+    out2 = out === nothing ? nothing : same_place(out, a) ? a2 : dense(out)
+    b2 = b === nothing ? nothing : dense(b)
+    emit_copy!(p, a2, seen(a))
+    out === nothing || same_place(out, a) || emit_copy!(p, out2, seen(out))
+    b === nothing || emit_copy!(p, b2, seen(b))
+    emit_columns!(p, name, collect(1:length(axes)), out2, a2, b2)
+    out === nothing || emit_copy!(p, seen(out), out2)
+    b === nothing || emit_copy!(p, seen(b), b2)
+    return nothing
+end
+
+"""Memory of one element per column."""
+column_scratch!(p::Program, x::Memory, axes::Vector{Int}) = scratch!(p, x.eltype, kept_dims(x.dims, axes))
+
+function forward_norm(p, out, inputs, attrs)
+    x, = inputs
+    length(x) == 0 && return emit_fill!(p, out, 0)
+    return emit_columns!(p, :norm, attrs[1], nothing, x, kept_view(out, kept_dims(x.dims, attrs[1])))
+end
+
+function direction(y, x, axes)
+    len = spread(y, x, axes)
+    return DIV(x, where(EQUAL(len, 0), 1, len))  # 0 / 1 at the origin: the subgradient there is 0
+end
+
+const NORM = register!(Op("norm", infer_reduction; forward=forward_norm,
+    backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs[1]) .* direction(y, inputs[1], attrs[1])],
+    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[t[1] .* direction(y, inputs[1], attrs[1])], attrs),
+    attrs=[:axes, :keep], doc="Euclidean norm over axes; subgradient 0 at the origin"))
+
+"""Euclidean norm of all elements, or over `dims`."""
+LinearAlgebra.norm(x::Tensor; dims=:) = reduced(NORM, x, dims)
+
+# Extrema --------------------------------------------------------------------------------------------------------------
+
+"""Ties share the gradient equally, so that it stays a directional derivative's mean and sums to one."""
+function winners(y, x, axes)
+    won = EQUAL_MASK(x, spread(y, x, axes))
+    return won ./ whole_sum(won, axes)
+end
+
+extremum(name, neutral, doc) = register!(Op(name, infer_extremum;
+    forward=(p, out, inputs, attrs) -> emit_reduction!(p, Symbol(name), neutral, out, inputs[1], attrs[1]),
+    backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs[1]) .* winners(y, inputs[1], attrs[1])],
+    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[t[1] .* winners(y, inputs[1], attrs[1])], attrs),
+    attrs=[:axes, :keep], doc=doc))
+
+const MAX = extremum("max", -Inf, "largest element over axes; ties share the gradient")
+const MIN = extremum("min", Inf, "smallest element over axes; ties share the gradient")
+
+Base.maximum(x::Tensor; dims=:) = reduced(MAX, x, dims)
+Base.minimum(x::Tensor; dims=:) = reduced(MIN, x, dims)
+
+# Exponential kin ------------------------------------------------------------------------------------------------------
+
+"""A row of -Inf has logsumexp -Inf; shifting by 0 instead gives it the gradient 0 rather than NaN."""
+finite(y) = where(EQUAL(y, -Inf), 0, y)
+
+function forward_logsumexp(p, out, inputs, attrs)
+    x, = inputs
+    powers = scratch!(p, x.eltype, x.dims)
+    total = kept_view(out, kept_dims(x.dims, attrs[1]))
+    emit_columns!(p, :shift, attrs[1], powers, x, total)
+    emit_elementwise!(p, :exp, powers, Memory[powers])
+    return emit_columns!(p, :add_log_sum, attrs[1], nothing, powers, total)
+end
+
+probabilities(y, x, axes) = EXP(x .- finite(spread(y, x, axes)))
+
+const LOGSUMEXP = register!(Op("logsumexp", infer_extremum; forward=forward_logsumexp,
+    backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs[1]) .* probabilities(y, inputs[1], attrs[1])],
+    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[t[1] .* probabilities(y, inputs[1], attrs[1])], attrs),
+    attrs=[:axes, :keep], doc="log of the sum of exponentials over axes, without overflow"))
+
+"""
+    logsumexp(x; dims=:)
+
+log(sum(exp.(x))) without overflow.
+"""
+logsumexp(x::Tensor; dims=:) = reduced(LOGSUMEXP, x, dims)
+
+infer_softmax(inputs, attrs) = (inputs[1].dims, infer_extremum(inputs, Any[attrs[1], true])[2])
+
+function forward_softmax(p, out, inputs, attrs)
+    x, = inputs
+    emit_columns!(p, :shift, attrs[1], out, x, column_scratch!(p, x, attrs[1]))
+    emit_elementwise!(p, :exp, out, Memory[out])
+    return emit_columns!(p, :normalise, attrs[1], out, out, nothing)
+end
+
+function forward_log_softmax(p, out, inputs, attrs)
+    x, = inputs
+    powers = scratch!(p, x.eltype, x.dims)
+    emit_columns!(p, :shift, attrs[1], out, x, column_scratch!(p, x, attrs[1]))
+    emit_elementwise!(p, :exp, powers, Memory[out])
+    return emit_columns!(p, :subtract_log_sum, attrs[1], out, powers, nothing)
+end
+
+softmax_pull(g, y, axes) = y .* (g .- whole_sum(g .* y, axes))
+
+const SOFTMAX = register!(Op("softmax", infer_softmax; forward=forward_softmax, overwrites=[1],
+    backward=Any[(g, y, inputs, attrs) -> softmax_pull(g, y, attrs[1])],
+    jvp=(t, y, inputs, attrs) -> softmax_pull(t[1], y, attrs[1]), attrs=[:axes],
+    doc="exponentials that sum to one over axes, without overflow"))
+const LOG_SOFTMAX = register!(Op("log_softmax", infer_softmax; forward=forward_log_softmax, overwrites=[1],
+    backward=Any[(g, y, inputs, attrs) -> g .- EXP(y) .* whole_sum(g, attrs[1])],
+    jvp=(t, y, inputs, attrs) -> t[1] .- whole_sum(EXP(y) .* t[1], attrs[1]), attrs=[:axes],
+    doc="logarithm of softmax, without overflow"))
+
+"""
+    softmax(x; dims=1)
+
+Exponentials that sum to one over `dims`: over the first axis, where features lie, unless told otherwise.
+"""
+softmax(x::Tensor; dims=1) = apply(SOFTMAX, Tensor[x], Any[normalize_axes(dims, ndims(x))])
+
+"""
+    log_softmax(x; dims=1)
+
+Logarithm of [`softmax`](@ref).
+"""
+log_softmax(x::Tensor; dims=1) = apply(LOG_SOFTMAX, Tensor[x], Any[normalize_axes(dims, ndims(x))])
+"""The name that NNlib and Flux have for [`log_softmax`](@ref)."""
+const logsoftmax = log_softmax
+for f in (:softmax, :log_softmax)
+    @eval $f(x::AbstractArray; dims=1) = value($f(Constant(x); dims=dims))
+end
+logsumexp(x::AbstractArray; dims=:) = (y = value(logsumexp(Constant(x); dims=dims)); dims isa Colon ? y[] : y)

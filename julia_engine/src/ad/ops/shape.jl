@@ -1,0 +1,388 @@
+# Changes of shape. All but `assemble` and `copy` are views: they cost nothing when replayed.
+#
+# Arrays are column-major, as everywhere in Julia: a reshape keeps the order in which the first axis runs fastest.
+
+# Reshape and permute --------------------------------------------------------------------------------------------------
+
+"""The dimensions with a -1 replaced by what is left over for it."""
+function filled_dims(x::Tensor, dims::Vector{Int})
+    known = 1
+    for n in dims
+        n == -1 || (known *= n)
+    end
+    if count(==(-1), dims) == 1 && known != 0 && length(x) % known == 0
+        dims = Int[n == -1 ? length(x) ÷ known : n for n in dims]
+    end
+    if any(<(0), dims) || prod(dims) != length(x)
+        throw(ShapeError("an array of size $(size(x)) ($(length(x)) elements) cannot be reshaped to $(Tuple(dims))"))
+    end
+    return dims
+end
+
+"""Strides that show the elements of an array in other dimensions without moving them, or `nothing`."""
+function reshaped_strides(dims::Vector{Int}, strides::Vector{Int}, new::Vector{Int})
+    prod(dims) == 0 && return dense_strides(new)
+    n, s = coalesced(dims, Vector{Int}[strides])
+    s = s[1]
+    result = ones(Int, length(new))
+    k, left = 1, isempty(n) ? 1 : n[1]  # the stretch that is being divided up, and what is left of it
+    step = isempty(s) ? 1 : s[1]
+    for d in eachindex(new)
+        if new[d] == 1
+            result[d] = step
+            continue
+        end
+        if left == 1
+            k += 1
+            k <= length(n) || return nothing
+            left, step = n[k], s[k]
+        end
+        left % new[d] == 0 || return nothing
+        result[d] = step
+        step *= new[d]
+        left ÷= new[d]
+    end
+    return result
+end
+
+function view_reshape(m::Memory, attrs::Vector{Any})
+    strides = reshaped_strides(m.dims, m.strides, attrs[1])
+    return strides === nothing ? nothing : Memory(m.root, m.address, m.eltype, attrs[1], strides)
+end
+
+const RESHAPE = register!(Op("reshape", (inputs, attrs) -> (filled_dims(inputs[1], attrs[1]), inputs[1].eltype);
+    view=view_reshape, backward=Any[(g, y, inputs, attrs) -> reshape_to(g, inputs[1].dims)],
+    jvp=linear_jvp("reshape"), attrs=[:dims], doc="the same elements, in order, in another shape"))
+
+function reshape_to(x::Tensor, dims::Vector{Int})
+    try
+        dims = filled_dims(x, dims)
+    catch error
+        error isa ShapeError ? throw(ShapeError("reshape: $(error.message)")) : rethrow()
+    end
+    return dims == x.dims ? x : apply(RESHAPE, Tensor[x], Any[dims])
+end
+
+to_length(n::Integer) = Int(n)
+to_length(::Colon) = -1
+Base.reshape(x::Tensor, dims::Tuple{Vararg{Union{Integer,Colon}}}) = reshape_to(x, Int[to_length(n) for n in dims])
+Base.reshape(x::Tensor, dims::Union{Integer,Colon}...) = reshape(x, dims)
+Base.vec(x::Tensor) = reshape_to(x, Int[length(x)])
+
+"""
+    expand_dims(x, dims)
+
+Insert axes of length one, at these positions of the result.
+"""
+function expand_dims(x::Tensor, dims)
+    places = Int[d for d in dims]
+    n = ndims(x) + length(places)
+    all(d -> 1 <= d <= n, places) && allunique(places) ||
+        throw(ShapeError("expand_dims: axes $dims do not fit a result of $n axes; the size is $(size(x))"))
+    rest = copy(x.dims)
+    return reshape_to(x, Int[d in places ? 1 : popfirst!(rest) for d in 1:n])
+end
+
+function Base.dropdims(x::Tensor; dims)
+    gone = Int[d for d in dims]
+    all(d -> 1 <= d <= ndims(x) && x.dims[d] == 1, gone) ||
+        throw(ShapeError("dropdims: axes $dims of size $(size(x)) are not all there and of length one"))
+    return reshape_to(x, Int[x.dims[d] for d in 1:ndims(x) if !(d in gone)])
+end
+
+"""
+    squeeze(x, dims=:)
+
+Remove axes of length one: these, or all of them. `dropdims(x; dims)` is Julia's own name for the first.
+"""
+squeeze(x::Tensor, dims=:) =
+    dropdims(x; dims=dims isa Colon ? Tuple(d for d in 1:ndims(x) if x.dims[d] == 1) : dims)
+
+infer_transpose(inputs, attrs) = (inputs[1].dims[attrs[1]], inputs[1].eltype)
+view_transpose(m::Memory, attrs) = Memory(m.root, m.address, m.eltype, m.dims[attrs[1]], m.strides[attrs[1]])
+
+const TRANSPOSE = register!(Op("transpose", infer_transpose; view=view_transpose,
+    backward=Any[(g, y, inputs, attrs) -> permuted(g, invperm(attrs[1]))], jvp=linear_jvp("transpose"), attrs=[:axes],
+    doc="permutation of the axes"))
+
+function permuted(x::Tensor, axes::Vector{Int})
+    sort(axes) == 1:ndims(x) ||
+        throw(ShapeError("permutedims: axes $(Tuple(axes)) are no permutation of the axes of size $(size(x))"))
+    return issorted(axes) ? x : apply(TRANSPOSE, Tensor[x], Any[axes])
+end
+
+Base.permutedims(x::Tensor, axes) = permuted(x, Int[a for a in axes])
+Base.permutedims(x::Tensor) = transpose(x)
+"""The papers' name for `permutedims`."""
+const permuteDims = permutedims
+
+function Base.transpose(x::Tensor)
+    ndims(x) == 1 && return reshape_to(x, Int[1, length(x)])
+    ndims(x) == 2 || throw(ShapeError("transpose: expected a vector or a matrix, got size $(size(x)); use permutedims"))
+    return permuted(x, Int[2, 1])
+end
+Base.adjoint(x::Tensor) = transpose(x)
+Base.adjoint(x::Elements) = x
+
+"""
+    swapaxes(x, a, b)
+
+Exchange two axes.
+"""
+function swapaxes(x::Tensor, a::Integer, b::Integer)
+    1 <= a <= ndims(x) && 1 <= b <= ndims(x) ||
+        throw(ShapeError("swapaxes: axes $a and $b do not both exist in size $(size(x))"))
+    axes = collect(1:ndims(x))
+    axes[a], axes[b] = b, a
+    return permuted(x, axes)
+end
+
+"""
+    moveaxis(x, source, destination)
+
+Move an axis, or several, to other positions.
+"""
+function moveaxis(x::Tensor, source, destination)
+    from, to = Int[a for a in source], Int[a for a in destination]
+    length(from) == length(to) && allunique(from) && allunique(to) && all(a -> 1 <= a <= ndims(x), [from; to]) ||
+        throw(ShapeError("moveaxis: axes $source cannot be moved to $destination in size $(size(x))"))
+    axes = zeros(Int, ndims(x))
+    axes[to] = from
+    rest = setdiff(1:ndims(x), from)
+    for d in eachindex(axes)
+        axes[d] == 0 && (axes[d] = popfirst!(rest))
+    end
+    return permuted(x, axes)
+end
+
+function infer_broadcast_to(inputs, attrs)
+    x, dims = inputs[1], attrs[1]
+    fits = length(x.dims) <= length(dims) && all(d -> x.dims[d] == 1 || x.dims[d] == dims[d], eachindex(x.dims))
+    fits || throw(ShapeError("an array of size $(size(x)) cannot be broadcast to $(Tuple(dims))"))
+    return dims, x.eltype
+end
+
+view_broadcast_to(m::Memory, attrs) = Memory(m.root, m.address, m.eltype, attrs[1], spread_strides(m, attrs[1]))
+
+# The runtime sums a gradient back to its input's shape.
+const BROADCAST_TO = register!(Op("broadcast_to", infer_broadcast_to; view=view_broadcast_to,
+    backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("broadcast_to"), attrs=[:dims],
+    doc="the same elements repeated along new or length-one axes"))
+
+"""
+    broadcast_to(x, dims)
+
+Repeat the elements along axes of length one, and along new axes at the end.
+"""
+broadcast_to(x::Tensor, dims) = spread_to(x, Int[n for n in dims])
+spread_to(x::Tensor, dims::Vector{Int}) = dims == x.dims ? x : apply(BROADCAST_TO, Tensor[x], Any[dims])
+
+# Slices and their transpose -------------------------------------------------------------------------------------------
+#
+# A basic index is stored as one (first, step, count) for each axis; a count of -1 drops the axis.
+
+const Item = NTuple{3,Int}
+const Index = Vector{Item}
+
+whole_axis(n::Int) = (1, 1, n)
+sliced_dims(index::Index) = Int[n for (_, _, n) in index if n != -1]
+
+function view_slice(m::Memory, index::Index)
+    offset = 0
+    dims, strides = Int[], Int[]
+    for (d, (first, step, n)) in enumerate(index)
+        offset += (first - 1) * m.strides[d]
+        n == -1 && continue
+        push!(dims, n)
+        push!(strides, step * m.strides[d])
+    end
+    prod(dims) == 0 && (offset = 0)
+    return Memory(m.root, m.address + offset * sizeof(m.eltype), m.eltype, dims, strides)
+end
+
+function check_index(dims::Vector{Int}, index::Index)
+    length(index) == length(dims) || throw(ShapeError("$(length(index)) indices for an array of size $(Tuple(dims))"))
+    for (d, (first, step, n)) in enumerate(index)
+        n == 0 && continue
+        last = first + (max(n, 1) - 1) * step
+        1 <= first <= dims[d] && 1 <= last <= dims[d] ||
+            throw(ShapeError("index $first:$step:$last is out of range for axis $d of size $(Tuple(dims))"))
+    end
+end
+
+function infer_slice(inputs, attrs)
+    check_index(inputs[1].dims, attrs[1])
+    return sliced_dims(attrs[1]), inputs[1].eltype
+end
+
+const SLICE = register!(Op("slice", infer_slice; view=(m, attrs) -> view_slice(m, attrs[1]),
+    backward=Any[(g, y, inputs, attrs) -> assemble([g], Index[attrs[1]], inputs[1].dims)], jvp=linear_jvp("slice"),
+    attrs=[:index], doc="basic indexing: numbers, ranges, colons"))
+
+function infer_assemble(inputs, attrs)
+    dims, indices = attrs
+    for (part, index) in zip(inputs, indices)
+        check_index(dims, index)
+        sliced_dims(index) == part.dims || throw(ShapeError(
+            "a part of size $(size(part)) does not fit a place of size $(Tuple(sliced_dims(index)))"))
+    end
+    return dims, common_eltype(inputs)
+end
+
+"""How many of the places hold the least and the most often covered element: (1, 1) is a mosaic."""
+function layers(dims::Vector{Int}, indices::Vector{Index})
+    # Places that differ in one axis only, in consecutive stretches, are what cat, stack and unrolled loops make.
+    prod(dims) == 0 && return 1, 1
+    axis = 0
+    for index in indices, d in eachindex(dims)
+        index[d] == whole_axis(dims[d]) && continue
+        axis == 0 && (axis = d)
+        axis == d || return counted_layers(dims, indices)
+    end
+    axis == 0 && return length(indices), length(indices)
+    counts = zeros(Int, dims[axis])
+    for index in indices
+        first, step, n = index[axis]
+        for k in 0:abs(n)-1
+            counts[first+k*step] += 1
+        end
+    end
+    return minimum(counts), maximum(counts)
+end
+
+function counted_layers(dims::Vector{Int}, indices::Vector{Index})
+    counts = zeros(Float32, dims...)
+    memory = Memory(counts)
+    for index in indices
+        part = view_slice(memory, index)
+        one_more = Memory(counts, part.address, Float32, part.dims, part.strides)
+        program = Program()
+        emit_elementwise!(program, :add, one_more, Memory[one_more, Memory(fill(1.0f0))])
+        GC.@preserve counts program execute!(program)
+    end
+    return Int(minimum(counts)), Int(maximum(counts))
+end
+
+"""Whether the places fill the whole without overlap."""
+covers(dims::Vector{Int}, indices::Vector{Index}) = layers(dims, indices) == (1, 1)
+
+function forward_assemble(p, out, inputs, attrs)
+    least, most = layers(attrs[1], attrs[2])
+    least > 0 && most <= 1 || emit_fill!(p, out, 0)
+    for (part, index) in zip(inputs, attrs[2])
+        place = view_slice(out, index)
+        if most > 1
+            emit_elementwise!(p, :add, place, Memory[place, part])
+        elseif !same_place(place, part)  # the planner may have put the part in its place already
+            emit_copy!(p, place, part)
+        end
+    end
+end
+
+const ASSEMBLE = register!(Op("assemble", infer_assemble; forward=forward_assemble,
+    backward=(i, g, y, inputs, attrs) -> apply(SLICE, Tensor[g], Any[attrs[2][i]]), jvp=linear_jvp("assemble"),
+    attrs=[:dims, :indices], doc="parts put (where they overlap, added) into their places in an array of zeros"))
+
+"""Add each part into its place, a basic index, in an array of zeros."""
+assemble(parts::Vector{Tensor}, indices::Vector{Index}, dims::Vector{Int}) = apply(ASSEMBLE, parts, Any[dims, indices])
+
+function check_eltypes(name::String, parts::Vector{Tensor})
+    try
+        common_eltype(parts)
+    catch error
+        error isa DTypeError ? throw(DTypeError("$name: $(error.message)")) : rethrow()
+    end
+end
+
+"""
+    concatenate(tensors, dims)
+
+Join tensors along an axis, as `cat(tensors...; dims)`.
+"""
+function concatenate(@nospecialize(arrays), dims::Integer)
+    parts = as_tensors(collect(Any, arrays))
+    isempty(parts) && throw(ShapeError("cat: at least one array is needed"))
+    check_eltypes("cat", parts)
+    n = max(maximum(ndims(part) for part in parts), Int(dims))
+    parts = Tensor[reshape_to(part, Int[part.dims; ones(Int, n - ndims(part))]) for part in parts]
+    first = parts[1]
+    for part in parts
+        all(d -> d == dims || part.dims[d] == first.dims[d], 1:n) || throw(ShapeError(
+            "cat: sizes $(join([string(size(q)) for q in parts], " and ")) do not match outside axis $dims"))
+    end
+    whole = copy(first.dims)
+    whole[dims] = sum(part.dims[dims] for part in parts)
+    start = 1
+    places = Index[]
+    for part in parts
+        place = Item[whole_axis(m) for m in whole]
+        place[dims] = (start, 1, part.dims[dims])
+        start += part.dims[dims]
+        push!(places, place)
+    end
+    return assemble(parts, places, whole)
+end
+
+const Joined = Union{Tensor,AbstractArray,Real}
+Base.cat(x::Tensor, rest::Joined...; dims::Integer) = concatenate((x, rest...), dims)
+Base.cat(a::AbstractArray, x::Tensor, rest::Joined...; dims::Integer) = concatenate((a, x, rest...), dims)
+Base.vcat(x::Tensor, rest::Joined...) = concatenate((x, rest...), 1)
+Base.vcat(a::Union{AbstractArray,Real}, x::Tensor, rest::Joined...) = concatenate((a, x, rest...), 1)
+Base.hcat(x::Tensor, rest::Joined...) = concatenate((x, rest...), 2)
+Base.hcat(a::Union{AbstractArray,Real}, x::Tensor, rest::Joined...) = concatenate((a, x, rest...), 2)
+Base.hvcat(rows::Tuple{Vararg{Int}}, x::Tensor, rest::Joined...) = joined_rows(rows, (x, rest...))
+
+function joined_rows(rows, parts)
+    start = 0
+    lines = Any[]
+    for n in rows
+        push!(lines, concatenate(parts[start+1:start+n], 2))
+        start += n
+    end
+    return concatenate(lines, 1)
+end
+
+"""
+    stack_tensors(tensors; dims)
+
+Join tensors of one size along a new axis (the last one unless `dims` says otherwise).
+"""
+function stack_tensors(@nospecialize(arrays); dims::Union{Integer,Nothing}=nothing)
+    parts = as_tensors(collect(Any, arrays))
+    isempty(parts) && throw(ShapeError("stack: at least one array is needed"))
+    check_eltypes("stack", parts)
+    one_part = parts[1].dims
+    all(part -> part.dims == one_part, parts) || throw(ShapeError(
+        "stack: all sizes must be equal, got $(join([string(size(q)) for q in parts], " and "))"))
+    axis = dims === nothing ? length(one_part) + 1 : Int(dims)
+    1 <= axis <= length(one_part) + 1 ||
+        throw(ShapeError("stack: axis $axis does not exist in a stack of arrays of size $(Tuple(one_part))"))
+    whole = Int[one_part[1:axis-1]; length(parts); one_part[axis:end]]
+    places = map(1:length(parts)) do i
+        place = Item[whole_axis(m) for m in whole]
+        place[axis] = (i, 1, -1)
+        place
+    end
+    return assemble(parts, places, whole)
+end
+
+"""
+    pad(x, widths; value=0)
+
+Surround an array with a constant: `widths` holds (before, after) for each axis, or is one number for all sides.
+"""
+function pad(x::Tensor, widths; value::Real=0)
+    pairs = widths isa Integer ? [(Int(widths), Int(widths)) for _ in 1:ndims(x)] : [(Int(a), Int(b)) for (a, b) in widths]
+    length(pairs) == ndims(x) && all(p -> p[1] >= 0 && p[2] >= 0, pairs) ||
+        throw(ShapeError("pad: expected $(ndims(x)) pairs of widths that are not negative, got $widths"))
+    place = Item[(a + 1, 1, n) for ((a, _), n) in zip(pairs, x.dims)]
+    dims = Int[a + n + b for ((a, b), n) in zip(pairs, x.dims)]
+    value == 0 && return assemble(Tensor[x], Index[place], dims)
+    return assemble(Tensor[x .- value], Index[place], dims) .+ value
+end
+
+# Copies ---------------------------------------------------------------------------------------------------------------
+
+const COPY = register!(Op("copy", infer_same; forward=(p, out, inputs, attrs) -> emit_copy!(p, out, inputs[1]),
+    backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("copy"), doc="the same values in memory of their own"))
+Base.copy(x::Tensor) = COPY(x)

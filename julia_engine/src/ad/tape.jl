@@ -1,0 +1,426 @@
+# The tape: a graph compiled into a flat list of instructions, each bound to its memory.
+#
+# Contract. `run!` reads the input buffers and the captured tensors, and writes the output buffers and the tape's own
+# scratch memory, nothing else; it may destroy any scratch. Outputs are overwritten by the next run. Captured tensors
+# (parameters) are used in place, so changes made to them between runs are seen. A tape belongs to one thread at a time.
+
+"""One op of the tape: the node it computes, where its instructions stand, and its text."""
+struct Step
+    node::Tensor
+    memories::Vector{Memory}
+    out::Memory
+    singles::UnitRange{Int}
+    doubles::UnitRange{Int}
+    text::String
+end
+
+"""
+    Tape(graph; results=Dict(), techniques=Techniques())
+
+A compiled graph, which belongs to the tape from then on. `results` gives memory to compute outputs into, by position
+(gradients into a parameter vector); the others get memory of their own.
+
+- `inputs`: the arrays to fill before [`run!`](@ref).
+- `outputs`: the arrays that `run!` fills.
+- `steps`: what `run!` does, in order.
+- `plan`: where each value lies.
+"""
+mutable struct Tape
+    graph::Graph
+    techniques::Techniques
+    inputs::Vector{Any}
+    outputs::Vector{Any}
+    program::Program
+    boxed::Vector{Any}
+    steps::Vector{Step}
+    plan::Plan
+    arena::Memory
+    known::Vector{Tensor}
+    memories::Vector{Union{Nothing,Memory}}
+    destinations::Vector{Memory}
+end
+
+function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Techniques())
+    techniques.simplify && simplify!(graph)
+    techniques.fuse && fuse!(graph)
+    isolate_outputs!(graph)
+    techniques.views || copy_views!(graph)
+    straighten!(graph)
+    leaves = captured(graph)
+    known = Tensor[graph.inputs; leaves; graph.nodes]
+    number = Dict{Tensor,Int}(x => i for (i, x) in enumerate(known))
+    outputs = Set{Tensor}(graph.outputs)
+    whole = needed_whole(graph)
+    layout = plan(Value[described(x, number, outputs, whole, techniques) for x in known];
+        in_place=techniques.in_place, reuse=techniques.reuse_memory)
+    memories = Vector{Union{Nothing,Memory}}(nothing, length(known))
+    inputs = Any[fill!(new_array(x.eltype, x.dims), zero_of(x.eltype)) for x in graph.inputs]
+    for (i, x) in enumerate(inputs)
+        memories[i] = Memory(x)
+    end
+    for x in leaves
+        memories[number[x]] = x.data::Memory
+    end
+    destinations = Memory[result_memory(get(results, k, nothing), x) for (k, x) in enumerate(graph.outputs)]
+    for (x, m) in zip(graph.outputs, destinations)
+        memories[number[x]] = m
+    end
+    tape = Tape(graph, techniques, inputs, Any[m.root for m in destinations], Program(), Any[], Step[], layout,
+        arena_memory(layout.size), known, memories, destinations)
+    names = shown_names(graph, leaves)
+    for x in graph.nodes
+        bind!(tape, x, number, names)
+    end
+    techniques.concrete || append!(tape.boxed, boxed(tape.program))
+    return tape
+end
+
+zero_of(@nospecialize(T)) = T === Int64 ? 1 : 0  # labels and indices count from 1: a fresh tape can be run
+
+function arena_memory(size::Int)
+    bytes = Vector{UInt8}(undef, size + ALIGNMENT)
+    fill!(bytes, 0)
+    address = Ptr{Cvoid}(pointer(bytes))
+    shift = mod(-Int(UInt(address)), ALIGNMENT)
+    return Memory(bytes, address + shift, UInt8, Int[size], Int[1])
+end
+
+function result_memory(@nospecialize(given), x::Tensor)
+    given === nothing && return Memory(fill!(new_array(x.eltype, x.dims), 0))
+    m = Memory(given)
+    m.eltype === x.eltype && m.dims == x.dims ||
+        throw(ReplayError("result memory of size $(Tuple(m.dims)) $(m.eltype) for $(size(x)) $(x.eltype)"))
+    return m
+end
+
+# Running --------------------------------------------------------------------------------------------------------------
+
+"""
+    run!(tape)
+
+Compute the outputs from the inputs. Allocates nothing.
+"""
+function run!(tape::Tape)
+    GC.@preserve tape begin
+        if !tape.techniques.preallocate
+            run_allocating!(tape)
+        elseif tape.techniques.concrete
+            execute!(tape.program)
+        else
+            for instruction in tape.boxed
+                execute!(instruction)
+            end
+        end
+    end
+    return nothing
+end
+
+boxed(p::Program) = Any[single ? p.f32[i] : p.f64[i] for (single, first, last) in p.runs for i in first:last]
+
+"""Compute every op into fresh memory, as an engine without buffers would."""
+function run_allocating!(tape::Tape)
+    values = Dict{Tensor,Memory}(x => Memory(a) for (x, a) in zip(tape.graph.inputs, tape.inputs))
+    for x in tape.graph.nodes
+        inputs = Memory[haskey(values, a) ? values[a] : a.data::Memory for a in x.inputs]
+        values[x] = compute(x.op::Op, inputs, x.dims, x.eltype, x.attrs)
+    end
+    for (x, out) in zip(tape.graph.outputs, tape.destinations)
+        copy_memory!(out, values[x])
+    end
+end
+
+"""
+    tape(arrays...)
+
+Copy the arrays in, run, and return the output arrays themselves: the next run overwrites them. Throws a `ReplayError`
+for another number of arrays, another size or another element type than planned.
+"""
+function (tape::Tape)(@nospecialize(arrays...))
+    length(arrays) == length(tape.inputs) ||
+        throw(ReplayError("expected $(length(tape.inputs)) arrays, got $(length(arrays))"))
+    for (i, (buffer, array)) in enumerate(zip(tape.inputs, arrays))
+        size(array) == size(buffer) && eltype(array) === eltype(buffer) || throw(ReplayError(
+            "argument $i: this tape was planned for size $(size(buffer)) $(eltype(buffer)), got $(size(array)) " *
+            "$(eltype(array))"))
+        copyto!(buffer, array)
+    end
+    run!(tape)
+    return tape.outputs
+end
+
+"""
+    poison!(tape, byte)
+
+Fill all memory that a run must not rely on with one byte; for tests.
+"""
+function poison!(tape::Tape, byte::Integer)
+    fill!(tape.arena.root, byte % UInt8)
+    for m in tape.program.roots
+        m.root isa Vector{Int64} && continue  # a generator's state
+        fill_bytes!(m.root, byte)
+    end
+    for out in tape.outputs
+        out isa Array && fill_bytes!(out, byte)
+    end
+    return nothing
+end
+
+fill_bytes!(x::Array, byte) = GC.@preserve x unsafe_fill!(Ptr{UInt8}(pointer(x)), byte % UInt8, sizeof(x))
+unsafe_fill!(p::Ptr{UInt8}, byte::UInt8, n::Int) = (for i in 1:n
+    unsafe_store!(p, byte, i)
+end)
+
+# Looking at it --------------------------------------------------------------------------------------------------------
+
+"""
+    nbytes(tape)
+
+The bytes of the arena and of the ops' scratch memory; inputs, outputs and parameters not counted.
+"""
+nbytes(tape::Tape) = tape.plan.size + sum(Int[length(m) * sizeof(m.eltype) for m in tape.program.roots])
+
+"""
+    source(tape)
+
+The tape as straight-line code, for reading.
+"""
+source(tape::Tape) = join([step.text for step in tape.steps], "\n")
+
+is_finite(m::Memory) = !(m.eltype in FLOATS) || all(isfinite, array(m))
+
+"""
+    diagnose(tape)
+
+Run once more, op by op, and return a `NonFiniteError` that names the first op with a NaN or infinite result, or
+`nothing` when every result is finite. Inputs and parameters must be those of the run in question.
+"""
+function diagnose(tape::Tape)
+    for x in tape.known
+        x.data === nothing || is_finite(x.data) ||
+            return NonFiniteError("$(isempty(x.name) ? "a captured tensor" : x.name) holds NaN or Inf")
+    end
+    for (i, x) in enumerate(tape.inputs)
+        eltype(x) in FLOATS && !all(isfinite, x) && return NonFiniteError("input $i (size $(size(x))) holds NaN or Inf")
+    end
+    p = tape.program
+    for step in tape.steps
+        GC.@preserve tape begin
+            execute!(p.f32, first(step.singles), last(step.singles))
+            execute!(p.f64, first(step.doubles), last(step.doubles))
+        end
+        if !is_finite(step.out)
+            layer = isempty(step.node.scope) ? "" : " in layer \"$(step.node.scope)\""
+            return NonFiniteError("op \"$(step.node.op.name)\"$layer was the first to give NaN or Inf (result of size " *
+                                  "$(size(step.node)))")
+        end
+    end
+    return nothing
+end
+
+# Building -------------------------------------------------------------------------------------------------------------
+
+"""The memory of value `i`, made on first use."""
+function memory_of!(tape::Tape, i::Int)
+    known = tape.memories[i]
+    known === nothing || return known
+    x, layout = tape.known[i], tape.plan
+    if haskey(layout.placed, i)
+        whole = tape.known[layout.placed[i]]
+        k = findfirst(part -> part === x, whole.inputs)
+        m = view_slice(memory_of!(tape, layout.placed[i]), whole.attrs[2][k])
+    else
+        address = tape.arena.address + layout.offset[layout.storage[i]]
+        m = Memory(tape.arena.root, address, x.eltype, x.dims, dense_strides(x.dims))
+    end
+    tape.memories[i] = m
+    return m
+end
+
+function bind!(tape::Tape, x::Tensor, number::Dict{Tensor,Int}, names::Dict{Tensor,String})
+    op, i, p = x.op::Op, number[x], tape.program
+    read = Memory[memory_of!(tape, number[a]) for a in x.inputs]
+    shown = String[names[a] for a in x.inputs]
+    for (name, attr) in zip(op.attrs, x.attrs)
+        push!(shown, "$name=$(attr isa Vector{Int} ? Tuple(attr) : attr)")
+    end
+    text = "$(names[x]) = $(op.name)($(join(shown, ", ")))"
+    singles, doubles = length(p.f32), length(p.f64)
+    if op.view !== nothing
+        out = op.view(read[1], x.attrs)
+        out === nothing && error("the view op $(op.name) would need a copy")
+        tape.memories[i] = out
+        text *= "  # view"
+    else
+        out = memory_of!(tape, i)
+        op.forward!(p, out, read, x.attrs)
+        owner = tape.plan.storage[i]
+        place = haskey(tape.plan.offset, owner) ? "arena[$(tape.plan.offset[owner])]" : "result"
+        text *= "  # $(x.eltype)$(size(x)) in $place"
+    end
+    push!(tape.steps, Step(x, read, out, singles+1:length(p.f32), doubles+1:length(p.f64), text))
+    return nothing
+end
+
+# Preparing the graph --------------------------------------------------------------------------------------------------
+
+"""Give every output a value of its own, computed by an op that writes memory."""
+function isolate_outputs!(graph::Graph)
+    seen = Set{Tensor}()
+    for (k, x) in enumerate(graph.outputs)
+        if x.op === nothing || x.data !== nothing || (x.op::Op).view !== nothing || x in seen
+            x = graph.outputs[k] = copy_node!(graph.nodes, x)
+        end
+        push!(seen, x)
+    end
+end
+
+new_node(op::Op, inputs::Vector{Tensor}, dims::Vector{Int}, attrs::Vector{Any}) =
+    Tensor(nothing, inputs[1].eltype, dims, op, inputs, attrs, false, nothing, "", inputs[1].scope, false)
+
+function copy_node!(nodes::Vector{Tensor}, x::Tensor)
+    node = new_node(COPY, Tensor[x], x.dims, NO_ATTRS)
+    push!(nodes, node)
+    return node
+end
+
+"""Put a copy behind every view (the technique `views` switched off)."""
+function copy_views!(graph::Graph)
+    copies = Dict{Tensor,Tensor}()
+    nodes = Tensor[]
+    for x in graph.nodes
+        x.inputs = Tensor[get(copies, a, a) for a in x.inputs]
+        push!(nodes, x)
+        (x.op::Op).view === nothing || (copies[x] = copy_node!(nodes, x))
+    end
+    graph.nodes = nodes
+    graph.outputs = Tensor[get(copies, x, x) for x in graph.outputs]
+end
+
+"""The memory that `x` will have, as far as its layout goes, without an address."""
+shape_of(x::Tensor) = x.data === nothing ?
+    Memory(nothing, NOWHERE, x.eltype, x.dims, dense_strides(x.dims)) : x.data::Memory
+
+"""Insert copies where an op needs another memory layout than its input has. Elementwise ops take every layout."""
+function straighten!(graph::Graph)
+    layout = Dict{Tensor,Memory}()
+    straight = Dict{Tensor,Tensor}()
+    nodes = Tensor[]
+    function copied(a::Tensor)
+        haskey(straight, a) && return straight[a]
+        node = copy_node!(nodes, a)
+        layout[node] = shape_of(node)
+        return straight[a] = node
+    end
+    for x in graph.nodes
+        op = x.op::Op
+        for a in x.inputs
+            haskey(layout, a) || (layout[a] = shape_of(a))
+        end
+        if op.view !== nothing
+            seen = op.view(layout[x.inputs[1]], x.attrs)
+            if seen === nothing
+                x.inputs = Tensor[copied(x.inputs[1])]
+                seen = op.view(layout[x.inputs[1]], x.attrs)
+            end
+            layout[x] = seen
+        elseif op === MATMUL_ADD
+            x.inputs = Tensor[x.inputs[1], suited(x.inputs[2], suits_blas, layout, copied), suited(x.inputs[3], suits_blas, layout, copied)]
+        elseif op.accepts !== nothing
+            x.inputs = Tensor[suited(a, op.accepts, layout, copied) for a in x.inputs]
+        end
+        push!(nodes, x)
+    end
+    graph.nodes = nodes
+end
+
+suited(a::Tensor, accepts, layout, copied) =
+    length(a) == 0 || accepts(layout[a].dims, layout[a].strides) ? a : copied(a)
+
+"""The tensors with data that the ops use, in order of first use."""
+function captured(graph::Graph)
+    own = Set{Tensor}(graph.inputs)
+    union!(own, graph.nodes)
+    found, seen = Tensor[], Set{Tensor}()
+    function check(x::Tensor)
+        (x in own || x in seen) && return
+        x.data === nothing && throw(TraceError(
+            "a tensor was kept from an earlier trace, where it stood for values that exist only while that function is " *
+            "replayed; return it from the function, or compute it in this one"))
+        push!(seen, x)
+        push!(found, x)
+    end
+    for node in graph.nodes
+        foreach(check, node.inputs)
+    end
+    foreach(check, graph.outputs)
+    return found
+end
+
+"""The values that some op can use, directly or through views, only without gaps."""
+function needed_whole(graph::Graph)
+    needed = Set{Tensor}()
+    for x in Iterators.reverse(graph.nodes)
+        op = x.op::Op
+        through = op.view !== nothing && x in needed
+        if through || op === RESHAPE || (op.accepts !== nothing && op !== MATMUL)
+            union!(needed, x.inputs)
+        end
+    end
+    return needed
+end
+
+"""Describe a tensor to the planner."""
+function described(x::Tensor, number::Dict{Tensor,Int}, outputs::Set{Tensor}, whole::Set{Tensor}, techniques::Techniques)
+    bytes = length(x) * sizeof(x.eltype)
+    (x.op === nothing || x.data !== nothing) && return Value(bytes; fixed=true)
+    op = x.op::Op
+    reads = Int[number[a] for a in x.inputs]
+    op.view === nothing || return Value(bytes; reads=reads, view_of=reads[1])
+    may_overwrite = Int[]
+    for i in op.overwrites
+        i <= length(x.inputs) || continue
+        a = x.inputs[i]
+        a.dims == x.dims && a.eltype === x.eltype && (a.op === nothing || a.op === RESHAPE || (a.op::Op).view === nothing) &&
+            push!(may_overwrite, number[a])
+    end
+    parts = techniques.place_parts ? Int[number[a] for a in placeable(x, whole)] : Int[]
+    return Value(bytes; reads=reads, may_overwrite=may_overwrite, parts=parts, fixed=x in outputs)
+end
+
+"""
+The inputs of an assembly that may be computed in their places: results of elementwise ops and of matrix products, where
+the place is a matrix that BLAS can read, or lies in one piece.
+"""
+function placeable(x::Tensor, whole::Set{Tensor})
+    parts = Tensor[]
+    x.op === ASSEMBLE && covers(x.attrs[1], x.attrs[2]) || return parts
+    seen = shape_of(x)
+    counts = Dict{Tensor,Int}()
+    for a in x.inputs
+        counts[a] = get(counts, a, 0) + 1
+    end
+    for (a, index) in zip(x.inputs, x.attrs[2])
+        a.op !== nothing && a.data === nothing && counts[a] == 1 && !(a in whole) || continue
+        op = a.op::Op
+        place = view_slice(seen, index)
+        one_piece = is_dense(place)
+        matrix = length(place.dims) == 2 && suits_blas(place.dims, place.strides)
+        fits = op === MATMUL || op === MATMUL_ADD ? matrix : op.elementwise && (one_piece || matrix)
+        fits && push!(parts, a)
+    end
+    return parts
+end
+
+function shown_names(graph::Graph, leaves::Vector{Tensor})
+    names = Dict{Tensor,String}()
+    for (i, x) in enumerate(graph.inputs)
+        names[x] = "x$i"
+    end
+    for (i, x) in enumerate(leaves)
+        names[x] = x.literal ? string(item(x)) : isempty(x.name) ? "c$i" : x.name
+    end
+    for (i, x) in enumerate(graph.nodes)
+        names[x] = "v$i"
+    end
+    return names
+end

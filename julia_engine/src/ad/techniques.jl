@@ -1,0 +1,50 @@
+"""
+    Techniques(; replay=true, ...)
+
+Every technique of the engine as a switch, so that an ablation can tell what each one brings. The defaults are the
+engine; all results are the same with any of them off (to rounding), only slower or larger. The papers' names stand in
+brackets.
+
+- `replay`: build and sort the graph once and replay it for every batch (topological sort once); off: record and
+  differentiate eagerly at every step.
+- `preallocate`: compute into buffers that exist before the step (pre-allocation, in-place `forward!` and `backward!`,
+  gradients reset and not reallocated); off: every op allocates its result.
+- `reuse_memory`: values that are never alive together share memory (memory reuse); off: each has its own.
+- `in_place`: an op may write over an input that nobody needs any more; off: never.
+- `views`: slices, reshapes and transposes are views (`@views`); off: they are copied.
+- `place_parts`: the parts of a concatenation, and the gradients of slices, are computed in their place in the whole;
+  off: they are copied there.
+- `simplify`: merge equal subexpressions and drop needless ops (one graph for forward and backward).
+- `fuse`: products that add to what is there, activations with their bias and their derivative in one pass; off: op by
+  op.
+- `fused_loss`: softmax cross-entropy and its gradient as fused ops on integer labels (stable softmax, sparse one-hot
+  labels); off: log_softmax times one-hot columns.
+- `concrete`: instructions are of one concrete type and run by a static branch (concrete types, type stability); off:
+  each is boxed and dispatched at run time.
+- `batched`: a mini-batch is one pass (vectorisation by matrices); off: one pass per sample, gradients accumulated.
+- `flat_parameters`: one optimizer loop over one vector of all parameters; off: one per tensor.
+- `split_batch`: split the batch over threads, BLAS at one thread inside; off: BLAS has all threads.
+
+`@inbounds` and `@simd` are compiled into the loops: start Julia with `TWINGRAD_SIMD=0` in the environment and
+`--compiled-modules=no` to have the loops without them.
+"""
+struct Techniques
+    replay::Bool
+    preallocate::Bool
+    reuse_memory::Bool
+    in_place::Bool
+    views::Bool
+    place_parts::Bool
+    simplify::Bool
+    fuse::Bool
+    fused_loss::Bool
+    concrete::Bool
+    batched::Bool
+    flat_parameters::Bool
+    split_batch::Bool
+end
+
+Techniques(; replay=true, preallocate=true, reuse_memory=true, in_place=true, views=true, place_parts=true,
+    simplify=true, fuse=true, fused_loss=true, concrete=true, batched=true, flat_parameters=true, split_batch=true) =
+    Techniques(replay, preallocate, reuse_memory, in_place, views, place_parts, simplify, fuse, fused_loss, concrete,
+        batched, flat_parameters, split_batch)

@@ -1,0 +1,368 @@
+# The tensor: an array that remembers how it was computed.
+#
+# A tensor is also the node of the computation graph (the papers' GraphNode): it holds the op, the inputs and the op's
+# attributes that produced it. A concrete tensor has data; a symbolic one, made while a function is traced, has only
+# dimensions and an element type.
+
+"""A node of a computation graph; all nodes are of one type, [`Tensor`](@ref)."""
+abstract type GraphNode end
+
+"""What a node does: one record per operation, [`Op`](@ref), in `TABLE`."""
+abstract type Operator end
+
+"""
+    Memory
+
+Where an array's elements lie: an address, dimensions and strides in elements. Views are memories, too: they share
+`root`, the object that keeps the elements alive. Not a Julia array type, because the engine's own code then need not
+be compiled anew for every element type and number of dimensions.
+"""
+struct Memory
+    root::Any
+    address::Ptr{Cvoid}
+    eltype::DataType
+    dims::Vector{Int}
+    strides::Vector{Int}
+end
+
+"""Element types that have derivatives."""
+const FLOATS = (Float32, Float64)
+
+Memory(x::StridedArray{T}) where {T} =
+    Memory(x, Ptr{Cvoid}(pointer(x)), T, collect(Int, size(x)), collect(Int, strides(x)))
+
+"""Strides of an array without gaps, the first axis fastest."""
+function dense_strides(dims::Vector{Int})
+    strides = ones(Int, length(dims))
+    for d in 2:length(dims)
+        strides[d] = strides[d-1] * max(dims[d-1], 1)
+    end
+    return strides
+end
+
+is_dense(dims::Vector{Int}, strides::Vector{Int}) =
+    all(d -> dims[d] == 1 || strides[d] == prod(dims[1:d-1]), eachindex(dims)) || prod(dims) == 0
+is_dense(m::Memory) = is_dense(m.dims, m.strides)
+
+Base.length(m::Memory) = prod(m.dims)
+
+function new_array(@nospecialize(T::DataType), dims::Vector{Int})
+    T === Float32 && return Array{Float32}(undef, dims...)
+    T === Float64 && return Array{Float64}(undef, dims...)
+    return Array{Int64}(undef, dims...)
+end
+
+new_memory(@nospecialize(T::DataType), dims::Vector{Int}) = Memory(new_array(T, dims))
+
+"""The elements as a Julia array: the array behind the memory where that is all of it, else a copy."""
+function array(m::Memory)
+    root = m.root
+    if root isa Array && eltype(root) === m.eltype && is_dense(m) && length(root) == length(m) &&
+       Ptr{Cvoid}(pointer(root)) == m.address
+        return collect(Int, size(root)) == m.dims ? root : reshape(root, m.dims...)
+    end
+    copied = new_memory(m.eltype, m.dims)
+    copy_memory!(copied, m)
+    return copied.root
+end
+
+"""
+    Tensor
+
+An array with a derivative. Make one with [`Variable`](@ref) (it has a gradient) or [`Constant`](@ref).
+
+- `grad`: what `backward!` has added up, an array, or `nothing`.
+- `requires_grad`: whether `backward!` stores a gradient here and ops on it are recorded.
+- `name`, `scope`: for messages: the user's name, and the layer whose op made it.
+- `literal`: a number written in the program, which never changes, so that graphs may fold it.
+"""
+mutable struct Tensor <: GraphNode
+    data::Union{Nothing,Memory}
+    eltype::DataType
+    dims::Vector{Int}
+    op::Union{Nothing,Operator}
+    inputs::Vector{Tensor}
+    attrs::Vector{Any}
+    requires_grad::Bool
+    grad::Any
+    name::String
+    scope::String
+    literal::Bool
+end
+
+const NO_INPUTS = Tensor[]
+const NO_ATTRS = Any[]
+
+# What the engine is doing in this task.
+mutable struct State
+    trace::Union{Nothing,Vector{Tensor}}  # while a function is traced: its ops so far, all symbolic
+    recording::Bool  # ops made now can be differentiated
+    differentiating::Bool  # inside a function that grad() was given
+    scope::String  # the layer whose ops are being made
+end
+new_state() = State(nothing, true, false, "")
+state() = get!(new_state, task_local_storage(), :TwinGrad)::State
+
+"""
+    scope(f, name)
+
+Run `f()` and label the ops made inside with the layer `name`; nested scopes are joined by a slash.
+"""
+function scope(@nospecialize(f), name::AbstractString)
+    now = state()
+    outer = now.scope
+    now.scope = isempty(outer) ? String(name) : string(outer, "/", name)
+    try
+        return f()
+    finally
+        now.scope = outer
+    end
+end
+
+"""
+    no_grad(f)
+
+Run `f()` without recording: results made inside cannot be differentiated.
+"""
+function no_grad(@nospecialize(f))
+    now = state()
+    outer = now.recording
+    now.recording = false
+    try
+        return f()
+    finally
+        now.recording = outer
+    end
+end
+
+# Leaves ---------------------------------------------------------------------------------------------------------------
+
+"""An array whose memory the engine can use in place: itself where possible, else a copy."""
+kept(x::StridedArray{T}) where {T<:Union{Float32,Float64,Int64}} = x
+kept(x::AbstractArray{T}) where {T<:Union{Float32,Float64,Int64}} = collect(x)
+kept(x::AbstractArray{Bool}) = Array{Float64}(x)
+kept(x::AbstractArray{<:Integer}) = Array{Int64}(x)
+kept(x::AbstractArray) = throw(DTypeError(
+    "tensors hold Float32, Float64 or Int64, got elements of $(eltype(x)); convert the array first"))
+kept(x::AbstractFloat) = fill(x isa Float32 ? x : Float64(x))
+kept(x::Real) = fill(Float64(x))
+
+function leaf(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vector{Int}, requires_grad::Bool, name::String)
+    return Tensor(data, T, dims, nothing, NO_INPUTS, NO_ATTRS, requires_grad, nothing, name, "", false)
+end
+
+"""
+    Tensor(x; requires_grad=false, name="")
+
+An array or number as a leaf of graphs. The array is kept by reference, not copied, wherever its layout permits.
+"""
+function Tensor(@nospecialize(x::Union{Real,AbstractArray}); requires_grad::Bool=false, name::AbstractString="")
+    data = Memory(kept(x))
+    if requires_grad && !(data.eltype in FLOATS)
+        throw(DTypeError("only Float32 and Float64 tensors have a gradient, this one is of $(data.eltype); " *
+                         "convert it first, for example with Float32.(x)"))
+    end
+    return leaf(data, data.eltype, data.dims, requires_grad, String(name))
+end
+Tensor(x::Tensor; requires_grad::Bool=false, name::AbstractString="") =
+    Tensor(value(x); requires_grad=requires_grad, name=name)
+
+"""
+    Variable(x; name="")
+
+A leaf with a gradient: `backward!` adds to its `.grad`. The array is kept by reference.
+"""
+Variable(x; name::AbstractString="") = Tensor(x; requires_grad=true, name=name)
+
+"""
+    Constant(x; name="")
+
+A leaf without a gradient. The array is kept by reference.
+"""
+Constant(x; name::AbstractString="") = Tensor(x; requires_grad=false, name=name)
+
+"""A tensor without data: an input of a graph that is being traced."""
+symbol(@nospecialize(T::DataType), dims::Vector{Int}, name::AbstractString="") =
+    leaf(nothing, T, dims, T in FLOATS, String(name))
+
+"""A number written in the program."""
+function literal(@nospecialize(T::DataType), x::Real)
+    data = new_memory(T, Int[])
+    fill!(data.root, x)
+    t = leaf(data, T, data.dims, false, "")
+    t.literal = true
+    return t
+end
+
+# What it is -----------------------------------------------------------------------------------------------------------
+
+Base.size(x::Tensor) = Tuple(x.dims)
+Base.size(x::Tensor, d::Integer) = d <= length(x.dims) ? x.dims[d] : 1
+Base.ndims(x::Tensor) = length(x.dims)
+Base.length(x::Tensor) = prod(x.dims)
+Base.eltype(x::Tensor) = x.eltype
+Base.axes(x::Tensor) = map(Base.OneTo, size(x))
+Base.axes(x::Tensor, d::Integer) = Base.OneTo(size(x, d))
+Base.firstindex(x::Tensor) = 1
+Base.lastindex(x::Tensor) = length(x)
+Base.firstindex(x::Tensor, d::Integer) = 1
+Base.lastindex(x::Tensor, d::Integer) = size(x, d)
+Base.iterate(x::Tensor, i::Int=1) = i > length(x) ? nothing : (x[i], i + 1)
+
+"""
+    value(x::Tensor)
+
+The array itself where the tensor owns all of it, else a copy.
+
+Throws a `TraceError` when the tensor is symbolic: its values exist only when the traced function is replayed.
+"""
+function value(x::Tensor)
+    x.data === nothing && throw(TraceError(
+        "a value is needed here, but the function is being traced and only shapes are known; use ops such as where() " *
+        "instead of branches on values, or call the function eagerly"))
+    return array(x.data::Memory)
+end
+value(x) = x
+
+"""
+    item(x::Tensor)
+
+The only element as a number.
+"""
+function item(x::Tensor)
+    length(x) == 1 || throw(ShapeError("item: expected one element, got an array of size $(size(x))"))
+    return value(x)[1]
+end
+
+"""
+    detach(x::Tensor)
+
+The same values as a constant: no gradient flows through it.
+"""
+detach(x::Tensor) = STOP_GRADIENT(x)
+
+"""
+    assign!(x::Tensor, values)
+
+Copy `values` into a leaf in place, so that compiled functions that captured it see them.
+"""
+function assign!(x::Tensor, values)
+    x.op === nothing || throw(TraceError("assign! works on leaf tensors, this one was computed by $(x.op.name)"))
+    source = Tensor(values)
+    source.dims == x.dims || length(source) == 1 ||
+        throw(ShapeError("assign!: expected an array of size $(size(x)), got $(size(source))"))
+    source.eltype === x.eltype || (source = Tensor(x.eltype.(values)))
+    copy_memory!(x.data::Memory, source.data::Memory)
+    return x
+end
+
+Base.Array(x::Tensor) = copy(value(x))
+Base.collect(x::Tensor) = Array(x)
+Base.Float64(x::Tensor) = Float64(item(x))
+Base.Float32(x::Tensor) = Float32(item(x))
+
+function Base.show(io::IO, x::Tensor)
+    print(io, "Tensor(")
+    if x.data === nothing
+        print(io, "symbolic ", x.eltype, size(x))
+    else
+        show(IOContext(io, :limit => true, :compact => true), value(x))
+    end
+    x.op === nothing || print(io, ", op=", x.op.name)
+    print(io, ")")
+end
+
+# Operators: Julia's own rules. `*` is the matrix product, `+` wants equal sizes, dots are elementwise. ------------------
+
+const Scalar = Union{Real,Tensor}  # a tensor stands for a number where it has no dimensions
+
+is_scalar(x::Tensor) = isempty(x.dims)
+is_scalar(x::Real) = true
+is_scalar(x) = false
+
+same_size(name, a, b) = is_scalar(a) || is_scalar(b) || size(a) == size(b) || throw(ShapeError(
+    "$name: sizes $(size(a)) and $(size(b)) differ; use .$name for elementwise broadcasting"))
+
+for (f, op) in ((:+, :ADD), (:-, :SUB))
+    @eval Base.$f(a::Tensor, b::Tensor) = (same_size($(string(f)), a, b); $op(a, b))
+    @eval Base.$f(a::Tensor, b::Union{Real,AbstractArray}) = (same_size($(string(f)), a, b); $op(a, b))
+    @eval Base.$f(a::Union{Real,AbstractArray}, b::Tensor) = (same_size($(string(f)), a, b); $op(a, b))
+end
+Base.:+(a::Tensor) = a
+Base.:-(a::Tensor) = NEG(a)
+product(a, b) = is_scalar(a) || is_scalar(b) ? MUL(a, b) : matmul(a, b)
+Base.:*(a::Tensor, b::Tensor) = product(a, b)
+Base.:*(a::Tensor, b::Union{Real,AbstractArray}) = product(a, b)
+Base.:*(a::Union{Real,AbstractArray}, b::Tensor) = product(a, b)
+Base.:/(a::Tensor, b::Scalar) = quotient(a, b)
+Base.:/(a::Union{Real,AbstractArray}, b::Tensor) = quotient(a, b)
+quotient(a, b) = is_scalar(b) ? DIV(a, b) :
+    throw(ShapeError("/: expected a number to divide by, got an array of size $(size(b)); use ./"))
+Base.:^(a::Tensor, b::Scalar) = power(a, b)
+Base.:^(a::Tensor, b::Integer) = power(a, b)
+Base.:^(a::Real, b::Tensor) = power(a, b)
+power(a, b) = is_scalar(a) && is_scalar(b) ? elementwise_power(a, b) :
+    throw(ShapeError("^: expected numbers, got arrays; use .^"))
+Base.literal_pow(::typeof(^), a::Tensor, ::Val{P}) where {P} = power(a, P)
+
+# Dots: every dotted call is one op at once, so that `sin.(x .* y)` is two nodes of the graph. ----------------------------
+
+struct TensorStyle <: Base.Broadcast.BroadcastStyle end
+Base.BroadcastStyle(::Type{Tensor}) = TensorStyle()
+Base.BroadcastStyle(::TensorStyle, ::Base.Broadcast.BroadcastStyle) = TensorStyle()
+Base.broadcastable(x::Tensor) = x
+Base.Broadcast.materialize(x::Tensor) = x
+
+"""Julia's functions with the op, or function, that stands in for each when it is dotted over tensors."""
+const DOTTED = IdDict{Any,Any}()
+
+Base.Broadcast.broadcasted(::TensorStyle, @nospecialize(f), @nospecialize(args...)) = dotted(f, args)
+
+function dotted(@nospecialize(f), @nospecialize(args))
+    operands = Any[plain(a) for a in args]
+    f === Base.literal_pow && return elementwise_power(operands[2], value_of(operands[3]))
+    stand_in = get(DOTTED, f, nothing)
+    stand_in === nothing && return generic(f, operands)
+    return stand_in(operands...)
+end
+
+plain(x::Base.RefValue) = x[]
+plain(x::Base.Broadcast.Broadcasted) = Base.Broadcast.materialize(x)
+plain(x::Tuple) = collect(x)
+plain(x) = x
+value_of(::Val{P}) where {P} = P
+
+function generic(@nospecialize(f), operands::Vector{Any})
+    parentmodule(f) in (Base, Core, Base.Math) && throw(NotDifferentiableError(
+        "$f is not in the op table, so its derivative would be lost; use an op of TwinGrad, or call it on value(x)"))
+    # A function of the user's own, such as x -> x^2 + sin(x): run it once, on numbers that stand for all elements.
+    result = f((x isa Tensor || x isa AbstractArray ? Elements(as_tensor(x)) : x for x in operands)...)
+    return result isa Elements ? result.tensor : as_tensor(result)
+end
+
+"""A tensor that behaves like a number, so that a scalar function can be dotted over it: `(x -> x^2 + 1).(t)`."""
+struct Elements <: Real
+    tensor::Tensor
+end
+Tensor(x::Elements) = x.tensor
+whole(x::Elements) = x.tensor
+whole(x::Real) = x
+for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=)
+    @eval begin
+        Base.$f(a::Elements, b::Elements) = Elements(DOTTED[$f](a.tensor, b.tensor))
+        Base.$f(a::Elements, b::Real) = Elements(DOTTED[$f](a.tensor, whole(b)))
+        Base.$f(a::Real, b::Elements) = Elements(DOTTED[$f](whole(a), b.tensor))
+    end
+end
+for f in (:^,), T in (:Integer, :Rational)
+    @eval Base.$f(a::Elements, b::$T) = Elements(elementwise_power(a.tensor, b))
+end
+for f in (:-, :abs, :abs2, :sign, :sqrt, :inv, :exp, :expm1, :log, :log1p, :sin, :cos, :tan, :asin, :acos, :atan, :sinh,
+    :cosh, :tanh)
+    @eval Base.$f(a::Elements) = Elements(DOTTED[$f](a.tensor))
+end
+@static if !(ifelse isa Core.Builtin)  # until Julia 1.6 it takes no methods
+    Base.ifelse(c::Elements, a::Real, b::Real) = Elements(where(whole(c), whole(a), whole(b)))
+end
+Base.literal_pow(::typeof(^), a::Elements, ::Val{P}) where {P} = Elements(elementwise_power(a.tensor, P))
+Base.promote_rule(::Type{Elements}, ::Type{<:Real}) = Elements
