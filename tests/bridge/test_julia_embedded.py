@@ -88,7 +88,7 @@ def test_exceptions_come_with_julias_message_and_leave_julia_usable(run: Run) ->
             'error("the user\\'s own words")': "the user's own words",
             "undefined_thing": "undefined_thing",
             "[1, 2][3]": "BoundsError",
-            "1 +": "syntax: incomplete",
+            "1 +": "syntax: incomplete" if here.julia.release < (1, 10, 0) else "ParseError",
             "throw(:not_an_exception)": "not_an_exception",
             "sin": "not passed to Python: end it with '; nothing'",
             "[1, 2]": "gives a Array, which is not passed",
