@@ -322,7 +322,8 @@ def loss_first_steps(view: View) -> Figure:
         )
         if engine != REFERENCE:
             difference = loss_differences(view, engine).groupby("step").max()
-            lower.plot(difference.index, difference.clip(lower=1e-9), color=look.color, linewidth=0.9)
+            difference = difference[difference > 0]  # equal to the last bit has no place on a logarithmic axis
+            lower.plot(difference.index, difference, look.marker, color=look.color, markersize=2)
     upper.set_ylabel("loss")
     figure.legend(*upper.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     lower.axhline(PARITY_TOLERANCE, color="black", linewidth=0.7, linestyle="--")
@@ -335,7 +336,7 @@ def loss_first_steps(view: View) -> Figure:
         fontsize=6,
     )
     lower.set_yscale("log")
-    lower.set_ylim(5e-10, 1e-3)
+    lower.set_ylim(1e-9, max(1e-3, 3 * lower.dataLim.y1))
     lower.set_ylabel(f"|Δ| to {view.label(REFERENCE)}")
     lower.set_xlabel("step")
     for axes in (upper, lower):
