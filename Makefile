@@ -33,6 +33,7 @@ reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, table
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
 
 test: lint ## ruff, mypy and all tests
+	$(BIN)/python -m bridge.julia.install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10 $(ARGS)
 
 lint: $(VENV)/.dev ## ruff and mypy
