@@ -149,6 +149,8 @@ _LATEX = {
     "\\": "\\textbackslash{}",
     "{": "\\{",
     "}": "\\}",
+    "[": "{[}",  # a bracket after a line end would be its option
+    "]": "{]}",
     "&": "\\&",
     "%": "\\%",
     "$": "\\$",
