@@ -1,8 +1,9 @@
 """What one report may show together: the rows of one paper, one dataset, one profile, one state of each engine.
 
 A results folder holds everything that was ever run in it. The newest run of a paper decides which data (real or sample)
-and which profile is reported; of each engine only the runs of its newest source are taken; older rows are left out and
-counted. Machines are never chosen between: rows of two CPU models in one table are an error.
+and which profile is reported, and that of each measure how many threads; of each engine only the runs of its newest
+source are taken; older rows are left out and counted. Machines are never chosen between: rows of two CPU models in one
+table are an error.
 """
 
 from __future__ import annotations
@@ -139,9 +140,13 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     data_source = str(newest["data_source"]) if newest is not None else None
     profile = str(newest["profile"]) if newest is not None and "profile" in newest else None
     kept = trained
-    for name in ("data_source", "profile", "threads"):
+    for name in ("data_source", "profile"):
         if len(trained):
             kept = kept[kept[name] == _newest(trained)[name]]
+    for measure in TRAINED:  # each has its number of threads
+        of_measure = kept["measure"] == measure
+        if of_measure.any():
+            kept = kept[~of_measure | (kept["threads"] == _newest(kept[of_measure])["threads"])]
     comparable = kept
     kept = _newest_state(kept)
     others = runs[~runs["measure"].isin(TRAINED) & (runs["data_source"] == data_source)]
