@@ -33,9 +33,7 @@ def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     assert path.read_text() == "new"
 
 
-def test_an_interrupt_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "result"
     write_atomically(path, "old")
 

@@ -113,9 +113,7 @@ GLOROT, ZEROS = spec.GLOROT_UNIFORM, spec.ZEROS
         ({"op": "dropout", "rate": 0.5}, (2, 3), (2, 3)),
     ],
 )
-def test_a_layer_infers_its_shape(
-    table: dict[str, Any], input: tuple[int, ...], output: tuple[int, ...]
-) -> None:
+def test_a_layer_infers_its_shape(table: dict[str, Any], input: tuple[int, ...], output: tuple[int, ...]) -> None:
     model = spec.parse(network([table], input))
     assert model.shapes()[0].input == input
     assert model.shapes()[0].output == model.output == output
@@ -163,11 +161,7 @@ def test_every_layer_and_loss_is_in_the_closed_set() -> None:
 
 
 def test_the_spec_knows_the_initialisers_of_the_engine() -> None:
-    names = {
-        name
-        for kind in get_args(spec.AnyInitialiser)
-        for name in kind.model_fields["name"].annotation.__args__
-    }
+    names = {name for kind in get_args(spec.AnyInitialiser) for name in kind.model_fields["name"].annotation.__args__}
     assert names == set(INITIALISERS)
 
 
@@ -228,9 +222,7 @@ def networks(draw: st.DrawFn) -> Built:
     """A valid spec as data, with its shapes and its parameters' as a few lines of arithmetic have them."""
     shape = tuple(draw(st.lists(sizes, min_size=1, max_size=3)))
     input, shapes, parameters, layers = shape, [shape], {}, []
-    for name in draw(
-        st.lists(st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True), min_size=1, unique=True)
-    ):
+    for name in draw(st.lists(st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True), min_size=1, unique=True)):
         recurrent = ["rnn", "lstm", "gru"] if len(shape) == 2 else []
         op = draw(st.sampled_from(["dense", "flatten", "reshape", "activation", "dropout", *recurrent]))
         layer: dict[str, Any] = {"id": name, "op": op}
@@ -358,9 +350,7 @@ def test_the_schema_describes_every_op_and_forbids_other_keys() -> None:
 # --- Bad input: each message names the place, what was found and what is allowed ---
 
 OPS = '"activation", "dense", "dropout", "flatten", "gru", "lstm", "reshape", "rnn"'
-INITIALISER_NAMES = (
-    '"glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "normal", "ones", "uniform", "zeros"'
-)
+INITIALISER_NAMES = '"glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "normal", "ones", "uniform", "zeros"'
 
 
 BAD = {
@@ -390,8 +380,7 @@ BAD = {
     "unknown table": (
         '[loss]\nop = "softmax_cross_entropy"',
         '[loss]\nop = "softmax_cross_entropy"\n[training]\nepochs = 5',
-        'training: unknown key, expected one of "format", "version", "opset", "name", "input", '
-        '"layers", "loss"',
+        'training: unknown key, expected one of "format", "version", "opset", "name", "input", "layers", "loss"',
     ),
     "unknown op": (
         'op = "rnn"',
@@ -449,8 +438,7 @@ BAD = {
     "no dimension": (
         "shape = [3, 4]",
         "shape = []",
-        'layers[0] (id "rows").shape: found [], expected a list of 1 to 8, each an integer from 1 '
-        "to 16777216",
+        'layers[0] (id "rows").shape: found [], expected a list of 1 to 8, each an integer from 1 to 16777216',
     ),
     "too few dimensions": (
         '["N", 12]',
@@ -539,8 +527,7 @@ BAD = {
     "more than any memory": (
         "units = 5",
         "units = 16000000",
-        'layers[1] (id "rnn"): rnn.recurrent would have 256000000000000 elements, expected at most '
-        "2147483647",
+        'layers[1] (id "rnn"): rnn.recurrent would have 256000000000000 elements, expected at most 2147483647',
     ),
     "quoted key": (
         "[input]",

@@ -66,9 +66,7 @@ def test_float32_is_float64_rounded(seed: int) -> None:
 
 
 def test_options_of_initialisers_arrive() -> None:
-    text = MODEL.dump().replace(
-        'bias_init = { name = "zeros" }', 'bias_init = { name = "uniform", low = 2, high = 3 }'
-    )
+    text = MODEL.dump().replace('bias_init = { name = "zeros" }', 'bias_init = { name = "uniform", low = 2, high = 3 }')
     bias = weights.initialise(spec.loads(text), 0)["rnn.bias"]
     assert bias.min() >= 2
     assert bias.max() <= 3
@@ -92,12 +90,8 @@ def test_a_file_reads_back_exactly(params: Params, path: Path) -> None:
     assert weights.metadata(path) == {"seed": "7"}
 
 
-finite = hnp.arrays(
-    st.sampled_from([np.float32, np.float64]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)
-)
-names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(
-    lambda name: name != "__metadata__"
-)
+finite = hnp.arrays(st.sampled_from([np.float32, np.float64]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))
+names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda name: name != "__metadata__")
 
 
 @given(arrays=st.dictionaries(names, finite))
