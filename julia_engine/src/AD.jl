@@ -13,14 +13,14 @@ using Statistics: Statistics, mean, std, var
 
 # Building graphs runs once: compile it quickly, and keep the optimiser for the kernels, a module of their own.
 @static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
-    Base.Experimental.@optlevel 1
+    Base.Experimental.@optlevel 0
 end
 
 include("ad/errors.jl")
 using .Errors
 include("ad/kernels/Kernels.jl")
 using .Kernels
-using .Kernels: CODES
+using .Kernels: kernel
 
 include("ad/tensor.jl")
 include("ad/ops/record.jl")

@@ -13,4 +13,6 @@ for name in names(AD)
 end
 export AD
 
+include("precompile.jl")
+
 end

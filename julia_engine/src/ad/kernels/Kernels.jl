@@ -9,7 +9,11 @@ module Kernels
 using LinearAlgebra
 using ..Errors: LabelError, ShapeError
 
-export Instruction, execute!
+export Instruction, Program, execute!
+
+@static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
+    Base.Experimental.@optlevel 3  # the module around asks for quick compilation; loops want the optimiser
+end
 
 include("instruction.jl")
 include("functions.jl")

@@ -1,11 +1,45 @@
-# The table of operation codes, and the one branch over it.
+# The table of kernels, and how instructions reach them.
+#
+# Every operation is compiled into a function of its own with one argument, the instruction's address, when it is first
+# used for an element type. An instruction holds that function's address; running a tape is a loop that calls one address
+# after the other. That is what a branch over operation codes compiles to, without compiling the operations that nobody
+# uses.
 
-const CODES = Dict{Symbol,Int}()
-const BRANCHES = Expr[]
+"""What finds the address of a kernel, by operation: one function for Float32, one for Float64."""
+const KERNELS = Dict{Symbol,Tuple{Function,Function}}()
+
+"""Addresses already found."""
+const ADDRESSES = Dict{Tuple{Symbol,Bool},Ptr{Cvoid}}()
+const ADDRESSES_LOCK = ReentrantLock()
+__init__() = empty!(ADDRESSES)  # those found while the package was compiled mean nothing in this process
 
 function operation!(name::Symbol, call::Expr)
-    CODES[name] = length(BRANCHES) + 1
-    push!(BRANCHES, call)
+    kernel = Symbol(:run_, name)
+    @eval function $kernel(instruction::Ptr{Instruction{T}}) where {T}
+        x = unsafe_load(instruction)
+        $call
+        return nothing
+    end
+    KERNELS[name] = (
+        @eval(() -> @cfunction($kernel, Cvoid, (Ptr{Instruction{Float32}},))),
+        @eval(() -> @cfunction($kernel, Cvoid, (Ptr{Instruction{Float64}},))),
+    )
+end
+
+"""
+    kernel(name, single)
+
+The address of an operation's kernel, for Float32 or for Float64.
+"""
+function kernel(name::Symbol, single::Bool)
+    lock(ADDRESSES_LOCK)
+    try
+        return get!(ADDRESSES, (name, single)) do
+            KERNELS[name][single ? 1 : 2]()::Ptr{Cvoid}
+        end
+    finally
+        unlock(ADDRESSES_LOCK)
+    end
 end
 
 for (name, f) in (:neg => :-, :square => :square, :reciprocal => :inv, :exp => :fast_exp, :expm1 => :fast_expm1,
@@ -39,27 +73,47 @@ operation!(:from_int, :(convert!(T, Int64, x)))
 other(::Type{Float32}) = Float64
 other(::Type{Float64}) = Float32
 
-"""The branches over codes first to last, halved until one is left."""
-function branch(first::Int, last::Int)
-    first == last && return :($(BRANCHES[first]); nothing)
-    middle = (first + last) >> 1
-    return Expr(:if, :(x.code <= $middle), branch(first, middle), branch(middle + 1, last))
-end
+"""
+    execute!(code, first, last)
 
-# Do what one instruction says: a static branch over all operations, without dynamic dispatch, without allocation.
-@eval @inline function execute!(x::Instruction{T}) where {T}
-    $(branch(1, length(BRANCHES)))
+Do the instructions from `first` to `last` in order. Nothing is dispatched and nothing allocated.
+"""
+function execute!(code::Vector{Instruction{T}}, first::Int, last::Int) where {T}
+    GC.@preserve code begin
+        for i in first:last
+            instruction = pointer(code, i)
+            ccall(unsafe_load(Ptr{Ptr{Cvoid}}(instruction)), Cvoid, (Ptr{Instruction{T}},), instruction)
+        end
+    end
     return nothing
 end
 
-"""
-    execute!(code::Vector{Instruction{T}}, first, last)
+"""Do one instruction."""
+execute!(x::Instruction{T}) where {T} = execute!([x], 1, 1)
 
-Do the instructions from `first` to `last` in order.
 """
-@noinline function execute!(code::Vector{Instruction{T}}, first::Int, last::Int) where {T}
-    for i in first:last
-        execute!(@inbounds code[i])
+    Program
+
+Instructions in the order in which they run. Those of Float32 and of Float64 lie in an array each, so that both are
+concrete; `runs` says which stretch of which array comes next. `roots` keeps scratch memory alive.
+"""
+mutable struct Program
+    f32::Vector{Instruction{Float32}}
+    f64::Vector{Instruction{Float64}}
+    runs::Vector{Tuple{Bool,Int,Int}}  # (of Float32, first, last)
+    roots::Vector{Any}
+end
+Program() = Program(Instruction{Float32}[], Instruction{Float64}[], Tuple{Bool,Int,Int}[], Any[])
+
+"""
+    execute!(program)
+
+Run all instructions. Whoever calls this keeps the memory that they use alive.
+"""
+@noinline function execute!(p::Program)
+    for k in 1:length(p.runs)
+        single, first, last = @inbounds p.runs[k]
+        single ? execute!(p.f32, first, last) : execute!(p.f64, first, last)
     end
     return nothing
 end

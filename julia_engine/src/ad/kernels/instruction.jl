@@ -1,12 +1,12 @@
 """
     Instruction{T}
 
-One step of a tape on elements of type `T`: an operation code, addresses, up to four nested loops with the strides (in
+One step of a tape on elements of type `T`: the kernel to run, addresses, up to four nested loops with the strides (in
 elements) of every operand, and a few numbers. All instructions have this one concrete type, so a tape is a plain
 array of them, and running it compiles once, whatever its length.
 """
 struct Instruction{T}
-    code::Int
+    kernel::Ptr{Cvoid}
     out::Ptr{T}
     a::Ptr{T}
     b::Ptr{T}
@@ -34,18 +34,40 @@ macro summing(loop)
     return SIMD ? esc(:(@inbounds @simd $loop)) : esc(loop)
 end
 
-"""Call `body(out, a, b, c)` with the addresses at which each innermost row begins."""
-@inline function rows(body::F, x::Instruction{T}) where {F,T}
-    bytes = sizeof(T)
-    for l in 0:x.n[4]-1, k in 0:x.n[3]-1, j in 0:x.n[2]-1
-        body(
-            x.out + bytes * (j * x.so[2] + k * x.so[3] + l * x.so[4]),
-            x.a + bytes * (j * x.sa[2] + k * x.sa[3] + l * x.sa[4]),
-            x.b + bytes * (j * x.sb[2] + k * x.sb[3] + l * x.sb[4]),
-            x.c + bytes * (j * x.sc[2] + k * x.sc[3] + l * x.sc[4]),
-        )
-    end
-    return nothing
+"""
+    @rows x body
+
+Run `body` once for each innermost row of an instruction, with `o`, `a`, `b`, `c` the addresses at which it begins. A
+macro and not a function that takes `body`: what is inlined for certain needs no closure, and no allocation.
+"""
+macro rows(x, body)
+    return esc(quote
+        for l in 0:$x.n[4]-1, k in 0:$x.n[3]-1, j in 0:$x.n[2]-1
+            o = moved($x.out, $x.so, j, k, l)
+            a = moved($x.a, $x.sa, j, k, l)
+            b = moved($x.b, $x.sb, j, k, l)
+            c = moved($x.c, $x.sc, j, k, l)
+            $body
+        end
+    end)
+end
+
+@inline moved(p::Ptr{T}, s, j, k, l) where {T} = p + sizeof(T) * (j * s[2] + k * s[3] + l * s[4])
+
+"""
+    @columns x body
+
+The same for instructions whose loops 1 and 2 run inside a column: `body` runs once for each column.
+"""
+macro columns(x, body)
+    return esc(quote
+        for l in 0:$x.n[4]-1, k in 0:$x.n[3]-1
+            o = moved($x.out, $x.so, 0, k, l)
+            a = moved($x.a, $x.sa, 0, k, l)
+            b = moved($x.b, $x.sb, 0, k, l)
+            $body
+        end
+    end)
 end
 
 @inline at(p::Ptr, i, s) = unsafe_load(p, (i - 1) * s + 1)

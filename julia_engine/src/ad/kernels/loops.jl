@@ -1,8 +1,8 @@
 # Elementwise loops. The innermost one is specialised for rows without gaps and for operands that repeat.
 
-@noinline function unary!(f::F, x::Instruction{T}) where {F,T}
+@inline function unary!(f::F, x::Instruction{T}) where {F,T}
     n, so, sa = x.n[1], x.so[1], x.sa[1]
-    rows(x) do o, a, b, c
+    @rows x begin
         if so == 1 && sa == 1
             @fast for i in 1:n
                 unsafe_store!(o, f(unsafe_load(a, i)), i)
@@ -21,9 +21,9 @@
 end
 
 """`fast` where every element of a row is at most `TURNS` in size, else `slow`, element by element."""
-@noinline function guarded!(fast::F, slow::G, x::Instruction{T}) where {F,G,T}
+@inline function guarded!(fast::F, slow::G, x::Instruction{T}) where {F,G,T}
     n, so, sa = x.n[1], x.so[1], x.sa[1]
-    rows(x) do o, a, b, c
+    @rows x begin
         outside = false
         for i in 1:n
             outside |= !(abs(at(a, i, sa)) <= T(TURNS))
@@ -45,9 +45,9 @@ end
     end
 end
 
-@noinline function binary!(f::F, x::Instruction{T}) where {F,T}
+@inline function binary!(f::F, x::Instruction{T}) where {F,T}
     n, so, sa, sb = x.n[1], x.so[1], x.sa[1], x.sb[1]
-    rows(x) do o, a, b, c
+    @rows x begin
         if so == 1 && sa == 1 && sb == 1
             @fast for i in 1:n
                 unsafe_store!(o, f(unsafe_load(a, i), unsafe_load(b, i)), i)
@@ -70,9 +70,9 @@ end
     end
 end
 
-@noinline function ternary!(f::F, x::Instruction{T}) where {F,T}
+@inline function ternary!(f::F, x::Instruction{T}) where {F,T}
     n, so, sa, sb, sc = x.n[1], x.so[1], x.sa[1], x.sb[1], x.sc[1]
-    rows(x) do o, a, b, c
+    @rows x begin
         if so == 1 && sa == 1 && sb == 1 && sc == 1
             @fast for i in 1:n
                 unsafe_store!(o, f(unsafe_load(a, i), unsafe_load(b, i), unsafe_load(c, i)), i)
@@ -90,9 +90,9 @@ end
     end
 end
 
-@noinline function fill!(x::Instruction{T}) where {T}
+@inline function fill!(x::Instruction{T}) where {T}
     n, so, v = x.n[1], x.so[1], T(x.f[1])
-    rows(x) do o, a, b, c
+    @rows x begin
         @fast for i in 1:n
             put!(o, v, i, so)
         end
@@ -100,7 +100,7 @@ end
 end
 
 """x to a whole power, by multiplication; the power is a number of the program."""
-@noinline function whole_power!(x::Instruction{T}) where {T}
+@inline function whole_power!(x::Instruction{T}) where {T}
     p = x.i[1]
     if p == 3
         unary!(v -> v * v * v, x)
@@ -112,7 +112,7 @@ end
 end
 
 """Conversions; an operand of another type has its strides counted in its own elements."""
-@noinline function convert!(::Type{To}, ::Type{From}, x::Instruction{T}) where {To,From,T}
+@inline function convert!(::Type{To}, ::Type{From}, x::Instruction{T}) where {To,From,T}
     for l in 0:x.n[4]-1, k in 0:x.n[3]-1, j in 0:x.n[2]-1
         o = Ptr{To}(x.out) + sizeof(To) * (j * x.so[2] + k * x.so[3] + l * x.so[4])
         a = Ptr{From}(x.a) + sizeof(From) * (j * x.sa[2] + k * x.sa[3] + l * x.sa[4])
@@ -149,13 +149,13 @@ const BLOCK = 2048  # elements added in the elements' own precision; the sums of
     return T(total)
 end
 
-@noinline function sum!(x::Instruction{T}) where {T}
+@inline function sum!(x::Instruction{T}) where {T}
     n, so, sa = x.n[1], x.so[1], x.sa[1]
     if so == 1 && sa == 1 && x.so[2] == 0 && x.n[2] >= 4
         sum_columns!(x)
         return nothing
     end
-    rows(x) do o, a, b, c
+    @rows x begin
         if so == 0
             unsafe_store!(o, unsafe_load(o) + row_sum(a, n, sa))
         else
@@ -192,9 +192,9 @@ end
     end
 end
 
-@noinline function extremum!(f::F, x::Instruction{T}) where {F,T}
+@inline function extremum!(f::F, x::Instruction{T}) where {F,T}
     n, so, sa = x.n[1], x.so[1], x.sa[1]
-    rows(x) do o, a, b, c
+    @rows x begin
         if so == 0
             unsafe_store!(o, row_extremum(f, unsafe_load(o), a, n, sa))
         else
@@ -224,18 +224,6 @@ end
 
 # Exponential kin. Loops 1 and 2 run over the reduced axes, 3 and 4 over the others.
 
-@inline function columns(body::F, x::Instruction{T}) where {F,T}
-    bytes = sizeof(T)
-    for l in 0:x.n[4]-1, k in 0:x.n[3]-1
-        body(
-            x.out + bytes * (k * x.so[3] + l * x.so[4]),
-            x.a + bytes * (k * x.sa[3] + l * x.sa[4]),
-            x.b + bytes * (k * x.sb[3] + l * x.sb[4]),
-        )
-    end
-    return nothing
-end
-
 @inline function column_sum(x::Instruction{T}, p::Ptr{T}, s) where {T}
     total = zero(T)
     for j in 0:x.n[2]-1
@@ -263,8 +251,8 @@ end
 """out = a - its largest element, which goes to b: exp() of the difference is in range.
 
 An infinite largest element is replaced by the largest number there is: infinity - infinity would be NaN."""
-@noinline function shift!(x::Instruction{T}) where {T}
-    columns(x) do o, a, b
+@inline function shift!(x::Instruction{T}) where {T}
+    @columns x begin
         largest = clamped(column_extremum(larger, x, T(-Inf), a, x.sa), -floatmax(T), floatmax(T))
         unsafe_store!(b, largest)
         each_in_column!(v -> v - largest, x, o, a)
@@ -272,23 +260,23 @@ An infinite largest element is replaced by the largest number there is: infinity
 end
 
 """out = out / sum of out."""
-@noinline function normalise!(x::Instruction{T}) where {T}
-    columns(x) do o, a, b
+@inline function normalise!(x::Instruction{T}) where {T}
+    @columns x begin
         total = column_sum(x, a, x.sa)
         each_in_column!(v -> v / total, x, o, a)
     end
 end
 
 """b = b + log(sum of a)."""
-@noinline function add_log_sum!(x::Instruction{T}) where {T}
-    columns(x) do o, a, b
+@inline function add_log_sum!(x::Instruction{T}) where {T}
+    @columns x begin
         unsafe_store!(b, unsafe_load(b) + fast_log(column_sum(x, a, x.sa)))
     end
 end
 
 """out = out - log(sum of a)."""
-@noinline function subtract_log_sum!(x::Instruction{T}) where {T}
-    columns(x) do o, a, b
+@inline function subtract_log_sum!(x::Instruction{T}) where {T}
+    @columns x begin
         total = fast_log(column_sum(x, a, x.sa))
         each_in_column!(v -> v - total, x, o, o, x.so)
     end
@@ -304,8 +292,8 @@ end
 end
 
 """b = Euclidean norm of a, scaled by the largest element: squares neither overflow nor vanish."""
-@noinline function norm!(x::Instruction{T}) where {T}
-    columns(x) do o, a, b
+@inline function norm!(x::Instruction{T}) where {T}
+    @columns x begin
         scale = column_extremum((m, v) -> larger(m, abs(v)), x, zero(T), a, x.sa)
         if scale == 0 || !isfinite(scale)
             unsafe_store!(b, scale)
@@ -321,7 +309,7 @@ end
 
 # Softmax cross-entropy: a is the logits (classes, n), b their logsumexp (n), index the labels, from 1.
 
-@noinline function cross_entropy!(x::Instruction{T}) where {T}
+@inline function cross_entropy!(x::Instruction{T}) where {T}
     classes, n = x.n[1], x.n[2]
     total = 0.0
     for i in 1:n
@@ -334,7 +322,7 @@ end
 end
 
 """out = (out - one_hot(labels)) g / n, where out holds the softmax and c holds g."""
-@noinline function cross_entropy_gradient!(x::Instruction{T}) where {T}
+@inline function cross_entropy_gradient!(x::Instruction{T}) where {T}
     classes, n = x.n[1], x.n[2]
     scale = unsafe_load(x.c) / max(n, 1)
     for i in 1:n
@@ -354,7 +342,7 @@ end
 
 # Indexing: memory without gaps, seen as (before, axis, after); the index runs over the axis.
 
-@noinline function gather!(x::Instruction{T}) where {T}
+@inline function gather!(x::Instruction{T}) where {T}
     before, count, after, axis = x.n[1], x.n[2], x.n[3], x.i[1]
     for k in 0:after-1, j in 1:count
         at_axis = unsafe_load(x.index, j)
@@ -368,7 +356,7 @@ end
     return nothing
 end
 
-@noinline function scatter!(x::Instruction{T}) where {T}
+@inline function scatter!(x::Instruction{T}) where {T}
     before, count, after, axis = x.n[1], x.n[2], x.n[3], x.i[1]
     @fast for i in 1:before*axis*after
         unsafe_store!(x.out, zero(T), i)
@@ -389,7 +377,7 @@ end
 
 # Random masks: a counter-based generator (splitmix64), whose key and counter stand in the two words of `index`.
 
-@noinline function dropout_mask!(x::Instruction{T}) where {T}
+@inline function dropout_mask!(x::Instruction{T}) where {T}
     key, counter = unsafe_load(x.index, 1), unsafe_load(x.index, 2)
     n, rate, kept = x.n[1], x.f[1], T(1 / (1 - x.f[1]))
     @fast for i in 1:n

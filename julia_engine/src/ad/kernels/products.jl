@@ -35,7 +35,7 @@ flipped(t::UInt8) = t == NO ? YES : NO
 out = a b, or out + a b where f[1] is 1. n is (rows, columns, summed, stacked products); i holds whether a and b
 lie transposed; the first stride of an operand is its leading dimension, the second that from product to product.
 """
-@noinline function matmul!(x::Instruction{T}) where {T}
+@inline function matmul!(x::Instruction{T}) where {T}
     m, n, k, stacked = x.n
     ta, tb = x.i[1] == 1 ? YES : NO, x.i[2] == 1 ? YES : NO
     beta, bytes = T(x.f[1]), sizeof(T)

@@ -4,32 +4,6 @@
 # traced it returns a symbolic tensor, which the planner and the tape turn into instructions later. Both use the same
 # record, and so do the gradient tests and the op reference in the documentation.
 
-"""
-    Program
-
-Instructions in the order in which they run. Those of Float32 and of Float64 lie in an array each, so that both are
-concrete; `runs` says which stretch of which array comes next. `roots` keeps scratch memory alive.
-"""
-struct Program
-    f32::Vector{Instruction{Float32}}
-    f64::Vector{Instruction{Float64}}
-    runs::Vector{Tuple{Bool,Int,Int}}  # (of Float32, first, last)
-    roots::Vector{Memory}
-end
-Program() = Program(Instruction{Float32}[], Instruction{Float64}[], Tuple{Bool,Int,Int}[], Memory[])
-
-"""
-    execute!(program)
-
-Run all instructions. Whoever calls this keeps the memory that they use alive.
-"""
-function Kernels.execute!(p::Program)
-    for (single, first, last) in p.runs
-        single ? execute!(p.f32, first, last) : execute!(p.f64, first, last)
-    end
-    return nothing
-end
-
 Base.length(p::Program) = length(p.f32) + length(p.f64)
 
 """Memory that an op's instructions may use and that no run relies on."""
@@ -53,8 +27,8 @@ carrier(@nospecialize(T)) = T === Int64 ? Float64 : T
 """Append one instruction."""
 function emit!(p::Program, @nospecialize(T::DataType), name::Symbol, at::Addresses, index::Ptr{Cvoid}, n::Loop,
         strides::NTuple{4,Loop}, i::Loop=NONE, f::Tuple{Float64,Float64}=(0.0, 0.0))
-    code = CODES[name]
     single = carrier(T) === Float32
+    code = kernel(name, single)
     if single
         push!(p.f32, Instruction{Float32}(code, at[1], at[2], at[3], at[4], index, n, strides..., i, f))
     else
