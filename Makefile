@@ -34,7 +34,7 @@ reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, table
 
 test: lint ## ruff, mypy and all tests
 	$(BIN)/python -m bridge.julia.install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10 $(ARGS)
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -16,8 +16,8 @@ import pytest
 from bridge import engine as engines
 from experiments.benchmarks.engines import ENGINES, require
 
-# One worker of pytest-xdist for all of them: they share one run of asv.
-pytestmark = pytest.mark.xdist_group("asv")
+# They wait for one run of asv, which takes minutes on a busy machine.
+pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).parents[1]
 
