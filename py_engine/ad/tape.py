@@ -40,8 +40,8 @@ class Tape:
 
     Args:
         graph: what to compute; it is changed, and belongs to the tape from now on.
-        results: memory to compute outputs into, by position (gradients into a parameter vector); the others get
-            memory of their own.
+        results: memory to compute outputs into, by position (gradients into a parameter vector), in C order and
+            apart from everything that the graph reads; the others get memory of their own.
         techniques: what to do to be fast.
 
     Attributes:
@@ -88,7 +88,7 @@ class Tape:
         for k, x in enumerate(graph.outputs):
             i = number[id(x)]
             if arrays[i] is None:
-                arrays[i] = _result(results.get(k), x)
+                arrays[i] = _result(results.get(k), x, leaves)
         self.outputs = [self._memory(number[id(x)], arrays) for x in graph.outputs]
         self.instructions: list[Instruction] = []
         names = _names(graph, leaves)
@@ -384,11 +384,20 @@ def _placeable(x: Tensor, needed_whole: set[int]) -> list[Tensor]:
     return parts
 
 
-def _result(given: Array | None, x: Tensor) -> Array:
+def _result(given: Array | None, x: Tensor, captured: Sequence[Tensor]) -> Array:
     if given is None:
         return np.zeros(x.shape, x.dtype)
-    if given.shape != x.shape or given.dtype != x.dtype:
-        raise ReplayError(f"result memory of shape {given.shape} {given.dtype} for {x.shape} {x.dtype}")
+    if given.shape != x.shape or given.dtype != x.dtype or not given.flags.c_contiguous:
+        order = "" if given.flags.c_contiguous else " with gaps or in another order"
+        raise ReplayError(
+            f"result memory: expected shape {x.shape} {x.dtype} in C order, got {given.shape} {given.dtype}{order}"
+        )
+    for a in captured:
+        if np.may_share_memory(given, a.numpy()):
+            raise ReplayError(
+                f"result memory of shape {given.shape} is also that of {a.name or 'a captured tensor'}, which would "
+                "change while the function still reads it"
+            )
     return given
 
 

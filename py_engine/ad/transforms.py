@@ -185,7 +185,7 @@ def _flattened(value: Any, leaves: list[Tensor]) -> Any:
     """Append the tensors of a result to `leaves` and return its structure."""
     if isinstance(value, (tuple, list)):
         return type(value), [_flattened(item, leaves) for item in value]
-    if isinstance(value, (Tensor, np.ndarray)) or np.isscalar(value):
+    if isinstance(value, (Tensor, np.ndarray, np.number, int, float)):
         leaves.append(ops.as_tensor(value))
         return len(leaves) - 1
     raise TraceError(f"compile: the function must return tensors in tuples or lists, got {type(value).__name__}")
