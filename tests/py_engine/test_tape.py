@@ -1,0 +1,485 @@
+"""The tape: replay is safe, does what eager execution does whichever technique is on, and allocates nothing."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import tracemalloc
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+from py_engine import Tensor, ops
+from py_engine.ad.graph import Graph, gradients, trace, tracing
+from py_engine.ad.plan import ALIGNMENT
+from py_engine.ad.tape import Tape
+from py_engine.ad.techniques import Techniques
+from py_engine.errors import NonFiniteError, ReplayError, TraceError
+
+# A network to replay --------------------------------------------------------------------------------------
+
+BATCH, STEPS, FEATURES, HIDDEN, CLASSES = 40, 5, 12, 16, 10
+NAMES = ("weight", "recurrent", "bias", "output")
+SHAPES = [(FEATURES, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES)]
+
+
+def loss(weight, recurrent, bias, output, x, labels):
+    """A recurrent network with a loss: products, views, broadcasting, reductions, a fused op."""
+    state = np.tanh(x[:, 0] @ weight + bias)
+    for t in range(1, x.shape[1]):
+        state = np.tanh(x[:, t] @ weight + state @ recurrent + bias)
+    return ops.softmax_cross_entropy(state @ output, labels)
+
+
+def sequences(weight, recurrent, bias, output, x, labels):
+    """The same with a loss at every step: parts computed in their places, gradients of slices."""
+    states = [np.tanh(x[:, 0] @ weight + bias)]
+    for t in range(1, x.shape[1]):
+        states.append(np.tanh(x[:, t] @ weight + states[-1] @ recurrent + bias))
+    return ops.softmax_cross_entropy(np.concatenate(states) @ output, np.tile(LABELS, STEPS))
+
+
+LABELS = np.arange(BATCH) % CLASSES
+
+
+def arguments(dtype=np.float64, seed=0):
+    rng = np.random.default_rng(seed)
+    parameters = [0.3 * rng.standard_normal(shape).astype(dtype) for shape in SHAPES]
+    return [*parameters, rng.standard_normal((BATCH, STEPS, FEATURES)).astype(dtype), LABELS]
+
+
+def training_tape(function=loss, techniques=Techniques(), results=None, dtype=np.float64):  # noqa: B008
+    """A tape of loss and gradients that captures the parameters, as a trainer makes it."""
+    arrays = arguments(dtype)
+    parameters = [Tensor(a, requires_grad=True, name=name) for a, name in zip(arrays, NAMES, strict=False)]
+
+    def step(x, labels):
+        value = function(*parameters, x, labels)
+        return [value, *gradients([value], [Tensor(np.ones((), value.dtype))], parameters)]
+
+    inputs = [Tensor.symbol(a.shape, a.dtype) for a in arrays[4:]]
+    return Tape(trace(step, inputs), results, techniques), parameters, arrays[4:]
+
+
+# Poison and techniques ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [loss, sequences])
+def test_no_run_relies_on_what_lies_in_scratch_memory(function):
+    tape, _, data = training_tape(function)
+    expected = [out.copy() for out in tape(*data)]
+    for byte in (0x00, 0xFF):
+        tape.poison(byte)
+        for out, value in zip(tape(*data), expected, strict=True):
+            np.testing.assert_array_equal(out, value)
+
+
+TAPE_TECHNIQUES = ["preallocate", "reuse_memory", "in_place", "views", "place_parts", "simplify"]
+
+
+def test_the_techniques_are_switches_that_are_on():
+    techniques = Techniques()
+    assert all(getattr(techniques, field.name) in (True, "auto") for field in fields(techniques))
+    assert set(TAPE_TECHNIQUES) <= {field.name for field in fields(techniques)}
+
+
+@pytest.mark.parametrize("off", [*[(name,) for name in TAPE_TECHNIQUES], tuple(TAPE_TECHNIQUES)], ids="+".join)
+@pytest.mark.parametrize("function", [loss, sequences])
+def test_a_technique_changes_no_result(function, off):
+    expected = pe.value_and_grad(function, range(4))(*arguments())
+    tape, _, data = training_tape(function, replace(Techniques(), **dict.fromkeys(off, False)))
+    for _ in range(2):
+        value, *found = tape(*data)
+        np.testing.assert_allclose(value, expected[0], rtol=1e-13)
+        for ours, theirs in zip(found, expected[1], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
+
+
+def test_reusing_memory_makes_the_arena_smaller():
+    sizes = {name: training_tape(loss, replace(Techniques(), **{name: False}))[0].nbytes for name in TAPE_TECHNIQUES}
+    size = training_tape(loss)[0].nbytes
+    assert size < sizes["reuse_memory"] / 2
+    assert size <= sizes["in_place"]
+    assert size < sizes["views"]
+
+
+def test_parts_are_computed_in_their_places():
+    tape, _, _ = training_tape(sequences)
+    apart, _, _ = training_tape(sequences, replace(Techniques(), place_parts=False))
+
+    def copies(tape):
+        return sum(len(step.calls) for step in tape.instructions if step.node.op.name == "assemble")
+
+    assert tape.plan.placed and not apart.plan.placed
+    assert copies(tape) < copies(apart)
+
+
+def test_equal_expressions_are_computed_once():
+    def twice(x):
+        return np.sum(np.exp(x) * np.exp(x)) + np.sum(np.exp(x))
+
+    def exponentials(simplify):
+        f = pe.compile(pe.grad(twice), replace(Techniques(), simplify=simplify))
+        f(np.zeros(3))
+        ((tape, _),) = f.tapes.values()
+        return sum(step.node.op.name == "exp" for step in tape.instructions)
+
+    assert exponentials(True) == 1
+    assert exponentials(False) == 3
+
+
+# What a replay sees and gives -----------------------------------------------------------------------------
+
+
+def test_outputs_are_overwritten_by_the_next_run_and_copies_are_not():
+    tape, _, (x, labels) = training_tape()
+    first = tape(x, labels)
+    kept = [out.copy() for out in first]
+    second = tape(2 * x, labels)
+    assert all(a is b for a, b in zip(first, second, strict=True))
+    assert first[0] != kept[0]
+
+    compiled = pe.compile(lambda x: x * 2)
+    once = compiled(np.ones(2))
+    compiled(np.zeros(2))
+    np.testing.assert_array_equal(once, [2, 2])
+
+
+def test_captured_tensors_are_read_anew_at_every_run():
+    tape, parameters, data = training_tape()
+    before = tape(*data)[0].copy()
+    parameters[0].assign(0.5 * parameters[0].numpy())
+    after = tape(*data)[0].copy()
+    assert after != before
+    np.testing.assert_allclose(after, loss(*parameters, *data).item(), rtol=1e-13)
+
+
+def test_captured_arrays_are_read_anew_and_numbers_are_part_of_the_program():
+    scale, number = np.ones(3), 2.0
+    f = pe.compile(lambda x: x * scale * number)
+    np.testing.assert_array_equal(f(np.ones(3)), [2, 2, 2])
+    scale[:] = 10.0
+    number = 3.0
+    np.testing.assert_array_equal(f(np.ones(3)), [20, 20, 20])
+
+
+def test_captured_ones_are_not_taken_for_the_number_one():
+    w = pe.tensor(np.ones(3))
+    f = pe.compile(lambda x: x * w)
+    np.testing.assert_array_equal(f(np.full(3, 2.0)), [2, 2, 2])
+    w.assign([5.0, 6.0, 7.0])
+    np.testing.assert_array_equal(f(np.full(3, 2.0)), [10, 12, 14])
+
+
+def test_a_captured_tensor_may_have_been_computed():
+    w = pe.tensor([1.0, 2.0], requires_grad=True)
+    c = np.exp(w) * 2
+    f = pe.compile(pe.grad(lambda x: np.sum(x * c + np.reshape(c, (1, 2)))))
+    np.testing.assert_allclose(f(np.ones(2)), c.numpy())
+    np.testing.assert_array_equal(pe.compile(lambda x: c)(np.ones(2)), c.numpy())
+
+
+def test_captured_tensors_are_not_written():
+    tape, parameters, data = training_tape()
+    for parameter in parameters:
+        parameter.data.flags.writeable = False
+    tape(*data)
+
+
+def test_the_same_array_may_be_passed_twice():
+    f = pe.compile(pe.value_and_grad(lambda a, b: np.sum(a * np.sin(b)), (0, 1)))
+    x = np.array([1.0, 2.0])
+    value, (ga, gb) = f(x, x)
+    np.testing.assert_allclose(value, np.sum(x * np.sin(x)))
+    np.testing.assert_allclose(ga, np.sin(x))
+    np.testing.assert_allclose(gb, x * np.cos(x))
+    np.testing.assert_array_equal(x, [1, 2])
+
+
+def test_outputs_may_be_passed_in_again():
+    tape = Tape(trace(lambda x, y: [x + y, x - y], symbols((2,), (2,))))
+    outputs = tape(np.array([1.0, 2.0]), np.array([3.0, 5.0]))
+    again = tape(outputs[1], outputs[0])
+    np.testing.assert_array_equal(again[0], [2, 4])
+    np.testing.assert_array_equal(again[1], [-6, -10])
+
+
+def symbols(*shapes):
+    return [Tensor.symbol(shape, np.float64) for shape in shapes]
+
+
+def test_arguments_are_copied_in_whatever_their_memory():
+    f = pe.compile(lambda x: x @ x.T)
+    x = np.arange(12.0).reshape(4, 3)
+    strided = np.repeat(x, 2, axis=0)[::2]
+    for array in (np.asfortranarray(x), strided, x[::-1][::-1]):
+        np.testing.assert_array_equal(f(array), x @ x.T)
+    assert len(f.tapes) == 1
+
+
+def test_an_input_or_a_constant_may_be_an_output_also_twice():
+    x = np.array([1.0, 2.0])
+    a, (b, c), d, e = pe.compile(lambda x: (x, [x, 3.0], x.reshape(2, 1), np.zeros(2)))(x)
+    np.testing.assert_array_equal(a, x)
+    np.testing.assert_array_equal(b, x)
+    np.testing.assert_array_equal(d, x[:, None])
+    np.testing.assert_array_equal(e, [0, 0])
+    assert c == 3
+    a[:] = 7
+    np.testing.assert_array_equal(b, x)
+
+
+def test_random_ops_draw_anew_at_every_run():
+    f = pe.compile(lambda x: ops.dropout(x, 0.5, generator))
+    generator = np.random.default_rng(0)
+    draws = {f(np.ones(64)).tobytes() for _ in range(4)}
+    assert len(draws) == 4
+
+
+def test_two_draws_of_one_generator_are_not_merged():
+    generator = np.random.default_rng(0)
+    a, b = pe.compile(lambda x: (ops.dropout(x, 0.5, generator), ops.dropout(x, 0.5, generator)))(np.ones(64))
+    assert not np.array_equal(a, b)
+
+
+def test_a_function_may_have_no_arguments():
+    w = pe.tensor([1.0, 2.0])
+    f = pe.compile(lambda: np.sum(w * w))
+    assert f() == 5
+    w.assign([3.0, 4.0])
+    assert f() == 25
+
+
+# Other shapes, other memory -------------------------------------------------------------------------------
+
+
+def test_another_shape_or_dtype_gets_a_plan_of_its_own():
+    f = pe.compile(pe.grad(lambda x: np.sum(np.tanh(x))))
+    for x in (np.ones(3), np.ones(4), np.ones((2, 2)), np.ones(3, np.float32), np.ones(3)):
+        g = f(x)
+        assert g.dtype == x.dtype
+        np.testing.assert_allclose(g, 1 - np.tanh(x) ** 2, rtol=1e-6)
+    assert len(f.tapes) == 4
+
+
+def test_a_tape_refuses_what_it_was_not_planned_for():
+    tape, _, (x, labels) = training_tape()
+    with pytest.raises(ReplayError, match="expected 2 arrays, got 1"):
+        tape(x)
+    with pytest.raises(ReplayError, match=r"argument 0: .* shape \(40, 5, 12\) float64, got \(39, 5, 12\) float64"):
+        tape(x[1:], labels)
+    with pytest.raises(ReplayError, match=r"argument 0: .* float64, got \(40, 5, 12\) float32"):
+        tape(x.astype(np.float32), labels)
+    with pytest.raises(ReplayError, match="argument 1"):
+        tape(x, labels.astype(float))
+
+
+def test_results_go_into_memory_that_is_given():
+    sizes = [int(np.prod(shape)) for shape in SHAPES]
+    vector = np.full(sum(sizes), np.nan)
+    parts = np.split(vector, np.cumsum(sizes)[:-1])
+    results = {k + 1: part.reshape(shape) for k, (part, shape) in enumerate(zip(parts, SHAPES, strict=True))}
+    tape, _, data = training_tape(results=results)
+    tape(*data)
+    expected = pe.grad(loss, range(4))(*arguments())
+    np.testing.assert_allclose(vector, np.concatenate([g.ravel() for g in expected]), rtol=1e-10, atol=1e-14)
+    assert all(np.shares_memory(out, vector) for out in tape.outputs[1:])
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [np.zeros((16, 12)), np.zeros((12, 16), np.float32), np.zeros((16, 12)).T, np.zeros((12, 32))[:, ::2]],
+    ids=["shape", "dtype", "order", "gaps"],
+)
+def test_memory_that_does_not_suit_a_result_is_refused(memory):
+    with pytest.raises(ReplayError, match=r"result memory: expected shape \(12, 16\) float64 in C order"):
+        training_tape(results={1: memory})
+
+
+def test_a_result_may_not_be_computed_over_what_the_function_reads():
+    w = Tensor(np.ones(3), name="weight")
+    graph = trace(lambda x: [w - x, w * x], symbols((3,)))
+    with pytest.raises(ReplayError, match="also that of weight, which would change while"):
+        Tape(graph, {0: w.numpy()})
+
+
+def test_arena_and_buffers_are_aligned_to_cache_lines():
+    tape, _, _ = training_tape()
+    for step in tape.instructions:
+        if step.node.op.view is None and step.text.endswith("]"):  # in the arena
+            assert step.out.ctypes.data % ALIGNMENT == 0
+
+
+# No allocation --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [loss, sequences])
+def test_a_warm_tape_allocates_no_array(function):
+    tape, _, data = training_tape(function, dtype=np.float32)
+    tape(*data)
+    smallest = 4 * BATCH * CLASSES  # the logits; iterators of numpy take some 1300 bytes for a moment
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for _ in range(20):  # Python, too, specialises what runs often, and numpy keeps small blocks
+            tape.run()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        for _ in range(5):
+            tape.run()
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < smallest, f"a run had {peak - before} bytes allocated at once"
+    assert after - before < 512
+
+
+def test_without_preallocation_every_op_allocates():
+    tape, _, data = training_tape(loss, replace(Techniques(), preallocate=False), dtype=np.float32)
+    tape(*data)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        tape.run()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before > 4 * BATCH * HIDDEN * STEPS
+
+
+# Tracing --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x if np.sum(x) > 0 else -x,
+        lambda x: x * float(np.sum(x)),
+        lambda x: x * x.numpy(),
+        lambda x: x[int(x[0])],
+        lambda x: x * np.sum(x).item(),
+    ],
+)
+def test_a_value_that_is_needed_while_tracing_is_an_error_that_says_what_to_do(function):
+    with pytest.raises(TraceError, match=r"only shapes are known; use ops such as where\(\)"):
+        pe.compile(function)(np.ones(3))
+
+
+def test_a_failed_trace_leaves_nothing_behind():
+    def broken(x):
+        np.tanh(x)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        pe.compile(broken)(np.ones(3))
+    assert pe.tensor([1.0]).numpy() + 1 == 2
+    assert np.tanh(pe.tensor(0.0)).item() == 0
+
+
+def test_a_compiled_function_inside_another_becomes_part_of_it():
+    inner = pe.compile(lambda x: np.sin(x) * 2)
+    outer = pe.compile(pe.grad(lambda x: np.sum(inner(x) * x)))
+    x = np.array([0.5, 1.0])
+    np.testing.assert_allclose(outer(x), 2 * np.cos(x) * x + 2 * np.sin(x))
+    assert not inner.tapes
+
+
+def test_traces_are_not_nested():
+    with tracing(), pytest.raises(TraceError, match="call it uncompiled there"), tracing():
+        pass
+
+
+@pytest.mark.parametrize("use", [lambda x, kept: kept[0] * x, lambda x, kept: kept[0], lambda x, kept: kept[0].T])
+def test_a_tensor_kept_from_an_earlier_trace_is_refused(use):
+    kept = []
+    pe.compile(lambda x: kept.append(np.exp(x)) or x)(np.ones(3))
+    with pytest.raises(TraceError, match="kept from an earlier trace"):
+        pe.compile(lambda x: use(x, kept))(np.ones(3))
+
+
+@pytest.mark.parametrize("result", [None, "text", {"a": 1.0}, object()])
+def test_results_that_are_no_tensors_are_named(result):
+    with pytest.raises(TraceError, match=f"tensors in tuples or lists, got {type(result).__name__}"):
+        pe.compile(lambda x: result)(np.ones(3))
+
+
+def test_threads_trace_and_replay_side_by_side():
+    failures = []
+
+    def work(k):
+        try:
+            f = pe.compile(pe.grad(lambda x: np.sum(np.sin(k * x))))
+            for n in range(1, 20):
+                x = np.linspace(0, 1, n)
+                np.testing.assert_allclose(f(x), k * np.cos(k * x))
+                np.testing.assert_allclose(pe.grad(lambda x: np.sum(x**2))(x), 2 * x)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+# Looking at a tape ----------------------------------------------------------------------------------------
+
+
+def test_the_source_is_one_line_per_op_and_names_parameters():
+    tape, _, _ = training_tape()
+    lines = tape.source.splitlines()
+    assert len(lines) == len(tape.instructions)
+    assert any("matmul(v0, weight)" in line and "float64(40, 16) in arena" in line for line in lines)
+    assert any("softmax_cross_entropy" in line and "in result" in line for line in lines)
+    assert any(line.endswith("# view") for line in lines)
+
+
+def test_the_source_of_a_compiled_function_shows_every_shape():
+    f = pe.compile(lambda x: x * 2)
+    with pytest.raises(ReplayError, match="has not been called yet"):
+        _ = f.source
+    f(np.ones(2))
+    f(np.ones(3, np.float32))
+    assert "# float64(2,)\nv0 = mul(x0, 2.0)" in f.source
+    assert "# float32(3,)" in f.source
+
+
+def test_diagnosis_names_the_first_op_with_a_non_finite_result_and_its_layer():
+    def function(x):
+        with pe.scope("encoder"):
+            y = np.log(x)
+        with pe.scope("decoder"):
+            return [np.sum(y * 0)]
+
+    tape = Tape(trace(function, symbols((3,))))
+    tape(np.array([1.0, 2.0, 3.0]))
+    assert tape.diagnose() is None
+    tape(np.array([1.0, 0.0, 3.0]))
+    error = tape.diagnose()
+    assert isinstance(error, NonFiniteError)
+    assert "op 'log' in layer 'encoder' was the first to give NaN or Inf (result of shape (3,))" in str(error)
+
+
+def test_diagnosis_names_inputs_and_parameters_that_are_not_finite_themselves():
+    w = Tensor(np.ones(3), name="rnn.weight")
+    tape = Tape(trace(lambda x: [x * w], symbols((3,))))
+    tape(np.array([1.0, np.nan, 3.0]))
+    assert "input 0 (shape (3,)) holds NaN or Inf" in str(tape.diagnose())
+    w.assign([1.0, np.inf, 1.0])
+    tape(np.ones(3))
+    assert "rnn.weight holds NaN or Inf" in str(tape.diagnose())
+
+
+def test_a_graph_drops_what_no_output_needs():
+    def wasteful(x):
+        np.exp(x)
+        return [x * 2]
+
+    graph = trace(wasteful, symbols((3,)))
+    assert isinstance(graph, Graph)
+    assert [node.op.name for node in graph.nodes] == ["mul"]
