@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ import py_engine as pe
 from py_engine import Tensor, gradcheck, ops
 from py_engine.ad.graph import gradients
 from py_engine.ad.tensor import FLOATS
+from py_engine.errors import GradientCheckError
 
 # Domains: what an operand is drawn from -------------------------------------------------------------------
 
@@ -388,6 +390,39 @@ def test_jvp_is_the_transpose_of_vjp(line, example, rng):
                 assert pulled.dtype == node.inputs[i].dtype
                 back += np.sum(pulled.numpy() * tangents[i].numpy())  # the tangent broadcasts as the input did
             np.testing.assert_allclose(there, back, rtol=1e-10, atol=1e-12, err_msg=node.op.name)
+
+
+# A wrong factor changes nothing where the derivative is 0, and the runtime assembles gradients of slices by itself.
+WITHOUT_FACTOR = {"step", "sign", "equal_mask", "slice"}
+WRONG = [line for line in DIFFERENTIABLE if line.name in ops.TABLE and line.name not in WITHOUT_FACTOR]
+
+
+@pytest.mark.parametrize("line", WRONG, ids=lambda line: line.name)
+def test_a_rule_wrong_by_a_thousandth_is_caught(line, rng, seed):
+    op = ops.TABLE[line.name]
+    operands = line.arrays(rng, line.examples[0])
+    count = len(op.vjp) if isinstance(op.vjp, tuple) else len(operands)
+    for i in range(count):
+        right = op.rule(i)
+        if right is None or (i < len(operands) and operands[i].dtype not in FLOATS):
+            continue
+
+        def wrong(g, y, *inputs, right=right, **attrs):
+            return 1.001 * right(g, y, *inputs, **attrs)
+
+        with rule_replaced(op, i, wrong, count), pytest.raises(GradientCheckError):
+            for example in line.examples:
+                gradcheck(partial(line.call, **example.attrs), *line.arrays(rng, example), seed=seed % 1000)
+
+
+@contextmanager
+def rule_replaced(op, i, rule, count):
+    kept = op.vjp
+    object.__setattr__(op, "vjp", tuple(rule if k == i else op.rule(k) for k in range(count)))
+    try:
+        yield
+    finally:
+        object.__setattr__(op, "vjp", kept)
 
 
 # Kinds of numbers -----------------------------------------------------------------------------------------
