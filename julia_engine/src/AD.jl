@@ -38,8 +38,22 @@ include("ad/tape.jl")
 include("ad/transforms.jl")
 include("ad/gradcheck.jl")
 
+# Every function on tensors that the numpy engine's `ops` has, by its name there. Ops that are functions themselves are in
+# TABLE; here stand the others, and those that go by another name or convention in Julia.
+for (name, f) in (
+    "astype" => astype, "binary_cross_entropy" => binary_cross_entropy, "broadcast_to" => broadcast_to, "clip" => clip,
+    "concatenate" => concatenate, "dot" => dot, "dropout" => dropout, "einsum" => einsum, "expand_dims" => expand_dims,
+    "getitem" => getindex, "log_softmax" => log_softmax, "logsumexp" => logsumexp, "matmul" => matmul, "max" => maximum,
+    "mean" => mean, "mean_squared_error" => mean_squared_error, "min" => minimum, "moveaxis" => moveaxis, "norm" => norm,
+    "outer" => outer, "pad" => pad, "ravel" => vec, "reshape" => reshape, "softmax" => softmax,
+    "softmax_cross_entropy" => softmax_cross_entropy, "squeeze" => squeeze, "stack" => stack_tensors, "std" => std,
+    "sum" => sum, "swapaxes" => swapaxes, "tensordot" => tensordot, "transpose" => permutedims, "var" => var,
+    "where" => where)
+    FUNCTIONS[name] = f
+end
+
 export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Graph, Tape, Techniques, Generator
-export value, item, detach, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
+export value, item, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
 export gradient, withgradient, grad, value_and_grad, vjp, jvp, jacobian, hessian, hvp, compile, gradcheck
 export run!, poison!, source, diagnose, nbytes
 export sigmoid, softplus, relu, clip, where, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to

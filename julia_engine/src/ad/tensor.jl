@@ -239,7 +239,7 @@ end
 
 The same values as a constant: no gradient flows through it.
 """
-detach(x::Tensor) = STOP_GRADIENT(x)
+Base.detach(x::Tensor) = STOP_GRADIENT(x)
 
 """
     assign!(x::Tensor, values)

@@ -54,7 +54,7 @@ A function that computes both the value of a scalar function and its gradient by
 inside another transform.
 """
 function value_and_grad(f; argnums=1)
-    numbers = Int[n for n in argnums]
+    numbers = axis_list(argnums)
     return function (args...)
         output, found = differentiate(f, numbers, args)
         plain = is_plain(args)

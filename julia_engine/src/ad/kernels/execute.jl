@@ -78,7 +78,7 @@ other(::Type{Float64}) = Float32
 
 Do the instructions from `first` to `last` in order. Nothing is dispatched and nothing allocated.
 """
-function execute!(code::Vector{Instruction{T}}, first::Int, last::Int) where {T}
+@inline function execute!(code::Vector{Instruction{T}}, first::Int, last::Int) where {T}
     GC.@preserve code begin
         for i in first:last
             instruction = pointer(code, i)

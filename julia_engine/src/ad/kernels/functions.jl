@@ -77,7 +77,9 @@ end
     return 2 * muladd(t, p, t - T(0.5))
 end
 
-@inline fast_expm1(x::T) where {T} = ifelse(x == 0, x, expm1_inside(clamped(x, T(-40), exp_most(T))))
+@inline function fast_expm1(x::T) where {T}
+    return ifelse(abs(x) < 2 * floatmin(T), x, expm1_inside(clamped(x, T(-40), exp_most(T))))
+end
 
 @inline function fast_tanh(x::T) where {T}
     size = abs(x)

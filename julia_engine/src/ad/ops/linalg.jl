@@ -126,8 +126,8 @@ Sum of products over axes of `a` paired with axes of `b`: `dims` is two lists of
 """
 function tensordot(x, y, dims)
     a, b = as_tensors((x, y))
-    over_a = dims isa Integer ? collect(ndims(a)-dims+1:ndims(a)) : Int[d for d in dims[1]]
-    over_b = dims isa Integer ? collect(1:Int(dims)) : Int[d for d in dims[2]]
+    over_a = dims isa Integer ? collect(ndims(a)-dims+1:ndims(a)) : axis_list(dims[1])
+    over_b = dims isa Integer ? collect(1:Int(dims)) : axis_list(dims[2])
     fits = length(over_a) == length(over_b) && all(d -> 1 <= d <= ndims(a), over_a) && all(d -> 1 <= d <= ndims(b), over_b)
     fits && a.dims[over_a] == b.dims[over_b] ||
         throw(ShapeError("tensordot: axes $dims of sizes $(size(a)) and $(size(b)) do not pair up"))

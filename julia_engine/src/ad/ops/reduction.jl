@@ -5,7 +5,7 @@
 """The axes as a sorted list; `:` means all."""
 function normalize_axes(dims, n::Int)
     dims isa Colon && return collect(1:n)
-    axes = sort!(Int[d for d in dims])
+    axes = sort!(axis_list(dims))
     all(d -> 1 <= d <= n, axes) && allunique(axes) ||
         throw(ShapeError("axes $dims do not fit an array of $n dimensions"))
     return axes

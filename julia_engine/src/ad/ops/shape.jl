@@ -2,6 +2,10 @@
 #
 # Arrays are column-major, as everywhere in Julia: a reshape keeps the order in which the first axis runs fastest.
 
+"""One axis, or several, as a list."""
+axis_list(d::Integer) = Int[d]
+axis_list(dims) = collect(Int, dims)
+
 # Reshape and permute --------------------------------------------------------------------------------------------------
 
 """The dimensions with a -1 replaced by what is left over for it."""
@@ -75,7 +79,7 @@ Base.vec(x::Tensor) = reshape_to(x, Int[length(x)])
 Insert axes of length one, at these positions of the result.
 """
 function expand_dims(x::Tensor, dims)
-    places = Int[d for d in dims]
+    places = axis_list(dims)
     n = ndims(x) + length(places)
     all(d -> 1 <= d <= n, places) && allunique(places) ||
         throw(ShapeError("expand_dims: axes $dims do not fit a result of $n axes; the size is $(size(x))"))
@@ -84,7 +88,7 @@ function expand_dims(x::Tensor, dims)
 end
 
 function Base.dropdims(x::Tensor; dims)
-    gone = Int[d for d in dims]
+    gone = axis_list(dims)
     all(d -> 1 <= d <= ndims(x) && x.dims[d] == 1, gone) ||
         throw(ShapeError("dropdims: axes $dims of size $(size(x)) are not all there and of length one"))
     return reshape_to(x, Int[x.dims[d] for d in 1:ndims(x) if !(d in gone)])
@@ -111,7 +115,7 @@ function permuted(x::Tensor, axes::Vector{Int})
     return issorted(axes) ? x : apply(TRANSPOSE, Tensor[x], Any[axes])
 end
 
-Base.permutedims(x::Tensor, axes) = permuted(x, Int[a for a in axes])
+Base.permutedims(x::Tensor, axes) = permuted(x, axis_list(axes))
 Base.permutedims(x::Tensor) = transpose(x)
 """The papers' name for `permutedims`."""
 const permuteDims = permutedims
@@ -143,7 +147,7 @@ end
 Move an axis, or several, to other positions.
 """
 function moveaxis(x::Tensor, source, destination)
-    from, to = Int[a for a in source], Int[a for a in destination]
+    from, to = axis_list(source), axis_list(destination)
     length(from) == length(to) && allunique(from) && allunique(to) && all(a -> 1 <= a <= ndims(x), [from; to]) ||
         throw(ShapeError("moveaxis: axes $source cannot be moved to $destination in size $(size(x))"))
     axes = zeros(Int, ndims(x))
@@ -174,7 +178,7 @@ const BROADCAST_TO = register!(Op("broadcast_to", infer_broadcast_to; view=view_
 
 Repeat the elements along axes of length one, and along new axes at the end.
 """
-broadcast_to(x::Tensor, dims) = spread_to(x, Int[n for n in dims])
+broadcast_to(x::Tensor, dims) = spread_to(x, axis_list(dims))
 spread_to(x::Tensor, dims::Vector{Int}) = dims == x.dims ? x : apply(BROADCAST_TO, Tensor[x], Any[dims])
 
 # Slices and their transpose -------------------------------------------------------------------------------------------

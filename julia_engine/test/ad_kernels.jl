@@ -1,0 +1,134 @@
+# The loops and functions behind the tape: accuracy, special values, no allocation.
+
+using TwinGrad.AD: AD, Kernels, Memory, emit_elementwise!, emit_reduction!
+
+"""The largest error in units of the last place, against a reference computed with 128 bits."""
+function worst_error(f, reference, T, points)
+    worst = 0.0
+    setprecision(BigFloat, 128) do
+        for p in points
+            x = T(p)
+            exact = reference(BigFloat(x))
+            floatmin(T) < abs(exact) < floatmax(T) || continue
+            worst = max(worst, Float64(abs(BigFloat(f(x)) - exact) / eps(T(exact))))
+        end
+    end
+    return worst
+end
+
+between(a, b) = a .+ (b - a) .* ((0:499) .+ 0.37) ./ 500
+const LOGISTIC = x -> 1 / (1 + exp(-x))
+
+@testset "accuracy in units of the last place, $T" for (T, limit) in ((Float32, 2.5), (Float64, 3.0))
+    wide = T === Float32 ? 87 : 700
+    for (name, f, reference, points) in (
+        ("exp", Kernels.fast_exp, exp, [between(-wide, wide); between(-1, 1)]),
+        ("expm1", Kernels.fast_expm1, expm1, [between(-30, 60); between(-1, 1); between(-1e-4, 1e-4)]),
+        ("log", Kernels.fast_log, log, [between(0.01, 4); exp.(between(-80, 80))]),
+        ("log1p", Kernels.fast_log1p, log1p, [between(-0.9, 10); between(-1e-4, 1e-4)]),
+        ("tanh", Kernels.fast_tanh, tanh, [between(-12, 12); between(-1, 1); between(-1e-4, 1e-4)]),
+        ("sigmoid", Kernels.fast_sigmoid, LOGISTIC, between(-30, 30)),
+        ("softplus", Kernels.fast_softplus, x -> log1p(exp(x)), between(-20, 20)),
+        ("sin", Kernels.fast_sin, sin, [between(-7, 7); between(-1e6, 1e6)]),
+        ("cos", Kernels.fast_cos, cos, [between(-7, 7); between(-1e6, 1e6)]),
+        ("tan", Kernels.fast_tan, tan, between(-7, 7)))
+        @test (name, worst_error(f, reference, T, points) <= limit) == (name, true)
+    end
+end
+
+close(a::T, b::T) where {T} = isnan(b) ? isnan(a) : a == b || isapprox(a, b; rtol=4eps(T))
+
+@testset "special values, $T" for T in (Float32, Float64)
+    points = T[NaN, Inf, -Inf, 0, -0.0, 1, -1, floatmax(T), -floatmax(T), floatmin(T), nextfloat(zero(T)), 1000, -1000]
+    total(f) = x -> try
+        f(x)
+    catch
+        T(NaN)
+    end
+    for (name, f) in (("exp", exp), ("expm1", expm1), ("log", log), ("log1p", log1p), ("tanh", tanh), ("sqrt", sqrt),
+        ("sin", sin), ("cos", cos), ("arcsin", asin), ("abs", abs), ("sign", sign), ("square", abs2))
+        got = value(AD.TABLE[name](Constant(points)))
+        expected = T[total(f)(x) for x in points]
+        wrong = [(name, x, g, e) for (x, g, e) in zip(points, got, expected) if !close(g, e)]
+        @test wrong == []
+    end
+    got = value(relu.(Constant(points)))
+    @test isnan(got[1]) && got[2:3] == [Inf, 0]
+    @test isnan(value(max.(Constant(T[NaN]), 1))[1]) && isnan(value(max.(1, Constant(T[NaN])))[1])
+    @test value(sigmoid.(Constant(T[-1000, 1000, 0]))) == T[0, 1, 0.5]
+    @test value(softplus.(Constant(T[-1000, 1000]))) == T[0, 1000]
+    @test isequal(value(Constant(T[-8, -8, 0, 2]) .^ Constant(T[3, 0.5, 0, -1])), T[-512, NaN, 1, 0.5])
+    @test only(value(logsumexp(Constant(T[-Inf, -Inf])))) == -Inf
+    @test only(value(logsumexp(Constant(T[1000, 1000])))) ≈ 1000 + log(T(2))
+    @test !any(isnan, value(softmax(Constant(T[1000, 0]))))
+end
+
+@testset "loops over any layout" begin
+    seed = 11
+    @info "random layouts" seed
+    random = AD.MersenneTwister(seed)
+    for trial in 1:200
+        n = rand(random, 1:6)
+        dims = rand(random, 1:3, n)
+        base = randn(random, (2 .* dims)...)
+        a = view(base, (rand(random, Bool) ? (1:d) : (2:2:2d) for d in dims)...)
+        order = sortperm(rand(random, n))
+        t = permutedims(Constant(a), order)
+        plain = permutedims(Array(a), order)
+        @test value(t .+ 1) == plain .+ 1
+        @test value(copy(t)) == plain
+        shrunk = randn(random, (rand(random, Bool) ? 1 : d for d in size(plain))...)
+        @test value(t .* Constant(shrunk)) == plain .* shrunk
+        over = [d for d in 1:n if rand(random, Bool)]
+        @test value(sum(t; dims=Tuple(over))) ≈ sum(plain; dims=Tuple(over))
+        @test value(maximum(t; dims=Tuple(over))) == maximum(plain; dims=Tuple(over))
+        isempty(over) || @test value(softmax(t; dims=Tuple(over))) ≈ exp.(plain) ./ sum(exp.(plain); dims=Tuple(over))
+        isempty(over) || @test value(logsumexp(t; dims=Tuple(over))) ≈ log.(sum(exp.(plain); dims=Tuple(over)))
+        isempty(over) || @test value(norm(t; dims=Tuple(over))) ≈ sqrt.(sum(abs2.(plain); dims=Tuple(over)))
+        @test value(reshape(t, :)) == vec(plain)
+    end
+end
+
+@testset "products of any layout, $T" for T in (Float32, Float64)
+    seed = 12
+    @info "random products" seed
+    random = AD.MersenneTwister(seed)
+    lay(x) = rand(random, Bool) ? Constant(x) : permutedims(Constant(permutedims(x, (2, 1))), (2, 1))
+    for trial in 1:150
+        m, k, n = rand(random, (1, 2, 3, 7, 16, 33, 64), 3)
+        a, b, c = randn(random, T, m, k), randn(random, T, k, n), randn(random, T, m, n)
+        @test value(lay(a) * lay(b)) ≈ a * b rtol = 100eps(T)
+        f = compile((c, a, b) -> c .+ a' * b)
+        @test f(c, permutedims(a), b) ≈ c .+ a * b rtol = 100eps(T)
+        @test occursin("matmul_add", source(f))
+    end
+    a, b = randn(T, 3, 4, 5, 1), randn(T, 4, 2, 1, 6)
+    product = value(matmul(Constant(a), Constant(b)))
+    @test size(product) == (3, 2, 5, 6)
+    @test all(product[:, :, i, j] ≈ a[:, :, i, 1] * b[:, :, 1, j] for i in 1:5, j in 1:6)
+    @test value(matmul(Constant(zeros(T, 2, 0)), Constant(zeros(T, 0, 3)))) == zeros(T, 2, 3)
+    @test size(value(matmul(Constant(zeros(T, 0, 2)), Constant(zeros(T, 2, 3))))) == (0, 3)
+end
+
+@testset "sums of many elements keep their precision" begin
+    x = fill(0.1f0, 10^6)
+    @test only(value(sum(Constant(x)))) ≈ 10^5 * 1.0000000149 rtol = 1e-6
+end
+
+# Wrapped in functions: `@allocated` in global scope counts the boxes of its own arguments.
+allocated_by(program) = @allocated AD.execute!(program)
+
+@testset "no instruction allocates, $T" for T in (Float32, Float64)
+    for (name, op) in sort!(collect(AD.TABLE); by=first)
+        op.elementwise || continue
+        inputs = [Memory(rand(T, 5, 3)) for _ in 1:3]
+        count = name in ("clip", "where") ? 3 : length(op.overwrites) >= 2 || name in ("pow",) ? 2 : 1
+        program = AD.Program()
+        out = Memory(zeros(T, 5, 3))
+        op.forward!(program, out, inputs[1:count], Any[])
+        GC.@preserve inputs out program begin
+            allocated_by(program)
+            @test (name, allocated_by(program)) == (name, 0)
+        end
+    end
+end

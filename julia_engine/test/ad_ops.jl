@@ -1,0 +1,181 @@
+# Every op of the table: its gradient against finite differences, forward against reverse mode, eager against a tape.
+
+using TwinGrad.AD: AD, apply, differentiable
+
+const RANDOM = AD.MersenneTwister(21)
+@info "random operands" seed = 21
+away(dims...) = (x = randn(RANDOM, dims...); x .+ 0.3 .* sign.(x))  # from 0, where some functions have kinks
+positive(dims...) = 0.3 .+ rand(RANDOM, dims...)
+inside(dims...) = 1.6 .* rand(RANDOM, dims...) .- 0.8  # (-1, 1)
+
+"""For every op of the table that has a derivative: functions of tensors, each with operands to check it on."""
+const CASES = Dict{String,Vector{Any}}()
+case(f, name, operands...) = push!(get!(CASES, name, []), (f, operands))
+
+for (name, draw) in ("neg" => away, "square" => away, "reciprocal" => away, "exp" => away, "expm1" => away,
+    "log" => positive, "log1p" => positive, "sqrt" => positive, "sin" => away, "cos" => away, "tan" => inside,
+    "arcsin" => inside, "arccos" => inside, "arctan" => away, "sinh" => away, "cosh" => away, "tanh" => away,
+    "sigmoid" => away, "softplus" => away, "relu" => away, "step" => away, "sign" => away, "abs" => away,
+    "identity" => away, "copy" => away)
+    for x in (draw(3, 4), draw(1, 3), draw(0, 2), fill(draw(1)[1]))
+        case(AD.TABLE[name], name, x)
+    end
+end
+for (name, draw) in ("add" => away, "sub" => away, "mul" => away, "div" => away, "maximum" => away, "minimum" => away,
+    "equal_mask" => away)
+    for (a, b) in (((3, 4), (3, 4)), ((3, 4), (3,)), ((3,), (3, 4)), ((1, 4), (3, 1)), ((2, 1, 3), (1, 4)),
+        ((0, 2), (1, 2)), ((), (2, 3)))
+        x, y = draw(a...), draw(b...)
+        case(AD.TABLE[name], name, x isa Number ? fill(x) : x, y)
+    end
+end
+case(AD.POW, "pow", positive(3, 4), away(3))
+case(x -> x .^ 2.5, "pow", positive(3))
+case(x -> x .^ 3, "pow", away(3, 2))
+case(x -> x .^ 4, "pow", away(3, 2))
+case(x -> x .^ 5, "pow", away(3, 2))
+case(x -> x .^ -2, "pow", away(3))
+case(x -> 2 .^ x, "pow", away(3))
+case((x, l, h) -> clamp.(x, l, h), "clip", away(4, 3), away(3) isa Any ? fill(-0.2, 4) : nothing, fill(0.35, 1, 3))
+case((a, b) -> ifelse.(a .> b, a .* b, b), "where", away(4, 3), away(4))
+for dims in (:, 1, 2, (1, 3), (2, 3), (1, 2, 3))
+    case(x -> sum(x; dims=dims), "sum", away(3, 2, 4))
+    case(x -> maximum(x; dims=dims), "max", away(3, 2, 4))
+    case(x -> minimum(x; dims=dims), "min", away(3, 2, 4))
+    case(x -> norm(x; dims=dims), "norm", away(3, 2, 4))
+    case(x -> logsumexp(x; dims=dims), "logsumexp", away(3, 2, 4))
+    case(x -> softmax(x; dims=dims), "softmax", away(3, 2, 4))
+    case(x -> log_softmax(x; dims=dims), "log_softmax", away(3, 2, 4))
+end
+case(x -> sum(x; dims=1), "sum", away(0, 3))
+case(x -> sum(x; dims=2), "sum", away(3, 1))
+case(x -> mean(x; dims=2), "sum", away(3, 4))
+case(x -> var(x; dims=1), "sum", away(3, 4))
+case(x -> std(x), "norm", away(3, 4))
+case(x -> reshape(x, 2, :), "reshape", away(4, 3))
+case(x -> reshape(x', 4, 3), "reshape", away(4, 3))
+case(x -> permutedims(x, (3, 1, 2)), "transpose", away(2, 3, 4))
+case(x -> x', "transpose", away(4))
+case(x -> broadcast_to(x, (3, 4, 2)), "broadcast_to", away(3, 1))
+case(x -> x[2:3, end, :], "slice", away(3, 2, 4))
+case(x -> x[3:-2:1, 1:0], "slice", away(3, 2))
+case(x -> x[2] * x[1, 2], "slice", away(3, 2))
+case((x, y) -> cat(x, y; dims=2), "assemble", away(3, 2), away(3, 1))
+case((x, y) -> vcat(x, y, x), "assemble", away(3), away(2))
+case((x, y) -> [x y; y x], "assemble", away(2, 2), away(2, 2))
+case((x, y) -> stack_tensors([x, y, x]; dims=1), "assemble", away(3, 2), away(3, 2))
+case(x -> pad(x, [(1, 2), (0, 1)]; value=3), "assemble", away(3, 2))
+case(x -> AD.assemble(AD.Tensor[x, x], AD.Index[[(1, 1, 2)], [(2, 1, 2)]], [4]), "assemble", away(2))
+case(x -> x[[1, 3, 3, 2]], "gather", away(3))
+case(x -> x[[1, 3, 3], :, [2 1; 1 2]], "gather", away(3, 2, 2))
+case(x -> x[CartesianIndex.([1, 2, 1], [2, 1, 2])], "gather", away(2, 2))
+case(x -> x[[true, false, true], 2], "gather", away(3, 2))
+case(x -> apply(AD.SCATTER, AD.Tensor[x, Constant([1, 3, 3])], Any[2, [2, 4]]), "scatter", away(2, 3))
+case((a, b) -> a * b, "matmul", away(3, 4), away(4, 2))
+case((a, b) -> a * b, "matmul", away(3, 4), away(4))
+case((a, b) -> a * b', "matmul", away(3), away(4))
+case((a, b) -> matmul(a, b), "matmul", away(3, 4), away(4, 2, 3))
+case((a, b) -> matmul(a, b), "matmul", away(3, 4, 1, 2), away(4, 2, 3))
+case((a, b) -> dot(a, b), "matmul", away(3, 4), away(3, 4))
+case((a, b) -> tensordot(a, b, ([3, 1], [1, 2])), "matmul", away(2, 3, 4), away(4, 2, 2))
+case((a, b) -> outer(a, b), "mul", away(2), away(3))
+case((a, b) -> einsum("ij,jk->ik", a, b), "einsum", away(3, 4), away(4, 2))
+case((a, b, c) -> einsum("ij,jk,kl->il", a, b, c), "einsum", away(2, 3), away(3, 2), away(2, 4))
+case(a -> einsum("ii->i", a), "einsum", away(3, 3))
+case(a -> einsum("ij->", a), "einsum", away(3, 2))
+case((a, b) -> einsum("...i,...i->...", a, b), "einsum", away(2, 3), away(2, 3))
+case((a, b) -> einsum("bij,bjk->bki", a, b), "einsum", away(2, 3, 4), away(2, 4, 2))
+case(x -> softmax_cross_entropy(x, [1, 3, 2, 3]), "softmax_cross_entropy", away(3, 4))
+case(x -> softmax_cross_entropy(x, [1 3; 2 3]), "softmax_cross_entropy", away(3, 2, 2))
+case((g, x, l) -> AD.SOFTMAX_CROSS_ENTROPY_GRADIENT(g, x, l, Constant([2, 1])), "softmax_cross_entropy_gradient",
+    fill(0.7), away(3, 2), away(2))
+case((x, t) -> binary_cross_entropy(x, t), "softplus", away(3, 2), rand(RANDOM, 3, 2))
+case((x, t) -> mean_squared_error(x, t), "square", away(3, 2), away(3, 2))
+case(x -> astype(astype(x .* 1, Float64), Float64), "astype", away(3))
+case(x -> x .* detach(x .* 0 .+ 2), "stop_gradient", away(3))
+
+without_case = [name for (name, op) in AD.TABLE if differentiable(op) && !haskey(CASES, name)]
+@test isempty(without_case)
+
+@testset "$name" for name in sort!(collect(keys(CASES)))
+    for (k, (f, operands)) in enumerate(CASES[name])
+        try
+            gradcheck(f, operands...; rtol=2e-6)
+            @test true
+        catch error
+            error isa GradientCheckError || rethrow()
+            @test (name, k, error.message) == (name, k, "")
+        end
+        # Forward mode against reverse mode, along one direction.
+        y, pull = vjp(f, operands...)
+        seed = reshape(randn(RANDOM, length(y)), size(y))
+        moves = map(x -> reshape(randn(RANDOM, length(x)), size(x)), operands)
+        forward = jvp(f, operands, moves)[2]
+        pulled = pull(seed)
+        @test size(forward) == size(y)
+        @test sum(forward .* seed) ≈ sum(sum(p .* m) for (p, m) in zip(pulled, moves)) atol = 1e-9
+        # A tape gives what eager use gives, whatever its memory held, and keeps Float32.
+        weighted(xs...) = sum(f(xs...) .* Constant(seed))
+        numbers = Tuple(1:length(operands))
+        eager_value, eager_grads = value_and_grad(weighted; argnums=numbers)(operands...)
+        compiled = compile(value_and_grad(weighted; argnums=numbers))
+        first_value, first_grads = compiled(operands...)
+        @test first_value ≈ eager_value
+        @test all(a ≈ b for (a, b) in zip(first_grads, eager_grads))
+        tape = first(values(compiled.tapes))[1]
+        for byte in (0x00, 0xff)
+            poison!(tape, byte)
+            again_value, again_grads = compiled(operands...)
+            @test again_value === first_value && all(isequal(a, b) for (a, b) in zip(again_grads, first_grads))
+        end
+    end
+end
+
+@testset "Float32 is kept" begin
+    for name in sort!(collect(keys(CASES)))
+        name == "astype" && continue
+        f, operands = CASES[name][1]
+        name in ("scatter",) && continue
+        singles = map(x -> Float32.(x), operands)
+        singles = map(x -> x isa Number ? fill(x) : x, singles)
+        y, pull = vjp(f, singles...)
+        @test (name, eltype(y)) == (name, Float32)
+        @test all(g -> eltype(g) === Float32, pull(fill!(similar(y), 1)))
+    end
+end
+
+@testset "second derivatives" begin
+    x = positive(3)
+    f(x) = sum(x .^ 3) + prod_of(x)
+    prod_of(x) = x[1] * x[2] * x[3]
+    expected = [6x[1] x[3] x[2]; x[3] 6x[2] x[1]; x[2] x[1] 6x[3]]
+    @test hessian(f, x) ≈ expected
+    @test jacobian(grad(f), x) ≈ expected
+    for (f, x) in ((x -> sum(tanh.(x) .^ 2), away(3)), (x -> softmax_cross_entropy(reshape(x, 3, 1), [2]), away(3)),
+        (x -> sum(softmax(x) .* log_softmax(x .^ 2)), away(4)), (x -> sum(x[[1, 1, 2]] .^ 3), away(2)),
+        (x -> sum(sigmoid.(x) .* exp.(x)) / norm(x), away(3)))
+        gradcheck(t -> grad(f)(t), x; rtol=1e-5)
+        @test true
+    end
+end
+
+@testset "a rule wrong by 0.1 % is caught" begin
+    wrong = AD.Op("wrong_sin", AD.infer_elementwise;
+        forward=(p, out, inputs, attrs) -> AD.emit_elementwise!(p, :sin, out, inputs),
+        backward=Any[(g, y, inputs, attrs) -> g .* cos.(inputs[1]) .* 1.001])
+    @test_throws GradientCheckError gradcheck(wrong, away(5))
+    @test_throws DTypeError gradcheck(sin, Float32[1])
+    @test_throws NotDifferentiableError gradcheck(x -> 1.0, [1, 2])
+end
+
+@testset "subgradients" begin
+    @test grad(x -> sum(max.(x, 1.0)))([1.0]) == [0.5]
+    @test grad(x -> maximum(x))([2.0, 2.0, 1.0]) == [0.5, 0.5, 0]
+    @test grad(x -> sum(relu.(x)))([0.0]) == [0]
+    @test grad(x -> sum(abs.(x)))([0.0]) == [0]
+    @test grad(x -> sum(clamp.(x, 0, 1)))([0.0, 1.0, 2.0]) == [1, 1, 0]
+    @test grad(norm)([0.0, 0.0]) == [0, 0]
+    @test grad(x -> sum(x .^ 0))([0.0]) == [0]
+    @test grad(p -> sum([0.0] .^ p))([2.0]) == [0]
+    @test grad(x -> sum(logsumexp(x; dims=1)))(fill(-Inf, 2, 1)) == zeros(2, 1)
+end

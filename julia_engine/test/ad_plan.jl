@@ -1,0 +1,83 @@
+# The memory plan, without computing anything.
+
+using TwinGrad.AD: AD, Plan, plan
+
+const PlanValue = AD.Value
+
+"""Values whose memory may not be given away while they are needed; found by simulating every step."""
+function check_plan(values, p)
+    n = length(values)
+    bytes(i) = (o = p.storage[i]; haskey(p.offset, o) ? (p.offset[o], p.offset[o] + values[o].nbytes) : nothing)
+    readers = [Int[] for _ in 1:n]
+    for (i, v) in enumerate(values), x in v.reads
+        push!(readers[x], i)
+    end
+    # A value is needed until its last reader, the last of its views, and the value that contains it.
+    last = collect(1:n)
+    for i in n:-1:1
+        isempty(readers[i]) || (last[i] = max(last[i], maximum(readers[i])))
+        for j in i+1:n
+            values[j].view_of == i && (last[i] = max(last[i], last[j]))
+        end
+    end
+    for i in n:-1:1
+        haskey(p.placed, i) && (last[i] = max(last[i], last[p.placed[i]]))
+    end
+    ok = true
+    for i in 1:n, j in i+1:n  # j is written while i is still needed: they may not share bytes
+        values[j].view_of == 0 || continue
+        (values[i].fixed || values[j].fixed) && continue
+        p.storage[i] == p.storage[j] && get(p.placed, i, 0) == j && continue
+        p.storage[i] == p.storage[j] && haskey(p.placed, i) && haskey(p.placed, j) && continue
+        a, b = bytes(i), bytes(j)
+        overlap = a !== nothing && b !== nothing && max(a[1], b[1]) < min(a[2], b[2])
+        overwrites = p.storage[i] == p.storage[j] && last[i] == j && i in values[j].may_overwrite
+        overlap && last[i] >= j && !overwrites && (ok = false)
+    end
+    ok &= all(o -> o % AD.ALIGNMENT == 0, Base.values(p.offset))
+    return ok && all(i -> p.offset[i] + values[i].nbytes <= p.size, keys(p.offset))
+end
+
+function random_values(random)
+    values = PlanValue[]
+    for i in 1:rand(random, 1:25)
+        fixed = i == 1 || rand(random) < 0.15
+        reads = i == 1 ? Int[] : unique(rand(random, 1:i-1, rand(random, 0:3)))
+        if !fixed && !isempty(reads) && rand(random) < 0.25
+            push!(values, PlanValue(values[reads[1]].nbytes; reads=reads[1:1], view_of=reads[1]))
+        else
+            n = 64 * rand(random, 0:4) + 8 * rand(random, 0:1)
+            over = Int[x for x in reads if rand(random, Bool) && values[x].view_of == 0]
+            push!(values, PlanValue(n; reads=reads, may_overwrite=over, fixed=fixed))
+        end
+    end
+    return values
+end
+
+@testset "no value is overwritten while it is needed" begin
+    seed = 31
+    @info "random plans" seed
+    random = AD.MersenneTwister(seed)
+    for trial in 1:2000
+        values = random_values(random)
+        for in_place in (true, false), reuse in (true, false)
+            @test check_plan(values, plan(values; in_place=in_place, reuse=reuse))
+        end
+        @test plan(values).size <= plan(values; reuse=false).size
+    end
+end
+
+@testset "what the techniques bring" begin
+    chain = [PlanValue(64; fixed=true); [PlanValue(64; reads=[i], may_overwrite=[i]) for i in 1:9]]
+    @test plan(chain).size == 64
+    @test plan(chain; in_place=false).size == 128
+    @test plan(chain; in_place=false, reuse=false).size == 9 * 64
+    whole = [PlanValue(8; fixed=true), PlanValue(64; reads=[1]), PlanValue(64; reads=[1]), PlanValue(128; reads=[2, 3], parts=[2, 3])]
+    p = plan(whole)
+    @test p.placed == Dict(2 => 4, 3 => 4) && p.size == 128 && p.lifetime[4] == (2, 4)
+end
+
+@testset "a long graph is planned in no time" begin
+    values = [PlanValue(64; fixed=true); [PlanValue(64 * (1 + i % 7); reads=[i, max(1, i - 50)]) for i in 1:20_000]]
+    @test length(plan(values).storage) == 20_001
+end

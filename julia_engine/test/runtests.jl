@@ -1,0 +1,16 @@
+# Runs every test of the engine: `julia --project=julia_engine julia_engine/test/runtests.jl [name ...]`.
+# With names (`ad_tape`), only those files. Random tests print their seed.
+
+using Test
+using TwinGrad
+
+const FILES = sort!([f[1:end-3] for f in readdir(@__DIR__) if endswith(f, ".jl") && f != "runtests.jl"])
+const CHOSEN = isempty(ARGS) ? FILES : ARGS
+
+@testset "TwinGrad" begin
+    for name in CHOSEN
+        @testset "$name" begin
+            include(joinpath(@__DIR__, name * ".jl"))
+        end
+    end
+end
