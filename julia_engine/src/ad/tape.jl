@@ -323,14 +323,25 @@ function straighten!(graph::Graph)
                 seen = op.view(layout[x.inputs[1]], x.attrs)
             end
             layout[x] = seen
-        elseif op === MATMUL_ADD
-            x.inputs = Tensor[x.inputs[1], suited(x.inputs[2], suits_blas, layout, copied), suited(x.inputs[3], suits_blas, layout, copied)]
+        elseif op === MATMUL || op === MATMUL_ADD
+            k = length(x.inputs)
+            x.inputs[k-1] = suited(x.inputs[k-1], factor_layout(x.inputs[k-1], x.dims), layout, copied)
+            x.inputs[k] = suited(x.inputs[k], suits_blas, layout, copied)
         elseif op.accepts !== nothing
             x.inputs = Tensor[suited(a, op.accepts, layout, copied) for a in x.inputs]
         end
         push!(nodes, x)
     end
     graph.nodes = nodes
+end
+
+"""
+Which layouts a product takes of its first factor. Tiles want its columns in one piece, and so a factor that lies by rows
+(a transposed weight) is copied, once for all products that use it, if that is little work beside the product.
+"""
+function factor_layout(a::Tensor, dims::Vector{Int})
+    tiled(a.dims[1], dims[2], a.dims[2], a.eltype) && dims[2] >= 32 || return suits_blas
+    return (d, s) -> leading_dimension(d, s, false) > 0
 end
 
 suited(a::Tensor, accepts, layout, copied) =

@@ -19,6 +19,7 @@ include("instruction.jl")
 include("functions.jl")
 include("loops.jl")
 include("products.jl")
+include("tiles.jl")
 include("execute.jl")
 
 end

@@ -11,7 +11,11 @@ const KERNELS = Dict{Symbol,Tuple{Function,Function}}()
 """Addresses already found."""
 const ADDRESSES = Dict{Tuple{Symbol,Bool},Ptr{Cvoid}}()
 const ADDRESSES_LOCK = ReentrantLock()
-__init__() = empty!(ADDRESSES)  # those found while the package was compiled mean nothing in this process
+
+function __init__()
+    empty!(ADDRESSES)  # those found while the package was compiled mean nothing in this process
+    VECTOR_BYTES[] = find_vector_bytes()
+end
 
 function operation!(name::Symbol, call::Expr)
     kernel = Symbol(:run_, name)
@@ -66,6 +70,10 @@ operation!(:min, :(extremum!(smaller, x)))
 for name in (:fill, :whole_power, :sum, :shift, :normalise, :add_log_sum, :subtract_log_sum, :norm, :cross_entropy,
     :cross_entropy_gradient, :gather, :scatter, :dropout_mask, :matmul)
     operation!(name, :($(Symbol(name, :!))(x)))
+end
+for (name, vector, rows) in ((:tiles_64_4, :wide, 4), (:tiles_64_2, :wide, 2), (:tiles_64_1, :wide, 1),
+    (:tiles_32_2, :narrow, 2), (:tiles_32_1, :narrow, 1))
+    operation!(name, :(tiles!($vector(T), Val($rows), x)))
 end
 operation!(:to_other, :(convert!(other(T), T, x)))
 operation!(:to_int, :(convert!(Int64, T, x)))

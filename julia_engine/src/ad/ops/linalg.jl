@@ -45,6 +45,8 @@ function emit_matmul!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int)
         flip(m) = Memory(m.root, m.address, m.eltype, m.dims[[2; 1; 3:end]], m.strides[[2; 1; 3:end]])
         return emit_matmul!(p, flip(out), flip(b), flip(a), beta)
     end
+    tiled(out.dims[1], out.dims[2], a.dims[2], a.eltype) && leading_dimension(a.dims, a.strides, false) > 0 &&
+        return emit_tiles!(p, out, a, b, beta, lead)
     flipped_a = leading_dimension(a.dims, a.strides, false) == 0
     flipped_b = leading_dimension(b.dims, b.strides, false) == 0
     m, k, n = out.dims[1], a.dims[2], out.dims[2]
@@ -61,6 +63,42 @@ function emit_matmul!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int)
             NOWHERE, (m, n, k, inner),
             ((lead, first(1), 0, 0), (lead_a, first(2), 0, 0), (lead_b, first(3), 0, 0), NONE),
             (Int(flipped_a), Int(flipped_b), 0, 0), (Float64(beta), 0.0))
+    end
+    return nothing
+end
+
+const TILED_BYTES = 512 * 1024  # what may be read again and again, so that it should stay in the second-level cache
+
+"""Whether a product of m × k by k × n is done by tiles: what fits into caches, in rows of whole vectors."""
+function tiled(m::Int, n::Int, k::Int, @nospecialize(T::DataType))
+    bytes = Kernels.VECTOR_BYTES[]
+    return bytes > 0 && m > 0 && n > 1 && (m * sizeof(T)) % bytes == 0 && m * k * sizeof(T) <= TILED_BYTES &&
+           k * n * sizeof(T) <= 4 * TILED_BYTES
+end
+
+"""The product by tiles, in bands of as many rows as tiles have."""
+function emit_tiles!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int, lead::Int)
+    T, bytes = out.eltype, Kernels.VECTOR_BYTES[]
+    m, k, n = out.dims[1], a.dims[2], out.dims[2]
+    stacked = out.dims[3:end]
+    count, steps = coalesced(stacked, Vector{Int}[out.strides[3:end], stack_strides(a, stacked), stack_strides(b, stacked)])
+    inner = isempty(count) ? 1 : count[1]
+    first(j) = isempty(steps[j]) ? 0 : steps[j][1]
+    lead_a = leading_dimension(a.dims, a.strides, false)
+    row = 0
+    for (vectors, name) in (bytes == 64 ? ((4, :tiles_64_4), (2, :tiles_64_2), (1, :tiles_64_1)) :
+        ((2, :tiles_32_2), (1, :tiles_32_1)))
+        band = vectors * bytes ÷ sizeof(T)
+        rows = (m - row) ÷ band * band
+        rows == 0 && continue
+        for place in CartesianIndices(Tuple(count[2:end]))
+            offset(j) = sum(Int[(place[d] - 1) * steps[j][d+1] for d in 1:length(place)]) * sizeof(T)
+            emit!(p, T, name, (out.address + offset(1) + row * sizeof(T), a.address + offset(2) + row * sizeof(T),
+                    b.address + offset(3), NOWHERE), NOWHERE, (rows, n, k, inner),
+                ((lead, first(1), 0, 0), (lead_a, first(2), 0, 0), (b.strides[1], b.strides[2], first(3), 0), NONE),
+                NONE, (Float64(beta), 0.0))
+        end
+        row += rows
     end
     return nothing
 end

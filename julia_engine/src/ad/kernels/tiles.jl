@@ -1,0 +1,97 @@
+# Small matrix products without BLAS.
+#
+# A training step multiplies matrices of a few dozen rows. BLAS copies ("packs") both operands first and was often built
+# before the processor it runs on; a tile of the result that stays in registers needs no copies where the columns of `a`
+# lie in one piece: per summand, its vectors are loaded, the elements of `b`, wherever they lie, are repeated over a
+# vector each, and every pair is multiplied and added. Larger products, and row counts that are no multiple of a vector,
+# are left to BLAS.
+
+const Vec{W,T} = NTuple{W,VecElement{T}}
+
+for (W, T, suffix) in ((16, Float32, "v16f32"), (8, Float32, "v8f32"), (8, Float64, "v8f64"), (4, Float64, "v4f64"))
+    @eval @inline multiply_add(a::Vec{$W,$T}, b::Vec{$W,$T}, c::Vec{$W,$T}) =
+        ccall($("llvm.fma.$suffix"), llvmcall, Vec{$W,$T}, (Vec{$W,$T}, Vec{$W,$T}, Vec{$W,$T}), a, b, c)
+end
+
+@inline repeated(::Type{Vec{W,T}}, v::T) where {W,T} = ntuple(_ -> VecElement{T}(v), Val(W))
+
+"""
+Compute one tile: M vectors of rows times N columns, c = a b, or c + a b. `a` has columns `lda` apart; the element of `b`
+for summand p and column j lies at p ∙ down + j ∙ across.
+"""
+@generated function tile!(::Type{Vec{W,T}}, ::Val{M}, ::Val{N}, a::Ptr{T}, lda::Int, b::Ptr{T}, down::Int, across::Int,
+        c::Ptr{T}, ldc::Int, k::Int, add::Bool) where {W,T,M,N}
+    V = Vec{W,T}
+    bytes = sizeof(T)
+    sums = [Symbol(:c_, i, :_, j) for i in 1:M, j in 1:N]
+    rows = [Symbol(:a_, i) for i in 1:M]
+    place(i, j) = :(Ptr{$V}(c + $bytes * ($(W * (i - 1)) + $(j - 1) * ldc)))
+    body = Expr(:block, Expr(:meta, :inline))
+    push!(body.args, Expr(:if, :add,
+        Expr(:block, [:($(sums[i, j]) = unsafe_load($(place(i, j)))) for i in 1:M, j in 1:N]...),
+        Expr(:block, [:($(sums[i, j]) = repeated($V, zero(T))) for i in 1:M, j in 1:N]...)))
+    steps = Expr(:block, [:($(rows[i]) = unsafe_load(Ptr{$V}(a + $(bytes * W * (i - 1))))) for i in 1:M]...)
+    for j in 1:N
+        push!(steps.args, :(v = repeated($V, unsafe_load(b + $bytes * $(j - 1) * across))))
+        for i in 1:M
+            push!(steps.args, :($(sums[i, j]) = multiply_add($(rows[i]), v, $(sums[i, j]))))
+        end
+    end
+    push!(steps.args, :(a += $bytes * lda), :(b += $bytes * down))
+    push!(body.args, Expr(:for, :(_ = 1:k), steps))
+    append!(body.args, [:(unsafe_store!($(place(i, j)), $(sums[i, j]))) for i in 1:M, j in 1:N])
+    push!(body.args, :(return nothing))
+    return body
+end
+
+"""
+Multiply by tiles of M vectors of rows. n is (rows, columns, summed, stacked products), rows a multiple of the tile's;
+sb is how far apart the elements of b are along the summed axis and across the columns, then from product to product.
+"""
+@inline function tiles!(::Type{Vec{W,T}}, ::Val{M}, x::Instruction{T}) where {W,T,M}
+    m, n, k, stacked = x.n
+    lda, ldc, down, across, add, bytes = x.sa[1], x.so[1], x.sb[1], x.sb[2], x.f[1] == 1, sizeof(T)
+    V = Vec{W,T}
+    for s in 0:stacked-1, i in 0:W*M:m-1
+        a = x.a + bytes * (i + s * x.sa[2])
+        c = x.out + bytes * (i + s * x.so[2])
+        b = x.b + bytes * s * x.sb[3]
+        j = 0
+        while j + 6 <= n
+            tile!(V, Val(M), Val(6), a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
+            j += 6
+        end
+        if j + 4 <= n
+            tile!(V, Val(M), Val(4), a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
+            j += 4
+        end
+        if j + 2 <= n
+            tile!(V, Val(M), Val(2), a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
+            j += 2
+        end
+        if j < n
+            tile!(V, Val(M), Val(1), a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
+        end
+    end
+    return nothing
+end
+
+wide(::Type{T}) where {T} = Vec{64 ÷ sizeof(T),T}  # 512 bits
+narrow(::Type{T}) where {T} = Vec{32 ÷ sizeof(T),T}  # 256 bits
+
+"""The bytes of a vector register that tiles may use: 64, 32, or 0 for none."""
+const VECTOR_BYTES = Ref(0)
+
+"""What this processor has, as far as the operating system tells; the environment's TWINGRAD_VECTOR_BYTES goes first."""
+function find_vector_bytes()
+    given = get(ENV, "TWINGRAD_VECTOR_BYTES", "")
+    given in ("0", "32", "64") && return parse(Int, given)
+    Sys.ARCH === :x86_64 && Sys.islinux() || return 0
+    flags = try
+        first(line for line in eachline("/proc/cpuinfo") if startswith(line, "flags"))
+    catch
+        return 0
+    end
+    has(name) = occursin(" $name ", flags * " ")
+    return has("avx512f") && has("avx512vl") ? 64 : has("avx2") && has("fma") ? 32 : 0
+end
