@@ -20,7 +20,7 @@ include("ad/errors.jl")
 using .Errors
 include("ad/kernels/Kernels.jl")
 using .Kernels
-using .Kernels: kernel
+using .Kernels: copy_columns!, kernel
 
 include("ad/tensor.jl")
 include("ad/ops/record.jl")
@@ -46,18 +46,18 @@ for (name, f) in (
     "getitem" => getindex, "log_softmax" => log_softmax, "logsumexp" => logsumexp, "matmul" => matmul, "max" => maximum,
     "mean" => mean, "mean_squared_error" => mean_squared_error, "min" => minimum, "moveaxis" => moveaxis, "norm" => norm,
     "outer" => outer, "pad" => pad, "ravel" => vec, "reshape" => reshape, "softmax" => softmax,
-    "softmax_cross_entropy" => softmax_cross_entropy, "squeeze" => squeeze, "stack" => stack_tensors, "std" => std,
+    "softmax_cross_entropy" => softmax_cross_entropy, "squeeze" => squeeze, "stack" => stack, "std" => std,
     "sum" => sum, "swapaxes" => swapaxes, "tensordot" => tensordot, "transpose" => permutedims, "var" => var,
-    "where" => where)
+    "where" => choose)
     FUNCTIONS[name] = f
 end
 
 export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Graph, Tape, Techniques, Generator
 export value, item, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
 export gradient, withgradient, grad, value_and_grad, vjp, jvp, jacobian, hessian, hvp, compile, gradcheck
-export run!, poison!, source, diagnose, nbytes
-export sigmoid, softplus, relu, clip, where, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
-export concatenate, stack_tensors, pad, gather, matmul, outer, tensordot, einsum, logsumexp, softmax, log_softmax
+export run!, copy_columns!, poison!, source, diagnose, nbytes
+export sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
+export concatenate, stack, pad, gather, matmul, outer, tensordot, einsum, logsumexp, softmax, log_softmax
 export logsoftmax, softmax_cross_entropy, binary_cross_entropy, mean_squared_error, dropout, mean, var, std, norm, dot
 for name in names(Errors)
     name === :Errors || @eval export $name

@@ -89,13 +89,17 @@ end
     end
 end
 
-@testset "products of any layout, $T" for T in (Float32, Float64)
+# What this machine has, and half of it: every tile is tried, and BLAS alone.
+const has_bytes = Kernels.VECTOR_BYTES[]
+
+@testset "products of any layout, $T, vectors of $bytes bytes" for T in (Float32, Float64), bytes in unique((0, min(32, has_bytes), has_bytes))
+    Kernels.VECTOR_BYTES[] = bytes
     seed = 12
     @info "random products" seed
     random = AD.MersenneTwister(seed)
     lay(x) = rand(random, Bool) ? Constant(x) : permutedims(Constant(permutedims(x, (2, 1))), (2, 1))
     for trial in 1:150
-        m, k, n = rand(random, (1, 2, 3, 7, 16, 33, 64), 3)
+        m, k, n = rand(random, (1, 2, 3, 7, 16, 33, 48, 64, 112), 3)
         a, b, c = randn(random, T, m, k), randn(random, T, k, n), randn(random, T, m, n)
         @test value(lay(a) * lay(b)) ≈ a * b rtol = 100eps(T)
         f = compile((c, a, b) -> c .+ a' * b)
@@ -106,8 +110,12 @@ end
     product = value(matmul(Constant(a), Constant(b)))
     @test size(product) == (3, 2, 5, 6)
     @test all(product[:, :, i, j] ≈ a[:, :, i, 1] * b[:, :, 1, j] for i in 1:5, j in 1:6)
+    a, b = randn(T, 32, 4, 5, 2), randn(T, 4, 35, 5, 1)
+    product = value(matmul(Constant(a), permutedims(Constant(permutedims(b, (2, 1, 3, 4))), (2, 1, 3, 4))))
+    @test all(product[:, :, i, j] ≈ a[:, :, i, j] * b[:, :, i, 1] for i in 1:5, j in 1:2)
     @test value(matmul(Constant(zeros(T, 2, 0)), Constant(zeros(T, 0, 3)))) == zeros(T, 2, 3)
     @test size(value(matmul(Constant(zeros(T, 0, 2)), Constant(zeros(T, 2, 3))))) == (0, 3)
+    Kernels.VECTOR_BYTES[] = has_bytes
 end
 
 @testset "sums of many elements keep their precision" begin
@@ -131,4 +139,19 @@ allocated_by(program) = @allocated AD.execute!(program)
             @test (name, allocated_by(program)) == (name, 0)
         end
     end
+end
+
+gathered(out, x, rows) = @allocated copy_columns!(out, x, rows, 2, 2)
+
+@testset "samples are gathered into a batch" begin
+    x, rows, out = rand(Float32, 3, 2, 5), [1, 4, 2, 5], zeros(Float32, 6, 2)
+    gathered(out, x, rows)
+    @test gathered(out, x, rows) == 0
+    @test out == reshape(x[:, :, [4, 2]], 6, 2)
+    @test_throws ShapeError copy_columns!(out, x, [6, 1])
+    @test_throws ShapeError copy_columns!(out, x, [1, 1, 1])
+end
+
+@testset "no ambiguous methods" begin
+    @test detect_ambiguities(AD) == []
 end

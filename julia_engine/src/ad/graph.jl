@@ -189,7 +189,11 @@ end
 """Drop the ops that no output needs."""
 function prune!(graph::Graph)
     needed = Set{Tensor}(topological_sort(graph.outputs))
-    filter!(node -> node in needed, graph.nodes)
+    kept = Tensor[]
+    for node in graph.nodes
+        node in needed && push!(kept, node)
+    end
+    graph.nodes = kept
     return graph
 end
 
@@ -222,11 +226,11 @@ end
 """Merge equal ops, fold arithmetic on literals and drop ops that change nothing; in place."""
 function simplify!(graph::Graph)
     replaced = Dict{Tensor,Tensor}()
-    known = Dict{Any,Tensor}()
-    literals = Dict{Any,Tensor}()
+    known = Dict{Vector{UInt},Tensor}()
+    literals = Dict{Vector{UInt},Tensor}()
     function resolve(x::Tensor)
         x = get(replaced, x, x)
-        x.literal && (x = get!(literals, (x.eltype, reinterpret_bits(x)), x))
+        x.literal && (x = get!(literals, UInt[objectid(x.eltype), literal_bits(x)], x))
         return x
     end
     for node in graph.nodes
@@ -234,8 +238,7 @@ function simplify!(graph::Graph)
         instead = simpler!(node)
         if instead === nothing
             (node.op::Op).random && continue
-            key = (objectid(node.op), UInt[objectid(x) for x in node.inputs], node.attrs)
-            instead = get!(known, key, node)
+            instead = get!(known, fingerprint(node), node)
         end
         instead === node || (replaced[node] = instead)
     end
@@ -243,10 +246,33 @@ function simplify!(graph::Graph)
     return prune!(graph)
 end
 
-function reinterpret_bits(x::Tensor)
-    v = item(x)
-    return v isa Float32 ? UInt64(reinterpret(UInt32, v)) : reinterpret(UInt64, v)
+literal_bits(x::Tensor) = x.eltype === Float32 ? UInt(reinterpret(UInt32, item(x)::Float32)) :
+    reinterpret(UInt, item(x)::Float64)
+
+"""What an op is applied to, in numbers: equal for nodes that compute the same."""
+function fingerprint(node::Tensor)
+    key = UInt[objectid(node.op)]
+    for x in node.inputs
+        push!(key, objectid(x))
+    end
+    for attr in node.attrs
+        write_down!(key, attr)
+    end
+    return key
 end
+
+write_down!(key::Vector{UInt}, x::Int) = (push!(key, x % UInt); nothing)
+write_down!(key::Vector{UInt}, x::Float64) = (push!(key, reinterpret(UInt, x)); nothing)
+write_down!(key::Vector{UInt}, x::Bool) = (push!(key, UInt(x)); nothing)
+write_down!(key::Vector{UInt}, x::Char) = (push!(key, UInt(x)); nothing)
+write_down!(key::Vector{UInt}, x::Item) = (push!(key, x[1] % UInt, x[2] % UInt, x[3] % UInt); nothing)
+function write_down!(key::Vector{UInt}, x::Union{Vector{Int},Index,Vector{Index},Vector{Char},Vector{Vector{Char}}})
+    push!(key, UInt(length(x)))
+    for item in x
+        write_down!(key, item)
+    end
+end
+write_down!(key::Vector{UInt}, @nospecialize(x)) = (push!(key, objectid(x)); nothing)
 
 """An existing tensor, or a literal, that equals `node`; or `nothing`, perhaps with `node` itself shortened."""
 function simpler!(node::Tensor)

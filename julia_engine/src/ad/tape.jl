@@ -4,14 +4,14 @@
 # scratch memory, nothing else; it may destroy any scratch. Outputs are overwritten by the next run. Captured tensors
 # (parameters) are used in place, so changes made to them between runs are seen. A tape belongs to one thread at a time.
 
-"""One op of the tape: the node it computes, where its instructions stand, and its text."""
+"""One op of the tape: the node it computes, from and into which memories, and where its instructions stand."""
 struct Step
     node::Tensor
     memories::Vector{Memory}
     out::Memory
+    place::Int  # its byte in the arena, or -1: memory of its own
     singles::UnitRange{Int}
     doubles::UnitRange{Int}
-    text::String
 end
 
 """
@@ -67,9 +67,8 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
     end
     tape = Tape(graph, techniques, inputs, Any[m.root for m in destinations], Program(), Any[], Step[], layout,
         arena_memory(layout.size), known, memories, destinations)
-    names = shown_names(graph, leaves)
     for x in graph.nodes
-        bind!(tape, x, number, names)
+        bind!(tape, x, number)
     end
     techniques.concrete || append!(tape.boxed, boxed(tape.program))
     return tape
@@ -184,7 +183,22 @@ nbytes(tape::Tape) = tape.plan.size + sum(Int[length(m) * sizeof(m.eltype) for m
 
 The tape as straight-line code, for reading.
 """
-source(tape::Tape) = join([step.text for step in tape.steps], "\n")
+function source(tape::Tape)
+    names = shown_names(tape)
+    return join([line_of(step, names) for step in tape.steps], "\n")
+end
+
+function line_of(step::Step, names::Dict{Tensor,String})
+    x = step.node
+    op = x.op::Op
+    operands = String[names[a] for a in x.inputs]
+    for (name, attr) in zip(op.attrs, x.attrs)
+        push!(operands, "$name=$(attr isa Vector{Int} ? Tuple(attr) : attr)")
+    end
+    place = op.view !== nothing ? "view" :
+        "$(x.eltype)$(size(x)) in $(step.place >= 0 ? "arena[$(step.place)]" : "result")"
+    return "$(names[x]) = $(op.name)($(join(operands, ", ")))  # $place"
+end
 
 is_finite(m::Memory) = !(m.eltype in FLOATS) || all(isfinite, array(m))
 
@@ -236,28 +250,20 @@ function memory_of!(tape::Tape, i::Int)
     return m
 end
 
-function bind!(tape::Tape, x::Tensor, number::Dict{Tensor,Int}, names::Dict{Tensor,String})
+function bind!(tape::Tape, x::Tensor, number::Dict{Tensor,Int})
     op, i, p = x.op::Op, number[x], tape.program
     read = Memory[memory_of!(tape, number[a]) for a in x.inputs]
-    shown = String[names[a] for a in x.inputs]
-    for (name, attr) in zip(op.attrs, x.attrs)
-        push!(shown, "$name=$(attr isa Vector{Int} ? Tuple(attr) : attr)")
-    end
-    text = "$(names[x]) = $(op.name)($(join(shown, ", ")))"
     singles, doubles = length(p.f32), length(p.f64)
     if op.view !== nothing
         out = op.view(read[1], x.attrs)
         out === nothing && error("the view op $(op.name) would need a copy")
         tape.memories[i] = out
-        text *= "  # view"
     else
         out = memory_of!(tape, i)
         op.forward!(p, out, read, x.attrs)
-        owner = tape.plan.storage[i]
-        place = haskey(tape.plan.offset, owner) ? "arena[$(tape.plan.offset[owner])]" : "result"
-        text *= "  # $(x.eltype)$(size(x)) in $place"
     end
-    push!(tape.steps, Step(x, read, out, singles+1:length(p.f32), doubles+1:length(p.f64), text))
+    place = get(tape.plan.offset, tape.plan.storage[i], -1)
+    push!(tape.steps, Step(x, read, out, place, singles+1:length(p.f32), doubles+1:length(p.f64)))
     return nothing
 end
 
@@ -422,15 +428,15 @@ function placeable(x::Tensor, whole::Set{Tensor})
     return parts
 end
 
-function shown_names(graph::Graph, leaves::Vector{Tensor})
+function shown_names(tape::Tape)
     names = Dict{Tensor,String}()
-    for (i, x) in enumerate(graph.inputs)
+    for (i, x) in enumerate(tape.graph.inputs)
         names[x] = "x$i"
     end
-    for (i, x) in enumerate(leaves)
+    for (i, x) in enumerate(captured(tape.graph))
         names[x] = x.literal ? string(item(x)) : isempty(x.name) ? "c$i" : x.name
     end
-    for (i, x) in enumerate(graph.nodes)
+    for (i, x) in enumerate(tape.graph.nodes)
         names[x] = "v$i"
     end
     return names

@@ -218,7 +218,7 @@ Throws a `TraceError` when the tensor is symbolic: its values exist only when th
 """
 function value(x::Tensor)
     x.data === nothing && throw(TraceError(
-        "a value is needed here, but the function is being traced and only shapes are known; use ops such as where() " *
+        "a value is needed here, but the function is being traced and only shapes are known; use ops such as choose() " *
         "instead of branches on values, or call the function eagerly"))
     return array(x.data::Memory)
 end
@@ -348,21 +348,18 @@ Tensor(x::Elements) = x.tensor
 whole(x::Elements) = x.tensor
 whole(x::Real) = x
 for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=)
-    @eval begin
-        Base.$f(a::Elements, b::Elements) = Elements(DOTTED[$f](a.tensor, b.tensor))
-        Base.$f(a::Elements, b::Real) = Elements(DOTTED[$f](a.tensor, whole(b)))
-        Base.$f(a::Real, b::Elements) = Elements(DOTTED[$f](whole(a), b.tensor))
+    @eval Base.$f(a::Elements, b::Elements) = Elements(DOTTED[$f](a.tensor, b.tensor))
+    for T in (:AbstractFloat, :Integer, :Rational)  # one by one: fewer, wider methods would be ambiguous with Base's
+        @eval Base.$f(a::Elements, b::$T) = Elements(DOTTED[$f](a.tensor, b))
+        @eval Base.$f(a::$T, b::Elements) = Elements(DOTTED[$f](a, b.tensor))
     end
-end
-for f in (:^,), T in (:Integer, :Rational)
-    @eval Base.$f(a::Elements, b::$T) = Elements(elementwise_power(a.tensor, b))
 end
 for f in (:-, :abs, :abs2, :sign, :sqrt, :inv, :exp, :expm1, :log, :log1p, :sin, :cos, :tan, :asin, :acos, :atan, :sinh,
     :cosh, :tanh)
     @eval Base.$f(a::Elements) = Elements(DOTTED[$f](a.tensor))
 end
 @static if !(ifelse isa Core.Builtin)  # until Julia 1.6 it takes no methods
-    Base.ifelse(c::Elements, a::Real, b::Real) = Elements(where(whole(c), whole(a), whole(b)))
+    Base.ifelse(c::Elements, a::Real, b::Real) = Elements(choose(whole(c), whole(a), whole(b)))
 end
 Base.literal_pow(::typeof(^), a::Elements, ::Val{P}) where {P} = Elements(elementwise_power(a.tensor, P))
 Base.promote_rule(::Type{Elements}, ::Type{<:Real}) = Elements

@@ -395,3 +395,28 @@ end
     z = z ⊻ (z >> 31)
     return reinterpret(Float64, (z >> 12) | 0x3ff0000000000000) - 1.0
 end
+
+"""
+    copy_columns!(out, x, rows, first=1, count=length(rows))
+
+Copy samples into a batch: the columns `rows[first]` ... of `x`, an array whose last axis holds the samples, into the
+columns of `out`. Allocates nothing. Throws a `ShapeError` for a sample that is not there.
+"""
+function copy_columns!(out::Array{T}, x::DenseArray{T}, rows::Vector{Int64}, first::Int=1, count::Int=length(rows)) where {T}
+    samples = size(x, ndims(x))
+    height = samples == 0 ? 0 : length(x) ÷ samples
+    1 <= first && first + count - 1 <= length(rows) && height * count <= length(out) ||
+        throw(ShapeError("copy_columns!: $count samples of $height elements do not fit"))
+    GC.@preserve out x rows begin
+        from, to = pointer(x), pointer(out)
+        for i in 1:count
+            row = unsafe_load(pointer(rows), first + i - 1)
+            1 <= row <= samples || throw_index(row, samples)
+            a, o = from + sizeof(T) * height * (row - 1), to + sizeof(T) * height * (i - 1)
+            @fast for j in 1:height
+                unsafe_store!(o, unsafe_load(a, j), j)
+            end
+        end
+    end
+    return out
+end

@@ -15,33 +15,41 @@ end
 
 @inline repeated(::Type{Vec{W,T}}, v::T) where {W,T} = ntuple(_ -> VecElement{T}(v), Val(W))
 
-"""
-Compute one tile: M vectors of rows times N columns, c = a b, or c + a b. `a` has columns `lda` apart; the element of `b`
-for summand p and column j lies at p ∙ down + j ∙ across.
-"""
-@generated function tile!(::Type{Vec{W,T}}, ::Val{M}, ::Val{N}, a::Ptr{T}, lda::Int, b::Ptr{T}, down::Int, across::Int,
-        c::Ptr{T}, ldc::Int, k::Int, add::Bool) where {W,T,M,N}
-    V = Vec{W,T}
-    bytes = sizeof(T)
+"""The body of a tile of M vectors of rows times N columns, written out: its sums are variables, and so registers."""
+function tile_body(M::Int, N::Int)
     sums = [Symbol(:c_, i, :_, j) for i in 1:M, j in 1:N]
     rows = [Symbol(:a_, i) for i in 1:M]
-    place(i, j) = :(Ptr{$V}(c + $bytes * ($(W * (i - 1)) + $(j - 1) * ldc)))
-    body = Expr(:block, Expr(:meta, :inline))
-    push!(body.args, Expr(:if, :add,
-        Expr(:block, [:($(sums[i, j]) = unsafe_load($(place(i, j)))) for i in 1:M, j in 1:N]...),
-        Expr(:block, [:($(sums[i, j]) = repeated($V, zero(T))) for i in 1:M, j in 1:N]...)))
-    steps = Expr(:block, [:($(rows[i]) = unsafe_load(Ptr{$V}(a + $(bytes * W * (i - 1))))) for i in 1:M]...)
+    place(i, j) = :(Ptr{V}(c + $(i - 1) * sizeof(V) + $(j - 1) * sizeof(T) * ldc))
+    steps = Expr(:block, [:($(rows[i]) = unsafe_load(Ptr{V}(a + $(i - 1) * sizeof(V)))) for i in 1:M]...)
     for j in 1:N
-        push!(steps.args, :(v = repeated($V, unsafe_load(b + $bytes * $(j - 1) * across))))
+        push!(steps.args, :(v = repeated(V, unsafe_load(b + $(j - 1) * sizeof(T) * across))))
         for i in 1:M
             push!(steps.args, :($(sums[i, j]) = multiply_add($(rows[i]), v, $(sums[i, j]))))
         end
     end
-    push!(steps.args, :(a += $bytes * lda), :(b += $bytes * down))
-    push!(body.args, Expr(:for, :(_ = 1:k), steps))
-    append!(body.args, [:(unsafe_store!($(place(i, j)), $(sums[i, j]))) for i in 1:M, j in 1:N])
-    push!(body.args, :(return nothing))
-    return body
+    return quote
+        if add
+            $([:($(sums[i, j]) = unsafe_load($(place(i, j)))) for i in 1:M, j in 1:N]...)
+        else
+            $([:($(sums[i, j]) = repeated(V, zero(T))) for i in 1:M, j in 1:N]...)
+        end
+        for _ in 1:k
+            $steps
+            a += sizeof(T) * lda
+            b += sizeof(T) * down
+        end
+        $([:(unsafe_store!($(place(i, j)), $(sums[i, j]))) for i in 1:M, j in 1:N]...)
+        return nothing
+    end
+end
+
+# Compute one tile, c = a b, or c + a b. `a` has columns `lda` apart; the element of `b` for summand p and column j lies
+# at p ∙ down + j ∙ across.
+for M in (1, 2, 4), N in (1, 2, 4, 6)
+    @eval @inline function tile!(::Type{V}, ::Val{$M}, ::Val{$N}, a::Ptr{T}, lda::Int, b::Ptr{T}, down::Int, across::Int,
+            c::Ptr{T}, ldc::Int, k::Int, add::Bool) where {V,T}
+        $(tile_body(M, N))
+    end
 end
 
 """

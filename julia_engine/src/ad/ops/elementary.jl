@@ -33,11 +33,11 @@ function pow_base(y, x, p)
         return MUL(p, item(p) == 2 ? x : elementwise_power(x, item(p) - 1))
     end
     # p x^(p-1), and 0 where p = 0 even at x = 0, where x^(p-1) is infinite.
-    return MUL(p, POW(x, where(EQUAL(p, 0), 1, SUB(p, 1))))
+    return MUL(p, POW(x, choose(EQUAL(p, 0), 1, SUB(p, 1))))
 end
 
 # y log x, and its limit 0 at x = 0 for p >= 0, where log x is infinite.
-pow_exponent(y, x, p) = MUL(y, LOG(where(MUL(EQUAL(x, 0), GREATER_EQUAL(p, 0)), 1, x)))
+pow_exponent(y, x, p) = MUL(y, LOG(choose(MUL(EQUAL(x, 0), GREATER_EQUAL(p, 0)), 1, x)))
 
 function forward_pow(p, out, inputs, attrs)
     exponent = inputs[2]
@@ -157,15 +157,15 @@ const WHERE = register!(Op("where", infer_elementwise;
     overwrites=[1, 2, 3], elementwise=true, doc="a where the condition holds, else b"))
 
 """
-    where(condition, a, b)
+    choose(condition, a, b)
 
 Take `a` where `condition` holds and `b` elsewhere, as `ifelse.(condition, a, b)`. A condition is a comparison of tensors
 (`x .> 0`), which is 1 where it holds and 0 elsewhere, or an array of booleans.
 
 The branch not taken gets gradient zero, but its values are computed: keep them finite where their derivative is used.
 """
-where(@nospecialize(condition), @nospecialize(a), @nospecialize(b)) = WHERE(condition, a, b)
-DOTTED[ifelse] = where
+choose(@nospecialize(condition), @nospecialize(a), @nospecialize(b)) = WHERE(condition, a, b)
+DOTTED[ifelse] = choose
 
 # Comparisons: 1 where they hold, else 0, in the operands' element type ----------------------------------------------------
 

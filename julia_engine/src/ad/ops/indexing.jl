@@ -123,4 +123,4 @@ positions(@nospecialize(index), n::Int) = throw(DTypeError("getindex: cannot ind
 
 Base.setindex!(x::Tensor, @nospecialize(args...)) = throw(TraceError(
     "tensors cannot be written in place, because a gradient may still need the old values; build the new tensor with " *
-    "where(), cat() or stack_tensors(), or use assign!() on a leaf"))
+    "where(), cat() or stack(), or use assign!() on a leaf"))

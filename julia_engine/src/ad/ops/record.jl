@@ -75,19 +75,22 @@ function emit_loops!(p::Program, @nospecialize(T::DataType), name::Symbol, dims:
         strides::Vector{Vector{Int}}, i::Loop=NONE, f::Tuple{Float64,Float64}=(0.0, 0.0))
     any(==(0), dims) && return nothing
     n, s = coalesced(dims, strides)
-    inner = min(length(n), 4)
     at = Ptr{Cvoid}[m.address for m in operands]
-    size = Int[sizeof(m.eltype) for m in operands]
-    loops = ntuple(k -> k <= length(s) ? loop(s[k][1:inner], 0) : NONE, Val(4))
-    for place in CartesianIndices(Tuple(n[inner+1:end]))
-        address = ntuple(Val(4)) do k
-            k > length(at) && return NOWHERE
-            at[k] + size[k] * sum(Int[(place[d] - 1) * s[k][inner+d] for d in 1:length(place)])
-        end
-        emit!(p, T, name, address, NOWHERE, loop(n[1:inner], 1), loops, i, f)
+    if length(n) <= 4
+        emit!(p, T, name, addresses(at), NOWHERE, loop(n, 1), loops(s), i, f)
+        return nothing
+    end
+    inner = Vector{Int}[v[1:4] for v in s]
+    for place in CartesianIndices(Tuple(n[5:end]))
+        moved_at = Ptr{Cvoid}[at[k] + sizeof(operands[k].eltype) * sum((place[d] - 1) * s[k][4+d] for d in 1:length(place))
+                              for k in eachindex(at)]
+        emit!(p, T, name, addresses(moved_at), NOWHERE, loop(n[1:4], 1), loops(inner), i, f)
     end
     return nothing
 end
+
+addresses(at::Vector{Ptr{Cvoid}}) = ntuple(k -> k <= length(at) ? at[k] : NOWHERE, Val(4))
+loops(s::Vector{Vector{Int}}) = ntuple(k -> k <= length(s) ? loop(s[k], 0) : NONE, Val(4))
 
 """Append an elementwise op, with broadcasting."""
 function emit_elementwise!(p::Program, name::Symbol, out::Memory, inputs::Vector{Memory}, i::Loop=NONE,

@@ -130,7 +130,7 @@ end
 
 function direction(y, x, axes)
     len = spread(y, x, axes)
-    return DIV(x, where(EQUAL(len, 0), 1, len))  # 0 / 1 at the origin: the subgradient there is 0
+    return DIV(x, choose(EQUAL(len, 0), 1, len))  # 0 / 1 at the origin: the subgradient there is 0
 end
 
 const NORM = register!(Op("norm", infer_reduction; forward=forward_norm,
@@ -164,7 +164,7 @@ Base.minimum(x::Tensor; dims=:) = reduced(MIN, x, dims)
 # Exponential kin ------------------------------------------------------------------------------------------------------
 
 """A row of -Inf has logsumexp -Inf; shifting by 0 instead gives it the gradient 0 rather than NaN."""
-finite(y) = where(EQUAL(y, -Inf), 0, y)
+finite(y) = choose(EQUAL(y, -Inf), 0, y)
 
 function forward_logsumexp(p, out, inputs, attrs)
     x, = inputs

@@ -346,19 +346,25 @@ function joined_rows(rows, parts)
     return concatenate(lines, 1)
 end
 
-"""
-    stack_tensors(tensors; dims)
+@static if isdefined(Base, :stack)  # from Julia 1.9 on
+    import Base: stack
+end
 
-Join tensors of one size along a new axis (the last one unless `dims` says otherwise).
 """
-function stack_tensors(@nospecialize(arrays); dims::Union{Integer,Nothing}=nothing)
+    stack(tensors; dims=:)
+
+Join tensors of one size along a new axis: the last one unless `dims` says otherwise.
+"""
+stack(tensors::Union{AbstractVector{Tensor},Tuple{Tensor,Vararg{Joined}}}; dims=:) = stacked(tensors, dims)
+
+function stacked(@nospecialize(arrays), dims)
     parts = as_tensors(collect(Any, arrays))
     isempty(parts) && throw(ShapeError("stack: at least one array is needed"))
     check_eltypes("stack", parts)
     one_part = parts[1].dims
     all(part -> part.dims == one_part, parts) || throw(ShapeError(
         "stack: all sizes must be equal, got $(join([string(size(q)) for q in parts], " and "))"))
-    axis = dims === nothing ? length(one_part) + 1 : Int(dims)
+    axis = dims isa Colon ? length(one_part) + 1 : Int(dims)
     1 <= axis <= length(one_part) + 1 ||
         throw(ShapeError("stack: axis $axis does not exist in a stack of arrays of size $(Tuple(one_part))"))
     whole = Int[one_part[1:axis-1]; length(parts); one_part[axis:end]]

@@ -1,0 +1,29 @@
+"""
+Neural networks on the automatic differentiation of `AD`: layers, losses, optimizers, training.
+
+The twin of the numpy engine's `network` package, file by file. The batch is the last axis here, the first there.
+"""
+module NETWORK
+
+using LinearAlgebra: BLAS
+using Random: MersenneTwister, randperm
+using ..AD
+using ..AD: Constant, Graph, Tape, Techniques, Tensor, Variable
+
+include("network/initialisers.jl")
+include("network/layers.jl")
+include("network/parameters.jl")
+include("network/chain.jl")
+include("network/losses.jl")
+include("network/metrics.jl")
+include("network/optimizers.jl")
+include("network/threads.jl")
+include("network/steps.jl")
+include("network/trainer.jl")
+
+export Chain, Layer, Dense, RNN, LSTM, GRU, Flatten, Reshape, Activation, Dropout, ParameterSpec, Parameters, as_dict, load!
+export ACTIVATIONS, INITIALISERS, LAYERS, LOSSES, OPTIMIZERS
+export Optimizer, DescentMethod, SGD, Descent, Momentum, RMSProp, Adam, AdamW
+export Accuracy, Mean, accuracy, Evaluation, Trainer, train!, train_epoch!, evaluate, predict, loss_and_gradients
+
+end

@@ -1,0 +1,197 @@
+# A model as a chain of layers over one flat vector of parameters.
+
+"""
+    Chain(layers...; seed=0, dtype=Float32)
+
+Layers applied one after the other; call it with a batch (..., N) to get the outputs (logits), a `Tensor`.
+
+    chain = Chain(Reshape(196, 4), RNN(196 => 64, tanh), Dense(64 => 10); seed=0)
+    logits = chain(x)
+
+Each layer has an id: its own `name`, or that of its type in lower case, numbered when taken (`dense`, `dense2`). A layer
+keeps its id as long as it is in the chain. Parameters are called `<id>.<name>`; their initial values come from `seed` and
+that name alone, so adding or removing a layer changes no other.
+
+Editing (`push!`, `insert!`, `deleteat!`) makes a new `parameters` object, into which the values of the layers that stay
+are copied; the old one is no longer used. What was built from it (a trainer) has to be built again.
+"""
+mutable struct Chain
+    seed::Int
+    ids::Vector{String}
+    layers::Vector{Layer}
+    parameters::Parameters
+end
+
+function Chain(@nospecialize(layers...); seed::Integer=0, dtype::DataType=Float32, vector::Union{Nothing,Vector}=nothing)
+    check_seed(seed)
+    dtype in AD.FLOATS || throw(ConfigurationError("parameters are Float32 or Float64, got $dtype"))
+    ids, added = String[], Layer[]
+    for layer in layers
+        push!(ids, new_id(layer, ids))
+        push!(added, layer)
+    end
+    if vector !== nothing  # somebody else's memory, with values in it
+        eltype(vector) === dtype || throw(ConfigurationError("a vector of $(eltype(vector)) for a model of $dtype"))
+        return Chain(Int(seed), ids, added, Parameters(layout_of(ids, added), vector))
+    end
+    chain = Chain(Int(seed), String[], Layer[], Parameters(layout_of(String[], Layer[]), dtype))
+    become!(chain, ids, added)
+    return chain
+end
+
+# What it computes -----------------------------------------------------------------------------------------------------
+
+(chain::Chain)(@nospecialize(x); training::Bool=false) = applied(chain, chain.parameters.tensors, as_batch(x), training)
+
+as_batch(x::Tensor) = x
+as_batch(x::AbstractArray) = Constant(x)
+
+"""
+The outputs for a batch, with the parameters' values taken from `tensors`, in the order of the vector: this is the
+function that is traced and differentiated.
+"""
+function applied(chain::Chain, tensors::Vector{Tensor}, x::Tensor, training::Bool)
+    ndims(x) > 0 || throw(ShapeError("a chain is called with a batch (..., N), got a number"))
+    y, next = x, 1
+    for (id, layer) in zip(chain.ids, chain.layers)
+        own = Dict{String,Tensor}()
+        for (local_name, _) in parameters(layer)
+            own[local_name] = tensors[next]
+            next += 1
+        end
+        y = AD.scope(id) do
+            output_size(layer, y.dims[1:end-1])
+            forward(layer, y, own, training)
+        end
+    end
+    return y::Tensor
+end
+
+"""
+    sizes(chain, input)
+
+The size of the sample that comes out of each layer, `id => size`, for a sample of size `input`. Throws a `ShapeError`
+naming the layer that doesn't fit what comes to it.
+"""
+function sizes(chain::Chain, input)
+    dims = collect(Int, input)
+    return Pair{String,Vector{Int}}[id => (dims = AD.scope(() -> output_size(layer, dims), id))
+                                    for (id, layer) in zip(chain.ids, chain.layers)]
+end
+
+"""
+    output_size(chain, input)
+
+The size of an output sample for an input sample of size `input`; errors as `sizes`.
+"""
+function output_size(chain::Chain, input)
+    found = sizes(chain, input)
+    return isempty(found) ? collect(Int, input) : found[end].second
+end
+
+"""
+    gradient(f, chain)
+
+The gradient of the number `f(chain)` by each parameter, as a dictionary of arrays by name.
+"""
+function AD.gradient(@nospecialize(f), chain::Chain)
+    output = f(chain)
+    output isa Tensor && length(output) == 1 || throw(ShapeError("gradient: the function must return a number"))
+    targets = chain.parameters.tensors
+    found = no_grad(() -> gradients(Tensor[output], Tensor[AD.spread_to(AD.literal(output.eltype, 1), output.dims)], targets))
+    return Dict{String,Array{eltype(chain.parameters)}}(
+        x.name => g === nothing ? fill!(AD.new_array(x.eltype, x.dims), 0) : copy(value(g)) for (x, g) in zip(targets, found))
+end
+
+# Editing --------------------------------------------------------------------------------------------------------------
+
+Base.push!(chain::Chain, layer::Layer) = insert!(chain, length(chain) + 1, layer)
+Base.append!(chain::Chain, layer::Layer) = push!(chain, layer)
+
+"""
+    insert!(chain, index, layer)
+
+Add `layer` before the layer at `index`.
+"""
+function Base.insert!(chain::Chain, index::Integer, layer::Layer)
+    1 <= index <= length(chain) + 1 || throw(ConfigurationError(
+        "there is no place $index in a chain of $(length(chain)) layers"))
+    ids, layers = copy(chain.ids), copy(chain.layers)
+    insert!(ids, index, new_id(layer, ids))
+    insert!(layers, index, layer)
+    return become!(chain, ids, layers)
+end
+
+"""
+    deleteat!(chain, layer)
+
+Take out the layer with this index or id, and return the chain; its values are lost.
+"""
+function Base.deleteat!(chain::Chain, layer::Union{Integer,AbstractString})
+    i = position_of(chain, layer)
+    keep = setdiff(1:length(chain), i)
+    return become!(chain, chain.ids[keep], chain.layers[keep])
+end
+
+# As a collection of layers --------------------------------------------------------------------------------------------
+
+Base.length(chain::Chain) = length(chain.layers)
+Base.iterate(chain::Chain, i::Int=1) = i > length(chain) ? nothing : (chain.layers[i], i + 1)
+Base.getindex(chain::Chain, layer::Union{Integer,AbstractString}) = chain.layers[position_of(chain, layer)]
+Base.firstindex(chain::Chain) = 1
+Base.lastindex(chain::Chain) = length(chain)
+
+function Base.show(io::IO, chain::Chain)
+    print(io, "Chain of $(length(chain)) layers, $(length(chain.parameters)) parameters, $(eltype(chain.parameters))")
+    width = maximum(Int[0; length.(chain.ids)])
+    for (id, layer) in zip(chain.ids, chain.layers)
+        print(io, "\n  ", rpad(id, width), "  ", layer)
+        specs = parameters(layer)
+        isempty(specs) || print(io, "\n  ", " "^width, "  ", join(["$n $(Tuple(s.dims))" for (n, s) in specs], ", "), ": ",
+            sum(Int[length(s) for (_, s) in specs]))
+    end
+end
+
+# How it works ---------------------------------------------------------------------------------------------------------
+
+function position_of(chain::Chain, layer::Union{Integer,AbstractString})
+    i = layer isa Integer ? Int(layer) : findfirst(==(layer), chain.ids)
+    i !== nothing && 1 <= i <= length(chain) || throw(ConfigurationError(
+        "no layer $(repr(layer)) in this chain of $(length(chain)): $(isempty(chain.ids) ? "empty" : join(chain.ids, ", "))"))
+    return i
+end
+
+specs_of(ids::Vector{String}, layers::Vector{Layer}) =
+    Pair{String,ParameterSpec}["$id.$name" => spec for (id, layer) in zip(ids, layers) for (name, spec) in parameters(layer)]
+
+function layout_of(ids::Vector{String}, layers::Vector{Layer})
+    specs = specs_of(ids, layers)
+    return Layout(String[name for (name, _) in specs], Vector{Int}[spec.dims for (_, spec) in specs])
+end
+
+"""Take over layers with new parameters: old values where the name stays, initial ones elsewhere."""
+function become!(chain::Chain, ids::Vector{String}, layers::Vector{Layer})
+    old = chain.parameters
+    new = Parameters(layout_of(ids, layers), eltype(old))
+    for ((name, spec), array) in zip(specs_of(ids, layers), new.arrays)
+        haskey(old, name) ? (array .= old[name]) : initialise!(array, spec, stream(chain.seed, name))
+    end
+    chain.ids, chain.layers, chain.parameters = ids, layers, new
+    return chain
+end
+
+function new_id(@nospecialize(layer), taken::Vector{String})
+    layer isa Layer || throw(ConfigurationError("a chain is made of layers, got $(repr(layer))"))
+    name = layer_name(layer)
+    if name !== nothing
+        name in taken && throw(ConfigurationError("two layers are called \"$name\"; names in a chain must differ"))
+        return name
+    end
+    base = lowercase(kind(layer))
+    base in taken || return base
+    number = 2
+    while "$base$number" in taken
+        number += 1
+    end
+    return "$base$number"
+end

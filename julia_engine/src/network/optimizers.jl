@@ -1,0 +1,283 @@
+# Optimizers: one update rule each, run over the flat parameter vector in place.
+#
+# The formulas and the places of epsilon are PyTorch's, so that the same settings mean the same thing there. A rule is a
+# loop over one stretch of the vector: the trainer gives each thread a stretch, in blocks that fit the cache together
+# with the gradients that are summed up just before.
+
+"""
+    Optimizer
+
+What all optimizers (the papers' DescentMethod) share: `learning_rate`, which can be set at any time and holds from the
+next step on; `weight_decay`, which adds `weight_decay * parameters` to the gradient (in [`AdamW`](@ref) it is decoupled
+from it); `clip_value`, which limits every element of the gradient to ±`clip_value`; and `clip_norm`, which then limits
+the norm of the whole gradient. Settings only: what a rule keeps between steps is in a `State`.
+"""
+abstract type Optimizer end
+"""The papers' name for [`Optimizer`](@ref)."""
+const DescentMethod = Optimizer
+
+# A smaller epsilon would vanish in Float32 and leave 0 / 0 where a gradient is zero.
+const SMALLEST_EPS = 1e-30
+
+function setting(@nospecialize(who), name::String, @nospecialize(value); at_least=-Inf, above=-Inf, below=Inf)
+    if value isa Real && !(value isa Bool) && isfinite(value) && at_least <= value < below && value > above
+        return Float64(value)
+    end
+    limits = String[]
+    at_least > -Inf && push!(limits, ">= $at_least")
+    above > -Inf && push!(limits, "> $above")
+    below < Inf && push!(limits, "< $below")
+    throw(ConfigurationError("$who: $name must be a finite number $(join(limits, " and ")), got $(repr(value))"))
+end
+optional(who, name, value) = value === nothing ? Inf : setting(who, name, value; above=0.0)
+
+# Clipping that is off limits to infinity.
+common_settings(who, learning_rate, weight_decay, clip_norm, clip_value) = (
+    setting(who, "learning_rate", learning_rate; at_least=0.0), setting(who, "weight_decay", weight_decay; at_least=0.0),
+    optional(who, "clip_norm", clip_norm), optional(who, "clip_value", clip_value))
+
+"""
+    SGD(learning_rate=0.01; momentum=0, nesterov=false, weight_decay=0, clip_norm=nothing, clip_value=nothing)
+
+Gradient descent, with momentum and Nesterov's variant of it: `torch.optim.SGD` without dampening. Also `Descent`.
+
+`velocity = momentum * velocity + gradient`; the step is `velocity`, or for Nesterov `gradient + momentum * velocity`,
+times the learning rate.
+"""
+mutable struct SGD <: Optimizer
+    learning_rate::Float64
+    weight_decay::Float64
+    clip_norm::Float64
+    clip_value::Float64
+    momentum::Float64
+    nesterov::Bool
+end
+
+function SGD(learning_rate=0.01; momentum=0.0, nesterov::Bool=false, weight_decay=0.0, clip_norm=nothing,
+        clip_value=nothing)
+    momentum = setting("SGD", "momentum", momentum; at_least=0.0, below=1.0)
+    nesterov && momentum == 0 && throw(ConfigurationError("SGD: nesterov needs a momentum above 0"))
+    return SGD(common_settings("SGD", learning_rate, weight_decay, clip_norm, clip_value)..., momentum, nesterov)
+end
+"""Flux's name for [`SGD`](@ref)."""
+const Descent = SGD
+"""
+    Momentum(learning_rate=0.01, momentum=0.9; ...)
+
+[`SGD`](@ref) with momentum.
+"""
+Momentum(learning_rate=0.01, momentum=0.9; options...) = SGD(learning_rate; momentum=momentum, options...)
+
+"""
+    RMSProp(learning_rate=0.01, alpha=0.99; eps=1e-8, momentum=0, weight_decay=0, clip_norm=nothing, clip_value=nothing)
+
+Gradient over the root of its running mean square: `torch.optim.RMSprop`, not centred.
+
+`square = alpha * square + (1 - alpha) * gradient²`; the step is `gradient / (sqrt(square) + eps)`, collected in
+`velocity` where there is momentum, times the learning rate.
+"""
+mutable struct RMSProp <: Optimizer
+    learning_rate::Float64
+    weight_decay::Float64
+    clip_norm::Float64
+    clip_value::Float64
+    alpha::Float64
+    eps::Float64
+    momentum::Float64
+end
+
+RMSProp(learning_rate=0.01, alpha=0.99; eps=1e-8, momentum=0.0, weight_decay=0.0, clip_norm=nothing, clip_value=nothing) =
+    RMSProp(common_settings("RMSProp", learning_rate, weight_decay, clip_norm, clip_value)...,
+        setting("RMSProp", "alpha", alpha; at_least=0.0, below=1.0), setting("RMSProp", "eps", eps; at_least=SMALLEST_EPS),
+        setting("RMSProp", "momentum", momentum; at_least=0.0, below=1.0))
+
+for (name, decay, doc) in (
+    (:Adam, 0.0, "Adam (Kingma and Ba 2015, algorithm 1) as `torch.optim.Adam` has it: eps beside the corrected root.\n\n" *
+                 "`mean = beta1 * mean + (1 - beta1) * gradient` and `square` likewise of `gradient²`, both divided by\n" *
+                 "`1 - beta^steps`; the step is `mean / (sqrt(square) + eps)` times the learning rate."),
+    (:AdamW, 0.01, "Adam with decoupled weight decay (Loshchilov and Hutter 2019), as `torch.optim.AdamW` has it.\n\nThe " *
+                   "parameters are first multiplied by `1 - learning_rate * weight_decay`; the gradient knows nothing of it."))
+    who = String(name)
+    head = "    $who(learning_rate=0.001, betas=(0.9, 0.999); eps=1e-8, weight_decay=$decay, clip_norm=nothing, " *
+           "clip_value=nothing)\n\n"
+    @eval begin
+        @doc $(head * doc)
+        mutable struct $name <: Optimizer
+            learning_rate::Float64
+            weight_decay::Float64
+            clip_norm::Float64
+            clip_value::Float64
+            beta1::Float64
+            beta2::Float64
+            eps::Float64
+        end
+        function $name(learning_rate=0.001, betas=(0.9, 0.999); eps=1e-8, weight_decay=$decay, clip_norm=nothing,
+                clip_value=nothing)
+            betas isa Union{Tuple,AbstractVector} && length(betas) == 2 ||
+                throw(ConfigurationError($who * ": betas must be two numbers, got $(repr(betas))"))
+            return $name(common_settings($who, learning_rate, weight_decay, clip_norm, clip_value)...,
+                setting($who, "betas[1]", betas[1]; at_least=0.0, below=1.0),
+                setting($who, "betas[2]", betas[2]; at_least=0.0, below=1.0),
+                setting($who, "eps", eps; at_least=SMALLEST_EPS))
+        end
+    end
+end
+
+"""Optimizers by the name that the bridge gives them."""
+const OPTIMIZERS = Dict{String,Any}("sgd" => SGD, "rmsprop" => RMSProp, "adam" => Adam, "adamw" => AdamW)
+
+"""Names of the vectors, each as long as the parameters, that a rule keeps between steps."""
+state_names(o::SGD) = o.momentum > 0 ? (:velocity,) : ()
+state_names(o::RMSProp) = o.momentum > 0 ? (:square, :velocity) : (:square,)
+state_names(o::Union{Adam,AdamW}) = (:mean, :square)
+
+"""What a rule keeps between steps: their number, and up to two vectors."""
+mutable struct State{T}
+    steps::Int
+    first::Vector{T}
+    second::Vector{T}
+end
+
+function State{T}(optimizer::Optimizer, n::Int) where {T}
+    kept = length(state_names(optimizer))
+    return State{T}(0, zeros(T, kept > 0 ? n : 0), zeros(T, kept > 1 ? n : 0))
+end
+
+"""
+    step!(optimizer, state, vector, gradient)
+
+Update `vector` in place from `gradient`, which clipping overwrites. Throws a `NonFiniteError`, with the parameters
+unchanged, if the norm is to be clipped and is NaN or infinite.
+"""
+function step!(optimizer::Optimizer, state::State{T}, vector::Vector{T}, gradient::Vector{T}) where {T}
+    length(vector) == length(gradient) || throw(ConfigurationError(
+        "step!: expected a gradient of length $(length(vector)), got $(length(gradient))"))
+    GC.@preserve vector gradient state begin
+        n, g = length(vector), pointer(gradient)
+        optimizer.clip_value < Inf && clip!(g, T(optimizer.clip_value), 1, n)
+        scale = 1.0
+        if optimizer.clip_norm < Inf
+            norm = sqrt(Float64(squares(g, 1, n)))
+            isfinite(norm) || throw(NonFiniteError("$(typeof(optimizer)), step $(state.steps + 1): the norm of the " *
+                "gradient is $norm; the parameters were left unchanged. Lower the learning rate, or look for NaN in the data"))
+            scale = clip_scale(optimizer, norm)
+        end
+        scale < 1 && scale!(g, T(scale), 1, n)
+        state.steps += 1
+        update!(optimizer, pointer(vector), g, pointer(state.first), pointer(state.second), 1, n, state.steps)
+    end
+    return nothing
+end
+
+# As torch.nn.utils.clip_grad_norm_ has it, the 1e-6 included.
+clip_scale(o::Optimizer, norm::Float64) = min(1.0, o.clip_norm / (norm + 1e-6))
+
+# The loops. Each works on the elements from `first` to `last`; the caller keeps the memory alive. `ivdep` holds: the
+# vectors do not overlap.
+
+load(p::Ptr, i) = unsafe_load(p, i)
+store!(p::Ptr, v, i) = unsafe_store!(p, v, i)
+
+function update!(o::SGD, p::Ptr{T}, g::Ptr{T}, velocity::Ptr{T}, unused::Ptr{T}, first::Int, last::Int, steps::Int) where {T}
+    rate, decay, momentum = T(o.learning_rate), T(o.weight_decay), T(o.momentum)
+    if o.momentum == 0
+        @inbounds @simd ivdep for i in first:last
+            store!(p, load(p, i) - rate * (load(g, i) + decay * load(p, i)), i)
+        end
+    elseif o.nesterov
+        @inbounds @simd ivdep for i in first:last
+            gi = load(g, i) + decay * load(p, i)
+            v = momentum * load(velocity, i) + gi
+            store!(velocity, v, i)
+            store!(p, load(p, i) - rate * (gi + momentum * v), i)
+        end
+    else
+        @inbounds @simd ivdep for i in first:last
+            v = momentum * load(velocity, i) + load(g, i) + decay * load(p, i)
+            store!(velocity, v, i)
+            store!(p, load(p, i) - rate * v, i)
+        end
+    end
+    return nothing
+end
+
+function update!(o::RMSProp, p::Ptr{T}, g::Ptr{T}, square::Ptr{T}, velocity::Ptr{T}, first::Int, last::Int, steps::Int) where {T}
+    rate, decay, alpha, eps, momentum = T(o.learning_rate), T(o.weight_decay), T(o.alpha), T(o.eps), T(o.momentum)
+    rest, collects = T(1 - o.alpha), o.momentum > 0
+    @inbounds @simd ivdep for i in first:last
+        gi = load(g, i) + decay * load(p, i)
+        s = alpha * load(square, i) + rest * gi * gi
+        store!(square, s, i)
+        store!(g, gi / (root(s) + eps), i)
+    end
+    if collects
+        @inbounds @simd ivdep for i in first:last
+            v = momentum * load(velocity, i) + load(g, i)
+            store!(velocity, v, i)
+            store!(p, load(p, i) - rate * v, i)
+        end
+    else
+        @inbounds @simd ivdep for i in first:last
+            store!(p, load(p, i) - rate * load(g, i), i)
+        end
+    end
+    return nothing
+end
+
+function update!(o::Union{Adam,AdamW}, p::Ptr{T}, g::Ptr{T}, mean::Ptr{T}, square::Ptr{T}, first::Int, last::Int, steps::Int) where {T}
+    decay = o isa AdamW ? zero(T) : T(o.weight_decay)
+    shrink = o isa AdamW ? T(1 - o.learning_rate * o.weight_decay) : one(T)
+    beta1, beta2, rest1, rest2 = T(o.beta1), T(o.beta2), T(1 - o.beta1), T(1 - o.beta2)
+    # The root's correction is moved onto eps and the learning rate: the same quotient, one division less.
+    correction = sqrt(1 - o.beta2^steps)
+    eps, rate = T(o.eps * correction), T(o.learning_rate * correction / (1 - o.beta1^steps))
+    @inbounds @simd ivdep for i in first:last
+        pi = load(p, i) * shrink
+        gi = load(g, i) + decay * pi
+        m = beta1 * load(mean, i) + rest1 * gi
+        s = beta2 * load(square, i) + rest2 * gi * gi
+        store!(mean, m, i)
+        store!(square, s, i)
+        store!(p, pi - rate * (m / (root(s) + eps)), i)
+    end
+    return nothing
+end
+
+root(x) = AD.Kernels.fast_sqrt(x)
+
+function clip!(g::Ptr{T}, limit::T, first::Int, last::Int) where {T}
+    @inbounds @simd ivdep for i in first:last
+        x = load(g, i)
+        store!(g, ifelse(x > limit, limit, ifelse(x < -limit, -limit, x)), i)
+    end
+end
+
+function scale!(g::Ptr{T}, factor::T, first::Int, last::Int) where {T}
+    @inbounds @simd ivdep for i in first:last
+        store!(g, load(g, i) * factor, i)
+    end
+end
+
+"""g += factor h"""
+function add_scaled!(g::Ptr{T}, h::Ptr{T}, factor::T, first::Int, last::Int) where {T}
+    @inbounds @simd ivdep for i in first:last
+        store!(g, load(g, i) + factor * load(h, i), i)
+    end
+end
+
+function squares(g::Ptr{T}, first::Int, last::Int) where {T}
+    total = zero(T)
+    @inbounds @simd for i in first:last
+        total += load(g, i) * load(g, i)
+    end
+    return total
+end
+
+function all_finite(g::Ptr{T}, n::Int) where {T}
+    total = zero(T)
+    @inbounds @simd for i in 1:n
+        total += load(g, i) * zero(T)  # 0, or NaN for what is not finite
+    end
+    return total == 0
+end
+all_finite(values::Array) = GC.@preserve values all_finite(pointer(values), length(values))

@@ -1,0 +1,109 @@
+# All parameters of a model as one flat vector with a named view per tensor.
+#
+# One vector makes the optimizer one loop, a checkpoint one array, a reduction over threads one addition, and gives the
+# bridge one pointer. A gradient vector has the same layout, so the two can be combined without looking at names. The
+# numpy engine lays its vector out in the same way, byte for byte: its shapes are these sizes, reversed.
+
+"""Every tensor starts at a multiple of this many elements: 64 bytes, a cache line, for Float32."""
+const PARAMETER_ALIGNMENT = 16
+
+"""Where each named tensor lies in a flat vector of `length` elements; what lies between them is padding."""
+struct Layout
+    names::Vector{String}
+    dims::Vector{Vector{Int}}
+    offsets::Vector{Int}
+    length::Int
+end
+
+"""Lay the tensors out one after the other, each aligned."""
+function Layout(names::Vector{String}, dims::Vector{Vector{Int}})
+    offsets, last = Int[], 0
+    for d in dims
+        push!(offsets, last)
+        last += cld(prod(d), PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
+    end
+    return Layout(names, dims, offsets, last)
+end
+
+"""The tensors as views into `vector`."""
+views(layout::Layout, vector::Vector) = Any[
+    reshape(view(vector, offset+1:offset+prod(dims)), dims...) for (offset, dims) in zip(layout.offsets, layout.dims)]
+
+"""
+    Parameters
+
+The named parameters of a model. `vector` holds them all, `tensors` has a named `Tensor` for each, by reference: writing
+into the one is writing into the other.
+
+`parameters["rnn.weight"]` is a tensor's values as an array that shares its memory.
+"""
+struct Parameters
+    layout::Layout
+    vector::Vector
+    arrays::Vector{Any}
+    tensors::Vector{Tensor}
+end
+
+function Parameters(layout::Layout, vector::Vector)
+    length(vector) == layout.length || throw(ParameterError(
+        "the parameter vector must have $(layout.length) elements, got $(length(vector))"))
+    arrays = views(layout, vector)
+    return Parameters(layout, vector, arrays, Tensor[Variable(a; name=n) for (a, n) in zip(arrays, layout.names)])
+end
+Parameters(layout::Layout, T::DataType) = Parameters(layout, fill!(Vector{T}(undef, layout.length), 0))
+
+Base.eltype(p::Parameters) = eltype(p.vector)
+Base.keys(p::Parameters) = p.layout.names
+Base.haskey(p::Parameters, name) = name in p.layout.names
+"""Number of parameters, without the padding of the vector."""
+Base.length(p::Parameters) = sum(Int[prod(d) for d in p.layout.dims])
+
+function Base.getindex(p::Parameters, name::AbstractString)
+    i = findfirst(==(name), p.layout.names)
+    i === nothing && throw(ParameterError("no parameter \"$name\"; there are: $(join(keys(p), ", "))"))
+    return p.arrays[i]
+end
+
+"""
+    as_dict(parameters)
+
+Copies of all tensors by name.
+"""
+as_dict(p::Parameters) = as_dict(p.layout, p.vector)
+as_dict(layout::Layout, vector::Vector) =
+    Dict{String,Array{eltype(vector)}}(name => Array(a) for (name, a) in zip(layout.names, views(layout, vector)))
+
+"""
+    load!(parameters, values)
+
+Copy values in by name, rounding to this element type. Throws a `ParameterError`, and changes nothing, unless `values`
+has exactly these names and sizes.
+"""
+function load!(p::Parameters, values::AbstractDict)
+    missing_ = [name for name in keys(p) if !haskey(values, name)]
+    extra = [name for name in keys(values) if !haskey(p, name)]
+    if !isempty(missing_) || !isempty(extra)
+        parts = ["parameters don't match the model"]
+        isempty(missing_) || push!(parts, "missing: $(join(missing_, ", "))")
+        isempty(extra) || push!(parts, "not in the model: $(join(extra, ", "))")
+        throw(ParameterError(join([parts; "the model has: $(join(keys(p), ", "))"], "; ")))
+    end
+    for (name, array) in zip(keys(p), p.arrays)
+        size(values[name]) == size(array) || throw(ParameterError(
+            "parameter $name: expected size $(size(array)), got $(size(values[name]))"))
+        eltype(values[name]) <: Real || throw(ParameterError(
+            "parameter $name: expected real numbers, got $(eltype(values[name]))"))
+    end
+    for (name, array) in zip(keys(p), p.arrays)
+        array .= values[name]
+    end
+    return p
+end
+
+function Base.show(io::IO, p::Parameters)
+    print(io, "Parameters(", length(p), " ", eltype(p), " in ", length(p.arrays), " tensors")
+    for (name, array) in zip(keys(p), p.arrays)
+        print(io, "\n  ", name, " ", size(array))
+    end
+    print(io, ")")
+end

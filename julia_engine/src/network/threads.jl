@@ -1,0 +1,96 @@
+# A team of threads that goes through many steps together.
+#
+# One parallel region runs a whole call, many steps of an epoch; inside it the threads meet at barriers, which are two
+# atomic additions and a short wait. That costs less than starting a task for each step, and allocates nothing.
+
+"""Threads that meet at barriers: how many, how many have arrived, and how often they have met."""
+struct Team
+    size::Int
+    arrived::Threads.Atomic{Int}
+    meetings::Threads.Atomic{Int}
+    broken::Threads.Atomic{Int}
+end
+Team(size::Int) = Team(size, Threads.Atomic{Int}(0), Threads.Atomic{Int}(0), Threads.Atomic{Int}(0))
+
+# Turns of the waiting loop before the processor is offered to others: about 20 µs.
+const PATIENCE = 2000
+
+"""Wait until all have come here; false when one of them never will."""
+@inline function meet!(team::Team)
+    team.size == 1 && return true
+    meeting = team.meetings[]
+    if Threads.atomic_add!(team.arrived, 1) == team.size - 1
+        team.arrived[] = 0
+        Threads.atomic_add!(team.meetings, 1)
+        return true
+    end
+    turns = 0
+    while team.meetings[] == meeting
+        team.broken[] == 0 || return false
+        turns += 1
+        turns < PATIENCE ? ccall(:jl_cpu_pause, Cvoid, ()) : offer_processor()
+        GC.safepoint()
+    end
+    return true
+end
+
+@static if Sys.iswindows()
+    offer_processor() = ccall(:jl_cpu_pause, Cvoid, ())
+else
+    offer_processor() = (ccall(:sched_yield, Cint, ()); nothing)
+end
+
+"""How many threads a team may have: those of Julia, unless this code runs in a parallel region already."""
+function threads_to_use(wanted::Int)
+    ccall(:jl_in_threaded_region, Cint, ()) == 0 || return 1
+    @static if VERSION < v"1.8"
+        Threads.threadid() == 1 || return 1  # there, `@threads` would run one after the other
+    end
+    return min(wanted, Threads.nthreads())
+end
+
+"""
+Run `work(k)` for each k of the team, each in a thread of its own. An exception in one of them is thrown here, after the
+others have left.
+"""
+function together(work, team::Team)
+    team.size == 1 && return (work(1); nothing)
+    team.arrived[] = 0
+    team.broken[] = 0
+    errors = Vector{Any}(nothing, team.size)
+    Threads.@threads :static for k in 1:Threads.nthreads()
+        if k <= team.size
+            try
+                work(k)
+            catch error
+                errors[k] = error
+                team.broken[] = 1
+            end
+        end
+    end
+    for error in errors
+        error === nothing || throw(error)
+    end
+    return nothing
+end
+
+# BLAS threads ---------------------------------------------------------------------------------------------------------
+
+@static if isdefined(BLAS, :get_num_threads)
+    blas_threads() = BLAS.get_num_threads()
+else
+    function blas_threads()
+        try
+            return Int(ccall((BLAS.@blasfunc(openblas_get_num_threads), BLAS.libblas), Cint, ()))
+        catch
+            return 1
+        end
+    end
+end
+
+"""Set the number of BLAS threads where it differs, and return what it was."""
+function set_blas_threads(n::Int)
+    before = blas_threads()
+    before == n || BLAS.set_num_threads(n)
+    return before
+end

@@ -1,0 +1,537 @@
+# The trainer: the papers' central idea. Build and plan once for each batch size, replay for every batch.
+#
+# A mini-batch is gathered straight into the tapes' input buffers, each tape leaves its gradients in one flat vector, and
+# the optimizer runs over that vector: a step allocates nothing. With more than one thread the batch is split into shards,
+# one per thread, each with buffers and a gradient vector of its own and BLAS at one thread; the sum of the gradients is
+# fused with the update, of which every thread does a stretch.
+
+"""Mean loss and share of right answers (NaN where the loss has no notion of a right answer)."""
+struct Evaluation
+    loss::Float64
+    accuracy::Float64
+end
+
+# Samples per forward pass outside training.
+const EVALUATION_BATCH = 1000
+# Elements of a stretch that are summed, then updated, while they are in the cache.
+const BLOCK = 4096
+
+"""
+    Trainer(chain; loss="softmax_cross_entropy", optimizer=SGD(0.01), batch_size=100, threads=Threads.nthreads(),
+        accumulate=1, techniques=Techniques())
+
+Trains a chain on mini-batches.
+
+- `chain`: the model; its parameters are trained in place.
+- `loss`: one of `softmax_cross_entropy`, `binary_cross_entropy`, `mean_squared_error`, or its name.
+- `optimizer`: the update rule.
+- `batch_size`: samples per step; a partial last batch gets a plan of its own.
+- `threads`: how many to use, at most those Julia was started with (`julia -t 2`, or `JULIA_NUM_THREADS`).
+- `accumulate`: mini-batches whose mean gradient makes one update.
+- `techniques`: the switches of the engine, for ablations.
+
+See [`train_epoch!`](@ref), [`train!`](@ref), [`evaluate`](@ref), [`predict`](@ref), [`loss_and_gradients`](@ref).
+"""
+mutable struct Trainer{T,O<:Optimizer}
+    chain::Chain
+    parameters::Parameters
+    vector::Vector{T}
+    loss::Loss
+    optimizer::O
+    state::State{T}
+    batch_size::Int
+    threads::Int
+    accumulate::Int
+    techniques::Techniques
+    team::Team
+    gradient::Vector{T}
+    total::Vector{T}  # of accumulated gradients
+    pending::Int
+    input::Vector{Int}  # the size of a sample that the plans are for
+    output::Vector{Int}
+    plans::Dict{Int,Vector{Shard{T}}}  # by the number of samples
+    single::Union{Nothing,Shard{T}}  # the plan for one sample, where a batch goes through one by one
+    forwards::Dict{Tuple{Int,Bool},Tape}
+    partial::Vector{Float64}  # one number per thread, for sums; a cache line apart
+end
+
+function Trainer(chain::Chain; loss="softmax_cross_entropy", optimizer::Optimizer=SGD(0.01), batch_size=100,
+        threads=Threads.nthreads(), accumulate=1, techniques::Techniques=Techniques())
+    sizes = Int[whole_number("Trainer", name, value)
+                for (name, value) in ("batch_size" => batch_size, "threads" => threads, "accumulate" => accumulate)]
+    return new_trainer(eltype(chain.parameters), chain, loss_of(loss), optimizer, sizes..., techniques)
+end
+
+function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_size::Int, threads::Int, accumulate::Int,
+        techniques::Techniques) where {T,O<:Optimizer}
+    splits = techniques.split_batch && techniques.batched && techniques.replay
+    threads <= Threads.nthreads() || !splits || throw(ConfigurationError("Trainer: threads must be at most " *
+        "$(Threads.nthreads()), with which Julia was started, got $threads; start it with `julia -t $threads`"))
+    n = chain.parameters.layout.length
+    return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(optimizer, n),
+        batch_size, threads, accumulate, techniques, Team(splits ? threads : 1), zeros(T, n),
+        zeros(T, accumulate > 1 ? n : 0), 0, Int[], Int[], Dict{Int,Vector{Shard{T}}}(), nothing,
+        Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)))
+end
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+"""
+    train_epoch!(trainer, x, y, order=1:N)
+
+Train once on all samples, or on those that `order` names, in its order; return the loss of each step, before its update.
+
+- `x`: (..., N), of the parameters' element type.
+- `y`: (..., N), targets of the loss; classes count from 1.
+- `order`: sample numbers, cut into batches as they stand.
+
+Throws a `ShapeError` or `LabelError` when the data does not suit the model, with nothing trained; a `NonFiniteError` when
+a loss or gradient became NaN or infinite, which names the step and the op and layer that first produced it. The
+parameters are then those before that step.
+"""
+function train_epoch!(trainer::Trainer, x::AbstractArray, y::AbstractArray, order::AbstractVector{<:Integer}=1:size(x)[end])
+    losses = zeros(cld(length(order), trainer.batch_size))
+    train_epoch!(trainer, x, y, order, losses)
+    return losses
+end
+
+"""The same, with memory for the losses: with `Array`s of the right element types and one thread, nothing is allocated."""
+function train_epoch!(trainer::Trainer, x::AbstractArray, y::AbstractArray, order::AbstractVector{<:Integer},
+        losses::Vector{Float64})
+    samples = checked_samples!(trainer, x)
+    targets = checked_targets(trainer, y, size(x)[end])
+    rows = checked_order(order, size(x)[end])
+    length(losses) == cld(length(rows), trainer.batch_size) || throw(ShapeError(
+        "train_epoch!: expected room for $(cld(length(rows), trainer.batch_size)) losses, got $(length(losses))"))
+    GC.@preserve samples targets rows losses begin
+        train_steps!(trainer, Data(samples, targets, trainer.loss.classes, rows, size(x)[end]), pointer(losses), 1,
+            length(losses))
+    end
+    return nothing
+end
+
+"""
+    train!(trainer, x, y; epochs=1, shuffle=true, seed=0)
+    train!(chain, x, y; epochs=1, shuffle=true, seed=0, loss, optimizer, batch_size, threads)
+
+Train for some epochs and return the mean loss of each. The order of the samples is drawn anew for every epoch.
+"""
+function train!(trainer::Trainer, x::AbstractArray, y::AbstractArray; epochs::Integer=1, shuffle::Bool=true, seed::Integer=0)
+    random, n = stream(seed, "order"), size(x)[end]
+    return Float64[begin
+        order = shuffle ? randperm(random, n) : collect(1:n)
+        losses = train_epoch!(trainer, x, y, order)
+        mean_loss(losses, n, trainer.batch_size)
+    end for _ in 1:epochs]
+end
+train!(chain::Chain, x::AbstractArray, y::AbstractArray; epochs::Integer=1, shuffle::Bool=true, seed::Integer=0, options...) =
+    train!(Trainer(chain; options...), x, y; epochs=epochs, shuffle=shuffle, seed=seed)
+
+function mean_loss(losses::Vector{Float64}, samples::Int, batch_size::Int)
+    m = Mean()
+    for (step, loss) in enumerate(losses)
+        add!(m, loss, min(batch_size, samples - (step - 1) * batch_size))
+    end
+    return result(m)
+end
+
+"""
+    loss_and_gradients(trainer, x, y)
+
+The training loss of one batch and its gradient by each parameter, by name; nothing is updated.
+"""
+function loss_and_gradients(trainer::Trainer, x::AbstractArray, y::AbstractArray)
+    samples = checked_samples!(trainer, x)
+    targets = checked_targets(trainer, y, size(x)[end])
+    rows = collect(Int64, 1:size(x)[end])
+    loss = GC.@preserve samples targets rows loss_and_gradient!(
+        trainer, Data(samples, targets, trainer.loss.classes, rows, size(x)[end]))
+    return loss, as_dict(trainer.parameters.layout, trainer.gradient)
+end
+
+"""Leave the gradient of all rows of the data, as one batch, in the trainer's gradient vector; return the loss."""
+function loss_and_gradient!(trainer::Trainer{T}, data::Data) where {T}
+    before = set_blas_threads(trainer.threads)
+    try
+        shard = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer), target_type(trainer),
+            data.rows, 1, trainer.gradient, trainer.techniques)[1]
+        GC.@preserve shard run!(shard, data, 0)
+        return Float64(GC.@preserve shard unsafe_load(shard.loss))
+    finally
+        set_blas_threads(before)
+    end
+end
+
+# Evaluation -----------------------------------------------------------------------------------------------------------
+
+"""
+    evaluate(trainer, x, y)
+
+Mean loss and accuracy over all samples, as an `Evaluation`, with dropout off.
+"""
+function evaluate(trainer::Trainer, x::AbstractArray, y::AbstractArray)
+    samples = checked_samples!(trainer, x)
+    targets = checked_targets(trainer, y, size(x)[end])
+    return GC.@preserve samples targets evaluate(
+        trainer, Data(samples, targets, trainer.loss.classes, Int64[], size(x)[end]))
+end
+
+function evaluate(trainer::Trainer, data::Data)
+    loss, right = Mean(), Accuracy()
+    each_part(trainer, data, true) do tape, first, count
+        gather!(address(tape.inputs[1]), address(tape.inputs[2]), unordered(data), first, count)
+        AD.run!(tape)
+        add!(loss, tape.outputs[2][], count)
+        trainer.loss.counts_answers && add!(right, tape.outputs[1], tape.inputs[2])
+    end
+    return Evaluation(result(loss), result(right))
+end
+
+"""
+    predict(trainer, x)
+
+The model's outputs (logits) for all samples, with dropout off.
+"""
+function predict(trainer::Trainer{T}, x::AbstractArray) where {T}
+    samples = checked_samples!(trainer, x)
+    n = size(x)[end]
+    out = Array{T}(undef, trainer.output..., n)
+    GC.@preserve samples out predict!(trainer, Data(samples, samples, false, Int64[], n), address(out))
+    return out
+end
+
+function predict!(trainer::Trainer{T}, data::Data, out::Ptr{UInt8}) where {T}
+    bytes = prod(trainer.output) * sizeof(T)
+    each_part(trainer, data, false) do tape, first, count
+        copy_bytes!(address(tape.inputs[1]), data.x + first * data.x_bytes, count * data.x_bytes)
+        AD.run!(tape)
+        copy_bytes!(out + first * bytes, address(tape.outputs[1]), count * bytes)
+    end
+    return nothing
+end
+
+unordered(d::Data) = Data(d.samples, d.x, d.x_bytes, d.y, d.y_bytes, d.classes, Ptr{Int64}(C_NULL), d.samples, d.base)
+
+function each_part(f, trainer::Trainer, data::Data, with_loss::Bool)
+    before = set_blas_threads(trainer.threads)
+    try
+        for first in 0:EVALUATION_BATCH:data.samples-1
+            count = min(EVALUATION_BATCH, data.samples - first)
+            f(forward_tape!(trainer, count, with_loss), first, count)
+        end
+    finally
+        set_blas_threads(before)
+    end
+end
+
+function forward_tape!(trainer::Trainer{T}, samples::Int, with_loss::Bool) where {T}
+    return get!(trainer.forwards, (samples, with_loss)) do
+        inputs = Tensor[AD.symbol(T, Int[trainer.input; samples], "x")]
+        with_loss && push!(inputs, AD.symbol(target_type(trainer), Int[target_size(trainer); samples], "y"))
+        outputs, nodes = AD.tracing() do
+            outputs = Tensor[applied(trainer.chain, trainer.parameters.tensors, inputs[1], false)]
+            with_loss && push!(outputs, objective(trainer)(outputs[1], inputs[2]))
+            outputs
+        end
+        Tape(AD.prune!(Graph(copy(inputs), outputs, nodes)); techniques=trainer.techniques)
+    end
+end
+
+# Looking at it --------------------------------------------------------------------------------------------------------
+
+"""The training tapes planned so far."""
+tapes(trainer::Trainer) = Tape[shard.tape for (_, shards) in trainer.plans for shard in shards]
+
+"""
+    source(trainer)
+
+The training tapes planned so far as straight-line code, for reading.
+"""
+AD.source(trainer::Trainer) =
+    join(["# $(size(tape.inputs[1])[end]) samples\n$(AD.source(tape))" for tape in tapes(trainer)], "\n\n")
+
+# The steps ------------------------------------------------------------------------------------------------------------
+
+"""
+Train the steps from `first` to `last` of an epoch over `data`, whose order and targets have been checked, and store the
+loss of each.
+"""
+function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first::Int, last::Int)
+    first <= last || return nothing
+    trainer.chain.parameters === trainer.parameters || throw(ConfigurationError(
+        "the chain's layers were changed after this trainer was made; make a new trainer"))
+    how = trainer.techniques
+    if !how.replay || !how.batched
+        failed = plain_steps!(trainer, data, losses, first, last)
+        failed == 0 || throw(explained(trainer, failed, unsafe_load(losses, failed)))
+        return nothing
+    end
+    full, rest = min(trainer.batch_size, data.rows), data.rows % trainer.batch_size
+    shards = shards_for!(trainer, full)
+    others = rest == 0 ? shards : shards_for!(trainer, rest)
+    team = threads_to_use(trainer.team.size) == trainer.team.size && length(shards) > 1 ? trainer.team : ALONE
+    before = set_blas_threads(length(shards) > 1 ? 1 : trainer.threads)
+    steps, pending = trainer.state.steps, trainer.pending
+    failed = 0
+    try
+        if team.size == 1
+            failed = work!(trainer, team, 1, shards, others, data, losses, first, last, steps, pending)
+        else
+            failed = in_team!(trainer, team, shards, others, data, losses, first, last, steps, pending)
+        end
+    finally
+        set_blas_threads(before)
+    end
+    done = pending + (failed == 0 ? last : failed - 1) - first + 1
+    trainer.state.steps = steps + done ÷ trainer.accumulate
+    trainer.pending = done % trainer.accumulate
+    failed == 0 || throw(explained(trainer, failed, unsafe_load(losses, failed)))
+    return nothing
+end
+
+const ALONE = Team(1)
+
+function in_team!(trainer, team, shards, others, data, losses, first, last, steps, pending)
+    failed = Threads.Atomic{Int}(0)
+    together(team) do k
+        found = work!(trainer, team, k, shards, others, data, losses, first, last, steps, pending)
+        k == 1 && (failed[] = found)
+    end
+    return failed[]
+end
+
+"""
+What thread `k` of the team does: in each step its shards, then, when all have met, its stretch of the parameters.
+Returns the step whose loss or gradient was not finite, which all threads notice alike; 0 if there was none.
+"""
+function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, rest::Vector{Shard{T}}, data::Data,
+        losses::Ptr{Float64}, first::Int, last::Int, steps::Int, pending::Int) where {T}
+    n, o, batch, partial = length(trainer.vector), trainer.optimizer, trainer.batch_size, trainer.partial
+    from, to = stretch(n, team.size, k)
+    clips = o.clip_norm < Inf || o.clip_value < Inf
+    for step in first:last
+        start = (step - 1) * batch
+        shards = data.rows - start >= batch || length(full[1].gradient) == 0 ? full : rest
+        j = k
+        finite = true
+        while j <= length(shards)
+            shard = shards[j]
+            run!(shard, data, start)
+            finite &= isfinite(unsafe_load(shard.loss)) && all_finite(pointer(shard.gradient), n)
+            j += team.size
+        end
+        partial[8k] = finite ? 0.0 : 1.0
+        meet!(team) || return 0
+        loss, wrong = 0.0, 0.0
+        for shard in shards
+            loss += unsafe_load(shard.loss)
+        end
+        for m in 1:team.size
+            wrong += partial[8m]
+        end
+        k == 1 && unsafe_store!(losses, loss, step)
+        wrong == 0 || return step
+        pending += 1
+        updates = pending == trainer.accumulate
+        updates && (pending = 0; steps += 1)
+        if clips
+            reduce!(trainer, shards, updates, from, to)
+            if updates
+                meet!(team) || return 0  # nobody reads `partial` any more
+                clip!(trainer, team, k, from, to) || return step
+                update_stretch!(trainer, from, to, steps)
+            end
+        else
+            for block in from:BLOCK:to
+                stop = min(block + BLOCK - 1, to)
+                reduce!(trainer, shards, updates, block, stop)
+                updates && update_stretch!(trainer, block, stop, steps)
+            end
+        end
+        meet!(team) || return 0
+    end
+    return 0
+end
+
+"""The elements from which to which the thread `k` of `threads` updates; stretches begin on cache lines."""
+function stretch(n::Int, threads::Int, k::Int)
+    each = cld(cld(n, 16), threads) * 16
+    return (k - 1) * each + 1, min(k * each, n)
+end
+
+gradient_vector(trainer::Trainer) = trainer.accumulate > 1 ? trainer.total : trainer.gradient
+
+"""Sum the shards' gradients into the first one's, and the mean over several batches into `total`."""
+@inline function reduce!(trainer::Trainer{T}, shards::Vector{Shard{T}}, updates::Bool, from::Int, to::Int) where {T}
+    g = pointer(trainer.gradient)
+    for m in 2:length(shards)
+        add_scaled!(g, pointer(shards[m].gradient), one(T), from, to)
+    end
+    trainer.accumulate > 1 && add_scaled!(pointer(trainer.total), g, T(1 / trainer.accumulate), from, to)
+    return nothing
+end
+
+@inline function update_stretch!(trainer::Trainer{T}, from::Int, to::Int, steps::Int) where {T}
+    g = pointer(gradient_vector(trainer))
+    state = trainer.state
+    if trainer.techniques.flat_parameters
+        update!(trainer.optimizer, pointer(trainer.vector), g, pointer(state.first), pointer(state.second), from, to, steps)
+    else
+        layout = trainer.parameters.layout
+        for i in 1:length(layout.offsets)
+            stop = i < length(layout.offsets) ? layout.offsets[i+1] : layout.length
+            update!(trainer.optimizer, pointer(trainer.vector), g, pointer(state.first), pointer(state.second),
+                max(from, layout.offsets[i] + 1), min(to, stop), steps)
+        end
+    end
+    trainer.accumulate > 1 && scale!(g, zero(T), from, to)
+    return nothing
+end
+
+"""Clip the whole gradient, of which this thread has a stretch; false if its norm is not finite."""
+function clip!(trainer::Trainer{T}, team::Team, k::Int, from::Int, to::Int) where {T}
+    o, g = trainer.optimizer, pointer(gradient_vector(trainer))
+    o.clip_value < Inf && clip!(g, T(o.clip_value), from, to)
+    o.clip_norm < Inf || return true
+    trainer.partial[8k] = Float64(squares(g, from, to))
+    meet!(team) || return false
+    total = 0.0
+    for m in 1:team.size
+        total += trainer.partial[8m]
+    end
+    isfinite(total) || return false
+    factor = clip_scale(o, sqrt(total))
+    factor < 1 && scale!(g, T(factor), from, to)
+    return true
+end
+
+"""The steps without replay, or sample by sample: for ablations."""
+function plain_steps!(trainer::Trainer{T}, data::Data, losses::Ptr{Float64}, first::Int, last::Int) where {T}
+    before = set_blas_threads(trainer.threads)
+    try
+        for step in first:last
+            start = (step - 1) * trainer.batch_size
+            count = min(trainer.batch_size, data.rows - start)
+            if trainer.techniques.replay
+                loss = samples_step!(single_shard!(trainer), data, start, count, trainer.gradient)
+            else
+                x = Array{T}(undef, trainer.input..., count)
+                y = Array{target_type(trainer)}(undef, target_size(trainer)..., count)
+                gather!(address(x), address(y), data, start, count)
+                loss = eager_step!(trainer.chain, objective(trainer), x, y, trainer.gradient)
+            end
+            unsafe_store!(losses, loss, step)
+            isfinite(loss) && all_finite(trainer.gradient) || return step
+            if trainer.accumulate > 1
+                trainer.total .+= trainer.gradient ./ trainer.accumulate
+                trainer.pending += 1
+                trainer.pending == trainer.accumulate || continue
+                trainer.pending = 0
+            end
+            step!(trainer.optimizer, trainer.state, trainer.vector, gradient_vector(trainer))
+            trainer.accumulate > 1 && fill!(trainer.total, 0)
+        end
+    finally
+        set_blas_threads(before)
+    end
+    return 0
+end
+
+"""The error for a step whose loss or gradient is not finite."""
+function explained(trainer::Trainer, step::Int, loss::Float64)
+    reason = nothing
+    if trainer.techniques.replay && trainer.techniques.batched
+        # The step that failed was the last one: all buffers still hold its batch.
+        for (_, shards) in trainer.plans, shard in shards
+            reason === nothing && (reason = AD.diagnose(shard.tape))
+        end
+    end
+    what = isfinite(loss) ? "the gradient is not finite" : "the loss is $loss"
+    because = reason === nothing ? "" : ": $(reason.message)"
+    return NonFiniteError("step $step of the epoch: $what$because. The parameters are those before this step; lower the " *
+        "learning rate or look at this batch")
+end
+
+# Plans and checks, before anything is computed ------------------------------------------------------------------------
+
+function shards_for!(trainer::Trainer{T}, samples::Int) where {T}
+    known = get(trainer.plans, samples, nothing)
+    known === nothing || return known
+    return trainer.plans[samples] = planned(trainer, samples)
+end
+
+function planned(trainer::Trainer{T}, samples::Int) where {T}
+    make(threads) = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
+        target_type(trainer), samples, threads, trainer.gradient, trainer.techniques)
+    threads = samples < 2 * trainer.team.size ? 1 : trainer.team.size
+    shards = make(threads)
+    couples = any(x -> x.op !== nothing && (x.op::AD.Op).couples_batch, shards[1].tape.known)
+    return couples && threads > 1 ? make(1) : shards
+end
+
+function single_shard!(trainer::Trainer{T}) where {T}
+    if trainer.single === nothing
+        trainer.single = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
+            target_type(trainer), 1, 1, zeros(T, length(trainer.gradient)), trainer.techniques)[1]
+    end
+    return trainer.single::Shard{T}
+end
+
+target_size(trainer::Trainer) = target_size(trainer.loss, trainer.output)
+target_type(trainer::Trainer{T}) where {T} = trainer.loss.classes ? Int64 : T
+
+function objective(trainer::Trainer)
+    trainer.loss.name == "softmax_cross_entropy" && !trainer.techniques.fused_loss && return one_hot_cross_entropy
+    return trainer.loss
+end
+
+"""Softmax cross-entropy with one-hot columns, for an ablation."""
+function one_hot_cross_entropy(logits::Tensor, labels::Tensor)
+    identity_matrix = zeros(logits.eltype, logits.dims[1], logits.dims[1])
+    for i in 1:logits.dims[1]
+        identity_matrix[i, i] = 1
+    end
+    one_hot = Constant(identity_matrix)[:, labels]
+    return -mean(sum(one_hot .* log_softmax(logits; dims=1); dims=1))
+end
+
+"""Plan for samples of this size, unless the plans there are for it; throws when the model does not take it."""
+function suit!(trainer::Trainer, dims::Vector{Int})
+    trainer.output = output_size(trainer.chain, dims)
+    trainer.input = dims
+    empty!(trainer.plans)
+    empty!(trainer.forwards)
+    trainer.single = nothing
+    return nothing
+end
+
+same_size(x::AbstractArray, dims::Vector{Int}) =
+    ndims(x) == length(dims) + 1 && all(ntuple(d -> d == ndims(x) || size(x, d) == dims[d], Val(ndims(x))))
+
+function checked_samples!(trainer::Trainer{T}, x::AbstractArray) where {T}
+    eltype(x) === T || throw(DTypeError(
+        "the model is of $T, the samples of $(eltype(x)); convert one of them, for example $T.(x)"))
+    ndims(x) > 0 && size(x)[end] > 0 || throw(ShapeError("there are no samples in an array of size $(size(x))"))
+    trainer.chain.parameters === trainer.parameters || throw(ConfigurationError(
+        "the chain's layers were changed after this trainer was made; make a new trainer"))
+    same_size(x, trainer.input) && !isempty(trainer.output) || suit!(trainer, collect(Int, size(x)[1:end-1]))
+    return x isa Array ? x : Array(x)
+end
+
+# The fast way out first: it allocates nothing.
+function checked_targets(trainer::Trainer{T}, y::AbstractArray, samples::Int) where {T}
+    loss = trainer.loss
+    if loss.classes && y isa Vector{Int64} && length(trainer.output) == 1 && length(y) == samples &&
+       count_outside(y, 1, trainer.output[1]) == 0
+        return y
+    end
+    return checked_targets(loss, trainer.output, samples, y, T)
+end
+
+function checked_order(order::AbstractVector{<:Integer}, samples::Int)
+    rows = order isa Vector{Int64} ? order : collect(Int64, order)
+    isempty(rows) && throw(ShapeError("the order names no samples"))
+    count_outside(rows, 1, samples) == 0 || throw(ShapeError(
+        "order must hold sample numbers from 1 to $samples, got $(minimum(rows)) to $(maximum(rows))"))
+    return rows
+end

@@ -1,0 +1,82 @@
+# What a user types: operators, dots, indexing, the papers' names, Flux's names, and the README's examples.
+
+using TwinGrad.AD: AD
+
+@testset "operators follow Julia's rules" begin
+    a, b, v = randn(3, 4), randn(3, 4), randn(4)
+    x, y, z = Variable(a), Variable(b), Variable(v)
+    for (got, expected) in ((x + y, a + b), (x - b, a - b), (-x, -a), (2x, 2a), (x / 2, a / 2), (x * z, a * v),
+        (x * v, a * v), (a * z, a * v), (x', permutedims(a)), (x' * y, a' * b), (x .* y .+ 1, a .* b .+ 1),
+        (sin.(x), sin.(a)), (x .^ 2, a .^ 2), (x .^ 3 ./ y, a .^ 3 ./ b), (2 .^ x, 2 .^ a), (abs2.(x), abs2.(a)),
+        (max.(x, y, 0), max.(a, b, 0)), (x .> y, a .> b), (ifelse.(x .> 0, x, y), ifelse.(a .> 0, a, b)),
+        (clamp.(x, -0.5, 0.5), clamp.(a, -0.5, 0.5)), (sum(x; dims=1), sum(a; dims=1)), (mean(x; dims=2), mean(a; dims=2)),
+        (var(x; dims=1), var(a; dims=1)), (std(x; dims=2), std(a; dims=2)), (sum(abs2, x; dims=1), sum(abs2, a; dims=1)),
+        (x[2, :], a[2, :]), (x[:, end], a[:, end]), (x[1:2, [1, 4]], a[1:2, [1, 4]]), (x[end:-1:1, 2:3], a[end:-1:1, 2:3]),
+        (x[:], a[:]), (x[5:7], a[5:7]), (x[a.>0], a[a.>0]), (vec(x), vec(a)), (reshape(x, 2, :), reshape(a, 2, :)),
+        ([x; y], [a; b]), ([x y], [a b]), ([x y; y x], [a b; b a]), (cat(x, y; dims=3), cat(a, b; dims=3)),
+        (hcat(x, b), hcat(a, b)), (vcat(a, y), vcat(a, b)), (permuteDims(x, (2, 1)), permutedims(a, (2, 1))),
+        (dropdims(sum(x; dims=1); dims=1), dropdims(sum(a; dims=1); dims=1)), (squeeze(sum(x; dims=1)), vec(sum(a; dims=1))),
+        (maximum(x; dims=1), maximum(a; dims=1)), (stack([x, y]), cat(a, b; dims=3)), (Float32.(x), Float32.(a)),
+        ((t -> 2t^2 + sin(t) / 3 - max(t, 0)).(x), (t -> 2t^2 + sin(t) / 3 - max(t, 0)).(a)),
+        (((s, t) -> s * t + 1).(x, b), a .* b .+ 1), (sum(t -> t^2, x; dims=1), sum(t -> t^2, a; dims=1)),
+        (1 ./ (1 .+ exp.(-x)), 1 ./ (1 .+ exp.(-a))), (x .- mean(x), a .- mean(a)))
+        @test got isa Tensor && size(got) == size(expected)
+        @test value(got) ≈ expected
+    end
+    @test item(sum(x)) ≈ sum(a) && item(mean(x)) ≈ mean(a) && item(maximum(x)) == maximum(a) && item(dot(x, y)) ≈ dot(a, b)
+    @test item(x[2, 3]) == a[2, 3] && item(norm(x)) ≈ norm(a)
+    @test item(sin(x[1]) ^ 2 + 3) ≈ sin(a[1])^2 + 3
+    @test size(x) == (3, 4) && size(x, 3) == 1 && ndims(x) == 2 && length(x) == 12 && eltype(x) == Float64
+    @test occursin("Tensor(", sprint(show, x .+ 1)) && occursin("op=add", sprint(show, x .+ 1))
+    @test [item(t) for t in z] == v
+end
+
+@testset "the papers' names" begin
+    w, x = Variable([1.0 2.0; 3.0 4.0]; name="w"), Constant([5.0, 6.0])
+    y = sum((w * x) .^ 2)
+    order = topological_sort(y)
+    @test order[end] === y && w in order && x isa GraphNode && order[3].op isa Operator
+    @test forward!(order)[] == 17.0^2 + 39.0^2
+    backward!(order)
+    @test w.grad ≈ 2 .* [17.0, 39.0] * [5.0, 6.0]'
+    assign!(w, [1.0 0.0; 0.0 1.0])
+    @test forward!(order)[] == 25 + 36
+    backward!(order)  # set anew
+    @test w.grad ≈ 2 .* [5.0, 6.0] * [5.0, 6.0]'
+    backward!(y)  # added up
+    @test w.grad ≈ 4 .* [5.0, 6.0] * [5.0, 6.0]'
+end
+
+@testset "gradients in Flux's form" begin
+    @test gradient(x -> sum(x .^ 2), [1.0, 2.0]) == ([2.0, 4.0],)
+    @test gradient((x, n) -> sum(x) * n, [1.0, 2.0], 3) == ([3.0, 3.0], nothing)
+    @test gradient(x -> x^2 + 1, 3.0) == (6.0,)
+    r = withgradient((x, y) -> sum(x .* y), [1.0f0], [2.0f0])
+    @test r.val === 2.0f0 && r.grad == ([2.0f0], [1.0f0])
+    @test value_and_grad(x -> sum(x .^ 3))([2.0]) == (8.0, [12.0])
+    @test grad(x -> grad(y -> sum(y .^ 3))(x)[1])([2.0]) == [12.0]
+    v, pull = vjp(x -> x .^ 2, [1.0, 2.0])
+    @test v == [1, 4] && pull([1.0, 1.0]) == ([2.0, 4.0],)
+    @test jvp(x -> x .^ 2, ([1.0, 2.0],), ([1.0, 0.0],)) == ([1.0, 4.0], [2.0, 0.0])
+    @test hvp(x -> sum(x .^ 3), [1.0, 2.0], [1.0, 1.0]) == [6, 12]
+    x = Variable([1.0])
+    @test no_grad(() -> x .* 2).requires_grad == false && (x .* 2).requires_grad
+end
+
+@testset "the README's examples run" begin
+    text = read(joinpath(@__DIR__, "..", "README.md"), String)
+    blocks = [m.captures[1] for m in eachmatch(r"```julia\n(.*?)```"s, text)]
+    @test !isempty(blocks)
+    for block in blocks
+        example = Module()
+        @test (include_string(example, block); true)
+    end
+end
+
+@testset "the table is documented, and a twin" begin
+    for (name, op) in AD.TABLE
+        @test op.name == name && !isempty(op.doc)
+        @test isempty(op.fuses) || !AD.differentiable(op)
+    end
+    @test all(f -> f isa Function || f isa AD.Op, values(AD.FUNCTIONS))
+end
