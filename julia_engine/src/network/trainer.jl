@@ -118,11 +118,10 @@ Train for some epochs and return the mean loss of each. The order of the samples
 """
 function train!(trainer::Trainer, x::AbstractArray, y::AbstractArray; epochs::Integer=1, shuffle::Bool=true, seed::Integer=0)
     random, n = stream(seed, "order"), size(x)[end]
-    return Float64[begin
+    return map(1:epochs) do _
         order = shuffle ? randperm(random, n) : collect(1:n)
-        losses = train_epoch!(trainer, x, y, order)
-        mean_loss(losses, n, trainer.batch_size)
-    end for _ in 1:epochs]
+        mean_loss(train_epoch!(trainer, x, y, order), n, trainer.batch_size)
+    end
 end
 train!(chain::Chain, x::AbstractArray, y::AbstractArray; epochs::Integer=1, shuffle::Bool=true, seed::Integer=0, options...) =
     train!(Trainer(chain; options...), x, y; epochs=epochs, shuffle=shuffle, seed=seed)
@@ -311,7 +310,7 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
     clips = o.clip_norm < Inf || o.clip_value < Inf
     for step in first:last
         start = (step - 1) * batch
-        shards = data.rows - start >= batch || length(full[1].gradient) == 0 ? full : rest
+        shards = data.rows - start >= batch ? full : rest
         j = k
         finite = true
         while j <= length(shards)
