@@ -99,13 +99,15 @@ const has_bytes = Kernels.VECTOR_BYTES[]
     random = AD.MersenneTwister(seed)
     lay(x) = rand(random, Bool) ? Constant(x) : permutedims(Constant(permutedims(x, (2, 1))), (2, 1))
     for trial in 1:150
-        m, k, n = rand(random, (1, 2, 3, 7, 16, 33, 48, 64, 112), 3)
+        m, k, n = rand(random, (1, 2, 3, 7, 16, 33, 48, 64, 84, 112), 3)
         a, b, c = randn(random, T, m, k), randn(random, T, k, n), randn(random, T, m, n)
         @test value(lay(a) * lay(b)) ≈ a * b rtol = 100eps(T)
         f = compile((c, a, b) -> c .+ a' * b)
         @test f(c, permutedims(a), b) ≈ c .+ a * b rtol = 100eps(T)
         @test occursin("matmul_add", source(f))
     end
+    a, b = randn(T, 20, 1200), randn(T, 1200, 400)  # more summands and columns than are done at once
+    @test value(Constant(a) * b) ≈ a * b rtol = 1000eps(T)
     a, b = randn(T, 3, 4, 5, 1), randn(T, 4, 2, 1, 6)
     product = value(matmul(Constant(a), Constant(b)))
     @test size(product) == (3, 2, 5, 6)

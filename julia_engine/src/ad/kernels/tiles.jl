@@ -3,8 +3,8 @@
 # A training step multiplies matrices of a few dozen rows. BLAS copies ("packs") both operands first and was often built
 # before the processor it runs on; a tile of the result that stays in registers needs no copies where the columns of `a`
 # lie in one piece: per summand, its vectors are loaded, the elements of `b`, wherever they lie, are repeated over a
-# vector each, and every pair is multiplied and added. Larger products, and row counts that are no multiple of a vector,
-# are left to BLAS.
+# vector each, and every pair is multiplied and added. Very large products, and rows that do not fill a vector, are
+# left to BLAS.
 
 const Vec{W,T} = NTuple{W,VecElement{T}}
 

@@ -45,8 +45,17 @@ function emit_matmul!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int)
         flip(m) = Memory(m.root, m.address, m.eltype, m.dims[[2; 1; 3:end]], m.strides[[2; 1; 3:end]])
         return emit_matmul!(p, flip(out), flip(b), flip(a), beta)
     end
-    tiled(out.dims[1], out.dims[2], a.dims[2], a.eltype) && leading_dimension(a.dims, a.strides, false) > 0 &&
-        return emit_tiles!(p, out, a, b, beta, lead)
+    tiled(out.dims[1], out.dims[2], a.dims[2], a.eltype) && leading_dimension(a.dims, a.strides, false) > 0 ||
+        return emit_blas!(p, out, a, b, beta, lead)
+    rows = emit_tiles!(p, out, a, b, beta, lead)
+    return rows == out.dims[1] ? nothing : emit_blas!(p, rows_after(out, rows), rows_after(a, rows), b, beta, lead)
+end
+
+"""The rows after the first `n` of every matrix."""
+rows_after(m::Memory, n::Int) =
+    Memory(m.root, m.address + n * sizeof(m.eltype), m.eltype, Int[m.dims[1] - n; m.dims[2:end]], m.strides)
+
+function emit_blas!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int, lead::Int)
     flipped_a = leading_dimension(a.dims, a.strides, false) == 0
     flipped_b = leading_dimension(b.dims, b.strides, false) == 0
     m, k, n = out.dims[1], a.dims[2], out.dims[2]
@@ -67,40 +76,49 @@ function emit_matmul!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int)
     return nothing
 end
 
-const TILED_BYTES = 512 * 1024  # what may be read again and again, so that it should stay in the second-level cache
+# Tiles read one operand again and again: so many summands and columns at a time that it stays in the second-level cache.
+const SUMMED_AT_ONCE = 512
+const CACHED_BYTES = 512 * 1024
+most_multiplications(bytes::Int) = bytes == 64 ? 1024^3 : 256^3  # beyond that, BLAS's packed operands win
 
-"""Whether a product of m × k by k × n is done by tiles: what fits into caches, in rows of whole vectors."""
+"""Whether a product of m × k by k × n is done by tiles: at least one vector of rows, and not too large."""
 function tiled(m::Int, n::Int, k::Int, @nospecialize(T::DataType))
     bytes = Kernels.VECTOR_BYTES[]
-    return bytes > 0 && m > 0 && n > 1 && (m * sizeof(T)) % bytes == 0 && m * k * sizeof(T) <= TILED_BYTES &&
-           k * n * sizeof(T) <= 4 * TILED_BYTES
+    return bytes > 0 && m * sizeof(T) >= bytes && n > 1 && m * n * k <= most_multiplications(bytes)
 end
 
-"""The product by tiles, in bands of as many rows as tiles have."""
+"""
+The product by tiles: in bands of as many rows as tiles have, and in pieces that caches hold. Returns how many rows that
+are; those left over, less than a vector of them, are for BLAS.
+"""
 function emit_tiles!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int, lead::Int)
     T, bytes = out.eltype, Kernels.VECTOR_BYTES[]
     m, k, n = out.dims[1], a.dims[2], out.dims[2]
     stacked = out.dims[3:end]
     count, steps = coalesced(stacked, Vector{Int}[out.strides[3:end], stack_strides(a, stacked), stack_strides(b, stacked)])
     inner = isempty(count) ? 1 : count[1]
-    first(j) = isempty(steps[j]) ? 0 : steps[j][1]
+    step(j) = isempty(steps[j]) ? 0 : steps[j][1]
     lead_a = leading_dimension(a.dims, a.strides, false)
+    columns = max(6, CACHED_BYTES ÷ (min(k, SUMMED_AT_ONCE) * sizeof(T)) ÷ 6 * 6)
+    tiles = bytes == 64 ? ((4, :tiles_64_4), (2, :tiles_64_2), (1, :tiles_64_1)) : ((2, :tiles_32_2), (1, :tiles_32_1))
     row = 0
-    for (vectors, name) in (bytes == 64 ? ((4, :tiles_64_4), (2, :tiles_64_2), (1, :tiles_64_1)) :
-        ((2, :tiles_32_2), (1, :tiles_32_1)))
-        band = vectors * bytes ÷ sizeof(T)
-        rows = (m - row) ÷ band * band
-        rows == 0 && continue
-        for place in CartesianIndices(Tuple(count[2:end]))
-            offset(j) = sum(Int[(place[d] - 1) * steps[j][d+1] for d in 1:length(place)]) * sizeof(T)
-            emit!(p, T, name, (out.address + offset(1) + row * sizeof(T), a.address + offset(2) + row * sizeof(T),
-                    b.address + offset(3), NOWHERE), NOWHERE, (rows, n, k, inner),
-                ((lead, first(1), 0, 0), (lead_a, first(2), 0, 0), (b.strides[1], b.strides[2], first(3), 0), NONE),
-                NONE, (Float64(beta), 0.0))
+    for place in CartesianIndices(Tuple(count[2:end])), from in 0:SUMMED_AT_ONCE:k-1, column in 0:columns:n-1
+        offset(j) = sum(Int[(place[d] - 1) * steps[j][d+1] for d in 1:length(place)])
+        row = 0
+        for (vectors, name) in tiles
+            band = vectors * bytes ÷ sizeof(T)
+            rows = (m - row) ÷ band * band
+            rows == 0 && continue
+            at = (out.address + sizeof(T) * (offset(1) + row + column * lead),
+                a.address + sizeof(T) * (offset(2) + row + from * lead_a),
+                b.address + sizeof(T) * (offset(3) + from * b.strides[1] + column * b.strides[2]), NOWHERE)
+            emit!(p, T, name, at, NOWHERE, (rows, min(columns, n - column), min(SUMMED_AT_ONCE, k - from), inner),
+                ((lead, step(1), 0, 0), (lead_a, step(2), 0, 0), (b.strides[1], b.strides[2], step(3), 0), NONE), NONE,
+                (from == 0 ? Float64(beta) : 1.0, 0.0))
+            row += rows
         end
-        row += rows
     end
-    return nothing
+    return row
 end
 
 stack_strides(m::Memory, stacked::Vector{Int}) =
