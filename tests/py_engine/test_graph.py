@@ -327,6 +327,7 @@ def test_factors_of_one_vanish_unless_they_stretch_the_shape():
 def test_views_that_undo_each_other_vanish():
     assert simplified(lambda x: x.T.T + 1.0, (2, 3)) == ["add"]
     assert simplified(lambda x: x.transpose(1, 2, 0).transpose(1, 2, 0) + 1.0, (2, 3, 4)) == ["transpose", "add"]
+    assert simplified(lambda x: x.transpose(1, 2, 0).transpose(0, 2, 1) + 1.0, (2, 3, 4)) == ["transpose", "add"]
     assert simplified(lambda x: x.reshape(3, 2).reshape(6).reshape(2, 3) + 1.0, (2, 3)) == ["add"]
     assert simplified(lambda x: x.reshape(6).reshape(3, 2) + 1.0, (2, 3)) == ["reshape", "add"]
 

@@ -173,7 +173,7 @@ INSTRUCTIONS = {
         broadcastable,
         operands=2,
     ),
-    "matmul": Instruction(lambda a, b: 0.3 * (a @ b), lambda t, a, b: 0.3 * (a @ b), matrices, operands=2),
+    "matmul": Instruction(lambda a, b: a @ b, lambda t, a, b: a @ b, matrices, operands=2),
     "einsum": Instruction(
         lambda a, b: 0.3 * np.einsum("ij,kj->ki", a, b),
         lambda t, a, b: 0.3 * t.einsum("ij,kj->ki", a, b),

@@ -116,6 +116,38 @@ def test_parts_are_computed_in_their_places():
     assert copies(tape) < copies(apart)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda p: np.reshape(p, 32),
+        lambda p: np.reshape(p[1:3], 16),
+        lambda p: np.reshape(p.T, 32),
+        lambda p: np.exp(p.T),
+        lambda p: np.reshape(p[1:3], 16)[:8] @ p.T,
+        lambda p: ops.softmax_cross_entropy(p, np.array([0, 7, 3, 3])),
+        lambda p: ops.softmax_cross_entropy(p[::2], np.array([0, 7])),
+        lambda p: ops.softmax(p) + ops.logsumexp(p.T, 0)[:, None],
+        lambda p: np.concatenate([p, p], axis=1),
+        lambda p: np.concatenate([p[:2], p[2:]]),
+    ],
+)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", ["product", "elementwise"])
+def test_parts_in_their_places_may_be_used_in_other_ways_too(use, axis, kind, rng):
+    a, b = rng.standard_normal((4, 3)), rng.standard_normal((3, 8))
+
+    def function(a, b):
+        part, other = (a @ b, a @ (b * 2)) if kind == "product" else (np.exp(a @ b), np.sin(a @ b))
+        joined = np.concatenate([part, other], axis=axis)
+        return np.sum(joined**2) + np.sum(use(part) ** 2) + np.sum(part)
+
+    expected = pe.value_and_grad(function, (0, 1))(a, b)
+    value, found = pe.compile(pe.value_and_grad(function, (0, 1)))(a, b)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-12)
+    for ours, eager in zip(found, expected[1], strict=True):
+        np.testing.assert_allclose(ours, eager, rtol=1e-10)
+
+
 def test_equal_expressions_are_computed_once():
     def twice(x):
         return np.sum(np.exp(x) * np.exp(x)) + np.sum(np.exp(x))
@@ -171,6 +203,11 @@ def test_captured_ones_are_not_taken_for_the_number_one():
     np.testing.assert_array_equal(f(np.full(3, 2.0)), [2, 2, 2])
     w.assign([5.0, 6.0, 7.0])
     np.testing.assert_array_equal(f(np.full(3, 2.0)), [10, 12, 14])
+    scalar = pe.tensor(1.0)
+    g = pe.compile(lambda x: x * scalar)
+    assert g(2.0) == 2
+    scalar.assign(5.0)
+    assert g(2.0) == 10
 
 
 def test_a_captured_tensor_may_have_been_computed():
@@ -286,6 +323,14 @@ def test_results_go_into_memory_that_is_given():
     expected = pe.grad(loss, range(4))(*arguments())
     np.testing.assert_allclose(vector, np.concatenate([g.ravel() for g in expected]), rtol=1e-10, atol=1e-14)
     assert all(np.shares_memory(out, vector) for out in tape.outputs[1:])
+
+
+def test_one_value_may_go_into_several_results():
+    first, second = np.zeros(3), np.zeros(3)
+    tape = Tape(trace(lambda x: [y := np.exp(x), y, np.exp(x)], symbols((3,))), {0: first, 1: second})
+    third = tape(np.arange(3.0))[2]
+    for result in (first, second, third):
+        np.testing.assert_array_equal(result, np.exp(np.arange(3.0)))
 
 
 @pytest.mark.parametrize(
