@@ -8,7 +8,7 @@ module NETWORK
 using LinearAlgebra: BLAS
 using Random: MersenneTwister, randperm
 using ..AD
-using ..AD: Constant, Graph, Tape, Techniques, Tensor, Variable
+using ..AD: Constant, Graph, Tape, Techniques, Tensor, Variable, stack
 
 include("network/initialisers.jl")
 include("network/layers.jl")

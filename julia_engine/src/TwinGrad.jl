@@ -23,6 +23,8 @@ for name in names(NETWORK)
 end
 export NETWORK
 
+include("entry.jl")
+
 include("precompile.jl")
 
 end

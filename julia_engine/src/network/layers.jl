@@ -222,7 +222,7 @@ function forward(layer::Recurrent, x::Tensor, parameters::Dict{String,Tensor}, t
     projected = parameters["weight"] * x .+ parameters["bias"]
     steps = Tensor[projected[:, t, :] for t in 1:size(x, 2)]
     states = unrolled(layer, steps, parameters["recurrent"])
-    return layer.returns == "last" ? states[end] : stack_tensors(states; dims=2)
+    return layer.returns == "last" ? states[end] : stack(states; dims=2)
 end
 
 """`count` gates from the gate number `first` on, out of (gates · units, N)."""

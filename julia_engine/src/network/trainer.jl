@@ -262,7 +262,7 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     how = trainer.techniques
     if !how.replay || !how.batched
         failed = plain_steps!(trainer, data, losses, first, last)
-        failed == 0 || throw(explained(trainer, failed, unsafe_load(losses, failed)))
+        failed == 0 || throw(explained(trainer, data, failed, unsafe_load(losses, failed)))
         return nothing
     end
     full, rest = min(trainer.batch_size, data.rows), data.rows % trainer.batch_size
@@ -284,7 +284,7 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     done = pending + (failed == 0 ? last : failed - 1) - first + 1
     trainer.state.steps = steps + done ÷ trainer.accumulate
     trainer.pending = done % trainer.accumulate
-    failed == 0 || throw(explained(trainer, failed, unsafe_load(losses, failed)))
+    failed == 0 || throw(explained(trainer, data, failed, unsafe_load(losses, failed)))
     return nothing
 end
 
@@ -437,11 +437,12 @@ function plain_steps!(trainer::Trainer{T}, data::Data, losses::Ptr{Float64}, fir
 end
 
 """The error for a step whose loss or gradient is not finite."""
-function explained(trainer::Trainer, step::Int, loss::Float64)
+function explained(trainer::Trainer, data::Data, step::Int, loss::Float64)
     reason = nothing
     if trainer.techniques.replay && trainer.techniques.batched
-        # The step that failed was the last one: all buffers still hold its batch.
-        for (_, shards) in trainer.plans, shard in shards
+        # The step that failed was the last one: its buffers still hold its batch.
+        samples = min(trainer.batch_size, data.rows - (step - 1) * trainer.batch_size)
+        for shard in shards_for!(trainer, samples)
             reason === nothing && (reason = AD.diagnose(shard.tape))
         end
     end

@@ -1,0 +1,253 @@
+"""
+C-callable entry points: what a program in another language, in the same process, needs to train a model.
+
+A session is described by integers and floats alone, works on the caller's memory in place, and is known by a number. Rows
+and classes count from 0 here, and shapes are those of C order: (N, ..., features). Each getter (`train_pointer()`)
+returns the address of a function:
+
+- `create(integers, n, floats, m, parameters, length)`: the number of a new session, or minus a status. `parameters` is the
+  flat parameter vector, which the session trains in place; it must outlive the session.
+- `train(session, samples, x, y, rows, order, first, last, losses)`: train the steps `first` to `last` (from 1) of an
+  epoch over the `rows` rows that `order` names, and store the loss of each step in `losses`, which has one for each step
+  of the epoch. So an epoch can be cut into calls.
+- `evaluate(session, samples, x, y, out)`: mean loss and accuracy, two floats.
+- `predict(session, samples, x, out)`: the model's outputs.
+- `gradients(session, samples, x, y, loss, vector)`: the loss of one batch, and its gradient in the layout of the
+  parameters.
+- `free(session)`, and `message(buffer, capacity)`: the last error's message in UTF-8, and its whole length.
+- `allocated(out)`: bytes and allocations of this process so far, two integers.
+
+All but `create` and `message` return a status: 0; 1 for a mistake of the caller's; 2 when a loss or gradient was not
+finite; 3 for anything else. No exception leaves an entry point. All calls come from the thread that started Julia.
+
+The integers: format (1), bits of a float (32 or 64), batch size, threads, loss, optimizer, nesterov (0 or 1), number of
+axes of a sample, their lengths, number of layers, then for each layer its code, the length of its id, the id's bytes, and
+what `add_layer!` reads. The floats: learning rate, momentum, beta1 or alpha, beta2, eps, weight decay, largest norm (0:
+none), then the rate of each dropout.
+"""
+module Entry
+
+using ..AD: EngineError, NonFiniteError, ConfigurationError, ShapeError
+using ..NETWORK: NETWORK, Activation, Adam, AdamW, Chain, Data, Dense, Dropout, Flatten, GRU, LSTM, Layer, Optimizer, RMSProp,
+    RNN, Reshape, SGD, Trainer
+
+const OK, MISTAKE, NOT_FINITE, FAILURE = Cint(0), Cint(1), Cint(2), Cint(3)
+
+# A code is a position in these lists.
+const LOSS_CODES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
+const OPTIMIZER_CODES = ("sgd", "rmsprop", "adam", "adamw")
+const ACTIVATION_CODES = ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
+const LAYER_CODES = ("dense", "rnn", "lstm", "gru", "flatten", "reshape", "activation", "dropout")
+const RETURN_CODES = ("last", "sequence")
+
+const SESSIONS = Dict{Int64,Trainer}()
+const COUNT = Ref{Int64}(0)
+const MESSAGE = Ref{String}("")
+
+"""Run `f()` and return its result; for an exception keep the message and return what `failed` makes of the status."""
+function guarded(f, failed)
+    try
+        return f()
+    catch error
+        MESSAGE[] = try
+            error isa EngineError ? error.message : sprint(showerror, error)
+        catch
+            string(typeof(error))
+        end
+        return failed(error isa NonFiniteError ? NOT_FINITE : error isa EngineError ? MISTAKE : FAILURE)
+    end
+end
+
+function session(number::Int64)
+    trainer = get(SESSIONS, number, nothing)
+    trainer === nothing && throw(ConfigurationError("there is no session $number: it was closed, or never made"))
+    return trainer
+end
+
+# Making a session -----------------------------------------------------------------------------------------------------
+
+"""Reads a description from front to back."""
+mutable struct Reader{T}
+    values::Vector{T}
+    next::Int
+end
+
+function read!(r::Reader)
+    r.next <= length(r.values) || throw(ConfigurationError("the description of the session ends too early"))
+    r.next += 1
+    return r.values[r.next-1]
+end
+read!(r::Reader, n::Integer) = [read!(r) for _ in 1:n]
+
+function chosen(codes, code::Integer, what::String)
+    1 <= code <= length(codes) || throw(ConfigurationError("$what $code is not one of 1:$(length(codes))"))
+    return codes[code]
+end
+
+function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, parameters::Ptr{Cvoid}, length::Int64)::Int64
+    return guarded(status -> -Int64(status)) do
+        settings = Reader(copy(unsafe_wrap(Array, integers, n)), 1)
+        numbers = Reader(copy(unsafe_wrap(Array, floats, m)), 1)
+        format = read!(settings)
+        format == 1 || throw(ConfigurationError("this engine reads session descriptions of format 1, got $format"))
+        bits = read!(settings)
+        bits in (32, 64) || throw(ConfigurationError("expected floats of 32 or 64 bits, got $bits"))
+        trainer = bits == 32 ? new_session(Float32, settings, numbers, Ptr{Float32}(parameters), length) :
+            new_session(Float64, settings, numbers, Ptr{Float64}(parameters), length)
+        COUNT[] += 1
+        SESSIONS[COUNT[]] = trainer
+        return COUNT[]
+    end
+end
+
+function new_session(::Type{T}, settings::Reader, numbers::Reader, parameters::Ptr{T}, length::Int64) where {T}
+    batch_size, threads = read!(settings), read!(settings)
+    loss = chosen(LOSS_CODES, read!(settings), "the loss")
+    optimizer = new_optimizer(chosen(OPTIMIZER_CODES, read!(settings), "the optimizer"), read!(settings) == 1,
+        read!(numbers, 7))
+    input = reverse(read!(settings, read!(settings)))
+    layers, size = Layer[], input
+    for _ in 1:read!(settings)
+        push!(layers, add_layer!(size, settings, numbers))
+        size = NETWORK.output_size(layers[end], size)
+    end
+    vector = unsafe_wrap(Array, parameters, length)
+    chain = Chain(layers...; dtype=T, vector=vector)
+    trainer = Trainer(chain; loss=loss, optimizer=optimizer, batch_size=batch_size, threads=threads)
+    NETWORK.suit!(trainer, input)
+    return trainer
+end
+
+function new_optimizer(name::String, nesterov::Bool, numbers::Vector{Float64})
+    rate, momentum, beta1, beta2, eps, weight_decay, clip = numbers
+    options = (weight_decay=weight_decay, clip_norm=clip > 0 ? clip : nothing)
+    name == "sgd" && return SGD(rate; momentum=momentum, nesterov=nesterov, options...)
+    name == "rmsprop" && return RMSProp(rate, beta1; eps=eps, momentum=momentum, options...)
+    return (name == "adam" ? Adam : AdamW)(rate, (beta1, beta2); eps=eps, options...)
+end
+
+"""The next layer of the description, for samples of size `input`."""
+function add_layer!(input::Vector{Int}, settings::Reader, numbers::Reader)
+    op = chosen(LAYER_CODES, read!(settings), "the layer code")
+    name = String(UInt8.(read!(settings, read!(settings))))
+    op == "flatten" && return Flatten(name=name)
+    op == "reshape" && return Reshape(reverse(read!(settings, read!(settings)))...; name=name)
+    op == "activation" && return Activation(chosen(ACTIVATION_CODES, read!(settings), "the activation"); name=name)
+    op == "dropout" && return Dropout(read!(numbers); seed=read!(settings), name=name)
+    isempty(input) && throw(ShapeError("layer \"$name\": a $op layer needs an axis of features"))
+    sizes = input[1] => read!(settings)
+    op == "dense" && return Dense(sizes; bias=read!(settings) == 1, name=name)
+    if op == "rnn"
+        activation = chosen(ACTIVATION_CODES, read!(settings), "the activation")
+        return RNN(sizes, activation; returns=chosen(RETURN_CODES, read!(settings), "what is returned"), name=name)
+    end
+    returns = chosen(RETURN_CODES, read!(settings), "what is returned")
+    return op == "lstm" ? LSTM(sizes; returns=returns, name=name) : GRU(sizes; returns=returns, name=name)
+end
+
+# Using it -------------------------------------------------------------------------------------------------------------
+
+function data_of(trainer::Trainer{T}, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, rows::Int64, order::Ptr{Int64}) where {T}
+    target_bytes = prod(NETWORK.target_size(trainer)) * sizeof(NETWORK.target_type(trainer))
+    return Data(samples, x, prod(trainer.input) * sizeof(T), y, target_bytes, trainer.loss.classes, order, rows, 0)
+end
+
+"""Check what the rows from `first` to `last` name, and their classes: memory outside the arrays is never touched."""
+function check(trainer::Trainer, data::Data, first::Int, last::Int)
+    data.samples > 0 || throw(ShapeError("there are no samples"))
+    classes, each = trainer.output[1], data.y_bytes >> 3
+    for i in first:last
+        r = NETWORK.row(data, i)
+        0 <= r < data.samples || throw(ShapeError(
+            "order must hold row numbers from 0 to $(data.samples - 1), got $r at place $(i - 1)"))
+        data.classes || continue
+        labels = Ptr{Int64}(data.y + r * data.y_bytes)
+        for j in 1:each
+            0 <= unsafe_load(labels, j) < classes && continue
+            NETWORK.check_classes(trainer.loss, unsafe_wrap(Array, Ptr{Int64}(data.y), data.samples * each), classes, 0)
+        end
+    end
+    return nothing
+end
+
+function train(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, rows::Int64, order::Ptr{Int64}, first::Int64,
+        last::Int64, losses::Ptr{Float64})::Cint
+    return guarded(identity) do
+        train_steps(session(number), samples, x, y, rows, order, first, last, losses)
+        OK
+    end
+end
+
+function train_steps(trainer::Trainer, samples, x, y, rows, order, first, last, losses)
+    data = data_of(trainer, samples, x, y, rows, order)
+    1 <= first && last <= cld(rows, trainer.batch_size) || throw(ShapeError(
+        "steps $first to $last are not all among the $(cld(rows, trainer.batch_size)) of this epoch"))
+    check(trainer, data, (first - 1) * trainer.batch_size + 1, min(last * trainer.batch_size, rows))
+    NETWORK.train_steps!(trainer, data, losses, Int(first), Int(last))
+end
+
+const NO_ORDER = Ptr{Int64}(0)
+
+function evaluate(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, out::Ptr{Float64})::Cint
+    return guarded(identity) do
+        trainer = session(number)
+        data = data_of(trainer, samples, x, y, samples, NO_ORDER)
+        check(trainer, data, 1, samples)
+        found = NETWORK.evaluate(trainer, data)
+        unsafe_store!(out, found.loss, 1)
+        unsafe_store!(out, found.accuracy, 2)
+        OK
+    end
+end
+
+function predict(number::Int64, samples::Int64, x::Ptr{Cvoid}, out::Ptr{Cvoid})::Cint
+    return guarded(identity) do
+        trainer = session(number)
+        NETWORK.predict!(trainer, data_of(trainer, samples, x, C_NULL, samples, NO_ORDER), Ptr{UInt8}(out))
+        OK
+    end
+end
+
+function gradients(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, loss::Ptr{Float64}, vector::Ptr{Cvoid})::Cint
+    return guarded(identity) do
+        trainer = session(number)
+        data = data_of(trainer, samples, x, y, samples, NO_ORDER)
+        check(trainer, data, 1, samples)
+        unsafe_store!(loss, NETWORK.loss_and_gradient!(trainer, data))
+        NETWORK.copy_bytes!(Ptr{UInt8}(vector), NETWORK.address(trainer.gradient), sizeof(trainer.gradient))
+        OK
+    end
+end
+
+free(number::Int64)::Cint = guarded(identity) do
+    session(number)
+    delete!(SESSIONS, number)
+    OK
+end
+
+function message(buffer::Ptr{UInt8}, capacity::Int64)::Int64
+    text = MESSAGE[]
+    GC.@preserve text NETWORK.copy_bytes!(buffer, pointer(text), min(capacity, sizeof(text)))
+    return sizeof(text)
+end
+
+function allocated(out::Ptr{Int64})::Cint
+    return guarded(identity) do
+        now = Base.gc_num()
+        unsafe_store!(out, Base.gc_bytes(), 1)
+        unsafe_store!(out, now.malloc + now.realloc + now.poolalloc + now.bigalloc, 2)
+        OK
+    end
+end
+
+create_pointer() = @cfunction(create, Int64, (Ptr{Int64}, Int64, Ptr{Float64}, Int64, Ptr{Cvoid}, Int64))
+train_pointer() = @cfunction(train, Cint,
+    (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Int64, Ptr{Int64}, Int64, Int64, Ptr{Float64}))
+evaluate_pointer() = @cfunction(evaluate, Cint, (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Float64}))
+predict_pointer() = @cfunction(predict, Cint, (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}))
+gradients_pointer() = @cfunction(gradients, Cint, (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Float64}, Ptr{Cvoid}))
+free_pointer() = @cfunction(free, Cint, (Int64,))
+message_pointer() = @cfunction(message, Int64, (Ptr{UInt8}, Int64))
+allocated_pointer() = @cfunction(allocated, Cint, (Ptr{Int64},))
+
+end

@@ -1,0 +1,153 @@
+# Layers, initialisers, parameters and chains.
+
+using TwinGrad.NETWORK: NETWORK, output_size, sizes, initialise!, stream
+using TwinGrad.AD: AD
+using Random: MersenneTwister
+
+# Each layer with the size of a sample; the batch has three.
+const LAYER_CASES = [
+    (Dense(4 => 3), (4,)), (Dense(4 => 3, relu; bias=false), (4,)), (Dense(4 => 2, softmax), (4, 5)),
+    (RNN(3 => 2), (3, 4)), (RNN(3 => 2, sigmoid; returns="sequence"), (3, 4)), (RNN(3 => 2), (3, 1)),
+    (LSTM(3 => 2), (3, 4)), (LSTM(3 => 2; returns="sequence"), (3, 3)), (LSTM(3 => 2), (3, 1)),
+    (GRU(3 => 2), (3, 4)), (GRU(3 => 2; returns="sequence"), (3, 3)), (GRU(3 => 2), (3, 1)),
+    (Flatten(), (2, 3)), (Reshape(3, 2), (6,)), (Activation(tanh), (4,)), (Activation("softmax"), (4,)),
+    (Activation(softplus), (2, 3)), (Dropout(0.5), (4,)),
+]
+
+function lively_chain(layers...; seed=0)
+    chain = Chain(layers...; seed=seed, dtype=Float64)
+    random = MersenneTwister(seed)
+    foreach(a -> a .= randn(random, size(a)) ./ 2, chain.parameters.arrays)
+    return chain
+end
+
+@testset "gradient of $layer on $input" for (layer, input) in LAYER_CASES
+    chain, random = lively_chain(layer; seed=11), MersenneTwister(12)
+    x = randn(random, input..., 3)
+    arrays = [copy(a) for a in chain.parameters.arrays]
+    f(x, tensors...) = NETWORK.applied(chain, AD.Tensor[tensors...], x, false)
+    gradcheck(f, x, arrays...)
+    @test size(chain(x)) == (output_size(chain, input)..., 3)
+    compiled = compile(f)
+    @test compiled(x, arrays...) ≈ value(chain(x))
+end
+
+@testset "layers against hand formulas" begin
+    chain, x = lively_chain(RNN(3 => 2, tanh)), randn(MersenneTwister(1), 3, 4, 5)
+    w, r, b = (chain.parameters["rnn.$n"] for n in ("weight", "recurrent", "bias"))
+    h = zeros(2, 5)
+    for t in 1:4
+        h = tanh.(w * x[:, t, :] .+ r * h .+ b)
+    end
+    @test value(chain(x)) ≈ h
+
+    σ(x) = 1 ./ (1 .+ exp.(-x))
+    chain = lively_chain(LSTM(3 => 2))
+    w, r, b = (chain.parameters["lstm.$n"] for n in ("weight", "recurrent", "bias"))
+    h, c = zeros(2, 5), zeros(2, 5)
+    for t in 1:4
+        z = w * x[:, t, :] .+ r * h .+ b
+        c = σ(z[3:4, :]) .* c .+ σ(z[1:2, :]) .* tanh.(z[5:6, :])
+        h = σ(z[7:8, :]) .* tanh.(c)
+    end
+    @test value(chain(x)) ≈ h
+
+    chain = lively_chain(GRU(3 => 2))
+    w, r, b = (chain.parameters["gru.$n"] for n in ("weight", "recurrent", "bias"))
+    h = zeros(2, 5)
+    for t in 1:4
+        a, p = w * x[:, t, :] .+ b, r * h
+        reset, z = σ(a[1:2, :] .+ p[1:2, :]), σ(a[3:4, :] .+ p[3:4, :])
+        h = (1 .- z) .* tanh.(a[5:6, :] .+ reset .* p[5:6, :]) .+ z .* h
+    end
+    @test value(chain(x)) ≈ h
+    all_states = Chain(GRU(3 => 2; returns="sequence"); dtype=Float64)
+    load!(all_states.parameters, as_dict(chain.parameters))
+    @test size(all_states(x)) == (2, 4, 5) && value(all_states(x))[:, 4, :] ≈ h
+end
+
+@testset "dropout" begin
+    chain, x = Chain(Dropout(0.25; seed=3); dtype=Float64), ones(100, 100)
+    @test value(chain(x)) == x
+    once, again = value(chain(x; training=true)), value(chain(x; training=true))
+    @test once != again && Set(once) == Set([0.0, 1 / 0.75]) && abs(sum(once .== 0) / 10_000 - 0.25) < 0.03
+    @test value(Chain(Dropout(0.25; seed=3); dtype=Float64)(x; training=true)) == once
+end
+
+@testset "a chain's ids, parameters and edits" begin
+    chain = Chain(Reshape(196, 4), RNN(196 => 64), Dense(64 => 32, relu), Dense(32 => 10); seed=5)
+    @test chain.ids == ["reshape", "rnn", "dense", "dense2"]
+    @test keys(chain.parameters) == ["rnn.weight", "rnn.recurrent", "rnn.bias", "dense.weight", "dense.bias",
+        "dense2.weight", "dense2.bias"]
+    @test sizes(chain, (784,)) == ["reshape" => [196, 4], "rnn" => [64], "dense" => [32], "dense2" => [10]]
+    @test occursin("rnn.weight", sprint(show, chain.parameters)) && occursin("RNN(196 => 64)", sprint(show, chain))
+    @test all(o -> o % 16 == 0, chain.parameters.layout.offsets)
+    before = as_dict(chain.parameters)
+    deleteat!(chain, "dense")
+    push!(chain, Activation(softmax))
+    insert!(chain, 2, Dropout(0.1; name="noise"))
+    @test chain.ids == ["reshape", "noise", "rnn", "dense2", "activation"]
+    after = as_dict(chain.parameters)
+    @test all(after[name] == before[name] for name in keys(after)) && !haskey(after, "dense.weight")
+    @test_throws ShapeError chain(zeros(Float32, 784, 2))
+    @test Chain(Dense(64 => 32, relu); seed=5).parameters["dense.weight"] == before["dense.weight"]
+    @test chain["rnn"] isa RNN && chain[1] isa Reshape && length(chain) == 5
+    vector = collect(Float32, 1:chain.parameters.layout.length)
+    shared = Chain(chain.layers...; vector=vector)
+    @test shared.parameters["rnn.weight"][2, 1] == 2
+    shared.parameters["rnn.weight"][1, 1] = 7
+    @test vector[1] == 7
+end
+
+@testset "the gradient of a chain" begin
+    chain, x, y = lively_chain(Dense(4 => 3, tanh), Dense(3 => 2)), randn(MersenneTwister(2), 4, 6), [1, 2, 1, 1, 2, 2]
+    found = gradient(m -> softmax_cross_entropy(m(x), y), chain)
+    loss, expected = loss_and_gradients(Trainer(chain; threads=1), x, y)
+    @test loss ≈ item(softmax_cross_entropy(chain(x), y))
+    @test all(found[name] ≈ expected[name] for name in keys(expected)) && length(found) == 4
+end
+
+@testset "initialisers" begin
+    draw(init; dims=[200, 300]) = initialise!(zeros(dims...), ParameterSpec(dims, init, 300, 200), stream(1, "w"))
+    moments(a) = (sum(a) / length(a), sum(abs2, a) / length(a))
+    for (name, variance) in ("glorot_uniform" => 2 / 500, "glorot_normal" => 2 / 500, "he_uniform" => 2 / 300,
+        "he_normal" => 2 / 300, "uniform" => 0.01 / 3, "normal" => 0.01)
+        m, s = moments(draw(name))
+        @test abs(m) < 0.002 && isapprox(s, variance; rtol=0.05)
+    end
+    @test maximum(draw("glorot_uniform")) <= sqrt(6 / 500)
+    @test draw("zeros") == zeros(200, 300) && draw("ones") == ones(200, 300)
+    @test isapprox(moments(draw("normal" => (mean=2, std=0)))[1], 2)
+    @test draw((random, dims, i, o) -> fill(3.0, dims...)) == fill(3.0, 200, 300)
+    @test draw("normal") == draw("normal")
+    @test_throws ConfigurationError Dense(2 => 3; weight_init="xavier")
+    @test_throws ConfigurationError Dense(2 => 3; weight_init="normal" => (sd=1,))
+    @test_throws ConfigurationError Dense(2 => 3; weight_init="normal" => (std=NaN,))
+end
+
+"""The message of the engine's error that `f()` ends in; empty if it doesn't."""
+message_of(f) =
+    try
+        f()
+        ""
+    catch error
+        error isa EngineError ? error.message : rethrow()
+    end
+
+@testset "mistakes are named" begin
+    @test occursin("inputs => units", message_of(() -> Dense(3, 4)))
+    @test occursin("units must be an integer >= 1, got 0", message_of(() -> Dense(3 => 0)))
+    @test occursin("activation must be one of", message_of(() -> RNN(3 => 4, sin)))
+    @test occursin("last, sequence", message_of(() -> LSTM(3 => 4; returns="all")))
+    @test occursin(">= 0 and < 1", message_of(() -> Dropout(1.0)))
+    @test occursin("without dots", message_of(() -> Dense(3 => 4; name="a.b")))
+    @test occursin("two layers are called \"a\"", message_of(() -> Chain(Flatten(; name="a"), Flatten(; name="a"))))
+    wrong = message_of(() -> Chain(Dense(3 => 4), Dense(5 => 2; name="head"))(zeros(Float32, 3, 1)))
+    @test occursin("Dense(5 => 2) in layer \"head\"", wrong) && occursin("(5, ...)", wrong) && occursin("(4,)", wrong)
+    @test occursin("no layer \"x\"", message_of(() -> Chain(Flatten())["x"]))
+    parameters = Chain(Dense(3 => 4)).parameters
+    @test occursin("missing: dense.bias", message_of(() -> load!(parameters, Dict("dense.weight" => zeros(4, 3)))))
+    @test occursin("expected size (4, 3), got (3, 4)", message_of(
+        () -> load!(parameters, Dict("dense.weight" => zeros(3, 4), "dense.bias" => zeros(4)))))
+    @test occursin("dense.weight, dense.bias", message_of(() -> parameters["w"]))
+end

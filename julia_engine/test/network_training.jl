@@ -1,0 +1,264 @@
+# Optimizers, losses, metrics and the trainer.
+
+using TwinGrad.NETWORK: NETWORK, State, add!, result, state_names, step!, tapes
+using TwinGrad.AD: AD
+using Random: MersenneTwister, randperm
+
+"""The message of the engine's error that `f()` ends in; empty if it doesn't."""
+message_of(f) =
+    try
+        f()
+        ""
+    catch error
+        error isa EngineError ? error.message : rethrow()
+    end
+
+# Optimizers, against the formulas in their documentation, written for whole vectors --------------------------------------
+
+function by_hand(o::SGD, p, gradients)
+    v = zero(p)
+    for g in gradients
+        g = g .+ o.weight_decay .* p
+        v = o.momentum .* v .+ g
+        p = p .- o.learning_rate .* (o.nesterov ? g .+ o.momentum .* v : v)
+    end
+    return p
+end
+function by_hand(o::RMSProp, p, gradients)
+    s, v = zero(p), zero(p)
+    for g in gradients
+        g = g .+ o.weight_decay .* p
+        s = o.alpha .* s .+ (1 - o.alpha) .* g .^ 2
+        v = o.momentum .* v .+ g ./ (sqrt.(s) .+ o.eps)
+        p = p .- o.learning_rate .* v
+    end
+    return p
+end
+function by_hand(o::Union{Adam,AdamW}, p, gradients)
+    m, s = zero(p), zero(p)
+    for (n, g) in enumerate(gradients)
+        o isa Adam ? (g = g .+ o.weight_decay .* p) : (p = p .* (1 - o.learning_rate * o.weight_decay))
+        m = o.beta1 .* m .+ (1 - o.beta1) .* g
+        s = o.beta2 .* s .+ (1 - o.beta2) .* g .^ 2
+        p = p .- o.learning_rate .* (m ./ (1 - o.beta1^n)) ./ (sqrt.(s ./ (1 - o.beta2^n)) .+ o.eps)
+    end
+    return p
+end
+
+const OPTIMIZER_CASES = [SGD(0.1), SGD(0.1; weight_decay=0.3), Momentum(0.1, 0.9), SGD(0.1; momentum=0.8, nesterov=true,
+        weight_decay=0.1), RMSProp(0.05), RMSProp(0.05, 0.9; momentum=0.5, weight_decay=0.2, eps=1e-4), Adam(0.1),
+    Adam(0.1, (0.8, 0.95); eps=1e-3, weight_decay=0.1), AdamW(0.1), AdamW(0.1; weight_decay=0.5)]
+
+@testset "$(typeof(o)) $i by hand" for (i, o) in enumerate(OPTIMIZER_CASES)
+    random = MersenneTwister(i)
+    start, gradients = randn(random, 37), [randn(random, 37) for _ in 1:6]
+    p, state = copy(start), State{Float64}(o, 37)
+    for g in gradients
+        step!(o, state, p, copy(g))
+    end
+    @test p ≈ by_hand(o, start, gradients) rtol = 1e-12
+    @test state.steps == 6 && length(state_names(o)) == (!isempty(state.first)) + (!isempty(state.second))
+end
+
+@testset "clipping" begin
+    p, g = zeros(4), [3.0, 0.0, -4.0, 0.0]
+    step!(SGD(1.0; clip_norm=1.0), State{Float64}(SGD(), 4), p, copy(g))
+    @test p ≈ -g ./ 5 rtol = 1e-6
+    p = zeros(4)
+    step!(SGD(1.0; clip_value=2.0), State{Float64}(SGD(), 4), p, copy(g))
+    @test p == [-2, 0, 2, 0]
+    p = zeros(4)
+    @test_throws NonFiniteError step!(SGD(1.0; clip_norm=1.0), State{Float64}(SGD(), 4), p, [NaN, 0, 0, 0])
+    @test p == zeros(4)
+    @test_throws ConfigurationError SGD(-1)
+    @test_throws ConfigurationError SGD(0.1; nesterov=true)
+    @test_throws ConfigurationError Adam(0.1, 0.9)
+end
+
+# The trainer ------------------------------------------------------------------------------------------------------------
+
+function problem(T=Float32; samples=53, seed=7)
+    random = MersenneTwister(seed)
+    return randn(random, T, 12, samples), rand(random, 1:3, samples), randperm(random, samples)
+end
+
+model(T=Float32; recurrent=RNN) =
+    Chain(Reshape(4, 3), recurrent(4 => 5; name="recurrent"), Dense(5 => 3; name="output"); seed=1, dtype=T)
+
+"""The parameters and losses after three epochs."""
+function trained(chain; optimizer=SGD(0.1), T=Float32, options...)
+    x, y, order = problem(T)
+    trainer = Trainer(chain; optimizer=optimizer, batch_size=10, options...)
+    losses = vcat((train_epoch!(trainer, x, y, order) for _ in 1:3)...)
+    return copy(chain.parameters.vector), losses, trainer
+end
+
+"""The same by eager gradients and the formulas above."""
+function trained_by_hand(chain, optimizer::SGD, T)
+    x, y, order = problem(T)
+    losses = T[]
+    for _ in 1:3, first in 1:10:length(order)
+        rows = order[first:min(first + 9, end)]
+        push!(losses, item(softmax_cross_entropy(chain(x[:, rows]), y[rows])))
+        found = gradient(m -> softmax_cross_entropy(m(x[:, rows]), y[rows]), chain)
+        for name in keys(chain.parameters)
+            chain.parameters[name] .-= optimizer.learning_rate .* found[name]
+        end
+    end
+    return copy(chain.parameters.vector), losses
+end
+
+const MANY = Threads.nthreads()
+
+@testset "the trainer against eager steps, $recurrent" for recurrent in (RNN, LSTM, GRU)
+    expected, expected_losses = trained_by_hand(model(Float64; recurrent=recurrent), SGD(0.1), Float64)
+    for threads in 1:MANY
+        found, losses, _ = trained(model(Float64; recurrent=recurrent); T=Float64, threads=threads)
+        @test found ≈ expected rtol = 1e-10
+        @test losses ≈ expected_losses rtol = 1e-10
+    end
+end
+
+@testset "every technique gives the same results" begin
+    expected, expected_losses, _ = trained(model(Float64); T=Float64, threads=MANY, optimizer=Adam(0.01))
+    for name in fieldnames(Techniques)
+        how = Techniques(; NamedTuple{(name,)}((false,))...)
+        found, losses, _ = trained(model(Float64); T=Float64, threads=MANY, optimizer=Adam(0.01), techniques=how)
+        @test (name, isapprox(found, expected; rtol=1e-9)) == (name, true)
+        @test (name, isapprox(losses, expected_losses; rtol=1e-9)) == (name, true)
+    end
+end
+
+@testset "split and whole, $(typeof(o)), accumulate=$n" for o in (SGD(0.1; momentum=0.9), Adam(0.01; clip_norm=0.05),
+        RMSProp(0.01; clip_value=0.01)), n in (1, 2)
+    whole, losses, trainer = trained(model(Float64); T=Float64, threads=1, optimizer=o, accumulate=n)
+    @test trainer.state.steps == 18 ÷ n
+    split, split_losses, _ = trained(model(Float64); T=Float64, threads=MANY, optimizer=o, accumulate=n)
+    @test split ≈ whole rtol = 1e-10
+    @test split_losses ≈ losses rtol = 1e-10
+end
+
+@testset "an epoch in pieces is the epoch" begin
+    x, y, order = problem()
+    whole, _, _ = trained(model(); threads=MANY)
+    chain = model()
+    trainer = Trainer(chain; optimizer=SGD(0.1), batch_size=10, threads=MANY)
+    losses = zeros(6)
+    NETWORK.suit!(trainer, [12])
+    GC.@preserve x y order losses for _ in 1:3, (first, last) in ((1, 2), (3, 3), (4, 6))
+        NETWORK.train_steps!(trainer, NETWORK.Data(x, y, true, order, 53), pointer(losses), first, last)
+    end
+    @test chain.parameters.vector == whole
+end
+
+allocated_by(trainer, x, y, order, losses) = @allocated train_epoch!(trainer, x, y, order, losses)
+
+@testset "a whole epoch allocates nothing, $T $(typeof(o))" for T in (Float32, Float64),
+    o in (SGD(0.1), Adam(0.01; clip_norm=1.0), RMSProp(0.01; momentum=0.5))
+
+    x, y, order = problem(T)
+    trainer, losses = Trainer(model(T); optimizer=o, batch_size=10, threads=1), zeros(6)
+    train_epoch!(trainer, x, y, order, losses)
+    allocated_by(trainer, x, y, order, losses)
+    @test allocated_by(trainer, x, y, order, losses) == 0
+    # With threads: one parallel region for the whole call, however many steps it has.
+    trainer = Trainer(model(T); optimizer=o, batch_size=10, threads=MANY)
+    long = repeat(order, 20)
+    many = zeros(106)
+    train_epoch!(trainer, x, y, long, many)
+    allocated_by(trainer, x, y, long, many)
+    @test allocated_by(trainer, x, y, long, many) <= 4000
+end
+
+@testset "poisoned scratch" begin
+    x, y, order = problem()
+    chain = model()
+    trainer = Trainer(chain; batch_size=10, threads=MANY, optimizer=SGD(0.1))
+    start = copy(chain.parameters.vector)
+    losses = train_epoch!(trainer, x, y, order)
+    expected = copy(chain.parameters.vector)
+    for byte in (0x00, 0xff)
+        chain.parameters.vector .= start
+        foreach(tape -> poison!(tape, byte), tapes(trainer))
+        @test train_epoch!(trainer, x, y, order) == losses
+        @test chain.parameters.vector == expected
+    end
+end
+
+@testset "a loss that is not finite is explained and leaves the parameters" begin
+    x, y, order = problem()
+    for threads in unique((1, MANY)), bad in (NaN32, Inf32)
+        chain = model()
+        trainer = Trainer(chain; batch_size=10, threads=threads, optimizer=SGD(0.1))
+        spoiled = copy(x)
+        spoiled[3, order[25]] = bad
+        text = message_of(() -> train_epoch!(trainer, spoiled, y, order))
+        @test occursin("step 3 of the epoch", text) && occursin("input 1", text)
+        chain2 = model()
+        train_epoch!(Trainer(chain2; batch_size=10, threads=threads, optimizer=SGD(0.1)), x, y, order[1:20])
+        @test chain.parameters.vector == chain2.parameters.vector
+        @test all(isfinite, train_epoch!(trainer, x, y, order))  # the trainer stays usable
+    end
+    chain = Chain(Dense(12 => 3, softplus; name="big"), Dense(3 => 3))
+    chain.parameters["big.weight"] .= 1f38
+    trainer = Trainer(chain; batch_size=10, threads=MANY)
+    text = message_of(() -> train_epoch!(trainer, x, y, order))
+    @test occursin("step 1", text) && occursin("op \"", text) && occursin("layer \"big\"", text)
+end
+
+@testset "losses, evaluation, prediction" begin
+    x, y, _ = problem(Float64; samples=2300)
+    chain = model(Float64)
+    trainer = Trainer(chain; threads=MANY)
+    logits = predict(trainer, x)
+    @test logits ≈ value(chain(x)) && size(logits) == (3, 2300)
+    found = evaluate(trainer, x, y)
+    @test found.loss ≈ item(softmax_cross_entropy(chain(x), y))
+    @test found.accuracy == accuracy(logits, y) == sum(argmax(logits[:, i]) == y[i] for i in 1:2300) / 2300
+    binary = Chain(Dense(12 => 1); dtype=Float64)
+    targets = Float64.(y .== 1)
+    trainer = Trainer(binary; loss=binary_cross_entropy, threads=MANY)
+    before = evaluate(trainer, x, targets)
+    train!(trainer, x, targets; epochs=2)
+    @test evaluate(trainer, x, targets).loss < before.loss && before.loss ≈ item(
+        binary_cross_entropy(Chain(Dense(12 => 1); dtype=Float64)(x), reshape(targets, 1, :)))
+    @test isnan(evaluate(Trainer(binary; loss=:mean_squared_error, threads=1), x, targets).accuracy)
+    many = Chain(Reshape(4, 3), RNN(4 => 5; returns="sequence"), Dense(5 => 3); dtype=Float64)
+    labels = [x[4t-3, i] > 0 ? 1 : 3 for t in 1:3, i in 1:2300]
+    @test train!(many, x, labels; epochs=3, optimizer=Adam(0.01), threads=MANY)[3] < log(2)
+    with_dropout = Chain(Dense(12 => 30, relu), Dropout(0.5), Dense(30 => 3); dtype=Float64)
+    trainer = Trainer(with_dropout; threads=MANY)
+    train_epoch!(trainer, x, y)
+    @test evaluate(trainer, x, y) === evaluate(trainer, x, y)
+end
+
+@testset "metrics" begin
+    m = Mean()
+    @test isnan(result(m)) && result(add!(add!(m, 1.0, 3), 5.0)) == 2
+    @test accuracy([1 2; 3 2], [2, 1]) == 1 && accuracy([1.0 -1.0], [1 0]) == 1 && accuracy([1.0, -1.0], [0, 0]) == 0.5
+    @test_throws ShapeError accuracy(zeros(3, 2), [1, 2, 3])
+end
+
+@testset "data that does not suit is named, and nothing is trained" begin
+    x, y, order = problem()
+    chain = model()
+    start = copy(chain.parameters.vector)
+    trainer = Trainer(chain; batch_size=10, threads=MANY)
+    bad = copy(y)
+    bad[[8, 20]] .= 4
+    text = message_of(() -> train_epoch!(trainer, x, bad, order))
+    @test occursin("from 1 to 3", text) && occursin("got 4 in sample 8", text) && occursin("2 of 53", text)
+    @test occursin("Float32", message_of(() -> train_epoch!(trainer, Float64.(x), y)))
+    @test occursin("(53,), got (52,)", message_of(() -> train_epoch!(trainer, x, y[1:52])))
+    @test occursin("integer labels", message_of(() -> train_epoch!(trainer, x, Float32.(y))))
+    @test occursin("from 1 to 53", message_of(() -> train_epoch!(trainer, x, y, [0, 1])))
+    @test occursin("12 elements", message_of(() -> train_epoch!(trainer, x[1:11, :], y)))
+    @test occursin("no samples", message_of(() -> train_epoch!(trainer, x[:, 1:0], y[1:0])))
+    @test occursin("unknown loss", message_of(() -> Trainer(chain; loss="hinge")))
+    @test occursin("batch_size", message_of(() -> Trainer(chain; batch_size=0)))
+    @test occursin("julia -t", message_of(() -> Trainer(chain; threads=MANY + 1)))
+    @test chain.parameters.vector == start
+    push!(chain, Activation(tanh))
+    @test occursin("make a new trainer", message_of(() -> train_epoch!(trainer, x, y)))
+    @test train_epoch!(Trainer(model()), view(x, :, 1:53), UInt8.(y)) == train_epoch!(Trainer(model()), x, y)
+end
