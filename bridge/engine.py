@@ -329,8 +329,16 @@ def _lacks_compiler() -> str:
     return ""
 
 
+def _lacks_julia() -> str:
+    """Why there is no Julia that works here."""
+    from bridge.julia import status  # only here: the other engines have no need of it
+
+    return status().problem
+
+
 _ROWS = (
     Registered("numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",)),
+    Registered("julia", "TwinGrad Julia", "bridge.adapters.julia:JuliaSession", (), lacks=_lacks_julia),
     Registered("manual", "Hand-written numpy", "bridge.adapters.manual:ManualSession", ("numpy",)),
     Registered("torch", "PyTorch", "bridge.adapters.torch:TorchSession", ("torch",), extra="torch"),
     Registered(

@@ -23,14 +23,14 @@ IN_PROCESS = ("numpy", "manual", "torch")
 
 
 def test_every_engine_has_a_row_and_an_adapter_file() -> None:
-    assert engine.names() == ["numpy", "manual", "torch", "torch-compile"]
+    assert engine.names() == ["numpy", "julia", "manual", "torch", "torch-compile"]
     folder = Path(engine.__file__).parent / "adapters"
     modules = {engine.get(name).module for name in engine.names()}
     assert modules == {f"bridge.adapters.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"}
 
 
 def test_an_unknown_engine_is_named_with_the_known_ones() -> None:
-    with pytest.raises(EngineUnavailableError, match=r"no engine 'torhc'.*did you mean 'torch'.*numpy, manual"):
+    with pytest.raises(EngineUnavailableError, match=r"no engine 'torhc'.*did you mean 'torch'.*numpy, julia, manual"):
         engine.get("torhc")
 
 

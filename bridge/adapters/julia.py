@@ -1,0 +1,262 @@
+"""Our Julia engine, in this process: numpy's memory goes in and out as it is, through the engine's entry points.
+
+Julia starts with the first session and with that session's threads; a session with more needs another process. A spec
+reaches Julia as integers and floats. An epoch is cut into calls of a few milliseconds, so that ctrl-C is heard.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Mapping
+from ctypes import POINTER, c_int, c_int64, c_uint8, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from bridge import julia, weights
+from bridge.checks import DataCheck
+from bridge.engine import Evaluation, Optimizer
+from bridge.errors import JuliaError, JuliaUnavailableError
+from bridge.julia.environment import child_environment
+from bridge.julia.interface import Runtime, literal
+from bridge.spec import GRU, LSTM, RNN, Activation, Dense, Dropout, Flatten, Layer, ModelSpec, Reshape
+from py_engine.errors import ConfigurationError, NonFiniteError
+from py_engine.network.parameters import FlatVector
+from py_engine.network.parameters import Layout as _Layout
+
+__all__ = ["ENGINE", "JuliaSession", "describe", "load_engine"]
+
+Array = NDArray[Any]
+
+ENGINE = Path(__file__).parents[2] / "julia_engine"
+"""The folder of the Julia engine's sources."""
+
+_STEPS_PER_CALL = 50
+"""Steps of an epoch in one call of Julia, in which ctrl-C is not heard: about 10 ms for the papers' networks."""
+
+# Positions, from 1, in the lists of julia_engine/src/entry.jl.
+_LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
+_OPTIMIZERS = ("sgd", "rmsprop", "adam", "adamw")
+_ACTIVATIONS = ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
+_LAYERS = ("dense", "rnn", "lstm", "gru", "flatten", "reshape", "activation", "dropout")
+_RETURNS = ("last", "sequence")
+_FORMAT = 1
+
+
+def describe(
+    spec: ModelSpec, optimizer: Optimizer, batch_size: int, dtype: np.dtype[Any], threads: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """A session as the integers and floats that `create` of julia_engine/src/entry.jl reads."""
+    sample = spec.input.sample
+    integers: list[int] = [_FORMAT, 8 * dtype.itemsize, batch_size, threads, _code(_LOSSES, spec.loss.op)]
+    integers += [_code(_OPTIMIZERS, optimizer.name), int(optimizer.nesterov), len(sample), *sample, len(spec.layers)]
+    # RMSProp's one decay stands where Adam's first one does.
+    beta1, beta2 = (optimizer.alpha, 0.0) if optimizer.name == "rmsprop" else optimizer.betas
+    floats: list[float] = [optimizer.learning_rate, optimizer.momentum, beta1, beta2, optimizer.eps]
+    floats += [optimizer.weight_decay or 0.0, optimizer.clip_norm or 0.0]
+    for layer in spec.layers:
+        name = layer.id.encode()
+        integers += [_code(_LAYERS, layer.op), len(name), *name, *_arguments(layer)]
+        if isinstance(layer, Dropout):
+            floats.append(layer.rate)
+    return np.array(integers, np.int64), np.array(floats, np.float64)
+
+
+def _arguments(layer: Layer) -> list[int]:
+    match layer:
+        case Dense():
+            return [layer.units, int(layer.bias)]
+        case RNN():
+            return [layer.units, _code(_ACTIVATIONS, layer.activation), _code(_RETURNS, layer.returns)]
+        case LSTM() | GRU():
+            return [layer.units, _code(_RETURNS, layer.returns)]
+        case Flatten():
+            return []
+        case Reshape():
+            return [len(layer.shape), *layer.shape]
+        case Activation():
+            return [_code(_ACTIVATIONS, layer.activation)]
+        case Dropout():
+            return [0]  # the seed of the numpy engine's sessions
+    raise ConfigurationError(f"layer {layer.id!r}: the Julia engine has no {layer.op}")
+
+
+def _code(known: tuple[str, ...], name: str) -> int:
+    return known.index(name) + 1
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """The entry points of julia_engine/src/entry.jl, which describes them."""
+
+    create: Callable[..., int]
+    train: Callable[..., int]
+    evaluate: Callable[..., int]
+    predict: Callable[..., int]
+    gradients: Callable[..., int]
+    free: Callable[..., int]
+    message: Callable[..., int]
+    allocated: Callable[..., int]
+
+
+_SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
+    "create": ([c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64], c_int64),
+    "train": ([c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p], c_int),
+    "evaluate": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p], c_int),
+    "predict": ([c_int64, c_int64, c_void_p, c_void_p], c_int),
+    "gradients": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "free": ([c_int64], c_int),
+    "message": ([POINTER(c_uint8), c_int64], c_int64),
+    "allocated": ([c_void_p], c_int),
+}
+
+_loaded: tuple[Runtime, _Entries] | None = None
+
+
+def load_engine(threads: int) -> tuple[Runtime, _Entries]:
+    """Start Julia with this many threads, unless it runs, and load the engine into it.
+
+    Raises `JuliaUnavailableError` when Julia can't be started here, or runs with fewer threads.
+    """
+    global _loaded
+    if _loaded is None:
+        here = julia.runtime(threads)
+        here.evaluate(f"pushfirst!(LOAD_PATH, {literal(ENGINE)}); nothing")
+        _compile_ahead(here)
+        here.evaluate("import TwinGrad; nothing")
+        pointers = {
+            name: here.function_pointer(f"TwinGrad.Entry.{name}_pointer", arguments, result)
+            for name, (arguments, result) in _SIGNATURES.items()
+        }
+        _loaded = here, _Entries(**pointers)
+    here, entries = _loaded
+    there = int(here.evaluate("Threads.nthreads()") or 1)
+    if there < threads:
+        raise JuliaUnavailableError(
+            f"Julia runs in this process already, with {there} threads: threads={threads} needs a new process"
+        )
+    return here, entries
+
+
+def _compile_ahead(here: Runtime) -> None:
+    """Let Julia compile the engine in a process of its own and keep the result: inside Python it may not be able to.
+
+    Does nothing where that has been done. What it can't do is done when the engine is loaded.
+    """
+    if here.evaluate(_IS_COMPILED):
+        return
+    command = [here.julia.executable, "--startup-file=no", f"--project={ENGINE}", "-e", "import TwinGrad"]
+    environment = child_environment(1, here.julia.kernels)
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+
+
+# Whether a compiled TwinGrad that is not out of date lies among Julia's files.
+_IS_COMPILED = """
+let id = Base.identify_package("TwinGrad"), path = Base.locate_package(id)
+    any(file -> Base.stale_cachefile(path, file) !== true, Base.find_all_in_cache_path(id))
+end
+"""
+
+
+class JuliaSession:
+    """A `Session` of julia_engine. All calls come from the thread that made the first session of the process.
+
+    After an error of a step the session stays usable: the parameters are those before that step.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        params: Mapping[str, Array],
+        optimizer: Optimizer,
+        batch_size: int,
+        dtype: DTypeLike = "float32",
+        threads: int = 1,
+    ) -> None:
+        dtype = np.dtype(dtype)
+        weights.check(params, spec, dtype)
+        self._number = 0
+        self._spec = spec
+        self._batch_size = batch_size
+        self._check = DataCheck(spec, dtype)
+        self._parameters = FlatVector(_Layout.of({n: p.shape for n, p in spec.parameters().items()}), dtype)
+        for name, array in self._parameters.arrays.items():
+            array[...] = params[name]
+        self._runtime, self._entries = load_engine(threads)
+        integers, floats = describe(spec, optimizer, batch_size, dtype, threads)
+        vector = self._parameters.vector
+        number = self._entries.create(
+            integers.ctypes.data, len(integers), floats.ctypes.data, len(floats), vector.ctypes.data, len(vector)
+        )
+        self._raise(-number if number < 0 else 0)
+        self._number = number
+
+    def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `Session.train_epoch`."""
+        x, y = self._check.batch(x, y)
+        order = self._check.order(order, x)
+        steps = -(-len(order) // self._batch_size)
+        losses = np.empty(steps, np.float64)
+        samples, at_x, at_y, rows, at_order = len(x), x.ctypes.data, y.ctypes.data, len(order), order.ctypes.data
+        at_losses, each, train = losses.ctypes.data, _STEPS_PER_CALL, self._entries.train
+        for first in range(1, steps + 1, each):
+            last = min(first + each - 1, steps)
+            status = train(self._number, samples, at_x, at_y, rows, at_order, first, last, at_losses)
+            if status:
+                self._raise(status)
+        return losses
+
+    def evaluate(self, x: Array, y: Array) -> Evaluation:
+        """See `Session.evaluate`."""
+        x, y = self._check.batch(x, y)
+        found = np.empty(2)
+        self._raise(self._entries.evaluate(self._number, len(x), x.ctypes.data, y.ctypes.data, found.ctypes.data))
+        return Evaluation(float(found[0]), float(found[1]))
+
+    def predict(self, x: Array) -> Array:
+        """See `Session.predict`."""
+        x = self._check.features(x)
+        out = np.empty((len(x), *self._spec.output), x.dtype)
+        self._raise(self._entries.predict(self._number, len(x), x.ctypes.data, out.ctypes.data))
+        return out
+
+    def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
+        """See `Session.loss_and_gradients`."""
+        x, y = self._check.batch(x, y)
+        loss, gradient = np.empty(1), self._parameters.zeros_like()
+        self._raise(
+            self._entries.gradients(
+                self._number, len(x), x.ctypes.data, y.ctypes.data, loss.ctypes.data, gradient.vector.ctypes.data
+            )
+        )
+        return float(loss[0]), gradient.as_dict()
+
+    def params(self) -> dict[str, Array]:
+        """See `Session.params`."""
+        return self._parameters.as_dict()
+
+    def allocated(self) -> tuple[int, int]:
+        """Bytes and allocations of Julia in this process so far, by its own counters."""
+        found = np.empty(2, np.int64)
+        self._raise(self._entries.allocated(found.ctypes.data))
+        return int(found[0]), int(found[1])
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        if self._number:
+            self._entries.free(self._number)
+            self._number = 0
+
+    def _raise(self, status: int) -> None:
+        """Raise what an entry point's status and message say; nothing for status 0."""
+        if status == 0:
+            return
+        buffer = (c_uint8 * 4096)()
+        size = min(self._entries.message(ctypes.cast(buffer, POINTER(c_uint8)), len(buffer)), len(buffer))
+        message = bytes(buffer[:size]).decode("utf-8", errors="replace")
+        kind = {1: ConfigurationError, 2: NonFiniteError}.get(status, JuliaError)
+        raise kind(message)

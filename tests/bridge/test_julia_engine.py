@@ -1,0 +1,157 @@
+"""The Julia engine behind the protocol: it computes what the numpy engine computes, and its errors come as Python's.
+
+Each session lives in a worker, since Julia and the torch of other tests must not share a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bridge import engine
+from bridge.adapters import julia as adapter
+from bridge.engine import Optimizer
+from bridge.julia.find import Julia
+from bridge.spec import ModelSpec
+from bridge.worker import Worker
+from py_engine.errors import ConfigurationError, LabelError, NonFiniteError
+
+Made = Callable[..., Any]
+TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
+
+SEGMENTS = {"op": "reshape", "shape": [4, 3]}
+DENSE = {"op": "dense", "units": 4}
+MODELS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "mlp": ([{"op": "dense", "units": 8}, {"op": "activation", "activation": "relu"}, DENSE], "softmax_cross_entropy"),
+    "dense without bias": ([DENSE | {"bias": False}], "mean_squared_error"),
+    "activations": (
+        [
+            *(
+                layer
+                for name in ("tanh", "sigmoid", "softplus", "identity", "softmax")
+                for layer in ({"op": "dense", "units": 7}, {"op": "activation", "activation": name})
+            ),
+            {"op": "dense", "units": 1},
+        ],
+        "binary_cross_entropy",
+    ),
+    "rnn on rnn": (
+        [SEGMENTS, {"op": "rnn", "units": 6, "returns": "sequence"}, {"op": "rnn", "units": 5}, DENSE],
+        "softmax_cross_entropy",
+    ),
+    "many to many": ([SEGMENTS, {"op": "lstm", "units": 5, "returns": "sequence"}, DENSE], "softmax_cross_entropy"),
+    "gru": (
+        [SEGMENTS, {"op": "gru", "units": 5, "returns": "sequence"}, {"op": "flatten"}, DENSE],
+        "mean_squared_error",
+    ),
+}
+OPTIMIZERS = [
+    Optimizer("sgd", 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    Optimizer("rmsprop", 0.01, alpha=0.9, momentum=0.5),
+    Optimizer("adam", 0.01, betas=(0.8, 0.9), clip_norm=0.1),
+    Optimizer("adamw", 0.01),
+]
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def worker(julia: Julia, request: pytest.FixtureRequest) -> Iterator[Worker]:
+    with Worker("julia", request.param) as made:
+        yield made
+
+
+def assert_close(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    assert set(found) == set(expected)
+    for name, array in expected.items():
+        assert found[name].shape == array.shape
+        distance, size = np.linalg.norm(found[name] - array), np.linalg.norm(array)
+        assert distance <= tolerance * size, f"{name}: ‖a - b‖ = {distance:.2e}, ‖b‖ = {size:.2e}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_it_computes_what_the_numpy_engine_computes(
+    worker: Worker, kind: str, dtype: str, model: Made, random_params: Made, random_data: Made, rng: np.random.Generator
+) -> None:
+    layers, loss = MODELS[kind]
+    made = model([12], *layers, loss=loss, dtype=dtype)
+    params, (x, y) = random_params(made, dtype), random_data(made, 53, dtype)
+    order, sgd = rng.permutation(53), Optimizer("sgd", 0.05)
+    worker.build(made, params, sgd, 8, dtype)
+    twin = engine.get("numpy").build(made, params, sgd, 8, dtype, 1)
+    value, gradients = worker.loss_and_gradients(x, y)
+    expected, expected_gradients = twin.loss_and_gradients(x, y)
+    assert value == pytest.approx(expected, rel=TOLERANCE[dtype])
+    assert_close(gradients, expected_gradients, TOLERANCE[dtype])
+    assert_close(
+        {"losses": worker.train_epoch(x, y, order)}, {"losses": twin.train_epoch(x, y, order)}, TOLERANCE[dtype]
+    )
+    assert_close(worker.params(), twin.params(), 10 * TOLERANCE[dtype])
+    assert_close({"outputs": worker.predict(x)}, {"outputs": twin.predict(x)}, 10 * TOLERANCE[dtype])
+    found, expected_evaluation = worker.evaluate(x, y), twin.evaluate(x, y)
+    assert found.loss == pytest.approx(expected_evaluation.loss, rel=10 * TOLERANCE[dtype])
+    assert found.accuracy == pytest.approx(expected_evaluation.accuracy, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_optimizers_take_the_numpy_engines_steps(
+    worker: Worker, optimizer: Optimizer, small_paper_model: ModelSpec, random_params: Made, random_data: Made
+) -> None:
+    params, (x, y) = random_params(small_paper_model, "float64"), random_data(small_paper_model, 300, "float64")
+    order = np.arange(300)
+    worker.build(small_paper_model, params, optimizer, 4, "float64")
+    twin = engine.get("numpy").build(small_paper_model, params, optimizer, 4, "float64", 1)
+    for _ in range(2):
+        assert_close({"losses": worker.train_epoch(x, y, order)}, {"losses": twin.train_epoch(x, y, order)}, 1e-9)
+    assert_close(worker.params(), twin.params(), 1e-8)
+
+
+def test_arrays_that_lie_otherwise_in_memory_are_handled(
+    worker: Worker, small_paper_model: ModelSpec, random_params: Made, random_data: Made
+) -> None:
+    params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 40)
+    worker.build(small_paper_model, params, OPTIMIZERS[0], 8)
+    expected = worker.predict(x)
+    for other in (np.asfortranarray(x), np.repeat(x, 2, axis=0)[::2]):
+        assert np.array_equal(worker.predict(other), expected)
+    assert worker.evaluate(x, y) == worker.evaluate(np.asfortranarray(x), y.astype(np.int32))
+
+
+def test_a_mistake_or_a_nan_leaves_the_session_usable(
+    worker: Worker, small_paper_model: ModelSpec, random_params: Made, random_data: Made
+) -> None:
+    params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 40)
+    worker.build(small_paper_model, params, Optimizer("sgd", 0.1), 8)
+    order = np.arange(40)
+    with pytest.raises(LabelError, match="from 0 to 3"):
+        worker.train_epoch(x, y + 4, order)
+    spoiled = x.copy()
+    spoiled[0, 0] = np.nan
+    with pytest.raises(NonFiniteError, match=r"step 1 of the epoch: the loss is NaN: input 1"):
+        worker.train_epoch(spoiled, y, order)
+    assert_close(worker.params(), params, 0)
+    assert np.isfinite(worker.train_epoch(x, y, order)).all()
+
+
+def test_an_exception_in_julia_comes_with_its_message(
+    worker: Worker, small_paper_model: ModelSpec, random_params: Made
+) -> None:
+    params = random_params(small_paper_model)
+    with pytest.raises(ConfigurationError, match=r"Adam: eps must be a finite number >= 1.0e-30, got 1.0e-40"):
+        worker.build(small_paper_model, params, Optimizer("adam", 0.1, eps=1e-40), 8)
+    worker.build(small_paper_model, params, Optimizer("adam", 0.1), 8)
+
+
+def test_the_codes_of_a_description_are_the_engines() -> None:
+    source = (adapter.ENGINE / "src" / "entry.jl").read_text(encoding="utf-8")
+    for codes in (adapter._LOSSES, adapter._OPTIMIZERS, adapter._ACTIVATIONS, adapter._LAYERS, adapter._RETURNS):
+        assert "(" + ", ".join(f'"{name}"' for name in codes) + ")" in source
+
+
+def test_a_layers_id_is_data_and_never_code(model: Made) -> None:
+    made = model([12], DENSE | {"id": "layer_x"})
+    integers, floats = adapter.describe(made, Optimizer("sgd", 0.1), 8, np.dtype("float32"), 1)
+    assert integers.dtype == np.int64 and floats.dtype == np.float64
+    assert bytes(integers.astype(np.uint8)).find(b"layer_x") > 0
