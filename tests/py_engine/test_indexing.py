@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, note
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -67,6 +67,7 @@ def gradient_by_numpy(shape, index, weights):
     return total
 
 
+@settings(max_examples=300)
 @given(arrays_with_indices(), st.integers(0, 2**32 - 1))
 def test_any_index_gives_what_numpy_gives(case, seed):
     shape, index = case

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, note
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from py_engine.ad.plan import ALIGNMENT, Plan, Value, plan
@@ -102,6 +102,7 @@ class Machine:
                 self.check(i)
 
 
+@settings(max_examples=500)
 @given(value_lists(), st.booleans(), st.booleans())
 def test_every_value_is_intact_whenever_it_is_read(values, in_place, reuse):
     planned = plan(values, in_place, reuse)

@@ -274,7 +274,7 @@ def assert_close(ours, theirs, what):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11 * scale, err_msg=what)
 
 
-many_draws = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+many_draws = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @many_draws
