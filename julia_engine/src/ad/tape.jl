@@ -18,7 +18,8 @@ end
     Tape(graph; results=Dict(), techniques=Techniques())
 
 A compiled graph, which belongs to the tape from then on. `results` gives memory to compute outputs into, by position
-(gradients into a parameter vector); the others get memory of their own.
+(gradients into a parameter vector, `reshape(view(vector, range), dims)`); the others get memory of their own. The tape
+keeps alive what it is given; what stands behind an array of `unsafe_wrap` is the caller's to keep alive.
 
 - `inputs`: the arrays to fill before [`run!`](@ref).
 - `outputs`: the arrays that `run!` fills.
