@@ -59,7 +59,7 @@ def gradients(outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Seque
     Args:
         outputs: what is differentiated.
         seeds: for each output the upstream gradient, of its shape and dtype.
-        targets: the tensors to differentiate by.
+        targets: the tensors to differentiate by; they require a gradient.
 
     Returns:
         For each target a tensor of its shape and dtype, or None where no output depends on it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,7 +116,7 @@ class Compiled:
 
     Python code runs only while tracing: branches and loops are fixed by the first call of each shape, and a
     branch on a value raises. Tensors that the function captures are read anew at every call; numpy arrays that
-    it captures are read by reference, too. Results are copies.
+    it captures are read by reference, too. Results are copies. Threads may call it, one after the other.
 
     Inside another transform, and on tensors that require a gradient, the function itself is called instead: its
     results are then tensors that can be differentiated.
@@ -125,19 +126,22 @@ class Compiled:
         self.function = function
         self.techniques = techniques
         self.tapes: dict[Any, tuple[Tape, Any]] = {}
+        self._lock = threading.Lock()  # a tape belongs to one thread at a time
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: ArrayLike | Tensor) -> Any:
         """Replay the function on these arguments.
 
         Raises:
-            TraceError: the function branches on a value, or is called while another one is being traced.
+            TraceError: the function branches on a value, or returns something other than tensors.
         """
-        if _inside_transform() or any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
+        recorded = STATE.recording and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+        if recorded or _inside_transform():
             return self.function(*args)  # a tape's results are arrays: the derivative would be lost
         arrays = _arrays(args)
-        tape, structure = self._tape(arrays)
-        return _packed(structure, [np.array(out) for out in tape(*arrays)])
+        with self._lock:
+            tape, structure = self._tape(arrays)
+            return _packed(structure, [np.array(out) for out in tape(*arrays)])
 
     def _tape(self, arrays: Sequence[Array]) -> tuple[Tape, Any]:
         key = tuple((a.shape, a.dtype) for a in arrays)

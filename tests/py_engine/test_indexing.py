@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import py_engine as pe
 from py_engine import ops
+from py_engine.ad.ops.shape import covers
 from py_engine.errors import DTypeError, ShapeError, TraceError
 
 # Random indices -------------------------------------------------------------------------------------------
@@ -109,6 +110,12 @@ def test_gradients_of_slices_that_overlap_or_leave_gaps_add_up(pairs, seed):
 
     np.testing.assert_allclose(pe.grad(total)(x), expected, rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(pe.compile(pe.grad(total))(x), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_places_that_overlap_very_often_are_no_mosaic():
+    for times in (2**16, 2**16 + 1):  # 0 and 1 for a counter of two bytes
+        assert not covers((2,), ((0,),) * times + ((1,),))
+    assert covers((2,), ((0,), (1,)))
 
 
 # Arrays of positions --------------------------------------------------------------------------------------

@@ -472,6 +472,24 @@ def test_threads_trace_and_replay_side_by_side():
     assert not failures
 
 
+def test_threads_may_share_a_compiled_function():
+    f = pe.compile(lambda x: np.sum(np.exp(np.log(x) * 2)) / len(x))
+    failures = []
+
+    def work(k):
+        x = np.full(20_000, float(k))  # long enough for numpy to let other threads run
+        for _ in range(50):
+            if not np.isclose(f(x), k * k):
+                failures.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
 # Looking at a tape ----------------------------------------------------------------------------------------
 
 

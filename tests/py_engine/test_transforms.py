@@ -224,6 +224,13 @@ def test_a_compiled_function_on_a_tensor_that_requires_a_gradient_keeps_it():
     np.testing.assert_array_equal(x.grad, [2, 4])
 
 
+def test_inside_no_grad_a_compiled_function_is_replayed_on_such_tensors_too():
+    f = pe.compile(lambda x: np.sum(x**2))
+    with pe.no_grad():
+        assert f(pe.tensor([1.0, 2.0], requires_grad=True)) == 5
+    assert len(f.tapes) == 1
+
+
 def test_a_compiled_function_sees_the_variables_of_a_gradient_around_it():
     f = pe.grad(lambda x: pe.compile(lambda y: x * y)(2.0))
     assert f(3.0) == 2

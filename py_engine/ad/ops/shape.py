@@ -232,7 +232,7 @@ def _infer_assemble(*parts: Tensor, shape: Shape, indices: tuple[Index, ...]) ->
 @lru_cache(maxsize=1024)
 def layers(shape: Shape, indices: tuple[Index, ...]) -> tuple[int, int]:
     """Return how many of the places hold the least and the most often covered element: (1, 1) is a mosaic."""
-    counts = np.zeros(shape, np.uint16)
+    counts = np.zeros(shape, np.uint32)
     for index in indices:
         counts[as_index(index)] += 1
     return (int(counts.min()), int(counts.max())) if counts.size else (1, 1)
