@@ -1,0 +1,147 @@
+"""The shared test vectors, replayed: eagerly and compiled, in float64 and in float32.
+
+The Julia engine replays the same files in `julia_engine/test/ad_vectors.jl`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+from py_engine import Tensor, ops
+from py_engine.ad.graph import gradients
+
+
+def load_generator() -> Any:
+    """The module `tests/vectors/generate.py` (test folders are not packages, so it cannot be imported)."""
+    path = Path(__file__).parents[1] / "vectors" / "generate.py"
+    spec = importlib.util.spec_from_file_location("vectors_generate", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load_generator()
+VECTORS = generate.read()
+TOLERANCE = {np.float64: 1e-10, np.float32: 1e-5}
+
+
+# What the attributes' texts mean --------------------------------------------------------------------------
+
+
+def axes(text: str) -> Any:
+    """`2` is a number, `0,2` and `2,` are tuples, and so is nothing."""
+    return tuple(map(int, filter(None, text.split(",")))) if "," in text or not text else int(text)
+
+
+def shape(text: str) -> tuple[int, ...]:
+    return tuple(map(int, filter(None, text.split(","))))
+
+
+def places(text: str) -> tuple[Any, ...]:
+    """Each place as an index of the op `assemble`: (start, stop, step) per axis."""
+    return tuple(
+        tuple((item.start, item.stop, item.step) for item in generate.index_of(place)) for place in text.split("|")
+    )
+
+
+PARSE: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("axis", "axes", "source", "destination", "axes_a", "axes_b"), axes),
+    **dict.fromkeys(("ddof", "axis1", "axis2"), int),
+    **dict.fromkeys(("a_min", "a_max", "constant_values", "rate"), float),
+    "keepdims": lambda text: text == "1",
+    "shape": shape,
+    "pad_width": lambda text: tuple(map(tuple, np.reshape(shape(text), (-1, 2)).tolist())),
+    "index": lambda text: generate.index_of(text),
+    "places": places,
+    "subscripts": str,
+    "dtype": np.dtype,
+}
+
+# How a vector is called where it is not `ops.name(*operands, **attributes)`.
+CALLS: dict[str, Callable[..., Tensor]] = {
+    "concatenate": lambda *parts, axis: ops.concatenate(parts, axis),
+    "stack": lambda *parts, axis: ops.stack(parts, axis),
+    "slice": lambda x, index: x[index],
+    "gather": lambda x, i: x[i],
+    "scatter": lambda g, i, shape: ops.TABLE["scatter"](g, i, pattern=("array",), shape=shape),
+    "assemble": lambda *parts, places, shape: ops.assemble(parts, places, shape),
+    "tensordot": lambda a, b, axes_a, axes_b: ops.tensordot(a, b, (axes_a, axes_b)),
+    "einsum": lambda *operands, subscripts: ops.einsum(subscripts, *operands),
+    "dropout": lambda x, rate: ops.dropout(x, rate, np.random.default_rng(1)),
+    "dropout_mask": lambda x, rate: ops.TABLE["dropout_mask"](x, rate=rate, generator=np.random.default_rng(1)),
+    "softmax_cross_entropy_gradient": lambda g, x, y: ops.TABLE["softmax_cross_entropy_gradient"](
+        g, x, ops.logsumexp(x, -1), y
+    ),
+}
+
+
+def label(vector: Any) -> str:
+    sizes = " ".join(str(x.shape).replace(" ", "") for x in vector.operands)
+    return f"{vector.name} {sizes} {';'.join(f'{k}={v}' for k, v in vector.attributes.items())}".strip()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("vector", VECTORS, ids=label)
+def test_replay(vector, dtype):
+    arrays = [x.astype(dtype) if x.dtype == np.float64 else x for x in vector.operands]
+    upstream = None if vector.upstream is None else vector.upstream.astype(dtype)
+    wanted = [i for i, g in enumerate(vector.gradients) if g is not None]
+    expected = [vector.result, *(vector.gradients[i] for i in wanted)]
+    attributes = {key: PARSE[key](text) for key, text in vector.attributes.items()}
+    call = CALLS.get(vector.name) or getattr(ops, vector.name, None) or ops.TABLE[vector.name]
+
+    def outputs(*operands: Tensor) -> list[Tensor]:
+        y = call(*operands, **attributes)
+        return [y, *gradients([y], [Tensor(upstream)], [operands[i] for i in wanted])] if wanted else [y]
+
+    eager = outputs(*(Tensor(x, requires_grad=i in wanted) for i, x in enumerate(arrays)))
+    compiled = pe.compile(outputs)(*arrays)
+    for way, results in (("eager", [x.numpy() for x in eager]), ("compiled", compiled)):
+        for place, (result, value) in enumerate(zip(results, expected, strict=True)):
+            what = f"{way}: {f'gradient {wanted[place - 1]}' if place else 'result'}"
+            assert result.dtype == (dtype if value.dtype == np.float64 else value.dtype), what
+            assert result.shape == value.shape, what
+            distance = np.linalg.norm(np.ravel(result.astype(np.float64) - value))
+            assert distance <= TOLERANCE[dtype] * np.linalg.norm(np.ravel(value.astype(np.float64))), what
+
+
+def test_every_op_and_function_is_covered():
+    assert set(ops.TABLE) | PUBLIC <= {vector.name for vector in VECTORS}
+
+
+PUBLIC = {
+    name
+    for name, function in vars(ops).items()
+    if callable(function) and getattr(function, "__annotations__", {}).get("return") == "Tensor"
+    and any("Operand" in str(hint) for key, hint in function.__annotations__.items() if key != "return")
+    and not name.startswith(("_", "as_tensor"))
+}  # fmt: skip
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="needs a long double of more than 64 bits")
+def test_files_are_what_the_generator_computes():
+    computed = generate.compute()
+    assert [(v.name, v.attributes) for v in computed] == [(v.name, v.attributes) for v in VECTORS]
+    for fresh, stored in zip(computed, VECTORS, strict=True):
+        pairs = [(fresh.upstream, stored.upstream), (fresh.result, stored.result)]
+        pairs += list(zip(fresh.operands, stored.operands, strict=True))
+        pairs += list(zip(fresh.gradients, stored.gradients, strict=True))
+        for new, old in pairs:
+            assert (new is None) == (old is None), label(stored)
+            if new is not None:
+                assert new.dtype == old.dtype and new.shape == old.shape, label(stored)
+                np.testing.assert_allclose(new, old, rtol=1e-12, atol=1e-13, err_msg=label(stored))
+
+
+def test_files_stay_small():
+    assert sum(path.stat().st_size for path in generate.FOLDER.glob("*.*") if path.suffix in (".bin", ".tsv")) < 300_000

@@ -1,0 +1,551 @@
+"""Test vectors that both engines replay: operands, upstream gradient, result and gradients of every op and function.
+
+    python tests/vectors/generate.py        writes `index.tsv` and `values.bin` beside this file
+
+No engine takes part: results are numpy formulas in extended precision, and gradients are their central differences of
+eighth order, good to about 15 digits.  Where a function has a kink, the convention that both engines follow is
+written out as a formula.  All operands are numbers that float32 holds exactly, so that one file serves both precisions.
+
+`values.bin` holds elements of eight bytes, little-endian, in C order; `index.tsv` has one line per call:
+
+    name  attributes  operands  upstream  result  gradients
+
+Attributes are `key=value;key=value`; arrays are `dtype:shape:offset`, separated by `;`, with the offset in bytes and
+dtype float64, int64 or bool (stored as int64).  Without a gradient there stands `-`.  An index is written as one item
+per axis, `position` or `start:count:step`, or `new`; places (of `assemble`) are indices separated by `|`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parent
+HEADER = ("name", "attributes", "operands", "upstream", "result", "gradients")
+EXACT = np.longdouble
+"""Extended precision: 64 bits of mantissa on x86-64, 113 on most others."""
+
+SEED = 20
+Array = np.ndarray
+Gradient = Callable[..., Sequence["Array | None"]]
+
+
+# Cases ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call.
+
+    Attributes:
+        name: of the op or the function.
+        reference: what it computes, on arrays of any precision, with the attributes as keywords.
+        shapes: of the operands.
+        domains: of each operand; the last one serves those that follow.
+        attributes: the other arguments.
+        differentiable: whether there are gradients.
+        gradient: the convention at kinks, as a function of the upstream gradient and the operands.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    domains: tuple[Callable[..., Any], ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    differentiable: bool = True
+    gradient: Gradient | None = None
+
+    def draw(self, rng: np.random.Generator) -> list[Array]:
+        drawn = []
+        for k, shape in enumerate(self.shapes):
+            array = np.asarray(self.domains[min(k, len(self.domains) - 1)](rng, shape, k))
+            drawn.append(short(array) if array.dtype == np.float64 else array)
+        return drawn
+
+
+def short(array: Array) -> Array:
+    """The nearest numbers that float32 holds."""
+    return array.astype(np.float32).astype(np.float64)
+
+
+def anything(rng, shape, k):
+    return rng.standard_normal(shape)
+
+
+def positive(rng, shape, k):
+    return rng.uniform(0.5, 2, shape)
+
+
+def nonzero(rng, shape, k):
+    return rng.uniform(0.5, 2, shape) * rng.choice([-1.0, 1.0], shape)
+
+
+def inside(rng, shape, k):
+    return rng.uniform(-0.7, 0.7, shape)
+
+
+def share(rng, shape, k):
+    return rng.uniform(0.1, 0.9, shape)
+
+
+def apart(rng, shape, k):
+    """No two elements, of this operand or of another one drawn so, close to each other or to 0."""
+    n = int(np.prod(shape))
+    return ((rng.permutation(n) - n // 2) * 0.4 + 0.1 * (k + 1) + rng.uniform(0, 0.05, n)).reshape(shape)
+
+
+def ties(rng, shape, k):
+    return rng.choice([-1.0, 0.0, 2.0], shape)
+
+
+def equals(rng, shape, k):
+    return np.full(shape, 1.5)
+
+
+def origin(rng, shape, k):
+    return np.zeros(shape)
+
+
+def condition(rng, shape, k):
+    return rng.random(shape) < 0.5
+
+
+def below(n):
+    return lambda rng, shape, k: rng.integers(0, n, shape)
+
+
+def fixed(*values):
+    return lambda rng, shape, k: np.asarray(values, np.float64).reshape(shape)
+
+
+# References: formulas that hold in any precision -------------------------------------------------------------
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def logsumexp(x, axis=None, keepdims=False):
+    return np.log(np.sum(np.exp(x), axis, keepdims=keepdims))
+
+
+def softmax(x, axis=-1):
+    return np.exp(x) / np.sum(np.exp(x), axis, keepdims=True)
+
+
+def norm(x, axis=None, keepdims=False):
+    return np.sqrt(np.sum(x * x, axis, keepdims=keepdims))
+
+
+def one_hot(labels, classes, like):
+    return np.eye(classes, dtype=like.dtype)[labels]
+
+
+def cross_entropy(x, labels):
+    return -np.sum(np.log(softmax(x)) * one_hot(labels, x.shape[-1], x)) / max(labels.size, 1)
+
+
+def cross_entropy_gradient(g, x, labels):
+    return (softmax(x) - one_hot(labels, x.shape[-1], x)) * g / max(labels.size, 1)
+
+
+def binary_cross_entropy(x, t):
+    return np.mean(-t * np.log(sigmoid(x)) - (1 - t) * np.log(sigmoid(-x)))
+
+
+def scattered(g, i, shape):
+    total = np.zeros(shape, g.dtype)
+    np.add.at(total, i, g)
+    return total
+
+
+def index_of(text: str) -> tuple[Any, ...]:
+    """The index that its items, as they stand in the file, mean to numpy."""
+    return tuple(_item(item) for item in text.split(",")) if text else ()
+
+
+def _item(text: str) -> Any:
+    if text == "new":
+        return None
+    if ":" not in text:
+        return int(text)
+    start, count, step = map(int, text.split(":"))
+    stop = start + count * step
+    return slice(start, None if stop < 0 and count else max(stop, 0) if count else start, step)
+
+
+def assembled(*parts, places, shape):
+    total = np.zeros(shape, parts[0].dtype)
+    for part, place in zip(parts, places.split("|"), strict=True):
+        total[index_of(place)] += part
+    return total
+
+
+def padded(x, pad_width, constant_values=0.0):
+    return np.pad(x, np.reshape(pad_width, (-1, 2)), constant_values=constant_values)
+
+
+def moved(x, source, destination):
+    return np.moveaxis(x, source, destination)
+
+
+def tensordot(a, b, axes_a, axes_b):
+    return np.tensordot(a, b, (axes_a, axes_b))
+
+
+# Conventions at kinks -----------------------------------------------------------------------------------------
+
+
+def no_slope(g, *operands):
+    return [np.zeros(np.shape(x)) for x in operands]
+
+
+def passes(mask: Callable[[Array], Array]) -> Gradient:
+    return lambda g, x: [g * mask(x)]
+
+
+def winners_share(pick: Callable[..., Any]) -> Gradient:
+    def gradient(g, x, axis=None, keepdims=False):
+        won = (x == pick(x, axis, keepdims=True)).astype(float)
+        return [won / won.sum(axis, keepdims=True) * np.reshape(g, np.shape(pick(x, axis, keepdims=True)))]
+
+    return gradient
+
+
+# The list ---------------------------------------------------------------------------------------------------
+
+UNARY_SHAPES = [(), (1,), (3,), (2, 3), (0, 2)]
+BINARY_SHAPES = [((), ()), ((2, 3), (3,)), ((3, 1), (1, 4)), ((), (2, 3)), ((2, 1, 3), (4, 1)), ((0, 3), (1, 3))]
+TERNARY_SHAPES = [((), (), ()), ((2, 3), (), (3,)), ((2, 1), (3,), (1, 1)), ((0, 2), (1, 2), ())]
+UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "neg": (np.negative, anything),
+    "square": (np.square, anything),
+    "reciprocal": (lambda x: 1 / x, nonzero),
+    "exp": (np.exp, anything),
+    "expm1": (np.expm1, anything),
+    "log": (np.log, positive),
+    "log1p": (np.log1p, inside),
+    "sqrt": (np.sqrt, positive),
+    "sin": (np.sin, anything),
+    "cos": (np.cos, anything),
+    "tan": (np.tan, inside),
+    "arcsin": (np.arcsin, inside),
+    "arccos": (np.arccos, inside),
+    "arctan": (np.arctan, anything),
+    "sinh": (np.sinh, anything),
+    "cosh": (np.cosh, anything),
+    "tanh": (np.tanh, anything),
+    "sigmoid": (sigmoid, anything),
+    "softplus": (lambda x: np.log1p(np.exp(x)), anything),
+    "relu": (lambda x: np.maximum(x, 0), nonzero),
+    "step": (lambda x: 1 * (x > 0) + 0 * x, nonzero),
+    "sign": (np.sign, nonzero),
+    "abs": (np.abs, nonzero),
+    "identity": (lambda x: x, anything),
+    "copy": (lambda x: x, anything),
+    "ravel": (np.ravel, anything),
+}
+BINARY: dict[str, tuple[Callable[..., Any], tuple[Callable[..., Any], ...]]] = {
+    "add": (np.add, (anything,)),
+    "sub": (np.subtract, (anything,)),
+    "mul": (np.multiply, (anything,)),
+    "div": (np.divide, (anything, nonzero)),
+    "pow": (np.power, (positive, anything)),
+    "maximum": (np.maximum, (apart,)),
+    "minimum": (np.minimum, (apart,)),
+}
+COMPARISONS = {
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+}
+OVER_AXES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((), {}), ((4,), {}), ((2, 3), {}), ((2, 3), {"axis": 0}), ((2, 3), {"axis": -1}),
+    ((2, 3), {"axis": 1, "keepdims": True}), ((2, 3, 4), {"axis": (0, 2)}),
+    ((2, 3, 4), {"axis": (1, 2), "keepdims": True}), ((3, 1), {"axis": 1}), ((2, 3), {"axis": ()}),
+    ((0, 3), {"axis": 1}), ((2, 0, 3), {"axis": 2}),
+]  # fmt: skip
+ALONG_AXES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((3,), {}), ((2, 3), {}), ((2, 3), {"axis": 0}), ((2, 3, 2), {"axis": (0, 2)}), ((2, 1), {"axis": 1}),
+    ((0, 3), {}),
+]  # fmt: skip
+EMPTY_SUMS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((0, 3), {"axis": 0}), ((0,), {}), ((2, 0), {"axis": 1, "keepdims": True}),
+]  # fmt: skip
+
+
+def cases() -> Iterator[Case]:
+    """Every call of the file, in order."""
+    yield from elementwise()
+    yield from reductions()
+    yield from shapes()
+    yield from products()
+    yield from losses()
+
+
+def elementwise() -> Iterator[Case]:
+    for name, (function, domain) in UNARY.items():
+        for shape in UNARY_SHAPES:
+            yield Case(name, function, (shape,), (domain,))
+    for name, (function, domains) in BINARY.items():
+        for pair in BINARY_SHAPES:
+            yield Case(name, function, pair, domains)
+    for name in ("maximum", "minimum"):  # the central difference of a tie is one half on either side
+        yield Case(name, BINARY[name][0], ((3, 4), (4,)), (ties,))
+    yield Case("relu", np.abs, ((2, 1),), (origin,), gradient=no_slope)
+    yield Case("abs", np.abs, ((2,),), (origin,))
+    yield Case("sign", np.sign, ((2,),), (origin,), gradient=no_slope)
+    yield Case("step", lambda x: 0 * x, ((2,),), (origin,), gradient=no_slope)
+    for pair in BINARY_SHAPES:
+        yield Case("equal_mask", lambda a, b: 1 * (a == b) + 0 * (a + b), pair, (ties,), gradient=no_slope)
+    for name, function in COMPARISONS.items():
+        for pair in BINARY_SHAPES:
+            yield Case(name, function, pair, (ties,), differentiable=False)
+    for triple in TERNARY_SHAPES:
+        yield Case("clip", lambda x, low, high: np.minimum(np.maximum(x, low), high), triple, (apart,))
+        yield Case("where", np.where, triple, (condition, anything, anything))
+    yield Case("clip", lambda x, a_min: np.maximum(x, a_min), ((2, 3),), (apart,), {"a_min": -0.5})
+    yield Case("clip", lambda x, a_max: np.minimum(x, a_max), ((2, 3),), (apart,), {"a_max": 0.5})
+    yield Case("clip", lambda x, a_min, a_max: np.clip(x, a_min, a_max), ((5,),), (fixed(-2, -1, 0.5, 1, 2),),
+               {"a_min": -1.0, "a_max": 1.0}, gradient=lambda g, x, a_min, a_max: [g * ((x >= a_min) & (x <= a_max))])
+    for shape in UNARY_SHAPES:
+        to_integers = {"dtype": "int64"}
+        yield Case("astype", lambda x, dtype: np.trunc(x).astype(dtype), (shape,), (nonzero,), to_integers, False)
+        yield Case("stop_gradient", lambda x: x, (shape,), (anything,), differentiable=False)
+    for shape in ((3, 4), (0,)):  # each engine draws its own masks: here those that leave nothing to chance
+        yield Case("dropout", lambda x, rate: x, (shape,), (anything,), {"rate": 0.0})
+        yield Case("dropout_mask", lambda x, rate: 0 * x + 1, (shape,), (anything,), {"rate": 0.0}, False)
+
+
+def reductions() -> Iterator[Case]:
+    for shape, at in OVER_AXES + EMPTY_SUMS:
+        yield Case("sum", np.sum, (shape,), (anything,), at)
+    for shape, at in OVER_AXES:
+        yield Case("mean", np.mean, (shape,), (anything,), at)
+        yield Case("var", np.var, (shape,), (anything,), at)
+        yield Case("norm", norm, (shape,), (nonzero,), at)
+        yield Case("max", np.max, (shape,), (apart,), at)
+        yield Case("min", np.min, (shape,), (apart,), at)
+        yield Case("logsumexp", logsumexp, (shape,), (anything,), at)
+    for pick in (np.max, np.min):
+        name = "max" if pick is np.max else "min"
+        yield Case(name, pick, ((3, 4),), (ties,), {"axis": 1}, gradient=winners_share(pick))
+        yield Case(name, pick, ((2, 3),), (equals,), gradient=winners_share(pick))
+    yield Case("norm", norm, ((3,),), (origin,))
+    yield Case("var", np.var, ((3, 4),), (anything,), {"axis": 0, "ddof": 1})
+    for shape, at in (((3, 4), {}), ((3, 4), {"axis": 1, "keepdims": True}), ((3, 2, 4), {"axis": (0, 1), "ddof": 1})):
+        yield Case("std", np.std, (shape,), (apart,), at)
+    yield Case("std", np.std, ((3,),), (equals,))
+    for shape, at in ALONG_AXES:
+        yield Case("softmax", softmax, (shape,), (anything,), at)
+        yield Case("log_softmax", lambda x, axis=-1: np.log(softmax(x, axis)), (shape,), (anything,), at)
+
+
+def shapes() -> Iterator[Case]:
+    def moves(name: str, function: Callable[..., Any], *examples: tuple[Any, ...]) -> Iterator[Case]:
+        for *operands, at in examples:
+            yield Case(name, function, tuple(operands), (anything,), at)
+
+    yield from moves("reshape", np.reshape, ((2, 3), {"shape": (3, 2)}), ((4,), {"shape": (2, -1)}),
+                     ((1,), {"shape": ()}), ((0, 2), {"shape": (4, 0)}), ((2, 3, 2), {"shape": (3, 4)}))
+    yield from moves("expand_dims", np.expand_dims, ((), {"axis": 0}), ((2, 3), {"axis": 1}), ((3,), {"axis": (0, -1)}),
+                     ((0,), {"axis": 0}))
+    yield from moves("squeeze", np.squeeze, ((1, 3, 1), {}), ((1, 3, 1), {"axis": 0}), ((2, 1, 0), {"axis": -2}),
+                     ((1, 1), {}))
+    yield from moves("transpose", np.transpose, ((2, 3), {}), ((2, 3, 4), {"axes": (1, -1, 0)}),
+                     ((2, 3, 4), {"axes": (1, 2, 0)}), ((2, 0, 1), {"axes": (2, 0, 1)}))
+    yield from moves("swapaxes", np.swapaxes, ((2, 3, 4), {"axis1": 0, "axis2": -1}),
+                     ((1, 0), {"axis1": 0, "axis2": 1}))
+    yield from moves("moveaxis", moved, ((2, 3, 4), {"source": 0, "destination": -1}),
+                     ((2, 3, 4), {"source": (0, 1), "destination": (2, 0)}))
+    yield from moves("broadcast_to", np.broadcast_to, ((3,), {"shape": (2, 3)}), ((), {"shape": (2, 2)}),
+                     ((2, 1), {"shape": (4, 2, 3)}), ((1,), {"shape": (0,)}))
+    yield from moves("concatenate", lambda *parts, axis=0: np.concatenate(parts, axis), ((2, 3), (1, 3), {"axis": 0}),
+                     ((2, 3), (2, 1), (2, 0), {"axis": 1}), ((3,), (3,), {"axis": -1}), ((0, 2), (0, 1), {"axis": 1}))
+    yield from moves("stack", lambda *parts, axis=0: np.stack(parts, axis), ((), (), {"axis": 0}),
+                     ((2, 3), (2, 3), {"axis": 1}), ((3,), (3,), {"axis": -1}), ((0,), (0,), {"axis": 0}))
+    yield from moves("pad", padded, ((2, 3), {"pad_width": (1, 1, 1, 1)}), ((2, 3), {"pad_width": (0, 1, 2, 0)}),
+                     ((0,), {"pad_width": (2, 2)}), ((3,), {"pad_width": (1, 2), "constant_values": 4.0}))
+    yield from moves("getitem", lambda x, index: x[index_of(index)], ((2, 3), {"index": "0,0:3:1,new"}),
+                     ((3, 4), {"index": "2:2:-2,1"}), ((2, 0), {"index": "1,0:0:1"}))
+    yield from moves("slice", lambda x, index: x[index_of(index)], ((2, 3, 4), {"index": "1,1:2:1,3:2:-2"}),
+                     ((1, 1, 3), {"index": "0,1:0:1,2:2:-2"}), ((5,), {"index": "4:5:-1"}))
+    yield from moves("assemble", assembled, ((2, 3), (2, 1), {"places": "0:2:1,0:3:1|1:2:1,1:1:1", "shape": (3, 3)}),
+                     ((2,), (1,), {"places": "0:2:2|1:1:1", "shape": (4,)}))
+    for x, i in (((5, 2), (4,)), ((5,), (2, 3)), ((5, 0), (2,)), ((5, 2, 3), (2, 2)), ((5, 2), (0,))):
+        yield Case("gather", lambda x, i: x[i], (x, i), (anything, below(5)))
+    for g, i, shape in (((4, 2), (4,), (5, 2)), ((2, 3), (2, 3), (5,)), ((0, 2), (0,), (5, 2))):
+        yield Case("scatter", scattered, (g, i), (anything, below(5)), {"shape": shape})
+
+
+def products() -> Iterator[Case]:
+    for pair in (
+        ((2, 3), (3, 4)), ((3,), (3, 4)), ((2, 3), (3,)), ((3,), (3,)), ((5, 2, 3), (3, 4)), ((1, 1), (1, 1)),
+        ((5, 2, 3), (5, 3, 4)), ((2, 1, 2, 3), (5, 3, 4)), ((2, 3), (5, 3, 4)), ((3,), (5, 3, 4)), ((5, 2, 3), (3,)),
+        ((2, 0), (0, 3)), ((0, 3), (3, 2)), ((4, 0, 3), (3, 2)), ((20, 33), (33, 17)),
+    ):  # fmt: skip
+        yield Case("matmul", np.matmul, pair, (anything,))
+    for pair in (((), (2, 3)), ((3,), (3,)), ((2, 3), (3, 4)), ((3,), (3, 4)), ((0,), (0,))):
+        yield Case("dot", np.dot, pair, (anything,))
+    for pair in (((2,), (3,)), ((2, 2), (3,)), ((), (2,)), ((0,), (2,))):
+        yield Case("outer", np.outer, pair, (anything,))
+    for a, b, axes_a, axes_b in (
+        ((2, 3, 4), (3, 4, 5), (1, 2), (0, 1)), ((2, 3), (3, 2), (1,), (0,)), ((2, 3), (4, 2), (0,), (1,)),
+        ((2, 3), (4,), (), ()), ((0, 3), (3, 2), (1,), (0,)), ((2, 3, 4), (4, 5, 2), (0, 2), (2, 0)),
+    ):  # fmt: skip
+        yield Case("tensordot", tensordot, (a, b), (anything,), {"axes_a": axes_a, "axes_b": axes_b})
+    for subscripts, *operands in (
+        ("ij,jk->ik", (2, 3), (3, 4)), ("ii->i", (3, 3)), ("i,i->i", (1,), (0,)), ("...i->...", (2, 3, 4)),
+        ("ij,ij->j", (1, 3), (2, 3)), ("ij,j,i->", (2, 3), (3,), (2,)), ("ij,j->i", (0, 3), (3,)),
+        ("bij,bjk->bki", (2, 3, 4), (2, 4, 2)), ("ij->", (3, 2)), ("...i,...i->...", (2, 3), (3,)),
+    ):
+        yield Case("einsum", lambda *x, subscripts: np.einsum(subscripts, *x), tuple(operands), (anything,),
+                   {"subscripts": subscripts})
+
+
+def losses() -> Iterator[Case]:
+    for x, y in (((4, 3), (4,)), ((2, 3, 3), (2, 3)), ((3,), ()), ((0, 3), (0,)), ((2, 1), (2,))):
+        classes = below(x[-1])
+        yield Case("softmax_cross_entropy", cross_entropy, (x, y), (anything, classes))
+        yield Case("softmax_cross_entropy_gradient", cross_entropy_gradient, ((), x, y), (anything, anything, classes))
+    for shape in ((3,), (2, 3)):
+        yield Case("binary_cross_entropy", binary_cross_entropy, (shape, shape), (anything, share))
+    for shape in ((), (2, 3)):
+        yield Case("mean_squared_error", lambda p, t: np.mean((p - t) ** 2), (shape, shape), (anything,))
+
+
+# From cases to numbers ---------------------------------------------------------------------------------------
+
+STEP = EXACT(2) ** -10
+STENCIL = ((1, EXACT(4) / 5), (2, -EXACT(1) / 5), (3, EXACT(4) / 105), (4, -EXACT(1) / 280))
+"""Weights of the central difference of eighth order: its error is below 1e-15 for the functions here."""
+
+
+def differences(case: Case, upstream: Array, operands: Sequence[Array]) -> list[Array | None]:
+    """The gradients of sum(upstream * reference) by every float operand."""
+
+    def weighted(*xs: Array) -> Any:
+        return np.sum(upstream.astype(EXACT) * case.reference(*xs, **case.attributes))
+
+    exact = [x.astype(EXACT) if x.dtype == np.float64 else x for x in operands]
+    found: list[Array | None] = []
+    for k, x in enumerate(exact):
+        if x.dtype != EXACT:
+            found.append(None)
+            continue
+        gradient = np.zeros(x.shape, EXACT)
+        for place in np.ndindex(x.shape):
+            for steps, weight in STENCIL:
+                for sign in (1, -1):
+                    moved_x = x.copy()
+                    moved_x[place] += sign * steps * STEP
+                    moved_operands = [*exact[:k], moved_x, *exact[k + 1 :]]
+                    gradient[place] += sign * weight * weighted(*moved_operands)
+        found.append((gradient / STEP).astype(np.float64))
+    return found
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One line of the index with its numbers; `upstream` is None where nothing is differentiated."""
+
+    name: str
+    attributes: dict[str, str]
+    operands: list[Array]
+    upstream: Array | None
+    result: Array
+    gradients: list[Array | None]
+
+
+def compute() -> list[Vector]:
+    """All vectors, from the formulas."""
+    rng = np.random.default_rng(SEED)
+    return [_vector(case, rng) for case in cases()]
+
+
+def _vector(case: Case, rng: np.random.Generator) -> Vector:
+    operands = case.draw(rng)
+    exact = [x.astype(EXACT) if x.dtype == np.float64 else x for x in operands]
+    result = np.asarray(case.reference(*exact, **case.attributes))
+    if result.dtype == EXACT:
+        result = result.astype(np.float64)
+    attributes = {key: written(value) for key, value in case.attributes.items()}
+    if not case.differentiable:
+        return Vector(case.name, attributes, operands, None, result, [None] * len(operands))
+    upstream = short(nonzero(rng, result.shape, 0))
+    if case.gradient is None:
+        return Vector(case.name, attributes, operands, upstream, result, differences(case, upstream, operands))
+    by_convention = [None if g is None else np.asarray(g, np.float64) for g in
+                     case.gradient(upstream, *operands, **case.attributes)]  # fmt: skip
+    return Vector(case.name, attributes, operands, upstream, result, by_convention)
+
+
+def written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) + ("," if len(value) == 1 else "")
+    return str(value)
+
+
+# The files --------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path = FOLDER) -> None:
+    """Compute all vectors and write both files."""
+    data = bytearray()
+
+    def entry(array: Array | None) -> str:
+        if array is None:
+            return "-"
+        offset = len(data)
+        data.extend(np.ascontiguousarray(array, "<f8" if array.dtype == np.float64 else "<i8").tobytes())
+        return f"{array.dtype}:{','.join(map(str, array.shape))}:{offset}"
+
+    lines = ["\t".join(HEADER)]
+    for v in compute():
+        fields = [v.name, ";".join(f"{key}={value}" for key, value in v.attributes.items())]
+        fields += [";".join(map(entry, v.operands)), entry(v.upstream), entry(v.result)]
+        fields += [";".join(map(entry, v.gradients))]
+        lines.append("\t".join(fields))
+    folder.joinpath("index.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    folder.joinpath("values.bin").write_bytes(bytes(data))
+
+
+def read(folder: Path = FOLDER) -> list[Vector]:
+    """The vectors as they stand in the files."""
+    data = folder.joinpath("values.bin").read_bytes()
+
+    def array(text: str) -> Any:
+        if text == "-":
+            return None
+        dtype, sizes, offset = text.split(":")
+        shape = tuple(map(int, filter(None, sizes.split(","))))
+        stored = np.dtype("<f8" if dtype == "float64" else "<i8")
+        count = int(np.prod(shape))
+        return np.frombuffer(data, stored, count, int(offset)).reshape(shape).astype(dtype)
+
+    vectors = []
+    header, *lines = folder.joinpath("index.tsv").read_text(encoding="utf-8").splitlines()
+    if tuple(header.split("\t")) != HEADER:
+        raise ValueError(f"index.tsv: expected the columns {HEADER}, got {header!r}")
+    for line in lines:
+        name, attributes, operands, upstream, result, gradients = line.split("\t")
+        pairs = dict(item.split("=", 1) for item in attributes.split(";") if item)
+        vectors.append(Vector(name, pairs, [array(x) for x in operands.split(";")], array(upstream), array(result),
+                              [array(x) for x in gradients.split(";")]))  # fmt: skip
+    return vectors
+
+
+if __name__ == "__main__":
+    write()
+    sizes = [FOLDER.joinpath(name).stat().st_size for name in ("index.tsv", "values.bin")]
+    print(f"{len(read())} vectors, {sum(sizes)} bytes", file=sys.stderr)
