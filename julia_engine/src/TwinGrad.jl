@@ -26,5 +26,6 @@ export NETWORK
 include("entry.jl")
 
 include("precompile.jl")
+include("network/precompile.jl")
 
 end

@@ -126,3 +126,8 @@ end
     counters = zeros(Int64, 2)
     @test ccall(Entry.allocated_pointer(), Cint, (Ptr{Int64},), counters) == 0 && all(>(0), counters)
 end
+
+@testset "what is done while the package is compiled" begin
+    foreach(n -> (@test TwinGrad.precompile_session(Float32, n) === nothing), (1, 3))
+    @test isempty(Entry.SESSIONS)
+end
