@@ -1,0 +1,151 @@
+"""What one engine has, the other has too, by the same names and in files of the same names.
+
+What the Julia engine has is asked from Julia itself (`names.jl`), so that both lists are computed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import subprocess
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.julia.find import Julia
+from py_engine import network, ops
+from py_engine.network import metrics
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / "py_engine"
+JULIA = ROOT / "julia_engine" / "src"
+
+Lists = dict[str, dict[str, str]]
+"""For each kind (op, layer, ...): the names, and their options as text."""
+
+
+@pytest.fixture(scope="module")
+def there(julia: Julia) -> Lists:
+    """What the Julia engine has."""
+    script = Path(__file__).with_name("names.jl")
+    command = [julia.executable, "--startup-file=no", f"--project={JULIA.parent}", str(script)]
+    done = subprocess.run(command, env=julia.environment(1), capture_output=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr
+    found: Lists = {}
+    for line in done.stdout.splitlines():
+        kind, name, options = line.split("\t")
+        found.setdefault(kind, {})[name] = options
+    return found
+
+
+def here() -> Lists:
+    """What the numpy engine has."""
+    return {
+        "op": dict.fromkeys(ops.TABLE, ""),
+        # Functions that are ops themselves stand in the table; the other list holds both.
+        "function": dict.fromkeys(public_functions(), ""),
+        "layer": dict.fromkeys(network.LAYERS, ""),
+        "activation": dict.fromkeys(network.ACTIVATIONS, ""),
+        "loss": dict.fromkeys(network.LOSSES, ""),
+        "initialiser": {name: ",".join(options(function)) for name, function in network.INITIALISERS.items()},
+        "optimizer": {name: ",".join(defaults(rule)) for name, rule in network.OPTIMIZERS.items()},
+        "metric": {
+            name: ""
+            for name, thing in vars(metrics).items()
+            if getattr(thing, "__module__", "") == metrics.__name__ and not name.startswith("_")
+        },
+    }
+
+
+def public_functions() -> Iterable[str]:
+    """Functions of `py_engine.ops` that take operands and return a tensor."""
+    for name, function in inspect.getmembers(ops, inspect.isfunction):
+        hints = inspect.get_annotations(function)
+        takes_operands = any("Operand" in str(hint) for key, hint in hints.items() if key != "return")
+        if not name.startswith(("_", "as_tensor")) and takes_operands and hints.get("return") == "Tensor":
+            yield name
+
+
+def options(function: Any) -> list[str]:
+    """What can be set by keyword alone."""
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+def defaults(rule: Any) -> list[str]:
+    """An optimizer's options with their defaults, as Julia writes them: no limit is an infinite one, and two betas."""
+    found = []
+    for p in inspect.signature(rule).parameters.values():
+        if p.name == "betas":
+            found += [f"beta{k}={beta}" for k, beta in enumerate(p.default, 1)]
+        else:
+            found.append(f"{p.name}={math.inf if p.default is None else p.default}")
+    return found
+
+
+def settings(text: str) -> dict[str, Any]:
+    """`a=0.1,b=false` as numbers by name; what has no default is left to the caller by both engines."""
+    words = {"true": 1.0, "false": 0.0, "True": 1.0, "False": 0.0}
+    pairs = [item.partition("=") for item in text.split(",") if item]
+    return {
+        name: value and (words[value] if value in words else float(value))
+        for name, _, value in pairs
+        if name != "learning_rate"
+    }
+
+
+def test_no_engine_lacks_what_the_other_has(there):
+    ours = here()
+    assert set(ours) == set(there)
+    lacking = {}
+    for kind in ours:
+        a, b = set(ours[kind]), set(there[kind])
+        if kind == "function":  # each engine makes some functions of ops, and which is its own affair
+            a, b = a | set(ours["op"]), b | set(there["op"])
+        lacking[kind] = {"Julia lacks": sorted(a - b), "numpy lacks": sorted(b - a)}
+    assert {kind: lists for kind, lists in lacking.items() if any(lists.values())} == {}
+
+
+@pytest.mark.parametrize("kind", ["initialiser", "optimizer"])
+def test_options_and_defaults_are_the_same(there, kind):
+    theirs = {name: settings(text) for name, text in there[kind].items()}
+    assert {name: settings(text) for name, text in here()[kind].items()} == theirs
+
+
+# Files ----------------------------------------------------------------------------------------------------
+
+# Twins by another name: a package's own module in Python, a file beside its folder in Julia.
+RENAMED = {
+    "__init__.py": "TwinGrad.jl",
+    "ad/__init__.py": "AD.jl",
+    "network/__init__.py": "NETWORK.jl",
+    "errors.py": "ad/errors.jl",
+}
+PYTHON_ONLY = {"ad/ops/__init__.py": "makes the folder a package"}
+JULIA_ONLY = {
+    "ad/kernels/*": "the loops that a tape runs; the numpy engine's are numpy's",
+    "entry.jl": "the entry points for callers of C functions, which Python needs none of",
+    "*precompile.jl": "what Julia compiles ahead of its first use",
+}
+
+
+def files(folder: Path, suffix: str) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob(f"*{suffix}")}
+
+
+def test_files_have_twins():
+    ours, theirs = files(PYTHON, ".py"), files(JULIA, ".jl")
+    expected = {RENAMED.get(name, name.removesuffix(".py") + ".jl") for name in ours - set(PYTHON_ONLY)}
+    alone = {name for name in theirs if any(fnmatch(name, pattern) for pattern in JULIA_ONLY)}
+    assert expected - theirs == set(), "in Python alone"
+    assert theirs - alone - expected == set(), "in Julia alone"
+
+
+def test_exceptions_are_still_there():
+    ours, theirs = files(PYTHON, ".py"), files(JULIA, ".jl")
+    assert set(RENAMED) | set(PYTHON_ONLY) <= ours
+    assert set(RENAMED.values()) <= theirs
+    for pattern in JULIA_ONLY:
+        assert any(fnmatch(name, pattern) for name in theirs), pattern
