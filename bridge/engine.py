@@ -340,6 +340,9 @@ _ROWS = (
     Registered("numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",)),
     Registered("julia", "TwinGrad Julia", "bridge.adapters.julia:JuliaSession", (), lacks=_lacks_julia),
     Registered("manual", "Hand-written numpy", "bridge.adapters.manual:ManualSession", ("numpy",)),
+    Registered(
+        "manual-julia", "Hand-written Julia", "bridge.adapters.manual_julia:ManualJuliaSession", (), lacks=_lacks_julia
+    ),
     Registered("torch", "PyTorch", "bridge.adapters.torch:TorchSession", ("torch",), extra="torch"),
     Registered(
         "torch-compile",

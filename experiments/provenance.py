@@ -132,6 +132,7 @@ def sources(adapter: str) -> set[Path]:
         for package, patterns in ENGINE_PACKAGES.items():
             if re.search(rf"\b{package}\b", text):
                 found |= {file for pattern in patterns for file in (ROOT / package).rglob(pattern)}
+        waiting += [path.with_name(name) for name in re.findall(r'"(\w+\.jl)"', text)]
         waiting += [path.with_name(f"{name}.py") for name in re.findall(r"\badapters(?:\.| import )(\w+)", text)]
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_int, c_int64, c_uint8, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.parameters import FlatVector
 from py_engine.network.parameters import Layout as _Layout
 
-__all__ = ["ENGINE", "JuliaSession", "describe", "load_engine"]
+__all__ = ["ENGINE", "Entries", "JuliaSession", "describe", "load_engine", "pointers"]
 
 Array = NDArray[Any]
 
@@ -90,7 +90,7 @@ def _code(known: tuple[str, ...], name: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Entries:
+class Entries:
     """The entry points of julia_engine/src/entry.jl, which describes them."""
 
     create: Callable[..., int]
@@ -114,10 +114,10 @@ _SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
     "allocated": ([c_void_p], c_int),
 }
 
-_loaded: tuple[Runtime, _Entries] | None = None
+_loaded: tuple[Runtime, Entries] | None = None
 
 
-def load_engine(threads: int) -> tuple[Runtime, _Entries]:
+def load_engine(threads: int) -> tuple[Runtime, Entries]:
     """Start Julia with this many threads, unless it runs, and load the engine into it.
 
     Raises `JuliaUnavailableError` when Julia can't be started here, or runs with fewer threads.
@@ -128,11 +128,7 @@ def load_engine(threads: int) -> tuple[Runtime, _Entries]:
         here.evaluate(f"pushfirst!(LOAD_PATH, {literal(ENGINE)}); nothing")
         _compile_ahead(here)
         here.evaluate("import TwinGrad; nothing")
-        pointers = {
-            name: here.function_pointer(f"TwinGrad.Entry.{name}_pointer", arguments, result)
-            for name, (arguments, result) in _SIGNATURES.items()
-        }
-        _loaded = here, _Entries(**pointers)
+        _loaded = here, Entries(**pointers(here, "TwinGrad.Entry", list(_SIGNATURES)))
     here, entries = _loaded
     there = int(here.evaluate("Threads.nthreads()") or 1)
     if there < threads:
@@ -140,6 +136,11 @@ def load_engine(threads: int) -> tuple[Runtime, _Entries]:
             f"Julia runs in this process already, with {there} threads: threads={threads} needs a new process"
         )
     return here, entries
+
+
+def pointers(here: Runtime, module: str, names: Sequence[str]) -> dict[str, Callable[..., int]]:
+    """The entry points of these names in a Julia module that offers them as julia_engine/src/entry.jl does."""
+    return {name: here.function_pointer(f"{module}.{name}_pointer", *_SIGNATURES[name]) for name in names}
 
 
 def _compile_ahead(here: Runtime) -> None:
@@ -168,6 +169,11 @@ class JuliaSession:
     After an error of a step the session stays usable: the parameters are those before that step.
     """
 
+    # For other engines with the same entry points.
+    _load = staticmethod(load_engine)
+    _describe = staticmethod(describe)
+    _layout = staticmethod(_Layout.of)
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -183,11 +189,11 @@ class JuliaSession:
         self._spec = spec
         self._batch_size = batch_size
         self._check = DataCheck(spec, dtype)
-        self._parameters = FlatVector(_Layout.of({n: p.shape for n, p in spec.parameters().items()}), dtype)
+        self._parameters = FlatVector(self._layout({n: p.shape for n, p in spec.parameters().items()}), dtype)
         for name, array in self._parameters.arrays.items():
             array[...] = params[name]
-        self._runtime, self._entries = load_engine(threads)
-        integers, floats = describe(spec, optimizer, batch_size, dtype, threads)
+        self._runtime, self._entries = self._load(threads)
+        integers, floats = self._describe(spec, optimizer, batch_size, dtype, threads)
         vector = self._parameters.vector
         number = self._entries.create(
             integers.ctypes.data, len(integers), floats.ctypes.data, len(floats), vector.ctypes.data, len(vector)

@@ -32,7 +32,7 @@ from bridge.errors import SpecError
 from bridge.spec import RNN, Dense, ModelSpec, Reshape
 from py_engine.errors import ConfigurationError
 
-__all__ = ["ManualSession"]
+__all__ = ["ManualSession", "check_optimizer", "check_spec"]
 
 Array = NDArray[Any]
 
@@ -51,8 +51,8 @@ class ManualSession:
         dtype: DTypeLike = "float32",
         threads: int = 1,
     ) -> None:
-        _check_spec(spec)
-        _check_optimizer(optimizer)
+        check_spec(spec)
+        check_optimizer(optimizer)
         dtype = np.dtype(dtype)
         weights.check(params, spec, dtype)
         self._batch_size = batch_size
@@ -277,7 +277,8 @@ def _flat(shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> tuple[Array, l
     return vector, views
 
 
-def _check_spec(spec: ModelSpec) -> None:
+def check_spec(spec: ModelSpec, engine: str = "manual") -> None:
+    """Raise `SpecError` for a network, or a loss, that the hand-written engines don't know."""
     layers = [layer for layer in spec.layers if not isinstance(layer, Reshape)]
     match layers:
         case [RNN(activation="tanh", returns="last"), Dense(bias=True)]:
@@ -287,15 +288,17 @@ def _check_spec(spec: ModelSpec) -> None:
     raise SpecError(
         f'the model "{spec.name}"',
         [
-            "the engine manual is written by hand for reshape, rnn (activation tanh, returns last), dense (with bias) "
-            f"and softmax_cross_entropy; found {found} and {spec.loss.op}, or other options of them: use another engine"
+            f"the engine {engine} is written by hand for reshape, rnn (activation tanh, returns last), dense (with "
+            f"bias) and softmax_cross_entropy; found {found} and {spec.loss.op}, or other options of them: use another "
+            "engine"
         ],
     )
 
 
-def _check_optimizer(optimizer: Optimizer) -> None:
+def check_optimizer(optimizer: Optimizer, engine: str = "manual") -> None:
+    """Raise `ConfigurationError` for an optimizer other than plain gradient descent."""
     if optimizer != Optimizer("sgd", optimizer.learning_rate):
         raise ConfigurationError(
-            "the engine manual is written by hand for plain sgd, with a learning rate and nothing else; "
+            f"the engine {engine} is written by hand for plain sgd, with a learning rate and nothing else; "
             f"found {optimizer.name} with {optimizer.settings()}: use another engine"
         )

@@ -23,7 +23,7 @@ IN_PROCESS = ("numpy", "manual", "torch")
 
 
 def test_every_engine_has_a_row_and_an_adapter_file() -> None:
-    assert engine.names() == ["numpy", "julia", "manual", "torch", "torch-compile"]
+    assert engine.names() == ["numpy", "julia", "manual", "manual-julia", "torch", "torch-compile"]
     folder = Path(engine.__file__).parent / "adapters"
     modules = {engine.get(name).module for name in engine.names()}
     assert modules == {f"bridge.adapters.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"}

@@ -22,6 +22,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "bridge/adapters/torch.py": "import torch",
         "bridge/adapters/torch_compile.py": "from bridge.adapters.torch import TorchSession",
         "bridge/adapters/julia.py": 'SOURCES = "julia_engine"',
+        "bridge/adapters/manual.jl": "fast = 1",
+        "bridge/adapters/manual_julia.py": 'SOURCE = "manual.jl"',
         "bridge/worker.py": "import os",
     }.items():
         path = tmp_path / name
@@ -60,6 +62,8 @@ def changed_by(path: Path, adapter: str) -> bool:
         ("julia_engine/src/AD.jl", "julia", True),
         ("julia_engine/src/AD.jl", "numpy", False),
         ("bridge/worker.py", "numpy", False),
+        ("bridge/adapters/manual.jl", "manual_julia", True),
+        ("bridge/adapters/manual.jl", "julia", False),
     ],
 )
 def test_an_engines_digest_covers_its_own_sources(checkout: Path, file: str, adapter: str, concerned: bool) -> None:
@@ -77,7 +81,7 @@ def test_every_engine_has_a_digest_over_at_least_its_adapter(name: str) -> None:
     row = engine.get(name)
     covered = {path.relative_to(provenance.ROOT).as_posix() for path in provenance.sources(row.module)}
     assert row.module.replace(".", "/") + ".py" in covered
-    assert ("py_engine/ad/tape.py" in covered) == (name == "numpy") or name in ("manual", "julia")
+    assert ("py_engine/ad/tape.py" in covered) == (name == "numpy") or name in ("manual", "julia", "manual-julia")
 
 
 def test_commit_and_changes(checkout: Path, git: Callable[..., None]) -> None:

@@ -1,0 +1,147 @@
+"""The hand-written Julia step computes what the hand-written numpy step computes, and refuses what that refuses.
+
+Each session lives in a worker, since Julia and the torch of other tests must not share a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bridge.adapters.manual import ManualSession
+from bridge.engine import Optimizer
+from bridge.errors import SpecError
+from bridge.julia.find import Julia
+from bridge.spec import ModelSpec
+from bridge.worker import Worker
+from py_engine.errors import ConfigurationError, LabelError, NonFiniteError, ShapeError
+
+Made = Callable[..., Any]
+SGD = Optimizer("sgd", 0.1)
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def worker(julia: Julia, request: pytest.FixtureRequest) -> Iterator[Worker]:
+    with Worker("manual-julia", request.param) as made:
+        yield made
+
+
+def network(steps: int, features: int, units: int, classes: int) -> tuple[list[int], list[dict[str, Any]]]:
+    return [steps * features], [
+        {"id": "segments", "op": "reshape", "shape": [steps, features]},
+        {"id": "rnn", "op": "rnn", "units": units},
+        {"id": "output", "op": "dense", "units": classes},
+    ]
+
+
+def assert_close(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    assert set(found) == set(expected)
+    for name, array in expected.items():
+        assert found[name].shape == array.shape
+        distance, size = np.linalg.norm(found[name] - array), np.linalg.norm(array)
+        assert distance <= tolerance * size, f"{name}: ‖a - b‖ = {distance:.2e}, ‖b‖ = {size:.2e}"
+
+
+# Sizes that fill vectors and tiles, that do not, and that leave rows to BLAS.
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("sizes", [(4, 196, 64, 10), (3, 5, 6, 4), (1, 7, 16, 3), (2, 3, 37, 20), (9, 1, 1, 2)])
+def test_it_computes_what_the_numpy_step_computes(
+    worker: Worker,
+    sizes: tuple[int, int, int, int],
+    dtype: str,
+    model: Made,
+    random_params: Made,
+    random_data: Made,
+    rng: np.random.Generator,
+) -> None:
+    shape, layers = network(*sizes)
+    made = model(shape, *layers, dtype=dtype)
+    params, (x, y) = random_params(made, dtype, 0.1), random_data(made, 253, dtype)
+    order, tolerance = rng.permutation(253), TOLERANCE[dtype]
+    worker.build(made, params, SGD, 25, dtype)
+    twin = ManualSession(made, params, SGD, 25, dtype)
+    for rows in (253, 25, 1):
+        value, gradients = worker.loss_and_gradients(x[:rows], y[:rows])
+        expected, expected_gradients = twin.loss_and_gradients(x[:rows], y[:rows])
+        assert value == pytest.approx(expected, rel=tolerance)
+        assert_close(gradients, expected_gradients, tolerance)
+    assert_close(worker.params(), params, 0)
+    for _ in range(2):  # the last batch has 3 rows
+        losses = {"losses": worker.train_epoch(x, y, order)}
+        assert_close(losses, {"losses": twin.train_epoch(x, y, order)}, tolerance)
+    assert_close(worker.params(), twin.params(), 10 * tolerance)
+    assert_close({"logits": worker.predict(x)}, {"logits": twin.predict(x)}, 10 * tolerance)
+    found, other = worker.evaluate(x, y), twin.evaluate(x, y)
+    assert found.loss == pytest.approx(other.loss, rel=10 * tolerance)
+    assert found.accuracy == pytest.approx(other.accuracy, abs=1e-12)
+
+
+def test_a_batch_may_have_fewer_rows_than_there_are_threads(
+    worker: Worker, small_paper_model: ModelSpec, random_params: Made, random_data: Made
+) -> None:
+    params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 3)
+    worker.build(small_paper_model, params, SGD, 1)
+    twin = ManualSession(small_paper_model, params, SGD, 1)
+    order = np.array([2, 0, 1, 2])
+    assert_close({"losses": worker.train_epoch(x, y, order)}, {"losses": twin.train_epoch(x, y, order)}, 1e-5)
+    assert_close(worker.params(), twin.params(), 1e-5)
+
+
+def test_a_partial_batch_sees_nothing_of_the_one_before(
+    worker: Worker, small_paper_model: ModelSpec, random_params: Made, random_data: Made
+) -> None:
+    params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 10)
+    worker.build(small_paper_model, params, SGD, 4)
+    losses, after = worker.train_epoch(x, y, np.arange(10)), worker.params()
+    worker.build(small_paper_model, params, SGD, 4)
+    parts = [worker.train_epoch(x, y, np.arange(start, min(start + 4, 10))) for start in (0, 4, 8)]
+    np.testing.assert_array_equal(losses, np.concatenate(parts))
+    assert_close(worker.params(), after, 0)
+
+
+def test_large_logits_do_not_overflow(worker: Worker, small_paper_model: ModelSpec, random_params: Made) -> None:
+    worker.build(small_paper_model, random_params(small_paper_model, scale=1000.0), SGD, 4)
+    loss, gradients = worker.loss_and_gradients(np.ones((4, 15), np.float32), np.arange(4))
+    assert np.isfinite(loss)
+    assert all(np.isfinite(array).all() for array in gradients.values())
+
+
+def test_mistakes_leave_the_session_usable(
+    worker: Worker, small_paper_model: ModelSpec, random_params: Made, random_data: Made
+) -> None:
+    params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 12)
+    worker.build(small_paper_model, params, SGD, 4)
+    with pytest.raises(LabelError, match="from 0 to 3"):
+        worker.train_epoch(x, y + 4, np.arange(12))
+    with pytest.raises(ShapeError, match="order names row 12"):
+        worker.train_epoch(x, y, np.arange(1, 13))
+    with pytest.raises(ShapeError, match="x: expected shape"):
+        worker.predict(x[:, 1:])
+    assert_close(worker.params(), params, 0)
+    assert np.isfinite(worker.train_epoch(np.asfortranarray(x), y, np.arange(12))).all()
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_step(
+    worker: Worker, small_paper_model: ModelSpec, random_params: Made, random_data: Made
+) -> None:
+    params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 12)
+    worker.build(small_paper_model, params, SGD, 4)
+    worker.train_epoch(x, y, np.arange(12))
+    spoiled = x.copy()
+    spoiled[4] = np.nan
+    with pytest.raises(NonFiniteError, match=r"nan at step 5 of training \(step 2 of 3 in its epoch\)"):
+        worker.train_epoch(spoiled, y, np.arange(12))
+
+
+def test_other_networks_and_optimizers_are_refused(
+    worker: Worker, model: Made, small_paper_model: ModelSpec, random_params: Made
+) -> None:
+    other = model([4], {"op": "dense", "units": 3})
+    with pytest.raises(SpecError, match="the engine manual-julia is written by hand for reshape, rnn"):
+        worker.build(other, random_params(other), SGD, 4)
+    with pytest.raises(ConfigurationError, match="the engine manual-julia is written by hand for plain sgd"):
+        worker.build(small_paper_model, random_params(small_paper_model), Optimizer("adam", 0.1), 4)
