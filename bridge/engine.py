@@ -181,6 +181,14 @@ class Session(Protocol):
         ...
 
 
+class Counting(Protocol):
+    """A session whose runtime counts what it allocates."""
+
+    def allocated(self) -> tuple[int, int]:
+        """Bytes and allocations since the runtime started."""
+        ...
+
+
 class Engine(Protocol):
     """Something that can train the network of a spec."""
 
@@ -242,6 +250,10 @@ class Registered:
     """The extra of the distribution twingrad that installs what it needs."""
     lacks: Callable[[], str] = _nothing
     """What else is missing on this machine, and what to do; empty when nothing is."""
+    counts_itself: bool = False
+    """Whether its sessions are `Counting`: its runtime manages memory that no profiler of the process sees rightly."""
+    runtime: Callable[[], dict[str, str]] = dict
+    """The versions of what it runs on besides Python packages."""
 
     @property
     def module(self) -> str:
@@ -260,7 +272,7 @@ class Registered:
             remedy = f"pip install 'twingrad[{self.extra}]'" if self.extra else f"pip install {' '.join(missing)}"
             return Availability(False, f"{', '.join(missing)} is not installed: {remedy}", versions)
         reason = self.lacks()
-        return Availability(not reason, reason, versions)
+        return Availability(not reason, reason, versions | ({} if reason else self.runtime()))
 
     def load(self) -> Callable[..., Session]:
         """Import the adapter, and with it the framework. Raises `EngineUnavailableError` when it can't be used here."""
@@ -336,13 +348,20 @@ def _lacks_julia() -> str:
     return status().problem
 
 
+def _julia_version() -> dict[str, str]:
+    from bridge.julia import status
+
+    found = status().julia
+    return {} if found is None else {"julia": found.version}
+
+
+_JULIA: dict[str, Any] = {"lacks": _lacks_julia, "counts_itself": True, "runtime": _julia_version}
+
 _ROWS = (
     Registered("numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",)),
-    Registered("julia", "TwinGrad Julia", "bridge.adapters.julia:JuliaSession", (), lacks=_lacks_julia),
+    Registered("julia", "TwinGrad Julia", "bridge.adapters.julia:JuliaSession", (), **_JULIA),
     Registered("manual", "Hand-written numpy", "bridge.adapters.manual:ManualSession", ("numpy",)),
-    Registered(
-        "manual-julia", "Hand-written Julia", "bridge.adapters.manual_julia:ManualJuliaSession", (), lacks=_lacks_julia
-    ),
+    Registered("manual-julia", "Hand-written Julia", "bridge.adapters.manual_julia:ManualJuliaSession", (), **_JULIA),
     Registered("torch", "PyTorch", "bridge.adapters.torch:TorchSession", ("torch",), extra="torch"),
     Registered(
         "torch-compile",

@@ -209,6 +209,11 @@ class Worker:
         """Complete the file that `start_memray` began."""
         self._call("stop_memray")
 
+    def allocated(self) -> tuple[int, int]:
+        """Bytes and allocations so far by the counters of the session's own runtime; see `Registered.counts_itself`."""
+        total, count = self._call("allocated")
+        return int(total), int(count)
+
     def libraries(self) -> list[dict[str, Any]]:
         """The BLAS and OpenMP libraries that the process has loaded, as threadpoolctl describes them."""
         return cast("list[dict[str, Any]]", self._call("libraries"))

@@ -20,7 +20,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,6 +229,9 @@ class _Server:
             self._tracker.__exit__(None, None, None)
             self._tracker = None
         return {"result": None}
+
+    def do_allocated(self) -> Answer:
+        return {"result": cast("engines.Counting", self._built).allocated()}
 
     def do_libraries(self) -> Answer:
         from threadpoolctl import threadpool_info

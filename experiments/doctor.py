@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import bridge.julia
 from bridge import engine
 from bridge.errors import TwinGradError
+from bridge.julia.environment import kernels_for
 from bridge.worker import environment
 from experiments import config, provenance
 from experiments.progress import size
@@ -51,6 +53,7 @@ def examine(results_dir: Path, data_dir: Path | None = None) -> list[Finding]:
         python,
         numpy_and_blas,
         machine,
+        julia,
         engines,
         lambda: data(data_dir),
         lambda: disk(results_dir),
@@ -129,6 +132,21 @@ def machine() -> Iterator[Finding]:
         little = memory < 4e9
         advice = "4 GB are advisable: races keep every engine in memory" if little else ""
         yield Finding("memory", "note" if little else "ok", size(memory), advice)
+
+
+def julia() -> Iterator[Finding]:
+    """Which Julia there is, and which ways into it from Python have been seen to work here."""
+    status = bridge.julia.status()
+    found = status.julia
+    if found is None:
+        yield Finding("Julia", "note", "none that works here", status.problem)
+        return
+    kernels = kernels_for(found.kernels) or found.kernels
+    yield Finding("Julia", "ok", f"{found.version} ({found.source}), {found.executable}")
+    yield Finding("Julia's BLAS", "ok", f"{found.blas}, kernels for {kernels}" if kernels else found.blas)
+    for way, verdict in status.ways.items():
+        said = "not tried yet" if verdict is None else "works" if verdict.ok else f"does not work: {verdict.reason}"
+        yield Finding(f"Julia by {way}", "ok", said)
 
 
 def engines() -> Iterator[Finding]:

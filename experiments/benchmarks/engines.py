@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ENGINES = ["numpy", "manual", "torch", "torch-compile"]
+ENGINES = ["numpy", "julia", "manual", "manual-julia", "torch", "torch-compile"]
 """A list of its own, not the registry's: asv takes the parameters from one commit and uses them for all."""
 
 THREADS = [1, 2]
