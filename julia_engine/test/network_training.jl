@@ -170,6 +170,29 @@ allocated_by(trainer, x, y, order, losses) = @allocated train_epoch!(trainer, x,
     @test allocated_by(trainer, x, y, long, many) <= 4000
 end
 
+@testset "a trainer in a parallel region of its user's" begin
+    x, y, order = problem()
+    chains, losses = [model(), model()], Vector{Vector{Float64}}(undef, 2)
+    trainers = [Trainer(chain; batch_size=10, threads=MANY, optimizer=SGD(0.1)) for chain in chains]
+    Threads.@threads for k in 1:2
+        losses[k] = train_epoch!(trainers[k], x, y, order)
+    end
+    expected = train_epoch!(Trainer(model(); batch_size=10, threads=MANY, optimizer=SGD(0.1)), x, y, order)
+    @test losses[1] == losses[2] == expected
+end
+
+@testset "a network of 784 steps" begin
+    random = MersenneTwister(8)
+    x, y = randn(random, Float32, 784, 40), rand(random, 1:10, 40)
+    trainer = Trainer(Chain(Reshape(1, 784), RNN(1 => 8), Dense(8 => 10)); batch_size=20, threads=1)
+    first_losses = train_epoch!(trainer, x, y, collect(1:40))
+    @test all(isfinite, first_losses)
+    losses, order = zeros(2), collect(1:40)
+    train_epoch!(trainer, x, y, order, losses)
+    @test allocated_by(trainer, x, y, order, losses) == 0
+    @test sum(losses) < sum(first_losses)
+end
+
 @testset "poisoned scratch" begin
     x, y, order = problem()
     chain = model()
