@@ -5,6 +5,10 @@
 # of size (c, b, a) here, in the same memory, so that axis k of n becomes axis n - k, lists of lengths and of items turn
 # round, and the operands of a product change places.
 
+module SharedVectors  # its short names are nobody else's
+
+using Test
+using TwinGrad
 using TwinGrad.AD: AD, apply
 
 const VECTORS = joinpath(@__DIR__, "..", "..", "tests", "vectors")
@@ -21,7 +25,7 @@ function stored(entry)
     count, start = prod(dims), parse(Int, offset)
     T = dtype == "float64" ? Float64 : Int64
     elements = T[ltoh(x) for x in reinterpret(T, BYTES[start+1:start+8*count])]
-    return reshape(convert(Vector{ELEMENTS[dtype]}, elements), dims...)
+    return reshape(convert(Vector{ELEMENTS[dtype]}, elements), Tuple(dims))
 end
 
 struct Vectors
@@ -199,4 +203,6 @@ end
     fused = [name for (name, op) in TABLE if !isempty(op.fuses)]
     public = setdiff([collect(keys(TABLE)); collect(keys(FUNCTIONS))], fused)
     @test setdiff(public, [v.name for v in ALL_VECTORS]) == []
+end
+
 end

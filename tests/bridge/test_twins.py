@@ -86,14 +86,10 @@ def defaults(rule: Any) -> list[str]:
 
 
 def settings(text: str) -> dict[str, Any]:
-    """`a=0.1,b=false` as numbers by name; what has no default is left to the caller by both engines."""
-    words = {"true": 1.0, "false": 0.0, "True": 1.0, "False": 0.0}
+    """`a=0.1,b=false,c` as numbers by name, and None where there is no default."""
+    words = {"true": 1.0, "false": 0.0}
     pairs = [item.partition("=") for item in text.split(",") if item]
-    return {
-        name: value and (words[value] if value in words else float(value))
-        for name, _, value in pairs
-        if name != "learning_rate"
-    }
+    return {name: float(words.get(value.lower(), value)) if equals else None for name, equals, value in pairs}
 
 
 def test_no_engine_lacks_what_the_other_has(there):
