@@ -123,6 +123,10 @@ def fixed(*values):
     return lambda rng, shape, k: np.asarray(values, np.float64).reshape(shape)
 
 
+extreme = fixed(-200, -30, 0.5, 199, 200)
+"""Beyond what float32's exponential, or float64's, can be taken of naively; extended precision reaches to 11,000."""
+
+
 # References: formulas that hold in any precision -------------------------------------------------------------
 
 
@@ -136,6 +140,10 @@ def logsumexp(x, axis=None, keepdims=False):
 
 def softmax(x, axis=-1):
     return np.exp(x) / np.sum(np.exp(x), axis, keepdims=True)
+
+
+def log_softmax(x, axis=-1):
+    return np.log(softmax(x, axis))
 
 
 def norm(x, axis=None, keepdims=False):
@@ -304,6 +312,9 @@ def elementwise() -> Iterator[Case]:
     yield Case("abs", np.abs, ((2,),), (origin,))
     yield Case("sign", np.sign, ((2,),), (origin,), gradient=no_slope)
     yield Case("step", lambda x: 0 * x, ((2,),), (origin,), gradient=no_slope)
+    yield Case("pow", np.power, ((3,), (3,)), (origin, fixed(0, 1, 2)), gradient=lambda g, x, p: [g * (p == 1), 0 * g])
+    for name in ("tanh", "sigmoid", "softplus"):
+        yield Case(name, UNARY[name][0], ((5,),), (extreme,))
     for pair in BINARY_SHAPES:
         yield Case("equal_mask", lambda a, b: 1 * (a == b) + 0 * (a + b), pair, (ties,), gradient=no_slope)
     for name, function in COMPARISONS.items():
@@ -346,7 +357,9 @@ def reductions() -> Iterator[Case]:
     yield Case("std", np.std, ((3,),), (equals,))
     for shape, at in ALONG_AXES:
         yield Case("softmax", softmax, (shape,), (anything,), at)
-        yield Case("log_softmax", lambda x, axis=-1: np.log(softmax(x, axis)), (shape,), (anything,), at)
+        yield Case("log_softmax", log_softmax, (shape,), (anything,), at)
+    for name, function in (("softmax", softmax), ("log_softmax", log_softmax), ("logsumexp", logsumexp)):
+        yield Case(name, function, ((5,),), (extreme,))
 
 
 def shapes() -> Iterator[Case]:
@@ -418,6 +431,9 @@ def losses() -> Iterator[Case]:
         yield Case("softmax_cross_entropy_gradient", cross_entropy_gradient, ((), x, y), (anything, anything, classes))
     for shape in ((3,), (2, 3)):
         yield Case("binary_cross_entropy", binary_cross_entropy, (shape, shape), (anything, share))
+    yield Case("binary_cross_entropy", binary_cross_entropy, ((5,), (5,)), (extreme, share))
+    rows = fixed(-200, -30, 0.5, 199, 200, 200, -30, 199, 0.5, -200)
+    yield Case("softmax_cross_entropy", cross_entropy, ((2, 5), (2,)), (rows, below(5)))
     for shape in ((), (2, 3)):
         yield Case("mean_squared_error", lambda p, t: np.mean((p - t) ** 2), (shape, shape), (anything,))
 
