@@ -5,15 +5,17 @@ The twin of manual.py: one kind of network, one loss and plain gradient descent.
 (register tiles, fast exp and tanh, teams of threads) it gains its speed like this:
 
 - Nothing is allocated in a step, and threads share a batch: each has its buffers and its own gradient.
-- The flat vector of parameters begins with `weight`, `recurrent` and `bias`: columns of one matrix. The buffer `z` holds
-  for each sample and time step what that matrix is multiplied with: the pixels, the state before, and 1. So a time step
-  is one product, and its part of all three gradients another.
-- The pixels are copied from the caller's memory to where the products read them, and states are computed there.
+- The flat vector of parameters begins with `weight`, `recurrent` and `bias`: columns of one matrix. The buffer `z`
+  holds for each sample and time step what that matrix is multiplied with: the pixels, the state before, and 1. So a
+  time step is one product, and its part of all three gradients another.
+- The pixels are copied from the caller's memory to where the products read them, and states are computed there; those
+  of the next batch come near from memory while this one is computed.
 - The learning rate is part of the loss's gradient, so that the update is a subtraction, and that adds up the threads'
   gradients as well.
 
-The entry points are those of julia_engine/src/entry.jl; `create` reads as integers bits, batch size, threads, time steps,
-features, units and classes, and as a float the learning rate. The data are taken to have been checked.
+The entry points are those of julia_engine/src/entry.jl; `create` reads as integers bits, batch size, threads, time
+steps, features, units and classes, and as a float the learning rate. The parameters lie one after the other, without
+gaps. The data are taken to have been checked.
 """
 module TwinGradManual
 
@@ -21,33 +23,38 @@ using TwinGrad.AD.Kernels: NO, VECTOR_BYTES, YES, fast_exp, fast_tanh, gemm!, na
 using TwinGrad.Entry: FAILURE, OK, Reader, guarded, read!
 using TwinGrad.NETWORK: Team, meet!, set_blas_threads, threads_to_use, together
 
+"""The address `i` elements on."""
+@inline on(p::Ptr{T}, i::Int) where {T} = p + sizeof(T) * i
+
 # Products -------------------------------------------------------------------------------------------------------------
 
-"""Rows of a product by tiles of M vectors: c = a b, or c + a b. As many as fill tiles, from row `i` on; how far it came."""
-@inline function tiles!(::Type{V}, ::Val{M}, i::Int, m::Int, n::Int, k::Int, a::Ptr{T}, lda::Int, b::Ptr{T}, down::Int,
-        across::Int, c::Ptr{T}, ldc::Int, add::Bool) where {V,T,M}
-    s, height = sizeof(T), M * sizeof(V) ÷ sizeof(T)
+"""Rows of a product by tiles of M vectors, from row `i` on, as many as fill tiles; how far it came."""
+@inline function tiles!(::Type{V}, M::Val, i::Int, m::Int, n::Int, k::Int, a::Ptr{T}, lda::Int, b::Ptr{T}, down::Int,
+        across::Int, c::Ptr{T}, ldc::Int, add::Bool) where {V,T}
+    height = vectors(M) * sizeof(V) ÷ sizeof(T)
     while i + height <= m
+        rows, out = on(a, i), on(c, i)
         j = 0
         while j + 6 <= n
-            tile!(V, Val(M), Val(6), a + s * i, lda, b + s * j * across, down, across, c + s * (i + j * ldc), ldc, k, add)
+            tile!(V, M, Val(6), rows, lda, on(b, j * across), down, across, on(out, j * ldc), ldc, k, add)
             j += 6
         end
         if j + 4 <= n
-            tile!(V, Val(M), Val(4), a + s * i, lda, b + s * j * across, down, across, c + s * (i + j * ldc), ldc, k, add)
+            tile!(V, M, Val(4), rows, lda, on(b, j * across), down, across, on(out, j * ldc), ldc, k, add)
             j += 4
         end
         if j + 2 <= n
-            tile!(V, Val(M), Val(2), a + s * i, lda, b + s * j * across, down, across, c + s * (i + j * ldc), ldc, k, add)
+            tile!(V, M, Val(2), rows, lda, on(b, j * across), down, across, on(out, j * ldc), ldc, k, add)
             j += 2
         end
         if j < n
-            tile!(V, Val(M), Val(1), a + s * i, lda, b + s * j * across, down, across, c + s * (i + j * ldc), ldc, k, add)
+            tile!(V, M, Val(1), rows, lda, on(b, j * across), down, across, on(out, j * ldc), ldc, k, add)
         end
         i += height
     end
     return i
 end
+@inline vectors(::Val{M}) where {M} = M
 
 """
 c = a b, or c + a b, for m rows, n columns and k summands. The element of `b` for summand p and column j lies at
@@ -66,7 +73,7 @@ function product!(m::Int, n::Int, k::Int, a::Ptr{T}, lda::Int, b::Ptr{T}, down::
     end
     i == m && return nothing
     turn, ldb = down == 1 ? (NO, across) : (YES, down)
-    gemm!(NO, turn, m - i, n, k, a + sizeof(T) * i, lda, b, ldb, T(add), c + sizeof(T) * i, ldc)
+    gemm!(NO, turn, m - i, n, k, on(a, i), lda, b, ldb, T(add), on(c, i), ldc)
     return nothing
 end
 
@@ -132,6 +139,10 @@ end
 
 @inline row(data::Data, i::Int) = data.order == C_NULL ? i : Int(unsafe_load(data.order, i + 1))
 
+# Samples of a time step that are computed at a time: two tiles.
+const BLOCK = 12
+const CACHE_LINE = 64
+
 # The step of one thread -----------------------------------------------------------------------------------------------
 
 """Copy what is multiplied with transposes; the parameters stay as they are until all threads have met."""
@@ -151,27 +162,48 @@ function prepare!(s::Session{T}, h::Shard{T}) where {T}
     return nothing
 end
 
-"""Gather `n` samples from number `first` on, and compute their states and logits."""
-function forward!(s::Session{T}, h::Shard{T}, data::Data{T}, first::Int, n::Int) where {T}
-    bytes, u, f = sizeof(T), s.units, s.features
+# Samples lie anywhere in memory, and the processor can fetch them while it computes.
+@static if Sys.ARCH === :x86_64
+    const PREFETCH = "call void asm sideeffect \"prefetcht1 (\$0)\", \"r\"(i64 %0)\nret void"
+    @inline prefetch(address::Ptr) = Base.llvmcall(PREFETCH, Cvoid, Tuple{UInt64}, UInt64(address))
+else
+    prefetch(address::Ptr) = nothing
+end
+
+"""
+Gather `n` samples from number `first` on, and compute their states and logits. Meanwhile the processor is told to fetch
+`later` samples from number `next` on.
+"""
+function forward!(s::Session{T}, h::Shard{T}, data::Data{T}, first::Int, n::Int, next::Int=0, later::Int=0) where {T}
+    u, f = s.units, s.features
     height = f + u + 1
     apart = height * s.times  # of samples
     p, z = pointer(s.parameters), pointer(h.z)
     for i in 0:n-1
-        from, to = data.x + row(data, first + i) * f * s.times * bytes, z + i * apart * bytes
+        from, to = on(data.x, row(data, first + i) * f * s.times), on(z, i * apart)
         for t in 0:s.times-1
-            ccall(:memcpy, Ptr{Cvoid}, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t), to + t * height * bytes, from + t * f * bytes,
-                f * bytes)
+            ccall(:memcpy, Ptr{Cvoid}, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t), on(to, t * height), on(from, t * f),
+                f * sizeof(T))
         end
     end
-    bias = p + (f + u) * u * bytes
+    bias = on(p, (f + u) * u)
     for t in 1:s.times
-        state, ld = t == s.times ? (pointer(h.last), u) : (z + (t * height + f) * bytes, apart)
-        product!(u, n, t == 1 ? f : f + u, p, u, z + (t - 1) * height * bytes, 1, apart, state, ld, false)
-        for i in 0:n-1
-            at = state + i * ld * bytes
-            @simd ivdep for j in 1:u
-                unsafe_store!(at, fast_tanh(unsafe_load(at, j) + unsafe_load(bias, j)), j)
+        state, ld = t == s.times ? (pointer(h.last), u) : (on(z, t * height + f), apart)
+        for left in 0:BLOCK:n-1
+            right = min(left + BLOCK, n)
+            product!(u, right - left, t == 1 ? f : f + u, p, u, on(z, (t - 1) * height + left * apart), 1, apart,
+                on(state, left * ld), ld, false)
+            for i in left:right-1
+                at = on(state, i * ld)
+                @simd ivdep for j in 1:u
+                    unsafe_store!(at, fast_tanh(unsafe_load(at, j) + unsafe_load(bias, j)), j)
+                end
+            end
+            for i in left:min(right, later)-1
+                from = on(data.x, (row(data, next + i) * s.times + t - 1) * f)
+                for byte in 0:CACHE_LINE:f*sizeof(T)-1
+                    prefetch(from + byte)
+                end
             end
         end
     end
@@ -184,11 +216,11 @@ Turn the logits, without bias so far, into their gradient, `scale` times that of
 losses, and how many were right.
 """
 function softmax!(s::Session{T}, h::Shard{T}, data::Data{T}, first::Int, n::Int, scale::T) where {T}
-    c, wide, logits = s.classes, s.padded, h.logits
+    c, height, logits = s.classes, s.padded, h.logits
     bias = length(s.parameters) - c
     right = 0
     @inbounds for i in 1:n
-        at = (i - 1) * wide
+        at = (i - 1) * height
         top, best = T(-Inf), 1
         for j in 1:c
             v = logits[at+j] + s.parameters[bias+j]
@@ -196,25 +228,25 @@ function softmax!(s::Session{T}, h::Shard{T}, data::Data{T}, first::Int, n::Int,
             best = ifelse(v > top, j, best)
             top = ifelse(v > top, v, top)
         end
-        @simd ivdep for j in 1:wide
+        @simd ivdep for j in 1:height
             logits[at+j] -= top
         end
         label = unsafe_load(data.y, row(data, first + i - 1) + 1) + 1
         right += best == label
         h.labelled[i] = logits[at+label]
     end
-    @inbounds @simd ivdep for j in 1:n*wide
+    @inbounds @simd ivdep for j in 1:n*height
         logits[j] = fast_exp(logits[j])
     end
     loss = 0.0
     @inbounds for i in 1:n
-        at = (i - 1) * wide
+        at = (i - 1) * height
         total = zero(T)
         for j in 1:c
             total += logits[at+j]
         end
         factor = scale / total
-        @simd ivdep for j in 1:wide
+        @simd ivdep for j in 1:height
             logits[at+j] *= factor
         end
         label = unsafe_load(data.y, row(data, first + i - 1) + 1) + 1
@@ -228,30 +260,30 @@ end
 
 """The gradient of all parameters from that by the logits."""
 function backward!(s::Session{T}, h::Shard{T}, n::Int) where {T}
-    bytes, u, f, c = sizeof(T), s.units, s.features, s.classes
+    u, f, c = s.units, s.features, s.classes
     height = f + u + 1
     apart = height * s.times
     z, g, d, e, logits = pointer(h.z), pointer(h.gradient), pointer(h.state), pointer(h.slope), pointer(h.logits)
     product!(u, n, c, pointer(h.output_t), u, logits, 1, s.padded, d, u, false)
     product!(u, c, n, pointer(h.last), u, logits, s.padded, 1, pointer(h.output_gradient), u, false)
     for t in s.times:-1:1
-        state, ld = t == s.times ? (pointer(h.last), u) : (z + (t * height + f) * bytes, apart)
+        state, ld = t == s.times ? (pointer(h.last), u) : (on(z, t * height + f), apart)
         for i in 0:n-1
-            at, to, from = state + i * ld * bytes, e + i * u * bytes, d + i * u * bytes
+            at, to, from = on(state, i * ld), on(e, i * u), on(d, i * u)
             @simd ivdep for j in 1:u
                 v = unsafe_load(at, j)
                 unsafe_store!(to, unsafe_load(from, j) * (one(T) - v * v), j)
             end
         end
         t > 1 && product!(u, n, u, pointer(h.recurrent), u, e, 1, u, d, u, false)
-        input = z + (t - 1) * height * bytes
+        input = on(z, (t - 1) * height)
         if t == s.times
             product!(u, height, n, e, u, input, apart, 1, g, u, false)
         elseif t > 1
             product!(u, height, n, e, u, input, apart, 1, g, u, true)
         else  # the states before are zeros
             product!(u, f, n, e, u, input, apart, 1, g, u, true)
-            product!(u, 1, n, e, u, input + (height - 1) * bytes, apart, 1, g + (height - 1) * u * bytes, u, true)
+            product!(u, 1, n, e, u, on(input, height - 1), apart, 1, on(g, (height - 1) * u), u, true)
         end
     end
     output, bias = height * u, height * u + u * c
@@ -284,7 +316,10 @@ function steps!(s::Session{T}, k::Int, data::Data{T}, rows::Int, first::Int, las
         mine, samples = part(n, k, size)
         prepare!(s, h)
         if samples > 0
-            forward!(s, h, data, start + mine, samples)
+            following = start + s.batch_size
+            later = step < last ? min(s.batch_size, rows - following) : 0
+            skipped, own = part(later, k, size)
+            forward!(s, h, data, start + mine, samples, following + skipped, own)
             softmax!(s, h, data, start + mine, samples, T(s.rate / n))
             backward!(s, h, samples)
         else
@@ -380,7 +415,8 @@ const COUNT = Ref{Int64}(0)
 Data{T}(x::Ptr{Cvoid}, y::Ptr{Cvoid}, order::Ptr{Int64}=Ptr{Int64}(0)) where {T} =
     Data{T}(Ptr{T}(x), Ptr{Int64}(y), order)
 
-function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, parameters::Ptr{Cvoid}, length::Int64)::Int64
+function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, parameters::Ptr{Cvoid},
+        length::Int64)::Int64
     return guarded(status -> -Int64(status)) do
         settings = Reader(copy(unsafe_wrap(Array, integers, n)), 1)
         T = read!(settings) == 32 ? Float32 : Float64
@@ -390,8 +426,8 @@ function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, 
     end
 end
 
-train(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, rows::Int64, order::Ptr{Int64}, first::Int64, last::Int64,
-    losses::Ptr{Float64})::Cint = guarded(identity) do
+train(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, rows::Int64, order::Ptr{Int64}, first::Int64,
+    last::Int64, losses::Ptr{Float64})::Cint = guarded(identity) do
     train(SESSIONS[number], x, y, rows, order, first, last, losses)
     OK
 end

@@ -5,12 +5,17 @@ Each session lives in a worker, since Julia and the torch of other tests must no
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bridge import spec
 from bridge.adapters.manual import ManualSession
 from bridge.engine import Optimizer
 from bridge.errors import SpecError
@@ -28,6 +33,30 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 def worker(julia: Julia, request: pytest.FixtureRequest) -> Iterator[Worker]:
     with Worker("manual-julia", request.param) as made:
         yield made
+
+
+# The bytes that Julia allocates in one call of 5 steps, and in one of 50.
+ALLOCATIONS = """
+import json, sys
+import numpy as np
+from bridge import spec, weights
+from bridge.adapters.manual_julia import ManualJuliaSession
+from bridge.engine import Optimizer
+
+model, threads, rng = spec.load("experiments/models/mnist-rnn.toml"), int(sys.argv[1]), np.random.default_rng(0)
+x, y = rng.random((5000, 784), dtype=np.float32), rng.integers(0, 10, 5000)
+made = weights.initialise(model, 0, np.float32)
+session = ManualJuliaSession(model, made, Optimizer("sgd", 0.01), 100, "float32", threads)
+
+def allocated(steps):
+    before, _ = session.allocated()
+    session.train_epoch(x, y, np.arange(100 * steps))
+    return session.allocated()[0] - before
+
+allocated(5)
+print(json.dumps([min(allocated(steps) for _ in range(3)) for steps in (5, 50)]))
+"""
+ROOT = Path(spec.__file__).parents[1]
 
 
 def network(steps: int, features: int, units: int, classes: int) -> tuple[list[int], list[dict[str, Any]]]:
@@ -101,6 +130,17 @@ def test_a_partial_batch_sees_nothing_of_the_one_before(
     parts = [worker.train_epoch(x, y, np.arange(start, min(start + 4, 10))) for start in (0, 4, 8)]
     np.testing.assert_array_equal(losses, np.concatenate(parts))
     assert_close(worker.params(), after, 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_allocate_nothing(julia: Julia, threads: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALLOCATIONS, str(threads)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    five, fifty = json.loads(done.stdout)
+    assert five < 10_000
+    assert fifty - five < 45 * 16, "the smallest thing that Julia allocates has 16 bytes"
 
 
 def test_large_logits_do_not_overflow(worker: Worker, small_paper_model: ModelSpec, random_params: Made) -> None:
