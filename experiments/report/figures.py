@@ -405,7 +405,7 @@ def scaling(view: View) -> Figure:
         axes.set_xlabel(name.lower())
         style.clean(axes, "both")
     panels[0].set_ylabel("µs per step")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 

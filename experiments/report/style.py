@@ -55,6 +55,7 @@ LOOKS: dict[str, Look] = {
     "jax": Look("#009E73", "P"),
     "flux": Look("#7B3F00", "X"),
     "manual": Look("#7A7A7A", "*"),
+    "manual-julia": Look("#B9A2C6", "p"),
     "own": Look("#000000", "h"),
 }
 """Engines by their registry name, and the papers' own engines as `own`."""

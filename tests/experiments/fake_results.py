@@ -19,12 +19,21 @@ CPU = "Invented CPU 9000"
 CREATED = "2001-02-03T04:05:06.789012+00:00"
 LABELS = {
     "numpy": "TwinGrad numpy",
+    "julia": "TwinGrad Julia",
     "torch": "PyTorch",
     "torch-compile": "PyTorch compiled",
     "manual": "Hand-written numpy",
+    "manual-julia": "Hand-written Julia",
 }
-_STEP_US = {"numpy": 300.0, "torch": 800.0, "torch-compile": 700.0, "manual": 290.0}
-_BYTES = {"numpy": 3e6, "torch": 1.0e9, "torch-compile": 0.9e9, "manual": 2e6}
+_STEP_US = {
+    "numpy": 300.0,
+    "julia": 120.0,
+    "torch": 800.0,
+    "torch-compile": 700.0,
+    "manual": 290.0,
+    "manual-julia": 110.0,
+}
+_BYTES = {"numpy": 3e6, "julia": 3e3, "manual-julia": 3e3, "torch": 1.0e9, "torch-compile": 0.9e9, "manual": 2e6}
 
 Rows = dict[str, list[dict[str, Any]]]
 

@@ -185,8 +185,8 @@ def test_the_guide_of_the_scaling_figure_is_linear(fake: ModuleType, view_of: Vi
 
 def test_differences_of_the_loss_are_drawn_with_their_tolerance(fake: ModuleType, view_of: ViewOf) -> None:
     upper, lower = drawn("loss_first_steps", view_of(fake.rows(seeds=2))).axes
-    assert len(upper.lines) == 4
-    assert len(lower.lines) == 4, "three engines against the reference, and the tolerance"
+    assert len(upper.lines) == len(fake.LABELS)
+    assert len(lower.lines) == len(fake.LABELS), "all others against the reference, and the tolerance"
     assert 1e-4 in {float(np.atleast_1d(line.get_ydata())[0]) for line in lower.lines}
 
 

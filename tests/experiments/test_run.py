@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bridge.engine import Availability, Evaluation, Registered
+from bridge.engine import ENGINES, Availability, Evaluation, Registered
 from bridge.errors import EngineUnavailableError, WorkerError
 from experiments import config, data, provenance, run
 from experiments.config import ConfigError, Paper
@@ -31,7 +31,7 @@ class FakeWorker:
     fail: ClassVar[Callable[[str, int], None]] = staticmethod(lambda engine, epoch: None)
 
     def __init__(self, engine: str, threads: int) -> None:
-        self.engine, self.threads, self.pid = engine, threads, 1
+        self.engine, self.threads, self.pid = ENGINES[engine], threads, 1
         self.import_seconds, self.start_seconds, self.build_seconds, self.seconds = 0.1, 0.2, 0.3, 0.01
         self.epoch = 0
         type(self).started.append(engine)
@@ -46,9 +46,9 @@ class FakeWorker:
 
     def train_epoch(self, _x: Path, _y: Path, order: Path) -> np.ndarray:
         self.epoch += 1
-        type(self).fail(self.engine, self.epoch)
+        type(self).fail(self.engine.name, self.epoch)
         rows = np.load(order)
-        type(self).seen.append((self.engine, rows, self.params))
+        type(self).seen.append((self.engine.name, rows, self.params))
         return np.linspace(2.3, 1.0, -(-len(rows) // 100))
 
     def evaluate(self, *_: Path) -> Evaluation:
@@ -56,6 +56,9 @@ class FakeWorker:
 
     def peak_rss(self) -> int:
         return 1_000_000
+
+    def allocated(self) -> tuple[int, int]:
+        return 4_000_000 * self.epoch, 12 * self.epoch
 
     def start_memray(self, path: Path) -> None:
         path.touch()
@@ -127,7 +130,7 @@ def test_paper_d_runs_every_engine_on_ten_seeds_and_the_costly_one_on_fewer() ->
         counts[job.engines[0], job.measure] = counts.get((job.engines[0], job.measure), 0) + 1
     few = paper.runs.full.engine_seeds["torch-compile"].value
     assert counts == {
-        **{(engine, "time"): 10 for engine in ("numpy", "torch", "manual")},
+        **{(engine, "time"): 10 for engine in ("numpy", "julia", "torch", "manual", "manual-julia")},
         ("torch-compile", "time"): few,
         **{(engine, "memory"): 1 for engine in paper.engine_names()},
     }
