@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,22 @@ import click
 import numpy as np
 import pytest
 
+from bridge.julia.find import Julia
 from experiments.cli import cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 SHELL = "".join(text for language, text in BLOCKS if language in ("", "sh"))
+
+
+JULIA_FROM_PYTHON = "from bridge import julia"
+DATA = """
+import numpy as np
+rng = np.random.default_rng(0)
+images, labels, order = rng.random((250, 784), dtype=np.float32), rng.integers(0, 10, 250), rng.permutation(250)
+test_images, test_labels = rng.random((50, 784), dtype=np.float32), rng.integers(0, 10, 50)
+"""
 
 
 def test_the_python_examples_run(rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,13 +38,33 @@ def test_the_python_examples_run(rng: np.random.Generator, capsys: pytest.Captur
         "test_images": rng.random((50, 784), dtype=np.float32),
         "test_labels": rng.integers(0, 10, 50),
     }
-    examples = [text for language, text in BLOCKS if language == "python"]
+    examples = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON not in text]
     assert len(examples) == 2
     for example in examples:
         names = dict(given)
         exec(compile(example, "<README.md>", "exec"), names)
     assert len(names["losses"]) == 3  # of the last example: 250 rows in batches of 100
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_the_example_of_julia_from_python_runs(julia: Julia) -> None:
+    (example,) = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON in text]
+    done = run([sys.executable, "-c", DATA + example + "print(losses.shape, logits.shape, sorted(gradients))"])
+    assert "accuracy" in done
+    assert "(3,) (50, 10) ['output.bias', 'output.weight', 'rnn.bias', 'rnn.recurrent', 'rnn.weight']" in done
+
+
+def test_the_example_in_julia_runs(julia: Julia) -> None:
+    (example,) = [text for language, text in BLOCKS if language == "julia"]
+    command = [julia.executable, "--startup-file=no", f"--project={ROOT / 'julia_engine'}", "-e"]
+    said = run([*command, example + "println(length(losses))"], julia.environment(1))
+    assert re.fullmatch(r"Evaluation\(.*\)\n10\n", said)
+
+
+def run(command: list[str], environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def test_the_commands_exist() -> None:

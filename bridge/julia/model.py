@@ -1,0 +1,55 @@
+"""A model of a spec, trained by the Julia engine: no need to know Julia or the engine protocol."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import DTypeLike, NDArray
+
+from bridge import spec as specs
+from bridge import weights
+
+if TYPE_CHECKING:
+    from bridge.adapters.julia import JuliaSession
+    from bridge.engine import Optimizer
+
+__all__ = ["build"]
+
+
+def build(
+    model: specs.ModelSpec | str | os.PathLike[str],
+    params: Mapping[str, NDArray[Any]] | None = None,
+    optimizer: Optimizer | None = None,
+    batch_size: int = 100,
+    dtype: DTypeLike = "float32",
+    threads: int = 1,
+    seed: int = 0,
+) -> JuliaSession:
+    """Start Julia, unless it runs, and make a session that trains `model` in numpy's own memory.
+
+    Args:
+        model: a model spec, or the TOML file that holds one.
+        params: initial weights by name; None draws the spec's initial weights from `seed`.
+        optimizer: the update rule; plain gradient descent with learning rate 0.01 by default.
+        batch_size: samples per step.
+        dtype: float32 or float64.
+        threads: Julia's threads; fixed for the process by the first session.
+        seed: of the initial weights.
+
+    Returns:
+        A session with `train_epoch(x, y, order)`, `evaluate(x, y)`, `predict(x)`, `loss_and_gradients(x, y)`,
+        `params()` and `close()`; see `bridge.engine.Session`.
+
+    Raises:
+        JuliaUnavailableError: no Julia works here; says what to do.
+        SpecError, WeightsError: the model or the weights are wrong.
+    """
+    from bridge import engine
+
+    spec = model if isinstance(model, specs.ModelSpec) else specs.load(model)
+    initial = weights.initialise(spec, seed, dtype) if params is None else params
+    rule = engine.Optimizer("sgd", 0.01) if optimizer is None else optimizer
+    session: JuliaSession = engine.get("julia").build(spec, initial, rule, batch_size, dtype, threads)  # type: ignore[assignment]
+    return session
