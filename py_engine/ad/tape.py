@@ -253,11 +253,16 @@ def _copy_views(graph: Graph) -> None:
     graph.outputs = [copies.get(id(x), x) for x in graph.outputs]
 
 
+LARGEST_STAGED = 65_536
+"""Elements: numpy's buffers hold 8,192 of each operand; copies of up to this many stay in the second-level cache."""
+
+
 def _straighten(graph: Graph) -> None:
     """Insert copies where an op needs another memory layout than its input has.
 
     For elementwise ops that is everything but C order in the result's shape (or a single number): numpy would
-    iterate over other operands through buffers that it allocates at every call, and copies in less time.
+    iterate over other operands through buffers that it allocates at every call, and copies in less time. Not so for
+    large results, where a copy would have to go to memory and back while those buffers stay in the cache.
     """
     layout: dict[int, Array] = {}
     straight: dict[tuple[int, Shape], Tensor] = {}
@@ -290,7 +295,11 @@ def _straighten(graph: Graph) -> None:
             layout[id(x)] = op.view(layout[id(x.inputs[0])], **x.attrs)
         elif op.elementwise:
             x.inputs = tuple(
-                a if not a.shape or (a.shape == x.shape and layout[id(a)].flags.c_contiguous) else copied(a, x.shape)
+                a
+                if not a.shape
+                or x.size > LARGEST_STAGED
+                or (a.shape == x.shape and layout[id(a)].flags.c_contiguous)
+                else copied(a, x.shape)
                 for a in x.inputs
             )
         elif op.accepts is not None:

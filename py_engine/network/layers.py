@@ -218,11 +218,21 @@ class Recurrent(Layer):
         return (self.units,) if self.returns == "last" else (input_shape[0], self.units)
 
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
-        """Project all steps at once, then run through them."""
+        """Project all steps at once, then run through them.
+
+        Time becomes the first axis, so that each step is one piece of memory: before the projection or after it,
+        whichever moves less.
+        """
         samples, steps, inputs = x.shape
-        rows = ops.reshape(x, (samples * steps, inputs)) @ parameters["weight"] + parameters["bias"]
-        projected = ops.reshape(rows, (samples, steps, self.gates * self.units))
-        states = self.unroll([projected[:, t] for t in range(steps)], parameters["recurrent"])
+        width = self.gates * self.units
+        first = inputs < width
+        rows = ops.transpose(x, (1, 0, 2)) if first else x
+        rows = ops.reshape(rows, (samples * steps, inputs)) @ parameters["weight"] + parameters["bias"]
+        if first:
+            projected = ops.reshape(rows, (steps, samples, width))
+        else:
+            projected = ops.copy(ops.transpose(ops.reshape(rows, (samples, steps, width)), (1, 0, 2)))
+        states = self.unroll([projected[t] for t in range(steps)], parameters["recurrent"])
         return states[-1] if self.returns == "last" else ops.stack(states, axis=1)
 
     def unroll(self, projected: list[Tensor], recurrent: Tensor) -> list[Tensor]:
