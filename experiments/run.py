@@ -376,8 +376,10 @@ def blas(worker: Worker) -> str:
     """The BLAS libraries of a worker with the kernels they chose: `openblas 0.3.31 SkylakeX`."""
     found = [library for library in worker.libraries() if library.get("user_api") == "blas"]
     return ", ".join(
-        " ".join(str(part) for part in (item["internal_api"], item.get("version"), item.get("architecture")) if part)
-        for item in found
+        sorted(
+            " ".join(str(part) for part in (item["internal_api"], item.get("version"), item.get("architecture")) if part)
+            for item in found
+        )
     )
 
 

@@ -55,7 +55,7 @@ def of_runs(view: View) -> dict[str, Any]:
         "machine": view.machine(["time", "memory", "race", "scaling"]),
         "threads": _distinct(view.ok("time")["threads"]),
         "memory_threads": _distinct(view.ok("memory")["threads"]),
-        "blas": _distinct(runs["blas"]),
+        "blas": _distinct(runs["blas"].dropna().str.split(", ").explode()),
         "python": _distinct(runs["python"]),
         "versions": _distinct(runs["framework_version"]),
         "commits": _distinct(runs["commit"].map(lambda text: str(text)[:8])),
