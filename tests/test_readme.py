@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from bridge.julia.find import Julia
+from experiments import config
 from experiments.cli import cli
+from experiments.report import select, table, tables
+from experiments.results import Tidy
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -65,6 +68,16 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def test_its_numbers_are_those_of_the_committed_results() -> None:
+    paper = config.load_paper("mnist-rnn-e")
+    view = select.view(paper, Tidy.load(ROOT / "paper" / "results"))
+    race = [line for line in table.to_markdown(tables.race(view)).splitlines() if line.startswith("|")]
+    assert "\n".join(race) in README
+    allocated = {item["engine"]: item for item in tables.allocations(view).rows if "engine" in item}
+    for engine in ("numpy", "julia", "torch"):
+        assert table.size(allocated[engine]["bytes_later_epochs"]) in README
 
 
 def test_the_commands_exist() -> None:
