@@ -375,12 +375,8 @@ def start(engine: str, threads: int) -> Worker:
 def blas(worker: Worker) -> str:
     """The BLAS libraries of a worker with the kernels they chose: `openblas 0.3.31 SkylakeX`."""
     found = [library for library in worker.libraries() if library.get("user_api") == "blas"]
-    return ", ".join(
-        sorted(
-            " ".join(str(part) for part in (item["internal_api"], item.get("version"), item.get("architecture")) if part)
-            for item in found
-        )
-    )
+    named = ((item["internal_api"], item.get("version"), item.get("architecture")) for item in found)
+    return ", ".join(sorted(" ".join(str(part) for part in parts if part) for parts in named))
 
 
 # -----------------------------------------------------------------------------------------------------------
