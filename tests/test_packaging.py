@@ -10,11 +10,15 @@ import re
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from bridge.julia.find import Julia
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -60,12 +64,14 @@ DECLARED = CORE.union(*EXTRAS.values())
 FOR_USE = CORE.union(*(EXTRAS[extra] for extra in EXTRAS if extra not in ("bench", "test", "dev", "all")))
 
 
-def run_isolated(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_isolated(
+    code: str, cwd: Path, python: str | os.PathLike[str] = sys.executable, **variables: str
+) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     return subprocess.run(
-        [sys.executable, "-I", "-c", code],
+        [python, "-I", "-c", code],
         cwd=cwd,
-        env=environment,
+        env=environment | variables,
         capture_output=True,
         text=True,
         check=False,
@@ -76,9 +82,7 @@ def run_isolated(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run(
-        [*command, "-w", str(folder), str(ROOT)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, "-w", str(folder), str(ROOT)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     built = list(folder.glob("*.whl"))
     assert [path.name.split("-")[0] for path in built] == ["twingrad"]
@@ -92,16 +96,50 @@ def unpacked(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
+def with_all_they_require(distributions: set[str]) -> set[str]:
+    """These and, over and over, what they require on this machine."""
+    found: set[str] = set()
+    waiting = set(distributions)
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        requirements = map(Requirement, importlib.metadata.requires(name) or [])
+        wanted = {
+            normalised(requirement.name)
+            for requirement in requirements
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        }
+        waiting |= wanted - found
+    return found
+
+
+@pytest.fixture(scope="session")
+def bare_python(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has the wheel and what it requires, extras left out, and nothing else.
+
+    What it requires is linked to rather than installed, so that no network is needed.
+    """
+    folder = tmp_path_factory.mktemp("bare") / "venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in with_all_they_require(CORE):
+        distribution = importlib.metadata.distribution(name)
+        for top in {path.parts[0] for path in distribution.files or []} - {"..", "__pycache__"}:
+            (packages / top).symlink_to(Path(str(distribution.locate_file(top))).absolute())
+    assert wheel.filename is not None
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-index", "--no-deps"]
+    done = subprocess.run([*command, wheel.filename], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return python
+
+
 def metadata(wheel: zipfile.ZipFile, name: str) -> str:
-    return wheel.read(
-        next(entry for entry in wheel.namelist() if entry.endswith(f".dist-info/{name}"))
-    ).decode()
+    return wheel.read(next(entry for entry in wheel.namelist() if entry.endswith(f".dist-info/{name}"))).decode()
 
 
 def test_the_wheel_carries_every_file_of_the_shipped_folders(wheel: zipfile.ZipFile) -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", *SHIPPED], cwd=ROOT, capture_output=True, check=True
-    ).stdout
+    listed = subprocess.run(["git", "ls-files", "-z", *SHIPPED], cwd=ROOT, capture_output=True, check=True).stdout
     tracked = {name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()}
     assert not tracked - set(wheel.namelist())
     assert any(name.startswith("experiments/papers/") and name.endswith(".toml") for name in wheel.namelist())
@@ -122,9 +160,7 @@ def test_the_wheel_describes_itself(wheel: zipfile.ZipFile) -> None:
     assert described["License-Expression"] == "MIT"
     assert described["Requires-Python"] == ">=3.11"
     assert set(described.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
-    required = {
-        distribution_of(line) for line in described.get_all("Requires-Dist", []) if "extra ==" not in line
-    }
+    required = {distribution_of(line) for line in described.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert required == CORE
     assert "twingrad = experiments.cli:main" in metadata(wheel, "entry_points.txt")
     assert "The TwinGrad authors" in metadata(wheel, "licenses/LICENSE")
@@ -189,6 +225,67 @@ main()
     assert "reproduce" in done.stdout
 
 
+def test_the_wheel_in_a_bare_environment_trains_on_the_julia_engine(
+    bare_python: Path, julia: Julia, tmp_path: Path
+) -> None:
+    """Nothing is known of this Julia there, and nothing is compiled yet."""
+    (tmp_path / "tiny.toml").write_text(
+        """
+        format = "twingrad-model"
+        version = 1
+        opset = 1
+        name = "tiny"
+        [input]
+        shape = ["N", 6]
+        dtype = "float32"
+        [[layers]]
+        id = "segments"
+        op = "reshape"
+        shape = [2, 3]
+        [[layers]]
+        id = "rnn"
+        op = "rnn"
+        units = 4
+        [[layers]]
+        id = "output"
+        op = "dense"
+        units = 2
+        [loss]
+        op = "softmax_cross_entropy"
+        """,
+        encoding="utf-8",
+    )
+    code = """
+import importlib.util, sys
+from pathlib import Path
+import numpy as np
+from bridge import julia
+from bridge.adapters.julia import ENGINE
+
+assert ENGINE.is_dir() and ENGINE.is_relative_to(sys.prefix), ENGINE
+assert not any(map(importlib.util.find_spec, ("torch", "pandas", "pytest")))
+model = julia.build("tiny.toml", batch_size=8)
+x = np.random.default_rng(0).standard_normal((20, 6), dtype=np.float32)
+y = (x[:, 0] > 0).astype(np.int64)
+before = model.evaluate(x, y).loss
+losses = model.train_epoch(x, y, np.arange(20))
+assert losses.shape == (3,) and np.isfinite(losses).all(), losses
+assert model.evaluate(x, y).loss < before
+print(julia.runtime().evaluate("pathof(TwinGrad)"))
+"""
+    done = run_isolated(
+        code,
+        tmp_path,
+        bare_python,
+        TWINGRAD_JULIA=julia.executable,
+        TWINGRAD_CACHE=str(tmp_path / "cache"),
+        JULIA_DEPOT_PATH=f"{tmp_path / 'depot'}{os.pathsep}",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(bare_python.parents[1])
+    assert list((tmp_path / "depot" / "compiled").rglob("TwinGrad/*.ji"))
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_follow_the_arrows(package: str) -> None:
     forbidden = {*PACKAGES, "julia_engine", "tests"} - ARROWS[package]
@@ -204,9 +301,7 @@ def test_imports_follow_the_arrows(package: str) -> None:
 
 def test_py_engine_names_no_other_package() -> None:
     allowed = {"py_engine", "numpy", "threadpoolctl"} | sys.stdlib_module_names
-    wrong = [
-        (path.name, name) for path in sources("py_engine") for name, _ in imports(path) if name not in allowed
-    ]
+    wrong = [(path.name, name) for path in sources("py_engine") for name, _ in imports(path) if name not in allowed]
     assert not wrong
 
 
