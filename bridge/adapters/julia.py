@@ -1,17 +1,17 @@
 """Our Julia engine, in this process: numpy's memory goes in and out as it is, through the engine's entry points.
 
 Julia starts with the first session and with that session's threads; a session with more needs another process. A spec
-reaches Julia as integers and floats. An epoch is cut into calls of a few milliseconds, so that ctrl-C is heard.
+reaches Julia as integers and floats. An epoch is cut into short calls, between which ctrl-C is heard.
 """
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_int, c_int64, c_uint8, c_void_p
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from bridge import julia, weights
 from bridge.checks import DataCheck
 from bridge.engine import Evaluation, Optimizer
 from bridge.errors import JuliaError, JuliaUnavailableError
-from bridge.julia.environment import child_environment
+from bridge.julia.environment import ENGINE, child_environment
 from bridge.julia.interface import Runtime, literal
 from bridge.spec import GRU, LSTM, RNN, Activation, Dense, Dropout, Flatten, Layer, ModelSpec, Reshape
 from py_engine.errors import ConfigurationError, NonFiniteError
@@ -32,11 +32,11 @@ __all__ = ["ENGINE", "Entries", "JuliaSession", "describe", "load_engine", "poin
 
 Array = NDArray[Any]
 
-ENGINE = Path(__file__).parents[2] / "julia_engine"
-"""The folder of the Julia engine's sources."""
-
 _STEPS_PER_CALL = 50
-"""Steps of an epoch in one call of Julia, in which ctrl-C is not heard: about 10 ms for the papers' networks."""
+"""The most steps of an epoch in one call of Julia, in which ctrl-C is not heard: 10 ms for the papers' networks."""
+
+_CALL_SECONDS = 0.1
+"""Calls that take longer are cut into fewer steps."""
 
 # Positions, from 1, in the lists of julia_engine/src/entry.jl.
 _LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
@@ -155,10 +155,11 @@ def _compile_ahead(here: Runtime) -> None:
     subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
 
-# Whether a compiled TwinGrad that is not out of date lies among Julia's files.
+# Whether a TwinGrad is in the system image, or a compiled one that is not out of date among Julia's files.
 _IS_COMPILED = """
 let id = Base.identify_package("TwinGrad"), path = Base.locate_package(id)
-    any(file -> Base.stale_cachefile(path, file) !== true, Base.find_all_in_cache_path(id))
+    haskey(Base.loaded_modules, id) ||
+        any(file -> Base.stale_cachefile(path, file) !== true, Base.find_all_in_cache_path(id))
 end
 """
 
@@ -186,6 +187,7 @@ class JuliaSession:
         dtype = np.dtype(dtype)
         weights.check(params, spec, dtype)
         self._number = 0
+        self._steps_per_call = 1
         self._spec = spec
         self._batch_size = batch_size
         self._check = DataCheck(spec, dtype)
@@ -208,12 +210,20 @@ class JuliaSession:
         steps = -(-len(order) // self._batch_size)
         losses = np.empty(steps, np.float64)
         samples, at_x, at_y, rows, at_order = len(x), x.ctypes.data, y.ctypes.data, len(order), order.ctypes.data
-        at_losses, each, train = losses.ctypes.data, _STEPS_PER_CALL, self._entries.train
-        for first in range(1, steps + 1, each):
-            last = min(first + each - 1, steps)
-            status = train(self._number, samples, at_x, at_y, rows, at_order, first, last, at_losses)
+        at_losses, train = losses.ctypes.data, self._entries.train
+        done = 0
+        before = time.perf_counter()
+        while done < steps:
+            last = min(done + self._steps_per_call, steps)
+            status = train(self._number, samples, at_x, at_y, rows, at_order, done + 1, last, at_losses)
             if status:
                 self._raise(status)
+            done = last
+            before, seconds = time.perf_counter(), time.perf_counter() - before
+            if seconds > _CALL_SECONDS:
+                self._steps_per_call = max(1, self._steps_per_call // 2)
+            elif seconds < _CALL_SECONDS / 4:
+                self._steps_per_call = min(2 * self._steps_per_call, _STEPS_PER_CALL)
         return losses
 
     def evaluate(self, x: Array, y: Array) -> Evaluation:

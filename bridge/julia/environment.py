@@ -8,7 +8,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["cache_folder", "child_environment", "cpu_flags", "kernels_for", "settings", "temporarily"]
+__all__ = ["ENGINE", "cache_folder", "child_environment", "cpu_flags", "kernels_for", "settings", "temporarily"]
+
+ENGINE = Path(__file__).parents[2] / "julia_engine"
+"""The folder of the Julia engine's sources."""
 
 CACHE_VARIABLE = "TWINGRAD_CACHE"
 
