@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge.spec import ModelSpec, show
-from py_engine.errors import DTypeError, NonFiniteError, ShapeError
+from py_engine.errors import DTypeError, LabelError, NonFiniteError, ShapeError
 from py_engine.network import losses
 
 __all__ = ["DataCheck", "PerArray", "check_losses"]
@@ -77,15 +77,21 @@ class DataCheck:
         return np.ascontiguousarray(order, dtype=np.int64)
 
     def _check_features(self, x: NDArray[Any]) -> NDArray[Any]:
+        if not isinstance(x, np.ndarray):
+            raise DTypeError(
+                f"x: expected a numpy array, found {type(x).__name__}; convert it with np.asarray(x, np.{self._dtype})"
+            )
         if x.ndim == 0 or x.shape[1:] != self._spec.input.sample:
             raise ShapeError(f"x: expected shape {show(self._spec.input.sample)}, found {x.shape}")
         if not len(x):
             raise ShapeError("x has no rows")
         if x.dtype != self._dtype:
             raise DTypeError(f"x: expected {self._dtype}, found {x.dtype}; convert it with x.astype(np.{self._dtype})")
-        return np.ascontiguousarray(x)
+        return np.require(x, requirements=["C_CONTIGUOUS", "ALIGNED"])
 
     def _check_targets(self, y: NDArray[Any]) -> NDArray[Any]:
+        if np.ndim(y) == 0:
+            raise LabelError(f"y: expected one target for every row, found {y!r}")
         return losses.check_targets(self._spec.loss.op, (len(y), *self._spec.output), y, self._dtype)
 
 

@@ -74,6 +74,29 @@ def julia() -> Julia:
         pytest.skip(f"needs Julia: {error}")
 
 
+BROKEN_JULIAS = {
+    "missing": (None, "names no Julia: expected the program, its folder, or a name on PATH"),
+    "too old": ("printf 'version\\t1.4.2\\n'", "is too old: expected 1.5 or later, found 1.4.2"),
+    "crashing": (
+        "echo 'signal (11): Segmentation fault' >&2; kill -SEGV $$",
+        "was ended by SIGSEGV when it was to start",
+    ),
+}
+
+
+@pytest.fixture(params=BROKEN_JULIAS)
+def broken_julia(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A Julia that is missing, too old or crashing takes the place of one that works; what is to be said of it."""
+    script, words = BROKEN_JULIAS[request.param]
+    program = tmp_path / "broken" / "julia"
+    if script is not None:
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        program.chmod(0o755)
+    monkeypatch.setenv("TWINGRAD_JULIA", str(program))
+    return words
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of the real data sets, named by TWINGRAD_DATA; without it the test is skipped."""

@@ -134,7 +134,9 @@ def _load(julia: Julia) -> ctypes.CDLL:
     except OSError as error:
         raise JuliaUnavailableError(f"libjulia of {julia} can't be loaded: {error}") from None
     for name, restype, *argtypes in _SIGNATURES:
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise JuliaUnavailableError(f"{julia.libjulia} has no {name}: this Julia is too new or too old")
         function.restype, function.argtypes = restype, argtypes
     return library
 

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from bridge import spec as specs
 from bridge import weights
+from bridge.julia.find import find
 
 if TYPE_CHECKING:
     from bridge.adapters.julia import JuliaSession
@@ -48,6 +49,7 @@ def build(
     """
     from bridge import engine
 
+    find()  # here and not by the registry, whose error is one of any engine that can't be used
     spec = model if isinstance(model, specs.ModelSpec) else specs.load(model)
     initial = weights.initialise(spec, seed, dtype) if params is None else params
     rule = engine.Optimizer("sgd", 0.01) if optimizer is None else optimizer

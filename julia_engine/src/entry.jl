@@ -77,7 +77,10 @@ function read!(r::Reader)
     r.next += 1
     return r.values[r.next-1]
 end
-read!(r::Reader, n::Integer) = [read!(r) for _ in 1:n]
+function read!(r::Reader, n::Integer)
+    0 <= n <= length(r.values) - r.next + 1 || throw(ConfigurationError("the description of the session ends too early"))
+    return [read!(r) for _ in 1:n]
+end
 
 function chosen(codes, code::Integer, what::String)
     1 <= code <= length(codes) || throw(ConfigurationError("$what $code is not one of 1:$(length(codes))"))

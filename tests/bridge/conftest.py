@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bridge import spec, weights
+from bridge import engine, spec, weights
+from bridge.engine import Optimizer, Session
 from bridge.spec import ModelSpec
 from bridge.weights import Params
+from bridge.worker import Worker
 
 Data = tuple[NDArray[Any], NDArray[Any]]
 
@@ -74,5 +77,43 @@ def random_data(rng: np.random.Generator) -> Callable[..., Data]:
         if model.loss.op == "binary_cross_entropy":
             return x, rng.integers(0, 2, shape).astype(dtype)
         return x, rng.standard_normal(shape).astype(dtype)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Callable[[str], Worker]]:
+    """The worker of an engine: one for all tests of a module, started by the first that asks for it."""
+    started: dict[str, Worker] = {}
+    with ExitStack() as stack:
+
+        def worker(name: str) -> Worker:
+            if name not in started:
+                started[name] = stack.enter_context(Worker(name))
+            return started[name]
+
+        yield worker
+
+
+@pytest.fixture
+def session_of(workers: Callable[[str], Worker], request: pytest.FixtureRequest) -> Callable[..., Session]:
+    """A session of any engine, by name; skips the test where the engine can't be used.
+
+    PyTorch and Julia, which must not share a process, are in one worker each: with a new session the old one ends.
+    """
+
+    def make(
+        name: str, model: ModelSpec, params: Params, optimizer: Optimizer, batch_size: int, dtype: str = ""
+    ) -> Session:
+        dtype = dtype or model.input.dtype
+        if "julia" in name:
+            request.getfixturevalue("julia")
+        elif not (found := engine.availability(name)).ok:
+            pytest.skip(found.reason)
+        if engine.get(name).distributions == ("numpy",):
+            return engine.get(name).build(model, params, optimizer, batch_size, dtype, 1)
+        worker = workers(name)
+        worker.build(model, params, optimizer, batch_size, dtype)
+        return worker
 
     return make

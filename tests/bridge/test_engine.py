@@ -118,12 +118,11 @@ def test_a_wrong_optimizer_is_refused(arguments: dict[str, object], message: str
 # --- What every engine refuses ---
 
 
-@pytest.fixture(params=IN_PROCESS)
+@pytest.fixture(params=[*IN_PROCESS, "julia", "manual-julia"])
 def session(
-    request: pytest.FixtureRequest, small_paper_model: ModelSpec, random_params: Callable[..., dict]
+    request: pytest.FixtureRequest, small_paper_model: ModelSpec, random_params: Callable, session_of: Callable
 ) -> engine.Session:
-    params = random_params(small_paper_model)
-    return engine.get(request.param).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1)
+    return session_of(request.param, small_paper_model, random_params(small_paper_model), Optimizer("sgd", 0.1), 4)
 
 
 def test_a_label_out_of_range_is_named(session: engine.Session, small_paper_model: ModelSpec, random_data) -> None:

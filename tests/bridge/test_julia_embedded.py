@@ -243,16 +243,23 @@ def test_a_damaged_installation_is_named(run: Run) -> None:
         "raise AssertionError('started')",
         start="""
         import dataclasses, sys
+        import numpy
         from bridge.errors import JuliaUnavailableError
         from bridge.julia.embedded import EmbeddedRuntime
         from bridge.julia.find import find
 
         sound = find()
-        for change in ({"libjulia": "/nowhere/libjulia.so"}, {"preload": ("/nowhere/libffi.so.7", *sound.preload)}):
+        other = numpy._core._multiarray_umath.__file__
+        changes = {
+            "can't be loaded: /nowhere/libjulia.so": {"libjulia": "/nowhere/libjulia.so"},
+            "can't be loaded: /nowhere/libffi.so.7": {"preload": ("/nowhere/libffi.so.7", *sound.preload)},
+            f"{other} has no jl_is_initialized: this Julia is too new or too old": {"libjulia": other},
+        }
+        for words, change in changes.items():
             try:
                 EmbeddedRuntime(dataclasses.replace(sound, **change), 1)
             except JuliaUnavailableError as error:
-                assert "/nowhere/" in str(error) and "can't be loaded" in str(error), error
+                assert words in str(error), error
             else:
                 raise AssertionError(change)
         sys.exit(7)

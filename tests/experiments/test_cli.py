@@ -142,6 +142,25 @@ def test_a_mistake_is_one_line_and_code_2(arguments: list[str], expected: str, t
     assert expected in said.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "mnist-rnn-e", "--engines", "numpy,julia"],
+        ["race", "mnist-rnn-e", "--engines", "manual-julia"],
+        ["train", "mnist-rnn", "--data", "mnist", "--engine", "julia"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_julia_that_does_not_work_is_named_before_anything_is_run(
+    arguments: list[str], broken_julia: str, twingrad: Any
+) -> None:
+    said = twingrad(*arguments)
+    assert said.code == 2
+    assert re.search(r"^error: engine (manual-)?julia: ", said.err)
+    assert broken_julia in said.err
+    assert not list(Path("results").rglob("*.json"))
+
+
 def test_a_results_folder_that_cannot_be_written(twingrad: Any, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     said = twingrad(*run_some("--results", tmp_path / "taken"))

@@ -281,9 +281,6 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     finally
         set_blas_threads(before)
     end
-    done = pending + (failed == 0 ? last : failed - 1) - first + 1
-    trainer.state.steps = steps + done ÷ trainer.accumulate
-    trainer.pending = done % trainer.accumulate
     failed == 0 || throw(explained(trainer, data, failed, unsafe_load(losses, failed)))
     return nothing
 end
@@ -346,6 +343,9 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
                 reduce!(trainer, shards, updates, block, stop)
                 updates && update_stretch!(trainer, block, stop, steps)
             end
+        end
+        if k == 1  # after every step, so that the count is right even if the next one throws
+            trainer.state.steps, trainer.pending = steps, pending
         end
         meet!(team) || return 0
     end
