@@ -46,10 +46,9 @@ def test_parameters_have_the_specs_names_order_shapes_and_dtype(params: Params) 
 
 
 def test_glorot_weights_fill_their_interval_and_the_rest_is_zero(params: Params) -> None:
-    limit = np.sqrt(6 / (196 + 64))
-    largest = np.abs(params["rnn.weight"]).max()
-    assert 0.99 * limit < largest <= limit * (1 + 1e-6)
-    assert not params["rnn.recurrent"].any()
+    for name, fans in {"rnn.weight": 196 + 64, "rnn.recurrent": 64 + 64}.items():
+        limit, largest = np.sqrt(6 / fans), np.abs(params[name]).max()
+        assert 0.99 * limit < largest <= limit * (1 + 1e-6)
     assert not params["rnn.bias"].any()
 
 
