@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from bridge import engine as engines
+from bridge.julia.environment import cache_folder
+from bridge.julia.find import Julia
+from experiments.benchmarks.bridge import require_bridge
 from experiments.benchmarks.engines import ENGINES, require
 
 # They wait for one run of asv, which takes minutes on a busy machine.
@@ -32,6 +35,15 @@ OF_PY_ENGINE = {
     "eager.Overhead.time_eager_gradient",
     "eager.Overhead.time_replayed_gradient",
 }
+OF_BRIDGE = {
+    "bridge.Call.time_1000_entry_points",
+    "bridge.Call.time_1000_predictions",
+    "bridge.Start.timeraw_start_julia",
+    "bridge.Start.timeraw_load_engine",
+    "bridge.Start.timeraw_build",
+    "bridge.Start.timeraw_first_step",
+}
+ALL = BY_ENGINE | OF_PY_ENGINE | OF_BRIDGE
 
 
 class Asv:
@@ -45,10 +57,13 @@ class Asv:
         (folder / "asv.conf.json").write_text(json.dumps(config), encoding="utf-8")
 
     def __call__(self, *arguments: str) -> str:
+        # asv's machine file lies in the home folder; Julia, and what it has compiled, stay where they are.
+        environment = {"JULIA_DEPOT_PATH": f"{Path.home() / '.julia'}{os.pathsep}", **os.environ}
+        environment |= {"HOME": str(self.folder), "TWINGRAD_CACHE": str(cache_folder().parent)}
         done = subprocess.run(
             [sys.executable, "-m", "asv", *arguments],
             cwd=self.folder,
-            env=os.environ | {"HOME": str(self.folder)},
+            env=environment,
             capture_output=True,
             text=True,
             check=False,
@@ -88,15 +103,21 @@ def possible(engine: str, threads: int) -> bool:
     return True
 
 
+def expected(name: str, combination: tuple[str, ...]) -> bool:
+    """Whether this machine has a value for it."""
+    if name in BY_ENGINE:
+        return possible(combination[0], 2 if name.startswith("memory.") else int([*combination, "1"][1]))
+    return name in OF_PY_ENGINE or possible("julia", 1)
+
+
 def test_all_benchmarks_are_found(rows: dict[str, dict[tuple[str, ...], Any]]) -> None:
-    assert set(rows) == BY_ENGINE | OF_PY_ENGINE
+    assert set(rows) == ALL
 
 
-@pytest.mark.parametrize("name", sorted(BY_ENGINE | OF_PY_ENGINE))
+@pytest.mark.parametrize("name", sorted(ALL))
 def test_every_row_has_a_value(rows: dict[str, dict[tuple[str, ...], Any]], name: str) -> None:
     for combination, value in rows[name].items():
-        engine, threads = combination[0], 2 if name.startswith("memory.") else int([*combination, "1"][1])
-        if name in OF_PY_ENGINE or possible(engine, threads):
+        if expected(name, combination):
             assert value is not None and math.isfinite(value) and value > 0, (combination, value)
         else:
             assert value is None or math.isnan(value), (combination, value)
@@ -108,8 +129,7 @@ def test_every_engine_of_the_registry_has_a_row(rows: dict[str, dict[tuple[str, 
 
 
 def test_time_is_measured_with_one_and_with_two_threads(rows: dict[str, dict[tuple[str, ...], Any]]) -> None:
-    expected = set(product(ENGINES, ("1", "2")))
-    assert set(rows["training.Epoch.time_100_steps"]) == expected
+    assert set(rows["training.Epoch.time_100_steps"]) == set(product(ENGINES, ("1", "2")))
 
 
 def test_the_pages_show_every_engine(asv: Asv) -> None:
@@ -117,7 +137,7 @@ def test_the_pages_show_every_engine(asv: Asv) -> None:
     pages = asv.folder / "html_dir"
     assert (pages / "index.html").is_file()
     index = json.loads((pages / "index.json").read_text(encoding="utf-8"))
-    assert set(index["benchmarks"]) == BY_ENGINE | OF_PY_ENGINE
+    assert set(index["benchmarks"]) == ALL
     for name in BY_ENGINE:
         shown = {value.strip("'") for value in index["benchmarks"][name]["params"][0]}
         assert shown == set(ENGINES)
@@ -128,3 +148,15 @@ def test_what_a_commit_lacks_is_not_available_rather_than_failed() -> None:
         require("fortran", threads=1)
     with pytest.raises(NotImplementedError, match="1000000 threads"):
         require("numpy", threads=1_000_000)
+
+
+def test_the_bridge_is_not_available_without_julia(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINGRAD_JULIA", "/nowhere")
+    with pytest.raises(NotImplementedError, match="TWINGRAD_JULIA=/nowhere names no Julia"):
+        require_bridge()
+
+
+def test_the_bridge_is_not_available_in_a_commit_without_it(julia: Julia, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bridge.adapters.julia", None)
+    with pytest.raises(NotImplementedError, match=r"this commit lacks it: .*bridge\.adapters\.julia"):
+        require_bridge()
