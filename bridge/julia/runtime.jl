@@ -13,19 +13,15 @@ message(error) =
         string(typeof(error))
     end
 
-"The OpenBLAS in use, as a path; empty for another BLAS."
+"The paths of every OpenBLAS in this process; numpy may have brought its own, with other names for its functions."
 function openblas()
     LinearAlgebra.mul!(zeros(Float32, 4, 4), ones(Float32, 4, 4), ones(Float32, 4, 4))  # a BLAS may be loaded on demand
-    paths = filter(path -> occursin("openblas", lowercase(basename(path))), Libdl.dllist())
-    return isempty(paths) ? "" : first(paths)
+    return filter(path -> occursin("openblas", lowercase(basename(path))), Libdl.dllist())
 end
 
 function openblas_string(names...)
-    path = openblas()
-    isempty(path) && return ""
-    library = Libdl.dlopen(path)
-    for name in names
-        address = Libdl.dlsym_e(library, name)
+    for name in names, path in openblas()
+        address = Libdl.dlsym_e(Libdl.dlopen(path), name)
         address == C_NULL || return unsafe_string(ccall(address, Cstring, ()))
     end
     return ""

@@ -35,6 +35,7 @@ def run(julia: Julia, tmp_path: Path) -> Run:
         program = textwrap.dedent(start) + START.format(threads=threads) + textwrap.dedent(code)
         variables = {**os.environ, "TWINGRAD_JULIA": julia.executable, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
         variables.pop("JULIA_NUM_THREADS", None)
+        variables["TWINGRAD_SYSIMAGE"] = "0"  # whatever this user has made
         done = subprocess.run(
             [sys.executable, "-X", "faulthandler", "-c", program],
             cwd=tmp_path,
@@ -491,6 +492,7 @@ def test_where_torch_is_not_installed_nothing_changes(run: Run) -> None:
         """,
         start="""
         import sys
+        from bridge import julia
         sys.path[:] = [path for path in sys.path if "site-packages" not in path]
         """,
     )
