@@ -352,7 +352,12 @@ def _julia_version() -> dict[str, str]:
     from bridge.julia import status
 
     found = status().julia
-    return {} if found is None else {"julia": found.version}
+    if found is None:
+        return {}
+    from bridge.julia import sysimage  # here, since it needs this module
+
+    image, _ = sysimage.usable(found)
+    return {"julia": found.version} | ({"sysimage": sysimage.key(image)} if image else {})
 
 
 _JULIA: dict[str, Any] = {"lacks": _lacks_julia, "counts_itself": True, "runtime": _julia_version}

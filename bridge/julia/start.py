@@ -80,7 +80,8 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
     """Julia in this process: started by the first call, which must come from the main thread; the same ever after.
 
     `threads`: how many threads Julia has (default: `JULIA_NUM_THREADS`, or 1). `way`: "juliacall" or "embedded"
-    (default: `TWINGRAD_JULIA_WAY`, or the best that works here). `sysimage`: the file of a system image of this Julia.
+    (default: `TWINGRAD_JULIA_WAY`, or the best that works here). `sysimage`: the file of a system image of this Julia
+    (default, when embedded: the one that `bridge.julia.sysimage` made, if it fits, or Julia's own).
     Raises `JuliaUnavailableError` when Julia can't be started here, or runs already but not as asked for.
     """
     global _runtime
@@ -107,6 +108,11 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
             raise JuliaUnavailableError(reason)
         _runtime = JuliacallRuntime(julia, count, known_project(julia, memory), notes, sysimage)
     else:
+        if sysimage is None:
+            from bridge.julia import sysimage as images  # here, since it is a command as well
+
+            sysimage, note = images.usable(julia)
+            notes = [*notes, note] if note else notes
         _runtime = EmbeddedRuntime(julia, count, notes, sysimage)
     _settings.update(threads=count, sysimage=sysimage)
     return _runtime
