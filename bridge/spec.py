@@ -401,9 +401,7 @@ class ModelSpec(Record):
                     ["layers", index, "id"], f'"{layer.id}" is the id of layers[{seen[layer.id]}] already'
                 )
             if layer.since > self.opset:
-                raise LocatedError(
-                    ["layers", index, "op"], f"{layer.op} needs opset {layer.since}, found {self.opset}"
-                )
+                raise LocatedError(["layers", index, "op"], f"{layer.op} needs opset {layer.since}, found {self.opset}")
             seen[layer.id] = index
         return self
 

@@ -51,9 +51,7 @@ def save(
 ) -> None:
     """Write `params` as safetensors, whole or not at all, with `metadata` of any kind, such as a seed."""
     arrays = {name: _portable(array) for name, array in params.items()}
-    unfit = [
-        _misfit(name, array.dtype) for name, array in arrays.items() if array.dtype not in _DTYPES.values()
-    ]
+    unfit = [_misfit(name, array.dtype) for name, array in arrays.items() if array.dtype not in _DTYPES.values()]
     if unfit:
         raise WeightsError(str(path), unfit)
     try:
@@ -62,9 +60,7 @@ def save(
         raise WeightsError(str(path), [f"cannot be written: {error.strerror or error}"]) from None
 
 
-def load(
-    path: str | os.PathLike[str], spec: ModelSpec | None = None, dtype: DTypeLike | None = None
-) -> Params:
+def load(path: str | os.PathLike[str], spec: ModelSpec | None = None, dtype: DTypeLike | None = None) -> Params:
     """Read parameters, as arrays that may be changed.
 
     With a `spec` they come in its order and must be exactly its parameters, in its dtype unless another is
