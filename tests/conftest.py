@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import random
 from pathlib import Path
@@ -13,6 +14,9 @@ from hypothesis import settings
 
 from bridge.errors import JuliaUnavailableError
 from bridge.julia.find import Julia, find
+
+MUST_BE_THERE = ("torch", "memray", "typst")
+"""Optional packages, without which tests are skipped on a user's machine, and CI fails."""
 
 SEED_VARIABLE = "TWINGRAD_TEST_SEED"
 
@@ -31,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    absent = [name for name in MUST_BE_THERE if importlib.util.find_spec(name) is None]
+    if absent and os.environ.get("CI"):
+        raise pytest.UsageError(f"CI skips nothing for want of a package: {', '.join(absent)} cannot be imported")
     seed = config.getoption("--seed")
     # The environment carries the drawn seed to the workers of pytest-xdist.
     os.environ[SEED_VARIABLE] = str(random.SystemRandom().randrange(2**32)) if seed == "random" else seed
