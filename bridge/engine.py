@@ -345,7 +345,7 @@ def _lacks_julia() -> str:
     """Why there is no Julia that works here."""
     from bridge.julia import status  # only here: the other engines have no need of it
 
-    return status().problem
+    return status().obstacle
 
 
 def _julia_version() -> dict[str, str]:

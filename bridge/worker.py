@@ -75,6 +75,8 @@ _PATIENCE = 10.0
 
 _LAST_LINES = 20
 """Lines of a dead worker's standard error that its error repeats."""
+_CRASH_REPORT = "Fatal Python error: "
+"""What Python's report on a crash of its process begins with."""
 
 _ERRORS: dict[str, type[Exception]] = {
     name: getattr(module, name) for module in (py_engine.errors, bridge.errors) for name in module.__all__
@@ -303,7 +305,7 @@ class Worker:
             status = self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             status = None
-        said = self.stderr.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        said = _last_words(self.stderr.read_text(encoding="utf-8", errors="replace"))
         self.close()
         last = "".join(f"\n  {line}" for line in said) if said else " nothing"
         return WorkerError(
@@ -368,6 +370,17 @@ def _end(process: subprocess.Popen[str], folder: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_words(text: str) -> list[str]:
+    """The last lines of what a process said; of Python's long report on a crash only what and where it was."""
+    said, report, stacks = text.partition(_CRASH_REPORT)
+    lines = said.splitlines()[-_LAST_LINES:]
+    if report:
+        what, _, rest = stacks.partition("\n")
+        frames = [line for line in rest.partition("Current thread")[2].splitlines() if line.startswith("  File ")]
+        lines += [report + what, *frames[:1]]
+    return lines
 
 
 def _ending(status: int | None) -> str:
