@@ -3,6 +3,7 @@
     results/report/tables/<paper>-<table>.csv, .tex, .md
     results/report/figures/<paper>-<figure>.svg, .png
     results/report/paper/report.json     every number of the text, and the tables as texts
+    results/report/report.html           the same tables and figures as one page to click in
     results/report/paper.pdf             (experiments.report.paper)
 
 Which tables and figures there are is said by the papers' files; one that nothing produces is an error.
@@ -20,7 +21,7 @@ from typing import Any
 from bridge.files import write_atomically
 from experiments import config
 from experiments.config import Paper
-from experiments.report import figures, numbers, select, table, tables
+from experiments.report import figures, html, numbers, select, table, tables
 from experiments.report.select import MixedMachinesError, ReportError
 from experiments.results import ResultsError, Tidy, explain
 
@@ -74,6 +75,7 @@ def build(
         "created": max((section["runs"]["created"] or "" for section in sections), default=""),
     }
     _write(built, built.data, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    _write(built, built.folder / "report.html", html.render(built.folder))
     return built
 
 

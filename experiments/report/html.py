@@ -1,0 +1,61 @@
+"""The report as one HTML file: the same tables and figures as the PDF, for people who would rather click.
+
+Nothing is fetched when it is opened: styles, the script that sorts tables and all figures are inside the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from experiments.report.table import MISSING
+
+TEMPLATE = "report.html.jinja"
+
+_FACTORS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+_FACTORS |= {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 0.01}
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_NUMBER = re.compile(r"(?:about |≈ ?|< ?|> ?)?([-−]?\d+(?:\.\d+)?)(?:·10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?\s*([^\W\d_]+|%)?")
+
+
+def render(folder: Path) -> str:
+    """The page for the report in `folder`, from its report.json and its figures."""
+    document = json.loads((folder / "paper" / "report.json").read_text(encoding="utf-8"))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals.update(sort_key=sort_key, picture=lambda name: _picture(folder / "figures" / name))
+    return environment.get_template(TEMPLATE).render(report=document)
+
+
+def sort_key(cell: str) -> float | None:
+    """The number that a cell begins with, in the unit's own scale, to sort by; None for words.
+
+    Units of size and time are brought to bytes and seconds, so that 900 kB comes before 1.2 MB.
+    """
+    text = re.sub(r"(?<=\d)[\u202f\u00a0,](?=\d{3})", "", cell.strip())
+    found = _NUMBER.match(text)
+    if text == MISSING or found is None:
+        return None
+    number, exponent, unit = found.groups()
+    value = float(number.replace("−", "-"))
+    if exponent:
+        value *= 10.0 ** int(exponent.translate(_SUPERSCRIPTS))
+    if unit is None:  # "4.6 ± 0.2 s": the unit stands after the spread
+        after = re.search(r"±\s*[\d.]+\s*([^\W\d_]+|%)", text)
+        unit = after[1] if after else None
+    return value * _FACTORS.get(unit or "", 1.0)
+
+
+def _picture(path: Path) -> Any:
+    encoded = base64.b64encode(path.read_bytes()).decode("ascii")
+    return f"data:image/svg+xml;base64,{encoded}"
