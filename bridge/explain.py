@@ -47,6 +47,8 @@ def problems(model: type[BaseModel], error: ValidationError, data: object) -> di
     root = model.model_json_schema()
     sentences: dict[str, str] = {}
     for detail in error.errors(include_url=False):
+        if detail["type"] == "default_factory_not_called":  # the value that it follows from has its own error
+            continue
         place, sentence = _explain(detail, root, data)
         sentences.setdefault(place, sentence)  # a union reports the same value once for each alternative
     # When a list has a faulty item, pydantic also calls the list too short: the item's own fault says more.
@@ -115,7 +117,8 @@ def _locate(steps: Steps, root: Schema, data: object) -> _Place:
             path += f"[{step}]"
             if isinstance(value, Mapping) and isinstance(value.get("id"), str):
                 path += f" (id {_show(value['id'])})"
-            schema = _resolve(schema.get("items", {}), root)
+            options = (schema, *(_resolve(option, root) for option in schema.get("anyOf", ())))
+            schema = _resolve(next((option["items"] for option in options if "items" in option), {}), root)
         elif isinstance(step, str) and isinstance(value, Mapping):
             value = value.get(step)
             path += f".{toml.key(step)}" if path else toml.key(step)
@@ -186,6 +189,8 @@ def _describe_text(schema: Schema) -> str:
 
 def _describe_length(schema: Schema) -> str:
     low, high = schema.get("minItems", 0), schema.get("maxItems")
+    if low == high:
+        return str(low)
     return f"{low} or more" if high is None else f"{low} to {high}"
 
 

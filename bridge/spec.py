@@ -9,13 +9,22 @@ engine never meets a spec it would have to refuse.
         print(layer.id, shape.input, "->", shape.output)
 
 **Shapes** are of one sample. A batch puts one dimension in front of each of them, the symbolic N: the input
-``["N", 784]`` has the shape ``(784,)`` here and is printed ``(N, 784)``. No layer mixes samples or changes
-their number.
+``["N", 784]`` has the shape ``(784,)`` here and is printed ``(N, 784)``. No layer changes the number of samples, and
+only batch normalisation mixes them.
+
+**Input** is numbers, or with ``dtype = "int64"`` token ids, rows of the embedding that must then come before any other
+layer that computes.
+
+**Images and sequences** have their channels first: (channels, height, width) and (channels, length). A convolution is a
+cross-correlation, as in all frameworks. Padding is explicit, so many zeros before and after each axis; what a window
+leaves over at the end is dropped.
 
 **Parameters** are named ``<layer id>.<parameter>`` and laid out in C order, in weights files and in all that
 goes into and out of an engine; adapters convert where a framework differs. `weight` is (in, out) and used as
 ``x @ weight``, `recurrent` is (hidden, hidden) and used as ``h @ recurrent``, `bias` is (out,). Gates lie
-side by side along the last axis.
+side by side along the last axis. A convolution's `weight` is (filters, channels of one group, *kernel), an embedding's
+(vocabulary, dimension). A parameter that is not *trainable*, such as a frozen embedding or the running statistics of
+batch normalisation, is stored and passed like any other, but has no gradient, and optimizers leave it alone.
 
 **A new layer** is one class here, with its shape rule and its parameters, named in `AnyLayer`.
 """
@@ -38,7 +47,7 @@ from bridge.explain import LocatedError
 
 VERSION = 1
 """Version of the file's own structure."""
-OPSET = 1
+OPSET = 2
 """Version of the set of ops, raised when ops are added: an older TwinGrad must refuse what it can't build."""
 
 LARGEST_SIZE = 2**24
@@ -48,6 +57,8 @@ MOST_ELEMENTS = 2**31 - 1
 
 Shape = tuple[int, ...]
 Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+Padding = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
+Reads = Literal["numbers", "tokens", "any"]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64)]
 
 
@@ -110,6 +121,62 @@ GLOROT_UNIFORM = PlainInitialiser(name="glorot_uniform")
 ZEROS = PlainInitialiser(name="zeros")
 
 
+ONES = PlainInitialiser(name="ones")
+NORMAL = Normal(name="normal")
+STANDARD_NORMAL = Normal(name="normal", std=1.0)
+
+
+# --- What is given for every spatial axis ---
+
+
+def _twice(value: object) -> object:
+    """One number for both is short for two."""
+    return (value, value) if isinstance(value, int) else value
+
+
+_TwoSizes = Annotated[tuple[Size, ...], Field(strict=False, min_length=2, max_length=2)]
+_TwoPaddings = Annotated[tuple[Padding, ...], Field(strict=False, min_length=2, max_length=2)]
+
+Sizes2D = Annotated[_TwoSizes, BeforeValidator(_twice, json_schema_input_type=Size | _TwoSizes)]
+"""Of height and width."""
+Padding1D = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings)]
+"""Before and after the axis."""
+_Paddings = Annotated[tuple[Padding1D, ...], Field(strict=False, min_length=2, max_length=2)]
+Padding2D = Annotated[_Paddings, BeforeValidator(_twice, json_schema_input_type=Padding | _Paddings)]
+"""Of height (top and bottom) and width (left and right)."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a kernel or a window lies on its input: one entry of each field for every spatial axis."""
+
+    size: Shape
+    stride: Shape
+    padding: tuple[Shape, ...]
+    """Before and after each axis."""
+    dilation: Shape
+    """The distance of neighbouring elements of the kernel."""
+
+    @property
+    def extent(self) -> Shape:
+        """From the first element of the kernel to its last."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(self.size, self.dilation, strict=True))
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether there is the same padding before and after every axis."""
+        return all(before == after for before, after in self.padding)
+
+    def output(self, input: Shape) -> Shape:
+        """The spatial axes of what becomes of those of `input`. Raises `ValueError` where nothing is left of one."""
+        padded = tuple(n + sum(padding) for n, padding in zip(input, self.padding, strict=True))
+        for n, whole, extent in zip(input, padded, self.extent, strict=True):
+            if whole < extent:
+                padding = f" ({whole} with its padding)" if whole != n else ""
+                raise ValueError(f"it spans {extent}, more than the {n}{padding} of its input")
+        return tuple((n - k) // s + 1 for n, k, s in zip(padded, self.extent, self.stride, strict=True))
+
+
 # --- Layers ---
 
 
@@ -121,6 +188,10 @@ class ParameterSpec:
     initialiser: AnyInitialiser
     fan_in: int
     fan_out: int
+    trainable: bool = True
+    """Whether it has a gradient and an optimizer changes it."""
+    zero_row: int | None = None
+    """The row that starts at zero, whatever the initialiser says."""
 
 
 class Layer(Record):
@@ -128,6 +199,8 @@ class Layer(Record):
 
     since: ClassVar[int] = 1
     """The opset that brought the op."""
+    reads: ClassVar[Reads] = "numbers"
+    """What its input may hold. Only an embedding makes numbers of token ids."""
 
     id: Name
     """Unique in the spec; the first part of the names of the layer's parameters."""
@@ -215,6 +288,7 @@ class GRU(Recurrent):
 class Flatten(Layer):
     """All features of a sample in one row, in C order."""
 
+    reads: ClassVar[Reads] = "any"
     op: Literal["flatten"]
 
     def output(self, input: Shape) -> Shape:
@@ -225,6 +299,7 @@ class Flatten(Layer):
 class Reshape(Layer):
     """The same features of a sample in another shape, in C order."""
 
+    reads: ClassVar[Reads] = "any"
     op: Literal["reshape"]
     shape: Annotated[tuple[Size, ...], Field(strict=False, min_length=1, max_length=8)]
     """Of one sample, without N."""
@@ -253,7 +328,329 @@ class Dropout(Layer):
     rate: Annotated[float, Field(ge=0, lt=1)]
 
 
-AnyLayer = Dense | RNN | LSTM | GRU | Flatten | Reshape | Activation | Dropout
+class Windowed(Layer):
+    """Base of the layers that move a kernel or a window over the axes after the first, which is that of channels."""
+
+    since: ClassVar[int] = 2
+    axes: ClassVar[tuple[str, ...]]
+    """What the axes are called."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Where the window lies, axis by axis, whatever the number of axes."""
+        raise NotImplementedError
+
+    def _move(self, input: Shape, channels: int, key: str) -> Shape:
+        _check_axes(input, self.axes)
+        try:
+            spatial = self.geometry.output(input[1:])
+        except ValueError as error:
+            found = toml.inline(getattr(self, key))
+            raise LocatedError([key], f"found {found} for an input of shape {show(input)}: {error}") from None
+        padded = (n + sum(padding) for n, padding in zip(input[1:], self.geometry.padding, strict=True))
+        _check_sizes({"its padded input": (input[0], *padded)})
+        return (channels, *spatial)
+
+
+class Convolution(Windowed):
+    """Base of the convolutions: cross-correlations of all channels of a group with its filters, plus a bias each."""
+
+    filters: Size
+    groups: Size = 1
+    """The channels, and the filters, in so many parts that don't see one another."""
+    bias: bool = True
+    weight_init: Initialiser = GLOROT_UNIFORM
+    bias_init: Initialiser = ZEROS
+
+    def output(self, input: Shape) -> Shape:
+        """(N, channels, …) becomes (N, filters, …)."""
+        output = self._move(input, self.filters, "kernel")
+        for what, number in (("channels", input[0]), ("filters", self.filters)):
+            if number % self.groups:
+                raise LocatedError(["groups"], f"found {self.groups}, which does not divide the {number} {what}")
+        return output
+
+    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
+        """Weight (filters, channels / groups, *kernel) and, unless switched off, bias (filters,)."""
+        kernel = self.geometry.size
+        shape = (self.filters, input[0] // self.groups, *kernel)
+        fan_in, fan_out = shape[1] * math.prod(kernel), self.filters // self.groups * math.prod(kernel)
+        weight = ParameterSpec(shape, self.weight_init, fan_in, fan_out)
+        bias = ParameterSpec((self.filters,), self.bias_init, fan_in, fan_out)
+        return {"weight": weight, "bias": bias} if self.bias else {"weight": weight}
+
+
+class Conv1D(Convolution):
+    """Convolution along a sequence: (N, channels, length) to (N, filters, length)."""
+
+    axes: ClassVar[tuple[str, ...]] = ("length",)
+    op: Literal["conv1d"]
+    kernel: Size
+    stride: Size = 1
+    padding: Padding1D = (0, 0)
+    dilation: Size = 1
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Windowed.geometry`."""
+        return Geometry((self.kernel,), (self.stride,), (self.padding,), (self.dilation,))
+
+
+class Conv2D(Convolution):
+    """Convolution over an image: (N, channels, height, width) to (N, filters, height, width)."""
+
+    axes: ClassVar[tuple[str, ...]] = ("height", "width")
+    op: Literal["conv2d"]
+    kernel: Sizes2D
+    stride: Sizes2D = (1, 1)
+    padding: Padding2D = ((0, 0), (0, 0))
+    dilation: Sizes2D = (1, 1)
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Windowed.geometry`."""
+        return Geometry(self.kernel, self.stride, self.padding, self.dilation)
+
+
+class Pool(Windowed):
+    """Base of the layers that make one number of every window, channel by channel.
+
+    Padding is at most half the window, so that no window holds nothing else. A maximum never comes from it; the average
+    counts it as zeros.
+    """
+
+    def output(self, input: Shape) -> Shape:
+        """(N, channels, …) becomes (N, channels, …) with shorter axes."""
+        return self._move(input, input[0], "window")
+
+    @model_validator(mode="after")
+    def _check_padding(self) -> Pool:
+        for size, padding in zip(self.geometry.size, self.geometry.padding, strict=True):
+            if 2 * max(padding) > size:
+                raise LocatedError(
+                    ["padding"], f"found {max(padding)}, expected at most half the window of {size}: {size // 2}"
+                )
+        return self
+
+
+class Pool1D(Pool):
+    """Base of the pools along a sequence."""
+
+    axes: ClassVar[tuple[str, ...]] = ("length",)
+    window: Size
+    stride: Size = Field(default_factory=lambda data: data["window"])
+    """The length of the window, unless given."""
+    padding: Padding1D = (0, 0)
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Windowed.geometry`."""
+        return Geometry((self.window,), (self.stride,), (self.padding,), (1,))
+
+
+class Pool2D(Pool):
+    """Base of the pools over an image."""
+
+    axes: ClassVar[tuple[str, ...]] = ("height", "width")
+    window: Sizes2D
+    stride: Sizes2D = Field(default_factory=lambda data: data["window"])
+    """The size of the window, unless given."""
+    padding: Padding2D = ((0, 0), (0, 0))
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Windowed.geometry`."""
+        return Geometry(self.window, self.stride, self.padding, (1, 1))
+
+
+class MaxPool1D(Pool1D):
+    """The largest of every window along a sequence."""
+
+    op: Literal["max_pool1d"]
+
+
+class MaxPool2D(Pool2D):
+    """The largest of every window of an image."""
+
+    op: Literal["max_pool2d"]
+
+
+class AvgPool1D(Pool1D):
+    """The average of every window along a sequence."""
+
+    op: Literal["avg_pool1d"]
+
+
+class AvgPool2D(Pool2D):
+    """The average of every window of an image."""
+
+    op: Literal["avg_pool2d"]
+
+
+class GlobalPool(Layer):
+    """Base of the layers that make one number of every channel."""
+
+    since: ClassVar[int] = 2
+
+    def output(self, input: Shape) -> Shape:
+        """(N, channels, …) becomes (N, channels)."""
+        if len(input) < 2:
+            raise ValueError(f"expected an input of shape (N, channels, …), found {show(input)}: nothing to pool")
+        return input[:1]
+
+
+class GlobalMaxPool(GlobalPool):
+    """The largest of every channel."""
+
+    op: Literal["global_max_pool"]
+
+
+class GlobalAvgPool(GlobalPool):
+    """The average of every channel."""
+
+    op: Literal["global_avg_pool"]
+
+
+class Embedding(Layer):
+    """A row of `weight` for every token id."""
+
+    since: ClassVar[int] = 2
+    reads: ClassVar[Reads] = "tokens"
+    op: Literal["embedding"]
+    vocabulary: Size
+    """Ids are from 0 to vocabulary - 1."""
+    dimension: Size
+    padding_index: Annotated[int, Field(ge=-1, lt=LARGEST_SIZE)] = -1
+    """The id whose row has no gradient and starts at zero; -1 for none."""
+    trainable: bool = True
+    """Whether the rows are trained, or stay what they are."""
+    weight_init: Initialiser = NORMAL
+
+    @property
+    def padding_row(self) -> int | None:
+        """The row of `padding_index`, or None."""
+        return self.padding_index if self.padding_index >= 0 else None
+
+    def output(self, input: Shape) -> Shape:
+        """(N, …) becomes (N, …, dimension)."""
+        return (*input, self.dimension)
+
+    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
+        """Weight (vocabulary, dimension)."""
+        shape = (self.vocabulary, self.dimension)
+        return {"weight": ParameterSpec(shape, self.weight_init, *shape, self.trainable, self.padding_row)}
+
+    @model_validator(mode="after")
+    def _check_padding_index(self) -> Embedding:
+        if self.padding_index >= self.vocabulary:
+            raise LocatedError(
+                ["padding_index"],
+                f"found {self.padding_index}, expected an id from 0 to {self.vocabulary - 1}, or -1 for none",
+            )
+        return self
+
+
+class PermuteDims(Layer):
+    """The axes of a sample in another order."""
+
+    since: ClassVar[int] = 2
+    reads: ClassVar[Reads] = "any"
+    op: Literal["permute_dims"]
+    axes: Annotated[tuple[Annotated[int, Field(ge=0, le=7)], ...], Field(strict=False, min_length=1, max_length=8)]
+    """For every axis of the output, that of the input; of one sample, from 0."""
+
+    def output(self, input: Shape) -> Shape:
+        """The axes of (N, …) after N, in the order of `axes`."""
+        if sorted(self.axes) != list(range(len(input))):
+            raise LocatedError(
+                ["axes"],
+                f"found {toml.inline(self.axes)}, expected each of 0 to {len(input) - 1} once "
+                f"for an input of shape {show(input)}",
+            )
+        return tuple(input[axis] for axis in self.axes)
+
+
+class RBF(Layer):
+    """Radial basis functions along the last axis: ``exp(-beta · ‖x - center‖²)`` for every unit."""
+
+    since: ClassVar[int] = 2
+    op: Literal["rbf"]
+    units: Size
+    centers_init: Initialiser = STANDARD_NORMAL
+    beta_init: Initialiser = ONES
+
+    def output(self, input: Shape) -> Shape:
+        """(N, …, features) becomes (N, …, units)."""
+        return (*input[:-1], self.units)
+
+    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
+        """Centers (units, features) and beta (units,)."""
+        fans = input[-1], self.units
+        return {
+            "centers": ParameterSpec((self.units, input[-1]), self.centers_init, *fans),
+            "beta": ParameterSpec((self.units,), self.beta_init, *fans),
+        }
+
+
+class BatchNorm(Layer):
+    """Every channel, the first axis of a sample, less its mean and by its deviation, times `scale`, plus `shift`.
+
+    In training, mean and (biased) variance are those of the batch and of all axes but that of channels; elsewhere they
+    are the running ones, which after every step move by `momentum` towards the batch's mean and unbiased variance.
+    """
+
+    since: ClassVar[int] = 2
+    op: Literal["batch_norm"]
+    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    eps: Annotated[float, Field(gt=0)] = 1e-5
+
+    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
+        """Scale, shift, and running_mean and running_var, which are not trained, each (channels,)."""
+        shape, fans = input[:1], (input[0], input[0])
+        return {
+            "scale": ParameterSpec(shape, ONES, *fans),
+            "shift": ParameterSpec(shape, ZEROS, *fans),
+            "running_mean": ParameterSpec(shape, ZEROS, *fans, trainable=False),
+            "running_var": ParameterSpec(shape, ONES, *fans, trainable=False),
+        }
+
+
+class LayerNorm(Layer):
+    """Every row along the last axis, less its mean and by its deviation, times `scale`, plus `shift`."""
+
+    since: ClassVar[int] = 2
+    op: Literal["layer_norm"]
+    eps: Annotated[float, Field(gt=0)] = 1e-5
+
+    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
+        """Scale and shift, each (features,)."""
+        shape, fans = input[-1:], (input[-1], input[-1])
+        return {"scale": ParameterSpec(shape, ONES, *fans), "shift": ParameterSpec(shape, ZEROS, *fans)}
+
+
+AnyLayer = (
+    Dense
+    | RNN
+    | LSTM
+    | GRU
+    | Flatten
+    | Reshape
+    | Activation
+    | Dropout
+    | Conv1D
+    | Conv2D
+    | MaxPool1D
+    | MaxPool2D
+    | AvgPool1D
+    | AvgPool2D
+    | GlobalMaxPool
+    | GlobalAvgPool
+    | Embedding
+    | PermuteDims
+    | RBF
+    | BatchNorm
+    | LayerNorm
+)
 
 
 # --- Losses ---
@@ -330,8 +727,8 @@ class Input(Record):
 
     shape: Annotated[tuple[Literal["N"] | Size, ...], Field(strict=False, min_length=2, max_length=9)]
     """"N" for the batch, then the shape of one sample."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Of the data, and of parameters and arithmetic unless the caller says otherwise."""
+    dtype: Literal["float32", "float64", "int64"] = "float32"
+    """Of the data; of parameters and arithmetic, too, unless the caller says otherwise. int64: token ids."""
 
     @model_validator(mode="after")
     def _check_batch_dimension(self) -> Input:
@@ -361,6 +758,16 @@ class ModelSpec(Record):
     ]
     loss: Annotated[AnyLoss, Field(discriminator="op")]
 
+    @property
+    def dtype(self) -> Literal["float32", "float64"]:
+        """Of parameters and arithmetic, unless the caller says otherwise: the input's, or float32 for token ids."""
+        return "float32" if self.input.dtype == "int64" else self.input.dtype
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many token ids the input may hold, from 0 on; None where the input is numbers."""
+        return next((layer.vocabulary for layer in self.layers if isinstance(layer, Embedding)), None)
+
     def shapes(self) -> list[LayerShape]:
         """The shapes of every layer, in order."""
         return list(self._infer())
@@ -383,6 +790,10 @@ class ModelSpec(Record):
             for name, parameter in layer.parameters(shape.input).items()
         }
 
+    def in_memory(self) -> dict[str, ParameterSpec]:
+        """The same in the order of an engine's one vector: the trainable ones first."""
+        return dict(sorted(self.parameters().items(), key=lambda item: not item[1].trainable))
+
     def dump(self) -> str:
         """The spec as TOML in its canonical form, with every default spelled out."""
         return toml.dump(self.model_dump())
@@ -403,6 +814,8 @@ class ModelSpec(Record):
             if layer.since > self.opset:
                 raise LocatedError(["layers", index, "op"], f"{layer.op} needs opset {layer.since}, found {self.opset}")
             seen[layer.id] = index
+        if self.input.dtype == "int64" and self.opset < Embedding.since:
+            raise LocatedError(["input", "dtype"], f"int64 needs opset {Embedding.since}, found {self.opset}")
         return self
 
     @model_validator(mode="after")
@@ -423,16 +836,34 @@ class ModelSpec(Record):
         return self
 
     def _infer(self) -> Iterator[LayerShape]:
-        shape = self.input.sample
+        shape, holds = self.input.sample, "tokens" if self.input.dtype == "int64" else "numbers"
         for index, layer in enumerate(self.layers):
+            if layer.reads not in (holds, "any"):
+                raise LocatedError(["layers", index], f"{layer.op} {_WRONG_INPUT[holds]}")
+            holds = "numbers" if isinstance(layer, Embedding) else holds
             try:
                 output = layer.output(shape)
                 parameters = {f"{layer.id}.{name}": p.shape for name, p in layer.parameters(shape).items()}
                 _check_sizes({"its output": output, **parameters})
             except ValueError as error:
-                raise LocatedError(["layers", index], str(error)) from None
+                steps = error.steps if isinstance(error, LocatedError) else ()
+                raise LocatedError(["layers", index, *steps], str(error)) from None
             yield LayerShape(layer.id, shape, output, parameters)
             shape = output
+        if holds == "tokens":
+            raise LocatedError(["layers"], 'input.dtype = "int64" (token ids) needs an embedding, found none')
+
+
+_WRONG_INPUT = {
+    "tokens": 'computes with numbers, found token ids (input.dtype = "int64"): put an embedding before it',
+    "numbers": 'reads token ids, found numbers: it must be the first layer that computes, and input.dtype "int64"',
+}
+
+
+def _check_axes(input: Shape, axes: tuple[str, ...]) -> None:
+    if len(input) != 1 + len(axes):
+        expected = ", ".join(["N", "channels", *axes])
+        raise ValueError(f"expected an input of shape ({expected}), found {show(input)}")
 
 
 def _check_sizes(shapes: dict[str, Shape]) -> None:

@@ -41,7 +41,11 @@ def initialise(spec: ModelSpec, seed: int, dtype: DTypeLike | None = None) -> Pa
         name: initialisers.ParameterSpec(p.shape, p.initialiser.model_dump(), p.fan_in, p.fan_out)
         for name, p in spec.parameters().items()
     }
-    return initialisers.initialise_all(parameters, seed, np.dtype(dtype or spec.input.dtype))
+    params = initialisers.initialise_all(parameters, seed, np.dtype(dtype or spec.dtype))
+    for name, parameter in spec.parameters().items():
+        if parameter.zero_row is not None:
+            params[name][parameter.zero_row] = 0
+    return params
 
 
 def save(
@@ -92,7 +96,7 @@ def check(
     source: str = "the given weights",
 ) -> None:
     """Raise `WeightsError` unless `params` are the parameters of `spec`: the same names, shapes and dtype."""
-    problems = list(_differences(params, spec, np.dtype(dtype or spec.input.dtype)))
+    problems = list(_differences(params, spec, np.dtype(dtype or spec.dtype)))
     if problems:
         raise WeightsError(f'{source} (for the model "{spec.name}")', problems)
 

@@ -28,7 +28,7 @@ def model() -> Callable[..., ModelSpec]:
         shape: Sequence[int], *layers: Mapping[str, Any], loss: str = "softmax_cross_entropy", dtype: str = "float32"
     ) -> ModelSpec:
         named = [{"id": f"layer{number}", **layer} for number, layer in enumerate(layers)]
-        header = {"format": "twingrad-model", "version": 1, "opset": 1, "name": "small"}
+        header = {"format": "twingrad-model", "version": 1, "opset": 2, "name": "small"}
         input = {"shape": ["N", *shape], "dtype": dtype}
         return spec.parse({**header, "input": input, "layers": named, "loss": {"op": loss}})
 
@@ -105,7 +105,7 @@ def session_of(workers: Callable[[str], Worker], request: pytest.FixtureRequest)
     def make(
         name: str, model: ModelSpec, params: Params, optimizer: Optimizer, batch_size: int, dtype: str = ""
     ) -> Session:
-        dtype = dtype or model.input.dtype
+        dtype = dtype or model.dtype
         if "julia" in name:
             request.getfixturevalue("julia")
         elif not (found := engine.availability(name)).ok:

@@ -163,6 +163,8 @@ def test_whole_networks(pair: tuple[str, str], network: str, dtype: str, model: 
 
 def test_nothing_of_the_spec_is_left_out() -> None:
     for kind in get_args(spec.AnyLayer):
+        if kind.since > 1:
+            continue
         tested = [layer for layer in LAYERS.values() if layer["op"] in choices(kind, "op")]
         assert tested, kind
         for option in {"activation", "returns"} & set(kind.model_fields):
