@@ -35,6 +35,7 @@ reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, table
 
 test: lint ## ruff, mypy and all tests
 	$(BIN)/python -m bridge.julia.install
+	@bash tests/install_browser.sh
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10 $(ARGS)
 
 lint: $(VENV)/.dev ## ruff and mypy
@@ -77,7 +78,7 @@ $(VENV)/.venv:
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.venv
 	@echo "Installing what the experiments need into $(VENV)"
 	$(PIP) install --quiet -c constraints.txt hatchling
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[experiments,torch,memory]'
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[experiments,torch,tensorflow,jax,memory]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.venv

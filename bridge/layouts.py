@@ -1,0 +1,98 @@
+"""Where a framework computes with channels last: the transpositions that a spec's network needs there, and no more.
+
+In a spec channels are the first axis of a sample; TensorFlow's and XLA's convolutions and pools on CPUs want them last.
+Data stays as those leave it until a layer asks for something else. So a permutation of axes may cost nothing, and
+neither does flattening images in front of a dense layer: that layer's rows are kept in the order of what it reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge.spec import (
+    Activation,
+    BatchNorm,
+    Convolution,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalPool,
+    Layer,
+    ModelSpec,
+    PermuteDims,
+    Pool,
+    Shape,
+)
+
+__all__ = ["Placed", "channels_last"]
+
+Axes = tuple[int, ...]
+
+_CHANNELS_LAST = (Convolution, Pool, GlobalPool, BatchNorm)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A layer, and how its input lies in memory."""
+
+    layer: Layer | None
+    """None: only the transposition is left to do."""
+    input: Shape
+    """Of one sample, in the order of the spec."""
+    transpose: Axes | None = None
+    """The order in which to take a sample's axes before the layer, unless they lie right."""
+    rows: NDArray[np.int64] | None = None
+    """For a dense layer whose features come in another order: which rows of its weight these are."""
+
+    @property
+    def batch_transpose(self) -> Axes | None:
+        """`transpose` for a batch, which has one axis more in front."""
+        return None if self.transpose is None else (0, *(1 + axis for axis in self.transpose))
+
+
+def channels_last(spec: ModelSpec) -> list[Placed]:
+    """The layers of a network in which convolutions, pools and batch norms get their channels last.
+
+    Every layer finds its sample's axes in the order of the spec, but for these, and for those that treat all elements
+    alike. An embedding adds its axis at the end, a permutation has nothing to do.
+    """
+    placed: list[Placed] = []
+    stored: Axes = tuple(range(len(spec.input.sample)))
+    """Which axis of a sample, by the spec's count, each axis in memory is."""
+    rows: NDArray[np.int64] | None = None
+    for index, (layer, shape) in enumerate(zip(spec.layers, spec.shapes(), strict=True)):
+        in_order = tuple(range(len(shape.input)))
+        if isinstance(layer, PermuteDims):
+            placed.append(Placed(layer, shape.input))
+            stored = tuple(layer.axes.index(axis) for axis in stored)
+        elif isinstance(layer, Flatten) and stored != in_order and _next_is_dense(spec.layers[index + 1 :]):
+            placed.append(Placed(layer, shape.input))
+            rows = np.arange(math.prod(shape.input)).reshape(shape.input).transpose(stored).ravel()
+            stored = (0,)
+        else:
+            wanted = stored if _any_order(layer) else in_order
+            if isinstance(layer, _CHANNELS_LAST):
+                wanted = (*in_order[1:], 0)
+            placed.append(Placed(layer, shape.input, _move(stored, wanted), rows if layer.op == "dense" else None))
+            rows = None if layer.op == "dense" else rows
+            stored = wanted if len(shape.output) == len(wanted) else tuple(range(len(shape.output)))
+    last = _move(stored, tuple(range(len(stored))))
+    return placed if last is None else [*placed, Placed(None, spec.output, last)]
+
+
+def _move(stored: Axes, wanted: Axes) -> Axes | None:
+    return None if stored == wanted else tuple(stored.index(axis) for axis in wanted)
+
+
+def _any_order(layer: Layer) -> bool:
+    """Whether it treats all elements of a sample alike."""
+    return isinstance(layer, Dropout) or (isinstance(layer, Activation) and layer.activation != "softmax")
+
+
+def _next_is_dense(layers: Sequence[Layer]) -> bool:
+    return next((isinstance(layer, Dense) for layer in layers if not _any_order(layer)), False)
