@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bridge.files import write_atomically
 from experiments import config
 from experiments.config import Paper
-from experiments.report import figures, html, numbers, select, table, tables
+from experiments.report import design, figures, html, numbers, select, table, tables
 from experiments.report.select import MixedMachinesError, ReportError
 from experiments.results import ResultsError, Tidy, explain
 
@@ -75,6 +76,7 @@ def build(
         "created": max((section["runs"]["created"] or "" for section in sections), default=""),
     }
     _write(built, built.data, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    _draw(built, built.folder / "figures" / "design", design.draw)
     _write(built, built.folder / "report.html", html.render(built.folder))
     return built
 
@@ -120,11 +122,7 @@ def _paper(view: select.View, built: Built) -> dict[str, Any]:
     drawn = []
     for output in paper.figures:
         stem = built.folder / "figures" / f"{paper.key}-{output.id}"
-        try:
-            reason = figures.make(output, view, stem)
-        except OSError as error:
-            raise ResultsError(explain(error, stem)) from error
-        built.written += [stem.with_name(stem.name + suffix) for suffix in (".svg", ".png")]
+        reason = _draw(built, stem, partial(figures.make, output, view))
         if reason:
             built.missing.append(f"{paper.key}: figure {output.id}: {reason}")
         drawn.append(
@@ -158,6 +156,16 @@ def _paper(view: select.View, built: Built) -> dict[str, Any]:
         "tables": [table.to_json(item) for item in made],
         "figures": drawn,
     }
+
+
+def _draw(built: Built, stem: Path, draw: Callable[[Path], str | None]) -> str | None:
+    """Let a figure be drawn; the reason if it is an empty one."""
+    try:
+        reason = draw(stem)
+    except OSError as error:
+        raise ResultsError(explain(error, stem)) from error
+    built.written += [stem.with_name(stem.name + suffix) for suffix in (".svg", ".png")]
+    return reason
 
 
 def _write(built: Built, path: Path, content: str) -> None:
