@@ -1,12 +1,13 @@
 """Neural networks on the automatic differentiation of `py_engine.ad`: layers, losses, optimizers, training."""
 
 from py_engine.network.chain import Chain
+from py_engine.network.embedding import Embedding, PermuteDims
 from py_engine.network.initialisers import INITIALISERS, ParameterSpec
 from py_engine.network.layers import (
     ACTIVATIONS,
     GRU,
-    LAYERS,
     LSTM,
+    RBF,
     RNN,
     Activation,
     Dense,
@@ -17,6 +18,7 @@ from py_engine.network.layers import (
 )
 from py_engine.network.losses import LOSSES, Loss
 from py_engine.network.metrics import Accuracy, Mean, accuracy
+from py_engine.network.normalisation import BatchNorm, LayerNorm
 from py_engine.network.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, RMSProp
 from py_engine.network.parameters import FlatVector, Parameters
 from py_engine.network.trainer import Evaluation, Trainer
@@ -29,26 +31,48 @@ __all__ = [
     "LOSSES",
     "LSTM",
     "OPTIMIZERS",
+    "RBF",
     "RNN",
     "SGD",
     "Accuracy",
     "Activation",
     "Adam",
     "AdamW",
+    "BatchNorm",
     "Chain",
     "Dense",
     "Dropout",
+    "Embedding",
     "Evaluation",
     "FlatVector",
     "Flatten",
     "Layer",
+    "LayerNorm",
     "Loss",
     "Mean",
     "Optimizer",
     "ParameterSpec",
     "Parameters",
+    "PermuteDims",
     "RMSProp",
     "Reshape",
     "Trainer",
     "accuracy",
 ]
+
+LAYERS: dict[str, type[Layer]] = {
+    "dense": Dense,
+    "rnn": RNN,
+    "lstm": LSTM,
+    "gru": GRU,
+    "flatten": Flatten,
+    "reshape": Reshape,
+    "permute_dims": PermuteDims,
+    "activation": Activation,
+    "dropout": Dropout,
+    "embedding": Embedding,
+    "rbf": RBF,
+    "batch_norm": BatchNorm,
+    "layer_norm": LayerNorm,
+}
+"""Every layer by the name that a model spec has for it."""

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 from py_engine.ad.ops.record import as_tensor
 from py_engine.ad.tensor import Operand, Tensor, scope
 from py_engine.errors import ConfigurationError, ShapeError
+from py_engine.network.embedding import Embedding
 from py_engine.network.initialisers import ParameterSpec, initialise_all
 from py_engine.network.layers import Layer
 from py_engine.network.parameters import Parameters
@@ -77,6 +78,21 @@ class Chain:
         """The shape of an output sample for an input sample of `input_shape`; errors as `shapes`."""
         return [input_shape, *self.shapes(input_shape).values()][-1]
 
+    @property
+    def takes_ids(self) -> str | None:
+        """The id of the embedding that the samples go to, which makes them token ids, or None for numbers."""
+        for name, layer in self.layers.items():
+            if isinstance(layer, Embedding):
+                return name
+            if not layer.only_moves:
+                break
+        return None
+
+    @property
+    def couples_batch(self) -> str | None:
+        """The id of the first layer in which the samples of a batch affect each other in training, or None."""
+        return next((name for name, layer in self.layers.items() if layer.couples_batch), None)
+
     # Editing ----------------------------------------------------------------------------------------------
 
     def append(self, layer: Layer) -> None:
@@ -115,7 +131,8 @@ class Chain:
             if specs := layer.parameters():
                 shapes = ", ".join(f"{local} {spec.shape}" for local, spec in specs.items())
                 count = sum(spec.size for spec in specs.values())
-                lines.append(f"  {'':{width}}  {shapes}: {count:,}")
+                frozen = "" if all(spec.trainable for spec in specs.values()) else " (not all trained)"
+                lines.append(f"  {'':{width}}  {shapes}: {count:,}{frozen}")
         return "\n".join(lines)
 
     # How it works -----------------------------------------------------------------------------------------
@@ -136,7 +153,8 @@ class Chain:
         kept = self.parameters.arrays
         dtype = self.parameters.dtype
         new = initialise_all({n: spec for n, spec in specs.items() if n not in kept}, self.seed, dtype)
-        parameters = Parameters({name: spec.shape for name, spec in specs.items()}, dtype)
+        frozen = {name for name, spec in specs.items() if not spec.trainable}
+        parameters = Parameters({name: spec.shape for name, spec in specs.items()}, dtype, frozen)
         parameters.load({name: new[name] if name in new else kept[name] for name in specs})
         self.layers, self.parameters = layers, parameters
 

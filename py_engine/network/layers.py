@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,8 +26,8 @@ from py_engine.network.initialisers import InitialiserLike, ParameterSpec, resol
 __all__ = [
     "ACTIVATIONS",
     "GRU",
-    "LAYERS",
     "LSTM",
+    "RBF",
     "RNN",
     "Activation",
     "Dense",
@@ -32,6 +35,8 @@ __all__ = [
     "Flatten",
     "Layer",
     "Reshape",
+    "collect_updates",
+    "update",
 ]
 
 Shape = tuple[int, ...]
@@ -63,6 +68,12 @@ class Layer:
 
     The constructor's arguments are kept in attributes of the same names.
     """
+
+    couples_batch: ClassVar[bool] = False
+    """Whether, in training, the samples of a batch affect each other, so that it can't be split."""
+
+    only_moves: ClassVar[bool] = False
+    """Whether it only rearranges elements, and so takes token ids as well as numbers."""
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None and (not isinstance(name, str) or not name or "." in name):
@@ -317,6 +328,8 @@ class GRU(Recurrent):
 class Flatten(Layer):
     """Each sample as one vector, in C order."""
 
+    only_moves = True
+
     def output_shape(self, input_shape: Shape) -> Shape:
         """(...) to (product,)."""
         return (math.prod(input_shape),)
@@ -329,6 +342,8 @@ class Flatten(Layer):
 
 class Reshape(Layer):
     """Each sample in another shape, in C order: ``Reshape(4, 196)`` cuts 784 pixels into 4 segments."""
+
+    only_moves = True
 
     def __init__(self, *shape: int, name: str | None = None) -> None:
         super().__init__(name)
@@ -364,6 +379,47 @@ class Activation(Layer):
         return ACTIVATIONS[self.activation](x)
 
 
+class RBF(Layer):
+    """Radial basis functions of the last axis: (..., inputs) to ``exp(-beta_j * ||x - centers_j||²)``, (..., units).
+
+    The distances are summed from differences, (rows, units, inputs) of them: exact for samples close to a centre
+    and far from zero, where the expanded square would be all rounding. Parameters: `centers` (units, inputs) and
+    `beta` (units,).
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        units: int,
+        centers_init: InitialiserLike = MappingProxyType({"name": "normal", "std": 1.0}),
+        beta_init: InitialiserLike = "ones",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.inputs = self._whole_number("inputs", inputs)
+        self.units = self._whole_number("units", units)
+        self.centers_init = self._initialiser("centers_init", centers_init)
+        self.beta_init = self._initialiser("beta_init", beta_init)
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        """`centers` and `beta`."""
+        return {
+            "centers": ParameterSpec((self.units, self.inputs), self.centers_init, self.inputs, self.units),
+            "beta": ParameterSpec((self.units,), self.beta_init, self.inputs, self.units),
+        }
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(..., inputs) to (..., units)."""
+        if not input_shape or input_shape[-1] != self.inputs:
+            raise self.reject(f"shape (..., {self.inputs})", input_shape)
+        return (*input_shape[:-1], self.units)
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """Differences, distances, exponentials."""
+        differences = ops.expand_dims(x, -2) - parameters["centers"]
+        return ops.exp(-parameters["beta"] * ops.sum(ops.square(differences), -1))
+
+
 class Dropout(Layer):
     """In training, zero each element with probability `rate` and divide the others by 1 - rate; else nothing.
 
@@ -392,6 +448,36 @@ class Dropout(Layer):
         return ops.dropout(x, self.rate, stream(self.seed, f"{STATE.scope}/{self._calls}"))
 
 
-LAYERS: dict[str, type[Layer]] = {
-    layer.__name__.lower(): layer for layer in (Dense, RNN, LSTM, GRU, Flatten, Reshape, Activation, Dropout)
-}
+# State that training changes by itself --------------------------------------------------------------------
+
+
+class _Updates(threading.local):
+    pending: list[tuple[Tensor, Tensor]] | None = None
+
+
+_UPDATES = _Updates()
+
+
+@contextmanager
+def collect_updates() -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Collect what layers called inside want to `update`: each parameter with its new value."""
+    outer = _UPDATES.pending
+    pending: list[tuple[Tensor, Tensor]] = []
+    _UPDATES.pending = pending
+    try:
+        yield pending
+    finally:
+        _UPDATES.pending = outer
+
+
+def update(parameter: Tensor, value: Tensor) -> None:
+    """Give a parameter that is not trained a new value, from a layer's `forward` in training.
+
+    Eagerly that happens at once. A trainer collects the updates and makes them part of its step; in a function
+    that anything else compiles, they are left out.
+    """
+    value = ops.stop_gradient(value)
+    if _UPDATES.pending is not None:
+        _UPDATES.pending.append((parameter, value))
+    elif parameter.data is not None and value.data is not None:
+        parameter.data[...] = value.data

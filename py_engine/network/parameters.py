@@ -2,13 +2,14 @@
 
 One vector makes the optimizer one loop, a checkpoint one array, a reduction over threads one addition, and
 gives the bridge one pointer. A gradient vector has the same layout, so the two can be combined without
-looking at names.
+looking at names. What is not trained (frozen weights, running statistics) lies behind the vector in the same
+memory, out of the optimizer's sight.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -73,22 +74,40 @@ class FlatVector:
 
 
 class Parameters(FlatVector):
-    """The named parameters of a model: `vector` holds them all, `tensors` maps each name to a `Tensor` view.
+    """The named parameters of a model: `vector` holds the trainable ones, `tensors` maps each name to a `Tensor` view.
 
     Writing into `vector`, into ``arrays[name]`` or into ``tensors[name].data`` is the same thing.
+
+    Args:
+        shapes: by name, in the model's order.
+        dtype: float32 or float64.
+        frozen: names of those that are not trained. `arrays` and `tensors` hold them in their places between the
+            others; `memory` is the vector with them behind it, in the same order and alignment.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike = np.float32) -> None:
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike = np.float32, frozen: Collection[str] = ()
+    ) -> None:
         if np.dtype(dtype) not in (np.float32, np.float64):
             raise ConfigurationError(f"parameters are float32 or float64, actual {np.dtype(dtype)}")
-        super().__init__(Layout.of(shapes), dtype)
+        self.layout = Layout.of({name: shape for name, shape in shapes.items() if name not in frozen})
+        rest = Layout.of({name: shape for name, shape in shapes.items() if name in frozen})
+        self.memory = _aligned_zeros(self.layout.size + rest.size, np.dtype(dtype))
+        self.vector = self.memory[: self.layout.size]
+        views = self.layout.views(self.vector) | rest.views(self.memory[self.layout.size :])
+        self.arrays = {name: views[name] for name in shapes}
         self.tensors: Mapping[str, Tensor] = MappingProxyType(
-            {name: Tensor(array, requires_grad=True, name=name) for name, array in self.arrays.items()}
+            {name: Tensor(a, requires_grad=name not in frozen, name=name) for name, a in self.arrays.items()}
         )
 
     @property
+    def trainable(self) -> tuple[str, ...]:
+        """The names of those that are trained, in the order of the vector."""
+        return tuple(self.layout.shapes)
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """The names in the order of the vector."""
+        """All names, in the model's order."""
         return tuple(self.arrays)
 
     @property

@@ -15,8 +15,9 @@ from py_engine.ad.graph import Graph, gradients, tracing
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor, no_grad
-from py_engine.errors import NonFiniteError
+from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.chain import Chain
+from py_engine.network.layers import collect_updates
 from py_engine.network.parameters import FlatVector
 from py_engine.network.threads import Team
 
@@ -25,7 +26,12 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Step(Protocol):
-    """A way to compute loss and gradients of batches of one size."""
+    """A way to compute loss and gradients of batches of one size.
+
+    `updates` are pairs of a parameter that is not trained and the new value that the last run found for it.
+    """
+
+    updates: list[tuple[Array, Array]]
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
@@ -57,18 +63,20 @@ class Shard:
     ) -> None:
         size = part.stop - part.start
         inputs = [Tensor.symbol((size, *a.shape[1:]), a.dtype, name) for a, name in ((x, "x"), (y, "y"))]
-        with tracing() as nodes:
+        with tracing() as nodes, collect_updates() as updates:
             value = loss(chain(inputs[0], training=True), inputs[1])
             if size != samples:
                 value = value * (size / samples)
             seed = Literal(np.ones((), value.dtype))
-            found = gradients([value], [seed], list(chain.parameters.tensors.values()))
+            found = gradients([value], [seed], _trainable(chain))
         used = [(g, view) for g, view in zip(found, gradient.arrays.values(), strict=True) if g is not None]
-        graph = Graph(inputs, [value, *(g for g, _ in used)], nodes)
+        graph = Graph(inputs, [value, *(g for g, _ in used), *(new for _, new in updates)], nodes)
         graph.prune()
         self.part = part
         self.gradient = gradient
         self.tape = Tape(graph, {k + 1: view for k, (_, view) in enumerate(used)}, techniques)
+        news = self.tape.outputs[1 + len(used) :]
+        self.updates = [(parameter.numpy(), new) for (parameter, _), new in zip(updates, news, strict=True)]
 
     def run(self, x: Array, y: Array, rows: Rows) -> None:
         """Gather the rows of this part and replay."""
@@ -89,6 +97,7 @@ class Replay:
 
     def __init__(self, shards: list[Shard], team: Team | None) -> None:
         self.shards = shards
+        self.updates = shards[0].updates  # what has any couples its batch and is not split
         self._team = team
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
@@ -115,16 +124,15 @@ class Eager:
         self._chain = chain
         self._loss = loss
         self._gradient = gradient
+        self.updates: list[tuple[Array, Array]] = []
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Run the model's Python code on these rows."""
-        value = self._loss(self._chain(Tensor(x[rows]), training=True), Tensor(y[rows]))
+        with collect_updates() as updates:
+            value = self._loss(self._chain(Tensor(x[rows]), training=True), Tensor(y[rows]))
         with no_grad():
-            found = gradients(
-                [value],
-                [Literal(np.ones((), value.dtype))],
-                list(self._chain.parameters.tensors.values()),
-            )
+            found = gradients([value], [Literal(np.ones((), value.dtype))], _trainable(self._chain))
+        self.updates = [(parameter.numpy(), new.numpy()) for parameter, new in updates]
         for g, view in zip(found, self._gradient.arrays.values(), strict=True):
             view[...] = 0 if g is None else g.numpy()
         return value.item()
@@ -140,6 +148,7 @@ class SampleBySample:
     def __init__(self, shard: Shard, total: FlatVector) -> None:
         self._shard = shard
         self._total = total
+        self.updates: list[tuple[Array, Array]] = []
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Add up losses and gradients, then divide by the number of samples."""
@@ -176,6 +185,11 @@ def make_step(
         return Shard(chain, loss, x, y, part, of, into, techniques)
 
     if not techniques.batched:
+        if chain.couples_batch:
+            raise ConfigurationError(
+                f"layer {chain.couples_batch!r} needs a whole batch, so that it can't be trained sample by sample; "
+                "switch the technique batched on"
+            )
         return SampleBySample(shard(slice(0, 1), 1, gradient.zeros_like()), gradient)
     if not techniques.replay:
         return Eager(chain, loss, gradient)
@@ -184,6 +198,11 @@ def make_step(
     parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
     shards = [shard(part, samples, gradient if k == 0 else gradient.zeros_like()) for k, part in enumerate(parts)]
     return Replay(shards, team if count > 1 else None)
+
+
+def _trainable(chain: Chain) -> list[Tensor]:
+    parameters = chain.parameters
+    return [parameters.tensors[name] for name in parameters.trainable]
 
 
 def bytes_per_call(tape: Tape) -> float:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,9 @@ class Evaluation:
 class Trainer:
     """Trains a chain on mini-batches.
 
+    What layers keep beside their trained parameters (running statistics) changes after each step, with or without
+    an update.
+
     Args:
         chain: the model; its parameters are trained in place.
         loss: a name from `losses.LOSSES`.
@@ -92,6 +96,7 @@ class Trainer:
         self.parameters = chain.parameters
         self._gradient = self.parameters.zeros_like()
         self._total = self.parameters.zeros_like() if accumulate > 1 else self._gradient
+        self._checked: Callable[[], object] = lambda: None  # the token ids that were checked last
         self._pending = 0
         tensors = () if techniques.flat_parameters else self.parameters.layout.offsets.values()
         self.optimizer.bind(self.parameters.vector, cuts=tensors)
@@ -106,7 +111,7 @@ class Trainer:
         """Train once on all samples, or on those that `order` names, in its order.
 
         Args:
-            x: (samples, ...), of the parameters' dtype.
+            x: (samples, ...), of the parameters' dtype; integers where the chain begins with an embedding.
             y: (samples, ...), targets of the loss.
             order: row numbers, cut into batches as they stand; None takes every row as it stands.
 
@@ -123,16 +128,21 @@ class Trainer:
         team = self._team(x, y)
         found = np.empty(-(-len(rows) // self.batch_size), np.float64)
         with self._blas_threads(1 if team is not None else self.threads):
+            for samples in (min(self.batch_size, len(rows)), len(rows) % self.batch_size):
+                if samples:
+                    self._step(samples, x, y, team)  # a batch that the model can't take is an error here
             for number, start in enumerate(range(0, len(rows), self.batch_size)):
                 batch = rows[start : start + self.batch_size]
                 step = self._step(len(batch), x, y, team)
                 loss = found[number] = step.run(x, y, batch)
                 self._check(step, loss, number)
                 self._update()
+                for parameter, new in step.updates:
+                    np.copyto(parameter, new)
         return found
 
     def loss_and_gradients(self, x: ArrayLike, y: ArrayLike) -> tuple[float, dict[str, Array]]:
-        """Return the training loss of one batch and its gradient by each parameter; nothing is updated."""
+        """Return the training loss of one batch and its gradient by each trained parameter; nothing is updated."""
         x, y = self._data(x, y)
         with self._blas_threads(self.threads):
             loss = self._step(len(x), x, y, None).run(x, y, np.arange(len(x)))
@@ -155,7 +165,7 @@ class Trainer:
     def predict(self, x: ArrayLike) -> Array:
         """Return the model's outputs (logits) for all samples, with dropout off."""
         x = self._samples(x)
-        out = np.empty((len(x), *self.chain.output_shape(x.shape[1:])), x.dtype)
+        out = np.empty((len(x), *self.chain.output_shape(x.shape[1:])), self.parameters.dtype)
         for part in _parts(len(x)):
             (out[part],) = self._forward(x[part])
         return out
@@ -230,6 +240,8 @@ class Trainer:
         how = self.techniques
         if self.threads == 1 or samples < 2 * self.threads or not (how.batched and how.replay and how.split_batch):
             return False
+        if self.chain.couples_batch is not None:
+            return False
         whole = make_step(self.chain, self._objective, x, y, samples, self._gradient, None, how)
         assert isinstance(whole, Replay)
         tape = whole.shards[0].tape
@@ -270,7 +282,13 @@ class Trainer:
 
     def _samples(self, x: ArrayLike) -> Array:
         array = np.asarray(x)
-        if array.dtype != self.parameters.dtype:
+        embedding = self.chain.takes_ids
+        if embedding is not None and array.dtype.kind not in "iu":
+            raise DTypeError(
+                f"layer {embedding!r} looks up integer token ids, the samples are of {array.dtype}; "
+                "convert them, for example x.astype(np.int64)"
+            )
+        if embedding is None and array.dtype != self.parameters.dtype:
             raise DTypeError(
                 f"the model is of {self.parameters.dtype}, the samples of {array.dtype}; convert one of them, "
                 f"for example x.astype(np.{self.parameters.dtype})"
@@ -278,7 +296,14 @@ class Trainer:
         if not array.shape:
             raise ShapeError("samples (N, ...) are needed, got a scalar")
         self.chain.output_shape(array.shape[1:])
-        return np.ascontiguousarray(array)
+        if embedding is None:
+            return np.ascontiguousarray(array)
+        ids = np.ascontiguousarray(array, np.int64)
+        if self._checked() is not ids:  # once for each array: that no replay reads elsewhere does not depend on it
+            (vocabulary, _) = self.parameters[f"{embedding}.weight"].shape
+            ops.check_ids(ids, vocabulary, f"layer {embedding!r}")
+            self._checked = weakref.ref(ids)
+        return ids
 
     def _data(self, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
         if self.chain.parameters is not self.parameters:

@@ -8,13 +8,15 @@ import pytest
 from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.graph import trace
 from py_engine.ad.tensor import Tensor, scope, tensor
-from py_engine.errors import ConfigurationError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError
+from py_engine.network import LAYERS
+from py_engine.network.embedding import Embedding, PermuteDims
 from py_engine.network.initialisers import initialise_all
 from py_engine.network.layers import (
     ACTIVATIONS,
     GRU,
-    LAYERS,
     LSTM,
+    RBF,
     RNN,
     Activation,
     Dense,
@@ -23,9 +25,11 @@ from py_engine.network.layers import (
     Layer,
     Recurrent,
     Reshape,
+    collect_updates,
 )
+from py_engine.network.normalisation import BatchNorm, LayerNorm
 
-SAMPLES, STEPS, INPUTS, UNITS = 5, 4, 3, 6
+SAMPLES, STEPS, INPUTS, UNITS, VOCABULARY = 5, 4, 3, 6, 7
 
 # Every layer with the shape of a sample that goes in and that comes out.
 CASES = [
@@ -45,6 +49,17 @@ CASES = [
     (Flatten(), (STEPS, INPUTS, 2), (STEPS * INPUTS * 2,)),
     (Reshape(2, 6), (STEPS, INPUTS), (2, 6)),
     (Dropout(0.5), (INPUTS,), (INPUTS,)),
+    (PermuteDims(0), (INPUTS,), (INPUTS,)),
+    (PermuteDims(2, 0, 1), (STEPS, INPUTS, 2), (2, STEPS, INPUTS)),
+    (RBF(INPUTS, UNITS), (INPUTS,), (UNITS,)),
+    (RBF(INPUTS, 1), (STEPS, INPUTS), (STEPS, 1)),
+    (BatchNorm(INPUTS), (INPUTS,), (INPUTS,)),
+    (BatchNorm(INPUTS), (INPUTS, STEPS, 2), (INPUTS, STEPS, 2)),
+    (LayerNorm(INPUTS), (INPUTS,), (INPUTS,)),
+    (LayerNorm(INPUTS), (STEPS, INPUTS), (STEPS, INPUTS)),
+    (Embedding(VOCABULARY, UNITS), (STEPS,), (STEPS, UNITS)),
+    (Embedding(VOCABULARY, 1, padding_index=0), (), (1,)),
+    (Embedding(VOCABULARY, UNITS, trainable=False), (2, STEPS), (2, STEPS, UNITS)),
 ]
 IDS = [f"{layer!r}-{shape}" for layer, shape, _ in CASES]
 
@@ -63,12 +78,20 @@ def batch(shape: tuple[int, ...], samples: int = SAMPLES, seed: int = 2) -> np.n
     return np.random.default_rng(seed).normal(size=(samples, *shape))
 
 
+def batch_for(layer: Layer, shape: tuple[int, ...], samples: int = SAMPLES, dtype=np.float64) -> np.ndarray:
+    """What the layer reads: numbers in `dtype`, or token ids (not that of padding, whose gradient is cut off)."""
+    if isinstance(layer, Embedding):
+        lowest = 0 if layer.padding_index is None else 1
+        return np.random.default_rng(2).integers(lowest, layer.vocabulary, (samples, *shape))
+    return batch(shape, samples).astype(dtype)
+
+
 def run(layer: Layer, x: np.ndarray, parameters: dict[str, np.ndarray], training: bool = False):
     """The output, and the gradients of a weighted sum of it for the input and the parameters."""
-    inputs = tensor(x, requires_grad=True)
+    inputs = tensor(x, requires_grad=x.dtype.kind == "f")
     leaves = {name: tensor(value, requires_grad=True) for name, value in parameters.items()}
     y = layer(inputs, leaves, training)
-    (y * weights(y.shape).astype(x.dtype)).sum().backward()
+    (y * weights(y.shape).astype(y.dtype)).sum().backward()
     return y.numpy(), {"x": inputs.grad, **{name: leaf.grad for name, leaf in leaves.items()}}
 
 
@@ -87,7 +110,7 @@ def test_gradients(layer, shape, expected):
         y = layer(x, dict(zip(parameters, tensors, strict=True)))
         return (y * weights(y.shape)).sum()
 
-    gradcheck(loss, batch(shape), *parameters.values())
+    gradcheck(loss, batch_for(layer, shape), *parameters.values())
 
 
 @pytest.mark.parametrize(("layer", "shape", "expected"), CASES, ids=IDS)
@@ -95,20 +118,20 @@ def test_gradients(layer, shape, expected):
 def test_the_declared_shape_is_what_comes_out(layer, shape, expected, samples):
     assert layer.output_shape(shape) == expected
     parameters = {name: tensor(value) for name, value in values(layer).items()}
-    assert layer(tensor(batch(shape, samples)), parameters).shape == (samples, *expected)
+    assert layer(tensor(batch_for(layer, shape, samples)), parameters).shape == (samples, *expected)
 
 
 @pytest.mark.parametrize(("layer", "shape", "expected"), CASES, ids=IDS)
 def test_float32_stays_float32(layer, shape, expected):
     parameters = {name: value.astype(np.float32) for name, value in values(layer).items()}
-    y, gradients = run(layer, batch(shape).astype(np.float32), parameters, training=True)
+    y, gradients = run(layer, batch_for(layer, shape, dtype=np.float32), parameters, training=True)
     assert {y.dtype, *(g.dtype for g in gradients.values() if g is not None)} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize(("layer", "shape", "expected"), CASES, ids=IDS)
 def test_a_layer_can_be_traced_on_shapes_alone(layer, shape, expected):
     specs = layer.parameters()
-    symbols = [Tensor.symbol((SAMPLES, *shape), np.float32)]
+    symbols = [Tensor.symbol((SAMPLES, *shape), batch_for(layer, shape, dtype=np.float32).dtype)]
     symbols += [Tensor.symbol(spec.shape, np.float32, name) for name, spec in specs.items()]
     for training in (False, True):
         graph = trace(lambda x, *ps: [layer(x, dict(zip(specs, ps, strict=True)), training)], symbols)  # noqa: B023
@@ -117,7 +140,7 @@ def test_a_layer_can_be_traced_on_shapes_alone(layer, shape, expected):
 
 def test_every_layer_is_in_the_table_and_tested():
     assert {type(layer) for layer, _, _ in CASES} == set(LAYERS.values())
-    assert set(LAYERS) == {"dense", "rnn", "lstm", "gru", "flatten", "reshape", "activation", "dropout"}
+    assert all(name.replace("_", "") == layer.__name__.lower() for name, layer in LAYERS.items())
 
 
 # Against PyTorch ------------------------------------------------------------------------------------------
@@ -185,6 +208,64 @@ def test_recurrent_layers_equal_torch(kind, steps, returns):
     assert_same(ours, torch_run(module, x, names, np.transpose, returns))
 
 
+@pytest.mark.parametrize("momentum", [0.1, 1.0])
+@pytest.mark.parametrize("shape", [(INPUTS,), (INPUTS, STEPS), (INPUTS, STEPS, 2)])
+def test_batch_norm_equals_torch(shape, momentum):
+    torch = pytest.importorskip("torch")
+    layer = BatchNorm(INPUTS, momentum, eps=1e-3)
+    kind = [torch.nn.BatchNorm1d, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d][len(shape) - 1]
+    module = kind(INPUTS, momentum=momentum, eps=1e-3, dtype=torch.float64)
+    parameters = values(layer)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor(parameters["scale"]))
+        module.bias.copy_(torch.tensor(parameters["shift"]))
+        module.running_mean.copy_(torch.tensor(parameters["running_mean"]))
+        module.running_var.copy_(torch.tensor(parameters["running_var"]))
+    names = {"weight": "scale", "bias": "shift"}
+    for training, seed in ((True, 3), (True, 4), (False, 5)):
+        module.train(training)
+        module.zero_grad()
+        x = 2 * batch(shape, seed=seed) + 1
+        with collect_updates() as updates:
+            ours = run(layer, x, parameters, training)
+        del ours[1]["running_mean"], ours[1]["running_var"]
+        if training:
+            parameters["running_mean"], parameters["running_var"] = (new.numpy() for _, new in updates)
+        assert_same(ours, torch_run(module, x, names, np.asarray, recurrent=False))
+        np.testing.assert_allclose(parameters["running_mean"], module.running_mean.numpy(), rtol=1e-12)
+        np.testing.assert_allclose(parameters["running_var"], module.running_var.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(INPUTS,), (STEPS, INPUTS)])
+def test_layer_norm_equals_torch(shape):
+    torch = pytest.importorskip("torch")
+    layer = LayerNorm(INPUTS, eps=1e-3)
+    module = torch.nn.LayerNorm(INPUTS, eps=1e-3, dtype=torch.float64)
+    parameters = values(layer)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor(parameters["scale"]))
+        module.bias.copy_(torch.tensor(parameters["shift"]))
+    theirs = torch_run(module, batch(shape), {"weight": "scale", "bias": "shift"}, np.asarray, recurrent=False)
+    assert_same(run(layer, batch(shape), parameters), theirs)
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+def test_embedding_equals_torch(padding):
+    torch = pytest.importorskip("torch")
+    layer = Embedding(VOCABULARY, UNITS, padding)
+    parameters = values(layer)
+    module = torch.nn.Embedding(VOCABULARY, UNITS, padding_idx=padding, dtype=torch.float64)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor(parameters["weight"]))
+    ids = batch_for(layer, (50,))  # every id more than once
+    y = module(torch.tensor(ids))
+    (y * torch.tensor(weights(tuple(y.shape)))).sum().backward()
+    ours, gradients = run(layer, ids, parameters)
+    np.testing.assert_array_equal(ours, y.detach().numpy())
+    np.testing.assert_allclose(gradients["weight"], module.weight.grad.numpy(), rtol=1e-12, atol=1e-12)
+    assert padding is None or not gradients["weight"][padding].any()
+
+
 # One by one -----------------------------------------------------------------------------------------------
 
 
@@ -196,6 +277,59 @@ def test_dense_and_reshape_are_what_their_formulas_say():
     pixels = np.arange(2 * 784.0).reshape(2, 784)
     np.testing.assert_array_equal(run(Reshape(4, 196), pixels, {})[0][1, 2], 784 + 2 * 196 + np.arange(196))
     np.testing.assert_array_equal(run(Flatten(), pixels.reshape(2, 4, 196), {})[0], pixels)
+
+
+def test_rbf_permute_dims_and_layer_norm_are_what_their_formulas_say():
+    layer = RBF(INPUTS, UNITS)
+    parameters, x = values(layer), batch((STEPS, INPUTS))
+    distances = np.linalg.norm(x[..., None, :] - parameters["centers"], axis=-1)
+    np.testing.assert_allclose(run(layer, x, parameters)[0], np.exp(-parameters["beta"] * distances**2), rtol=1e-13)
+    np.testing.assert_array_equal(run(PermuteDims(1, 0), x, {})[0], x.swapaxes(1, 2))
+    centred = x - x.mean(-1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(
+        run(LayerNorm(INPUTS), x, {"scale": np.ones(INPUTS), "shift": np.zeros(INPUTS)})[0], expected, rtol=1e-12
+    )
+
+
+def test_rbf_is_exact_far_from_zero():
+    """||x||² - 2 x·c + ||c||² would be off by more than the distance itself."""
+    center = np.full((1, INPUTS), 1e4, np.float32)
+    y, _ = run(RBF(INPUTS, 1), center + np.float32(0.5), {"centers": center, "beta": np.ones(1, np.float32)})
+    np.testing.assert_allclose(y, np.exp(-0.25 * INPUTS), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(INPUTS,), (INPUTS, STEPS)])
+def test_gradients_of_batch_norm_in_training(shape):
+    layer = BatchNorm(INPUTS)
+
+    def loss(x, scale, shift):
+        state = {name: tensor(value) for name, value in values(layer).items() if name.startswith("running")}
+        y = layer(x, {"scale": scale, "shift": shift, **state}, training=True)
+        return (y * weights(y.shape)).sum()
+
+    gradcheck(loss, batch(shape), values(layer)["scale"], values(layer)["shift"])
+
+
+def test_updates_are_collected_or_made_at_once():
+    layer = BatchNorm(INPUTS, momentum=0.5)
+    x = batch((INPUTS,))
+    parameters = {name: tensor(value.copy()) for name, value in values(layer).items()}
+    before = {name: value.numpy().copy() for name, value in parameters.items()}
+    with collect_updates() as updates:
+        layer(tensor(x), parameters, training=True)
+    assert all((parameters[name].numpy() == before[name]).all() for name in before)
+    layer(tensor(x), parameters, training=True)
+    for parameter, value in updates:
+        np.testing.assert_array_equal(parameter.numpy(), value.numpy())
+    np.testing.assert_allclose(
+        parameters["running_mean"].numpy(), 0.5 * before["running_mean"] + 0.5 * x.mean(0), rtol=1e-12
+    )
+
+
+def test_frozen_parameters_say_so():
+    assert not Embedding(VOCABULARY, UNITS, trainable=False).parameters()["weight"].trainable
+    assert [spec.trainable for spec in BatchNorm(INPUTS).parameters().values()] == [True, True, False, False]
 
 
 def test_a_sequence_of_784_steps():
@@ -262,6 +396,10 @@ def test_dropout_draws_by_seed_name_and_call():
         (LSTM(3, 2), (0, 3), r"LSTM\(3, 2\): expected samples of shape \(steps, 3\), actual shape \(0, 3\)"),
         (GRU(3, 2), (2, 2, 3), r"expected samples of shape \(steps, 3\), actual shape \(2, 2, 3\)"),
         (Reshape(2, 3), (5,), r"Reshape\(2, 3\): expected samples of 6 elements, actual shape \(5,\)"),
+        (RBF(3, 2), (4,), r"RBF\(3, 2\): expected samples of shape \(\.\.\., 3\), actual shape \(4,\)"),
+        (PermuteDims(1, 0), (2, 3, 4), r"PermuteDims\(1, 0\): expected samples of 2 axes, actual shape \(2, 3, 4\)"),
+        (BatchNorm(3), (4, 3), r"BatchNorm\(3\): expected samples of shape \(3, \.\.\.\), actual shape \(4, 3\)"),
+        (LayerNorm(3), (3, 4), r"LayerNorm\(3\): expected samples of shape \(\.\.\., 3\), actual shape \(3, 4\)"),
         (Activation("softmax"), (), r"expected samples of shape \(\.\.\., classes\), actual shape \(\)"),
     ],
     ids=str,
@@ -290,6 +428,14 @@ def test_a_shape_that_does_not_fit_is_named(layer, shape, message):
         (lambda: Activation("x"), r"Activation: activation must be one of"),
         (lambda: Dropout(1.0), r"Dropout: rate must be a number >= 0 and < 1, actual 1.0"),
         (lambda: Dropout(0.5, seed=-1), r"a seed must be an integer >= 0, actual -1"),
+        (lambda: Embedding(0, 2), r"Embedding: vocabulary must be an integer >= 1, actual 0"),
+        (lambda: Embedding(5, 2, padding_index=5), r"padding_index must be None or an id from 0 to 4, actual 5"),
+        (lambda: PermuteDims(0, 2), r"PermuteDims: expected each of the axes 0, 1, .* actual \(0, 2\)"),
+        (lambda: PermuteDims(), r"PermuteDims: expected each of the axes"),
+        (lambda: RBF(2, 0), r"RBF: units must be an integer"),
+        (lambda: BatchNorm(3, momentum=1.5), r"BatchNorm: momentum must be a number from 0 to 1, actual 1.5"),
+        (lambda: BatchNorm(3, eps=0), r"BatchNorm: eps must be a finite number > 0, actual 0"),
+        (lambda: LayerNorm(3, eps=float("nan")), r"LayerNorm: eps must be"),
         (lambda: Flatten(name="a.b"), r"a layer's name must be a string without dots, actual 'a.b'"),
         (lambda: Flatten(name=""), r"a layer's name must be"),
     ],
@@ -305,3 +451,24 @@ def test_repr_shows_what_differs_from_the_defaults():
         "RNN(196, 64, recurrent_init='zeros', name='cell')"
     )
     assert repr(Reshape(4, 196)) == "Reshape(4, 196)"
+
+
+@pytest.mark.parametrize(("layer", "shape", "samples"), [(BatchNorm(3), (3,), 1), (BatchNorm(3), (3, 1), 0)])
+def test_a_channel_with_one_value_has_no_statistics(layer, shape, samples):
+    parameters = {name: tensor(value) for name, value in values(layer).items()}
+    message = rf"BatchNorm\(3\).*in layer 'norm'.*more than one value .* actual {samples}"
+    with pytest.raises(ShapeError, match=message), scope("norm"):
+        layer(tensor(batch(shape, samples)), parameters, training=True)
+    assert layer(tensor(batch(shape, samples)), parameters).shape == (samples, *shape)
+
+
+@pytest.mark.parametrize(("bad", "position"), [(-1, 0), (VOCABULARY, 2)])
+def test_an_id_out_of_range_is_named(bad, position):
+    layer = Embedding(VOCABULARY, UNITS)
+    ids = np.zeros((SAMPLES, STEPS), np.int64)
+    ids[3, position] = bad
+    message = rf"token id {bad} in row 3 at position {position} is not one of the 7 of the vocabulary, 0\.\.6"
+    with pytest.raises(ShapeError, match=message):
+        layer(tensor(ids), {"weight": tensor(values(layer)["weight"])})
+    with pytest.raises(DTypeError, match="integer token ids, got float64"):
+        layer(tensor(batch((STEPS,))), {"weight": tensor(values(layer)["weight"])})

@@ -1,16 +1,18 @@
-"""Indexing: basic indices are views, integer and boolean arrays gather."""
+"""Indexing: basic indices are views, integer and boolean arrays gather; embeddings gather rows of a matrix."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from py_engine.ad.ops.record import Op, Shape, as_tensor, register
-from py_engine.ad.ops.shape import SLICE, Index, _dummy
-from py_engine.ad.tensor import Array, Operand, Tensor
+from py_engine.ad.ops.elementary import astype, not_equal
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, c_ordered, register
+from py_engine.ad.ops.shape import SLICE, Index, _dummy, expand_dims
+from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError, TraceError
 
 # An advanced index is stored as its basic items with ARRAY where an integer array stands; the arrays themselves
@@ -166,3 +168,152 @@ def _integer_arrays(item: Any, lengths: Shape) -> list[Tensor]:
     if not np.issubdtype(array.dtype, np.integer):
         raise DTypeError(f"getitem: an index must be of integers or booleans, got {array.dtype}")
     return [array]
+
+
+# Embeddings -----------------------------------------------------------------------------------------------
+#
+# A lookup is linear in the matrix, and its gradient in the rows, so that each is the other's derivative. The row
+# `padding_index` counts as a constant: what comes back to it is zero, and what starts from it does not move.
+
+
+def _infer_embedding(weight: Tensor, ids: Tensor, padding_index: int) -> tuple[Shape, Any]:
+    if len(weight.shape) != 2 or weight.dtype not in FLOATS:
+        raise ShapeError(f"expected a matrix (vocabulary, dimension) of floats, got {weight.dtype} {weight.shape}")
+    _check_ids(ids, weight.shape[0], padding_index)
+    return (*ids.shape, weight.shape[1]), weight.dtype
+
+
+def _infer_embedding_gradient(g: Tensor, ids: Tensor, vocabulary: int, padding_index: int) -> tuple[Shape, Any]:
+    if g.shape[:-1] != ids.shape or g.ndim != ids.ndim + 1 or g.dtype not in FLOATS:
+        raise ShapeError(f"ids of shape {ids.shape} need rows {(*ids.shape, 'dimension')}, got {g.dtype} {g.shape}")
+    _check_ids(ids, vocabulary, padding_index)
+    return (vocabulary, g.shape[-1]), g.dtype
+
+
+def _check_ids(ids: Tensor, vocabulary: int, padding_index: int) -> None:
+    if ids.dtype != np.int64:
+        raise DTypeError(f"expected token ids of int64, got {ids.dtype}")
+    if not -1 <= padding_index < vocabulary:
+        raise ShapeError(f"padding_index must be -1 (none) or a row of the {vocabulary}, got {padding_index}")
+
+
+def _embedding(weight: Array, ids: Array, out: Array, padding_index: int) -> None:
+    # "clip" writes straight into `out`, and can't read elsewhere even if ids were not checked.
+    weight.take(ids, 0, out, "clip")
+
+
+def _bind_embedding_gradient(
+    arrays: Sequence[Array], out: Array, scratch: Scratch, vocabulary: int, padding_index: int
+) -> Sequence[Call]:
+    g, ids = map(np.ascontiguousarray, arrays)  # the tape's are so already
+    if not g.size:
+        return [partial(out.fill, 0)]
+    # ufunc.at is fast in one dimension only, and takes two floats at a time as one complex number.
+    pairs = np.result_type(out.dtype, np.complex64) if out.shape[1] % 2 == 0 else out.dtype
+    flat, rows = out.reshape(-1).view(pairs), g.reshape(-1).view(pairs)
+    width = rows.size // ids.size
+    first = scratch((ids.size, 1), np.int64)
+    places = scratch((ids.size, width), np.int64)
+    calls: list[Call] = [
+        partial(out.fill, 0),
+        partial(np.multiply, ids.reshape(-1, 1), width, first),
+        partial(np.add, first, np.arange(width), places),
+        partial(np.add.at, flat, places.reshape(-1), rows),
+    ]
+    if padding_index >= 0:
+        calls.append(partial(out[padding_index].fill, 0))
+    return calls
+
+
+def _unpadded(rows: Tensor, ids: Tensor, padding_index: int) -> Tensor:
+    """Rows with those at padding positions set to zero."""
+    if padding_index < 0:
+        return rows
+    return rows * expand_dims(astype(not_equal(ids, padding_index), rows.dtype), -1)
+
+
+EMBEDDING: Op = register(
+    Op(
+        name="embedding",
+        infer=_infer_embedding,
+        kernel=_embedding,
+        vjp=(
+            lambda g, y, weight, ids, padding_index: EMBEDDING_GRADIENT(
+                g, ids, vocabulary=weight.shape[0], padding_index=padding_index
+            ),
+            None,
+        ),
+        jvp=lambda t, y, weight, ids, padding_index: _unpadded(
+            EMBEDDING(t[0], ids, padding_index=padding_index), ids, padding_index
+        ),
+        accepts=c_ordered,
+        doc="rows of a matrix by their numbers",
+    )
+)
+EMBEDDING_GRADIENT: Op = register(
+    Op(
+        name="embedding_gradient",
+        infer=_infer_embedding_gradient,
+        bind=_bind_embedding_gradient,
+        vjp=(
+            lambda u, y, g, ids, vocabulary, padding_index: _unpadded(
+                EMBEDDING(u, ids, padding_index=padding_index), ids, padding_index
+            ),
+            None,
+        ),
+        jvp=lambda t, y, g, ids, vocabulary, padding_index: EMBEDDING_GRADIENT(
+            t[0], ids, vocabulary=vocabulary, padding_index=padding_index
+        ),
+        accepts=c_ordered,
+        doc="rows added into a matrix of zeros at their numbers",
+    )
+)
+
+
+def embedding(weight: Operand, ids: Operand, padding_index: int = -1) -> Tensor:
+    """Rows of a matrix by their numbers.
+
+    Args:
+        weight: (vocabulary, dimension).
+        ids: (...), integers in [0, vocabulary).
+        padding_index: a row that is looked up like the others and gets no gradient; -1: none.
+
+    Returns:
+        (..., dimension).
+
+    Raises:
+        ShapeError: an id is out of range; names the first one, its row and position. Ids of a replayed function
+            are checked by the trainer when it is given them, not at every replay.
+    """
+    weight, ids = as_tensor(weight), _whole(ids)
+    if ids.data is not None and weight.shape:
+        check_ids(ids.data, weight.shape[0], "embedding")
+    return EMBEDDING(weight, ids, padding_index=padding_index)
+
+
+def embedding_gradient(g: Operand, ids: Operand, vocabulary: int, padding_index: int = -1) -> Tensor:
+    """The gradient of `embedding` by its matrix, (vocabulary, dimension), from rows `g` (..., dimension)."""
+    ids = _whole(ids)
+    if ids.data is not None:
+        check_ids(ids.data, vocabulary, "embedding_gradient")
+    return EMBEDDING_GRADIENT(as_tensor(g), ids, vocabulary=vocabulary, padding_index=padding_index)
+
+
+def _whole(ids: Operand) -> Tensor:
+    ids = as_tensor(ids)
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise DTypeError(f"embedding: expected integer token ids, got {ids.dtype}")
+    return ids if ids.dtype == np.int64 else astype(ids, np.int64)
+
+
+def check_ids(ids: Array, vocabulary: int, where: str) -> None:
+    """Raise `ShapeError` unless all of `ids` (rows, ...) are in [0, vocabulary)."""
+    if not ids.size or (ids.min() >= 0 and ids.max() < vocabulary):
+        return
+    wrong = np.argwhere((ids < 0) | (ids >= vocabulary))[0]
+    row, *position = (int(i) for i in wrong) if ids.ndim else (0,)
+    at = f" at position {position[0] if len(position) == 1 else position}" if position else ""
+    raise ShapeError(
+        f"{where}: token id {ids[tuple(wrong)]} in row {row}{at} is not one of the {vocabulary} of the vocabulary, "
+        f"0..{vocabulary - 1}"
+    )
