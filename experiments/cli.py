@@ -106,7 +106,8 @@ option_profile = click.option(
     type=click.Choice(config.PROFILES),
     default="full",
     show_default=True,
-    help="full: as the paper did it; quick: few seeds, to see that everything works.",
+    help="full: as the paper did it; quick: few seeds, to see that everything works; sample: the least (the embedded "
+    "sample is always reproduced with it).",
 )
 option_engines = click.option(
     "--engines", type=Names(), help="Engines to use (default: all that the paper file names)."
@@ -216,7 +217,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
 @click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds, from 0 (default: the paper file's).")
 @option_profile
 @option_threads
-@click.option("--measure", "measures", type=Names(), help="Of time, memory, race, scaling (default: the paper file's).")
+@click.option("--measure", "measures", type=Names(), help=f"Of {', '.join(config.MEASURES)} (default: the paper file's).")
 @option_results()
 @option_data
 @reporting
@@ -436,12 +437,15 @@ def reproduce(
     from experiments.results import Results
 
     chosen = [config.load_paper(name) for name in papers or config.papers()]
-    jobs = [job for item in chosen for job in run.plan(item, profile, engines, None, None, threads)]
+    for item in chosen:  # a mistake in the options is told before the data are fetched
+        run.plan(item, profile, engines, None, None, threads)
     results = Results(results_dir)
     sweep = run.Sweep(results, data_dir, download(output.console))
     stages = Stages(output.console)
     sample = False
     with results.locked():
+        with stages.stage("data"):
+            jobs = _jobs(output, sweep, chosen, profile, engines, threads)
         for measure, title in run.TITLES.items():
             part = [job for job in jobs if job.measure == measure]
             if part:
@@ -467,6 +471,30 @@ def reproduce(
     if sample:
         output.say("All numbers come from the embedded sample, not from the papers' data; every output says so.")
     output.say(f"Done in {duration(stages.total())}. The paper: {pdf}")
+
+
+def _jobs(
+    output: Output,
+    sweep: Sweep,
+    papers: Sequence[config.Paper],
+    profile: config.ProfileName,
+    engines: list[str] | None,
+    threads: int | None,
+) -> list[Job]:
+    """The jobs of papers; where only the embedded sample is at hand, those of the profile that is made for it."""
+    from experiments import run
+
+    jobs = []
+    progress = Progress(output.console, 0)
+    for paper in papers:
+        if paper.runs_of_paper:
+            output.say(f"{paper.key}: trains as {paper.runs_of_paper} does, whose runs it shows")
+            continue
+        fitting = "sample" if sweep.source(paper, progress) == "sample" else profile
+        if fitting != profile:
+            output.say(f"{paper.key}: profile {fitting}, since only the embedded sample is at hand")
+        jobs += run.plan(paper, fitting, engines, None, None, threads)
+    return jobs
 
 
 def _refresh_tidy(results_dir: Path) -> None:

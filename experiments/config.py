@@ -7,7 +7,7 @@ A paper is data, not code: a new study is a new file in `experiments/papers`. Ea
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -22,10 +22,40 @@ FORMAT = "twingrad-paper"
 VERSION = 1
 
 Source = Literal["paper", "code", "ours"]
-Measure = Literal["time", "memory", "race", "scaling"]
-ProfileName = Literal["full", "quick"]
-MEASURES: tuple[Measure, ...] = ("time", "memory", "race", "scaling")
-PROFILES: tuple[ProfileName, ...] = ("full", "quick")
+Measure = Literal["time", "own", "variants", "memory", "race", "scaling", "ablation"]
+ProfileName = Literal["full", "quick", "sample"]
+OptimizerName = Literal["sgd", "rmsprop", "adam", "adamw"]
+PixelScale = Literal["0 to 1", "normalised"]
+MEASURES: tuple[Measure, ...] = ("time", "own", "variants", "memory", "race", "scaling", "ablation")
+PROFILES: tuple[ProfileName, ...] = ("full", "quick", "sample")
+
+ClaimQuantity = Literal[
+    "first_epoch_seconds",
+    "later_epoch_seconds",
+    "first_to_later_seconds",
+    "total_seconds",
+    "step_microseconds",
+    "bytes_first_epoch",
+    "bytes_later_epochs",
+    "peak_rss_bytes",
+    "train_accuracy",
+    "test_accuracy",
+    "test_loss",
+    "own_train_accuracy",
+    "own_test_accuracy",
+    "technique_time_saved",
+    "technique_bytes_saved",
+    "variant_test_accuracy",
+    "variant_later_epoch_seconds",
+]
+"""What a claim may be about. Seconds and bytes are compared by ratios, accuracies and losses by differences."""
+ABOUT_SOMETHING = (
+    "technique_time_saved",
+    "technique_bytes_saved",
+    "variant_test_accuracy",
+    "variant_later_epoch_seconds",
+)
+"""Quantities of a technique ("all": all of them together) or of a variant, which the claim names in `of`."""
 
 T = TypeVar("T")
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -64,43 +94,120 @@ class Environment(_Record):
 class Training(_Record):
     """How the network is trained, the same for every engine."""
 
-    optimizer: Setting[Literal["sgd", "rmsprop", "adam", "adamw"]]
+    optimizer: Setting[OptimizerName]
     learning_rate: Setting[Annotated[float, Field(gt=0)]]
-    momentum: Setting[Annotated[float, Field(ge=0, lt=1)]]
+    momentum: Setting[Annotated[float, Field(ge=0, lt=1)]] | None = None
     batch_size: Setting[PositiveInt]
     epochs: Setting[PositiveInt]
     shuffle: Setting[bool]
-    pixels: Setting[str]
+    pixels: Setting[PixelScale] | None = None
+    """How image data are scaled; none for text."""
     dtype: Setting[Literal["float32", "float64"]]
     threads: Setting[PositiveInt]
+    train_evaluation_rows: Setting[PositiveInt] | None = None
+    """On how many of the training rows (the first ones) accuracy and loss are evaluated; all when absent."""
+
+
+class OwnTraining(_Record):
+    """How an engine trains from its own initialisation: what differs from `Training`, as the study had it."""
+
+    model: Setting[Identifier] | None = None
+    optimizer: Setting[OptimizerName] | None = None
+    learning_rate: Setting[Annotated[float, Field(gt=0)]] | None = None
+    batch_size: Setting[PositiveInt] | None = None
+    pixels: Setting[PixelScale] | None = None
+
+    def settings(self) -> Iterator[tuple[str, Setting[Any]]]:
+        """What differs, by name."""
+        for name in type(self).model_fields:
+            setting = getattr(self, name)
+            if setting is not None:
+                yield name, setting
+
+
+class Variant(_Record):
+    """Another network on the same data with the same training, to be compared with the paper's."""
+
+    id: Identifier
+    title: str
+    model: Setting[Identifier]
 
 
 class Runs(_Record):
-    """How often a profile runs what. Seeds count from 0; `engine_seeds` overrides them for single engines."""
+    """How often a profile runs what. Seeds count from 0; `engine_seeds` allows single engines fewer of them."""
 
+    engines: Setting[list[str]] | None = None
+    """The engines that run at all; those of the paper when absent."""
+    epochs: Setting[PositiveInt] | None = None
+    """Fewer epochs than `training` says."""
     seeds: Setting[PositiveInt]
+    engine_seeds: dict[str, Setting[PositiveInt]] = {}
+    measures: Setting[list[Measure]]
     memory_seeds: Setting[PositiveInt]
     memory_threads: Setting[PositiveInt]
-    measures: Setting[list[Measure]]
+    memory_epochs: Setting[PositiveInt] | None = None
+    """Fewer epochs for the runs of memory: the second one is like all that follow."""
+    memory_rows: Setting[PositiveInt] | None = None
+    """Training rows of an epoch in the runs of memory; what they allocate is scaled up to a whole epoch."""
+    memory_engines: Setting[list[str]] | None = None
+    own_seeds: Setting[PositiveInt] | None = None
+    own_engine_seeds: dict[str, Setting[PositiveInt]] = {}
+    variant_engines: Setting[list[str]] | None = None
+    variant_seeds: Setting[PositiveInt] | None = None
     race_rounds: Setting[PositiveInt]
     race_threads: Setting[list[PositiveInt]]
-    scaling_engines: Setting[list[str]]
-    batch_sizes: Setting[list[PositiveInt]]
-    sequence_lengths: Setting[list[PositiveInt]]
-    engine_seeds: dict[str, Setting[PositiveInt]] = {}
+    race_steps: Setting[PositiveInt] | None = None
+    """Steps of a round, where an epoch has more of them or the data are few."""
+    scaling_engines: Setting[list[str]] | None = None
+    batch_sizes: Setting[list[PositiveInt]] | None = None
+    sequence_lengths: Setting[list[PositiveInt]] | None = None
+    ablation_engines: Setting[list[str]] | None = None
 
     def seed_count(self, engine: str, measure: str = "time") -> int:
         """How many seeds `engine` runs for `measure`."""
-        own = self.engine_seeds.get(engine)
-        count = own.value if own else self.seeds.value
+        if measure == "own":
+            return _fewest(self.own_seeds, self.own_engine_seeds.get(engine))
+        if measure == "variants":
+            return _fewest(self.variant_seeds)
+        count = _fewest(self.seeds, self.engine_seeds.get(engine))
         return min(count, self.memory_seeds.value) if measure == "memory" else count
+
+    def engines_of(self, measure: str) -> list[str] | None:
+        """The engines that alone run a measure; None when it is all of them."""
+        lists = {
+            "memory": self.memory_engines,
+            "variants": self.variant_engines,
+            "scaling": self.scaling_engines,
+            "ablation": self.ablation_engines,
+        }
+        found = lists.get(measure)
+        if found is not None:
+            return found.value
+        return None if measure in ("time", "memory", "race", "own") else []
+
+
+def _fewest(*settings: Setting[int] | None) -> int:
+    return min((setting.value for setting in settings if setting is not None), default=0)
 
 
 class Profiles(_Record):
-    """The two sizes of a sweep: `full` as the paper did it, `quick` to see that everything works."""
+    """The sizes of a sweep: `full` as the paper did it, `quick` to see that everything works, `sample` for the embedded
+    sample, which is small and of which nothing is concluded. The latter two need to say only what differs from `full`.
+    """
 
     full: Runs
     quick: Runs
+    sample: Runs
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("full"), dict):
+            return given
+        return {
+            name: {**given["full"], **runs} if isinstance(runs, dict) else runs
+            for name, runs in ({"quick": {}, "sample": {}} | given).items()
+        }
 
 
 class Reported(_Record):
@@ -130,6 +237,37 @@ class Reported(_Record):
         return self
 
 
+class Claim(_Record):
+    """Something a study says, and what decides whether it holds here: a closed set of tests on tidy results.
+
+    The value tested is `quantity` of `engine`; with `than` it is that of `engine` divided by that of `than` (for
+    accuracies and losses: the difference). The claim is reproduced when the value lies between `low` and `high`. One
+    that no result can decide says so in `untestable`.
+    """
+
+    id: Identifier
+    text: str
+    where: str
+    quantity: ClaimQuantity | None = None
+    engine: str = ""
+    than: str = ""
+    of: str = ""
+    """The technique or the variant that a quantity is about."""
+    low: float | None = None
+    high: float | None = None
+    untestable: str = ""
+
+    @model_validator(mode="after")
+    def _one_test(self) -> Claim:
+        if bool(self.untestable) == (self.quantity is not None):
+            raise ValueError("give either a quantity to test or the reason why the claim is untestable")
+        if self.quantity is not None and (not self.engine or (self.low is None and self.high is None)):
+            raise ValueError("a test needs an engine and at least one of low and high")
+        if (self.quantity in ABOUT_SOMETHING) != bool(self.of):
+            raise ValueError(f"`of` goes with {', '.join(ABOUT_SOMETHING)}, and only with them")
+        return self
+
+
 class Output(_Record):
     """A table or figure of the report: `producer` names the function that makes it."""
 
@@ -151,31 +289,52 @@ class Paper(_Record):
     task: str
     model: Identifier
     dataset: Identifier
+    runs_of_paper: Identifier | None = None
+    """The study whose runs this one shows, since it trains the same network in the same way."""
     environment: Environment
     engines: list[EngineRow]
+    data: dict[str, Setting[Any]] = {}
+    """Options of the dataset's loader."""
+    pretrained: dict[str, Setting[str]] = {}
+    """Parameters that start from what comes with the dataset: parameter name -> name there."""
     network: dict[str, Setting[Any]]
     training: Training
+    own: dict[str, OwnTraining] = {}
+    """The engines that also train from their own initialisation, and how."""
+    variants: list[Variant] = []
     runs: Profiles
     reported: list[Reported]
+    claims: list[Claim] = []
     tables: list[Output]
     figures: list[Output]
 
     @model_validator(mode="after")
     def _consistent(self) -> Paper:
         names = self.engine_names()
-        for kind, given in (("engine", names), ("table", ids(self.tables)), ("figure", ids(self.figures))):
+        for kind, given in (
+            ("engine", names),
+            ("table", ids(self.tables)),
+            ("figure", ids(self.figures)),
+            ("claim", ids(self.claims)),
+            ("variant", ids(self.variants)),
+        ):
             twice = sorted({name for name in given if given.count(name) > 1})
             if twice:
                 raise ValueError(f"{kind} given twice: {', '.join(twice)}")
         for profile in PROFILES:
             runs = self.runs_of(profile)
             for place, found in {
+                "engines": runs.engines.value if runs.engines else [],
                 "engine_seeds": runs.engine_seeds,
-                "scaling_engines": runs.scaling_engines.value,
+                "own_engine_seeds": runs.own_engine_seeds,
+                **{f"{measure}_engines": runs.engines_of(measure) or [] for measure in MEASURES},
             }.items():
                 unknown = sorted(set(found) - set(names))
                 if unknown:
                     raise ValueError(f"runs.{profile}.{place}: {unknown[0]!r} is not among the engines")
+        for name in self.own:
+            if name not in names:
+                raise ValueError(f"own: {name!r} is not among the engines")
         return self
 
     def engine_names(self) -> list[str]:
@@ -188,14 +347,30 @@ class Paper(_Record):
 
     def runs_of(self, profile: ProfileName) -> Runs:
         """The counts of a profile."""
-        return self.runs.full if profile == "full" else self.runs.quick
+        runs: Runs = getattr(self.runs, profile)
+        return runs
+
+    def epochs(self, profile: ProfileName) -> int:
+        """How many epochs a profile trains."""
+        fewer = self.runs_of(profile).epochs
+        return fewer.value if fewer else self.training.epochs.value
+
+    def loader_options(self) -> dict[str, Any]:
+        """What the dataset's loader is given."""
+        return {name: setting.value for name, setting in self.data.items()}
 
     def settings(self) -> Iterator[tuple[str, Setting[Any]]]:
-        """Every network and training setting as (`network.units`, Setting), in file order."""
-        for name, setting in self.network.items():
-            yield f"network.{name}", setting
+        """Every setting of data, network and training as (`network.units`, Setting), in file order."""
+        for part in ("data", "pretrained", "network"):
+            for name, setting in getattr(self, part).items():
+                yield f"{part}.{name}", setting
         for name in Training.model_fields:
-            yield f"training.{name}", getattr(self.training, name)
+            setting = getattr(self.training, name)
+            if setting is not None:
+                yield f"training.{name}", setting
+        for engine, own in self.own.items():
+            for name, setting in own.settings():
+                yield f"own.{engine}.{name}", setting
 
     def reported_for(self, quantity: str, kind: str = "paper") -> list[Reported]:
         """What was reported of a quantity, in file order."""
@@ -213,8 +388,8 @@ class Paper(_Record):
                     )
 
 
-def ids(outputs: list[Output]) -> list[str]:
-    """The ids of tables or figures, in order."""
+def ids(outputs: Sequence[Output | Claim | Variant]) -> list[str]:
+    """The ids of tables, figures, claims or variants, in order."""
     return [output.id for output in outputs]
 
 

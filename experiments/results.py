@@ -62,7 +62,17 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("key", "paper", "engine", "label", "threads", "quantity", "value", "microseconds_per_step"),
         *("data_source", "cpu_model", "commit", "created"),
     ),
+    "ablation": (
+        *("key", "paper", "engine", "label", "threads", "profile", "configuration", "technique"),
+        *("microseconds_per_step", "bytes_per_epoch", "steps", "data_source", "engine_digest", "cpu_model", "created"),
+    ),
+    "variants": (
+        *("key", "paper", "engine", "label", "seed", "threads", "profile", "variant", "model", "epoch", "seconds"),
+        *("train_accuracy", "test_accuracy", "test_loss", "data_source", "engine_digest", "cpu_model", "created"),
+    ),
 }
+LATER_FILES = ("ablation", "variants")
+"""Tidy files that older results lack: they are read as empty."""
 
 
 class ResultsError(TwinGradError):
@@ -263,8 +273,9 @@ def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
         if record["config"]["measure"] == "time":
             for step, loss in enumerate(record.get("step_losses", ()), start=1):
                 rows["steps"].append(common | {"step": step, "loss": loss})
-        for name in ("race", "scaling"):
-            rows[name] += [common | row for row in record.get(name, ())]
+        origin = {"engine_digest": record["provenance"]["engine_digest"]}
+        for name in ("race", "scaling", "ablation", "variants"):
+            rows[name] += [common | origin | row for row in record.get(name, ())]
     return rows
 
 
@@ -366,12 +377,14 @@ class Tidy:
     steps: pd.DataFrame
     race: pd.DataFrame
     scaling: pd.DataFrame
+    ablation: pd.DataFrame
+    variants: pd.DataFrame
 
     @classmethod
     def load(cls, results_dir: str | Path) -> Tidy:
-        """Read `<results_dir>/tidy`; a file that is missing is an empty frame.
+        """Read `<results_dir>/tidy`; a file that results of an earlier release lack is an empty frame.
 
-        Raises ResultsError when there is no such folder or a file lacks a column.
+        Raises ResultsError when there is no such folder, another file is missing or one lacks a column.
         """
         import pandas as pd
 
@@ -381,6 +394,9 @@ class Tidy:
         frames = {}
         for name, columns in COLUMNS.items():
             path = root / "tidy" / f"{name}.csv"
+            if not path.is_file() and name in LATER_FILES:
+                frames[name] = pd.DataFrame(columns=list(columns))
+                continue
             if not path.is_file():
                 raise ResultsError(f"no {path}: nothing has been run into {root} yet; start with `twingrad run`")
             frame = pd.read_csv(path, dtype={"key": str, "error": str, "commit": str, "engine_digest": str})

@@ -8,6 +8,7 @@ recorded with its message and tried again the next time.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,13 +21,22 @@ from bridge import spec as model_spec
 from bridge import weights
 from bridge.engine import Optimizer
 from bridge.errors import EngineUnavailableError, TwinGradError
-from bridge.spec import ModelSpec
 from bridge.worker import Worker, environment
 from experiments import data, provenance
-from experiments.config import MEASURES, ConfigError, Measure, Paper, ProfileName, Runs, model_path
+from experiments.config import (
+    MEASURES,
+    ConfigError,
+    Measure,
+    OwnTraining,
+    Paper,
+    ProfileName,
+    Runs,
+    Setting,
+    model_path,
+)
 from experiments.data.dataset import Dataset
 from experiments.data.dataset import Progress as Download
-from experiments.measure import memory, race, scaling
+from experiments.measure import ablation, memory, own, race, scaling, variants
 from experiments.measure import time as timing
 from experiments.measure.task import Task
 from experiments.progress import Progress, duration, size
@@ -36,9 +46,12 @@ from py_engine.errors import EngineError
 
 TITLES: dict[Measure, str] = {
     "time": "time and accuracy: every seed in a fresh process",
+    "own": "accuracy from each engine's own initialisation",
+    "variants": "variants: other networks on the same data",
     "memory": "memory: bytes allocated and peak, in runs of their own",
     "race": "race: engines alternating",
     "scaling": "scaling: step time against batch size and sequence length",
+    "ablation": "ablation: what each technique of an engine brings",
 }
 """The measures in the order in which `reproduce` takes them, with a heading for each."""
 
@@ -63,9 +76,26 @@ class Job:
     @property
     def parts(self) -> int:
         """How many steps of progress it has."""
-        epochs = self.paper.training.epochs.value
-        lengths = len(self.runs.batch_sizes.value) + len(self.runs.sequence_lengths.value)
-        return {"time": epochs, "memory": 2 * epochs, "race": self.rounds + 1, "scaling": lengths}[self.measure]
+        match self.measure:
+            case "time" | "own":
+                return self.epochs
+            case "variants":
+                return self.epochs * len(self.paper.variants)
+            case "memory":
+                return 2 * self.epochs
+            case "race":
+                return self.rounds + 1
+            case "scaling":
+                return len(_values(self.runs.batch_sizes)) + len(_values(self.runs.sequence_lengths))
+            case _:
+                return len(list(ablation.configurations(ablation.techniques(self.engines[0]))))
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs it trains."""
+        fewer = self.runs.memory_epochs if self.measure == "memory" else None
+        usual = self.paper.epochs(self.profile)
+        return min(usual, fewer.value) if fewer else usual
 
     def __str__(self) -> str:
         if self.measure == "race":
@@ -101,8 +131,10 @@ def plan(
     for an unknown measure, EngineUnavailableError for an engine asked for that is not there, and
     TooManyThreadsError for threads asked for.
     """
+    if paper.runs_of_paper:  # they are run, and named in results, as that paper's
+        return []
     runs = paper.runs_of(profile)
-    names = checked_engines(paper, engine_names)
+    names = checked_engines(paper, engine_names, runs)
     chosen = [measure for measure in MEASURES if measure in (measures or runs.measures.value)]
     unknown = sorted(set(measures or ()) - set(MEASURES))
     if unknown:
@@ -111,9 +143,9 @@ def plan(
     usual = provenance.threads(threads, paper.training.threads.value)
     jobs: list[Job] = []
     for measure in chosen:
-        if measure in ("time", "memory"):
-            counts = {name: _seed_count(runs, name, measure, seeds) for name in names}
-            number = usual if measure == "time" else threads or runs.memory_threads.value
+        if measure in ("time", "memory", "own", "variants"):
+            counts = {name: _seed_count(paper, runs, name, measure, seeds, bool(engine_names)) for name in names}
+            number = threads or runs.memory_threads.value if measure == "memory" else usual
             for seed in range(max(counts.values())):
                 for name in names:
                     if seed < counts[name]:
@@ -123,15 +155,17 @@ def plan(
             for number in numbers:
                 jobs.append(Job(paper, tuple(names), 0, "race", number, profile, rounds or runs.race_rounds.value))
         else:
-            wanted = names if engine_names else [name for name in names if name in runs.scaling_engines.value]
-            jobs += [Job(paper, (name,), 0, "scaling", usual, profile) for name in wanted]
+            usually = runs.engines_of(measure) or []
+            able = names if engine_names and measure == "scaling" else [name for name in names if name in usually]
+            jobs += [Job(paper, (name,), 0, measure, usual, profile) for name in able]
     return jobs
 
 
-def checked_engines(paper: Paper, names: Sequence[str] | None) -> list[str]:
+def checked_engines(paper: Paper, names: Sequence[str] | None, runs: Runs | None = None) -> list[str]:
     """The engines asked for, each known and available; without names those of the paper file, available or not."""
     if names is None:
-        return paper.engine_names()
+        few = runs.engines.value if runs and runs.engines else None
+        return [name for name in paper.engine_names() if few is None or name in few]
     for name in names:
         found = engines.availability(name)
         if not found.ok:
@@ -139,10 +173,21 @@ def checked_engines(paper: Paper, names: Sequence[str] | None) -> list[str]:
     return list(names)
 
 
-def _seed_count(runs: Runs, engine: str, measure: str, seeds: int | None) -> int:
-    if seeds is None:
-        return runs.seed_count(engine, measure)
+def _seed_count(paper: Paper, runs: Runs, engine: str, measure: Measure, seeds: int | None, asked: bool) -> int:
+    """How many seeds an engine runs; `asked` when the user named it."""
+    among = runs.engines_of(measure)
+    if measure == "own" and engine not in paper.own:
+        return 0
+    if among is not None and engine not in among and not asked:
+        return 0
+    planned = runs.seed_count(engine, measure)
+    if seeds is None or (measure in ("own", "variants") and not planned):
+        return planned
     return min(seeds, runs.memory_seeds.value) if measure == "memory" else seeds
+
+
+def _values(setting: Setting[list[int]] | None) -> list[int]:
+    return setting.value if setting else []
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -158,32 +203,36 @@ class Sweep:
         self.download = download
         self._datasets: dict[str, Dataset] = {}
 
+    def source(self, paper: Paper, progress: Progress) -> str:
+        """Whether a paper's data are "real" or the embedded "sample"."""
+        return self._load(paper, progress).source
+
     def run(self, jobs: Sequence[Job], progress: Progress, again: bool = False) -> Outcome:
         """Run every job that has no record yet; with `again` every job."""
         outcome = Outcome()
         start = time.perf_counter()
         by_dataset: dict[str, list[Job]] = {}
         for job in jobs:
-            by_dataset.setdefault(job.paper.dataset, []).append(job)
-        for name, part in by_dataset.items():
-            with Workspace(self._load(name, progress), self.results.work) as work:
+            by_dataset.setdefault(_data_key(job.paper), []).append(job)
+        for part in by_dataset.values():
+            with Workspace(self._load(part[0].paper, progress), self.results.work) as work:
                 for job in part:
                     self._one(job, work, outcome, progress, again)
         outcome.seconds = time.perf_counter() - start
         return outcome
 
-    def _load(self, name: str, progress: Progress) -> Dataset:
-        if name not in self._datasets:
-            dataset = data.load(name, self.data_dir, progress=self.download)
+    def _load(self, paper: Paper, progress: Progress) -> Dataset:
+        key = _data_key(paper)
+        if key not in self._datasets:
+            dataset = data.load(paper.dataset, self.data_dir, progress=self.download, **paper.loader_options())
             if dataset.notice:
                 progress.note(dataset.notice)
-            self._datasets[name] = dataset
-        return self._datasets[name]
+            self._datasets[key] = dataset
+        return self._datasets[key]
 
     def _one(self, job: Job, work: Workspace, outcome: Outcome, progress: Progress, again: bool) -> None:
-        spec = model_spec.load(model_path(job.paper.model))
-        task = task_of(job, spec, work)
-        record = skeleton(job, spec, task, work.dataset)
+        task = task_of(job, work)
+        record = skeleton(job, task, work.dataset)
         known = None if again else self.results.finished(record["key"])
         if known is not None:
             outcome.records.append(known)
@@ -206,35 +255,53 @@ class Sweep:
         progress.finish(str(job), described(record))
 
 
-def task_of(job: Job, spec: ModelSpec, work: Workspace) -> Task:
-    """The training that a job measures."""
-    training = job.paper.training
+def _data_key(paper: Paper) -> str:
+    """Equal for papers that load the same data."""
+    return key_of({"name": paper.dataset, "options": paper.loader_options()})
+
+
+def task_of(job: Job, work: Workspace, model: str | None = None) -> Task:
+    """The training that a job measures, with the paper's network or with another `model`."""
+    paper, runs, training = job.paper, job.runs, job.paper.training
+    differing = paper.own.get(job.engines[0], OwnTraining()) if job.measure == "own" else OwnTraining()
+    pixels, batch_size = differing.pixels or training.pixels, differing.batch_size or training.batch_size
+    name = model or (differing.model.value if differing.model else paper.model)
+    spec = model_spec.load(model_path(name))
+    known = training.train_evaluation_rows
+    rows = runs.memory_rows if job.measure == "memory" else None
     return Task(
         spec=spec,
-        optimizer=optimizer_of(job.paper),
-        batch_size=training.batch_size.value,
+        optimizer=optimizer_of(paper, differing),
+        batch_size=batch_size.value,
         dtype=training.dtype.value,
-        epochs=training.epochs.value,
+        epochs=job.epochs,
         seed=job.seed,
         work=work,
+        pretrained={name: setting.value for name, setting in paper.pretrained.items() if name in spec.parameters()},
+        pixels=pixels.value if pixels else "0 to 1",
+        known_rows=known.value if known else None,
+        rows_per_epoch=min(rows.value, len(work.dataset.y_train)) if rows else None,
     )
 
 
-def optimizer_of(paper: Paper) -> Optimizer:
-    """The optimizer of a paper's training."""
-    training = paper.training
-    settings: dict[str, Any] = {"momentum": training.momentum.value} if training.momentum.value else {}
-    return Optimizer(training.optimizer.value, training.learning_rate.value, **settings)
+def optimizer_of(paper: Paper, differing: OwnTraining | None = None) -> Optimizer:
+    """The optimizer of a paper's training, or what differs from it."""
+    training, differing = paper.training, differing or OwnTraining()
+    momentum = training.momentum.value if training.momentum and not differing.optimizer else 0.0
+    name, rate = differing.optimizer or training.optimizer, differing.learning_rate or training.learning_rate
+    settings: dict[str, Any] = {"momentum": momentum} if momentum else {}
+    return Optimizer(name.value, rate.value, **settings)
 
 
-def skeleton(job: Job, spec: ModelSpec, task: Task, dataset: Dataset) -> Record:
+def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
     """A record with everything that is known before the run, its key included."""
     registered = {name: engines.get(name) for name in job.engines}
     digests = {name: provenance.engine_digest(row.module) for name, row in registered.items()}
     versions: dict[str, str] = {}
     for row in registered.values():
         versions |= row.availability().versions
-    training = {name: setting.value for name, setting in job.paper.settings() if name.startswith("training.")}
+    kinds = ("training.", "pretrained.", *(f"own.{name}." for name in job.engines if job.measure == "own"))
+    training = {name: setting.value for name, setting in job.paper.settings() if name.startswith(kinds)}
     config: dict[str, Any] = {
         "paper": job.paper.key,
         "engine": ",".join(job.engines),
@@ -249,11 +316,19 @@ def skeleton(job: Job, spec: ModelSpec, task: Task, dataset: Dataset) -> Record:
         "training": training,
     }
     if job.measure == "race":
-        length, steps = race.chunk(len(dataset.y_train), task.batch_size)
+        length, steps = race.chunk(len(dataset.y_train), task.batch_size, race_steps(job))
         config |= {"engines": list(job.engines), "rounds": job.rounds, "steps": steps, "rows": length}
     if job.measure == "scaling":
-        config["batch_sizes"] = job.runs.batch_sizes.value
-        config["sequence_lengths"] = job.runs.sequence_lengths.value
+        config["batch_sizes"] = _values(job.runs.batch_sizes)
+        config["sequence_lengths"] = _values(job.runs.sequence_lengths)
+    if job.measure == "memory":
+        config["rows"] = task.rows_per_epoch
+    if job.measure == "variants":
+        config["variants"] = {
+            variant.id: model_spec.load(model_path(variant.model.value)).digest for variant in job.paper.variants
+        }
+    if job.measure == "ablation":
+        config["techniques"] = list(ablation.techniques(job.engines[0]))
     origin = {
         **provenance.summary(),
         "threads": job.threads,
@@ -262,7 +337,7 @@ def skeleton(job: Job, spec: ModelSpec, task: Task, dataset: Dataset) -> Record:
         "numpy": provenance.versions(["numpy"]).get("numpy", ""),
         "versions": versions,
         "engine_digest": " ".join(digests.values()),
-        "spec_digest": spec.digest,
+        "spec_digest": task.spec.digest,
         "weights_digest": weights.digest(task.initial_weights()),
     }
     deciding = ("cpu_model", "openblas_coretype", "python", "numpy", "versions", "spec_digest", "weights_digest")
@@ -309,6 +384,33 @@ def _run_time(job: Job, task: Task, record: Record, progress: Progress) -> Itera
         record["provenance"]["blas"] = blas(worker)
 
 
+def _run_own(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
+    with start(job.engines[0], job.threads) as worker:
+        yield own.measure(worker, task, progress)
+        record["provenance"]["blas"] = blas(worker)
+
+
+def _run_variants(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
+    tasks = {variant.id: task_of(job, task.work, variant.model.value) for variant in job.paper.variants}
+    for rows in variants.measure(lambda: start(job.engines[0], job.threads), tasks, progress):
+        yield {"variants": rows}
+
+
+def _run_ablation(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
+    dataset, few = task.work.dataset, ablation.rows_needed(task.batch_size)
+    part = dataclasses.replace(
+        dataset,
+        **{name: getattr(dataset, name)[:few] for name in ("x_train", "y_train", "x_test", "y_test")},
+    )
+    rows: list[Record] = []
+    with Workspace(part, task.work.folder) as work, start(job.engines[0], job.threads) as worker:
+        small = dataclasses.replace(task, work=work)
+        for configuration in ablation.configurations(ablation.techniques(job.engines[0])):
+            rows.append(ablation.measure(worker, small, configuration, task.steps_per_epoch, progress))
+            yield {"ablation": rows}
+        record["provenance"]["blas"] = blas(worker)
+
+
 def _run_memory(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
     with start(job.engines[0], job.threads) as worker:
         yield memory.measure_peak(worker, task, progress)
@@ -327,7 +429,7 @@ def _run_race(job: Job, task: Task, record: Record, progress: Progress) -> Itera
             except (TwinGradError, EngineError) as error:
                 entrants[name]["error"] = str(error)
         labels = {name: entrants[name]["label"] for name in workers}
-        rows, failures = race.measure(workers, labels, task, job.rounds, progress)
+        rows, failures = race.measure(workers, labels, task, job.rounds, progress, race_steps(job))
         for name, message in failures.items():
             entrants[name]["error"] = message
         alive = [worker for name, worker in workers.items() if name not in failures]
@@ -350,7 +452,7 @@ def _run_scaling(job: Job, task: Task, record: Record, progress: Progress) -> It
     rows: list[Record] = []
     with start(job.engines[0], job.threads) as worker:
         task.preload(worker)
-        for point in scaling.points(task, runs.batch_sizes.value, runs.sequence_lengths.value):
+        for point in scaling.points(task, _values(runs.batch_sizes), _values(runs.sequence_lengths)):
             rows.append(scaling.measure(worker, point, progress))
             yield {"scaling": rows}
         record["provenance"]["blas"] = blas(worker)
@@ -358,10 +460,18 @@ def _run_scaling(job: Job, task: Task, record: Record, progress: Progress) -> It
 
 RUNNERS: dict[Measure, Callable[[Job, Task, Record, Progress], Iterator[Record]]] = {
     "time": _run_time,
+    "own": _run_own,
+    "variants": _run_variants,
+    "ablation": _run_ablation,
     "memory": _run_memory,
     "race": _run_race,
     "scaling": _run_scaling,
 }
+
+
+def race_steps(job: Job) -> int | None:
+    """The steps of a round, where the paper's file says so."""
+    return job.runs.race_steps.value if job.runs.race_steps else None
 
 
 def start(engine: str, threads: int) -> Worker:
@@ -391,7 +501,7 @@ def described(record: Record) -> str:
         return f"{word}: {record['error'].splitlines()[0]}"
     row = rows([record])[0]
     match record["config"]["measure"]:
-        case "time":
+        case "time" | "own":
             later = row["later_epoch_seconds"] or row["first_epoch_seconds"]
             return f"test accuracy {row['test_accuracy']:.4f}  {duration(later)} per epoch  (in all {took})"
         case "memory":
@@ -400,6 +510,10 @@ def described(record: Record) -> str:
             return f"{size(allocated)} allocated per epoch  peak {size(row['peak_rss_bytes'])}  (in all {took})"
         case "race":
             return f"{record['config']['rounds']} rounds  (in all {took})"
+        case "variants":
+            return f"{len({row['variant'] for row in record['variants']})} variants  (in all {took})"
+        case "ablation":
+            return f"{len(record['ablation'])} configurations  (in all {took})"
         case _:
             return f"{len(record['scaling'])} points  (in all {took})"
 

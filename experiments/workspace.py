@@ -2,25 +2,88 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bridge.errors import TwinGradError
+from bridge.spec import ModelSpec
 from experiments.data.dataset import Dataset
 from experiments.results import ResultsError, explain
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The files of some rows: features (n, ...) and labels (n,)."""
+    """The files of some rows: features (n, ...) and targets (n, ...)."""
 
     x: Path
     y: Path
+
+
+Part = Literal["train", "test"]
+
+MNIST_MEAN, MNIST_DEVIATION = 0.1307, 0.3081
+"""Of MNIST's training pixels between 0 and 1: what "normalised" stands for, as in PyTorch's examples."""
+
+
+class RowsError(TwinGradError):
+    """Rows of a dataset that a network cannot read; names both, expected and found."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form in which a network reads rows: shapes of one sample, types, and the scale of the pixels."""
+
+    sample: tuple[int, ...] | None = None
+    """Shape of one sample; None: as the dataset has it."""
+    x_dtype: str = "float32"
+    target: tuple[int, ...] = ()
+    y_dtype: str = "int64"
+    pixels: str = "0 to 1"
+
+    @classmethod
+    def of(cls, spec: ModelSpec, dtype: str, pixels: str = "0 to 1") -> Form:
+        """What a network with parameters of `dtype` reads and compares with."""
+        ids = spec.input.dtype == "int64"
+        numbers = spec.target.kind == "numbers"
+        return cls(
+            sample=spec.input.sample,
+            x_dtype="int64" if ids else dtype,
+            target=spec.target.shape,
+            y_dtype=dtype if numbers else "int64",
+            pixels=pixels,
+        )
+
+    def features(self, x: NDArray[Any], dataset: Dataset) -> NDArray[Any]:
+        """The rows (n, ...) as (n, *sample)."""
+        if self.pixels == "normalised":
+            x = (x - MNIST_MEAN) / MNIST_DEVIATION
+        return self._shaped(x, self.sample, dataset).astype(self.x_dtype)
+
+    def targets(self, y: NDArray[Any], dataset: Dataset) -> NDArray[Any]:
+        """The labels (n,) as (n, *target)."""
+        return self._shaped(y, self.target, dataset).astype(self.y_dtype)
+
+    def _shaped(self, array: NDArray[Any], shape: tuple[int, ...] | None, dataset: Dataset) -> NDArray[Any]:
+        if shape is None or array.shape[1:] == shape:
+            return array
+        if math.prod(array.shape[1:]) != math.prod(shape):
+            expected = ", ".join(["N", *map(str, shape)])
+            raise RowsError(
+                f"data set {dataset.name}: the model reads ({expected}), found rows of shape {array.shape}; "
+                "change the model's input or the options under [data] in the paper file"
+            )
+        return array.reshape(len(array), *shape)
+
+
+FLAT = Form()
+"""Rows as the dataset has them."""
 
 
 class Workspace:
@@ -32,6 +95,7 @@ class Workspace:
     def __init__(self, dataset: Dataset, parent: Path | None = None) -> None:
         self.dataset = dataset
         self._parent = parent
+        self._rows: dict[tuple[Part, Form, int], Rows] = {}
 
     def __enter__(self) -> Workspace:
         try:
@@ -45,19 +109,21 @@ class Workspace:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    @cached_property
-    def train(self) -> Rows:
-        """The training rows."""
-        return self.rows("train", self.dataset.x_train, self.dataset.y_train)
+    def rows(self, part: Part, form: Form = FLAT, limit: int | None = None) -> Rows:
+        """The training or test rows in the form that a network reads; with a `limit` only so many of the first.
 
-    @cached_property
-    def test(self) -> Rows:
-        """The test rows."""
-        return self.rows("test", self.dataset.x_test, self.dataset.y_test)
-
-    def rows(self, name: str, x: NDArray, y: NDArray) -> Rows:
-        """Write rows under a name."""
-        return Rows(self._save(f"{name}-x.npy", x), self._save(f"{name}-y.npy", y))
+        Raises RowsError when the rows cannot have this form.
+        """
+        x, y = (getattr(self.dataset, f"{name}_{part}")[:limit] for name in ("x", "y"))
+        known = self._rows.get((part, form, len(y)))
+        if known is None:
+            name = f"{part}-{len(self._rows)}"
+            known = Rows(
+                self._save(f"{name}-x.npy", form.features(x, self.dataset)),
+                self._save(f"{name}-y.npy", form.targets(y, self.dataset)),
+            )
+            self._rows[part, form, len(y)] = known
+        return known
 
     def order(self, seed: int, epoch: int, length: int | None = None) -> Path:
         """The order of the training rows in an epoch (from 1): int64, a permutation drawn from (seed, epoch).
@@ -73,7 +139,7 @@ class Workspace:
         parts = [generator.permutation(n) for _ in range(-(-length // n))]
         return self._save(path.name, np.concatenate(parts)[:length].astype(np.int64))
 
-    def _save(self, name: str, array: NDArray) -> Path:
+    def _save(self, name: str, array: NDArray[Any]) -> Path:
         path = self.folder / name
         try:
             np.save(path, np.ascontiguousarray(array), allow_pickle=False)

@@ -1,1 +1,1 @@
-"""What is measured, one module each: time, memory, race (engines alternating) and scaling."""
+"""What is measured, one module each: time, own, variants, memory, race (engines alternating), scaling and ablation."""

@@ -2,8 +2,9 @@
 
 Bytes allocated are all that `malloc`, `mmap` and their kin handed out during an epoch, given back or not, as
 memray records it inside the worker, or for Julia what its own counters say (memray can't see into its heap);
-`build` counts to the first epoch, imports and data to none. The peak is the kernel's VmHWM, reset after imports
-and data and before `build`; it is taken in a run of its own, since memray needs memory itself.
+`build` counts to the first epoch, imports and data to none. Where a paper's file says so, an epoch is only a part of
+the rows, and what it allocates is scaled up to all of them. The peak is the kernel's VmHWM, reset after imports and
+data and before `build`; it is taken in a run of its own, since memray needs memory itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
     epochs: list[dict[str, Any]] = []
     build_seconds = 0.0
     for epoch in range(1, task.epochs + 1):
-        order = task.work.order(task.seed, epoch)
+        order = task.order(epoch)
         capture = task.work.folder / f"memray-{worker.pid}-{epoch}.bin"
         worker.start_memray(capture)
         if epoch == 1:
@@ -35,7 +36,7 @@ def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
         epochs.append({"epoch": epoch, "bytes_allocated": allocated, "allocations": allocations})
         watcher.step()
     startup = {"import_seconds": worker.import_seconds, "build_seconds": build_seconds}
-    return {"startup": startup, "epochs": epochs}
+    return {"startup": startup, "epochs": whole_epochs(epochs, task)}
 
 
 def _measure_counted(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
@@ -45,13 +46,32 @@ def _measure_counted(worker: Worker, task: Task, watcher: Watcher) -> dict[str, 
     build_seconds = task.build(worker)
     before = (0, 0)
     for epoch in range(1, task.epochs + 1):
-        task.train(worker, task.work.order(task.seed, epoch))
+        task.train(worker, task.order(epoch))
         now = worker.allocated()
         epochs.append({"epoch": epoch, "bytes_allocated": now[0] - before[0], "allocations": now[1] - before[1]})
         before = now
         watcher.step()
     startup = {"import_seconds": worker.import_seconds, "build_seconds": build_seconds}
-    return {"startup": startup, "epochs": epochs}
+    return {"startup": startup, "epochs": whole_epochs(epochs, task)}
+
+
+def whole_epochs(epochs: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
+    """What epochs of all rows would allocate, from epochs of the first `rows_per_epoch` of them.
+
+    A step allocates what every other step does, but for what the first ones compile: the first epoch gets the rest of
+    its steps from those that follow.
+    """
+    rows = len(task.work.dataset.y_train)
+    scale = rows / (task.rows_per_epoch or rows)
+    later = epochs[1:]
+    if scale == 1 or not later:
+        return epochs
+    whole = [dict(epoch) for epoch in epochs]
+    for name in ("bytes_allocated", "allocations"):
+        mean = sum(epoch[name] for epoch in later) / len(later)
+        for epoch in whole:
+            epoch[name] = round(epoch[name] + (scale - 1) * (mean if epoch is whole[0] else epoch[name]))
+    return whole
 
 
 def measure_peak(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
@@ -60,7 +80,7 @@ def measure_peak(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]
     worker.reset_peak()
     task.build(worker)
     for epoch in range(1, task.epochs + 1):
-        task.train(worker, task.work.order(task.seed, epoch))
+        task.train(worker, task.order(epoch))
         watcher.step()
     return {"peak_rss_bytes": worker.peak_rss()}
 

@@ -1,8 +1,8 @@
 """A race: engines train alternately, so that whatever the machine does meets all of them, and steps are compared.
 
-Each engine keeps one process; those that wait are stopped. In a round every engine trains one epoch, in an
-order that rotates from round to round; the first round warms up and does not count. Ratios are taken within
-a round.
+Each engine keeps one process; those that wait are stopped. In a round every engine trains one epoch, or as many steps
+as the paper's file says, in an order that rotates from round to round; the first round warms up and does not count.
+Ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ BASE = "torch"
 """The engine that the others are compared with, where it takes part."""
 
 
-def chunk(rows: int, batch_size: int) -> tuple[int, int]:
-    """How many rows and steps a chunk has: one epoch, or as many as make `STEPS` steps."""
+def chunk(rows: int, batch_size: int, steps: int | None = None) -> tuple[int, int]:
+    """How many rows and steps a chunk has: `steps`, or else one epoch, or as many rows as make `STEPS` steps."""
+    if steps is not None:
+        return steps * batch_size, steps
     per_epoch = -(-rows // batch_size)
     if per_epoch >= STEPS:
         return rows, per_epoch
@@ -39,13 +41,18 @@ def rotated(names: Sequence[str], turn: int) -> list[str]:
 
 
 def measure(
-    workers: Mapping[str, Worker], labels: Mapping[str, str], task: Task, rounds: int, watcher: Watcher
+    workers: Mapping[str, Worker],
+    labels: Mapping[str, str],
+    task: Task,
+    rounds: int,
+    watcher: Watcher,
+    steps: int | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Race workers: microseconds per step by round and engine, and why engines that fell out did.
 
     An engine that fails is out of the race with all its rounds; the others go on.
     """
-    length, steps = chunk(len(task.work.dataset.y_train), task.batch_size)
+    length, steps = chunk(len(task.work.dataset.y_train), task.batch_size, steps)
     rows: list[dict[str, Any]] = []
     failures: dict[str, str] = {}
     for name, worker in workers.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from bridge.errors import TwinGradError
 from bridge.spec import ModelSpec
 from bridge.weights import Params
 from bridge.worker import Worker
-from experiments.workspace import Rows, Workspace
+from experiments.workspace import Form, Rows, Workspace
 
 
 class RunError(TwinGradError):
@@ -42,19 +43,74 @@ class Task:
     epochs: int
     seed: int
     work: Workspace
+    pretrained: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that start from an array of the dataset: parameter name -> name there."""
+    pixels: str = "0 to 1"
+    known_rows: int | None = None
+    """On how many training rows accuracy and loss are evaluated; None: on all."""
+    rows_per_epoch: int | None = None
+    """How many training rows an epoch has; None: all."""
+    techniques: Mapping[str, bool] | None = None
+    """Switches of the engine's techniques; None: as the engine has them."""
+
+    @property
+    def train_rows(self) -> Rows:
+        """The training rows."""
+        return self.work.rows("train", self._form)
+
+    @property
+    def test_rows(self) -> Rows:
+        """The test rows."""
+        return self.work.rows("test", self._form)
+
+    @property
+    def evaluated_rows(self) -> Rows:
+        """The training rows that are evaluated."""
+        return self.work.rows("train", self._form, self.known_rows)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Mini-batches in an epoch, the last one partial or not."""
+        return -(-len(self.work.dataset.y_train) // self.batch_size)
+
+    def order(self, epoch: int) -> Path:
+        """The order of the rows in an epoch, from 1."""
+        return self.work.order(self.seed, epoch, self.rows_per_epoch)
+
+    @property
+    def _form(self) -> Form:
+        return Form.of(self.spec, self.dtype, self.pixels)
 
     def initial_weights(self) -> Params:
         """The weights that every engine starts from."""
-        return weights.initialise(self.spec, self.seed, self.dtype)
+        return self.with_pretrained(weights.initialise(self.spec, self.seed, self.dtype))
 
-    def build(self, worker: Worker) -> float:
+    def with_pretrained(self, params: Params) -> Params:
+        """The weights with those that come with the dataset put in their place; RunError where they do not fit."""
+        found = dict(params)
+        for name, source in self.pretrained.items():
+            given = (self.work.dataset.pretrained or {}).get(source)
+            if given is None:
+                raise RunError(
+                    f"pretrained.{name}: data set {self.work.dataset.name} has no {source!r}; "
+                    f"it has {', '.join(self.work.dataset.pretrained or {}) or 'none'}"
+                )
+            if name not in found or found[name].shape != given.shape:
+                expected = f"shape {found[name].shape}" if name in found else f"one of {', '.join(found)}"
+                raise RunError(f"pretrained.{name}: expected {expected}, found {source!r} of shape {given.shape}")
+            found[name] = np.ascontiguousarray(given, dtype=self.dtype)
+        return found
+
+    def build(self, worker: Worker, params: Params | None = None) -> float:
         """Build the network in a worker; the seconds that took."""
-        worker.build(self.spec, self.initial_weights(), self.optimizer, self.batch_size, self.dtype)
+        params = self.initial_weights() if params is None else params
+        switches = {} if self.techniques is None else {"techniques": dict(self.techniques)}
+        worker.build(self.spec, params, self.optimizer, self.batch_size, self.dtype, **switches)
         return worker.build_seconds
 
     def train(self, worker: Worker, order: Path) -> tuple[NDArray[np.float64], float]:
         """Train on the rows of an order: the losses of the steps, and the seconds that took."""
-        losses = worker.train_epoch(self.work.train.x, self.work.train.y, order)
+        losses = worker.train_epoch(self.train_rows.x, self.train_rows.y, order)
         return losses, worker.seconds
 
     def evaluate(self, worker: Worker, rows: Rows) -> tuple[Evaluation, float]:
@@ -63,5 +119,5 @@ class Task:
 
     def preload(self, worker: Worker) -> None:
         """Have the data in the worker's memory, so that reading it counts for nothing that follows."""
-        for rows in (self.work.train, self.work.test):
+        for rows in dict.fromkeys((self.train_rows, self.test_rows, self.evaluated_rows)):
             worker.preload(rows.x, rows.y)

@@ -2,14 +2,15 @@
 
 Import and start-up are told apart, `build` too (the tidy files add it to the first epoch, as the studies do,
 since that is where their compilers work). The time of an epoch is that of `train_epoch` alone; the time with
-evaluation adds that of the test rows, as some studies count it. Accuracy on the training rows is evaluated
-after the epoch and not timed.
+evaluation adds that of the test rows, as some studies count it. Accuracy on the training rows, or on the part of
+them that the paper's file names, is evaluated after the epoch and not timed.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from bridge.weights import Params
 from bridge.worker import Worker
 from experiments.measure.task import Task, Watcher
 
@@ -17,18 +18,18 @@ STEP_LOSSES = 100
 """How many losses from the first step on are recorded: what shows whether engines agree."""
 
 
-def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
-    """Train in a fresh worker; the parts `startup`, `epochs` and `step_losses` of a record."""
+def measure(worker: Worker, task: Task, watcher: Watcher, params: Params | None = None) -> dict[str, Any]:
+    """Train in a fresh worker, from `params` if given; the parts `startup`, `epochs` and `step_losses` of a record."""
     task.preload(worker)
-    build_seconds = task.build(worker)
+    build_seconds = task.build(worker, params)
     epochs: list[dict[str, Any]] = []
     step_losses: list[float] = []
     for epoch in range(1, task.epochs + 1):
-        losses, seconds = task.train(worker, task.work.order(task.seed, epoch))
+        losses, seconds = task.train(worker, task.order(epoch))
         if epoch == 1:
             step_losses = [float(loss) for loss in losses[:STEP_LOSSES]]
-        tested, test_seconds = task.evaluate(worker, task.work.test)
-        known, _ = task.evaluate(worker, task.work.train)
+        tested, test_seconds = task.evaluate(worker, task.test_rows)
+        known, _ = task.evaluate(worker, task.evaluated_rows)
         epochs.append(
             {
                 "epoch": epoch,

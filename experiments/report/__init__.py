@@ -101,7 +101,8 @@ def _papers(tidy: Tidy, names: Sequence[str] | None, results_dir: Path) -> list[
     if names is not None:
         return [config.load_paper(name) for name in names]
     found = {*tidy.runs["paper"], *tidy.race["paper"], *tidy.scaling["paper"]}
-    chosen = [config.load_paper(key) for key in config.papers() if key in found]
+    known = [config.load_paper(key) for key in config.papers()]
+    chosen = [paper for paper in known if (paper.runs_of_paper or paper.key) in found]
     if not chosen:
         raise ReportError(f"no results of any paper in {results_dir}: start with `twingrad run`")
     return chosen

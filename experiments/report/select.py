@@ -17,20 +17,26 @@ import pandas as pd
 
 from bridge import engine as engines
 from bridge.errors import TwinGradError
-from experiments.config import Paper
+from experiments.config import PROFILES, Paper, Runs
 from experiments.data import SAMPLE_LABEL
 from experiments.results import Tidy
 
 MEASURE_NAMES = {
     "time": "time and accuracy",
+    "own": "accuracy from its own initialisation",
+    "variants": "variants of the network",
     "memory": "bytes allocated and peak memory",
     "race": "race",
     "scaling": "scaling",
+    "ablation": "ablation",
 }
 """The measures in words."""
 
-TRAINED = ("time", "memory")
-"""The measures that train one engine per run; a race has many engines in one run."""
+TRAINED = ("time", "memory", "own")
+"""The measures that train one engine per run, with its epochs in a file of all; a race has many engines in one run."""
+
+FRAMES = ("race", "scaling", "ablation", "variants")
+"""The measures with a tidy file of their own."""
 
 
 class ReportError(TwinGradError):
@@ -53,6 +59,8 @@ class View:
     steps: pd.DataFrame
     race: pd.DataFrame
     scaling: pd.DataFrame
+    ablation: pd.DataFrame
+    variants: pd.DataFrame
     left_out: int = 0
     outdated: frozenset[tuple[str, str]] = frozenset()
     """(engine, measure) whose runs were made with an older source of the engine."""
@@ -68,12 +76,12 @@ class View:
         """The engines of the paper's file in its order, then any others that were run."""
         names = self.paper.engine_names()
         trained = self.runs[self.runs["measure"].isin(TRAINED)]
-        found = [*trained["engine"], *self.race["engine"], *self.scaling["engine"]]
+        found = [*trained["engine"], *(engine for name in FRAMES for engine in getattr(self, name)["engine"])]
         return names + sorted(set(found) - set(names))
 
     def label(self, engine: str) -> str:
         """The engine's name as its adapter gives it, or its registry name when it never ran."""
-        for frame in (self.runs, self.race, self.scaling):
+        for frame in (self.runs, *(getattr(self, name) for name in FRAMES)):
             labels = frame.loc[frame["engine"] == engine, "label"].dropna()
             if len(labels):
                 return str(labels.iloc[-1])
@@ -92,19 +100,23 @@ class View:
     def machine(self, measures: Iterable[str] = TRAINED) -> str:
         """The CPU model of the finished runs of these measures ("" when there are none)."""
         names = [self.ok(measure)["cpu_model"] for measure in measures if measure in TRAINED]
-        names += [getattr(self, measure)["cpu_model"] for measure in measures if measure in ("race", "scaling")]
+        names += [getattr(self, measure)["cpu_model"] for measure in measures if measure in FRAMES]
         return one_machine(pd.concat(names), f"the runs of {self.paper.key}") if names else ""
 
     def planned(self, engine: str, measure: str) -> int:
         """How many seeds the paper's file plans for an engine and a measure in the reported profile."""
-        if engine not in self.paper.engine_names():
+        runs = self.planned_runs()
+        few = runs.engines.value if runs.engines else self.paper.engine_names()
+        among = runs.engines_of(measure)
+        if engine not in few or measure not in runs.measures.value or (among is not None and engine not in among):
             return 0
-        runs = self.paper.runs_of("quick" if self.profile == "quick" else "full")
-        if measure not in runs.measures.value:
+        if measure == "own" and engine not in self.paper.own:
             return 0
-        if measure == "scaling":
-            return int(engine in runs.scaling_engines.value)
-        return 1 if measure == "race" else runs.seed_count(engine, measure)
+        return 1 if measure in ("race", "scaling", "ablation") else runs.seed_count(engine, measure)
+
+    def planned_runs(self) -> Runs:
+        """What the paper's file plans in the reported profile; the full one when nothing was run."""
+        return self.paper.runs_of(self.profile if self.profile in PROFILES else "full")  # type: ignore[arg-type]
 
     def why_missing(self, engine: str, measure: str) -> str | None:
         """Why an engine has no row, or fewer seeds than planned; None when nothing is missing."""
@@ -116,8 +128,10 @@ class View:
             runs = runs[runs["engine"] == engine]
             failed = runs[runs["status"] != "ok"]
         wanted = self.planned(engine, measure)
-        if measure in ("race", "scaling"):
-            done = int((getattr(self, measure)["engine"] == engine).any())
+        if measure in FRAMES:
+            frame = getattr(self, measure)
+            rows = frame[frame["engine"] == engine]
+            done = rows["seed"].nunique() if measure == "variants" else int(len(rows) > 0)
         else:
             done = len(runs) - len(failed)
         if done >= wanted and (done or not len(failed)):
@@ -133,10 +147,10 @@ class View:
 def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     """Choose the rows of `paper` that may stand together."""
     runs = _of(tidy.runs, paper)
-    race, scaling = _of(tidy.race, paper), _of(tidy.scaling, paper)
+    race, scaling, ablation, variants = (_of(getattr(tidy, name), paper) for name in FRAMES)
     trained = runs[runs["measure"].isin(TRAINED)]
     # A race started by hand does not change which profile is reported, so trainings come first.
-    newest = next((_newest(frame) for frame in (trained, runs, race, scaling) if len(frame)), None)
+    newest = next((_newest(frame) for frame in (trained, runs, race, scaling, ablation, variants) if len(frame)), None)
     data_source = str(newest["data_source"]) if newest is not None else None
     profile = str(newest["profile"]) if newest is not None and "profile" in newest else None
     kept = trained
@@ -150,7 +164,10 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     comparable = kept
     kept = _newest_state(kept)
     others = runs[~runs["measure"].isin(TRAINED) & (runs["data_source"] == data_source)]
-    race, scaling = (frame[frame["data_source"] == data_source] for frame in (race, scaling))
+    race, scaling, ablation, variants = (
+        frame[frame["data_source"] == data_source] for frame in (race, scaling, ablation, variants)
+    )
+    ablation, variants = (frame[frame["profile"] == profile] for frame in (ablation, variants))
     return View(
         paper=paper,
         data_source=data_source,
@@ -160,6 +177,8 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
         steps=_with_keys(_of(tidy.steps, paper), kept),
         race=_one_race(race, others[others["measure"] == "race"]),
         scaling=_newest_of_each(scaling),
+        ablation=_newest_of_each(ablation),
+        variants=_newest_variants(variants),
         left_out=len(trained) - len(kept),
         outdated=_pairs(comparable) - _pairs(kept),
         data_dir=data_dir,
@@ -179,7 +198,7 @@ def one_machine(cpu_models: Iterable[Any], what: str) -> str:
 
 
 def _of(frame: pd.DataFrame, paper: Paper) -> pd.DataFrame:
-    return frame[frame["paper"] == paper.key]
+    return frame[frame["paper"] == (paper.runs_of_paper or paper.key)]
 
 
 def _with_keys(frame: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -224,9 +243,18 @@ def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["key"].isin(chosen)].sort_values(["threads", "round"], kind="stable")
 
 
-def _newest_of_each(scaling: pd.DataFrame) -> pd.DataFrame:
-    """Of each engine the newest scaling run, whole: points of two runs do not make one line."""
-    if not len(scaling):
-        return scaling
-    newest = scaling.groupby("engine")["created"].transform("max")
-    return scaling[scaling["created"] == newest]
+def _newest_of_each(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each engine the newest run, whole: points of two runs do not make one line."""
+    if not len(rows):
+        return rows
+    newest = rows.groupby("engine")["created"].transform("max")
+    return rows[rows["created"] == newest]
+
+
+def _newest_variants(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each engine the runs of its newest source, and of each seed the newest one."""
+    if not len(rows):
+        return rows
+    rows = rows.sort_values("created", kind="stable")
+    rows = rows[rows["engine_digest"] == rows.groupby("engine")["engine_digest"].transform("last")]
+    return rows[rows["key"] == rows.groupby(["engine", "seed"])["key"].transform("last")]

@@ -70,7 +70,7 @@ def settings(view: View) -> Table:
         {"setting": name, "value": _setting(item.value), "source": item.source, "note": item.note}
         for name, item in paper.settings()
     ]
-    runs = paper.runs_of("quick" if view.profile == "quick" else "full")
+    runs = view.planned_runs()
     for name in ("seeds", "race_rounds"):
         item = getattr(runs, name)
         rows.append(

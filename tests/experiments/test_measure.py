@@ -249,6 +249,6 @@ def test_a_long_order_goes_through_the_rows_several_times(task: Task) -> None:
 
 def test_a_workspace_is_removed_whatever_happens(task: Task, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), Workspace(task.work.dataset, tmp_path / "work") as work:
-        assert np.load(work.train.x).shape == (250, 784)
+        assert np.load(work.rows("train").x).shape == (250, 784)
         raise ZeroDivisionError
     assert list((tmp_path / "work").iterdir()) == []

@@ -41,8 +41,12 @@ class FakeWorker:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def build(self, _spec: Any, params: dict[str, np.ndarray], *_: Any) -> None:
-        self.params, self.epoch = params, 0
+    def build(self, spec: Any, params: dict[str, np.ndarray], *_: Any, **options: Any) -> None:
+        self.spec, self.params, self.epoch, self.options = spec, params, 0, options
+
+    def own_parameters(self, spec: Any, seed: int, dtype: str) -> dict[str, np.ndarray]:
+        generator = np.random.default_rng([99, seed])
+        return {name: generator.random(item.shape, dtype) for name, item in spec.parameters().items()}
 
     def train_epoch(self, _x: Path, _y: Path, order: Path) -> np.ndarray:
         self.epoch += 1
@@ -158,7 +162,7 @@ def test_on_one_core_everything_runs_with_one_thread(paper: Paper, monkeypatch: 
 
 
 def test_unknown_measures_and_engines_are_refused(paper: Paper) -> None:
-    with pytest.raises(ConfigError, match="no measure 'speed'; measures: time, memory, race, scaling"):
+    with pytest.raises(ConfigError, match="no measure 'speed'; measures: time, own, variants, memory, race, scaling, abl"):
         run.plan(paper, measures=["time", "speed"])
     with pytest.raises(EngineUnavailableError, match="did you mean 'torch'"):
         run.plan(paper, engine_names=["troch"])

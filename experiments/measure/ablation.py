@@ -1,0 +1,122 @@
+"""What each technique of an engine brings: all of them on, each one off, each one alone, and none.
+
+The engine is built again with other switches, in one process, on the first rows of the data. Some configurations are
+a hundred times slower than others, so that the number of steps follows from what a step takes. Bytes allocated come
+from steps of their own, and are scaled up to those of an epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bridge.worker import Worker
+from experiments.measure.memory import read_capture
+from experiments.measure.task import RunError, Task, Watcher
+
+REPEATS = 3
+CHUNK_SECONDS = 0.2
+"""What a timed chunk of steps is to take, within the limits below."""
+STEPS_LEAST, STEPS_MOST = 2, 200
+STEPS_COUNTED = 5
+"""Steps whose allocations are counted."""
+
+ROWS = 2_000
+"""Rows that the steps go through, or ten batches where those are more: all in memory, in both types."""
+
+FLOAT32 = "float32"
+"""The technique that is no switch of the engine but the type of everything; off: float64."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Which techniques are on. `kind` is "all", "without" (all but one), "alone" (only one) or "none"."""
+
+    kind: str
+    technique: str
+    switches: dict[str, bool]
+    dtype: str
+
+
+def rows_needed(batch_size: int) -> int:
+    """How many rows the steps go through."""
+    return max(ROWS, 10 * batch_size)
+
+
+def techniques(engine: str) -> tuple[str, ...]:
+    """The switches of an engine, by the names that it gives them; RunError for an engine that has none."""
+    if engine == "numpy":
+        from py_engine.ad.techniques import Techniques
+
+        return tuple(item.name for item in dataclasses.fields(Techniques))
+    if engine == "julia":
+        from bridge.julia import environment
+
+        source = Path(environment.ENGINE, "src", "ad", "techniques.jl").read_text(encoding="utf-8")
+        return tuple(re.findall(r"^    (\w+)::Bool$", source, re.MULTILINE))
+    raise RunError(f"engine {engine} has no switches for its techniques: an ablation is for numpy and julia")
+
+
+def configurations(names: tuple[str, ...]) -> Iterator[Configuration]:
+    """All techniques, then all but each one, then each one alone, then none."""
+
+    def only(on: set[str]) -> tuple[dict[str, bool], str]:
+        return {name: name in on for name in names}, "float32" if FLOAT32 in on else "float64"
+
+    every = {*names, FLOAT32}
+    yield Configuration("all", "", {}, "float32")
+    for name in (*names, FLOAT32):
+        # The others stay as the engine has them: a switch may have more positions than on and off.
+        switches = {} if name == FLOAT32 else {name: False}
+        yield Configuration("without", name, switches, only(every - {name})[1])
+    for name in (*names, FLOAT32):
+        yield Configuration("alone", name, *only({name}))
+    yield Configuration("none", "", *only(set()))
+
+
+def measure(
+    worker: Worker, task: Task, configuration: Configuration, steps_per_epoch: int, watcher: Watcher
+) -> dict[str, Any]:
+    """Measure one configuration in a worker; a row of the part `ablation` of a record."""
+    task = replace(task, techniques=configuration.switches, dtype=configuration.dtype)
+    task.build(worker)
+    for _ in range(2):  # the first chunk compiles, the second says how long a step takes
+        seconds = _chunk(worker, task, STEPS_LEAST)
+    steps = max(STEPS_LEAST, min(STEPS_MOST, round(CHUNK_SECONDS / max(seconds, 1e-7))))
+    timed = statistics.median(_chunk(worker, task, steps) for _ in range(REPEATS))
+    counted = _allocated(worker, task) / STEPS_COUNTED
+    watcher.step()
+    return {
+        "configuration": configuration.kind,
+        "technique": configuration.technique,
+        "microseconds_per_step": timed * 1e6,
+        "bytes_per_epoch": counted * steps_per_epoch,
+        "steps": steps,
+    }
+
+
+def _chunk(worker: Worker, task: Task, steps: int) -> float:
+    """Train some steps: the seconds of one."""
+    order = task.work.order(task.seed, 1, steps * task.batch_size)
+    return task.train(worker, order)[1] / steps
+
+
+def _allocated(worker: Worker, task: Task) -> int:
+    """Bytes allocated in STEPS_COUNTED steps."""
+    order = task.work.order(task.seed, 1, STEPS_COUNTED * task.batch_size)
+    if worker.engine.counts_itself:
+        before = worker.allocated()[0]
+        task.train(worker, order)
+        return worker.allocated()[0] - before
+    capture = task.work.folder / f"memray-{worker.pid}.bin"
+    worker.start_memray(capture)
+    task.train(worker, order)
+    worker.stop_memray()
+    total, _ = read_capture(capture)
+    capture.unlink()
+    return total

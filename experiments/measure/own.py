@@ -1,0 +1,22 @@
+"""Accuracy from each engine's own initialisation, as the studies compared: no weights are shared.
+
+The initial weights come from the framework's own default initialisers, in the layout of the spec; parameters that the
+study took from elsewhere (pretrained word vectors) start from there all the same. What else an engine does in its
+own way (optimizer, batch size, scale of the pixels) is said by the paper's file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.worker import Worker
+from experiments.measure import time as timing
+from experiments.measure.task import Task, Watcher
+
+
+def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
+    """Train in a fresh worker from the engine's own weights; the parts of a record that `time.measure` gives."""
+    params = task.with_pretrained(worker.own_parameters(task.spec, task.seed, task.dtype))
+    found = timing.measure(worker, task, watcher, params)
+    del found["step_losses"]  # from other weights than anybody else's: nothing to compare them with
+    return found
