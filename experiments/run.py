@@ -227,6 +227,8 @@ class Sweep:
             dataset = data.load(paper.dataset, self.data_dir, progress=self.download, **paper.loader_options())
             if dataset.notice:
                 progress.note(dataset.notice)
+            for note in dataset.notes:
+                progress.note(note)
             self._datasets[key] = dataset
         return self._datasets[key]
 

@@ -14,20 +14,21 @@ The order of search, for every dataset:
 Data that is present but wrong (truncated, corrupt, altered, incomplete) is a `DataError` that names the file;
 it is never passed over for the next place in the list.
 
-A new dataset is one module here with `load(data_dir, allow_download, progress) -> Dataset`, and one line in
-`LOADERS`.
+A new dataset is one module here with `load(data_dir, allow_download, progress, **options) -> Dataset`, a table
+`OPTIONS` of its options and what they are when not given, and one line in `LOADERS`.
 """
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 from experiments.data.dataset import SAMPLE_LABEL, DataError, Dataset, IncompleteError, Progress
 
 __all__ = ["LOADERS", "SAMPLE_LABEL", "DataError", "Dataset", "IncompleteError", "Progress", "load"]
 
-LOADERS = {"mnist": "experiments.data.mnist"}
+LOADERS = {"imdb": "experiments.data.imdb", "mnist": "experiments.data.mnist"}
 """Dataset name -> the module whose `load` reads it."""
 
 
@@ -36,15 +37,20 @@ def load(
     data_dir: str | Path | None = None,
     allow_download: bool = True,
     progress: Progress | None = None,
+    **options: Any,
 ) -> Dataset:
     """The dataset called `name` (see `LOADERS`), from the first place that has it.
 
-    `progress(file, bytes so far, bytes in all)` is called during a download. Raises `DataError` for an
-    unknown name, a folder that isn't there, an explicit `data_dir` without the dataset, and files that are
-    present but wrong.
+    `progress(file, bytes so far, bytes in all)` is called during a download. `options` are the dataset's own
+    (its module's `OPTIONS`). Raises `DataError` for an unknown name or option, a folder that isn't there, an
+    explicit `data_dir` without the dataset, and files that are present but wrong.
     """
     if name not in LOADERS:
         raise DataError(f"no dataset is called {name!r}; known datasets: {', '.join(sorted(LOADERS))}")
     loader = importlib.import_module(LOADERS[name])
-    dataset: Dataset = loader.load(data_dir=data_dir, allow_download=allow_download, progress=progress)
+    unknown = sorted(set(options) - set(loader.OPTIONS))
+    if unknown:
+        known = f"its options: {', '.join(loader.OPTIONS)}" if loader.OPTIONS else "it has no options"
+        raise DataError(f"{name} has no option {unknown[0]!r}; {known}")
+    dataset: Dataset = loader.load(data_dir=data_dir, allow_download=allow_download, progress=progress, **options)
     return dataset

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +32,8 @@ class Dataset:
     """Training and test rows, with where they came from.
 
     For image datasets `x_train` and `x_test` are float32 in [0, 1], C-contiguous, one flattened image per row
-    (n, features); `y_train` and `y_test` are int64 class numbers (n,).
+    (n, features). For text datasets they are int64 row numbers of the `vocabulary`, one text per row
+    (n, length), see `experiments.data.text`. `y_train` and `y_test` are int64 class numbers (n,).
     """
 
     name: str
@@ -46,10 +47,23 @@ class Dataset:
     origin: str
     """Where the rows came from, in words: a folder, or the embedded sample."""
     notice: str | None = None
-    """None for real data; for a sample, the sentence that every output prints."""
+    """None for real data; for a sample, the sentence that every output prints. It is a sample where any part is."""
+    vocabulary: tuple[str, ...] | None = None
+    """For text: the word of each row number. Row 0 is padding, row 1 stands for every other word."""
+    pretrained: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Weights that come with the data, by name: "glove" is (rows of the vocabulary asked for, dimension)."""
+    examples: tuple[str, ...] = ()
+    """For text: the first training rows as they were written."""
+    notes: tuple[str, ...] = ()
+    """What else a user should know of how the data was read; nothing that changes what it is."""
 
 
 def combined_digest(parts: Iterable[tuple[str, str]]) -> str:
     """One sha256 (hex) for a dataset, from its parts' (name, sha256 hex) in a fixed order."""
     lines = "".join(f"{name} {sha256}\n" for name, sha256 in parts)
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def array_digest(array: NDArray[Any]) -> str:
+    """The sha256 (hex) of an array's values as they lie in memory, in C order."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

@@ -14,9 +14,10 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ from experiments.data import idx, sample
 from experiments.data.dataset import DataError, Dataset, IncompleteError, Progress, combined_digest
 from experiments.data.fetch import RemoteFile
 from experiments.data.search import search
+
+OPTIONS: Mapping[str, Any] = {}
+"""It has no options: there is one MNIST."""
 
 CLASSES = 10
 SUBFOLDERS = ("", "mnist", "MNIST/raw")  # the last one is where torchvision puts the files
@@ -119,14 +123,14 @@ def load(
         allow_download=allow_download,
         progress=progress,
     )
-    if place.folder is None:
+    if place.found is None:
         return sample.digits("mnist", instead_of="MNIST", reason=place.reason)
     remedy = (
         "Delete it and run again: it will be downloaded anew."
         if place.cached
         else "Put the original file in its place, or name another folder with --data-dir or TWINGRAD_DATA."
     )
-    x_train, y_train, x_test, y_test = (read(_path_of(place.folder, file), file, remedy) for file in files)
+    x_train, y_train, x_test, y_test = (read(_path_of(place.found, file), file, remedy) for file in files)
     return Dataset(
         name="mnist",
         source="real",
@@ -135,7 +139,7 @@ def load(
         x_test=_scaled(x_test),
         y_test=y_test.astype(np.int64),
         digest=combined_digest((file.name, file.sha256) for file in files),
-        origin=str(place.folder),
+        origin=str(place.found),
     )
 
 

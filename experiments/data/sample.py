@@ -6,12 +6,10 @@ and every output that shows them carries `Dataset.notice` or `SAMPLE_LABEL`.
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.data.dataset import SAMPLE_LABEL, DataError, Dataset, combined_digest
+from experiments.data.dataset import SAMPLE_LABEL, DataError, Dataset, array_digest, combined_digest
 
 SIDE = 28
 TRAIN_ROWS = 1500
@@ -46,7 +44,7 @@ def digits(name: str, instead_of: str, reason: str) -> Dataset:
         name=name,
         source="sample",
         **arrays,
-        digest=combined_digest((key, hashlib.sha256(array).hexdigest()) for key, array in arrays.items()),
+        digest=combined_digest((key, array_digest(array)) for key, array in arrays.items()),
         origin=f"{SAMPLE_LABEL}: scikit-learn's 8 x 8 digits scaled to {SIDE} x {SIDE}",
         notice=(
             f"{SAMPLE_LABEL[0].upper()}{SAMPLE_LABEL[1:]}, not {instead_of}: {len(train):,} training and "

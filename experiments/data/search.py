@@ -13,16 +13,16 @@ from experiments.data.dataset import DataError, IncompleteError, Progress
 DATA_VARIABLE = "TWINGRAD_DATA"
 
 Finder = Callable[[Path], Path | None]
-"""Given a folder, the one in it that holds the whole dataset, or None; `IncompleteError` for a part of it."""
+"""Given a folder, the folder or file in it that holds the whole dataset, or None; `IncompleteError` for a part."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a dataset was found: a folder, or None with the reasons why there is none."""
+    """Where a dataset was found: a folder or a file, or None with the reasons why there is none."""
 
-    folder: Path | None
+    found: Path | None
     cached: bool = False
-    """Whether `folder` is the user cache, whose files we put there ourselves."""
+    """Whether that is in the user cache, whose files we put there ourselves."""
     reason: str = ""
 
 
@@ -35,10 +35,12 @@ def search(
     data_dir: str | Path | None = None,
     allow_download: bool = True,
     progress: Progress | None = None,
+    expected: str = "",
 ) -> Place:
     """The first place that holds `dataset` (its folder name; `title` is its name in messages).
 
-    `files` and `mirrors` say what a download would fetch, and from which base URLs. Raises `DataError` where
+    `files` and `mirrors` say what a download would fetch, and from which base URLs; `expected` names what
+    `find` looks for, where that is more than these files. Raises `DataError` where
     the user pointed at something that isn't there or isn't whole.
     """
     if data_dir is not None:
@@ -46,7 +48,7 @@ def search(
         found = find(folder)
         if found is None:
             raise DataError(
-                f"the data folder {folder} holds no {title}: expected {_names(files)} in it or in "
+                f"the data folder {folder} holds no {title}: expected {expected or _names(files)} in it or in "
                 f"{folder / dataset}; copy them there, or leave the data folder out to have them downloaded"
             )
         return Place(found)
