@@ -12,6 +12,7 @@ using ..AD: Constant, Graph, Tape, Techniques, Tensor, Variable, stack
 
 include("network/initialisers.jl")
 include("network/layers.jl")
+include("network/convolution.jl")
 include("network/parameters.jl")
 include("network/chain.jl")
 include("network/losses.jl")

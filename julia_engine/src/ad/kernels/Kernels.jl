@@ -21,5 +21,7 @@ include("loops.jl")
 include("products.jl")
 include("tiles.jl")
 include("execute.jl")
+include("convolution.jl")
+include("pooling.jl")
 
 end

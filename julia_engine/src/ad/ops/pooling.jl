@@ -1,0 +1,117 @@
+# Pooling over the first axis or two of (W, C, N) or (W, H, C, N): the largest or the mean element of each window.
+#
+# Of equal elements the first in memory is the largest, and NaN is larger than any number. max_pool_gradient puts an
+# upstream gradient to the places of the largest elements, max_pool_gather takes from them: each is the derivative of the
+# other, and of max_pool.
+
+function check_pooled(x::Vector{Int}, window::Vector{Int})
+    length(x) == length(window) + 2 || throw(ShapeError("expected an input of $(length(window) + 2) axes, " *
+        "$(length(window) == 1 ? "(W, C, N)" : "(W, H, C, N)"), for a window of size $(Tuple(window)), got size $(Tuple(x))"))
+    return nothing
+end
+
+pooled_dims(x::Vector{Int}, attrs) =
+    Int[window_counts(x[1:end-2], attrs[1], attrs[2], attrs[3], ones(Int, length(attrs[1]))); x[end-1:end]]
+
+function infer_pool(inputs, attrs)
+    check_pooled(inputs[1].dims, attrs[1])
+    return pooled_dims(inputs[1].dims, attrs), check_float(inputs[1].eltype)
+end
+
+function check_pool_gradient(g::Vector{Int}, x::Vector{Int}, attrs)
+    check_pooled(x, attrs[1])
+    g == pooled_dims(x, attrs) ||
+        throw(ShapeError("expected a gradient of size $(Tuple(pooled_dims(x, attrs))), got $(Tuple(g))"))
+    return nothing
+end
+
+function infer_max_pool_gradient(inputs, attrs)
+    check_pool_gradient(inputs[1].dims, inputs[2].dims, attrs)
+    return inputs[2].dims, check_float(common_eltype(inputs))
+end
+
+function infer_max_pool_gather(inputs, attrs)
+    inputs[1].dims == inputs[2].dims ||
+        throw(ShapeError("expected two arrays of one size, got $(size(inputs[1])) and $(size(inputs[2]))"))
+    check_pooled(inputs[2].dims, attrs[1])
+    return pooled_dims(inputs[2].dims, attrs), check_float(common_eltype(inputs))
+end
+
+function infer_avg_pool_gradient(inputs, attrs)
+    check_pool_gradient(inputs[1].dims, attrs[4], attrs)
+    return attrs[4], check_float(inputs[1].eltype)
+end
+
+"""
+Append a kernel that walks through the windows of `whole` (the side before pooling), plane by plane. Strides of an operand
+are those of its planes, along its two axes and then C and N.
+"""
+function emit_pool!(p::Program, name::Symbol, whole::Memory, attrs, out::Memory, operands::Memory...)
+    (length(out) == 0 || length(whole) == 0) && return nothing
+    windows = Windows(spatial(whole), attrs[1], attrs[2], attrs[3], ones(Int, length(attrs[1])))
+    numbers = window_numbers!(p, windows, 1, Int[0, 0, 0])
+    planes(m) = length(m.dims) == 3 ? (m.strides[1], 0, m.strides[2], m.strides[3]) : loop(m.strides, 0)
+    at = addresses(Ptr{Cvoid}[out.address; [m.address for m in operands]])
+    strides = ntuple(k -> k == 1 ? planes(out) : k <= length(operands) + 1 ? planes(operands[k-1]) : NONE, Val(4))
+    return emit!(p, out.eltype, name, at, numbers, (out.dims[end-1], out.dims[end], 1, 1), strides)
+end
+
+function forward_pool_gradient(name::Symbol, p, out, inputs, attrs)
+    emit_fill!(p, out, 0)
+    return emit_pool!(p, name, out, attrs, out, inputs...)
+end
+
+pool_gradient(g::Tensor, x::Tensor, attrs) = apply(MAX_POOL_GRADIENT, Tensor[g, x], attrs)
+pool_gather(t::Tensor, x::Tensor, attrs) = apply(MAX_POOL_GATHER, Tensor[t, x], attrs)
+
+const POOL_ATTRS = [:window, :stride, :padding]
+
+const MAX_POOL = register!(Op("max_pool", infer_pool; attrs=POOL_ATTRS,
+    forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool, inputs[1], attrs, out, inputs[1]),
+    backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[1], attrs)],
+    jvp=(t, y, inputs, attrs) -> pool_gather(t[1], inputs[1], attrs),
+    doc="largest element of each window over the first axis or two; the first of equal ones"))
+const MAX_POOL_GRADIENT = register!(Op("max_pool_gradient", infer_max_pool_gradient; attrs=POOL_ATTRS,
+    forward=(p, out, inputs, attrs) -> forward_pool_gradient(:max_pool_gradient, p, out, inputs, attrs),
+    backward=Any[(g, y, inputs, attrs) -> pool_gather(g, inputs[2], attrs), nothing],
+    jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_gradient(t[1], inputs[2], attrs),
+    doc="gradient of max_pool: each element added where the largest of its window of the second operand is"))
+const MAX_POOL_GATHER = register!(Op("max_pool_gather", infer_max_pool_gather; attrs=POOL_ATTRS,
+    forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool_gather, inputs[2], attrs, out, inputs...),
+    backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[2], attrs), nothing],
+    jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_gather(t[1], inputs[2], attrs),
+    doc="the elements that stand where the largest of each window of the second operand are"))
+const AVG_POOL = register!(Op("avg_pool", infer_pool; attrs=POOL_ATTRS,
+    forward=(p, out, inputs, attrs) -> emit_pool!(p, :avg_pool, inputs[1], attrs, out, inputs[1]),
+    backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL_GRADIENT, Tensor[g], Any[attrs[1:3]; [inputs[1].dims]])],
+    jvp=linear_jvp("avg_pool"), doc="mean of each window over the first axis or two; padding counts as zeros"))
+const AVG_POOL_GRADIENT = register!(Op("avg_pool_gradient", infer_avg_pool_gradient; attrs=[POOL_ATTRS; :dims],
+    forward=(p, out, inputs, attrs) -> forward_pool_gradient(:avg_pool_gradient, p, out, inputs, attrs),
+    backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL, Tensor[g], attrs[1:3])],
+    jvp=linear_jvp("avg_pool_gradient"), doc="gradient of avg_pool: each element spread evenly over its window"))
+
+"""Window, stride and padding as attributes, checked: padding is at most half the window, so that no window is all padding."""
+function pool_attrs(what::String, n::Int, @nospecialize(window), @nospecialize(stride), @nospecialize(padding))
+    sizes = each_axis("$what: window", window, n, 1)
+    steps = stride === nothing ? sizes : each_axis("$what: stride", stride, n, 1)
+    sides = each_side("$what: padding", padding, n)
+    all(d -> 2 * max(sides[2d-1], sides[2d]) <= sizes[d], 1:n) || throw(ShapeError(
+        "$what: padding must be at most half the window, got $(Tuple(sides)) for a window of size $(Tuple(sizes))"))
+    return Any[sizes, steps, sides]
+end
+
+for (name, op, what) in ((:max_pool, :MAX_POOL, "largest element"), (:avg_pool, :AVG_POOL, "mean"))
+    @eval begin
+        @doc $("    $name(x, window; stride=window, padding=0)\n\nThe $what of each window over the first axis of (W, C, N), " *
+            "or over the first two of (W, H, C, N). Settings are one\nnumber, or one for each axis.") function $name(
+                @nospecialize(x), @nospecialize(window); stride=nothing, padding=0)
+            a = as_tensor(x)
+            n = ndims(a) - 2
+            n in (1, 2) || throw(ShapeError("$($(String(name))): expected size (W, C, N) or (W, H, C, N), got $(size(a))"))
+            return apply($op, Tensor[a], pool_attrs($(String(name)), n, window, stride, padding))
+        end
+    end
+end
+
+FUNCTIONS["max_pool"], FUNCTIONS["avg_pool"] = max_pool, avg_pool
+export max_pool, avg_pool
