@@ -6,6 +6,7 @@ the last few seen.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -13,8 +14,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.spec import ModelSpec, show
-from py_engine.errors import DTypeError, LabelError, NonFiniteError, ShapeError
+from bridge.spec import BatchNorm, ModelSpec, show
+from py_engine.ad.ops.indexing import check_ids
+from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
 from py_engine.network import losses
 
 __all__ = ["DataCheck", "PerArray", "check_losses"]
@@ -55,7 +57,7 @@ class DataCheck:
         self._spec = spec
         self._dtype = dtype
         self.features = PerArray(self._check_features)
-        """What the network reads, contiguous in C order."""
+        """What the network reads, contiguous in C order: numbers, or int64 token ids that the vocabulary has."""
         self.targets = PerArray(self._check_targets)
         """What the loss takes: int64 classes, or numbers in the shape and dtype of the network's output."""
 
@@ -76,6 +78,17 @@ class DataCheck:
             raise ShapeError(f"order names row {wrong[0]}, but x has rows 0 to {len(x) - 1}")
         return np.ascontiguousarray(order, dtype=np.int64)
 
+    def batches(self, rows: int, batch_size: int) -> None:
+        """Raise `ConfigurationError` where one of the batches that `rows` are cut into can't be trained on."""
+        if min(batch_size, rows) > 1 and rows % batch_size != 1:
+            return
+        for layer, shape in zip(self._spec.layers, self._spec.shapes(), strict=True):
+            if isinstance(layer, BatchNorm) and math.prod(shape.input[1:]) == 1:
+                raise ConfigurationError(
+                    f"layer {layer.id!r} (batch_norm) needs the variance of a batch, and {rows} rows in batches of "
+                    f"{batch_size} leave a batch of one row: choose another batch size, or leave a row out"
+                )
+
     def _check_features(self, x: NDArray[Any]) -> NDArray[Any]:
         if not isinstance(x, np.ndarray):
             raise DTypeError(
@@ -85,9 +98,17 @@ class DataCheck:
             raise ShapeError(f"x: expected shape {show(self._spec.input.sample)}, found {x.shape}")
         if not len(x):
             raise ShapeError("x has no rows")
+        if self._spec.vocabulary is not None:
+            return self._check_tokens(x, self._spec.vocabulary)
         if x.dtype != self._dtype:
             raise DTypeError(f"x: expected {self._dtype}, found {x.dtype}; convert it with x.astype(np.{self._dtype})")
         return np.require(x, requirements=["C_CONTIGUOUS", "ALIGNED"])
+
+    def _check_tokens(self, x: NDArray[Any], vocabulary: int) -> NDArray[Any]:
+        if x.dtype.kind not in "iu":
+            raise DTypeError(f"x: expected token ids (int64), found {x.dtype}; convert them with x.astype(np.int64)")
+        check_ids(x, vocabulary, "x")
+        return np.require(x, np.int64, ["C_CONTIGUOUS", "ALIGNED"])
 
     def _check_targets(self, y: NDArray[Any]) -> NDArray[Any]:
         if np.ndim(y) == 0:

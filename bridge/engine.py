@@ -144,10 +144,10 @@ class Evaluation:
 class Session(Protocol):
     """A network in training, in one engine.
 
-    `x` holds one sample per row, (rows, *input shape of the spec), C-contiguous, in the session's dtype; `y` the
-    targets: int64 classes, or numbers in the session's dtype. Both are taken to stay as they are between calls: what is
-    made of them (checks, tensors) is made once per array. Parameters and gradients are dictionaries of arrays by name,
-    in the layout of `bridge.spec`, and copies.
+    `x` holds one sample per row, (rows, *input shape of the spec), C-contiguous, in the session's dtype, or int64 where
+    the spec reads token ids; `y` the targets: int64 classes, or numbers in the session's dtype. Both are taken to stay
+    as they are between calls: what is made of them (checks, tensors) is made once per array. Parameters and gradients
+    are dictionaries of arrays by name, in the layout of `bridge.spec`, and copies; what isn't trained has no gradient.
 
     Raises `ShapeError`, `DTypeError` and `LabelError` (all of `py_engine.errors`) for data that doesn't fit the spec.
     """
@@ -215,10 +215,12 @@ class Engine(Protocol):
         batch_size: int,
         dtype: DTypeLike,
         threads: int,
+        techniques: Mapping[str, Any] | None = None,
     ) -> Session:
         """A session that starts from `params` and computes in `dtype` with `threads` threads.
 
-        Raises `WeightsError` when `params` don't belong to the spec, `SpecError` when the engine can't do what it asks.
+        `techniques` switches what makes the engine fast, for engines of our own: see `Registered.techniques`. Raises
+        `WeightsError` when `params` don't belong to the spec, `SpecError` when the engine can't do what it asks.
         """
         ...
 
@@ -254,6 +256,8 @@ class Registered:
     """Whether its sessions are `Counting`: its runtime manages memory that no profiler of the process sees rightly."""
     runtime: Callable[[], dict[str, str]] = dict
     """The versions of what it runs on besides Python packages."""
+    techniques: bool = False
+    """Whether `build` takes `techniques`: settings of what makes it fast, by name, to see what each of them brings."""
 
     @property
     def module(self) -> str:
@@ -293,17 +297,31 @@ class Registered:
         batch_size: int,
         dtype: DTypeLike,
         threads: int,
+        techniques: Mapping[str, Any] | None = None,
     ) -> Session:
         """See `Engine.build`."""
         if batch_size < 1 or threads < 1:
             raise ConfigurationError(
                 f"batch_size and threads must be at least 1, found batch_size={batch_size}, threads={threads}"
             )
-        if not params and not spec.parameters():
+        if not any(parameter.trainable for parameter in spec.parameters().values()):
             raise ConfigurationError(f'the model "{spec.name}" has no parameters: there is nothing to train')
+        if techniques and not self.techniques:
+            raise ConfigurationError(f"engine {self.name} has no techniques to set, found {', '.join(techniques)}")
+        more = {"techniques": techniques} if techniques else {}
         return self.load()(
-            spec=spec, params=params, optimizer=optimizer, batch_size=batch_size, dtype=dtype, threads=threads
+            spec=spec, params=params, optimizer=optimizer, batch_size=batch_size, dtype=dtype, threads=threads, **more
         )
+
+    def own_parameters(self, spec: ModelSpec, seed: int, dtype: DTypeLike) -> dict[str, NDArray[Any]]:
+        """Initial parameters as the engine itself would choose them for the network of a spec, in our layout.
+
+        The initialisers of a spec are those of our own engines; a framework has its own, which its session class gives
+        by a function of this name.
+        """
+        from bridge import weights  # here, since it imports numpy and the engine
+
+        return dict(getattr(self.load(), "own_parameters", weights.initialise)(spec, seed, dtype))
 
 
 def names() -> list[str]:
@@ -363,8 +381,8 @@ def _julia_version() -> dict[str, str]:
 _JULIA: dict[str, Any] = {"lacks": _lacks_julia, "counts_itself": True, "runtime": _julia_version}
 
 _ROWS = (
-    Registered("numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",)),
-    Registered("julia", "TwinGrad Julia", "bridge.adapters.julia:JuliaSession", (), **_JULIA),
+    Registered("numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",), techniques=True),
+    Registered("julia", "TwinGrad Julia", "bridge.adapters.julia:JuliaSession", (), techniques=True, **_JULIA),
     Registered("manual", "Hand-written numpy", "bridge.adapters.manual:ManualSession", ("numpy",)),
     Registered("manual-julia", "Hand-written Julia", "bridge.adapters.manual_julia:ManualJuliaSession", (), **_JULIA),
     Registered("torch", "PyTorch", "bridge.adapters.torch:TorchSession", ("torch",), extra="torch"),

@@ -136,6 +136,7 @@ class Worker:
         optimizer: Optimizer,
         batch_size: int,
         dtype: DTypeLike = "float32",
+        techniques: Mapping[str, Any] | None = None,
     ) -> None:
         """Begin a session, in place of the one before; see `bridge.engine.Engine.build`."""
         weights.check(params, spec, dtype)
@@ -148,9 +149,14 @@ class Worker:
             optimizer=dataclasses.asdict(optimizer),
             batch_size=batch_size,
             dtype=str(np.dtype(dtype)),
+            techniques=dict(techniques or {}),
         )
         path.unlink()
         self.build_seconds = self.seconds
+
+    def own_parameters(self, spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, NDArray[Any]]:
+        """See `bridge.engine.Registered.own_parameters`; no session is needed for it."""
+        return _take_arrays(self._call("own_parameters", spec_text=spec.dump(), seed=seed, dtype=str(np.dtype(dtype))))
 
     def train_epoch(self, x: Array, y: Array, order: Array) -> NDArray[np.float64]:
         """See `Session.train_epoch`; `seconds` is then the time of exactly this."""

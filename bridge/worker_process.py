@@ -126,15 +126,21 @@ class _Server:
 
     # The session.
 
-    def do_build(self, spec_text: str, params: str, optimizer: Answer, batch_size: int, dtype: str) -> Answer:
+    def do_build(
+        self, spec_text: str, params: str, optimizer: Answer, batch_size: int, dtype: str, techniques: Answer
+    ) -> Answer:
         self.do_close()
         model = spec.loads(spec_text, "the spec")
         weights = load_file(params)
         settings = engines.Optimizer(**optimizer)
         self._session, seconds = _timed(
-            lambda: self._engine.build(model, weights, settings, batch_size, dtype, self._threads)
+            lambda: self._engine.build(model, weights, settings, batch_size, dtype, self._threads, techniques)
         )
         return {"result": None, "seconds": seconds}
+
+    def do_own_parameters(self, spec_text: str, seed: int, dtype: str) -> Answer:
+        found = self._engine.own_parameters(spec.loads(spec_text, "the spec"), seed, dtype)
+        return {"result": self._write_arrays(found)}
 
     def do_train_epoch(self, x: str, y: str, order: str) -> Answer:
         session, features, targets, rows = self._built, self._data(x), self._data(y), _read_array(order)

@@ -1,12 +1,13 @@
 """PyTorch, used as someone who knows it well would: data as tensors once, batches by `index_select`, nothing read back
 before the end of the epoch, torch's own layers and optimizers (fused where it has them so).
 
-Its parameters are ours transposed, and its recurrent layers have a second bias: zero, and frozen, so that training
-stays the same as everywhere else. Gates are in the same order.
+Its matrices are ours transposed, but for those of embeddings and convolutions, which are the same. Its recurrent layers
+have a second bias: zero, and frozen, so that training stays the same as everywhere else. Gates are in the same order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,21 @@ from torch.nn import functional as F
 from bridge import weights
 from bridge.checks import DataCheck, PerArray, check_losses
 from bridge.engine import Evaluation, Optimizer
-from bridge.spec import RNN, Dense, Layer, ModelSpec, Recurrent, Shape
+from bridge.spec import (
+    RBF,
+    RNN,
+    BatchNorm,
+    Convolution,
+    Dense,
+    Embedding,
+    Geometry,
+    Layer,
+    LayerNorm,
+    ModelSpec,
+    Pool,
+    Recurrent,
+    Shape,
+)
 
 __all__ = ["Built", "TorchSession", "UnrolledRecurrent", "unrolled"]
 
@@ -49,9 +64,9 @@ class TorchSession:
         self._steps = 0
         self._check = DataCheck(spec, dtype)
         self._tensors = PerArray(_tensor)
-        self._places: dict[str, _Place] = {}
-        self._model = self._build_model(spec, getattr(torch, dtype.name))
-        self._write(params)
+        self._model, self._places = _build_model(spec, dtype, self._build_layer)
+        for name, place in self._places.items():
+            place.set(params[name])
         self._criterion, self._count_right = _LOSSES[spec.loss.op]
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = _build_optimizer(trained, optimizer)
@@ -61,6 +76,7 @@ class TorchSession:
         """See `Session.train_epoch`."""
         features, targets = self._batch(x, y)
         rows = _tensor(self._check.order(order, x))
+        self._check.batches(len(rows), self._batch_size)
         self._model.train()
         steps = [
             self._step(features.index_select(0, batch), targets.index_select(0, batch))
@@ -95,11 +111,15 @@ class TorchSession:
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
         features, targets = self._batch(x, y)
+        self._check.batches(len(x), len(x))
         self._model.train()
         self._optimizer.zero_grad(set_to_none=True)
+        state = {name: place.value() for name, place in self._places.items() if not place.tensor.requires_grad}
         loss = self._loss(features, targets)
         loss.backward()
-        gradients = {name: place.gradient() for name, place in self._places.items()}
+        for name, value in state.items():
+            self._places[name].set(value)
+        gradients = {name: place.gradient() for name, place in self._places.items() if place.tensor.requires_grad}
         self._optimizer.zero_grad(set_to_none=True)
         return float(loss.detach()), gradients
 
@@ -109,6 +129,13 @@ class TorchSession:
 
     def close(self) -> None:
         """See `Session.close`: there is nothing that isn't freed with the session."""
+
+    @staticmethod
+    def own_parameters(spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, Array]:
+        """What torch's layers start from after ``torch.manual_seed(seed)``, less the second bias of recurrent ones."""
+        torch.manual_seed(seed)
+        _, places = _build_model(spec, np.dtype(dtype), _build_layer)
+        return {name: places[name].value() for name in spec.parameters()}
 
     def _batch(self, x: Array, y: Array) -> tuple[Tensor, Tensor]:
         checked = self._check.batch(x, y)
@@ -126,22 +153,25 @@ class TorchSession:
     def _loss(self, features: Tensor, targets: Tensor) -> Tensor:
         return self._criterion(self._model(features), targets)
 
-    def _build_model(self, spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
-        """The network, with where our parameters are in it in `_places`."""
-        modules = []
-        for layer, shape in zip(spec.layers, spec.shapes(), strict=True):
-            built = self._build_layer(layer, shape.input)
-            modules.append(built.module.to(dtype))
-            self._places |= {f"{layer.id}.{name}": place for name, place in built.places.items()}
-        return nn.Sequential(*modules)
-
     def _build_layer(self, layer: Layer, input: Shape) -> Built:
-        return _LAYERS[layer.op](layer, input)
+        return _build_layer(layer, input)
 
-    def _write(self, params: Mapping[str, Array]) -> None:
-        with torch.no_grad():
-            for name, place in self._places.items():
-                place.parameter.copy_(torch.from_numpy(np.array(params[name].T)))
+
+def _build_model(
+    spec: ModelSpec, dtype: np.dtype[Any], build: Callable[[Layer, Shape], Built]
+) -> tuple[nn.Module, dict[str, _Place]]:
+    """The network, and where our parameters are in it."""
+    modules: list[nn.Module] = []
+    places: dict[str, _Place] = {}
+    for layer, shape in zip(spec.layers, spec.shapes(), strict=True):
+        built = build(layer, shape.input)
+        modules.append(built.module.to(getattr(torch, dtype.name)))
+        places |= {f"{layer.id}.{name}": place for name, place in built.places.items()}
+    return nn.Sequential(*modules), places
+
+
+def _build_layer(layer: Layer, input: Shape) -> Built:
+    return _LAYERS[layer.op](layer, input)
 
 
 # Layers ---------------------------------------------------------------------------------------------------------------
@@ -149,16 +179,30 @@ class TorchSession:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where one of our parameters is: a parameter of torch's, which holds it transposed."""
+    """Where one of our parameters is: a parameter or a buffer of a module."""
 
-    parameter: Tensor
+    module: nn.Module
+    name: str
+    transposed: bool = True
+    """Whether torch holds a matrix as its transpose."""
+
+    @property
+    def tensor(self) -> Tensor:
+        return getattr(self.module, self.name)  # a buffer is another tensor once the module's dtype is changed
+
+    def set(self, array: Array) -> None:
+        with torch.no_grad():
+            self.tensor.copy_(torch.from_numpy(np.array(self._turned(array))))
 
     def value(self) -> Array:
-        return np.array(self.parameter.detach().numpy().T, order="C")
+        return np.array(self._turned(self.tensor.detach().numpy()), order="C")
 
     def gradient(self) -> Array:
-        gradient = self.parameter.grad
-        return np.zeros_like(self.value()) if gradient is None else np.array(gradient.numpy().T, order="C")
+        gradient = self.tensor.grad
+        return np.zeros_like(self.value()) if gradient is None else np.array(self._turned(gradient.numpy()), order="C")
+
+    def _turned(self, array: Array) -> Array:
+        return array.T if self.transposed else array
 
 
 @dataclass(frozen=True)
@@ -176,6 +220,44 @@ class _Reshape(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), *self._shape)
+
+
+class _PermuteDims(nn.Module):  # type: ignore[misc]
+    def __init__(self, axes: Shape) -> None:
+        super().__init__()
+        self._axes = 0, *(1 + axis for axis in axes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(self._axes)
+
+
+class _GlobalPool(nn.Module):  # type: ignore[misc]
+    def __init__(self, op: str) -> None:
+        super().__init__()
+        self._maximum = op == "global_max_pool"
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(2)
+        return rows.max(-1).values if self._maximum else rows.mean(-1)
+
+
+class _RBF(nn.Module):  # type: ignore[misc]
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__()
+        self.centers = nn.Parameter(torch.randn(units, features))
+        self.beta = nn.Parameter(torch.ones(units))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Not through a matrix product, whose rounding is large beside the distance of what is close to a center.
+        distance = torch.cdist(x.flatten(0, -2), self.centers, compute_mode="donot_use_mm_for_euclid_dist")
+        return torch.exp(-self.beta * distance.square()).view(*x.shape[:-1], -1)
+
+
+class _BatchNorm(nn.BatchNorm1d):  # type: ignore[misc]
+    """Torch's classes for one, two and three axes differ only in what they accept."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
 
 
 class _Recurrent(nn.Module):  # type: ignore[misc]
@@ -209,6 +291,8 @@ class UnrolledRecurrent(nn.Module):  # type: ignore[misc]
         self._sequence = layer.returns == "sequence"
         self._cell = {"rnn": self._rnn, "lstm": self._lstm, "gru": self._gru}[layer.op]
         self._activation = _FUNCTIONS[layer.activation] if isinstance(layer, RNN) else torch.tanh
+        for parameter in self.parameters():  # as torch's own
+            nn.init.uniform_(parameter, -1 / math.sqrt(layer.units), 1 / math.sqrt(layer.units))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, steps, features) to (N, units), or to (N, steps, units) for a sequence."""
@@ -242,8 +326,59 @@ class UnrolledRecurrent(nn.Module):  # type: ignore[misc]
 
 def _dense(layer: Dense, input: Shape) -> Built:
     module = nn.Linear(input[-1], layer.units, bias=layer.bias)
-    places = {"weight": _Place(module.weight)}
-    return Built(module, places | {"bias": _Place(module.bias)} if layer.bias else places)
+    return Built(module, {name: _Place(module, name) for name in (("weight", "bias") if layer.bias else ("weight",))})
+
+
+def _convolution(layer: Convolution, input: Shape) -> Built:
+    geometry = layer.geometry
+    padding, ahead = _padding(geometry, 0.0)
+    kind = {1: nn.Conv1d, 2: nn.Conv2d}[len(geometry.size)]
+    module = kind(
+        input[0], layer.filters, geometry.size, geometry.stride, padding, geometry.dilation, layer.groups, layer.bias
+    )
+    names = ("weight", "bias") if layer.bias else ("weight",)
+    places = {name: _Place(module, name, transposed=False) for name in names}
+    return Built(nn.Sequential(ahead, module) if ahead else module, places)
+
+
+def _pool(layer: Pool, input: Shape) -> Built:
+    geometry = layer.geometry
+    takes_maximum = layer.op.startswith("max")
+    padding, ahead = _padding(geometry, -math.inf if takes_maximum else 0.0)
+    kinds = (nn.MaxPool1d, nn.MaxPool2d) if takes_maximum else (nn.AvgPool1d, nn.AvgPool2d)
+    module = kinds[len(geometry.size) - 1](geometry.size, geometry.stride, padding)
+    return Built(nn.Sequential(ahead, module) if ahead else module, {})
+
+
+def _padding(geometry: Geometry, value: float) -> tuple[Shape, nn.Module | None]:
+    """The padding that torch's layer does itself, and the layer before it where it can't: if the two sides differ."""
+    if geometry.is_symmetric:
+        return tuple(before for before, _ in geometry.padding), None
+    kind = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d}[len(geometry.size)]
+    last_axis_first = tuple(side for sides in reversed(geometry.padding) for side in sides)
+    return (0,) * len(geometry.size), kind(last_axis_first, value)
+
+
+def _embedding(layer: Embedding, input: Shape) -> Built:
+    module = nn.Embedding(layer.vocabulary, layer.dimension, layer.padding_row)
+    module.weight.requires_grad_(layer.trainable)
+    return Built(module, {"weight": _Place(module, "weight", transposed=False)})
+
+
+def _rbf(layer: RBF, input: Shape) -> Built:
+    module = _RBF(input[-1], layer.units)
+    return Built(module, {name: _Place(module, name, transposed=False) for name in ("centers", "beta")})
+
+
+def _batch_norm(layer: BatchNorm, input: Shape) -> Built:
+    module = _BatchNorm(input[0], layer.eps, layer.momentum)
+    names = {"scale": "weight", "shift": "bias", "running_mean": "running_mean", "running_var": "running_var"}
+    return Built(module, {ours: _Place(module, name) for ours, name in names.items()})
+
+
+def _layer_norm(layer: LayerNorm, input: Shape) -> Built:
+    module = nn.LayerNorm(input[-1], layer.eps)
+    return Built(module, {"scale": _Place(module, "weight"), "shift": _Place(module, "bias")})
 
 
 def _recurrent(layer: Recurrent, input: Shape) -> Built:
@@ -252,14 +387,14 @@ def _recurrent(layer: Recurrent, input: Shape) -> Built:
     options = {"nonlinearity": layer.activation} if isinstance(layer, RNN) else {}
     kind = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[layer.op]
     module = kind(input[-1], layer.units, batch_first=True, **options)
-    names = {"weight": module.weight_ih_l0, "recurrent": module.weight_hh_l0, "bias": module.bias_ih_l0}
-    return Built(_Recurrent(module, layer.returns), {name: _Place(tensor) for name, tensor in names.items()})
+    names = {"weight": "weight_ih_l0", "recurrent": "weight_hh_l0", "bias": "bias_ih_l0"}
+    return Built(_Recurrent(module, layer.returns), {ours: _Place(module, name) for ours, name in names.items()})
 
 
 def unrolled(layer: Recurrent, input: Shape) -> Built:
     """Any recurrent layer as an `UnrolledRecurrent`."""
     module = UnrolledRecurrent(layer, input[-1])
-    return Built(module, {name: _Place(getattr(module, name)) for name in ("weight", "recurrent", "bias")})
+    return Built(module, {name: _Place(module, name) for name in ("weight", "recurrent", "bias")})
 
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"identity": nn.Identity(), "tanh": torch.tanh, "relu": torch.relu}
@@ -282,6 +417,19 @@ _LAYERS: dict[str, Callable[[Any, Shape], Built]] = {
     "reshape": lambda layer, input: Built(_Reshape(layer.shape), {}),
     "activation": lambda layer, input: Built(_ACTIVATIONS[layer.activation](), {}),
     "dropout": lambda layer, input: Built(nn.Dropout(layer.rate), {}),
+    "conv1d": _convolution,
+    "conv2d": _convolution,
+    "max_pool1d": _pool,
+    "max_pool2d": _pool,
+    "avg_pool1d": _pool,
+    "avg_pool2d": _pool,
+    "global_max_pool": lambda layer, input: Built(_GlobalPool(layer.op), {}),
+    "global_avg_pool": lambda layer, input: Built(_GlobalPool(layer.op), {}),
+    "embedding": _embedding,
+    "permute_dims": lambda layer, input: Built(_PermuteDims(layer.axes), {}),
+    "rbf": _rbf,
+    "batch_norm": _batch_norm,
+    "layer_norm": _layer_norm,
 }
 
 
