@@ -91,6 +91,51 @@ def test_mnist_rnn_is_the_network_of_the_papers(name: str, recurrent_init: str) 
     assert model.target == spec.Target((), "classes")
 
 
+@pytest.mark.parametrize(("name", "bias"), [("mnist-cnn", False), ("mnist-cnn-bias", True)])
+def test_mnist_cnn_is_the_network_of_the_paper(name: str, bias: bool) -> None:
+    model = spec.load(MODELS / f"{name}.toml")
+    assert [shape.output for shape in model.shapes()] == [
+        (1, 28, 28),
+        *2 * [(6, 26, 26)],
+        (6, 13, 13),
+        (1014,),
+        *2 * [(84,)],
+        (10,),
+    ]
+    weights = {"conv.weight": (6, 1, 3, 3), "hidden.weight": (1014, 84), "output.weight": (84, 10)}
+    biases = {"conv.bias": (6,), "hidden.bias": (84,), "output.bias": (10,)}
+    parameters = model.parameters()
+    assert {name: parameter.shape for name, parameter in parameters.items()} == weights | (biases if bias else {})
+    assert all(parameters[name].initialiser == spec.Normal(name="normal", std=0.1) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "convolved", "kernel"),
+    [
+        ("imdb-cnn", [(50, 130), *2 * [(8, 128)], (8, 16)], (8, 50, 3)),
+        ("imdb-cnn-static", [(50, 130), *2 * [(8, 128)], (8, 16)], (8, 50, 3)),
+        ("imdb-cnn-conv2d", [(1, 130, 50), *2 * [(8, 128, 1)], (8, 16, 1)], (8, 1, 3, 50)),
+    ],
+)
+def test_imdb_cnn_is_the_network_of_the_papers(
+    name: str, convolved: list[tuple[int, ...]], kernel: tuple[int, ...]
+) -> None:
+    model = spec.load(MODELS / f"{name}.toml")
+    assert [shape.output for shape in model.shapes()] == [(130, 50), *convolved, (128,), (1,)]
+    parameters = model.parameters()
+    assert {name: parameter.shape for name, parameter in parameters.items()} == {
+        "embedding.weight": (12_849, 50),
+        "conv.weight": kernel,
+        "conv.bias": (8,),
+        "output.weight": (128, 1),
+        "output.bias": (1,),
+    }
+    assert parameters["embedding.weight"].trainable == (name != "imdb-cnn-static")
+    assert parameters["embedding.weight"].zero_row == 0
+    assert (model.input.dtype, model.dtype, model.vocabulary) == ("int64", "float32", 12_849)
+    assert model.target == spec.Target((1,), "numbers")
+
+
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_model_of_ours_is_valid_and_named_like_its_file(path: Path) -> None:
     assert spec.load(path).name == path.stem
@@ -115,6 +160,24 @@ GLOROT, ZEROS = spec.GLOROT_UNIFORM, spec.ZEROS
         ({"op": "reshape", "shape": [4, 6]}, (2, 3, 4), (4, 6)),
         ({"op": "activation", "activation": "softplus"}, (2, 3), (2, 3)),
         ({"op": "dropout", "rate": 0.5}, (2, 3), (2, 3)),
+        ({"op": "conv1d", "filters": 5, "kernel": 3}, (2, 8), (5, 6)),
+        ({"op": "conv1d", "filters": 5, "kernel": 3, "padding": 1, "stride": 2}, (2, 8), (5, 4)),
+        ({"op": "conv1d", "filters": 5, "kernel": 3, "padding": [4, 0], "dilation": 2}, (2, 8), (5, 8)),
+        ({"op": "conv2d", "filters": 6, "kernel": 3}, (1, 28, 28), (6, 26, 26)),
+        ({"op": "conv2d", "filters": 6, "kernel": [3, 2], "stride": [1, 2]}, (4, 8, 9), (6, 6, 4)),
+        ({"op": "conv2d", "filters": 6, "kernel": 3, "padding": [1, 2], "groups": 2}, (4, 8, 9), (6, 8, 11)),
+        ({"op": "conv2d", "filters": 6, "kernel": 3, "padding": [[0, 1], [2, 0]]}, (4, 8, 9), (6, 7, 9)),
+        ({"op": "max_pool1d", "window": 3}, (2, 8), (2, 2)),
+        ({"op": "max_pool1d", "window": 3, "stride": 1, "padding": 1}, (2, 8), (2, 8)),
+        ({"op": "avg_pool1d", "window": 2, "padding": [1, 0]}, (2, 8), (2, 4)),
+        ({"op": "max_pool2d", "window": 2}, (6, 27, 26), (6, 13, 13)),
+        ({"op": "avg_pool2d", "window": [8, 1], "stride": [4, 1]}, (8, 128, 1), (8, 31, 1)),
+        ({"op": "global_max_pool"}, (8, 128), (8,)),
+        ({"op": "global_avg_pool"}, (8, 3, 4, 5), (8,)),
+        ({"op": "permute_dims", "axes": [1, 2, 0]}, (2, 3, 4), (3, 4, 2)),
+        ({"op": "rbf", "units": 5}, (3, 7), (3, 5)),
+        ({"op": "batch_norm"}, (3, 7), (3, 7)),
+        ({"op": "layer_norm"}, (3, 7), (3, 7)),
     ],
 )
 def test_a_layer_infers_its_shape(table: dict[str, Any], input: tuple[int, ...], output: tuple[int, ...]) -> None:
@@ -144,6 +207,65 @@ def test_gates_lie_side_by_side_and_have_the_fans_of_one(op: str, gates: int) ->
         "a.recurrent": spec.ParameterSpec((5, gates * 5), ZEROS, fan_in=5, fan_out=5),
         "a.bias": spec.ParameterSpec((gates * 5,), ZEROS, fan_in=7, fan_out=5),
     }
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_convolutions_have_a_kernel_for_every_filter_and_channel_of_its_group(bias: bool) -> None:
+    layer = {"op": "conv2d", "filters": 6, "kernel": [3, 2], "groups": 2, "bias": bias, "bias_init": "ones"}
+    parameters = spec.parse(network([layer], (4, 8, 9))).parameters()
+    fans = {"fan_in": 2 * 3 * 2, "fan_out": 3 * 3 * 2}
+    assert parameters.pop("a.weight") == spec.ParameterSpec((6, 2, 3, 2), GLOROT, **fans)
+    assert parameters == ({"a.bias": spec.ParameterSpec((6,), spec.ONES, **fans)} if bias else {})
+
+
+def test_rbf_parameters() -> None:
+    model = spec.parse(network([{"op": "rbf", "units": 5}], (3, 7)))
+    assert model.parameters() == {
+        "a.centers": spec.ParameterSpec((5, 7), spec.Normal(name="normal", std=1.0), fan_in=7, fan_out=5),
+        "a.beta": spec.ParameterSpec((5,), spec.ONES, fan_in=7, fan_out=5),
+    }
+
+
+def test_normalisations_have_the_parameters_of_their_axis() -> None:
+    model = spec.parse(network([{"op": "batch_norm"}, {"op": "layer_norm"}], (3, 7)))
+    found = [(name, p.shape, p.initialiser.name, p.trainable) for name, p in model.parameters().items()]
+    assert found == [
+        ("a.scale", (3,), "ones", True),
+        ("a.shift", (3,), "zeros", True),
+        ("a.running_mean", (3,), "zeros", False),
+        ("a.running_var", (3,), "ones", False),
+        ("b.scale", (7,), "ones", True),
+        ("b.shift", (7,), "zeros", True),
+    ]
+    assert list(model.in_memory()) == ["a.scale", "a.shift", "b.scale", "b.shift", "a.running_mean", "a.running_var"]
+    assert model.in_memory() == model.parameters()
+
+
+# Token ids.
+
+EMBEDDING = {"op": "embedding", "vocabulary": 9, "dimension": 4}
+
+
+@pytest.mark.parametrize("before", [[], [{"op": "reshape", "shape": [3, 2]}], [{"op": "permute_dims", "axes": [0]}]])
+def test_an_embedding_makes_numbers_of_token_ids(before: list[dict[str, Any]]) -> None:
+    model = spec.parse(tokens([*before, EMBEDDING, {"op": "flatten"}, {"op": "dense", "units": 1}], (6,)))
+    embedding = model.shapes()[len(before)]
+    assert embedding.output == (*embedding.input, 4)
+    assert model.parameters()[f"{embedding.id}.weight"] == spec.ParameterSpec((9, 4), spec.NORMAL, 9, 4)
+    assert (model.input.dtype, model.dtype, model.vocabulary) == ("int64", "float32", 9)
+
+
+def test_numbers_have_no_vocabulary() -> None:
+    model = spec.parse(network([{"op": "dense", "units": 1}], (6,)))
+    assert model.vocabulary is None
+    assert model.dtype == model.input.dtype == "float32"
+
+
+def tokens(layers: list[dict[str, Any]], input: tuple[int, ...]) -> dict[str, Any]:
+    """The same as `network` for token ids."""
+    made = network(layers, input)
+    made["input"]["dtype"] = "int64"
+    return made
 
 
 @pytest.mark.parametrize(
@@ -218,6 +340,33 @@ def factors(draw: st.DrawFn, product: int) -> list[int]:
     return [*shape, product]
 
 
+def windows(draw: st.DrawFn, sizes: tuple[int, ...], dilates: bool) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Options of a window that fits, and what it leaves of the axes, counted place by place."""
+    kernels, strides, paddings, dilations, left = [], [], [], [], []
+    for size in sizes:
+        padding = draw(st.tuples(*2 * [st.integers(0, 2)]))
+        dilation = draw(st.integers(1, 3)) if dilates else 1
+        whole = size + sum(padding)
+        kernel = draw(st.integers(1, (whole - 1) // dilation + 1))
+        if not dilates:
+            padding = tuple(min(side, kernel // 2) for side in padding)
+            whole, kernel = size + sum(padding), min(kernel, size + sum(padding))
+            padding = tuple(min(side, kernel // 2) for side in padding)
+            whole = size + sum(padding)
+        stride = draw(st.integers(1, 3))
+        left.append(sum(1 for start in range(0, whole, stride) if start + dilation * (kernel - 1) < whole))
+        for values, value in ((kernels, kernel), (strides, stride), (paddings, list(padding)), (dilations, dilation)):
+            values.append(value)
+    given = {"kernel" if dilates else "window": kernels, "stride": strides, "padding": paddings}
+    given |= {"dilation": dilations} if dilates else {}
+    return {key: values[0] if len(sizes) == 1 else values for key, values in given.items()}, tuple(left)
+
+
+def divisors(*numbers: int) -> st.SearchStrategy[int]:
+    """Those that all numbers have."""
+    return st.sampled_from([d for d in range(1, min(numbers) + 1) if not any(number % d for number in numbers)])
+
+
 Built = tuple[dict[str, Any], list[tuple[int, ...]], dict[str, tuple[int, ...]]]
 
 
@@ -228,7 +377,11 @@ def networks(draw: st.DrawFn) -> Built:
     input, shapes, parameters, layers = shape, [shape], {}, []
     for name in draw(st.lists(st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True), min_size=1, unique=True)):
         recurrent = ["rnn", "lstm", "gru"] if len(shape) == 2 else []
-        op = draw(st.sampled_from(["dense", "flatten", "reshape", "activation", "dropout", *recurrent]))
+        spatial = {2: ["conv1d", "max_pool1d", "avg_pool1d"], 3: ["conv2d", "max_pool2d", "avg_pool2d"]}
+        new = ["permute_dims", "rbf", "batch_norm", "layer_norm"]
+        new += ["global_max_pool", "global_avg_pool"] if len(shape) > 1 else []
+        new += spatial.get(len(shape), [])
+        op = draw(st.sampled_from(["dense", "flatten", "reshape", "activation", "dropout", *recurrent, *new]))
         layer: dict[str, Any] = {"id": name, "op": op}
         units, features = draw(sizes), shape[-1]
         if op in recurrent:
@@ -246,6 +399,30 @@ def networks(draw: st.DrawFn) -> Built:
             parameters[f"{name}.weight"] = (features, units)
             if layer["bias"]:
                 parameters[f"{name}.bias"] = (units,)
+        elif op[-2:] in ("1d", "2d"):
+            options, spatial_shape = windows(draw, shape[1:], op.startswith("conv"))
+            layer |= options
+            shape = (shape[0], *spatial_shape)
+            if op.startswith("conv"):
+                layer |= {"filters": units, "bias": draw(st.booleans()), "groups": draw(divisors(shape[0], units))}
+                sizes_of = [options["kernel"]] if op == "conv1d" else options["kernel"]
+                parameters[f"{name}.weight"] = (units, shape[0] // layer["groups"], *sizes_of)
+                if layer["bias"]:
+                    parameters[f"{name}.bias"] = (units,)
+                shape = (units, *shape[1:])
+        elif op.startswith("global"):
+            shape = shape[:1]
+        elif op == "permute_dims":
+            layer["axes"] = draw(st.permutations(range(len(shape))))
+            shape = tuple(shape[axis] for axis in layer["axes"])
+        elif op == "rbf":
+            layer["units"] = units
+            parameters |= {f"{name}.centers": (units, features), f"{name}.beta": (units,)}
+            shape = (*shape[:-1], units)
+        elif op.endswith("norm"):
+            layer["eps"] = draw(st.floats(1e-9, 1))
+            names = ("scale", "shift", "running_mean", "running_var") if op == "batch_norm" else ("scale", "shift")
+            parameters |= {f"{name}.{kind}": (shape[0] if op == "batch_norm" else features,) for kind in names}
         elif op == "flatten":
             shape = (math.prod(shape),)
         elif op == "reshape":
@@ -255,7 +432,7 @@ def networks(draw: st.DrawFn) -> Built:
             layer["activation"] = draw(st.sampled_from(["identity", "tanh", "relu", "softplus"]))
         else:
             layer["rate"] = draw(st.floats(0, 1, exclude_max=True))
-        if "units" in layer:
+        if op in ("dense", *recurrent):
             optional = {"weight_init": initialisers(), "bias_init": initialisers()}
             layer |= draw(st.fixed_dictionaries({}, optional=optional))
         layers.append(layer)
@@ -336,6 +513,37 @@ values = st.recursive(
 @given(st.dictionaries(text_values, values))
 def test_toml_reads_back_what_it_dumped(table: dict[str, Any]) -> None:
     assert toml.parse(toml.dump(table)) == table
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ({"op": "conv2d", "kernel": 3}, {"op": "conv2d", "kernel": [3, 3]}),
+        ({"op": "conv2d", "kernel": 3, "stride": 2}, {"op": "conv2d", "kernel": [3, 3], "stride": [2, 2]}),
+        ({"op": "conv2d", "kernel": 3, "padding": 1}, {"op": "conv2d", "kernel": 3, "padding": [[1, 1], [1, 1]]}),
+        ({"op": "conv2d", "kernel": 3, "padding": [1, 2]}, {"op": "conv2d", "kernel": 3, "padding": [[1, 1], [2, 2]]}),
+        ({"op": "max_pool2d", "window": [2, 3]}, {"op": "max_pool2d", "window": [2, 3], "stride": [2, 3]}),
+    ],
+)
+def test_one_number_is_short_for_all(short: dict[str, Any], long: dict[str, Any]) -> None:
+    more = {"filters": 2} if short["op"] == "conv2d" else {}
+    models = [spec.parse(network([layer | more], (1, 8, 8))) for layer in (short, long)]
+    assert models[0].dump() == models[1].dump()
+    assert models[0] == models[1]
+
+
+def test_geometry_is_by_axis() -> None:
+    layers = [
+        {"op": "conv1d", "filters": 2, "kernel": 3, "padding": [1, 2], "dilation": 2},
+        {"op": "reshape", "shape": [2, 2, 4]},
+        {"op": "max_pool2d", "window": [2, 3], "padding": [[1, 1], [0, 0]]},
+    ]
+    one, _, two = spec.parse(network(layers, (3, 9))).layers
+    assert one.geometry == spec.Geometry((3,), (1,), ((1, 2),), (2,))
+    assert one.geometry.extent == (5,)
+    assert not one.geometry.is_symmetric
+    assert two.geometry == spec.Geometry((2, 3), (2, 3), ((1, 1), (0, 0)), (1, 1))
+    assert two.geometry.is_symmetric
 
 
 # --- JSON Schema ---
@@ -558,6 +766,186 @@ BAD = {
         "not valid TOML: Expected newline or end of document after a statement (at line 17",
     ),
 }
+
+
+CONV1D = {"op": "conv1d", "filters": 4, "kernel": 3}
+CONV2D = {"op": "conv2d", "filters": 4, "kernel": 3}
+SIZE = "an integer from 1 to 16777216"
+SIZES = f"{SIZE} or a list of 2, each {SIZE}"
+
+UNFIT = {
+    "sequence shorter than the kernel": (
+        CONV1D,
+        (3, 2),
+        'a").kernel: found 3 for an input of shape (N, 3, 2): it spans 3, more than the 2 of its input',
+    ),
+    "sequence shorter than the dilated kernel": (
+        CONV1D | {"dilation": 4, "padding": [1, 0]},
+        (3, 7),
+        'a").kernel: found 3 for an input of shape (N, 3, 7): it spans 9, more than the 7 (8 with its padding)',
+    ),
+    "image smaller than the kernel": (
+        CONV2D | {"kernel": [2, 5]},
+        (3, 4, 4),
+        'a").kernel: found [2, 5] for an input of shape (N, 3, 4, 4): it spans 5, more than the 4 of its input',
+    ),
+    "window larger than its input": (
+        {"op": "max_pool1d", "window": 9},
+        (3, 8),
+        'a").window: found 9 for an input of shape (N, 3, 8): it spans 9, more than the 8 of its input',
+    ),
+    "window wider than its input": (
+        {"op": "avg_pool2d", "window": [2, 3]},
+        (3, 8, 2),
+        'a").window: found [2, 3] for an input of shape (N, 3, 8, 2): it spans 3, more than the 2 of its input',
+    ),
+    "convolution over something flat": (
+        CONV1D,
+        (784,),
+        'a"): expected an input of shape (N, channels, length), found (N, 784)',
+    ),
+    "image without channels": (
+        CONV2D,
+        (28, 28),
+        'a"): expected an input of shape (N, channels, height, width), found (N, 28, 28)',
+    ),
+    "groups that do not divide the channels": (
+        CONV1D | {"groups": 2},
+        (3, 8),
+        'a").groups: found 2, which does not divide the 3 channels',
+    ),
+    "groups that do not divide the filters": (
+        CONV1D | {"groups": 3},
+        (3, 8),
+        'a").groups: found 3, which does not divide the 4 filters',
+    ),
+    "no kernel": ({"op": "conv2d", "filters": 4}, (3, 8, 8), f'a").kernel: missing, expected {SIZES}'),
+    "empty kernel": (CONV2D | {"kernel": 0}, (3, 8, 8), f'a").kernel: found 0, expected {SIZES}'),
+    "half a kernel": (CONV2D | {"kernel": [3]}, (3, 8, 8), f'a").kernel: found [3], expected {SIZES}'),
+    "kernel flat on one axis": (CONV2D | {"kernel": [3, 0]}, (3, 8, 8), f'a").kernel[1]: found 0, expected {SIZE}'),
+    "negative padding": (
+        CONV2D | {"padding": [1, [0, -1]]},
+        (3, 8, 8),
+        'a").padding[1][1]: found -1, expected an integer from 0 to 16777216',
+    ),
+    "padding by name": (
+        CONV1D | {"padding": "same"},
+        (3, 8),
+        'a").padding: found "same", expected an integer from 0 to 16777216 or a list of 2, each an integer from 0 to',
+    ),
+    "windows of padding alone": (
+        {"op": "max_pool2d", "window": 3, "padding": [1, [0, 2]]},
+        (3, 8, 8),
+        'a").padding: found 2, expected at most half the window of 3: 1',
+    ),
+    "a faulty window is told once": (
+        {"op": "max_pool2d", "window": 0},
+        (3, 8, 8),
+        f'model: layers[0] (id "a").window: found 0, expected {SIZES}',
+    ),
+    "nothing to pool": (
+        {"op": "global_max_pool"},
+        (3,),
+        'a"): expected an input of shape (N, channels, …), found (N, 3): nothing to pool',
+    ),
+    "no permutation": (
+        {"op": "permute_dims", "axes": [1, 1]},
+        (3, 8),
+        'a").axes: found [1, 1], expected each of 0 to 1 once for an input of shape (N, 3, 8)',
+    ),
+    "permutation of other axes": (
+        {"op": "permute_dims", "axes": [0, 2, 1]},
+        (3, 8),
+        'a").axes: found [0, 2, 1], expected each of 0 to 1 once for an input of shape (N, 3, 8)',
+    ),
+    "embedding of numbers": (
+        EMBEDDING,
+        (3, 8),
+        'a"): embedding reads token ids, found numbers: it must be the first layer that computes, '
+        'and input.dtype "int64"',
+    ),
+    "momentum above one": (
+        {"op": "batch_norm", "momentum": 1.5},
+        (3, 8),
+        'a").momentum: found 1.5, expected a finite number above 0 and of at most 1',
+    ),
+    "no epsilon": ({"op": "layer_norm", "eps": 0}, (3, 8), 'a").eps: found 0, expected a finite number above 0'),
+    "padding that fills any memory": (
+        CONV1D | {"stride": 2**24, "padding": 2**24},
+        (2**12, 8),
+        'a"): its padded input would have 137438986240 elements, expected at most 2147483647',
+    ),
+    "output larger than any memory": (
+        CONV1D | {"filters": 2**20},
+        (1, 2**12),
+        'a"): its output would have 4292870144 elements, expected at most 2147483647',
+    ),
+}
+
+
+@pytest.mark.parametrize(("layer", "input", "message"), UNFIT.values(), ids=UNFIT)
+def test_layers_that_do_not_fit(layer: dict[str, Any], input: tuple[int, ...], message: str) -> None:
+    found = refusal(network([layer], input))
+    assert found.startswith('model: layers[0] (id "a")')
+    assert message in found, found
+
+
+UNFIT_TOKENS = {
+    "padding index out of range": (
+        [EMBEDDING | {"padding_index": 9}],
+        'layers[0] (id "a").padding_index: found 9, expected an id from 0 to 8, or -1 for none',
+    ),
+    "padding index below none": (
+        [EMBEDDING | {"padding_index": -2}],
+        'layers[0] (id "a").padding_index: found -2, expected an integer of at least -1 and below 16777216',
+    ),
+    "vocabulary larger than any memory": (
+        [EMBEDDING | {"vocabulary": 2**24, "dimension": 2**8}],
+        'layers[0] (id "a"): a.weight would have 4294967296 elements, expected at most 2147483647',
+    ),
+    "token ids without an embedding": (
+        [{"op": "reshape", "shape": [3, 2]}, {"op": "dense", "units": 3}],
+        'layers[1] (id "b"): dense computes with numbers, found token ids (input.dtype = "int64"): '
+        "put an embedding before it",
+    ),
+    "token ids to the end": (
+        [{"op": "flatten"}],
+        'layers: input.dtype = "int64" (token ids) needs an embedding, found none',
+    ),
+    "embedding of an embedding": (
+        [EMBEDDING, EMBEDDING],
+        'layers[1] (id "b"): embedding reads token ids, found numbers: it must be the first layer that computes',
+    ),
+}
+
+
+@pytest.mark.parametrize(("layers", "message"), UNFIT_TOKENS.values(), ids=UNFIT_TOKENS)
+def test_token_ids_that_do_not_fit(layers: list[dict[str, Any]], message: str) -> None:
+    assert message in refusal(tokens(layers, (6,)))
+
+
+@pytest.mark.parametrize("kind", sorted((k for k in get_args(spec.AnyLayer) if k.since == 2), key=lambda k: k.__name__))
+def test_opset_1_has_none_of_the_ops_of_opset_2(kind: type[spec.Layer]) -> None:
+    (op,) = get_args(kind.model_fields["op"].annotation)
+    options = {"filters": 1, "kernel": 1, "window": 1, "vocabulary": 3, "dimension": 2, "units": 2, "axes": [0, 1, 2]}
+    layer = {"op": op} | {key: value for key, value in options.items() if key in kind.model_fields}
+    shape = (3, 4) if op.endswith("1d") else (3, 4, 4)
+    made = tokens([layer], shape) if op == "embedding" else network([layer], shape)
+    spec.parse(made)
+    assert refusal(made | {"opset": 1}) == f'model: layers[0] (id "a").op: {op} needs opset 2, found 1'
+
+
+def test_opset_1_has_no_token_ids() -> None:
+    assert (
+        refusal(tokens([{"op": "flatten"}], (6,)) | {"opset": 1}) == "model: input.dtype: int64 needs opset 2, found 1"
+    )
+
+
+def refusal(made: dict[str, Any]) -> str:
+    """What the spec says about data."""
+    with pytest.raises(SpecError) as caught:
+        spec.parse(made, "model")
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(("old", "new", "message"), BAD.values(), ids=BAD)
