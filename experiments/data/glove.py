@@ -175,7 +175,8 @@ def _is_header(line: bytes, dimension: int) -> bool:
 
 def _vector(path: Path, number: int, line: bytes, dimension: int) -> NDArray[np.float32]:
     try:
-        vector = np.array(line.split(b" ")[1:], dtype=np.float64).astype(np.float32)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is named below
+            vector = np.array(line.split(b" ")[1:], dtype=np.float64).astype(np.float32)
     except ValueError:
         raise DataError(_wrong_line(path, number, line, dimension)) from None
     if not np.isfinite(vector).all():
@@ -194,7 +195,7 @@ def _wrong_line(path: Path, number: int, line: bytes, dimension: int) -> str:
 
 def _is_number(value: str) -> bool:
     try:
-        return bool(np.isfinite(np.float32(value)))
+        return abs(float(value)) <= float(np.finfo(np.float32).max)
     except ValueError:
         return False
 

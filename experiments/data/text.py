@@ -30,7 +30,7 @@ PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<padding>", "<unknown>")
 """The names of the rows that are no words; no token has such a name."""
 
-_TOKEN = re.compile(r"n't|'(?:s|m|d|ll|re|ve)\b|[^\W_]+")
+_TOKEN = re.compile(r"n't|'(?:s|m|d|ll|re|ve)(?![^\W_])|[^\W_]+")
 
 
 def tokens(text: str) -> list[str]:
