@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from bridge import weights
 from bridge.checks import DataCheck
 from bridge.engine import Evaluation, Optimizer
 from bridge.spec import ModelSpec, Shape
-from py_engine import network
+from py_engine import Techniques, network
+from py_engine.errors import ConfigurationError
 from py_engine.network import Chain, Trainer
 
 __all__ = ["NumpySession", "build_chain"]
@@ -31,6 +33,7 @@ class NumpySession:
         batch_size: int,
         dtype: DTypeLike = "float32",
         threads: int = 1,
+        techniques: Mapping[str, Any] | None = None,
     ) -> None:
         dtype = np.dtype(dtype)
         weights.check(params, spec, dtype)
@@ -38,7 +41,8 @@ class NumpySession:
         chain = build_chain(spec, dtype)
         chain.parameters.load(params)
         rule = network.OPTIMIZERS[optimizer.name](**optimizer.settings())
-        self.trainer = Trainer(chain, spec.loss.op, rule, batch_size, threads)
+        switches = _techniques(techniques or {})
+        self.trainer = Trainer(chain, spec.loss.op, rule, batch_size, threads, techniques=switches)
 
     def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
         """See `Session.train_epoch`."""
@@ -72,6 +76,14 @@ def build_chain(spec: ModelSpec, dtype: DTypeLike) -> Chain:
     return Chain(*layers, dtype=dtype)
 
 
+def _techniques(switches: Mapping[str, Any]) -> Techniques:
+    known = [field.name for field in fields(Techniques)]
+    for name in switches:
+        if name not in known:
+            raise ConfigurationError(f"the numpy engine has no technique {name!r}; it has {', '.join(known)}")
+    return Techniques(**switches)
+
+
 _LAYERS: dict[str, Callable[[Any, Shape], network.Layer]] = {
     "dense": lambda layer, input: network.Dense(input[-1], layer.units, bias=layer.bias, name=layer.id),
     "rnn": lambda layer, input: network.RNN(input[-1], layer.units, layer.activation, layer.returns, name=layer.id),
@@ -81,4 +93,11 @@ _LAYERS: dict[str, Callable[[Any, Shape], network.Layer]] = {
     "reshape": lambda layer, input: network.Reshape(*layer.shape, name=layer.id),
     "activation": lambda layer, input: network.Activation(layer.activation, name=layer.id),
     "dropout": lambda layer, input: network.Dropout(layer.rate, name=layer.id),
+    "embedding": lambda layer, input: network.Embedding(
+        layer.vocabulary, layer.dimension, layer.padding_row, layer.trainable, name=layer.id
+    ),
+    "permute_dims": lambda layer, input: network.PermuteDims(*layer.axes, name=layer.id),
+    "rbf": lambda layer, input: network.RBF(input[-1], layer.units, name=layer.id),
+    "batch_norm": lambda layer, input: network.BatchNorm(input[0], layer.momentum, layer.eps, name=layer.id),
+    "layer_norm": lambda layer, input: network.LayerNorm(input[-1], layer.eps, name=layer.id),
 }

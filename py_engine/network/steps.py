@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from py_engine.ad import ops
 from py_engine.ad.graph import Graph, gradients, tracing
+from py_engine.ad.ops.indexing import row_additions
+from py_engine.ad.ops.record import Call
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor, no_grad
 from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.chain import Chain
 from py_engine.network.layers import collect_updates
-from py_engine.network.parameters import FlatVector
+from py_engine.network.parameters import FlatVector, Layout
 from py_engine.network.threads import Team
 
 Rows: TypeAlias = NDArray[np.intp]
@@ -48,6 +53,10 @@ class Shard:
         x, y: the data, for its shapes and dtypes.
         part: which rows of a batch of `samples` this shard computes; its loss counts by its share of them.
         gradient: where the tape leaves the gradient.
+        sparse: whether gradients of embeddings are left out of it, as the rows that are to be added up.
+
+    Attributes:
+        rows: of each parameter whose gradient is left sparse: the rows, their ids, and the padding index.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class Shard:
         samples: int,
         gradient: FlatVector,
         techniques: Techniques,
+        sparse: bool = False,
     ) -> None:
         size = part.stop - part.start
         inputs = [Tensor.symbol((size, *a.shape[1:]), a.dtype, name) for a, name in ((x, "x"), (y, "y"))]
@@ -69,13 +79,19 @@ class Shard:
                 value = value * (size / samples)
             seed = Literal(np.ones((), value.dtype))
             found = gradients([value], [seed], _trainable(chain))
-        used = [(g, view) for g, view in zip(found, gradient.arrays.values(), strict=True) if g is not None]
-        graph = Graph(inputs, [value, *(g for g, _ in used), *(new for _, new in updates)], nodes)
+        named = {name: g for name, g in zip(chain.parameters.trainable, found, strict=True) if g is not None}
+        rows = {name: g for name, g in named.items() if sparse and g.op is ops.EMBEDDING_GRADIENT}
+        dense = [name for name in named if name not in rows]
+        outputs = [value, *(named[name] for name in dense), *(x for g in rows.values() for x in g.inputs)]
+        graph = Graph(inputs, [*outputs, *(new for _, new in updates)], nodes)
         graph.prune()
         self.part = part
         self.gradient = gradient
-        self.tape = Tape(graph, {k + 1: view for k, (_, view) in enumerate(used)}, techniques)
-        news = self.tape.outputs[1 + len(used) :]
+        results = {k + 1: gradient.arrays[name] for k, name in enumerate(dense)}
+        self.tape = Tape(graph, results, techniques)
+        pairs = iter(self.tape.outputs[1 + len(dense) : len(outputs)])
+        self.rows = {name: (next(pairs), next(pairs), g.attrs["padding_index"]) for name, g in rows.items()}
+        news = self.tape.outputs[len(outputs) :]
         self.updates = [(parameter.numpy(), new) for (parameter, _), new in zip(updates, news, strict=True)]
 
     def run(self, x: Array, y: Array, rows: Rows) -> None:
@@ -92,6 +108,46 @@ class Shard:
         return self.tape.outputs[0].item()  # type: ignore[no-any-return]
 
 
+class RowSums:
+    """The gradient of an embedding from the rows that all shards found, summed without a matrix per shard.
+
+    Every thread adds all rows, in a part of the columns: none waits for another, and none writes where another
+    does. The shards leave their rows cut into those columns.
+    """
+
+    def __init__(self, name: str, shards: Sequence[Shard], gradient: Array) -> None:
+        found = [shard.rows[name] for shard in shards]
+        ends = np.cumsum([0, *(ids.size for _, ids, _ in found)])
+        dimension, padding_index = gradient.shape[1], found[0][2]
+        edges = column_edges(dimension, len(shards))
+        ids = np.empty(ends[-1], np.int64)
+        parts = [np.empty((len(ids), stop - start), gradient.dtype) for start, stop in itertools.pairwise(edges)]
+        self.leave: list[list[Call]] = []
+        """For each shard the calls that leave its rows here."""
+        for k, (rows, mine, _) in enumerate(found):
+            place = slice(ends[k], ends[k + 1])
+            flat = rows.reshape(-1, dimension)
+            calls: list[Call] = [partial(np.copyto, ids[place], mine.reshape(-1))]
+            for (start, stop), part in zip(itertools.pairwise(edges), parts, strict=True):
+                calls.append(partial(np.copyto, part[place], flat[:, start:stop]))
+            self.leave.append(calls)
+        self.add = [
+            row_additions(part, ids, gradient, start, padding_index, np.empty)
+            for start, part in zip(edges, parts, strict=False)
+        ]
+        """For each thread the calls that add up its columns."""
+
+
+def column_edges(dimension: int, threads: int) -> list[int]:
+    """Where to cut a matrix of so many columns for the threads: between pairs, and not into slivers."""
+    parts = max(1, min(threads, dimension // NARROWEST))
+    return [*(2 * round(dimension * k / parts / 2) for k in range(parts)), dimension]
+
+
+NARROWEST = 8
+"""Columns that a thread should have at least."""
+
+
 class Replay:
     """Replay one tape, or one per thread with their gradients summed."""
 
@@ -99,22 +155,58 @@ class Replay:
         self.shards = shards
         self.updates = shards[0].updates  # what has any couples its batch and is not split
         self._team = team
+        first, *others = shards
+        sums = [RowSums(name, shards, first.gradient.arrays[name]) for name in first.rows]
+        self._leave = [[call for s in sums for call in s.leave[k]] for k in range(len(shards))]
+        added: list[list[Call]] = [[] for _ in shards]
+        for s in sums:
+            for thread, calls in zip(added, s.add, strict=False):
+                thread.extend(calls)
+        self._add = [partial(_call_all, calls) for calls in added if calls]
+        self._dense = [
+            (first.gradient.vector[run], shard.gradient.vector[run])
+            for shard in others
+            for run in _runs(first.gradient.layout, first.rows)
+        ]
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Gather, compute, reduce."""
-        first, *others = self.shards
         if self._team is None:
-            first.run(x, y, rows)
-            return first.loss
-        self._team.run([lambda shard=shard: shard.run(x, y, rows) for shard in self.shards])  # type: ignore[misc]
-        for shard in others:
-            np.add(first.gradient.vector, shard.gradient.vector, out=first.gradient.vector)
+            self.shards[0].run(x, y, rows)
+            return self.shards[0].loss
+        self._team.run([partial(self._run_shard, k, x, y, rows) for k in range(len(self.shards))])
+        if self._add:
+            self._team.run(self._add)
+        for total, part in self._dense:
+            np.add(total, part, out=total)
         return sum(shard.loss for shard in self.shards)
+
+    def _run_shard(self, k: int, x: Array, y: Array, rows: Rows) -> None:
+        self.shards[k].run(x, y, rows)
+        _call_all(self._leave[k])
 
     def diagnose(self) -> NonFiniteError | None:
         """Replay op by op."""
         reasons = (shard.tape.diagnose() for shard in self.shards)
         return next((reason for reason in reasons if reason is not None), None)
+
+
+def _call_all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _runs(layout: Layout, without: Collection[str]) -> list[slice]:
+    """The pieces of a vector that hold other tensors than those of these names."""
+    runs: list[slice] = []
+    starts = [*layout.offsets.values(), layout.size]
+    for name, start, stop in zip(layout.offsets, starts, starts[1:], strict=False):
+        if name in without or start == stop:
+            continue
+        if runs and runs[-1].stop == start:
+            start = runs.pop().start
+        runs.append(slice(start, stop))
+    return runs
 
 
 class Eager:
@@ -181,8 +273,8 @@ def make_step(
     With a `team` the batch is split into one shard per thread of it.
     """
 
-    def shard(part: slice, of: int, into: FlatVector) -> Shard:
-        return Shard(chain, loss, x, y, part, of, into, techniques)
+    def shard(part: slice, of: int, into: FlatVector, sparse: bool = False) -> Shard:
+        return Shard(chain, loss, x, y, part, of, into, techniques, sparse)
 
     if not techniques.batched:
         if chain.couples_batch:
@@ -196,7 +288,11 @@ def make_step(
     count = min(team.size, samples) if team is not None else 1
     ends = [samples * (k + 1) // count for k in range(count)]
     parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    shards = [shard(part, samples, gradient if k == 0 else gradient.zeros_like()) for k, part in enumerate(parts)]
+    shards = [
+        # Of these vectors' memory only what a tape writes is ever touched, and so taken: not a matrix of embeddings.
+        shard(part, samples, gradient if k == 0 else gradient.zeros_like(), sparse=count > 1)
+        for k, part in enumerate(parts)
+    ]
     return Replay(shards, team if count > 1 else None)
 
 

@@ -25,10 +25,14 @@ from py_engine.network import (
     SGD,
     Activation,
     Adam,
+    AdamW,
+    BatchNorm,
     Chain,
     Dense,
     Dropout,
+    Embedding,
     Flatten,
+    PermuteDims,
     Reshape,
     Trainer,
 )
@@ -239,6 +243,197 @@ def test_source_shows_the_tape(batch):
     trainer.train_epoch(*batch)
     assert "matmul(" in trainer.source
     assert "rnn.weight" in trainer.source
+
+
+# Token ids, and what is not trained -----------------------------------------------------------------------
+
+VOCABULARY, LENGTH = 40, 9
+
+
+def token_chain(dtype=np.float32, **options):
+    return Chain(
+        PermuteDims(0),
+        Embedding(VOCABULARY, 6, name="words", **options),
+        PermuteDims(1, 0),
+        Flatten(),
+        Dense(6 * LENGTH, 8, "tanh", name="hidden"),
+        Dense(8, 1, name="output"),
+        dtype=dtype,
+    )
+
+
+@pytest.fixture
+def text(rng):
+    ids = rng.integers(0, VOCABULARY, (SAMPLES, LENGTH))
+    return ids, (ids[:, :1] < VOCABULARY // 2).astype(np.float32)
+
+
+def train_text(x, y, chain, **options):
+    return train(x, y, chain=chain, loss="binary_cross_entropy", **{"optimizer": Adam(0.01), **options})
+
+
+@pytest.mark.parametrize("switch", [*SWITCHES, "split_batch"])
+def test_embeddings_are_the_same_with_any_technique_off(text, switch):
+    ids, y = text
+    chains = [token_chain(np.float64, padding_index=0) for _ in range(2)]
+    losses, parameters = train_text(ids, y, chains[0], techniques=Techniques(split_batch=True))
+    options = {"split_batch": True, switch: False}
+    other_losses, other_parameters = train_text(ids, y, chains[1], techniques=Techniques(**options))
+    np.testing.assert_allclose(other_losses, losses, rtol=1e-10)
+    for name in parameters:
+        np.testing.assert_allclose(other_parameters[name], parameters[name], rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("ours", "theirs"), [(Adam(0.01), "Adam"), (AdamW(0.01), "AdamW"), (SGD(0.5), "SGD")])
+def test_training_embeddings_equals_torch(torch, text, ours, theirs, threads):
+    """Dense in the rows that a batch does not touch, too: Adam goes on moving them."""
+    ids, y = text
+    chain = token_chain(padding_index=3)
+    weights = {name: torch.tensor(a) for name, a in chain.parameters.as_dict().items()}
+    embedding = torch.nn.Embedding(VOCABULARY, 6, padding_idx=3)
+    hidden, output = torch.nn.Linear(6 * LENGTH, 8), torch.nn.Linear(8, 1)
+    with torch.no_grad():
+        embedding.weight.copy_(weights["words.weight"])
+        for module, name in ((hidden, "hidden"), (output, "output")):
+            module.weight.copy_(weights[f"{name}.weight"].T)
+            module.bias.copy_(weights[f"{name}.bias"])
+    parameters = [p for module in (embedding, hidden, output) for p in module.parameters()]
+    optimizer = getattr(torch.optim, theirs)(parameters, lr=ours.learning_rate)
+    expected = []
+    for _ in range(5):
+        for start in range(0, SAMPLES, 20):
+            h = embedding(torch.tensor(ids[start : start + 20])).permute(0, 2, 1).flatten(1)
+            logits = output(torch.tanh(hidden(h)))
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(y[start : start + 20]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+    losses, found = train_text(
+        ids, y, chain, epochs=5, optimizer=ours, threads=threads, techniques=Techniques(split_batch=threads > 1)
+    )
+    np.testing.assert_allclose(losses, expected, rtol=2e-5)
+    np.testing.assert_allclose(found["words.weight"], embedding.weight.detach().numpy(), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("techniques", [Techniques(), Techniques(replay=False), Techniques(batched=False)])
+def test_a_frozen_embedding_stays_and_the_rest_is_trained(text, techniques):
+    chain = token_chain(trainable=False)
+    before = chain.parameters.as_dict()
+    _, after = train_text(*text, chain, techniques=techniques)
+    np.testing.assert_array_equal(after["words.weight"], before["words.weight"])
+    assert (after["hidden.weight"] != before["hidden.weight"]).any()
+    _, gradients = Trainer(chain, "binary_cross_entropy", threads=1).loss_and_gradients(*text)
+    assert list(gradients) == ["hidden.weight", "hidden.bias", "output.weight", "output.bias"]
+
+
+def test_a_step_on_token_ids_allocates_no_arrays(rng):
+    ids = rng.integers(0, 5000, (400, 50))
+    y = rng.integers(0, 2, (400, 1)).astype(np.float32)
+    chain = Chain(Embedding(5000, 30), Flatten(), Dense(50 * 30, 1))
+    for techniques in (Techniques(split_batch=True), Techniques(split_batch=False)):
+        trainer = Trainer(chain, "binary_cross_entropy", Adam(), 100, threads=2, techniques=techniques)
+        order = rng.permutation(400)
+        trainer.train_epoch(ids, y, order)
+        tracemalloc.start()
+        try:
+            trainer.train_epoch(ids, y, order)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            trainer.train_epoch(ids, y, order)
+            peak = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+            trainer.close()
+        assert peak < 30_000, f"a step allocated {peak} bytes at once; the ids of a batch are {100 * 50 * 8}"
+
+
+def batch_norm_chain(dtype=np.float32):
+    return Chain(
+        Dense(STEPS * FEATURES, 12, name="hidden"), BatchNorm(12, name="norm"), Dense(12, CLASSES, name="output"),
+        dtype=dtype,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_training_with_batch_norm_equals_torch(torch, batch, replay):
+    x, y = batch[0][:60], batch[1][:60]
+    chain = batch_norm_chain()
+    weights = {name: torch.tensor(a) for name, a in chain.parameters.as_dict().items()}
+    model = torch.nn.Sequential(
+        torch.nn.Linear(STEPS * FEATURES, 12), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, CLASSES)
+    )
+    with torch.no_grad():
+        for module, name in ((model[0], "hidden"), (model[2], "output")):
+            module.weight.copy_(weights[f"{name}.weight"].T)
+            module.bias.copy_(weights[f"{name}.bias"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = []
+    for _ in range(3):
+        for start in range(0, 60, 20):
+            rows = slice(start, start + 20)
+            loss = torch.nn.functional.cross_entropy(model(torch.tensor(x[rows])), torch.tensor(y[rows]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+    losses, found = train(x, y, chain=chain, techniques=Techniques(split_batch=True, replay=replay))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    np.testing.assert_allclose(found["norm.running_mean"], model[1].running_mean.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["norm.running_var"], model[1].running_var.numpy(), rtol=1e-4, atol=1e-5)
+    model.eval()
+    with torch.no_grad():
+        logits = model(torch.tensor(x)).numpy()
+    np.testing.assert_allclose(Trainer(chain, threads=1).predict(x), logits, rtol=1e-3, atol=1e-4)
+
+
+def test_a_batch_that_is_coupled_is_not_split(batch):
+    x, y = batch[0][:40], batch[1][:40]
+    trainer = Trainer(batch_norm_chain(), batch_size=20, threads=2, techniques=Techniques(split_batch=True))
+    trainer.train_epoch(x, y)
+    assert [len(tape.inputs[0]) for tape in trainer.tapes] == [20]
+    with pytest.raises(ConfigurationError, match="layer 'norm' needs a whole batch"):
+        Trainer(batch_norm_chain(), threads=1, techniques=Techniques(batched=False)).train_epoch(x, y)
+
+
+def test_running_statistics_stay_when_nothing_is_trained(batch):
+    chain = batch_norm_chain()
+    before = chain.parameters.memory.copy()
+    trainer = Trainer(chain, threads=1)
+    trainer.loss_and_gradients(*batch)
+    trainer.evaluate(*batch)
+    trainer.predict(batch[0])
+    with pytest.raises(ShapeError, match=r"layer 'norm'.* more than one value"):  # 61 samples: the last batch is of 1
+        Trainer(chain, batch_size=20, threads=1).train_epoch(*batch)
+    np.testing.assert_array_equal(chain.parameters.memory, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda x: x + 1, ShapeError, r"layer 'words': token id 40 in row \d+ at position \d .* 0\.\.39"),
+        (lambda x: x - 1, ShapeError, r"layer 'words': token id -1 in row"),
+        (lambda x: x.astype(np.float32), DTypeError, r"layer 'words' looks up integer token ids, .* float32"),
+    ],
+)
+def test_wrong_ids_are_refused_before_training(text, change, error, message):
+    ids, y = text
+    chain = token_chain()
+    before = chain.parameters.vector.copy()
+    trainer = Trainer(chain, "binary_cross_entropy", threads=1)
+    trainer.evaluate(ids, y)
+    for use in (trainer.train_epoch, trainer.evaluate):
+        with pytest.raises(error, match=message):
+            use(change(ids), y)
+    np.testing.assert_array_equal(chain.parameters.vector, before)
+
+
+def test_ids_of_any_integer_dtype_serve(text):
+    ids, y = text
+    expected, _ = train_text(ids, y, token_chain())
+    for dtype in (np.uint8, np.int32, np.uint64):
+        np.testing.assert_array_equal(train_text(ids.astype(dtype), y, token_chain())[0], expected)
 
 
 # Mistakes -------------------------------------------------------------------------------------------------
