@@ -152,6 +152,89 @@ def scattered(g, i, j):
     return total
 
 
+def looked_up(g, ids, vocabulary, padding_index=-1):
+    total = np.zeros((vocabulary, g.shape[-1]))
+    np.add.at(total, ids, g)
+    if padding_index >= 0:
+        total[padding_index] = 0
+    return total
+
+
+def correlated(x, weight, stride=1, padding=((0, 0), (0, 0)), dilation=1, groups=1):
+    """Convolution over two axes, one window after the other."""
+    x = np.pad(x, ((0, 0), (0, 0), *padding))
+    reach = [(k - 1) * dilation + 1 for k in weight.shape[2:]]
+    h, w = ((n - r) // stride + 1 for n, r in zip(x.shape[2:], reach, strict=True))
+    y = np.zeros((len(x), len(weight), h, w))
+    for n, f, i, j in np.ndindex(y.shape):
+        c = f // (len(weight) // groups) * weight.shape[1]
+        rows = slice(i * stride, i * stride + reach[0], dilation)
+        columns = slice(j * stride, j * stride + reach[1], dilation)
+        y[n, f, i, j] = np.sum(x[n, c : c + weight.shape[1], rows, columns] * weight[f])
+    return y
+
+
+def pooled(pick, fill):
+    """Pooling over one axis, one window after the other."""
+
+    def pool(x, window, stride=None, padding=0):
+        x = np.pad(x, ((0, 0), (0, 0), (padding, padding)), constant_values=fill)
+        starts = range(0, x.shape[2] - window + 1, stride or window)
+        return np.stack([pick(x[:, :, i : i + window], axis=2) for i in starts], axis=2)
+
+    return pool
+
+
+def pulled(function, place):
+    """The transpose of a linear function (or of a maximum, which is one nearby): by its operand at `place`."""
+
+    def gradient(g, other, shape, **attrs):
+        total = np.zeros(shape)
+        for at in np.ndindex(shape):
+            unit = np.zeros(shape)
+            unit[at] = 1
+            total[at] = np.sum(g * function(*((unit, other) if place == 0 else (other, unit)), **attrs))
+        return total
+
+    return gradient
+
+
+def first_winners(g, x, window, stride=None):
+    """The gradient of a maximum over windows of one axis."""
+    total = np.zeros(x.shape)
+    for n, c, i in np.ndindex(g.shape):
+        start = i * (stride or window)
+        total[n, c, start + np.argmax(x[n, c, start : start + window])] += g[n, c, i]
+    return total
+
+
+def picked(u, x, window, stride=None):
+    """Elements of `u` where the windows of one axis of `x` have their maximum."""
+    starts = range(0, x.shape[2] - window + 1, stride or window)
+    winners = [start + np.argmax(x[:, :, start : start + window], axis=2) for start in starts]
+    return np.take_along_axis(u, np.stack(winners, axis=2), axis=2)
+
+
+def full(stride=1, padding=((0, 0), (0, 0)), dilation=1, groups=1):
+    """The attributes of a convolution over two axes, as the ops have them."""
+    return {"stride": (stride,) * 2, "padding": padding, "dilation": (dilation,) * 2, "groups": groups}
+
+
+def spread(window, stride):
+    """The attributes of pooling over one axis, as the ops have them."""
+    return {"window": (window,), "stride": (stride or window,), "padding": ((0, 0),)}
+
+
+CONVOLUTIONS = [
+    at((2, 2, 4, 4), (3, 2, 2, 3)), at((1, 2, 4, 5), (4, 1, 2, 2), groups=2, stride=2, padding=((1, 0), (0, 1))),
+    at((1, 1, 5, 4), (2, 1, 3, 2), dilation=2), at((0, 2, 3, 3), (1, 2, 3, 3)), at((1, 1, 1, 1), (1, 1, 1, 1)),
+    at((2, 1, 2, 3), (1, 1, 4, 4), padding=((1, 1), (1, 0))),
+]  # fmt: skip
+POOLS = [
+    at((2, 3, 4), window=2), at((1, 2, 5), window=2), at((1, 2, 5), window=3, stride=1),
+    at((1, 1, 7), window=2, stride=3), at((2, 1, 4), window=3, padding=1),
+    at((0, 2, 3), window=2), at((1, 1, 1), window=1), at((1, 2, 4), window=4),
+]  # fmt: skip
 PLACES = (((0, 2, 1), (0, None, 1)), ((1, 3, 1), (1, 2, 1)))  # [0:2, :] and [1:3, 1:2]: they overlap
 
 LINES = [
@@ -241,6 +324,13 @@ LINES = [
     Line("scatter", lambda g, i, j: ops.TABLE["scatter"](g, i, j, pattern=("array", "array"), shape=(5, 5)),
          [at((2, 3), (2, 1), (3,)), at((4,), (4,), (4,)), at((0,), (0,), (0,)), at((), (), ())],
          (anything, below(5)), like=scattered),
+    Line("embedding", ops.embedding,
+         [at((5, 2), (4,)), at((5, 3), (2, 3)), at((5, 4), (4, 2)), at((5, 2), (0, 3)), at((5, 2), ()), at((5, 1), (1,))],
+         (anything, classes(5)), like=lambda x, i: x[i]),
+    Line("embedding_gradient", partial(ops.embedding_gradient, vocabulary=5),
+         [at((4, 2), (4,)), at((2, 9, 3), (2, 9)), at((70, 4), (70,)), at((0, 3, 2), (0, 3)), at((2,), ()),
+          at((4, 2), (4,), padding_index=0), at((2, 3, 3), (2, 3), padding_index=4)],
+         (anything, classes(5)), like=partial(looked_up, vocabulary=5)),
     Line("matmul", ops.matmul, MATRICES),
     Line("dot", ops.dot, DOTS),
     Line("outer", ops.outer, [at((2,), (3,)), at((2, 2), (3,)), at((), (2,)), at((0,), (2,))]),
@@ -252,6 +342,35 @@ LINES = [
           at((2, 3, 4), subscripts="...i->..."), at((1, 3), (2, 3), subscripts="ij,ij->j"),
           at((2, 3), (3,), (2,), subscripts="ij,j,i->"), at((0, 3), (3,), subscripts="ij,j->i")],
          like=lambda *x, subscripts: np.einsum(subscripts, *x)),
+    Line("conv", ops.conv, CONVOLUTIONS, like=correlated),
+    Line("conv_input_gradient", lambda g, weight, lengths, **at: ops.TABLE["conv_input_gradient"](
+            g, weight, lengths=lengths, **full(**at)),
+         [at((2, 3, 3, 2), (3, 2, 2, 3), lengths=(4, 4)), at((1, 4, 2, 3), (4, 1, 2, 2), lengths=(4, 5), groups=2,
+             stride=2, padding=((1, 0), (0, 1))), at((0, 1, 2, 2), (1, 1, 1, 1), lengths=(2, 2))],
+         like=lambda g, weight, lengths, **at: pulled(correlated, 0)(
+            g, weight, (len(g), weight.shape[1] * at.get("groups", 1), *lengths), **at)),
+    Line("conv_weight_gradient", lambda g, x, kernel, **at: ops.TABLE["conv_weight_gradient"](
+            g, x, kernel=kernel, **full(**at)),
+         [at((2, 3, 3, 2), (2, 2, 4, 4), kernel=(2, 3)), at((1, 4, 2, 3), (1, 2, 4, 5), kernel=(2, 2), groups=2,
+             stride=2, padding=((1, 0), (0, 1))), at((0, 1, 2, 2), (0, 1, 2, 2), kernel=(1, 1))],
+         like=lambda g, x, kernel, **at: pulled(correlated, 1)(
+            g, x, (g.shape[1], x.shape[1] // at.get("groups", 1), *kernel), **at)),
+    Line("max_pool", ops.max_pool, POOLS, (apart,), like=pooled(np.max, -np.inf)),
+    Line("avg_pool", ops.avg_pool, POOLS, like=pooled(np.mean, 0)),
+    Line("max_pool_gradient", lambda g, x, window, stride=None: ops.TABLE["max_pool_gradient"](
+            g, x, ops.max_pool(x, window, stride), lengths=x.shape[2:], **spread(window, stride)),
+         [at((2, 3, 2), (2, 3, 4), window=2), at((1, 2, 3), (1, 2, 5), window=3, stride=1),
+          at((0, 1, 1), (0, 1, 3), window=2)], (anything, apart), like=first_winners),
+    Line("max_pool_gather", lambda u, x, window, stride=None: ops.TABLE["max_pool_gather"](
+            u, x, ops.max_pool(x, window, stride), **spread(window, stride)),
+         [at((2, 3, 4), (2, 3, 4), window=2), at((1, 2, 5), (1, 2, 5), window=3, stride=1),
+          at((0, 1, 3), (0, 1, 3), window=2)], (anything, apart), like=picked),
+    Line("avg_pool_gradient", lambda g, lengths, window, stride=None: ops.TABLE["avg_pool_gradient"](
+            g, lengths=lengths, **spread(window, stride)),
+         [at((2, 3, 2), lengths=(5,), window=2), at((1, 2, 3), lengths=(5,), window=3, stride=1),
+          at((0, 1, 1), lengths=(3,), window=2)],
+         like=lambda g, lengths, **at: pulled(lambda x, _, **at: pooled(np.mean, 0)(x, **at), 0)(
+            g, None, (*g.shape[:2], *lengths), **at)),
     Line("softmax_cross_entropy", ops.softmax_cross_entropy,
          [at((4, 3), (4,)), at((2, 3, 3), (2, 3)), at((3,), ()), at((0, 3), (0,))],
          (anything, classes(3)), like=lambda x, y: -np.sum(np.log(softmax(x)) * np.eye(3)[y]) / max(y.size, 1)),
@@ -355,7 +474,7 @@ def test_gradient_of_the_gradient(line, example, rng, seed):
     def pullback(weights, *operands):
         y = line.call(*operands, **example.attrs)
         found = gradients([y], [weights], [x for x in operands if x.requires_grad])
-        return ops.concatenate([ops.ravel(g) for g in found])
+        return ops.concatenate([ops.ravel(g) for g in found if g is not None])
 
     gradcheck(pullback, rng.standard_normal(shape), *arrays, seed=seed % 1000)
 

@@ -54,6 +54,11 @@ def places(text: str) -> tuple[Any, ...]:
     )
 
 
+def paired(numbers: Any) -> Any:
+    """A pair for each spatial axis, from its numbers one after the other; a single number stays one."""
+    return numbers if isinstance(numbers, int) else tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+
 PARSE: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("axis", "axes", "source", "destination", "axes_a", "axes_b"), axes),
     **dict.fromkeys(("ddof", "axis1", "axis2"), int),
@@ -63,9 +68,29 @@ PARSE: dict[str, Callable[[str], Any]] = {
     "pad_width": lambda text: tuple(map(tuple, np.reshape(shape(text), (-1, 2)).tolist())),
     "index": lambda text: generate.index_of(text),
     "places": places,
+    **dict.fromkeys(("stride", "dilation", "window"), axes),
+    "padding": lambda text: paired(axes(text)),
+    "groups": int,
     "subscripts": str,
     "dtype": np.dtype,
 }
+
+
+def settings(axes: int, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> dict[str, Any]:
+    """The attributes of a convolution as the ops have them."""
+    return {
+        "stride": ops.per_axis("stride", stride, axes),
+        "padding": ops.paddings(padding, axes),
+        "dilation": ops.per_axis("dilation", dilation, axes),
+        "groups": groups,
+    }
+
+
+def pooling(window: tuple[int, ...], stride: Any = None, padding: Any = 0) -> dict[str, Any]:
+    """The attributes of pooling as the ops have them."""
+    of = settings(len(window), window if stride is None else stride, padding)
+    return {"window": window, "stride": of["stride"], "padding": of["padding"]}
+
 
 # How a vector is called where it is not `ops.name(*operands, **attributes)`.
 CALLS: dict[str, Callable[..., Tensor]] = {
@@ -79,6 +104,17 @@ CALLS: dict[str, Callable[..., Tensor]] = {
     "einsum": lambda *operands, subscripts: ops.einsum(subscripts, *operands),
     "dropout": lambda x, rate: ops.dropout(x, rate, np.random.default_rng(1)),
     "dropout_mask": lambda x, rate: ops.TABLE["dropout_mask"](x, rate=rate, generator=np.random.default_rng(1)),
+    "conv_input_gradient": lambda g, weight, shape, **at: ops.TABLE["conv_input_gradient"](
+        g, weight, lengths=shape[2:], **settings(len(shape) - 2, **at)
+    ),
+    "conv_weight_gradient": lambda g, x, shape, **at: ops.TABLE["conv_weight_gradient"](
+        g, x, kernel=shape[2:], **settings(len(shape) - 2, **at)
+    ),
+    "max_pool_gradient": lambda g, x, **at: ops.TABLE["max_pool_gradient"](
+        g, x, ops.max_pool(x, **at), lengths=x.shape[2:], **pooling(**at)
+    ),
+    "max_pool_gather": lambda u, x, **at: ops.TABLE["max_pool_gather"](u, x, ops.max_pool(x, **at), **pooling(**at)),
+    "avg_pool_gradient": lambda g, shape, **at: ops.TABLE["avg_pool_gradient"](g, lengths=shape[2:], **pooling(**at)),
     "softmax_cross_entropy_gradient": lambda g, x, y: ops.TABLE["softmax_cross_entropy_gradient"](
         g, x, ops.logsumexp(x, -1), y
     ),

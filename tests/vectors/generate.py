@@ -206,6 +206,83 @@ def tensordot(a, b, axes_a, axes_b):
     return np.tensordot(a, b, (axes_a, axes_b))
 
 
+def numbers(value, count):
+    return np.broadcast_to(value, (count,))
+
+
+def windows(x, sizes, stride, padding, dilation, fill):
+    """For each window of x (N, C, lengths), its place among the outputs and its elements (N, C, sizes)."""
+    axes = len(sizes)
+    stride, dilation = numbers(stride, axes), numbers(dilation, axes)
+    pairs = np.reshape(padding, (-1, 2)) if np.ndim(padding) else np.full((axes, 2), padding)
+    x = np.pad(x, [(0, 0), (0, 0), *pairs], constant_values=fill)
+    reach = (np.asarray(sizes) - 1) * dilation + 1
+    counts = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
+    for place in np.ndindex(*counts):
+        at = (slice(p * s, p * s + r, d) for p, s, r, d in zip(place, stride, reach, dilation, strict=True))
+        yield place, x[(slice(None), slice(None), *at)]
+
+
+def convolved(x, weight, stride=1, padding=0, dilation=1, groups=1):
+    """Cross-correlation: the kernel is not turned round."""
+    found = {}
+    per_group, filters = weight.shape[1], len(weight) // groups
+    for place, window in windows(x, weight.shape[2:], stride, padding, dilation, 0):
+        sums = [
+            np.sum(window[:, f // filters * per_group :][:, :per_group] * weight[f], tuple(range(1, window.ndim)))
+            for f in range(len(weight))
+        ]
+        found[place] = np.stack(sums, axis=1)
+    return gathered(found, (len(x), len(weight)))
+
+
+def gathered(found, first):
+    """Results (N, C) by their places, as one array (N, C, places)."""
+    counts = [max(p[k] for p in found) + 1 for k in range(len(next(iter(found))))]
+    return np.stack(list(found.values()), axis=-1).reshape(*first, *counts)
+
+
+def transposed(function, place):
+    """The transpose of a linear function by its operand at `place`: its products with every unit array."""
+
+    def gradient(g, *others, shape, **attributes):
+        total = np.zeros(shape, g.dtype)
+        for at in np.ndindex(*shape):
+            unit = np.zeros(shape, g.dtype)
+            unit[at] = 1
+            total[at] = np.sum(g * function(*others[:place], unit, *others[place:], **attributes))
+        return total
+
+    return gradient
+
+
+def max_pooled(x, window, stride=None, padding=0):
+    found = {place: np.max(w, tuple(range(2, w.ndim)))
+             for place, w in windows(x, window, window if stride is None else stride, padding, 1, -np.inf)}
+    return gathered(found, x.shape[:2])  # fmt: skip
+
+
+def avg_pooled(x, window, stride=None, padding=0):
+    found = {place: np.mean(w, tuple(range(2, w.ndim)))
+             for place, w in windows(x, window, window if stride is None else stride, padding, 1, 0)}
+    return gathered(found, x.shape[:2])  # fmt: skip
+
+
+def max_picked(u, x, window, stride=None, padding=0):
+    """The elements of `u` at the places of the maxima of `x`, of equal ones the first."""
+    stride = window if stride is None else stride
+    found = {}
+    pairs = zip(windows(x, window, stride, padding, 1, -np.inf), windows(u, window, stride, padding, 1, 0), strict=True)
+    for (place, w), (_, values) in pairs:
+        first = np.argmax(w.reshape(*x.shape[:2], np.prod(window)), axis=-1)[..., np.newaxis]
+        found[place] = np.take_along_axis(values.reshape(*x.shape[:2], np.prod(window)), first, axis=-1)[..., 0]
+    return gathered(found, x.shape[:2])
+
+
+def max_pool_gradient(g, x, **attributes):
+    return transposed(max_picked, 0)(g, x, shape=x.shape, **attributes)
+
+
 # Conventions at kinks -----------------------------------------------------------------------------------------
 
 
@@ -297,6 +374,7 @@ def cases() -> Iterator[Case]:
     yield from shapes()
     yield from products()
     yield from losses()
+    yield from convolutions()
 
 
 def elementwise() -> Iterator[Case]:
@@ -422,6 +500,53 @@ def products() -> Iterator[Case]:
     ):
         yield Case("einsum", lambda *x, subscripts: np.einsum(subscripts, *x), tuple(operands), (anything,),
                    {"subscripts": subscripts})
+
+
+def convolutions() -> Iterator[Case]:
+    """Attributes stand by spatial axis, the first axis first; a padding of several numbers is a pair for each axis."""
+    for x, weight, at in (
+        ((2, 2, 5), (3, 2, 2), {}), ((1, 1, 4), (1, 1, 1), {}), ((1, 2, 6), (2, 2, 3), {"stride": 2, "padding": 1}),
+        ((2, 2, 5), (4, 1, 2), {"dilation": 2, "groups": 2, "padding": (0, 2)}), ((1, 1, 3), (1, 1, 3), {}),
+        ((0, 2, 4), (3, 2, 2), {}), ((2, 1, 3, 4), (2, 1, 2, 2), {}), ((1, 2, 4, 3), (3, 2, 3, 1), {"stride": (1, 2)}),
+        ((1, 2, 3, 5), (2, 1, 2, 3), {"groups": 2, "padding": (1, 0, 0, 1), "stride": 2}),
+        ((1, 1, 5, 6), (1, 1, 2, 2), {"dilation": (2, 3)}), ((1, 1, 2, 2), (1, 1, 3, 3), {"padding": 1}),
+        ((1, 1, 3, 4), (6, 1, 3, 3), {"padding": 2}),
+    ):  # fmt: skip
+        yield Case("conv", convolved, (x, weight), (anything,), at)
+        y = convolved(np.zeros(x), np.zeros(weight), **at).shape
+        if (x[0] and len(x) == 3) or "padding" in at:
+            yield Case("conv_input_gradient", transposed(convolved, 0), (y, weight), (anything,), {"shape": x, **at},
+                       gradient=lambda u, g, w, shape, **at: [
+                           convolved(u, w, **at), transposed(convolved, 1)(g, u, shape=w.shape, **at)])
+            yield Case("conv_weight_gradient", transposed(convolved, 1), (y, x), (anything,), {"shape": weight, **at},
+                       gradient=lambda u, g, x, shape, **at: [
+                           convolved(x, u, **at), transposed(convolved, 0)(g, u, shape=x.shape, **at)])
+    pools = (
+        ((2, 2, 6), {"window": (2,)}), ((1, 2, 5), {"window": (2,)}), ((1, 1, 5), {"window": (3,), "stride": 1}),
+        ((1, 2, 4), {"window": (3,), "padding": 1}), ((2, 1, 4, 4), {"window": (2, 2)}), ((0, 1, 2), {"window": (2,)}),
+        ((1, 2, 5, 3), {"window": (2, 1), "stride": (1, 2)}), 
+        ((1, 1, 3, 4), {"window": (3, 2), "padding": (1, 1, 0, 1)}),
+        ((1, 1, 3, 3), {"window": (3, 3)}), ((2, 1, 3), {"window": (1,), "stride": 2}),
+    )  # fmt: skip
+    for x, at in pools:
+        yield Case("max_pool", max_pooled, (x,), (apart,), at)
+        yield Case("avg_pool", avg_pooled, (x,), (anything,), at)
+        y = max_pooled(np.zeros(x), **at).shape
+        yield from max_derivatives(x, y, apart, at)
+        yield Case("avg_pool_gradient", transposed(avg_pooled, 0), (y,), (anything,), {"shape": x, **at},
+                   gradient=lambda u, g, shape, **at: [avg_pooled(u, **at)])
+    for x, at in pools[:6:2]:  # of equal elements the first one wins
+        yield Case("max_pool", max_pooled, (x,), (ties,), at,
+                   gradient=lambda g, x, **at: [max_pool_gradient(g, x, **at)])
+        yield from max_derivatives(x, max_pooled(np.zeros(x), **at).shape, ties, at)
+
+
+def max_derivatives(x, y, domain, at) -> Iterator[Case]:
+    """They are linear in what they move; the places of the maxima have no slope."""
+    yield Case("max_pool_gradient", max_pool_gradient, (y, x), (anything, domain), at,
+               gradient=lambda u, g, x, **at: [max_picked(u, x, **at), None])
+    yield Case("max_pool_gather", max_picked, (x, x), (anything, domain), at,
+               gradient=lambda g, u, x, **at: [max_pool_gradient(g, x, **at), None])
 
 
 def losses() -> Iterator[Case]:

@@ -4,10 +4,12 @@ An op written in one of these modules is part of `py_engine.ops` without being l
 """
 
 # ruff: noqa: F403
+from py_engine.ad.ops.convolution import *
 from py_engine.ad.ops.elementary import *
 from py_engine.ad.ops.indexing import *
 from py_engine.ad.ops.linalg import *
 from py_engine.ad.ops.loss import *
+from py_engine.ad.ops.pooling import *
 from py_engine.ad.ops.random import *
 from py_engine.ad.ops.record import *
 from py_engine.ad.ops.reduction import *

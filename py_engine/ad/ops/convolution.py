@@ -1,0 +1,368 @@
+"""Convolution (cross-correlation, as in all deep-learning frameworks) over one or two spatial axes, and more.
+
+    y[n, f, o] = sum over c, k of  x[n, c, o * stride + k * dilation - padding] * weight[f, c, k]
+
+with channels first: x (N, C, *lengths), weight (F, C / groups, *kernel), y (N, F, *outputs). It is linear in x and in
+the weight, so three ops are closed under differentiation: `conv` and its two gradients, each the derivative of the
+others.
+
+All are matrix products with *columns* (im2col): the windows of x, copied in one strided call into a buffer of the
+op's own whose rows are in the order (channel, kernel position) of the weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensors, common_dtype, multilinear_jvp, register
+from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
+from py_engine.errors import DTypeError, ShapeError
+
+Pairs: TypeAlias = tuple[tuple[int, int], ...]
+"""Before and after, for each spatial axis."""
+
+# Settings -------------------------------------------------------------------------------------------------
+
+
+def per_axis(name: str, value: int | Sequence[int], axes: int, least: int = 1) -> Shape:
+    """Return one whole number per spatial axis; a single one serves all.
+
+    Raises:
+        ShapeError: not a whole number of at least `least` for each axis.
+    """
+    numbers: list[Any] = list(value) if isinstance(value, Iterable) else [value] * axes
+    if len(numbers) != axes or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in numbers):
+        raise ShapeError(f"{name} must be a whole number, or {axes} of them, actual {value!r}")
+    if any(n < least for n in numbers):
+        raise ShapeError(f"{name} must be at least {least}, actual {value!r}")
+    return tuple(int(n) for n in numbers)
+
+
+def paddings(value: int | Sequence[int] | Sequence[Sequence[int]], axes: int) -> Pairs:
+    """Return (before, after) per spatial axis, from one number, one per axis, or one pair per axis.
+
+    Raises:
+        ShapeError: anything else, or a negative padding.
+    """
+    wrong = ShapeError(
+        f"padding must be a whole number >= 0, {axes} of them, or {axes} pairs (before, after), actual {value!r}"
+    )
+    each: list[Any] = list(value) if isinstance(value, Iterable) else [value] * axes
+    if len(each) != axes:
+        raise wrong
+    pairs = [list(n) if isinstance(n, Iterable) else [n, n] for n in each]
+    for pair in pairs:
+        if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in pair):
+            raise wrong
+    return tuple((int(before), int(after)) for before, after in pairs)
+
+
+def windows_along(lengths: Shape, window: Shape, stride: Shape, padding: Pairs, dilation: Shape, what: str) -> Shape:
+    """Return how many windows fit along each axis; positions left over at the end are not used.
+
+    Raises:
+        ShapeError: a window is longer than its axis with padding.
+    """
+    counts = []
+    for axis, (n, k, s, (before, after), d) in enumerate(zip(lengths, window, stride, padding, dilation, strict=True)):
+        reach = (k - 1) * d + 1
+        if n + before + after < reach:
+            dilated = f" (dilated {reach})" if d > 1 else ""
+            padded = f" (padded {n + before + after})" if before or after else ""
+            raise ShapeError(
+                f"a {what} of length {k}{dilated} does not fit an input of length {n}{padded} along spatial axis {axis}"
+            )
+        counts.append((n + before + after - reach) // s + 1)
+    return tuple(counts)
+
+
+# Windows and columns --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The settings of one convolution, and what follows from them."""
+
+    stride: Shape
+    padding: Pairs
+    dilation: Shape
+    groups: int
+
+    def outputs(self, lengths: Shape, kernel: Shape) -> Shape:
+        """The lengths of the result."""
+        return windows_along(lengths, kernel, self.stride, self.padding, self.dilation, "kernel")
+
+
+def padded(x: Array, padding: Pairs, fill: float, calls: list[Call]) -> Array:
+    """Return `x` with its spatial axes padded, adding the call that copies it; `x` itself where there is nothing to do.
+
+    The border is written once, here: nothing else ever writes to this memory.
+    """
+    if not any(n for pair in padding for n in pair):
+        return x
+    lengths = [n + before + after for n, (before, after) in zip(x.shape[2:], padding, strict=True)]
+    memory = np.full((*x.shape[:2], *lengths), fill, x.dtype)
+    inside = tuple(slice(before, before + n) for n, (before, _) in zip(x.shape[2:], padding, strict=True))
+    calls.append(partial(np.copyto, memory[(slice(None), slice(None), *inside)], x))
+    return memory
+
+
+def window_view(x: Array, kernel: Shape, outputs: Shape, stride: Shape, dilation: Shape) -> Array:
+    """Return the windows of a padded x as a view (N, C, *kernel, *outputs)."""
+    spatial = x.strides[2:]
+    strides = (
+        *x.strides[:2],
+        *(d * b for d, b in zip(dilation, spatial, strict=True)),
+        *(s * b for s, b in zip(stride, spatial, strict=True)),
+    )
+    return as_strided(x, (*x.shape[:2], *kernel, *outputs), strides, writeable=x.flags.writeable)
+
+
+def _columns(windows: Array, groups: int, scratch: Scratch, calls: list[Call]) -> Array:
+    """Return windows (N, C, *kernel, *outputs) as (N, groups, C/groups * kernel, outputs), copied where need be."""
+    n, c = windows.shape[:2]
+    axes = (windows.ndim - 2) // 2
+    kernel, outputs = windows.shape[2 : 2 + axes], windows.shape[2 + axes :]
+    shape = (n, groups, c // groups * math.prod(kernel), math.prod(outputs))
+    try:
+        return np.reshape(windows, shape, copy=False)
+    except ValueError:
+        columns = scratch(shape, windows.dtype)
+        calls.append(partial(np.copyto, columns.reshape(windows.shape), windows))
+        return columns
+
+
+def _whole(x: Array, shape: Shape, scratch: Scratch, calls: list[Call]) -> Array:
+    """Return `x` in another shape, copied into C order where a view cannot have it."""
+    try:
+        return np.reshape(x, shape, copy=False)
+    except ValueError:
+        memory = scratch(x.shape, x.dtype)
+        calls.append(partial(np.copyto, memory, x))
+        return memory.reshape(shape)
+
+
+# Convolution ----------------------------------------------------------------------------------------------
+
+
+def _check_kinds(a: Tensor, b: Tensor) -> Any:
+    dtype = common_dtype((a, b))
+    if dtype not in FLOATS:
+        raise DTypeError(f"expected float32 or float64, got {dtype}; convert with astype()")
+    return dtype
+
+
+def _check_groups(channels: int, filters: int, groups: int) -> None:
+    if groups < 1 or channels % groups or filters % groups:
+        raise ShapeError(f"{channels} channels and {filters} filters cannot be divided into {groups} groups")
+
+
+def _infer_conv(
+    x: Tensor, weight: Tensor, stride: Shape, padding: Pairs, dilation: Shape, groups: int
+) -> tuple[Shape, Any]:
+    axes = len(stride)
+    if not axes or x.ndim != axes + 2 or weight.ndim != axes + 2:
+        raise ShapeError(
+            f"expected x (N, C, *lengths) and a weight (F, C/groups, *kernel) with as many spatial axes, got shapes "
+            f"{x.shape} and {weight.shape}"
+        )
+    _check_groups(x.shape[1], weight.shape[0], groups)
+    if weight.shape[1] * groups != x.shape[1]:
+        raise ShapeError(
+            f"a weight of shape {weight.shape} with {groups} groups needs {weight.shape[1] * groups} channels, "
+            f"x of shape {x.shape} has {x.shape[1]}"
+        )
+    outputs = Geometry(stride, padding, dilation, groups).outputs(x.shape[2:], weight.shape[2:])
+    return (x.shape[0], weight.shape[0], *outputs), _check_kinds(x, weight)
+
+
+def _bind_conv(
+    arrays: Sequence[Array],
+    out: Array,
+    scratch: Scratch,
+    stride: Shape,
+    padding: Pairs,
+    dilation: Shape,
+    groups: int,
+) -> Sequence[Call]:
+    x, weight = arrays
+    calls: list[Call] = []
+    filters, kernel, outputs = weight.shape[0], weight.shape[2:], out.shape[2:]
+    windows = window_view(padded(x, padding, 0, calls), kernel, outputs, stride, dilation)
+    columns = _columns(windows, groups, scratch, calls)
+    rows = _whole(weight, (groups, filters // groups, columns.shape[2]), scratch, calls)
+    result = out.reshape(len(x), groups, filters // groups, math.prod(outputs))
+    calls.append(partial(np.matmul, rows, columns, result))
+    return calls
+
+
+# The gradient by x is a convolution, too: of the upstream gradient, with zeros put between its elements (the stride)
+# and around it, with the weight turned round and its two channel axes exchanged.
+
+
+def _infer_input_gradient(
+    g: Tensor, weight: Tensor, lengths: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
+) -> tuple[Shape, Any]:
+    _check_groups(weight.shape[1] * groups, weight.shape[0], groups)
+    outputs = Geometry(stride, padding, dilation, groups).outputs(lengths, weight.shape[2:])
+    if g.shape[1:] != (weight.shape[0], *outputs):
+        raise ShapeError(f"expected an upstream gradient (N, {weight.shape[0]}, *{outputs}), got shape {g.shape}")
+    return (g.shape[0], weight.shape[1] * groups, *lengths), _check_kinds(g, weight)
+
+
+def _bind_input_gradient(
+    arrays: Sequence[Array],
+    out: Array,
+    scratch: Scratch,
+    lengths: Shape,
+    stride: Shape,
+    padding: Pairs,
+    dilation: Shape,
+    groups: int,
+) -> Sequence[Call]:
+    g, weight = arrays
+    calls: list[Call] = []
+    n, filters, per_group, kernel = len(g), weight.shape[0], weight.shape[1], weight.shape[2:]
+    # Output position o lies at place o * stride + (kernel - 1) * dilation - padding of the spread gradient.
+    reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+    spread = np.zeros((n, filters, *(a + b for a, b in zip(lengths, reach, strict=True))), g.dtype)
+    to: list[slice] = [slice(None), slice(None)]
+    taken: list[slice] = [slice(None), slice(None)]
+    for count, size, s, r, (before, _) in zip(g.shape[2:], spread.shape[2:], stride, reach, padding, strict=True):
+        start = r - before
+        first = max(0, -(start // s)) if start < 0 else 0
+        last = min(count, (size - 1 - start) // s + 1)
+        taken.append(slice(first, max(first, last)))
+        to.append(slice(start + first * s, start + max(first, last - 1) * s + 1, s) if last > first else slice(0, 0))
+    calls.append(partial(np.copyto, spread[tuple(to)], g[tuple(taken)]))
+    ones = (1,) * len(kernel)
+    columns = _columns(window_view(spread, kernel, lengths, ones, dilation), groups, scratch, calls)
+    turned = weight.reshape(groups, filters // groups, per_group, *kernel).swapaxes(1, 2)
+    turned = turned[(slice(None), slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
+    rows = scratch((groups, per_group, columns.shape[2]), weight.dtype)
+    calls.append(partial(np.copyto, rows.reshape(turned.shape), turned))
+    result = out.reshape(n, groups, per_group, math.prod(lengths))
+    calls.append(partial(np.matmul, rows, columns, result))
+    return calls
+
+
+def _infer_weight_gradient(
+    g: Tensor, x: Tensor, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
+) -> tuple[Shape, Any]:
+    if x.ndim != len(stride) + 2 or g.ndim != x.ndim:
+        raise ShapeError(
+            f"expected g and x (N, C, *lengths) with {len(stride)} spatial axes, got shapes {g.shape} and {x.shape}"
+        )
+    _check_groups(x.shape[1], g.shape[1], groups)
+    outputs = Geometry(stride, padding, dilation, groups).outputs(x.shape[2:], kernel)
+    if g.shape[0] != x.shape[0] or g.shape[2:] != outputs:
+        raise ShapeError(f"expected an upstream gradient ({x.shape[0]}, F, *{outputs}), got shape {g.shape}")
+    return (g.shape[1], x.shape[1] // groups, *kernel), _check_kinds(g, x)
+
+
+def _bind_weight_gradient(
+    arrays: Sequence[Array],
+    out: Array,
+    scratch: Scratch,
+    kernel: Shape,
+    stride: Shape,
+    padding: Pairs,
+    dilation: Shape,
+    groups: int,
+) -> Sequence[Call]:
+    # One product over all samples and positions: both sides are brought into the order (channel, N, position).
+    g, x = arrays
+    calls: list[Call] = []
+    n, filters, outputs = g.shape[0], g.shape[1], g.shape[2:]
+    windows = window_view(padded(x, padding, 0, calls), kernel, outputs, stride, dilation)
+    places = n * math.prod(outputs)
+    per_group = x.shape[1] // groups * math.prod(kernel)
+    left = _whole(g.swapaxes(0, 1), (groups, filters // groups, places), scratch, calls)
+    right = _whole(np.moveaxis(windows, 0, 1 + len(kernel)), (groups, per_group, places), scratch, calls)
+    result = out.reshape(groups, filters // groups, per_group)
+    calls.append(partial(np.matmul, left, right.swapaxes(1, 2), result))
+    return calls
+
+
+CONV: Op = register(
+    Op(
+        name="conv",
+        infer=_infer_conv,
+        bind=_bind_conv,
+        vjp=(
+            lambda g, y, x, weight, **at: CONV_INPUT_GRADIENT(g, weight, lengths=x.shape[2:], **at),
+            lambda g, y, x, weight, **at: CONV_WEIGHT_GRADIENT(g, x, kernel=weight.shape[2:], **at),
+        ),
+        jvp=multilinear_jvp("conv"),
+        doc="cross-correlation over the spatial axes, channels first",
+    )
+)
+CONV_INPUT_GRADIENT: Op = register(
+    Op(
+        name="conv_input_gradient",
+        infer=_infer_input_gradient,
+        bind=_bind_input_gradient,
+        vjp=(
+            lambda u, y, g, weight, lengths, **at: CONV(u, weight, **at),
+            lambda u, y, g, weight, lengths, **at: CONV_WEIGHT_GRADIENT(g, u, kernel=weight.shape[2:], **at),
+        ),
+        jvp=multilinear_jvp("conv_input_gradient"),
+        doc="gradient of conv by its input: the transposed convolution",
+    )
+)
+CONV_WEIGHT_GRADIENT: Op = register(
+    Op(
+        name="conv_weight_gradient",
+        infer=_infer_weight_gradient,
+        bind=_bind_weight_gradient,
+        vjp=(
+            lambda u, y, g, x, kernel, **at: CONV(x, u, **at),
+            lambda u, y, g, x, kernel, **at: CONV_INPUT_GRADIENT(g, u, lengths=x.shape[2:], **at),
+        ),
+        jvp=multilinear_jvp("conv_weight_gradient"),
+        doc="gradient of conv by its weight",
+    )
+)
+
+
+def conv(
+    x: Operand,
+    weight: Operand,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | Sequence[Sequence[int]] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Cross-correlate `x` (N, C, *lengths) with `weight` (F, C / groups, *kernel).
+
+    Args:
+        stride: steps between windows, one number or one per spatial axis.
+        padding: zeros around x: one number, one per axis, or a pair (before, after) per axis.
+        dilation: steps between the elements of a window.
+        groups: the channels and filters are divided into this many groups that know nothing of each other.
+
+    Returns:
+        (N, F, *outputs), with outputs = (length + padding - dilation * (kernel - 1) - 1) // stride + 1.
+
+    Raises:
+        ShapeError: the shapes do not fit, or the kernel is longer than the padded input.
+    """
+    x, weight = as_tensors((x, weight))
+    axes = max(x.ndim - 2, 0)
+    try:
+        at = {
+            "stride": per_axis("stride", stride, axes),
+            "padding": paddings(padding, axes),
+            "dilation": per_axis("dilation", dilation, axes),
+            "groups": per_axis("groups", groups, 1)[0],
+        }
+    except ShapeError as error:
+        raise ShapeError(f"conv: {error}") from None
+    return CONV(x, weight, **at)

@@ -1,0 +1,137 @@
+"""Pooling: against PyTorch over the whole argument space, ties, NaN, and what it says when shapes do not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import py_engine as pe
+from py_engine import Tensor, ops
+from py_engine.ad.graph import gradients
+from py_engine.errors import DTypeError, ShapeError
+
+POOLS = {"max": ops.max_pool, "avg": ops.avg_pool}
+
+
+@st.composite
+def calls(draw):
+    """A shape of x, and settings that fit it."""
+    axes = draw(st.integers(1, 2))
+    window = tuple(draw(st.integers(1, 4)) for _ in range(axes))
+    stride = draw(st.none() | st.tuples(*(st.integers(1, 4) for _ in window)))
+    padding = tuple((n, n) for n in (draw(st.integers(0, k // 2)) for k in window))
+    lengths = tuple(max(1, k - 2 * p) + draw(st.integers(0, 6)) for k, (p, _) in zip(window, padding, strict=True))
+    shape = (draw(st.integers(0, 3)), draw(st.integers(1, 3)), *lengths)
+    return shape, {"window": window, "stride": stride, "padding": padding}
+
+
+def values(kind, shape):
+    rng = np.random.default_rng(1)
+    return rng.standard_normal(shape) if kind == "plain" else rng.integers(-1, 2, shape).astype(np.float64)
+
+
+def with_gradient(function, x):
+    inputs = Tensor(x, requires_grad=True)
+    y = function(inputs)
+    upstream = np.random.default_rng(3).standard_normal(y.shape).astype(y.dtype)
+    (g,) = gradients([y], [Tensor(upstream)], [inputs])
+    return y.numpy(), g.numpy()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("kind", ["plain", "ties"])
+@given(call=calls())
+def test_equals_torch(torch, pool, kind, call):
+    shape, at = call
+    x = values(kind, shape)
+    theirs = torch.tensor(x, requires_grad=True)
+    function = getattr(torch.nn.functional, f"{pool}_pool{len(shape) - 2}d")
+    if shape[0]:
+        y = function(theirs, at["window"], at["stride"], tuple(n for n, _ in at["padding"]))
+        y.backward(torch.tensor(np.random.default_rng(3).standard_normal(tuple(y.shape))))
+        expected = y.detach().numpy(), theirs.grad.numpy()
+    else:  # torch takes no empty batches here
+        one = function(torch.zeros(1, *shape[1:]), at["window"], at["stride"], tuple(n for n, _ in at["padding"]))
+        expected = np.zeros((0, *one.shape[1:])), np.zeros(shape)
+    channels_last = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
+    for own in (x, channels_last, x[..., ::-1].copy()[..., ::-1]):
+        for found, value in zip(with_gradient(lambda a: POOLS[pool](a, **at), own), expected, strict=True):
+            np.testing.assert_allclose(found, value, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@given(call=calls())
+def test_replays_what_it_computes_eagerly(pool, call):
+    shape, at = call
+    x = values("plain", shape)
+    weights = np.random.default_rng(2).standard_normal(POOLS[pool](x, **at).shape)
+    function = pe.value_and_grad(lambda x: ops.sum(weights * ops.square(POOLS[pool](x, **at))))
+    eager_value, eager = function(Tensor(x))
+    compiled = pe.compile(function)
+    for _ in range(2):
+        value, found = compiled(x)
+        np.testing.assert_allclose(value, eager_value.numpy(), rtol=1e-12)
+        np.testing.assert_allclose(found, eager.numpy(), rtol=1e-12, atol=1e-14)
+        ((tape, _),) = compiled.tapes.values()
+        tape.poison(0xFF)
+
+
+def test_a_tie_belongs_to_the_first():
+    x = np.array([[[2.0, 2, 1, 3, 3, 3]]])
+    y, g = with_gradient(lambda x: ops.max_pool(x, 3), x)
+    np.testing.assert_array_equal(y, [[[2, 3]]])
+    np.testing.assert_array_equal(g != 0, [[[True, False, False, True, False, False]]])
+    plane = np.ones((1, 1, 4, 4))
+    _, g = with_gradient(lambda x: ops.max_pool(x, 2), plane)
+    np.testing.assert_array_equal(np.argwhere(g[0, 0]), [[0, 0], [0, 2], [2, 0], [2, 2]])
+
+
+def test_overlapping_windows_add_up():
+    y, g = with_gradient(lambda x: ops.max_pool(x, 3, 1), np.array([[[0.0, 0, 5, 0, 0]]]))
+    np.testing.assert_array_equal(y, [[[5, 5, 5]]])
+    upstream = np.random.default_rng(3).standard_normal((1, 1, 3))
+    np.testing.assert_allclose(g, [[[0, 0, upstream.sum(), 0, 0]]])
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_nan_spreads_over_its_windows_alone(pool):
+    x = np.arange(12.0).reshape(1, 2, 6)
+    x[0, 1, 3] = np.nan
+    y = POOLS[pool](x, 2).numpy()
+    np.testing.assert_array_equal(np.isnan(y), [[[False, False, False], [False, True, False]]])
+
+
+def test_padding_never_wins_and_counts_as_zero():
+    x = np.full((1, 1, 3), -4.0)
+    np.testing.assert_array_equal(ops.max_pool(x, 2, padding=1).numpy(), [[[-4, -4]]])
+    np.testing.assert_array_equal(ops.avg_pool(x, 2, padding=1).numpy(), [[[-2, -4]]])
+    everywhere = np.full((1, 1, 3), -np.inf)
+    assert (ops.max_pool(everywhere, 2, padding=1).numpy() == -np.inf).all()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize(
+    ("shape", "at", "message"),
+    [
+        ((1, 1, 3), {"window": 4}, "window of length 4 does not fit an input of length 3 along spatial axis 0"),
+        ((1, 1, 9, 2), {"window": (2, 5), "padding": (0, 1)}, r"length 2 \(padded 4\) along spatial axis 1"),
+        ((1, 1, 5), {"window": 3, "padding": 2}, "padding must be at most half the window, 1, along spatial axis 0, "
+                                                 "actual 2"),
+        ((1, 5), {"window": 1}, r"expected x \(N, C, \*lengths\) with at least one spatial axis, got shape \(1, 5\)"),
+        ((1, 1, 5), {"window": (2, 2)}, r"window must be a whole number, or 1 of them, actual \(2, 2\)"),
+        ((1, 1, 5), {"window": 0}, "window must be at least 1, actual 0"),
+        ((1, 1, 5), {"window": 2, "stride": 0}, "stride must be at least 1, actual 0"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(pool, shape, at, message):
+    with pytest.raises(ShapeError, match=f"{pool}_pool.*({message})"):
+        POOLS[pool](np.zeros(shape), **at)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_dtypes_are_kept(pool):
+    assert POOLS[pool](np.zeros((1, 1, 4), np.float32), 2).dtype == np.float32
+    with pytest.raises(DTypeError, match="expected float32 or float64, got int64"):
+        POOLS[pool](np.zeros((1, 1, 4), np.int64), 2)
