@@ -26,631 +26,130 @@ side by side along the last axis. A convolution's `weight` is (filters, channels
 (vocabulary, dimension). A parameter that is not *trainable*, such as a frozen embedding or the running statistics of
 batch normalisation, is stored and passed like any other, but has no gradient, and optimizers leave it alone.
 
-**A new layer** is one class here, with its shape rule and its parameters, named in `AnyLayer`.
+**A new layer** is one class in `bridge.layers`, with its shape rule and its parameters.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from bridge import explain, toml
 from bridge.errors import SpecError
 from bridge.explain import LocatedError
+from bridge.layers import (
+    GLOROT_UNIFORM,
+    GRU,
+    LSTM,
+    NORMAL,
+    ONES,
+    RBF,
+    RNN,
+    ZEROS,
+    Activation,
+    AnyInitialiser,
+    AnyLayer,
+    AvgPool1D,
+    AvgPool2D,
+    BatchNorm,
+    Conv1D,
+    Conv2D,
+    Convolution,
+    Dense,
+    Dropout,
+    Embedding,
+    Flatten,
+    Geometry,
+    GlobalAvgPool,
+    GlobalMaxPool,
+    GlobalPool,
+    Layer,
+    LayerNorm,
+    MaxPool1D,
+    MaxPool2D,
+    Name,
+    Normal,
+    ParameterSpec,
+    PermuteDims,
+    PlainInitialiser,
+    Pool,
+    Record,
+    Recurrent,
+    Reshape,
+    Shape,
+    Size,
+    Uniform,
+    check_sizes,
+    show,
+)
+
+__all__ = [
+    "GLOROT_UNIFORM",
+    "GRU",
+    "LSTM",
+    "NORMAL",
+    "ONES",
+    "OPSET",
+    "RBF",
+    "RNN",
+    "VERSION",
+    "ZEROS",
+    "Activation",
+    "AnyInitialiser",
+    "AnyLayer",
+    "AnyLoss",
+    "AvgPool1D",
+    "AvgPool2D",
+    "BatchNorm",
+    "BinaryCrossEntropy",
+    "Conv1D",
+    "Conv2D",
+    "Convolution",
+    "Dense",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "Geometry",
+    "GlobalAvgPool",
+    "GlobalMaxPool",
+    "GlobalPool",
+    "Input",
+    "Layer",
+    "LayerNorm",
+    "LayerShape",
+    "Loss",
+    "MaxPool1D",
+    "MaxPool2D",
+    "MeanSquaredError",
+    "ModelSpec",
+    "Normal",
+    "ParameterSpec",
+    "PermuteDims",
+    "PlainInitialiser",
+    "Pool",
+    "Recurrent",
+    "Reshape",
+    "Shape",
+    "SoftmaxCrossEntropy",
+    "Target",
+    "Uniform",
+    "json_schema",
+    "load",
+    "loads",
+    "parse",
+    "show",
+]
 
 VERSION = 1
 """Version of the file's own structure."""
 OPSET = 2
 """Version of the set of ops, raised when ops are added: an older TwinGrad must refuse what it can't build."""
-
-LARGEST_SIZE = 2**24
-"""Upper end of every size in a spec."""
-MOST_ELEMENTS = 2**31 - 1
-"""The most elements that a parameter, or what a layer makes of one sample, may have."""
-
-Shape = tuple[int, ...]
-Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
-Padding = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
-Reads = Literal["numbers", "tokens", "any"]
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64)]
-
-
-class Record(BaseModel):
-    """Base of every table of a spec: unknown keys, NaN, Inf and values of another type are errors."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-# --- Initialisers ---
-
-PlainName = Literal["glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "zeros", "ones"]
-
-
-class PlainInitialiser(Record):
-    """An initialiser without options: Glorot (Xavier) and He scaled by the fans, zeros, ones."""
-
-    name: PlainName
-
-
-class Uniform(Record):
-    """Uniform between `low` and `high`."""
-
-    name: Literal["uniform"]
-    low: float = -0.1
-    high: float = 0.1
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Uniform:
-        if self.low > self.high:
-            raise LocatedError(["low"], f"found {self.low}, expected at most high = {self.high}")
-        return self
-
-
-class Normal(Record):
-    """Normal with the given mean and standard deviation."""
-
-    name: Literal["normal"]
-    mean: float = 0.0
-    std: Annotated[float, Field(ge=0)] = 0.1
-
-
-AnyInitialiser = PlainInitialiser | Uniform | Normal
-Table = Annotated[AnyInitialiser, Field(discriminator="name")]
-
-
-def _spell_out(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
-Initialiser = Annotated[
-    Table,
-    BeforeValidator(_spell_out, json_schema_input_type=Literal[PlainName, "uniform", "normal"] | Table),
-]
-"""A table, or its name alone, which leaves the options at their defaults."""
-
-GLOROT_UNIFORM = PlainInitialiser(name="glorot_uniform")
-ZEROS = PlainInitialiser(name="zeros")
-
-
-ONES = PlainInitialiser(name="ones")
-NORMAL = Normal(name="normal")
-STANDARD_NORMAL = Normal(name="normal", std=1.0)
-
-
-# --- What is given for every spatial axis ---
-
-
-def _twice(value: object) -> object:
-    """One number for both is short for two."""
-    return (value, value) if isinstance(value, int) else value
-
-
-_TwoSizes = Annotated[tuple[Size, ...], Field(strict=False, min_length=2, max_length=2)]
-_TwoPaddings = Annotated[tuple[Padding, ...], Field(strict=False, min_length=2, max_length=2)]
-
-Sizes2D = Annotated[_TwoSizes, BeforeValidator(_twice, json_schema_input_type=Size | _TwoSizes)]
-"""Of height and width."""
-Padding1D = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings)]
-"""Before and after the axis."""
-_Paddings = Annotated[tuple[Padding1D, ...], Field(strict=False, min_length=2, max_length=2)]
-Padding2D = Annotated[_Paddings, BeforeValidator(_twice, json_schema_input_type=Padding | _Paddings)]
-"""Of height (top and bottom) and width (left and right)."""
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Where a kernel or a window lies on its input: one entry of each field for every spatial axis."""
-
-    size: Shape
-    stride: Shape
-    padding: tuple[Shape, ...]
-    """Before and after each axis."""
-    dilation: Shape
-    """The distance of neighbouring elements of the kernel."""
-
-    @property
-    def extent(self) -> Shape:
-        """From the first element of the kernel to its last."""
-        return tuple(d * (k - 1) + 1 for k, d in zip(self.size, self.dilation, strict=True))
-
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether there is the same padding before and after every axis."""
-        return all(before == after for before, after in self.padding)
-
-    def output(self, input: Shape) -> Shape:
-        """The spatial axes of what becomes of those of `input`. Raises `ValueError` where nothing is left of one."""
-        padded = tuple(n + sum(padding) for n, padding in zip(input, self.padding, strict=True))
-        for n, whole, extent in zip(input, padded, self.extent, strict=True):
-            if whole < extent:
-                padding = f" ({whole} with its padding)" if whole != n else ""
-                raise ValueError(f"it spans {extent}, more than the {n}{padding} of its input")
-        return tuple((n - k) // s + 1 for n, k, s in zip(padded, self.extent, self.stride, strict=True))
-
-
-# --- Layers ---
-
-
-@dataclass(frozen=True)
-class ParameterSpec:
-    """A parameter before it exists. The fans are those of one unit, and of one gate where there are gates."""
-
-    shape: Shape
-    initialiser: AnyInitialiser
-    fan_in: int
-    fan_out: int
-    trainable: bool = True
-    """Whether it has a gradient and an optimizer changes it."""
-    zero_row: int | None = None
-    """The row that starts at zero, whatever the initialiser says."""
-
-
-class Layer(Record):
-    """Base of all layers; by itself it keeps its input's shape and has no parameters."""
-
-    since: ClassVar[int] = 1
-    """The opset that brought the op."""
-    reads: ClassVar[Reads] = "numbers"
-    """What its input may hold. Only an embedding makes numbers of token ids."""
-
-    id: Name
-    """Unique in the spec; the first part of the names of the layer's parameters."""
-    op: str
-
-    def output(self, input: Shape) -> Shape:
-        """The shape of what the layer makes of `input`. Raises `ValueError` when `input` doesn't fit."""
-        return input
-
-    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        """The layer's parameters for an `input` that fits, in the order in which they are stored."""
-        return {}
-
-
-class Dense(Layer):
-    """``x @ weight + bias`` along the last axis."""
-
-    op: Literal["dense"]
-    units: Size
-    bias: bool = True
-    weight_init: Initialiser = GLOROT_UNIFORM
-    bias_init: Initialiser = ZEROS
-
-    def output(self, input: Shape) -> Shape:
-        """(N, …, features) becomes (N, …, units)."""
-        return (*input[:-1], self.units)
-
-    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        """Weight (features, units) and, unless switched off, bias (units,)."""
-        features, units = input[-1], self.units
-        weight = ParameterSpec((features, units), self.weight_init, features, units)
-        bias = ParameterSpec((units,), self.bias_init, features, units)
-        return {"weight": weight, "bias": bias} if self.bias else {"weight": weight}
-
-
-class Recurrent(Layer):
-    """Base of the layers that read a sequence step by step, from a state of zeros."""
-
-    gates: ClassVar[int] = 1
-
-    units: Size
-    returns: Literal["last", "sequence"] = "last"
-    """The state after the last step (many-to-one) or after every step (many-to-many)."""
-    weight_init: Initialiser = GLOROT_UNIFORM
-    recurrent_init: Initialiser = GLOROT_UNIFORM
-    bias_init: Initialiser = ZEROS
-
-    def output(self, input: Shape) -> Shape:
-        """(N, steps, features) becomes (N, units), or (N, steps, units) for a sequence."""
-        if len(input) != 2:
-            raise ValueError(f"expected an input of shape (N, steps, features), found {show(input)}")
-        return (input[0], self.units) if self.returns == "sequence" else (self.units,)
-
-    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        """Weight (features, gates · units), recurrent (units, gates · units) and bias (gates · units,)."""
-        features, units, width = input[-1], self.units, self.gates * self.units
-        return {
-            "weight": ParameterSpec((features, width), self.weight_init, features, units),
-            "recurrent": ParameterSpec((units, width), self.recurrent_init, units, units),
-            "bias": ParameterSpec((width,), self.bias_init, features, units),
-        }
-
-
-class RNN(Recurrent):
-    """The vanilla cell: ``h = activation(x @ weight + h @ recurrent + bias)``."""
-
-    op: Literal["rnn"]
-    activation: Literal["tanh", "relu", "identity"] = "tanh"
-
-
-class LSTM(Recurrent):
-    """Long short-term memory; gates in order input, forget, cell, output."""
-
-    gates: ClassVar[int] = 4
-    op: Literal["lstm"]
-
-
-class GRU(Recurrent):
-    """Gated recurrent unit, reset after the product, bias on the input; gates in order reset, update, new."""
-
-    gates: ClassVar[int] = 3
-    op: Literal["gru"]
-
-
-class Flatten(Layer):
-    """All features of a sample in one row, in C order."""
-
-    reads: ClassVar[Reads] = "any"
-    op: Literal["flatten"]
-
-    def output(self, input: Shape) -> Shape:
-        """(N, …) becomes (N, features)."""
-        return (math.prod(input),)
-
-
-class Reshape(Layer):
-    """The same features of a sample in another shape, in C order."""
-
-    reads: ClassVar[Reads] = "any"
-    op: Literal["reshape"]
-    shape: Annotated[tuple[Size, ...], Field(strict=False, min_length=1, max_length=8)]
-    """Of one sample, without N."""
-
-    def output(self, input: Shape) -> Shape:
-        """(N, …) becomes (N, *shape)."""
-        if math.prod(input) != math.prod(self.shape):
-            raise ValueError(
-                f"found an input of shape {show(input)}, {math.prod(input)} elements per sample, "
-                f"expected {math.prod(self.shape)} to fill {show(self.shape)}"
-            )
-        return self.shape
-
-
-class Activation(Layer):
-    """A function of every element, or softmax along the last axis."""
-
-    op: Literal["activation"]
-    activation: Literal["identity", "tanh", "relu", "sigmoid", "softplus", "softmax"]
-
-
-class Dropout(Layer):
-    """In training, each element becomes 0 with probability `rate` and is divided by 1 - rate otherwise."""
-
-    op: Literal["dropout"]
-    rate: Annotated[float, Field(ge=0, lt=1)]
-
-
-class Windowed(Layer):
-    """Base of the layers that move a kernel or a window over the axes after the first, which is that of channels."""
-
-    since: ClassVar[int] = 2
-    axes: ClassVar[tuple[str, ...]]
-    """What the axes are called."""
-
-    @property
-    def geometry(self) -> Geometry:
-        """Where the window lies, axis by axis, whatever the number of axes."""
-        raise NotImplementedError
-
-    def _move(self, input: Shape, channels: int, key: str) -> Shape:
-        _check_axes(input, self.axes)
-        try:
-            spatial = self.geometry.output(input[1:])
-        except ValueError as error:
-            found = toml.inline(getattr(self, key))
-            raise LocatedError([key], f"found {found} for an input of shape {show(input)}: {error}") from None
-        padded = (n + sum(padding) for n, padding in zip(input[1:], self.geometry.padding, strict=True))
-        _check_sizes({"its padded input": (input[0], *padded)})
-        return (channels, *spatial)
-
-
-class Convolution(Windowed):
-    """Base of the convolutions: cross-correlations of all channels of a group with its filters, plus a bias each."""
-
-    filters: Size
-    groups: Size = 1
-    """The channels, and the filters, in so many parts that don't see one another."""
-    bias: bool = True
-    weight_init: Initialiser = GLOROT_UNIFORM
-    bias_init: Initialiser = ZEROS
-
-    def output(self, input: Shape) -> Shape:
-        """(N, channels, …) becomes (N, filters, …)."""
-        output = self._move(input, self.filters, "kernel")
-        for what, number in (("channels", input[0]), ("filters", self.filters)):
-            if number % self.groups:
-                raise LocatedError(["groups"], f"found {self.groups}, which does not divide the {number} {what}")
-        return output
-
-    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        """Weight (filters, channels / groups, *kernel) and, unless switched off, bias (filters,)."""
-        kernel = self.geometry.size
-        shape = (self.filters, input[0] // self.groups, *kernel)
-        fan_in, fan_out = shape[1] * math.prod(kernel), self.filters // self.groups * math.prod(kernel)
-        weight = ParameterSpec(shape, self.weight_init, fan_in, fan_out)
-        bias = ParameterSpec((self.filters,), self.bias_init, fan_in, fan_out)
-        return {"weight": weight, "bias": bias} if self.bias else {"weight": weight}
-
-
-class Conv1D(Convolution):
-    """Convolution along a sequence: (N, channels, length) to (N, filters, length)."""
-
-    axes: ClassVar[tuple[str, ...]] = ("length",)
-    op: Literal["conv1d"]
-    kernel: Size
-    stride: Size = 1
-    padding: Padding1D = (0, 0)
-    dilation: Size = 1
-
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry((self.kernel,), (self.stride,), (self.padding,), (self.dilation,))
-
-
-class Conv2D(Convolution):
-    """Convolution over an image: (N, channels, height, width) to (N, filters, height, width)."""
-
-    axes: ClassVar[tuple[str, ...]] = ("height", "width")
-    op: Literal["conv2d"]
-    kernel: Sizes2D
-    stride: Sizes2D = (1, 1)
-    padding: Padding2D = ((0, 0), (0, 0))
-    dilation: Sizes2D = (1, 1)
-
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry(self.kernel, self.stride, self.padding, self.dilation)
-
-
-class Pool(Windowed):
-    """Base of the layers that make one number of every window, channel by channel.
-
-    Padding is at most half the window, so that no window holds nothing else. A maximum never comes from it; the average
-    counts it as zeros.
-    """
-
-    def output(self, input: Shape) -> Shape:
-        """(N, channels, …) becomes (N, channels, …) with shorter axes."""
-        return self._move(input, input[0], "window")
-
-    @model_validator(mode="after")
-    def _check_padding(self) -> Pool:
-        for size, padding in zip(self.geometry.size, self.geometry.padding, strict=True):
-            if 2 * max(padding) > size:
-                raise LocatedError(
-                    ["padding"], f"found {max(padding)}, expected at most half the window of {size}: {size // 2}"
-                )
-        return self
-
-
-class Pool1D(Pool):
-    """Base of the pools along a sequence."""
-
-    axes: ClassVar[tuple[str, ...]] = ("length",)
-    window: Size
-    stride: Size = Field(default_factory=lambda data: data["window"])
-    """The length of the window, unless given."""
-    padding: Padding1D = (0, 0)
-
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry((self.window,), (self.stride,), (self.padding,), (1,))
-
-
-class Pool2D(Pool):
-    """Base of the pools over an image."""
-
-    axes: ClassVar[tuple[str, ...]] = ("height", "width")
-    window: Sizes2D
-    stride: Sizes2D = Field(default_factory=lambda data: data["window"])
-    """The size of the window, unless given."""
-    padding: Padding2D = ((0, 0), (0, 0))
-
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry(self.window, self.stride, self.padding, (1, 1))
-
-
-class MaxPool1D(Pool1D):
-    """The largest of every window along a sequence."""
-
-    op: Literal["max_pool1d"]
-
-
-class MaxPool2D(Pool2D):
-    """The largest of every window of an image."""
-
-    op: Literal["max_pool2d"]
-
-
-class AvgPool1D(Pool1D):
-    """The average of every window along a sequence."""
-
-    op: Literal["avg_pool1d"]
-
-
-class AvgPool2D(Pool2D):
-    """The average of every window of an image."""
-
-    op: Literal["avg_pool2d"]
-
-
-class GlobalPool(Layer):
-    """Base of the layers that make one number of every channel."""
-
-    since: ClassVar[int] = 2
-
-    def output(self, input: Shape) -> Shape:
-        """(N, channels, …) becomes (N, channels)."""
-        if len(input) < 2:
-            raise ValueError(f"expected an input of shape (N, channels, …), found {show(input)}: nothing to pool")
-        return input[:1]
-
-
-class GlobalMaxPool(GlobalPool):
-    """The largest of every channel."""
-
-    op: Literal["global_max_pool"]
-
-
-class GlobalAvgPool(GlobalPool):
-    """The average of every channel."""
-
-    op: Literal["global_avg_pool"]
-
-
-class Embedding(Layer):
-    """A row of `weight` for every token id."""
-
-    since: ClassVar[int] = 2
-    reads: ClassVar[Reads] = "tokens"
-    op: Literal["embedding"]
-    vocabulary: Size
-    """Ids are from 0 to vocabulary - 1."""
-    dimension: Size
-    padding_index: Annotated[int, Field(ge=-1, lt=LARGEST_SIZE)] = -1
-    """The id whose row has no gradient and starts at zero; -1 for none."""
-    trainable: bool = True
-    """Whether the rows are trained, or stay what they are."""
-    weight_init: Initialiser = NORMAL
-
-    @property
-    def padding_row(self) -> int | None:
-        """The row of `padding_index`, or None."""
-        return self.padding_index if self.padding_index >= 0 else None
-
-    def output(self, input: Shape) -> Shape:
-        """(N, …) becomes (N, …, dimension)."""
-        return (*input, self.dimension)
-
-    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        """Weight (vocabulary, dimension)."""
-        shape = (self.vocabulary, self.dimension)
-        return {"weight": ParameterSpec(shape, self.weight_init, *shape, self.trainable, self.padding_row)}
-
-    @model_validator(mode="after")
-    def _check_padding_index(self) -> Embedding:
-        if self.padding_index >= self.vocabulary:
-            raise LocatedError(
-                ["padding_index"],
-                f"found {self.padding_index}, expected an id from 0 to {self.vocabulary - 1}, or -1 for none",
-            )
-        return self
-
-
-class PermuteDims(Layer):
-    """The axes of a sample in another order."""
-
-    since: ClassVar[int] = 2
-    reads: ClassVar[Reads] = "any"
-    op: Literal["permute_dims"]
-    axes: Annotated[tuple[Annotated[int, Field(ge=0, le=7)], ...], Field(strict=False, min_length=1, max_length=8)]
-    """For every axis of the output, that of the input; of one sample, from 0."""
-
-    def output(self, input: Shape) -> Shape:
-        """The axes of (N, …) after N, in the order of `axes`."""
-        if sorted(self.axes) != list(range(len(input))):
-            raise LocatedError(
-                ["axes"],
-                f"found {toml.inline(self.axes)}, expected each of 0 to {len(input) - 1} once "
-                f"for an input of shape {show(input)}",
-            )
-        return tuple(input[axis] for axis in self.axes)
-
-
-class RBF(Layer):
-    """Radial basis functions along the last axis: ``exp(-beta · ‖x - center‖²)`` for every unit."""
-
-    since: ClassVar[int] = 2
-    op: Literal["rbf"]
-    units: Size
-    centers_init: Initialiser = STANDARD_NORMAL
-    beta_init: Initialiser = ONES
-
-    def output(self, input: Shape) -> Shape:
-        """(N, …, features) becomes (N, …, units)."""
-        return (*input[:-1], self.units)
-
-    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        """Centers (units, features) and beta (units,)."""
-        fans = input[-1], self.units
-        return {
-            "centers": ParameterSpec((self.units, input[-1]), self.centers_init, *fans),
-            "beta": ParameterSpec((self.units,), self.beta_init, *fans),
-        }
-
-
-class BatchNorm(Layer):
-    """Every channel, the first axis of a sample, less its mean and by its deviation, times `scale`, plus `shift`.
-
-    In training, mean and (biased) variance are those of the batch and of all axes but that of channels; elsewhere they
-    are the running ones, which after every step move by `momentum` towards the batch's mean and unbiased variance.
-    """
-
-    since: ClassVar[int] = 2
-    op: Literal["batch_norm"]
-    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
-    eps: Annotated[float, Field(gt=0)] = 1e-5
-
-    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        """Scale, shift, and running_mean and running_var, which are not trained, each (channels,)."""
-        shape, fans = input[:1], (input[0], input[0])
-        return {
-            "scale": ParameterSpec(shape, ONES, *fans),
-            "shift": ParameterSpec(shape, ZEROS, *fans),
-            "running_mean": ParameterSpec(shape, ZEROS, *fans, trainable=False),
-            "running_var": ParameterSpec(shape, ONES, *fans, trainable=False),
-        }
-
-
-class LayerNorm(Layer):
-    """Every row along the last axis, less its mean and by its deviation, times `scale`, plus `shift`."""
-
-    since: ClassVar[int] = 2
-    op: Literal["layer_norm"]
-    eps: Annotated[float, Field(gt=0)] = 1e-5
-
-    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        """Scale and shift, each (features,)."""
-        shape, fans = input[-1:], (input[-1], input[-1])
-        return {"scale": ParameterSpec(shape, ONES, *fans), "shift": ParameterSpec(shape, ZEROS, *fans)}
-
-
-AnyLayer = (
-    Dense
-    | RNN
-    | LSTM
-    | GRU
-    | Flatten
-    | Reshape
-    | Activation
-    | Dropout
-    | Conv1D
-    | Conv2D
-    | MaxPool1D
-    | MaxPool2D
-    | AvgPool1D
-    | AvgPool2D
-    | GlobalMaxPool
-    | GlobalAvgPool
-    | Embedding
-    | PermuteDims
-    | RBF
-    | BatchNorm
-    | LayerNorm
-)
 
 
 # --- Losses ---
@@ -844,7 +343,7 @@ class ModelSpec(Record):
             try:
                 output = layer.output(shape)
                 parameters = {f"{layer.id}.{name}": p.shape for name, p in layer.parameters(shape).items()}
-                _check_sizes({"its output": output, **parameters})
+                check_sizes({"its output": output, **parameters})
             except ValueError as error:
                 steps = error.steps if isinstance(error, LocatedError) else ()
                 raise LocatedError(["layers", index, *steps], str(error)) from None
@@ -858,24 +357,6 @@ _WRONG_INPUT = {
     "tokens": 'computes with numbers, found token ids (input.dtype = "int64"): put an embedding before it',
     "numbers": 'reads token ids, found numbers: it must be the first layer that computes, and input.dtype "int64"',
 }
-
-
-def _check_axes(input: Shape, axes: tuple[str, ...]) -> None:
-    if len(input) != 1 + len(axes):
-        expected = ", ".join(["N", "channels", *axes])
-        raise ValueError(f"expected an input of shape ({expected}), found {show(input)}")
-
-
-def _check_sizes(shapes: dict[str, Shape]) -> None:
-    for name, shape in shapes.items():
-        size = math.prod(shape)
-        if size > MOST_ELEMENTS:
-            raise ValueError(f"{name} would have {size} elements, expected at most {MOST_ELEMENTS}")
-
-
-def show(shape: Shape) -> str:
-    """A shape as messages print it, with the batch dimension in front: ``(N, 4, 196)``."""
-    return f"({', '.join(['N', *map(str, shape)])})"
 
 
 # --- Reading ---

@@ -869,7 +869,11 @@ UNFIT = {
         (3, 8),
         'a").momentum: found 1.5, expected a finite number above 0 and of at most 1',
     ),
-    "no epsilon": ({"op": "layer_norm", "eps": 0}, (3, 8), 'a").eps: found 0, expected a finite number above 0'),
+    "no epsilon": (
+        {"op": "layer_norm", "eps": 0},
+        (3, 8),
+        'a").eps: found 0, expected a finite number above 0',
+    ),
     "padding that fills any memory": (
         CONV1D | {"stride": 2**24, "padding": 2**24},
         (2**12, 8),
