@@ -23,7 +23,26 @@ from bridge.engine import Evaluation, Optimizer
 from bridge.errors import JuliaError, JuliaUnavailableError
 from bridge.julia.environment import ENGINE, child_environment
 from bridge.julia.interface import Runtime, literal
-from bridge.spec import GRU, LSTM, RNN, Activation, Dense, Dropout, Flatten, Layer, ModelSpec, Reshape
+from bridge.spec import (
+    GRU,
+    LSTM,
+    RBF,
+    RNN,
+    Activation,
+    BatchNorm,
+    Convolution,
+    Dense,
+    Dropout,
+    Embedding,
+    Flatten,
+    GlobalPool,
+    Layer,
+    LayerNorm,
+    ModelSpec,
+    PermuteDims,
+    Pool,
+    Reshape,
+)
 from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.parameters import FlatVector
 from py_engine.network.parameters import Layout as _Layout
@@ -42,18 +61,38 @@ _CALL_SECONDS = 0.1
 _LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
 _OPTIMIZERS = ("sgd", "rmsprop", "adam", "adamw")
 _ACTIVATIONS = ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
-_LAYERS = ("dense", "rnn", "lstm", "gru", "flatten", "reshape", "activation", "dropout")
+_LAYERS = (
+    *("dense", "rnn", "lstm", "gru", "flatten", "reshape", "activation", "dropout", "conv1d", "conv2d"),
+    *("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "global_max_pool", "global_avg_pool"),
+    *("embedding", "permute_dims", "rbf", "batch_norm", "layer_norm"),
+)
 _RETURNS = ("last", "sequence")
-_FORMAT = 1
+_INPUTS = ("floats", "ids")
+_TECHNIQUES = (
+    *("replay", "preallocate", "reuse_memory", "in_place", "views", "place_parts", "simplify", "fuse", "fused_loss"),
+    *("concrete", "batched", "flat_parameters", "sparse_columns", "split_batch"),
+)
+_FORMAT = 2
 
 
 def describe(
-    spec: ModelSpec, optimizer: Optimizer, batch_size: int, dtype: np.dtype[Any], threads: int
+    spec: ModelSpec,
+    optimizer: Optimizer,
+    batch_size: int,
+    dtype: np.dtype[Any],
+    threads: int,
+    techniques: Mapping[str, Any] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """A session as the integers and floats that `create` of julia_engine/src/entry.jl reads."""
+    """A session as the integers and floats that `create` of julia_engine/src/entry.jl reads.
+
+    `techniques` are switches of the engine's Techniques (julia_engine/src/ad/techniques.jl) by name; all are on unless
+    set to False. Raises `ConfigurationError` for one that there isn't.
+    """
     sample = spec.input.sample
+    holds = "floats" if spec.vocabulary is None else "ids"
     integers: list[int] = [_FORMAT, 8 * dtype.itemsize, batch_size, threads, _code(_LOSSES, spec.loss.op)]
-    integers += [_code(_OPTIMIZERS, optimizer.name), int(optimizer.nesterov), len(sample), *sample, len(spec.layers)]
+    integers += [_code(_OPTIMIZERS, optimizer.name), int(optimizer.nesterov), *_switches(techniques or {})]
+    integers += [_code(_INPUTS, holds), len(sample), *sample, len(spec.layers)]
     # RMSProp's one decay stands where Adam's first one does.
     beta1, beta2 = (optimizer.alpha, 0.0) if optimizer.name == "rmsprop" else optimizer.betas
     floats: list[float] = [optimizer.learning_rate, optimizer.momentum, beta1, beta2, optimizer.eps]
@@ -61,8 +100,7 @@ def describe(
     for layer in spec.layers:
         name = layer.id.encode()
         integers += [_code(_LAYERS, layer.op), len(name), *name, *_arguments(layer)]
-        if isinstance(layer, Dropout):
-            floats.append(layer.rate)
+        floats += _numbers(layer)
     return np.array(integers, np.int64), np.array(floats, np.float64)
 
 
@@ -82,7 +120,45 @@ def _arguments(layer: Layer) -> list[int]:
             return [_code(_ACTIVATIONS, layer.activation)]
         case Dropout():
             return [0]  # the seed of the numpy engine's sessions
+        case Convolution() | Pool():
+            return _window(layer)
+        case Embedding():
+            return [layer.vocabulary, layer.dimension, layer.padding_index, int(layer.trainable)]
+        case PermuteDims():
+            return [len(layer.axes), *layer.axes]
+        case RBF():
+            return [layer.units]
+        case GlobalPool() | BatchNorm() | LayerNorm():
+            return []
     raise ConfigurationError(f"layer {layer.id!r}: the Julia engine has no {layer.op}")
+
+
+def _window(layer: Convolution | Pool) -> list[int]:
+    at = layer.geometry
+    integers = [*at.size, *at.stride, *(side for sides in at.padding for side in sides)]
+    if isinstance(layer, Convolution):
+        integers += [*at.dilation, layer.filters, layer.groups, int(layer.bias)]
+    return integers
+
+
+def _numbers(layer: Layer) -> list[float]:
+    match layer:
+        case Dropout():
+            return [layer.rate]
+        case BatchNorm():
+            return [layer.momentum, layer.eps]
+        case LayerNorm():
+            return [layer.eps]
+    return []
+
+
+def _switches(techniques: Mapping[str, Any]) -> list[int]:
+    for name, value in techniques.items():
+        if name not in _TECHNIQUES:
+            raise ConfigurationError(f"the Julia engine has no technique {name!r}; it has {', '.join(_TECHNIQUES)}")
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"technique {name}: expected True or False, found {value!r}")
+    return [int(techniques.get(name, True)) for name in _TECHNIQUES]
 
 
 def _code(known: tuple[str, ...], name: str) -> int:
@@ -183,6 +259,7 @@ class JuliaSession:
         batch_size: int,
         dtype: DTypeLike = "float32",
         threads: int = 1,
+        techniques: Mapping[str, Any] | None = None,
     ) -> None:
         dtype = np.dtype(dtype)
         weights.check(params, spec, dtype)
@@ -191,11 +268,15 @@ class JuliaSession:
         self._spec = spec
         self._batch_size = batch_size
         self._check = DataCheck(spec, dtype)
-        self._parameters = FlatVector(self._layout({n: p.shape for n, p in spec.parameters().items()}), dtype)
+        shapes = {name: p.shape for name, p in spec.in_memory().items()}
+        self._parameters = FlatVector(self._layout(shapes), dtype)
+        trained = {name: shapes[name] for name, p in spec.in_memory().items() if p.trainable}
+        self._gradient_layout = self._layout(trained)
         for name, array in self._parameters.arrays.items():
             array[...] = params[name]
         self._runtime, self._entries = self._load(threads)
-        integers, floats = self._describe(spec, optimizer, batch_size, dtype, threads)
+        more = {"techniques": techniques} if techniques else {}
+        integers, floats = self._describe(spec, optimizer, batch_size, dtype, threads, **more)
         vector = self._parameters.vector
         number = self._entries.create(
             integers.ctypes.data, len(integers), floats.ctypes.data, len(floats), vector.ctypes.data, len(vector)
@@ -207,6 +288,7 @@ class JuliaSession:
         """See `Session.train_epoch`."""
         x, y = self._check.batch(x, y)
         order = self._check.order(order, x)
+        self._check.batches(len(order), self._batch_size)
         steps = -(-len(order) // self._batch_size)
         losses = np.empty(steps, np.float64)
         samples, at_x, at_y, rows, at_order = len(x), x.ctypes.data, y.ctypes.data, len(order), order.ctypes.data
@@ -236,14 +318,15 @@ class JuliaSession:
     def predict(self, x: Array) -> Array:
         """See `Session.predict`."""
         x = self._check.features(x)
-        out = np.empty((len(x), *self._spec.output), x.dtype)
+        out = np.empty((len(x), *self._spec.output), self._parameters.vector.dtype)
         self._raise(self._entries.predict(self._number, len(x), x.ctypes.data, out.ctypes.data))
         return out
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
         x, y = self._check.batch(x, y)
-        loss, gradient = np.empty(1), self._parameters.zeros_like()
+        self._check.batches(len(x), len(x))
+        loss, gradient = np.empty(1), FlatVector(self._gradient_layout, self._parameters.vector.dtype)
         self._raise(
             self._entries.gradients(
                 self._number, len(x), x.ctypes.data, y.ctypes.data, loss.ctypes.data, gradient.vector.ctypes.data
@@ -253,7 +336,8 @@ class JuliaSession:
 
     def params(self) -> dict[str, Array]:
         """See `Session.params`."""
-        return self._parameters.as_dict()
+        found = self._parameters.as_dict()
+        return {name: found[name] for name in self._spec.parameters()}
 
     def allocated(self) -> tuple[int, int]:
         """Bytes and allocations of Julia in this process so far, by its own counters."""

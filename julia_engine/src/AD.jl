@@ -34,6 +34,7 @@ include("ad/ops/convolution.jl")
 include("ad/ops/pooling.jl")
 include("ad/ops/random.jl")
 include("ad/graph.jl")
+include("ad/fused_pooling.jl")
 include("ad/plan.jl")
 include("ad/techniques.jl")
 include("ad/tape.jl")
@@ -44,7 +45,8 @@ include("ad/gradcheck.jl")
 # TABLE; here stand the others, and those that go by another name or convention in Julia.
 for (name, f) in (
     "astype" => astype, "binary_cross_entropy" => binary_cross_entropy, "broadcast_to" => broadcast_to, "clip" => clip,
-    "concatenate" => concatenate, "dot" => dot, "dropout" => dropout, "einsum" => einsum, "expand_dims" => expand_dims,
+    "concatenate" => concatenate, "dot" => dot, "dropout" => dropout, "einsum" => einsum,
+    "embedding" => embedding, "embedding_gradient" => embedding_gradient, "expand_dims" => expand_dims,
     "getitem" => getindex, "log_softmax" => log_softmax, "logsumexp" => logsumexp, "matmul" => matmul, "max" => maximum,
     "mean" => mean, "mean_squared_error" => mean_squared_error, "min" => minimum, "moveaxis" => moveaxis, "norm" => norm,
     "outer" => outer, "pad" => pad, "ravel" => vec, "reshape" => reshape, "softmax" => softmax,
@@ -59,8 +61,9 @@ export value, item, assign!, scope, no_grad, topological_sort, forward!, backwar
 export gradient, withgradient, grad, value_and_grad, vjp, jvp, jacobian, hessian, hvp, compile, gradcheck
 export run!, copy_columns!, poison!, source, diagnose, nbytes
 export sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
-export concatenate, stack, pad, gather, matmul, outer, tensordot, einsum, logsumexp, softmax, log_softmax
-export logsoftmax, softmax_cross_entropy, binary_cross_entropy, mean_squared_error, dropout, mean, var, std, norm, dot
+export concatenate, stack, pad, gather, embedding, embedding_gradient, matmul, outer, tensordot, einsum, logsumexp
+export softmax, log_softmax, logsoftmax, softmax_cross_entropy, binary_cross_entropy, mean_squared_error, dropout
+export mean, var, std, norm, dot
 for name in names(Errors)
     name === :Errors || @eval export $name
 end

@@ -13,6 +13,8 @@ using ..AD: Constant, Graph, Tape, Techniques, Tensor, Variable, stack
 include("network/initialisers.jl")
 include("network/layers.jl")
 include("network/convolution.jl")
+include("network/embedding.jl")
+include("network/normalisation.jl")
 include("network/parameters.jl")
 include("network/chain.jl")
 include("network/losses.jl")
@@ -22,7 +24,8 @@ include("network/threads.jl")
 include("network/steps.jl")
 include("network/trainer.jl")
 
-export Chain, Layer, Dense, RNN, LSTM, GRU, Flatten, Reshape, Activation, Dropout, ParameterSpec, Parameters, as_dict, load!
+export Chain, Layer, ParameterSpec, Parameters, as_dict, load!
+export Dense, RNN, LSTM, GRU, Flatten, Reshape, Activation, Dropout, RBF, Embedding, PermuteDims, BatchNorm, LayerNorm
 export ACTIVATIONS, INITIALISERS, LAYERS, LOSSES, OPTIMIZERS
 export Optimizer, DescentMethod, SGD, Descent, Momentum, RMSProp, Adam, AdamW
 export Accuracy, Mean, accuracy, Evaluation, Trainer, train!, train_epoch!, evaluate, predict, loss_and_gradients

@@ -1,35 +1,36 @@
 """
 C-callable entry points: what a program in another language, in the same process, needs to train a model.
 
-A session is described by integers and floats alone, works on the caller's memory in place, and is known by a number. Rows
-and classes count from 0 here, and shapes are those of C order: (N, ..., features). Each getter (`train_pointer()`)
-returns the address of a function:
+A session is described by integers and floats alone, works on the caller's memory in place, and is known by a number. Rows,
+classes and token ids count from 0 here, and shapes are those of C order: (N, ..., features). Each getter
+(`train_pointer()`) returns the address of a function:
 
 - `create(integers, n, floats, m, parameters, length)`: the number of a new session, or minus a status. `parameters` is the
-  flat parameter vector, which the session trains in place; it must outlive the session.
+  flat parameter vector, the parameters that are trained first, then the others, each tensor at a multiple of 16 elements.
+  The session trains it in place; it must outlive the session.
 - `train(session, samples, x, y, rows, order, first, last, losses)`: train the steps `first` to `last` (from 1) of an
   epoch over the `rows` rows that `order` names, and store the loss of each step in `losses`, which has one for each step
   of the epoch. So an epoch can be cut into calls.
 - `evaluate(session, samples, x, y, out)`: mean loss and accuracy, two floats.
 - `predict(session, samples, x, out)`: the model's outputs.
 - `gradients(session, samples, x, y, loss, vector)`: the loss of one batch, and its gradient in the layout of the
-  parameters.
+  parameters that are trained.
 - `free(session)`, and `message(buffer, capacity)`: the last error's message in UTF-8, and its whole length.
 - `allocated(out)`: bytes and allocations of this process so far, two integers.
 
 All but `create` and `message` return a status: 0; 1 for a mistake of the caller's; 2 when a loss or gradient was not
 finite; 3 for anything else. No exception leaves an entry point. All calls come from the thread that started Julia.
 
-The integers: format (1), bits of a float (32 or 64), batch size, threads, loss, optimizer, nesterov (0 or 1), number of
-axes of a sample, their lengths, number of layers, then for each layer its code, the length of its id, the id's bytes, and
-what `add_layer!` reads. The floats: learning rate, momentum, beta1 or alpha, beta2, eps, weight decay, largest norm (0:
-none), then the rate of each dropout.
+The integers: format (2), bits of a float (32 or 64), batch size, threads, loss, optimizer, nesterov (0 or 1), a 0 or 1 for
+each of `TECHNIQUE_CODES`, what a sample holds (1: floats, 2: Int64 token ids), number of its axes, their lengths, number of
+layers, then for each layer its code, the length of its id, the id's bytes, and what `add_layer!` reads. The floats:
+learning rate, momentum, beta1 or alpha, beta2, eps, weight decay, largest norm (0: none), then what `add_layer!` reads.
 """
 module Entry
 
-using ..AD: EngineError, NonFiniteError, ConfigurationError, ShapeError
-using ..NETWORK: NETWORK, Activation, Adam, AdamW, Chain, Data, Dense, Dropout, Flatten, GRU, LSTM, Layer, Optimizer, RMSProp,
-    RNN, Reshape, SGD, Trainer
+using ..AD: AD, EngineError, NonFiniteError, ConfigurationError, ShapeError, Techniques
+using ..NETWORK: NETWORK, Activation, Adam, AdamW, BatchNorm, Chain, Data, Dense, Dropout, Embedding, Flatten, GRU,
+    LAYERS, LSTM, Layer, LayerNorm, Optimizer, PermuteDims, RBF, RMSProp, RNN, Reshape, SGD, Trainer
 
 const OK, MISTAKE, NOT_FINITE, FAILURE = Cint(0), Cint(1), Cint(2), Cint(3)
 
@@ -37,8 +38,13 @@ const OK, MISTAKE, NOT_FINITE, FAILURE = Cint(0), Cint(1), Cint(2), Cint(3)
 const LOSS_CODES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
 const OPTIMIZER_CODES = ("sgd", "rmsprop", "adam", "adamw")
 const ACTIVATION_CODES = ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
-const LAYER_CODES = ("dense", "rnn", "lstm", "gru", "flatten", "reshape", "activation", "dropout")
+const LAYER_CODES = ("dense", "rnn", "lstm", "gru", "flatten", "reshape", "activation", "dropout", "conv1d", "conv2d",
+    "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "global_max_pool", "global_avg_pool", "embedding", "permute_dims",
+    "rbf", "batch_norm", "layer_norm")
 const RETURN_CODES = ("last", "sequence")
+const INPUT_CODES = ("floats", "ids")
+const TECHNIQUE_CODES = ("replay", "preallocate", "reuse_memory", "in_place", "views", "place_parts", "simplify", "fuse",
+    "fused_loss", "concrete", "batched", "flat_parameters", "sparse_columns", "split_batch")
 
 const SESSIONS = Dict{Int64,Trainer}()
 const COUNT = Ref{Int64}(0)
@@ -92,7 +98,7 @@ function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, 
         settings = Reader(copy(unsafe_wrap(Array, integers, n)), 1)
         numbers = Reader(copy(unsafe_wrap(Array, floats, m)), 1)
         format = read!(settings)
-        format == 1 || throw(ConfigurationError("this engine reads session descriptions of format 1, got $format"))
+        format == 2 || throw(ConfigurationError("this engine reads session descriptions of format 2, got $format"))
         bits = read!(settings)
         bits in (32, 64) || throw(ConfigurationError("expected floats of 32 or 64 bits, got $bits"))
         trainer = bits == 32 ? new_session(Float32, settings, numbers, Ptr{Float32}(parameters), length) :
@@ -103,20 +109,25 @@ function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, 
     end
 end
 
-function new_session(::Type{T}, settings::Reader, numbers::Reader, parameters::Ptr{T}, length::Int64) where {T}
+function new_session(::Type{T}, settings::Reader, numbers::Reader, parameters::Ptr{T}, count::Int64) where {T}
     batch_size, threads = read!(settings), read!(settings)
     loss = chosen(LOSS_CODES, read!(settings), "the loss")
     optimizer = new_optimizer(chosen(OPTIMIZER_CODES, read!(settings), "the optimizer"), read!(settings) == 1,
         read!(numbers, 7))
+    switches = read!(settings, length(TECHNIQUE_CODES))
+    techniques = Techniques(; NamedTuple{map(Symbol, TECHNIQUE_CODES)}(Tuple(switches .== 1))...)
+    holds = chosen(INPUT_CODES, read!(settings), "what a sample holds")
     input = reverse(read!(settings, read!(settings)))
     layers, size = Layer[], input
     for _ in 1:read!(settings)
         push!(layers, add_layer!(size, settings, numbers))
         size = NETWORK.output_size(layers[end], size)
     end
-    vector = unsafe_wrap(Array, parameters, length)
+    vector = unsafe_wrap(Array, parameters, count)
     chain = Chain(layers...; dtype=T, vector=vector)
-    trainer = Trainer(chain; loss=loss, optimizer=optimizer, batch_size=batch_size, threads=threads)
+    NETWORK.takes_ids(chain) == (holds == "ids") || throw(ConfigurationError(
+        "samples of $holds do not suit a model that begins with $(isempty(layers) ? "nothing" : layers[1])"))
+    trainer = Trainer(chain; loss=loss, optimizer=optimizer, batch_size=batch_size, threads=threads, techniques=techniques)
     NETWORK.suit!(trainer, input)
     return trainer
 end
@@ -137,8 +148,19 @@ function add_layer!(input::Vector{Int}, settings::Reader, numbers::Reader)
     op == "reshape" && return Reshape(reverse(read!(settings, read!(settings)))...; name=name)
     op == "activation" && return Activation(chosen(ACTIVATION_CODES, read!(settings), "the activation"); name=name)
     op == "dropout" && return Dropout(read!(numbers); seed=read!(settings), name=name)
+    op == "permute_dims" && return permuted(read!(settings, read!(settings)), name)
+    op in ("global_max_pool", "global_avg_pool") && return LAYERS[op](name=name)
+    if op == "embedding"  # vocabulary, dimension, padding index or -1, trainable
+        vocabulary, dimension, padding, trainable = read!(settings, 4)
+        return Embedding(vocabulary => dimension; padding_index=padding < 0 ? nothing : padding + 1,
+            trainable=trainable == 1, name=name)
+    end
     isempty(input) && throw(ShapeError("layer \"$name\": a $op layer needs an axis of features"))
+    op == "batch_norm" && return BatchNorm(input[end]; momentum=read!(numbers), eps=read!(numbers), name=name)
+    op == "layer_norm" && return LayerNorm(input[1]; eps=read!(numbers), name=name)
+    haskey(WINDOWED, op) && return windowed(op, name, input, settings)
     sizes = input[1] => read!(settings)
+    op == "rbf" && return RBF(sizes; name=name)
     op == "dense" && return Dense(sizes; bias=read!(settings) == 1, name=name)
     if op == "rnn"
         activation = chosen(ACTIVATION_CODES, read!(settings), "the activation")
@@ -148,22 +170,53 @@ function add_layer!(input::Vector{Int}, settings::Reader, numbers::Reader)
     return op == "lstm" ? LSTM(sizes; returns=returns, name=name) : GRU(sizes; returns=returns, name=name)
 end
 
+# For each: its number of spatial axes.
+const WINDOWED = Dict("conv1d" => 1, "conv2d" => 2, "max_pool1d" => 1, "max_pool2d" => 2, "avg_pool1d" => 1,
+    "avg_pool2d" => 2)
+
+"""
+A convolution or a pool. For each spatial axis: the sizes of the window, the strides, the padding before and after; for a
+convolution then the dilations, filters, groups and bias (0 or 1).
+"""
+function windowed(op::String, name::String, input::Vector{Int}, settings::Reader)
+    axes = WINDOWED[op]
+    window, stride, sides = reverse(read!(settings, axes)), reverse(read!(settings, axes)), read!(settings, 2 * axes)
+    padding = reverse([(sides[2k-1], sides[2k]) for k in 1:axes])
+    occursin("pool", op) && return LAYERS[op](window; stride=stride, padding=padding, name=name)
+    dilation, filters, groups, bias = reverse(read!(settings, axes)), read!(settings), read!(settings), read!(settings)
+    return LAYERS[op](input[end] => filters, window; stride=stride, padding=padding, dilation=dilation, groups=groups,
+        bias=bias == 1, name=name)
+end
+
+"""C order's axes, from 0, are these backwards."""
+function permuted(axes::Vector{Int64}, name::String)
+    n = length(axes)
+    return PermuteDims((n - axes[n+1-k] for k in 1:n)...; name=name)
+end
+
 # Using it -------------------------------------------------------------------------------------------------------------
 
 function data_of(trainer::Trainer{T}, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, rows::Int64, order::Ptr{Int64}) where {T}
     target_bytes = prod(NETWORK.target_size(trainer)) * sizeof(NETWORK.target_type(trainer))
-    return Data(samples, x, prod(trainer.input) * sizeof(T), y, target_bytes, trainer.loss.classes, order, rows, 0)
+    return Data(samples, x, prod(trainer.input) * sizeof(NETWORK.input_type(trainer)), trainer.ids, y, target_bytes,
+        trainer.loss.classes, order, rows, 0)
 end
 
-"""Check what the rows from `first` to `last` name, and their classes: memory outside the arrays is never touched."""
+"""
+Check what the rows from `first` to `last` name, their token ids and their classes: memory outside the arrays is never
+touched.
+"""
 function check(trainer::Trainer, data::Data, first::Int, last::Int)
     data.samples > 0 || throw(ShapeError("there are no samples"))
-    classes, each = trainer.output[1], data.y_bytes >> 3
+    classes, each = isempty(trainer.output) ? 0 : trainer.output[1], data.y_bytes >> 3
+    vocabulary = data.ids ? NETWORK.vocabulary(trainer.chain) : 0
     for i in first:last
         r = NETWORK.row(data, i)
         0 <= r < data.samples || throw(ShapeError(
             "order must hold row numbers from 0 to $(data.samples - 1), got $r at place $(i - 1)"))
-        data.classes || continue
+        data.ids && !all_within(Ptr{Int64}(data.x + r * data.x_bytes), data.x_bytes >> 3, vocabulary) && AD.check_ids(
+            unsafe_wrap(Array, Ptr{Int64}(data.x), (trainer.input..., data.samples)), vocabulary, 0)
+        data.classes && data.y != C_NULL || continue
         labels = Ptr{Int64}(data.y + r * data.y_bytes)
         for j in 1:each
             0 <= unsafe_load(labels, j) < classes && continue
@@ -171,6 +224,15 @@ function check(trainer::Trainer, data::Data, first::Int, last::Int)
         end
     end
     return nothing
+end
+
+"""Whether `n` integers are from 0 to `limit - 1`."""
+function all_within(p::Ptr{Int64}, n::Int, limit::Int)
+    outside = 0
+    @inbounds @simd for i in 1:n
+        outside += reinterpret(UInt64, unsafe_load(p, i)) >= reinterpret(UInt64, limit)
+    end
+    return outside == 0
 end
 
 function train(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, rows::Int64, order::Ptr{Int64}, first::Int64,
@@ -206,7 +268,9 @@ end
 function predict(number::Int64, samples::Int64, x::Ptr{Cvoid}, out::Ptr{Cvoid})::Cint
     return guarded(identity) do
         trainer = session(number)
-        NETWORK.predict!(trainer, data_of(trainer, samples, x, C_NULL, samples, NO_ORDER), Ptr{UInt8}(out))
+        data = data_of(trainer, samples, x, C_NULL, samples, NO_ORDER)
+        check(trainer, data, 1, samples)
+        NETWORK.predict!(trainer, data, Ptr{UInt8}(out))
         OK
     end
 end

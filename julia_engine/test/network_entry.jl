@@ -5,11 +5,12 @@ using TwinGrad: Entry
 using Random: MersenneTwister, randperm
 
 # The network of `described`: 12 numbers as 3 steps of 4, an RNN with 5 units, 3 classes.
-described(; bits=64, threads=1, batch=10, format=1) = Int64[
-    format, bits, batch, threads, 1, 1, 0, 1, 12, 3,
+described(; bits=64, threads=1, batch=10, format=2) = Int64[
+    format, bits, batch, threads, 1, 1, 0, SWITCHES..., 1, 1, 12, 3,
     6, 1, Int('s'), 2, 3, 4,
     2, 1, Int('r'), 5, 2, 1,
     1, 6, codeunits("output")..., 3, 1]
+const SWITCHES = ones(Int64, length(Entry.TECHNIQUE_CODES))
 const RATES = [0.1, 0.0, 0.9, 0.999, 1e-8, 0.0, 0.0]
 
 make_session(integers, floats, vector) = GC.@preserve integers floats vector ccall(Entry.create_pointer(), Int64,
@@ -89,7 +90,8 @@ end
 @testset "every layer, optimizer and loss has a code" begin
     @test Set(Entry.LAYER_CODES) == Set(keys(LAYERS)) && Set(Entry.OPTIMIZER_CODES) == Set(keys(OPTIMIZERS))
     @test Set(Entry.LOSS_CODES) == Set(keys(LOSSES)) && Set(Entry.ACTIVATION_CODES) == Set(keys(ACTIVATIONS))
-    head(optimizer) = Int64[1, 32, 10, 1, 1, optimizer, 0, 2, 3, 4]
+    @test collect(map(Symbol, Entry.TECHNIQUE_CODES)) == collect(fieldnames(Techniques))
+    head(optimizer) = Int64[2, 32, 10, 1, 1, optimizer, 0, SWITCHES..., 1, 2, 3, 4]
     layers = Int64[7,
         3, 1, 97, 5, 2,  # lstm
         4, 1, 98, 6, 2,  # gru
@@ -117,9 +119,9 @@ end
 @testset "a description that can't be" begin
     vector = copy(twin(Float64[]).parameters.vector)
     failing(integers, floats=RATES, v=vector) = (@test make_session(integers, floats, v) == -1; last_message())
-    @test occursin("format 1, got 2", failing(described(format=2)))
+    @test occursin("format 2, got 1", failing(described(format=1)))
     @test occursin("32 or 64", failing(described(bits=16)))
-    @test occursin("ends too early", failing(described()[1:20]))
+    @test occursin("ends too early", failing(described()[1:30]))
     @test occursin("julia -t", failing(described(threads=1000)))
     @test occursin("learning_rate", failing(described(), [-1.0; RATES[2:end]]))
     @test occursin("must have $(length(vector)) elements", failing(described(), RATES, vector[1:end-1]))

@@ -59,6 +59,8 @@ def random_params(rng: np.random.Generator) -> Callable[..., Params]:
     def make(model: ModelSpec, dtype: str = "float32", scale: float = 0.3) -> Params:
         shapes = {name: parameter.shape for name, parameter in model.parameters().items()}
         params = {name: (scale * rng.standard_normal(shape)).astype(dtype) for name, shape in shapes.items()}
+        for name in [name for name in params if name.endswith(".running_var")]:
+            params[name] = abs(params[name]) + 0.1
         weights.check(params, model, dtype)
         return params
 
@@ -70,7 +72,10 @@ def random_data(rng: np.random.Generator) -> Callable[..., Data]:
     """Features, and targets of the kind that the model's loss takes."""
 
     def make(model: ModelSpec, rows: int, dtype: str = "float32") -> Data:
-        x = rng.standard_normal((rows, *model.input.sample)).astype(dtype)
+        if model.vocabulary is None:
+            x = rng.standard_normal((rows, *model.input.sample)).astype(dtype)
+        else:
+            x = rng.integers(0, model.vocabulary, (rows, *model.input.sample))
         shape = (rows, *model.target.shape)
         if model.target.kind == "classes":
             return x, rng.integers(0, model.output[-1], shape)

@@ -23,6 +23,8 @@ brackets.
   each is boxed and dispatched at run time.
 - `batched`: a mini-batch is one pass (vectorisation by matrices); off: one pass per sample, gradients accumulated.
 - `flat_parameters`: one optimizer loop over one vector of all parameters; off: one per tensor.
+- `sparse_columns`: the gradient of an embedding is kept for the columns that were looked up, until the update (row-sparse
+  in the papers' layout); off: as a whole matrix, one for each thread.
 - `split_batch`: split the batch over threads, BLAS at one thread inside; off: BLAS has all threads.
 
 `@inbounds` and `@simd` are compiled into the loops: start Julia with `TWINGRAD_SIMD=0` in the environment and
@@ -41,10 +43,12 @@ struct Techniques
     concrete::Bool
     batched::Bool
     flat_parameters::Bool
+    sparse_columns::Bool
     split_batch::Bool
 end
 
 Techniques(; replay=true, preallocate=true, reuse_memory=true, in_place=true, views=true, place_parts=true,
-    simplify=true, fuse=true, fused_loss=true, concrete=true, batched=true, flat_parameters=true, split_batch=true) =
+    simplify=true, fuse=true, fused_loss=true, concrete=true, batched=true, flat_parameters=true, sparse_columns=true,
+    split_batch=true) =
     Techniques(replay, preallocate, reuse_memory, in_place, views, place_parts, simplify, fuse, fused_loss, concrete,
-        batched, flat_parameters, split_batch)
+        batched, flat_parameters, sparse_columns, split_batch)

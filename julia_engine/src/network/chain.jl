@@ -20,6 +20,8 @@ mutable struct Chain
     ids::Vector{String}
     layers::Vector{Layer}
     parameters::Parameters
+    # Only this one: the other that Julia makes takes four of anything, and so four layers.
+    Chain(seed::Int, ids::Vector{String}, layers::Vector{Layer}, parameters::Parameters) = new(seed, ids, layers, parameters)
 end
 
 function Chain(@nospecialize(layers...); seed::Integer=0, dtype::DataType=Float32, vector::Union{Nothing,Vector}=nothing)
@@ -41,31 +43,61 @@ end
 
 # What it computes -----------------------------------------------------------------------------------------------------
 
-(chain::Chain)(@nospecialize(x); training::Bool=false) = applied(chain, chain.parameters.tensors, as_batch(x), training)
+function (chain::Chain)(@nospecialize(x); training::Bool=false)
+    news = Tuple{Int,Tensor}[]
+    y = applied(chain, chain.parameters.tensors, as_batch(x), training, news)
+    keep_state!(chain.parameters, news)
+    return y
+end
 
 as_batch(x::Tensor) = x
 as_batch(x::AbstractArray) = Constant(x)
 
 """
 The outputs for a batch, with the parameters' values taken from `tensors`, in the order of the vector: this is the
-function that is traced and differentiated.
+function that is traced and differentiated. What layers have made of their state is added to `news`, by position.
 """
-function applied(chain::Chain, tensors::Vector{Tensor}, x::Tensor, training::Bool)
+function applied(chain::Chain, tensors::Vector{Tensor}, x::Tensor, training::Bool, news=Tuple{Int,Tensor}[])
     ndims(x) > 0 || throw(ShapeError("a chain is called with a batch (..., N), got a number"))
-    y, next = x, 1
+    position = Dict{String,Int}(name => i for (i, name) in enumerate(keys(chain.parameters)))
+    y = x
     for (id, layer) in zip(chain.ids, chain.layers)
         own = Dict{String,Tensor}()
         for (local_name, _) in parameters(layer)
-            own[local_name] = tensors[next]
-            next += 1
+            own[local_name] = tensors[position["$id.$local_name"]]
         end
+        given = copy(own)
         y = AD.scope(id) do
             output_size(layer, y.dims[1:end-1])
             forward(layer, y, own, training)
         end
+        for (local_name, _) in parameters(layer)
+            own[local_name] === given[local_name] || push!(news, (position["$id.$local_name"], own[local_name]))
+        end
     end
     return y::Tensor
 end
+
+"""Store new values of layers' state, unless they are symbolic."""
+function keep_state!(parameters::Parameters, news::Vector{Tuple{Int,Tensor}})
+    for (i, new) in news
+        new.data === nothing || (parameters.arrays[i] .= value(new))
+    end
+end
+
+"""Whether the samples of a batch affect each other's results in training."""
+couples_batch(chain::Chain) = any(couples_batch, chain.layers)
+
+"""Whether the samples are Int64 token ids: the first layer that looks at values is an [`Embedding`](@ref)."""
+function takes_ids(chain::Chain)
+    for layer in chain.layers
+        layer isa Union{Flatten,Reshape,PermuteDims} || return layer isa Embedding
+    end
+    return false
+end
+
+"""How many different ids the samples of a chain that takes ids may hold: those from 1 on."""
+vocabulary(chain::Chain) = (chain.layers[findfirst(layer -> layer isa Embedding, chain.layers)]::Embedding).vocabulary
 
 """
     sizes(chain, input)
@@ -92,12 +124,12 @@ end
 """
     gradient(f, chain)
 
-The gradient of the number `f(chain)` by each parameter, as a dictionary of arrays by name.
+The gradient of the number `f(chain)` by each parameter that is trained, as a dictionary of arrays by name.
 """
 function AD.gradient(@nospecialize(f), chain::Chain)
     output = f(chain)
     output isa Tensor && length(output) == 1 || throw(ShapeError("gradient: the function must return a number"))
-    targets = chain.parameters.tensors
+    targets = trained_tensors(chain.parameters)
     found = no_grad(() -> gradients(Tensor[output], Tensor[AD.spread_to(AD.literal(output.eltype, 1), output.dims)], targets))
     return Dict{String,Array{eltype(chain.parameters)}}(
         x.name => g === nothing ? fill!(AD.new_array(x.eltype, x.dims), 0) : copy(value(g)) for (x, g) in zip(targets, found))
@@ -148,7 +180,7 @@ function Base.show(io::IO, chain::Chain)
         print(io, "\n  ", rpad(id, width), "  ", layer)
         specs = parameters(layer)
         isempty(specs) || print(io, "\n  ", " "^width, "  ", join(["$n $(Tuple(s.dims))" for (n, s) in specs], ", "), ": ",
-            sum(Int[length(s) for (_, s) in specs]))
+            sum(Int[length(s) for (_, s) in specs]), all(s.trainable for (_, s) in specs) ? "" : " (not all trained)")
     end
 end
 
@@ -166,14 +198,16 @@ specs_of(ids::Vector{String}, layers::Vector{Layer}) =
 
 function layout_of(ids::Vector{String}, layers::Vector{Layer})
     specs = specs_of(ids, layers)
-    return Layout(String[name for (name, _) in specs], Vector{Int}[spec.dims for (_, spec) in specs])
+    return Layout(String[name for (name, _) in specs], Vector{Int}[spec.dims for (_, spec) in specs],
+        Bool[spec.trainable for (_, spec) in specs])
 end
 
 """Take over layers with new parameters: old values where the name stays, initial ones elsewhere."""
 function become!(chain::Chain, ids::Vector{String}, layers::Vector{Layer})
     old = chain.parameters
     new = Parameters(layout_of(ids, layers), eltype(old))
-    for ((name, spec), array) in zip(specs_of(ids, layers), new.arrays)
+    for (name, spec) in specs_of(ids, layers)
+        array = new[name]
         haskey(old, name) ? (array .= old[name]) : initialise!(array, spec, stream(chain.seed, name))
     end
     chain.ids, chain.layers, chain.parameters = ids, layers, new

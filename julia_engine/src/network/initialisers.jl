@@ -6,9 +6,10 @@
 # alike, weights are loaded.
 
 """
-    ParameterSpec(dims, initialiser, fan_in, fan_out)
+    ParameterSpec(dims, initialiser, fan_in, fan_out, trainable=true)
 
-What a layer says about one of its parameters before it exists.
+What a layer says about one of its parameters before it exists. One that is not `trainable` has no gradient, and the
+optimizer leaves it alone: values that the user wants kept, or a layer's own state.
 
 `fan_in` and `fan_out` are the numbers of connections into and out of one unit. For the stacked gates of an LSTM or GRU
 they are those of a single gate, since each gate is a matrix of its own.
@@ -18,7 +19,9 @@ struct ParameterSpec
     initialiser::Any
     fan_in::Int
     fan_out::Int
+    trainable::Bool
 end
+ParameterSpec(dims, initialiser, fan_in, fan_out) = ParameterSpec(dims, initialiser, fan_in, fan_out, true)
 
 Base.length(spec::ParameterSpec) = prod(spec.dims)
 

@@ -31,9 +31,17 @@ function output_size end
 """
     forward(layer, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
 
-Compute the output for a batch `x` whose size has been checked.
+Compute the output for a batch `x` whose size has been checked. A layer with state, parameters that are not trained, puts
+the state's new values into `parameters`: they take its place when the step is done.
 """
 function forward end
+
+"""
+    couples_batch(layer)
+
+Whether the samples of a batch affect each other's results in training. Such a batch is not split over threads.
+"""
+couples_batch(layer::Layer) = false
 
 layer_name(layer::Layer) = hasproperty(layer, :name) ? getproperty(layer, :name) : nothing
 kind(layer::Layer) = String(nameof(typeof(layer)))
@@ -358,6 +366,47 @@ function forward(layer::Dropout, x::Tensor, parameters::Dict{String,Tensor}, tra
 end
 Base.show(io::IO, layer::Dropout) = print(io, "Dropout(", layer.rate, ")")
 
+# Radial basis functions -----------------------------------------------------------------------------------------------
+
+"""
+    RBF(inputs => units; centers_init="normal" => (std=1,), beta_init="ones", name=nothing)
+
+Gaussian radial basis functions on the first axis of x, `exp(-beta[j] * sum(abs2, x - centers[:, j]))`: (inputs, ...) to
+(units, ...).
+
+Parameters: `centers` (inputs, units); `beta` (units,), the inverse squared widths.
+"""
+struct RBF <: Layer
+    inputs::Int
+    units::Int
+    centers_init::Any
+    beta_init::Any
+    name::Union{Nothing,String}
+end
+
+function RBF(@nospecialize(sizes); centers_init="normal" => (std=1.0,), beta_init="ones", name=nothing)
+    inputs, units = sizes_of("RBF", sizes)
+    return RBF(inputs, units, checked_initialiser("RBF", "centers_init", centers_init),
+        checked_initialiser("RBF", "beta_init", beta_init), checked_name(name))
+end
+
+parameters(layer::RBF) = [
+    "centers" => ParameterSpec([layer.inputs, layer.units], layer.centers_init, layer.inputs, layer.units),
+    "beta" => ParameterSpec([layer.units], layer.beta_init, layer.inputs, layer.units)]
+
+function output_size(layer::RBF, input::Vector{Int})
+    !isempty(input) && input[1] == layer.inputs || throw(rejected(layer, "size ($(layer.inputs), ...)", input))
+    return Int[layer.units; input[2:end]]
+end
+
+# ‖x - c‖² from the differences themselves: as ‖x‖² - 2 x ∙ c + ‖c‖² it would cancel, and could be negative.
+function forward(layer::RBF, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
+    apart = reshape(x, layer.inputs, 1, x.dims[2:end]...) .- parameters["centers"]
+    distance = reshape(sum(apart .^ 2; dims=1), layer.units, x.dims[2:end]...)
+    return exp.(.-(parameters["beta"] .* distance))
+end
+Base.show(io::IO, layer::RBF) = print(io, "RBF(", layer.inputs, " => ", layer.units, ")")
+
 """Layers by the name that a model spec gives them."""
 const LAYERS = Dict{String,Any}("dense" => Dense, "rnn" => RNN, "lstm" => LSTM, "gru" => GRU, "flatten" => Flatten,
-    "reshape" => Reshape, "activation" => Activation, "dropout" => Dropout)
+    "reshape" => Reshape, "activation" => Activation, "dropout" => Dropout, "rbf" => RBF)

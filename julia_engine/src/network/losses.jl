@@ -91,7 +91,7 @@ end
 where_in(values::AbstractVector, i, base) = "in sample $(i - 1 + base)"
 where_in(values::AbstractArray, i, base) = "in sample $(Tuple(i)[end] - 1 + base) at $(Tuple(i)[1:end-1])"
 
-function count_outside(values::Array, low, high)
+function count_outside(values::AbstractArray, low, high)
     n = 0
     @inbounds for y in values
         n += !(low <= y <= high)

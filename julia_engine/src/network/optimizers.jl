@@ -146,14 +146,15 @@ end
 """
     step!(optimizer, state, vector, gradient)
 
-Update `vector` in place from `gradient`, which clipping overwrites. Throws a `NonFiniteError`, with the parameters
+Update `vector` in place from `gradient`, which clipping overwrites; what of it has no gradient, at its end, is left alone.
+Throws a `NonFiniteError`, with the parameters
 unchanged, if the norm is to be clipped and is NaN or infinite.
 """
 function step!(optimizer::Optimizer, state::State{T}, vector::Vector{T}, gradient::Vector{T}) where {T}
-    length(vector) == length(gradient) || throw(ConfigurationError(
-        "step!: expected a gradient of length $(length(vector)), got $(length(gradient))"))
+    length(vector) >= length(gradient) || throw(ConfigurationError(
+        "step!: expected a gradient of length $(length(vector)) at most, got $(length(gradient))"))
     GC.@preserve vector gradient state begin
-        n, g = length(vector), pointer(gradient)
+        n, g = length(gradient), pointer(gradient)
         optimizer.clip_value < Inf && clip!(g, T(optimizer.clip_value), 1, n)
         scale = 1.0
         if optimizer.clip_norm < Inf

@@ -1,29 +1,41 @@
 # All parameters of a model as one flat vector with a named view per tensor.
 #
 # One vector makes the optimizer one loop, a checkpoint one array, a reduction over threads one addition, and gives the
-# bridge one pointer. A gradient vector has the same layout, so the two can be combined without looking at names. The
-# numpy engine lays its vector out in the same way, byte for byte: its shapes are these sizes, reversed.
+# bridge one pointer. The trainable tensors come first: a gradient vector has the layout of that part, so the two can be
+# combined without looking at names. The numpy engine's sizes are these reversed, its memory is the same, byte for byte.
 
 """Every tensor starts at a multiple of this many elements: 64 bytes, a cache line, for Float32."""
 const PARAMETER_ALIGNMENT = 16
 
-"""Where each named tensor lies in a flat vector of `length` elements; what lies between them is padding."""
+"""
+Where each named tensor lies in a flat vector of `length` elements; what lies between them is padding. The first
+`trained_tensors` tensors, in the first `trained` elements, are trainable.
+"""
 struct Layout
     names::Vector{String}
     dims::Vector{Vector{Int}}
     offsets::Vector{Int}
     length::Int
+    trained_tensors::Int
+    trained::Int
 end
 
-"""Lay the tensors out one after the other, each aligned."""
-function Layout(names::Vector{String}, dims::Vector{Vector{Int}})
+"""Lay the tensors out one after the other, each aligned, those that are `trainable` first."""
+function Layout(names::Vector{String}, dims::Vector{Vector{Int}}, trainable::Vector{Bool}=fill(true, length(names)))
+    order = Int[findall(trainable); findall(.!trainable)]
+    names, dims, count, trained = names[order], dims[order], sum(trainable), 0
     offsets, last = Int[], 0
-    for d in dims
+    for (i, d) in enumerate(dims)
         push!(offsets, last)
         last += cld(prod(d), PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
+        i == count && (trained = last)
     end
-    return Layout(names, dims, offsets, last)
+    return Layout(names, dims, offsets, last, count, trained)
 end
+
+"""The layout of a gradient: of the trainable tensors alone."""
+trainable_part(l::Layout) = Layout(l.names[1:l.trained_tensors], l.dims[1:l.trained_tensors],
+    l.offsets[1:l.trained_tensors], l.trained, l.trained_tensors, l.trained)
 
 """The tensors as views into `vector`."""
 views(layout::Layout, vector::Vector) = Any[
@@ -32,8 +44,9 @@ views(layout::Layout, vector::Vector) = Any[
 """
     Parameters
 
-The named parameters of a model. `vector` holds them all, `tensors` has a named `Tensor` for each, by reference: writing
-into the one is writing into the other.
+The named parameters of a model, those that are trained before those that are not. `vector` holds them all, `tensors` has
+a named `Tensor` for each, by reference: writing into the one is writing into the other. Only tensors that are trained
+have a gradient.
 
 `parameters["rnn.weight"]` is a tensor's values as an array that shares its memory.
 """
@@ -48,14 +61,17 @@ function Parameters(layout::Layout, vector::Vector)
     length(vector) == layout.length || throw(ParameterError(
         "the parameter vector must have $(layout.length) elements, got $(length(vector))"))
     arrays = views(layout, vector)
-    return Parameters(layout, vector, arrays, Tensor[Variable(a; name=n) for (a, n) in zip(arrays, layout.names)])
+    return Parameters(layout, vector, arrays, Tensor[Tensor(a; requires_grad=i <= layout.trained_tensors, name=n)
+                                                      for (i, (a, n)) in enumerate(zip(arrays, layout.names))])
 end
 Parameters(layout::Layout, T::DataType) = Parameters(layout, fill!(Vector{T}(undef, layout.length), 0))
 
 Base.eltype(p::Parameters) = eltype(p.vector)
 Base.keys(p::Parameters) = p.layout.names
 Base.haskey(p::Parameters, name) = name in p.layout.names
-"""Number of parameters, without the padding of the vector."""
+"""The tensors that are trained."""
+trained_tensors(p::Parameters) = p.tensors[1:p.layout.trained_tensors]
+"""Number of parameters, trained or not, without the padding of the vector."""
 Base.length(p::Parameters) = sum(Int[prod(d) for d in p.layout.dims])
 
 function Base.getindex(p::Parameters, name::AbstractString)

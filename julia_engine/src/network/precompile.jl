@@ -2,7 +2,8 @@
 # 1.9: there only inferred code would be kept, which saves nothing here, and with which 1.5 makes steps that allocate.
 
 function precompile_session(T::DataType, optimizer::Integer)
-    integers = Int64[1, 8 * sizeof(T), 2, 1, 1, optimizer, 0, 1, 4, 3,
+    switches = ones(Int64, length(Entry.TECHNIQUE_CODES))
+    integers = Int64[2, 8 * sizeof(T), 2, 1, 1, optimizer, 0, switches..., 1, 1, 4, 3,
         6, 1, Int('a'), 2, 2, 2,
         2, 1, Int('b'), 3, 2, 1,
         1, 1, Int('c'), 2, 1]

@@ -3,13 +3,14 @@
 # Replay is the engine. The other two are what it is measured against in an ablation.
 
 """
-Where samples and targets lie. Rows of `order` and classes are counted from `base`: 1 in Julia, 0 from Python. Arrays
-behind the addresses are kept alive by the caller.
+Where samples and targets lie. Rows of `order`, token ids and classes are counted from `base`: 1 in Julia, 0 from Python.
+Arrays behind the addresses are kept alive by the caller.
 """
 struct Data
     samples::Int
     x::Ptr{UInt8}
     x_bytes::Int  # of one sample
+    ids::Bool  # samples are Int64 token ids
     y::Ptr{UInt8}
     y_bytes::Int
     classes::Bool  # targets are Int64
@@ -19,7 +20,7 @@ struct Data
 end
 
 Data(x::Array, y::Array, classes::Bool, order::Vector{Int64}, samples::Int) = Data(samples, Ptr{UInt8}(pointer(x)),
-    sizeof(x) ÷ max(samples, 1), Ptr{UInt8}(pointer(y)), sizeof(y) ÷ max(samples, 1), classes, pointer(order),
+    sizeof(x) ÷ max(samples, 1), eltype(x) === Int64, Ptr{UInt8}(pointer(y)), sizeof(y) ÷ max(samples, 1), classes, pointer(order),
     length(order), 1)
 
 @inline row(data::Data, i::Int) = data.order == C_NULL ? i - 1 : unsafe_load(data.order, i) - data.base
@@ -28,16 +29,19 @@ Data(x::Array, y::Array, classes::Bool, order::Vector{Int64}, samples::Int) = Da
 @inline function gather!(x::Ptr{UInt8}, y::Ptr{UInt8}, data::Data, first::Int, count::Int)
     for i in 1:count
         r = row(data, first + i)
-        copy_bytes!(x + (i - 1) * data.x_bytes, data.x + r * data.x_bytes, data.x_bytes)
+        copy_items!(x + (i - 1) * data.x_bytes, data.x + r * data.x_bytes, data.x_bytes, data.ids, data.base)
         data.y == C_NULL && continue
-        if data.classes
-            to, from = Ptr{Int64}(y + (i - 1) * data.y_bytes), Ptr{Int64}(data.y + r * data.y_bytes)
-            for j in 1:data.y_bytes>>3
-                unsafe_store!(to, unsafe_load(from, j) + (1 - data.base), j)
-            end
-        else
-            copy_bytes!(y + (i - 1) * data.y_bytes, data.y + r * data.y_bytes, data.y_bytes)
-        end
+        copy_items!(y + (i - 1) * data.y_bytes, data.y + r * data.y_bytes, data.y_bytes, data.classes, data.base)
+    end
+    return nothing
+end
+
+"""Copy bytes; if they are integers that count from `base`, they count from 1 thereafter."""
+@inline function copy_items!(to::Ptr{UInt8}, from::Ptr{UInt8}, bytes::Int, counts::Bool, base::Int)
+    counts && base != 1 || return copy_bytes!(to, from, bytes)
+    there, here = Ptr{Int64}(to), Ptr{Int64}(from)
+    @inbounds @simd ivdep for j in 1:bytes>>3
+        unsafe_store!(there, unsafe_load(here, j) + (1 - base), j)
     end
     return nothing
 end
@@ -48,7 +52,39 @@ end
 address(x::Array) = Ptr{UInt8}(pointer(x))
 
 """
-A part of a batch: its tape, its place in the batch, and its gradient vector. Its loss counts by its share of the batch.
+The gradient of a matrix of which a step looks up some columns: those columns' gradients, as the tape leaves them, one for
+each lookup. `first` is 0 between steps; in one, for each column of the matrix, the number of its first lookup.
+"""
+struct Columns{T}
+    offset::Int  # of the matrix in the parameter vector
+    height::Int
+    width::Int
+    left_out::Int  # the column without a gradient, or 0
+    values::Ptr{T}
+    ids::Ptr{Int64}
+    count::Int
+    first::Vector{Int32}
+end
+
+"""Add the gradients of each column up in the place of its first lookup."""
+@inline function collect!(c::Columns{T}) where {T}
+    first, height = c.first, c.height
+    @inbounds for j in 1:c.count
+        id = unsafe_load(c.ids, j)
+        id == c.left_out && continue
+        f = Int(first[id])
+        if f == 0
+            first[id] = j % Int32
+        else
+            add_scaled!(c.values + sizeof(T) * height * (f - 1), c.values + sizeof(T) * height * (j - 1), one(T), 1, height)
+        end
+    end
+    return nothing
+end
+
+"""
+A part of a batch: its tape, its place in the batch, and its gradient vector, with the gradients of `columns` apart from
+it. Its loss counts by its share of the batch. `states` are layers' new states: where they go, where they are, how many.
 """
 struct Shard{T}
     tape::Tape
@@ -58,28 +94,46 @@ struct Shard{T}
     count::Int
     loss::Ptr{T}
     gradient::Vector{T}
+    columns::Vector{Columns{T}}
+    states::Vector{Tuple{Ptr{T},Ptr{T},Int}}
 end
 
+"""Plan a part of a batch; with `sparse`, gradients of matrices of which columns are looked up are kept as `columns`."""
 function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{Int}, target_type::DataType, first::Int,
-        count::Int, samples::Int, gradient::Vector{T}, techniques::Techniques) where {T}
+        count::Int, samples::Int, gradient::Vector{T}, techniques::Techniques, sparse::Bool) where {T}
     parameters = chain.parameters
-    inputs = Tensor[AD.symbol(T, Int[input; count], "x"), AD.symbol(target_type, Int[target; count], "y")]
-    found = Any[]
+    layout = parameters.layout
+    inputs = Tensor[AD.symbol(takes_ids(chain) ? Int64 : T, Int[input; count], "x"),
+        AD.symbol(target_type, Int[target; count], "y")]
+    found, news = Any[], Tuple{Int,Tensor}[]
     value, nodes = AD.tracing() do
-        value = objective(applied(chain, parameters.tensors, inputs[1], true), inputs[2])
+        value = objective(applied(chain, parameters.tensors, inputs[1], true, news), inputs[2])
         count == samples || (value = value .* (count / samples))
-        append!(found, gradients(Tensor[value], Tensor[AD.literal(T, 1)], parameters.tensors))
+        append!(found, gradients(Tensor[value], Tensor[AD.literal(T, 1)], trained_tensors(parameters)))
         value
     end
-    outputs, results = Tensor[value], Dict{Int,Any}()
-    for (g, part) in zip(found, views(parameters.layout, gradient))
-        g === nothing && continue
-        push!(outputs, g)
-        results[length(outputs)] = part
+    outputs, results, lookups = Tensor[value], Dict{Int,Any}(), Tuple{Int,Tensor,Int}[]
+    for (i, (g, part)) in enumerate(zip(found, views(trainable_part(layout), gradient)))
+        if g === nothing
+            part .= 0
+        elseif sparse && g.op === AD.EMBEDDING_GRADIENT
+            push!(lookups, (i, g, length(outputs)))
+            append!(outputs, g.inputs)
+        else
+            push!(outputs, g)
+            results[length(outputs)] = part
+        end
     end
+    first_state = length(outputs)
+    append!(outputs, Tensor[new for (_, new) in news])
     tape = Tape(AD.prune!(Graph(copy(inputs), outputs, nodes)); results=results, techniques=techniques)
+    columns = Columns{T}[Columns{T}(layout.offsets[i], layout.dims[i]..., g.attrs[2], Ptr{T}(address(tape.outputs[k+1])),
+        Ptr{Int64}(address(tape.outputs[k+2])), length(tape.outputs[k+2]), zeros(Int32, layout.dims[i][2]))
+                         for (i, g, k) in lookups]
+    states = Tuple{Ptr{T},Ptr{T},Int}[(pointer(parameters.vector) + sizeof(T) * layout.offsets[i],
+        Ptr{T}(address(tape.outputs[first_state+k])), prod(layout.dims[i])) for (k, (i, _)) in enumerate(news)]
     return Shard{T}(tape, address(tape.inputs[1]), address(tape.inputs[2]), first, count, pointer(tape.outputs[1]::Array{T,0}),
-        gradient)
+        gradient, columns, states)
 end
 
 """Gather the rows of this part of the batch that begins after `start` rows, and replay."""
@@ -89,29 +143,49 @@ end
     return nothing
 end
 
+"""Let the new states of layers take the place of the old ones."""
+@inline function keep_states!(shard::Shard{T}) where {T}
+    for (to, from, n) in shard.states
+        copy_bytes!(Ptr{UInt8}(to), Ptr{UInt8}(from), n * sizeof(T))
+    end
+    return nothing
+end
+
 """
 One shard per thread of the team, as many as the batch allows. The gradients of all but the first go into vectors of their
-own.
+own, of which what stands for `columns` is never touched.
 """
 function make_shards(::Type{T}, chain::Chain, objective, input::Vector{Int}, target::Vector{Int}, target_type::DataType,
-        samples::Int, threads::Int, gradient::Vector{T}, techniques::Techniques) where {T}
+        samples::Int, threads::Int, gradient::Vector{T}, techniques::Techniques, sparse::Bool=false) where {T}
     n = min(threads, samples)
     ends = Int[samples * k ÷ n for k in 0:n]
     return Shard{T}[Shard{T}(chain, objective, input, target, target_type, ends[k], ends[k+1] - ends[k], samples,
-        k == 1 ? gradient : zeros(T, length(gradient)), techniques) for k in 1:n]
+        k == 1 ? gradient : cleared(chain.parameters.layout, Vector{T}(undef, length(gradient))), techniques, sparse)
+                    for k in 1:n]
+end
+
+"""Set what lies between the tensors to zero: every number of a gradient vector is looked at."""
+function cleared(layout::Layout, gradient::Vector)
+    for i in 1:layout.trained_tensors
+        stop = i < layout.trained_tensors ? layout.offsets[i+1] : layout.trained
+        gradient[layout.offsets[i]+prod(layout.dims[i])+1:stop] .= 0
+    end
+    return gradient
 end
 
 # Without replay, or sample by sample: for ablations ---------------------------------------------------------------------
 
 """Record, differentiate and forget at every step, as an engine without a graph to replay does; return the loss."""
 function eager_step!(chain::Chain, objective, x::Array, y::Array, gradient::Vector)
-    loss = objective(applied(chain, chain.parameters.tensors, Constant(x), true), Constant(y))
+    news = Tuple{Int,Tensor}[]
+    loss = objective(applied(chain, chain.parameters.tensors, Constant(x), true, news), Constant(y))
     seed = AD.literal(loss.eltype, 1)
-    found = no_grad(() -> gradients(Tensor[loss], Tensor[seed], chain.parameters.tensors))
+    found = no_grad(() -> gradients(Tensor[loss], Tensor[seed], trained_tensors(chain.parameters)))
     fill!(gradient, 0)
-    for (g, part) in zip(found, views(chain.parameters.layout, gradient))
+    for (g, part) in zip(found, views(trainable_part(chain.parameters.layout), gradient))
         g === nothing || (part .= value(g))
     end
+    isfinite(item(loss)) && keep_state!(chain.parameters, news)
     return Float64(item(loss))
 end
 

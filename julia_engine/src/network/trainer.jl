@@ -3,7 +3,8 @@
 # A mini-batch is gathered straight into the tapes' input buffers, each tape leaves its gradients in one flat vector, and
 # the optimizer runs over that vector: a step allocates nothing. With more than one thread the batch is split into shards,
 # one per thread, each with buffers and a gradient vector of its own and BLAS at one thread; the sum of the gradients is
-# fused with the update, of which every thread does a stretch.
+# fused with the update, of which every thread does a stretch. Of a matrix whose columns are looked up (an embedding) only
+# the gradients of those columns are kept; the update spreads them out, a block at a time, in the cache.
 
 """Mean loss and share of right answers (NaN where the loss has no notion of a right answer)."""
 struct Evaluation
@@ -53,6 +54,10 @@ mutable struct Trainer{T,O<:Optimizer}
     single::Union{Nothing,Shard{T}}  # the plan for one sample, where a batch goes through one by one
     forwards::Dict{Tuple{Int,Bool},Tape}
     partial::Vector{Float64}  # one number per thread, for sums; a cache line apart
+    ids::Bool  # samples are token ids
+    sparse::Bool  # the plans keep columns' gradients apart
+    dense::Vector{Tuple{Int,Int}}  # the stretches of the vector whose gradients the plans do not keep apart
+    blocks::Vector{Vector{T}}  # for each thread: room for a block of a gradient
 end
 
 function Trainer(chain::Chain; loss="softmax_cross_entropy", optimizer::Optimizer=SGD(0.01), batch_size=100,
@@ -67,11 +72,15 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
     splits = techniques.split_batch && techniques.batched && techniques.replay
     threads <= Threads.nthreads() || !splits || throw(ConfigurationError("Trainer: threads must be at most " *
         "$(Threads.nthreads()), with which Julia was started, got $threads; start it with `julia -t $threads`"))
-    n = chain.parameters.layout.length
+    batched_only = couples_batch(chain) && !techniques.batched
+    batched_only && throw(ConfigurationError("Trainer: techniques.batched can't be switched off for a chain with layers " *
+        "that couple the samples of a batch, such as BatchNorm"))
+    n = chain.parameters.layout.trained
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(optimizer, n),
         batch_size, threads, accumulate, techniques, Team(splits ? threads : 1), zeros(T, n),
         zeros(T, accumulate > 1 ? n : 0), 0, Int[], Int[], Dict{Int,Vector{Shard{T}}}(), nothing,
-        Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)))
+        Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)), takes_ids(chain), false, [(1, n)],
+        [T[] for _ in 1:threads])
 end
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -81,7 +90,7 @@ end
 
 Train once on all samples, or on those that `order` names, in its order; return the loss of each step, before its update.
 
-- `x`: (..., N), of the parameters' element type.
+- `x`: (..., N), of the parameters' element type, or `Int64` token ids from 1 for a chain that begins with an `Embedding`.
 - `y`: (..., N), targets of the loss; classes count from 1.
 - `order`: sample numbers, cut into batches as they stand.
 
@@ -145,7 +154,7 @@ function loss_and_gradients(trainer::Trainer, x::AbstractArray, y::AbstractArray
     rows = collect(Int64, 1:size(x)[end])
     loss = GC.@preserve samples targets rows loss_and_gradient!(
         trainer, Data(samples, targets, trainer.loss.classes, rows, size(x)[end]))
-    return loss, as_dict(trainer.parameters.layout, trainer.gradient)
+    return loss, as_dict(trainable_part(trainer.parameters.layout), trainer.gradient)
 end
 
 """Leave the gradient of all rows of the data, as one batch, in the trainer's gradient vector; return the loss."""
@@ -202,14 +211,14 @@ end
 function predict!(trainer::Trainer{T}, data::Data, out::Ptr{UInt8}) where {T}
     bytes = prod(trainer.output) * sizeof(T)
     each_part(trainer, data, false) do tape, first, count
-        copy_bytes!(address(tape.inputs[1]), data.x + first * data.x_bytes, count * data.x_bytes)
+        copy_items!(address(tape.inputs[1]), data.x + first * data.x_bytes, count * data.x_bytes, data.ids, data.base)
         AD.run!(tape)
         copy_bytes!(out + first * bytes, address(tape.outputs[1]), count * bytes)
     end
     return nothing
 end
 
-unordered(d::Data) = Data(d.samples, d.x, d.x_bytes, d.y, d.y_bytes, d.classes, Ptr{Int64}(C_NULL), d.samples, d.base)
+unordered(d::Data) = Data(d.samples, d.x, d.x_bytes, d.ids, d.y, d.y_bytes, d.classes, Ptr{Int64}(C_NULL), d.samples, d.base)
 
 function each_part(f, trainer::Trainer, data::Data, with_loss::Bool)
     before = set_blas_threads(trainer.threads)
@@ -225,7 +234,7 @@ end
 
 function forward_tape!(trainer::Trainer{T}, samples::Int, with_loss::Bool) where {T}
     return get!(trainer.forwards, (samples, with_loss)) do
-        inputs = Tensor[AD.symbol(T, Int[trainer.input; samples], "x")]
+        inputs = Tensor[AD.symbol(input_type(trainer), Int[trainer.input; samples], "x")]
         with_loss && push!(inputs, AD.symbol(target_type(trainer), Int[target_size(trainer); samples], "y"))
         outputs, nodes = AD.tracing() do
             outputs = Tensor[applied(trainer.chain, trainer.parameters.tensors, inputs[1], false)]
@@ -266,8 +275,11 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
         return nothing
     end
     full, rest = min(trainer.batch_size, data.rows), data.rows % trainer.batch_size
+    choose_sparse!(trainer)
     shards = shards_for!(trainer, full)
     others = rest == 0 ? shards : shards_for!(trainer, rest)
+    forget!(shards)  # what an error may have left behind
+    forget!(others)
     team = threads_to_use(trainer.team.size) == trainer.team.size && length(shards) > 1 ? trainer.team : ALONE
     before = set_blas_threads(length(shards) > 1 ? 1 : trainer.threads)
     steps, pending = trainer.state.steps, trainer.pending
@@ -302,8 +314,8 @@ Returns the step whose loss or gradient was not finite, which all threads notice
 """
 function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, rest::Vector{Shard{T}}, data::Data,
         losses::Ptr{Float64}, first::Int, last::Int, steps::Int, pending::Int) where {T}
-    n, o, batch, partial = length(trainer.vector), trainer.optimizer, trainer.batch_size, trainer.partial
-    from, to = stretch(n, team.size, k)
+    o, batch, partial = trainer.optimizer, trainer.batch_size, trainer.partial
+    from, to = stretch(1, length(trainer.gradient), team.size, k)
     clips = o.clip_norm < Inf || o.clip_value < Inf
     for step in first:last
         start = (step - 1) * batch
@@ -313,7 +325,10 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         while j <= length(shards)
             shard = shards[j]
             run!(shard, data, start)
-            finite &= isfinite(unsafe_load(shard.loss)) && all_finite(pointer(shard.gradient), n)
+            finite &= isfinite(unsafe_load(shard.loss)) && all_finite(trainer, shard)
+            for c in shard.columns
+                collect!(c)
+            end
             j += team.size
         end
         partial[8k] = finite ? 0.0 : 1.0
@@ -327,6 +342,7 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         end
         k == 1 && unsafe_store!(losses, loss, step)
         wrong == 0 || return step
+        k == 1 && foreach(keep_states!, shards)
         pending += 1
         updates = pending == trainer.accumulate
         updates && (pending = 0; steps += 1)
@@ -338,10 +354,16 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
                 update_stretch!(trainer, from, to, steps)
             end
         else
-            for block in from:BLOCK:to
-                stop = min(block + BLOCK - 1, to)
-                reduce!(trainer, shards, updates, block, stop)
-                updates && update_stretch!(trainer, block, stop, steps)
+            for (a, b) in trainer.dense
+                from, to = stretch(a, b, team.size, k)
+                for block in from:BLOCK:to
+                    stop = min(block + BLOCK - 1, to)
+                    reduce!(trainer, shards, updates, block, stop)
+                    updates && update_stretch!(trainer, block, stop, steps)
+                end
+            end
+            for i in eachindex(shards[1].columns)
+                update_columns!(trainer, shards, i, team.size, k, steps)
             end
         end
         if k == 1  # after every step, so that the count is right even if the next one throws
@@ -352,10 +374,48 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
     return 0
 end
 
-"""The elements from which to which the thread `k` of `threads` updates; stretches begin on cache lines."""
-function stretch(n::Int, threads::Int, k::Int)
-    each = cld(cld(n, 16), threads) * 16
-    return (k - 1) * each + 1, min(k * each, n)
+"""The elements, of those from `a` to `b`, that the thread `k` of `threads` updates; stretches begin on cache lines."""
+function stretch(a::Int, b::Int, threads::Int, k::Int)
+    each = cld(cld(b - a + 1, 16), threads) * 16
+    return a + (k - 1) * each, min(a + k * each - 1, b)
+end
+
+function all_finite(trainer::Trainer{T}, shard::Shard{T}) where {T}
+    for (a, b) in trainer.dense
+        all_finite(pointer(shard.gradient, a), b - a + 1) || return false
+    end
+    for c in shard.columns
+        all_finite(c.values, c.height * c.count) || return false
+    end
+    return true
+end
+
+"""
+Update the i-th matrix whose gradient is kept by columns. A block of its gradient at a time is put together from all shards,
+and used while it is in the cache; blocks go round the threads, since low ids are often the frequent ones.
+"""
+function update_columns!(trainer::Trainer{T}, shards::Vector{Shard{T}}, i::Int, threads::Int, k::Int, steps::Int) where {T}
+    whole = shards[1].columns[i]
+    height, width, o, state = whole.height, whole.width, trainer.optimizer, trainer.state
+    at_once, block = max(1, BLOCK ÷ height), trainer.blocks[k]
+    vector, first, second = pointer(trainer.vector), pointer(state.first), pointer(state.second)
+    for from in (k-1)*at_once+1:threads*at_once:width
+        to = min(from + at_once - 1, width)
+        fill!(block, zero(T))
+        start = whole.offset + (from - 1) * height
+        for shard in shards
+            c = shard.columns[i]
+            for id in from:to
+                f = @inbounds Int(c.first[id])
+                f == 0 && continue
+                @inbounds c.first[id] = 0
+                add_scaled!(pointer(block, (id - from) * height + 1), c.values + sizeof(T) * height * (f - 1), one(T), 1, height)
+            end
+        end
+        g = pointer(block) - sizeof(T) * start  # so that the gradient has the parameters' numbers
+        update!(o, vector, g, first, second, start + 1, start + (to - from + 1) * height, steps)
+    end
+    return nothing
 end
 
 gradient_vector(trainer::Trainer) = trainer.accumulate > 1 ? trainer.total : trainer.gradient
@@ -414,7 +474,7 @@ function plain_steps!(trainer::Trainer{T}, data::Data, losses::Ptr{Float64}, fir
             if trainer.techniques.replay
                 loss = samples_step!(single_shard!(trainer), data, start, count, trainer.gradient)
             else
-                x = Array{T}(undef, trainer.input..., count)
+                x = Array{input_type(trainer)}(undef, trainer.input..., count)
                 y = Array{target_type(trainer)}(undef, target_size(trainer)..., count)
                 gather!(address(x), address(y), data, start, count)
                 loss = eager_step!(trainer.chain, objective(trainer), x, y, trainer.gradient)
@@ -454,6 +514,36 @@ end
 
 # Plans and checks, before anything is computed ------------------------------------------------------------------------
 
+"""
+Gradients of columns are kept apart where nothing needs a whole gradient vector. Plans made otherwise are given up: the
+optimizer's settings may change at any time.
+"""
+function choose_sparse!(trainer::Trainer{T}) where {T}
+    o = trainer.optimizer
+    wanted = trainer.techniques.sparse_columns && trainer.techniques.flat_parameters && trainer.accumulate == 1 &&
+        o.clip_norm == Inf && o.clip_value == Inf
+    wanted == trainer.sparse || empty!(trainer.plans)
+    trainer.sparse = wanted
+    return nothing
+end
+
+function forget!(shards::Vector{Shard{T}}) where {T}
+    for shard in shards, c in shard.columns
+        fill!(c.first, 0)
+    end
+end
+
+"""The stretches of the gradient vector that are not kept by columns."""
+function dense_stretches(layout::Layout, columns::Vector{Columns{T}}) where {T}
+    found, last = Tuple{Int,Int}[], 0
+    for c in sort(columns; by=c -> c.offset)
+        c.offset > last && push!(found, (last + 1, c.offset))
+        last = c.offset + cld(c.height * c.width, PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
+    end
+    layout.trained > last && push!(found, (last + 1, layout.trained))
+    return found
+end
+
 function shards_for!(trainer::Trainer{T}, samples::Int) where {T}
     known = get(trainer.plans, samples, nothing)
     known === nothing || return known
@@ -462,11 +552,16 @@ end
 
 function planned(trainer::Trainer{T}, samples::Int) where {T}
     make(threads) = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
-        target_type(trainer), samples, threads, trainer.gradient, trainer.techniques)
-    threads = samples < 2 * trainer.team.size ? 1 : trainer.team.size
+        target_type(trainer), samples, threads, trainer.gradient, trainer.techniques, trainer.sparse)
+    threads = samples < 2 * trainer.team.size || couples_batch(trainer.chain) ? 1 : trainer.team.size
     shards = make(threads)
     couples = any(x -> x.op !== nothing && (x.op::AD.Op).couples_batch, shards[1].tape.known)
-    return couples && threads > 1 ? make(1) : shards
+    couples && threads > 1 && (shards = make(1))
+    trainer.dense = dense_stretches(trainer.parameters.layout, shards[1].columns)
+    for block in trainer.blocks, c in shards[1].columns
+        length(block) >= max(BLOCK, c.height) || resize!(block, max(BLOCK, c.height))
+    end
+    return shards
 end
 
 function single_shard!(trainer::Trainer{T}) where {T}
@@ -479,6 +574,7 @@ end
 
 target_size(trainer::Trainer) = target_size(trainer.loss, trainer.output)
 target_type(trainer::Trainer{T}) where {T} = trainer.loss.classes ? Int64 : T
+input_type(trainer::Trainer{T}) where {T} = trainer.ids ? Int64 : T
 
 function objective(trainer::Trainer)
     trainer.loss.name == "softmax_cross_entropy" && !trainer.techniques.fused_loss && return one_hot_cross_entropy
@@ -509,13 +605,20 @@ same_size(x::AbstractArray, dims::Vector{Int}) =
     ndims(x) == length(dims) + 1 && all(ntuple(d -> d == ndims(x) || size(x, d) == dims[d], Val(ndims(x))))
 
 function checked_samples!(trainer::Trainer{T}, x::AbstractArray) where {T}
-    eltype(x) === T || throw(DTypeError(
+    trainer.ids || eltype(x) === T || throw(DTypeError(
         "the model is of $T, the samples of $(eltype(x)); convert one of them, for example $T.(x)"))
+    trainer.ids && (eltype(x) !== Int64 || count_outside(x, 1, vocabulary(trainer.chain)) > 0) && throw_ids(trainer, x)
     ndims(x) > 0 && size(x)[end] > 0 || throw(ShapeError("there are no samples in an array of size $(size(x))"))
     trainer.chain.parameters === trainer.parameters || throw(ConfigurationError(
         "the chain's layers were changed after this trainer was made; make a new trainer"))
     same_size(x, trainer.input) && !isempty(trainer.output) || suit!(trainer, collect(Int, size(x)[1:end-1]))
     return x isa Array ? x : Array(x)
+end
+
+function throw_ids(trainer::Trainer, x::AbstractArray)
+    eltype(x) === Int64 || throw(DTypeError("the model takes token ids, Int64, got samples of $(eltype(x)); convert them, " *
+        "for example Int64.(x)"))
+    AD.check_ids(x, vocabulary(trainer.chain))
 end
 
 # The fast way out first: it allocates nothing.

@@ -68,7 +68,7 @@ operation!(:where, :(ternary!(chosen, x)))
 operation!(:max, :(extremum!(larger, x)))
 operation!(:min, :(extremum!(smaller, x)))
 for name in (:fill, :whole_power, :sum, :shift, :normalise, :add_log_sum, :subtract_log_sum, :norm, :cross_entropy,
-    :cross_entropy_gradient, :gather, :scatter, :dropout_mask, :matmul)
+    :cross_entropy_gradient, :gather, :scatter, :embedding, :embedding_gradient, :dropout_mask, :matmul)
     operation!(name, :($(Symbol(name, :!))(x)))
 end
 for (name, vector, rows) in ((:tiles_64_4, :wide, 4), (:tiles_64_2, :wide, 2), (:tiles_64_1, :wide, 1),

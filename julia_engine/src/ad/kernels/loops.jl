@@ -373,6 +373,46 @@ end
     return nothing
 end
 
+# Embeddings: columns of a matrix by their numbers; that of number i[2] is left out, 0 for none.
+
+@inline function embedding!(x::Instruction{T}) where {T}
+    height, count, vocabulary, left_out = x.n[1], x.n[2], x.i[1], x.i[2]
+    for j in 1:count
+        id = unsafe_load(x.index, j)
+        1 <= id <= vocabulary || throw_id(id, vocabulary)
+        a, o = x.a + sizeof(T) * height * (id - 1), x.out + sizeof(T) * height * (j - 1)
+        if id == left_out
+            @fast for i in 1:height
+                unsafe_store!(o, zero(T), i)
+            end
+        else
+            @fast for i in 1:height
+                unsafe_store!(o, unsafe_load(a, i), i)
+            end
+        end
+    end
+    return nothing
+end
+
+@inline function embedding_gradient!(x::Instruction{T}) where {T}
+    height, count, vocabulary, left_out = x.n[1], x.n[2], x.i[1], x.i[2]
+    @fast for i in 1:height*vocabulary
+        unsafe_store!(x.out, zero(T), i)
+    end
+    for j in 1:count
+        id = unsafe_load(x.index, j)
+        1 <= id <= vocabulary || throw_id(id, vocabulary)
+        id == left_out && continue
+        a, o = x.a + sizeof(T) * height * (j - 1), x.out + sizeof(T) * height * (id - 1)
+        @fast for i in 1:height
+            unsafe_store!(o, unsafe_load(o, i) + unsafe_load(a, i), i)
+        end
+    end
+    return nothing
+end
+
+@noinline throw_id(id, n) = throw(ShapeError("token id $id is not one of the $n of the vocabulary, 1 to $n"))
+
 @noinline throw_index(i, n) = throw(ShapeError("getindex: index $i is out of range for an axis of length $n"))
 
 # Random masks: a counter-based generator (splitmix64), whose key and counter stand in the two words of `index`.

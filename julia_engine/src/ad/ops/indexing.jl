@@ -1,4 +1,4 @@
-# Indexing: numbers, ranges and colons are views, arrays of integers gather.
+# Indexing: numbers, ranges and colons are views, arrays of integers gather; embeddings gather columns of a matrix.
 #
 # As everywhere in Julia, indices count from 1 and several arrays of indices select a block (every combination), not
 # pairs; for pairs, index with an array of CartesianIndex.
@@ -39,6 +39,88 @@ const SCATTER = register!(Op("scatter", infer_scatter; forward=forward_scatter,
 The slices of `x` at these positions of an axis, `x[:, ..., index]`; `index` is an array, or a tensor, of integers.
 """
 gather(x::Tensor, index; dims::Integer=ndims(x)) = apply(GATHER, Tensor[x, index_tensor(index)], Any[Int(dims)])
+
+# Embeddings -----------------------------------------------------------------------------------------------------------
+#
+# A lookup is linear in the matrix, and its gradient in the columns, so that each is the other's derivative. The column
+# `padding_index` (0: none) counts as a constant: what comes back to it is zero, and what starts from it does not move.
+# For the latter a lookup may be `masked`: that column then gives zeros.
+
+function infer_embedding(inputs, attrs)
+    weight, ids = inputs
+    ndims(weight) == 2 || throw(ShapeError("expected a matrix (dimension, vocabulary), got size $(size(weight))"))
+    check_ids_tensor(ids, weight.dims[2], attrs[1])
+    return Int[weight.dims[1]; ids.dims], check_float(weight.eltype)
+end
+
+function infer_embedding_gradient(inputs, attrs)
+    g, ids = inputs
+    ndims(g) > 0 && g.dims[2:end] == ids.dims || throw(ShapeError(
+        "ids of size $(size(ids)) need columns of size (dimension, $(join(ids.dims, ", "))), got $(size(g))"))
+    check_ids_tensor(ids, attrs[1], attrs[2])
+    return Int[g.dims[1], attrs[1]], check_float(g.eltype)
+end
+
+function check_ids_tensor(ids::Tensor, vocabulary::Int, padding_index::Int)
+    ids.eltype === Int64 || throw(DTypeError("expected integer token ids, got $(ids.eltype)"))
+    0 <= padding_index <= vocabulary || throw(ShapeError(
+        "padding_index must be 0 (none) or one of the $vocabulary columns, got $padding_index"))
+end
+
+emit_columns!(p::Program, name::Symbol, out::Memory, a::Memory, ids::Memory, vocabulary::Int, left_out::Int) =
+    emit!(p, a.eltype, name, (out.address, a.address, NOWHERE, NOWHERE), ids.address, (a.dims[1], length(ids), 1, 1),
+        (NONE, NONE, NONE, NONE), (vocabulary, left_out, 0, 0))
+
+forward_embedding(p, out, inputs, attrs) = length(out) == 0 ? nothing :
+    emit_columns!(p, :embedding, out, inputs[1], inputs[2], inputs[1].dims[2], attrs[2] ? attrs[1] : 0)
+forward_embedding_gradient(p, out, inputs, attrs) = length(out) == 0 ? nothing :
+    emit_columns!(p, :embedding_gradient, out, inputs[1], inputs[2], attrs[1], attrs[2])
+
+const EMBEDDING = register!(Op("embedding", infer_embedding; forward=forward_embedding,
+    backward=Any[(g, y, inputs, attrs) -> apply(EMBEDDING_GRADIENT, Tensor[g, inputs[2]], Any[inputs[1].dims[2], attrs[1]]),
+        nothing],
+    jvp=(t, y, inputs, attrs) -> apply(EMBEDDING, Tensor[t[1], inputs[2]], Any[attrs[1], true]), accepts=is_dense,
+    attrs=[:padding_index, :masked], doc="columns of a matrix by their numbers"))
+const EMBEDDING_GRADIENT = register!(Op("embedding_gradient", infer_embedding_gradient;
+    forward=forward_embedding_gradient,
+    backward=Any[(u, y, inputs, attrs) -> apply(EMBEDDING, Tensor[u, inputs[2]], Any[attrs[2], true]), nothing],
+    jvp=(t, y, inputs, attrs) -> apply(EMBEDDING_GRADIENT, Tensor[t[1], inputs[2]], attrs), accepts=is_dense,
+    attrs=[:vocabulary, :padding_index], doc="columns added into a matrix of zeros at their numbers"))
+
+"""
+    embedding(weight, ids; padding_index=0)
+
+Columns of `weight` (dimension, vocabulary) by their numbers: `ids` (...), integers from 1, to (dimension, ...). The column
+`padding_index` is looked up like the others and gets no gradient. Throws a `ShapeError` that names the first id out of
+range.
+"""
+function embedding(@nospecialize(weight), @nospecialize(ids); padding_index::Integer=0)
+    x, index = as_tensor(weight), index_tensor(ids)
+    index.data === nothing || ndims(x) != 2 || check_ids(value(index), x.dims[2])
+    return apply(EMBEDDING, Tensor[x, index], Any[Int(padding_index), false])
+end
+
+"""
+    embedding_gradient(g, ids; vocabulary, padding_index=0)
+
+The gradient of [`embedding`](@ref) by its matrix, (dimension, vocabulary), from columns `g` (dimension, ...).
+"""
+function embedding_gradient(@nospecialize(g), @nospecialize(ids); vocabulary::Integer, padding_index::Integer=0)
+    index = index_tensor(ids)
+    index.data === nothing || check_ids(value(index), Int(vocabulary))
+    return apply(EMBEDDING_GRADIENT, Tensor[as_tensor(g), index], Any[Int(vocabulary), Int(padding_index)])
+end
+
+"""Check token ids (..., N) that are counted from `base`, as are samples and positions in the message."""
+function check_ids(ids::AbstractArray, vocabulary::Int, base::Int=1)
+    i = findfirst(id -> !(base <= id < base + vocabulary), ids)
+    i === nothing && return nothing
+    place = Tuple(i)
+    at = length(place) == 0 ? "" : " in sample $(place[end] - 1 + base)"
+    length(place) > 1 && (at *= " at position $(join(reverse(place[1:end-1]) .- 1 .+ base, ", "))")
+    throw(ShapeError("token id $(ids[i])$at is not one of the $vocabulary of the vocabulary, $base to " *
+        "$(base + vocabulary - 1)"))
+end
 
 """
     x[indices...]
