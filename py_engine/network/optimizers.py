@@ -2,7 +2,9 @@
 
 The formulas and the places of epsilon are PyTorch's, so that the same settings mean the same thing there. A
 rule is written once, for one block of the vector: the base class cuts parameters, gradient and state into
-blocks that fit the cache together, and a step allocates no arrays.
+blocks that fit the cache together, shares them out to threads where there are many, and a step allocates no
+arrays. Numbers that would cost a pass over the vector are folded into others: a running mean
+``m = beta * m + (1 - beta) * g`` is kept divided by ``1 - beta``.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
+from py_engine.network.threads import Task, Team
 
 __all__ = ["OPTIMIZERS", "SGD", "Adam", "AdamW", "Optimizer", "RMSProp"]
 
@@ -27,8 +31,14 @@ BLOCK = 65_536
 Smaller blocks lose more to call overhead than they gain.
 """
 
+SPLIT_FROM = 131_072
+"""Elements of a vector from which on its blocks are shared out to the threads of a team, if there is one."""
+
 SMALLEST_EPS = 1e-30
 """A smaller epsilon would vanish in float32 and leave 0 / 0 where a gradient is zero."""
+
+LINE = 16
+"""Elements that threads don't share: a cache line of float32."""
 
 _Block = tuple[Vector, Vector, Vector, Vector, tuple[Vector, ...]]
 """Parameters, gradient, decayed gradient, scratch, state."""
@@ -70,16 +80,18 @@ class Optimizer:
         self._vector: Vector | None = None
         self._cuts: set[int] = set()
         self._gradient: Vector | None = None
+        self._threads = 0
         self._state: dict[str, Vector] = {}
-        self._blocks: list[_Block] = []
+        self._tasks: list[Task] = []
 
     # What a subclass gives.
 
     def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
         """Apply the rule to one block of parameters `p`, gradient `g` and `state`, with `s` as scratch.
 
-        `p` and `state` are changed, `g` is only read; `self.steps` is the number of this step, from 1. Where
-        `p`, `g` and `state` are zero, `p` must stay zero: that is the padding of the vector.
+        Threads call it at the same time for different blocks. `p` and `state` are changed, `g` is only read;
+        `self.steps` is the number of this step, from 1. Where `p`, `g` and `state` are zero, `p` must stay zero:
+        that is the padding of the vector.
         """
         raise NotImplementedError
 
@@ -111,28 +123,28 @@ class Optimizer:
         self._gradient = None
         self._state = {name: np.zeros_like(vector) for name in self.state_names}
 
-    def step(self, vector: Vector, gradient: Vector) -> None:
+    def step(self, vector: Vector, gradient: Vector, team: Team | None = None) -> None:
         """Update `vector` in place from `gradient` (same shape and dtype; clipping overwrites it).
+
+        With a `team` a large vector is shared out to its threads; the result is the same.
 
         Raises `NonFiniteError` if the norm is to be clipped and is NaN or Inf; the parameters are then
         unchanged.
         """
         if vector is not self._vector:
             raise ConfigurationError(f"{self._name}.step: this vector isn't the bound one; call bind(vector) first")
-        if gradient is not self._gradient:
-            self._cut(vector, gradient)
+        threads = team.size if team is not None and vector.size >= SPLIT_FROM else 1
+        if gradient is not self._gradient or threads != self._threads:
+            self._cut(vector, gradient, threads)
         self._clip(gradient)
         self.steps += 1
-        coupled_decay = 0.0 if self.decoupled else self.weight_decay
-        for p, g, decayed, s, state in self._blocks:
-            if coupled_decay:
-                np.multiply(p, coupled_decay, out=decayed)
-                np.add(decayed, g, out=decayed)
-                g = decayed
-            self._update(p, g, s, *state)
+        if team is not None and threads > 1:
+            team.run(self._tasks)
+        else:
+            self._tasks[0]()
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Copies of all that a checkpoint needs besides the parameters and the settings."""
+        """Copies of all that a checkpoint needs besides the parameters and the settings, in the rule's own units."""
         arrays: dict[str, NDArray[Any]] = {name: array.copy() for name, array in self._state.items()}
         return {"steps": np.array(self.steps, np.int64), **arrays}
 
@@ -182,21 +194,35 @@ class Optimizer:
             f"{self._name}: {name} must be a finite number {' and '.join(limits)}, actual {value!r}"
         )
 
-    def _cut(self, vector: Vector, gradient: Vector) -> None:
+    def _cut(self, vector: Vector, gradient: Vector, threads: int) -> None:
         """Cut everything into blocks once, so that a step makes no views."""
         if gradient.shape != vector.shape or gradient.dtype != vector.dtype:
             raise ConfigurationError(
                 f"{self._name}.step: expected a gradient of shape {vector.shape} and dtype {vector.dtype}, "
                 f"actual {gradient.shape} and {gradient.dtype}"
             )
-        decayed, scratch = np.empty((2, min(BLOCK, vector.size)), vector.dtype)
         self._gradient = gradient
-        self._blocks = []
-        edges = sorted({*range(0, vector.size, BLOCK), *self._cuts, vector.size})
-        for start, stop in itertools.pairwise(edges):
-            part, whole = slice(start, stop), slice(stop - start)
-            state = tuple(array[part] for array in self._state.values())
-            self._blocks.append((vector[part], gradient[part], decayed[whole], scratch[whole], state))
+        self._threads = threads
+        self._tasks = []
+        ends = [vector.size * k // threads // LINE * LINE for k in range(threads)] + [vector.size]
+        for first, last in itertools.pairwise(ends):
+            decayed, scratch = np.empty((2, min(BLOCK, last - first)), vector.dtype)
+            blocks: list[_Block] = []
+            edges = {*range(first, last, BLOCK), *(cut for cut in self._cuts if first < cut < last), last}
+            for start, stop in itertools.pairwise(sorted(edges)):
+                part, whole = slice(start, stop), slice(stop - start)
+                state = tuple(array[part] for array in self._state.values())
+                blocks.append((vector[part], gradient[part], decayed[whole], scratch[whole], state))
+            self._tasks.append(partial(self._update_all, blocks))
+
+    def _update_all(self, blocks: list[_Block]) -> None:
+        coupled_decay = 0.0 if self.decoupled else self.weight_decay
+        for p, g, decayed, s, state in blocks:
+            if coupled_decay:
+                np.multiply(p, coupled_decay, out=decayed)
+                np.add(decayed, g, out=decayed)
+                g = decayed
+            self._update(p, g, s, *state)
 
     def _clip(self, gradient: Vector) -> None:
         if self.clip_value is not None:
@@ -284,15 +310,17 @@ class RMSProp(Optimizer):
 
     def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
         square, *velocity = state
-        _running_mean_square(square, g, self.alpha, s)
+        root = math.sqrt(1.0 - self.alpha)
+        np.multiply(g, g, out=s)
+        np.multiply(square, self.alpha, out=square)
+        np.add(square, s, out=square)
         np.sqrt(square, out=s)
-        np.add(s, self.eps, out=s)
+        np.add(s, self.eps / root, out=s)
         np.divide(g, s, out=s)
         for v in velocity:
             np.multiply(v, self.momentum, out=v)
             np.add(v, s, out=v)
-            np.copyto(s, v)
-        np.multiply(s, self.learning_rate, out=s)
+        np.multiply(velocity[0] if velocity else s, self.learning_rate / root, out=s)
         np.subtract(p, s, out=p)
 
 
@@ -330,16 +358,18 @@ class Adam(Optimizer):
     def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
         mean, square = state
         beta1, beta2 = self.betas
-        np.multiply(g, 1.0 - beta1, out=s)
         np.multiply(mean, beta1, out=mean)
-        np.add(mean, s, out=mean)
-        _running_mean_square(square, g, beta2, s)
-        # The root's correction is moved onto eps and the learning rate: the same quotient, one pass less.
-        correction = math.sqrt(1.0 - beta2**self.steps)
+        np.add(mean, g, out=mean)
+        np.multiply(g, g, out=s)
+        np.multiply(square, beta2, out=square)
+        np.add(square, s, out=square)
+        # Both corrections and the units of both states are moved onto eps and the learning rate.
+        root = math.sqrt((1.0 - beta2) / (1.0 - beta2**self.steps))
+        rate = self.learning_rate * (1.0 - beta1) / (1.0 - beta1**self.steps)
         np.sqrt(square, out=s)
-        np.add(s, self.eps * correction, out=s)
+        np.add(s, self.eps / root, out=s)
         np.divide(mean, s, out=s)
-        np.multiply(s, self.learning_rate * correction / (1.0 - beta1**self.steps), out=s)
+        np.multiply(s, rate / root, out=s)
         np.subtract(p, s, out=p)
 
 
@@ -371,11 +401,3 @@ class AdamW(Adam):
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "rmsprop": RMSProp, "adam": Adam, "adamw": AdamW}
-
-
-def _running_mean_square(square: Vector, g: Vector, keep: float, s: Vector) -> None:
-    """``square = keep * square + (1 - keep) * g²`` in place."""
-    np.multiply(g, g, out=s)
-    np.multiply(s, 1.0 - keep, out=s)
-    np.multiply(square, keep, out=square)
-    np.add(square, s, out=square)

@@ -32,13 +32,13 @@ from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFini
 from py_engine.network import losses
 from py_engine.network.chain import Chain
 from py_engine.network.metrics import Accuracy, Mean
-from py_engine.network.optimizers import SGD, Optimizer
+from py_engine.network.optimizers import SGD, SPLIT_FROM, Optimizer
 from py_engine.network.steps import Replay, Rows, Step, bytes_per_call, make_step
 from py_engine.network.threads import Team
 
 __all__ = ["Evaluation", "Trainer"]
 
-SPLIT_FROM = 1024 * 1024
+SPLIT_BATCH_FROM = 1024 * 1024
 """Bytes that an average call must read and write before "auto" splits the batch over threads."""
 
 EVALUATION_BATCH = 1000
@@ -102,6 +102,7 @@ class Trainer:
         self.optimizer.bind(self.parameters.vector, cuts=tensors)
         self._steps: dict[Any, Step] = {}
         self._teams: dict[Any, Team | None] = {}
+        self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
 
@@ -172,9 +173,9 @@ class Trainer:
 
     def close(self) -> None:
         """End the trainer's threads and forget its plans."""
-        for team in self._teams.values():
-            if team is not None:
-                team.close()
+        if self._threads is not None:
+            self._threads.close()
+            self._threads = None
         self._teams.clear()
         self._steps.clear()
         self._forwards.clear()
@@ -200,7 +201,9 @@ class Trainer:
             self._pending += 1
             if self._pending < self.accumulate:
                 return
-        self.optimizer.step(self.parameters.vector, self._total.vector)
+        vector = self.parameters.vector
+        team = self._all_threads() if vector.size >= SPLIT_FROM else None
+        self.optimizer.step(vector, self._total.vector, team)
         if self.accumulate > 1:
             self._total.vector[...] = 0
             self._pending = 0
@@ -232,8 +235,14 @@ class Trainer:
         samples = min(self.batch_size, len(x))
         key = (samples, x.shape[1:], y.shape[1:])
         if key not in self._teams:
-            self._teams[key] = Team(self.threads) if self._splits(samples, x, y) else None
+            self._teams[key] = self._all_threads() if self._splits(samples, x, y) else None
         return self._teams[key]
+
+    def _all_threads(self) -> Team | None:
+        """Return the trainer's threads, started when they are first needed, or None where there is only one."""
+        if self._threads is None and self.threads > 1:
+            self._threads = Team(self.threads)
+        return self._threads
 
     def _splits(self, samples: int, x: Array, y: Array) -> bool:
         """Whether batches of this many samples are better split over threads than left to BLAS."""
@@ -247,7 +256,7 @@ class Trainer:
         tape = whole.shards[0].tape
         if any(step.node.op is not None and step.node.op.couples_batch for step in tape.instructions):
             return False
-        return how.split_batch is True or bytes_per_call(tape) >= SPLIT_FROM
+        return how.split_batch is True or bytes_per_call(tape) >= SPLIT_BATCH_FROM
 
     def _objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self._one_hot:

@@ -10,6 +10,7 @@ import pytest
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
 from py_engine.network import optimizers
 from py_engine.network.optimizers import OPTIMIZERS, SGD, Adam, AdamW, RMSProp
+from py_engine.network.threads import Team
 
 # What we say, and what PyTorch calls it.
 SAME_AS_TORCH = [
@@ -136,6 +137,28 @@ def test_one_loop_per_tensor_gives_the_same(optimizer):
     for gradient in gradients:
         optimizer.step(vector, gradient)
     np.testing.assert_array_equal(vector, whole)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("optimizer", [case[0] for case in SAME_AS_TORCH], ids=str)
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_share_out_a_large_vector_and_change_nothing(optimizer, threads, dtype, monkeypatch):
+    monkeypatch.setattr(optimizers, "SPLIT_FROM", 30)
+    monkeypatch.setattr(optimizers, "BLOCK", 5)
+    start, gradients = problem(dtype, size=77)
+    whole = run(optimizer, start, gradients)
+    team = Team(threads)
+    vector = start.copy()
+    optimizer.bind(vector, cuts=[0, 16, 40])
+    gradient = np.empty_like(vector)
+    for g in gradients:
+        gradient[...] = g
+        optimizer.step(vector, gradient, team)
+    np.testing.assert_array_equal(vector, whole)
+    assert len(optimizer._tasks) == threads
+    optimizer.step(vector, gradient)  # without the team again
+    assert len(optimizer._tasks) == 1
+    team.close()
 
 
 def test_state_is_a_copy():
