@@ -340,6 +340,7 @@ const MATMUL_ADD = register!(Op("matmul_add",
 Replace what FUSIONS name by their fused ops, in place.
 """
 function fuse!(graph::Graph)
+    fuse_pools!(graph)
     uses = Dict{Tensor,Int}()
     for node in graph.nodes, x in node.inputs
         uses[x] = get(uses, x, 0) + 1

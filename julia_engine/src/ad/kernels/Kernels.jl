@@ -23,5 +23,6 @@ include("tiles.jl")
 include("execute.jl")
 include("convolution.jl")
 include("pooling.jl")
+include("fused_pooling.jl")
 
 end
