@@ -123,11 +123,12 @@ class RowSums:
         ids = np.empty(ends[-1], np.int64)
         parts = [np.empty((len(ids), stop - start), gradient.dtype) for start, stop in itertools.pairwise(edges)]
         self.leave: list[list[Call]] = []
-        """For each shard the calls that leave its rows here."""
+        """For each shard the calls that leave its rows here, and zero its share of the sum."""
         for k, (rows, mine, _) in enumerate(found):
             place = slice(ends[k], ends[k + 1])
             flat = rows.reshape(-1, dimension)
-            calls: list[Call] = [partial(np.copyto, ids[place], mine.reshape(-1))]
+            zeroed = slice(len(gradient) * k // len(found), len(gradient) * (k + 1) // len(found))
+            calls: list[Call] = [partial(gradient[zeroed].fill, 0), partial(np.copyto, ids[place], mine.reshape(-1))]
             for (start, stop), part in zip(itertools.pairwise(edges), parts, strict=True):
                 calls.append(partial(np.copyto, part[place], flat[:, start:stop]))
             self.leave.append(calls)

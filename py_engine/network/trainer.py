@@ -129,12 +129,12 @@ class Trainer:
         team = self._team(x, y)
         found = np.empty(-(-len(rows) // self.batch_size), np.float64)
         with self._blas_threads(1 if team is not None else self.threads):
-            for samples in (min(self.batch_size, len(rows)), len(rows) % self.batch_size):
-                if samples:
-                    self._step(samples, x, y, team)  # a batch that the model can't take is an error here
+            # Both are planned first: a batch that the model can't take is an error before anything is trained.
+            sizes = {min(self.batch_size, len(rows)), len(rows) % self.batch_size or self.batch_size}
+            steps = {samples: self._step(samples, x, y, team) for samples in sizes}
             for number, start in enumerate(range(0, len(rows), self.batch_size)):
                 batch = rows[start : start + self.batch_size]
-                step = self._step(len(batch), x, y, team)
+                step = steps[len(batch)]
                 loss = found[number] = step.run(x, y, batch)
                 self._check(step, loss, number)
                 self._update()

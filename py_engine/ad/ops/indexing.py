@@ -206,27 +206,26 @@ def _bind_embedding_gradient(
     arrays: Sequence[Array], out: Array, scratch: Scratch, vocabulary: int, padding_index: int
 ) -> Sequence[Call]:
     g, ids = map(np.ascontiguousarray, arrays)  # the tape's are so already
-    return row_additions(g.reshape(-1, out.shape[1]), ids.reshape(-1), out, 0, padding_index, scratch)
+    additions = row_additions(g.reshape(-1, out.shape[1]), ids.reshape(-1), out, 0, padding_index, scratch)
+    return [partial(out.fill, 0), *additions]
 
 
 def row_additions(
     rows: Array, ids: Array, out: Array, column: int, padding_index: int, scratch: Scratch
 ) -> Sequence[Call]:
-    """Return the calls that zero some columns of a matrix and add rows of that width to them.
+    """Return the calls that add rows to some columns of a matrix.
 
     Args:
         rows: (n, width) in C order, what is added.
         ids: (n,), the rows of `out` that they are added to; they may repeat.
         out: (vocabulary, dimension) in C order.
         column: the first of the columns.
-        padding_index: a row that stays zero, or -1.
+        padding_index: a row that is set to zero, or -1.
         scratch: see `Op`.
     """
     n, width = rows.shape
-    columns = out[:, column : column + width]
-    calls: list[Call] = [partial(columns.fill, 0)]
     if not rows.size:
-        return calls
+        return []
     # ufunc.at is fast in one dimension only, and takes two floats at a time as one complex number. The places are
     # computed in two passes, since numpy would broadcast through buffers that it allocates.
     step = 2 if width % 2 == column % 2 == out.shape[1] % 2 == 0 else 1
@@ -234,14 +233,14 @@ def row_additions(
     offsets = np.tile(np.arange(column // step, (column + width) // step), (n, 1))
     starts = scratch((n,), np.int64)
     places = scratch(offsets.shape, np.int64)
-    calls += [
+    calls: list[Call] = [
         partial(np.multiply, ids, out.shape[1] // step, starts),
         partial(np.copyto, places, starts[:, np.newaxis]),
         partial(np.add, places, offsets, places),
         partial(np.add.at, out.reshape(-1).view(kind), places.reshape(-1), rows.reshape(-1).view(kind)),
     ]
     if padding_index >= 0:
-        calls.append(partial(columns[padding_index].fill, 0))
+        calls.append(partial(out[padding_index, column : column + width].fill, 0))
     return calls
 
 
