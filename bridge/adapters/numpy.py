@@ -84,6 +84,17 @@ def _techniques(switches: Mapping[str, Any]) -> Techniques:
     return Techniques(**switches)
 
 
+def _convolution(kind: Callable[..., network.Layer], layer: Any, input: Shape) -> network.Layer:
+    at = layer.geometry
+    settings = {"stride": at.stride, "padding": at.padding, "dilation": at.dilation, "groups": layer.groups}
+    return kind(input[0], layer.filters, at.size, **settings, bias=layer.bias, name=layer.id)
+
+
+def _pool(kind: Callable[..., network.Layer], layer: Any) -> network.Layer:
+    at = layer.geometry
+    return kind(at.size, at.stride, at.padding, name=layer.id)
+
+
 _LAYERS: dict[str, Callable[[Any, Shape], network.Layer]] = {
     "dense": lambda layer, input: network.Dense(input[-1], layer.units, bias=layer.bias, name=layer.id),
     "rnn": lambda layer, input: network.RNN(input[-1], layer.units, layer.activation, layer.returns, name=layer.id),
@@ -93,6 +104,14 @@ _LAYERS: dict[str, Callable[[Any, Shape], network.Layer]] = {
     "reshape": lambda layer, input: network.Reshape(*layer.shape, name=layer.id),
     "activation": lambda layer, input: network.Activation(layer.activation, name=layer.id),
     "dropout": lambda layer, input: network.Dropout(layer.rate, name=layer.id),
+    "conv1d": lambda layer, input: _convolution(network.Conv1D, layer, input),
+    "conv2d": lambda layer, input: _convolution(network.Conv2D, layer, input),
+    "max_pool1d": lambda layer, input: _pool(network.MaxPool1D, layer),
+    "max_pool2d": lambda layer, input: _pool(network.MaxPool2D, layer),
+    "avg_pool1d": lambda layer, input: _pool(network.AvgPool1D, layer),
+    "avg_pool2d": lambda layer, input: _pool(network.AvgPool2D, layer),
+    "global_max_pool": lambda layer, input: network.GlobalMaxPool(name=layer.id),
+    "global_avg_pool": lambda layer, input: network.GlobalAvgPool(name=layer.id),
     "embedding": lambda layer, input: network.Embedding(
         layer.vocabulary, layer.dimension, layer.padding_row, layer.trainable, name=layer.id
     ),

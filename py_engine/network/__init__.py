@@ -1,6 +1,16 @@
 """Neural networks on the automatic differentiation of `py_engine.ad`: layers, losses, optimizers, training."""
 
 from py_engine.network.chain import Chain
+from py_engine.network.convolution import (
+    AvgPool1D,
+    AvgPool2D,
+    Conv1D,
+    Conv2D,
+    GlobalAvgPool,
+    GlobalMaxPool,
+    MaxPool1D,
+    MaxPool2D,
+)
 from py_engine.network.embedding import Embedding, PermuteDims
 from py_engine.network.initialisers import INITIALISERS, ParameterSpec
 from py_engine.network.layers import (
@@ -38,17 +48,25 @@ __all__ = [
     "Activation",
     "Adam",
     "AdamW",
+    "AvgPool1D",
+    "AvgPool2D",
     "BatchNorm",
     "Chain",
+    "Conv1D",
+    "Conv2D",
     "Dense",
     "Dropout",
     "Embedding",
     "Evaluation",
     "FlatVector",
     "Flatten",
+    "GlobalAvgPool",
+    "GlobalMaxPool",
     "Layer",
     "LayerNorm",
     "Loss",
+    "MaxPool1D",
+    "MaxPool2D",
     "Mean",
     "Optimizer",
     "ParameterSpec",
@@ -70,6 +88,14 @@ LAYERS: dict[str, type[Layer]] = {
     "permute_dims": PermuteDims,
     "activation": Activation,
     "dropout": Dropout,
+    "conv1d": Conv1D,
+    "conv2d": Conv2D,
+    "max_pool1d": MaxPool1D,
+    "max_pool2d": MaxPool2D,
+    "avg_pool1d": AvgPool1D,
+    "avg_pool2d": AvgPool2D,
+    "global_max_pool": GlobalMaxPool,
+    "global_avg_pool": GlobalAvgPool,
     "embedding": Embedding,
     "rbf": RBF,
     "batch_norm": BatchNorm,

@@ -10,6 +10,16 @@ from py_engine.ad.graph import trace
 from py_engine.ad.tensor import Tensor, scope, tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 from py_engine.network import LAYERS
+from py_engine.network.convolution import (
+    AvgPool1D,
+    AvgPool2D,
+    Conv1D,
+    Conv2D,
+    GlobalAvgPool,
+    GlobalMaxPool,
+    MaxPool1D,
+    MaxPool2D,
+)
 from py_engine.network.embedding import Embedding, PermuteDims
 from py_engine.network.initialisers import initialise_all
 from py_engine.network.layers import (
@@ -37,6 +47,22 @@ CASES = [
     (Dense(INPUTS, UNITS, bias=False), (INPUTS,), (UNITS,)),
     (Dense(INPUTS, UNITS, "softplus"), (STEPS, INPUTS), (STEPS, UNITS)),
     (Dense(1, 1, "softmax"), (1,), (1,)),
+    (Conv1D(2, 3, 2), (2, 5), (3, 4)),
+    (Conv1D(2, 4, 2, "tanh", 2, (0, 1), 2, 2), (2, 5), (4, 2)),
+    (Conv1D(1, 1, 3), (1, 3), (1, 1)),
+    (Conv2D(2, 3, (2, 1), bias=False), (2, 3, 2), (3, 2, 2)),
+    (Conv2D(1, 2, 3, "softplus", padding=1, stride=(1, 2)), (1, 3, 4), (2, 3, 2)),
+    (MaxPool1D(2), (2, 5), (2, 2)),
+    (MaxPool1D(3, 1, 1), (2, 4), (2, 4)),
+    (MaxPool2D(2), (2, 4, 5), (2, 2, 2)),
+    (MaxPool2D((2, 3), 1, ((1, 0), (0, 1))), (1, 2, 3), (1, 2, 2)),
+    (AvgPool1D(2), (2, 5), (2, 2)),
+    (AvgPool1D(3, 1, (1, 0)), (2, 4), (2, 3)),
+    (AvgPool2D(2), (2, 4, 5), (2, 2, 2)),
+    (GlobalMaxPool(), (3, 4), (3,)),
+    (GlobalMaxPool(), (2, 3, 2), (2,)),
+    (GlobalAvgPool(), (3, 4), (3,)),
+    (GlobalAvgPool(), (2, 3, 2), (2,)),
     *((Dense(INPUTS, UNITS, name), (INPUTS,), (UNITS,)) for name in ACTIVATIONS),
     *((Activation(name), (INPUTS, 2), (INPUTS, 2)) for name in ACTIVATIONS),
     *((RNN(INPUTS, UNITS, name), (STEPS, INPUTS), (UNITS,)) for name in ("tanh", "identity", "relu")),
@@ -178,6 +204,26 @@ def test_dense_equals_torch(shape):
     x = batch(shape)
     theirs = torch_run(module, x, {"weight": "weight", "bias": "bias"}, np.transpose, recurrent=False)
     assert_same(run(layer, x, parameters), theirs)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_convolution_and_pools_equal_torch(axes):
+    torch = pytest.importorskip("torch")
+    layer = (Conv1D, Conv2D)[axes - 1](2, 4, 3, stride=2, padding=1, dilation=2, groups=2)
+    parameters, x = values(layer), batch((2, 9, 8)[: axes + 1])
+    module = getattr(torch.nn, f"Conv{axes}d")(2, 4, 3, 2, 1, 2, 2, dtype=torch.float64)
+    with torch.no_grad():
+        for name, value in parameters.items():
+            getattr(module, name).copy_(torch.tensor(value))
+    names = {"weight": "weight", "bias": "bias"}
+    assert_same(run(layer, x, parameters), torch_run(module, x, names, lambda g: g, recurrent=False))
+    pools = [(MaxPool1D, "MaxPool1d"), (AvgPool1D, "AvgPool1d"), (MaxPool2D, "MaxPool2d"), (AvgPool2D, "AvgPool2d")]
+    for ours, theirs in pools[2 * axes - 2 : 2 * axes]:
+        module = getattr(torch.nn, theirs)(3, 2, 1)
+        assert_same(run(ours(3, 2, 1), x, {}), torch_run(module, x, {}, None, recurrent=False))
+    for global_pool, theirs in ((GlobalMaxPool, "Max"), (GlobalAvgPool, "Avg")):
+        module = torch.nn.Sequential(getattr(torch.nn, f"Adaptive{theirs}Pool{axes}d")(1), torch.nn.Flatten())
+        assert_same(run(global_pool(), x, {}), torch_run(module, x, {}, None, recurrent=False))
 
 
 @pytest.mark.parametrize("returns", ["last", "sequence"])
@@ -395,6 +441,25 @@ def test_dropout_draws_by_seed_name_and_call():
         (RNN(3, 2), (4, 5), r"expected samples of shape \(steps, 3\), actual shape \(4, 5\)"),
         (LSTM(3, 2), (0, 3), r"LSTM\(3, 2\): expected samples of shape \(steps, 3\), actual shape \(0, 3\)"),
         (GRU(3, 2), (2, 2, 3), r"expected samples of shape \(steps, 3\), actual shape \(2, 2, 3\)"),
+        (
+            Conv1D(2, 3, 4),
+            (2, 3),
+            r"Conv1D\(2, 3, 4\): expected samples of at least a window's size \(a window of length 4 does not fit an "
+            r"input of length 3 along spatial axis 0\), actual shape \(2, 3\)",
+        ),
+        (
+            Conv2D(1, 2, 3),
+            (1, 28),
+            r"Conv2D\(1, 2, 3\): expected samples of shape \(1, height, width\), actual .*\(1, 28\)",
+        ),
+        (Conv1D(2, 3, 1), (3, 9), r"expected samples of shape \(2, length\), actual shape \(3, 9\)"),
+        (
+            MaxPool2D(3),
+            (1, 2, 4),
+            r"MaxPool2D\(3\): expected .* window of length 3 does not fit an input of length 2 ",
+        ),
+        (AvgPool1D(2), (4,), r"AvgPool1D\(2\): expected samples of shape \(channels, length\), actual shape \(4,\)"),
+        (GlobalMaxPool(), (4,), r"expected samples of shape \(channels, \.\.\.\)"),
         (Reshape(2, 3), (5,), r"Reshape\(2, 3\): expected samples of 6 elements, actual shape \(5,\)"),
         (RBF(3, 2), (4,), r"RBF\(3, 2\): expected samples of shape \(\.\.\., 3\), actual shape \(4,\)"),
         (PermuteDims(1, 0), (2, 3, 4), r"PermuteDims\(1, 0\): expected samples of 2 axes, actual shape \(2, 3, 4\)"),
@@ -423,6 +488,13 @@ def test_a_shape_that_does_not_fit_is_named(layer, shape, message):
         (lambda: Dense(3, 2, weight_init="xavier"), r"Dense: weight_init: unknown initialiser 'xavier'"),
         (lambda: Dense(3, 2, bias_init={"name": "zeros", "std": 1}), r"Dense: bias_init: .* no option 'std'"),
         (lambda: RNN(3, 2, returns="all"), r"RNN: returns must be one of last, sequence, actual 'all'"),
+        (lambda: Conv1D(2, 3, 0), r"Conv1D: kernel must be at least 1, actual 0"),
+        (lambda: Conv2D(2, 3, (1, 2, 3)), r"Conv2D: kernel must be a whole number, or 2 of them, actual \(1, 2, 3\)"),
+        (lambda: Conv2D(2, 3, 1, stride=1.5), r"Conv2D: stride must be a whole number"),
+        (lambda: Conv1D(2, 3, 1, padding=(1, 2, 3)), r"Conv1D: padding must be a whole number >= 0"),
+        (lambda: Conv1D(2, 3, 1, groups=2), r"2 channels and 3 filters cannot be divided into 2 groups"),
+        (lambda: MaxPool1D(2, padding=2), r"MaxPool1D: padding must be at most half the window, 1, actual 2"),
+        (lambda: AvgPool2D(2, 0), r"AvgPool2D: stride must be at least 1, actual 0"),
         (lambda: LSTM(3, 2, recurrent_init="x"), r"LSTM: recurrent_init: unknown initialiser 'x'"),
         (lambda: Reshape(4, -1), r"Reshape: every length must be an integer >= 1, actual -1"),
         (lambda: Activation("x"), r"Activation: activation must be one of"),
@@ -447,6 +519,8 @@ def test_bad_settings_are_named(make, message):
 
 def test_repr_shows_what_differs_from_the_defaults():
     assert repr(Dense(196, 64)) == "Dense(196, 64)"
+    assert repr(Conv2D(1, 6, (3, 3), stride=(1, 2))) == "Conv2D(1, 6, 3, stride=(1, 2))"
+    assert repr(MaxPool1D(2, padding=(0, 1))) == "MaxPool1D(2, padding=(0, 1))"
     assert repr(RNN(196, 64, recurrent_init="zeros", name="cell")) == (
         "RNN(196, 64, recurrent_init='zeros', name='cell')"
     )

@@ -1,0 +1,241 @@
+"""Convolution and pooling layers. Channels come first: samples are (C, L) or (C, H, W).
+
+Settings are one whole number, or one for each spatial axis; padding also a pair, before and after, for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from typing import Any, ClassVar, TypeVar
+
+from py_engine.ad import ops
+from py_engine.ad.tensor import Tensor
+from py_engine.errors import ConfigurationError, ShapeError
+from py_engine.network.initialisers import InitialiserLike, ParameterSpec
+from py_engine.network.layers import ACTIVATIONS, Layer, Shape, Tensors
+
+__all__ = [
+    "AvgPool1D",
+    "AvgPool2D",
+    "Conv1D",
+    "Conv2D",
+    "GlobalAvgPool",
+    "GlobalMaxPool",
+    "MaxPool1D",
+    "MaxPool2D",
+]
+
+T = TypeVar("T")
+Sizes = int | Sequence[int]
+Padding = int | Sequence[int] | Sequence[Sequence[int]]
+
+
+class Windowed(Layer):
+    """What convolutions and pools share: windows that run over the spatial axes."""
+
+    axes: ClassVar[int]
+
+    def _sizes(self, name: str, value: Sizes) -> Shape:
+        return self._checked(lambda: ops.per_axis(name, value, self.axes))
+
+    def _padding(self, value: Padding) -> ops.Pairs:
+        if self.axes == 1 and isinstance(value, Iterable):
+            pair: list[Any] = list(value)
+            value = [pair] if len(pair) == 2 and not isinstance(pair[0], Iterable) else pair
+        return self._checked(lambda: ops.paddings(value, self.axes))
+
+    def _checked(self, setting: Callable[[], T]) -> T:
+        try:
+            return setting()
+        except ShapeError as error:
+            raise ConfigurationError(f"{type(self).__name__}: {error}") from None
+
+    def _windows(self, input_shape: Shape, window: Shape, stride: Shape, padding: ops.Pairs, dilation: Shape) -> Shape:
+        """How many windows a sample has along each spatial axis."""
+        try:
+            return ops.windows_along(input_shape[1:], window, stride, padding, dilation, "window")
+        except ShapeError as error:
+            raise self.reject(f"at least a window's size ({error})", input_shape) from None
+
+    def __repr__(self) -> str:
+        short = copy(self)
+        for name, value in vars(self).items():
+            setattr(short, name, _shortened(value))
+        if getattr(self, "stride", None) == getattr(self, "window", ()):
+            short.__dict__["stride"] = None
+        return Layer.__repr__(short)
+
+    def _spatial(self) -> str:
+        return "length" if self.axes == 1 else "height, width"
+
+
+def _shortened(value: Any) -> Any:
+    """One number where a setting is the same along all axes and on both sides."""
+    while isinstance(value, tuple) and all(item == value[0] for item in value):
+        value = value[0]
+    return value
+
+
+class Convolution(Windowed):
+    """Cross-correlation of the channels of each group with that group's filters, then the activation.
+
+    Parameters: `weight` (filters, channels / groups, *kernel); `bias` (filters,) unless ``bias=False``.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        filters: int,
+        kernel: Sizes,
+        activation: str = "identity",
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+        weight_init: InitialiserLike = "glorot_uniform",
+        bias_init: InitialiserLike = "zeros",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.channels = self._whole_number("channels", channels)
+        self.filters = self._whole_number("filters", filters)
+        self.kernel = self._sizes("kernel", kernel)
+        self.activation = self._one_of("activation", activation, ACTIVATIONS)
+        self.stride = self._sizes("stride", stride)
+        self.padding = self._padding(padding)
+        self.dilation = self._sizes("dilation", dilation)
+        self.groups = self._whole_number("groups", groups)
+        if self.channels % self.groups or self.filters % self.groups:
+            raise ConfigurationError(
+                f"{type(self).__name__}: {self.channels} channels and {self.filters} filters cannot be divided into "
+                f"{self.groups} groups"
+            )
+        self.bias = bool(bias)
+        self.weight_init = self._initialiser("weight_init", weight_init)
+        self.bias_init = self._initialiser("bias_init", bias_init)
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        """`weight` and, if there is one, `bias`."""
+        size = math.prod(self.kernel)
+        fans = (self.channels // self.groups * size, self.filters // self.groups * size)
+        shape = (self.filters, self.channels // self.groups, *self.kernel)
+        specs = {"weight": ParameterSpec(shape, self.weight_init, *fans)}
+        if self.bias:
+            specs["bias"] = ParameterSpec((self.filters,), self.bias_init, *fans)
+        return specs
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(channels, ...) to (filters, ...)."""
+        if len(input_shape) != self.axes + 1 or input_shape[0] != self.channels:
+            raise self.reject(f"shape ({self.channels}, {self._spatial()})", input_shape)
+        return (self.filters, *self._windows(input_shape, self.kernel, self.stride, self.padding, self.dilation))
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """One op, the bias of each filter, the activation."""
+        y = ops.conv(x, parameters["weight"], self.stride, self.padding, self.dilation, self.groups)
+        if self.bias:
+            y = y + ops.reshape(parameters["bias"], (self.filters, *(1,) * self.axes))
+        return ACTIVATIONS[self.activation](y)
+
+
+class Conv1D(Convolution):
+    """Cross-correlation along a sequence: (channels, length) to (filters, length'). See `Convolution`."""
+
+    axes = 1
+
+
+class Conv2D(Convolution):
+    """Cross-correlation over an image: (channels, height, width) to (filters, height', width'). See `Convolution`."""
+
+    axes = 2
+
+
+class Pool(Windowed):
+    """One number for each window of each channel. Padding is at most half the window."""
+
+    op: ClassVar[Callable[..., Tensor]]
+
+    def __init__(
+        self, window: Sizes, stride: Sizes | None = None, padding: Padding = 0, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        self.window = self._sizes("window", window)
+        self.stride = self.window if stride is None else self._sizes("stride", stride)
+        self.padding = self._padding(padding)
+        for size, pair in zip(self.window, self.padding, strict=True):
+            if 2 * max(pair) > size:
+                raise ConfigurationError(
+                    f"{type(self).__name__}: padding must be at most half the window, {size // 2}, actual {max(pair)}"
+                )
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(channels, ...) to (channels, ...) with shorter axes."""
+        if len(input_shape) != self.axes + 1:
+            raise self.reject(f"shape (channels, {self._spatial()})", input_shape)
+        return (
+            input_shape[0],
+            *self._windows(input_shape, self.window, self.stride, self.padding, (1,) * self.axes),
+        )
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """One op."""
+        return type(self).op(x, self.window, self.stride, self.padding)
+
+
+class MaxPool1D(Pool):
+    """The largest of each window along a sequence, never the padding; of equal ones the first has the gradient."""
+
+    axes = 1
+    op = staticmethod(ops.max_pool)
+
+
+class MaxPool2D(Pool):
+    """The largest of each window of an image, never the padding; of equal ones the first has the gradient."""
+
+    axes = 2
+    op = staticmethod(ops.max_pool)
+
+
+class AvgPool1D(Pool):
+    """The mean of each window along a sequence; the padding counts as zeros."""
+
+    axes = 1
+    op = staticmethod(ops.avg_pool)
+
+
+class AvgPool2D(Pool):
+    """The mean of each window of an image; the padding counts as zeros."""
+
+    axes = 2
+    op = staticmethod(ops.avg_pool)
+
+
+class GlobalPool(Layer):
+    """One number for each channel: (channels, ...) to (channels,)."""
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(channels, ...) to (channels,)."""
+        if len(input_shape) < 2 or 0 in input_shape[1:]:
+            raise self.reject("shape (channels, ...) with at least one element in each channel", input_shape)
+        return input_shape[:1]
+
+
+class GlobalMaxPool(GlobalPool):
+    """The largest of each channel; of equal ones the first has the gradient."""
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """A window as long as the channel."""
+        flat = ops.reshape(x, (*x.shape[:2], math.prod(x.shape[2:])))
+        y: Tensor = ops.reshape(ops.max_pool(flat, flat.shape[2]), x.shape[:2])
+        return y
+
+
+class GlobalAvgPool(GlobalPool):
+    """The mean of each channel."""
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """The mean over all axes but the first two."""
+        return ops.mean(x, tuple(range(2, x.ndim)))
