@@ -8,8 +8,10 @@ import pytest
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ParameterError, ShapeError
 from py_engine.network.chain import Chain
+from py_engine.network.embedding import Embedding, PermuteDims
 from py_engine.network.initialisers import initialise_all
 from py_engine.network.layers import RNN, Activation, Dense, Dropout, Flatten, Layer, Reshape
+from py_engine.network.normalisation import BatchNorm
 from py_engine.network.parameters import ALIGNMENT, FlatVector, Parameters
 
 
@@ -241,6 +243,44 @@ def test_zeros_like_has_the_same_layout():
     gradient.arrays["rnn.bias"][:] = 1.0
     chain.parameters.vector += gradient.vector
     np.testing.assert_array_equal(chain.parameters.arrays["rnn.bias"], 1.0)
+
+
+def test_what_is_not_trained_lies_behind_the_vector():
+    chain = Chain(
+        Embedding(6, 3, trainable=False, name="frozen"), Flatten(), BatchNorm(6, name="norm"), Dense(6, 2), seed=1
+    )
+    parameters = chain.parameters
+    assert parameters.names == (
+        "frozen.weight", "norm.scale", "norm.shift", "norm.running_mean", "norm.running_var", "dense.weight",
+        "dense.bias",
+    )  # fmt: skip
+    assert parameters.trainable == ("norm.scale", "norm.shift", "dense.weight", "dense.bias")
+    assert {name for name, x in parameters.tensors.items() if x.requires_grad} == set(parameters.trainable)
+    assert list(parameters.zeros_like().arrays) == list(parameters.trainable)
+    assert parameters.vector.size == 4 * ALIGNMENT and parameters.memory.size == 8 * ALIGNMENT
+    behind = parameters.memory[parameters.vector.size :]
+    for k, name in enumerate(("frozen.weight", "norm.running_mean", "norm.running_var")):
+        array = parameters.arrays[name]
+        start = (0, 2, 3)[k] * ALIGNMENT
+        np.testing.assert_array_equal(behind[start : start + array.size], array.ravel())
+        assert np.shares_memory(array, parameters.memory) and not np.shares_memory(array, parameters.vector)
+    assert parameters.count == 18 + 4 * 6 + 12 + 2
+    assert "(not all trained)" in repr(chain)
+    values = {name: array + 1 for name, array in parameters.as_dict().items()}
+    parameters.load(values)
+    np.testing.assert_array_equal(parameters.arrays["norm.running_var"], 2.0)
+    np.testing.assert_array_equal(parameters.arrays["frozen.weight"], values["frozen.weight"])
+    chain.append(Dense(2, 2))
+    np.testing.assert_array_equal(chain.parameters.arrays["norm.running_var"], 2.0)
+
+
+def test_a_chain_knows_whether_it_reads_token_ids_and_couples_its_batch():
+    tokens = Chain(
+        Reshape(2, 2), PermuteDims(1, 0), Flatten(), Embedding(5, 2, name="words"), BatchNorm(4, name="norm")
+    )
+    assert (tokens.takes_ids, tokens.couples_batch) == ("words", "norm")
+    assert (mnist_rnn().takes_ids, mnist_rnn().couples_batch) == (None, None)
+    assert Chain(Activation("relu"), Embedding(5, 2)).takes_ids is None
 
 
 def test_as_dict_and_load_go_round_in_place():
