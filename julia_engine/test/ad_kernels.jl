@@ -120,6 +120,17 @@ const has_bytes = Kernels.VECTOR_BYTES[]
     Kernels.VECTOR_BYTES[] = has_bytes
 end
 
+@testset "matrices are turned, $T, vectors of $bytes bytes" for T in (Float32, Float64, Int64), bytes in unique((0, min(32, has_bytes), has_bytes))
+    Kernels.VECTOR_BYTES[] = bytes
+    for (m, n) in ((16, 16), (17, 40), (84, 1014), (5, 33), (64, 1))
+        x = rand(T, m, n, 2)
+        @test value(copy(permutedims(Constant(x), (2, 1, 3)))) == permutedims(x, (2, 1, 3))
+        y = view(x, 1:m-1, :, 1)
+        @test value(copy(transpose(Constant(y)))) == permutedims(y)
+    end
+    Kernels.VECTOR_BYTES[] = has_bytes
+end
+
 @testset "sums of many elements keep their precision" begin
     x = fill(0.1f0, 10^6)
     @test only(value(sum(Constant(x)))) ≈ 10^5 * 1.0000000149 rtol = 1e-6

@@ -77,7 +77,7 @@ function infer_split_columns(inputs, attrs)
     return Int[2 * attrs[1] * attrs[4] * x.dims[3] * x.dims[4] + 64 ÷ sizeof(x.eltype)], x.eltype
 end
 
-forward_split_columns(p, out, inputs, attrs) = emit!(p, out.eltype, :split_columns,
+forward_split_columns(p, out, inputs, attrs) = emit!(p, out.eltype, vector_kernel(:split_columns),
     (out.address, inputs[1].address, NOWHERE, NOWHERE), NOWHERE, loop(inputs[1].dims, 1),
     (NONE, loop(inputs[1].strides, 0), NONE, NONE), Tuple(attrs))
 

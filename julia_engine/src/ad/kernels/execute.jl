@@ -75,6 +75,8 @@ for (name, vector, rows) in ((:tiles_64_4, :wide, 4), (:tiles_64_2, :wide, 2), (
     (:tiles_32_2, :narrow, 2), (:tiles_32_1, :narrow, 1))
     operation!(name, :(tiles!($vector(T), Val($rows), x)))
 end
+operation!(:turn_64, :(turn!(wide(T), x)))
+operation!(:turn_32, :(turn!(narrow(T), x)))
 operation!(:to_other, :(convert!(other(T), T, x)))
 operation!(:to_int, :(convert!(Int64, T, x)))
 operation!(:from_int, :(convert!(T, Int64, x)))

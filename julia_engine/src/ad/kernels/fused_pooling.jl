@@ -26,6 +26,15 @@ for (W, T, name) in ((16, Float32, "float"), (8, Float32, "float"), (4, Float32,
     end
 end
 
+for (W, T, name) in ((16, Float32, "float"), (8, Float32, "float"), (8, Float64, "double"), (4, Float64, "double"))
+    lanes(first) = join(["i32 $(first + 2i)" for i in 0:W-1], ", ")
+    for (f, first) in ((:evens, 0), (:odds, 1))
+        @eval @inline $f(a::Vec{$W,$T}, b::Vec{$W,$T}) = Base.llvmcall(
+            $("%r = shufflevector <$W x $name> %0, <$W x $name> %1, <$W x i32> <$(lanes(first))>\nret <$W x $name> %r"),
+            Vec{$W,$T}, NTuple{2,Vec{$W,$T}}, a, b)
+    end
+end
+
 for (W, half) in ((16, 8), (8, 4))
     lanes(first) = join(["i32 $(first + 2i)" for i in 0:half-1], ", ")
     @eval begin
@@ -80,13 +89,28 @@ end
 out = the rows of a, split into even and odd columns. n is (width, height, channels, samples), sa the strides; i holds half
 a row's length, the padding on the left and above, and the rows with padding.
 """
-@inline function split_columns!(x::Instruction{T}) where {T}
+@inline function split_columns!(::Type{V}, x::Instruction{T}) where {T,W,V<:Vec{W,T}}
     width, height = x.n[1], x.n[2]
     half, left, above, rows = x.i
     o = x.out
+    last = moved(x.a, x.sa, height - 1, x.n[3] - 1, x.n[4] - 1) + sizeof(T) * width - 2 * sizeof(V)
+    whole = left == 0 && x.sa[1] == 1 && all(s -> s > 0, x.sa)
+    numbers, zeros, columns = numbered(V), repeated(V, zero(T)), width ÷ 2
     for l in 0:x.n[4]-1, k in 0:x.n[3]-1, y in -above:rows-above-1
         a = moved(x.a, x.sa, y, k, l)
         here = 0 <= y < height
+        if here && whole && a + sizeof(T) * 2 * (half - W) <= last
+            u = 0
+            while u < half
+                p, q = a + sizeof(T) * 2u, o + sizeof(T) * u
+                v, w = load(V, p), load(V, p + sizeof(V))
+                store!(q, where_greater(repeated(V, T(width - columns - u)), numbers, evens(v, w), zeros))
+                store!(q + sizeof(T) * half, where_greater(repeated(V, T(columns - u)), numbers, odds(v, w), zeros))
+                u += W
+            end
+            o += sizeof(T) * 2 * half
+            continue
+        end
         for odd in 0:1
             # Column 2u + odd of the padded row is column 2u + odd - left of the image.
             from, to = here ? inside(half, 2, odd - left, width) : (0, 0)
@@ -160,7 +184,8 @@ for size in (3, 5)
             last = x.out + sizeof(T) * (count - W)  # where a whole vector can be stored
             for n in 0:s.samples-1, f in 0:s.filters-1
                 bias = x.c == C_NULL ? zero(T) : unsafe_load(x.c, f + 1)
-                for y in 0:s.height-1, from in 0:W:s.width-1
+                for y in 0:s.height-1, block in 0:(s.width-1)÷W
+                    from = block * W
                     row = x.a + sizeof(T) * ((n * s.channels * s.rows + 2y) * 2 * s.half + from)
                     w = x.b + sizeof(T) * f * s.channels * $(size^2)
                     m_0, m_1, m_2, m_3 = zeros, zeros, zeros, zeros
@@ -206,7 +231,8 @@ for size in (3, 5)
             for n in 0:s.samples-1, f in 0:s.filters-1, c in 0:s.channels-1
                 d = parts + sizeof(V) * (f * s.channels + c) * $(size^2)
                 $([:($v = load(V, d + $(t - 1) * sizeof(V))) for (t, v) in enumerate(sums)]...)
-                for y in 0:s.height-1, from in 0:W:s.width-1
+                for y in 0:s.height-1, block in 0:(s.width-1)÷W
+                    from = block * W
                     row = x.a + sizeof(T) * (((n * s.channels + c) * s.rows + 2y) * 2 * s.half + from)
                     i = (n * s.filters + f) * plane + y * s.width + from
                     g, which = zeros, zeros
@@ -450,7 +476,7 @@ height of a plane and the width of a window; sa the pool's strides."""
     return nothing
 end
 
-for name in (:split_columns, :filters_in_stretches, :filters_in_kernels, :sum_of_winners, :unpool)
+for name in (:filters_in_stretches, :filters_in_kernels, :sum_of_winners, :unpool)
     operation!(name, :($(Symbol(name, :!))(x)))
 end
 for (bytes, vector, steps) in ((64, :wide, 16), (32, :narrow, 8))
@@ -458,6 +484,7 @@ for (bytes, vector, steps) in ((64, :wide, 16), (32, :narrow, 8))
         operation!(Symbol(:pool_planes_, bytes, :_, size), :(pool_planes!($vector(T), Val($size), x)))
         operation!(Symbol(:pool_planes_gradient_, bytes, :_, size), :(pool_planes_gradient!($vector(T), Val($size), x)))
     end
+    operation!(Symbol(:split_columns_, bytes), :(split_columns!($vector(T), x)))
     operation!(Symbol(:filters_in_bands_, bytes), :(filters_in_bands!($vector(T), x)))
     operation!(Symbol(:pool_sequences_, bytes), :(pool_sequences!($vector(T), Val($steps), x)))
     operation!(Symbol(:pool_sequences_gradient_, bytes), :(pool_sequences_gradient!($vector(T), x)))

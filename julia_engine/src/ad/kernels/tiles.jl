@@ -84,6 +84,50 @@ sb is how far apart the elements of b are along the summed axis and across the c
     return nothing
 end
 
+# Matrices turned ------------------------------------------------------------------------------------------------------
+
+for (W, T, name) in ((16, Float32, "float"), (8, Float32, "float"), (8, Float64, "double"), (4, Float64, "double"))
+    V = "<$W x $name>"
+    exchanged(lanes) =
+        "%r = shufflevector $V %0, $V %1, <$W x i32> <$(join(["i32 $l" for l in lanes], ", "))>\nret $V %r"
+    # A square of W vectors is turned by exchanging its quarters, then the quarters of each quarter, and so on.
+    steps = Expr(:block)
+    d = W ÷ 2
+    while d >= 1
+        upper = exchanged([l & d == 0 ? l : W + l - d for l in 0:W-1])
+        lower = exchanged([l & d == 0 ? l + d : W + l for l in 0:W-1])
+        for r in 0:W-1
+            r & d == 0 || continue
+            a, b = Symbol(:v_, r), Symbol(:v_, r + d)
+            push!(steps.args, :(($a, $b) = (Base.llvmcall($upper, Vec{$W,$T}, NTuple{2,Vec{$W,$T}}, $a, $b),
+                Base.llvmcall($lower, Vec{$W,$T}, NTuple{2,Vec{$W,$T}}, $a, $b))))
+        end
+        d ÷= 2
+    end
+    @eval @inline function turn_square!(::Type{Vec{$W,$T}}, o::Ptr{$T}, so::Int, a::Ptr{$T}, sa::Int)
+        V = Vec{$W,$T}
+        $([:($(Symbol(:v_, r)) = unsafe_load(Ptr{V}(a + $r * sizeof($T) * sa))) for r in 0:W-1]...)
+        $steps
+        $([:(unsafe_store!(Ptr{V}(o + $r * sizeof($T) * so), $(Symbol(:v_, r)))) for r in 0:W-1]...)
+        return nothing
+    end
+end
+
+"""
+Copy matrices that lie by rows into such that lie by columns, square by square. The last squares of each direction overlap
+those before: what is copied twice is the same.
+"""
+@inline function turn!(::Type{V}, x::Instruction{T}) where {W,T,V<:Vec{W,T}}
+    for l in 0:x.n[4]-1, k in 0:x.n[3]-1
+        o, a = moved(x.out, x.so, 0, k, l), moved(x.a, x.sa, 0, k, l)
+        for q in 0:(x.n[2]-1)÷W, p in 0:(x.n[1]-1)÷W
+            i, j = min(p * W, x.n[1] - W), min(q * W, x.n[2] - W)
+            turn_square!(V, o + sizeof(T) * (i + j * x.so[2]), x.so[2], a + sizeof(T) * (i * x.sa[1] + j), x.sa[1])
+        end
+    end
+    return nothing
+end
+
 wide(::Type{T}) where {T} = Vec{64 ÷ sizeof(T),T}  # 512 bits
 narrow(::Type{T}) where {T} = Vec{32 ÷ sizeof(T),T}  # 256 bits
 

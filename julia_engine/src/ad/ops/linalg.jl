@@ -89,7 +89,8 @@ end
 
 """
 The product by tiles: in bands of as many rows as tiles have, and in pieces that caches hold. Returns how many rows that
-are; those left over, less than a vector of them, are for BLAS.
+are. Rows left over, less than a vector of them, are done together with some that are done already, computed once more;
+where the product is added to what is there that cannot be, and they are for BLAS.
 """
 function emit_tiles!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int, lead::Int)
     T, bytes = out.eltype, Kernels.VECTOR_BYTES[]
@@ -118,7 +119,12 @@ function emit_tiles!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int, l
             row += rows
         end
     end
-    return row
+    rest = bytes ÷ sizeof(T)
+    (row == m || beta == 1 || prod(stacked) != inner) && return row
+    at = (at_element(out, m - rest), at_element(a, m - rest), b.address, NOWHERE)
+    emit!(p, T, tiles[end][2], at, NOWHERE, (rest, n, k, inner),
+        ((lead, step(1), 0, 0), (lead_a, step(2), 0, 0), (b.strides[1], b.strides[2], step(3), 0), NONE))
+    return m
 end
 
 stack_strides(m::Memory, stacked::Vector{Int}) =

@@ -76,6 +76,7 @@ function emit_loops!(p::Program, @nospecialize(T::DataType), name::Symbol, dims:
     any(==(0), dims) && return nothing
     n, s = coalesced(dims, strides)
     at = Ptr{Cvoid}[m.address for m in operands]
+    name === :copy && (name = copy_kernel(T, n, s))
     if length(n) <= 4
         emit!(p, T, name, addresses(at), NOWHERE, loop(n, 1), loops(s), i, f)
         return nothing
@@ -101,6 +102,13 @@ function emit_elementwise!(p::Program, name::Symbol, out::Memory, inputs::Vector
         push!(strides, spread_strides(m, out.dims))
     end
     return emit_loops!(p, T, name, out.dims, Memory[out; inputs], strides, i, f)
+end
+
+"""Copies of matrices that lie by rows into such that lie by columns have a kernel of their own, from one vector's length on."""
+function copy_kernel(@nospecialize(T::DataType), n::Vector{Int}, s::Vector{Vector{Int}})
+    bytes = Kernels.VECTOR_BYTES[]
+    turns = length(n) >= 2 && bytes > 0 && s[1][1] == 1 && s[2][1] > 1 && s[2][2] == 1 && s[1][2] > 1
+    return turns && min(n[1], n[2]) >= bytes ÷ sizeof(T) ? Symbol(:turn_, bytes) : :copy
 end
 
 emit_copy!(p::Program, out::Memory, x::Memory) = emit_elementwise!(p, :copy, out, Memory[x])
