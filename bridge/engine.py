@@ -16,6 +16,7 @@ Measurements run a session in a process of its own: `bridge.worker`.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.metadata
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
+    from bridge.julia.packages import Package
     from bridge.spec import ModelSpec
 
 __all__ = [
@@ -378,6 +380,32 @@ def _julia_version() -> dict[str, str]:
     return {"julia": found.version} | ({"sysimage": sysimage.key(image)} if image else {})
 
 
+def _installed(*distributions: str) -> tuple[str, ...]:
+    """The first of these builds of one framework that is installed, or else the last."""
+    for distribution in distributions[:-1]:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(distribution)
+            return (distribution,)
+    return distributions[-1:]
+
+
+_TENSORFLOW = _installed("tensorflow", "tensorflow-cpu")
+
+
+def _flux() -> Package:
+    from bridge.julia.packages import package  # here, since it needs Julia's modules
+
+    return package("Flux", ("setup", "update!", "withgradient", "Embedding"), oldest=(1, 6))
+
+
+def _lacks_flux() -> str:
+    return _flux().problem
+
+
+def _flux_version() -> dict[str, str]:
+    return {"flux": _flux().version, **_julia_version()}
+
+
 _JULIA: dict[str, Any] = {"lacks": _lacks_julia, "counts_itself": True, "runtime": _julia_version}
 
 _ROWS = (
@@ -393,6 +421,26 @@ _ROWS = (
         ("torch",),
         extra="torch",
         lacks=_lacks_compiler,
+    ),
+    Registered(
+        "tensorflow", "TensorFlow", "bridge.adapters.tensorflow:TensorFlowSession", _TENSORFLOW, extra="tensorflow"
+    ),
+    Registered(
+        "tensorflow-xla",
+        "TensorFlow XLA",
+        "bridge.adapters.tensorflow_xla:TensorFlowXLASession",
+        _TENSORFLOW,
+        extra="tensorflow",
+    ),
+    Registered("jax", "JAX", "bridge.adapters.jax:JaxSession", ("jax", "jaxlib"), extra="jax"),
+    Registered(
+        "flux",
+        "Flux",
+        "bridge.adapters.flux:FluxSession",
+        (),
+        lacks=_lacks_flux,
+        counts_itself=True,
+        runtime=_flux_version,
     ),
 )
 

@@ -23,7 +23,8 @@ IN_PROCESS = ("numpy", "manual", "torch")
 
 
 def test_every_engine_has_a_row_and_an_adapter_file() -> None:
-    assert engine.names() == ["numpy", "julia", "manual", "manual-julia", "torch", "torch-compile"]
+    ours = ["numpy", "julia", "manual", "manual-julia"]
+    assert engine.names() == [*ours, "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax", "flux"]
     folder = Path(engine.__file__).parent / "adapters"
     modules = {engine.get(name).module for name in engine.names()}
     assert modules == {f"bridge.adapters.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"}
@@ -38,7 +39,7 @@ def test_asking_about_engines_imports_none_of_them() -> None:
     code = (
         "import sys; from bridge import engine\n"
         "for name in engine.names(): engine.availability(name), engine.get(name).label\n"
-        "sys.exit('torch' in sys.modules)"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'tensorflow', 'jax', 'juliacall')))"
     )
     root = Path(engine.__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
@@ -118,7 +119,7 @@ def test_a_wrong_optimizer_is_refused(arguments: dict[str, object], message: str
 # --- What every engine refuses ---
 
 
-@pytest.fixture(params=[*IN_PROCESS, "julia", "manual-julia"])
+@pytest.fixture(params=[*IN_PROCESS, "julia", "manual-julia", "tensorflow", "jax"])
 def session(
     request: pytest.FixtureRequest, small_paper_model: ModelSpec, random_params: Callable, session_of: Callable
 ) -> engine.Session:

@@ -1,0 +1,562 @@
+"""TensorFlow, used as someone who knows it well would: the whole training step is one `tf.function` per batch size,
+which gathers its batch from constants and updates variables in place; losses are read when the epoch is over.
+
+Convolutions and pools have channels last, the only order that TensorFlow has for them on CPUs; `bridge.layouts` says
+what is left to transpose. Optimizers are TensorFlow's own fused updates, where their formulas can be made PyTorch's;
+only RMSProp, whose epsilon stands elsewhere, is written out. Sequences of up to 32 steps are unrolled, longer ones are
+a `tf.scan`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import DTypeLike, NDArray
+
+from bridge import weights
+from bridge.checks import DataCheck, PerArray, check_losses
+from bridge.engine import Evaluation, Optimizer
+from bridge.layouts import Placed, channels_last
+from bridge.spec import (
+    RBF,
+    RNN,
+    Activation,
+    BatchNorm,
+    Convolution,
+    Dense,
+    Dropout,
+    Embedding,
+    Layer,
+    LayerNorm,
+    ModelSpec,
+    PermuteDims,
+    Pool,
+    Recurrent,
+    Reshape,
+)
+
+__all__ = ["TensorFlowSession"]
+
+Array = NDArray[Any]
+Tensor: TypeAlias = Any
+"""A tensor or a variable of TensorFlow's."""
+
+_EVALUATION_BATCH = 1000
+
+_UNROLLED = 32
+"""The most steps of a sequence that are operations of their own in the graph."""
+
+
+class TensorFlowSession:
+    """A `Session` of compiled graphs, one for each batch size."""
+
+    jit_compile: ClassVar[bool] = False
+    """Whether XLA compiles the graphs."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        params: Mapping[str, Array],
+        optimizer: Optimizer,
+        batch_size: int,
+        dtype: DTypeLike = "float32",
+        threads: int = 1,
+    ) -> None:
+        dtype = np.dtype(dtype)
+        weights.check(params, spec, dtype)
+        _set_threads(threads)
+        self._batch_size = batch_size
+        self._steps = 0
+        self._check = DataCheck(spec, dtype)
+        self._tensors = PerArray(tf.constant)
+        self._placed = channels_last(spec)
+        self._layouts = {name: _layout(name, self._placed) for name in spec.parameters()}
+        self._loss, self._count_right = _LOSSES[spec.loss.op]
+        self._variables = {
+            name: tf.Variable(self._layouts[name].stored(params[name]), trainable=p.trainable)
+            for name, p in spec.parameters().items()
+        }
+        self._trained = [name for name, p in spec.parameters().items() if p.trainable]
+        self._updates = _Updates(optimizer, [self._variables[name] for name in self._trained])
+        compiled = partial(tf.function, jit_compile=self.jit_compile, reduce_retracing=False)
+        self._train = compiled(self._step)
+        self._gradients = compiled(self._loss_and_gradients)
+        self._apply = compiled(self._output)
+        self._evaluate = compiled(self._evaluate_part)
+
+    def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `Session.train_epoch`."""
+        features, targets = self._batch(x, y)
+        rows = self._check.order(order, x)
+        edges = [*range(0, len(rows), self._batch_size), len(rows)]
+        sizes = [stop - start for start, stop in itertools.pairwise(edges)]
+        found = [self._train(features, targets, batch) for batch in tf.split(rows, sizes)]
+        losses: NDArray[np.float64] = tf.stack(found).numpy().astype(np.float64)
+        check_losses(losses, self._steps)
+        self._steps += len(losses)
+        return losses
+
+    def evaluate(self, x: Array, y: Array) -> Evaluation:
+        """See `Session.evaluate`."""
+        features, targets = self._batch(x, y)
+        loss = right = 0.0
+        for start in range(0, len(x), _EVALUATION_BATCH):
+            part, wanted = (a[start : start + _EVALUATION_BATCH] for a in (features, targets))
+            found = self._evaluate(part, wanted)
+            loss += float(found[0]) * len(part)
+            right += float(found[1])
+        return Evaluation(loss / len(x), right / math.prod(targets.shape))
+
+    def predict(self, x: Array) -> Array:
+        """See `Session.predict`."""
+        features = self._tensors(self._check.features(x))
+        starts = range(0, len(x), _EVALUATION_BATCH)
+        return np.concatenate([self._apply(features[start : start + _EVALUATION_BATCH]) for start in starts])
+
+    def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
+        """See `Session.loss_and_gradients`."""
+        loss, gradients = self._gradients(*self._batch(x, y))
+        named = zip(self._trained, gradients, strict=True)
+        return float(loss), {name: self._layouts[name].shown(gradient.numpy()) for name, gradient in named}
+
+    def params(self) -> dict[str, Array]:
+        """See `Session.params`."""
+        return {name: self._layouts[name].shown(variable.numpy()) for name, variable in self._variables.items()}
+
+    def close(self) -> None:
+        """See `Session.close`: there is nothing that isn't freed with the session."""
+
+    @staticmethod
+    def own_parameters(spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, Array]:
+        """What Keras's layers begin with, in the layout of the spec.
+
+        Glorot's uniform distribution for weights, orthogonal recurrent weights, zeros for biases but for an LSTM's
+        forget gates, which have ones, and -0.05 to 0.05 for embeddings. A layer that Keras lacks begins as the spec
+        says.
+        """
+        dtype = np.dtype(dtype)
+        found = weights.initialise(spec, seed, dtype)
+        init = tf.keras.initializers
+
+        def draw(kind: Any, shape: tuple[int, ...], number: int, **options: Any) -> Array:
+            return np.array(kind(seed=1000 * seed + number, **options)(shape), dtype)
+
+        layers = {layer.id: layer for layer in spec.layers}
+        for number, name in enumerate(found):
+            owner, _, kind = name.rpartition(".")
+            layer, shape = layers[owner], found[name].shape
+            if isinstance(layer, Embedding):
+                found[name] = draw(init.RandomUniform, shape, number, minval=-0.05, maxval=0.05)
+            elif isinstance(layer, Convolution) and kind == "weight":
+                kernel = draw(init.GlorotUniform, (*shape[2:], shape[1], shape[0]), number)
+                found[name] = _kernel_shown(kernel)
+            elif kind == "recurrent":
+                found[name] = draw(init.Orthogonal, shape, number)
+            elif kind == "weight" and isinstance(layer, Dense | Recurrent):
+                found[name] = draw(init.GlorotUniform, shape, number)
+            elif kind == "bias":
+                found[name] = np.zeros(shape, dtype)
+                if layer.op == "lstm":
+                    found[name][shape[0] // 4 : shape[0] // 2] = 1
+        return found
+
+    def _batch(self, x: Array, y: Array) -> tuple[Tensor, Tensor]:
+        checked = self._check.batch(x, y)
+        return self._tensors(checked[0]), self._tensors(checked[1])
+
+    # What is compiled.
+
+    def _step(self, features: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
+        run = _Run(self._variables, training=True)
+        loss, gradients = self._differentiate(run, tf.gather(features, rows), tf.gather(targets, rows))
+        with tf.control_dependencies([loss, *gradients]):
+            for variable, value in run.running:
+                variable.assign(value)
+            self._updates(gradients)
+        return loss
+
+    def _loss_and_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return self._differentiate(_Run(self._variables, training=True), x, y)
+
+    def _differentiate(self, run: _Run, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        with tf.GradientTape() as tape:
+            loss = self._loss(self._network(run, x), y)
+        variables = [self._variables[name] for name in self._trained]
+        gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # an embedding's come as rows
+
+    def _network(self, run: _Run, x: Tensor) -> Tensor:
+        for placed in self._placed:
+            if placed.batch_transpose is not None:
+                x = tf.transpose(x, placed.batch_transpose)
+            if placed.layer is not None:
+                x = _LAYERS[placed.layer.op](placed.layer, run, x)
+        return x
+
+    def _output(self, x: Tensor) -> Tensor:
+        return self._network(_Run(self._variables), x)
+
+    def _evaluate_part(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        output = self._output(x)
+        return self._loss(output, y), self._count_right(output, y)
+
+
+def _set_threads(threads: int) -> None:
+    """Only where nothing has run in this process yet; a worker's environment says the same."""
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")  # all engines compute on the CPU
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+# Parameters -----------------------------------------------------------------------------------------------------------
+
+
+class _Layout:
+    """A parameter in the layout of the spec, and as TensorFlow has it: kernels (…, channels, filters)."""
+
+    def __init__(self, is_kernel: bool, rows: Array | None) -> None:
+        self._is_kernel = is_kernel
+        self._rows = rows
+
+    def stored(self, array: Array) -> Array:
+        if self._is_kernel:
+            array = np.moveaxis(array, (0, 1), (-1, -2))
+        return array if self._rows is None else array[self._rows]
+
+    def shown(self, array: Array) -> Array:
+        """As a copy."""
+        if self._is_kernel:
+            return _kernel_shown(array)
+        made = np.empty_like(array)
+        made[... if self._rows is None else self._rows] = array
+        return made
+
+
+def _kernel_shown(kernel: Array) -> Array:
+    return np.array(np.moveaxis(kernel, (-1, -2), (0, 1)), order="C")
+
+
+def _layout(name: str, placed: list[Placed]) -> _Layout:
+    owner, _, kind = name.rpartition(".")
+    (here,) = (p for p in placed if p.layer is not None and p.layer.id == owner)
+    if kind != "weight":
+        return _Layout(False, None)
+    return _Layout(isinstance(here.layer, Convolution), here.rows)
+
+
+# The network ----------------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """One way through the network: its parameters, and what may happen on the way."""
+
+    def __init__(self, params: Mapping[str, Tensor], training: bool = False) -> None:
+        self.params = params
+        self.training = training
+        self.running: list[tuple[Tensor, Tensor]] = []
+        """Running statistics, and what they become with this batch."""
+
+
+def _dense(layer: Dense, run: _Run, x: Tensor) -> Tensor:
+    weight = run.params[f"{layer.id}.weight"]
+    product = tf.matmul(x, weight) if len(x.shape) == 2 else tf.tensordot(x, weight, 1)
+    return tf.nn.bias_add(product, run.params[f"{layer.id}.bias"]) if layer.bias else product
+
+
+def _recurrent(layer: Recurrent, run: _Run, x: Tensor) -> Tensor:
+    inputs = tf.tensordot(x, run.params[f"{layer.id}.weight"], 1) + run.params[f"{layer.id}.bias"]
+    cell = partial(_CELLS[layer.op], layer, run.params[f"{layer.id}.recurrent"])
+    state = (tf.zeros((x.shape[0], layer.units), x.dtype),) * (2 if layer.op == "lstm" else 1)
+    sequence = layer.returns == "sequence"
+    if x.shape[1] <= _UNROLLED:
+        outputs = []
+        for now in tf.unstack(inputs, axis=1):
+            state = cell(now, state)
+            outputs.append(state[0])
+        return tf.stack(outputs, 1) if sequence else state[0]
+    states = tf.scan(lambda state, now: cell(now, state), tf.transpose(inputs, (1, 0, 2)), state)[0]
+    return tf.transpose(states, (1, 0, 2)) if sequence else states[-1]
+
+
+def _rnn_cell(layer: RNN, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (_ACTIVATIONS[layer.activation](x + tf.matmul(state[0], recurrent)),)
+
+
+def _lstm_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    take, keep, new, show = tf.split(x + tf.matmul(state[0], recurrent), 4, 1)
+    cell = tf.sigmoid(keep) * state[1] + tf.sigmoid(take) * tf.tanh(new)
+    return tf.sigmoid(show) * tf.tanh(cell), cell
+
+
+def _gru_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    reset, update, new = tf.split(x, 3, 1)
+    reset_state, update_state, new_state = tf.split(tf.matmul(state[0], recurrent), 3, 1)
+    new = tf.tanh(new + tf.sigmoid(reset + reset_state) * new_state)
+    update = tf.sigmoid(update + update_state)
+    return ((1 - update) * new + update * state[0],)
+
+
+_CELLS: dict[str, Callable[..., tuple[Tensor, ...]]] = {"rnn": _rnn_cell, "lstm": _lstm_cell, "gru": _gru_cell}
+
+
+def _flatten(layer: Layer, run: _Run, x: Tensor) -> Tensor:
+    return tf.reshape(x, (x.shape[0], -1))
+
+
+def _reshape(layer: Reshape, run: _Run, x: Tensor) -> Tensor:
+    return tf.reshape(x, (x.shape[0], *layer.shape))
+
+
+def _activation(layer: Activation, run: _Run, x: Tensor) -> Tensor:
+    return _ACTIVATIONS[layer.activation](x)
+
+
+def _dropout(layer: Dropout, run: _Run, x: Tensor) -> Tensor:
+    return tf.nn.dropout(x, layer.rate) if run.training and layer.rate else x
+
+
+def _convolution(layer: Convolution, run: _Run, x: Tensor) -> Tensor:
+    at = layer.geometry
+    kernel = _dilated(run.params[f"{layer.id}.weight"], at.dilation)
+    x = _with_two_axes(x)
+    kernel = kernel if len(at.size) == 2 else tf.expand_dims(kernel, 0)
+    padding = ((0, 0), *_two(at.padding, (0, 0)), (0, 0))
+    strides = _two(at.stride, 1)
+
+    def part(x: Tensor, kernel: Tensor) -> Tensor:
+        return tf.nn.conv2d(x, kernel, strides, padding if any(map(any, padding)) else "VALID")
+
+    if layer.groups == 1:
+        product = part(x, kernel)
+    else:  # TensorFlow's kernels for CPUs have no gradient by groups
+        parts = zip(tf.split(x, layer.groups, -1), tf.split(kernel, layer.groups, -1), strict=True)
+        product = tf.concat([part(*pair) for pair in parts], -1)
+    product = product if len(at.size) == 2 else tf.squeeze(product, 1)
+    return tf.nn.bias_add(product, run.params[f"{layer.id}.bias"]) if layer.bias else product
+
+
+def _dilated(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
+    """A kernel with zeros between its elements: TensorFlow has no gradients of dilated convolutions on CPUs."""
+    for axis, step in enumerate(dilation):
+        if step > 1:
+            shape = kernel.shape
+            zeros = [[0, 0]] * (len(shape) + 1)
+            zeros[axis + 1] = [0, step - 1]
+            kernel = tf.pad(tf.expand_dims(kernel, axis + 1), zeros)
+            kernel = tf.reshape(kernel, (*shape[:axis], shape[axis] * step, *shape[axis + 1 :]))
+            kernel = tf.gather(kernel, range(shape[axis] * step - step + 1), axis=axis)
+    return kernel
+
+
+def _with_two_axes(x: Tensor) -> Tensor:
+    """(N, length, channels) as an image of one row: there is nothing else for sequences."""
+    return x if len(x.shape) == 4 else tf.expand_dims(x, 1)
+
+
+def _two(values: Sequence[Any], first: Any) -> tuple[Any, ...]:
+    return tuple(values) if len(values) == 2 else (first, *values)
+
+
+def _pool(function: Callable[..., Tensor], filling: float, layer: Pool, run: _Run, x: Tensor) -> Tensor:
+    at = layer.geometry
+    if any(map(any, at.padding)):
+        x = tf.pad(x, ((0, 0), *at.padding, (0, 0)), constant_values=tf.constant(filling, x.dtype))
+    found = function(_with_two_axes(x), _two(at.size, 1), _two(at.stride, 1), "VALID")
+    return found if len(at.size) == 2 else tf.squeeze(found, 1)
+
+
+def _global_max(layer: Layer, run: _Run, x: Tensor) -> Tensor:
+    x = tf.reshape(x, (x.shape[0], -1, x.shape[-1]))
+    where = tf.argmax(x, 1)  # of equal ones the first alone has the gradient
+    return tf.gather(tf.transpose(x, (0, 2, 1)), where, axis=2, batch_dims=2)
+
+
+def _global_average(layer: Layer, run: _Run, x: Tensor) -> Tensor:
+    return tf.reduce_mean(x, tuple(range(1, len(x.shape) - 1)))
+
+
+def _embedding(layer: Embedding, run: _Run, x: Tensor) -> Tensor:
+    found = tf.gather(run.params[f"{layer.id}.weight"], x)
+    row = layer.padding_row
+    return found if row is None else tf.where((x == row)[..., None], tf.stop_gradient(found), found)
+
+
+def _permuted(layer: PermuteDims, run: _Run, x: Tensor) -> Tensor:
+    return x  # `channels_last` has seen to it
+
+
+def _rbf(layer: RBF, run: _Run, x: Tensor) -> Tensor:
+    away = x[..., None, :] - run.params[f"{layer.id}.centers"]
+    return tf.exp(-run.params[f"{layer.id}.beta"] * tf.reduce_sum(away * away, -1))
+
+
+def _batch_norm(layer: BatchNorm, run: _Run, x: Tensor) -> Tensor:
+    scale, shift, mean, variance = (
+        run.params[f"{layer.id}.{name}"] for name in ("scale", "shift", "running_mean", "running_var")
+    )
+    if run.training:
+        running = mean, variance
+        mean, variance = tf.nn.moments(x, tuple(range(len(x.shape) - 1)))
+        count = math.prod(x.shape[:-1])
+        now = mean, variance * (count / max(count - 1, 1))
+        run.running += [(v, v + layer.momentum * (n - v)) for v, n in zip(running, now, strict=True)]
+    return tf.nn.batch_normalization(x, mean, variance, shift, scale, layer.eps)
+
+
+def _layer_norm(layer: LayerNorm, run: _Run, x: Tensor) -> Tensor:
+    mean, variance = tf.nn.moments(x, -1, keepdims=True)
+    scale, shift = run.params[f"{layer.id}.scale"], run.params[f"{layer.id}.shift"]
+    return tf.nn.batch_normalization(x, mean, variance, shift, scale, layer.eps)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": tf.identity,
+    "tanh": tf.tanh,
+    "relu": tf.nn.relu,
+    "sigmoid": tf.sigmoid,
+    "softplus": tf.nn.softplus,
+    "softmax": tf.nn.softmax,
+}
+
+_MAX, _AVERAGE = partial(_pool, tf.nn.max_pool2d, -math.inf), partial(_pool, tf.nn.avg_pool2d, 0.0)
+
+_LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
+    "dense": _dense,
+    "rnn": _recurrent,
+    "lstm": _recurrent,
+    "gru": _recurrent,
+    "flatten": _flatten,
+    "reshape": _reshape,
+    "activation": _activation,
+    "dropout": _dropout,
+    "conv1d": _convolution,
+    "conv2d": _convolution,
+    "max_pool1d": _MAX,
+    "max_pool2d": _MAX,
+    "avg_pool1d": _AVERAGE,
+    "avg_pool2d": _AVERAGE,
+    "global_max_pool": _global_max,
+    "global_avg_pool": _global_average,
+    "embedding": _embedding,
+    "permute_dims": _permuted,
+    "rbf": _rbf,
+    "batch_norm": _batch_norm,
+    "layer_norm": _layer_norm,
+}
+
+
+# Losses: the mean over a batch, and the number of right answers in it -------------------------------------------------
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
+def _binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(targets, logits))
+
+
+def _mean_squared_error(output: Tensor, targets: Tensor) -> Tensor:
+    return tf.reduce_mean(tf.math.squared_difference(output, targets))
+
+
+def _right_classes(logits: Tensor, labels: Tensor) -> Tensor:
+    return tf.math.count_nonzero(tf.argmax(logits, -1) == labels)
+
+
+def _right_answers(logits: Tensor, targets: Tensor) -> Tensor:
+    return tf.math.count_nonzero((logits > 0) == (targets > 0.5))
+
+
+def _no_answers(output: Tensor, targets: Tensor) -> Tensor:
+    return tf.constant(math.nan)
+
+
+_LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "softmax_cross_entropy": (_cross_entropy, _right_classes),
+    "binary_cross_entropy": (_binary_cross_entropy, _right_answers),
+    "mean_squared_error": (_mean_squared_error, _no_answers),
+}
+
+
+# Optimizers -----------------------------------------------------------------------------------------------------------
+
+
+class _Updates:
+    """PyTorch's formulas, by TensorFlow's fused updates of variables where there are such."""
+
+    def __init__(self, optimizer: Optimizer, variables: list[Tensor]) -> None:
+        self._optimizer = optimizer
+        self._variables = variables
+        count = {"sgd": 0, "rmsprop": 1}.get(optimizer.name, 2) + bool(optimizer.momentum)
+        self._slots = [[tf.Variable(tf.zeros_like(v), trainable=False) for _ in range(count)] for v in variables]
+        self._steps = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+        self._update = {"sgd": self._sgd, "rmsprop": self._rmsprop}.get(optimizer.name, self._adam)
+
+    def __call__(self, gradients: list[Tensor]) -> None:
+        """Update every variable."""
+        settings = self._optimizer
+        if settings.clip_norm is not None:
+            norm = tf.sqrt(tf.add_n([tf.reduce_sum(g * g) for g in gradients]))
+            factor = tf.minimum(settings.clip_norm / (norm + 1e-6), 1)
+            gradients = [factor * g for g in gradients]
+        if settings.weight_decay and settings.name != "adamw":
+            gradients = [g + settings.weight_decay * v for g, v in zip(gradients, self._variables, strict=True)]
+        if self._update == self._adam:
+            self._steps.assign_add(1)
+        for variable, gradient, slots in zip(self._variables, gradients, self._slots, strict=True):
+            self._update(variable, gradient, *slots)
+
+    def _sgd(self, variable: Tensor, gradient: Tensor, *slots: Tensor) -> None:
+        settings = self._optimizer
+        rate = tf.constant(settings.learning_rate, variable.dtype)
+        if not slots:
+            tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
+            return
+        tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle,
+            accum=slots[0].handle,
+            lr=rate,
+            grad=gradient,
+            momentum=tf.constant(settings.momentum, variable.dtype),
+            use_nesterov=settings.nesterov,
+        )
+
+    def _rmsprop(self, variable: Tensor, gradient: Tensor, square: Tensor, *slots: Tensor) -> None:
+        settings = self._optimizer
+        now = square.assign(settings.alpha * square + (1 - settings.alpha) * gradient * gradient)
+        move = gradient / (tf.sqrt(now) + settings.eps)
+        if slots:
+            move = slots[0].assign(settings.momentum * slots[0] + move)
+        variable.assign_sub(settings.learning_rate * move)
+
+    def _adam(self, variable: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> None:
+        settings, dtype = self._optimizer, variable.dtype
+        if settings.name == "adamw":
+            variable.assign(variable * (1 - settings.learning_rate * (settings.weight_decay or 0.0)))
+        # TensorFlow's epsilon stands before the bias is corrected, PyTorch's after it. What corrects the bias is
+        # computed here, in float64, from the betas as the update's own dtype has them.
+        betas = [float(np.array(beta, dtype.as_numpy_dtype)) for beta in settings.betas]
+        first, second = (1 - tf.pow(tf.constant(beta, tf.float64), self._steps) for beta in betas)
+        root = tf.sqrt(second)
+        none = tf.constant(0, dtype)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=mean.handle,
+            v=square.handle,
+            beta1_power=none,
+            beta2_power=none,
+            lr=tf.cast(settings.learning_rate * root / first, dtype),
+            beta1=tf.constant(betas[0], dtype),
+            beta2=tf.constant(betas[1], dtype),
+            epsilon=tf.cast(settings.eps * root, dtype),
+            grad=gradient,
+        )

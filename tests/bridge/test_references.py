@@ -1,0 +1,329 @@
+"""TensorFlow and JAX compute what PyTorch computes: every layer, loss and optimizer, from the same weights and data.
+
+In float64 to 1e-10 for single parts, in float32 to 1e-5 for the papers' networks: ‖a - b‖ / ‖b‖ for every tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from bridge import engine, spec
+from bridge.engine import Optimizer
+from bridge.spec import ModelSpec
+
+Made = Callable[..., Any]
+Layers = list[dict[str, Any]]
+
+REFERENCES = ("tensorflow", "jax")
+WITH_XLA = (*REFERENCES, "tensorflow-xla")
+"""The adapter of TensorFlow with XLA is that of TensorFlow but for a switch, and compiles longer."""
+
+MODELS = Path(spec.__file__).parents[1] / "experiments" / "models"
+SGD = Optimizer("sgd", 0.1)
+
+SEQUENCE, IMAGE = [4, 11], [4, 7, 6]
+
+# Every layer has a dense one below it, so that its gradient by its input counts.
+LAYERS: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "dense": (SEQUENCE, {"op": "dense", "units": 7}),
+    "dense without bias": (SEQUENCE, {"op": "dense", "units": 7, "bias": False}),
+    **{
+        f"rnn {activation}": (SEQUENCE, {"op": "rnn", "units": 6, "activation": activation})
+        for activation in ("tanh", "relu", "identity")
+    },
+    **{
+        f"{op} {returns}": (SEQUENCE, {"op": op, "units": 6, "returns": returns})
+        for op in ("rnn", "lstm", "gru")
+        for returns in ("last", "sequence")
+    },
+    "rnn of many steps": ([40, 3], {"op": "rnn", "units": 3, "returns": "sequence"}),
+    "lstm of many steps": ([40, 3], {"op": "lstm", "units": 3}),
+    "gru of many steps": ([40, 3], {"op": "gru", "units": 3}),
+    "flatten": (IMAGE, {"op": "flatten"}),
+    "reshape": (SEQUENCE, {"op": "reshape", "shape": [2, 2, 5]}),
+    **{
+        f"activation {name}": (SEQUENCE, {"op": "activation", "activation": name})
+        for name in ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
+    },
+    "dropout of nothing": (SEQUENCE, {"op": "dropout", "rate": 0.0}),
+    "conv1d": (SEQUENCE, {"op": "conv1d", "filters": 3, "kernel": 3}),
+    "conv1d of all kinds": (
+        SEQUENCE,
+        {"op": "conv1d", "filters": 6, "kernel": 2, "stride": 2, "padding": [2, 1], "dilation": 2, "groups": 2},
+    ),
+    "conv2d": (IMAGE, {"op": "conv2d", "filters": 3, "kernel": [3, 2], "bias": False}),
+    "conv2d of all kinds": (
+        IMAGE,
+        {
+            "op": "conv2d",
+            "filters": 8,
+            "kernel": [2, 3],
+            "stride": [2, 1],
+            "padding": [[1, 0], [2, 1]],
+            "dilation": [3, 2],
+            "groups": 4,
+        },
+    ),
+    **{
+        f"{kind}_pool1d {options}": (SEQUENCE, {"op": f"{kind}_pool1d", **options})
+        for kind in ("max", "avg")
+        for options in ({"window": 2}, {"window": 3, "stride": 2, "padding": [1, 0]}, {"window": 5, "padding": 2})
+    },
+    **{
+        f"{kind}_pool2d {options}": (IMAGE, {"op": f"{kind}_pool2d", **options})
+        for kind in ("max", "avg")
+        for options in (
+            {"window": 2},
+            {"window": [2, 1], "stride": [1, 2], "padding": [[1, 0], [0, 0]]},
+            {"window": 3, "stride": 1, "padding": 1},
+        )
+    },
+    "global_max_pool": (IMAGE, {"op": "global_max_pool"}),
+    "global_avg_pool": (SEQUENCE, {"op": "global_avg_pool"}),
+    "permute_dims": (IMAGE, {"op": "permute_dims", "axes": [1, 2, 0]}),
+    "rbf": (SEQUENCE, {"op": "rbf", "units": 3}),
+    "batch_norm": (IMAGE, {"op": "batch_norm", "momentum": 0.3}),
+    "batch_norm of features": ([6], {"op": "batch_norm"}),
+    "layer_norm": (SEQUENCE, {"op": "layer_norm", "eps": 1e-3}),
+}
+
+EMBEDDINGS: dict[str, dict[str, Any]] = {
+    "trained": {},
+    "frozen": {"trainable": False},
+    "with padding": {"padding_index": 0},
+}
+
+RELU = {"op": "activation", "activation": "relu"}
+CONV = {"op": "conv2d", "filters": 5, "kernel": 2}
+# Where channels come last, what is between these layers is transposed only where it must be.
+NETWORKS: dict[str, tuple[list[int], Layers]] = {
+    "images": (
+        [2, 8, 7],
+        [CONV, RELU, {"op": "max_pool2d", "window": 2}, {"op": "flatten"}, RELU, {"op": "dense", "units": 4}],
+    ),
+    "convolutions on convolutions": (
+        [2, 8, 7],
+        [CONV, {"op": "batch_norm"}, CONV, {"op": "avg_pool2d", "window": 2}, {"op": "reshape", "shape": [30]}],
+    ),
+    "permuted and back": (
+        [9, 3],
+        [
+            {"op": "permute_dims", "axes": [1, 0]},
+            {"op": "conv1d", "filters": 4, "kernel": 3},
+            {"op": "permute_dims", "axes": [1, 0]},
+            {"op": "gru", "units": 3},
+        ],
+    ),
+    "flattened for no dense layer": (
+        [2, 8, 7],
+        [CONV, {"op": "flatten"}, {"op": "activation", "activation": "softmax"}],
+    ),
+    "channels at the end": ([2, 8, 7], [CONV, RELU, {"op": "permute_dims", "axes": [1, 2, 0]}]),
+    "the last layer a convolution": ([2, 8, 7], [CONV]),
+}
+
+LOSSES: dict[str, tuple[Layers, str]] = {
+    "a class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], "softmax_cross_entropy"),
+    "a class for every row": ([{"op": "dense", "units": 4}], "softmax_cross_entropy"),
+    "yes or no": ([{"op": "flatten"}, {"op": "dense", "units": 1}], "binary_cross_entropy"),
+    "yes or no for every row": ([{"op": "dense", "units": 2}], "binary_cross_entropy"),
+    "a number": ([{"op": "flatten"}, {"op": "dense", "units": 1}], "mean_squared_error"),
+}
+
+OPTIMIZERS = [
+    Optimizer("sgd", 0.1, weight_decay=0.1),
+    Optimizer("sgd", 0.1, momentum=0.9),
+    Optimizer("sgd", 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    Optimizer("rmsprop", 0.01),
+    Optimizer("rmsprop", 0.01, alpha=0.9, momentum=0.5, eps=1e-3, weight_decay=0.1),
+    Optimizer("adam", 0.01),
+    Optimizer("adam", 0.01, betas=(0.8, 0.99), eps=1e-3, weight_decay=0.1),
+    Optimizer("adam", 0.01, betas=(0.0, 0.99)),
+    Optimizer("adamw", 0.01, weight_decay=0.3),
+    Optimizer("sgd", 0.5, clip_norm=0.1),
+]
+
+
+@pytest.fixture(params=REFERENCES)
+def reference(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def compare(session_of: Made, random_params: Made, random_data: Made) -> Callable[..., None]:
+    """Compares what an engine and PyTorch compute of a model, at first and after two steps."""
+
+    def compare(
+        name: str, made: ModelSpec, dtype: str = "float64", optimizer: Optimizer = SGD, batch: int = 6, rows: int = 12
+    ) -> None:
+        params, (x, y) = random_params(made, dtype), random_data(made, rows, dtype)
+        for array in (name for name in params if name.endswith("running_var")):
+            params[array] = np.abs(params[array]) + 0.1
+        computed = []
+        for engine_name in (name, "torch"):
+            session = session_of(engine_name, made, params, optimizer, batch, dtype)
+            loss, gradients = session.loss_and_gradients(x, y)
+            found = {"output": session.predict(x), "loss": loss}
+            found |= {f"gradient of {key}": gradient for key, gradient in gradients.items()}
+            found["losses"] = session.train_epoch(x, y, np.arange(rows)[::-1])
+            found |= session.params()
+            if rows % batch:  # evaluating is compiled, too, and takes its time
+                evaluation = session.evaluate(x, y)
+                found |= {"loss afterwards": evaluation.loss, "accuracy": evaluation.accuracy}
+            computed.append(found)
+        assert list(computed[0]) == list(computed[1])
+        for key, expected in computed[1].items():
+            assert np.shape(computed[0][key]) == np.shape(expected), key
+            distance, size = np.linalg.norm(computed[0][key] - expected), np.linalg.norm(expected)
+            tolerance = 1e-5 if dtype == "float32" else 1e-10
+            assert np.all(np.isnan(expected)) or distance <= tolerance * max(size, 1e-3), f"{key}: {distance / size}"
+
+    return compare
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers(reference: str, layer: str, model: Made, compare: Made) -> None:
+    shape, described = LAYERS[layer]
+    made = model(shape, {"op": "dense", "units": 5}, described, loss="mean_squared_error", dtype="float64")
+    compare(reference, made)
+
+
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_embeddings(reference: str, embedding: str, model: Made, compare: Made) -> None:
+    made = model(
+        [7],
+        {"op": "embedding", "vocabulary": 9, "dimension": 3, **EMBEDDINGS[embedding]},
+        {"op": "permute_dims", "axes": [1, 0]},
+        {"op": "conv1d", "filters": 2, "kernel": 3},
+        {"op": "flatten"},
+        {"op": "dense", "units": 1},
+        loss="binary_cross_entropy",
+        dtype="int64",
+    )
+    compare(reference, made, optimizer=Optimizer("adam", 0.01))
+
+
+@pytest.mark.parametrize("reference", WITH_XLA, indirect=True)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks(reference: str, network: str, model: Made, compare: Made) -> None:
+    shape, layers = NETWORKS[network]
+    compare(reference, model(shape, *layers, loss="mean_squared_error", dtype="float64"))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses(reference: str, loss: str, model: Made, compare: Made) -> None:
+    layers, op = LOSSES[loss]
+    compare(reference, model([4, 3], *layers, loss=op, dtype="float64"), batch=7)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: f"{optimizer.name} {optimizer.settings()}")
+def test_optimizers(reference: str, optimizer: Optimizer, small_paper_model: ModelSpec, compare: Made) -> None:
+    compare(reference, small_paper_model, "float64", optimizer, batch=3)
+
+
+@pytest.mark.parametrize("reference", WITH_XLA, indirect=True)
+@pytest.mark.parametrize("name", ["mnist-rnn", "mnist-cnn", "imdb-cnn"])
+def test_the_papers_networks(reference: str, name: str, compare: Made) -> None:
+    optimizer = Optimizer("adam", 0.001) if "imdb" in name else Optimizer("sgd", 0.015)
+    compare(reference, spec.load(MODELS / f"{name}.toml"), "float32", optimizer, batch=20, rows=50)
+
+
+def test_no_layer_is_left_out() -> None:
+    tested = {layer["op"] for _, layer in LAYERS.values()} | {"embedding"}
+    assert tested == {op for kind in get_args(spec.AnyLayer) for op in get_args(kind.model_fields["op"].annotation)}
+
+
+# --- What is not PyTorch's ---
+
+
+def test_dropout_drops_in_training_and_only_there(reference: str, model: Made, session_of: Made) -> None:
+    layers = {"op": "dropout", "rate": 0.25}, {"id": "dense", "op": "dense", "units": 1, "bias": False}
+    made = model([10_000], *layers, loss="mean_squared_error", dtype="float64")
+    params = {"dense.weight": np.ones((10_000, 1))}
+    session = session_of(reference, made, params, SGD, 1)
+    x, y = np.ones((1, 10_000)), np.ones((1, 1))
+    assert session.predict(x).item() == pytest.approx(10_000)
+    _, gradients = session.loss_and_gradients(x, y)
+    values, counts = np.unique(np.abs(gradients["dense.weight"]), return_counts=True)
+    assert values[0] == 0
+    assert len(values) == 2
+    assert 0.22 < counts[0] / counts.sum() < 0.28
+
+
+def test_of_equal_maxima_the_first_has_the_gradient(reference: str, model: Made, session_of: Made) -> None:
+    scale = {"op": "conv1d", "filters": 1, "kernel": 1, "bias": False}
+    for pool in ({"op": "max_pool1d", "window": 4}, {"op": "max_pool1d", "window": 5}, {"op": "global_max_pool"}):
+        layers = {"op": "reshape", "shape": [1, 5]}, {"id": "bias", "op": "layer_norm"}, scale, pool
+        made = model([5], *layers, loss="mean_squared_error", dtype="float64")
+        params = {name: np.zeros(p.shape) for name, p in made.parameters().items()}
+        params["layer2.weight"][...] = 1
+        session = session_of(reference, made, params, SGD, 1)
+        shape = (1, *made.output)
+        _, gradients = session.loss_and_gradients(np.arange(5.0)[None], np.ones(shape))
+        np.testing.assert_allclose(gradients["bias.shift"], [-2, 0, 0, 0, 0], atol=1e-12)
+
+
+def test_nan_is_not_lost_in_a_maximum_that_is_written_out(model: Made, session_of: Made, random_params: Made) -> None:
+    layers = {"op": "conv1d", "filters": 1, "kernel": 1}, {"op": "max_pool1d", "window": 2}
+    made = model([1, 4], *layers, loss="mean_squared_error", dtype="float64")
+    session = session_of("jax", made, random_params(made, "float64"), SGD, 1)
+    for at in (0, 1):
+        x = np.ones((1, 1, 4))
+        x[0, 0, at] = np.nan
+        assert np.isnan(session.predict(x)).tolist() == [[[True, False]]]
+
+
+@pytest.mark.parametrize("own", REFERENCES)
+def test_parameters_of_its_own(own: str, model: Made, workers: Made) -> None:
+    """Deviations are those that Keras and Flax document; a seed gives the same again, another one something else."""
+    if not (found := engine.availability(own)).ok:
+        pytest.skip(found.reason)
+    made = model(
+        [8, 60],
+        {"id": "conv", "op": "conv1d", "filters": 200, "kernel": 3},
+        {"op": "permute_dims", "axes": [1, 0]},
+        {"id": "lstm", "op": "lstm", "units": 50},
+        {"id": "dense", "op": "dense", "units": 100},
+    )
+    ids = model(
+        [5], {"id": "rows", "op": "embedding", "vocabulary": 500, "dimension": 64}, {"op": "flatten"}, dtype="int64"
+    )
+    params = workers(own).own_parameters(made, 3) | workers(own).own_parameters(ids, 3)
+    shapes = {**made.parameters(), **ids.parameters()}
+    assert {name: array.shape for name, array in params.items()} == {name: p.shape for name, p in shapes.items()}
+    glorot = {"conv.weight": (24, 600), "lstm.weight": (200, 200), "dense.weight": (50, 100)}
+    for name, (fan_in, fan_out) in glorot.items():
+        deviation = np.sqrt(2 / (fan_in + fan_out)) if own == "tensorflow" else np.sqrt(1 / fan_in)
+        assert params[name].std() == pytest.approx(deviation, rel=0.06), name
+    assert params["rows.weight"].std() == pytest.approx(0.1 / np.sqrt(12) if own == "tensorflow" else 1 / 8, rel=0.05)
+    recurrent = params["lstm.recurrent"]
+    rows = recurrent if own == "tensorflow" else recurrent[:, 50:100]
+    np.testing.assert_allclose(rows @ rows.T, np.eye(50), atol=1e-5)
+    ones = np.flatnonzero(params["lstm.bias"])
+    np.testing.assert_array_equal(ones, np.arange(50, 100) if own == "tensorflow" else [])
+    again, other = workers(own).own_parameters(made, 3), workers(own).own_parameters(made, 4)
+    np.testing.assert_array_equal(again["dense.weight"], params["dense.weight"])
+    assert not np.array_equal(other["dense.weight"], params["dense.weight"])
+
+
+def test_parameters_are_copies(
+    reference: str, model: Made, session_of: Made, random_params: Made, random_data: Made
+) -> None:
+    made = model([2, 6, 5], CONV, {"op": "flatten"}, {"op": "dense", "units": 3}, dtype="float32")
+    given = random_params(made)
+    kept = {name: array.copy() for name, array in given.items()}
+    session = session_of(reference, made, given, SGD, 4)
+    before = session.params()
+    x, y = random_data(made, 8)
+    session.train_epoch(x, y, np.arange(8))
+    for name, array in before.items():
+        np.testing.assert_array_equal(array, kept[name])
+        np.testing.assert_array_equal(given[name], kept[name])
+        assert array.flags.c_contiguous
+        assert not np.array_equal(array, session.params()[name])
