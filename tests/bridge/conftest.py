@@ -22,23 +22,33 @@ Data = tuple[NDArray[Any], NDArray[Any]]
 
 @pytest.fixture
 def model() -> Callable[..., ModelSpec]:
-    """A spec of the given layers: `model([4, 3], {"op": "dense", "units": 2}, loss="mean_squared_error")`."""
+    """A spec of the given layers: `model([4, 3], {"op": "dense", "units": 2}, loss="mean_squared_error")`.
+
+    It reads token ids where there is an embedding.
+    """
 
     def make(
         shape: Sequence[int], *layers: Mapping[str, Any], loss: str = "softmax_cross_entropy", dtype: str = "float32"
     ) -> ModelSpec:
         named = [{"id": f"layer{number}", **layer} for number, layer in enumerate(layers)]
         header = {"format": "twingrad-model", "version": 1, "opset": 2, "name": "small"}
-        input = {"shape": ["N", *shape], "dtype": dtype}
+        reads_tokens = any(layer["op"] == "embedding" for layer in named)
+        input = {"shape": ["N", *shape], "dtype": "int64" if reads_tokens else dtype}
         return spec.parse({**header, "input": input, "layers": named, "loss": {"op": loss}})
 
     return make
 
 
 @pytest.fixture
-def paper_model() -> ModelSpec:
+def published() -> Callable[[str], ModelSpec]:
+    """One of the papers' networks, by name."""
+    return lambda name: spec.load(Path(spec.__file__).parents[1] / "experiments" / "models" / f"{name}.toml")
+
+
+@pytest.fixture
+def paper_model(published: Callable[[str], ModelSpec]) -> ModelSpec:
     """The network of the papers mnist-rnn-d and -e."""
-    return spec.load(Path(spec.__file__).parents[1] / "experiments" / "models" / "mnist-rnn.toml")
+    return published("mnist-rnn")
 
 
 @pytest.fixture
@@ -59,8 +69,9 @@ def random_params(rng: np.random.Generator) -> Callable[..., Params]:
     def make(model: ModelSpec, dtype: str = "float32", scale: float = 0.3) -> Params:
         shapes = {name: parameter.shape for name, parameter in model.parameters().items()}
         params = {name: (scale * rng.standard_normal(shape)).astype(dtype) for name, shape in shapes.items()}
-        for name in [name for name in params if name.endswith(".running_var")]:
-            params[name] = abs(params[name]) + 0.1
+        for name in params:
+            if name.endswith(".running_var"):
+                params[name] = abs(params[name]) + 0.1
         weights.check(params, model, dtype)
         return params
 

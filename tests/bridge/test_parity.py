@@ -23,11 +23,14 @@ SGD = Optimizer("sgd", 0.015)
 DTYPES = ("float32", "float64")
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 PAIRS = (("numpy", "torch"), ("julia", "torch"), ("julia", "numpy"))
-WITH_TORCH = [(name, "torch") for name in ("numpy", "manual", "julia", "manual-julia")]
 
-# Samples of 4 rows of 3, and a dense layer below the one that is tested: the gradient by its input counts, too.
+# Samples of 4 rows of 3, or of 4 channels of 6 by 3, and a dense layer below the one that is tested: the gradient by
+# its input counts, too.
 INPUT = [4, 3]
+IMAGE = [4, 6, 3]
 BELOW = {"op": "dense", "units": 5}
+CONV1D = {"op": "conv1d", "filters": 6, "kernel": 3}
+CONV2D = {"op": "conv2d", "filters": 6, "kernel": [3, 2]}
 LAYERS: dict[str, dict[str, Any]] = {
     "dense": {"op": "dense", "units": 7},
     "dense without bias": {"op": "dense", "units": 7, "bias": False},
@@ -48,6 +51,59 @@ LAYERS: dict[str, dict[str, Any]] = {
         for name in ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
     },
     "dropout of nothing": {"op": "dropout", "rate": 0.0},
+    "conv1d": CONV1D,
+    "conv1d without bias": CONV1D | {"bias": False},
+    "conv1d padded": CONV1D | {"padding": 1},
+    "conv1d padded on one side": CONV1D | {"padding": [2, 0], "stride": 2},
+    "conv1d dilated": CONV1D | {"dilation": 2},
+    "conv1d in groups": CONV1D | {"groups": 2},
+    "conv1d of one place": CONV1D | {"kernel": 1},
+    "max_pool1d": {"op": "max_pool1d", "window": 2},
+    "max_pool1d that overlaps": {"op": "max_pool1d", "window": 3, "stride": 1, "padding": [0, 1]},
+    "avg_pool1d": {"op": "avg_pool1d", "window": 2},
+    "avg_pool1d that overlaps": {"op": "avg_pool1d", "window": 3, "stride": 2, "padding": 1},
+    "global_max_pool": {"op": "global_max_pool"},
+    "global_avg_pool": {"op": "global_avg_pool"},
+    "permute_dims": {"op": "permute_dims", "axes": [1, 0]},
+    "rbf": {"op": "rbf", "units": 7},
+    "batch_norm": {"op": "batch_norm"},
+    "batch_norm of other settings": {"op": "batch_norm", "momentum": 0.4, "eps": 0.1},
+    "layer_norm": {"op": "layer_norm"},
+    "layer_norm of another eps": {"op": "layer_norm", "eps": 0.1},
+}
+IMAGE_LAYERS: dict[str, dict[str, Any]] = {
+    "conv2d": CONV2D,
+    "conv2d without bias": CONV2D | {"bias": False},
+    "conv2d padded": CONV2D | {"padding": [1, 2]},
+    "conv2d padded on some sides": CONV2D | {"padding": [[2, 0], [0, 1]], "stride": [2, 1]},
+    "conv2d dilated": CONV2D | {"dilation": [2, 3]},
+    "conv2d in groups": CONV2D | {"groups": 2, "stride": [1, 2]},
+    "conv2d of every channel alone": CONV2D | {"filters": 4, "groups": 4},
+    "conv2d as wide as its input": CONV2D | {"kernel": [3, 5]},
+    "max_pool2d": {"op": "max_pool2d", "window": 2},
+    "max_pool2d that overlaps": {"op": "max_pool2d", "window": [3, 2], "stride": [2, 1], "padding": 1},
+    "max_pool2d along one axis": {"op": "max_pool2d", "window": [3, 1], "padding": [[0, 1], [0, 0]]},
+    "avg_pool2d": {"op": "avg_pool2d", "window": 2},
+    "avg_pool2d that overlaps": {"op": "avg_pool2d", "window": [3, 2], "stride": [2, 1], "padding": [[1, 0], [0, 1]]},
+    "global_max_pool of images": {"op": "global_max_pool"},
+    "global_avg_pool of images": {"op": "global_avg_pool"},
+    "permute_dims of images": {"op": "permute_dims", "axes": [2, 0, 1]},
+    "batch_norm of images": {"op": "batch_norm"},
+    "layer_norm of images": {"op": "layer_norm"},
+    "rbf of images": {"op": "rbf", "units": 2},
+}
+EMBEDDING = {"op": "embedding", "vocabulary": 9, "dimension": 5}
+EMBEDDINGS: dict[str, Layers] = {
+    "embedding": [EMBEDDING],
+    "embedding with padding": [EMBEDDING | {"padding_index": 0}],
+    "embedding with padding amid": [EMBEDDING | {"padding_index": 4}, BELOW],
+    "embedding that is not trained": [EMBEDDING | {"trainable": False}, BELOW],
+    "embedding of rearranged ids": [
+        {"op": "permute_dims", "axes": [1, 0]},
+        {"op": "reshape", "shape": [2, 6]},
+        EMBEDDING,
+    ],
+    "embedding of ids in a row": [{"op": "flatten"}, EMBEDDING, {"op": "permute_dims", "axes": [1, 0]}, BELOW],
 }
 
 LOSSES: dict[str, tuple[Layers, str]] = {
@@ -85,7 +141,63 @@ NETWORKS: dict[str, tuple[Layers, str]] = {
         ],
         "binary_cross_entropy",
     ),
+    "convolutions of a sequence": (
+        [
+            CONV1D | {"padding": 1, "bias": False},  # whose gradient would be zero
+            {"op": "batch_norm"},
+            {"op": "activation", "activation": "relu"},
+            {"op": "max_pool1d", "window": 2, "padding": [1, 0]},
+            CONV1D | {"kernel": 2, "groups": 3},
+            {"op": "global_max_pool"},
+            {"op": "layer_norm"},
+            DENSE,
+        ],
+        "softmax_cross_entropy",
+    ),
+    "convolutions of an image": (
+        [
+            {"op": "reshape", "shape": [1, 4, 3]},
+            CONV2D | {"padding": 1},
+            {"op": "activation", "activation": "tanh"},
+            {"op": "avg_pool2d", "window": 2, "stride": 1},
+            CONV2D | {"kernel": 2, "bias": False},
+            {"op": "batch_norm"},
+            {"op": "activation", "activation": "relu"},
+            {"op": "max_pool2d", "window": [2, 1]},
+            {"op": "flatten"},
+            {"op": "rbf", "units": 5},
+            {"op": "dense", "units": 1},
+        ],
+        "binary_cross_entropy",
+    ),
+    "a recurrent network on token ids": (
+        [
+            EMBEDDING | {"vocabulary": 30, "padding_index": 1},
+            {"op": "reshape", "shape": [4, 15]},
+            {"op": "lstm", "units": 6},
+            DENSE,
+        ],
+        "softmax_cross_entropy",
+    ),
 }
+
+PAPERS = {
+    "mnist-rnn": (Optimizer("sgd", 0.015), 100),
+    "mnist-cnn": (Optimizer("sgd", 0.01), 100),
+    "mnist-cnn-bias": (Optimizer("adam", 0.001), 100),
+    "imdb-cnn": (Optimizer("adam", 0.001), 64),
+    "imdb-cnn-static": (Optimizer("adam", 0.001), 64),
+    "imdb-cnn-conv2d": (Optimizer("adam", 0.001), 64),
+}
+"""The networks of the papers, with the optimizers and the batch sizes that they were trained with."""
+BY_HAND = ("mnist-rnn",)
+"""Those that the engines written by hand can train."""
+
+PAPERS_WITH_TORCH = [
+    pytest.param(network, (name, "torch"), id=f"{network}-{name}-torch")
+    for network in PAPERS
+    for name in ("numpy", "julia", *(("manual", "manual-julia") if network in BY_HAND else ()))
+]
 
 OPTIMIZERS = [
     Optimizer("sgd", 0.1),
@@ -148,6 +260,18 @@ def test_every_layer(pair: tuple[str, str], layer: str, dtype: str, model: Made,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layer", IMAGE_LAYERS)
+def test_every_layer_of_images(pair: tuple[str, str], layer: str, dtype: str, model: Made, compare: Made) -> None:
+    compare(pair, model(IMAGE, BELOW, IMAGE_LAYERS[layer], loss="mean_squared_error"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_every_embedding(pair: tuple[str, str], embedding: str, dtype: str, model: Made, compare: Made) -> None:
+    compare(pair, model(INPUT, *EMBEDDINGS[embedding], loss="mean_squared_error"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss(pair: tuple[str, str], loss: str, dtype: str, model: Made, compare: Made) -> None:
     layers, op = LOSSES[loss]
@@ -162,11 +286,12 @@ def test_whole_networks(pair: tuple[str, str], network: str, dtype: str, model: 
 
 
 def test_nothing_of_the_spec_is_left_out() -> None:
+    layers = [*LAYERS.values(), *IMAGE_LAYERS.values(), *(layer for group in EMBEDDINGS.values() for layer in group)]
     for kind in get_args(spec.AnyLayer):
-        if kind.since > 1:
-            continue
-        tested = [layer for layer in LAYERS.values() if layer["op"] in choices(kind, "op")]
+        tested = [layer for layer in layers if layer["op"] in choices(kind, "op")]
         assert tested, kind
+        unset = set(kind.model_fields) - {"id", "op"}.union(*tested)
+        assert not {name for name in unset if not name.endswith("_init")}, f"fields of {kind} that no test sets"
         for option in {"activation", "returns"} & set(kind.model_fields):
             assert {layer[option] for layer in tested} == choices(kind, option), f"{option} of {kind}"
     assert {op for _, op in LOSSES.values()} == set().union(*(choices(kind, "op") for kind in get_args(spec.AnyLoss)))
@@ -201,37 +326,87 @@ def test_twenty_steps_of_every_optimizer(
     assert_close(*trained, TOLERANCE[dtype])
 
 
-# The papers' network.
+STATEFUL: dict[str, Layers] = {
+    "batch_norm": [BELOW, {"op": "batch_norm", "momentum": 0.3}],
+    "batch_norm of one number": [{"op": "flatten"}, {"op": "dense", "units": 5, "bias": False}, {"op": "batch_norm"}],
+    "embedding with padding": [EMBEDDING | {"padding_index": 2}],
+    "embedding that is not trained": [EMBEDDING | {"trainable": False}, BELOW, {"op": "batch_norm"}],
+}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pair", WITH_TORCH, ids="-".join)
-def test_the_papers_network_has_the_gradients_of_torch(
-    pair: tuple[str, str], dtype: str, paper_model: ModelSpec, compare: Made
-) -> None:
-    compare(pair, paper_model, dtype, batch=100, scale=0.1)
-
-
-@pytest.mark.parametrize("pair", WITH_TORCH, ids="-".join)
-def test_the_papers_network_trains_as_in_torch(
+@pytest.mark.parametrize("layers", STATEFUL)
+def test_what_is_not_trained_is_the_same_after_training(
     pair: tuple[str, str],
-    paper_model: ModelSpec,
+    layers: str,
+    dtype: str,
+    model: Made,
+    session_of: Made,
+    random_params: Made,
+    random_data: Made,
+) -> None:
+    made = model(INPUT, *STATEFUL[layers], loss="mean_squared_error")
+    params, (x, y) = random_params(made, dtype), random_data(made, 78, dtype)
+    trained = []
+    for name in pair:
+        session = session_of(name, made, params, Optimizer("adam", 0.01), 4, dtype)
+        losses = session.train_epoch(x, y, np.arange(78))
+        session.loss_and_gradients(x, y)  # changes nothing, running statistics included
+        trained.append({"losses": losses, "outputs": session.predict(x), **session.params()})
+        assert set(session.params()) == set(made.parameters())
+    assert_close(*trained, 10 * TOLERANCE[dtype])
+    for name, parameter in made.parameters().items():
+        if parameter.zero_row is not None:
+            np.testing.assert_array_equal(trained[0][name][parameter.zero_row], params[name][parameter.zero_row])
+        assert (trained[0][name] != params[name]).any() == (parameter.trainable or "running" in name)
+
+
+# The papers' networks.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("network", "pair"), PAPERS_WITH_TORCH)
+def test_the_papers_networks_have_the_gradients_of_torch(
+    pair: tuple[str, str], network: str, dtype: str, published: Made, compare: Made
+) -> None:
+    compare(pair, published(network), dtype, batch=100, scale=0.1)
+
+
+@pytest.mark.parametrize(("network", "pair"), PAPERS_WITH_TORCH)
+def test_the_papers_networks_train_as_in_torch(
+    pair: tuple[str, str],
+    network: str,
+    published: Made,
     session_of: Made,
     random_params: Made,
     random_data: Made,
     rng: np.random.Generator,
 ) -> None:
-    params, (x, y) = random_params(paper_model, scale=0.1), random_data(paper_model, 1050)
-    ours, theirs = (session_of(name, paper_model, params, SGD, 100) for name in pair)
+    made, (optimizer, batch) = published(network), PAPERS[network]
+    params, (x, y) = random_params(made, scale=0.1), random_data(made, 1050)
+    ours, theirs = (session_of(name, made, params, optimizer, batch) for name in pair)
     steps = 0
-    while steps < 100:
+    while steps < 50:
         order = rng.permutation(1050)
         losses, torch_losses = ours.train_epoch(x, y, order), theirs.train_epoch(x, y, order)
         assert losses.dtype == np.float64
-        assert len(losses) == 11
+        assert len(losses) == -(-1050 // batch)
         np.testing.assert_allclose(losses, torch_losses, atol=1e-4)
         steps += len(losses)
-    assert_close(ours.params(), theirs.params(), 1e-4)
     assert ours.evaluate(x, y).loss == pytest.approx(theirs.evaluate(x, y).loss, abs=1e-4)
-    assert ours.evaluate(x, y).accuracy == pytest.approx(theirs.evaluate(x, y).accuracy, abs=2 / 1050)
-    np.testing.assert_allclose(ours.predict(x), theirs.predict(x), atol=1e-4)
+    assert ours.evaluate(x, y).accuracy == pytest.approx(theirs.evaluate(x, y).accuracy, abs=0.005)
+
+
+@pytest.mark.parametrize(("network", "pair"), PAPERS_WITH_TORCH)
+def test_the_papers_networks_have_the_parameters_of_torch_after_an_epoch(
+    pair: tuple[str, str], network: str, published: Made, session_of: Made, random_params: Made, random_data: Made
+) -> None:
+    """In float64: the winner of a max-pool's window may be another after the rounding of float32."""
+    made, (optimizer, batch) = published(network), PAPERS[network]
+    params, (x, y) = random_params(made, "float64", scale=0.1), random_data(made, 1050, "float64")
+    trained = []
+    for name in pair:
+        session = session_of(name, made, params, optimizer, batch, "float64")
+        losses = session.train_epoch(x, y, np.arange(1050))
+        trained.append({"losses": losses, "outputs": session.predict(x), **session.params()})
+    assert_close(*trained, TOLERANCE["float64"])
