@@ -112,6 +112,10 @@ CALLS["getitem"] = CALLS["slice"] = (a, x) -> x[index_here(a["index"])...]
 CALLS["gather"] = (a, x, i) -> gather(x, from_one(i))
 CALLS["scatter"] = (a, g, i) -> apply(AD.SCATTER, Tensor[g, Constant(from_one(i))],
     Any[length(numbers(a["shape"])), collect(Int, lengths_here(a["shape"]))])
+padding_here(a) = parse(Int, get(a, "padding_index", "-1")) + 1
+CALLS["embedding"] = (a, x, i) -> embedding(x, from_one(i); padding_index=padding_here(a))
+CALLS["embedding_gradient"] = (a, g, i) ->
+    apply(AD.EMBEDDING_GRADIENT, Tensor[g, Constant(from_one(i))], Any[parse(Int, a["vocabulary"]), padding_here(a)])
 CALLS["assemble"] = (a, xs...) -> AD.assemble(collect(Tensor, xs),
     AD.Index[place_here(s) for s in split(a["places"], "|")], collect(Int, lengths_here(a["shape"])))
 

@@ -70,7 +70,7 @@ PARSE: dict[str, Callable[[str], Any]] = {
     "places": places,
     **dict.fromkeys(("stride", "dilation", "window"), axes),
     "padding": lambda text: paired(axes(text)),
-    "groups": int,
+    **dict.fromkeys(("groups", "vocabulary", "padding_index"), int),
     "subscripts": str,
     "dtype": np.dtype,
 }

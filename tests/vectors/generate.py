@@ -375,6 +375,7 @@ def cases() -> Iterator[Case]:
     yield from products()
     yield from losses()
     yield from convolutions()
+    yield from embeddings()
 
 
 def elementwise() -> Iterator[Case]:
@@ -547,6 +548,26 @@ def max_derivatives(x, y, domain, at) -> Iterator[Case]:
                gradient=lambda u, g, x, **at: [max_picked(u, x, **at), None])
     yield Case("max_pool_gather", max_picked, (x, x), (anything, domain), at,
                gradient=lambda g, u, x, **at: [max_pool_gradient(g, x, **at), None])
+
+
+def embeddings() -> Iterator[Case]:
+    """Ids count from 0. The row of `padding_index` is looked up like the others and has no gradient."""
+    for weight, ids in (((5, 2), (4,)), ((5, 3), (2, 3)), ((4, 1), ()), ((5, 4), (0, 2)), ((3, 2), (2, 5))):
+        rows, vocabulary = (*ids, weight[1]), {"vocabulary": weight[0]}
+        for at in ({}, {"padding_index": 1}):
+            yield Case("embedding", lambda w, i, padding_index=-1: w[i], (weight, ids), (anything, below(weight[0])),
+                       at, gradient=lambda g, w, i, padding_index=-1: [added(g, i, len(w), padding_index), None])
+            yield Case("embedding_gradient", added, (rows, ids), (anything, below(weight[0])), {**vocabulary, **at},
+                       gradient=lambda u, g, i, vocabulary, padding_index=-1: [
+                           u[i] * (i != padding_index)[..., None], None])
+
+
+def added(g, ids, vocabulary, padding_index=-1):
+    total = np.zeros((vocabulary, g.shape[-1]), g.dtype)
+    np.add.at(total, ids, g)
+    if padding_index >= 0:
+        total[padding_index] = 0
+    return total
 
 
 def losses() -> Iterator[Case]:
