@@ -628,6 +628,10 @@ function checked_targets(trainer::Trainer{T}, y::AbstractArray, samples::Int) wh
        count_outside(y, 1, trainer.output[1]) == 0
         return y
     end
+    if !loss.classes && y isa Array{T} && ndims(y) == length(trainer.output) + 1 && size(y)[end] == samples &&
+       same_size(y, trainer.output) && count_outside(y, loss.low, loss.high) == 0 && all_finite(y)
+        return y
+    end
     return checked_targets(loss, trainer.output, samples, y, T)
 end
 
