@@ -256,6 +256,10 @@ class Registered:
     """What else is missing on this machine, and what to do; empty when nothing is."""
     counts_itself: bool = False
     """Whether its sessions are `Counting`: its runtime manages memory that no profiler of the process sees rightly."""
+    counting: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables without which it keeps pools of memory, so that a profiler sees little of what it uses."""
+    counting_note: str = ""
+    """What these change, for the tables of allocated bytes: "oneDNN off"."""
     runtime: Callable[[], dict[str, str]] = dict
     """The versions of what it runs on besides Python packages."""
     techniques: bool = False
@@ -389,7 +393,12 @@ def _installed(*distributions: str) -> tuple[str, ...]:
     return distributions[-1:]
 
 
-_TENSORFLOW = _installed("tensorflow", "tensorflow-cpu")
+_TENSORFLOW: dict[str, Any] = {
+    "distributions": _installed("tensorflow", "tensorflow-cpu"),
+    "extra": "tensorflow",
+    "counting": {"TF_ENABLE_ONEDNN_OPTS": "0"},
+    "counting_note": "oneDNN off",
+}
 
 
 def _flux() -> Package:
@@ -422,15 +431,9 @@ _ROWS = (
         extra="torch",
         lacks=_lacks_compiler,
     ),
+    Registered("tensorflow", "TensorFlow", "bridge.adapters.tensorflow:TensorFlowSession", **_TENSORFLOW),
     Registered(
-        "tensorflow", "TensorFlow", "bridge.adapters.tensorflow:TensorFlowSession", _TENSORFLOW, extra="tensorflow"
-    ),
-    Registered(
-        "tensorflow-xla",
-        "TensorFlow XLA",
-        "bridge.adapters.tensorflow_xla:TensorFlowXLASession",
-        _TENSORFLOW,
-        extra="tensorflow",
+        "tensorflow-xla", "TensorFlow XLA", "bridge.adapters.tensorflow_xla:TensorFlowXLASession", **_TENSORFLOW
     ),
     Registered("jax", "JAX", "bridge.adapters.jax:JaxSession", ("jax", "jaxlib"), extra="jax"),
     Registered(

@@ -59,7 +59,7 @@ THREAD_VARIABLES = (
     "PJRT_NPROC",  # the threads of JAX's XLA
 )
 
-KERNEL_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+KERNEL_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "TF_ENABLE_ONEDNN_OPTS")
 
 # Run before any of our modules, and so before numpy and the frameworks, which look at the cores when they are imported.
 # The process finds modules where its parent does.
@@ -94,8 +94,10 @@ class Worker:
     call what the session raises there.
     """
 
-    def __init__(self, engine: str, threads: int = 1) -> None:
+    def __init__(self, engine: str, threads: int = 1, counting: bool = False) -> None:
+        """`counting`: for a profiler of memory to see all of it; see `Registered.counting`. Times are then others."""
         self.engine = engines.get(engine)
+        self._variables = environment(threads) | (self.engine.counting if counting else {})
         self.threads = threads
         self.cores = _choose_cores(threads)
         self.seconds = float("nan")
@@ -259,7 +261,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env=environment(self.threads),
+                env=self._variables,
                 encoding="utf-8",
                 # A group of its own: Ctrl-C in the terminal is the parent's to handle, and whatever the process starts
                 # can be ended with it. Still of the parent's session: a stopped group whose parent dies is woken.

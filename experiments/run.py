@@ -417,7 +417,7 @@ def _run_memory(job: Job, task: Task, record: Record, progress: Progress) -> Ite
     with start(job.engines[0], job.threads) as worker:
         yield memory.measure_peak(worker, task, progress)
         record["provenance"]["blas"] = blas(worker)
-    with start(job.engines[0], job.threads) as worker:
+    with start(job.engines[0], job.threads, counting=True) as worker:
         yield memory.measure(worker, task, progress)
 
 
@@ -476,12 +476,17 @@ def race_steps(job: Job) -> int | None:
     return job.runs.race_steps.value if job.runs.race_steps else None
 
 
-def start(engine: str, threads: int) -> Worker:
-    """A fresh worker of an engine; EngineUnavailableError, without a process for it, where that cannot be used."""
+def start(engine: str, threads: int, counting: bool = False) -> Worker:
+    """A fresh worker of an engine; EngineUnavailableError, without a process for it, where that cannot be used.
+
+    `counting`: with all that it allocates to be seen, where that needs settings of its own.
+    """
     found = engines.availability(engine)
     if not found.ok:
         raise EngineUnavailableError(found.reason)
-    return Worker(engine, threads)
+    return (
+        Worker(engine, threads, counting=True) if counting and engines.get(engine).counting else Worker(engine, threads)
+    )
 
 
 def blas(worker: Worker) -> str:

@@ -1,7 +1,9 @@
 """Memory in two figures that are never mixed: bytes allocated per epoch, and the peak of resident memory.
 
 Bytes allocated are all that `malloc`, `mmap` and their kin handed out during an epoch, given back or not, as
-memray records it inside the worker, or for Julia what its own counters say (memray can't see into its heap);
+memray records it inside the worker, or for Julia what its own counters say (memray can't see into its heap).
+TensorFlow takes its memory from a pool as long as oneDNN is on, so it is counted with oneDNN off: see
+`Registered.counting`. XLA allocates one piece for all that a step computes, and uses its parts again within the step.
 `build` counts to the first epoch, imports and data to none. Where a paper's file says so, an epoch is only a part of
 the rows, and what it allocates is scaled up to all of them. The peak is the kernel's VmHWM, reset after imports and
 data and before `build`; it is taken in a run of its own, since memray needs memory itself.

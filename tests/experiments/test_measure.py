@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge import engine as engines
 from bridge import spec as model_spec
+from bridge import weights
 from bridge.engine import Optimizer
 from bridge.worker import Worker
 from experiments import config
@@ -86,6 +88,35 @@ def test_memray_sees_other_threads_and_nothing_before_it_started(tmp_path: Path)
     allocated, _ = memory.read_capture(tmp_path / "capture.bin")
     # A new thread maps a stack of its own (8 MB of address space) and an arena.
     assert 60 * MB <= allocated < 60 * MB + 2 * 80 * MB
+
+
+@pytest.mark.parametrize(
+    ("engine", "most"), [("jax", 3.2), ("tensorflow", 3.5), ("tensorflow-xla", 3.5), ("torch", 5.0)]
+)
+def test_memray_sees_what_frameworks_allocate(engine: str, most: float, tmp_path: Path) -> None:
+    """A step of this network makes two arrays of 8 MB at least, the activations and their gradient, and few more."""
+    pytest.importorskip("memray")
+    if not (available := engines.availability(engine)).ok:
+        pytest.skip(available.reason)
+    rows, units, steps = 500, 4000, 3
+    layers = [
+        {"id": "wide", "op": "dense", "units": units, "bias": False},
+        {"id": "tanh", "op": "activation", "activation": "tanh"},
+        {"id": "output", "op": "dense", "units": 1},
+    ]
+    header = {"format": "twingrad-model", "version": 1, "opset": 1, "name": "wide", "layers": layers}
+    made = model_spec.parse(header | {"input": {"shape": ["N", 10]}, "loss": {"op": "mean_squared_error"}})
+    generator = np.random.default_rng(0)
+    x, y = (generator.standard_normal((steps * rows, n)).astype("float32") for n in (10, 1))
+    with Worker(engine, 1, counting=True) as worker:
+        worker.build(made, weights.initialise(made, 0), Optimizer("sgd", 0.01), rows)
+        worker.train_epoch(x, y, np.arange(len(x)))  # everything is compiled and preloaded
+        worker.start_memray(tmp_path / "capture.bin")
+        worker.train_epoch(x, y, np.arange(len(x)))
+        worker.stop_memray()
+    allocated, _ = memory.read_capture(tmp_path / "capture.bin")
+    hidden = steps * rows * units * 4
+    assert 2 * hidden <= allocated <= most * hidden
 
 
 def test_allocated_bytes_are_those_of_the_epochs(task: Task) -> None:
