@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from py_engine.ad import ops
+from py_engine.ad.fusion import fuse
 from py_engine.ad.graph import Graph, gradients, tracing
 from py_engine.ad.ops.indexing import row_additions
 from py_engine.ad.ops.record import Call
@@ -77,6 +78,9 @@ class Shard:
             value = loss(chain(inputs[0], training=True), inputs[1])
             if size != samples:
                 value = value * (size / samples)
+            if techniques.fusion:
+                value, *fused = fuse([value, *(new for _, new in updates)], nodes)
+                updates = [(parameter, new) for (parameter, _), new in zip(updates, fused, strict=True)]
             seed = Literal(np.ones((), value.dtype))
             found = gradients([value], [seed], _trainable(chain))
         named = {name: g for name, g in zip(chain.parameters.trainable, found, strict=True) if g is not None}
@@ -303,8 +307,14 @@ def _trainable(chain: Chain) -> list[Tensor]:
 
 
 def bytes_per_call(tape: Tape) -> float:
-    """Return the mean number of bytes that a call of the tape reads and writes."""
-    moved: list[Any] = [
-        sum(a.nbytes for a in (*step.arrays, step.out)) / len(step.calls) for step in tape.instructions if step.calls
-    ]
-    return float(np.mean(moved)) if moved else 0.0
+    """Return the number of bytes that a call of the tape reads and writes: the mean over the bytes, not the calls.
+
+    So it is the size of the calls in which the time goes by; many short ones beside a few long ones don't hide them.
+    """
+    total = weighted = 0.0
+    for step in tape.instructions:
+        if step.calls:
+            moved = sum(a.nbytes for a in (*step.arrays, step.out))
+            total += moved
+            weighted += moved * moved / len(step.calls)
+    return weighted / total if total else 0.0

@@ -38,8 +38,8 @@ from py_engine.network.threads import Team
 
 __all__ = ["Evaluation", "Trainer"]
 
-SPLIT_BATCH_FROM = 1024 * 1024
-"""Bytes that an average call must read and write before "auto" splits the batch over threads."""
+SPLIT_BATCH_FROM = 512 * 1024
+"""Bytes that the calls in which the time goes by must move before "auto" splits the batch over threads."""
 
 EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""

@@ -225,6 +225,29 @@ def spread(window, stride):
     return {"window": (window,), "stride": (stride or window,), "padding": ((0, 0),)}
 
 
+FIELD = {"kernel": (2, 2), "stride": (1, 2), "padding": ((0, 1), (0, 0))}
+
+
+def columns(x, kernel, stride, padding):
+    """The windows over two axes as columns, one after the other."""
+    x = np.pad(x, ((0, 0), (0, 0), *padding))
+    counts = [(n - k) // s + 1 for n, k, s in zip(x.shape[2:], kernel, stride, strict=True)]
+    found = np.zeros((x.shape[1], *kernel, len(x), *counts))
+    for c, i, j, n, p, q in np.ndindex(found.shape):
+        found[c, i, j, n, p, q] = x[n, c, p * stride[0] + i, q * stride[1] + j]
+    return found.reshape(x.shape[1] * kernel[0] * kernel[1], len(x) * counts[0] * counts[1])
+
+
+def shifted(z, kernel, dilation, samples, window, stride):
+    """Sums of rows moved by their places in the kernel, in the order (place in the window, filter, sample, window)."""
+    z = z.reshape(kernel, -1, samples, z.shape[1] // samples)
+    count = (z.shape[3] - (kernel - 1) * dilation - window) // stride + 1
+    y = np.zeros((window, z.shape[1], samples, count))
+    for w, f, n, o in np.ndindex(y.shape):
+        y[w, f, n, o] = sum(z[k, f, n, o * stride + w + k * dilation] for k in range(kernel))
+    return y
+
+
 CONVOLUTIONS = [
     at((2, 2, 4, 4), (3, 2, 2, 3)), at((1, 2, 4, 5), (4, 1, 2, 2), groups=2, stride=2, padding=((1, 0), (0, 1))),
     at((1, 1, 5, 4), (2, 1, 3, 2), dilation=2), at((0, 2, 3, 3), (1, 2, 3, 3)), at((1, 1, 1, 1), (1, 1, 1, 1)),
@@ -371,6 +394,30 @@ LINES = [
           at((0, 1, 1), lengths=(3,), window=2)],
          like=lambda g, lengths, **at: pulled(lambda x, _, **at: pooled(np.mean, 0)(x, **at), 0)(
             g, None, (*g.shape[:2], *lengths), **at)),
+    Line("columns", partial(ops.TABLE["columns"]), [at((2, 2, 3, 4), **FIELD), at((1, 1, 2, 2), **FIELD),
+         at((0, 1, 3, 2), **FIELD)], like=columns),
+    Line("columns_gradient", lambda g, shape: ops.TABLE["columns_gradient"](g, shape=shape, **FIELD),
+         [at((8, 12), shape=(2, 2, 3, 4)), at((4, 2), shape=(1, 1, 2, 2)), at((4, 0), shape=(0, 1, 3, 2))],
+         like=lambda g, shape: pulled(lambda x, _: columns(x, **FIELD), 0)(g, None, shape)),
+    Line("shifted_phases", ops.TABLE["shifted_phases"],
+         [at((6, 14), kernel=3, dilation=1, samples=2, window=2, stride=2), at((2, 5), kernel=1, dilation=1, samples=1,
+             window=2, stride=3), at((4, 9), kernel=2, dilation=2, samples=1, window=3, stride=3)], like=shifted),
+    Line("shifted_phases_gradient", lambda g, places, **at: ops.TABLE["shifted_phases_gradient"](
+            g, places=places, **at),
+         [at((2, 2, 2, 2), places=7, kernel=3, dilation=1, samples=2, window=2, stride=2), at((2, 2, 1, 2), places=5,
+             kernel=1, dilation=1, samples=1, window=2, stride=3), at((3, 2, 1, 2), places=9, kernel=2, dilation=2,
+             samples=1, window=3, stride=3)],
+         like=lambda g, places, kernel, samples, **at: pulled(
+            lambda z, _: shifted(z, kernel=kernel, samples=samples, **at), 0)(
+            g, None, (kernel * g.shape[1], samples * places))),
+    Line("phase_max", ops.TABLE["phase_max"], [at((4, 3, 5)), at((1, 3)), at((2, 0, 3))], (apart,),
+         like=lambda p: np.max(p, axis=0)),
+    Line("phase_max_gradient", lambda g, p: ops.TABLE["phase_max_gradient"](g, p, ops.TABLE["phase_max"](p)),
+         [at((3, 5), (4, 3, 5)), at((3,), (1, 3)), at((0, 3), (2, 0, 3))], (anything, apart),
+         like=lambda g, p: g * (p == np.max(p, axis=0))),
+    Line("phase_max_gather", lambda u, p: ops.TABLE["phase_max_gather"](u, p, ops.TABLE["phase_max"](p)),
+         [at((4, 3, 5), (4, 3, 5)), at((1, 3), (1, 3)), at((2, 0, 3), (2, 0, 3))], (anything, apart),
+         like=lambda u, p: np.sum(u * (p == np.max(p, axis=0)), axis=0)),
     Line("softmax_cross_entropy", ops.softmax_cross_entropy,
          [at((4, 3), (4,)), at((2, 3, 3), (2, 3)), at((3,), ()), at((0, 3), (0,))],
          (anything, classes(3)), like=lambda x, y: -np.sum(np.log(softmax(x)) * np.eye(3)[y]) / max(y.size, 1)),

@@ -152,7 +152,9 @@ def test_replay(vector, dtype):
 
 
 def test_every_op_and_function_is_covered():
-    assert set(ops.TABLE) | PUBLIC <= {vector.name for vector in VECTORS}
+    # Fused ops are made by the rewriting of graphs alone, and tested against what they stand for.
+    own = {name for name, op in ops.TABLE.items() if not op.fused}
+    assert own | PUBLIC <= {vector.name for vector in VECTORS}
 
 
 PUBLIC = {

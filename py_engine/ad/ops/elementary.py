@@ -99,19 +99,36 @@ def _softplus(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence
     ]
 
 
-def _relu(x: Array, out: Array) -> None:
-    np.maximum(x, 0, out=out)
+ZEROS = 4096
+"""Elements: numpy's maximum is vectorised for two arrays, and not for an array and a number."""
 
 
-def _step(x: Array, out: Array) -> None:
-    np.sign(x, out)
-    np.maximum(out, 0, out=out)
+def _relu(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    (x,) = arrays
+    if not (x.flags.c_contiguous and out.flags.c_contiguous and x.shape == out.shape):
+        return [partial(np.maximum, x, 0, out=out)]
+    flat, result = x.reshape(-1), out.reshape(-1)
+    whole = flat.size - flat.size % ZEROS
+    zeros = np.zeros(min(flat.size, ZEROS), x.dtype)
+    calls: list[Call] = []
+    if whole:
+        rows, into = flat[:whole].reshape(-1, ZEROS), result[:whole].reshape(-1, ZEROS)
+        calls.append(partial(np.maximum, rows, zeros, out=into))
+    if whole < flat.size:
+        calls.append(partial(np.maximum, flat[whole:], zeros[: flat.size - whole], out=result[whole:]))
+    return calls
+
+
+def _step(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    (x,) = arrays
+    above = scratch(out.shape, np.bool_)
+    return [partial(np.greater, x, np.zeros((), x.dtype), above), partial(np.copyto, out, above)]
 
 
 sigmoid = elementwise("sigmoid", _sigmoid, lambda y, x: y * (1 - y), doc="1 / (1 + exp(-x))")
 softplus = elementwise("softplus", None, lambda y, x: sigmoid(x), doc="log(1 + exp(x))", bind=_softplus)
-relu = elementwise("relu", _relu, lambda y, x: step(y), doc="max(x, 0)")
-step: Op = elementwise("step", _step, lambda y, x: 0, doc="1 where x > 0, else 0; derivative 0")
+relu = elementwise("relu", None, lambda y, x: step(y), doc="max(x, 0)", bind=_relu)
+step: Op = elementwise("step", None, lambda y, x: 0, doc="1 where x > 0, else 0; derivative 0", bind=_step)
 sign = elementwise("sign", np.sign, lambda y, x: 0, doc="-1, 0 or 1; derivative 0")
 abs = elementwise("abs", np.absolute, lambda y, x: sign(x), doc="absolute value")
 

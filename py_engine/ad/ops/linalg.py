@@ -20,7 +20,7 @@ from py_engine.ad.ops.record import (
     multilinear_jvp,
     register,
 )
-from py_engine.ad.ops.shape import broadcast_to, reshape, swapaxes, transpose
+from py_engine.ad.ops.shape import TRANSPOSE, broadcast_to, reshape, swapaxes, transpose
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError
 
@@ -48,14 +48,28 @@ def suits_blas(x: Array) -> bool:
     )
 
 
+def _bind_matmul(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    a, b = arrays
+    if a.ndim == b.ndim == 2 and a.shape[1] == 1 and out.flags.c_contiguous:
+        return [partial(np.dot, a, b, out)]  # of a column and a row, which matmul multiplies without BLAS
+    return [partial(np.matmul, a, b, out)]
+
+
+def _gradient_of_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    if b.op is TRANSPOSE and b.ndim == 2:
+        # Turned twice, so that what is turned back on the way to the origin of `b` arrives there in C order.
+        return swapaxes(MATMUL(swapaxes(g, -1, -2), a), -1, -2)
+    return MATMUL(swapaxes(a, -1, -2), g)
+
+
 MATMUL: Op = register(
     Op(
         name="matmul",
         infer=_infer_matmul,
-        kernel=np.matmul,
+        bind=_bind_matmul,
         vjp=(
             lambda g, y, a, b: MATMUL(g, swapaxes(b, -1, -2)),
-            lambda g, y, a, b: MATMUL(swapaxes(a, -1, -2), g),
+            lambda g, y, a, b: _gradient_of_right(g, a, b),
         ),
         jvp=multilinear_jvp("matmul"),
         accepts=suits_blas,

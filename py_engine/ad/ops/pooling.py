@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from py_engine.ad.ops.convolution import Pairs, padded, paddings, per_axis, window_view, windows_along
 from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, linear_jvp, register
@@ -80,7 +81,7 @@ def _put_back(phases: Array, out: Array, scratch: Scratch, window: Shape, stride
         calls.append(partial(whole.fill, 0))
     view = _phases_view(whole, window, outputs, stride)
     if apart:
-        calls.append(partial(np.copyto, view, phases.reshape(view.shape)))
+        calls.append(partial(np.copyto, view, np.reshape(phases, view.shape, copy=False)))
     else:
         total = scratch(phases.shape[1:], phases.dtype)
         for k, place in enumerate(product(*(range(n) for n in window))):
@@ -314,3 +315,232 @@ def avg_pool(
     """
     x = as_tensor(x)
     return AVG_POOL(x, **_settings("avg_pool", x, window, stride, padding))
+
+
+# Convolution and pooling in one ---------------------------------------------------------------------------
+#
+# What the technique `fusion` makes of a convolution whose result is pooled (see `py_engine.ad.fusion`): the phases of
+# the result come straight out of a matrix product; the order in which a pool would have to look for them never exists.
+# All arrays have the channels first and the samples in the inner axes, so that calls run over long pieces of memory.
+
+
+def _infer_columns(x: Tensor, kernel: Shape, stride: Shape, padding: Pairs) -> tuple[Shape, Any]:
+    counts = windows_along(x.shape[2:], kernel, stride, padding, (1,) * len(kernel), "window")
+    return (x.shape[1] * math.prod(kernel), x.shape[0] * math.prod(counts)), x.dtype
+
+
+def _bind_columns(
+    arrays: Sequence[Array], out: Array, scratch: Scratch, kernel: Shape, stride: Shape, padding: Pairs
+) -> Sequence[Call]:
+    (x,) = arrays
+    calls: list[Call] = []
+    ones = (1,) * len(kernel)
+    counts = windows_along(x.shape[2:], kernel, stride, padding, ones, "window")
+    windows = window_view(padded(x, padding, 0, calls), kernel, counts, stride, ones)
+    shape = (x.shape[1], *kernel, x.shape[0], *counts)
+    calls.append(partial(np.copyto, out.reshape(shape), np.moveaxis(windows, 0, 1 + len(kernel))))
+    return calls
+
+
+def _infer_columns_gradient(g: Tensor, shape: Shape, kernel: Shape, stride: Shape, padding: Pairs) -> tuple[Shape, Any]:
+    return shape, g.dtype
+
+
+def _bind_columns_gradient(
+    arrays: Sequence[Array], out: Array, scratch: Scratch, shape: Shape, kernel: Shape, stride: Shape, padding: Pairs
+) -> Sequence[Call]:
+    (g,) = arrays
+    axes = len(kernel)
+    counts = windows_along(shape[2:], kernel, stride, padding, (1,) * axes, "window")
+    by_place = g.reshape(shape[1], math.prod(kernel), shape[0], *counts)
+    phases = by_place.transpose(1, 2, 0, *range(3, 3 + axes))
+    return _put_back(phases, out, scratch, kernel, stride, padding)
+
+
+COLUMNS: Op = register(
+    Op(
+        name="columns",
+        infer=_infer_columns,
+        bind=_bind_columns,
+        vjp=(lambda g, y, x, **at: COLUMNS_GRADIENT(g, shape=x.shape, **at),),
+        jvp=linear_jvp("columns"),
+        fused=True,
+        doc="the windows of x (N, C, ...) as the columns of a matrix (C * window, N * windows)",
+    )
+)
+COLUMNS_GRADIENT: Op = register(
+    Op(
+        name="columns_gradient",
+        infer=_infer_columns_gradient,
+        bind=_bind_columns_gradient,
+        vjp=(lambda u, y, g, shape, **at: COLUMNS(u, **at),),
+        jvp=linear_jvp("columns_gradient"),
+        accepts=lambda array: array.flags.c_contiguous,
+        fused=True,
+        doc="columns added back into their windows",
+    )
+)
+
+
+def _infer_shifted(z: Tensor, kernel: int, dilation: int, samples: int, window: int, stride: int) -> tuple[Shape, Any]:
+    rows, places = z.shape
+    length = places // samples - (kernel - 1) * dilation
+    return (window, rows // kernel, samples, (length - window) // stride + 1), z.dtype
+
+
+def _bind_shifted(
+    arrays: Sequence[Array],
+    out: Array,
+    scratch: Scratch,
+    kernel: int,
+    dilation: int,
+    samples: int,
+    window: int,
+    stride: int,
+) -> Sequence[Call]:
+    (z,) = arrays
+    parts = z.reshape(kernel, z.size // kernel)
+    sums = scratch(parts.shape[1:], z.dtype)
+    # All in one piece: sums that reach over the end of a sample are never looked at.
+    used = max(sums.size - (kernel - 1) * dilation, 0)
+    shifted = [part[k * dilation : k * dilation + used] for k, part in enumerate(parts)]
+    first = shifted[0] if kernel == 1 else sums[:used]
+    calls: list[Call] = [partial(np.add, shifted[0], shifted[1], first)] if kernel > 1 else []
+    calls += [partial(np.add, first, part, first) for part in shifted[2:]]
+    source = parts[0] if kernel == 1 else sums
+    calls.append(partial(np.copyto, out, _by_phase(source, out.shape, stride)))
+    return calls
+
+
+def _by_phase(sums: Array, shape: Shape, stride: int) -> Array:
+    """Return sums (filters, N, places), in one piece, as a view (window, filters, N, windows)."""
+    _, filters, samples, _ = shape
+    size = sums.itemsize
+    places = sums.size // max(filters * samples, 1)
+    strides = (size, samples * places * size, places * size, stride * size)
+    return as_strided(sums, shape, strides, writeable=sums.flags.writeable)
+
+
+def _infer_shifted_gradient(
+    g: Tensor, places: int, kernel: int, dilation: int, samples: int, window: int, stride: int
+) -> tuple[Shape, Any]:
+    return (kernel * g.shape[1], samples * places), g.dtype
+
+
+def _bind_shifted_gradient(
+    arrays: Sequence[Array],
+    out: Array,
+    scratch: Scratch,
+    places: int,
+    kernel: int,
+    dilation: int,
+    samples: int,
+    window: int,
+    stride: int,
+) -> Sequence[Call]:
+    (g,) = arrays
+    size = out.size // kernel
+    reach = (kernel - 1) * dilation
+    memory = np.zeros(reach + size, g.dtype)  # places of no window stay zeros
+    shifted = as_strided(memory[reach:], (kernel, size), (-dilation * memory.itemsize, memory.itemsize))
+    return [
+        partial(np.copyto, _by_phase(memory[reach:], g.shape, stride), g),
+        partial(np.copyto, out.reshape(kernel, size), shifted),
+    ]
+
+
+SHIFTED: Op = register(
+    Op(
+        name="shifted_phases",
+        infer=_infer_shifted,
+        bind=_bind_shifted,
+        vjp=(lambda g, y, z, **at: SHIFTED_GRADIENT(g, places=z.shape[1] // at["samples"], **at),),
+        jvp=linear_jvp("shifted_phases"),
+        accepts=lambda array: array.flags.c_contiguous,
+        fused=True,
+        doc="rows (kernel * filters, N * places), each moved by its place in the kernel and added up, by phase",
+    )
+)
+SHIFTED_GRADIENT: Op = register(
+    Op(
+        name="shifted_phases_gradient",
+        infer=_infer_shifted_gradient,
+        bind=_bind_shifted_gradient,
+        vjp=(lambda u, y, g, places, **at: SHIFTED(u, **at),),
+        jvp=linear_jvp("shifted_phases_gradient"),
+        fused=True,
+        doc="phases put back into rows, once for each place in the kernel",
+    )
+)
+
+
+def _infer_phase_max(phases: Tensor) -> tuple[Shape, Any]:
+    return phases.shape[1:], phases.dtype
+
+
+def _infer_phase_max_gradient(g: Tensor, phases: Tensor, y: Tensor) -> tuple[Shape, Any]:
+    return phases.shape, g.dtype
+
+
+def _infer_phase_max_gather(u: Tensor, phases: Tensor, y: Tensor) -> tuple[Shape, Any]:
+    return y.shape, u.dtype
+
+
+def _kernel_phase_max(phases: Array, out: Array) -> None:
+    np.maximum.reduce(phases, axis=0, out=out)
+
+
+def _bind_phase_max_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    g, phases, y = arrays
+    won, calls = first_of_equals(phases, y, scratch)
+    return [*calls, partial(np.copyto, out, won), partial(np.multiply, out, g, out)]
+
+
+def _bind_phase_max_gather(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    u, phases, y = arrays
+    won, calls = first_of_equals(phases, y, scratch)
+    values = scratch(u.shape, u.dtype)
+    return [
+        *calls,
+        partial(np.copyto, values, won),
+        partial(np.multiply, values, u, values),
+        partial(np.add.reduce, values, 0, None, out),
+    ]
+
+
+PHASE_MAX: Op = register(
+    Op(
+        name="phase_max",
+        infer=_infer_phase_max,
+        kernel=_kernel_phase_max,
+        vjp=(lambda g, y, phases: PHASE_MAX_GRADIENT(g, phases, y),),
+        jvp=lambda t, y, phases: PHASE_MAX_GATHER(t[0], phases, y),
+        fused=True,
+        doc="the largest over the first axis",
+    )
+)
+PHASE_MAX_GRADIENT: Op = register(
+    Op(
+        name="phase_max_gradient",
+        infer=_infer_phase_max_gradient,
+        bind=_bind_phase_max_gradient,
+        vjp=(lambda u, r, g, phases, y: PHASE_MAX_GATHER(u, phases, y), None, None),
+        jvp=lambda t, r, g, phases, y: PHASE_MAX_GRADIENT(_or_zeros(t[0], g), phases, y),
+        overwrites=(1,),
+        accepts=lambda array: array.flags.c_contiguous,
+        fused=True,
+        doc="an element for each maximum over the first axis, in zeros, at the first place of that maximum",
+    )
+)
+PHASE_MAX_GATHER: Op = register(
+    Op(
+        name="phase_max_gather",
+        infer=_infer_phase_max_gather,
+        bind=_bind_phase_max_gather,
+        vjp=(lambda g, r, u, phases, y: PHASE_MAX_GRADIENT(g, phases, y), None, None),
+        jvp=lambda t, r, u, phases, y: PHASE_MAX_GATHER(_or_zeros(t[0], u), phases, y),
+        accepts=lambda array: array.flags.c_contiguous,
+        fused=True,
+        doc="the elements of another array at the first places of the maxima over the first axis",
+    )
+)

@@ -1,0 +1,145 @@
+"""Fusion: the rewritten graph gives the values and gradients of the one it replaces, and leaves alone what it must."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from py_engine import Techniques, ops
+from py_engine.ad.fusion import fuse
+from py_engine.ad.graph import Graph, gradients, tracing
+from py_engine.ad.tape import Tape
+from py_engine.ad.tensor import Literal, Tensor
+from py_engine.network import (
+    SGD,
+    Activation,
+    Chain,
+    Conv1D,
+    Conv2D,
+    Dense,
+    Embedding,
+    Flatten,
+    MaxPool1D,
+    MaxPool2D,
+    PermuteDims,
+    Trainer,
+)
+
+
+def compiled(function, arrays, fused):
+    """Value and gradients by all inputs, of a function compiled with or without fusion, and the ops it came to."""
+    inputs = [Tensor.symbol(a.shape, a.dtype) for a in arrays]
+    with tracing() as nodes:
+        value = function(*inputs)
+        if fused:
+            (value,) = fuse([value], nodes)
+        found = gradients([value], [Literal(np.ones(()))], inputs)
+    graph = Graph(inputs, [value, *(g for g in found if g is not None)], nodes)
+    graph.prune()
+    tape = Tape(graph)
+    first = [np.array(a) for a in tape(*arrays)]
+    tape.poison(0xFF)
+    for again, a in zip(tape(*arrays), first, strict=True):
+        np.testing.assert_array_equal(again, a)
+    return first, {step.node.op.name for step in tape.instructions}
+
+
+@st.composite
+def networks(draw):
+    """Shapes of x and the weight, and settings of convolution and pool."""
+    axes = draw(st.integers(1, 2))
+    kernel, window = (tuple(draw(st.integers(1, 3)) for _ in range(axes)) for _ in range(2))
+    stride = tuple(draw(st.integers(1, 4)) for _ in range(axes))
+    padding = tuple((draw(st.integers(0, 1)), draw(st.integers(0, 1))) for _ in range(axes))
+    lengths = tuple(k + w - 1 + draw(st.integers(0, 5)) for k, w in zip(kernel, window, strict=True))
+    channels, filters = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    x = (draw(st.integers(1, 3)), channels, *lengths)
+    last = draw(st.booleans())
+    return x, (filters, channels, *kernel), (window, stride, padding), draw(st.booleans()), draw(st.booleans()), last
+
+
+@given(network=networks(), whole=st.booleans(), seed=st.integers(0, 99))
+def test_equals_what_it_replaces(network, whole, seed):
+    """With whole numbers too, where results are exact and many of them equal: the first one still gets the gradient."""
+    x_shape, weight_shape, (window, stride, padding), bias, relu, channels_last = network
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal(x_shape), rng.standard_normal(weight_shape), rng.standard_normal(weight_shape[0])]
+    if whole:
+        arrays = [np.sign(np.round(a)) for a in arrays]
+    if channels_last:
+        arrays[0] = np.ascontiguousarray(np.moveaxis(arrays[0], 1, -1))
+
+    def function(x, weight, shift):
+        y = ops.conv(ops.moveaxis(x, -1, 1) if channels_last else x, weight, padding=padding)
+        if bias:
+            y = y + ops.reshape(shift, (-1, *(1,) * len(window)))
+        if relu:
+            y = ops.relu(y)
+        y = ops.max_pool(y, window, stride)
+        weights = np.random.default_rng(5).integers(1, 9, y.shape).astype(np.float64)
+        return ops.sum(weights * y) + (0 if bias else ops.sum(shift))
+
+    plain, _ = compiled(function, arrays, fused=False)
+    fused, _ = compiled(function, arrays, fused=True)
+    for found, expected in zip(fused, plain, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def names(function, *shapes):
+    return compiled(function, [np.random.default_rng(1).standard_normal(s) for s in shapes], fused=True)[1]
+
+
+def test_small_windows_take_wide_kernels_and_long_ones_shifted_sums():
+    small = names(lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w), 2)), (2, 1, 6, 6), (3, 1, 3, 3))
+    assert "columns" in small and "columns_gradient" in small and not {"conv", "max_pool"} & small
+    long = names(lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w), 8)), (2, 4, 18), (3, 4, 3))
+    assert "shifted_phases" in long and not {"conv", "max_pool"} & long
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w, stride=2), 2)),
+        lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w, dilation=2), 2)),
+        lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w), 2, padding=1)),
+        lambda x, w: ops.sum(ops.max_pool(ops.tanh(ops.conv(x, w)), 2)),
+        lambda x, w: ops.sum(ops.avg_pool(ops.conv(x, w), 2)),
+        lambda x, w: ops.sum(ops.max_pool(ops.relu(ops.conv(x, w) * 2), 2)),
+        lambda x, w: (lambda y: ops.sum(ops.max_pool(y, 2)) + ops.sum(y))(ops.conv(x, w)),
+        lambda x, w: (lambda y: ops.sum(ops.max_pool(y, 2)) + ops.sum(y))(ops.relu(ops.conv(x, w))),
+    ],
+)
+def test_leaves_alone_what_it_must(function):
+    assert "conv" in names(function, (2, 2, 9), (3, 2, 3))
+
+
+def images():
+    layers = [Conv2D(1, 3, 3), Activation("relu"), MaxPool2D(2), Conv2D(3, 2, 2, bias=False), MaxPool2D(2)]
+    return Chain(*layers, Flatten(), Dense(8, 4), dtype=np.float64)
+
+
+def texts():
+    layers = [Embedding(11, 6), PermuteDims(1, 0), Conv1D(6, 3, 3), Activation("relu"), MaxPool1D(8)]
+    return Chain(*layers, Flatten(), Dense(6, 4), dtype=np.float64)
+
+
+@pytest.mark.parametrize("make", [images, texts])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_switching_it_off_changes_no_result(make, threads, rng):
+    x = rng.standard_normal((23, 1, 14, 14)) if make is images else rng.integers(0, 11, (23, 20))
+    y = rng.integers(0, 4, 23)
+    results = []
+    for fusion in (True, False):
+        chain = make()
+        techniques = replace(Techniques(split_batch=threads > 1), fusion=fusion)
+        trainer = Trainer(chain, optimizer=SGD(0.1), batch_size=10, threads=threads, techniques=techniques)
+        losses = np.concatenate([trainer.train_epoch(x, y) for _ in range(3)])
+        assert ("phase_max" in trainer.source) == fusion
+        results.append([losses, *chain.parameters.as_dict().values()])
+        trainer.close()
+    for on, off in zip(*results, strict=True):
+        np.testing.assert_allclose(on, off, rtol=1e-9, atol=1e-12)
