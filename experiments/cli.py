@@ -217,7 +217,9 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
 @click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds, from 0 (default: the paper file's).")
 @option_profile
 @option_threads
-@click.option("--measure", "measures", type=Names(), help=f"Of {', '.join(config.MEASURES)} (default: the paper file's).")
+@click.option(
+    "--measure", "measures", type=Names(), help=f"Of {', '.join(config.MEASURES)} (default: the paper file's)."
+)
 @option_results()
 @option_data
 @reporting

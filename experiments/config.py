@@ -237,6 +237,16 @@ class Reported(_Record):
         return self
 
 
+class Cited(_Record):
+    """A number that a study cites from other work, in the table where it stands."""
+
+    table: Identifier
+    row: str
+    column: str
+    where: str
+    value: float | None = None
+
+
 class Claim(_Record):
     """Something a study says, and what decides whether it holds here: a closed set of tests on tidy results.
 
@@ -304,6 +314,7 @@ class Paper(_Record):
     variants: list[Variant] = []
     runs: Profiles
     reported: list[Reported]
+    cited: list[Cited] = []
     claims: list[Claim] = []
     tables: list[Output]
     figures: list[Output]

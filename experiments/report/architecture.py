@@ -1,5 +1,7 @@
 """Networks and cells drawn from a model spec: one box per layer, recurrent layers unrolled over their steps.
 
+Feature maps (channels by height by width) are drawn as stacks, sequences (channels by length) as grids.
+
 Nothing here knows a particular network. Shapes are those of one sample, as the spec infers them; a new op is drawn as a
 plain box until it gets a line in `_describe`.
 """
@@ -33,6 +35,11 @@ whose state the layer returns."""
 BOX_HEIGHT = 0.34
 CELLS_HEIGHT = 0.62
 GAP = 0.2
+MAPS_HEIGHT = 0.46
+DRAWN = ("embedding", "permute_dims", *(f"{kind}{n}d" for kind in ("conv", "max_pool", "avg_pool") for n in (1, 2)))
+"""The ops whose output is drawn inside their box."""
+MOST_MAPS = 8
+"""Of more channels only so many are drawn."""
 MOST_STEPS = 6
 """A longer sequence is drawn as its first steps, an ellipsis and its last."""
 
@@ -46,6 +53,8 @@ class Box:
     fill: str
     steps: int = 0
     returns: str = "last"
+    maps: tuple[int, ...] = ()
+    """Shape of the output where it is drawn: (channels, height, width) or (rows, columns)."""
 
 
 def boxes(spec: ModelSpec) -> list[Box]:
@@ -61,6 +70,7 @@ def boxes(spec: ModelSpec) -> list[Box]:
                 fill="parameters" if count else "plain",
                 steps=shape.input[0] if isinstance(layer, Recurrent) else 0,
                 returns=layer.returns if isinstance(layer, Recurrent) else "last",
+                maps=shape.output if layer.op in DRAWN and 2 <= len(shape.output) <= 3 else (),
             )
         )
     found.append(Box(spec.loss.op.replace("_", " "), "loss", "loss"))
@@ -70,7 +80,8 @@ def boxes(spec: ModelSpec) -> list[Box]:
 def network(spec: ModelSpec) -> Figure:
     """The network as a column of boxes, top to bottom, one column of the paper wide."""
     drawn = boxes(spec)
-    heights = [BOX_HEIGHT + (CELLS_HEIGHT if box.steps else 0.0) for box in drawn]
+    heights = [BOX_HEIGHT + (CELLS_HEIGHT if box.steps else MAPS_HEIGHT if box.maps else 0.0) for box in drawn]
+    longest = max((side for box in drawn for side in box.maps[-2:]), default=1)
     height = sum(heights) + GAP * (len(drawn) - 1)
     figure = style.new(style.COLUMN, height + 0.1)
     axes = _canvas(figure, style.COLUMN, height)
@@ -93,6 +104,8 @@ def network(spec: ModelSpec) -> Figure:
         )
         if box.steps:
             _cells(axes, box, left + 0.1, bottom + 0.08, right - left - 0.2, CELLS_HEIGHT - 0.14)
+        if box.maps:
+            _maps(axes, box.maps, longest, style.COLUMN / 2, bottom + 0.06, MAPS_HEIGHT - 0.08)
         if index + 1 < len(drawn):
             centre = style.COLUMN / 2
             _arrow(axes, (centre, bottom), (centre, bottom - GAP))
@@ -149,10 +162,25 @@ def _describe(layer: object, shape: LayerShape) -> str:
         return f"{op.upper()}{activation}, {many}"
     if op == "reshape" and len(shape.output) == 2:
         return f"{shape.output[0]} segments of {shape.output[1]}"
+    if op.startswith("conv"):
+        kernel = "×".join(map(str, _sizes(getattr(layer, "kernel", ()))))
+        bias = "" if getattr(layer, "bias", True) else ", no bias"
+        return f"{op[:-2]} {op[-2:].upper()}, {getattr(layer, 'filters', '')} filters of {kernel}{bias}"
+    if op.startswith(("max_pool", "avg_pool")):
+        return f"{op[:3]}-pool {'×'.join(map(str, _sizes(getattr(layer, 'window', ()))))}"
+    if op == "embedding":
+        trained = "trained" if getattr(layer, "trainable", True) else "static"
+        return f"embedding, {significant(getattr(layer, 'vocabulary', 0))} words, {trained}"
+    if op == "permute_dims":
+        return "swapped axes" if len(shape.output) == 2 else "permuted axes"
     for name in ("activation", "rate"):
         if hasattr(layer, name):
             return f"{op} {getattr(layer, name)}"
     return op
+
+
+def _sizes(value: object) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (int(str(value)),)
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -181,6 +209,23 @@ def _cells(axes: Axes, box: Box, left: float, bottom: float, width: float, heigh
         axes.text(centre, middle, f"$h_{{{step}}}$", ha="center", va="center", fontsize=6.0)
         _arrow(axes, (centre, bottom + 0.09), (centre, middle - tall / 2), size=5)
         axes.text(centre, bottom + 0.08, f"$x_{{{step}}}$", ha="center", va="top", fontsize=6.0)
+
+
+def _maps(axes: Axes, shape: tuple[int, ...], longest: int, centre: float, bottom: float, height: float) -> None:
+    """Feature maps one behind the other, or one grid of rows and columns; sides in proportion to the network's longest.
+
+    Sides of a sequence differ by far more than those of an image: it may be wider than it is high.
+    """
+    if len(shape) == 3:
+        count, (tall, wide) = min(shape[0], MOST_MAPS), (height * 0.8 * side / longest for side in shape[1:])
+    else:
+        count, tall, wide = 1, height * max(0.15, shape[0] / longest), 2.4 * max(0.06, shape[1] / longest)
+    shift = 0.2 * height / max(1, count - 1) if count > 1 else 0.0
+    spacing = min(wide + 0.04, 2.6 / count)
+    left = centre - (spacing * (count - 1) + wide) / 2
+    for index in range(count):
+        lower = bottom + (height - tall - shift) / 2
+        _rectangle(axes, left + index * spacing, lower, wide, tall, FILLS["state"], line=0.5, round_=0.0)
 
 
 def _canvas(figure: Figure, width: float, height: float) -> Axes:

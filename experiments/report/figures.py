@@ -20,12 +20,21 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from bridge import spec as model_spec
 from experiments import data
 from experiments.config import Output, Reported, model_path
+from experiments.data.dataset import Dataset
 from experiments.report import architecture as drawing
 from experiments.report import select, style
+from experiments.report.parts import (
+    PARITY_TOLERANCE,
+    REFERENCE,
+    SCALED,
+    UNITS,
+    loss_differences,
+    of_memory,
+    reported_name,
+)
 from experiments.report.select import MEASURE_NAMES, ReportError, View
 from experiments.report.style import COLUMN
 from experiments.report.table import fraction, significant, size
-from experiments.report.tables import PARITY_TOLERANCE, REFERENCE, SCALED, loss_differences, reported_name
 
 Producer = Callable[[View], Figure]
 PRODUCERS: dict[str, Producer] = {}
@@ -76,15 +85,10 @@ def is_wide(stem: Path) -> bool:
 @producer
 def dataset_examples(view: View) -> Figure:
     """Twenty training images, two of each class, with their labels."""
-    dataset = data.load(view.paper.dataset, data_dir=view.data_dir, allow_download=False)
-    if view.data_source is not None and dataset.source != view.data_source:
-        raise NotDrawnError(
-            f"the results were made from {_source(view.data_source)}, but what is at hand is "
-            f"{_source(dataset.source)}; name the data with --data-dir or TWINGRAD_DATA"
-        )
+    dataset = _dataset(view)
     labels = np.asarray(dataset.y_train)
     side = int(np.sqrt(dataset.x_train.shape[1]))
-    if side * side != dataset.x_train.shape[1] or labels.max() > 9:
+    if dataset.vocabulary is not None or side * side != dataset.x_train.shape[1] or labels.max() > 9:
         raise NotDrawnError(f"the rows of {dataset.name} are not square images of ten classes")
     chosen = [np.flatnonzero(labels == digit)[:2] for digit in range(10)]
     figure = style.new(COLUMN, 0.95)
@@ -99,6 +103,46 @@ def dataset_examples(view: View) -> Figure:
     if view.data_source is None and dataset.source == "sample":
         grid[1][0].annotate(data.SAMPLE_LABEL, (0, -0.2), xycoords="axes fraction", fontsize=6, color=style.WARNING)
     return figure
+
+
+@producer
+def review_examples(view: View) -> Figure:
+    """The beginnings of two reviews of each class, and the words that the network is given of the first."""
+    dataset = _dataset(view)
+    if not dataset.examples or dataset.vocabulary is None:
+        raise NotDrawnError(f"the rows of {dataset.name} are no texts")
+    labels = np.asarray(dataset.y_train)[: len(dataset.examples)]
+    chosen = [row for label in (1, 0) for row in np.flatnonzero(labels == label)[:2]]
+    parts = [(("positive" if labels[row] else "negative"), _start(dataset.examples[row])) for row in chosen]
+    if chosen:
+        words = [dataset.vocabulary[number] for number in dataset.x_train[chosen[0]] if number]
+        parts.append(("as the network reads the first", _start(" ".join(words))))
+    lines = [textwrap.wrap(text, 74) for _, text in parts]
+    height = sum(0.2 + 0.125 * len(item) for item in lines)
+    figure = style.new(COLUMN, height)
+    top = 1.0
+    for (title, _), text in zip(parts, lines, strict=True):
+        figure.text(0.01, top, title, va="top", fontsize=6.5, weight="bold")
+        figure.text(0.01, top - 0.12 / height, "\n".join(text), va="top", fontsize=6.0, linespacing=1.3)
+        top -= (0.2 + 0.125 * len(text)) / height
+    return figure
+
+
+def _start(text: str, length: int = 210) -> str:
+    """The first words of a text, on one line, without what matplotlib would take for a formula."""
+    return textwrap.shorten(" ".join(text.split()).replace("$", "\\$"), length, placeholder=" …")
+
+
+def _dataset(view: View) -> Dataset:
+    """The data that the results were made from; NotDrawnError when others are at hand."""
+    options = view.paper.loader_options()
+    dataset = data.load(view.paper.dataset, data_dir=view.data_dir, allow_download=False, **options)
+    if view.data_source is not None and dataset.source != view.data_source:
+        raise NotDrawnError(
+            f"the results were made from {_source(view.data_source)}, but what is at hand is "
+            f"{_source(dataset.source)}; name the data with --data-dir or TWINGRAD_DATA"
+        )
+    return dataset
 
 
 @producer
@@ -227,6 +271,155 @@ def memory_per_epoch(view: View) -> Figure:
     return figure
 
 
+@producer
+def time_by_epoch(view: View) -> Figure:
+    """Seconds of every epoch as bars, side by side; what the paper reports in a panel of its own."""
+    engines = _engines(view, "time")
+    measured = {
+        engine: view.epochs_of("time", engine).groupby("epoch")["seconds"].mean().dropna() for engine in engines
+    }
+    reported = _reported_by_epoch(view, ("seconds_by_epoch",), "seconds_first_epoch", "seconds_per_epoch", 1.0)
+    return _by_epoch(view, measured, reported, "seconds", FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+@producer
+def memory_by_epoch(view: View) -> Figure:
+    """Bytes allocated in every epoch as bars, side by side; what the paper reports in a panel of its own."""
+    engines = _engines(view, "memory")
+    measured = {
+        engine: view.epochs_of("memory", engine).groupby("epoch")["bytes_allocated"].mean().dropna().clip(lower=1)
+        for engine in engines
+    }
+    measured = {engine: values for engine, values in measured.items() if len(values)}
+    if not measured:
+        raise NotDrawnError(f"no memory run of {view.paper.key} has counted its allocations")
+    first, later = (of_memory(view.paper, what)[:1] or [""] for what in ("first_epoch", "per_epoch"))
+    unit = UNITS.get((later[0] or "gibibytes").partition("_")[0], 1.0)
+    reported = _reported_by_epoch(view, ("gibibytes_by_epoch",), first[0], later[0], unit)
+    return _by_epoch(view, measured, reported, "allocated", FuncFormatter(lambda value, _: size(value, 1)))
+
+
+def _reported_by_epoch(
+    view: View, by_epoch: tuple[str, ...], first: str, later: str, unit: float
+) -> dict[str, pd.Series]:
+    """What the paper reports for each epoch, by row: printed so, or as a first epoch and an average of the others."""
+    epochs = range(1, view.paper.training.epochs.value + 1)
+    found: dict[str, pd.Series] = {}
+    for item in view.paper.reported:
+        if item.kind != "paper":
+            continue
+        values = found.get(item.row, pd.Series(dtype=float))
+        if item.quantity in by_epoch:
+            values = pd.Series(dict(enumerate(item.by_epoch, start=1))) * unit
+        elif item.value is not None and item.quantity in (first, later):
+            chosen = [1] if item.quantity == first else [epoch for epoch in epochs if epoch > 1]
+            values = values.reindex(epochs)
+            values[chosen] = item.value * unit
+        if len(values):
+            found[item.row] = values
+    return found
+
+
+def _by_epoch(
+    view: View,
+    measured: dict[str, pd.Series],
+    reported: dict[str, pd.Series],
+    label: str,
+    formatter: FuncFormatter,
+) -> Figure:
+    """Groups of bars on a logarithmic axis, one group for each epoch and one bar for each system."""
+    figure = style.new(COLUMN, 2.1 + (1.5 if reported else 0))
+    panels = np.atleast_1d(figure.subplots(2 if reported else 1, 1))
+    groups: list[tuple[Axes, dict[str, pd.Series], bool]] = [(panels[0], measured, True)]
+    if reported:
+        groups.append((panels[1], reported, False))
+        where = f"reported by the paper (machine: {view.paper.environment.description})"
+        panels[0].set_title("measured here", loc="left")
+        panels[1].set_title(textwrap.fill(where, 50), loc="left")
+    for axes, systems, ours in groups:
+        width = 0.84 / len(systems)
+        for index, (name, values) in enumerate(systems.items()):
+            color = style.look(name if ours else SYSTEMS.get(name, name)).color
+            looks = {"color": color} if ours else {"facecolor": "white", "edgecolor": color, "linestyle": "--"}
+            places = values.index.to_numpy(dtype=float) + (index - (len(systems) - 1) / 2) * width
+            text = view.label(name) if ours else "The paper's own" if name == "Own" else name
+            axes.bar(places, values, 0.9 * width, label=text, linewidth=0.8, **looks)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(formatter)
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel(label)
+        style.clean(axes)
+        if not ours:
+            axes.legend(loc="upper right", ncols=len(systems), bbox_to_anchor=(1.0, -0.16))
+    panels[-1].set_xlabel("epoch", loc="left")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
+@producer
+def variants(view: View) -> Figure:
+    """Test accuracy by epoch of the paper's network and of its variants, in a panel for each engine."""
+    select.one_machine(view.variants["cpu_model"], f"the variants of {view.paper.key}")
+    engines = [engine for engine in view.engines() if (view.variants["engine"] == engine).any()]
+    if not engines:
+        raise NotDrawnError(f"variants of {view.paper.key}: not run")
+    titles = {variant.id: variant.title for variant in view.paper.variants}
+    figure = style.new(COLUMN, 2.1)
+    panels = np.atleast_1d(figure.subplots(1, len(engines), sharey=True))
+    lines = zip(("-", "--", ":", "-."), ("o", "s", "^", "v"), strict=True)
+    styles = dict(zip(["", *titles], lines, strict=False))
+    for axes, engine in zip(panels, engines, strict=True):
+        rows = view.variants[view.variants["engine"] == engine]
+        frames = {"": view.epochs_of("time", engine)}
+        frames |= {name: rows[rows["variant"] == name] for name in titles}
+        for name, frame in frames.items():
+            mean = frame.groupby("epoch")["test_accuracy"].mean()
+            line, marker = styles[name]
+            title = titles.get(name, "the paper's network")
+            axes.plot(mean.index, mean, line, marker=marker, color=style.look(engine).color, label=title)
+        axes.set_title(view.label(engine))
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        style.clean(axes)
+    panels[0].set_ylabel("test accuracy")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
+@producer
+def ablation(view: View) -> Figure:
+    """How much longer a step takes without each technique, in each engine, on a logarithmic axis."""
+    select.one_machine(view.ablation["cpu_model"], f"the ablation of {view.paper.key}")
+    engines = [engine for engine in view.engines() if (view.ablation["engine"] == engine).any()]
+    if not engines:
+        raise NotDrawnError(f"ablation of {view.paper.key}: not run")
+    factors: dict[str, pd.Series] = {}
+    for engine in engines:
+        rows = view.ablation[view.ablation["engine"] == engine]
+        steps = rows.set_index(["configuration", rows["technique"].fillna("")])["microseconds_per_step"]
+        factors[engine] = steps["without"] / steps["all", ""]
+        factors[engine]["all of them"] = steps["none", ""] / steps["all", ""]
+    names = list(dict.fromkeys(name for values in factors.values() for name in values.index))
+    names = [*(name for name in names if name != "all of them"), "all of them"]
+    figure = style.new(COLUMN, 0.7 + 0.19 * len(names))
+    axes = figure.subplots()
+    for index, engine in enumerate(engines):
+        look = style.look(engine)
+        values = factors[engine].reindex(names)
+        offset = 0.22 * (index - (len(engines) - 1) / 2)
+        places = np.arange(len(names)) + offset
+        axes.plot(values, places, look.marker, color=look.color, label=view.label(engine))
+        axes.hlines(places, 1, values, color=look.color, linewidth=0.8)
+    axes.axvline(1, color="black", linewidth=0.7)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _rows(axes, [name.replace("_", " ") for name in names])
+    axes.set_xlabel("step time without the technique, in steps with all")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
 # ----------------------------------------------------------------------------------------------------------
 # Lines
 
@@ -246,13 +439,15 @@ def accuracy_over_epochs(view: View) -> Figure:
             mean,
             color=look.color,
             marker=look.marker,
-            markersize=7 - 1.3 * engines.index(engine),
+            markersize=_nested(7, engines.index(engine), len(engines)),
             label=view.label(engine),
         )
         spread = by_epoch.std()
         if spread.notna().any():
             axes.fill_between(mean.index, mean - spread, mean + spread, color=look.color, alpha=0.15, linewidth=0)
     for item in view.paper.reported_for("train_accuracy"):
+        if not item.by_epoch:
+            continue
         look = style.look(SYSTEMS.get(item.row, item.row))
         axes.plot(
             range(1, len(item.by_epoch) + 1),
@@ -282,7 +477,7 @@ def loss_over_epochs(view: View) -> Figure:
         for engine in engines:
             mean = view.epochs_of("time", engine).groupby("epoch")[name].mean()
             look = style.look(engine)
-            marker_size = 6 - 1.1 * engines.index(engine)
+            marker_size = _nested(6, engines.index(engine), len(engines))
             axes.plot(
                 mean.index,
                 mean,
@@ -317,7 +512,7 @@ def loss_first_steps(view: View) -> Figure:
             steps["step"],
             steps["loss"],
             color=look.color,
-            linewidth=max(3.2 - 0.9 * index, 0.6),
+            linewidth=_nested(3.2, index, len(engines), 0.6),
             label=view.label(engine),
         )
         if engine != REFERENCE:
@@ -383,9 +578,10 @@ def scaling(view: View) -> Figure:
     if not len(view.scaling):
         raise NotDrawnError(f"no scaling run: twingrad run {view.paper.key}")
     select.one_machine(view.scaling["cpu_model"], f"the scaling runs of {view.paper.key}")
+    present = {quantity: name for quantity, name in SCALED.items() if (view.scaling["quantity"] == quantity).any()}
     figure = style.new(COLUMN, 2.1)
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (quantity, name) in zip(panels, SCALED.items(), strict=True):
+    panels = np.atleast_1d(figure.subplots(1, len(present), sharey=True))
+    for axes, (quantity, name) in zip(panels, present.items(), strict=True):
         part = view.scaling[view.scaling["quantity"] == quantity]
         for engine in view.engines():
             line = part[part["engine"] == engine].sort_values("value")
@@ -420,6 +616,11 @@ def _engines(view: View, measure: str) -> list[str]:
         reasons = dict.fromkeys(view.why_missing(engine, measure) or "" for engine in view.engines())
         raise NotDrawnError(f"{MEASURE_NAMES[measure]} of {view.paper.key}: {'; '.join(filter(None, reasons))}")
     return engines
+
+
+def _nested(largest: float, index: int, count: int, least: float = 2.0) -> float:
+    """The size of the marker or line of one of `count` engines: those that agree lie on each other, ever smaller."""
+    return largest - (largest - least) * index / max(1, count - 1)
 
 
 def _instead(reason: str) -> Figure:

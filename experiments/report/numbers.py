@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.report import tables
+from experiments.report import parts
+from experiments.report.parts import PARITY_TOLERANCE, REFERENCE
 from experiments.report.select import View
 from experiments.report.table import fraction, scientific, significant, size
-from experiments.report.tables import PARITY_TOLERANCE, REFERENCE
 
 Numbers = dict[str, dict[str, Any]]
 """Name -> {"value": the number, "text": how it is printed}; names without a value are left out."""
@@ -99,9 +99,9 @@ def _add_engine(found: Numbers, view: View, engine: str) -> None:
     _add(found, f"{engine}.later_ratio", time["later_epoch_seconds"].mean() / reference, "{:.2f}".format)
     bytes_of_reference = view.ok("memory", REFERENCE)["bytes_later_epochs"].mean()
     _add(found, f"{engine}.bytes_ratio", bytes_of_reference / memory["bytes_later_epochs"].mean(), _times)
-    for quantity in tables.SCALED:
+    for quantity in parts.SCALED:
         part = view.scaling[(view.scaling["quantity"] == quantity) & (view.scaling["engine"] == engine)]
-        _add(found, f"{engine}.growth.{quantity}", tables.scaling_exponent(part), "{:.2f}".format)
+        _add(found, f"{engine}.growth.{quantity}", parts.scaling_exponent(part), "{:.2f}".format)
 
 
 def _add_race(found: Numbers, view: View, threads: int) -> None:
@@ -119,7 +119,7 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
 
 def _add_agreement(found: Numbers, view: View) -> None:
     """The largest difference of any engine from the reference, in step losses and in test accuracy."""
-    losses = {engine: tables.loss_differences(view, engine) for engine in view.engines() if engine != REFERENCE}
+    losses = {engine: parts.loss_differences(view, engine) for engine in view.engines() if engine != REFERENCE}
     for engine, values in losses.items():
         _add(found, f"{engine}.max_loss_difference", values.max(), scientific)
     steps = max((values.index.get_level_values("step").nunique() for values in losses.values()), default=0)

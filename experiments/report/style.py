@@ -52,6 +52,7 @@ LOOKS: dict[str, Look] = {
     "torch": Look("#D55E00", "^"),
     "torch-compile": Look("#E69F00", "v"),
     "tensorflow": Look("#56B4E9", "D"),
+    "tensorflow-xla": Look("#3A16D6", "d"),
     "jax": Look("#009E73", "P"),
     "flux": Look("#7B3F00", "X"),
     "manual": Look("#7A7A7A", "*"),

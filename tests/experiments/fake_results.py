@@ -22,18 +22,31 @@ LABELS = {
     "julia": "TwinGrad Julia",
     "torch": "PyTorch",
     "torch-compile": "PyTorch compiled",
+    "tensorflow": "TensorFlow",
+    "tensorflow-xla": "TensorFlow XLA",
+    "jax": "JAX",
+    "flux": "Flux",
     "manual": "Hand-written numpy",
     "manual-julia": "Hand-written Julia",
 }
+ABLATED = ("numpy", "julia")
+VARIED = ("numpy", "julia", "torch")
 _STEP_US = {
     "numpy": 300.0,
     "julia": 120.0,
     "torch": 800.0,
     "torch-compile": 700.0,
+    "tensorflow": 650.0,
+    "tensorflow-xla": 600.0,
+    "jax": 500.0,
+    "flux": 900.0,
     "manual": 290.0,
     "manual-julia": 110.0,
 }
-_BYTES = {"numpy": 3e6, "julia": 3e3, "manual-julia": 3e3, "torch": 1.0e9, "torch-compile": 0.9e9, "manual": 2e6}
+_BYTES = {
+    **{"numpy": 3e6, "julia": 3e3, "manual-julia": 3e3, "torch": 1.0e9, "torch-compile": 0.9e9, "manual": 2e6},
+    **{"tensorflow": 0.8e9, "tensorflow-xla": 0.7e9, "jax": 0.6e9, "flux": 1.2e10},
+}
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -49,7 +62,8 @@ def rows(
     """Rows for every tidy file, as a finished sweep of one paper would leave them."""
     found: Rows = {name: [] for name in COLUMNS}
     generator = np.random.default_rng(7)
-    epochs = load_paper(paper).training.epochs.value
+    about = load_paper(paper)
+    epochs = about.training.epochs.value
     for engine in engines:
         base = {
             "paper": paper,
@@ -67,7 +81,13 @@ def rows(
         }
         for seed in range(seeds):
             _add_run(found, base, "time", seed, epochs, generator)
+            if engine in about.own:
+                _add_run(found, base, "own", seed, epochs, generator)
+            for variant in about.variants if engine in VARIED else ():
+                _add_variant(found, base, seed, variant.id, epochs)
         _add_run(found, base, "memory", 0, epochs, generator)
+        if engine in ABLATED:
+            _add_ablation(found, base)
         for threads in (2, 1):
             for number in range(5):
                 found["race"].append(
@@ -131,7 +151,7 @@ def _add_run(
         "seed": seed,
         "measure": measure,
     }
-    timed = measure == "time"
+    timed = measure in ("time", "own")
     # Losses and accuracies depend on the seed alone: engines that start from the same weights agree.
     same = np.random.default_rng(seed)
     accuracy = 0.93 - 0.3 * np.exp(-np.arange(1, epochs + 1) / 1.3) + same.normal(0, 0.002)
@@ -153,7 +173,7 @@ def _add_run(
                 "bytes_allocated": None if timed else allocated[index],
             }
         )
-    if timed:
+    if measure == "time":
         loss = 2.3 * np.exp(-np.arange(100) / 120) + same.normal(0, 0.03, 100)
         loss = loss + (generator.normal(0, 2e-7, 100) if engine != "torch" else 0)
         found["steps"] += [base | {"step": step, "loss": value} for step, value in enumerate(loss, start=1)]
@@ -179,3 +199,42 @@ def _add_run(
             "engine_digest": "e" * 64,
         }
     )
+
+
+def _add_variant(found: Rows, base: dict[str, Any], seed: int, variant: str, epochs: int) -> None:
+    for epoch in range(1, epochs + 1):
+        accuracy = 0.7 + 0.02 * epoch + 0.001 * seed - (0.05 if variant == "static" else 0)
+        found["variants"].append(
+            base
+            | {
+                "key": f"{base['paper']}-{base['engine']}-variants-{seed}-{base['data_source']}",
+                "seed": seed,
+                "variant": variant,
+                "model": variant,
+                "epoch": epoch,
+                "seconds": _STEP_US[base["engine"]] * 1e-3,
+                "train_accuracy": accuracy + 0.05,
+                "test_accuracy": accuracy,
+                "test_loss": 1 - accuracy,
+                "engine_digest": "e" * 64,
+            }
+        )
+
+
+def _add_ablation(found: Rows, base: dict[str, Any]) -> None:
+    names = ("replay", "preallocate", "float32")
+    configurations = [("all", ""), *(("without", name) for name in names), *(("alone", name) for name in names)]
+    factors = {"all": 1.0, "without": 1.5, "alone": 8.0, "none": 10.0}
+    for kind, technique in (*configurations, ("none", "")):
+        found["ablation"].append(
+            base
+            | {
+                "key": f"{base['paper']}-{base['engine']}-ablation",
+                "configuration": kind,
+                "technique": technique,
+                "microseconds_per_step": _STEP_US[base["engine"]] * factors[kind],
+                "bytes_per_epoch": 1e6 * factors[kind],
+                "steps": 100,
+                "engine_digest": "e" * 64,
+            }
+        )

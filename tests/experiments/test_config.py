@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge import engine
 from bridge import spec as model_spec
+from bridge.spec import ModelSpec
 from experiments import config
 from experiments.config import ConfigError, Paper
 
@@ -37,7 +40,8 @@ def test_both_rnn_studies_are_there() -> None:
 
 def test_every_setting_names_its_source_and_ours_are_few_enough_to_explain(paper: Paper) -> None:
     settings = dict(paper.settings())
-    assert {"network.units", "training.learning_rate", "training.epochs"} <= settings.keys()
+    assert {"training.learning_rate", "training.epochs"} <= settings.keys()
+    assert any(name.startswith("network.") for name in settings)
     assert {setting.source for setting in settings.values()} <= {"paper", "code", "ours"}
 
 
@@ -49,11 +53,10 @@ def test_engines_models_and_data_of_a_paper_exist(paper: Paper) -> None:
     assert paper.dataset in data.LOADERS
 
 
-def test_the_network_of_a_paper_is_that_of_its_model_spec(paper: Paper) -> None:
-    spec = model_spec.load(config.model_path(paper.model))
+def recurrent(spec: ModelSpec) -> dict[str, Any]:
     segments, cell, output = spec.layers
-    stated = {name: setting.value for name, setting in paper.network.items()}
-    built = {
+    assert output.weight_init.name == cell.weight_init.name
+    return {
         "segments": segments.shape[0],
         "segment_pixels": segments.shape[1],
         "cell": cell.op,
@@ -67,15 +70,114 @@ def test_the_network_of_a_paper_is_that_of_its_model_spec(paper: Paper) -> None:
         "bias_init": cell.bias_init.name,
         "loss": spec.loss.op,
     }
-    assert stated == built
-    assert output.weight_init.name == stated["weight_init"]
 
 
-def test_the_settings_that_the_studies_state_are_as_stated(paper: Paper) -> None:
-    training = paper.training
+def image(spec: ModelSpec) -> dict[str, Any]:
+    shape, conv, relu, pool, flat, hidden, hidden_relu, output = spec.layers
+    assert (flat.op, hidden_relu.activation) == ("flatten", relu.activation)
+    weighted = (conv, hidden, output)
+    assert len({layer.bias for layer in weighted}) == len({layer.weight_init.std for layer in weighted}) == 1
+    return {
+        "image": list(shape.shape),
+        "filters": conv.filters,
+        "kernel": list(conv.kernel),
+        "convolution_padding": max(side for pair in conv.padding for side in pair),
+        "biases": conv.bias,
+        "activation": relu.activation,
+        "pool": list(pool.window),
+        "hidden_units": hidden.units,
+        "output_units": output.units,
+        "output_activation": spec.loss.applies,
+        "weight_deviation": conv.weight_init.std,
+        "loss": spec.loss.op,
+    }
+
+
+def text(spec: ModelSpec) -> dict[str, Any]:
+    embedding, permuted, conv, relu, pool, flat, output = spec.layers
+    assert flat.op == "flatten"
+    return {
+        "vocabulary": embedding.vocabulary,
+        "embedding_dimension": embedding.dimension,
+        "embedding_trained": embedding.trainable,
+        "permutation": list(permuted.axes),
+        "filters": conv.filters,
+        "kernel": conv.kernel,
+        "convolution_bias": conv.bias,
+        "convolution_padding": max(conv.padding),
+        "activation": relu.activation,
+        "pool": pool.window,
+        "output_units": output.units,
+        "output_activation": spec.loss.applies,
+        "loss": spec.loss.op,
+    }
+
+
+def test_the_network_of_a_paper_is_that_of_its_model_spec(paper: Paper) -> None:
+    spec = model_spec.load(config.model_path(paper.model))
+    read = {"mnist-rnn": recurrent, "mnist-cnn": image, "imdb-cnn": text}[paper.model.removesuffix("-e")]
+    assert {name: setting.value for name, setting in paper.network.items()} == read(spec)
+
+
+def test_own_and_variant_networks_exist_and_read_the_same_data(paper: Paper) -> None:
+    spec = model_spec.load(config.model_path(paper.model))
+    others = [variant.model.value for variant in paper.variants]
+    others += [own.model.value for own in paper.own.values() if own.model]
+    for name in others:
+        other = model_spec.load(config.model_path(name))
+        assert (other.input, other.target) == (spec.input, spec.target)
+    for name in paper.pretrained:
+        assert name in spec.parameters()
+
+
+def test_a_paper_that_shows_the_runs_of_another_trains_in_the_same_way() -> None:
+    for key in PAPERS:
+        one = config.load_paper(key)
+        if one.runs_of_paper is None:
+            continue
+        other = config.load_paper(one.runs_of_paper)
+        assert (one.model, one.dataset) == (other.model, other.dataset)
+        assert one.engine_names() == other.engine_names()
+        values = [
+            {name: setting.value for name, setting in which.settings() if not name.startswith("network.")}
+            for which in (one, other)
+        ]
+        assert values[0] == values[1]
+        assert [item.model.value for item in one.variants] == [item.model.value for item in other.variants]
+
+
+def test_the_text_studies_load_the_words_that_their_network_knows() -> None:
+    for key in ("imdb-cnn-a", "imdb-cnn-c"):
+        paper = config.load_paper(key)
+        spec = model_spec.load(config.model_path(paper.model))
+        assert paper.data["vocabulary"].value == paper.network["vocabulary"].value
+        assert spec.input.sample == (paper.data["length"].value,)
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "sources"),
+    [
+        ("mnist-rnn-d", [100, 0.015, 5], ["paper", "paper", "paper"]),
+        ("mnist-rnn-e", [100, 0.015, 5], ["paper", "paper", "paper"]),
+        ("mnist-cnn", [1, 0.01, 3], ["code", "code", "paper"]),
+        ("imdb-cnn-a", [64, 0.001, 5], ["code", "code", "paper"]),
+        ("imdb-cnn-c", [64, 0.001, 5], ["paper", "ours", "paper"]),
+    ],
+)
+def test_the_settings_that_the_studies_state_are_as_stated(key: str, values: list[float], sources: list[str]) -> None:
+    training = config.load_paper(key).training
     stated = (training.batch_size, training.learning_rate, training.epochs)
-    assert [setting.value for setting in stated] == [100, 0.015, 5]
-    assert [setting.source for setting in stated] == ["paper"] * 3
+    assert [setting.value for setting in stated] == values
+    assert [setting.source for setting in stated] == sources
+
+
+@pytest.mark.parametrize("kind", ["seeds", "own_seeds"])
+def test_accuracy_has_five_seeds_or_a_reason(paper: Paper, kind: str) -> None:
+    full = paper.runs.full
+    few = [
+        item for item in (getattr(full, kind), *getattr(full, kind.replace("seeds", "engine_seeds")).values()) if item
+    ]
+    assert all(item.value >= 5 or item.note for item in few)
 
 
 def test_paper_d_averages_ten_executions() -> None:
@@ -98,6 +200,38 @@ def test_what_paper_e_reports_is_complete() -> None:
     }.items():
         assert {item.row: item.value for item in paper.reported_for(quantity)} == expected
     assert len(paper.reported_for("train_accuracy", kind="rerun")) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "numbered"),
+    [
+        ("imdb-cnn-a", ["Figure 1", "Table I", "Table II", "Table III"]),
+        ("mnist-cnn", ["Figure 1", "Figure 2", "Section V"]),
+        ("imdb-cnn-c", ["Table I", "Table II", "Table III", "Figure 1", "Figure 2", "Figure 3"]),
+    ],
+)
+def test_what_the_convolutional_studies_number_is_reproduced(key: str, numbered: list[str]) -> None:
+    paper = config.load_paper(key)
+    named = [output.reproduces for output in (*paper.tables, *paper.figures)]
+    for what in numbered:
+        assert any(re.search(rf"\b{what}\b(?!I)", text) for text in named), what
+
+
+def test_what_the_convolutional_studies_report_is_complete() -> None:
+    a, b, c = (config.load_paper(key) for key in ("imdb-cnn-a", "mnist-cnn", "imdb-cnn-c"))
+
+    def values(paper: Paper, quantity: str) -> dict[str, Any]:
+        return {item.row: item.by_epoch or item.value for item in paper.reported_for(quantity)}
+
+    assert values(a, "seconds_first_epoch") == {"Own": 42.85, "Flux": 43.79, "PyTorch": 3.47, "TensorFlow": 4.0}
+    assert values(a, "seconds_per_epoch") == {"Own": 13.5525, "Flux": 14.82, "PyTorch": 3.8325, "TensorFlow": 2.67}
+    assert values(a, "megabytes_first_epoch") == {"Own": 12102.34, "Flux": 14683.87}
+    assert values(a, "test_accuracy") == {"Own": 0.869, "Flux": 0.8676, "PyTorch": 0.8641, "TensorFlow": 0.8757}
+    assert values(b, "test_accuracy") == {"Own": [0.96, 0.9713, 0.9784], "PyTorch": [0.91, 0.94, 0.95]}
+    assert values(b, "seconds_total") == {"Own": 126.5, "PyTorch": 21.49}
+    assert values(c, "test_loss") == {"PyTorch": 0.329, "Flux": 0.3249, "Own": 0.3511}
+    assert len([item for item in c.cited if item.table == "gradients"]) == 20
+    assert len([item for item in c.cited if item.table == "forward-mode"]) == 10
 
 
 def test_every_figure_and_table_that_the_studies_number_is_reproduced() -> None:
@@ -138,6 +272,10 @@ def test_seed_counts_follow_the_profile_the_engine_and_the_measure() -> None:
         ("value = 51.2", "", 'reported[3] (id "Flux"): give exactly one of value, by_epoch and words'),
         ("torch-compile = {", "torch-copmile = {", "runs.full.engine_seeds: 'torch-copmile' is not among the engines"),
         ('name = "torch"', 'name = "numpy"', "engine given twice: numpy"),
+        ("[own.jax]", "[own.jaxx]", "own: 'jaxx' is not among the engines"),
+        ('engine = "julia"\nthan', 'engne = "julia"\nthan', "unknown key"),
+        ("low = 0.4", "", 'claims[0] (id "float32"): a test needs an engine and at least one of low and high'),
+        ('of = "float32"\n', "", 'claims[0] (id "float32"): `of` goes with technique_time_saved'),
         ("version = 1", "version = 2", "version: input should be 1, found 2"),
         ("[training]", "[training", "file.toml: not valid TOML"),
     ],

@@ -19,14 +19,21 @@ from matplotlib.text import Text
 
 from bridge import spec as model_spec
 from experiments import config, report
-from experiments.config import Output
+from experiments.config import Output, load_paper
 from experiments.data import SAMPLE_LABEL
 from experiments.report import architecture, figures, style
 from experiments.report.figures import NotDrawnError
 from experiments.report.select import MixedMachinesError, ReportError, View
 
 ViewOf = Callable[..., View]
-NEEDS_RUNS = sorted(set(figures.PRODUCERS) - {"architecture", "recurrent_cell", "dataset_examples"})
+NEEDS_RUNS = sorted(set(figures.PRODUCERS) - {"architecture", "recurrent_cell", "dataset_examples", "review_examples"})
+ASKED_FOR = [(key, item.producer) for key in config.papers() for item in load_paper(key).figures]
+"""Every figure that a paper names."""
+
+
+def suited(producer: str) -> str:
+    """A paper that asks for a figure: mnist-rnn-e where it does."""
+    return "mnist-rnn-e" if ("mnist-rnn-e", producer) in ASKED_FOR else dict(map(reversed, ASKED_FOR))[producer]
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +85,8 @@ def test_every_figure_of_the_papers_is_a_vector_and_a_picture(full_report: repor
 
 def test_no_figure_is_wider_than_the_column_it_was_made_for(full_report: report.Built) -> None:
     for path in (full_report.folder / "figures").glob("*.svg"):
+        if path.stem == "design":  # over both columns
+            continue
         width = float(ET.parse(path).getroot().attrib["width"].removesuffix("pt"))
         assert width <= style.COLUMN * 72 * 1.02, path.name
         assert not figures.is_wide(path.with_suffix(""))
@@ -107,25 +116,19 @@ def test_a_figure_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 # What is drawn
 
 
-@pytest.mark.parametrize("key", ["mnist-rnn-d", "mnist-rnn-e"])
-@pytest.mark.parametrize("producer", sorted(figures.PRODUCERS))
-def test_no_text_lies_on_another(producer: str, key: str, fake: ModuleType, view_of: ViewOf) -> None:
-    view = view_of(fake.rows(key, seeds=3, data_source="sample"), paper=key)
-    figure = drawn(producer, view)
+@pytest.mark.parametrize(("key", "producer"), ASKED_FOR)
+def test_no_text_lies_on_another_or_leaves_the_column(
+    producer: str, key: str, fake: ModuleType, view_of: ViewOf
+) -> None:
+    of = load_paper(key).runs_of_paper or key
+    figure = drawn(producer, view_of(fake.rows(of, seeds=3, data_source="sample"), paper=key))
     boxes = [(item.get_text(), item.get_window_extent()) for item in texts(figure)]
     for (one, first), (other, second) in itertools.combinations(boxes, 2):
         width = min(first.x1, second.x1) - max(first.x0, second.x0)
         height = min(first.y1, second.y1) - max(first.y0, second.y0)
         assert width <= 1.5 or height <= 1.5, f"{one!r} and {other!r} overlap"
-
-
-@pytest.mark.parametrize("key", ["mnist-rnn-d", "mnist-rnn-e"])
-@pytest.mark.parametrize("producer", sorted(figures.PRODUCERS))
-def test_no_text_leaves_the_column(producer: str, key: str, fake: ModuleType, view_of: ViewOf) -> None:
-    figure = drawn(producer, view_of(fake.rows(key, seeds=3, data_source="sample"), paper=key))
-    for item in texts(figure):
-        box = item.get_window_extent()
-        assert box.x0 > -2 and box.x1 < figure.bbox.x1 + 2, item.get_text()
+    for text, box in boxes:
+        assert box.x0 > -2 and box.x1 < figure.bbox.x1 + 2, text
 
 
 @pytest.mark.parametrize("producer", sorted(figures.PRODUCERS))
@@ -140,7 +143,9 @@ def test_a_figure_from_sample_data_says_so(
         saved.append(figure)
 
     monkeypatch.setattr(style, "save", keep)
-    figures.make(output(producer), view_of(fake.rows(seeds=1, data_source="sample")), tmp_path / "figure")
+    key = suited(producer)
+    view = view_of(fake.rows(load_paper(key).runs_of_paper or key, seeds=1, data_source="sample"), paper=key)
+    figures.make(output(producer), view, tmp_path / "figure")
     saved[0].draw_without_rendering()
     notice = next(item for item in saved[0].texts if item.get_text().startswith(SAMPLE_LABEL))
     others = [item.get_window_extent() for item in texts(saved[0]) if item is not notice]
@@ -196,7 +201,8 @@ def test_differences_of_the_loss_are_drawn_with_their_tolerance(fake: ModuleType
 
 @pytest.mark.parametrize("producer", NEEDS_RUNS)
 def test_without_runs_a_panel_says_why(producer: str, fake: ModuleType, view_of: ViewOf, tmp_path: Path) -> None:
-    reason = figures.make(output(producer), view_of({name: [] for name in fake.rows()}), tmp_path / "figure")
+    nothing: dict[str, Any] = {name: [] for name in fake.rows()}
+    reason = figures.make(output(producer), view_of(nothing, paper=suited(producer)), tmp_path / "figure")
     assert reason and ("not run" in reason or "was run" in reason or "no scaling run" in reason)
     assert (tmp_path / "figure.svg").is_file() and (tmp_path / "figure.png").is_file()
 
@@ -205,19 +211,21 @@ def test_without_runs_a_panel_says_why(producer: str, fake: ModuleType, view_of:
 def test_a_figure_with_one_engine_and_one_seed_is_drawn(
     producer: str, fake: ModuleType, view_of: ViewOf, tmp_path: Path
 ) -> None:
-    view = view_of(fake.rows(seeds=1, engines=("numpy",)))
+    key = suited(producer)
+    view = view_of(fake.rows(load_paper(key).runs_of_paper or key, seeds=1, engines=("numpy",)), paper=key)
     assert figures.make(output(producer), view, tmp_path / "figure") is None
 
 
 @pytest.mark.parametrize("producer", NEEDS_RUNS)
 def test_a_figure_never_mixes_machines(producer: str, fake: ModuleType, view_of: ViewOf) -> None:
-    sweep = fake.rows(seeds=1)
+    key = suited(producer)
+    sweep = fake.rows(load_paper(key).runs_of_paper or key, seeds=1)
     for items in sweep.values():
         for item in items:
-            if item["engine"] == "torch":
+            if item["engine"] in ("torch", "julia"):
                 item["cpu_model"] = "Another CPU"
     with pytest.raises(MixedMachinesError):
-        drawn(producer, view_of(sweep))
+        drawn(producer, view_of(sweep, paper=key))
 
 
 def test_examples_are_those_of_the_data_that_was_used(fake: ModuleType, view_of: ViewOf) -> None:

@@ -17,6 +17,7 @@ from bridge.errors import EngineUnavailableError, WorkerError
 from experiments import config, data, provenance, run
 from experiments.config import ConfigError, Paper
 from experiments.data.dataset import Dataset
+from experiments.measure.task import RunError
 from experiments.progress import Progress
 from experiments.results import Record, Results
 from experiments.run import Job, Outcome, Sweep
@@ -30,7 +31,7 @@ class FakeWorker:
     seen: ClassVar[list[tuple[str, np.ndarray, dict[str, np.ndarray]]]] = []
     fail: ClassVar[Callable[[str, int], None]] = staticmethod(lambda engine, epoch: None)
 
-    def __init__(self, engine: str, threads: int) -> None:
+    def __init__(self, engine: str, threads: int, counting: bool = False) -> None:
         self.engine, self.threads, self.pid = ENGINES[engine], threads, 1
         self.import_seconds, self.start_seconds, self.build_seconds, self.seconds = 0.1, 0.2, 0.3, 0.01
         self.epoch = 0
@@ -127,17 +128,44 @@ def with_training(paper: Paper, **settings: Any) -> Paper:
 # What to run ----------------------------------------------------------------------------------------------------------
 
 
-def test_paper_d_runs_every_engine_on_ten_seeds_and_the_costly_one_on_fewer() -> None:
+def counted(jobs: list[Job], measure: str) -> dict[str, int]:
+    """How many jobs of a measure each engine has."""
+    counts: dict[str, int] = {}
+    for job in jobs:
+        if job.measure == measure:
+            counts[job.engines[0]] = counts.get(job.engines[0], 0) + 1
+    return counts
+
+
+def test_paper_d_runs_every_engine_on_ten_seeds_and_the_costly_ones_on_fewer() -> None:
     paper = config.load_paper("mnist-rnn-d")
-    counts: dict[tuple[str, str], int] = {}
-    for job in run.plan(paper):
-        counts[job.engines[0], job.measure] = counts.get((job.engines[0], job.measure), 0) + 1
-    few = paper.runs.full.engine_seeds["torch-compile"].value
-    assert counts == {
-        **{(engine, "time"): 10 for engine in ("numpy", "julia", "torch", "manual", "manual-julia")},
-        ("torch-compile", "time"): few,
-        **{(engine, "memory"): 1 for engine in paper.engine_names()},
-    }
+    few = {name: setting.value for name, setting in paper.runs.full.engine_seeds.items()}
+    jobs = run.plan(paper)
+    assert counted(jobs, "time") == {name: 10 for name in paper.engine_names()} | few
+    assert counted(jobs, "memory") == dict.fromkeys(set(paper.engine_names()) - {"torch-compile"}, 1)
+    assert counted(jobs, "own") == {"torch": 10, "tensorflow": 3, "jax": 3}
+    assert counted(jobs, "race") == counted(jobs, "ablation") == {}
+
+
+def test_each_measure_runs_the_engines_that_it_is_for() -> None:
+    jobs = run.plan(config.load_paper("imdb-cnn-a"))
+    assert counted(jobs, "own") == {"torch": 5, "tensorflow": 5, "jax": 3}
+    assert counted(jobs, "variants") == dict.fromkeys(("numpy", "julia", "torch"), 2)
+    assert counted(jobs, "ablation") == {"numpy": 1, "julia": 1}
+    assert counted(jobs, "scaling") == {}
+
+
+def test_a_paper_that_shows_the_runs_of_another_has_none_to_do() -> None:
+    assert run.plan(config.load_paper("imdb-cnn-c")) == []
+
+
+def test_the_sample_is_run_with_the_least() -> None:
+    for key in config.papers():
+        paper = config.load_paper(key)
+        jobs = run.plan(paper, "sample")
+        assert {name for job in jobs for name in job.engines} <= {"numpy", "julia", "manual", "torch"}
+        assert max((job.seed for job in jobs), default=0) == 0
+        assert all(job.epochs <= paper.training.epochs.value for job in jobs)
 
 
 def test_engines_take_turns_within_a_seed(paper: Paper) -> None:
@@ -162,7 +190,7 @@ def test_on_one_core_everything_runs_with_one_thread(paper: Paper, monkeypatch: 
 
 
 def test_unknown_measures_and_engines_are_refused(paper: Paper) -> None:
-    with pytest.raises(ConfigError, match="no measure 'speed'; measures: time, own, variants, memory, race, scaling, abl"):
+    with pytest.raises(ConfigError, match="no measure 'speed'; measures: time, own, variants, memory, race, scaling"):
         run.plan(paper, measures=["time", "speed"])
     with pytest.raises(EngineUnavailableError, match="did you mean 'torch'"):
         run.plan(paper, engine_names=["troch"])
@@ -173,6 +201,134 @@ def test_an_engine_asked_for_by_name_must_be_available(paper: Paper, monkeypatch
     with pytest.raises(EngineUnavailableError, match="engine torch: torch is not installed"):
         run.plan(paper, engine_names=["torch"])
     assert run.plan(paper)  # those of the paper file are left out one by one, with their reason
+
+
+# Other measures -------------------------------------------------------------------------------------------------------
+
+
+def reviews(*_: Any, **options: Any) -> Dataset:
+    """Invented reviews with vectors, as the loader gives them for the paper's options."""
+    generator = np.random.default_rng(2)
+    x, y = generator.integers(0, options["vocabulary"], (200, options["length"])), generator.integers(0, 2, 200)
+    vectors = generator.random((options["vocabulary"], 50), dtype=np.float32)
+    parts = {"x_train": x, "y_train": y, "x_test": x[:50], "y_test": y[:50]}
+    return Dataset("imdb", "sample", **parts, digest="f" * 64, origin="here", pretrained={"glove": vectors})
+
+
+def test_own_weights_differ_by_engine_and_keep_what_comes_with_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "load", reviews)
+    paper = config.load_paper("imdb-cnn-a")
+    record = only(sweep(tmp_path, [Job(paper, ("torch",), 0, "own", 2, "full")]).records)
+    assert (record["status"], record["config"]["measure"]) == ("ok", "own")
+    assert "step_losses" not in record, "from other weights than the others: nothing to compare"
+    vectors = reviews(**paper.loader_options()).pretrained["glove"]
+    (_, _, params), *_ = FakeWorker.seen
+    assert np.array_equal(params["embedding.weight"], vectors)
+    sweep(tmp_path, [Job(paper, ("torch",), 0, "time", 2, "full")])
+    shared = FakeWorker.seen[-1][2]
+    assert np.array_equal(shared["embedding.weight"], vectors)
+    assert not np.array_equal(shared["output.weight"], params["output.weight"])
+
+
+def test_an_engine_trains_in_its_own_way_where_the_paper_did(tmp_path: Path) -> None:
+    paper = config.load_paper("mnist-cnn")
+    own = only(sweep(tmp_path, [Job(paper, ("torch",), 0, "own", 2, "full")]).records)
+    assert own["config"]["batch_size"] == 100
+    assert own["config"]["training"]["own.torch.optimizer"] == "adam"
+    assert "conv.bias" in FakeWorker.seen[-1][2], "the model with biases"
+    shared = only(sweep(tmp_path, [Job(paper, ("torch",), 0, "time", 2, "full")]).records)
+    assert shared["config"]["batch_size"] == 1
+    assert "conv.bias" not in FakeWorker.seen[-1][2]
+
+
+def test_every_variant_is_trained_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", reviews)
+    paper = config.load_paper("imdb-cnn-a")
+    record = only(sweep(tmp_path, [Job(paper, ("numpy",), 1, "variants", 2, "full")]).records)
+    assert [(row["variant"], row["epoch"]) for row in record["variants"]] == [
+        (variant.id, epoch) for variant in paper.variants for epoch in range(1, 6)
+    ]
+    assert FakeWorker.started == ["numpy"] * len(paper.variants)
+    assert record["variants"][0]["seconds"] > record["variants"][1]["seconds"], "the first one has the build in it"
+
+
+def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[tuple[dict[str, bool], str]] = []
+    build = FakeWorker.build
+
+    def spy(self: FakeWorker, spec: Any, params: Any, *rest: Any, techniques: dict[str, bool]) -> None:
+        built.append((techniques, rest[2]))
+        build(self, spec, params, *rest)
+
+    monkeypatch.setattr(FakeWorker, "build", spy)
+    monkeypatch.setattr(run.ablation, "read_capture", lambda _path: (5_000, 1))
+    record = only(
+        sweep(tmp_path, [Job(config.load_paper("mnist-rnn-e"), ("numpy",), 0, "ablation", 2, "full")]).records
+    )
+    names = run.ablation.techniques("numpy")
+    assert record["status"] == "ok", record["error"]
+    assert len(record["ablation"]) == len(built) == 2 + 2 * (len(names) + 1)
+    assert built[0] == ({}, "float32") and built[-1] == (dict.fromkeys(names, False), "float64")
+    assert ({"replay": False}, "float32") in built
+    assert (dict.fromkeys(names, False) | {"replay": True}, "float64") in built
+    rows = {(row["configuration"], row["technique"]): row for row in record["ablation"]}
+    assert rows["without", "float32"]["bytes_per_epoch"] == 1000 * 3, "three steps in an epoch of 300 rows"
+
+
+def test_both_engines_tell_their_techniques() -> None:
+    numpy, julia = run.ablation.techniques("numpy"), run.ablation.techniques("julia")
+    assert {"replay", "preallocate", "fused_loss", "split_batch"} <= set(numpy) & set(julia)
+    assert "concrete" in julia
+    with pytest.raises(RunError, match="engine torch has no switches"):
+        run.ablation.techniques("torch")
+
+
+def test_memory_of_a_part_of_an_epoch_is_scaled_to_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = config.load_paper("mnist-cnn")
+    runs = paper.runs.full.model_copy(update={"memory_rows": config.Setting(value=30, source="ours")})
+    paper = paper.model_copy(update={"runs": paper.runs.model_copy(update={"full": runs})})
+    captures = iter([(9_000, 90), (1_000, 10)])
+    monkeypatch.setattr(run.memory, "read_capture", lambda _path: next(captures))
+    record = only(sweep(tmp_path, [Job(paper, ("numpy",), 0, "memory", 1, "full")]).records)
+    assert [len(rows) for _, rows, _ in FakeWorker.seen] == [30] * 4
+    # Of 300 rows: the first epoch has nine tenths of its steps like those of the second.
+    assert [epoch["bytes_allocated"] for epoch in record["epochs"]] == [9_000 + 9 * 1_000, 10_000]
+
+
+def test_a_round_of_a_race_can_be_part_of_an_epoch(tmp_path: Path) -> None:
+    paper = config.load_paper("mnist-cnn")
+    steps = paper.runs.full.race_steps
+    assert steps is not None
+    record = only(sweep(tmp_path, [Job(paper, ("numpy", "torch"), 0, "race", 2, "full", rounds=2)]).records)
+    assert (record["config"]["steps"], record["config"]["rows"]) == (steps.value, steps.value)
+    assert {len(rows) for _, rows, _ in FakeWorker.seen} == {steps.value}
+
+
+def test_rows_that_a_network_cannot_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", reviews)
+    paper = config.load_paper("imdb-cnn-a")
+    shorter = config.Setting(value=100, source="ours")
+    paper = paper.model_copy(update={"data": paper.data | {"length": shorter}})
+    record = only(sweep(tmp_path, [Job(paper, ("numpy",), 0, "time", 2, "full")]).records)
+    assert record["status"] == "failed"
+    assert "data set imdb: the model reads (N, 130), found rows of shape (200, 100)" in record["error"]
+
+
+def test_targets_are_what_the_loss_compares_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", reviews)
+    loaded: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def spy(self: FakeWorker, x: Path, y: Path, order: Path) -> np.ndarray:
+        loaded.append((np.load(x), np.load(y)))
+        return np.ones(1)
+
+    monkeypatch.setattr(FakeWorker, "train_epoch", spy)
+    sweep(tmp_path, [Job(config.load_paper("imdb-cnn-a"), ("numpy",), 0, "time", 2, "full")])
+    x, y = loaded[0]
+    assert (x.shape, x.dtype) == ((200, 130), np.int64)
+    assert (y.shape, y.dtype) == ((200, 1), np.float32)
 
 
 # Running --------------------------------------------------------------------------------------------------------------
@@ -298,7 +454,7 @@ def test_a_loss_that_is_not_a_number_is_a_failed_run_and_the_others_go_on(
 def test_an_engine_that_is_not_installed_is_left_out_with_the_reason(
     paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(engine: str, threads: int) -> FakeWorker:
+    def start(engine: str, threads: int, counting: bool = False) -> FakeWorker:
         if engine.startswith("torch"):
             raise EngineUnavailableError(f"engine {engine}: torch is not installed")
         return FakeWorker(engine, threads)

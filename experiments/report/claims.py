@@ -1,0 +1,169 @@
+"""What the studies claim, and whether it holds here: a closed set of tests on the results, one verdict for each claim.
+
+Nothing is decided by hand: a paper's file says which quantity of which engine a claim is about and between which
+limits it lies when the claim holds. The verdict and the number behind it follow from the results at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from experiments.config import Claim
+from experiments.report import parts
+from experiments.report.select import MEASURE_NAMES, View
+from experiments.report.table import fraction, significant, size
+
+Verdict = Literal["reproduced", "not reproduced", "not testable"]
+
+DIFFERENCES = ("accuracy", "loss")
+"""Quantities whose names end so are compared by their difference, all others by their ratio."""
+
+ALL = "all"
+"""The technique of a claim that is about all techniques together."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a claim: the verdict, the number that decides it (None where there is none), and its words."""
+
+    verdict: Verdict
+    value: float | None
+    number: str
+    reason: str = ""
+
+
+class _NoValueError(Exception):
+    """A quantity that these results lack; the message says why."""
+
+
+def examine(claim: Claim, view: View) -> Finding:
+    """Test a claim against the results."""
+    if claim.quantity is None:
+        return Finding("not testable", None, "", claim.untestable)
+    try:
+        value = _quantity(view, claim, claim.engine, claim.of)
+        shown = f"{view.label(claim.engine)}: {_text(claim.quantity, value)}"
+        if claim.than:
+            other = _quantity(view, claim, claim.than, "")
+            shown += f"; {view.label(claim.than)}: {_text(claim.quantity, other)}"
+            if claim.quantity.endswith(DIFFERENCES):
+                value -= other
+                shown += f"; difference {value:+.4f}"
+            else:
+                value = value / other if other else math.inf
+                shown += f"; ratio {significant(value)}"
+    except _NoValueError as error:
+        return Finding("not testable", None, "", str(error))
+    low = -math.inf if claim.low is None else claim.low
+    high = math.inf if claim.high is None else claim.high
+    return Finding("reproduced" if low <= value <= high else "not reproduced", value, shown)
+
+
+def limits(claim: Claim) -> str:
+    """Between which numbers the tested value lies when the claim holds."""
+    if claim.quantity is None:
+        return ""
+    if claim.low is None or claim.high is None:
+        return f"≥ {claim.low:g}" if claim.low is not None else f"≤ {claim.high:g}"
+    return f"{claim.low:g} to {claim.high:g}"
+
+
+def saved(view: View, engine: str, technique: str, quantity: str) -> float | None:
+    """The share of time or bytes that a technique saves: 1 - with it / without it, the others on; None without runs.
+
+    `technique` is "all" for all of them against none; `quantity` is a column of the ablation's tidy file.
+    """
+    rows = view.ablation[view.ablation["engine"] == engine].set_index(["configuration", "technique"])[quantity]
+    rows.index = rows.index.map(lambda key: (key[0], "" if pd.isna(key[1]) else key[1]))
+    other = ("none", "") if technique == ALL else ("without", technique)
+    if ("all", "") not in rows.index or other not in rows.index or not rows[other]:
+        return None
+    return float(1 - rows["all", ""] / rows[other])
+
+
+def _quantity(view: View, claim: Claim, engine: str, of: str) -> float:
+    """The value of a claim's quantity for an engine; _NoValueError with the reason when there is none."""
+    name = str(claim.quantity)
+    if name.startswith("variant_") and not of:  # compared with the engine's own run of the paper's network
+        name = name.removeprefix("variant_")
+    measure, value = _MEASURED[name]
+    found = value(view, engine, of)
+    if found is None or not math.isfinite(found):
+        reason = view.why_missing(engine, measure) or "not measured"
+        raise _NoValueError(f"{MEASURE_NAMES[measure]} of {view.label(engine)}: {reason}")
+    return found
+
+
+def _run(measure: str, column: str) -> Callable[[View, str, str], float | None]:
+    return lambda view, engine, _: parts.or_none(view.ok(measure, engine)[column].mean())
+
+
+def _own(column: str) -> Callable[[View, str, str], float | None]:
+    def value(view: View, engine: str, _: str) -> float | None:
+        return parts.or_none(parts.own_runs(view, engine)[column].mean())
+
+    return value
+
+
+def _first_to_later(view: View, engine: str, _: str) -> float | None:
+    runs = view.ok("time", engine)
+    return parts.or_none((runs["first_epoch_seconds"] / runs["later_epoch_seconds"]).mean())
+
+
+def _step(view: View, engine: str, _: str) -> float | None:
+    rounds = view.race[(view.race["engine"] == engine) & (view.race["threads"] == view.race["threads"].max())]
+    return parts.or_none(rounds["microseconds_per_step"].median())
+
+
+def _saved(column: str) -> Callable[[View, str, str], float | None]:
+    return lambda view, engine, of: saved(view, engine, of, column)
+
+
+def _variant(column: str) -> Callable[[View, str, str], float | None]:
+    def value(view: View, engine: str, of: str) -> float | None:
+        rows = view.variants[(view.variants["engine"] == engine) & (view.variants["variant"] == of)]
+        rows = rows[rows["epoch"] > 1] if column == "seconds" else rows[rows["epoch"] == rows["epoch"].max()]
+        return parts.or_none(rows[column].mean())
+
+    return value
+
+
+_MEASURED: dict[str, tuple[str, Callable[[View, str, str], float | None]]] = {
+    **{
+        name: ("time", _run("time", name))
+        for name in (
+            *("first_epoch_seconds", "later_epoch_seconds", "total_seconds"),
+            *("train_accuracy", "test_accuracy", "test_loss"),
+        )
+    },
+    **{
+        name: ("memory", _run("memory", name)) for name in ("bytes_first_epoch", "bytes_later_epochs", "peak_rss_bytes")
+    },
+    "first_to_later_seconds": ("time", _first_to_later),
+    "step_microseconds": ("race", _step),
+    "own_train_accuracy": ("own", _own("train_accuracy")),
+    "own_test_accuracy": ("own", _own("test_accuracy")),
+    "technique_time_saved": ("ablation", _saved("microseconds_per_step")),
+    "technique_bytes_saved": ("ablation", _saved("bytes_per_epoch")),
+    "variant_test_accuracy": ("variants", _variant("test_accuracy")),
+    "variant_later_epoch_seconds": ("variants", _variant("seconds")),
+}
+"""Each quantity of `config.ClaimQuantity`: the measure that it comes from, and its value for an engine."""
+
+
+def _text(quantity: str, value: float) -> str:
+    if quantity.endswith("accuracy"):
+        return fraction(value)
+    if quantity.startswith("bytes") or quantity.endswith("bytes"):
+        return size(value)
+    if quantity.startswith("technique"):
+        return f"{100 * value:.0f} % saved"
+    if quantity.startswith("first_to_later"):
+        return f"{significant(value)} times"
+    unit = " µs" if quantity.startswith("step") else " s" if quantity.endswith("seconds") else ""
+    return f"{significant(value)}{unit}"

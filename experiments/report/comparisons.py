@@ -1,0 +1,535 @@
+"""Tables that set things side by side: measured and reported, shared and own weights, networks, techniques, claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.measure.ablation import FLOAT32
+from experiments.report import claims as verdicts
+from experiments.report import parts, select
+from experiments.report.parts import producer
+from experiments.report.select import View
+from experiments.report.table import MISSING, Column, Row, Table, column, empty, fraction, significant, size
+
+TECHNIQUES = {
+    "replay": "graph built and sorted once, replayed (a, c, e)",
+    "preallocate": "preallocated buffers, in-place passes (a, c, e)",
+    "reuse_memory": "values share memory (planned lifetimes)",
+    "in_place": "ops overwrite what nobody needs",
+    "views": "views instead of copies (a, b, c, e)",
+    "place_parts": "parts computed in their place in the whole",
+    "simplify": "equal subexpressions merged, needless ops dropped",
+    "fuse": "fused kernels",
+    "fused_loss": "stable softmax cross-entropy on sparse labels (e)",
+    "concrete": "concrete types, no dispatch (a, b, c)",
+    "batched": "the batch in one pass (a, c)",
+    "flat_parameters": "one optimizer loop over all parameters",
+    "split_batch": "batch split over threads (a, b: threads)",
+    FLOAT32: "Float32 instead of Float64 (a, e)",
+}
+"""What the techniques are, with the papers that name them (by the last letters of their keys; b is mnist-cnn)."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# First epoch and average
+
+
+@producer
+def first_and_average_times(view: View) -> Table:
+    """Seconds of the first epoch, and the average of those that follow, without and with the evaluation."""
+    rows: list[Row] = []
+    for engine in view.engines():
+        time, epochs = view.ok("time", engine), view.epochs_of("time", engine)
+        evaluated = epochs[epochs["epoch"] > 1].groupby("key")["seconds_with_evaluation"].mean()
+        rows.append(
+            {
+                **parts.measured(view, engine, "time"),
+                "seeds": len(time),
+                **parts.mean_and_spread("first_epoch_s", time["first_epoch_seconds"]),
+                **parts.mean_and_spread("average_s", time["later_epoch_seconds"]),
+                **parts.mean_and_spread("average_with_evaluation_s", evaluated),
+            }
+        )
+    quantities = ("seconds_first_epoch", "seconds_per_epoch")
+    for row in parts.reported_rows(view.paper, quantities):
+        rows.append({**row, "first_epoch_s": row.get("seconds_first_epoch"), "average_s": row.get("seconds_per_epoch")})
+    names = ("first_epoch_s", "average_s", "average_with_evaluation_s")
+    return parts.table_of(
+        view,
+        "first_and_average_times",
+        ("seeds", *(field for name in names for field in (name, f"{name}_sd")), "words"),
+        [
+            parts.mean_column("first epoch [s]", "first_epoch_s", "seconds_first_epoch"),
+            parts.mean_column("average [s]", "average_s", "seconds_per_epoch"),
+            parts.mean_column("with evaluation [s]", "average_with_evaluation_s"),
+        ],
+        rows,
+        [
+            "The average is that of the epochs after the first; the first contains what is built for it.",
+            *parts.seeds_note(view),
+        ],
+        "time",
+    )
+
+
+@producer
+def first_and_average_allocations(view: View) -> Table:
+    """Bytes allocated in the first epoch, and on average in those that follow."""
+    paper = view.paper
+    rows: list[Row] = []
+    for engine in view.engines():
+        memory = parts.memory_of(view, engine)
+        rows.append(
+            {
+                **parts.measured(view, engine, "memory"),
+                "bytes_first_epoch": memory["first"],
+                "bytes_average": memory["later"],
+            }
+        )
+    rows += _reported_memory(view, {"bytes_first_epoch": "first_epoch", "bytes_average": "per_epoch"})
+    return parts.table_of(
+        view,
+        "first_and_average_allocations",
+        ("bytes_first_epoch", "bytes_average", "words"),
+        [
+            parts.memory_column("first epoch", "bytes_first_epoch"),
+            parts.memory_column("average", "bytes_average"),
+        ],
+        rows,
+        [
+            "The sum of all allocations of an epoch, freed or not; the average is that of the epochs after the first.",
+            *parts.gibibytes_note(paper),
+        ],
+        "memory",
+    )
+
+
+@producer
+def memory(view: View) -> Table:
+    """Peak resident memory and bytes allocated of every framework: two figures, in columns of their own."""
+    rows: list[Row] = []
+    for engine in view.engines():
+        allocated = parts.memory_of(view, engine)
+        rows.append(
+            {
+                **parts.measured(view, engine, "memory"),
+                **parts.mean_and_spread("peak_rss_bytes", view.ok("memory", engine)["peak_rss_bytes"]),
+                "bytes_first_epoch": allocated["first"],
+                "bytes_later_epochs": allocated["later"],
+            }
+        )
+    return parts.table_of(
+        view,
+        "memory",
+        ("peak_rss_bytes", "peak_rss_bytes_sd", "bytes_first_epoch", "bytes_later_epochs"),
+        [
+            column("peak resident", "peak_rss_bytes", size),
+            column("allocated, 1st epoch", "bytes_first_epoch", size),
+            column("allocated, later epochs", "bytes_later_epochs", size),
+        ],
+        rows,
+        [
+            "Peak resident is the process's high-water mark (VmHWM) in a run of its own, imported packages and data "
+            "included. Allocated is the sum of what an epoch asks for, freed or not: two figures that do not compare.",
+        ],
+        "memory",
+    )
+
+
+@producer
+def epochs(view: View) -> Table:
+    """Every epoch by itself: accuracy on training and test data, seconds, bytes allocated."""
+    paper = view.paper
+    rows: list[Row] = []
+    for engine in view.engines():
+        timed = view.epochs_of("time", engine)
+        means = timed.groupby("epoch")[["train_accuracy", "test_accuracy", "seconds"]].mean()
+        allocated = view.epochs_of("memory", engine).groupby("epoch")["bytes_allocated"].mean()
+        for epoch in means.index if len(means) else [None]:
+            cells = {name: parts.at(means[name], epoch) for name in means} if epoch is not None else {}
+            bytes_allocated = parts.at(allocated, epoch) if epoch is not None else None
+            measured = parts.measured(view, engine, "time", "memory")
+            rows.append({**measured, "epoch": epoch, **cells, "bytes_allocated": bytes_allocated})
+    rows += _reported_epochs(view)
+    if any(item.quantity.startswith("resident_growth") for item in paper.reported):
+        extra = ["The growth of resident memory that the paper gives for PyTorch is another figure, and left out here."]
+    else:
+        extra = []
+    return parts.table_of(
+        view,
+        "epochs",
+        ("epoch", "train_accuracy", "test_accuracy", "seconds", "bytes_allocated"),
+        [
+            column("epoch", "epoch"),
+            column("train accuracy", "train_accuracy", fraction),
+            column("test accuracy", "test_accuracy", fraction),
+            column("time [s]", "seconds", significant),
+            column("allocated", "bytes_allocated", size),
+        ],
+        rows,
+        ["Means over the seeds. Time and allocation come from separate runs.", *extra, *parts.gibibytes_note(paper)],
+        "time",
+        "memory",
+        wide=True,
+    )
+
+
+def _reported_epochs(view: View) -> list[Row]:
+    """A row for each system and epoch that the paper reports."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    names = {
+        "train_accuracy": "train_accuracy",
+        "test_accuracy": "test_accuracy",
+        "seconds_by_epoch": "seconds",
+        "gibibytes_by_epoch": "bytes_allocated",
+    }
+    for item in view.paper.reported:
+        for epoch, value in enumerate(item.by_epoch if item.quantity in names else [], start=1):
+            row = found.setdefault((item.row, epoch), {**parts.as_reported(view.paper, item), "epoch": epoch})
+            row[names[item.quantity]] = value * parts.GIB if item.quantity.startswith("gibibytes") else value
+    return list(found.values())
+
+
+def _reported_memory(view: View, names: dict[str, str]) -> list[Row]:
+    """A row for each system whose memory the paper reports; `names` are our fields and what its quantities end in."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, what in names.items():
+        for item in parts.reported(view.paper, *parts.of_memory(view.paper, what)):
+            row = found.setdefault((item.kind, item.row), parts.as_reported(view.paper, item))
+            if item.words:
+                row |= {f"{name}_words": item.words, "words": item.words}
+            else:
+                row |= {name: parts.in_bytes(item), f"{name}_about": item.precision == "approximate"}
+    return sorted(found.values(), key=lambda row: str(row["kind"] == "rerun"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Accuracy
+
+
+@producer
+def accuracy(view: View) -> Table:
+    """Accuracy on training and test data and the test loss after the last epoch, from the same initial weights."""
+    rows: list[Row] = []
+    for engine in view.engines():
+        runs = view.ok("time", engine)
+        rows.append(
+            {
+                **parts.measured(view, engine, "time"),
+                "seeds": len(runs),
+                **parts.mean_and_spread("train_accuracy", runs["train_accuracy"]),
+                **parts.mean_and_spread("test_accuracy", runs["test_accuracy"]),
+                **parts.mean_and_spread("test_loss", runs["test_loss"]),
+            }
+        )
+    rows += list(parts.reported_rows(view.paper, ("train_accuracy", "test_accuracy", "test_loss")))
+    names = ("train_accuracy", "test_accuracy", "test_loss")
+    return parts.table_of(
+        view,
+        "accuracy",
+        ("seeds", *(field for name in names for field in (name, f"{name}_sd")), "words"),
+        [
+            parts.accuracy_column("train accuracy", "train_accuracy"),
+            parts.accuracy_column("test accuracy", "test_accuracy"),
+            parts.accuracy_column("test loss", "test_loss"),
+        ],
+        rows,
+        [*parts.seeds_note(view), *_evaluated_note(view)],
+        "time",
+        wide=True,
+    )
+
+
+@producer
+def own_accuracy(view: View) -> Table:
+    """Test accuracy from shared weights and from each framework's own initialisation, side by side."""
+    paper = view.paper
+    rows: list[Row] = []
+    differs: list[str] = []
+    for engine in view.engines():
+        shared, own = view.ok("time", engine), parts.own_runs(view, engine)
+        measures = ("time", "own") if engine in paper.own else ("time",)
+        settings = ", ".join(f"{name.replace('_', ' ')} {item.value}" for name, item in _differing(view, engine))
+        if settings:
+            differs.append(f"{view.label(engine)}: {settings}")
+        rows.append(
+            {
+                **parts.measured(view, engine, *measures),
+                "shared_seeds": len(shared),
+                **parts.mean_and_spread("shared_test_accuracy", shared["test_accuracy"]),
+                "own_seeds": len(own),
+                **parts.mean_and_spread("own_train_accuracy", own["train_accuracy"]),
+                **parts.mean_and_spread("own_test_accuracy", own["test_accuracy"]),
+                "differs": settings,
+            }
+        )
+    for row in parts.reported_rows(paper, ("train_accuracy", "test_accuracy")):
+        cells = {f"own_{name}": row.get(name) for name in ("train_accuracy", "test_accuracy")}
+        words = {f"own_{name}_words": row.get(f"{name}_words") for name in ("train_accuracy", "test_accuracy")}
+        rows.append({**row, **cells, **words})
+    names = ("shared_test_accuracy", "own_train_accuracy", "own_test_accuracy")
+    ours = [view.label(name) for name in view.engines() if name in parts.OURS and len(view.ok("time", name))]
+    return parts.table_of(
+        view,
+        "own_accuracy",
+        ("shared_seeds", "own_seeds", *(field for name in names for field in (name, f"{name}_sd")), "differs", "words"),
+        [
+            parts.accuracy_column("test, shared weights", "shared_test_accuracy"),
+            parts.accuracy_column("train, own weights", "own_train_accuracy"),
+            parts.accuracy_column("test, own weights", "own_test_accuracy"),
+            column("seeds", "own_seeds", lambda count: str(count) if count else MISSING),
+        ],
+        rows,
+        [
+            "Own weights: each framework's default initialisation. Mean ± standard deviation over the seeds.",
+            *([f"The spec's initialisation counts as that of {', '.join(ours)}: the same runs."] if ours else []),
+            *([f"Trained otherwise than the rest, as the paper did: {'; '.join(differs)}."] if differs else []),
+            *_evaluated_note(view),
+        ],
+        "time",
+        "own",
+        wide=True,
+    )
+
+
+def _differing(view: View, engine: str) -> list[tuple[str, Any]]:
+    own = view.paper.own.get(engine)
+    return list(own.settings()) if own else []
+
+
+def _evaluated_note(view: View) -> list[str]:
+    rows = view.paper.training.train_evaluation_rows
+    return [f"Training accuracy is that of the first {rows.value:,} training rows."] if rows else []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Networks and techniques
+
+
+@producer
+def variants(view: View) -> Table:
+    """The paper's network and its variants: accuracy and loss after the last epoch, seconds of an epoch."""
+    paper = view.paper
+    select.one_machine(view.variants["cpu_model"], f"the variants of {paper.key}")
+    titles = {variant.id: variant.title for variant in paper.variants}
+    rows: list[Row] = []
+    for engine in view.engines():
+        planned = view.planned(engine, "variants")
+        found = view.variants[view.variants["engine"] == engine]
+        if not planned and not len(found) and any(view.planned(name, "variants") for name in view.engines()):
+            continue  # this comparison is not planned for all engines
+        runs, base = view.ok("time", engine), parts.measured(view, engine, "variants")
+        rows.append(
+            {
+                **base,
+                "variant": "",
+                "network": "the paper's network",
+                "seeds": len(runs),
+                **parts.mean_and_spread("train_accuracy", runs["train_accuracy"]),
+                **parts.mean_and_spread("test_accuracy", runs["test_accuracy"]),
+                **parts.mean_and_spread("epoch_s", runs["later_epoch_seconds"]),
+            }
+        )
+        for name, title in titles.items():
+            of = found[found["variant"] == name]
+            last, later = of[of["epoch"] == of["epoch"].max()], of[of["epoch"] > 1]
+            rows.append(
+                {
+                    **base,
+                    "variant": name,
+                    "network": title,
+                    "seeds": of["key"].nunique(),
+                    **parts.mean_and_spread("train_accuracy", last["train_accuracy"]),
+                    **parts.mean_and_spread("test_accuracy", last["test_accuracy"]),
+                    **parts.mean_and_spread("epoch_s", later.groupby("key")["seconds"].mean()),
+                }
+            )
+    names = ("train_accuracy", "test_accuracy", "epoch_s")
+    return parts.table_of(
+        view,
+        "variants",
+        ("variant", "network", "seeds", *(field for name in names for field in (name, f"{name}_sd"))),
+        [
+            column("network", "network", align="left"),
+            parts.accuracy_column("train accuracy", "train_accuracy"),
+            parts.accuracy_column("test accuracy", "test_accuracy"),
+            parts.mean_column("epoch [s]", "epoch_s"),
+            column("seeds", "seeds", lambda count: str(count) if count else MISSING),
+        ],
+        rows,
+        ["The same data, training and seeds; time is that of an epoch after the first."],
+        "variants",
+        wide=True,
+    )
+
+
+@producer
+def ablation_numpy(view: View) -> Table:
+    """What each technique of the numpy engine brings."""
+    return _ablation(view, "numpy")
+
+
+@producer
+def ablation_julia(view: View) -> Table:
+    """What each technique of the Julia engine brings."""
+    return _ablation(view, "julia")
+
+
+def _ablation(view: View, engine: str) -> Table:
+    """Time and bytes with all techniques, without each one, with each one alone, and with none; and the claims."""
+    found = view.ablation[view.ablation["engine"] == engine]
+    select.one_machine(view.ablation["cpu_model"], f"the ablation of {view.paper.key}")
+    numbers = {
+        (row["configuration"], "" if pd.isna(row["technique"]) else row["technique"]): row
+        for _, row in found.iterrows()
+    }
+    base = parts.measured(view, engine, "ablation")
+    every, none = numbers.get(("all", "")), numbers.get(("none", ""))
+    rows: list[Row] = [
+        {**base, "technique": "", "system": "all on", **_cost("without", every, every)},
+        {**base, "technique": "", "system": "all off", **_cost("without", none, every), **_cost("alone", none, none)},
+    ]
+    for name in dict.fromkeys(technique for kind, technique in numbers if kind in ("without", "alone")):
+        rows.append(
+            {
+                **base,
+                "technique": name,
+                "system": TECHNIQUES.get(name, name.replace("_", " ")),
+                **_cost("without", numbers.get(("without", name)), every),
+                **_cost("alone", numbers.get(("alone", name)), none),
+            }
+        )
+    for item in parts.reported(view.paper, "technique_time_saved", "technique_bytes_saved"):
+        what = "time" if "time" in item.quantity else "memory"
+        stated = item.words or f"saves {100 * (item.value or 0):.0f} % of the {what}"
+        rows.append(
+            {**parts.as_reported(view.paper, item), "words": f"{what}: {stated}", "stated_where": item.where}
+            | {"system": f"{parts.reported_name(item)}: {stated} ({item.where})"}
+        )
+    fields = tuple(
+        f"{kind}_{what}" for kind in ("without", "alone") for what in ("us", "time_factor", "bytes", "bytes_factor")
+    )
+    return parts.table_of(
+        view,
+        f"ablation_{engine}",
+        ("technique", *fields, "words"),
+        [
+            column("step [µs]", "without_us", significant),
+            column("× all on", "without_time_factor", "{:.2f}".format),
+            column("allocated per epoch", "without_bytes", size),
+            column("alone [µs]", "alone_us", significant),
+            column("× all off", "alone_time_factor", "{:.2f}".format),
+            column("allocated per epoch", "alone_bytes", size),
+        ],
+        rows,
+        [
+            "Left: all techniques on but the one of the row; a factor above 1 is what it saves. Right: this one alone "
+            "on an engine with all the others off; a factor below 1 is what it saves there. Letters name the papers "
+            "that use a technique.",
+        ],
+        "ablation",
+        wide=True,
+        only=[engine],
+    )
+
+
+def _cost(kind: str, row: Any, base: Any) -> dict[str, float | None]:
+    """A configuration's step and bytes, and their factors to those of a base."""
+    if row is None:
+        return {}
+    cost = {"us": float(row["microseconds_per_step"]), "bytes": parts.or_none(row["bytes_per_epoch"])}
+    factors: dict[str, float | None] = {}
+    for name, column_ in (("us", "microseconds_per_step"), ("bytes", "bytes_per_epoch")):
+        other = None if base is None else parts.or_none(base[column_])
+        value = cost[name]
+        factor = value / other if value is not None and other else None
+        factors["time_factor" if name == "us" else "bytes_factor"] = factor
+    return {f"{kind}_{name}": value for name, value in (cost | factors).items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the papers say
+
+
+@producer
+def claims(view: View) -> Table:
+    """Every claim of the paper with our verdict and the number behind it."""
+    rows: list[Row] = []
+    for claim in view.paper.claims:
+        found = verdicts.examine(claim, view)
+        rows.append(
+            {
+                "kind": "measured",
+                "claim": claim.id,
+                "text": f"{claim.text} ({claim.where})",
+                "verdict": found.verdict,
+                "value": found.value,
+                "limits": verdicts.limits(claim),
+                "number": found.number or found.reason,
+                "machine": view.machine(["time", "memory", "race", "ablation", "variants"]),
+            }
+        )
+    return Table(
+        id="claims",
+        title="claims",
+        fields=("claim", "text", "verdict", "value", "limits", "number", "machine"),
+        columns=(
+            column("claim", "text", align="left"),
+            column("verdict", "verdict", align="left"),
+            column("found here", "number", align="left"),
+            column("holds when", "limits", align="left"),
+        ),
+        rows=tuple(rows) or ({"text": "none", "verdict": "", "number": "", "limits": ""},),
+        notes=(
+            "The verdict follows from the results: a claim is reproduced when the last number found (a value, a ratio "
+            "or a difference) lies within the limits. Machines differ, so that only relations are tested.",
+            *parts.missing_notes(view, ("time",)),
+        ),
+        notice=view.notice,
+        wide=True,
+    )
+
+
+@producer
+def cited_gradients(view: View) -> Table:
+    """Times of gradients that the paper cites from other work; nothing here is measured."""
+    return _cited(view, "gradients", "benchmark")
+
+
+@producer
+def cited_forward_mode(view: View) -> Table:
+    """Times of forward mode by chunk size that the paper cites from other work; nothing here is measured."""
+    return _cited(view, "forward-mode", "chunk size")
+
+
+def _cited(view: View, name: str, header: str) -> Table:
+    items = [item for item in view.paper.cited if item.table == name]
+    systems = list(dict.fromkeys(item.column for item in items))
+    rows: dict[str, dict[str, Any]] = {}
+    for item in items:
+        row = rows.setdefault(item.row, {"kind": "cited", "row": item.row, "group": "Cited by the paper, not measured"})
+        row[item.column] = item.value
+    return Table(
+        id=f"cited_{name}",
+        title=name,
+        fields=("kind", "row", *systems),
+        columns=(
+            column(header, "row", align="left"),
+            *(Column(system, lambda row, system=system: _duration(row.get(system))) for system in systems),  # type: ignore[misc]
+        ),
+        rows=tuple(rows.values()) or ({"kind": "cited", "row": "none", "group": "The paper cites none"},),
+        group="group",
+        notes=("As the paper prints them, from other machines; none of these systems is run here for this.",),
+        notice=view.notice,
+    )
+
+
+def _duration(seconds: float | None) -> str:
+    if empty(seconds) or seconds is None:
+        return MISSING
+    for unit, scale in (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3)):
+        if seconds < 1000 * scale * 0.9995:
+            return f"{significant(seconds / scale)} {unit}"
+    return f"{significant(seconds, 4)} s"

@@ -1,0 +1,395 @@
+"""What the producers of tables share: the registry, rows of measured and reported systems, and their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.config import Paper, Reported
+from experiments.report.select import MEASURE_NAMES, View
+from experiments.report.table import (
+    MISSING,
+    Column,
+    Row,
+    Table,
+    column,
+    empty,
+    fraction,
+    size,
+    with_spread,
+)
+
+REFERENCE = "torch"
+"""The engine that the others are compared with."""
+
+RIVALS = ("tensorflow", "tensorflow-xla", "jax")
+"""The other frameworks: a race is told against the best of them, too."""
+
+OURS = ("numpy", "julia", "manual", "manual-julia")
+"""Engines without an initialisation of their own: they take the spec's."""
+
+PARITY_STEPS = 100
+PARITY_TOLERANCE = 1e-4
+"""Engines agree when no loss of the first 100 steps differs from the reference's by more than this."""
+
+GIB = 2.0**30
+
+Producer = Callable[[View], Table]
+PRODUCERS: dict[str, Producer] = {}
+
+
+def producer(function: Producer) -> Producer:
+    """Enter a function in PRODUCERS under its own name, which is what paper files call it by."""
+    PRODUCERS[function.__name__] = function
+    return function
+
+
+SCALED = {"batch_size": "Batch size", "sequence_length": "Sequence length"}
+"""The quantities of the scaling runs in words."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Quantities that tables, figures and the text share
+
+
+def loss_differences(view: View, engine: str) -> pd.Series:
+    """|loss − reference's loss| by (seed, step) over the first PARITY_STEPS steps; empty without common seeds."""
+    steps = view.steps[view.steps["key"].isin(view.ok("time")["key"]) & (view.steps["step"] <= PARITY_STEPS)]
+    loss = steps.pivot_table(index=["seed", "step"], columns="engine", values="loss", dropna=False)
+    if not {engine, REFERENCE} <= set(loss):
+        return pd.Series(dtype=float, index=pd.MultiIndex.from_arrays([[], []], names=["seed", "step"]))
+    return (loss[engine] - loss[REFERENCE]).abs().dropna()
+
+
+def scaling_exponent(points: pd.DataFrame) -> float | None:
+    """The steepest slope of step time against value between neighbours, both logarithmic; None below two points.
+
+    1 is linear growth. Neighbours closer than a factor of 2 are not compared: noise would decide their slope.
+    """
+    points = points.groupby("value")["microseconds_per_step"].mean().sort_index()
+    values, times = points.index.to_numpy(dtype=float), points.to_numpy(dtype=float)
+    slopes = [
+        np.log(times[j] / times[i]) / np.log(values[j] / values[i])
+        for i, j in zip(range(len(values) - 1), range(1, len(values)), strict=True)
+        if values[j] >= 2 * values[i]
+    ]
+    return float(max(slopes)) if slopes else None
+
+
+def accuracy_differences(view: View, engine: str) -> pd.Series:
+    """|test accuracy − reference's| by seed."""
+    accuracy = view.ok("time").pivot_table(index="seed", columns="engine", values="test_accuracy", dropna=False)
+    if not {engine, REFERENCE} <= set(accuracy):
+        return pd.Series(dtype=float)
+    return (accuracy[engine] - accuracy[REFERENCE]).abs().dropna()
+
+
+def epoch_average(view: View, engine: str) -> pd.Series:
+    """Per run the average time of all its epochs, the first included."""
+    return view.epochs_of("time", engine).groupby("key")["seconds"].mean()
+
+
+def memory_of(view: View, engine: str) -> dict[str, float | None]:
+    """Bytes allocated in the first epoch, per later epoch and in all, as means over the memory runs."""
+    runs, epochs = view.ok("memory", engine), view.epochs_of("memory", engine)
+    return {
+        "first": or_none(runs["bytes_first_epoch"].mean()),
+        "later": or_none(runs["bytes_later_epochs"].mean()),
+        "total": or_none(epochs.groupby("key")["bytes_allocated"].sum(min_count=1).mean()),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows
+
+
+def table_of(
+    view: View,
+    name: str,
+    fields: Iterable[str],
+    columns: Iterable[Column],
+    rows: Iterable[Row],
+    notes: Iterable[str],
+    *measures: str,
+    wide: bool = False,
+    only: Iterable[str] | None = None,
+) -> Table:
+    """A table of measured and reported rows; engines (or those in `only`) that lack one of `measures` are named."""
+    common = ("kind", "machine", "data", "engine", "system")
+    return Table(
+        id=name,
+        title=name,
+        fields=(*common, *fields, "missing"),
+        columns=(column("", "system", align="left"), *columns),
+        rows=tuple(rows),
+        group="group",
+        notes=(*notes, *missing_notes(view, measures, only)),
+        notice=view.notice,
+        wide=wide,
+    )
+
+
+def measured(view: View, engine: str, *measures: str) -> dict[str, Any]:
+    """The fields that every measured row begins with."""
+    machine = view.machine(measures)
+    return {
+        "kind": "measured",
+        "machine": machine,
+        "data": view.data_source,
+        "engine": engine,
+        "system": view.label(engine),
+        "group": f"Measured here, {machine}" if machine else "Measured here: nothing yet",
+        "missing": "; ".join(
+            f"{MEASURE_NAMES[measure]}: {reason}"
+            for measure in measures
+            if (reason := view.why_missing(engine, measure))
+        ),
+    }
+
+
+def as_reported(paper: Paper, item: Reported) -> dict[str, Any]:
+    """The fields that every reported row begins with; a re-run of the authors' code is neither ours nor the paper's."""
+    rerun = item.kind == "rerun"
+    machine = item.where if rerun else paper.environment.description
+    heading = "Run again, not by this report" if rerun else "Reported by the paper"
+    return {
+        "kind": "rerun" if rerun else "reported",
+        "machine": machine,
+        "system": reported_name(item),
+        "group": f"{heading}: {machine}",
+    }
+
+
+def reported_name(item: Reported) -> str:
+    """How a reported row is called here: a paper's "Own" means nothing beside an engine of ours."""
+    name = item.row.partition(",")[0]
+    return "The paper's own" if name == "Own" else name
+
+
+def reported(paper: Paper, *quantities: str) -> list[Reported]:
+    """What the paper reports of these quantities, then what its authors' code gave when it was run again."""
+    return [
+        item
+        for kind in ("paper", "rerun")
+        for item in paper.reported
+        if item.kind == kind and item.quantity in quantities
+    ]
+
+
+def reported_rows(paper: Paper, quantities: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """One row per reported system, its quantities under their own names; words go under `<quantity>_words`.
+
+    Of a quantity by epoch it is the last epoch's.
+    """
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for item in reported(paper, *quantities):
+        row = rows.setdefault((item.kind, item.row), as_reported(paper, item))
+        if item.words:
+            row[f"{item.quantity}_words"] = item.words
+            row["words"] = "; ".join(filter(None, (row.get("words", ""), f"{item.quantity}: {item.words}")))
+        else:
+            row[item.quantity] = item.by_epoch[-1] if item.by_epoch else item.value
+            row[f"{item.quantity}_about"] = item.precision == "approximate"
+    yield from rows.values()
+
+
+UNITS = {"bytes": 1.0, "megabytes": 1e6, "gigabytes": 1e9, "mebibytes": 2.0**20, "gibibytes": GIB}
+"""Bytes in the units that reported quantities are named by."""
+
+
+def in_bytes(item: Reported) -> float | None:
+    """What a reported amount of memory is in bytes; its quantity is named `<unit>_<what>`."""
+    return None if item.value is None else item.value * UNITS[item.quantity.partition("_")[0]]
+
+
+def of_memory(paper: Paper, what: str) -> list[str]:
+    """The quantities `<unit>_<what>` that the paper reports."""
+    names = dict.fromkeys(item.quantity for item in paper.reported)
+    return [name for name in names if name.partition("_")[0] in UNITS and name.partition("_")[2] == what]
+
+
+def missing_notes(view: View, measures: Iterable[str], only: Iterable[str] | None = None) -> list[str]:
+    """One note per reason, naming the engines it holds for."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for measure in measures:
+        for engine in view.engines() if only is None else only:
+            if reason := view.why_missing(engine, measure):
+                reasons.setdefault((MEASURE_NAMES[measure], reason), []).append(view.label(engine))
+    return [
+        f"Missing, {measure}: {', '.join(names)}: {reason.removesuffix('.')}."
+        for (measure, reason), names in reasons.items()
+    ]
+
+
+def threads_heading(view: View, threads: Any) -> str:
+    """The heading of the rows of a race with a number of threads."""
+    machine = view.machine(["race"])
+    if threads is None:
+        return "No race was run"
+    return f"{threads} thread{'s' if threads != 1 else ''} each, {machine}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cells
+
+
+def mean_and_spread(name: str, values: pd.Series) -> dict[str, Any]:
+    """Mean and sample standard deviation (none for a single value) under `name` and `<name>_sd`."""
+    return {name: or_none(values.mean()), f"{name}_sd": or_none(values.std()) if len(values) > 1 else None}
+
+
+def quartiles(name: str, values: pd.Series) -> dict[str, Any]:
+    """Median and quartiles under `<name>_median`, `<name>_q1` and `<name>_q3`; nothing for no values."""
+    if not len(values):
+        return dict.fromkeys(quartile_fields(name))
+    low, middle, high = (float(item) for item in np.quantile(values, [0.25, 0.5, 0.75]))
+    return {f"{name}_median": middle, f"{name}_q1": low, f"{name}_q3": high}
+
+
+def quartile_fields(name: str) -> tuple[str, str, str]:
+    """The names that `quartiles` uses."""
+    return (f"{name}_median", f"{name}_q1", f"{name}_q3")
+
+
+def quartile_text(row: Row, name: str, show: Callable[[float], str]) -> str:
+    """`median [first quartile–third quartile]`."""
+    middle, low, high = (row.get(field) for field in quartile_fields(name))
+    if middle is None or low is None or high is None:
+        return MISSING
+    return f"{show(middle)} [{show(low)}–{show(high)}]"
+
+
+def mean_column(header: str, name: str, quantity: str = "") -> Column:
+    """Mean ± spread; a reported value as the paper gives it, about where it says about."""
+
+    def text(row: Row) -> str:
+        if empty(row.get(name)):
+            return str(row.get(f"{quantity}_words") or MISSING)
+        if row["kind"] != "measured":
+            return f"{'≈ ' if row.get(f'{quantity}_about') else ''}{row[name]:g}"
+        return with_spread(row[name], row.get(f"{name}_sd"))
+
+    return Column(header, text)
+
+
+def accuracy_column(header: str, name: str) -> Column:
+    """A fraction with its spread; a reported one as the paper prints it, or its words."""
+
+    def text(row: Row) -> str:
+        if empty(row.get(name)):
+            return str(row.get(f"{name}_words") or MISSING)
+        if row["kind"] != "measured":
+            return f"{row[name]:g}"
+        spread = row.get(f"{name}_sd")
+        return fraction(row[name]) + ("" if spread is None else f" ± {fraction(spread)}")
+
+    return Column(header, text)
+
+
+def bytes_column(header: str, name: str, quantity: str = "") -> Column:
+    """A measured number of bytes in decimal units; a reported one in the unit of the paper, GiB."""
+
+    def text(row: Row) -> str:
+        if empty(row.get(name)):
+            return str(row.get(f"{quantity}_words") or MISSING)
+        if row["kind"] != "measured":
+            return f"{row[name] / GIB:g} GiB"
+        return size(row[name])
+
+    return Column(header, text)
+
+
+def memory_column(header: str, name: str) -> Column:
+    """A number of bytes in decimal units; about where the paper says about, words where it has only words."""
+
+    def text(row: Row) -> str:
+        if empty(row.get(name)):
+            return str(row.get(f"{name}_words") or MISSING)
+        return f"{'≈ ' if row.get(f'{name}_about') else ''}{size(row[name])}"
+
+    return Column(header, text)
+
+
+def own_runs(view: View, engine: str) -> pd.DataFrame:
+    """The runs of an engine from its own initialisation.
+
+    The spec's initialisation is that of our own engines: where a paper's file names nothing else, theirs are the
+    usual runs.
+    """
+    if engine in view.paper.own or engine not in OURS:
+        return view.ok("own", engine)
+    return view.ok("time", engine)
+
+
+def best_rival(rounds: pd.DataFrame) -> pd.Series:
+    """Of a race's rounds (rows) and engines (columns), the step of whichever of `RIVALS` has the lowest median."""
+    present = [name for name in RIVALS if name in rounds]
+    if not present:
+        return pd.Series(dtype=float)
+    return rounds[rounds[present].median().idxmin()]
+
+
+def seeds_note(view: View) -> list[str]:
+    """How many seeds the runs of time have, as a note."""
+    counts: dict[int, list[str]] = {}
+    for engine in view.engines():
+        if count := len(view.ok("time", engine)):
+            counts.setdefault(count, []).append(view.label(engine))
+    parts = [f"{count} ({', '.join(names)})" for count, names in counts.items()]
+    if len(counts) == 1:
+        parts = [str(next(iter(counts)))]
+    return [f"Mean ± standard deviation over {'; '.join(parts)} seeds."] if counts else []
+
+
+def gibibytes_note(paper: Paper) -> list[str]:
+    """What a GiB is, where the paper reports in it."""
+    return ["1 GiB is 1.074 GB."] if any("gibibytes" in item.quantity for item in paper.reported) else []
+
+
+def setting_text(value: Any) -> str:
+    """The value of a setting as a table prints it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def plain_name(name: str) -> str:
+    """`training.batch_size` as `training: batch size`."""
+    return name.replace(".", ": ", 1).replace("_", " ")
+
+
+def at(values: pd.Series, key: Any) -> float | None:
+    """The value at a key, or None."""
+    return or_none(values.get(key))
+
+
+def or_none(value: Any) -> float | None:
+    """A number, or None where there is none."""
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def distinct(values: Iterable[Any]) -> str:
+    """The values that there are, each once, between commas."""
+    return ", ".join(dict.fromkeys(str(value) for value in values if not empty(value) and not pd.isna(value)))
+
+
+def short(digest: Any) -> str:
+    """The first digits of a digest."""
+    return "" if pd.isna(digest) else str(digest).removeprefix("sha256:")[:8]
+
+
+def commit_of(run: Any) -> str:
+    """The commit of a run, with a plus sign where there were changes on top of it."""
+    if pd.isna(run["commit"]):
+        return ""
+    dirty = str(run["dirty"]).lower() in ("true", "1", "1.0")
+    return f"{str(run['commit'])[:8]}{'+' if dirty else ''}"
+
+
+def days(created: Iterable[Any]) -> str:
+    """The first and the last day of some moments."""
+    days = sorted({str(moment)[:10] for moment in created if not pd.isna(moment)})
+    return "" if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
