@@ -46,7 +46,10 @@ class NumpySession:
 
     def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
         """See `Session.train_epoch`."""
-        return self.trainer.train_epoch(*self._check.batch(x, y), self._check.order(order, x))
+        x, y = self._check.batch(x, y)
+        order = self._check.order(order, x)
+        self._check.batches(len(order), self.trainer.batch_size)
+        return self.trainer.train_epoch(x, y, order)
 
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
@@ -59,6 +62,7 @@ class NumpySession:
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
+        self._check.batches(len(x), len(x))
         return self.trainer.loss_and_gradients(*self._check.batch(x, y))
 
     def params(self) -> dict[str, Array]:

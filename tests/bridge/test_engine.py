@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge import engine
+from bridge import engine, weights
 from bridge.engine import OPTIMIZERS, Optimizer, Registered
 from bridge.errors import EngineUnavailableError, SpecError, WeightsError
 from bridge.spec import ModelSpec
@@ -178,6 +178,96 @@ def test_data_of_any_layout_is_read_right(session: engine.Session, small_paper_m
     assert len(session.train_epoch(x, y.astype("int32"), order[::-1])) == 3
 
 
+@pytest.fixture(params=["numpy", "torch", "julia"])
+def reader(request: pytest.FixtureRequest, model, random_params: Callable, session_of: Callable) -> engine.Session:
+    """A session of a network that reads token ids."""
+    embedding = {"op": "embedding", "vocabulary": 30, "dimension": 3}
+    made = model([5], embedding, {"op": "flatten"}, {"op": "dense", "units": 1}, loss="binary_cross_entropy")
+    return session_of(request.param, made, random_params(made), Optimizer("sgd", 0.1), 4)
+
+
+def test_token_ids_may_be_any_integers_in_any_layout(reader: engine.Session, rng: np.random.Generator) -> None:
+    ids, y = rng.integers(0, 30, (10, 5)), np.zeros(10, np.float32)
+    expected = reader.predict(ids)
+    for dtype in ("int8", "uint8", "int32", "uint64"):
+        np.testing.assert_array_equal(reader.predict(np.asfortranarray(ids.astype(dtype))), expected)
+    assert len(reader.train_epoch(ids.astype("uint16"), y, np.arange(10))) == 3
+
+
+@pytest.mark.parametrize("wrong", [-1, 30, 2**62])
+def test_a_token_id_out_of_range_is_named(reader: engine.Session, wrong: int) -> None:
+    ids, y = np.zeros((10, 5), np.int64), np.zeros(10, np.float32)
+    ids[7, 3] = wrong
+    message = rf"token id {wrong} in row 7 at position 3 is not one of the 30 of the vocabulary, 0\.\.29"
+    for call in (
+        lambda: reader.train_epoch(ids, y, np.arange(10)),
+        lambda: reader.evaluate(ids, y),
+        lambda: reader.predict(ids),
+        lambda: reader.loss_and_gradients(ids, y),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda ids: ids.astype("float32"), DTypeError, "expected token ids .int64., found float32"),
+        (lambda ids: ids[:, :-1], ShapeError, r"expected shape \(N, 5\), found \(10, 4\)"),
+        (lambda ids: ids > 3, DTypeError, "expected token ids .int64., found bool"),
+    ],
+)
+def test_what_is_no_token_ids_is_refused(reader: engine.Session, spoil, error, message) -> None:
+    with pytest.raises(error, match=message):
+        reader.predict(spoil(np.zeros((10, 5), np.int64)))
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "julia"])
+def test_a_batch_of_one_row_has_no_variance(name: str, model, random_params, random_data, session_of) -> None:
+    made = model([5], {"op": "dense", "units": 3}, {"id": "norm", "op": "batch_norm"})
+    session = session_of(name, made, random_params(made), Optimizer("sgd", 0.1), 4)
+    x, y = random_data(made, 9)
+    with pytest.raises(ConfigurationError, match="norm"):
+        session.train_epoch(x, y, np.arange(9))
+    with pytest.raises(ConfigurationError, match="norm"):
+        session.loss_and_gradients(x[:1], y[:1])
+    assert np.isfinite(session.train_epoch(x, y, np.arange(8))).all()
+    assert np.isfinite(session.predict(x[:1])).all()
+
+
+# --- Techniques, and parameters of an engine's own ---
+
+
+def test_techniques_reach_the_engines_that_have_them(small_paper_model: ModelSpec, random_params, random_data) -> None:
+    params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 10)
+    losses = [
+        engine.get("numpy")
+        .build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1, techniques)
+        .train_epoch(x, y, np.arange(10))
+        for techniques in (None, {}, {"fusion": False})
+    ]
+    np.testing.assert_array_equal(losses[0], losses[1])
+    np.testing.assert_allclose(losses[0], losses[2], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("numpy", "no technique 'magic'"), ("torch", "engine torch has no techniques to set, found magic")],
+)
+def test_techniques_that_there_are_not_are_refused(
+    name: str, message: str, small_paper_model: ModelSpec, random_params
+) -> None:
+    params = random_params(small_paper_model)
+    with pytest.raises(ConfigurationError, match=message):
+        engine.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1, {"magic": True})
+
+
+def test_our_engines_start_from_the_initialisers_of_the_spec(small_paper_model: ModelSpec) -> None:
+    own = engine.get("numpy").own_parameters(small_paper_model, 3, "float64")
+    expected = weights.initialise(small_paper_model, 3, "float64")
+    assert weights.digest(own) == weights.digest(expected)
+
+
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_weights_that_do_not_belong_to_the_model_are_refused(
     name: str, small_paper_model: ModelSpec, random_params
@@ -186,6 +276,14 @@ def test_weights_that_do_not_belong_to_the_model_are_refused(
     params["more"] = params.pop("rnn.bias")
     with pytest.raises(WeightsError, match=r"rnn\.bias: missing[\s\S]*more: not a parameter"):
         engine.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1)
+
+
+def test_a_network_of_frozen_parameters_is_refused(model, random_params) -> None:
+    made = model(
+        [4], {"op": "embedding", "vocabulary": 3, "dimension": 2, "trainable": False}, loss="mean_squared_error"
+    )
+    with pytest.raises(ConfigurationError, match="nothing to train"):
+        engine.get("torch").build(made, random_params(made), Optimizer("sgd", 0.1), 4, "float32", 1)
 
 
 def test_a_network_without_parameters_is_refused(model) -> None:

@@ -72,6 +72,16 @@ def test_options_of_initialisers_arrive() -> None:
     assert len(set(bias.tolist())) > 1
 
 
+def test_the_row_of_padding_starts_at_zero() -> None:
+    model = spec.load(Path(spec.__file__).parents[1] / "experiments" / "models" / "imdb-cnn.toml")
+    rows = weights.initialise(model, 0)["embedding.weight"]
+    assert rows.dtype == np.float32
+    assert not rows[0].any()
+    assert rows[1:].all(axis=None)
+    assert rows[1:].std() == pytest.approx(0.1, rel=0.01)
+    weights.check(weights.initialise(model, 0), model)
+
+
 def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(EngineError, match="seed"):
         weights.initialise(MODEL, -1)

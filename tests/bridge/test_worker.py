@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine, worker
+from bridge import engine, weights, worker
 from bridge.engine import Optimizer, Registered
 from bridge.errors import EngineUnavailableError, SpecError, WeightsError, WorkerError
 from bridge.spec import ModelSpec
 from bridge.worker import Worker, environment
-from py_engine.errors import LabelError
+from py_engine.errors import ConfigurationError, LabelError
 
 ROOT = Path(worker.__file__).parents[1]
 SGD = Optimizer("sgd", 0.1)
@@ -148,6 +148,17 @@ def test_a_worker_computes_what_a_session_of_ones_own_does(
         for name, array in own.params().items():
             np.testing.assert_array_equal(one.params()[name], array)
             np.testing.assert_array_equal(gradients[name], own_gradients[name])
+
+
+def test_a_worker_passes_techniques_on_and_tells_an_engines_own_parameters(
+    small_paper_model: ModelSpec, random_params: Callable[..., Any]
+) -> None:
+    with Worker("numpy") as one:
+        own = one.own_parameters(small_paper_model, 5, "float64")
+        assert weights.digest(own) == weights.digest(weights.initialise(small_paper_model, 5, "float64"))
+        with pytest.raises(ConfigurationError, match="no technique 'magic'"):
+            one.build(small_paper_model, random_params(small_paper_model), SGD, 4, techniques={"magic": True})
+        one.build(small_paper_model, random_params(small_paper_model), SGD, 4, techniques={"fusion": False})
 
 
 def test_the_blas_chooses_its_own_kernels_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
