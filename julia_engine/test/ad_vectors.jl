@@ -112,10 +112,10 @@ CALLS["getitem"] = CALLS["slice"] = (a, x) -> x[index_here(a["index"])...]
 CALLS["gather"] = (a, x, i) -> gather(x, from_one(i))
 CALLS["scatter"] = (a, g, i) -> apply(AD.SCATTER, Tensor[g, Constant(from_one(i))],
     Any[length(numbers(a["shape"])), collect(Int, lengths_here(a["shape"]))])
-padding_here(a) = parse(Int, get(a, "padding_index", "-1")) + 1
-CALLS["embedding"] = (a, x, i) -> embedding(x, from_one(i); padding_index=padding_here(a))
+padding_column(a) = parse(Int, get(a, "padding_index", "-1")) + 1
+CALLS["embedding"] = (a, x, i) -> embedding(x, from_one(i); padding_index=padding_column(a))
 CALLS["embedding_gradient"] = (a, g, i) ->
-    apply(AD.EMBEDDING_GRADIENT, Tensor[g, Constant(from_one(i))], Any[parse(Int, a["vocabulary"]), padding_here(a)])
+    apply(AD.EMBEDDING_GRADIENT, Tensor[g, Constant(from_one(i))], Any[parse(Int, a["vocabulary"]), padding_column(a)])
 CALLS["assemble"] = (a, xs...) -> AD.assemble(collect(Tensor, xs),
     AD.Index[place_here(s) for s in split(a["places"], "|")], collect(Int, lengths_here(a["shape"])))
 
@@ -130,6 +130,27 @@ function turned(subscripts)
     operands, result = split(subscripts, "->")
     return join(reverse.(split(operands, ",")), ",") * "->" * reverse(result)
 end
+
+# Settings of windows: one number, or one for each spatial axis, the last of which comes first here; of padding a pair.
+setting(a, name, default) = haskey(a, name) ? (v = numbers(a[name]); length(v) == 1 ? v[1] : reverse(v)) : default
+padding_here(a) = haskey(a, "padding") ? (v = numbers(a["padding"]); length(v) == 1 ? v[1] :
+    reverse(collect(Iterators.partition(v, 2)))) : 0
+conv_settings(a, n) = Any[AD.each_axis("stride", setting(a, "stride", 1), n, 1), AD.each_side("padding", padding_here(a), n),
+    AD.each_axis("dilation", setting(a, "dilation", 1), n, 1), parse(Int, get(a, "groups", "1"))]
+pool_settings(a, n) = AD.pool_attrs("pool", n, setting(a, "window", 0), setting(a, "stride", nothing), padding_here(a))
+shape_here(a) = Any[reverse(numbers(a["shape"]))]
+
+CALLS["conv"] = (a, x, w) -> conv(x, w; stride=setting(a, "stride", 1), padding=padding_here(a),
+    dilation=setting(a, "dilation", 1), groups=parse(Int, get(a, "groups", "1")))
+for name in ("conv_input_gradient", "conv_weight_gradient")
+    CALLS[name] = (a, g, x) -> apply(TABLE[name], Tensor[g, x], [conv_settings(a, ndims(x) - 2); shape_here(a)])
+end
+CALLS["max_pool"] = (a, x) -> max_pool(x, setting(a, "window", 0); stride=setting(a, "stride", nothing), padding=padding_here(a))
+CALLS["avg_pool"] = (a, x) -> avg_pool(x, setting(a, "window", 0); stride=setting(a, "stride", nothing), padding=padding_here(a))
+for name in ("max_pool_gradient", "max_pool_gather")
+    CALLS[name] = (a, g, x) -> apply(TABLE[name], Tensor[g, x], pool_settings(a, ndims(x) - 2))
+end
+CALLS["avg_pool_gradient"] = (a, g) -> apply(TABLE["avg_pool_gradient"], Tensor[g], [pool_settings(a, ndims(g) - 2); shape_here(a)])
 
 CALLS["softmax_cross_entropy"] = (a, x, labels) -> softmax_cross_entropy(x, from_one(labels))
 CALLS["softmax_cross_entropy_gradient"] = (a, g, x, labels) -> AD.SOFTMAX_CROSS_ENTROPY_GRADIENT(g, x,

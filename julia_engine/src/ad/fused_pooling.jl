@@ -146,7 +146,8 @@ end
 
 function forward_sequence_pool_weight_gradient(p, out, inputs, attrs)
     g, pooled, x = inputs
-    numbers = sequence_numbers!(p, x.dims, g.dims[1], attrs, 0)
+    winners = scratch!(p, Float32, Int[3 * (g.dims[1] * g.dims[3] + 1)])  # of one filter, an address and a number each
+    numbers = sequence_numbers!(p, x.dims, g.dims[1], attrs, Int(winners.address))
     stretches = scratch!(p, Float32, out.dims)
     emit_at!(p, stretches, vector_kernel(:pool_sequences_gradient), numbers, x.address, g.address, which_part(pooled))
     return emit_at!(p, out, :filters_in_kernels, numbers, stretches.address)
@@ -248,7 +249,8 @@ function fuse_pools!(graph::Graph)
                 continue
             end
         end
-        push!(nodes, x)
+        instead = x.op === TRANSPOSE ? shorter_view!(x) : nothing  # a sequence's gradient turned back
+        instead === nothing ? push!(nodes, x) : (replaced[x] = instead)
     end
     graph.nodes = nodes
     graph.outputs = Tensor[get(replaced, x, x) for x in graph.outputs]

@@ -409,34 +409,86 @@ end
     return nothing
 end
 
-"""Run `body` for each pooled element with a gradient `g`; `f` is its filter, `a` the offset of the stretch it came from."""
-macro each_winner(x, s, body)
-    return esc(quote
-        i = 0
-        for n in 0:$s.samples-1, f in 0:$s.filters-1, p in 0:$s.pooled-1
+"""
+List those pooled elements of filter f that something came through: their gradients (b) at `values`, and where the stretches
+that they came from begin at `places`. Returns how many there are. There is no branch to be guessed wrong.
+"""
+@inline function list_winners!(values::Ptr{T}, places::Ptr{Int64}, x::Instruction{T}, s::SequenceNumbers, f::Int) where {T}
+    count = 0
+    for n in 0:s.samples-1
+        i = (n * s.filters + f) * s.pooled
+        for p in 0:s.pooled-1
             i += 1
-            which, g = unsafe_load($x.c, i), unsafe_load($x.b, i)
-            which >= 0 || continue
-            a = sizeof(T) * (n * $s.sample + (p * $s.stride + unsafe_trunc(Int, which)) * $s.step)
-            $body
+            which = unsafe_load(x.c, i)
+            unsafe_store!(values, unsafe_load(x.b, i), count + 1)
+            unsafe_store!(places, n * s.sample + (p * s.stride + unsafe_trunc(Int64, which)) * s.step, count + 1)
+            count += which >= 0
         end
-    end)
+    end
+    return count
 end
 
-"""out (stretch, filters) = the gradient by the filters. a: the sequences, b: the pooled gradient, c: which were largest."""
+for M in (8, 2)
+    sums = [Symbol(:y_, k) for k in 0:M-1]
+    # The sum over all winners of gradient times stretch, for M vectors of the stretch.
+    @eval @inline function sum_winners!(::Type{V}, ::Val{$M}, o::Ptr{T}, values::Ptr{T}, places::Ptr{Int64}, count::Int,
+            a::Ptr{T}) where {T,V}
+        $([:($y = repeated(V, zero(T))) for y in sums]...)
+        for i in 1:count
+            v, p = repeated(V, unsafe_load(values, i)), a + sizeof(T) * unsafe_load(places, i)
+            $([:($y = multiply_add(v, load(V, p + $(k - 1) * sizeof(V)), $y)) for (k, y) in enumerate(sums)]...)
+        end
+        $([:(store!(o + $(k - 1) * sizeof(V), $y)) for (k, y) in enumerate(sums)]...)
+        return nothing
+    end
+end
+
+"""
+out (stretch, filters) = the gradient by the filters. a: the sequences, b: the pooled gradient, c: which were largest; in
+`spare` the winners of one filter are listed.
+"""
 @inline function pool_sequences_gradient!(::Type{V}, x::Instruction{T}) where {T,W,V<:Vec{W,T}}
     s = sequence_numbers(x.index)
-    @fast for i in 1:s.stretch*s.filters
-        unsafe_store!(x.out, zero(T), i)
+    places = Ptr{Int64}(s.spare)
+    values = Ptr{T}(places + 8 * (s.pooled * s.samples + 1))
+    for f in 0:s.filters-1
+        count = list_winners!(values, places, x, s, f)
+        o, i = x.out + sizeof(T) * f * s.stretch, 0
+        while i + 8W <= s.stretch
+            sum_winners!(V, Val(8), o + sizeof(T) * i, values, places, count, x.a + sizeof(T) * i)
+            i += 8W
+        end
+        while i + 2W <= s.stretch
+            sum_winners!(V, Val(2), o + sizeof(T) * i, values, places, count, x.a + sizeof(T) * i)
+            i += 2W
+        end
+        if i < s.stretch && s.stretch >= 2W  # what is left, and some of what is done once more
+            i = s.stretch - 2W
+            sum_winners!(V, Val(2), o + sizeof(T) * i, values, places, count, x.a + sizeof(T) * i)
+        elseif i < s.stretch
+            for j in i+1:s.stretch
+                sum_ = zero(T)
+                for k in 1:count
+                    sum_ += unsafe_load(values, k) * unsafe_load(x.a, unsafe_load(places, k) + j)
+                end
+                unsafe_store!(o, sum_, j)
+            end
+        end
     end
-    @each_winner x s add_scaled!(V, x.out + sizeof(T) * f * s.stretch, g, x.a + a, s.stretch)
     return nothing
 end
 
 """out += the gradient by the sequences. a: the filters (stretch, filters), b and c as above."""
 @inline function unpool_sequences!(::Type{V}, x::Instruction{T}) where {T,W,V<:Vec{W,T}}
     s = sequence_numbers(x.index)
-    @each_winner x s add_scaled!(V, x.out + a, g, x.a + sizeof(T) * f * s.stretch, s.stretch)
+    i = 0
+    for n in 0:s.samples-1, f in 0:s.filters-1, p in 0:s.pooled-1
+        i += 1
+        which = unsafe_load(x.c, i)
+        which >= 0 || continue
+        o = x.out + sizeof(T) * (n * s.sample + (p * s.stride + unsafe_trunc(Int, which)) * s.step)
+        add_scaled!(V, o, unsafe_load(x.b, i), x.a + sizeof(T) * f * s.stretch, s.stretch)
+    end
     return nothing
 end
 

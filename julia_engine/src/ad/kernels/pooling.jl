@@ -46,7 +46,7 @@ end
 end
 
 """out = a where the largest of b are."""
-@inline function max_pool_pick!(x::Instruction{T}) where {T}
+@inline function max_pool_gather!(x::Instruction{T}) where {T}
     @windows x begin
         i, j = winner(element(x.b, x.sb, 0, 0, k, l), x.sb, us, vs)
         unsafe_store!(element(x.out, x.so, p, q, k, l), unsafe_load(element(x.a, x.sa, i, j, k, l)))
@@ -73,6 +73,6 @@ end
     end
 end
 
-for name in (:max_pool, :max_pool_gradient, :max_pool_pick, :avg_pool, :avg_pool_gradient)
+for name in (:max_pool, :max_pool_gradient, :max_pool_gather, :avg_pool, :avg_pool_gradient)
     operation!(name, :($(Symbol(name, :!))(x)))
 end

@@ -1,7 +1,7 @@
 # Pooling over the first axis or two of (W, C, N) or (W, H, C, N): the largest or the mean element of each window.
 #
 # Of equal elements the first in memory is the largest, and NaN is larger than any number. max_pool_gradient puts an
-# upstream gradient to the places of the largest elements, max_pool_pick takes from them: each is the derivative of the
+# upstream gradient to the places of the largest elements, max_pool_gather takes from them: each is the derivative of the
 # other, and of max_pool.
 
 function check_pooled(x::Vector{Int}, window::Vector{Int})
@@ -30,7 +30,7 @@ function infer_max_pool_gradient(inputs, attrs)
     return inputs[2].dims, check_float(common_eltype(inputs))
 end
 
-function infer_max_pool_pick(inputs, attrs)
+function infer_max_pool_gather(inputs, attrs)
     inputs[1].dims == inputs[2].dims ||
         throw(ShapeError("expected two arrays of one size, got $(size(inputs[1])) and $(size(inputs[2]))"))
     check_pooled(inputs[2].dims, attrs[1])
@@ -62,24 +62,24 @@ function forward_pool_gradient(name::Symbol, p, out, inputs, attrs)
 end
 
 pool_gradient(g::Tensor, x::Tensor, attrs) = apply(MAX_POOL_GRADIENT, Tensor[g, x], attrs)
-pool_pick(t::Tensor, x::Tensor, attrs) = apply(MAX_POOL_PICK, Tensor[t, x], attrs)
+pool_gather(t::Tensor, x::Tensor, attrs) = apply(MAX_POOL_GATHER, Tensor[t, x], attrs)
 
 const POOL_ATTRS = [:window, :stride, :padding]
 
 const MAX_POOL = register!(Op("max_pool", infer_pool; attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool, inputs[1], attrs, out, inputs[1]),
     backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[1], attrs)],
-    jvp=(t, y, inputs, attrs) -> pool_pick(t[1], inputs[1], attrs),
+    jvp=(t, y, inputs, attrs) -> pool_gather(t[1], inputs[1], attrs),
     doc="largest element of each window over the first axis or two; the first of equal ones"))
 const MAX_POOL_GRADIENT = register!(Op("max_pool_gradient", infer_max_pool_gradient; attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> forward_pool_gradient(:max_pool_gradient, p, out, inputs, attrs),
-    backward=Any[(g, y, inputs, attrs) -> pool_pick(g, inputs[2], attrs), nothing],
+    backward=Any[(g, y, inputs, attrs) -> pool_gather(g, inputs[2], attrs), nothing],
     jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_gradient(t[1], inputs[2], attrs),
     doc="gradient of max_pool: each element added where the largest of its window of the second operand is"))
-const MAX_POOL_PICK = register!(Op("max_pool_pick", infer_max_pool_pick; attrs=POOL_ATTRS,
-    forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool_pick, inputs[2], attrs, out, inputs...),
+const MAX_POOL_GATHER = register!(Op("max_pool_gather", infer_max_pool_gather; attrs=POOL_ATTRS,
+    forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool_gather, inputs[2], attrs, out, inputs...),
     backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[2], attrs), nothing],
-    jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_pick(t[1], inputs[2], attrs),
+    jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_gather(t[1], inputs[2], attrs),
     doc="the elements that stand where the largest of each window of the second operand are"))
 const AVG_POOL = register!(Op("avg_pool", infer_pool; attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> emit_pool!(p, :avg_pool, inputs[1], attrs, out, inputs[1]),
