@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch")
 
-from bridge import engine  # noqa: E402
+from bridge import engine, spec, weights  # noqa: E402
 from bridge.adapters.torch import TorchSession  # noqa: E402
 from bridge.engine import Optimizer  # noqa: E402
-from bridge.spec import ModelSpec  # noqa: E402
+from bridge.spec import Geometry, ModelSpec  # noqa: E402
 
 Array = NDArray[Any]
 Made = Callable[..., Any]
@@ -140,6 +141,161 @@ def test_dropout_drops_in_training_and_only_there(model: Made, build: Made) -> N
     assert values[0] == 0
     assert len(values) == 2
     assert 0.22 < counts[0] / counts.sum() < 0.28
+
+
+def windows(x: Array, at: Geometry, fill: float) -> Array:
+    """(N, channels, *places, *size): what every window sees of x (N, channels, ...), its padding being `fill`."""
+    x = np.pad(x, [(0, 0), (0, 0), *at.padding], constant_values=fill)
+    axes = tuple(range(2, x.ndim))
+    seen = np.lib.stride_tricks.sliding_window_view(x, at.extent, axes)
+    places = tuple(slice(None, None, stride) for stride in at.stride)
+    elements = tuple(slice(None, None, dilation) for dilation in at.dilation)
+    return seen[:, :, *places, *elements]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"padding": 1, "stride": 2},
+        {"padding": [2, 0], "dilation": 2},
+        {"groups": 2, "bias": False},
+        {"groups": 4, "filters": 8, "padding": [0, 1]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("op", ["conv1d", "conv2d"])
+def test_convolutions_are_cross_correlations(
+    op: str, options: dict[str, Any], model: Made, build: Made, random_data: Made
+) -> None:
+    layer = {"id": "conv", "op": op, "filters": 6, "kernel": 3} | options
+    if op == "conv2d" and isinstance(options.get("padding"), list):
+        layer["padding"] = [options["padding"], [1, 1]]
+    network = model([4, 9] if op == "conv1d" else [4, 9, 8], layer, loss="mean_squared_error", dtype="float64")
+    session, (x, _) = build(network), random_data(network, 5, "float64")
+    p, conv = session.params(), network.layers[0]
+    axes = len(conv.geometry.size)
+    seen = np.split(windows(x, conv.geometry, 0.0), conv.groups, 1)
+    filters = np.split(p["conv.weight"], conv.groups)
+    shared = [1, *range(-axes, 0)]
+    parts = [np.tensordot(a, b, (shared, range(1, 2 + axes))) for a, b in zip(seen, filters, strict=True)]
+    expected = np.moveaxis(np.concatenate(parts, -1) + p.get("conv.bias", 0.0), -1, 1)
+    np.testing.assert_allclose(session.predict(x), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer"),
+    [
+        ([3, 9], {"window": 2}),
+        ([3, 9], {"window": 4, "stride": 3, "padding": 2}),
+        ([3, 9], {"window": 3, "padding": [0, 1]}),
+        ([3, 9, 7], {"window": [2, 3]}),
+        ([3, 9, 7], {"window": [3, 2], "stride": 1, "padding": [[1, 0], [0, 1]]}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_pools(kind: str, shape: list[int], layer: dict[str, Any], model: Made, build: Made, random_data: Made) -> None:
+    below = {"op": "conv1d" if len(shape) == 2 else "conv2d", "filters": 3, "kernel": 1, "groups": 3, "bias": False}
+    pool = {"op": f"{kind}_pool{len(shape) - 1}d"} | layer
+    network = model(shape, below | {"id": "below"}, pool, loss="mean_squared_error", dtype="float64")
+    session, (x, _) = build(network), random_data(network, 5, "float64")
+    x_pooled = x * session.params()["below.weight"].reshape(3, *[1] * (len(shape) - 1))
+    seen = windows(x_pooled, network.layers[1].geometry, -np.inf if kind == "max" else 0.0)
+    axes = tuple(range(1 - len(shape), 0))
+    expected = seen.max(axes) if kind == "max" else seen.mean(axes)
+    np.testing.assert_allclose(session.predict(x), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reference"),
+    [
+        ({"op": "global_max_pool"}, lambda a, p: a.max((2, 3))),
+        ({"op": "global_avg_pool"}, lambda a, p: a.mean((2, 3))),
+        ({"op": "permute_dims", "axes": [2, 0, 1]}, lambda a, p: a.transpose(0, 3, 1, 2)),
+        (
+            {"op": "rbf", "units": 6},
+            lambda a, p: np.exp(-p["a.beta"] * ((a[..., None, :] - p["a.centers"]) ** 2).sum(-1)),
+        ),
+        (
+            {"op": "layer_norm", "eps": 0.1},
+            lambda a, p: (
+                (a - a.mean(-1, keepdims=True)) / np.sqrt(a.var(-1, keepdims=True) + 0.1) * p["a.scale"] + p["a.shift"]
+            ),
+        ),
+        (
+            {"op": "batch_norm", "eps": 0.1},
+            lambda a, p: np.moveaxis(
+                (np.moveaxis(a, 1, -1) - p["a.running_mean"]) / np.sqrt(p["a.running_var"] + 0.1) * p["a.scale"]
+                + p["a.shift"],
+                -1,
+                1,
+            ),
+        ),
+    ],
+    ids=lambda value: value["op"] if isinstance(value, dict) else "",
+)
+def test_other_layers(layer: dict[str, Any], reference: Made, model: Made, build: Made, random_data: Made) -> None:
+    below = {"id": "below", "op": "dense", "units": 5}
+    network = model([4, 6, 3], below, layer | {"id": "a"}, loss="mean_squared_error", dtype="float64")
+    session, (x, _) = build(network), random_data(network, 5, "float64")
+    p = session.params()
+    a = x @ p["below.weight"] + p["below.bias"]
+    np.testing.assert_allclose(session.predict(x), reference(a, p), atol=1e-12)
+
+
+def test_running_statistics_follow_the_batches(model: Made, build: Made, random_data: Made) -> None:
+    below = {"id": "below", "op": "dense", "units": 5}
+    norm = {"id": "a", "op": "batch_norm", "momentum": 0.3}
+    network = model([4, 3], below, norm, loss="mean_squared_error", dtype="float64")
+    session, (x, y) = build(network), random_data(network, 4, "float64")
+    before = session.params()
+    session.loss_and_gradients(x, y)
+    np.testing.assert_array_equal(session.params()["a.running_mean"], before["a.running_mean"])
+    session.train_epoch(x, y, np.arange(4))
+    a = (x @ before["below.weight"] + before["below.bias"]).swapaxes(0, 1).reshape(4, -1)
+    for name, now in {"running_mean": a.mean(1), "running_var": a.var(1, ddof=1)}.items():
+        expected = 0.7 * before[f"a.{name}"] + 0.3 * now
+        np.testing.assert_allclose(session.params()[f"a.{name}"], expected, atol=1e-12)
+
+
+def test_an_embedding_leaves_the_row_of_padding_alone(model: Made, build: Made) -> None:
+    embedding = {"id": "a", "op": "embedding", "vocabulary": 5, "dimension": 3, "padding_index": 2}
+    network = model([2], embedding, loss="mean_squared_error")
+    session = build(network)
+    ids, y = np.array([[0, 2], [2, 3]]), np.zeros((2, 2, 3))
+    before = session.params()["a.weight"]
+    np.testing.assert_array_equal(session.predict(ids), before[ids])
+    _, gradients = session.loss_and_gradients(ids, y)
+    assert gradients["a.weight"].any(1).tolist() == [True, False, False, True, False]
+    session.train_epoch(ids, y, np.arange(2))
+    changed = (session.params()["a.weight"] != before).any(1)
+    assert changed.tolist() == [True, False, False, True, False]
+
+
+# --- Torch's own initial parameters ---
+
+
+def test_own_parameters_are_those_of_torchs_layers() -> None:
+    model = spec.load(Path(spec.__file__).parents[1] / "experiments" / "models" / "mnist-cnn-bias.toml")
+    own = engine.get("torch").own_parameters(model, 7, "float32")
+    torch.manual_seed(7)
+    layers = {"conv": torch.nn.Conv2d(1, 6, 3), "hidden": torch.nn.Linear(1014, 84), "output": torch.nn.Linear(84, 10)}
+    assert list(own) == list(model.parameters())
+    for name, layer in layers.items():
+        weight = layer.weight.detach().numpy()
+        np.testing.assert_array_equal(own[f"{name}.weight"], weight if name == "conv" else weight.T)
+        np.testing.assert_array_equal(own[f"{name}.bias"], layer.bias.detach().numpy())
+
+
+@pytest.mark.parametrize(
+    "layer", [{"op": "rnn"}, {"op": "rnn", "activation": "identity"}, {"op": "lstm"}, {"op": "gru"}], ids=str
+)
+def test_own_parameters_of_recurrent_layers_fill_torchs_interval(layer: dict[str, Any], model: Made) -> None:
+    network = model([3, 2], layer | {"id": "a", "units": 16})
+    own = TorchSession.own_parameters(network, 1)
+    weights.check(own, network)
+    assert all(abs(array).max() <= 0.25 for array in own.values())
+    assert all(abs(own[name]).max() > 0.2 for name in ("a.weight", "a.recurrent"))
 
 
 # --- Losses ---
