@@ -317,6 +317,25 @@ def test_training_embeddings_equals_torch(torch, text, ours, theirs, threads):
     np.testing.assert_allclose(found["words.weight"], embedding.weight.detach().numpy(), rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("dimension", [1, 8, 17, 26, 50])
+def test_rows_of_all_shards_are_added_up_in_columns(rng, dimension, threads, dtype):
+    """Whatever the width of the threads' columns; with ids that repeat in a shard and between shards."""
+    ids = rng.integers(0, 5, (30, LENGTH))
+    y = rng.integers(0, 2, (30, 1)).astype(dtype)
+    updated = []
+    for split in (False, True):
+        chain = Chain(Embedding(VOCABULARY, dimension, 2), Flatten(), Dense(LENGTH * dimension, 1), dtype=dtype)
+        before = chain.parameters.arrays["embedding.weight"].copy()
+        for _ in range(2):  # the second sum starts from zero again
+            train_text(ids, y, chain, optimizer=SGD(0.5), threads=threads, techniques=Techniques(split_batch=split))
+        updated.append(chain.parameters.arrays["embedding.weight"] - before)
+    np.testing.assert_allclose(updated[1], updated[0], rtol=1e-4, atol=1e-6)
+    moved = updated[1].any(axis=1)
+    assert moved.tolist() == [row < 5 and row != 2 for row in range(VOCABULARY)]
+
+
 @pytest.mark.parametrize("techniques", [Techniques(), Techniques(replay=False), Techniques(batched=False)])
 def test_a_frozen_embedding_stays_and_the_rest_is_trained(text, techniques):
     chain = token_chain(trainable=False)
