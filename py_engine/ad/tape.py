@@ -296,9 +296,7 @@ def _straighten(graph: Graph) -> None:
         elif op.elementwise:
             x.inputs = tuple(
                 a
-                if not a.shape
-                or x.size > LARGEST_STAGED
-                or (a.shape == x.shape and layout[id(a)].flags.c_contiguous)
+                if not a.shape or x.size > LARGEST_STAGED or (a.shape == x.shape and layout[id(a)].flags.c_contiguous)
                 else copied(a, x.shape)
                 for a in x.inputs
             )
