@@ -115,29 +115,33 @@ function new_session(::Type{T}, settings::Reader, numbers::Reader, parameters::P
     optimizer = new_optimizer(chosen(OPTIMIZER_CODES, read!(settings), "the optimizer"), read!(settings) == 1,
         read!(numbers, 7))
     switches = read!(settings, length(TECHNIQUE_CODES))
-    techniques = Techniques(; NamedTuple{map(Symbol, TECHNIQUE_CODES)}(Tuple(switches .== 1))...)
+    techniques = Techniques(Bool[s == 1 for s in switches]...)
     holds = chosen(INPUT_CODES, read!(settings), "what a sample holds")
     input = reverse(read!(settings, read!(settings)))
-    layers, size = Layer[], input
+    ids, layers, size = String[], Layer[], input
     for _ in 1:read!(settings)
         push!(layers, add_layer!(size, settings, numbers))
+        push!(ids, NETWORK.new_id(layers[end], ids))
         size = NETWORK.output_size(layers[end], size)
     end
     vector = unsafe_wrap(Array, parameters, count)
-    chain = Chain(layers...; dtype=T, vector=vector)
+    chain = NETWORK.new_chain(0, ids, layers, T, vector)
     NETWORK.takes_ids(chain) == (holds == "ids") || throw(ConfigurationError(
         "samples of $holds do not suit a model that begins with $(isempty(layers) ? "nothing" : layers[1])"))
-    trainer = Trainer(chain; loss=loss, optimizer=optimizer, batch_size=batch_size, threads=threads, techniques=techniques)
+    whole(name, value) = NETWORK.whole_number("Trainer", name, value)
+    trainer = NETWORK.new_trainer(T, chain, NETWORK.loss_of(loss), optimizer, whole("batch_size", batch_size),
+        whole("threads", threads), 1, techniques)
     NETWORK.suit!(trainer, input)
     return trainer
 end
 
 function new_optimizer(name::String, nesterov::Bool, numbers::Vector{Float64})
     rate, momentum, beta1, beta2, eps, weight_decay, clip = numbers
-    options = (weight_decay=weight_decay, clip_norm=clip > 0 ? clip : nothing)
-    name == "sgd" && return SGD(rate; momentum=momentum, nesterov=nesterov, options...)
-    name == "rmsprop" && return RMSProp(rate, beta1; eps=eps, momentum=momentum, options...)
-    return (name == "adam" ? Adam : AdamW)(rate, (beta1, beta2); eps=eps, options...)
+    limit = clip > 0 ? clip : nothing
+    name == "sgd" && return SGD(rate; momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, clip_norm=limit)
+    name == "rmsprop" && return RMSProp(rate, beta1; eps=eps, momentum=momentum, weight_decay=weight_decay, clip_norm=limit)
+    name == "adam" && return Adam(rate, (beta1, beta2); eps=eps, weight_decay=weight_decay, clip_norm=limit)
+    return AdamW(rate, (beta1, beta2); eps=eps, weight_decay=weight_decay, clip_norm=limit)
 end
 
 """The next layer of the description, for samples of size `input`."""

@@ -17,7 +17,7 @@ from bridge.engine import Optimizer
 from bridge.julia.find import Julia
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
-from py_engine.errors import ConfigurationError, LabelError, NonFiniteError
+from py_engine.errors import ConfigurationError, LabelError, NonFiniteError, ShapeError
 
 Made = Callable[..., Any]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
@@ -43,6 +43,50 @@ MODELS: dict[str, tuple[list[dict[str, Any]], str]] = {
         "softmax_cross_entropy",
     ),
     "many to many": ([SEGMENTS, {"op": "lstm", "units": 5, "returns": "sequence"}, DENSE], "softmax_cross_entropy"),
+    "convolutions": (
+        [
+            {"op": "reshape", "shape": [2, 3, 2]},
+            {
+                "op": "conv2d",
+                "filters": 4,
+                "kernel": [3, 2],
+                "stride": [2, 1],
+                "padding": [[2, 1], [0, 1]],
+                "groups": 2,
+                "bias": False,  # batch normalisation takes it away: its gradient is rounding
+            },
+            {"op": "batch_norm", "momentum": 0.3},
+            {"op": "activation", "activation": "relu"},
+            {"op": "max_pool2d", "window": [2, 1], "padding": [1, 0], "stride": [1, 1]},
+            {"op": "global_avg_pool"},
+            DENSE,
+        ],
+        "softmax_cross_entropy",
+    ),
+    "sequences": (
+        [
+            {"op": "reshape", "shape": [4, 3]},
+            {"op": "permute_dims", "axes": [1, 0]},
+            {"op": "conv1d", "filters": 6, "kernel": 2, "dilation": 2, "padding": [1, 0], "bias": False},
+            {"op": "avg_pool1d", "window": 2, "stride": 1},
+            {"op": "layer_norm"},
+            {"op": "rbf", "units": 3},
+            {"op": "global_max_pool"},
+            DENSE,
+        ],
+        "softmax_cross_entropy",
+    ),
+    "tokens": (
+        [
+            {"op": "reshape", "shape": [2, 6]},
+            {"op": "embedding", "vocabulary": 9, "dimension": 5, "padding_index": 2},
+            {"op": "permute_dims", "axes": [2, 0, 1]},
+            {"op": "conv2d", "filters": 3, "kernel": 2},
+            {"op": "flatten"},
+            {"op": "dense", "units": 1},
+        ],
+        "binary_cross_entropy",
+    ),
     "frozen embedding": (
         [
             {"op": "embedding", "vocabulary": 9, "dimension": 5, "trainable": False},
@@ -143,6 +187,38 @@ def test_a_mistake_or_a_nan_leaves_the_session_usable(
         worker.train_epoch(spoiled, y, order)
     assert_close(worker.params(), params, 0)
     assert np.isfinite(worker.train_epoch(x, y, order)).all()
+
+
+def test_token_ids_out_of_range_are_refused_before_anything_runs(
+    worker: Worker, model: Made, random_params: Made, random_data: Made
+) -> None:
+    layers, loss = MODELS["tokens"]
+    made = model([12], *layers, loss=loss, dtype="int64")
+    params, (x, y) = random_params(made), random_data(made, 20)
+    worker.build(made, params, Optimizer("adam", 0.1), 8, "float32")
+    for wrong in (-1, 9):
+        spoiled = x.copy()
+        spoiled[13, 4] = wrong
+        with pytest.raises(ShapeError, match=rf"token id {wrong} in row 13 at position 4 .* 9 of the vocabulary"):
+            worker.train_epoch(spoiled, y, np.arange(20))
+    assert_close(worker.params(), params, 0)
+    assert np.isfinite(worker.train_epoch(x, y, np.arange(20))).all()
+
+
+def test_techniques_change_nothing_but_how(worker: Worker, model: Made, random_params: Made, random_data: Made) -> None:
+    layers, loss = MODELS["tokens"]
+    made = model([12], *layers, loss=loss, dtype="int64")
+    params, (x, y) = random_params(made, "float64"), random_data(made, 20, "float64")
+    found = []
+    for techniques in (None, {"sparse_columns": False, "fuse": False}, {"replay": False}):
+        worker.build(made, params, Optimizer("adam", 0.1), 8, "float64", techniques)
+        found.append({"losses": worker.train_epoch(x, y, np.arange(20))})
+    assert_close(found[1], found[0], 1e-9)
+    assert_close(found[2], found[0], 1e-9)
+    with pytest.raises(ConfigurationError, match="no technique 'fusion'; it has replay, "):
+        worker.build(made, params, Optimizer("adam", 0.1), 8, "float64", {"fusion": False})
+    with pytest.raises(ConfigurationError, match="fuse: expected True or False, found 'no'"):
+        worker.build(made, params, Optimizer("adam", 0.1), 8, "float64", {"fuse": "no"})
 
 
 def test_an_exception_in_julia_comes_with_its_message(

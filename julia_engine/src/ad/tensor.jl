@@ -28,6 +28,7 @@ end
 """Element types that have derivatives."""
 const FLOATS = (Float32, Float64)
 
+Memory(m::Memory) = m
 Memory(x::StridedArray{T}) where {T} =
     Memory(x, Ptr{Cvoid}(pointer(x)), T, collect(Int, size(x)), collect(Int, strides(x)))
 

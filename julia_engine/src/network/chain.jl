@@ -32,11 +32,15 @@ function Chain(@nospecialize(layers...); seed::Integer=0, dtype::DataType=Float3
         push!(ids, new_id(layer, ids))
         push!(added, layer)
     end
+    return new_chain(Int(seed), ids, added, dtype, vector)
+end
+
+function new_chain(seed::Int, ids::Vector{String}, added::Vector{Layer}, dtype::DataType, vector::Union{Nothing,Vector})
     if vector !== nothing  # somebody else's memory, with values in it
         eltype(vector) === dtype || throw(ConfigurationError("a vector of $(eltype(vector)) for a model of $dtype"))
-        return Chain(Int(seed), ids, added, Parameters(layout_of(ids, added), vector))
+        return Chain(seed, ids, added, Parameters(layout_of(ids, added), vector))
     end
-    chain = Chain(Int(seed), String[], Layer[], Parameters(layout_of(String[], Layer[]), dtype))
+    chain = Chain(seed, String[], Layer[], Parameters(layout_of(String[], Layer[]), dtype))
     become!(chain, ids, added)
     return chain
 end
@@ -66,13 +70,13 @@ function applied(chain::Chain, tensors::Vector{Tensor}, x::Tensor, training::Boo
         for (local_name, _) in parameters(layer)
             own[local_name] = tensors[position["$id.$local_name"]]
         end
-        given = copy(own)
         y = AD.scope(id) do
             output_size(layer, y.dims[1:end-1])
             forward(layer, y, own, training)
         end
         for (local_name, _) in parameters(layer)
-            own[local_name] === given[local_name] || push!(news, (position["$id.$local_name"], own[local_name]))
+            i = position["$id.$local_name"]
+            own[local_name] === tensors[i] || push!(news, (i, own[local_name]))
         end
     end
     return y::Tensor
@@ -81,7 +85,7 @@ end
 """Store new values of layers' state, unless they are symbolic."""
 function keep_state!(parameters::Parameters, news::Vector{Tuple{Int,Tensor}})
     for (i, new) in news
-        new.data === nothing || (parameters.arrays[i] .= value(new))
+        new.data === nothing || (parameters[keys(parameters)[i]] .= value(new))
     end
 end
 
@@ -193,13 +197,22 @@ function position_of(chain::Chain, layer::Union{Integer,AbstractString})
     return i
 end
 
-specs_of(ids::Vector{String}, layers::Vector{Layer}) =
-    Pair{String,ParameterSpec}["$id.$name" => spec for (id, layer) in zip(ids, layers) for (name, spec) in parameters(layer)]
+function specs_of(ids::Vector{String}, layers::Vector{Layer})
+    specs = Pair{String,ParameterSpec}[]
+    for i in eachindex(ids), (name, spec) in parameters(layers[i])
+        push!(specs, "$(ids[i]).$name" => spec)
+    end
+    return specs
+end
 
 function layout_of(ids::Vector{String}, layers::Vector{Layer})
-    specs = specs_of(ids, layers)
-    return Layout(String[name for (name, _) in specs], Vector{Int}[spec.dims for (_, spec) in specs],
-        Bool[spec.trainable for (_, spec) in specs])
+    names, dims, trainable = String[], Vector{Int}[], Bool[]
+    for (name, spec) in specs_of(ids, layers)
+        push!(names, name)
+        push!(dims, spec.dims)
+        push!(trainable, spec.trainable)
+    end
+    return Layout(names, dims, trainable)
 end
 
 """Take over layers with new parameters: old values where the name stays, initial ones elsewhere."""

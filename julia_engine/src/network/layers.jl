@@ -43,7 +43,7 @@ Whether the samples of a batch affect each other's results in training. Such a b
 """
 couples_batch(layer::Layer) = false
 
-layer_name(layer::Layer) = hasproperty(layer, :name) ? getproperty(layer, :name) : nothing
+layer_name(@nospecialize(layer::Layer)) = isdefined(layer, :name) ? getfield(layer, :name) : nothing
 kind(layer::Layer) = String(nameof(typeof(layer)))
 
 """The error for `output_size` to throw: samples of size `input` don't fit, `expected` would."""

@@ -22,7 +22,7 @@ end
 
 """Lay the tensors out one after the other, each aligned, those that are `trainable` first."""
 function Layout(names::Vector{String}, dims::Vector{Vector{Int}}, trainable::Vector{Bool}=fill(true, length(names)))
-    order = Int[findall(trainable); findall(.!trainable)]
+    order = sort(1:length(names); by=i -> !trainable[i], alg=MergeSort)
     names, dims, count, trained = names[order], dims[order], sum(trainable), 0
     offsets, last = Int[], 0
     for (i, d) in enumerate(dims)
@@ -37,7 +37,12 @@ end
 trainable_part(l::Layout) = Layout(l.names[1:l.trained_tensors], l.dims[1:l.trained_tensors],
     l.offsets[1:l.trained_tensors], l.trained, l.trained_tensors, l.trained)
 
-"""The tensors as views into `vector`."""
+"""Where the tensors lie in `vector`."""
+memories(layout::Layout, vector::Vector{T}) where {T} = AD.Memory[
+    AD.Memory(Ref{Any}(vector), Ptr{Cvoid}(pointer(vector) + sizeof(T) * offset), T, dims, AD.dense_strides(dims))
+    for (offset, dims) in zip(layout.offsets, layout.dims)]
+
+"""The tensors as arrays: views into `vector`."""
 views(layout::Layout, vector::Vector) = Any[
     reshape(view(vector, offset+1:offset+prod(dims)), dims...) for (offset, dims) in zip(layout.offsets, layout.dims)]
 
@@ -45,24 +50,26 @@ views(layout::Layout, vector::Vector) = Any[
     Parameters
 
 The named parameters of a model, those that are trained before those that are not. `vector` holds them all, `tensors` has
-a named `Tensor` for each, by reference: writing into the one is writing into the other. Only tensors that are trained
-have a gradient.
+a named `Tensor` for each, by reference: writing into the one is writing into the other, or into the views of the vector
+that are its `arrays`. Only tensors that are trained have a gradient.
 
 `parameters["rnn.weight"]` is a tensor's values as an array that shares its memory.
 """
 struct Parameters
     layout::Layout
     vector::Vector
-    arrays::Vector{Any}
     tensors::Vector{Tensor}
 end
+
+# Made when they are asked for: each number of axes is a type of its own, for which Julia compiles what it is used with.
+Base.getproperty(p::Parameters, name::Symbol) =
+    name === :arrays ? views(getfield(p, :layout), getfield(p, :vector)) : getfield(p, name)
 
 function Parameters(layout::Layout, vector::Vector)
     length(vector) == layout.length || throw(ParameterError(
         "the parameter vector must have $(layout.length) elements, got $(length(vector))"))
-    arrays = views(layout, vector)
-    return Parameters(layout, vector, arrays, Tensor[Tensor(a; requires_grad=i <= layout.trained_tensors, name=n)
-                                                      for (i, (a, n)) in enumerate(zip(arrays, layout.names))])
+    return Parameters(layout, vector, Tensor[AD.leaf(m, eltype(vector), m.dims, i <= layout.trained_tensors, layout.names[i])
+                                             for (i, m) in enumerate(memories(layout, vector))])
 end
 Parameters(layout::Layout, T::DataType) = Parameters(layout, fill!(Vector{T}(undef, layout.length), 0))
 
@@ -77,7 +84,8 @@ Base.length(p::Parameters) = sum(Int[prod(d) for d in p.layout.dims])
 function Base.getindex(p::Parameters, name::AbstractString)
     i = findfirst(==(name), p.layout.names)
     i === nothing && throw(ParameterError("no parameter \"$name\"; there are: $(join(keys(p), ", "))"))
-    return p.arrays[i]
+    offset, dims = p.layout.offsets[i], p.layout.dims[i]
+    return reshape(view(p.vector, offset+1:offset+prod(dims)), dims...)
 end
 
 """
@@ -117,7 +125,7 @@ function load!(p::Parameters, values::AbstractDict)
 end
 
 function Base.show(io::IO, p::Parameters)
-    print(io, "Parameters(", length(p), " ", eltype(p), " in ", length(p.arrays), " tensors")
+    print(io, "Parameters(", length(p), " ", eltype(p), " in ", length(p.tensors), " tensors")
     for (name, array) in zip(keys(p), p.arrays)
         print(io, "\n  ", name, " ", size(array))
     end

@@ -103,8 +103,8 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
         count::Int, samples::Int, gradient::Vector{T}, techniques::Techniques, sparse::Bool) where {T}
     parameters = chain.parameters
     layout = parameters.layout
-    inputs = Tensor[AD.symbol(takes_ids(chain) ? Int64 : T, Int[input; count], "x"),
-        AD.symbol(target_type, Int[target; count], "y")]
+    inputs = Tensor[AD.symbol(takes_ids(chain) ? Int64 : T, push!(copy(input), count), "x"),
+        AD.symbol(target_type, push!(copy(target), count), "y")]
     found, news = Any[], Tuple{Int,Tensor}[]
     value, nodes = AD.tracing() do
         value = objective(applied(chain, parameters.tensors, inputs[1], true, news), inputs[2])
@@ -113,15 +113,17 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
         value
     end
     outputs, results, lookups = Tensor[value], Dict{Int,Any}(), Tuple{Int,Tensor,Int}[]
-    for (i, (g, part)) in enumerate(zip(found, views(trainable_part(layout), gradient)))
+    parts = memories(trainable_part(layout), gradient)
+    for i in eachindex(found)
+        g = found[i]
         if g === nothing
-            part .= 0
+            clear!(gradient, layout.offsets[i] + 1, layout.offsets[i] + prod(layout.dims[i]))
         elseif sparse && g.op === AD.EMBEDDING_GRADIENT
             push!(lookups, (i, g, length(outputs)))
             append!(outputs, g.inputs)
         else
             push!(outputs, g)
-            results[length(outputs)] = part
+            results[length(outputs)] = parts[i]
         end
     end
     first_state = length(outputs)
@@ -168,10 +170,14 @@ end
 function cleared(layout::Layout, gradient::Vector)
     for i in 1:layout.trained_tensors
         stop = i < layout.trained_tensors ? layout.offsets[i+1] : layout.trained
-        gradient[layout.offsets[i]+prod(layout.dims[i])+1:stop] .= 0
+        clear!(gradient, layout.offsets[i] + prod(layout.dims[i]) + 1, stop)
     end
     return gradient
 end
+
+clear!(gradient::Vector, from::Int, to::Int) = (for i in from:to
+    gradient[i] = 0
+end)
 
 # Without replay, or sample by sample: for ablations ---------------------------------------------------------------------
 

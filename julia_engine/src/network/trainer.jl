@@ -234,7 +234,7 @@ end
 
 function forward_tape!(trainer::Trainer{T}, samples::Int, with_loss::Bool) where {T}
     return get!(trainer.forwards, (samples, with_loss)) do
-        inputs = Tensor[AD.symbol(input_type(trainer), Int[trainer.input; samples], "x")]
+        inputs = Tensor[AD.symbol(input_type(trainer), push!(copy(trainer.input), samples), "x")]
         with_loss && push!(inputs, AD.symbol(target_type(trainer), Int[target_size(trainer); samples], "y"))
         outputs, nodes = AD.tracing() do
             outputs = Tensor[applied(trainer.chain, trainer.parameters.tensors, inputs[1], false)]
