@@ -119,6 +119,7 @@ RENAMED = {
     "ad/__init__.py": "AD.jl",
     "network/__init__.py": "NETWORK.jl",
     "errors.py": "ad/errors.jl",
+    "ad/fusion.py": "ad/fused_pooling.jl",
 }
 PYTHON_ONLY = {"ad/ops/__init__.py": "makes the folder a package"}
 JULIA_ONLY = {
