@@ -78,7 +78,7 @@ def train(request: Training, output: Output) -> None:
     if training.y is None:
         raise InputError(f"{request.data}: no y_train, nothing to learn")
     with Worker(request.engine, request.threads) as worker:
-        worker.build(spec, initial, optimizer, request.batch_size, spec.input.dtype)
+        worker.build(spec, initial, optimizer, request.batch_size, spec.dtype)
         worker.preload(training.x, training.y)
         shown = []
         for epoch in range(1, request.epochs + 1):
@@ -106,7 +106,7 @@ def predict(request: Prediction, output: Output) -> None:
     params = weights.load(request.weights, spec)
     given = _rows_to_predict(request, spec, output)
     with Worker(request.engine, request.threads) as worker:
-        worker.build(spec, params, Optimizer("sgd", 0.0), max(1, min(1000, len(given.x))), spec.input.dtype)
+        worker.build(spec, params, Optimizer("sgd", 0.0), max(1, min(1000, len(given.x))), spec.dtype)
         outputs = worker.predict(given.x)
         known = None if given.y is None else worker.evaluate(given.x, given.y)
     found = readable(spec, outputs)
@@ -146,10 +146,12 @@ def load_rows(name: str, data_dir: Path | None, spec: ModelSpec, output: Output)
 
 
 def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
-    """Rows in the spec's dtype and sample shape; InputError when their sizes do not allow it."""
+    """Rows as the spec reads them, targets as its loss wants them; InputError when they do not allow it."""
     sample = spec.input.sample
     if rows.x.dtype.kind not in "fiub":
         raise InputError(f"{source}: rows must be numbers, found dtype {rows.x.dtype}")
+    if spec.input.dtype == "int64" and rows.x.dtype.kind == "f":
+        raise InputError(f"{source}: model {spec.name} reads token ids (whole numbers), found dtype {rows.x.dtype}")
     if rows.x.ndim == 0 or math.prod(rows.x.shape[1:]) != math.prod(sample):
         expected = ", ".join(["N", *map(str, sample)])
         raise InputError(f"{source}: model {spec.name} expects rows of shape ({expected}), found {rows.x.shape}")
@@ -158,8 +160,13 @@ def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
         return Rows(x, None)
     if len(rows.y) != len(x):
         raise InputError(f"{source}: {len(x)} rows but {len(rows.y)} labels")
-    y = rows.y.astype(np.int64) if rows.y.dtype.kind in "iu" else rows.y.astype(spec.input.dtype)
-    return Rows(x, y)
+    target = spec.target
+    if target.kind == "classes":
+        return Rows(x, rows.y.astype(np.int64) if rows.y.dtype.kind in "iu" else rows.y)
+    if math.prod(rows.y.shape[1:]) != math.prod(target.shape):
+        expected = ", ".join(["N", *map(str, target.shape)])
+        raise InputError(f"{source}: model {spec.name} expects targets of shape ({expected}), found {rows.y.shape}")
+    return Rows(x, rows.y.reshape(len(rows.y), *target.shape).astype(spec.dtype))
 
 
 def readable(spec: ModelSpec, outputs: NDArray[Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What the benchmarks of all engines share: the network, synthetic data, and the worker process that trains."""
+"""What the benchmarks of all engines share: the networks, synthetic data, and the worker process that trains."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ENGINES = ["numpy", "julia", "manual", "manual-julia", "torch", "torch-compile"]
+ENGINES = [
+    *("numpy", "julia", "manual", "manual-julia", "torch", "torch-compile"),
+    *("tensorflow", "tensorflow-xla", "jax", "flux"),
+]
 """A list of its own, not the registry's: asv takes the parameters from one commit and uses them for all."""
 
 THREADS = [1, 2]
@@ -19,7 +23,28 @@ STEPS = 100
 
 BATCH_SIZE = 100
 LEARNING_RATE = 0.015
-MODEL = Path(__file__).parents[1] / "models" / "mnist-rnn.toml"
+MODELS = Path(__file__).parents[1] / "models"
+MODEL = MODELS / "mnist-rnn.toml"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network and how it is trained: model, mini-batch, optimizer, and steps of an epoch here."""
+
+    model: str
+    batch_size: int = BATCH_SIZE
+    optimizer: str = "sgd"
+    learning_rate: float = 0.01
+    steps: int = STEPS
+
+
+RNN = Workload("mnist-rnn", learning_rate=LEARNING_RATE)
+CONVOLUTIONAL = {
+    "mnist-cnn": Workload("mnist-cnn"),
+    "mnist-cnn-batch1": Workload("mnist-cnn", batch_size=1, steps=1000),
+    "imdb-cnn": Workload("imdb-cnn", batch_size=64, optimizer="adam", learning_rate=0.001),
+}
+"""The workloads of the papers besides the recurrent one, by the names that the pages show."""
 
 
 @contextmanager
@@ -48,37 +73,47 @@ def require(engine: str, threads: int) -> None:
 
 
 class Bench:
-    """An engine in a worker process of its own, with images and labels drawn at random; not built yet."""
+    """An engine in a worker process of its own, with data drawn at random; not built yet."""
 
-    def __init__(self, engine: str, threads: int) -> None:
+    def __init__(self, engine: str, threads: int, workload: Workload = RNN) -> None:
         require(engine, threads)
         with imports():
             import numpy as np
 
             from bridge import spec, weights
-            from bridge.errors import EngineUnavailableError
+            from bridge.errors import EngineUnavailableError, SpecError
             from bridge.worker import Worker
 
+        self.workload = workload
+        try:
+            self.model = spec.load(MODELS / f"{workload.model}.toml")
+        except SpecError as error:  # its layers are newer than this commit
+            raise NotImplementedError(str(error)) from error
         try:
             self.worker = Worker(engine, threads)
         except EngineUnavailableError as error:
             raise NotImplementedError(str(error)) from error
-        self.model = spec.load(MODEL)
         self.params = weights.initialise(self.model, 0, np.float32)
         rng = np.random.default_rng(0)
-        rows = STEPS * BATCH_SIZE
-        self.x = rng.random((rows, *self.model.input.sample), dtype=np.float32)
-        self.y = rng.integers(0, self.model.output[-1], rows)
+        rows = workload.steps * workload.batch_size
+        self.x, self.y = drawn(self.model, rows, rng)
         self._folder = tempfile.TemporaryDirectory(prefix="twingrad-bench-")
         self.epoch = self._save("epoch", rng.permutation(rows))
-        self.step = self._save("step", np.arange(BATCH_SIZE))
+        self.step = self._save("step", np.arange(workload.batch_size))
         self.worker.preload(self.x, self.y)
 
     def build(self) -> None:
         """Begin a session, in place of the one before."""
         from bridge.engine import Optimizer
+        from bridge.errors import SpecError
 
-        self.worker.build(self.model, self.params, Optimizer("sgd", LEARNING_RATE), BATCH_SIZE)
+        workload = self.workload
+        optimizer = Optimizer(workload.optimizer, workload.learning_rate)
+        try:
+            self.worker.build(self.model, self.params, optimizer, workload.batch_size)
+        except SpecError as error:  # this engine does not have the network, or not yet
+            self.close()
+            raise NotImplementedError(str(error)) from error
 
     def train(self, order: Path) -> None:
         """Train on the rows of an order: `epoch` or `step`."""
@@ -97,18 +132,31 @@ class Bench:
         return path
 
 
-_current: tuple[tuple[str, int], Bench] | None = None
+def drawn(model: Any, rows: int, rng: Any) -> tuple[Any, Any]:
+    """Features and targets at random, in the shapes and types that a model wants."""
+    import numpy as np
+
+    if model.input.dtype == "int64":
+        x = rng.integers(0, model.layers[0].vocabulary, (rows, *model.input.sample))
+    else:
+        x = rng.random((rows, *model.input.sample), dtype=np.float32)
+    if model.target.kind == "classes":
+        return x, rng.integers(0, model.output[-1], rows)
+    return x, rng.integers(0, 2, (rows, *model.target.shape)).astype(np.float32)
 
 
-def trained(engine: str, threads: int) -> Bench:
+_current: tuple[tuple[str, int, Workload], Bench] | None = None
+
+
+def trained(engine: str, threads: int, workload: Workload = RNN) -> Bench:
     """A bench that has built and trained an epoch; kept for the next call, since asv sets up before every sample."""
     global _current
-    if _current is None or _current[0] != (engine, threads):
+    if _current is None or _current[0] != (engine, threads, workload):
         release()
-        bench = Bench(engine, threads)
+        bench = Bench(engine, threads, workload)
         bench.build()
         bench.train(bench.epoch)
-        _current = (engine, threads), bench
+        _current = (engine, threads, workload), bench
     return _current[1]
 
 

@@ -1,8 +1,8 @@
-"""Time of the network of mnist-rnn-d and -e, in every engine: one epoch, and everything before the second step."""
+"""Time of the papers' networks in every engine: one epoch, and of one network everything before the second step."""
 
 from __future__ import annotations
 
-from .engines import ENGINES, THREADS, Bench, trained
+from .engines import CONVOLUTIONAL, ENGINES, THREADS, Bench, trained
 
 
 class Epoch:
@@ -18,6 +18,28 @@ class Epoch:
         self.bench = trained(engine, threads)
 
     def time_100_steps(self, engine: str, threads: int) -> None:
+        """Train."""
+        self.bench.train(self.bench.epoch)
+
+
+class Convolutional:
+    """An epoch of the convolutional networks after a first one, on synthetic rows: 100 mini-batches, or 1000 images.
+
+    With two threads alone, and one process for each combination: a run over many commits stays affordable.
+    """
+
+    params = (ENGINES, list(CONVOLUTIONAL))
+    param_names = ("engine", "workload")
+    number = 1
+    repeat = (2, 5, 5.0)
+    rounds = 1
+    warmup_time = 0.0
+
+    def setup(self, engine: str, workload: str) -> None:
+        """Have a worker that has trained an epoch."""
+        self.bench = trained(engine, 2, CONVOLUTIONAL[workload])
+
+    def time_epoch(self, engine: str, workload: str) -> None:
         """Train."""
         self.bench.train(self.bench.epoch)
 
