@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import ThreadpoolController
 
 from py_engine.ad import ops
+from py_engine.ad.fusion import fuse
 from py_engine.ad.graph import Graph, tracing
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
@@ -276,6 +277,8 @@ class Trainer:
             with tracing() as nodes:
                 outputs = [self.chain(inputs[0])]
                 outputs += [self._objective(outputs[0], targets) for targets in inputs[1:]]
+                if self.techniques.fusion:
+                    outputs = fuse(outputs, nodes)
             graph = Graph(inputs, outputs, nodes)
             graph.prune()
             tape = self._forwards[key] = Tape(graph, techniques=self.techniques)

@@ -139,7 +139,9 @@ def test_switching_it_off_changes_no_result(make, threads, rng):
         trainer = Trainer(chain, optimizer=SGD(0.1), batch_size=10, threads=threads, techniques=techniques)
         losses = np.concatenate([trainer.train_epoch(x, y) for _ in range(3)])
         assert ("phase_max" in trainer.source) == fusion
-        results.append([losses, *chain.parameters.as_dict().values()])
+        evaluated = trainer.evaluate(x, y)
+        measured = [evaluated.loss, evaluated.accuracy, trainer.predict(x)]
+        results.append([losses, *measured, *chain.parameters.as_dict().values()])
         trainer.close()
     for on, off in zip(*results, strict=True):
         np.testing.assert_allclose(on, off, rtol=1e-9, atol=1e-12)

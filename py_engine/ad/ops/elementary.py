@@ -99,24 +99,12 @@ def _softplus(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence
     ]
 
 
-ZEROS = 4096
-"""Elements: numpy's maximum is vectorised for two arrays, and not for an array and a number."""
-
-
 def _relu(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    # numpy's maximum is vectorised for two arrays, and not for an array and a number. Zeros that nobody ever writes
+    # take no memory where they are many: the system maps one page of zeros over and over.
     (x,) = arrays
-    if not (x.flags.c_contiguous and out.flags.c_contiguous and x.shape == out.shape):
-        return [partial(np.maximum, x, 0, out=out)]
-    flat, result = x.reshape(-1), out.reshape(-1)
-    whole = flat.size - flat.size % ZEROS
-    zeros = np.zeros(min(flat.size, ZEROS), x.dtype)
-    calls: list[Call] = []
-    if whole:
-        rows, into = flat[:whole].reshape(-1, ZEROS), result[:whole].reshape(-1, ZEROS)
-        calls.append(partial(np.maximum, rows, zeros, out=into))
-    if whole < flat.size:
-        calls.append(partial(np.maximum, flat[whole:], zeros[: flat.size - whole], out=result[whole:]))
-    return calls
+    straight = x.flags.c_contiguous and out.flags.c_contiguous and x.shape == out.shape
+    return [partial(np.maximum, x, np.zeros(x.shape, x.dtype) if straight else 0, out=out)]
 
 
 def _step(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:

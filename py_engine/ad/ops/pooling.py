@@ -493,7 +493,8 @@ def _kernel_phase_max(phases: Array, out: Array) -> None:
 def _bind_phase_max_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     g, phases, y = arrays
     won, calls = first_of_equals(phases, y, scratch)
-    return [*calls, partial(np.copyto, out, won), partial(np.multiply, out, g, out)]
+    # Phase by phase: numpy broadcasts through buffers that it allocates.
+    return [*calls, partial(np.copyto, out, won), *(partial(np.multiply, phase, g, phase) for phase in out)]
 
 
 def _bind_phase_max_gather(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
