@@ -229,7 +229,9 @@ function fuse_pools!(graph::Graph)
         it = x.op === MAX_POOL ? get(found, x.inputs[1], nothing) : nothing
         if it !== nothing
             fused[it] = both, source = fused_pool!(it, x.scope, put!)
-            replaced[x] = put!(x.scope, SLICE, Tensor[both], Any[[whole_axis.(x.dims); (1, 1, -1)]])
+            values = Item[whole_axis(n) for n in x.dims]
+            push!(values, (1, 1, -1))
+            replaced[x] = put!(x.scope, SLICE, Tensor[both], Any[values])
             continue
         end
         from = gradient_before_pool(x, found)
@@ -260,13 +262,11 @@ end
 """The fused op, and what it reads: split rows, or sequences."""
 function fused_pool!(it::PooledConvolution, scope::String, put!)
     x, w = it.conv.inputs
-    bias = it.bias === nothing ? Tensor[] : Tensor[put!(scope, RESHAPE, Tensor[it.bias], Any[Int[length(it.bias)]])]
-    if it.sequence
-        source = x.inputs[1]
-        return put!(scope, SEQUENCE_POOL, Tensor[source; w; bias], sequence_attrs(it, Int[it.pool.dims; 2])), source
-    end
-    source = put!(scope, SPLIT_COLUMNS, Tensor[x], split_attrs(it.conv))
-    return put!(scope, CONV_POOL, Tensor[source; w; bias], plane_attrs(it, Int[it.pool.dims; 2])), source
+    source = it.sequence ? x.inputs[1] : put!(scope, SPLIT_COLUMNS, Tensor[x], split_attrs(it.conv))
+    inputs = Tensor[source, w]
+    it.bias === nothing || push!(inputs, put!(scope, RESHAPE, Tensor[it.bias], Any[Int[length(it.bias)]]))
+    it.sequence && return put!(scope, SEQUENCE_POOL, inputs, sequence_attrs(it, Int[it.pool.dims; 2])), source
+    return put!(scope, CONV_POOL, inputs, plane_attrs(it, Int[it.pool.dims; 2])), source
 end
 
 function plane_attrs(it::PooledConvolution, dims::Vector{Int})

@@ -117,16 +117,9 @@ a row's length, the padding on the left and above, and the rows with padding.
             for u in 1:from
                 unsafe_store!(o, zero(T), u)
             end
-            if x.sa[1] == 1
-                p = a + sizeof(T) * (odd - left)
-                @fast for u in from+1:to
-                    unsafe_store!(o, unsafe_load(p, 2u - 1), u)
-                end
-            else
-                p = a + sizeof(T) * (odd - left) * x.sa[1]
-                @fast for u in from+1:to
-                    unsafe_store!(o, at(p, u, 2 * x.sa[1]), u)
-                end
+            p = a + sizeof(T) * (odd - left) * x.sa[1]
+            for u in from+1:to
+                unsafe_store!(o, at(p, u, 2 * x.sa[1]), u)
             end
             for u in to+1:half
                 unsafe_store!(o, zero(T), u)
@@ -134,8 +127,8 @@ a row's length, the padding on the left and above, and the rows with padding.
             o += sizeof(T) * half
         end
     end
-    for u in 1:64÷sizeof(T)
-        unsafe_store!(o, zero(T), u)
+    for u in 0:64÷sizeof(V)-1
+        store!(o + sizeof(V) * u, zeros)
     end
     return nothing
 end
@@ -262,18 +255,18 @@ end
 """Store the first lanes alone, by way of `spare`."""
 @inline function store_lanes!(p::Ptr{T}, v, lanes::Int, spare::Ptr{T}) where {T}
     store!(spare, v)
-    for i in 1:lanes
-        unsafe_store!(p, unsafe_load(spare, i), i)
-    end
+    copy_elements!(p, spare, lanes)
 end
 
 """Load the first lanes alone; zeros in the others."""
 @inline function load_lanes(::Type{V}, p::Ptr{T}, lanes::Int, spare::Ptr{T}) where {W,T,V<:Vec{W,T}}
-    for i in 1:W
-        unsafe_store!(spare, i <= lanes ? unsafe_load(p, i) : zero(T), i)
-    end
+    store!(spare, repeated(V, zero(T)))
+    copy_elements!(spare, p, min(lanes, W))
     return load(V, spare)
 end
+
+@inline copy_elements!(to::Ptr{T}, from::Ptr{T}, n::Int) where {T} =
+    (ccall(:memcpy, Ptr{Cvoid}, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t), to, from, n * sizeof(T)); nothing)
 
 # Sequences whose channels lie in one piece ------------------------------------------------------------------------------
 #
