@@ -97,7 +97,7 @@ class Worker:
     def __init__(self, engine: str, threads: int = 1, counting: bool = False) -> None:
         """`counting`: for a profiler of memory to see all of it; see `Registered.counting`. Times are then others."""
         self.engine = engines.get(engine)
-        self._variables = environment(threads) | (self.engine.counting if counting else {})
+        self._variables = environment(threads) | dict(self.engine.counting if counting else {})
         self.threads = threads
         self.cores = _choose_cores(threads)
         self.seconds = float("nan")

@@ -248,7 +248,7 @@ class JuliaSession:
 
     # For other engines with the same entry points.
     _load = staticmethod(load_engine)
-    _describe = staticmethod(describe)
+    _describe: Callable[..., tuple[NDArray[np.int64], NDArray[np.float64]]] = staticmethod(describe)
     _layout = staticmethod(_Layout.of)
 
     def __init__(
