@@ -100,6 +100,10 @@ check_seed(@nospecialize(seed)) = throw(ConfigurationError("a seed must be an in
 """Draw values for `spec` from `random` into `array`."""
 function initialise!(array, spec::ParameterSpec, random)
     f, options = resolve(spec.initialiser)
-    array .= f(random, spec.dims, spec.fan_in, spec.fan_out; options...)
+    if spec.initialiser isa Function
+        array .= f(random, spec.dims, spec.fan_in, spec.fan_out; options...)
+    else  # the same numbers as one row: nothing is compiled anew for each number of axes
+        vec(array) .= f(random, Int[length(spec)], spec.fan_in, spec.fan_out; options...)
+    end
     return array
 end
