@@ -146,7 +146,7 @@ class Runs(_Record):
     memory_seeds: Setting[PositiveInt]
     memory_threads: Setting[PositiveInt]
     memory_epochs: Setting[PositiveInt] | None = None
-    """Fewer epochs for the runs of memory: the second one is like all that follow."""
+    """Epochs of the runs of memory, where the second one is like all that follow; those of the others when absent."""
     memory_rows: Setting[PositiveInt] | None = None
     """Training rows of an epoch in the runs of memory; what they allocate is scaled up to a whole epoch."""
     memory_engines: Setting[list[str]] | None = None
@@ -162,6 +162,12 @@ class Runs(_Record):
     batch_sizes: Setting[list[PositiveInt]] | None = None
     sequence_lengths: Setting[list[PositiveInt]] | None = None
     ablation_engines: Setting[list[str]] | None = None
+
+    @model_validator(mode="after")
+    def _a_later_epoch(self) -> Runs:
+        if self.memory_rows and (not self.memory_epochs or self.memory_epochs.value < 2):
+            raise ValueError("memory_rows needs memory_epochs of at least 2: a later epoch says what a step allocates")
+        return self
 
     def seed_count(self, engine: str, measure: str = "time") -> int:
         """How many seeds `engine` runs for `measure`."""

@@ -450,7 +450,7 @@ def test_weights_of_another_network_are_refused(twingrad: Any, rows: Path) -> No
 def test_reproduce_makes_everything_from_the_sample_and_says_so(twingrad: Any, tmp_path: Path) -> None:
     pytest.importorskip("typst")
     start = time.time()
-    options = ["reproduce", "--profile", "quick", "--engines", "numpy,manual", "--threads", "1"]
+    options = ["reproduce", "--profile", "quick", "--engines", "numpy", "--threads", "1"]
     said = twingrad(*options, "--json", "reproduce.json")
     assert said.code == 0, said.err
     report = tmp_path / "results" / "report"

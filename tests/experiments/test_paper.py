@@ -118,7 +118,7 @@ def test_any_part_of_the_results_gives_a_paper(case: str, fake: ModuleType, tmp_
         case "all failed":
             for run in sweep["runs"]:
                 run |= {"status": "failed", "error": "it broke"}
-            sweep |= {"epochs": [], "steps": [], "race": [], "scaling": []}
+            sweep |= {"epochs": [], "steps": [], "race": [], "scaling": [], "ablation": [], "variants": []}
     fake.write(tmp_path, sweep)
     assert paper.build(tmp_path).read_bytes().startswith(b"%PDF-")
 
