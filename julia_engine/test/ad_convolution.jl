@@ -305,6 +305,17 @@ end
     end
 end
 
+@testset "any technique may be switched off" begin
+    x, y = randn(RANDOM, Float32, 12, 12, 1, 12), rand(RANDOM, 1:3, 12)
+    losses(how) = train_epoch!(Trainer(Chain(Conv2D(1 => 3, 3, relu), MaxPool2D(2), Conv2D(3 => 2, 2), MaxPool2D(2; stride=1),
+        Flatten(), Dense(18 => 3); seed=4); batch_size=4, threads=1, optimizer=SGD(0.1), techniques=how), x, y)
+    expected = losses(Techniques())
+    for name in fieldnames(Techniques)
+        off = losses(Techniques(; (name => false,)...))
+        @test (name, isapprox(off, expected; rtol=1e-4)) == (name, true)
+    end
+end
+
 steps_allocate(trainer, x, y, order, losses) = @allocated train_epoch!(trainer, x, y, order, losses)
 
 @testset "training: fused against plain, and nothing allocated" begin
