@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.report import parts
+from experiments.report import claims, parts
 from experiments.report.parts import PARITY_TOLERANCE, REFERENCE
 from experiments.report.select import View
 from experiments.report.table import fraction, scientific, significant, size
@@ -29,6 +29,10 @@ def of_paper(view: View) -> Numbers:
     for threads in view.race["threads"].unique():
         _add_race(found, view, int(threads))
     _add_agreement(found, view)
+    _add_own(found, view)
+    _add_techniques(found, view)
+    _add_variants(found, view)
+    _add_verdicts(found, view)
     for name, setting in view.paper.settings():
         _add(found, f"setting.{name.partition('.')[2]}", setting.value, _plain(setting.value))
     sources = [setting.source for _, setting in view.paper.settings()]
@@ -41,7 +45,8 @@ def of_paper(view: View) -> Numbers:
         if item.value is not None:
             _add(found, name, item.value, f"{about}{item.value:g}")
         for epoch, value in enumerate(item.by_epoch, start=1):
-            _add(found, f"{name}.{epoch}", value, fraction(value, 3))
+            text = fraction(value, 3) if item.quantity.endswith("accuracy") else f"{value:g}"
+            _add(found, f"{name}.{epoch}", value, text)
     _add(found, "parity.tolerance", PARITY_TOLERANCE, scientific(PARITY_TOLERANCE).removeprefix("1.0·"))
     return found
 
@@ -115,6 +120,52 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
             if other in steps and engine != other:
                 ratios = (steps[engine] / steps[other]).dropna()
                 _add(found, f"race.{threads}.{engine}.{name}", ratios.median(), "{:.2f}".format)
+        rival = parts.best_rival(steps)
+        if len(rival) and engine != rival.name:
+            ratio = (steps[engine] / rival).dropna().median()
+            _add(found, f"race.{threads}.{engine}.ratio_to_rival", ratio, "{:.2f}".format)
+    rival = parts.best_rival(steps)
+    if len(rival):
+        _add(found, f"race.{threads}.rival", view.label(str(rival.name)), view.label(str(rival.name)))
+
+
+def _add_own(found: Numbers, view: View) -> None:
+    """Accuracy from each engine's own initialisation."""
+    for engine in view.paper.own:
+        runs = view.ok("own", engine)
+        for name in ("train_accuracy", "test_accuracy"):
+            _add(found, f"own.{engine}.{name}", runs[name].mean(), fraction)
+            _add(found, f"own.{engine}.{name}_sd", runs[name].std(), fraction)
+
+
+def _add_techniques(found: Numbers, view: View) -> None:
+    """The share of time and of bytes, in per cent, that each technique saves, and all of them together."""
+    for engine in view.ablation["engine"].unique():
+        rows = view.ablation[(view.ablation["engine"] == engine) & (view.ablation["configuration"] == "without")]
+        for technique in (claims.ALL, *rows["technique"].unique()):
+            for name, quantity in (("time_saved", "microseconds_per_step"), ("bytes_saved", "bytes_per_epoch")):
+                share = claims.saved(view, engine, technique, quantity)
+                percent = None if share is None else 100 * share
+                _add(found, f"technique.{engine}.{technique}.{name}", percent, "{:.0f} %".format)
+
+
+def _add_variants(found: Numbers, view: View) -> None:
+    """Test accuracy and seconds of an epoch of every variant."""
+    for (engine, variant), rows in view.variants.groupby(["engine", "variant"]):
+        last, later = rows[rows["epoch"] == rows["epoch"].max()], rows[rows["epoch"] > 1]
+        _add(found, f"variant.{variant}.{engine}.test_accuracy", last["test_accuracy"].mean(), fraction)
+        _add(found, f"variant.{variant}.{engine}.later_s", later["seconds"].mean(), significant)
+
+
+def _add_verdicts(found: Numbers, view: View) -> None:
+    """How many claims have which verdict, and each one's verdict in words."""
+    verdicts = {claim.id: claims.examine(claim, view).verdict for claim in view.paper.claims}
+    for name, verdict in verdicts.items():
+        found[f"claim.{name}"] = {"value": verdict, "text": verdict}
+    for verdict in ("reproduced", "not reproduced", "not testable"):
+        count = list(verdicts.values()).count(verdict)
+        _add(found, f"claims.{verdict.replace(' ', '_')}", count, str(count))
+    _add(found, "claims.all", len(verdicts), str(len(verdicts)))
 
 
 def _add_agreement(found: Numbers, view: View) -> None:

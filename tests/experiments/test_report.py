@@ -585,6 +585,21 @@ def test_the_text_quotes_what_the_tables_show(fake: ModuleType, view_of: ViewOf)
     assert found["settings.all"]["value"] == len(list(view.paper.settings()))
 
 
+def test_the_text_quotes_own_weights_techniques_variants_and_verdicts(fake: ModuleType, view_of: ViewOf) -> None:
+    view = view_of(fake.rows("imdb-cnn-a", seeds=2), paper="imdb-cnn-a")
+    found = numbers.of_paper(view)
+    own = row(tables.PRODUCERS["own_accuracy"](view), "torch")
+    assert found["own.torch.test_accuracy"]["value"] == pytest.approx(own["own_test_accuracy"])
+    assert found["technique.julia.all.time_saved"] == {"value": pytest.approx(90), "text": "90 %"}
+    assert found["technique.numpy.replay.bytes_saved"]["text"] == "33 %"
+    assert found["variant.static.torch.test_accuracy"]["value"] < found["torch.test_accuracy"]["value"]
+    assert found["race.2.rival"]["text"] == "JAX"
+    assert found["race.2.numpy.ratio_to_rival"]["value"] == pytest.approx(300 / 500, rel=0.05)
+    verdicts = [item["verdict"] for item in tables.PRODUCERS["claims"](view).rows]
+    for verdict in ("reproduced", "not reproduced", "not testable"):
+        assert found[f"claims.{verdict.replace(' ', '_')}"]["value"] == verdicts.count(verdict)
+
+
 def test_a_number_that_is_missing_is_left_out(fake: ModuleType, view_of: ViewOf) -> None:
     found = numbers.of_paper(view_of(fake.rows(seeds=1, engines=("numpy",))))
     assert not [name for name in found if name.startswith("torch.") and not name.endswith(".label")]
