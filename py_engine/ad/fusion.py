@@ -1,4 +1,4 @@
-"""The technique `fusion`: a convolution whose result is pooled becomes a chain of few calls over long pieces of memory.
+"""The technique `fuse`: a convolution whose result is pooled becomes a chain of few calls over long pieces of memory.
 
     max_pool(relu(conv(x, weight) + bias))  =  relu(max(phases of conv(x, weight)) + bias)
 

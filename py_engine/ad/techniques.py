@@ -25,7 +25,7 @@ class Techniques:
         simplify: merge equal subexpressions and drop needless ops (one graph for forward and backward).
         fused_loss: softmax cross-entropy and its gradient as two fused ops on integer labels (stable softmax,
             sparse one-hot labels); off: log_softmax times one-hot rows.
-        fusion: convolution, bias, relu and max-pooling as one chain of few calls: the pooling is made ready by the
+        fuse: convolution, bias, relu and max-pooling as one chain of few calls: the pooling is made ready by the
             matrix product of the convolution, and bias and relu, which commute with it, come after it, where there
             is less to do; off: op after op.
         batched: a mini-batch is one pass (vectorisation by matrices); off: one pass per sample, gradients
@@ -43,7 +43,7 @@ class Techniques:
     place_parts: bool = True
     simplify: bool = True
     fused_loss: bool = True
-    fusion: bool = True
+    fuse: bool = True
     batched: bool = True
     flat_parameters: bool = True
     split_batch: bool | str = "auto"

@@ -78,7 +78,7 @@ class Shard:
             value = loss(chain(inputs[0], training=True), inputs[1])
             if size != samples:
                 value = value * (size / samples)
-            if techniques.fusion:
+            if techniques.fuse:
                 value, *fused = fuse([value, *(new for _, new in updates)], nodes)
                 updates = [(parameter, new) for (parameter, _), new in zip(updates, fused, strict=True)]
             seed = Literal(np.ones((), value.dtype))

@@ -277,7 +277,7 @@ class Trainer:
             with tracing() as nodes:
                 outputs = [self.chain(inputs[0])]
                 outputs += [self._objective(outputs[0], targets) for targets in inputs[1:]]
-                if self.techniques.fusion:
+                if self.techniques.fuse:
                     outputs = fuse(outputs, nodes)
             graph = Graph(inputs, outputs, nodes)
             graph.prune()

@@ -133,12 +133,12 @@ def test_switching_it_off_changes_no_result(make, threads, rng):
     x = rng.standard_normal((23, 1, 14, 14)) if make is images else rng.integers(0, 11, (23, 20))
     y = rng.integers(0, 4, 23)
     results = []
-    for fusion in (True, False):
+    for switch in (True, False):
         chain = make()
-        techniques = replace(Techniques(split_batch=threads > 1), fusion=fusion)
+        techniques = replace(Techniques(split_batch=threads > 1), fuse=switch)
         trainer = Trainer(chain, optimizer=SGD(0.1), batch_size=10, threads=threads, techniques=techniques)
         losses = np.concatenate([trainer.train_epoch(x, y) for _ in range(3)])
-        assert ("phase_max" in trainer.source) == fusion
+        assert ("phase_max" in trainer.source) == switch
         evaluated = trainer.evaluate(x, y)
         measured = [evaluated.loss, evaluated.accuracy, trainer.predict(x)]
         results.append([losses, *measured, *chain.parameters.as_dict().values()])

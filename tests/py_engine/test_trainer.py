@@ -85,7 +85,7 @@ def test_switching_a_technique_off_changes_no_result(batch, switch, layer):
 
 
 def test_every_technique_is_a_switch_tested_here_or_below():
-    assert {*SWITCHES, "split_batch", "fusion"} == set(Techniques.__dataclass_fields__)  # test_fusion.py has the last
+    assert {*SWITCHES, "split_batch", "fuse"} == set(Techniques.__dataclass_fields__)  # test_fusion.py has the last
 
 
 @pytest.mark.parametrize("threads", [2, 3])

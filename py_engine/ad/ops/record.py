@@ -56,7 +56,7 @@ class Op:
         random: each call draws new values, so equal calls must not be merged.
         couples_batch: whether the samples of a batch affect each other's results (batch normalisation does; a
             mean over the batch does not count, since it is a weighted sum over shards).
-        fused: whether only the rewriting of graphs (the technique `fusion`) makes it, in place of other ops.
+        fused: whether only the rewriting of graphs (the technique `fuse`) makes it, in place of other ops.
         doc: one line for the op reference.
     """
 
