@@ -131,5 +131,6 @@ end
 
 @testset "what is done while the package is compiled" begin
     foreach(n -> (@test TwinGrad.precompile_session(Float32, n) === nothing), (1, 3))
+    @test TwinGrad.precompile_plan() === nothing
     @test isempty(Entry.SESSIONS)
 end

@@ -1,5 +1,5 @@
-# A training session done once while the package is compiled, for the same reason as in ../precompile.jl. Not before Julia
-# 1.9: there only inferred code would be kept, which saves nothing here, and with which 1.5 makes steps that allocate.
+# A training session done once while the package is compiled, for the same reason as in ../precompile.jl. The steps not
+# before Julia 1.9: there only inferred code would be kept, with which 1.5 makes steps that allocate.
 
 function precompile_session(T::DataType, optimizer::Integer)
     switches = ones(Int64, length(Entry.TECHNIQUE_CODES))
@@ -27,7 +27,25 @@ function precompile_session(T::DataType, optimizer::Integer)
     return nothing
 end
 
-if VERSION >= v"1.9" && ccall(:jl_generating_output, Cint, ()) == 1
-    precompile_session(Float32, 1)
-    precompile_session(Float32, 3)
+"""What comes before the first step: inferred code of it is kept from Julia 1.5 on."""
+function precompile_plan()
+    text = Chain(Embedding(9 => 4), PermuteDims(2, 1), Conv1D(4 => 2, 3), Activation(relu), MaxPool1D(2), Flatten(),
+        Dense(4 => 1))
+    segments = Chain(Reshape(2, 2), RNN(2 => 3), Dense(3 => 2))
+    for (chain, dims, loss, optimizer) in ((text, [6], "binary_cross_entropy", Adam(0.1)),
+        (segments, [4], "softmax_cross_entropy", SGD(0.1)))
+        trainer = Trainer(chain; loss=loss, optimizer=optimizer, batch_size=2, threads=1)
+        NETWORK.suit!(trainer, dims)
+        NETWORK.choose_sparse!(trainer)
+        NETWORK.planned(trainer, 2)
+    end
+    return nothing
+end
+
+if ccall(:jl_generating_output, Cint, ()) == 1
+    if VERSION >= v"1.9"
+        precompile_session(Float32, 1)
+        precompile_session(Float32, 3)
+    end
+    precompile_plan()
 end
