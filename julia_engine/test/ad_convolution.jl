@@ -172,9 +172,11 @@ function images(x, w, b, c; relu_first, bias, padding)
     return sum(y .* c) + sum(y .^ 2)
 end
 
-@testset "fused images of $dims by $kernel, $T, vectors of $bytes bytes" for bytes in unique((min(32, VECTOR_BYTES), VECTOR_BYTES)),
-        T in (Float32, Float64), (dims, kernel, filters, padding) in (((28, 28, 1, 3), 3, 6, 0), ((8, 9, 3, 2), 3, 4, 1),
-            ((41, 7, 2, 2), 3, 3, ((2, 1), (0, 3))), ((4, 4, 1, 1), 3, 1, 0), ((14, 15, 2, 2), 5, 3, 0), ((5, 5, 1, 2), 3, 2, 0))
+const EVERY_VECTOR = unique((min(32, VECTOR_BYTES), VECTOR_BYTES))
+
+@testset "fused images of $dims by $kernel, $T, vectors of $bytes bytes" for bytes in EVERY_VECTOR, T in (Float32, Float64), (dims, kernel, filters, padding) in (((28, 28, 1, 3), 3, 6, 0), ((8, 9, 3, 2), 3, 4, 1),
+            ((41, 7, 2, 2), 3, 3, ((2, 1), (0, 3))), ((4, 4, 1, 1), 3, 1, 0), ((14, 15, 2, 2), 5, 3, 0),
+            ((5, 5, 1, 2), 3, 2, 0))
 
     bytes == 0 && continue
     Kernels.VECTOR_BYTES[] = bytes
@@ -198,7 +200,7 @@ function sequences(x, w, b, c; relu_first, bias, stride, window, step)
     return sum(y .* c) + sum(y .^ 2)
 end
 
-@testset "fused sequences of $dims, vectors of $bytes bytes" for bytes in unique((min(32, VECTOR_BYTES), VECTOR_BYTES)),
+@testset "fused sequences of $dims, vectors of $bytes bytes" for bytes in EVERY_VECTOR,
         (dims, kernel, filters, stride, window, step) in (((50, 130, 3), 3, 8, 1, 8, 8), ((4, 20, 2), 3, 11, 2, 3, 2),
             ((3, 9, 1), 2, 1, 1, 8, 8), ((6, 21, 2), 1, 17, 1, 2, 3))
 
@@ -207,7 +209,8 @@ end
     try
         T = Float32
         x, w, b = randn(RANDOM, T, dims...), randn(RANDOM, T, kernel, dims[1], filters), randn(RANDOM, T, filters)
-        c = randn(RANDOM, T, size(value(max_pool(conv(permutedims(x, (2, 1, 3)), w; stride=stride), window; stride=step)))...)
+        y = conv(permutedims(x, (2, 1, 3)), w; stride=stride)
+        c = randn(RANDOM, T, size(value(max_pool(y, window; stride=step)))...)
         for relu_first in (true, false), bias in (true, false)
             f(x, w, b) = sequences(x, w, b, c; relu_first=relu_first, bias=bias, stride=stride, window=window, step=step)
             check_fused(f, (x, w, b), "sequence_pool", T)
@@ -270,8 +273,8 @@ end
 # Layers -------------------------------------------------------------------------------------------------------------------
 
 @testset "layers" begin
-    chain = Chain(Conv2D(2 => 4, (3, 2), relu; stride=(2, 1), padding=((1, 0), (0, 1)), groups=2), MaxPool2D(2), AvgPool2D((1, 2);
-            stride=1), GlobalMaxPool(); dtype=Float64, seed=1)
+    chain = Chain(Conv2D(2 => 4, (3, 2), relu; stride=(2, 1), padding=((1, 0), (0, 1)), groups=2), MaxPool2D(2),
+        AvgPool2D((1, 2); stride=1), GlobalMaxPool(); dtype=Float64, seed=1)
     @test TwinGrad.NETWORK.sizes(chain, (9, 8, 2)) ==
           ["conv2d" => [4, 8, 4], "maxpool2d" => [2, 4, 4], "avgpool2d" => [2, 3, 4], "globalmaxpool" => [4]]
     @test size(chain.parameters["conv2d.weight"]) == (3, 2, 1, 4) && size(chain.parameters["conv2d.bias"]) == (4,)
@@ -281,20 +284,22 @@ end
     y = relu.(value(conv(x, w; stride=(2, 1), padding=((1, 0), (0, 1)), groups=2)) .+ reshape(b, 1, 1, :))
     y = value(avg_pool(max_pool(y, 2), (1, 2); stride=1))
     @test value(chain(x)) ≈ dropdims(maximum(y; dims=(1, 2)); dims=(1, 2))
-    chain = Chain(Conv1D(3 => 2, 3; dilation=2, bias=false), MaxPool1D(2), AvgPool1D(2; padding=1), GlobalAvgPool(); dtype=Float64)
+    chain = Chain(Conv1D(3 => 2, 3; dilation=2, bias=false), MaxPool1D(2), AvgPool1D(2; padding=1), GlobalAvgPool();
+        dtype=Float64)
     @test TwinGrad.NETWORK.output_size(chain, (12, 3)) == [2]
     x = randn(RANDOM, 12, 3, 2)
     y = value(avg_pool(max_pool(conv(x, copy(chain.parameters["conv1d.weight"]); dilation=2), 2), 2; padding=1))
     @test value(chain(x)) ≈ dropdims(sum(y; dims=1); dims=1) ./ size(y, 1)
     @test occursin("Conv1D(3 => 2, 3)", sprint(show, chain))
+    sizes(input, layers...) = () -> TwinGrad.NETWORK.sizes(Chain(layers...), input)
     for (f, kind, text) in (
         (() -> Conv2D(3 => 4, 3; groups=2), ConfigurationError, "3 channels and 4 filters"),
         (() -> Conv2D(3 => 4, 0), ConfigurationError, "Conv2D: kernel must be"),
         (() -> Conv1D(3 => 4, 3; padding=-1), ConfigurationError, "Conv1D: padding must be"),
         (() -> MaxPool2D(2; padding=2), ConfigurationError, "at most half the window"),
-        (() -> TwinGrad.NETWORK.sizes(Chain(Conv2D(3 => 4, 3)), (5, 5, 2)), ShapeError, "in layer \"conv2d\": expected samples of size (W, H, 3)"),
-        (() -> TwinGrad.NETWORK.sizes(Chain(Conv2D(2 => 4, 7)), (5, 5, 2)), ShapeError, "in layer \"conv2d\": a window of size (7, 7)"),
-        (() -> TwinGrad.NETWORK.sizes(Chain(MaxPool1D(8)), (5, 2)), ShapeError, "in layer \"maxpool1d\": a window of size (8,)"))
+        (sizes((5, 5, 2), Conv2D(3 => 4, 3)), ShapeError, "in layer \"conv2d\": expected samples of size (W, H, 3)"),
+        (sizes((5, 5, 2), Conv2D(2 => 4, 7)), ShapeError, "in layer \"conv2d\": a window of size (7, 7)"),
+        (sizes((5, 2), MaxPool1D(8)), ShapeError, "in layer \"maxpool1d\": a window of size (8,)"))
         error = try
             f()
             nothing

@@ -60,7 +60,8 @@ end
 function parameters(layer::Convolutional)
     window = prod(layer.kernel)
     fans = (window * layer.channels ÷ layer.groups, window * layer.filters ÷ layer.groups)
-    specs = ["weight" => ParameterSpec(Int[layer.kernel; layer.channels ÷ layer.groups; layer.filters], layer.weight_init, fans...)]
+    dims = Int[layer.kernel; layer.channels ÷ layer.groups; layer.filters]
+    specs = ["weight" => ParameterSpec(dims, layer.weight_init, fans...)]
     layer.bias && push!(specs, "bias" => ParameterSpec([layer.filters], layer.bias_init, fans...))
     return specs
 end
@@ -98,7 +99,8 @@ Base.show(io::IO, layer::Convolutional) = print(io, kind(layer), "(", layer.chan
 # What the four pooling layers share.
 abstract type Pooling <: Layer end
 
-for (name, axes, op, what) in ((:MaxPool1D, 1, :MAX_POOL, "Largest element"), (:MaxPool2D, 2, :MAX_POOL, "Largest element"),
+for (name, axes, op, what) in ((:MaxPool1D, 1, :MAX_POOL, "Largest element"),
+    (:MaxPool2D, 2, :MAX_POOL, "Largest element"),
     (:AvgPool1D, 1, :AVG_POOL, "Mean"), (:AvgPool2D, 2, :AVG_POOL, "Mean"))
     @eval begin
         @doc $("    $name(window; stride=window, padding=0, name=nothing)\n\n$what of each window: " *

@@ -178,8 +178,10 @@ end
 
 # The records ----------------------------------------------------------------------------------------------------------
 
-conv_input_gradient(g::Tensor, w::Tensor, x::Vector{Int}, attrs) = apply(CONV_INPUT_GRADIENT, Tensor[g, w], Any[attrs[1:4]; [x]])
-conv_weight_gradient(g::Tensor, x::Tensor, w::Vector{Int}, attrs) = apply(CONV_WEIGHT_GRADIENT, Tensor[g, x], Any[attrs[1:4]; [w]])
+conv_input_gradient(g::Tensor, w::Tensor, x::Vector{Int}, attrs) =
+    apply(CONV_INPUT_GRADIENT, Tensor[g, w], Any[attrs[1:4]; [x]])
+conv_weight_gradient(g::Tensor, x::Tensor, w::Vector{Int}, attrs) =
+    apply(CONV_WEIGHT_GRADIENT, Tensor[g, x], Any[attrs[1:4]; [w]])
 
 const CONV_ATTRS = [:stride, :padding, :dilation, :groups]
 

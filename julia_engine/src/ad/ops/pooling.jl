@@ -5,8 +5,9 @@
 # other, and of max_pool.
 
 function check_pooled(x::Vector{Int}, window::Vector{Int})
-    length(x) == length(window) + 2 || throw(ShapeError("expected an input of $(length(window) + 2) axes, " *
-        "$(length(window) == 1 ? "(W, C, N)" : "(W, H, C, N)"), for a window of size $(Tuple(window)), got size $(Tuple(x))"))
+    expected = length(window) == 1 ? "(W, C, N)" : "(W, H, C, N)"
+    length(x) == length(window) + 2 || throw(ShapeError(
+        "expected an input of size $expected for a window of size $(Tuple(window)), got size $(Tuple(x))"))
     return nothing
 end
 
@@ -90,7 +91,7 @@ const AVG_POOL_GRADIENT = register!(Op("avg_pool_gradient", infer_avg_pool_gradi
     backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL, Tensor[g], attrs[1:3])],
     jvp=linear_jvp("avg_pool_gradient"), doc="gradient of avg_pool: each element spread evenly over its window"))
 
-"""Window, stride and padding as attributes, checked: padding is at most half the window, so that no window is all padding."""
+"""Window, stride and padding as attributes. Padding is at most half the window, so that none is all padding."""
 function pool_attrs(what::String, n::Int, @nospecialize(window), @nospecialize(stride), @nospecialize(padding))
     sizes = each_axis("$what: window", window, n, 1)
     steps = stride === nothing ? sizes : each_axis("$what: stride", stride, n, 1)
