@@ -174,7 +174,8 @@ end
 
 const EVERY_VECTOR = unique((min(32, VECTOR_BYTES), VECTOR_BYTES))
 
-@testset "fused images of $dims by $kernel, $T, vectors of $bytes bytes" for bytes in EVERY_VECTOR, T in (Float32, Float64), (dims, kernel, filters, padding) in (((28, 28, 1, 3), 3, 6, 0), ((8, 9, 3, 2), 3, 4, 1),
+@testset "fused images of $dims by $kernel, $T, vectors of $bytes bytes" for bytes in EVERY_VECTOR,
+        T in (Float32, Float64), (dims, kernel, filters, padding) in (((28, 28, 1, 3), 3, 6, 0), ((8, 9, 3, 2), 3, 4, 1),
             ((41, 7, 2, 2), 3, 3, ((2, 1), (0, 3))), ((4, 4, 1, 1), 3, 1, 0), ((14, 15, 2, 2), 5, 3, 0),
             ((5, 5, 1, 2), 3, 2, 0))
 
