@@ -89,6 +89,7 @@ def _add_engine(found: Numbers, view: View, engine: str) -> None:
     for name in ("train_accuracy", "test_accuracy"):
         _add(found, f"{engine}.{name}", time[name].mean(), fraction)
         _add(found, f"{engine}.{name}_sd", time[name].std(), fraction)
+    _add(found, f"{engine}.test_loss", time["test_loss"].mean(), fraction)
     for epoch, value in epochs.groupby("epoch")["train_accuracy"].mean().items():
         _add(found, f"{engine}.train_accuracy.{epoch}", value, lambda number: fraction(number, 3))
     for name, value in (
