@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bridge import engine as engines
 from experiments.config import Paper, Reported
 from experiments.report.select import MEASURE_NAMES, View
 from experiments.report.table import (
@@ -126,7 +127,7 @@ def table_of(
         columns=(column("", "system", align="left"), *columns),
         rows=tuple(rows),
         group="group",
-        notes=(*notes, *missing_notes(view, measures, only)),
+        notes=(*notes, *(counting_notes(view) if "memory" in measures else ()), *missing_notes(view, measures, only)),
         notice=view.notice,
         wide=wide,
     )
@@ -222,6 +223,15 @@ def missing_notes(view: View, measures: Iterable[str], only: Iterable[str] | Non
         f"Missing, {measure}: {', '.join(names)}: {reason.removesuffix('.')}."
         for (measure, reason), names in reasons.items()
     ]
+
+
+def counting_notes(view: View) -> list[str]:
+    """What is set for some engines, and only while their allocations are counted, so that they can be seen."""
+    found: dict[str, list[str]] = {}
+    for engine in view.engines():
+        if len(view.ok("memory", engine)) and (note := engines.get(engine).counting_note):
+            found.setdefault(note, []).append(view.label(engine))
+    return [f"Allocations counted with {note}: {', '.join(names)}." for note, names in found.items()]
 
 
 def threads_heading(view: View, threads: Any) -> str:

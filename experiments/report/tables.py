@@ -306,6 +306,7 @@ def race(view: View) -> Table:
             "processes, idle ones stopped; a ratio is taken within a round.",
         ],
         "race",
+        wide=True,
     )
 
 
