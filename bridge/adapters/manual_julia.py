@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from bridge.adapters.julia import Entries, JuliaSession, load_engine, pointers
-from bridge.adapters.manual import check_optimizer, check_spec
+from bridge.adapters.manual_kinds import check
 from bridge.checks import check_losses
 from bridge.engine import Optimizer
 from bridge.julia.interface import Runtime, literal
@@ -45,9 +45,14 @@ def _load(threads: int) -> tuple[Runtime, Entries]:
 
 
 def _describe(
-    spec: ModelSpec, optimizer: Optimizer, batch_size: int, dtype: np.dtype[Any], threads: int
+    spec: ModelSpec,
+    optimizer: Optimizer,
+    batch_size: int,
+    dtype: np.dtype[Any],
+    threads: int,
+    techniques: Mapping[str, Any] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """What `create` of manual.jl reads."""
+    """What `create` of manual.jl reads; `techniques` is always None, since there are none to switch."""
     shapes = [parameter.shape for parameter in spec.parameters().values()]
     (features, units), classes = shapes[0], shapes[-1][0]
     times = math.prod(spec.input.sample) // features
@@ -81,8 +86,7 @@ class ManualJuliaSession(JuliaSession):
         dtype: DTypeLike = "float32",
         threads: int = 1,
     ) -> None:
-        check_spec(spec, _NAME)
-        check_optimizer(optimizer, _NAME)
+        check(spec, optimizer, _NAME)
         super().__init__(spec, params, optimizer, batch_size, dtype, threads)
         self._steps = 0
 
