@@ -29,7 +29,7 @@ help: ## show this list
 	@echo
 	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) PROFILE=full|quick RESULTS=folder RANGE=a..b BASE=commit ARGS=..."
 
-reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, PDF
+reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
 	$(BIN)/python -m bridge.julia.install || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
 

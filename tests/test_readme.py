@@ -12,6 +12,7 @@ import click
 import numpy as np
 import pytest
 
+from bridge import engine
 from bridge.julia.find import Julia
 from experiments import config
 from experiments.cli import cli
@@ -23,6 +24,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 SHELL = "".join(text for language, text in BLOCKS if language in ("", "sh"))
 
+
+RACES = ("mnist-rnn-e", "mnist-cnn-batch100", "mnist-cnn", "imdb-cnn-a")
+"""The studies whose races stand in the README, as far as the committed results have them."""
 
 JULIA_FROM_PYTHON = "from bridge import julia"
 DATA = """
@@ -42,12 +46,16 @@ def test_the_python_examples_run(rng: np.random.Generator, capsys: pytest.Captur
         "test_labels": rng.integers(0, 10, 50),
     }
     examples = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON not in text]
-    assert len(examples) == 2
+    assert len(examples) == 3
+    steps = []
     for example in examples:
         names = dict(given)
         exec(compile(example, "<README.md>", "exec"), names)
-    assert len(names["losses"]) == 3  # of the last example: 250 rows in batches of 100
-    assert "accuracy" in capsys.readouterr().out
+        steps.append(len(names.get("losses", ())))
+    assert steps == [0, 3, 4]  # 250 rows in batches of 100, 200 pictures in batches of 50
+    said = capsys.readouterr().out
+    assert "accuracy" in said
+    assert "weight (6, 1, 3, 3)" in said
 
 
 def test_the_example_of_julia_from_python_runs(julia: Julia) -> None:
@@ -57,11 +65,11 @@ def test_the_example_of_julia_from_python_runs(julia: Julia) -> None:
     assert "(3,) (50, 10) ['output.bias', 'output.weight', 'rnn.bias', 'rnn.recurrent', 'rnn.weight']" in done
 
 
-def test_the_example_in_julia_runs(julia: Julia) -> None:
-    (example,) = [text for language, text in BLOCKS if language == "julia"]
+def test_the_examples_in_julia_run(julia: Julia) -> None:
+    examples = [text for language, text in BLOCKS if language == "julia"]
     command = [julia.executable, "--startup-file=no", f"--project={ROOT / 'julia_engine'}", "-e"]
-    said = run([*command, example + "println(length(losses))"], julia.environment(1))
-    assert re.fullmatch(r"Evaluation\(.*\)\n10\n", said)
+    said = run([*command, "".join(example + "println(length(losses))\n" for example in examples)], julia.environment(1))
+    assert re.fullmatch(r"Evaluation\(.*\)\n10\n4\n", said)
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> str:
@@ -70,14 +78,40 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> str:
     return done.stdout
 
 
-def test_its_numbers_are_those_of_the_committed_results() -> None:
-    paper = config.load_paper("mnist-rnn-e")
-    view = select.view(paper, Tidy.load(ROOT / "paper" / "results"))
-    race = [line for line in table.to_markdown(tables.race(view)).splitlines() if line.startswith("|")]
-    assert "\n".join(race) in README
+def test_its_races_are_those_of_the_committed_results() -> None:
+    expected = races(Tidy.load(ROOT / "paper" / "results"))
+    assert expected in README, f"the README's table of races should be\n{expected}"
+
+
+def races(results: Tidy) -> str:
+    """A row for each race, a column for each engine that took part in any of them."""
+    rows, labels, machines = [], {}, []
+    for key in RACES:
+        view = select.view(config.load_paper(key), results)
+        raced = [row for row in tables.race(view).rows if row["step_us_median"]]
+        assert all(row["data"] == "real" for row in raced)
+        machines += [row["machine"] for row in raced]
+        labels |= {row["engine"]: row["system"] for row in raced}
+        for threads in sorted({row["threads"] for row in raced}, reverse=True):
+            cells = {row["engine"]: race_cell(row) for row in raced if row["threads"] == threads}
+            rows.append((f"`{key}`, {threads} thread{'s' if threads > 1 else ''}", cells))
+    engines = [name for name in engine.names() if name in labels]
+    lines = [[f"step \\[µs\\], {select.one_machine(machines, 'the races')}", *(labels[name] for name in engines)]]
+    lines.append([":---", *("---:" for _ in engines)])
+    lines += [[title, *(cells.get(name, "—") for name in engines)] for title, cells in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def race_cell(row: dict[str, Any]) -> str:
+    step = table.significant(row["step_us_median"])
+    return f"{step} ({row['ratio_median']:.2f})" if row["ratio_median"] and row["engine"] != "torch" else step
+
+
+def test_its_allocations_are_those_of_the_committed_results() -> None:
+    view = select.view(config.load_paper("mnist-rnn-e"), Tidy.load(ROOT / "paper" / "results"))
     allocated = {item["engine"]: item for item in tables.allocations(view).rows if "engine" in item}
-    for engine in ("numpy", "julia", "torch"):
-        assert table.size(allocated[engine]["bytes_later_epochs"]) in README
+    for name in ("numpy", "julia", "torch"):
+        assert table.size(allocated[name]["bytes_later_epochs"]) in README
 
 
 def test_the_commands_exist() -> None:
