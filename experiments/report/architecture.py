@@ -32,10 +32,10 @@ FILLS = {
 """Fill colours: data, layers with parameters, layers without, the loss, steps of a recurrent layer, and those steps
 whose state the layer returns."""
 
-BOX_HEIGHT = 0.34
+BOX_HEIGHT = 0.3
 CELLS_HEIGHT = 0.62
-GAP = 0.2
-MAPS_HEIGHT = 0.46
+GAP = 0.14
+MAPS_HEIGHT = 0.36
 DRAWN = ("embedding", "permute_dims", *(f"{kind}{n}d" for kind in ("conv", "max_pool", "avg_pool") for n in (1, 2)))
 """The ops whose output is drawn inside their box."""
 MOST_MAPS = 8

@@ -238,7 +238,6 @@ def accuracy(view: View) -> Table:
         rows,
         [*parts.seeds_note(view), *_evaluated_note(view)],
         "time",
-        wide=True,
     )
 
 
