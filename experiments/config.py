@@ -43,8 +43,10 @@ ClaimQuantity = Literal[
     "test_loss",
     "own_train_accuracy",
     "own_test_accuracy",
+    "own_test_loss",
     "technique_time_saved",
     "technique_bytes_saved",
+    "technique_alone_bytes_saved",
     "variant_test_accuracy",
     "variant_later_epoch_seconds",
 ]
@@ -52,6 +54,7 @@ ClaimQuantity = Literal[
 ABOUT_SOMETHING = (
     "technique_time_saved",
     "technique_bytes_saved",
+    "technique_alone_bytes_saved",
     "variant_test_accuracy",
     "variant_later_epoch_seconds",
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +19,10 @@ from experiments.measure.memory import read_capture
 from experiments.measure.task import RunError, Task, Watcher
 
 REPEATS = 3
+"""Timed chunks; the fastest counts, since nothing but other work on the machine makes one slower than another."""
 CHUNK_SECONDS = 0.2
-"""What a timed chunk of steps is to take, within the limits below."""
-STEPS_LEAST, STEPS_MOST = 2, 200
+"""What a timed chunk of steps is to take, within the limits below, and the chunks before it that warm up."""
+STEPS_LEAST, STEPS_MOST = 2, 1000
 STEPS_COUNTED = 5
 """Steps whose allocations are counted."""
 
@@ -85,10 +85,9 @@ def measure(
     """Measure one configuration in a worker; a row of the part `ablation` of a record."""
     task = replace(task, techniques=configuration.switches, dtype=configuration.dtype)
     task.build(worker)
-    for _ in range(2):  # the first chunk compiles, the second says how long a step takes
-        seconds = _chunk(worker, task, STEPS_LEAST)
+    seconds = _warm(worker, task)
     steps = max(STEPS_LEAST, min(STEPS_MOST, round(CHUNK_SECONDS / max(seconds, 1e-7))))
-    timed = statistics.median(_chunk(worker, task, steps) for _ in range(REPEATS))
+    timed = min(_chunk(worker, task, steps) for _ in range(REPEATS))
     counted = _allocated(worker, task) / STEPS_COUNTED
     watcher.step()
     return {
@@ -98,6 +97,21 @@ def measure(
         "bytes_per_epoch": counted * steps_per_epoch,
         "steps": steps,
     }
+
+
+def _warm(worker: Worker, task: Task) -> float:
+    """Train until a step takes as long as it will go on to take: the seconds of one.
+
+    The first steps compile, and in a fresh process the next hundred are still slower than those that follow.
+    """
+    _chunk(worker, task, STEPS_LEAST)
+    steps, spent = STEPS_LEAST, 0.0
+    while True:
+        seconds = _chunk(worker, task, steps)
+        spent += seconds * steps
+        if spent >= CHUNK_SECONDS or steps == STEPS_MOST:
+            return seconds
+        steps = min(2 * steps, STEPS_MOST)
 
 
 def _chunk(worker: Worker, task: Task, steps: int) -> float:

@@ -73,17 +73,19 @@ def limits(claim: Claim) -> str:
     return f"{claim.low:g} to {claim.high:g}"
 
 
-def saved(view: View, engine: str, technique: str, quantity: str) -> float | None:
+def saved(view: View, engine: str, technique: str, quantity: str, alone: bool = False) -> float | None:
     """The share of time or bytes that a technique saves: 1 - with it / without it, the others on; None without runs.
 
-    `technique` is "all" for all of them against none; `quantity` is a column of the ablation's tidy file.
+    `technique` is "all" for all of them against none; `quantity` is a column of the ablation's tidy file. `alone`: the
+    technique as the only one against none, where the others leave it nothing to save.
     """
     rows = view.ablation[view.ablation["engine"] == engine].set_index(["configuration", "technique"])[quantity]
     rows.index = rows.index.map(lambda key: (key[0], "" if pd.isna(key[1]) else key[1]))
-    other = ("none", "") if technique == ALL else ("without", technique)
-    if ("all", "") not in rows.index or other not in rows.index or not rows[other]:
+    this = ("alone", technique) if alone else ("all", "")
+    other = ("none", "") if alone or technique == ALL else ("without", technique)
+    if this not in rows.index or other not in rows.index or not rows[other]:
         return None
-    return float(1 - rows["all", ""] / rows[other])
+    return float(1 - rows[this] / rows[other])
 
 
 def _quantity(view: View, claim: Claim, engine: str, of: str) -> float:
@@ -120,8 +122,8 @@ def _step(view: View, engine: str, _: str) -> float | None:
     return parts.or_none(rounds["microseconds_per_step"].median())
 
 
-def _saved(column: str) -> Callable[[View, str, str], float | None]:
-    return lambda view, engine, of: saved(view, engine, of, column)
+def _saved(column: str, alone: bool = False) -> Callable[[View, str, str], float | None]:
+    return lambda view, engine, of: saved(view, engine, of, column, alone)
 
 
 def _variant(column: str) -> Callable[[View, str, str], float | None]:
@@ -148,8 +150,10 @@ _MEASURED: dict[str, tuple[str, Callable[[View, str, str], float | None]]] = {
     "step_microseconds": ("race", _step),
     "own_train_accuracy": ("own", _own("train_accuracy")),
     "own_test_accuracy": ("own", _own("test_accuracy")),
+    "own_test_loss": ("own", _own("test_loss")),
     "technique_time_saved": ("ablation", _saved("microseconds_per_step")),
     "technique_bytes_saved": ("ablation", _saved("bytes_per_epoch")),
+    "technique_alone_bytes_saved": ("ablation", _saved("bytes_per_epoch", alone=True)),
     "variant_test_accuracy": ("variants", _variant("test_accuracy")),
     "variant_later_epoch_seconds": ("variants", _variant("seconds")),
 }

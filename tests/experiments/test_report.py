@@ -365,6 +365,11 @@ def claim(**settings: Any) -> config.Claim:
         ({"quantity": "technique_time_saved", "engine": "julia", "of": "all", "low": 0.5}, "reproduced", 0.9),
         ({"quantity": "technique_time_saved", "engine": "julia", "of": "replay", "low": 0.5}, "not reproduced", 1 / 3),
         (
+            {"quantity": "technique_alone_bytes_saved", "engine": "julia", "of": "float32", "low": 0.4},
+            "not reproduced",
+            0.2,
+        ),
+        (
             {"quantity": "step_microseconds", "engine": "numpy", "than": "torch", "high": 1.0},
             "reproduced",
             pytest.approx(300 / 800, rel=0.05),
@@ -373,6 +378,11 @@ def claim(**settings: Any) -> config.Claim:
             {"quantity": "test_accuracy", "engine": "julia", "than": "torch", "low": 0.01},
             "not reproduced",
             pytest.approx(0, abs=1e-9),
+        ),
+        (
+            {"quantity": "own_test_loss", "engine": "torch", "than": "tensorflow", "low": -0.01, "high": 0.01},
+            "reproduced",
+            pytest.approx(0, abs=0.01),
         ),
         (
             {"quantity": "variant_test_accuracy", "engine": "torch", "than": "torch", "of": "static", "high": 0.0},
