@@ -614,7 +614,8 @@ def _engines(view: View, measure: str) -> list[str]:
     engines = [engine for engine in view.engines() if len(view.ok(measure, engine))]
     if not engines:
         reasons = dict.fromkeys(view.why_missing(engine, measure) or "" for engine in view.engines())
-        raise NotDrawnError(f"{MEASURE_NAMES[measure]} of {view.paper.key}: {'; '.join(filter(None, reasons))}")
+        why = "; ".join(filter(None, reasons)) or f"not planned in the profile {view.profile}"
+        raise NotDrawnError(f"{MEASURE_NAMES[measure]} of {view.paper.key}: {why}")
     return engines
 
 
