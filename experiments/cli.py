@@ -115,6 +115,18 @@ option_engines = click.option(
 option_threads = click.option("--threads", type=click.IntRange(min=1), help="Threads of an engine (default: 2).")
 
 
+MEASURES: dict[config.Measure, str] = {
+    "time": "time and accuracy, from the same weights in every engine",
+    "own": "accuracy, from each engine's own initialisation",
+    "variants": "other networks on the same data",
+    "memory": "bytes allocated per epoch, and peak memory",
+    "race": "time per step, engines alternating",
+    "scaling": "time per step over batch size and sequence length",
+    "ablation": "what each technique of our engines brings",
+}
+"""What `--help` says of each measure."""
+
+
 def examples(*lines: str) -> str:
     """The end of a help text."""
     return "\b\nExamples:\n" + "\n".join(f"  {COMMAND} {line}" for line in lines)
@@ -142,7 +154,9 @@ def cli() -> None:
 # Looking around
 
 
-@cli.command("list", epilog=examples("list", "list --json -"))
+@cli.command(
+    "list", short_help="Show the papers, engines, models and data sets.", epilog=examples("list", "list --json -")
+)
 @reporting
 def list_(output: Output) -> None:
     """Show the papers, engines, models and data sets there are."""
@@ -173,7 +187,10 @@ def list_(output: Output) -> None:
     output.add({"kind": "data", "name": name} for name in sorted(data.LOADERS))
 
 
-@cli.command(epilog=examples("doctor", "doctor --data-dir /data"))
+@cli.command(
+    short_help="Look at this machine: what is there and what is missing.",
+    epilog=examples("doctor", "doctor --data-dir /data"),
+)
 @option_results()
 @option_data
 @reporting
@@ -206,20 +223,21 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
 
 
 @cli.command(
-    epilog=examples(
-        "run mnist-rnn-d",
+    short_help="Train the networks of papers with each engine, and measure.",
+    epilog="\n".join(["\b", "Measures:", *(f"  {name:<10}{text}" for name, text in MEASURES.items()), "\n"])
+    + examples(
+        "run mnist-cnn",
         "run mnist-rnn-d mnist-rnn-e --engines numpy,torch --seeds 2",
-        "run mnist-rnn-e --measure time,memory --profile quick --results /tmp/results",
-    )
+        "run imdb-cnn-a --measure time,memory --profile quick --results /tmp/results",
+        "run imdb-cnn-a --measure ablation --engines numpy",
+    ),
 )
 @click.argument("papers", nargs=-1, required=True, metavar="PAPER...")
 @option_engines
 @click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds, from 0 (default: the paper file's).")
 @option_profile
 @option_threads
-@click.option(
-    "--measure", "measures", type=Names(), help=f"Of {', '.join(config.MEASURES)} (default: the paper file's)."
-)
+@click.option("--measure", "measures", type=Names(), help="Which measures, see below (default: the paper file's).")
 @option_results()
 @option_data
 @reporting
@@ -254,11 +272,18 @@ def run(
 
 
 @cli.command(
-    epilog=examples("race mnist-rnn-e", "race mnist-rnn-e --engines numpy,torch --rounds 5 --threads 1 --base torch")
+    short_help="Let engines train alternately, and compare their steps.",
+    epilog=examples(
+        "race mnist-cnn-batch100", "race imdb-cnn-a --engines numpy,julia,torch,jax --rounds 5 --threads 2 --base jax"
+    ),
 )
 @click.argument("paper")
 @option_engines
-@click.option("--rounds", type=click.IntRange(min=1), help="Rounds that count, after one that does not.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    help="Rounds that count, after one that does not (default: the paper file's).",
+)
 @option_threads
 @click.option("--base", help="Engine that the others are compared with (default: torch, else the first).")
 @option_profile
@@ -279,7 +304,8 @@ def race(
     """Let engines train alternately, so that a machine's moods meet all of them, and compare their steps.
 
     Every engine keeps one process for the whole race; the idle ones are stopped. A round is one epoch of
-    each engine, in an order that rotates. Ratios are taken within a round.
+    each engine, or the part of one that the paper file names, in an order that rotates. Ratios are taken
+    within a round.
     """
     from experiments import run
     from experiments.measure import race
@@ -384,19 +410,24 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
 # From results to the paper
 
 
-@cli.command(epilog=examples("report", "report --results /tmp/results --output /tmp/report"))
+@cli.command(
+    short_help="Make tables, figures and page from results.",
+    epilog=examples("report", "report --results /tmp/results --output /tmp/report"),
+)
 @option_results()
 @click.option("--output", "out_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: DIR/report.")
 @option_data
 @reporting
 def report(output: Output, results_dir: Path, out_dir: Path | None, data_dir: Path | None) -> None:
-    """Make the tables and figures from results; nothing is run."""
+    """Make the tables, the figures and the HTML page from results; nothing is run."""
     _refresh_tidy(results_dir)
     out_dir = out_dir or results_dir / "report"
     _show_built(output, _build_report(results_dir, out_dir, data_dir))
 
 
-@cli.command(epilog=examples("paper", "paper --results results --output mine.pdf"))
+@cli.command(
+    short_help="Make the PDF from results.", epilog=examples("paper", "paper --results results --output mine.pdf")
+)
 @option_results(default=None)
 @click.option(
     "--output", "out_pdf", metavar="FILE", type=click.Path(path_type=Path), help="Default: DIR/report/paper.pdf."
@@ -414,7 +445,10 @@ def paper(output: Output, results_dir: Path | None, out_pdf: Path | None, data_d
     _show_pdf(output, _build_pdf(results_dir, out_pdf or results_dir / "report" / "paper.pdf", data_dir))
 
 
-@cli.command(epilog=examples("reproduce", "reproduce --profile quick", "reproduce mnist-rnn-e --results /tmp/results"))
+@cli.command(
+    short_help="Do everything, from raw data to the finished paper.",
+    epilog=examples("reproduce", "reproduce --profile quick", "reproduce mnist-rnn-e --results /tmp/results"),
+)
 @click.argument("papers", nargs=-1, metavar="[PAPER]...")
 @option_profile
 @option_engines
@@ -431,9 +465,10 @@ def reproduce(
     results_dir: Path,
     data_dir: Path | None,
 ) -> None:
-    """Do everything: runs, measurements, tables, figures and the PDF, of all papers or of those named.
+    """Do everything: runs, measurements, tables, figures, the HTML page and the PDF, of all papers or of those named.
 
-    An interrupted command goes on where it stopped when it is given again.
+    An interrupted command goes on where it stopped when it is given again. Engines that are not there are left
+    out, and the tables say so.
     """
     from experiments import run
     from experiments.results import Results
@@ -546,10 +581,12 @@ def _show_built(output: Output, built: Any) -> None:
 
 
 @cli.command(
+    short_help="Train a model of your own, or one of the papers'.",
     epilog=examples(
         "train mnist-rnn --data mnist --epochs 5 --save weights.safetensors",
+        "train imdb-cnn --data imdb --optimizer adam --learning-rate 0.001 --batch-size 64",
         "train model.toml --data rows.npz --engine torch --optimizer adam --learning-rate 0.001",
-    )
+    ),
 )
 @click.argument("spec")
 @click.option(
@@ -593,10 +630,11 @@ def train(output: Output, **options: Any) -> None:
 
 
 @cli.command(
+    short_help="Let a trained network say what it makes of rows.",
     epilog=examples(
         "predict mnist-rnn weights.safetensors mnist",
         "predict model.toml weights.safetensors rows.npy --save predictions.npy",
-    )
+    ),
 )
 @click.argument("spec")
 @click.argument("weights", type=click.Path(path_type=Path))

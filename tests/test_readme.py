@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,20 @@ def test_its_allocations_are_those_of_the_committed_results() -> None:
     allocated = {item["engine"]: item for item in tables.allocations(view).rows if "engine" in item}
     for name in ("numpy", "julia", "torch"):
         assert table.size(allocated[name]["bytes_later_epochs"]) in README
+
+
+def test_its_lists_of_studies_engines_and_extras_are_complete() -> None:
+    assert named_in("study") == config.papers()
+    assert named_in("engine") == sorted(engine.names())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (extras,) = re.findall(r"^pip install '\.\[(.*)\]'", SHELL, flags=re.MULTILINE)
+    assert {*extras.split(","), "bench", "test", "dev", "all"} == set(project["optional-dependencies"])
+
+
+def named_in(heading: str) -> list[str]:
+    """The names between backticks in the first column of the table whose first heading is this."""
+    (rows,) = re.findall(rf"^\| {heading} \|.*\n((?:\|.*\n)+)", README, flags=re.MULTILINE)
+    return sorted(re.findall(r"`([^`]+)`", "".join(row.split("|")[1] for row in rows.splitlines())))
 
 
 def test_the_commands_exist() -> None:

@@ -96,6 +96,12 @@ def test_the_commands_are_those_of_the_readme(twingrad: Any) -> None:
     assert said.code == 0 and all(name in said.out for name in expected)
 
 
+def test_help_tells_of_every_measure(twingrad: Any) -> None:
+    measures = twingrad("run", "--help").out.partition("Measures:")[2].partition("Examples:")[0]
+    told = re.findall(r"^    (\w+) +\S", measures, flags=re.MULTILINE)
+    assert told == [*config.MEASURES]
+
+
 def test_the_module_is_the_same_command() -> None:
     with started("list") as process:
         out, err = process.communicate(timeout=60)
