@@ -27,7 +27,7 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from bridge.errors import EngineUnavailableError
 from py_engine.errors import ConfigurationError
@@ -180,6 +180,15 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Give up what the session holds. Calling it twice does no harm."""
+        ...
+
+
+@runtime_checkable
+class Preloading(Protocol):
+    """A session whose framework computes with a copy of the data in memory of its own."""
+
+    def preload(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Make the copy now, so that neither its time nor its memory counts for the first epoch."""
         ...
 
 

@@ -189,7 +189,10 @@ class Worker:
         return _take_arrays(self._call("params"))
 
     def preload(self, *arrays: Array) -> None:
-        """Read data into the process now, so that neither its time nor its memory counts for what follows."""
+        """Read data into the process now, so that neither its time nor its memory counts for what follows.
+
+        Features with their targets, once more after `build`, for a framework that computes with a copy of its own.
+        """
         self._call("preload", paths=[self._path(array) for array in arrays])
 
     # The process.

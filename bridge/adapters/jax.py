@@ -115,6 +115,10 @@ class JaxSession:
         self._steps += len(losses)
         return losses
 
+    def preload(self, x: Array, y: Array) -> None:
+        """See `Preloading.preload`."""
+        jax.block_until_ready(self._batch(x, y))
+
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
         features, targets = self._batch(x, y)

@@ -103,6 +103,10 @@ class TensorFlowSession:
         self._steps += len(losses)
         return losses
 
+    def preload(self, x: Array, y: Array) -> None:
+        """See `Preloading.preload`."""
+        self._batch(x, y)
+
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
         features, targets = self._batch(x, y)

@@ -20,7 +20,7 @@ from experiments.measure.task import RunError, Task, Watcher
 
 REPEATS = 3
 """Timed chunks; the fastest counts, since nothing but other work on the machine makes one slower than another."""
-CHUNK_SECONDS = 0.2
+CHUNK_SECONDS = 0.1
 """What a timed chunk of steps is to take, within the limits below, and the chunks before it that warm up."""
 STEPS_LEAST, STEPS_MOST = 2, 1000
 STEPS_COUNTED = 5

@@ -11,11 +11,15 @@ data and before `build`; it is taken in a run of its own, since memray needs mem
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bridge.worker import Worker
 from experiments.measure.task import RunError, Task, Watcher
+
+T = TypeVar("T")
 
 
 def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
@@ -24,21 +28,27 @@ def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
         return _measure_counted(worker, task, watcher)
     task.preload(worker)
     epochs: list[dict[str, Any]] = []
-    build_seconds = 0.0
+    of_build, build_seconds = _recorded(worker, task, lambda: task.build(worker))
+    task.preload(worker)  # between two captures: a framework's own copy of the data is of no epoch
     for epoch in range(1, task.epochs + 1):
         order = task.order(epoch)
-        capture = task.work.folder / f"memray-{worker.pid}-{epoch}.bin"
-        worker.start_memray(capture)
-        if epoch == 1:
-            build_seconds = task.build(worker)
-        task.train(worker, order)
-        worker.stop_memray()
-        allocated, allocations = read_capture(capture)
-        capture.unlink()
+        found, _ = _recorded(worker, task, partial(task.train, worker, order))
+        allocated, allocations = map(sum, zip(found, of_build, strict=True)) if epoch == 1 else found
         epochs.append({"epoch": epoch, "bytes_allocated": allocated, "allocations": allocations})
         watcher.step()
     startup = {"import_seconds": worker.import_seconds, "build_seconds": build_seconds}
     return {"startup": startup, "epochs": whole_epochs(epochs, task)}
+
+
+def _recorded(worker: Worker, task: Task, work: Callable[[], T]) -> tuple[tuple[int, int], T]:
+    """The bytes and the number of allocations of some work in a worker, and what the work returns."""
+    capture = task.work.folder / f"memray-{worker.pid}.bin"
+    worker.start_memray(capture)
+    result = work()
+    worker.stop_memray()
+    counted = read_capture(capture)
+    capture.unlink()
+    return counted, result
 
 
 def _measure_counted(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:

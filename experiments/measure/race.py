@@ -59,6 +59,7 @@ def measure(
         with _failing(name, failures):
             task.preload(worker)
             task.build(worker)
+            task.preload(worker)
             worker.pause()
     for number in range(rounds + 1):  # round 0 warms up
         order = task.work.order(task.seed, number + 1, length)

@@ -22,6 +22,7 @@ def measure(worker: Worker, task: Task, watcher: Watcher, params: Params | None 
     """Train in a fresh worker, from `params` if given; the parts `startup`, `epochs` and `step_losses` of a record."""
     task.preload(worker)
     build_seconds = task.build(worker, params)
+    task.preload(worker)
     epochs: list[dict[str, Any]] = []
     step_losses: list[float] = []
     for epoch in range(1, task.epochs + 1):

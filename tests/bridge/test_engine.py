@@ -126,6 +126,21 @@ def session(
     return session_of(request.param, small_paper_model, random_params(small_paper_model), Optimizer("sgd", 0.1), 4)
 
 
+@pytest.mark.parametrize("name", [*IN_PROCESS, "julia", "manual-julia", "tensorflow", "jax"])
+def test_a_batch_larger_than_the_data_is_all_of_it(
+    name: str, small_paper_model: ModelSpec, random_params: Callable, random_data: Callable, session_of: Callable
+) -> None:
+    params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 10)
+    found = []
+    for size in (64, 10):
+        session = session_of(name, small_paper_model, params, Optimizer("sgd", 0.1), size)
+        losses = session.train_epoch(x, y, np.arange(10)[::-1].copy())
+        assert len(losses) == 1
+        found.append((losses[0], session.evaluate(x, y).loss))
+    np.testing.assert_allclose(*found, rtol=1e-6)
+    assert found[0][1] < found[0][0], "it has learned"
+
+
 def test_a_label_out_of_range_is_named(session: engine.Session, small_paper_model: ModelSpec, random_data) -> None:
     x, y = random_data(small_paper_model, 10)
     y[7] = 4

@@ -40,10 +40,13 @@ class Session:
     def __init__(self, **arguments):
         os.write(1, b"a C library greets\\n")
         self.kept = []
+        self.preloaded = 0.5
+    def preload(self, x, y):
+        self.preloaded = float(x.sum() + y.sum())
     def train_epoch(self, x, y, order):
         return np.arange(len(order), dtype=float)
     def evaluate(self, x, y):
-        return Evaluation(0.5, float("nan"))
+        return Evaluation(self.preloaded, float("nan"))
     def predict(self, x):
         match int(x.flat[0]):
             case 1:
@@ -183,6 +186,12 @@ def test_data_can_be_given_as_files(
         one.build(small_paper_model, params, SGD, 4)
         np.testing.assert_array_equal(one.train_epoch(x, y, np.arange(10)), from_files)
         assert all(path.exists() for path in paths.values())
+
+
+def test_a_session_may_copy_the_data_before_the_first_epoch(built: Worker) -> None:
+    x, y = np.arange(6.0).reshape(3, 2), np.ones(3)
+    built.preload(x, y)
+    assert built.evaluate(x, y).loss == 18
 
 
 def test_answers_leave_no_files_behind(built: Worker) -> None:

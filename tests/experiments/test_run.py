@@ -289,7 +289,7 @@ def test_memory_of_a_part_of_an_epoch_is_scaled_to_all_of_it(tmp_path: Path, mon
     paper = config.load_paper("mnist-cnn")
     runs = paper.runs.full.model_copy(update={"memory_rows": config.Setting(value=30, source="ours")})
     paper = paper.model_copy(update={"runs": paper.runs.model_copy(update={"full": runs})})
-    captures = iter([(9_000, 90), (1_000, 10)])
+    captures = iter([(2_000, 20), (7_000, 70), (1_000, 10)])  # build, and two epochs
     monkeypatch.setattr(run.memory, "read_capture", lambda _path: next(captures))
     record = only(sweep(tmp_path, [Job(paper, ("numpy",), 0, "memory", 1, "full")]).records)
     assert [len(rows) for _, rows, _ in FakeWorker.seen] == [30] * 4
