@@ -4,14 +4,6 @@ using TwinGrad.NETWORK: NETWORK, takes_ids, trained_tensors
 using TwinGrad.AD: AD
 using Random: MersenneTwister
 
-message_of(f) =
-    try
-        f()
-        ""
-    catch error
-        error isa EngineError ? error.message : rethrow()
-    end
-
 """Chains of Float64 whose values, but those of a variance, are all random."""
 function lively_chain(layers...; seed=0)
     chain, random = Chain(layers...; seed=seed, dtype=Float64), MersenneTwister(seed)

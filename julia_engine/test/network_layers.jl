@@ -125,15 +125,6 @@ end
     @test_throws ConfigurationError Dense(2 => 3; weight_init="normal" => (std=NaN,))
 end
 
-"""The message of the engine's error that `f()` ends in; empty if it doesn't."""
-message_of(f) =
-    try
-        f()
-        ""
-    catch error
-        error isa EngineError ? error.message : rethrow()
-    end
-
 @testset "mistakes are named" begin
     @test occursin("inputs => units", message_of(() -> Dense(3, 4)))
     @test occursin("units must be an integer >= 1, got 0", message_of(() -> Dense(3 => 0)))

@@ -4,15 +4,6 @@ using TwinGrad.NETWORK: NETWORK, State, add!, result, state_names, step!, tapes
 using TwinGrad.AD: AD
 using Random: MersenneTwister, randperm
 
-"""The message of the engine's error that `f()` ends in; empty if it doesn't."""
-message_of(f) =
-    try
-        f()
-        ""
-    catch error
-        error isa EngineError ? error.message : rethrow()
-    end
-
 # Optimizers, against the formulas in their documentation, written for whole vectors --------------------------------------
 
 function by_hand(o::SGD, p, gradients)

@@ -7,6 +7,17 @@ using TwinGrad
 const FILES = sort!([f[1:end-3] for f in readdir(@__DIR__) if endswith(f, ".jl") && f != "runtests.jl"])
 const CHOSEN = isempty(ARGS) ? FILES : ARGS
 
+# What the files share.
+
+"""The message of the engine's error that `f()` ends in; empty if it doesn't."""
+message_of(f) =
+    try
+        f()
+        ""
+    catch error
+        error isa EngineError ? error.message : rethrow()
+    end
+
 @testset "TwinGrad" begin
     for name in CHOSEN
         @testset "$name" begin
