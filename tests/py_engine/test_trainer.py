@@ -159,6 +159,19 @@ def test_accumulated_batches_make_one_update_of_their_mean(batch):
     np.testing.assert_allclose(small.parameters.vector, large.parameters.vector, rtol=1e-4, atol=1e-6)
 
 
+def allocated_at_once(trainer, x, y, order):
+    """The most bytes that an epoch after the first held beside what was there before it."""
+    tracemalloc.start()
+    try:
+        trainer.train_epoch(x, y, order)
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        trainer.train_epoch(x, y, order)
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("layer", [RNN, LSTM, GRU])
 def test_a_training_step_allocates_no_arrays(rng, layer):
     x = rng.standard_normal((4000, STEPS * FEATURES)).astype(np.float32)
@@ -167,15 +180,7 @@ def test_a_training_step_allocates_no_arrays(rng, layer):
     order = rng.permutation(4000)
     trainer.train_epoch(x, y, order)
     smallest_activation = 1000 * CLASSES * 4
-    tracemalloc.start()
-    try:
-        trainer.train_epoch(x, y, order)
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        trainer.train_epoch(x, y, order)
-        peak = tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
+    peak = allocated_at_once(trainer, x, y, order)
     # numpy's call frames and 0-d results remain, and the checks of an epoch's order; no array of a batch does.
     assert peak < smallest_activation + order.nbytes, f"a step allocated {peak} bytes at once"
 
@@ -355,16 +360,8 @@ def test_a_step_on_token_ids_allocates_no_arrays(rng):
         trainer = Trainer(chain, "binary_cross_entropy", Adam(), 100, threads=2, techniques=techniques)
         order = rng.permutation(400)
         trainer.train_epoch(ids, y, order)
-        tracemalloc.start()
-        try:
-            trainer.train_epoch(ids, y, order)
-            tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
-            trainer.train_epoch(ids, y, order)
-            peak = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
-            trainer.close()
+        peak = allocated_at_once(trainer, ids, y, order)
+        trainer.close()
         assert peak < 30_000, f"a step allocated {peak} bytes at once; the ids of a batch are {100 * 50 * 8}"
 
 
