@@ -1,8 +1,9 @@
 """
-The recurrent network of the papers mnist-rnn-d and -e, written by hand in Julia: no graph, no AD, no layers.
+The networks of the papers, written by hand in Julia: no graph, no AD, no layers. The twin of manual.py.
 
-The twin of manual.py: one kind of network, one loss and plain gradient descent. Beside what it takes from the engine
-(register tiles, fast exp and tanh, teams of threads) it gains its speed like this:
+Here are the recurrent network of mnist-rnn-d and -e and what all share; the convolutional ones are in manual_images.jl
+and manual_text.jl. Beside what it takes from the engine (register tiles, fast exp and tanh, teams of threads) the
+recurrent network gains its speed like this:
 
 - Nothing is allocated in a step, and threads share a batch: each has its buffers and its own gradient.
 - The flat vector of parameters begins with `weight`, `recurrent` and `bias`: columns of one matrix. The buffer `z`
@@ -13,13 +14,13 @@ The twin of manual.py: one kind of network, one loss and plain gradient descent.
 - The learning rate is part of the loss's gradient, so that the update is a subtraction, and that adds up the threads'
   gradients as well.
 
-The entry points are those of julia_engine/src/entry.jl; `create` reads as integers bits, batch size, threads, time
-steps, features, units and classes, and as a float the learning rate. The parameters lie one after the other, without
-gaps. The data are taken to have been checked.
+The entry points are those of julia_engine/src/entry.jl; `create` reads as integers the kind of network, bits and what
+the kind's constructor reads, and as floats the optimizer's settings. The parameters lie one after the other, without
+gaps, those that are trained first. The data are taken to have been checked.
 """
 module TwinGradManual
 
-using TwinGrad.AD.Kernels: NO, VECTOR_BYTES, YES, fast_exp, fast_tanh, gemm!, narrow, tile!, wide
+using TwinGrad.AD.Kernels: NO, VECTOR_BYTES, YES, fast_exp, fast_sqrt, fast_tanh, gemm!, gemv!, narrow, tile!, wide
 using TwinGrad.Entry: FAILURE, OK, Reader, guarded, read!
 using TwinGrad.NETWORK: Team, meet!, set_blas_threads, threads_to_use, together
 
@@ -97,7 +98,9 @@ struct Shard{T}
     right::Base.RefValue{Int}
 end
 
-struct Session{T}
+abstract type Network{T} end
+
+struct RNNSession{T} <: Network{T}
     batch_size::Int
     times::Int
     features::Int
@@ -110,14 +113,14 @@ struct Session{T}
     team::Team
 end
 
-function Session{T}(settings::Reader, rate::Float64, parameters::Vector{T}) where {T}
+function RNNSession{T}(settings::Reader, floats, parameters::Vector{T}) where {T}
     batch_size, threads, times, features, units, classes = read!(settings, 6)
     lanes = 64 ÷ sizeof(T)
     padded = cld(classes, lanes) * lanes
     team = Team(threads_to_use(threads))
     shards = [Shard{T}(cld(batch_size, team.size), times, features, units, classes, padded, length(parameters))
               for _ in 1:team.size]
-    return Session{T}(batch_size, times, features, units, classes, padded, rate, parameters, shards, team)
+    return RNNSession{T}(batch_size, times, features, units, classes, padded, floats[1], parameters, shards, team)
 end
 
 function Shard{T}(columns, times, features, units, classes, padded, parameters) where {T}
@@ -129,6 +132,8 @@ function Shard{T}(columns, times, features, units, classes, padded, parameters) 
         zs(columns), zs(units, units), zs(padded, units), zs(units, classes), zs(units, classes), zs(parameters),
         Ref(0.0), Ref(0))
 end
+
+@inline output_bias(s::RNNSession, j::Int) = @inbounds s.parameters[length(s.parameters)-s.classes+j]
 
 """Where samples lie: row `order[i]` of x and y, or row i where there is no order, for i from 0."""
 struct Data{T}
@@ -146,7 +151,7 @@ const CACHE_LINE = 64
 # The step of one thread -----------------------------------------------------------------------------------------------
 
 """Copy what is multiplied with transposes; the parameters stay as they are until all threads have met."""
-function prepare!(s::Session{T}, h::Shard{T}) where {T}
+function prepare!(s::RNNSession{T}, h::Shard{T}) where {T}
     p, u, c = s.parameters, s.units, s.classes
     recurrent, output = s.features * u, (s.features + u + 1) * u
     @inbounds for i in 1:u
@@ -174,7 +179,7 @@ end
 Gather `n` samples from number `first` on, and compute their states and logits. Meanwhile the processor is told to fetch
 `later` samples from number `next` on.
 """
-function forward!(s::Session{T}, h::Shard{T}, data::Data{T}, first::Int, n::Int, next::Int=0, later::Int=0) where {T}
+function forward!(s::RNNSession{T}, h::Shard{T}, data::Data{T}, first::Int, n::Int, next::Int=0, later::Int=0) where {T}
     u, f = s.units, s.features
     height = f + u + 1
     apart = height * s.times  # of samples
@@ -215,15 +220,14 @@ end
 Turn the logits, without bias so far, into their gradient, `scale` times that of the sum of losses; keep the sum of
 losses, and how many were right.
 """
-function softmax!(s::Session{T}, h::Shard{T}, data::Data{T}, first::Int, n::Int, scale::T) where {T}
+function loss!(s::Network{T}, h, data::Data{T}, first::Int, n::Int, scale::T) where {T}
     c, height, logits = s.classes, s.padded, h.logits
-    bias = length(s.parameters) - c
     right = 0
     @inbounds for i in 1:n
         at = (i - 1) * height
         top, best = T(-Inf), 1
         for j in 1:c
-            v = logits[at+j] + s.parameters[bias+j]
+            v = logits[at+j] + output_bias(s, j)
             logits[at+j] = v
             best = ifelse(v > top, j, best)
             top = ifelse(v > top, v, top)
@@ -259,7 +263,7 @@ function softmax!(s::Session{T}, h::Shard{T}, data::Data{T}, first::Int, n::Int,
 end
 
 """The gradient of all parameters from that by the logits."""
-function backward!(s::Session{T}, h::Shard{T}, n::Int) where {T}
+function backward!(s::RNNSession{T}, h::Shard{T}, n::Int) where {T}
     u, f, c = s.units, s.features, s.classes
     height = f + u + 1
     apart = height * s.times
@@ -306,7 +310,7 @@ end
 end
 
 """All steps from `first` to `last` of an epoch over `rows` rows, as member `k` of the team."""
-function steps!(s::Session{T}, k::Int, data::Data{T}, rows::Int, first::Int, last::Int, losses::Ptr{Float64}) where {T}
+function steps!(s::Network{T}, k::Int, data::Data{T}, rows::Int, first::Int, last::Int, losses::Ptr{Float64}) where {T}
     h, size = s.shards[k], s.team.size
     before, count = part(length(s.parameters), k, size)
     p = pointer(s.parameters)
@@ -320,7 +324,7 @@ function steps!(s::Session{T}, k::Int, data::Data{T}, rows::Int, first::Int, las
             later = step < last ? min(s.batch_size, rows - following) : 0
             skipped, own = part(later, k, size)
             forward!(s, h, data, start + mine, samples, following + skipped, own)
-            softmax!(s, h, data, start + mine, samples, T(s.rate / n))
+            loss!(s, h, data, start + mine, samples, T(s.rate / n))
             backward!(s, h, samples)
         else
             h.loss[] = 0.0
@@ -346,7 +350,7 @@ function steps!(s::Session{T}, k::Int, data::Data{T}, rows::Int, first::Int, las
 end
 
 """Run `work(k)` for every member of the team, with BLAS at one thread."""
-function run(work, s::Session)
+function run(work, s::Network)
     threads = set_blas_threads(1)
     try
         together(work, s.team)
@@ -356,11 +360,11 @@ function run(work, s::Session)
     return nothing
 end
 
-train!(s::Session, data::Data, rows::Int, first::Int, last::Int, losses::Ptr{Float64}) =
+train!(s::Network, data::Data, rows::Int, first::Int, last::Int, losses::Ptr{Float64}) =
     run(k -> steps!(s, k, data, rows, first, last, losses), s)
 
 """Call `each(shard, first, n)` for all pieces of `samples` samples that fit into a shard, after the forward pass."""
-function pieces!(each, s::Session, data::Data, samples::Int)
+function pieces!(each, s::Network, data::Data, samples::Int)
     run(s) do k
         h = s.shards[k]
         prepare!(s, h)
@@ -373,29 +377,29 @@ function pieces!(each, s::Session, data::Data, samples::Int)
     end
 end
 
-function evaluate!(s::Session{T}, data::Data{T}, samples::Int) where {T}
+function evaluate!(s::Network{T}, data::Data{T}, samples::Int) where {T}
     losses, right = zeros(s.team.size), zeros(Int, s.team.size)
     pieces!(s, data, samples) do h, k, first, n
-        softmax!(s, h, data, first, n, one(T))
+        loss!(s, h, data, first, n, one(T))
         losses[k] += h.loss[]
         right[k] += h.right[]
     end
     return sum(losses) / samples, sum(right) / samples
 end
 
-function predict!(s::Session{T}, data::Data{T}, samples::Int, out::Ptr{T}) where {T}
-    c, bias = s.classes, length(s.parameters) - s.classes
+function predict!(s::Network{T}, data::Data{T}, samples::Int, out::Ptr{T}) where {T}
+    c = s.classes
     pieces!(s, data, samples) do h, k, first, n
         for i in 1:n, j in 1:c
-            unsafe_store!(out, h.logits[(i-1)*s.padded+j] + s.parameters[bias+j], (first + i - 1) * c + j)
+            unsafe_store!(out, h.logits[(i-1)*s.padded+j] + output_bias(s, j), (first + i - 1) * c + j)
         end
     end
 end
 
-function gradients!(s::Session{T}, data::Data{T}, samples::Int, gradient::Vector{T}) where {T}
+function gradients!(s::Network{T}, data::Data{T}, samples::Int, gradient::Vector{T}) where {T}
     sums, losses = [zeros(T, length(gradient)) for _ in s.shards], zeros(s.team.size)
     pieces!(s, data, samples) do h, k, first, n
-        softmax!(s, h, data, first, n, T(1 / samples))
+        loss!(s, h, data, first, n, T(1 / samples))
         losses[k] += h.loss[]
         backward!(s, h, n)
         sums[k] .+= h.gradient
@@ -407,9 +411,17 @@ function gradients!(s::Session{T}, data::Data{T}, samples::Int, gradient::Vector
     return sum(losses) / samples
 end
 
+gradient_length(s::Network) = length(s.parameters)
+
+include("manual_images.jl")
+include("manual_text.jl")
+
 # Entry points ---------------------------------------------------------------------------------------------------------
 
-const SESSIONS = Dict{Int64,Union{Session{Float32},Session{Float64}}}()
+const KINDS = (RNNSession, ImageSession, TextSession)
+# Called by `call`: Julia must not infer a method for all kinds of sessions at once.
+const SESSIONS = Dict{Int64,Network}()
+call(f, number, arguments...) = Base.invokelatest(f, SESSIONS[number], arguments...)
 const COUNT = Ref{Int64}(0)
 
 Data{T}(x::Ptr{Cvoid}, y::Ptr{Cvoid}, order::Ptr{Int64}=Ptr{Int64}(0)) where {T} =
@@ -419,42 +431,43 @@ function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, 
         length::Int64)::Int64
     return guarded(status -> -Int64(status)) do
         settings = Reader(copy(unsafe_wrap(Array, integers, n)), 1)
+        kind = KINDS[read!(settings)]
         T = read!(settings) == 32 ? Float32 : Float64
         vector = unsafe_wrap(Array, Ptr{T}(parameters), length)
-        SESSIONS[COUNT[]+1] = Session{T}(settings, unsafe_load(floats), vector)
+        SESSIONS[COUNT[]+1] = kind{T}(settings, copy(unsafe_wrap(Array, floats, m)), vector)
         COUNT[] += 1
     end
 end
 
 train(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, rows::Int64, order::Ptr{Int64}, first::Int64,
     last::Int64, losses::Ptr{Float64})::Cint = guarded(identity) do
-    train(SESSIONS[number], x, y, rows, order, first, last, losses)
+    call(train, number, x, y, rows, order, first, last, losses)
     OK
 end
-train(s::Session{T}, x, y, rows, order, first, last, losses) where {T} =
+train(s::Network{T}, x, y, rows, order, first, last, losses) where {T} =
     train!(s, Data{T}(x, y, order), rows, first, last, losses)
 
 evaluate(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, out::Ptr{Float64})::Cint = guarded(identity) do
-    loss, accuracy = evaluate(SESSIONS[number], samples, x, y)
+    loss, accuracy = call(evaluate, number, samples, x, y)
     unsafe_store!(out, loss, 1)
     unsafe_store!(out, accuracy, 2)
     OK
 end
-evaluate(s::Session{T}, samples, x, y) where {T} = evaluate!(s, Data{T}(x, y), samples)
+evaluate(s::Network{T}, samples, x, y) where {T} = evaluate!(s, Data{T}(x, y), samples)
 
 predict(number::Int64, samples::Int64, x::Ptr{Cvoid}, out::Ptr{Cvoid})::Cint = guarded(identity) do
-    predict(SESSIONS[number], samples, x, out)
+    call(predict, number, samples, x, out)
     OK
 end
-predict(s::Session{T}, samples, x, out) where {T} = predict!(s, Data{T}(x, C_NULL), samples, Ptr{T}(out))
+predict(s::Network{T}, samples, x, out) where {T} = predict!(s, Data{T}(x, C_NULL), samples, Ptr{T}(out))
 
 gradients(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, loss::Ptr{Float64}, vector::Ptr{Cvoid})::Cint =
     guarded(identity) do
-        unsafe_store!(loss, gradients(SESSIONS[number], samples, x, y, vector))
+        unsafe_store!(loss, call(gradients, number, samples, x, y, vector))
         OK
     end
-gradients(s::Session{T}, samples, x, y, vector) where {T} =
-    gradients!(s, Data{T}(x, y), samples, unsafe_wrap(Array, Ptr{T}(vector), length(s.parameters)))
+gradients(s::Network{T}, samples, x, y, vector) where {T} =
+    gradients!(s, Data{T}(x, y), samples, unsafe_wrap(Array, Ptr{T}(vector), gradient_length(s)))
 
 free(number::Int64)::Cint = guarded(identity) do
     delete!(SESSIONS, number)

@@ -1,4 +1,4 @@
-"""The hand-written Julia step computes what the hand-written numpy step computes, and refuses what that refuses.
+"""The hand-written Julia steps compute what the hand-written numpy steps compute, and refuse what those refuse.
 
 Each session lives in a worker, since Julia and the torch of other tests must not share a process.
 """
@@ -43,10 +43,14 @@ from bridge import spec, weights
 from bridge.adapters.manual_julia import ManualJuliaSession
 from bridge.engine import Optimizer
 
-model, threads, rng = spec.load("experiments/models/mnist-rnn.toml"), int(sys.argv[1]), np.random.default_rng(0)
-x, y = rng.random((5000, 784), dtype=np.float32), rng.integers(0, 10, 5000)
+name, threads, rng = sys.argv[1], int(sys.argv[2]), np.random.default_rng(0)
+model = spec.load(f"experiments/models/{name}.toml")
+if name == "imdb-cnn":
+    x, y, optimizer = rng.integers(0, 12849, (5000, 130)), rng.random((5000, 1), np.float32), Optimizer("adam", 0.001)
+else:
+    x, y, optimizer = rng.random((5000, 784), np.float32), rng.integers(0, 10, 5000), Optimizer("sgd", 0.01)
 made = weights.initialise(model, 0, np.float32)
-session = ManualJuliaSession(model, made, Optimizer("sgd", 0.01), 100, "float32", threads)
+session = ManualJuliaSession(model, made, optimizer, 100, "float32", threads)
 
 def allocated(steps):
     session._steps_per_call = steps  # whatever the machine is busy with
@@ -110,6 +114,82 @@ def test_it_computes_what_the_numpy_step_computes(
     assert found.accuracy == pytest.approx(other.accuracy, abs=1e-12)
 
 
+def images(height: int, width: int, kernel: int = 3) -> tuple[list[int], list[dict[str, Any]], dict[str, str]]:
+    layers = [
+        {"op": "reshape", "shape": [1, height, width]},
+        {"op": "conv2d", "filters": 3, "kernel": kernel, "bias": False},
+        {"op": "activation", "activation": "relu"},
+        {"op": "max_pool2d", "window": 2},
+        {"op": "flatten"},
+        {"op": "dense", "units": 7, "bias": False},
+        {"op": "activation", "activation": "relu"},
+        {"op": "dense", "units": 4, "bias": False},
+    ]
+    return [height * width], layers, {}
+
+
+def text(
+    kernel: int, window: int, filters: int, dimension: int, **embedding: Any
+) -> tuple[list[int], list[dict[str, Any]], dict[str, str]]:
+    layers = [
+        {"op": "embedding", "vocabulary": 20, "dimension": dimension, **embedding},
+        {"op": "permute_dims", "axes": [1, 0]},
+        {"op": "conv1d", "filters": filters, "kernel": kernel},
+        {"op": "activation", "activation": "relu"},
+        {"op": "max_pool1d", "window": window},
+        {"op": "flatten"},
+        {"op": "dense", "units": 1},
+    ]
+    return [13], layers, {"loss": "binary_cross_entropy"}
+
+
+CNNS = {
+    "images": images(8, 8),
+    "images that pools leave a part of": images(9, 11),
+    "images wider than a vector": images(7, 43),
+    "text": text(3, 2, 8, 4),
+    "text with padding": text(2, 3, 3, 5, padding_index=0),
+    "text with padding amid": text(1, 4, 11, 3, padding_index=3),
+    "text with an embedding that is not trained": text(3, 2, 8, 4, trainable=False),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CNNS)
+def test_convolutional_networks(
+    worker: Worker, name: str, dtype: str, model: Made, random_params: Made, random_data: Made, rng: np.random.Generator
+) -> None:
+    shape, layers, loss = CNNS[name]
+    made = model(shape, *layers, **loss, dtype=dtype)
+    optimizer = SGD if made.vocabulary is None else Optimizer("adam", 0.01)
+    params, (x, y) = random_params(made, dtype), random_data(made, 49 * 40 + 17, dtype)
+    order, tolerance = rng.permutation(len(x)), TOLERANCE[dtype]
+    worker.build(made, params, optimizer, 40, dtype)
+    twin = ManualSession(made, params, optimizer, 40, dtype)
+    for rows in (100, 40, 1):
+        value, gradients = worker.loss_and_gradients(x[:rows], y[:rows])
+        expected, others = twin.loss_and_gradients(x[:rows], y[:rows])
+        assert value == pytest.approx(expected, rel=tolerance)
+        assert set(gradients) == set(others)
+        for key, gradient in gradients.items():
+            size = max(np.linalg.norm(others[key]), 0.1)  # what nearly cancels keeps the error of its parts
+            assert np.linalg.norm(gradient - others[key]) <= tolerance * size, key
+    assert_close(worker.params(), params, 0)
+    losses = {"losses": worker.train_epoch(x, y, order)}  # 50 steps, the last on 17 rows
+    assert_close(losses, {"losses": twin.train_epoch(x, y, order)}, 10 * tolerance)
+    assert_close({"logits": worker.predict(x)}, {"logits": twin.predict(x)}, 100 * tolerance)
+    found, other = worker.evaluate(x, y), twin.evaluate(x, y)
+    assert found.loss == pytest.approx(other.loss, rel=10 * tolerance)
+    assert found.accuracy == pytest.approx(other.accuracy, abs=1.5 / len(x))
+
+
+def test_images_are_known_with_one_size_of_kernel(worker: Worker, model: Made, random_params: Made) -> None:
+    shape, layers, _ = images(9, 9, kernel=2)
+    made = model(shape, *layers)
+    with pytest.raises(SpecError, match=r"for a kernel of \[3, 3\].*found \[2, 2\] and \[2, 2\]"):
+        worker.build(made, random_params(made), SGD, 4)
+
+
 def test_a_batch_may_have_fewer_rows_than_there_are_threads(
     worker: Worker, small_paper_model: ModelSpec, random_params: Made, random_data: Made
 ) -> None:
@@ -134,9 +214,10 @@ def test_a_partial_batch_sees_nothing_of_the_one_before(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_steps_allocate_nothing(julia: Julia, threads: int) -> None:
+@pytest.mark.parametrize("name", ["mnist-rnn", "mnist-cnn", "imdb-cnn"])
+def test_steps_allocate_nothing(julia: Julia, name: str, threads: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ALLOCATIONS, str(threads)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", ALLOCATIONS, name, str(threads)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     five, fifty = json.loads(done.stdout)
