@@ -9,7 +9,10 @@ stand there) come out of the matrix product itself, in either of two ways:
 - *wide kernels*: the columns hold the whole field that one pooling window sees, and the matrix holds the kernel once
   for each place of the window, with zeros around it. Fewer columns, more products; best for small windows.
 - *shifted sums*: one product gives each kernel place's share at every position; they are added up, each moved by its
-  place. The product reads x as rows of channels, where it lies so already (an embedding) without a copy.
+  place. The product reads x as rows of channels, where it lies so already (an embedding) without a copy. It is for
+  kernels that move along one axis; any other axis they cover whole, like channels.
+
+What is least work is chosen, by an estimate of products and of elements moved; op after op where that is least.
 
 The rewriting happens before differentiation, so that gradients follow from the ops' own rules.
 """
@@ -18,20 +21,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
 from py_engine.ad import ops
 from py_engine.ad.graph import scope_of, topological_sort
+from py_engine.ad.ops.convolution import work
 from py_engine.ad.tensor import Array, Tensor
 
 Shape = tuple[int, ...]
-
-WIDEST = 2.5
-"""Wide kernels may have this many times the elements of the kernel itself."""
+Way: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Makes the phases (window, filters, ...) from a convolution and its pool."""
 
 
 def fuse(outputs: Sequence[Tensor], nodes: list[Tensor]) -> list[Tensor]:
@@ -85,16 +89,16 @@ def _chain(pool: Tensor, uses: Counter[int]) -> Chain | None:
         or at["groups"] != 1
         or {*at["stride"], *at["dilation"]} != {1}
         or any(n for pair in pooled["padding"] for n in pair)
-        or _phases(x, pooled["window"], pooled["stride"], dry=True) is None
     ):
         return None
-    return Chain(x, bias, relu, pool)
+    chain = Chain(x, bias, relu, pool)
+    return chain if _way(chain) is not None else None
 
 
 def _rewritten(chain: Chain) -> Tensor:
-    at = chain.pool.attrs
-    phases = _phases(chain.conv, at["window"], at["stride"])
-    assert phases is not None
+    way = _way(chain)
+    assert way is not None
+    phases = way(chain.conv, chain.pool)
     y = ops.PHASE_MAX(phases)
     samples, filters, *counts = chain.pool.shape
     if chain.bias is not None:
@@ -106,29 +110,69 @@ def _rewritten(chain: Chain) -> Tensor:
     return result
 
 
-def _phases(conv: Tensor, window: Shape, stride: Shape, dry: bool = False) -> Tensor | None:
-    """Return the phases (window, filters, ...) of a convolution, or None where neither way pays."""
+def _way(chain: Chain) -> Way | None:
+    """Return the way to the phases that is least work; None for op after op."""
+    return min(_ways(chain), key=lambda way: way[0])[1]
+
+
+def _ways(chain: Chain) -> list[tuple[int, Way | None]]:
+    """Return all ways to the phases, each with its work in the forward pass of one sample."""
+    conv, pool = chain.conv, chain.pool
     x, weight = conv.inputs
     filters, channels, *kernel = weight.shape
+    window = pool.attrs["window"]
+    results, windows = math.prod(conv.shape[2:]), math.prod(pool.shape[2:])
+    columns = channels * math.prod(kernel) * results
+    phases = filters * windows * math.prod(window)
+    passes = (chain.bias is not None) + chain.relu
+    plain = work(filters * columns, columns + passes * filters * results + 2 * phases)
+    field = channels * math.prod(k + w - 1 for k, w in zip(kernel, window, strict=True))
+    ways: list[tuple[int, Way | None]] = [
+        (plain, None),
+        (work(phases * field, windows * field + phases), _wide_kernels),
+    ]
+    axis = _moving_axis(conv)
+    if axis is not None and pool.attrs["stride"][axis] >= window[axis]:
+        shares = filters * kernel[axis] * x.shape[2 + axis]
+        depth = channels * math.prod(kernel) // kernel[axis]
+        ways.append((work(shares * depth, shares + 2 * phases), _shifted_sums))
+    return ways
+
+
+def _moving_axis(conv: Tensor) -> int | None:
+    """Return the only spatial axis along which the kernel moves; None where there is another, or padding."""
+    moving = [axis for axis, n in enumerate(conv.shape[2:]) if n > 1] or [0]
+    padded = any(n for pair in conv.attrs["padding"] for n in pair)
+    return None if padded or len(moving) > 1 else moving[0]
+
+
+def _wide_kernels(conv: Tensor, pool: Tensor) -> Tensor:
+    x, weight = conv.inputs
+    filters, channels, *kernel = weight.shape
+    window, stride = pool.attrs["window"], pool.attrs["stride"]
     field = tuple(k + w - 1 for k, w in zip(kernel, window, strict=True))
-    if math.prod(field) <= WIDEST * math.prod(kernel):
-        if dry:
-            return conv
-        places = ops.reshape(weight, (filters * channels, math.prod(kernel)))
-        wide = ops.MATMUL(places, Tensor(_embedding(tuple(kernel), window, weight.dtype.str)))
-        rows = ops.reshape(wide, (math.prod(window) * filters, channels * math.prod(field)))
-        columns = ops.COLUMNS(x, kernel=field, stride=stride, padding=conv.attrs["padding"])
-        product = ops.MATMUL(rows, columns)
-        return ops.reshape(product, (math.prod(window), filters, product.shape[1]))
-    if len(window) == 1 and stride[0] >= window[0] and conv.attrs["padding"] == ((0, 0),):
-        if dry:
-            return conv
-        samples, _, length = x.shape
-        rows = ops.reshape(ops.transpose(x, (0, 2, 1)), (samples * length, channels))
-        by_place = ops.reshape(ops.transpose(weight, (2, 0, 1)), (kernel[0] * filters, channels))
-        shares = ops.MATMUL(by_place, ops.transpose(rows))
-        return ops.SHIFTED(shares, kernel=kernel[0], dilation=1, samples=samples, window=window[0], stride=stride[0])
-    return None
+    places = ops.reshape(weight, (filters * channels, math.prod(kernel)))
+    wide = ops.MATMUL(places, Tensor(_embedding(tuple(kernel), window, weight.dtype.str)))
+    rows = ops.reshape(wide, (math.prod(window) * filters, channels * math.prod(field)))
+    columns = ops.COLUMNS(x, kernel=field, stride=stride, padding=conv.attrs["padding"])
+    product = ops.MATMUL(rows, columns)
+    return ops.reshape(product, (math.prod(window), filters, product.shape[1]))
+
+
+def _shifted_sums(conv: Tensor, pool: Tensor) -> Tensor:
+    x, weight = conv.inputs
+    axis = _moving_axis(conv)
+    assert axis is not None
+    # Other axes follow the channels: an axis that the kernel covers whole is as good as channels.
+    spatial = 2 + axis
+    others = [1, *(k for k in range(2, x.ndim) if k != spatial)]
+    length, samples, kernel, filters = x.shape[spatial], len(x), weight.shape[spatial], len(weight)
+    channels = math.prod(x.shape[k] for k in others)
+    rows = ops.reshape(ops.transpose(x, (0, spatial, *others)), (samples * length, channels))
+    by_place = ops.reshape(ops.transpose(weight, (spatial, 0, *others)), (kernel * filters, channels))
+    shares = ops.MATMUL(by_place, ops.transpose(rows))
+    window, stride = pool.attrs["window"][axis], pool.attrs["stride"][axis]
+    return ops.SHIFTED(shares, kernel=kernel, dilation=1, samples=samples, window=window, stride=stride)
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from py_engine import Techniques, ops
+from py_engine.ad import fusion
 from py_engine.ad.fusion import fuse
 from py_engine.ad.graph import Graph, gradients, tracing
 from py_engine.ad.tape import Tape
@@ -56,15 +57,22 @@ def networks(draw):
     stride = tuple(draw(st.integers(1, 4)) for _ in range(axes))
     padding = tuple((draw(st.integers(0, 1)), draw(st.integers(0, 1))) for _ in range(axes))
     lengths = tuple(k + w - 1 + draw(st.integers(0, 5)) for k, w in zip(kernel, window, strict=True))
+    if draw(st.booleans()):  # the kernel covers the last axis whole
+        lengths, window, padding = (
+            (*head[:-1], last) for head, last in ((lengths, kernel[-1]), (window, 1), (padding, (0, 0)))
+        )
     channels, filters = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     x = (draw(st.integers(1, 3)), channels, *lengths)
     last = draw(st.booleans())
     return x, (filters, channels, *kernel), (window, stride, padding), draw(st.booleans()), draw(st.booleans()), last
 
 
-@given(network=networks(), whole=st.booleans(), seed=st.integers(0, 99))
-def test_equals_what_it_replaces(network, whole, seed):
-    """With whole numbers too, where results are exact and many of them equal: the first one still gets the gradient."""
+@given(network=networks(), whole=st.booleans(), way=st.integers(0, 2), seed=st.integers(0, 99))
+def test_equals_what_it_replaces(network, whole, way, seed):
+    """In every way that there is, whatever its work.
+
+    With whole numbers too, where results are exact and many of them equal: the first one still gets the gradient.
+    """
     x_shape, weight_shape, (window, stride, padding), bias, relu, channels_last = network
     rng = np.random.default_rng(seed)
     arrays = [rng.standard_normal(x_shape), rng.standard_normal(weight_shape), rng.standard_normal(weight_shape[0])]
@@ -84,7 +92,9 @@ def test_equals_what_it_replaces(network, whole, seed):
         return ops.sum(weights * y) + (0 if bias else ops.sum(shift))
 
     plain, _ = compiled(function, arrays, fused=False)
-    fused, _ = compiled(function, arrays, fused=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fusion, "_way", lambda chain: (ways := fusion._ways(chain))[way % len(ways)][1])
+        fused, _ = compiled(function, arrays, fused=True)
     for found, expected in zip(fused, plain, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
@@ -96,8 +106,18 @@ def names(function, *shapes):
 def test_small_windows_take_wide_kernels_and_long_ones_shifted_sums():
     small = names(lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w), 2)), (2, 1, 6, 6), (3, 1, 3, 3))
     assert "columns" in small and "columns_gradient" in small and not {"conv", "max_pool"} & small
-    long = names(lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w), 8)), (2, 4, 18), (3, 4, 3))
+    long = names(lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w), 8)), (2, 40, 18), (3, 40, 3))
     assert "shifted_phases" in long and not {"conv", "max_pool"} & long
+
+
+def test_an_axis_that_the_kernel_covers_whole_is_as_good_as_channels():
+    text = names(lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w), (8, 1))), (2, 1, 18, 40), (3, 1, 3, 40))
+    assert "shifted_phases" in text and not {"conv", "max_pool"} & text
+
+
+def test_what_fusion_makes_more_work_stays_as_it_is():
+    long = names(lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w, padding=1), 8)), (2, 40, 18), (30, 40, 3))
+    assert {"conv", "max_pool"} <= long
 
 
 @pytest.mark.parametrize(

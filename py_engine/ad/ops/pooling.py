@@ -12,13 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from py_engine.ad.ops.convolution import Pairs, padded, paddings, per_axis, window_view, windows_along
+from py_engine.ad.ops.convolution import (
+    Pairs,
+    padded,
+    paddings,
+    per_axis,
+    phases_view,
+    put_back,
+    window_view,
+    windows_along,
+)
 from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, linear_jvp, register
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError
@@ -41,13 +49,6 @@ def _infer_pool(x: Tensor, window: Shape, stride: Shape, padding: Pairs) -> tupl
     return (*x.shape[:2], *counts), x.dtype
 
 
-def _phases_view(x: Array, window: Shape, outputs: Shape, stride: Shape) -> Array:
-    """Return a padded x as a view (*window, N, C, *outputs)."""
-    windows = window_view(x, window, outputs, stride, (1,) * len(window))
-    axes = len(window)
-    return windows.transpose(*range(2, 2 + axes), 0, 1, *range(2 + axes, 2 + 2 * axes))
-
-
 def _phases(
     x: Array,
     outputs: Shape,
@@ -59,42 +60,10 @@ def _phases(
     padding: Pairs,
 ) -> Array:
     """Return the phases (window, N, C, *outputs) in memory of their own, and add the calls that copy them there."""
-    view = _phases_view(padded(x, padding, fill, calls), window, outputs, stride)
+    view = phases_view(padded(x, padding, fill, calls), window, outputs, stride)
     phases = scratch((math.prod(window), *view.shape[len(window) :]), x.dtype)
     calls.append(partial(np.copyto, phases.reshape(view.shape), view))
     return phases
-
-
-def _put_back(phases: Array, out: Array, scratch: Scratch, window: Shape, stride: Shape, padding: Pairs) -> list[Call]:
-    """Return the calls that add phases (window, N, C, *outputs) into their places in `out` (N, C, *lengths)."""
-    outputs = phases.shape[3:]
-    whole = out
-    if any(n for pair in padding for n in pair):
-        lengths = [n + before + after for n, (before, after) in zip(out.shape[2:], padding, strict=True)]
-        whole = scratch((*out.shape[:2], *lengths), out.dtype)
-    calls: list[Call] = []
-    apart = all(s >= k or n <= 1 for k, s, n in zip(window, stride, outputs, strict=True))
-    tiled = apart and all(
-        s == k and n * k == length for k, s, n, length in zip(window, stride, outputs, whole.shape[2:], strict=True)
-    )
-    if not tiled:
-        calls.append(partial(whole.fill, 0))
-    view = _phases_view(whole, window, outputs, stride)
-    if apart:
-        calls.append(partial(np.copyto, view, np.reshape(phases, view.shape, copy=False)))
-    else:
-        total = scratch(phases.shape[1:], phases.dtype)
-        for k, place in enumerate(product(*(range(n) for n in window))):
-            # Added in one piece: numpy adds to scattered memory through buffers that it allocates.
-            calls += [
-                partial(np.copyto, total, view[place]),
-                partial(np.add, total, phases[k], total),
-                partial(np.copyto, view[place], total),
-            ]
-    if whole is not out:
-        inside = tuple(slice(before, before + n) for n, (before, _) in zip(out.shape[2:], padding, strict=True))
-        calls.append(partial(np.copyto, out, whole[(slice(None), slice(None), *inside)]))
-    return calls
 
 
 def _infer_pool_gradient(
@@ -168,7 +137,7 @@ def _bind_max_gradient(
     won, more = first_of_equals(phases, y, scratch)
     calls += [*more, partial(np.copyto, phases, won)]
     calls += [partial(np.multiply, phase, g, phase) for phase in phases]
-    return calls + _put_back(phases, out, scratch, window, stride, padding)
+    return calls + put_back(phases, out, scratch, window, stride, padding)
 
 
 def _infer_max_gather(
@@ -277,7 +246,7 @@ def _bind_avg_gradient(
     share = scratch(g.shape, g.dtype)
     calls: list[Call] = [partial(np.multiply, g, 1 / math.prod(window), share)]
     phases = np.broadcast_to(share, (math.prod(window), *g.shape))
-    return calls + _put_back(phases, out, scratch, window, stride, padding)
+    return calls + put_back(phases, out, scratch, window, stride, padding)
 
 
 AVG_POOL: Op = register(
@@ -354,7 +323,7 @@ def _bind_columns_gradient(
     counts = windows_along(shape[2:], kernel, stride, padding, (1,) * axes, "window")
     by_place = g.reshape(shape[1], math.prod(kernel), shape[0], *counts)
     phases = by_place.transpose(1, 2, 0, *range(3, 3 + axes))
-    return _put_back(phases, out, scratch, kernel, stride, padding)
+    return put_back(phases, out, scratch, kernel, stride, padding)
 
 
 COLUMNS: Op = register(
