@@ -289,7 +289,8 @@ class Registered:
                 missing.append(distribution)
         if missing:
             remedy = f"pip install 'twingrad[{self.extra}]'" if self.extra else f"pip install {' '.join(missing)}"
-            return Availability(False, f"{', '.join(missing)} is not installed: {remedy}", versions)
+            are = "is" if len(missing) == 1 else "are"
+            return Availability(False, f"{', '.join(missing)} {are} not installed: {remedy}", versions)
         reason = self.lacks()
         return Availability(not reason, reason, versions | ({} if reason else self.runtime()))
 
