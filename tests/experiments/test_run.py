@@ -150,7 +150,7 @@ def test_paper_d_runs_every_engine_on_ten_seeds_and_the_costly_ones_on_fewer() -
 def test_each_measure_runs_the_engines_that_it_is_for() -> None:
     jobs = run.plan(config.load_paper("imdb-cnn-a"))
     assert counted(jobs, "own") == {"torch": 5, "tensorflow": 5, "jax": 3}
-    assert counted(jobs, "variants") == dict.fromkeys(("julia", "torch"), 2)
+    assert counted(jobs, "variants") == dict.fromkeys(("numpy", "julia", "torch"), 2)
     assert counted(jobs, "ablation") == {"numpy": 1, "julia": 1}
     assert counted(jobs, "scaling") == {}
 
