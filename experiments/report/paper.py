@@ -76,18 +76,28 @@ def compile(folder: Path, format: str = "pdf", ppi: float = 100) -> bytes | list
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, copy)
     document = json.loads((target / "report.json").read_text(encoding="utf-8"))
-    try:
-        made: Any = typst.compile(
+
+    def made(floats: str) -> Any:
+        return typst.compile(
             str(target / MAIN),
             root=str(folder),
             ignore_system_fonts=True,
             format=format,
             ppi=ppi,
+            sys_inputs={"floats": floats},
             timestamp=_moment(document["created"]),
         )
+
+    try:
+        try:
+            return made("yes")
+        except typst.TypstError as error:
+            # Typst 0.14 and 0.15 fail at the tags of floats that fall on certain page breaks.
+            if "internal error" not in str(error):
+                raise
+            return made("no")
     except (typst.TypstError, RuntimeError) as error:
         raise PaperError(f"{target / MAIN}: {getattr(error, 'diagnostic', None) or error}") from None
-    return made
 
 
 def sources() -> Path:
