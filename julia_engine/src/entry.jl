@@ -101,8 +101,10 @@ function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, 
         format == 2 || throw(ConfigurationError("this engine reads session descriptions of format 2, got $format"))
         bits = read!(settings)
         bits in (32, 64) || throw(ConfigurationError("expected floats of 32 or 64 bits, got $bits"))
-        trainer = bits == 32 ? new_session(Float32, settings, numbers, Ptr{Float32}(parameters), length) :
-            new_session(Float64, settings, numbers, Ptr{Float64}(parameters), length)
+        trainer = AD.interpreting() do
+            bits == 32 ? new_session(Float32, settings, numbers, Ptr{Float32}(parameters), length) :
+                new_session(Float64, settings, numbers, Ptr{Float64}(parameters), length)
+        end
         COUNT[] += 1
         SESSIONS[COUNT[]] = trainer
         return COUNT[]
@@ -252,6 +254,7 @@ function train_steps(trainer::Trainer, samples, x, y, rows, order, first, last, 
     1 <= first && last <= cld(rows, trainer.batch_size) || throw(ShapeError(
         "steps $first to $last are not all among the $(cld(rows, trainer.batch_size)) of this epoch"))
     check(trainer, data, (first - 1) * trainer.batch_size + 1, min(last * trainer.batch_size, rows))
+    NETWORK.has_plans(trainer, rows) || AD.interpreting(() -> NETWORK.plan_steps!(trainer, rows))
     NETWORK.train_steps!(trainer, data, losses, Int(first), Int(last))
 end
 
@@ -262,6 +265,7 @@ function evaluate(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, o
         trainer = session(number)
         data = data_of(trainer, samples, x, y, samples, NO_ORDER)
         check(trainer, data, 1, samples)
+        AD.interpreting(() -> NETWORK.plan_forward!(trainer, samples, true))
         found = NETWORK.evaluate(trainer, data)
         unsafe_store!(out, found.loss, 1)
         unsafe_store!(out, found.accuracy, 2)
@@ -274,6 +278,7 @@ function predict(number::Int64, samples::Int64, x::Ptr{Cvoid}, out::Ptr{Cvoid}):
         trainer = session(number)
         data = data_of(trainer, samples, x, C_NULL, samples, NO_ORDER)
         check(trainer, data, 1, samples)
+        AD.interpreting(() -> NETWORK.plan_forward!(trainer, samples, false))
         NETWORK.predict!(trainer, data, Ptr{UInt8}(out))
         OK
     end

@@ -168,3 +168,23 @@ end
 @testset "no ambiguous methods" begin
     @test detect_ambiguities(AD) == []
 end
+
+@testset "what is interpreted" begin
+    K = AD.Kernels
+    switch() = unsafe_load(K.compile_switch())
+    before = switch()
+    loop(n) = sum(k -> k * k, 1:n)
+    @test K.interpreting(() -> loop(10)) == 385
+    @test K.interpreting(switch) == (K.INTERPRETS ? K.INTERPRET : before)
+    @test K.interpreting(() -> K.compiling(switch)) == (K.INTERPRETS ? K.COMPILE : before)
+    @test_throws DivideError K.interpreting(() -> div(1, 0))
+    @test switch() == before
+    for x in (fill(1.0f0, 3, 2), fill(7), Int64[], UInt8[1, 2])
+        @test K.zeroed!(x) === x && all(iszero, x)
+    end
+    for n in (0, 1, 2, 7, 64)
+        x = zeros(Int64, n + 1)
+        GC.@preserve x K.fill_ones!(pointer(x), n)
+        @test all(isequal(1), x[1:n]) && x[n+1] == 0
+    end
+end

@@ -55,7 +55,7 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
     layout = plan(Value[described(x, number, outputs, whole, techniques) for x in known];
         in_place=techniques.in_place, reuse=techniques.reuse_memory)
     memories = Vector{Union{Nothing,Memory}}(nothing, length(known))
-    inputs = Any[fill!(new_array(x.eltype, x.dims), zero_of(x.eltype)) for x in graph.inputs]
+    inputs = Any[unfilled(new_array(x.eltype, x.dims)) for x in graph.inputs]
     for (i, x) in enumerate(inputs)
         memories[i] = Memory(x)
     end
@@ -75,18 +75,20 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
     return tape
 end
 
-zero_of(@nospecialize(T)) = T === Int64 ? 1 : 0  # labels and indices count from 1: a fresh tape can be run
+# Labels and indices count from 1: a fresh tape can be run.
+unfilled(@nospecialize(x::Array)) = eltype(x) === Int64 ? ones!(x) : zeroed!(x)
+ones!(x::Array{Int64}) = (GC.@preserve x fill_ones!(pointer(x), length(x)); x)
 
 function arena_memory(size::Int)
     bytes = Vector{UInt8}(undef, size + ALIGNMENT)
-    fill!(bytes, 0)
+    zeroed!(bytes)
     address = Ptr{Cvoid}(pointer(bytes))
     shift = mod(-Int(UInt(address)), ALIGNMENT)
     return Memory(bytes, address + shift, UInt8, Int[size], Int[1])
 end
 
 function result_memory(@nospecialize(given), x::Tensor)
-    given === nothing && return Memory(fill!(new_array(x.eltype, x.dims), 0))
+    given === nothing && return Memory(zeroed!(new_array(x.eltype, x.dims)))
     m = Memory(given)
     m.eltype === x.eltype && m.dims == x.dims ||
         throw(ReplayError("result memory of size $(Tuple(m.dims)) $(m.eltype) for $(size(x)) $(x.eltype)"))

@@ -140,7 +140,7 @@ end
 
 function State{T}(optimizer::Optimizer, n::Int) where {T}
     kept = length(state_names(optimizer))
-    return State{T}(0, zeros(T, kept > 0 ? n : 0), zeros(T, kept > 1 ? n : 0))
+    return State{T}(0, AD.zeroed!(Vector{T}(undef, kept > 0 ? n : 0)), AD.zeroed!(Vector{T}(undef, kept > 1 ? n : 0)))
 end
 
 """

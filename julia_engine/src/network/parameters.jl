@@ -71,7 +71,7 @@ function Parameters(layout::Layout, vector::Vector)
     return Parameters(layout, vector, Tensor[AD.leaf(m, eltype(vector), m.dims, i <= layout.trained_tensors, layout.names[i])
                                              for (i, m) in enumerate(memories(layout, vector))])
 end
-Parameters(layout::Layout, T::DataType) = Parameters(layout, fill!(Vector{T}(undef, layout.length), 0))
+Parameters(layout::Layout, T::DataType) = Parameters(layout, AD.zeroed!(Vector{T}(undef, layout.length)))
 
 Base.eltype(p::Parameters) = eltype(p.vector)
 Base.keys(p::Parameters) = p.layout.names

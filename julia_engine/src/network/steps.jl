@@ -130,7 +130,8 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
     append!(outputs, Tensor[new for (_, new) in news])
     tape = Tape(AD.prune!(Graph(copy(inputs), outputs, nodes)); results=results, techniques=techniques)
     columns = Columns{T}[Columns{T}(layout.offsets[i], layout.dims[i]..., g.attrs[2], Ptr{T}(address(tape.outputs[k+1])),
-        Ptr{Int64}(address(tape.outputs[k+2])), length(tape.outputs[k+2]), zeros(Int32, layout.dims[i][2]))
+        Ptr{Int64}(address(tape.outputs[k+2])), length(tape.outputs[k+2]),
+        AD.zeroed!(Vector{Int32}(undef, layout.dims[i][2])))
                          for (i, g, k) in lookups]
     states = Tuple{Ptr{T},Ptr{T},Int}[(pointer(parameters.vector) + sizeof(T) * layout.offsets[i],
         Ptr{T}(address(tape.outputs[first_state+k])), prod(layout.dims[i])) for (k, (i, _)) in enumerate(news)]

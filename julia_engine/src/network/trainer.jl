@@ -77,10 +77,10 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
         "that couple the samples of a batch, such as BatchNorm"))
     n = chain.parameters.layout.trained
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(optimizer, n),
-        batch_size, threads, accumulate, techniques, Team(splits ? threads : 1), zeros(T, n),
-        zeros(T, accumulate > 1 ? n : 0), 0, Int[], Int[], Dict{Int,Vector{Shard{T}}}(), nothing,
-        Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)), takes_ids(chain), false, [(1, n)],
-        [T[] for _ in 1:threads])
+        batch_size, threads, accumulate, techniques, Team(splits ? threads : 1),
+        AD.zeroed!(Vector{T}(undef, n)), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
+        Dict{Int,Vector{Shard{T}}}(), nothing, Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)), takes_ids(chain), false,
+        [(1, n)], [T[] for _ in 1:threads])
 end
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -161,14 +161,16 @@ end
 function loss_and_gradient!(trainer::Trainer{T}, data::Data) where {T}
     before = set_blas_threads(trainer.threads)
     try
-        shard = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer), target_type(trainer),
-            data.rows, 1, trainer.gradient, trainer.techniques)[1]
+        shard = AD.apart(gradient_shard, trainer, data.rows)::Shard{T}
         GC.@preserve shard run!(shard, data, 0)
         return Float64(GC.@preserve shard unsafe_load(shard.loss))
     finally
         set_blas_threads(before)
     end
 end
+
+gradient_shard(trainer::Trainer{T}, rows::Int) where {T} = make_shards(T, trainer.chain, objective(trainer), trainer.input,
+    target_size(trainer), target_type(trainer), rows, 1, trainer.gradient, trainer.techniques)[1]
 
 # Evaluation -----------------------------------------------------------------------------------------------------------
 
@@ -232,17 +234,21 @@ function each_part(f, trainer::Trainer, data::Data, with_loss::Bool)
     end
 end
 
-function forward_tape!(trainer::Trainer{T}, samples::Int, with_loss::Bool) where {T}
-    return get!(trainer.forwards, (samples, with_loss)) do
-        inputs = Tensor[AD.symbol(input_type(trainer), push!(copy(trainer.input), samples), "x")]
-        with_loss && push!(inputs, AD.symbol(target_type(trainer), Int[target_size(trainer); samples], "y"))
-        outputs, nodes = AD.tracing() do
-            outputs = Tensor[applied(trainer.chain, trainer.parameters.tensors, inputs[1], false)]
-            with_loss && push!(outputs, objective(trainer)(outputs[1], inputs[2]))
-            outputs
-        end
-        Tape(AD.prune!(Graph(copy(inputs), outputs, nodes)); techniques=trainer.techniques)
+function forward_tape!(trainer::Trainer, samples::Int, with_loss::Bool)
+    known = get(trainer.forwards, (samples, with_loss), nothing)
+    known === nothing || return known
+    return trainer.forwards[samples, with_loss] = AD.apart(new_forward_tape, trainer, samples, with_loss)::Tape
+end
+
+function new_forward_tape(trainer::Trainer, samples::Int, with_loss::Bool)
+    inputs = Tensor[AD.symbol(input_type(trainer), push!(copy(trainer.input), samples), "x")]
+    with_loss && push!(inputs, AD.symbol(target_type(trainer), Int[target_size(trainer); samples], "y"))
+    outputs, nodes = AD.tracing() do
+        outputs = Tensor[applied(trainer.chain, trainer.parameters.tensors, inputs[1], false)]
+        with_loss && push!(outputs, objective(trainer)(outputs[1], inputs[2]))
+        outputs
     end
+    return Tape(AD.prune!(Graph(copy(inputs), outputs, nodes)); techniques=trainer.techniques)
 end
 
 # Looking at it --------------------------------------------------------------------------------------------------------
@@ -270,11 +276,11 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
         "the chain's layers were changed after this trainer was made; make a new trainer"))
     how = trainer.techniques
     if !how.replay || !how.batched
-        failed = plain_steps!(trainer, data, losses, first, last)
-        failed == 0 || throw(explained(trainer, data, failed, unsafe_load(losses, failed)))
+        failed = AD.apart(plain_steps!, trainer, data, losses, first, last)::Int
+        failed == 0 || throw(AD.apart(explained, trainer, data, failed, unsafe_load(losses, failed)))
         return nothing
     end
-    full, rest = min(trainer.batch_size, data.rows), data.rows % trainer.batch_size
+    full, rest = batches(trainer, data.rows)
     choose_sparse!(trainer)
     shards = shards_for!(trainer, full)
     others = rest == 0 ? shards : shards_for!(trainer, rest)
@@ -293,7 +299,7 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     finally
         set_blas_threads(before)
     end
-    failed == 0 || throw(explained(trainer, data, failed, unsafe_load(losses, failed)))
+    failed == 0 || throw(AD.apart(explained, trainer, data, failed, unsafe_load(losses, failed)))
     return nothing
 end
 
@@ -514,6 +520,32 @@ end
 
 # Plans and checks, before anything is computed ------------------------------------------------------------------------
 
+"""How many samples the batches of an epoch over so many rows have, and its last one, if it is smaller (0)."""
+batches(trainer::Trainer, rows::Int) = min(trainer.batch_size, rows), rows % trainer.batch_size
+
+"""Make the plans of an epoch over so many rows. Nothing of it is called again in a step: it may be interpreted."""
+function plan_steps!(trainer::Trainer, rows::Int)
+    full, rest = batches(trainer, rows)
+    choose_sparse!(trainer)
+    shards_for!(trainer, full)
+    rest == 0 || shards_for!(trainer, rest)
+    return nothing
+end
+
+function has_plans(trainer::Trainer, rows::Int)
+    trainer.techniques.replay && trainer.techniques.batched || return true  # needs none
+    full, rest = batches(trainer, rows)
+    return haskey(trainer.plans, full) && (rest == 0 || haskey(trainer.plans, rest))
+end
+
+"""Make the tapes that evaluation and prediction of so many samples need."""
+function plan_forward!(trainer::Trainer, samples::Int, with_loss::Bool)
+    for count in (min(EVALUATION_BATCH, samples), samples % EVALUATION_BATCH)
+        count == 0 || forward_tape!(trainer, count, with_loss)
+    end
+    return nothing
+end
+
 """
 Gradients of columns are kept apart where nothing needs a whole gradient vector. Plans made otherwise are given up: the
 optimizer's settings may change at any time.
@@ -547,7 +579,7 @@ end
 function shards_for!(trainer::Trainer{T}, samples::Int) where {T}
     known = get(trainer.plans, samples, nothing)
     known === nothing || return known
-    return trainer.plans[samples] = planned(trainer, samples)
+    return trainer.plans[samples] = AD.apart(planned, trainer, samples)::Vector{Shard{T}}
 end
 
 function planned(trainer::Trainer{T}, samples::Int) where {T}

@@ -15,6 +15,7 @@ export Instruction, Program, execute!
     Base.Experimental.@optlevel 3  # the module around asks for quick compilation; loops want the optimiser
 end
 
+include("compilation.jl")
 include("instruction.jl")
 include("functions.jl")
 include("loops.jl")

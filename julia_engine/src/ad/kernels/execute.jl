@@ -39,7 +39,7 @@ function kernel(name::Symbol, single::Bool)
     lock(ADDRESSES_LOCK)
     try
         return get!(ADDRESSES, (name, single)) do
-            KERNELS[name][single ? 1 : 2]()::Ptr{Cvoid}
+            compiling(KERNELS[name][single ? 1 : 2])::Ptr{Cvoid}
         end
     finally
         unlock(ADDRESSES_LOCK)
