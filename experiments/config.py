@@ -213,10 +213,8 @@ class Profiles(_Record):
     def _inherit(cls, given: Any) -> Any:
         if not isinstance(given, dict) or not isinstance(given.get("full"), dict):
             return given
-        return {
-            name: {**given["full"], **runs} if isinstance(runs, dict) else runs
-            for name, runs in ({"quick": {}, "sample": {}} | given).items()
-        }
+        own: dict[str, Any] = {"quick": {}, "sample": {}} | given
+        return {name: {**given["full"], **runs} if isinstance(runs, dict) else runs for name, runs in own.items()}
 
 
 class Reported(_Record):

@@ -22,7 +22,7 @@ from typing import Any
 from bridge.files import write_atomically
 from experiments import config
 from experiments.config import Paper
-from experiments.report import design, figures, html, numbers, select, table, tables
+from experiments.report import design, figures, html, numbers, parts, select, table, tables
 from experiments.report.select import MixedMachinesError, ReportError
 from experiments.results import ResultsError, Tidy, explain
 
@@ -63,7 +63,7 @@ def build(
     tidy = Tidy.load(results_dir)
     chosen = _papers(tidy, papers, results_dir)
     for paper in chosen:
-        paper.check_producers(tables.PRODUCERS, figures.PRODUCERS)
+        paper.check_producers(parts.PRODUCERS, figures.PRODUCERS)
     sections = [
         _paper(select.view(paper, tidy, Path(data_dir) if data_dir is not None else None), built) for paper in chosen
     ]

@@ -116,7 +116,7 @@ class View:
 
     def planned_runs(self) -> Runs:
         """What the paper's file plans in the reported profile; the full one when nothing was run."""
-        return self.paper.runs_of(self.profile if self.profile in PROFILES else "full")  # type: ignore[arg-type]
+        return self.paper.runs_of(self.profile if self.profile in PROFILES else "full")
 
     def why_missing(self, engine: str, measure: str) -> str | None:
         """Why an engine has no row, or fewer seeds than planned; None when nothing is missing."""

@@ -79,7 +79,7 @@ def _chain(pool: Tensor, uses: Counter[int]) -> Chain | None:
     bias = None
     if x.op is ops.add and uses[id(x)] == 1:
         y, other = x.inputs
-        if other.shape == (y.shape[1], *(1,) * (y.ndim - 2)) and x.shape == y.shape:
+        if y.op is ops.CONV and other.shape == (y.shape[1], *(1,) * (y.ndim - 2)) and x.shape == y.shape:
             x, bias = y, other
     at, pooled = x.attrs, pool.attrs
     if (

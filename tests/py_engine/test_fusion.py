@@ -165,3 +165,14 @@ def test_switching_it_off_changes_no_result(make, threads, rng):
         trainer.close()
     for on, off in zip(*results, strict=True):
         np.testing.assert_allclose(on, off, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("other", [1.0, np.ones(6), np.ones((3, 1, 1))], ids=["number", "row", "filters"])
+def test_whatever_stands_left_of_the_convolution_in_a_sum(rng, other):
+    def function(x, weight):
+        return ops.sum(ops.square(ops.max_pool(ops.relu(ops.add(other, ops.conv(x, weight))), 2)))
+
+    arrays = [rng.standard_normal((2, 1, 8, 8)), rng.standard_normal((3, 1, 3, 3))]
+    (plain, _), (fused, _) = (compiled(function, arrays, fused) for fused in (False, True))
+    for a, b in zip(plain, fused, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
