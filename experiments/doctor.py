@@ -179,6 +179,8 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
             continue
         if dataset.source == "real":
             yield Finding(f"data {name}", "ok", f"{len(dataset.y_train):,} training rows in {dataset.origin}")
+        elif not dataset.origin.startswith(data.SAMPLE_LABEL):
+            yield Finding(f"data {name}", "note", "a part of it is not on this machine yet", dataset.notice or "")
         else:
             advice = (
                 "a run downloads it; without a network put it in a folder and name that with --data-dir or "

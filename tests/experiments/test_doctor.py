@@ -8,10 +8,12 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bridge.engine import Availability, Registered
 from experiments import doctor, provenance
+from experiments.data.dataset import Dataset
 from experiments.doctor import Finding
 
 BLAS = {"internal_api": "openblas", "version": "0.3.30"}
@@ -94,3 +96,13 @@ def test_missing_packages_say_which_extra_brings_them(monkeypatch: pytest.Monkey
         for finding in findings:
             if finding.found == "not installed":
                 assert "pip install 'twingrad[" in finding.advice
+
+
+def test_data_of_which_a_part_is_random_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.zeros((3, 2), np.int64)
+    notice = "Synthetic/embedded sample in part: the vectors are random"
+    found = Dataset("imdb", "sample", rows, rows[:, 0], rows, rows[:, 0], "d", origin="/reviews", notice=notice)
+    monkeypatch.setattr("experiments.data.load", lambda *_, **__: found)
+    finding = next(doctor.data(None))
+    assert (finding.state, finding.found) == ("note", "a part of it is not on this machine yet")
+    assert finding.advice == notice

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import os
 import tarfile
+import threading
 import time
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,7 @@ import pytest
 
 from experiments import data
 from experiments.data import SAMPLE_LABEL, DataError, encoded, glove, imdb, text
+from experiments.data.fetch import RemoteFile
 
 EACH = 6
 PARTS = ("train", "test")
@@ -562,6 +568,65 @@ def test_a_downloaded_archive_in_the_cache_is_found(rows: Rows, tmp_path: Path) 
     write(tmp_path / "cache" / "imdb", {"aclImdb_v1.tar.gz": archive(rows)})
     dataset = load(None)
     assert dataset.source == "real" and dataset.origin == str(tmp_path / "cache" / "imdb" / "aclImdb_v1.tar.gz")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder, and the address of a server of what is in it."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def remote(path: Path) -> tuple[RemoteFile]:
+    content = path.read_bytes()
+    return (RemoteFile(path.name, len(content), hashlib.sha256(content).hexdigest()),)
+
+
+@pytest.fixture
+def mirror(rows: Rows, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a mirror that holds both data sets, which downloads are switched on for."""
+    folder, url = served
+    write(folder, {"imdb/aclImdb_v1.tar.gz": archive(rows)})
+    (folder / "glove").mkdir()
+    with zipfile.ZipFile(folder / "glove" / "glove.6B.zip", "w") as packed:
+        packed.writestr("glove.6B.3d.txt", "film 1 2 3\n")
+    monkeypatch.setattr(imdb, "FILES", remote(folder / "imdb" / "aclImdb_v1.tar.gz"))
+    monkeypatch.setattr(glove, "FILES", remote(folder / "glove" / "glove.6B.zip"))
+    monkeypatch.setenv("TWINGRAD_MIRRORS", url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.delenv("TWINGRAD_OFFLINE")
+    return folder
+
+
+@pytest.mark.usefixtures("mirror")
+def test_both_are_downloaded_into_the_cache(tmp_path: Path) -> None:
+    dataset = load(None, vectors="glove", dimension=3)
+    assert dataset.source == "real" and dataset.vocabulary is not None
+    assert dataset.pretrained["glove"][dataset.vocabulary.index("film")].tolist() == [1, 2, 3]
+    assert (tmp_path / "cache" / "imdb" / "aclImdb_v1.tar.gz").is_file()
+    assert (tmp_path / "cache" / "glove" / "glove.6B.zip").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("imdb/aclImdb_v1.tar.gz", "not IMDB"), ("glove/glove.6B.zip", "in part")]
+)
+def test_a_download_of_other_bytes_is_not_kept(mirror: Path, tmp_path: Path, name: str, source: str) -> None:
+    stored = (mirror / name).read_bytes()
+    (mirror / name).write_bytes(stored[:-1] + bytes([stored[-1] ^ 1]))
+    dataset = load(None, vectors="glove", dimension=3)
+    assert dataset.source == "sample" and dataset.notice is not None
+    assert source in dataset.notice and "wrong bytes" in dataset.notice
+    assert not (tmp_path / "cache" / name).exists()
 
 
 # The real IMDB, where TWINGRAD_DATA names it
