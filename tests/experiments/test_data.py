@@ -166,9 +166,7 @@ WRONG_CONTENTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("stored", ["plain", "gz"])
 @pytest.mark.parametrize("case", WRONG_CONTENTS)
-def test_wrong_contents_are_named_with_both_digests(
-    tiny: Tiny, tmp_path: Path, case: str, stored: str
-) -> None:
+def test_wrong_contents_are_named_with_both_digests(tiny: Tiny, tmp_path: Path, case: str, stored: str) -> None:
     spoil, reason = WRONG_CONTENTS[case]
     name = "train-images-idx3-ubyte"
     good = tiny.plain[name]
@@ -186,12 +184,8 @@ def test_wrong_contents_are_named_with_both_digests(
     assert "Put the original file in its place" in message
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda b: b[:-20], lambda b: b"plain text", lambda b: b[:99] + b"??" + b[101:]]
-)
-def test_a_corrupt_gzip_is_named_with_both_digests(
-    tiny: Tiny, tmp_path: Path, spoil: Callable[[bytes], bytes]
-) -> None:
+@pytest.mark.parametrize("spoil", [lambda b: b[:-20], lambda b: b"plain text", lambda b: b[:99] + b"??" + b[101:]])
+def test_a_corrupt_gzip_is_named_with_both_digests(tiny: Tiny, tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
     name = "t10k-images-idx3-ubyte.gz"
     folder = write(tmp_path / "d", tiny.gz | {name: spoil(tiny.gz[name])})
     with pytest.raises(DataError, match="corrupt gzip") as caught:
@@ -254,9 +248,7 @@ def test_an_explicit_folder_without_mnist_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["data_dir", "TWINGRAD_DATA"])
-def test_a_folder_that_is_not_there_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     missing = tmp_path / "nowhere"
     file = tmp_path / "file"
     file.write_text("")
@@ -272,9 +264,7 @@ def test_a_folder_that_is_not_there_is_an_error(
 def test_the_explicit_folder_goes_before_the_variable_and_that_before_the_cache(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    explicit, named, cached = (
-        write(tmp_path / place, tiny.gz) for place in ("explicit", "named", "cache/mnist")
-    )
+    explicit, named, cached = (write(tmp_path / place, tiny.gz) for place in ("explicit", "named", "cache/mnist"))
     assert tiny.load().origin == str(cached)
     monkeypatch.setenv("TWINGRAD_DATA", str(named))
     assert tiny.load().origin == str(named)
@@ -304,9 +294,7 @@ def test_a_wrong_file_in_the_cache_is_an_error_too(tiny: Tiny, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("how", ["variable", "argument"])
-def test_without_files_or_network_the_sample_says_what_it_is(
-    monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_without_files_or_network_the_sample_says_what_it_is(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     if how == "argument":
         monkeypatch.delenv("TWINGRAD_OFFLINE")
     dataset = data.load("mnist", allow_download=how == "variable")
@@ -491,9 +479,7 @@ def test_a_mirror_that_never_answers_is_given_up(tiny: Tiny, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
-def test_a_transfer_that_stands_still_is_given_up(
-    tiny: Tiny, tmp_path: Path, serve: Callable[..., Mirror]
-) -> None:
+def test_a_transfer_that_stands_still_is_given_up(tiny: Tiny, tmp_path: Path, serve: Callable[..., Mirror]) -> None:
     slow, good = serve(tiny.gz, "stalls"), serve(tiny.gz)
     files = [file.gz for file in tiny.files]
     fetch.download(files, tmp_path, [slow.url, good.url], stall_seconds=0.2)
@@ -504,9 +490,7 @@ def test_a_transfer_that_stands_still_is_given_up(
 
 
 @pytest.mark.usefixtures("online")
-def test_a_broken_off_download_is_taken_up_again(
-    tiny: Tiny, tmp_path: Path, serve: Callable[..., Mirror]
-) -> None:
+def test_a_broken_off_download_is_taken_up_again(tiny: Tiny, tmp_path: Path, serve: Callable[..., Mirror]) -> None:
     names = list(tiny.gz)
     half = serve({name: tiny.gz[name] for name in names[:2]})
     assert tiny.load(mirrors=[half.url]).source == "sample"

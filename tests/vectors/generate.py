@@ -257,14 +257,18 @@ def transposed(function, place):
 
 
 def max_pooled(x, window, stride=None, padding=0):
-    found = {place: np.max(w, tuple(range(2, w.ndim)))
-             for place, w in windows(x, window, window if stride is None else stride, padding, 1, -np.inf)}
+    found = {
+        place: np.max(w, tuple(range(2, w.ndim)))
+        for place, w in windows(x, window, window if stride is None else stride, padding, 1, -np.inf)
+    }
     return gathered(found, x.shape[:2])  # fmt: skip
 
 
 def avg_pooled(x, window, stride=None, padding=0):
-    found = {place: np.mean(w, tuple(range(2, w.ndim)))
-             for place, w in windows(x, window, window if stride is None else stride, padding, 1, 0)}
+    found = {
+        place: np.mean(w, tuple(range(2, w.ndim)))
+        for place, w in windows(x, window, window if stride is None else stride, padding, 1, 0)
+    }
     return gathered(found, x.shape[:2])  # fmt: skip
 
 
@@ -404,8 +408,14 @@ def elementwise() -> Iterator[Case]:
         yield Case("where", np.where, triple, (condition, anything, anything))
     yield Case("clip", lambda x, a_min: np.maximum(x, a_min), ((2, 3),), (apart,), {"a_min": -0.5})
     yield Case("clip", lambda x, a_max: np.minimum(x, a_max), ((2, 3),), (apart,), {"a_max": 0.5})
-    yield Case("clip", lambda x, a_min, a_max: np.clip(x, a_min, a_max), ((5,),), (fixed(-2, -1, 0.5, 1, 2),),
-               {"a_min": -1.0, "a_max": 1.0}, gradient=lambda g, x, a_min, a_max: [g * ((x >= a_min) & (x <= a_max))])
+    yield Case(
+        "clip",
+        lambda x, a_min, a_max: np.clip(x, a_min, a_max),
+        ((5,),),
+        (fixed(-2, -1, 0.5, 1, 2),),
+        {"a_min": -1.0, "a_max": 1.0},
+        gradient=lambda g, x, a_min, a_max: [g * ((x >= a_min) & (x <= a_max))],
+    )
     for shape in UNARY_SHAPES:
         to_integers = {"dtype": "int64"}
         yield Case("astype", lambda x, dtype: np.trunc(x).astype(dtype), (shape,), (nonzero,), to_integers, False)
@@ -446,32 +456,95 @@ def shapes() -> Iterator[Case]:
         for *operands, at in examples:
             yield Case(name, function, tuple(operands), (anything,), at)
 
-    yield from moves("reshape", np.reshape, ((2, 3), {"shape": (3, 2)}), ((4,), {"shape": (2, -1)}),
-                     ((1,), {"shape": ()}), ((0, 2), {"shape": (4, 0)}), ((2, 3, 2), {"shape": (3, 4)}))
-    yield from moves("expand_dims", np.expand_dims, ((), {"axis": 0}), ((2, 3), {"axis": 1}), ((3,), {"axis": (0, -1)}),
-                     ((0,), {"axis": 0}))
-    yield from moves("squeeze", np.squeeze, ((1, 3, 1), {}), ((1, 3, 1), {"axis": 0}), ((2, 1, 0), {"axis": -2}),
-                     ((1, 1), {}))
-    yield from moves("transpose", np.transpose, ((2, 3), {}), ((2, 3, 4), {"axes": (1, -1, 0)}),
-                     ((2, 3, 4), {"axes": (1, 2, 0)}), ((2, 0, 1), {"axes": (2, 0, 1)}))
-    yield from moves("swapaxes", np.swapaxes, ((2, 3, 4), {"axis1": 0, "axis2": -1}),
-                     ((1, 0), {"axis1": 0, "axis2": 1}))
-    yield from moves("moveaxis", moved, ((2, 3, 4), {"source": 0, "destination": -1}),
-                     ((2, 3, 4), {"source": (0, 1), "destination": (2, 0)}))
-    yield from moves("broadcast_to", np.broadcast_to, ((3,), {"shape": (2, 3)}), ((), {"shape": (2, 2)}),
-                     ((2, 1), {"shape": (4, 2, 3)}), ((1,), {"shape": (0,)}))
-    yield from moves("concatenate", lambda *parts, axis=0: np.concatenate(parts, axis), ((2, 3), (1, 3), {"axis": 0}),
-                     ((2, 3), (2, 1), (2, 0), {"axis": 1}), ((3,), (3,), {"axis": -1}), ((0, 2), (0, 1), {"axis": 1}))
-    yield from moves("stack", lambda *parts, axis=0: np.stack(parts, axis), ((), (), {"axis": 0}),
-                     ((2, 3), (2, 3), {"axis": 1}), ((3,), (3,), {"axis": -1}), ((0,), (0,), {"axis": 0}))
-    yield from moves("pad", padded, ((2, 3), {"pad_width": (1, 1, 1, 1)}), ((2, 3), {"pad_width": (0, 1, 2, 0)}),
-                     ((0,), {"pad_width": (2, 2)}), ((3,), {"pad_width": (1, 2), "constant_values": 4.0}))
-    yield from moves("getitem", lambda x, index: x[index_of(index)], ((2, 3), {"index": "0,0:3:1,new"}),
-                     ((3, 4), {"index": "2:2:-2,1"}), ((2, 0), {"index": "1,0:0:1"}))
-    yield from moves("slice", lambda x, index: x[index_of(index)], ((2, 3, 4), {"index": "1,1:2:1,3:2:-2"}),
-                     ((1, 1, 3), {"index": "0,1:0:1,2:2:-2"}), ((5,), {"index": "4:5:-1"}))
-    yield from moves("assemble", assembled, ((2, 3), (2, 1), {"places": "0:2:1,0:3:1|1:2:1,1:1:1", "shape": (3, 3)}),
-                     ((2,), (1,), {"places": "0:2:2|1:1:1", "shape": (4,)}))
+    yield from moves(
+        "reshape",
+        np.reshape,
+        ((2, 3), {"shape": (3, 2)}),
+        ((4,), {"shape": (2, -1)}),
+        ((1,), {"shape": ()}),
+        ((0, 2), {"shape": (4, 0)}),
+        ((2, 3, 2), {"shape": (3, 4)}),
+    )
+    yield from moves(
+        "expand_dims",
+        np.expand_dims,
+        ((), {"axis": 0}),
+        ((2, 3), {"axis": 1}),
+        ((3,), {"axis": (0, -1)}),
+        ((0,), {"axis": 0}),
+    )
+    yield from moves(
+        "squeeze", np.squeeze, ((1, 3, 1), {}), ((1, 3, 1), {"axis": 0}), ((2, 1, 0), {"axis": -2}), ((1, 1), {})
+    )
+    yield from moves(
+        "transpose",
+        np.transpose,
+        ((2, 3), {}),
+        ((2, 3, 4), {"axes": (1, -1, 0)}),
+        ((2, 3, 4), {"axes": (1, 2, 0)}),
+        ((2, 0, 1), {"axes": (2, 0, 1)}),
+    )
+    yield from moves(
+        "swapaxes", np.swapaxes, ((2, 3, 4), {"axis1": 0, "axis2": -1}), ((1, 0), {"axis1": 0, "axis2": 1})
+    )
+    yield from moves(
+        "moveaxis",
+        moved,
+        ((2, 3, 4), {"source": 0, "destination": -1}),
+        ((2, 3, 4), {"source": (0, 1), "destination": (2, 0)}),
+    )
+    yield from moves(
+        "broadcast_to",
+        np.broadcast_to,
+        ((3,), {"shape": (2, 3)}),
+        ((), {"shape": (2, 2)}),
+        ((2, 1), {"shape": (4, 2, 3)}),
+        ((1,), {"shape": (0,)}),
+    )
+    yield from moves(
+        "concatenate",
+        lambda *parts, axis=0: np.concatenate(parts, axis),
+        ((2, 3), (1, 3), {"axis": 0}),
+        ((2, 3), (2, 1), (2, 0), {"axis": 1}),
+        ((3,), (3,), {"axis": -1}),
+        ((0, 2), (0, 1), {"axis": 1}),
+    )
+    yield from moves(
+        "stack",
+        lambda *parts, axis=0: np.stack(parts, axis),
+        ((), (), {"axis": 0}),
+        ((2, 3), (2, 3), {"axis": 1}),
+        ((3,), (3,), {"axis": -1}),
+        ((0,), (0,), {"axis": 0}),
+    )
+    yield from moves(
+        "pad",
+        padded,
+        ((2, 3), {"pad_width": (1, 1, 1, 1)}),
+        ((2, 3), {"pad_width": (0, 1, 2, 0)}),
+        ((0,), {"pad_width": (2, 2)}),
+        ((3,), {"pad_width": (1, 2), "constant_values": 4.0}),
+    )
+    yield from moves(
+        "getitem",
+        lambda x, index: x[index_of(index)],
+        ((2, 3), {"index": "0,0:3:1,new"}),
+        ((3, 4), {"index": "2:2:-2,1"}),
+        ((2, 0), {"index": "1,0:0:1"}),
+    )
+    yield from moves(
+        "slice",
+        lambda x, index: x[index_of(index)],
+        ((2, 3, 4), {"index": "1,1:2:1,3:2:-2"}),
+        ((1, 1, 3), {"index": "0,1:0:1,2:2:-2"}),
+        ((5,), {"index": "4:5:-1"}),
+    )
+    yield from moves(
+        "assemble",
+        assembled,
+        ((2, 3), (2, 1), {"places": "0:2:1,0:3:1|1:2:1,1:1:1", "shape": (3, 3)}),
+        ((2,), (1,), {"places": "0:2:2|1:1:1", "shape": (4,)}),
+    )
     for x, i in (((5, 2), (4,)), ((5,), (2, 3)), ((5, 0), (2,)), ((5, 2, 3), (2, 2)), ((5, 2), (0,))):
         yield Case("gather", lambda x, i: x[i], (x, i), (anything, below(5)))
     for g, i, shape in (((4, 2), (4,), (5, 2)), ((2, 3), (2, 3), (5,)), ((0, 2), (0,), (5, 2))):
@@ -495,12 +568,24 @@ def products() -> Iterator[Case]:
     ):  # fmt: skip
         yield Case("tensordot", tensordot, (a, b), (anything,), {"axes_a": axes_a, "axes_b": axes_b})
     for subscripts, *operands in (
-        ("ij,jk->ik", (2, 3), (3, 4)), ("ii->i", (3, 3)), ("i,i->i", (1,), (0,)), ("...i->...", (2, 3, 4)),
-        ("ij,ij->j", (1, 3), (2, 3)), ("ij,j,i->", (2, 3), (3,), (2,)), ("ij,j->i", (0, 3), (3,)),
-        ("bij,bjk->bki", (2, 3, 4), (2, 4, 2)), ("ij->", (3, 2)), ("...i,...i->...", (2, 3), (3,)),
+        ("ij,jk->ik", (2, 3), (3, 4)),
+        ("ii->i", (3, 3)),
+        ("i,i->i", (1,), (0,)),
+        ("...i->...", (2, 3, 4)),
+        ("ij,ij->j", (1, 3), (2, 3)),
+        ("ij,j,i->", (2, 3), (3,), (2,)),
+        ("ij,j->i", (0, 3), (3,)),
+        ("bij,bjk->bki", (2, 3, 4), (2, 4, 2)),
+        ("ij->", (3, 2)),
+        ("...i,...i->...", (2, 3), (3,)),
     ):
-        yield Case("einsum", lambda *x, subscripts: np.einsum(subscripts, *x), tuple(operands), (anything,),
-                   {"subscripts": subscripts})
+        yield Case(
+            "einsum",
+            lambda *x, subscripts: np.einsum(subscripts, *x),
+            tuple(operands),
+            (anything,),
+            {"subscripts": subscripts},
+        )
 
 
 def convolutions() -> Iterator[Case]:
@@ -516,12 +601,28 @@ def convolutions() -> Iterator[Case]:
         yield Case("conv", convolved, (x, weight), (anything,), at)
         y = convolved(np.zeros(x), np.zeros(weight), **at).shape
         if (x[0] and len(x) == 3) or "padding" in at:
-            yield Case("conv_input_gradient", transposed(convolved, 0), (y, weight), (anything,), {"shape": x, **at},
-                       gradient=lambda u, g, w, shape, **at: [
-                           convolved(u, w, **at), transposed(convolved, 1)(g, u, shape=w.shape, **at)])
-            yield Case("conv_weight_gradient", transposed(convolved, 1), (y, x), (anything,), {"shape": weight, **at},
-                       gradient=lambda u, g, x, shape, **at: [
-                           convolved(x, u, **at), transposed(convolved, 0)(g, u, shape=x.shape, **at)])
+            yield Case(
+                "conv_input_gradient",
+                transposed(convolved, 0),
+                (y, weight),
+                (anything,),
+                {"shape": x, **at},
+                gradient=lambda u, g, w, shape, **at: [
+                    convolved(u, w, **at),
+                    transposed(convolved, 1)(g, u, shape=w.shape, **at),
+                ],
+            )
+            yield Case(
+                "conv_weight_gradient",
+                transposed(convolved, 1),
+                (y, x),
+                (anything,),
+                {"shape": weight, **at},
+                gradient=lambda u, g, x, shape, **at: [
+                    convolved(x, u, **at),
+                    transposed(convolved, 0)(g, u, shape=x.shape, **at),
+                ],
+            )
     pools = (
         ((2, 2, 6), {"window": (2,)}), ((1, 2, 5), {"window": (2,)}), ((1, 1, 5), {"window": (3,), "stride": 1}),
         ((1, 2, 4), {"window": (3,), "padding": 1}), ((2, 1, 4, 4), {"window": (2, 2)}), ((0, 1, 2), {"window": (2,)}),
@@ -534,20 +635,39 @@ def convolutions() -> Iterator[Case]:
         yield Case("avg_pool", avg_pooled, (x,), (anything,), at)
         y = max_pooled(np.zeros(x), **at).shape
         yield from max_derivatives(x, y, apart, at)
-        yield Case("avg_pool_gradient", transposed(avg_pooled, 0), (y,), (anything,), {"shape": x, **at},
-                   gradient=lambda u, g, shape, **at: [avg_pooled(u, **at)])
+        yield Case(
+            "avg_pool_gradient",
+            transposed(avg_pooled, 0),
+            (y,),
+            (anything,),
+            {"shape": x, **at},
+            gradient=lambda u, g, shape, **at: [avg_pooled(u, **at)],
+        )
     for x, at in pools[:6:2]:  # of equal elements the first one wins
-        yield Case("max_pool", max_pooled, (x,), (ties,), at,
-                   gradient=lambda g, x, **at: [max_pool_gradient(g, x, **at)])
+        yield Case(
+            "max_pool", max_pooled, (x,), (ties,), at, gradient=lambda g, x, **at: [max_pool_gradient(g, x, **at)]
+        )
         yield from max_derivatives(x, max_pooled(np.zeros(x), **at).shape, ties, at)
 
 
 def max_derivatives(x, y, domain, at) -> Iterator[Case]:
     """They are linear in what they move; the places of the maxima have no slope."""
-    yield Case("max_pool_gradient", max_pool_gradient, (y, x), (anything, domain), at,
-               gradient=lambda u, g, x, **at: [max_picked(u, x, **at), None])
-    yield Case("max_pool_gather", max_picked, (x, x), (anything, domain), at,
-               gradient=lambda g, u, x, **at: [max_pool_gradient(g, x, **at), None])
+    yield Case(
+        "max_pool_gradient",
+        max_pool_gradient,
+        (y, x),
+        (anything, domain),
+        at,
+        gradient=lambda u, g, x, **at: [max_picked(u, x, **at), None],
+    )
+    yield Case(
+        "max_pool_gather",
+        max_picked,
+        (x, x),
+        (anything, domain),
+        at,
+        gradient=lambda g, u, x, **at: [max_pool_gradient(g, x, **at), None],
+    )
 
 
 def embeddings() -> Iterator[Case]:
@@ -555,11 +675,22 @@ def embeddings() -> Iterator[Case]:
     for weight, ids in (((5, 2), (4,)), ((5, 3), (2, 3)), ((4, 1), ()), ((5, 4), (0, 2)), ((3, 2), (2, 5))):
         rows, vocabulary = (*ids, weight[1]), {"vocabulary": weight[0]}
         for at in ({}, {"padding_index": 1}):
-            yield Case("embedding", lambda w, i, padding_index=-1: w[i], (weight, ids), (anything, below(weight[0])),
-                       at, gradient=lambda g, w, i, padding_index=-1: [added(g, i, len(w), padding_index), None])
-            yield Case("embedding_gradient", added, (rows, ids), (anything, below(weight[0])), {**vocabulary, **at},
-                       gradient=lambda u, g, i, vocabulary, padding_index=-1: [
-                           u[i] * (i != padding_index)[..., None], None])
+            yield Case(
+                "embedding",
+                lambda w, i, padding_index=-1: w[i],
+                (weight, ids),
+                (anything, below(weight[0])),
+                at,
+                gradient=lambda g, w, i, padding_index=-1: [added(g, i, len(w), padding_index), None],
+            )
+            yield Case(
+                "embedding_gradient",
+                added,
+                (rows, ids),
+                (anything, below(weight[0])),
+                {**vocabulary, **at},
+                gradient=lambda u, g, i, vocabulary, padding_index=-1: [u[i] * (i != padding_index)[..., None], None],
+            )
 
 
 def added(g, ids, vocabulary, padding_index=-1):
