@@ -440,12 +440,13 @@ def _run_race(job: Job, task: Task, record: Record, progress: Progress) -> Itera
     failed = {name: entrant["error"] for name, entrant in entrants.items() if entrant["error"]}
     yield {"race": rows}
     if failed:
+        reasons = "; ".join(f"{name}: {message}" for name, message in failed.items())
         missing = [name for name in failed if not engines.availability(name).ok]
-        yield {
-            "status": "failed",
-            "error": "; ".join(f"{name}: {message}" for name, message in failed.items()),
-            "error_kind": "unavailable" if len(missing) == len(failed) else "failed",
-        }
+        if len(missing) == len(failed) < len(entrants):  # all that can race here have raced
+            yield {"error": reasons, "error_kind": "unavailable"}
+        else:
+            kind = "unavailable" if len(missing) == len(failed) else "failed"
+            yield {"status": "failed", "error": reasons, "error_kind": kind}
 
 
 def _run_scaling(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
@@ -515,7 +516,9 @@ def described(record: Record) -> str:
             allocated = row["bytes_first_epoch"] if allocated is None else allocated
             return f"{size(allocated)} allocated per epoch  peak {size(row['peak_rss_bytes'])}  (in all {took})"
         case "race":
-            return f"{record['config']['rounds']} rounds  (in all {took})"
+            absent = [name for name, entrant in record["entrants"].items() if entrant["error"]]
+            without = f"  without {', '.join(absent)}" if absent else ""
+            return f"{record['config']['rounds']} rounds{without}  (in all {took})"
         case "variants":
             return f"{len({row['variant'] for row in record['variants']})} variants  (in all {took})"
         case "ablation":

@@ -41,6 +41,7 @@ from bridge.spec import (
     ModelSpec,
     PermuteDims,
     Pool,
+    Recurrent,
     Reshape,
 )
 from py_engine.errors import ConfigurationError, NonFiniteError
@@ -190,7 +191,19 @@ _SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
     "allocated": ([c_void_p], c_int),
 }
 
+_MOST_INTERPRETED = 64
+"""Layers, each step of a recurrent one counted, up to which a plan is made sooner by interpreting what makes it."""
+
 _loaded: tuple[Runtime, Entries] | None = None
+
+
+def _is_planned_at_once(spec: ModelSpec) -> bool:
+    """Whether the plan of a network is so small that compiling what makes it would take longer."""
+    steps = (
+        shape.input[0] if isinstance(layer, Recurrent) else 1
+        for layer, shape in zip(spec.layers, spec.shapes(), strict=True)
+    )
+    return sum(steps) <= _MOST_INTERPRETED
 
 
 def load_engine(threads: int) -> tuple[Runtime, Entries]:
@@ -275,6 +288,7 @@ class JuliaSession:
         for name, array in self._parameters.arrays.items():
             array[...] = params[name]
         self._runtime, self._entries = self._load(threads)
+        self._runtime.evaluate(f"TwinGrad.AD.interpret({str(_is_planned_at_once(spec) and not techniques).lower()})")
         more = {"techniques": techniques} if techniques else {}
         integers, floats = self._describe(spec, optimizer, batch_size, dtype, threads, **more)
         vector = self._parameters.vector

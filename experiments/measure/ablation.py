@@ -63,13 +63,15 @@ def techniques(engine: str) -> tuple[str, ...]:
 
 
 def configurations(names: tuple[str, ...]) -> Iterator[Configuration]:
-    """All techniques, then all but each one, then each one alone, then none."""
+    """All techniques but each one, then each one alone, then none, then all.
+
+    An engine that is told of its switches first knows that its process is for an ablation.
+    """
 
     def only(on: set[str]) -> tuple[dict[str, bool], str]:
         return {name: name in on for name in names}, "float32" if FLOAT32 in on else "float64"
 
     every = {*names, FLOAT32}
-    yield Configuration("all", "", {}, "float32")
     for name in (*names, FLOAT32):
         # The others stay as the engine has them: a switch may have more positions than on and off.
         switches = {} if name == FLOAT32 else {name: False}
@@ -77,6 +79,7 @@ def configurations(names: tuple[str, ...]) -> Iterator[Configuration]:
     for name in (*names, FLOAT32):
         yield Configuration("alone", name, *only({name}))
     yield Configuration("none", "", *only(set()))
+    yield Configuration("all", "", {}, "float32")
 
 
 def measure(

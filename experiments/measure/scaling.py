@@ -36,12 +36,12 @@ class Point:
 
 
 def points(task: Task, batch_sizes: Sequence[int], sequence_lengths: Sequence[int]) -> Iterator[Point]:
-    """The points of both series."""
-    for size in batch_sizes:
-        yield Point("batch_size", size, replace(task, batch_size=size), _steps(SAMPLES / size))
-    for length in sequence_lengths:
+    """The points of both series, the longest sequence first: an engine may prepare a small network otherwise."""
+    for length in sorted(sequence_lengths, reverse=True):
         longer = replace(task, spec=with_length(task.spec, length))
         yield Point("sequence_length", length, longer, _steps(SEGMENTS / length))
+    for size in batch_sizes:
+        yield Point("batch_size", size, replace(task, batch_size=size), _steps(SAMPLES / size))
 
 
 def measure(worker: Worker, point: Point, watcher: Watcher) -> dict[str, Any]:

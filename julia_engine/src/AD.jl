@@ -20,7 +20,7 @@ include("ad/errors.jl")
 using .Errors
 include("ad/kernels/Kernels.jl")
 using .Kernels
-using .Kernels: apart, copy_columns!, fill_ones!, interpreting, kernel, zeroed!
+using .Kernels: apart, copy_columns!, fill_ones!, interpret, interpreting, kernel, zeroed!
 
 include("ad/tensor.jl")
 include("ad/ops/record.jl")

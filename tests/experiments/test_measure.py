@@ -250,14 +250,15 @@ def test_a_network_without_a_sequence_is_refused(task: Task) -> None:
 def test_every_point_is_measured_on_one_worker(task: Task) -> None:
     watcher = Watcher()
     with Worker("manual", 1) as worker:
-        rows = [scaling.measure(worker, point, watcher) for point in scaling.points(task, [10, 100], [4])]
+        rows = [scaling.measure(worker, point, watcher) for point in scaling.points(task, [10, 100], [2, 4])]
     assert [(row["quantity"], row["value"]) for row in rows] == [
+        ("sequence_length", 4),
+        ("sequence_length", 2),
         ("batch_size", 10),
         ("batch_size", 100),
-        ("sequence_length", 4),
     ]
     assert all(row["microseconds_per_step"] > 0 for row in rows)
-    assert watcher.steps == 3
+    assert watcher.steps == 4
 
 
 # The same files for all ----------------------------------------------------------------------------------------------

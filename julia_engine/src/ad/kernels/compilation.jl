@@ -5,6 +5,7 @@
 # once interpreted stays so for dynamic calls; code compiled later does not mind, since it infers its callees anew.
 
 const INTERPRETS = v"1.5" <= VERSION < v"1.6"  # tried there alone; from 1.9 on compiled code is kept with the package
+const WANTED = Ref(true)
 const COMPILE, INTERPRET = Int8(1), Int8(3)  # JL_OPTIONS_COMPILE_ON, JL_OPTIONS_COMPILE_MIN
 
 compile_switch() = Ptr{Int8}(cglobal(:jl_options)) + SWITCH_OFFSET
@@ -17,7 +18,15 @@ const SWITCH_OFFSET = fieldoffset(Base.JLOptions, something(findfirst(isequal(:c
 `f()`, with its methods interpreted where that is sooner done than compiling them. For code that runs once, and none of
 whose methods a hot loop calls dynamically; kernels are compiled all the same.
 """
-interpreting(@nospecialize(f)) = switched(f, INTERPRET)
+interpreting(@nospecialize(f)) = WANTED[] ? switched(f, INTERPRET) : f()
+
+"""
+    interpret(wanted)
+
+Whether [`interpreting`](@ref) interprets from now on. Not where what it runs is much, such as the plan of a sequence of
+hundreds of steps, or is run again and again, as an engine without its techniques does.
+"""
+interpret(wanted::Bool) = (WANTED[] = wanted; nothing)
 
 """`f()`, with its methods compiled, inside of [`interpreting`](@ref) too."""
 compiling(@nospecialize(f)) = switched(f, COMPILE)
