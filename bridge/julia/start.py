@@ -70,7 +70,7 @@ class Status:
     def obstacle(self) -> str:
         """Why Julia can't be used from this Python, as far as that is known; empty when nothing speaks against it."""
         failed = {way: seen.reason for way, seen in self.ways.items() if seen is not None and not seen.ok}
-        if self.problem or len(failed) < len(self.ways):
+        if self.problem or not failed or len(failed) < len(self.ways):
             return self.problem
         reasons = "; ".join(f"{way}: {reason}" for way, reason in failed.items())
         return f"{self.julia} works, but can't be started from this Python: {reasons}. To try again: {INSTALL} --again"
