@@ -161,7 +161,7 @@ def test_a_worker_passes_techniques_on_and_tells_an_engines_own_parameters(
         assert weights.digest(own) == weights.digest(weights.initialise(small_paper_model, 5, "float64"))
         with pytest.raises(ConfigurationError, match="no technique 'magic'"):
             one.build(small_paper_model, random_params(small_paper_model), SGD, 4, techniques={"magic": True})
-        one.build(small_paper_model, random_params(small_paper_model), SGD, 4, techniques={"fusion": False})
+        one.build(small_paper_model, random_params(small_paper_model), SGD, 4, techniques={"fuse": False})
 
 
 def test_the_blas_chooses_its_own_kernels_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
