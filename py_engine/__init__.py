@@ -6,11 +6,12 @@ array([0.84147098, 0.90929743])
 """
 
 from py_engine.ad import ops
+from py_engine.ad.compiled import compile
 from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.graph import topological_sort
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Tensor, no_grad, scope, tensor
-from py_engine.ad.transforms import compile, grad, value_and_grad
+from py_engine.ad.transforms import grad, value_and_grad
 from py_engine.errors import EngineError
 
 __all__ = [

@@ -39,6 +39,7 @@ include("ad/plan.jl")
 include("ad/techniques.jl")
 include("ad/tape.jl")
 include("ad/transforms.jl")
+include("ad/compiled.jl")
 include("ad/gradcheck.jl")
 
 # Every function on tensors that the numpy engine's `ops` has, by its name there. Ops that are functions themselves are in

@@ -38,6 +38,11 @@ class _State(threading.local):
 STATE = _State()
 
 
+def inside_transform() -> bool:
+    """Return whether a function is being differentiated or traced in this thread."""
+    return STATE.differentiating or STATE.trace is not None
+
+
 @contextmanager
 def scope(name: str) -> Iterator[None]:
     """Label the ops made inside with the layer `name`; nested scopes are joined by a slash."""
