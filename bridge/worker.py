@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -94,12 +94,17 @@ class Worker:
     call what the session raises there.
     """
 
-    def __init__(self, engine: str, threads: int = 1, counting: bool = False) -> None:
-        """`counting`: for a profiler of memory to see all of it; see `Registered.counting`. Times are then others."""
+    def __init__(
+        self, engine: str, threads: int = 1, counting: bool = False, cores: Sequence[int] | None = None
+    ) -> None:
+        """`counting`: for a profiler of memory to see all of it; see `Registered.counting`. Times are then others.
+
+        `cores`: which ones to use, as many as threads; None: the first ones that this process may use.
+        """
         self.engine = engines.get(engine)
         self._variables = environment(threads) | dict(self.engine.counting if counting else {})
         self.threads = threads
-        self.cores = _choose_cores(threads)
+        self.cores = _choose_cores(threads, cores)
         self.seconds = float("nan")
         """Of the last call of the session: its own time, without that of passing arrays to and fro."""
         self.build_seconds = float("nan")
@@ -234,6 +239,12 @@ class Worker:
         """The BLAS and OpenMP libraries that the process has loaded, as threadpoolctl describes them."""
         return cast("list[dict[str, Any]]", self._call("libraries"))
 
+    def kill(self) -> None:
+        """End the process, from any thread: a call that waits for it raises `WorkerError`. `close` is still needed."""
+        if self._finalizer.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """End the process and remove its files. Calling it twice does no harm."""
         self._finalizer()
@@ -359,8 +370,8 @@ def environment(threads: int) -> dict[str, str]:
     return kept | ({"OPENBLAS_CORETYPE": chosen} if chosen else {}) | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
-def _choose_cores(threads: int) -> list[int]:
-    """The first `threads` cores that this process may use; none where the system can't bind a process to cores."""
+def _choose_cores(threads: int, wanted: Sequence[int] | None = None) -> list[int]:
+    """The first `threads` cores that this process may use, or those wanted; none where none can be chosen."""
     if threads < 1:
         raise WorkerError(f"a worker needs at least 1 thread, found threads={threads}")
     if not hasattr(os, "sched_getaffinity"):
@@ -371,7 +382,11 @@ def _choose_cores(threads: int) -> list[int]:
             f"threads={threads}, but this process may use only {len(allowed)} "
             f"core{'s' if len(allowed) > 1 else ''}: ask for at most {len(allowed)}"
         )
-    return allowed[:threads]
+    if wanted is None:
+        return allowed[:threads]
+    if len(wanted) != threads or not set(wanted) <= set(allowed):
+        raise WorkerError(f"threads={threads} on cores {list(wanted)}: expected as many of {allowed}")
+    return list(wanted)
 
 
 def _end(process: subprocess.Popen[str], folder: Path) -> None:

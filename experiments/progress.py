@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
 
 class Progress:
-    """Counts the runs of a sweep: `start` and `step` while one goes on, `finish` with what came of it."""
+    """Counts the runs of a sweep: `start` and `step` while one goes on, `finish` with what came of it.
+
+    Every thread may have a run of its own.
+    """
 
     def __init__(self, console: Console, total: int, unit: str = "runs") -> None:
         self.console = console
@@ -22,6 +26,8 @@ class Progress:
         self.unit = unit
         self.done = 0
         self._bars: Bars | None = None
+        self._lock = threading.Lock()
+        self._ones: dict[int, TaskID] = {}
 
     @contextmanager
     def show(self) -> Iterator[Progress]:
@@ -34,35 +40,37 @@ class Progress:
         with Bars(*columns, console=self.console, transient=True, auto_refresh=False) as bars:
             self._bars = bars
             self._all = bars.add_task(self.unit, total=self.total)
-            self._one = bars.add_task("", total=1, visible=False)
             yield self
         self._bars = None
 
     def start(self, what: str, parts: int) -> None:
         """Begin one run that consists of `parts` (epochs, rounds)."""
         if self._bars:
-            self._bars.reset(self._one, total=parts, description=escape(what), visible=True)
+            self._ones[threading.get_ident()] = self._bars.add_task(escape(what), total=parts)
             self._bars.refresh()
 
     def step(self) -> None:
-        """One part of the current run is done."""
+        """One part of this thread's run is done."""
         if self._bars:
-            self._bars.advance(self._one)
+            self._bars.advance(self._ones[threading.get_ident()])
             self._bars.refresh()
 
     def finish(self, what: str, outcome: str) -> None:
-        """The current run is over: print its line."""
-        self.done += 1
-        width = len(str(self.total))
-        self.console.print(
-            f"[{self.done:{width}}/{self.total}] {what}  {outcome}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        """This thread's run is over: print its line."""
+        with self._lock:
+            self.done += 1
+            width = len(str(self.total))
+            self.console.print(
+                f"[{self.done:{width}}/{self.total}] {what}  {outcome}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
         if self._bars:
             self._bars.advance(self._all)
-            self._bars.update(self._one, visible=False)
+            one = self._ones.pop(threading.get_ident(), None)
+            if one is not None:
+                self._bars.remove_task(one)
             self._bars.refresh()
 
     def note(self, text: str) -> None:

@@ -2,13 +2,15 @@
 
 A job is one (paper, engine, seed, measure). All engines of a paper start from the same weights and see the
 same batches: both follow from the seed. A job whose record is there is not repeated; one that failed is
-recorded with its message and tried again the next time.
+recorded with its message and tried again the next time. Jobs in whose results no time takes part run several at a
+time, each on a core of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,6 +38,7 @@ from experiments.config import (
 )
 from experiments.data.dataset import Dataset
 from experiments.data.dataset import Progress as Download
+from experiments.lanes import Lane, lanes, side_by_side
 from experiments.measure import ablation, memory, own, race, scaling, variants
 from experiments.measure import time as timing
 from experiments.measure.task import Task
@@ -54,6 +57,9 @@ TITLES: dict[Measure, str] = {
     "ablation": "ablation: what each technique of an engine brings",
 }
 """The measures in the order in which `reproduce` takes them, with a heading for each."""
+
+UNTIMED: tuple[Measure, ...] = ("own", "memory")
+"""Measures in which no time takes part: they run with one thread, unless told otherwise, and side by side."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,8 @@ def plan(
     for measure in chosen:
         if measure in ("time", "memory", "own", "variants"):
             counts = {name: _seed_count(paper, runs, name, measure, seeds, bool(engine_names)) for name in names}
-            number = threads or runs.memory_threads.value if measure == "memory" else usual
+            alone = runs.memory_threads.value if measure == "memory" else 1
+            number = (threads or alone) if measure in UNTIMED else usual
             for seed in range(max(counts.values())):
                 for name in names:
                     if seed < counts[name]:
@@ -194,7 +201,7 @@ def _values(setting: Setting[list[int]] | None) -> list[int]:
 
 
 class Sweep:
-    """Runs jobs one after the other and records them in a results folder that the caller has locked."""
+    """Runs jobs and records them in a results folder that the caller has locked."""
 
     def __init__(self, results: Results, data_dir: Path | None = None, download: Download | None = None) -> None:
         self.results = results
@@ -215,8 +222,7 @@ class Sweep:
             by_dataset.setdefault(_data_key(job.paper), []).append(job)
         for part in by_dataset.values():
             with Workspace(self._load(part[0].paper, progress), self.results.work) as work:
-                for job in part:
-                    self._one(job, work, outcome, progress, again)
+                self._all(part, work, outcome, progress, again)
         outcome.seconds = time.perf_counter() - start
         return outcome
 
@@ -231,29 +237,46 @@ class Sweep:
             self._datasets[key] = dataset
         return self._datasets[key]
 
-    def _one(self, job: Job, work: Workspace, outcome: Outcome, progress: Progress, again: bool) -> None:
+    def _all(self, jobs: Sequence[Job], work: Workspace, outcome: Outcome, progress: Progress, again: bool) -> None:
+        for (measure, threads), alike in itertools.groupby(jobs, lambda job: (job.measure, job.threads)):
+            some = list(alike)
+            found: dict[int, Record] = {}
+
+            def one(index: int, lane: Lane, some: list[Job] = some, found: dict[int, Record] = found) -> None:
+                record = self._one(some[index], work, lane, outcome, progress, again)
+                if record is not None:
+                    found[index] = record
+
+            side_by_side(one, range(len(some)), lanes(threads) if measure in UNTIMED else [Lane()])
+            outcome.records += [found[index] for index in range(len(some))]
+
+    def _one(
+        self, job: Job, work: Workspace, lane: Lane, outcome: Outcome, progress: Progress, again: bool
+    ) -> Record | None:
+        """The record of a job, done now or before; None when its lane was stopped."""
         task = task_of(job, work)
         record = skeleton(job, task, work.dataset)
         known = None if again else self.results.finished(record["key"])
         if known is not None:
-            outcome.records.append(known)
             outcome.reused += 1
             progress.finish(str(job), "was finished before")
-            return
+            return known
         progress.start(str(job), job.parts)
         start = time.perf_counter()
         try:
-            for parts in RUNNERS[job.measure](job, task, record, progress):
+            for parts in RUNNERS[job.measure](job, task, record, progress, lane):
                 record.update(parts)
         except ResultsError:  # no place to write is no failure of this run: stop
             raise
         except (TwinGradError, EngineError) as error:
+            if lane.stopped:  # its worker was ended, which says nothing about the run
+                return None
             kind = "unavailable" if isinstance(error, EngineUnavailableError) else "failed"
             record.update(status="failed", error=str(error), error_kind=kind)
         record["seconds"] = time.perf_counter() - start
         self.results.save(record)
-        outcome.records.append(record)
         progress.finish(str(job), described(record))
+        return record
 
 
 def _data_key(paper: Paper) -> str:
@@ -379,32 +402,32 @@ def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
 # kept.
 
 
-def _run_time(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
-    with start(job.engines[0], job.threads) as worker:
+def _run_time(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
+    with lane.start(job.engines[0], job.threads) as worker:
         yield timing.measure(worker, task, progress)
         record["provenance"]["blas"] = blas(worker)
 
 
-def _run_own(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
-    with start(job.engines[0], job.threads) as worker:
+def _run_own(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
+    with lane.start(job.engines[0], job.threads) as worker:
         yield own.measure(worker, task, progress)
         record["provenance"]["blas"] = blas(worker)
 
 
-def _run_variants(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
+def _run_variants(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
     tasks = {variant.id: task_of(job, task.work, variant.model.value) for variant in job.paper.variants}
-    for rows in variants.measure(lambda: start(job.engines[0], job.threads), tasks, progress):
+    for rows in variants.measure(lambda: lane.start(job.engines[0], job.threads), tasks, progress):
         yield {"variants": rows}
 
 
-def _run_ablation(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
+def _run_ablation(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
     dataset, few = task.work.dataset, ablation.rows_needed(task.batch_size)
     part = dataclasses.replace(
         dataset,
         **{name: getattr(dataset, name)[:few] for name in ("x_train", "y_train", "x_test", "y_test")},
     )
     rows: list[Record] = []
-    with Workspace(part, task.work.folder) as work, start(job.engines[0], job.threads) as worker:
+    with Workspace(part, task.work.folder) as work, lane.start(job.engines[0], job.threads) as worker:
         small = dataclasses.replace(task, work=work)
         for configuration in ablation.configurations(ablation.techniques(job.engines[0])):
             rows.append(ablation.measure(worker, small, configuration, task.steps_per_epoch, progress))
@@ -412,21 +435,21 @@ def _run_ablation(job: Job, task: Task, record: Record, progress: Progress) -> I
         record["provenance"]["blas"] = blas(worker)
 
 
-def _run_memory(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
-    with start(job.engines[0], job.threads) as worker:
+def _run_memory(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
+    with lane.start(job.engines[0], job.threads) as worker:
         yield memory.measure_peak(worker, task, progress)
         record["provenance"]["blas"] = blas(worker)
-    with start(job.engines[0], job.threads, counting=True) as worker:
+    with lane.start(job.engines[0], job.threads, counting=True) as worker:
         yield memory.measure(worker, task, progress)
 
 
-def _run_race(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
+def _run_race(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
     entrants = record["entrants"]
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for name in job.engines:
             try:
-                workers[name] = stack.enter_context(start(name, job.threads))
+                workers[name] = stack.enter_context(lane.start(name, job.threads))
             except (TwinGradError, EngineError) as error:
                 entrants[name]["error"] = str(error)
         labels = {name: entrants[name]["label"] for name in workers}
@@ -449,10 +472,10 @@ def _run_race(job: Job, task: Task, record: Record, progress: Progress) -> Itera
             yield {"status": "failed", "error": reasons, "error_kind": kind}
 
 
-def _run_scaling(job: Job, task: Task, record: Record, progress: Progress) -> Iterator[Record]:
+def _run_scaling(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
     runs = job.runs
     rows: list[Record] = []
-    with start(job.engines[0], job.threads) as worker:
+    with lane.start(job.engines[0], job.threads) as worker:
         task.preload(worker)
         for point in scaling.points(task, _values(runs.batch_sizes), _values(runs.sequence_lengths)):
             rows.append(scaling.measure(worker, point, progress))
@@ -460,7 +483,7 @@ def _run_scaling(job: Job, task: Task, record: Record, progress: Progress) -> It
         record["provenance"]["blas"] = blas(worker)
 
 
-RUNNERS: dict[Measure, Callable[[Job, Task, Record, Progress], Iterator[Record]]] = {
+RUNNERS: dict[Measure, Callable[[Job, Task, Record, Progress, Lane], Iterator[Record]]] = {
     "time": _run_time,
     "own": _run_own,
     "variants": _run_variants,
@@ -474,19 +497,6 @@ RUNNERS: dict[Measure, Callable[[Job, Task, Record, Progress], Iterator[Record]]
 def race_steps(job: Job) -> int | None:
     """The steps of a round, where the paper's file says so."""
     return job.runs.race_steps.value if job.runs.race_steps else None
-
-
-def start(engine: str, threads: int, counting: bool = False) -> Worker:
-    """A fresh worker of an engine; EngineUnavailableError, without a process for it, where that cannot be used.
-
-    `counting`: with all that it allocates to be seen, where that needs settings of its own.
-    """
-    found = engines.availability(engine)
-    if not found.ok:
-        raise EngineUnavailableError(found.reason)
-    return (
-        Worker(engine, threads, counting=True) if counting and engines.get(engine).counting else Worker(engine, threads)
-    )
 
 
 def blas(worker: Worker) -> str:
@@ -508,7 +518,9 @@ def described(record: Record) -> str:
         return f"{word}: {record['error'].splitlines()[0]}"
     row = rows([record])[0]
     match record["config"]["measure"]:
-        case "time" | "own":
+        case "own":
+            return f"test accuracy {row['test_accuracy']:.4f}  (in all {took})"
+        case "time":
             later = row["later_epoch_seconds"] or row["first_epoch_seconds"]
             return f"test accuracy {row['test_accuracy']:.4f}  {duration(later)} per epoch  (in all {took})"
         case "memory":

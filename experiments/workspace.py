@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,13 +90,14 @@ FLAT = Form()
 class Workspace:
     """A temporary folder with a dataset's arrays and the orders of batches, for a `with` block.
 
-    Everything follows from the dataset and the seeds, so that nothing here needs to be kept.
+    Everything follows from the dataset and the seeds, so that nothing here needs to be kept. Several threads may ask.
     """
 
     def __init__(self, dataset: Dataset, parent: Path | None = None) -> None:
         self.dataset = dataset
         self._parent = parent
         self._rows: dict[tuple[Part, Form, int], Rows] = {}
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Workspace:
         try:
@@ -115,15 +117,16 @@ class Workspace:
         Raises RowsError when the rows cannot have this form.
         """
         x, y = (getattr(self.dataset, f"{name}_{part}")[:limit] for name in ("x", "y"))
-        known = self._rows.get((part, form, len(y)))
-        if known is None:
-            name = f"{part}-{len(self._rows)}"
-            known = Rows(
-                self._save(f"{name}-x.npy", form.features(x, self.dataset)),
-                self._save(f"{name}-y.npy", form.targets(y, self.dataset)),
-            )
-            self._rows[part, form, len(y)] = known
-        return known
+        with self._lock:
+            known = self._rows.get((part, form, len(y)))
+            if known is None:
+                name = f"{part}-{len(self._rows)}"
+                known = Rows(
+                    self._save(f"{name}-x.npy", form.features(x, self.dataset)),
+                    self._save(f"{name}-y.npy", form.targets(y, self.dataset)),
+                )
+                self._rows[part, form, len(y)] = known
+            return known
 
     def order(self, seed: int, epoch: int, length: int | None = None) -> Path:
         """The order of the training rows in an epoch (from 1): int64, a permutation drawn from (seed, epoch).
@@ -133,11 +136,12 @@ class Workspace:
         n = len(self.dataset.y_train)
         length = n if length is None else length
         path = self.folder / f"order-{seed}-{epoch}-{length}.npy"
-        if path.exists():
-            return path
-        generator = np.random.default_rng([seed, epoch])
-        parts = [generator.permutation(n) for _ in range(-(-length // n))]
-        return self._save(path.name, np.concatenate(parts)[:length].astype(np.int64))
+        with self._lock:
+            if path.exists():
+                return path
+            generator = np.random.default_rng([seed, epoch])
+            parts = [generator.permutation(n) for _ in range(-(-length // n))]
+            return self._save(path.name, np.concatenate(parts)[:length].astype(np.int64))
 
     def _save(self, name: str, array: NDArray[Any]) -> Path:
         path = self.folder / name

@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
-    """Train in a fresh worker with memray around each epoch; the parts `startup` and `epochs` of a record."""
+    """Train in a fresh worker with memray around each epoch; the part `epochs` of a record."""
     if worker.engine.counts_itself:
         return _measure_counted(worker, task, watcher)
     task.preload(worker)
     epochs: list[dict[str, Any]] = []
-    of_build, build_seconds = _recorded(worker, task, lambda: task.build(worker))
+    of_build, _ = _recorded(worker, task, lambda: task.build(worker))
     task.preload(worker)  # between two captures: a framework's own copy of the data is of no epoch
     for epoch in range(1, task.epochs + 1):
         order = task.order(epoch)
@@ -36,8 +36,7 @@ def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
         allocated, allocations = map(sum, zip(found, of_build, strict=True)) if epoch == 1 else found
         epochs.append({"epoch": epoch, "bytes_allocated": allocated, "allocations": allocations})
         watcher.step()
-    startup = {"import_seconds": worker.import_seconds, "build_seconds": build_seconds}
-    return {"startup": startup, "epochs": whole_epochs(epochs, task)}
+    return {"epochs": whole_epochs(epochs, task)}
 
 
 def _recorded(worker: Worker, task: Task, work: Callable[[], T]) -> tuple[tuple[int, int], T]:
@@ -55,7 +54,7 @@ def _measure_counted(worker: Worker, task: Task, watcher: Watcher) -> dict[str, 
     """The same for an engine whose runtime counts: what it allocates while it starts and builds is of epoch 1."""
     task.preload(worker)
     epochs: list[dict[str, Any]] = []
-    build_seconds = task.build(worker)
+    task.build(worker)
     before = (0, 0)
     for epoch in range(1, task.epochs + 1):
         task.train(worker, task.order(epoch))
@@ -63,8 +62,7 @@ def _measure_counted(worker: Worker, task: Task, watcher: Watcher) -> dict[str, 
         epochs.append({"epoch": epoch, "bytes_allocated": now[0] - before[0], "allocations": now[1] - before[1]})
         before = now
         watcher.step()
-    startup = {"import_seconds": worker.import_seconds, "build_seconds": build_seconds}
-    return {"startup": startup, "epochs": whole_epochs(epochs, task)}
+    return {"epochs": whole_epochs(epochs, task)}
 
 
 def whole_epochs(epochs: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:

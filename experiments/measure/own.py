@@ -15,8 +15,13 @@ from experiments.measure.task import Task, Watcher
 
 
 def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
-    """Train in a fresh worker from the engine's own weights; the parts of a record that `time.measure` gives."""
+    """Train in a fresh worker from the engine's own weights; the parts of a record that `time.measure` gives, but for
+    times: other runs may go on beside this one.
+    """
     params = task.with_pretrained(worker.own_parameters(task.spec, task.seed, task.dtype))
     found = timing.measure(worker, task, watcher, params)
     del found["step_losses"]  # from other weights than anybody else's: nothing to compare them with
+    del found["startup"]
+    for epoch in found["epochs"]:
+        del epoch["seconds"], epoch["seconds_with_evaluation"]
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from bridge.engine import ENGINES, Availability, Evaluation, Registered
 from bridge.errors import EngineUnavailableError, WorkerError
-from experiments import config, data, provenance, run
+from experiments import config, data, lanes, provenance, run
 from experiments.config import ConfigError, Paper
 from experiments.data.dataset import Dataset
 from experiments.measure.task import RunError
@@ -31,8 +32,8 @@ class FakeWorker:
     seen: ClassVar[list[tuple[str, np.ndarray, dict[str, np.ndarray]]]] = []
     fail: ClassVar[Callable[[str, int], None]] = staticmethod(lambda engine, epoch: None)
 
-    def __init__(self, engine: str, threads: int, counting: bool = False) -> None:
-        self.engine, self.threads, self.pid = ENGINES[engine], threads, 1
+    def __init__(self, engine: str, threads: int, counting: bool = False, cores: Any = None) -> None:
+        self.engine, self.threads, self.cores, self.pid = ENGINES[engine], threads, cores, id(self)
         self.import_seconds, self.start_seconds, self.build_seconds, self.seconds = 0.1, 0.2, 0.3, 0.01
         self.epoch = 0
         type(self).started.append(engine)
@@ -90,7 +91,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeWorker, "started", [])
     monkeypatch.setattr(FakeWorker, "seen", [])
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda engine, epoch: None))
-    monkeypatch.setattr(run, "Worker", FakeWorker)
+    monkeypatch.setattr(lanes, "Worker", FakeWorker)
     monkeypatch.setattr(data, "load", lambda *_, **__: invented())
     monkeypatch.setattr(run.memory, "read_capture", lambda _path: (4_000_000, 12))
     monkeypatch.setattr(provenance, "cores", lambda: 2)
@@ -454,12 +455,12 @@ def test_a_loss_that_is_not_a_number_is_a_failed_run_and_the_others_go_on(
 def test_an_engine_that_is_not_installed_is_left_out_with_the_reason(
     paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(engine: str, threads: int, counting: bool = False) -> FakeWorker:
+    def start(engine: str, threads: int, *_: Any) -> FakeWorker:
         if engine.startswith("torch"):
             raise EngineUnavailableError(f"engine {engine}: torch is not installed")
         return FakeWorker(engine, threads)
 
-    monkeypatch.setattr(run, "Worker", start)
+    monkeypatch.setattr(lanes, "Worker", start)
     outcome = sweep(tmp_path, run.plan(paper, seeds=1, measures=["time"]))
     found = {record["config"]["engine"]: (record["status"], record["error_kind"]) for record in outcome.records}
     assert found["numpy"] == ("ok", None)
@@ -481,6 +482,45 @@ def test_an_interrupted_sweep_keeps_what_is_finished_and_resumes(
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda engine, epoch: None))
     assert sweep(tmp_path, jobs).reused == 2
     assert len(list((tmp_path / "raw").glob("*.json"))) == 4
+
+
+@pytest.mark.parametrize("measure", run.UNTIMED)
+def test_runs_without_times_go_on_side_by_side(measure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(2)
+    monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda _engine, _epoch: together.wait(60)))
+    paper = config.load_paper("mnist-rnn-d")
+    jobs = run.plan(paper, engine_names=["torch", "jax"], seeds=1, measures=[measure])
+    assert [job.threads for job in jobs] == [1, 1]
+    records = sweep(tmp_path, jobs).records
+    assert [record["config"]["engine"] for record in records] == ["torch", "jax"]
+    assert [record["status"] for record in records] == ["ok", "ok"]
+    assert all("seconds" not in epoch for record in records for epoch in record["epochs"])
+
+
+def test_an_interrupt_in_one_lane_keeps_what_is_finished_and_no_half_of_the_other(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, stopped = threading.Event(), threading.Event()
+
+    def interrupt(engine: str, epoch: int) -> None:
+        if engine == "torch":
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+        if engine == "manual":
+            begun.set()
+            assert stopped.wait(60)
+            raise WorkerError("the worker of engine manual was ended by SIGKILL")
+
+    monkeypatch.setattr(FakeWorker, "kill", lambda self: stopped.set(), raising=False)
+    monkeypatch.setattr(FakeWorker, "fail", staticmethod(interrupt))
+    jobs = run.plan(paper, engine_names=["numpy", "torch", "manual"], seeds=1, measures=["memory"])
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, jobs)
+    kept = only(Results(tmp_path).records())
+    assert (kept["config"]["engine"], kept["status"]) == ("numpy", "ok")
+    monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda engine, epoch: None))
+    assert sweep(tmp_path, jobs).reused == 1
+    assert len(Results(tmp_path).records()) == 3
 
 
 def test_a_memory_run_keeps_the_peak_when_the_allocations_cannot_be_had(

@@ -1,0 +1,101 @@
+"""Where jobs run: one after the other, or, in measures in which time plays no part, several at a time.
+
+Each job has fresh worker processes either way; side by side, every lane has cores of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TypeVar
+
+from bridge import engine as engines
+from bridge.errors import EngineUnavailableError, WorkerError
+from bridge.worker import Worker
+from experiments import provenance
+
+T = TypeVar("T")
+
+MOST = 2
+"""Jobs at a time at most, whatever the number of cores: each may take gigabytes of memory."""
+
+
+class Lane:
+    """Starts the workers of one job after the other. Another thread may `stop` it."""
+
+    def __init__(self, cores: Sequence[int] | None = None) -> None:
+        """`cores`: those that its workers are bound to; None: the first ones."""
+        self.cores = cores
+        self.stopped = False
+        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def start(self, engine: str, threads: int, counting: bool = False) -> Worker:
+        """A fresh worker of an engine; EngineUnavailableError, without a process for it, where that cannot be used.
+
+        `counting`: with all that it allocates to be seen, where that needs settings of its own. Raises WorkerError
+        when the lane is stopped.
+        """
+        found = engines.availability(engine)
+        if not found.ok:
+            raise EngineUnavailableError(found.reason)
+        worker = Worker(engine, threads, counting and bool(engines.get(engine).counting), self.cores)
+        with self._lock:
+            self._workers.add(worker)
+            stopped = self.stopped
+        if stopped:
+            worker.close()
+            raise WorkerError(f"the worker of engine {engine} was stopped")
+        return worker
+
+    def stop(self) -> None:
+        """End the workers there are, whose calls then raise WorkerError, and start no others."""
+        with self._lock:
+            self.stopped = True
+            for worker in self._workers:
+                worker.kill()
+
+
+def lanes(threads: int) -> list[Lane]:
+    """As many lanes as there are cores for workers of so many threads, one at least and `MOST` at most."""
+    count = min(MOST, provenance.cores() // threads)
+    if count < 2:
+        return [Lane()]
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return [Lane(cores[number * threads : (number + 1) * threads] or None) for number in range(count)]
+
+
+def side_by_side(work: Callable[[T, Lane], None], items: Iterable[T], places: Sequence[Lane]) -> None:
+    """Do the work of each item in the first lane that is free; with one lane in this thread.
+
+    The first failure, and ctrl-C, stop all lanes, and are raised once these have ended.
+    """
+    if len(places) == 1:
+        for item in items:
+            work(item, places[0])
+        return
+    waiting: queue.SimpleQueue[T] = queue.SimpleQueue()
+    for item in items:
+        waiting.put(item)
+
+    def serve(lane: Lane) -> None:
+        while not lane.stopped:
+            try:
+                item = waiting.get_nowait()
+            except queue.Empty:
+                return
+            work(item, lane)
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        serving = [pool.submit(serve, lane) for lane in places]
+        try:
+            for served in as_completed(serving):
+                served.result()
+        except BaseException:
+            for lane in places:
+                lane.stop()
+            raise
