@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +31,13 @@ __all__ = [
 # Sorting --------------------------------------------------------------------------------------------------
 
 
-def topological_sort(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return every tensor that the outputs depend on, and themselves, each after its inputs."""
+def topological_sort(outputs: Sequence[Tensor], stop: Iterable[Tensor] = ()) -> list[Tensor]:
+    """Return every tensor that the outputs depend on, and themselves, each after its inputs.
+
+    Nothing is looked for behind the tensors in `stop`, which are left out themselves.
+    """
     order: list[Tensor] = []
-    seen: set[int] = set()
+    seen: set[int] = {id(x) for x in stop}
     stack: list[tuple[Tensor, bool]] = [(output, False) for output in reversed(outputs)]
     while stack:
         node, inputs_done = stack.pop()
@@ -50,7 +53,9 @@ def topological_sort(outputs: Sequence[Tensor]) -> list[Tensor]:
 # Differentiation ------------------------------------------------------------------------------------------
 
 
-def gradients(outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor | None]:
+def gradients(
+    outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Sequence[Tensor], through: bool = True
+) -> list[Tensor | None]:
     """Return the vector-Jacobian product of the outputs with the seeds, for each target.
 
     Reverse mode, by the ops' own rules, which are ops again: eager tensors give values, symbolic ones extend the
@@ -60,11 +65,13 @@ def gradients(outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Seque
         outputs: what is differentiated.
         seeds: for each output the upstream gradient, of its shape and dtype.
         targets: the tensors to differentiate by; they require a gradient.
+        through: whether a target's gradient includes what reaches it through the others; if not, they are taken
+            as independent of each other, whatever they were computed from.
 
     Returns:
         For each target a tensor of its shape and dtype, or None where no output depends on it.
     """
-    order = topological_sort(outputs)
+    order = topological_sort(outputs) if through else [*targets, *topological_sort(outputs, targets)]
     wanted = {id(target) for target in targets}
     depends = set(wanted)
     for node in order:
@@ -80,10 +87,17 @@ def gradients(outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Seque
         if parts is None:
             continue
         with scope_of(node):
-            g = accumulate(parts, node)
+            joint = node.op is not None and node.op.joint
+            if not joint or id(node) in wanted:
+                g = accumulate(parts, node)
             if id(node) in wanted:
                 result[id(node)] = g
+                if not through:
+                    continue
             if node.op is None:
+                continue
+            if joint:
+                _pull_back_jointly(node, parts, depends, pending)
                 continue
             for i, x in enumerate(node.inputs):
                 if id(x) in depends and x.dtype in FLOATS:
@@ -106,6 +120,15 @@ def _pull_back(node: Tensor, i: int, x: Tensor, g: Tensor) -> Part | None:
     if rule is None:
         return None
     return unbroadcast(rule(g, node, *node.inputs, **node.attrs), x), None
+
+
+def _pull_back_jointly(node: Tensor, parts: Sequence[Part], depends: set[int], pending: dict[int, list[Part]]) -> None:
+    assert node.op is not None and callable(node.op.vjp)
+    asked = [id(x) in depends and x.dtype in FLOATS for x in node.inputs]
+    if any(asked):
+        for x, g in zip(node.inputs, node.op.vjp(parts, asked, node), strict=True):
+            if g is not None:
+                pending.setdefault(id(x), []).append((g, None))
 
 
 def accumulate(parts: Sequence[Part], node: Tensor) -> Tensor:

@@ -26,10 +26,14 @@ Operand: TypeAlias = "Tensor | ArrayLike"
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
+class Record(list["Tensor"]):
+    """Stands for a trace where ops are computed eagerly and yet all of them are recorded, in order."""
+
+
 class _State(threading.local):
     """What the engine is doing in this thread."""
 
-    trace: list[Tensor] | None = None  # while a function is traced: its ops so far, all symbolic
+    trace: list[Tensor] | None = None  # while a function is traced: its ops so far, all symbolic (but in a Record)
     recording: bool = True  # ops made now can be differentiated
     differentiating: bool = False  # inside a function that grad() was given
     scope: str = ""  # the layer whose ops are being made, for messages

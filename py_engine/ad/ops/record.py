@@ -48,6 +48,9 @@ class Op:
         view: `view(x, **attrs)` gives the result as a view of its input's memory: no call at all.
         vjp: one rule per input, `rule(g, y, *inputs, **attrs)`, written in ops; None where there is no
             derivative.  A single rule `rule(i, g, y, *inputs, **attrs)` serves ops with any number of inputs.
+        joint: whether `vjp` is one rule for all inputs together, `rule(parts, asked, y)`: from the contributions to
+            the gradient of `y` (see `graph.Part`) and whether each input's is asked for, one gradient per input, or
+            None; for ops that compute these in one go.
         jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input that does not move.
         overwrites: the inputs whose memory `out` may be.
         elementwise: whether every result element depends on one element of each input, found by broadcasting.
@@ -65,7 +68,8 @@ class Op:
     kernel: Callable[..., Any] | None = None
     bind: Callable[..., Sequence[Call]] | None = None
     view: Callable[..., Array] | None = None
-    vjp: tuple[Rule | None, ...] | Rule | None = None
+    vjp: tuple[Rule | None, ...] | Callable[..., Any] | None = None
+    joint: bool = False
     jvp: Callable[..., Tensor] | None = None
     overwrites: tuple[int, ...] = ()
     elementwise: bool = False
@@ -92,7 +96,7 @@ class Op:
             where = f" in layer {STATE.scope!r}" if STATE.scope else ""
             raise type(error)(f"{self.name}{where}: {error}") from None
         trace = STATE.trace
-        symbolic = trace is not None
+        symbolic = trace.__class__ is list  # not so in a Record
         depends = False
         for x in inputs:
             symbolic = symbolic or x.data is None
@@ -108,7 +112,7 @@ class Op:
             result.data = None
         else:
             result.data = self.compute([x.data for x in inputs], shape, dtype, attrs)
-        if symbolic or result.requires_grad:
+        if symbolic or result.requires_grad or trace is not None:
             result.op, result.inputs, result.attrs = self, inputs, attrs
             if trace is not None:
                 trace.append(result)
