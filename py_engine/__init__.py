@@ -9,9 +9,10 @@ from py_engine.ad import ops
 from py_engine.ad.compiled import compile
 from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.graph import topological_sort
+from py_engine.ad.matrices import hessian, hvp, jacobian
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Tensor, no_grad, scope, tensor
-from py_engine.ad.transforms import grad, value_and_grad
+from py_engine.ad.transforms import grad, jvp, value_and_grad, vjp
 from py_engine.errors import EngineError
 
 __all__ = [
@@ -21,10 +22,15 @@ __all__ = [
     "compile",
     "grad",
     "gradcheck",
+    "hessian",
+    "hvp",
+    "jacobian",
+    "jvp",
     "no_grad",
     "ops",
     "scope",
     "tensor",
     "topological_sort",
     "value_and_grad",
+    "vjp",
 ]

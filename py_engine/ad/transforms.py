@@ -1,16 +1,25 @@
-"""Function transforms: a function in, a function out. They work on nested use and inside traced functions."""
+"""Function transforms: a function in, a function or its derivative out.
+
+All of them take functions of nested containers (see `py_engine.ad.containers`), nest in each other to any order, and
+work inside functions that are compiled. Called with arrays they return arrays that belong to the caller; called with
+tensors, or inside another transform, they return tensors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from py_engine.ad import ops
+from py_engine.ad.containers import LEAF, Structure, flatten, flatten_as, paths, unflatten
+from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import gradients
-from py_engine.ad.tensor import FLOATS, STATE, Literal, Tensor, inside_transform
-from py_engine.errors import NotDifferentiableError, ShapeError
+from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Tensor, inside_transform
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 Function = Callable[..., Any]
 
@@ -22,79 +31,365 @@ def grad(function: Function, argnums: int | Sequence[int] = 0) -> Function:
     """Return a function that computes the gradient of a scalar `function`.
 
     Args:
-        function: takes arrays or tensors as positional arguments and returns a scalar, written with operators,
-            numpy's functions or `py_engine.ops`.
+        function: takes arrays, tensors or nested containers of them as positional arguments and returns a scalar,
+            written with operators, numpy's functions or `py_engine.ops`.
         argnums: the argument, or arguments, to differentiate by.
 
     Returns:
-        A function of the same arguments. It returns a numpy array for each argument (a tuple if `argnums` is a
-        sequence), or tensors when it is called with tensors or inside another transform.
+        A function of the same arguments. It returns a container of the argument's structure with arrays of its
+        arrays' shapes and dtypes (a tuple of those if `argnums` is a sequence).
 
     Raises:
-        ShapeError: the result is not a scalar.
-        NotDifferentiableError: an argument is not of float32 or float64.
+        ShapeError: the result is not a scalar, or there is no such argument.
+        NotDifferentiableError: something in the argument is not of float32 or float64; names its place.
+        ConfigurationError: `function` is none, or `argnums` are no integers.
 
     Example:
         >>> grad(lambda x: np.sum(x**3))(np.array([1.0, 2.0]))
         array([ 3., 12.])
+        >>> grad(lambda layer: np.sum(layer["weight"] ** 2) + layer["bias"])({"weight": np.ones(2), "bias": 0.5})
+        {'weight': array([2., 2.]), 'bias': array(1.)}
     """
+    return named_grad("grad", function, argnums)
+
+
+def named_grad(name: str, function: Function, argnums: int | Sequence[int] = 0) -> Function:
+    """`grad` by another name in messages."""
+    numbers = _numbers(name, function, argnums)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        return value_and_grad(function, argnums)(*args, **kwargs)[1]
+        call, found = _differentiated(name, function, numbers, args, kwargs)
+        return _by_argument(call, found, isinstance(argnums, int))
 
     return gradient
 
 
 def value_and_grad(function: Function, argnums: int | Sequence[int] = 0) -> Function:
-    """Return a function that computes both the value of a scalar `function` and its gradient; see `grad`."""
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    """Return a function that computes both the value of a scalar `function` and its gradient; see `grad`.
+
+    Returns:
+        A function of the same arguments that returns (value, gradient); the value is a Python float when it is called
+        with arrays.
+
+    Example:
+        >>> value_and_grad(lambda x: np.sum(x**3))(np.array([1.0, 2.0]))
+        (9.0, array([ 3., 12.]))
+    """
+    numbers = _numbers("value_and_grad", function, argnums)
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
-        value, found = _differentiate(function, numbers, args, kwargs)
-        # Inside another transform the result may depend on tensors of the function around it, too.
-        plain = not inside_transform() and not any(isinstance(arg, Tensor) for arg in args)
-        shown = [g.numpy() for g in found] if plain else found
-        result = shown[0] if isinstance(argnums, int) else tuple(shown)
-        return (value.item() if plain else value), result
+        call, found = _differentiated("value_and_grad", function, numbers, args, kwargs)
+        (value,) = call.outputs
+        return (value.item() if call.plain else value), _by_argument(call, found, isinstance(argnums, int))
 
     return value_and_gradient
 
 
-def _differentiate(
-    function: Function, numbers: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Tensor, list[Tensor]]:
+def _numbers(name: str, function: Function, argnums: int | Sequence[int]) -> tuple[int, ...]:
+    check_callable(name, function)
+    numbers = tuple(argnums) if isinstance(argnums, (tuple, list, range)) else (argnums,)
     for n in numbers:
-        if not -len(args) <= n < len(args):
-            raise ShapeError(f"grad: there is no argument {n}, the function was called with {len(args)}")
-    numbers = [n % len(args) for n in numbers]
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise ConfigurationError(f"{name}: argnums must be an integer or integers, got {argnums!r}")
+    return numbers
+
+
+def check_callable(name: str, function: Any) -> None:
+    """Raise `ConfigurationError` where something else is given in the place of a function."""
+    if not callable(function):
+        raise ConfigurationError(
+            f"{name}: expected a function first, got {type(function).__name__}; "
+            "give the function itself, not its result"
+        )
+
+
+def _differentiated(
+    name: str, function: Function, numbers: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Call, list[Tensor | None]]:
+    call = record(name, function, args, numbers, kwargs)
+    output = _scalar(name, call)
+    with call.derivative():
+        seed = ops.reshape(Literal(np.ones((), output.dtype)), output.shape)
+        return call, gradients([output], [seed], call.variables)
+
+
+def _scalar(name: str, call: Call) -> Tensor:
+    if call.structure is not LEAF or call.outputs[0].size != 1:
+        found = f"shape {call.outputs[0].shape}" if call.structure is LEAF else str(call.structure)
+        raise ShapeError(
+            f"{name}: the function must return a scalar, got {found}; use vjp() or jacobian() for other results, or "
+            "reduce it first, for example with np.sum()"
+        )
+    return call.outputs[0]
+
+
+def _by_argument(call: Call, found: Sequence[Tensor | None], single: bool) -> Any:
+    gradients = call.in_arguments(call.shown(_or_zeros(found, call.variables)))
+    return gradients[0] if single else tuple(gradients)
+
+
+# Products with the Jacobian -------------------------------------------------------------------------------
+
+
+def vjp(function: Function, *args: Any) -> tuple[Any, Function]:
+    """Return the value of a function and its pullback: reverse mode, one pass for each seed.
+
+    Args:
+        function: takes arrays, tensors or nested containers of them and returns the same.
+        args: its arguments; every array in them is differentiated by. What has no derivative (labels, settings) is
+            put into the function: `vjp(lambda x: f(x, labels), x)`.
+
+    Returns:
+        `(y, pullback)`. `pullback(seed)` takes a container of `y`'s structure with arrays of its shapes and dtypes,
+        and returns a tuple with the vector-Jacobian product for each argument, in its structure and shapes. It may
+        be called any number of times.
+
+    Raises:
+        NotDifferentiableError: something in an argument, or in the result, is not of float32 or float64.
+        ShapeError, DTypeError: a seed does not fit the result; names the place, expected and actual.
+
+    Example:
+        >>> y, pullback = vjp(lambda x, w: np.sin(x) * w, np.array([0.0, 1.0]), 2.0)
+        >>> pullback(np.array([1.0, 0.0]))
+        (array([2., 0.]), array(0.))
+    """
+    check_callable("vjp", function)
+    call = record("vjp", function, args, range(len(args)))
+
+    def pullback(seed: Any) -> tuple[Any, ...]:
+        leaves = flatten_as(seed, call.structure, "vjp: the seed")
+        seeds = alike(leaves, call.outputs, call.structure, "vjp: the seed")
+        with call.derivative(leaves):
+            found = gradients(call.outputs, seeds, call.variables)
+        return tuple(call.in_arguments(call.shown(_or_zeros(found, call.variables), leaves)))
+
+    return unflatten(call.structure, call.shown(call.outputs)), pullback
+
+
+def jvp(function: Function, args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the value of a function and its directional derivative: forward mode, one pass.
+
+    Args:
+        function: takes arrays, tensors or nested containers of them and returns the same.
+        args: a tuple of its arguments.
+        tangents: a tuple of the directions in which they move: for each argument a container of its structure with
+            arrays of its shapes and dtypes, or None for one that does not move (which may then be anything).
+
+    Returns:
+        `(y, tangent)`, both of the structure and the shapes of the function's result.
+
+    Raises:
+        NotDifferentiableError: something in an argument that moves, or in the result, is not of float32 or float64.
+        ShapeError, DTypeError: a tangent does not fit its argument; names the place, expected and actual.
+
+    Example:
+        >>> jvp(lambda x, w: np.sin(x) * w, (np.array([0.0, 1.0]), 2.0), (np.array([1.0, 0.0]), None))[1]
+        array([2., 0.])
+    """
+    return directional("jvp", function, args, tangents)
+
+
+def directional(name: str, function: Function, args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """`jvp` by another name in messages."""
+    check_callable(name, function)
+    for what, value in (("args", args), ("tangents", tangents)):
+        if not isinstance(value, (tuple, list)):
+            raise ConfigurationError(
+                f"{name}: {what} must be a tuple with an item for each argument of the function, got "
+                f"{type(value).__name__}; write {name}(f, (x,), (v,)) for a function of one argument"
+            )
+    if len(args) != len(tangents):
+        raise ShapeError(f"{name}: expected a tangent for each of the {len(args)} arguments, got {len(tangents)}")
+    moving = [i for i, t in enumerate(tangents) if t is not None]
+    call = record(name, function, args, moving)
+    leaves, moves = [], []
+    for i, structure, variables in zip(moving, call.structures, call.by_argument, strict=True):
+        place = f"{name}: the tangent of argument {i}"
+        given = flatten_as(tangents[i], structure, place)
+        leaves += given
+        moves += alike(given, variables, structure, place)
+    with call.derivative(leaves):
+        found = push_forward(call.outputs, dict(zip(call.variables, moves, strict=True)))
+    value = unflatten(call.structure, call.shown(call.outputs, leaves))
+    return value, unflatten(call.structure, call.shown(_or_zeros(found, call.outputs), leaves))
+
+
+def alike(values: Sequence[Any], tensors: Sequence[Tensor], structure: Structure, name: str) -> list[Tensor]:
+    """Return seeds or tangents as tensors, each of the shape and dtype of its counterpart in `tensors`.
+
+    Numbers and lists take the dtype, arrays must have it.
+
+    Raises:
+        ShapeError, DTypeError: one does not fit; names the place in the container.
+    """
+    result = []
+    for k, (value, like) in enumerate(zip(values, tensors, strict=True)):
+        x = value if isinstance(value, (Tensor, np.ndarray)) else np.asarray(value)
+        if x.dtype != like.dtype and not isinstance(value, (Tensor, np.ndarray)) and x.dtype.kind in "fiu":
+            x = x.astype(like.dtype)
+        if x.dtype != like.dtype:
+            raise DTypeError(f"{name}{paths(structure)[k]}: expected {like.dtype}, got {_described(value, x.dtype)}")
+        if x.shape != like.shape:
+            raise ShapeError(f"{name}{paths(structure)[k]}: expected shape {like.shape}, got {x.shape}")
+        result.append(x if isinstance(x, Tensor) else Tensor(x))
+    return result
+
+
+def _or_zeros(found: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [Tensor(np.zeros(x.shape, x.dtype)) if g is None else g for g, x in zip(found, tensors, strict=True)]
+
+
+# Recorded calls -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a function that was recorded, to be differentiated by some of its arguments.
+
+    Attributes:
+        by_argument: for each argument that is differentiated by, the tensors that stood for its leaves.
+        structures: their structures.
+        outputs: the leaves of the result.
+        structure: its structure.
+        plain: whether the result goes to somebody who deals in arrays.
+        recorded: whether derivatives may be differentiated once more, from outside.
+        given: the arrays that belong to the caller.
+    """
+
+    by_argument: list[list[Tensor]]
+    structures: list[Structure]
+    outputs: list[Tensor]
+    structure: Structure
+    plain: bool
+    recorded: bool
+    given: list[Any]
+
+    @property
+    def variables(self) -> list[Tensor]:
+        """All tensors that are differentiated by."""
+        if len(self.by_argument) == 1:
+            return self.by_argument[0]
+        return [x for leaves in self.by_argument for x in leaves]
+
+    def in_arguments(self, values: Sequence[Any]) -> list[Any]:
+        """Return values, one for each variable, as one container for each argument."""
+        result, start = [], 0
+        for leaves, structure in zip(self.by_argument, self.structures, strict=True):
+            result.append(unflatten(structure, list(values[start : start + len(leaves)])))
+            start += len(leaves)
+        return result
+
+    @contextmanager
+    def derivative(self, others: Sequence[Any] = ()) -> Iterator[None]:
+        """Record the ops made inside only where someone outside may differentiate them, by `others` too."""
+        outer = STATE.recording
+        STATE.recording = outer and (
+            self.recorded or inside_transform() or any(isinstance(x, Tensor) and x.requires_grad for x in others)
+        )
+        try:
+            yield
+        finally:
+            STATE.recording = outer
+
+    def shown(self, results: Sequence[Tensor], others: Sequence[Any] = ()) -> list[Any]:
+        """Return results as the caller wants them: as arrays of his own where he deals in arrays."""
+        if not self.plain or inside_transform() or any(isinstance(x, Tensor) for x in others):
+            return list(results)
+        theirs = {id(x) for x in (*self.given, *others)}
+        return [own(x.numpy(), theirs) for x in results]
+
+
+def own(array: Array, theirs: set[int]) -> Array:
+    """Return the array, or a copy where it is a view of other memory or one of the caller's own arrays."""
+    return array if array.flags.owndata and id(array) not in theirs else np.array(array)
+
+
+def record(
+    name: str, function: Function, args: Sequence[Any], numbers: Sequence[int], kwargs: dict[str, Any] | None = None
+) -> Call:
+    """Call a function so that its result can be differentiated by the arguments `numbers`.
+
+    Raises:
+        ShapeError: there is no such argument.
+        NotDifferentiableError: a leaf of such an argument, or of the result, is not of float32 or float64.
+    """
+    passed = list(args)
+    opened: dict[int, tuple[list[Tensor], Structure]] = {}
+    given: list[Any] = []
     outside = inside_transform()
     recording, differentiating = STATE.recording, STATE.differentiating
+    STATE.recording = STATE.differentiating = True
     try:
-        STATE.recording = STATE.differentiating = True
-        variables = {n: _variable(args, n) for n in numbers}
-        output = ops.as_tensor(function(*(variables.get(i, arg) for i, arg in enumerate(args)), **kwargs))
-        if output.size != 1:
-            raise ShapeError(f"grad: the function must return a scalar, got shape {output.shape}")
-        # Derivatives of derivatives are recorded only where someone outside may ask for them.
-        STATE.recording = recording and (outside or any(isinstance(x, Tensor) and x.requires_grad for x in args))
-        seed = ops.reshape(Literal(np.ones((), output.dtype)), output.shape)
-        found = gradients([output], [seed], [variables[n] for n in numbers])
+        for n in numbers:
+            if not -len(args) <= n < len(args):
+                raise ShapeError(f"{name}: there is no argument {n}, the function was called with {len(args)}")
+            i = n % len(args)
+            if i not in opened:
+                leaves, structure = flatten(args[i])
+                given += leaves
+                variables = [_variable(name, leaf, i, k, structure) for k, leaf in enumerate(leaves)]
+                opened[i] = variables, structure
+                passed[i] = unflatten(structure, variables)
+        outputs, returned = results(name, function(*passed, **(kwargs or {})))
     finally:
         STATE.recording, STATE.differentiating = recording, differentiating
-    zeros = [
-        Tensor(np.zeros(variables[n].shape, variables[n].dtype)) if g is None else g
-        for g, n in zip(found, numbers, strict=True)
-    ]
-    return output, zeros
+    for i, arg in enumerate(args):
+        if i not in opened:
+            given += flatten(arg)[0]
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    return Call(
+        [opened[n % len(args)][0] for n in numbers],
+        [opened[n % len(args)][1] for n in numbers],
+        outputs,
+        returned,
+        plain=not outside and not tensors,
+        recorded=recording and (outside or any(x.requires_grad for x in tensors)),
+        given=given,
+    )
 
 
-def _variable(args: Sequence[Any], n: int) -> Tensor:
-    """Return argument `n` as a tensor that is differentiated by here and nowhere else."""
-    x = args[n] if isinstance(args[n], Tensor) else np.asarray(args[n])
+def _variable(name: str, leaf: Any, argument: int, k: int, structure: Structure) -> Tensor:
+    """Return a leaf of an argument as a tensor that is differentiated by here and nowhere else."""
+    x = leaf if isinstance(leaf, (Tensor, np.ndarray)) else np.asarray(leaf)
     if x.dtype not in FLOATS:
-        raise NotDifferentiableError(
-            f"grad: argument {n} is of {x.dtype}, which has no derivative; use a float32 or float64 array"
-        )
-    if isinstance(x, Tensor) and (x.requires_grad or x.data is None):
-        return ops.identity(x)  # a new node: the tensor outside keeps its own place in the graph
-    return Tensor(x.numpy() if isinstance(x, Tensor) else x, requires_grad=True)
+        path = paths(structure)[k]
+        place = f"argument {argument}, {path}," if path else f"argument {argument}"
+        raise NotDifferentiableError(f"{name}: {place} is {_described(leaf, x.dtype)}{_advice(x.dtype)}")
+    if isinstance(x, Tensor):
+        if x.requires_grad or x.data is None:
+            return ops.identity(x)  # a new node: the tensor outside keeps its own place in the graph
+        x = x.data
+    return Tensor(x, requires_grad=True)
+
+
+def _described(leaf: Any, dtype: np.dtype[Any]) -> str:
+    """Say what something is: by its dtype if it is made of numbers, else by its type."""
+    return f"of {dtype}" if dtype.kind in "biufc" else f"of type {type(leaf).__name__}"
+
+
+def _advice(dtype: np.dtype[Any]) -> str:
+    if dtype.kind == "c":
+        return ", and only real numbers are differentiated by; pass real and imaginary parts separately"
+    return ", which has no derivative; use a float32 or float64 array"
+
+
+def results(name: str, result: Any) -> tuple[list[Tensor], Structure]:
+    """Return the leaves of what a function returned as tensors, and their structure.
+
+    Raises:
+        NotDifferentiableError: one is not of float32 or float64; names its place.
+        ShapeError: there is none.
+    """
+    leaves, structure = flatten(result)
+    if not leaves:
+        raise ShapeError(f"{name}: the function must return arrays, got {structure}")
+    outputs = []
+    for k, leaf in enumerate(leaves):
+        x = leaf if isinstance(leaf, (Tensor, np.ndarray)) else np.asarray(leaf)
+        whole = not isinstance(leaf, (Tensor, np.ndarray)) and x.dtype.kind == "i"  # a number, not yet of a dtype
+        if x.dtype not in FLOATS and not whole:
+            path = paths(structure)[k]
+            place = f"the function's result, {path}," if path else "the function's result"
+            raise NotDifferentiableError(f"{name}: {place} is {_described(leaf, x.dtype)}{_advice(x.dtype)}")
+        outputs.append(ops.as_tensor(leaf))
+    return outputs, structure
