@@ -26,41 +26,42 @@ for what is fixed by tracing.
 compile(@nospecialize(f); techniques::Techniques=Techniques()) = Compiled(f, techniques, Dict{Any,Tuple{Tape,Any}}())
 
 function (compiled::Compiled)(@nospecialize(args...))
-    (inside_transform() || any(x -> x isa Tensor && x.requires_grad, args)) && return compiled.f(args...)
-    compiled.techniques.replay || return plainly(compiled.f(as_arguments(args)...))
-    arrays = Any[value(x) for x in as_arguments(args)]
-    tape, structure = tape_for!(compiled, arrays)
-    outputs = tape(arrays...)
-    return packed(structure, Any[unwrapped(copy(out)) for out in outputs])
+    leaves, structure = flatten(args)
+    (inside_transform() || any(x -> x isa Tensor && x.requires_grad, leaves)) && return compiled.f(args...)
+    leaves = as_arguments(leaves, structure)
+    compiled.techniques.replay || return plainly(compiled.f(unflatten(structure, leaves)...))
+    arrays = Any[value(x) for x in leaves]
+    tape, results = tape_for!(compiled, arrays, structure)
+    return unflatten(results, Any[unwrapped(copy(out)) for out in tape(arrays...)])
 end
 
-as_arguments(@nospecialize(args)) = Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) : t for (x, t) in zip(args, as_tensors(args))]
-plainly(x::Tensor) = unwrapped(value(x))
-plainly(x::Union{Tuple,NamedTuple}) = map(plainly, x)
-plainly(x) = x
+"""The leaves of the arguments as tensors; integers in an array are indices or labels."""
+function as_arguments(leaves::Vector{Any}, structure::Structure)
+    for (x, place) in zip(leaves, paths(structure))
+        x isa Union{Tensor,Real,AbstractArray{<:Real}} || throw(DTypeError(
+            "compile: argument $(argument_name(place)) is of $(typeof(x)), and so no part of a tape; let the function capture it"))
+    end
+    return Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) : t for (x, t) in zip(leaves, as_tensors(leaves))]
+end
 
-function tape_for!(compiled::Compiled, arrays::Vector{Any})
-    key = Any[(size(a), eltype(a)) for a in arrays]
+function plainly(@nospecialize(result))
+    leaves, structure = flatten(result)
+    return unflatten(structure, Any[x isa Tensor ? unwrapped(value(x)) : x for x in leaves])
+end
+
+function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure)
+    key = (structure, Any[(size(a), eltype(a)) for a in arrays])
     haskey(compiled.tapes, key) && return compiled.tapes[key]
     inputs = Tensor[symbol(eltype(a), collect(Int, size(a)), "x$i") for (i, a) in enumerate(arrays)]
-    result, nodes = tracing(() -> compiled.f(inputs...))
-    outputs = Tensor[]
-    structure = flattened!(outputs, result)
-    graph = prune!(Graph(inputs, outputs, nodes))
-    return compiled.tapes[key] = (Tape(graph; techniques=compiled.techniques), structure)
+    result, nodes = tracing(() -> compiled.f(unflatten(structure, inputs)...))
+    leaves, results = flatten(result)
+    graph = prune!(Graph(inputs, Tensor[as_result(x) for x in leaves], nodes))
+    return compiled.tapes[key] = (Tape(graph; techniques=compiled.techniques), results)
 end
 
-"""Append the tensors of a result and return its structure."""
-flattened!(leaves::Vector{Tensor}, x::Union{Tensor,AbstractArray,Real}) = (push!(leaves, as_tensor(x)); length(leaves))
-flattened!(leaves::Vector{Tensor}, x::Union{Tuple,NamedTuple}) = map(y -> flattened!(leaves, y), x)
-flattened!(leaves::Vector{Tensor}, x::Vector{<:Union{Tensor,Tuple}}) = Any[flattened!(leaves, y) for y in x]
-flattened!(leaves::Vector{Tensor}, x::Nothing) = nothing
-flattened!(leaves::Vector{Tensor}, @nospecialize(x)) =
-    throw(TraceError("compile: the function must return tensors in tuples or lists, got $(typeof(x))"))
-
-packed(structure::Int, arrays::Vector{Any}) = arrays[structure]
-packed(structure::Union{Tuple,NamedTuple,Vector}, arrays::Vector{Any}) = map(s -> packed(s, arrays), structure)
-packed(::Nothing, arrays::Vector{Any}) = nothing
+as_result(x::Union{Tensor,Real,AbstractArray{<:Real}}) = as_tensor(x)
+as_result(@nospecialize(x)) =
+    throw(TraceError("compile: the function must return tensors, or containers of tensors, got $(typeof(x))"))
 
 """
     source(compiled)
@@ -70,6 +71,6 @@ The tapes made so far as straight-line code, for reading.
 function source(compiled::Compiled)
     isempty(compiled.tapes) &&
         throw(ReplayError("the function has not been called yet, so nothing is compiled; call it first"))
-    return join(["# $(join(["$T$n" for (n, T) in key], ", "))\n$(source(tape))" for (key, (tape, _)) in compiled.tapes],
+    return join(["# $(join(["$T$n" for (n, T) in arrays], ", "))\n$(source(tape))" for ((_, arrays), (tape, _)) in compiled.tapes],
         "\n\n")
 end
