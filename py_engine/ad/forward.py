@@ -109,15 +109,28 @@ def _transposed(node: Tensor, moved: Tangents) -> Tensor:
     try:
         upstream = Tensor(np.zeros(node.shape, node.dtype), requires_grad=True)
         pulled, seeds = [], []
-        for i, (x, t) in enumerate(zip(node.inputs, moved, strict=True)):
-            rule = node.op.rule(i)
-            if t is not None and rule is not None:
-                pulled.append(unbroadcast(rule(upstream, node, *node.inputs, **node.attrs), x))
+        for t, g in zip(moved, _pulled(node, upstream, [t is not None for t in moved]), strict=True):
+            if t is not None and g is not None:
+                pulled.append(g)
                 seeds.append(t)
     finally:
         STATE.recording = recording
     (found,) = gradients(pulled, seeds, [upstream])
     return Tensor(np.zeros(node.shape, node.dtype)) if found is None else found
+
+
+def _pulled(node: Tensor, upstream: Tensor, asked: Sequence[bool]) -> list[Tensor | None]:
+    """Return the gradient by each input that is asked for, where there is one."""
+    op = node.op
+    assert op is not None and op.vjp is not None
+    if op.joint:
+        assert callable(op.vjp)
+        return list(op.vjp([(upstream, None)], asked, node))
+    rules = [op.rule(i) if wanted else None for i, wanted in enumerate(asked)]
+    return [
+        None if rule is None else unbroadcast(rule(upstream, node, *node.inputs, **node.attrs), x)
+        for x, rule in zip(node.inputs, rules, strict=True)
+    ]
 
 
 # Rules for many tangents ----------------------------------------------------------------------------------

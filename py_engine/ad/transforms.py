@@ -23,6 +23,8 @@ from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableEr
 
 Function = Callable[..., Any]
 
+ONES = {dtype: Literal(np.ones((), dtype)) for dtype in FLOATS}
+
 
 # Gradients ------------------------------------------------------------------------------------------------
 
@@ -108,9 +110,12 @@ def _differentiated(
 ) -> tuple[Call, list[Tensor | None]]:
     call = record(name, function, args, numbers, kwargs)
     output = _scalar(name, call)
-    with call.derivative():
-        seed = ops.reshape(Literal(np.ones((), output.dtype)), output.shape)
+    outer, STATE.recording = STATE.recording, call.recorded
+    try:
+        seed = ONES[output.dtype] if not output.shape else ops.reshape(ONES[output.dtype], output.shape)
         return call, gradients([output], [seed], call.variables)
+    finally:
+        STATE.recording = outer
 
 
 def _scalar(name: str, call: Call) -> Tensor:
@@ -271,11 +276,13 @@ class Call:
             return self.by_argument[0]
         return [x for leaves in self.by_argument for x in leaves]
 
-    def in_arguments(self, values: Sequence[Any]) -> list[Any]:
+    def in_arguments(self, values: list[Any]) -> list[Any]:
         """Return values, one for each variable, as one container for each argument."""
+        if len(self.structures) == 1:
+            return [unflatten(self.structures[0], values)]
         result, start = [], 0
         for leaves, structure in zip(self.by_argument, self.structures, strict=True):
-            result.append(unflatten(structure, list(values[start : start + len(leaves)])))
+            result.append(unflatten(structure, values[start : start + len(leaves)]))
             start += len(leaves)
         return result
 
@@ -295,13 +302,14 @@ class Call:
         """Return results as the caller wants them: as arrays of his own where he deals in arrays."""
         if not self.plain or inside_transform() or any(isinstance(x, Tensor) for x in others):
             return list(results)
-        theirs = {id(x) for x in (*self.given, *others)}
-        return [own(x.numpy(), theirs) for x in results]
+        return [_own(x.numpy(), self.given, others) for x in results]
 
 
-def own(array: Array, theirs: set[int]) -> Array:
+def _own(array: Array, *theirs: Sequence[Any]) -> Array:
     """Return the array, or a copy where it is a view of other memory or one of the caller's own arrays."""
-    return array if array.flags.owndata and id(array) not in theirs else np.array(array)
+    if array.flags.owndata and not any(array is x for given in theirs for x in given):
+        return array
+    return np.array(array)
 
 
 def record(
@@ -321,9 +329,9 @@ def record(
     STATE.recording = STATE.differentiating = True
     try:
         for n in numbers:
-            if not -len(args) <= n < len(args):
+            i = n + len(args) if n < 0 else n
+            if not 0 <= i < len(args):
                 raise ShapeError(f"{name}: there is no argument {n}, the function was called with {len(args)}")
-            i = n % len(args)
             if i not in opened:
                 leaves, structure = flatten(args[i])
                 given += leaves
@@ -333,19 +341,17 @@ def record(
         outputs, returned = results(name, function(*passed, **(kwargs or {})))
     finally:
         STATE.recording, STATE.differentiating = recording, differentiating
-    for i, arg in enumerate(args):
-        if i not in opened:
-            given += flatten(arg)[0]
-    tensors = [x for x in given if isinstance(x, Tensor)]
-    return Call(
-        [opened[n % len(args)][0] for n in numbers],
-        [opened[n % len(args)][1] for n in numbers],
-        outputs,
-        returned,
-        plain=not outside and not tensors,
-        recorded=recording and (outside or any(x.requires_grad for x in tensors)),
-        given=given,
-    )
+    if len(opened) < len(args):
+        for i, arg in enumerate(args):
+            if i not in opened:
+                given += flatten(arg)[0]
+    plain, recorded = not outside, outside
+    for x in given:
+        if isinstance(x, Tensor):
+            plain = False
+            recorded = recorded or x.requires_grad
+    chosen = [opened[n % len(args)] for n in numbers]
+    return Call([c[0] for c in chosen], [c[1] for c in chosen], outputs, returned, plain, recording and recorded, given)
 
 
 def _variable(name: str, leaf: Any, argument: int, k: int, structure: Structure) -> Tensor:
@@ -380,6 +386,8 @@ def results(name: str, result: Any) -> tuple[list[Tensor], Structure]:
         NotDifferentiableError: one is not of float32 or float64; names its place.
         ShapeError: there is none.
     """
+    if result.__class__ is Tensor and result.dtype in FLOATS:
+        return [result], LEAF
     leaves, structure = flatten(result)
     if not leaves:
         raise ShapeError(f"{name}: the function must return arrays, got {structure}")
