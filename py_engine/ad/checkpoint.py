@@ -1,0 +1,172 @@
+"""Checkpoints: what a function computes inside is not kept for the backward pass, but computed there once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import count
+from typing import Any
+
+from py_engine.ad import ops
+from py_engine.ad.containers import Structure, flatten, unflatten
+from py_engine.ad.forward import push_forward
+from py_engine.ad.graph import Part, accumulate, gradients
+from py_engine.ad.ops.record import Op, Shape
+from py_engine.ad.recorded import Layout, Recorded, record, recording
+from py_engine.ad.tensor import FLOATS, STATE, Array, Record, Tensor
+
+__all__ = ["CHECKPOINT", "checkpoint"]
+
+Function = Callable[..., Any]
+
+
+def checkpoint(function: Function) -> Function:
+    """Return `function` with its inner values recomputed in the backward pass, so that none of them is kept.
+
+    A chain of n such functions keeps n values instead of all; the price is one more forward pass. Random numbers
+    drawn inside are kept, not drawn again. It works eagerly and in compiled functions, with containers of arrays
+    as arguments and results, and tensors that the function captures have their gradients, too.
+
+    Args:
+        function: takes positional arguments (arrays, tensors, containers of them) and returns tensors in containers.
+
+    Example:
+        >>> block = checkpoint(lambda x: np.tanh(np.sin(x) * 2))
+        >>> grad(lambda x: np.sum(block(block(x))))(np.ones(3)).shape
+        (3,)
+    """
+
+    @wraps(function)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if not STATE.recording:
+            return function(*args, **kwargs)
+        leaves, structure = flatten(args)
+        given = [x for x in leaves if isinstance(x, Tensor)]
+        if STATE.trace is None:
+            # Eagerly, the ops inside work on tensors of their own, whose graph is given up at the end.
+            own = [Tensor(x.numpy(), x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
+            with recording() as nodes:
+                outputs, made, joined = _called(function, unflatten(structure, own), kwargs)
+            inputs = [x for x in own if isinstance(x, Tensor)]
+            results = [Tensor(y.numpy()) for y in outputs]
+        else:
+            start = len(STATE.trace)
+            outputs, made, joined = _called(function, args, kwargs)
+            nodes = Record(STATE.trace[start:])
+            inputs = given
+            results = list(outputs)
+        for places, layout, y in joined:
+            inside, captured = record(nodes, inputs, [y], redraw=False)
+            value = Tensor(y.numpy()) if STATE.trace is None else y
+            whole = CHECKPOINT.apply((value, *given, *captured), {"inside": inside, "of": next(_NUMBERS)})
+            for k, place in enumerate(places):
+                results[place] = whole if layout is None else layout.tensor(whole, k)
+        return unflatten(made, results)
+
+    return checkpointed
+
+
+_NUMBERS = count()
+
+Joined = tuple[list[int], Layout | None, Tensor]
+"""Which outputs, where they lie in the vector that holds them (None for a single one), and that vector."""
+
+
+def _called(function: Function, args: Any, kwargs: Any) -> tuple[list[Tensor], Structure, list[Joined]]:
+    outputs, made = flatten(function(*args, **kwargs))
+    tensors = [ops.as_tensor(y) for y in outputs]
+    return tensors, made, _joined(tensors)
+
+
+def _joined(outputs: Sequence[Tensor]) -> list[Joined]:
+    """Join the outputs of each float dtype into one tensor, so that the function is recomputed once for all."""
+    found: list[Joined] = []
+    for dtype in FLOATS:
+        places = [i for i, y in enumerate(outputs) if y.dtype == dtype]
+        if len(places) == 1:
+            found.append((places, None, outputs[places[0]]))
+        elif places:
+            layout = Layout.of([(outputs[i].shape, dtype) for i in places], dtype)
+            found.append((places, layout, layout.pack([outputs[i] for i in places])))
+    return found
+
+
+# The op ---------------------------------------------------------------------------------------------------
+
+
+def _infer(y: Tensor, *inputs: Tensor, inside: Recorded, of: int) -> tuple[Shape, Any]:
+    return y.shape, y.dtype
+
+
+def _view(y: Array, *inputs: Array, inside: Recorded, of: int) -> Array:
+    return y
+
+
+def _pull_back(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+    """Compute the inside anew, from the checkpoint's inputs, and go backward through it."""
+    g = accumulate(parts, node)
+    wanted = asked[1:]
+    again, y = _again(node.inputs[1:], wanted, node.attrs["inside"], node.attrs["of"])
+    targets = [x for x, wish in zip(again, wanted, strict=True) if wish]
+    found = iter(gradients([y], [g], targets, through=False))
+    return [None, *(next(found) if wish else None for wish in wanted)]
+
+
+def _again(inputs: Sequence[Tensor], moving: Sequence[bool], inside: Recorded, of: int) -> tuple[list[Tensor], Tensor]:
+    """Return inputs that stand for these, and what is computed from them."""
+    outer = STATE.recording
+    STATE.recording = True
+    try:
+        again = [_input(x, moves, outer, of) for x, moves in zip(inputs, moving, strict=True)]
+        (y,) = inside(again)
+    finally:
+        STATE.recording = outer
+    return again, y
+
+
+def _input(x: Tensor, moves: bool, connected: bool, of: int) -> Tensor:
+    if x.data is None or STATE.trace is not None:
+        return BARRIER.apply((x,), {"of": of})
+    if moves and connected and x.requires_grad:
+        return ops.identity(x)  # part of the graph around: the derivative may be differentiated, too
+    return Tensor(x.data, moves)
+
+
+def _jvp(
+    tangents: Sequence[Tensor | None], y: Tensor, value: Tensor, *inputs: Tensor, inside: Recorded, of: int
+) -> Tensor:
+    if tangents[0] is not None:  # traced: the ops inside are part of the graph
+        return tangents[0]
+    again, result = _again(inputs, [t is not None for t in tangents[1:]], inside, of)
+    (found,) = push_forward([result], {x: t for x, t in zip(again, tangents[1:], strict=True) if t is not None})
+    assert found is not None
+    return found
+
+
+CHECKPOINT = Op(
+    "checkpoint",
+    _infer,
+    view=_view,
+    vjp=_pull_back,
+    joint=True,
+    jvp=_jvp,
+    doc="the first input, which the others determine; its gradient computes it from them once more",
+)
+
+
+def _infer_same(x: Tensor, of: int) -> tuple[Shape, Any]:
+    return x.shape, x.dtype
+
+
+def _itself(x: Array, of: int) -> Array:
+    return x
+
+
+BARRIER = Op(
+    "barrier",
+    _infer_same,
+    view=_itself,
+    vjp=(lambda g, y, x, of: g,),
+    jvp=lambda tangents, y, x, of: tangents[0],
+    doc="x, but what is computed from it is never merged with what was computed from x before",
+)
