@@ -38,7 +38,7 @@ from experiments.config import (
 )
 from experiments.data.dataset import Dataset
 from experiments.data.dataset import Progress as Download
-from experiments.lanes import Lane, lanes, side_by_side
+from experiments.lanes import MOST, Lane, lanes, side_by_side
 from experiments.measure import ablation, memory, own, race, scaling, variants
 from experiments.measure import time as timing
 from experiments.measure.task import Task
@@ -446,18 +446,22 @@ def _run_memory(job: Job, task: Task, record: Record, progress: Progress, lane: 
 def _run_race(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
     entrants = record["entrants"]
     with contextlib.ExitStack() as stack:
-        workers: dict[str, Worker] = {}
-        for name in job.engines:
-            try:
-                workers[name] = stack.enter_context(lane.start(name, job.threads))
-            except (TwinGradError, EngineError) as error:
-                entrants[name]["error"] = str(error)
+        ready: dict[str, Worker] = {}
+        failures: dict[str, str] = {}
+
+        def enter(name: str, lane: Lane) -> None:
+            with race.failing(name, failures):
+                worker = stack.enter_context(lane.start(name, job.threads))
+                race.enter(worker, task)
+                ready[name] = worker
+
+        side_by_side(enter, job.engines, [lane] * MOST)
+        workers = {name: ready[name] for name in job.engines if name in ready}
         labels = {name: entrants[name]["label"] for name in workers}
-        rows, failures = race.measure(workers, labels, task, job.rounds, progress, race_steps(job))
-        for name, message in failures.items():
+        rows, later = race.measure(workers, labels, task, job.rounds, progress, race_steps(job))
+        for name, message in (failures | later).items():
             entrants[name]["error"] = message
-        alive = [worker for name, worker in workers.items() if name not in failures]
-        for worker in alive[:1]:
+        for worker in [worker for name, worker in workers.items() if name not in later][:1]:
             worker.resume()
             record["provenance"]["blas"] = blas(worker)
     failed = {name: entrant["error"] for name, entrant in entrants.items() if entrant["error"]}

@@ -1,8 +1,8 @@
 """A race: engines train alternately, so that whatever the machine does meets all of them, and steps are compared.
 
-Each engine keeps one process; those that wait are stopped. In a round every engine trains one epoch, or as many steps
-as the paper's file says, in an order that rotates from round to round; the first round warms up and does not count.
-Ratios are taken within a round.
+Each engine keeps one process; those that wait are stopped. Before the race they are built and take their first steps,
+which may happen side by side. In a round every engine trains one epoch, or as many steps as the paper's file says, in
+an order that rotates from round to round; the first round warms up and does not count. Ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from py_engine.errors import EngineError
 
 STEPS = 600
 """Steps of a chunk at least: those of an epoch of MNIST in batches of 100. Small data is gone through several times."""
+
+FIRST_STEPS = 2
+"""Steps before the race, in which some engines compile."""
 
 BASE = "torch"
 """The engine that the others are compared with, where it takes part."""
@@ -40,6 +43,15 @@ def rotated(names: Sequence[str], turn: int) -> list[str]:
     return [*names[shift:], *names[:shift]]
 
 
+def enter(worker: Worker, task: Task) -> None:
+    """Make a worker ready for a race, and stop it until its turn."""
+    task.preload(worker)
+    task.build(worker)
+    task.preload(worker)
+    task.train(worker, task.work.order(task.seed, 1, FIRST_STEPS * task.batch_size))
+    worker.pause()
+
+
 def measure(
     workers: Mapping[str, Worker],
     labels: Mapping[str, str],
@@ -48,24 +60,18 @@ def measure(
     watcher: Watcher,
     steps: int | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Race workers: microseconds per step by round and engine, and why engines that fell out did.
+    """Race workers that have entered: microseconds per step by round and engine, and why engines that fell out did.
 
     An engine that fails is out of the race with all its rounds; the others go on.
     """
     length, steps = chunk(len(task.work.dataset.y_train), task.batch_size, steps)
     rows: list[dict[str, Any]] = []
     failures: dict[str, str] = {}
-    for name, worker in workers.items():
-        with _failing(name, failures):
-            task.preload(worker)
-            task.build(worker)
-            task.preload(worker)
-            worker.pause()
     for number in range(rounds + 1):  # round 0 warms up
         order = task.work.order(task.seed, number + 1, length)
         for name in rotated([name for name in workers if name not in failures], number):
             worker = workers[name]
-            with _failing(name, failures):
+            with failing(name, failures):
                 worker.resume()
                 _, seconds = task.train(worker, order)
                 worker.pause()
@@ -79,7 +85,7 @@ def measure(
 
 
 @contextmanager
-def _failing(name: str, failures: dict[str, str]) -> Iterator[None]:
+def failing(name: str, failures: dict[str, str]) -> Iterator[None]:
     """Note the failure of one engine instead of ending the race."""
     try:
         yield

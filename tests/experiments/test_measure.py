@@ -208,6 +208,8 @@ def test_a_race_runs_real_workers_in_turn(task: Task, monkeypatch: pytest.Monkey
     monkeypatch.setattr(race, "STEPS", 6)
     watcher = Watcher()
     with Worker("manual", 1) as first, Worker("manual", 1) as second:
+        race.enter(first, task)
+        race.enter(second, task)
         rows, failures = race.measure({"a": first, "b": second}, {"a": "A", "b": "B"}, task, 2, watcher)
     assert failures == {}
     assert watcher.steps == 3
@@ -218,6 +220,7 @@ def test_a_race_runs_real_workers_in_turn(task: Task, monkeypatch: pytest.Monkey
 def test_a_worker_that_dies_falls_out_of_the_race(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(race, "STEPS", 3)
     with Worker("manual", 1) as first, Worker("manual", 1) as second:
+        race.enter(first, task)
         second.close()
         rows, failures = race.measure({"a": first, "b": second}, {"a": "A", "b": "B"}, task, 1, Watcher())
     assert {row["engine"] for row in rows} == {"a"}
