@@ -1,0 +1,546 @@
+"""Loops: a graph of constant size, whatever the number of steps.
+
+A loop is one op. Its body is traced once and compiled to a tape, which is replayed at every step. The loop keeps the
+carry at the start of each step for its gradient, and nothing else: the backward pass is a loop again, in the other
+direction, whose body computes a step's inner values once more. So derivatives of any order work, and a loop over
+segments, each of them a loop, needs memory for the segments' carries and for one segment only.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from py_engine.ad import ops
+from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
+from py_engine.ad.forward import push_forward
+from py_engine.ad.graph import Graph, Part, gradients
+from py_engine.ad.ops.record import Op, Shape
+from py_engine.ad.recorded import Layout, Recorded, nested_trace, record, zeros
+from py_engine.ad.tape import Tape
+from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
+
+__all__ = ["LOOP", "scan"]
+
+Body = Callable[[Any, Any], tuple[Any, Any]]
+
+
+def scan(
+    function: Body,
+    carry: Any,
+    xs: Any = None,
+    length: int | None = None,
+    checkpoint: bool | int = False,
+    truncate: int | None = None,
+) -> tuple[Any, Any]:
+    """Carry a state through a sequence: `carry, y = function(carry, x)` for each x, as one op.
+
+    The function is traced once, so its Python code runs once and cannot branch on values. Tensors that it captures
+    have their gradients, too; they cost one addition per step each.
+
+    Args:
+        function: takes the carry and one element of `xs`, and returns the new carry, of the same structure, shapes
+            and dtypes, and an output (None if there is nothing to put out).
+        carry: the initial state: an array or a container of arrays; all floats in it, and in what is put out, are of
+            one dtype.
+        xs: an array, or a container of arrays, whose first axis is the sequence; None if there is none.
+        length: the number of steps; needed without `xs`.
+        checkpoint: keep the carry only at the start of each segment of so many steps, and recompute the others in
+            the backward pass. True takes segments of about the square root of the length, and so memory that grows
+            with the square root; the price is one more forward pass. False keeps all carries.
+        truncate: gradients flow through at most so many steps: the sequence is cut into pieces, the last ones of
+            just this length, between which the carry is a constant (truncated back-propagation through time).
+
+    Returns:
+        The last carry, and the outputs, stacked along a new first axis.
+
+    Raises:
+        ShapeError: the function's carry is of another structure or shape than it was; elements of `xs` differ in
+            their number, or that is not `length`; the number of steps is not known.
+        DTypeError: the carry changes its dtype, or floats of two dtypes are mixed.
+        TraceError: the function branches on a value.
+
+    Example:
+        >>> total, sums = scan(lambda s, x: (s + x, s + x), 0.0, np.array([1.0, 2.0, 3.0]))
+        >>> sums.numpy()
+        array([1., 3., 6.])
+    """
+    carry_leaves, carry_structure = flatten(carry)
+    x_leaves, x_structure = flatten(xs)
+    carries, sequences = _tensors(carry_leaves, x_leaves)
+    steps = _length(sequences, [f"xs{path}" for path in paths(x_structure)], length)
+    body, captured, y_structure = _traced(function, carries, carry_structure, sequences, x_structure)
+    segment = _segment(steps, checkpoint)
+    if truncate is not None and truncate < 1:
+        raise ConfigurationError(f"scan: truncate must be at least 1 step, got {truncate}")
+    parts = _Parts(len(carries), len(sequences), len(captured))
+    last, ys = _scanned(body, parts, carries, sequences, captured, steps, segment, truncate)
+    return unflatten(carry_structure, last), unflatten(y_structure, ys)
+
+
+# Arguments ------------------------------------------------------------------------------------------------
+
+
+def _tensors(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the leaves as tensors; a number takes the float dtype of the arrays, and there is only one."""
+    leaves = [x if isinstance(x, Tensor) or np.isscalar(x) else np.asarray(x) for x in (*carry, *xs)]
+    floats = next((x.dtype for x in leaves if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS), np.float64)
+    tensors = [
+        x if isinstance(x, Tensor) else Tensor(np.asarray(x, floats if isinstance(x, (float, int)) else None))
+        for x in leaves
+    ]
+    return tensors[: len(carry)], tensors[len(carry) :]
+
+
+def _length(sequences: Sequence[Tensor], names: Sequence[str], length: int | None) -> int:
+    for x, name in zip(sequences, names, strict=True):
+        if not x.shape:
+            raise ShapeError(f"scan: {name} is a single number; its first axis must be the sequence")
+        if length is None:
+            length = x.shape[0]
+        if x.shape[0] != length:
+            other = f"{names[0]} has {length}" if sequences[0].shape[0] == length else f"length is {length}"
+            raise ShapeError(f"scan: {name} has {x.shape[0]} steps, but {other}")
+    if length is None:
+        raise ShapeError("scan: the number of steps is not known; give length, or xs whose first axis is the sequence")
+    if length < 0:
+        raise ShapeError(f"scan: length must not be negative, got {length}")
+    return length
+
+
+def _segment(steps: int, checkpoint: bool | int) -> int | None:
+    if checkpoint is False:
+        return None
+    if checkpoint is True:
+        return max(1, math.isqrt(steps))
+    if checkpoint < 1:
+        raise ConfigurationError(f"scan: a checkpoint every {checkpoint} steps is not possible; give at least 1")
+    return int(checkpoint)
+
+
+def _traced(
+    function: Body,
+    carries: Sequence[Tensor],
+    carry_structure: Structure,
+    sequences: Sequence[Tensor],
+    x_structure: Structure,
+) -> tuple[Recorded, list[Tensor], Structure]:
+    """Return the body as ops, from the leaves of carry and x and from the tensors it captures to carry and y."""
+    old = [Tensor.symbol(x.shape, x.dtype) for x in carries]
+    elements = [Tensor.symbol(x.shape[1:], x.dtype) for x in sequences]
+    with nested_trace() as nodes:
+        result = function(unflatten(carry_structure, old), unflatten(x_structure, elements))
+        if not isinstance(result, tuple) or len(result) != 2:
+            what = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+            raise ShapeError(f"scan: the function must return (carry, y), got {what}")
+        new_leaves = flatten_as(result[0], carry_structure, "scan: the carry that the function returned")
+        y_leaves, y_structure = flatten(result[1])
+        new = [_like(x, kind) for x, kind in zip(new_leaves, old, strict=True)]
+        floats = next((x.dtype for x in (*old, *elements) if x.dtype in FLOATS), np.dtype(np.float64))
+        ys = [
+            y if isinstance(y, Tensor) else ops.as_tensor(np.asarray(y, floats if isinstance(y, float) else None))
+            for y in y_leaves
+        ]
+    for x, was, path in zip(new, old, paths(carry_structure), strict=True):
+        if x.shape != was.shape:
+            raise ShapeError(
+                f"scan: the carry{path} must keep its shape, but it was {was.shape} and the function made it {x.shape}"
+            )
+        if x.dtype != was.dtype:
+            raise DTypeError(
+                f"scan: the carry{path} must keep its dtype, but it was {was.dtype} and the function made it {x.dtype}"
+            )
+    kinds = {str(x.dtype) for x in (*new, *ys) if x.dtype in FLOATS}
+    if len(kinds) > 1:
+        raise DTypeError(f"scan: carry and outputs mix {' and '.join(sorted(kinds))}; convert them with astype()")
+    body, captured = record(nodes, [*old, *elements], [*new, *ys])
+    return body, captured, y_structure
+
+
+def _like(x: Any, kind: Tensor) -> Tensor:
+    """Return a result of the body as a tensor; a plain number has the dtype that the carry had."""
+    return x if isinstance(x, Tensor) else ops.as_tensor(np.asarray(x, kind.dtype if np.isscalar(x) else None))
+
+
+# Segments -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """How many of a body's inputs are carries, elements of sequences and captured tensors."""
+
+    carries: int
+    sequences: int
+    captured: int
+
+
+def _scanned(
+    body: Recorded,
+    parts: _Parts,
+    carries: list[Tensor],
+    sequences: list[Tensor],
+    captured: list[Tensor],
+    steps: int,
+    segment: int | None,
+    truncate: int | None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the last carries and the stacked outputs of a loop, in segments if these are asked for."""
+    pieces = truncate if truncate is not None else segment
+    if pieces is None or steps <= pieces or (pieces == 1 and truncate is None):
+        inside = segment if truncate is not None and segment is not None and segment < steps else None
+        if inside is not None:
+            return _scanned(body, parts, carries, sequences, captured, steps, inside, None)
+        return _looped(Loop(body, parts.carries, parts.sequences, steps), carries, sequences, captured)
+    # The first piece takes what is left over, so that all others are of one length and the last is a whole one.
+    whole = (steps - 1) // pieces if truncate is not None else steps // pieces
+    first = steps - whole * pieces
+    ys: list[list[Tensor]] = []
+    if first:
+        inside = segment if truncate is not None else None
+        start = [x[:first] for x in sequences]
+        carries, y = _scanned(body, parts, carries, start, captured, first, inside, None)
+        ys.append(y)
+    inner, captured = _segment_body(body, parts, carries, sequences, captured, pieces, segment, truncate)
+    rest = [ops.reshape(x[first:], (whole, pieces, *x.shape[1:])) for x in sequences]
+    carries, y = _looped(Loop(inner, parts.carries, parts.sequences, whole), carries, rest, captured)
+    ys.append([ops.reshape(a, (whole * pieces, *a.shape[2:])) for a in y])
+    joined = [a[0] if len(a) == 1 else ops.concatenate(a) for a in zip(*ys, strict=True)]
+    return carries, joined
+
+
+def _segment_body(
+    body: Recorded,
+    parts: _Parts,
+    carries: Sequence[Tensor],
+    sequences: Sequence[Tensor],
+    captured: Sequence[Tensor],
+    pieces: int,
+    segment: int | None,
+    truncate: int | None,
+) -> tuple[Recorded, list[Tensor]]:
+    """Return the loop over one piece as the body of the loop over all of them."""
+    old = [Tensor.symbol(x.shape, x.dtype) for x in carries]
+    elements = [Tensor.symbol((pieces, *x.shape[1:]), x.dtype) for x in sequences]
+    constants = [Tensor.symbol(x.shape, x.dtype) for x in captured]
+    with nested_trace() as nodes:
+        start = [ops.stop_gradient(x) for x in old] if truncate is not None else old
+        inside = segment if truncate is not None else None
+        new, ys = _scanned(body, parts, start, elements, constants, pieces, inside, None)
+    inner, others = record(nodes, [*old, *elements, *constants], [*new, *ys])
+    return inner, [*captured, *others]
+
+
+# The op ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Loop:
+    """A body and how often it is run.
+
+    Attributes:
+        body: from carries, elements of the sequences and constants to carries, outputs and sums.
+        carries: how many values are carried.
+        sequences: how many inputs are taken apart along their first axis.
+        length: the number of steps.
+        sums: how many of the results, the last ones, are summed over the steps; those before them are stacked.
+        reverse: whether the last element comes first.
+    """
+
+    body: Recorded
+    carries: int
+    sequences: int
+    length: int
+    sums: int = 0
+    reverse: bool = False
+    _tapes: list[Tape] = field(default_factory=list)
+    _derived: dict[Any, Any] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.Lock)
+    _layouts: dict[bool, Layout] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        symbols = self.body.symbols()
+        with nested_trace():
+            self.results = [(x.shape, x.dtype) for x in self.body(symbols)]
+
+    def __repr__(self) -> str:
+        return f"<{self.length} times {self.body!r}>"
+
+    @property
+    def outputs(self) -> int:
+        """How many results are stacked."""
+        return len(self.results) - self.carries - self.sums
+
+    def layout(self, keep: bool) -> Layout:
+        """Return where the results lie: last carries, stacked outputs, sums, and the carries before each step."""
+        if keep not in self._layouts:
+            stacked = slice(self.carries, self.carries + self.outputs)
+            kinds = [
+                *self.results[: self.carries],
+                *(((self.length, *shape), dtype) for shape, dtype in self.results[stacked]),
+                *self.results[stacked.stop :],
+            ]
+            if keep:
+                kinds += [((self.length, *shape), dtype) for shape, dtype in self.results[: self.carries]]
+            floats = next((dtype for _, dtype in self.results if dtype in FLOATS), np.dtype(np.float64))
+            self._layouts[keep] = Layout.of(kinds, floats)
+        return self._layouts[keep]
+
+    def run(self, inputs: Sequence[Array], out: Array, keep: bool) -> None:
+        """Compute the loop into the vector `out`."""
+        with self._lock:
+            tape = self._tapes.pop() if self._tapes else self._compiled()
+        try:
+            self._run(tape, inputs, self.layout(keep).arrays(out))
+        finally:
+            with self._lock:
+                self._tapes.append(tape)
+
+    def _compiled(self) -> Tape:
+        inputs = self.body.symbols()
+        with nested_trace() as nodes:
+            outputs = self.body(inputs)
+        graph = Graph(inputs, outputs, list(nodes))
+        graph.prune()
+        return Tape(graph)
+
+    def _run(self, tape: Tape, inputs: Sequence[Array], places: Sequence[Array]) -> None:
+        c, s, y = self.carries, self.sequences, self.outputs
+        for buffer, array in zip(tape.inputs[:c], inputs[:c], strict=True):
+            np.copyto(buffer, array)
+        for buffer, array in zip(tape.inputs[c + s :], inputs[c + s :], strict=True):
+            np.copyto(buffer, array)
+        last, stacked = places[:c], places[c : c + y]
+        sums, kept = places[c + y : c + y + self.sums], places[c + y + self.sums :]
+        for total in sums:
+            total[...] = 0
+        taken = [(source, buffer) for source, buffer in zip(inputs[c : c + s], tape.inputs[c : c + s], strict=True)]
+        saved = list(zip(kept, tape.inputs, strict=False))
+        made = list(zip(stacked, tape.outputs[c : c + y], strict=True))
+        added = list(zip(sums, tape.outputs[c + y :], strict=True))
+        moved = list(zip(tape.inputs[:c], tape.outputs[:c], strict=True))
+        copy, add, run = np.copyto, np.add, tape.run
+        for t in reversed(range(self.length)) if self.reverse else range(self.length):
+            for source, buffer in taken:
+                copy(buffer, source[t])
+            for place, buffer in saved:
+                place[t] = buffer
+            run()
+            for place, result in made:
+                place[t] = result
+            for total, result in added:
+                add(total, result, total)
+            for buffer, result in moved:
+                copy(buffer, result)
+        for place, buffer in zip(last, tape.inputs[:c], strict=True):
+            copy(place, buffer)
+
+    # Derivatives ------------------------------------------------------------------------------------------
+
+    def _differentiable(self) -> None:
+        if self.body.random is not None:
+            raise TraceError(
+                f"scan: the function draws random numbers ({self.body.random}), which its derivative would draw anew; "
+                "draw them for all steps before and pass them in xs"
+            )
+
+    def backward(self, given: tuple[bool, ...], asked: tuple[bool, ...]) -> tuple[Loop, list[Tensor], list[bool]]:
+        """Return the loop that computes the gradients.
+
+        Args:
+            given: which of the results (carries, outputs, sums, kept carries) have an upstream gradient.
+            asked: which inputs' gradients are wanted; those of all floating carries are always there.
+
+        Returns:
+            The loop; further constants of its body; and which of (kept carries, sequences, upstream gradients of
+            outputs, those of kept carries; constants, upstream gradients of sums) its body reads.
+        """
+        key = ("backward", given, asked)
+        if key not in self._derived:
+            self._differentiable()
+            self._derived[key] = self._backward(given, asked)
+        return self._derived[key]  # type: ignore[no-any-return]
+
+    def _backward(self, given: Sequence[bool], asked: Sequence[bool]) -> tuple[Loop, list[Tensor], list[bool]]:
+        c, s, n = self.carries, self.sequences, len(self.results)
+        inputs = self.body.symbols()
+        moving = [i for i in range(c) if inputs[i].dtype in FLOATS]
+        wanted = [i for i in range(c, len(inputs)) if asked[i]]
+        above = [Tensor.symbol(*self.results[i]) for i in moving]
+        upstream = {i: Tensor.symbol(*self.results[i]) for i in range(c, n) if given[i]}
+        kept = {i: Tensor.symbol(*self.results[i]) for i in moving if len(given) > n and given[n + i]}
+        outputs = [i for i in upstream if i < c + self.outputs]
+        sums = [i for i in upstream if i >= c + self.outputs]
+        with nested_trace() as nodes:
+            results = self.body(inputs)
+            seeded = [*zip((results[i] for i in moving), above, strict=True)]
+            seeded += [(results[i], g) for i, g in upstream.items()]
+            found = gradients(
+                [y for y, _ in seeded], [g for _, g in seeded], [inputs[i] for i in (*moving, *wanted)], through=False
+            )
+            before = [
+                zeros(inputs[i].shape, inputs[i].dtype) if g is None else g
+                for i, g in zip(moving, found[: len(moving)], strict=True)
+            ]
+            before = [g + kept[i] if i in kept else g for i, g in zip(moving, before, strict=True)]
+            after = dict(zip(wanted, found[len(moving) :], strict=True))
+            for i, g in after.items():
+                if g is None:
+                    after[i] = zeros(inputs[i].shape, inputs[i].dtype)
+        sequences = [*inputs[: c + s], *(upstream[i] for i in outputs), *kept.values()]
+        constants = [*inputs[c + s :], *(upstream[i] for i in sums)]
+        after_x = [g for i, g in after.items() if i < c + s and g is not None]
+        after_constant = [g for i, g in after.items() if i >= c + s and g is not None]
+        body, others = record(nodes, [*above, *sequences, *constants], [*before, *after_x, *after_constant])
+        body, used = body.without_unused(above)
+        loop = Loop(
+            body,
+            len(above),
+            sum(used[len(above) : len(above) + len(sequences)]),
+            self.length,
+            len(after_constant),
+            not self.reverse,
+        )
+        return loop, others, used
+
+    def tangent(self, moving: tuple[bool, ...]) -> tuple[Loop, list[Tensor]]:
+        """Return the loop that carries the tangents beside the values; all floating carries have one.
+
+        Its inputs are carries, their tangents, sequences, tangents of those that move, constants, theirs; its
+        results the carries, their tangents, the tangents of all floating outputs, those of all floating sums.
+        """
+        key = ("tangent", moving)
+        if key not in self._derived:
+            self._differentiable()
+            self._derived[key] = self._tangent(moving)
+        return self._derived[key]  # type: ignore[no-any-return]
+
+    def _tangent(self, moving: Sequence[bool]) -> tuple[Loop, list[Tensor]]:
+        c, s = self.carries, self.sequences
+        inputs = self.body.symbols()
+        tangents = [
+            Tensor.symbol(x.shape, x.dtype) if x.dtype in FLOATS and (i < c or moving[i]) else None
+            for i, x in enumerate(inputs)
+        ]
+        with nested_trace() as nodes:
+            results = self.body(inputs)
+            pushed = push_forward(results, {x: t for x, t in zip(inputs, tangents, strict=True) if t is not None})
+            found = [
+                (zeros(y.shape, y.dtype) if t is None else t) if y.dtype in FLOATS else None
+                for y, t in zip(results, pushed, strict=True)
+            ]
+        groups = [slice(0, c), slice(c, c + s), slice(c + s, None)]
+        first = [x for group in groups for x in (*inputs[group], *(t for t in tangents[group] if t is not None))]
+        moved_carry = [t for t in found[:c] if t is not None]
+        moved_y = [t for t in found[c : c + self.outputs] if t is not None]
+        moved_sum = [t for t in found[c + self.outputs :] if t is not None]
+        body, others = record(nodes, first, [*results[:c], *moved_carry, *moved_y, *moved_sum])
+        sequences = s + sum(t is not None for t in tangents[c : c + s])
+        return Loop(body, c + len(moved_carry), sequences, self.length, len(moved_sum), self.reverse), others
+
+
+def _looped(
+    loop: Loop, carries: Sequence[Tensor], sequences: Sequence[Tensor], constants: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the last carries, and the stacked outputs and sums, of a loop."""
+    inputs = (*carries, *sequences, *constants)
+    symbolic = any(x.data is None for x in inputs) or STATE.trace.__class__ is list
+    # Traced, it is known only later whether there is a gradient: then the op is changed to keep what that needs.
+    keep = not symbolic and STATE.recording and any(x.requires_grad for x in inputs)
+    vector = LOOP.apply(inputs, {"loop": loop, "keep": keep})
+    layout = loop.layout(keep)
+    found = [layout.tensor(vector, i) for i in range(len(loop.results))]
+    return found[: loop.carries], found[loop.carries :]
+
+
+def _infer(*inputs: Tensor, loop: Loop, keep: bool) -> tuple[Shape, Any]:
+    layout = loop.layout(keep)
+    return (layout.size,), layout.dtype
+
+
+def _kernel(*arrays: Array, loop: Loop, keep: bool) -> None:
+    loop.run(arrays[:-1], arrays[-1], keep)
+
+
+def _pull_back(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+    loop: Loop = node.attrs["loop"]
+    c, s, n = loop.carries, loop.sequences, len(loop.results)
+    found = loop.layout(node.attrs["keep"]).gradients(parts)
+    given = tuple(g is not None for g in found)
+    back, others, used = loop.backward(given, tuple(asked))
+    moving = [i for i in range(c) if node.inputs[i].dtype in FLOATS]
+    above = [zeros(*loop.results[i]) if (g := found[i]) is None else g for i in moving]
+    kept: list[Tensor | None] = [None] * c
+    if any(used[len(moving) : len(moving) + c]):
+        node = _keeping(node)
+        layout = loop.layout(True)
+        kept = [layout.tensor(node, n + i) for i in range(c)]
+    upstream = [g for g in found[c : c + loop.outputs] if g is not None]
+    sums = [g for g in found[c + loop.outputs : n] if g is not None]
+    others_kept = [g for g in found[n:] if g is not None]
+    sequences = [*kept, *node.inputs[c : c + s], *upstream, *others_kept]
+    constants = [*node.inputs[c + s :], *sums]
+    flags = iter(used[len(moving) :])
+    sequences = [x for x in sequences if next(flags)]
+    constants = [x for x in constants if next(flags)]
+    carries, rest = _looped(
+        back, above, [x for x in sequences if x is not None], [x for x in (*constants, *others) if x is not None]
+    )
+    result: list[Tensor | None] = [None] * len(node.inputs)
+    for i, g in zip(moving, carries, strict=True):
+        result[i] = g if asked[i] else None
+    for i, g in zip((i for i in range(c, len(node.inputs)) if asked[i]), rest, strict=True):
+        result[i] = g
+    return result
+
+
+def _keeping(node: Tensor) -> Tensor:
+    """Return the loop's node with the carries before each step among its results."""
+    if node.attrs["keep"]:
+        return node
+    attrs = {**node.attrs, "keep": True}
+    if node.data is not None:
+        return LOOP.apply(node.inputs, attrs)
+    node.attrs = attrs
+    node.shape = (attrs["loop"].layout(True).size,)  # more at the end; the rest stays where it is
+    return node
+
+
+def _jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, loop: Loop, keep: bool) -> Tensor:
+    c, s, n = loop.carries, loop.sequences, len(loop.results)
+    ahead, others = loop.tangent(tuple(t is not None for t in tangents))
+    moves: list[Tensor | None] = [
+        zeros(x.shape, x.dtype) if t is None and i < c and x.dtype in FLOATS else t
+        for i, (x, t) in enumerate(zip(inputs, tangents, strict=True))
+    ]
+
+    def both(group: slice) -> tuple[Tensor, ...]:
+        return (*inputs[group], *(t for t in moves[group] if t is not None))
+
+    attrs = {"loop": ahead, "keep": keep}
+    vector = LOOP.apply((*both(slice(0, c)), *both(slice(c, c + s)), *both(slice(c + s, None)), *others), attrs)
+    layout, own = ahead.layout(keep), loop.layout(keep)
+    moving = [i for i, (_, dtype) in enumerate(loop.results) if dtype in FLOATS]
+    parts: list[Tensor | None] = [None] * len(own.places)
+    for k, i in enumerate(moving):
+        parts[i] = layout.tensor(vector, c + k)
+    if keep:
+        for k, i in enumerate(i for i in moving if i < c):
+            parts[n + i] = layout.tensor(vector, len(ahead.results) + c + k)
+    return own.pack(parts)
+
+
+LOOP = Op(
+    "loop",
+    _infer,
+    kernel=_kernel,
+    vjp=_pull_back,
+    joint=True,
+    jvp=_jvp,
+    doc="a body replayed for each step of a sequence; its results lie in one vector",
+)
