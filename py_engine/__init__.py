@@ -7,6 +7,7 @@ array([0.84147098, 0.90929743])
 
 from py_engine.ad import ops
 from py_engine.ad.compiled import compile
+from py_engine.ad.draw import SVG, draw
 from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.graph import topological_sort
 from py_engine.ad.matrices import hessian, hvp, jacobian
@@ -16,10 +17,12 @@ from py_engine.ad.transforms import grad, jvp, value_and_grad, vjp
 from py_engine.errors import EngineError
 
 __all__ = [
+    "SVG",
     "EngineError",
     "Techniques",
     "Tensor",
     "compile",
+    "draw",
     "grad",
     "gradcheck",
     "hessian",
