@@ -6,10 +6,13 @@ array([0.84147098, 0.90929743])
 """
 
 from py_engine.ad import ops
+from py_engine.ad.checkpoint import checkpoint
 from py_engine.ad.compiled import compile
+from py_engine.ad.custom import custom_rule, stop_gradient
 from py_engine.ad.draw import SVG, draw
 from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.graph import topological_sort
+from py_engine.ad.loops import scan
 from py_engine.ad.matrices import hessian, hvp, jacobian
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Tensor, no_grad, scope, tensor
@@ -21,7 +24,9 @@ __all__ = [
     "EngineError",
     "Techniques",
     "Tensor",
+    "checkpoint",
     "compile",
+    "custom_rule",
     "draw",
     "grad",
     "gradcheck",
@@ -31,7 +36,9 @@ __all__ = [
     "jvp",
     "no_grad",
     "ops",
+    "scan",
     "scope",
+    "stop_gradient",
     "tensor",
     "topological_sort",
     "value_and_grad",

@@ -1,0 +1,331 @@
+"""Rules of the user's own: a function that the engine does not look into, with the derivatives given by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from py_engine.ad import ops
+from py_engine.ad.containers import flatten, unflatten
+from py_engine.ad.forward import push_forward
+from py_engine.ad.graph import Part, accumulate, gradients
+from py_engine.ad.ops.record import Op, Shape, as_tensors
+from py_engine.ad.recorded import Layout
+from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor
+from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
+
+__all__ = ["custom_rule", "stop_gradient"]
+
+Function = Callable[..., Any]
+Kind = tuple[Shape, Any]
+
+
+def stop_gradient(x: Any) -> Any:
+    """Return the same values as constants, through which no gradient flows: an array or a container of arrays."""
+    leaves, structure = flatten(x)
+    return unflatten(structure, [ops.stop_gradient(leaf) for leaf in leaves])
+
+
+def custom_rule(
+    function: Function,
+    vjp: Function | None = None,
+    jvp: Function | None = None,
+    infer: Callable[..., tuple[Sequence[int], Any]] | None = None,
+) -> Callable[..., Tensor]:
+    """Return `function` as an op with derivatives of the user's own.
+
+    The function and its rules are called with numpy arrays, and may do anything with them but write to them or keep
+    them: code that the engine does not know (scipy, a C library) is differentiable so, eagerly, in transforms, and
+    as one call of a compiled tape. Second derivatives need rules that work on tensors as well, which is to say that
+    they are written in operators, numpy's functions or `py_engine.ops`.
+
+    Args:
+        function: from arrays to one array.
+        vjp: `vjp(g, y, *inputs)`, from the upstream gradient, the result and the inputs to one gradient per input,
+            of its shape and dtype, or None for zero: a tuple, or the gradient itself if there is one input. Needed
+            by `grad`, `vjp` and `backward()`.
+        jvp: `jvp(tangents, y, *inputs)`, from a tuple of tangents (None for inputs that are not floats) to that of
+            the result. Needed by `jvp` and forward mode.
+        infer: `infer(*inputs)` gives the result's shape and dtype; the inputs have `.shape` and `.dtype`. None finds
+            them in a trace by calling the function on ones.
+
+    Raises:
+        ShapeError: a result has another shape than it should, or there are too many or too few gradients.
+        DTypeError: a result has another dtype than it should.
+        NotDifferentiableError: a derivative is taken whose rule is missing.
+
+    Example:
+        >>> cube = custom_rule(lambda x: x**3, vjp=lambda g, y, x: g * 3 * x**2)
+        >>> grad(lambda x: np.sum(cube(x)))(np.array([1.0, 2.0]))
+        array([ 3., 12.])
+    """
+    rule = _Rule(getattr(function, "__name__", type(function).__name__), function, vjp, jvp, infer)
+
+    def apply(*operands: ArrayLike | Tensor) -> Tensor:
+        for i, x in enumerate(operands):
+            if isinstance(x, (dict, list, tuple)) and any(isinstance(leaf, Tensor) for leaf in flatten(x)[0]):
+                raise ShapeError(f"{rule.label}: input {i} is a container; pass its arrays as inputs of their own")
+        return rule.apply(as_tensors(operands))
+
+    apply.__name__, apply.__doc__ = rule.name, function.__doc__
+    return apply
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Rule:
+    """A function with its derivatives."""
+
+    name: str
+    function: Function
+    vjp: Function | None
+    jvp: Function | None
+    infer: Callable[..., tuple[Sequence[int], Any]] | None
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def label(self) -> str:
+        return f"custom rule {self.name}"
+
+    def apply(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        if STATE.trace.__class__ is list or any(x.data is None for x in inputs):
+            shape, dtype = self._kind(inputs)
+            return CUSTOM.apply(inputs, {"rule": self, "shape": shape, "dtype": dtype})
+        y = self.value([x.numpy() for x in inputs])
+        return _made(CUSTOM, inputs, {"rule": self, "shape": y.shape, "dtype": y.dtype}, y)
+
+    def value(self, arrays: Sequence[Array]) -> Array:
+        with _opaque():
+            y = self.function(*arrays)
+        return _array(y, self.label)
+
+    def _kind(self, inputs: Sequence[Tensor]) -> Kind:
+        if self.infer is not None:
+            shape, dtype = self.infer(*inputs)
+            return tuple(int(n) for n in shape), np.dtype(dtype)
+        try:
+            with np.errstate(all="ignore"):
+                y = self.value([np.ones(x.shape, x.dtype) for x in inputs])
+        except Exception as error:
+            raise TraceError(
+                f"{self.label}: the shape of its result is found by calling it on ones, which failed "
+                f"({type(error).__name__}: {error}); give infer=..., which tells shape and dtype"
+            ) from error
+        return y.shape, y.dtype
+
+    # The rules on arrays ----------------------------------------------------------------------------------
+
+    def pulled(self, asked: Sequence[bool], g: Any, y: Any, *inputs: Any) -> list[Any]:
+        """Return the gradients that are asked for."""
+        if self.vjp is None:
+            raise self.missing("vjp")
+        found = self.vjp(g, y, *inputs)
+        if not isinstance(found, (tuple, list)):
+            found = (found,)
+        if len(found) != len(inputs):
+            raise ShapeError(
+                f"{self.label}: vjp must return one gradient per input, {len(inputs)} in all, but returned {len(found)}"
+            )
+        return [
+            self._checked(f"the gradient of input {i}", part, x)
+            for i, (part, x, wish) in enumerate(zip(found, inputs, asked, strict=True))
+            if wish
+        ]
+
+    def pushed(self, y: Any, tangents: Sequence[Any], *inputs: Any) -> list[Any]:
+        """Return the tangent of the result."""
+        if self.jvp is None:
+            raise self.missing("jvp")
+        return [self._checked("the tangent of the result", self.jvp(tuple(tangents), y, *inputs), y)]
+
+    def _checked(self, what: str, found: Any, like: Any) -> Any:
+        if found is None:
+            return ops.broadcast_to(0.0, like.shape).astype(like.dtype) if isinstance(like, Tensor) else 0
+        if not isinstance(found, Tensor):
+            found = np.asarray(found)
+        if found.shape != like.shape:
+            raise ShapeError(f"{self.label}: {what} must have shape {like.shape}, got {found.shape}")
+        if found.dtype != like.dtype:
+            raise DTypeError(f"{self.label}: {what} must be of {like.dtype}, got {found.dtype}")
+        return found
+
+    def missing(self, which: str) -> NotDifferentiableError:
+        wanted = "a gradient" if which == "vjp" else "a forward-mode derivative"
+        return NotDifferentiableError(f"{self.label}: {wanted} is taken, but there is no rule for it; give {which}=...")
+
+
+@contextmanager
+def _opaque() -> Iterator[None]:
+    """Run code of the user's own, which is not part of any trace."""
+    trace, recording, differentiating = STATE.trace, STATE.recording, STATE.differentiating
+    STATE.trace, STATE.recording, STATE.differentiating = None, False, False
+    try:
+        yield
+    finally:
+        STATE.trace, STATE.recording, STATE.differentiating = trace, recording, differentiating
+
+
+def _array(y: Any, label: str) -> Array:
+    array = y.numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if array.dtype.kind not in "fiub":
+        raise DTypeError(f"{label}: the function must return one array of numbers, got {array.dtype}")
+    return array
+
+
+def _made(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], data: Array) -> Tensor:
+    """Return the result of an op that is computed already."""
+    result = Tensor(data)
+    result.scope = STATE.scope
+    result.requires_grad = STATE.recording and data.dtype in FLOATS and any(x.requires_grad for x in inputs)
+    if result.requires_grad or STATE.trace is not None:
+        result.op, result.inputs, result.attrs = op, inputs, attrs
+    if STATE.trace is not None:
+        STATE.trace.append(result)
+    return result
+
+
+# The function as an op ------------------------------------------------------------------------------------
+
+
+def _infer(*inputs: Tensor, rule: _Rule, shape: Shape, dtype: Any) -> Kind:
+    return shape, dtype
+
+
+def _kernel(*arrays: Array, rule: _Rule, shape: Shape, dtype: Any) -> None:
+    y = rule.value(arrays[:-1])
+    if y.shape != shape or y.dtype != dtype:
+        raise ShapeError(
+            f"{rule.label}: the function returned shape {y.shape} {y.dtype}, but {shape} {dtype} "
+            f"{'is what infer said' if rule.infer else 'when it was tried on ones; give infer=...'}"
+        )
+    np.copyto(arrays[-1], y)
+
+
+def _pull_back(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+    rule: _Rule = node.attrs["rule"]
+    if rule.vjp is None:
+        raise rule.missing("vjp")
+    g = accumulate(parts, node)
+    found: list[Tensor | None] = [None] * len(asked)
+    for dtype in FLOATS:
+        mine = tuple(wish and x.dtype == dtype for wish, x in zip(asked, node.inputs, strict=True))
+        places = [i for i, wish in enumerate(mine) if wish]
+        if places:
+            layout = Layout.of([(node.inputs[i].shape, dtype) for i in places], dtype)
+            vector = DERIVATIVE.apply((g, node, *node.inputs), {"function": _Pulled(rule, mine), "layout": layout})
+            for k, i in enumerate(places):
+                found[i] = layout.tensor(vector, k)
+    return found
+
+
+def _jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, rule: _Rule, **attrs: Any) -> Tensor:
+    if rule.jvp is None:
+        raise rule.missing("jvp")
+    moves = [
+        Tensor(np.zeros(x.shape, x.dtype)) if t is None and x.dtype in FLOATS else t
+        for t, x in zip(tangents, inputs, strict=True)
+    ]
+    layout = Layout.of([(y.shape, y.dtype)], y.dtype)
+    function = _Pushed(rule, tuple(t is not None for t in moves))
+    vector = DERIVATIVE.apply(
+        (y, *inputs, *(t for t in moves if t is not None)), {"function": function, "layout": layout}
+    )
+    return layout.tensor(vector, 0)
+
+
+CUSTOM = Op(
+    "custom",
+    _infer,
+    kernel=_kernel,
+    vjp=_pull_back,
+    joint=True,
+    jvp=_jvp,
+    doc="a function of the user's own, with rules of the user's own",
+)
+
+
+# A rule as an op ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pulled:
+    """The vjp rule as a function of upstream gradient, result and inputs."""
+
+    rule: _Rule
+    asked: tuple[bool, ...]
+
+    def __call__(self, *values: Any) -> list[Any]:
+        return self.rule.pulled(self.asked, *values)
+
+
+@dataclass(frozen=True)
+class _Pushed:
+    """The jvp rule as a function of result, inputs and the tangents of those inputs that have one."""
+
+    rule: _Rule
+    moving: tuple[bool, ...]
+
+    def __call__(self, *values: Any) -> list[Any]:
+        inputs = values[1 : 1 + len(self.moving)]
+        given = iter(values[1 + len(self.moving) :])
+        return self.rule.pushed(values[0], [next(given) if moves else None for moves in self.moving], *inputs)
+
+
+def _infer_derivative(*inputs: Tensor, function: Any, layout: Layout) -> Kind:
+    return (layout.size,), layout.dtype
+
+
+def _compute_derivative(*arrays: Array, function: Any, layout: Layout) -> None:
+    with _opaque():
+        found = function(*arrays[:-1])
+    for place, part in zip(layout.arrays(arrays[-1]), found, strict=True):
+        place[...] = part.numpy() if isinstance(part, Tensor) else part
+
+
+def _on_tensors(
+    node_inputs: Sequence[Tensor], moving: Sequence[bool], function: Any, layout: Layout
+) -> tuple[list[Tensor], Tensor]:
+    """Return inputs that stand for these, and what the rule computes from them, as a graph."""
+    recording, STATE.recording = STATE.recording, True
+    try:
+        own = [ops.identity(x) if moves else x for x, moves in zip(node_inputs, moving, strict=True)]
+        return own, layout.pack([ops.as_tensor(part) for part in function(*own)])
+    except (EngineError, TypeError, AttributeError) as error:
+        raise NotDifferentiableError(
+            f"{function.rule.label}: a second derivative is taken, so its rules must work on tensors, too: write them "
+            f"in operators, numpy's functions or py_engine.ops ({error})"
+        ) from error
+    finally:
+        STATE.recording = recording
+
+
+def _pull_back_derivative(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+    own, vector = _on_tensors(node.inputs, asked, node.attrs["function"], node.attrs["layout"])
+    g = accumulate(parts, node)
+    found = iter(gradients([vector], [g], [x for x, wish in zip(own, asked, strict=True) if wish], through=False))
+    return [next(found) if wish else None for wish in asked]
+
+
+def _push_derivative(
+    tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, function: Any, layout: Layout
+) -> Tensor:
+    own, vector = _on_tensors(inputs, [t is not None for t in tangents], function, layout)
+    (found,) = push_forward([vector], {x: t for x, t in zip(own, tangents, strict=True) if t is not None})
+    return Tensor(np.zeros(y.shape, y.dtype)) if found is None else found
+
+
+DERIVATIVE = Op(
+    "custom_derivative",
+    _infer_derivative,
+    kernel=_compute_derivative,
+    vjp=_pull_back_derivative,
+    joint=True,
+    jvp=_push_derivative,
+    doc="a derivative by a rule of the user's own",
+)
