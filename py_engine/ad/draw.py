@@ -63,8 +63,8 @@ def draw(function: Callable[..., Any], *args: Any, simplified: bool = True) -> S
         simplified: as a compiled function runs it, without repetitions and idle ops; otherwise as it was written.
 
     Returns:
-        An SVG text: inputs are blue, results green, arrays that the function captures grey. Numbers stand in the op that
-        uses them. Write it into a file, or leave it as the last value of a notebook's cell.
+        An SVG text: inputs are blue, results green, arrays that the function captures grey. Numbers stand in the op
+        that uses them. Write it into a file, or leave it as the last value of a notebook's cell.
 
     Raises:
         TraceError: the function branches on a value, or its graph has more than 400 nodes.
@@ -89,7 +89,7 @@ def draw(function: Callable[..., Any], *args: Any, simplified: bool = True) -> S
 def _traced(function: Callable[..., Any], args: Sequence[Any]) -> Graph:
     leaves, structure = flatten(tuple(args))
     arrays = [leaf if isinstance(leaf, Tensor) else np.asarray(leaf) for leaf in leaves]
-    names = ["x" if len(paths(structure)) == 1 else f"x{path}" for path in paths(structure)]
+    names = [f"x{path.removeprefix('[0]') if len(args) == 1 else path}" for path in paths(structure)]
     inputs = [Tensor.symbol(a.shape, a.dtype, name) for a, name in zip(arrays, names, strict=True)]
     with tracing() as nodes:
         outputs, _ = flatten(function(*unflatten(structure, inputs)))
