@@ -7,6 +7,7 @@ other op pushes one tangent after the other and stacks the results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -228,7 +229,7 @@ def _matmul(tangents: Tangents, count: int, y: Tensor, a: Tensor, b: Tensor) -> 
     moved_a, moved_b = tangents
     if moved_a is not None:
         if b.ndim == 2:  # all the rows there are in one product
-            rows = linalg.MATMUL(ops.reshape(moved_a, (moved_a.size // a.shape[-1], a.shape[-1])), b)
+            rows = linalg.MATMUL(ops.reshape(moved_a, (count * math.prod(a.shape[:-1]), a.shape[-1])), b)
             terms.append(ops.reshape(rows, (count, *a.shape[:-1], b.shape[-1])))
         else:
             terms.append(linalg.MATMUL(_aligned(moved_a, y.ndim), b))

@@ -118,25 +118,34 @@ def _check_chunk(name: str, chunk: Any) -> None:
 def _matrix(call: Call, mode: str | None, chunk: int | None) -> Any:
     columns, rows = sum(x.size for x in call.variables), sum(y.size for y in call.outputs)
     longest = max((x.size for x in (*call.variables, *call.outputs)), default=1)
-    at_once = chunk if chunk is not None else max(1, AT_ONCE // max(longest, 1))
     if mode is None:
-        forward = math.ceil(columns / at_once) * PASS + columns * longest
-        mode = "forward" if forward <= rows * (PASS + longest) else "reverse"
+        mode = cheaper(columns, rows, longest, chunk)
     with call.derivative():
-        blocks = _forward(call, at_once) if mode == "forward" else _reverse(call)
+        blocks = _forward(call, chunk or at_once(longest)) if mode == "forward" else _reverse(call)
     shown = iter(call.shown(blocks))
     return unflatten(
         call.structure, [call.in_arguments([next(shown) for _ in call.variables])[0] for _ in call.outputs]
     )
 
 
-def _forward(call: Call, at_once: int) -> list[Tensor]:
+def at_once(longest: int) -> int:
+    """Return how many tangents of arrays of up to this many elements are pushed forward at once."""
+    return max(1, AT_ONCE // max(longest, 1))
+
+
+def cheaper(columns: int, rows: int, longest: int, chunk: int | None) -> str:
+    """Return the mode that costs less for a Jacobian of this size: passes, and the elements that go through them."""
+    forward = math.ceil(columns / (chunk or at_once(longest))) * PASS + columns * longest
+    return "forward" if forward <= rows * (PASS + longest) else "reverse"
+
+
+def _forward(call: Call, chunk: int) -> list[Tensor]:
     """The derivatives of each output by each variable, from columns of the identity matrix pushed forward."""
     ends = np.cumsum([x.size for x in call.variables]).tolist()
     columns = ends[-1] if ends else 0
     passes: list[list[Tensor]] = [[] for _ in call.outputs]
-    for start in range(0, columns, at_once):
-        stop = min(start + at_once, columns)
+    for start in range(0, columns, chunk):
+        stop = min(start + chunk, columns)
         moves = {
             x: _unit_vectors(x, start - (end - x.size), stop - start)
             for x, end in zip(call.variables, ends, strict=True)

@@ -233,7 +233,7 @@ def alike(values: Sequence[Any], tensors: Sequence[Tensor], structure: Structure
         if x.dtype != like.dtype and not isinstance(value, (Tensor, np.ndarray)) and x.dtype.kind in "fiu":
             x = x.astype(like.dtype)
         if x.dtype != like.dtype:
-            raise DTypeError(f"{name}{paths(structure)[k]}: expected {like.dtype}, got {_described(value, x.dtype)}")
+            raise DTypeError(f"{name}{paths(structure)[k]}: expected {like.dtype}, got {_called(value, x.dtype)}")
         if x.shape != like.shape:
             raise ShapeError(f"{name}{paths(structure)[k]}: expected shape {like.shape}, got {x.shape}")
         result.append(x if isinstance(x, Tensor) else Tensor(x))
@@ -360,7 +360,7 @@ def _variable(name: str, leaf: Any, argument: int, k: int, structure: Structure)
     if x.dtype not in FLOATS:
         path = paths(structure)[k]
         place = f"argument {argument}, {path}," if path else f"argument {argument}"
-        raise NotDifferentiableError(f"{name}: {place} is {_described(leaf, x.dtype)}{_advice(x.dtype)}")
+        raise NotDifferentiableError(f"{name}: {place} is of {_called(leaf, x.dtype)}{_advice(x.dtype)}")
     if isinstance(x, Tensor):
         if x.requires_grad or x.data is None:
             return ops.identity(x)  # a new node: the tensor outside keeps its own place in the graph
@@ -368,9 +368,9 @@ def _variable(name: str, leaf: Any, argument: int, k: int, structure: Structure)
     return Tensor(x, requires_grad=True)
 
 
-def _described(leaf: Any, dtype: np.dtype[Any]) -> str:
-    """Say what something is: by its dtype if it is made of numbers, else by its type."""
-    return f"of {dtype}" if dtype.kind in "biufc" else f"of type {type(leaf).__name__}"
+def _called(leaf: Any, dtype: np.dtype[Any]) -> str:
+    """Name what something is: by its dtype if it is made of numbers, else by its type."""
+    return str(dtype) if dtype.kind in "biufc" else f"type {type(leaf).__name__}"
 
 
 def _advice(dtype: np.dtype[Any]) -> str:
@@ -398,6 +398,6 @@ def results(name: str, result: Any) -> tuple[list[Tensor], Structure]:
         if x.dtype not in FLOATS and not whole:
             path = paths(structure)[k]
             place = f"the function's result, {path}," if path else "the function's result"
-            raise NotDifferentiableError(f"{name}: {place} is {_described(leaf, x.dtype)}{_advice(x.dtype)}")
+            raise NotDifferentiableError(f"{name}: {place} is of {_called(leaf, x.dtype)}{_advice(x.dtype)}")
         outputs.append(ops.as_tensor(leaf))
     return outputs, structure

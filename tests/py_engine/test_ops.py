@@ -20,6 +20,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, gradcheck, ops
+from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import gradients
 from py_engine.ad.tensor import FLOATS
 from py_engine.errors import GradientCheckError
@@ -557,6 +558,25 @@ def test_jvp_is_the_transpose_of_vjp(line, example, rng):
                 assert pulled.dtype == node.inputs[i].dtype
                 back += np.sum(pulled.numpy() * tangents[i].numpy())  # the tangent broadcasts as the input did
             np.testing.assert_allclose(there, back, rtol=1e-10, atol=1e-12, err_msg=node.op.name)
+
+
+@examples(DIFFERENTIABLE)
+def test_many_tangents_at_once_are_the_same_as_one_after_the_other(line, example, rng):
+    for node in recorded_nodes(line, example, rng):
+        if not node.op.differentiable or node.op.joint:
+            continue
+        moving = [i for i, x in enumerate(node.inputs) if x.dtype in FLOATS and node.op.rule(i) is not None]
+        for only in [moving, *([i] for i in moving)]:
+            inputs = [Tensor(x.numpy(), requires_grad=i in only) for i, x in enumerate(node.inputs)]
+            y = node.op.apply(tuple(inputs), node.attrs)
+            moves = {inputs[i]: Tensor(rng.standard_normal((3, *inputs[i].shape))) for i in only}
+            (together,) = push_forward([y], moves, 3)
+            for k in range(3):
+                (alone,) = push_forward([y], {x: Tensor(np.asarray(t.numpy()[k])) for x, t in moves.items()})
+                assert together.shape == (3, *y.shape) and alone.shape == y.shape and together.dtype == y.dtype
+                np.testing.assert_allclose(
+                    together.numpy()[k], alone.numpy(), rtol=1e-10, atol=1e-12, err_msg=node.op.name
+                )
 
 
 # A wrong factor changes nothing where the derivative is 0, and the runtime assembles gradients of slices by itself.

@@ -1,13 +1,17 @@
-"""grad, value_and_grad and compile: arguments, nesting, what comes back, and mistakes."""
+"""grad, value_and_grad, vjp, jvp and compile: arguments, containers, nesting, what comes back, and mistakes."""
 
 from __future__ import annotations
+
+import doctest
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.errors import NotDifferentiableError, ShapeError
+from py_engine.ad import transforms
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
 
@@ -203,6 +207,339 @@ def test_a_failure_leaves_nothing_behind():
             pe.grad(broken)(1.0)
         assert not (pe.tensor(1.0, requires_grad=True) * 2).requires_grad
     assert type(pe.grad(lambda x: x * x)(3.0)) is np.ndarray
+
+
+# Containers -----------------------------------------------------------------------------------------------
+
+
+class Layer(NamedTuple):
+    weight: object
+    bias: object
+
+
+def network():
+    rng = np.random.default_rng(3)
+    layers = [Layer(rng.standard_normal((3, 4)), rng.standard_normal(4)), Layer(rng.standard_normal((4, 2)), 0.5)]
+    return {"layers": layers, "scale": (np.array(2.0), None)}
+
+
+def energy(parameters, x):
+    for layer in parameters["layers"]:
+        x = np.tanh(x @ layer.weight + layer.bias)
+    return np.sum(parameters["scale"][0] * x**2)
+
+
+def test_gradients_have_the_structure_of_the_argument(torch):
+    parameters, x = network(), np.array([[0.3, -0.2, 0.9]])
+    value, found = pe.value_and_grad(energy)(parameters, x)
+    assert type(found) is dict and list(found) == ["layers", "scale"]
+    assert type(found["layers"]) is list and [type(layer) for layer in found["layers"]] == [Layer, Layer]
+    assert type(found["scale"]) is tuple and found["scale"][1] is None
+
+    flat = [parameters["layers"][0].weight, *parameters["layers"][0][1:], *parameters["layers"][1], 2.0]
+    variables = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in flat]
+    y = torch.tanh(torch.tensor(x) @ variables[0] + variables[1])
+    expected = torch.sum(variables[4] * torch.tanh(y @ variables[2] + variables[3]) ** 2)
+    expected.backward()
+    assert value == pytest.approx(expected.item(), rel=1e-12)
+    for ours, theirs in zip([*found["layers"][0], *found["layers"][1], found["scale"][0]], variables, strict=True):
+        assert type(ours) is np.ndarray
+        np.testing.assert_allclose(ours, theirs.grad.numpy(), rtol=1e-12)
+
+
+def test_containers_and_arrays_side_by_side():
+    f = pe.grad(lambda p, x, q: p["a"] * np.sum(x) * q[0], (2, 1, 0))
+    gq, gx, gp = f({"a": 2.0}, np.ones(2), [3.0])
+    assert gp == {"a": 6} and gq == [4]
+    np.testing.assert_array_equal(gx, [6, 6])
+
+
+def test_containers_in_nested_gradients():
+    f = pe.grad(lambda p: np.sum(pe.grad(lambda p: np.sum(p["x"] ** 3 * p["y"]))(p)["x"]))
+    found = f({"x": np.array([1.0, 2.0]), "y": 2.0})
+    np.testing.assert_allclose(found["x"], [12, 24])
+    np.testing.assert_allclose(found["y"], 15)
+
+
+def test_a_container_without_leaves_has_a_gradient_of_its_own_kind():
+    assert pe.grad(lambda p, x: x, (0, 1))({"none": None, "empty": []}, 1.0) == ({"none": None, "empty": []}, 1)
+
+
+# Products with the Jacobian -------------------------------------------------------------------------------
+
+
+def test_vjp_and_jvp_are_products_with_the_matrix_of_a_linear_function(rng):
+    a, x, u, v = rng.standard_normal((4, 3)), *(rng.standard_normal(n) for n in (3, 4, 3))
+    y, pullback = pe.vjp(lambda x: a @ x, x)
+    np.testing.assert_allclose(y, a @ x)
+    np.testing.assert_allclose(pullback(u)[0], a.T @ u)
+    np.testing.assert_allclose(pullback(2 * u)[0], 2 * a.T @ u)
+    y, tangent = pe.jvp(lambda x: a @ x, (x,), (v,))
+    np.testing.assert_allclose(y, a @ x)
+    np.testing.assert_allclose(tangent, a @ v)
+
+
+def swirl(p, x):
+    return {"sine": np.sin(p["a"] * x), "pair": [np.sum(x), (p["b"] * p["a"],)]}
+
+
+def test_vjp_and_jvp_agree_over_containers(rng):
+    p, x = {"a": rng.standard_normal(3), "b": 0.5}, rng.standard_normal((2, 3))
+    dp, dx = {"a": rng.standard_normal(3), "b": rng.standard_normal()}, rng.standard_normal((2, 3))
+    y, tangent = pe.jvp(swirl, (p, x), (dp, dx))
+    again, pullback = pe.vjp(swirl, p, x)
+    for found in (y, again, tangent):
+        assert list(found) == ["sine", "pair"] and type(found["pair"]) is list and type(found["pair"][1]) is tuple
+        assert found["sine"].shape == (2, 3) and found["pair"][0].shape == () and found["pair"][1][0].shape == (3,)
+    seed = {"pair": [0.7, (rng.standard_normal(3),)], "sine": rng.standard_normal((2, 3))}
+    gp, gx = pullback(seed)
+    there = (
+        np.sum(seed["sine"] * tangent["sine"]) + 0.7 * tangent["pair"][0] + seed["pair"][1][0] @ tangent["pair"][1][0]
+    )
+    np.testing.assert_allclose(there, gp["a"] @ dp["a"] + gp["b"] * dp["b"] + np.sum(gx * dx), rtol=1e-12)
+
+
+def test_an_argument_without_a_tangent_stays_and_may_be_anything():
+    y, tangent = pe.jvp(lambda x, n, name: x**n if name == "power" else x, (3.0, 2, "power"), (1.0, None, None))
+    assert (y, tangent) == (9, 6)
+
+
+def test_what_does_not_move_has_tangent_zero_and_what_is_not_used_gradient_zero():
+    _, tangent = pe.jvp(lambda x: (x, np.ones(2), 3), (1.0,), (1.0,))
+    np.testing.assert_array_equal(tangent[1], [0, 0])
+    assert tangent[0] == 1 and tangent[2] == 0
+    _, pullback = pe.vjp(lambda x, y: x * 2, 1.0, np.ones(3, np.float32))
+    gx, gy = pullback(1.0)
+    assert gx == 2 and gy.dtype == np.float32
+    np.testing.assert_array_equal(gy, np.zeros(3))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_keep_the_dtype_and_numbers_take_it(dtype):
+    x = np.ones((2, 3), dtype)
+    y, tangent = pe.jvp(lambda x: np.tanh(x) * 2, (x,), ([[1, 2, 3], [0.5, 0, 0]],))
+    assert y.dtype == tangent.dtype == dtype
+    _, pullback = pe.vjp(lambda x: np.sum(np.tanh(x)), x)
+    assert pullback(1)[0].dtype == dtype
+
+
+def test_only_a_broadcast_argument_moves():
+    x, b = np.ones((2, 3)), np.arange(3.0)
+    _, tangent = pe.jvp(lambda b: x + b, (b,), (b,))
+    np.testing.assert_array_equal(tangent, [b, b])
+
+
+def test_arrays_come_back_as_arrays_and_tensors_as_tensors():
+    y, pullback = pe.vjp(np.sin, np.ones(2))
+    assert type(y) is np.ndarray and type(pullback(np.ones(2))[0]) is np.ndarray
+    assert type(pullback(pe.tensor([1.0, 1.0]))[0]) is Tensor
+    assert [type(found) for found in pe.jvp(np.sin, (np.ones(2),), (np.ones(2),))] == [np.ndarray, np.ndarray]
+    assert [type(found) for found in pe.jvp(np.sin, (pe.tensor([1.0]),), (np.ones(1),))] == [Tensor, Tensor]
+    assert [type(found) for found in pe.jvp(np.sin, (np.ones(1),), (pe.tensor([1.0]),))] == [Tensor, Tensor]
+
+
+def test_results_belong_to_the_caller():
+    x, seed = np.ones(3), np.full(3, 2.0)
+    y, pullback = pe.vjp(lambda x: x, x)
+    y += 1
+    pullback(seed)[0][...] = 7
+    pe.grad(np.sum)(x)[...] = 5
+    pe.jvp(lambda x: x.reshape(3, 1), (x,), (seed,))[1][...] = 9
+    np.testing.assert_array_equal(x, np.ones(3))
+    np.testing.assert_array_equal(seed, np.full(3, 2.0))
+
+
+def test_a_pullback_of_tensors_can_be_differentiated():
+    x, w = (pe.tensor([a, a + 1], requires_grad=True) for a in (1.0, 3.0))
+    _, pullback = pe.vjp(lambda x: w * x**3, x)
+    np.sum(pullback(np.ones(2))[0]).backward()
+    np.testing.assert_allclose(x.grad, 6 * w.numpy() * x.numpy())
+    np.testing.assert_allclose(w.grad, 3 * x.numpy() ** 2)
+
+
+# Any order, either way ------------------------------------------------------------------------------------
+
+
+def forward(f):
+    return lambda x: pe.jvp(f, (x,), (1.0,))[1]
+
+
+def pulled(f):
+    return lambda x: pe.vjp(f, x)[1](1.0)[0]
+
+
+ELEMENTARY = {
+    "exp": (np.exp, lambda x: np.exp(x)),
+    "log": (np.log, lambda x: 2 / x**3),
+    "sin": (np.sin, lambda x: -np.cos(x)),
+    "cos": (np.cos, lambda x: np.sin(x)),
+    "tan": (np.tan, lambda x: 2 * (1 + np.tan(x) ** 2) * (1 + 3 * np.tan(x) ** 2)),
+    "sinh": (np.sinh, lambda x: np.cosh(x)),
+    "cosh": (np.cosh, lambda x: np.sinh(x)),
+    "tanh": (np.tanh, lambda x: -2 * (1 - np.tanh(x) ** 2) * (1 - 3 * np.tanh(x) ** 2)),
+    "arcsin": (np.arcsin, lambda x: (1 + 2 * x**2) / (1 - x**2) ** 2.5),
+    "arccos": (np.arccos, lambda x: -(1 + 2 * x**2) / (1 - x**2) ** 2.5),
+    "arctan": (np.arctan, lambda x: (6 * x**2 - 2) / (1 + x**2) ** 3),
+    "sqrt": (np.sqrt, lambda x: 0.375 * x**-2.5),
+    "expm1": (np.expm1, lambda x: np.exp(x)),
+    "log1p": (np.log1p, lambda x: 2 / (1 + x) ** 3),
+    "reciprocal": (np.reciprocal, lambda x: -6 / x**4),
+    "power": (lambda x: x**2.5, lambda x: 1.875 * x**-0.5),
+    "cube": (lambda x: x * x * x, lambda x: 6.0),
+    "exponential": (lambda x: 3.0**x, lambda x: np.log(3) ** 3 * 3**x),
+    "sigmoid": (ops.sigmoid, lambda x: (lambda s: s * (1 - s) * (1 - 6 * s + 6 * s * s))(1 / (1 + np.exp(-x)))),
+    "softplus": (ops.softplus, lambda x: (lambda s: s * (1 - s) * (1 - 2 * s))(1 / (1 + np.exp(-x)))),
+}
+WAYS = {"r": pe.grad, "f": forward, "p": pulled}
+
+
+@both
+@pytest.mark.parametrize("ways", ["rrr", "fff", "frr", "rfr", "rrf", "ffr", "frf", "rff", "pfp", "fpf"])
+@pytest.mark.parametrize("name", ELEMENTARY)
+def test_third_derivatives_of_elementary_functions(name, ways, run):
+    function, third = ELEMENTARY[name]
+    for way in ways:
+        function = WAYS[way](function)
+    np.testing.assert_allclose(run(function)(0.6), third(0.6), rtol=1e-11)
+
+
+@both
+def test_forward_mode_does_not_confuse_an_inner_variable_with_the_outer_one(run):
+    # d/dx (x d/dy (x + y)) = 1, and 2 where the two variables are mixed up.
+    for outer in WAYS.values():
+        for inner in WAYS.values():
+            assert run(outer(lambda x, inner=inner: x * inner(lambda y: x + y)(1.0)))(3.0) == 1
+            assert run(outer(lambda x, inner=inner: x * inner(lambda y: x * y)(x)))(3.0) == 6
+
+
+@both
+def test_a_tangent_is_differentiated_by_like_an_argument(run):
+    # d/dv of the directional derivative along v is the gradient.
+    x = np.array([0.3, 0.8])
+    along = pe.grad(lambda v: pe.jvp(lambda x: np.sum(np.sin(x) * x[::-1]), (x,), (v,))[1])
+    np.testing.assert_allclose(run(along)(np.ones(2)), np.cos(x) * x[::-1] + np.sin(x[::-1]), rtol=1e-12)
+
+
+def test_a_seed_is_differentiated_by_like_an_argument():
+    _, pullback = pe.vjp(lambda x: x**2, np.array([1.0, 2.0]))
+    found = pe.grad(lambda u: np.sum(pullback(u)[0] * np.array([1.0, 10.0])))(np.ones(2))
+    np.testing.assert_allclose(found, [2, 40])
+
+
+# Mistakes -------------------------------------------------------------------------------------------------
+
+
+def test_the_place_of_what_has_no_derivative_is_named():
+    leaf = "has no derivative; use a float32 or float64 array"
+    for value, message in [
+        ({"layers": [1.0, np.arange(3)]}, rf"grad: argument 1, \['layers'\]\[1\], is of int64, which {leaf}"),
+        (Layer(1.0, "zero"), rf"grad: argument 1, \.bias, is of type str, which {leaf}"),
+        ([1.0, object()], rf"grad: argument 1, \[1\], is of type object, which {leaf}"),
+        ({1: True}, rf"grad: argument 1, \[1\], is of bool, which {leaf}"),
+        (np.float16(1), rf"grad: argument 1 is of float16, which {leaf}"),
+        (np.array(["a"]), rf"grad: argument 1 is of type ndarray, which {leaf}"),
+        (3, rf"grad: argument 1 is of int64, which {leaf}"),
+    ]:
+        with pytest.raises(NotDifferentiableError, match=message):
+            pe.grad(lambda x, y: x, 1)(1.0, value)
+
+
+def test_complex_numbers_are_refused():
+    message = r"argument 0 is of complex128, and only real numbers .* pass real and imaginary parts separately"
+    for z in (1j, np.ones(2) * 1j, [1.0, 2j]):
+        with pytest.raises(NotDifferentiableError, match=message.replace("0 is", r"0(, \[1\],)? is")):
+            pe.grad(lambda x: x)(z)
+    with pytest.raises(NotDifferentiableError, match=message.replace("argument 0 is", "the function's result is")):
+        pe.grad(lambda x: np.array(1j))(1.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ("one", "the function's result is of type str"),
+        (np.arange(3), "the function's result is of int64"),
+        ({"y": [1.0, object()]}, r"the function's result, \['y'\]\[1\], is of type object"),
+    ],
+)
+def test_results_without_a_derivative_are_refused(result, message):
+    for transform in (pe.grad(lambda x: result), lambda x: pe.vjp(lambda x: result, x)):
+        with pytest.raises(NotDifferentiableError, match=message):
+            transform(1.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "found"), [(lambda x: (x, x), "a tuple of 2"), (lambda x: {"y": x}, "a dict with the keys 'y'")]
+)
+def test_a_container_is_no_scalar(result, found):
+    with pytest.raises(ShapeError, match=rf"the function must return a scalar, got {found}; use vjp\(\) or jacobian"):
+        pe.grad(result)(1.0)
+
+
+def test_a_function_must_return_something():
+    for transform in (pe.grad(lambda x: None), lambda x: pe.jvp(lambda x: [], (x,), (x,))):
+        with pytest.raises(ShapeError, match=r"the function must return arrays, got (None|a list of 0)"):
+            transform(1.0)
+
+
+def test_a_function_is_expected():
+    for transform in (pe.grad, pe.value_and_grad, pe.vjp, lambda f: pe.jvp(f, (1.0,), (1.0,))):
+        with pytest.raises(ConfigurationError, match="expected a function first, got float; give the function itself"):
+            transform(1.0)
+
+
+@pytest.mark.parametrize("argnums", ["x", 1.0, (0, None), True])
+def test_argnums_are_integers(argnums):
+    with pytest.raises(ConfigurationError, match="argnums must be an integer or integers, got"):
+        pe.grad(lambda x: x, argnums)
+
+
+@pytest.mark.parametrize(
+    ("tangent", "error", "message"),
+    [
+        ({"x": np.ones(2), "y": 1.0}, ShapeError, r"argument 0\['x'\]: expected shape \(3,\), got \(2,\)"),
+        ({"x": np.ones(3)}, ShapeError, r"argument 0: expected a dict with the keys 'x', 'y', got a dict with the"),
+        ({"x": np.ones(3), "y": [1.0]}, ShapeError, r"argument 0\['y'\]: expected shape \(\), got \(1,\)"),
+        ({"x": np.ones(3, np.float32), "y": 1.0}, DTypeError, r"argument 0\['x'\]: expected float64, got float32"),
+        ({"x": np.ones(3), "y": 1j}, DTypeError, r"argument 0\['y'\]: expected float64, got complex128"),
+        ({"x": np.ones(3), "y": "up"}, DTypeError, r"argument 0\['y'\]: expected float64, got type str"),
+        (np.ones(3), ShapeError, r"argument 0: expected a dict with the keys 'x', 'y', got one leaf \(ndarray\)"),
+    ],
+)
+def test_a_tangent_must_fit_its_argument(tangent, error, message):
+    with pytest.raises(error, match=f"jvp: the tangent of {message}"):
+        pe.jvp(lambda p: p["x"] * p["y"], ({"x": np.ones(3), "y": 2.0},), (tangent,))
+
+
+def test_a_seed_must_fit_the_result():
+    _, pullback = pe.vjp(lambda x: (x, [np.sum(x)]), np.ones(3))
+    with pytest.raises(ShapeError, match=r"vjp: the seed: expected a tuple of 2, got one leaf \(ndarray\)"):
+        pullback(np.ones(3))
+    with pytest.raises(ShapeError, match=r"vjp: the seed\[1\]\[0\]: expected shape \(\), got \(3,\)"):
+        pullback((np.ones(3), [np.ones(3)]))
+    with pytest.raises(DTypeError, match=r"vjp: the seed\[0\]: expected float64, got float32"):
+        pullback((np.ones(3, np.float32), [1.0]))
+
+
+def test_arguments_and_tangents_come_in_tuples():
+    with pytest.raises(
+        ConfigurationError, match=r"args must be a tuple .* got ndarray; write jvp\(f, \(x,\), \(v,\)\)"
+    ):
+        pe.jvp(np.sin, np.ones(2), np.ones(2))
+    with pytest.raises(ConfigurationError, match="tangents must be a tuple"):
+        pe.jvp(np.sin, (1.0,), 1.0)
+    with pytest.raises(ShapeError, match="expected a tangent for each of the 1 arguments, got 2"):
+        pe.jvp(np.sin, (1.0,), (1.0, 1.0))
+
+
+def test_integers_are_refused_by_vjp_and_jvp_too():
+    with pytest.raises(NotDifferentiableError, match="vjp: argument 1 is of int64"):
+        pe.vjp(lambda x, i: x, 1.0, np.arange(2))
+    with pytest.raises(NotDifferentiableError, match=r"jvp: argument 0, \[0\], is of int64"):
+        pe.jvp(lambda x: x[0], ([np.arange(2)],), ([np.arange(2)],))
+
+
+def test_the_examples_are_true():
+    assert doctest.testmod(transforms, extraglobs={"np": np}).failed == 0
 
 
 # compile --------------------------------------------------------------------------------------------------
