@@ -1,5 +1,8 @@
 """Random programs of many ops: eager, compiled and PyTorch agree on values, gradients and gradients of gradients.
 
+Forward mode is held against reverse mode on thousands of programs, and both against PyTorch and finite differences on
+some hundreds.
+
 The shapes are such that everything the planner does happens: views of views, parts computed in their places, memory
 taken over, gradients of overlapping slices.
 """
@@ -12,7 +15,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, assume, given, note, settings
 from hypothesis import strategies as st
 
 import py_engine as pe
@@ -228,17 +231,27 @@ class Program:
         rng = np.random.default_rng(self.seed)
         return [rng.standard_normal(shape) for shape in self.shapes]
 
+    def directions(self) -> list[np.ndarray]:
+        """A tangent, or a weight, for every element of the inputs."""
+        return [np.cos(np.arange(int(np.prod(shape)))).reshape(shape) for shape in self.shapes]
+
     def ours(self, *inputs: Any) -> Any:
-        return self._run(inputs, lambda step: step.ours, np.sum)
+        return self._sum(self.values(*inputs), np.sum)
 
     def torch(self, torch: Any, *inputs: Any) -> Any:
-        return self._run(inputs, lambda step: lambda *a, **k: step.torch(torch, *a, **k), torch.sum)
+        return self._sum(self._run(inputs, lambda step: lambda *a, **k: step.torch(torch, *a, **k)), torch.sum)
 
-    def _run(self, inputs, library, total):
+    def values(self, *inputs: Any) -> list[Any]:
+        return self._run(inputs, lambda step: step.ours)
+
+    def _run(self, inputs, library):
         values = list(inputs)
         for name, operands, attrs in self.steps:
             values.append(library(INSTRUCTIONS[name])(*(values[k] for k in operands), **attrs))
-        return sum(total(values[n] * (values[n] - 0.3 * k)) for k, n in enumerate(self.results))
+        return [values[n] for n in self.results]
+
+    def _sum(self, values, total):
+        return sum(total(value * (value - 0.3 * k)) for k, value in enumerate(values))
 
     def __str__(self) -> str:
         lines = [f"v{k}: input {shape}" for k, shape in enumerate(self.shapes)]
@@ -274,7 +287,9 @@ def assert_close(ours, theirs, what):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11 * scale, err_msg=what)
 
 
-many_draws = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+many_draws = settings(max_examples=300, suppress_health_check=slow)
+thousands_of_draws = settings(max_examples=2000, suppress_health_check=slow)
 
 
 @many_draws
@@ -328,7 +343,7 @@ def test_techniques_do_not_change_results(program, switched):
 def test_gradients_of_gradients_agree(torch, program):
     note(str(program))
     inputs = program.inputs()
-    weights = [np.cos(np.arange(a.size)).reshape(a.shape) for a in inputs]
+    weights = program.directions()
     everything = range(len(inputs))
 
     def projected(*operands):
@@ -345,3 +360,75 @@ def test_gradients_of_gradients_agree(torch, program):
     expected = [g.detach().numpy() for g in second]
     assert_close(pe.grad(projected, everything)(*inputs), expected, "eager")
     assert_close(pe.compile(pe.grad(projected, everything))(*inputs), expected, "compiled")
+
+    def along(*operands):
+        return pe.jvp(program.ours, operands, weights)[1]
+
+    # The Hessian is symmetric: its product with the weights is the same in all orders of the two modes.
+    assert_close(pe.hvp(lambda x: program.ours(*x), inputs, weights), expected, "forward over reverse")
+    assert_close(pe.grad(along, everything)(*inputs), expected, "reverse over forward")
+
+
+# Forward mode ---------------------------------------------------------------------------------------------
+
+
+@thousands_of_draws
+@given(programs())
+def test_jvp_is_consistent_with_vjp(program):
+    note(str(program))
+    inputs, tangents = program.inputs(), program.directions()
+    values, moved = pe.jvp(program.values, inputs, tangents)
+    again, pullback = pe.vjp(program.values, *inputs)
+    seeds = [np.sin(1.0 + np.arange(value.size)).reshape(value.shape) for value in values]
+    pulled = pullback(seeds)
+    for one, other in zip(values, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    there = [float(np.sum(seed * t)) for seed, t in zip(seeds, moved, strict=True)]
+    back = [float(np.sum(g * t)) for g, t in zip(pulled, tangents, strict=True)]
+    scale = 1 + sum(map(abs, there)) + sum(map(abs, back))
+    assert abs(sum(there) - sum(back)) <= 1e-11 * scale, (there, back)
+
+
+@many_draws
+@given(programs(), st.integers(1, 40))
+def test_many_tangents_at_once_are_the_rows_of_the_reverse_mode(program, chunk):
+    note(str(program))
+    inputs, weights = program.inputs(), program.directions()
+    blocks = pe.jacobian(lambda x: program.values(*x), inputs, mode="forward", chunk=chunk)
+    values, pullback = pe.vjp(program.values, *inputs)
+    seeds = [np.sin(1.0 + np.arange(value.size)).reshape(value.shape) for value in values]
+    rows = [
+        sum(np.tensordot(seed, block[i], seed.ndim) for seed, block in zip(seeds, blocks, strict=True))
+        for i in range(len(inputs))
+    ]
+    assert_close(rows, pullback(seeds), f"{chunk} at once")
+    moved = pe.compile(lambda *x: pe.jvp(program.values, x, weights)[1])(*inputs)
+    columns = [sum(np.tensordot(b, w, w.ndim) for b, w in zip(row, weights, strict=True)) for row in blocks]
+    assert_close(moved, columns, "compiled")
+
+
+@many_draws
+@given(programs())
+def test_forward_mode_agrees_with_torch_and_finite_differences(torch, program):
+    note(str(program))
+    inputs, tangents = program.inputs(), program.directions()
+    _, moved = pe.jvp(program.ours, inputs, tangents)
+
+    variables = [torch.tensor(a, requires_grad=True) for a in inputs]
+    gradients = torch.autograd.grad(program.torch(torch, *variables), variables, materialize_grads=True)
+    expected = sum(float(torch.sum(g * torch.tensor(t))) for g, t in zip(gradients, tangents, strict=True))
+    assert_close([moved], [expected], "torch")
+    if any(name == "detach" for name, _, _ in program.steps):
+        return  # what is taken as a constant moves all the same
+
+    def difference(h):
+        ahead, behind = (
+            program.ours(*(pe.Tensor(np.asarray(a + s * t)) for a, t in zip(inputs, tangents, strict=True))).item()
+            for s in (h, -h)
+        )
+        return (ahead - behind) / (2 * h)
+
+    coarse, fine = difference(2e-4), difference(1e-4)
+    scale = 1 + abs(fine)
+    assume(abs(coarse - fine) < 1e-4 * scale)  # no kink and no jump in between
+    assert abs(moved - (4 * fine - coarse) / 3) < 1e-6 * scale
