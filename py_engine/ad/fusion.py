@@ -1,15 +1,17 @@
 """The technique `fuse`: a convolution whose result is pooled becomes a chain of few calls over long pieces of memory.
 
-    max_pool(relu(conv(x, weight) + bias))  =  relu(max(phases of conv(x, weight)) + bias)
+    max_pool(relu(conv(x, weight) + bias))  =  relu(max(phases of conv(x, weight) + bias))
 
-Both sides are equal to the last bit of the maximum: adding a number and relu keep the order of numbers. On the right,
-bias and relu work on what the pool leaves over, and the phases (for each place in a pooling window, the results that
-stand there) come out of the matrix product itself, in either of two ways:
+Both sides are equal to the last bit of the maximum, and its place is the same where the gradient is not zero: relu
+keeps the order of numbers. Adding a number does, too, but its rounding makes equals of numbers that are nearly so, and
+the first of equals has the gradient: the bias is added before. On the right, relu works on what the pool leaves over,
+and the phases (for each place in a pooling window, the results that stand there) come out of the matrix product itself,
+in either of two ways:
 
 - *wide kernels*: the columns hold the whole field that one pooling window sees, and the matrix holds the kernel once
   for each place of the window, with zeros around it. Fewer columns, more products; best for small windows.
-- *shifted sums*: one product gives each kernel place's share at every position; they are added up, each moved by its
-  place. The product reads x as rows of channels, where it lies so already (an embedding) without a copy. It is for
+- *sliding kernels*: x is read as rows of channels, where it lies so already (an embedding) without a copy; what the
+  kernel sees at one place is then one piece of memory, and every kernel-th of these pieces a row of a matrix. It is for
   kernels that move along one axis; any other axis they cover whole, like channels.
 
 What is least work is chosen, by an estimate of products and of elements moved; op after op where that is least.
@@ -99,10 +101,10 @@ def _rewritten(chain: Chain) -> Tensor:
     way = _way(chain)
     assert way is not None
     phases = way(chain.conv, chain.pool)
-    y = ops.PHASE_MAX(phases)
     samples, filters, *counts = chain.pool.shape
     if chain.bias is not None:
-        y = y + ops.reshape(chain.bias, (filters, *(1,) * (y.ndim - 1)))
+        phases = ops.BIASED(phases, ops.reshape(chain.bias, (filters,)))
+    y = ops.PHASE_MAX(phases)
     if chain.relu:
         y = ops.relu(y)
     y = ops.reshape(y, (filters, samples, *counts))
@@ -135,7 +137,7 @@ def _ways(chain: Chain) -> list[tuple[int, Way | None]]:
     if axis is not None and pool.attrs["stride"][axis] >= window[axis]:
         shares = filters * kernel[axis] * x.shape[2 + axis]
         depth = channels * math.prod(kernel) // kernel[axis]
-        ways.append((work(shares * depth, shares + 2 * phases), _shifted_sums))
+        ways.append((work(shares * depth, shares + 2 * phases), _sliding_kernels))
     return ways
 
 
@@ -159,7 +161,7 @@ def _wide_kernels(conv: Tensor, pool: Tensor) -> Tensor:
     return ops.reshape(product, (math.prod(window), filters, product.shape[1]))
 
 
-def _shifted_sums(conv: Tensor, pool: Tensor) -> Tensor:
+def _sliding_kernels(conv: Tensor, pool: Tensor) -> Tensor:
     x, weight = conv.inputs
     axis = _moving_axis(conv)
     assert axis is not None
@@ -170,9 +172,8 @@ def _shifted_sums(conv: Tensor, pool: Tensor) -> Tensor:
     channels = math.prod(x.shape[k] for k in others)
     rows = ops.reshape(ops.transpose(x, (0, spatial, *others)), (samples * length, channels))
     by_place = ops.reshape(ops.transpose(weight, (spatial, 0, *others)), (kernel * filters, channels))
-    shares = ops.MATMUL(by_place, ops.transpose(rows))
     window, stride = pool.attrs["window"][axis], pool.attrs["stride"][axis]
-    return ops.SHIFTED(shares, kernel=kernel, dilation=1, samples=samples, window=window, stride=stride)
+    return ops.SLIDING(rows, by_place, kernel=kernel, samples=samples, window=window, stride=stride)
 
 
 @lru_cache(maxsize=64)

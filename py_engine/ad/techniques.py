@@ -22,12 +22,14 @@ class Techniques:
         views: slices, reshapes and transposes are views (`@views`); off: they are copied.
         place_parts: the parts of a concatenation, and the gradients of slices, are computed in their place in
             the whole; off: they are copied there.
+        straight_line: functions of single numbers run as generated straight-line Python on floats; off: as calls of
+            numpy.
         simplify: merge equal subexpressions and drop needless ops (one graph for forward and backward).
         fused_loss: softmax cross-entropy and its gradient as two fused ops on integer labels (stable softmax,
             sparse one-hot labels); off: log_softmax times one-hot rows.
         fuse: convolution, bias, relu and max-pooling as one chain of few calls: the pooling is made ready by the
-            matrix product of the convolution, and bias and relu, which commute with it, come after it, where there
-            is less to do; off: op after op.
+            matrix product of the convolution, and relu, which commutes with it, comes after it, where there is less
+            to do; off: op after op.
         batched: a mini-batch is one pass (vectorisation by matrices); off: one pass per sample, gradients
             accumulated.
         flat_parameters: one optimizer loop over one vector of all parameters; off: one per tensor.
@@ -41,6 +43,7 @@ class Techniques:
     in_place: bool = True
     views: bool = True
     place_parts: bool = True
+    straight_line: bool = True
     simplify: bool = True
     fused_loss: bool = True
     fuse: bool = True

@@ -103,16 +103,16 @@ def names(function, *shapes):
     return compiled(function, [np.random.default_rng(1).standard_normal(s) for s in shapes], fused=True)[1]
 
 
-def test_small_windows_take_wide_kernels_and_long_ones_shifted_sums():
+def test_small_windows_take_wide_kernels_and_long_ones_sliding_kernels():
     small = names(lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w), 2)), (2, 1, 6, 6), (3, 1, 3, 3))
     assert "columns" in small and "columns_gradient" in small and not {"conv", "max_pool"} & small
     long = names(lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w), 8)), (2, 40, 18), (3, 40, 3))
-    assert "shifted_phases" in long and not {"conv", "max_pool"} & long
+    assert "sliding_phases" in long and not {"conv", "max_pool"} & long
 
 
 def test_an_axis_that_the_kernel_covers_whole_is_as_good_as_channels():
     text = names(lambda x, w: ops.sum(ops.max_pool(ops.conv(x, w), (8, 1))), (2, 1, 18, 40), (3, 1, 3, 40))
-    assert "shifted_phases" in text and not {"conv", "max_pool"} & text
+    assert "sliding_phases" in text and not {"conv", "max_pool"} & text
 
 
 def test_what_fusion_makes_more_work_stays_as_it_is():

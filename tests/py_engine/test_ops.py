@@ -412,6 +412,13 @@ LINES = [
          like=lambda g, places, kernel, samples, **at: pulled(
             lambda z, _: shifted(z, kernel=kernel, samples=samples, **at), 0)(
             g, None, (kernel * g.shape[1], samples * places))),
+    Line("sliding_phases", ops.TABLE["sliding_phases"],
+         [at((14, 2), (6, 2), kernel=3, samples=2, window=2, stride=2), at((5, 3), (2, 3), kernel=1, samples=1,
+             window=2, stride=3), at((20, 1), (4, 1), kernel=2, samples=2, window=3, stride=3)],
+         like=lambda rows, weight, **at: shifted(weight @ rows.T, dilation=1, **at)),
+    Line("biased_phases", ops.TABLE["biased_phases"],
+         [at((4, 3, 5), (3,)), at((1, 2, 3, 2), (2,)), at((2, 3, 0), (3,))],
+         like=lambda p, b: p + b.reshape(-1, *(1,) * (p.ndim - 2))),
     Line("phase_max", ops.TABLE["phase_max"], [at((4, 3, 5)), at((1, 3)), at((2, 0, 3))], (apart,),
          like=lambda p: np.max(p, axis=0)),
     Line("phase_max_gradient", lambda g, p: ops.TABLE["phase_max_gradient"](g, p, ops.TABLE["phase_max"](p)),

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from py_engine.ad.ops import reduction
 from py_engine.ad.ops.convolution import (
     Pairs,
     padded,
@@ -27,7 +28,19 @@ from py_engine.ad.ops.convolution import (
     window_view,
     windows_along,
 )
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, linear_jvp, register
+from py_engine.ad.ops.linalg import MATMUL
+from py_engine.ad.ops.record import (
+    Call,
+    Op,
+    Scratch,
+    Shape,
+    as_tensor,
+    common_dtype,
+    linear_jvp,
+    multilinear_jvp,
+    register,
+)
+from py_engine.ad.ops.shape import transpose
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError
 
@@ -439,6 +452,105 @@ SHIFTED_GRADIENT: Op = register(
         jvp=linear_jvp("shifted_phases_gradient"),
         fused=True,
         doc="phases put back into rows, once for each place in the kernel",
+    )
+)
+
+
+def _infer_sliding(
+    rows: Tensor, weight: Tensor, kernel: int, samples: int, window: int, stride: int
+) -> tuple[Shape, Any]:
+    length = len(rows) // samples - kernel + 1
+    return (window, len(weight) // kernel, samples, (length - window) // stride + 1), common_dtype((rows, weight))
+
+
+def _bind_sliding(
+    arrays: Sequence[Array],
+    out: Array,
+    scratch: Scratch,
+    kernel: int,
+    samples: int,
+    window: int,
+    stride: int,
+) -> Sequence[Call]:
+    rows, weight = arrays
+    return slide(rows, weight, out, scratch, kernel, stride)
+
+
+def slide(rows: Array, weight: Array, out: Array, scratch: Scratch, kernel: int, stride: int) -> list[Call]:
+    """Return the calls that compute `SLIDING`.
+
+    What the kernel sees at one place is a piece of memory, `kernel` rows long; the pieces at every `kernel`-th place
+    follow each other, and are the rows of a matrix. So a result is one long sum, in the order in which the other
+    frameworks' kernels add: rounded as theirs are, it breaks nearly all near-ties in a pool as they do.
+    """
+    _, filters, samples, _ = out.shape
+    places, channels = rows.shape
+    wide = scratch((kernel * channels, filters), rows.dtype)
+    by_kernel = weight.reshape(kernel, filters, channels).swapaxes(1, 2)
+    calls: list[Call] = [partial(np.copyto, wide.reshape(by_kernel.shape), by_kernel)]
+    sums = scratch((places // kernel + 1, kernel * filters), rows.dtype)
+    for first in range(kernel):
+        count = (places - first) // kernel
+        pieces = rows[first : first + count * kernel].reshape(count, kernel * channels)
+        calls.append(partial(np.matmul, pieces, wide, sums[:count, first * filters : (first + 1) * filters]))
+    size = sums.itemsize
+    strides = (filters * size, size, places // samples * filters * size, stride * filters * size)
+    calls.append(partial(np.copyto, out, as_strided(sums, out.shape, strides, writeable=False)))
+    return calls
+
+
+def _spread(g: Tensor, places: int, **at: int) -> Tensor:
+    return SHIFTED_GRADIENT(g, places=places, dilation=1, **at)
+
+
+SLIDING: Op = register(
+    Op(
+        name="sliding_phases",
+        infer=_infer_sliding,
+        bind=_bind_sliding,
+        vjp=(
+            lambda g, y, rows, weight, **at: MATMUL(transpose(_spread(g, len(rows) // at["samples"], **at)), weight),
+            lambda g, y, rows, weight, **at: MATMUL(_spread(g, len(rows) // at["samples"], **at), rows),
+        ),
+        jvp=multilinear_jvp("sliding_phases"),
+        accepts=lambda array: array.flags.c_contiguous,
+        fused=True,
+        doc="a kernel (kernel * filters, channels) moved over rows (N * places, channels), by phase",
+    )
+)
+
+
+def _infer_biased(phases: Tensor, bias: Tensor) -> tuple[Shape, Any]:
+    return phases.shape, common_dtype((phases, bias))
+
+
+def _bind_biased(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    phases, bias = arrays
+    shape = (*out.shape[:2], math.prod(out.shape[2:]))
+    return [partial(np.add, phases.reshape(shape), bias.reshape(-1, 1), out.reshape(shape))]
+
+
+def _bias_gradient(g: Tensor, y: Tensor, phases: Tensor, bias: Tensor) -> Tensor:
+    # The gradient of a maximum stands in one of the phases, so that those before the pool add up to it.
+    pooled = g.inputs[0] if g.op is PHASE_MAX_GRADIENT else reduction.sum(g, 0)
+    return reduction.sum(pooled, tuple(range(1, pooled.ndim)))
+
+
+def _biased_jvp(t: Sequence[Tensor | None], y: Tensor, phases: Tensor, bias: Tensor) -> Tensor:
+    return BIASED(_or_zeros(t[0], phases), _or_zeros(t[1], bias))
+
+
+BIASED: Op = register(
+    Op(
+        name="biased_phases",
+        infer=_infer_biased,
+        bind=_bind_biased,
+        vjp=(lambda g, y, phases, bias: g, _bias_gradient),
+        jvp=_biased_jvp,
+        overwrites=(0,),
+        accepts=lambda array: array.flags.c_contiguous,
+        fused=True,
+        doc="phases (window, filters, ...) with a number added to each filter's",
     )
 )
 
