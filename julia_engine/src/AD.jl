@@ -20,7 +20,7 @@ include("ad/errors.jl")
 using .Errors
 include("ad/kernels/Kernels.jl")
 using .Kernels
-using .Kernels: apart, copy_columns!, fill_ones!, interpret, interpreting, kernel, zeroed!
+using .Kernels: Called, apart, copy_columns!, fill_ones!, interpret, interpreting, kernel, mixed_bits, zeroed!
 
 include("ad/tensor.jl")
 include("ad/ops/record.jl")
@@ -40,6 +40,10 @@ include("ad/techniques.jl")
 include("ad/tape.jl")
 include("ad/containers.jl")
 include("ad/transforms.jl")
+include("ad/matrices.jl")
+include("ad/checkpoint.jl")
+include("ad/custom.jl")
+include("ad/loops.jl")
 include("ad/compiled.jl")
 include("ad/gradcheck.jl")
 
@@ -61,6 +65,7 @@ end
 export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Graph, Tape, Techniques, Generator
 export value, item, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
 export gradient, withgradient, grad, value_and_grad, vjp, jvp, jacobian, hessian, hvp, compile, gradcheck
+export stop_gradient, custom_rule, checkpoint, scan
 export run!, copy_columns!, poison!, source, diagnose, nbytes
 export sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
 export concatenate, stack, pad, gather, embedding, embedding_gradient, matmul, outer, tensordot, einsum, logsumexp

@@ -75,7 +75,7 @@ function filled(s::Structure, leaves)
     found = Any[filled(child, leaves) for child in s.children]
     s.kind === :tuple && return Tuple(found)
     s.kind === :named && return NamedTuple{Tuple(s.keys)}(Tuple(found))
-    s.kind === :dict && return Dict(zip(s.keys, found))
+    s.kind === :dict && return Dict(zip(map(identity, s.keys), found))
     return isempty(found) ? found : map(identity, found)  # of the narrowest type that holds them all
 end
 

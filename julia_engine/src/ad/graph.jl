@@ -38,16 +38,27 @@ end
 Pending() = Pending(nothing, Tensor[], Index[])
 
 """
-    gradients(outputs, seeds, targets)
+The rule of an op whose inputs' gradients come together: `rule(g, node, asked)` returns one for each input, `nothing`
+where it is not asked for or where there is none.
+"""
+struct Joint <: Function
+    rule::Function
+end
+
+"""
+    gradients(outputs, seeds, targets; within=nothing)
 
 The vector-Jacobian product of the outputs with the seeds, for each target: a tensor of its size and element type, or
 `nothing` where no output depends on it.
 
 Reverse mode, by the ops' own rules, which are ops again: eager tensors give values, symbolic ones extend the graph, and
 either can be differentiated once more.
+
+`within`: the tensors to go through, sorted, where they are known; what the targets were computed from is not looked at.
 """
-function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vector{Tensor})
-    order = topological_sort(outputs)
+function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vector{Tensor};
+        within::Union{Nothing,Vector{Tensor}}=nothing)
+    order = within === nothing ? topological_sort(outputs) : Tensor[targets; within]
     wanted = Set{Tensor}(targets)
     depends = Set{Tensor}(targets)
     for node in order
@@ -66,9 +77,17 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
             now.scope = node.scope
             g = accumulated(pop!(pending, node), node)
             node in wanted && (result[node] = g)
-            node.op === nothing && continue
+            (node.op === nothing || (within !== nothing && node in wanted)) && continue
+            asked = Bool[x in depends && x.eltype in FLOATS for x in node.inputs]
+            if (node.op::Op).backward! isa Joint
+                parts = node.op.backward!.rule(g, node, asked)
+                for (x, part) in zip(node.inputs, parts)
+                    part === nothing || add_part!(get!(Pending, pending, x), unbroadcast(part::Tensor, x))
+                end
+                continue
+            end
             for (i, x) in enumerate(node.inputs)
-                x in depends && x.eltype in FLOATS && pull_back!(pending, node, i, x, g)
+                asked[i] && pull_back!(pending, node, i, x, g)
             end
         end
     finally
@@ -277,7 +296,7 @@ write_down!(key::Vector{UInt}, @nospecialize(x)) = (push!(key, objectid(x)); not
 """An existing tensor, or a literal, that equals `node`; or `nothing`, perhaps with `node` itself shortened."""
 function simpler!(node::Tensor)
     op, inputs = node.op::Op, node.inputs
-    (op === IDENTITY || op === STOP_GRADIENT) && return inputs[1]
+    (op === IDENTITY || op === STOP_GRADIENT || op === CHECKPOINTED || op === CUSTOM) && return inputs[1]
     if op.elementwise && isempty(node.dims) && all(x -> x.literal, inputs)
         data = compute(op, Memory[x.data::Memory for x in inputs], node.dims, node.eltype, node.attrs)
         return literal(node.eltype, data.root[])

@@ -44,6 +44,7 @@ end
 function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Techniques())
     techniques.simplify && simplify!(graph)
     techniques.fuse && fuse!(graph)
+    forget!(graph)
     isolate_outputs!(graph)
     techniques.views || copy_views!(graph)
     straighten!(graph)

@@ -100,8 +100,9 @@ mutable struct State
     recording::Bool  # ops made now can be differentiated
     differentiating::Bool  # inside a function that grad() was given
     scope::String  # the layer whose ops are being made
+    made::Union{Nothing,Vector{Tensor}}  # where somebody asked for them: all results of ops, whether recorded or not
 end
-new_state() = State(nothing, true, false, "")
+new_state() = State(nothing, true, false, "", nothing)
 state() = get!(new_state, task_local_storage(), :TwinGrad)::State
 
 """

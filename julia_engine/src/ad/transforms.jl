@@ -1,65 +1,166 @@
-# Function transforms: a function in, a function out. They work on nested use and inside traced functions.
+# Function transforms: a function in, a function out. They work on nested containers of arrays, inside each other to any
+# order, and inside functions that are compiled.
 
-# Gradients ------------------------------------------------------------------------------------------------------------
+# Calls ----------------------------------------------------------------------------------------------------------------
 
 inside_transform() = (now = state(); now.differentiating || now.trace !== nothing)
 
+"""Whether results are to be arrays: no tensor came in, and no transform or trace around is waiting for tensors."""
+is_plain(leaves) = !inside_transform() && !any(x -> x isa Tensor, leaves)
+
 """A tensor that is differentiated by here and nowhere else."""
-function own_variable(@nospecialize(x), n::Int)
-    T = x isa Tensor || x isa AbstractArray ? eltype(x) : typeof(x)
-    T in FLOATS || throw(NotDifferentiableError(
-        "gradient: argument $n is of $T, which has no derivative; use an array of Float32 or Float64"))
+function own_variable(@nospecialize(x))
     x isa Tensor && (x.requires_grad || x.data === nothing) && return IDENTITY(x)  # the tensor outside keeps its place
     return Variable(x isa Tensor ? value(x) : x)
 end
 
-"""The function's value and its derivatives, as tensors, by the arguments of these numbers."""
-function differentiate(@nospecialize(f), numbers::Vector{Int}, @nospecialize(args))
-    for n in numbers
-        1 <= n <= length(args) ||
-            throw(ShapeError("gradient: there is no argument $n, the function was called with $(length(args))"))
-    end
-    outside = inside_transform()
+has_derivative(@nospecialize(x)) = (x isa Tensor || x isa AbstractArray || x isa AbstractFloat) && eltype(x) in FLOATS
+
+function check_derivative(@nospecialize(x), name::String, n::Int, place::String)
+    has_derivative(x) && return nothing
+    T = x isa Tensor || x isa AbstractArray ? eltype(x) : typeof(x)
+    advice = T <: Complex ? "pass its real and imaginary parts separately" :
+        T <: Real ? "use an array of Float32 or Float64, for example Float64.(x), or do not differentiate by it" :
+        "only numbers and arrays of Float32 or Float64 have; let the function capture it"
+    throw(NotDifferentiableError("$name: argument $n$place is of $T, which has no derivative; $advice"))
+end
+
+"""
+A function's call, recorded.
+
+- `variables`: the tensors that can be differentiated by, in the arguments' order.
+- `arguments`: for each argument asked for, its structure.
+- `moving`: for each leaf of these arguments its number among the variables, or 0.
+- `outputs`, `result`: what the function returned.
+- `plain`: whether derivatives are to be arrays.
+- `theirs`: the caller's own arrays, which no result may share memory with.
+"""
+struct Call
+    name::String
+    variables::Vector{Tensor}
+    arguments::Vector{Structure}
+    moving::Vector{Vector{Int}}
+    outputs::Vector{Tensor}
+    result::Structure
+    plain::Bool
+    theirs::Vector{Any}
+end
+
+"""
+Call `f` with variables in place of the leaves of the arguments of these numbers. `strict`: every leaf must have a
+derivative; otherwise those that have none are passed as they are.
+"""
+function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @nospecialize(args); strict::Bool=true)
     now = state()
     recording, differentiating = now.recording, now.differentiating
-    given = Any[args...]
+    plain = is_plain(flatten(args)[1])
+    given, theirs = Any[args...], Any[]
+    variables, arguments, moving = Tensor[], Structure[], Vector{Int}[]
     try
         now.recording = now.differentiating = true
-        variables = Tensor[own_variable(args[n], n) for n in numbers]
-        for (n, x) in zip(numbers, variables)
-            given[n] = x
+        for n in numbers
+            1 <= n <= length(args) ||
+                throw(ShapeError("$name: there is no argument $n, the function was called with $(length(args))"))
+            leaves, structure = flatten(args[n])
+            places = Int[]
+            for (k, x) in enumerate(leaves)
+                strict && check_derivative(x, name, n, paths(structure)[k])
+                push!(places, has_derivative(x) ? length(variables) + 1 : 0)
+                places[end] == 0 && continue
+                x isa AbstractArray && push!(theirs, x)
+                leaves[k] = own_variable(x)
+                push!(variables, leaves[k])
+            end
+            push!(arguments, structure)
+            push!(moving, places)
+            given[n] = unflatten(structure, leaves)
         end
-        output = as_tensor(f(given...))
-        length(output) == 1 ||
-            throw(ShapeError("gradient: the function must return a number, got an array of size $(size(output))"))
-        # Derivatives of derivatives are recorded only where someone outside may ask for them.
-        now.recording = recording && (outside || any(x -> x isa Tensor && x.requires_grad, args))
-        seed = reshape_to(literal(output.eltype, 1), output.dims)
-        found = gradients(Tensor[output], Tensor[seed], variables)
-        return output, Tensor[g === nothing ? zeros_like(x) : g for (g, x) in zip(found, variables)]
+        found, result = flatten(f(given...))
+        outputs = Tensor[as_output(x, name) for x in found]
+        return Call(name, variables, arguments, moving, outputs, result, plain, theirs)
     finally
         now.recording, now.differentiating = recording, differentiating
     end
 end
 
-is_plain(@nospecialize(args)) = !inside_transform() && !any(x -> x isa Tensor, args)
-shown(g::Tensor, plain::Bool) = plain ? unwrapped(value(g)) : g
+as_output(x::Union{Tensor,AbstractArray{<:Real},Real}, ::String) = as_tensor(x)
+as_output(@nospecialize(x), name::String) = throw(NotDifferentiableError(
+    "$name: the function must return tensors, or containers of tensors, got $(typeof(x))" *
+    ((x isa Number || x isa AbstractArray) && eltype(x) <: Complex ? "; return real and imaginary parts separately" : "")))
+
+"""`f()`, recorded only where someone outside of the call may ask for derivatives of derivatives."""
+function afterwards(@nospecialize(f), call::Call)
+    now = state()
+    recording = now.recording
+    now.recording = recording && !call.plain
+    try
+        return f()
+    finally
+        now.recording = recording
+    end
+end
+
+"""The only output, which must be a number."""
+function scalar_output(call::Call)
+    call.result == LEAF || throw(ShapeError("$(call.name): the function must return a number, got $(call.result); use " *
+        "vjp or jacobian for other results"))
+    output = call.outputs[1]
+    length(output) == 1 || throw(ShapeError("$(call.name): the function must return a number, got an array of size " *
+        "$(size(output)); use vjp or jacobian for arrays, or reduce it first, for example with sum()"))
+    return output
+end
+
 unwrapped(x::AbstractArray) = ndims(x) == 0 ? x[] : x
+
+"""Results as the caller wants them: tensors, or arrays that share memory with no other result and nobody's array."""
+function shown(found::Vector{Tensor}, plain::Bool, theirs::Vector{Any})
+    plain || return collect(Any, found)
+    roots = copy(theirs)
+    arrays = Any[]
+    for x in found
+        a = value(x)
+        root = (x.data::Memory).root
+        any(other -> other === root || other === a, roots) && (a = copy(a))
+        push!(roots, root)
+        push!(arrays, unwrapped(a))
+    end
+    return arrays
+end
+
+"""Results for every variable as one container for each argument; `nothing` for leaves without a derivative."""
+by_argument(call::Call, found::Vector{Any}) = Any[
+    unflatten(structure, Any[k == 0 ? nothing : found[k] for k in places])
+    for (structure, places) in zip(call.arguments, call.moving)]
+
+or_zeros(found, tensors::Vector{Tensor}) = Tensor[g === nothing ? zeros_like(x) : g for (g, x) in zip(found, tensors)]
+
+# Gradients ------------------------------------------------------------------------------------------------------------
+
+"""The value, and a gradient for each argument of these numbers."""
+function differentiate(name::String, @nospecialize(f), numbers::Vector{Int}, @nospecialize(args); strict::Bool=true)
+    call = recorded_call(name, f, numbers, args; strict=strict)
+    output = scalar_output(call)
+    seed = reshape_to(literal(output.eltype, 1), output.dims)
+    found = afterwards(() -> or_zeros(gradients(Tensor[output], Tensor[seed], call.variables), call.variables), call)
+    return call.plain ? item(output) : output, by_argument(call, shown(found, call.plain, call.theirs))
+end
 
 """
     value_and_grad(f; argnums=1)
 
 A function that computes both the value of a scalar function and its gradient by one argument, or, with a tuple of
-`argnums`, a tuple of gradients. It returns arrays when called with arrays, and tensors when called with tensors or
-inside another transform.
+`argnums`, a tuple of gradients. An argument may be a nested container (tuple, named tuple, vector, dictionary) of arrays;
+its gradient is one of the same structure. Called with arrays it returns arrays, which share memory with nothing else;
+called with tensors or inside another transform it returns tensors.
+
+Throws a `NotDifferentiableError` that names the argument, and the place in it, which has no derivative; a `ShapeError`
+when the function does not return a single number.
 """
 function value_and_grad(f; argnums=1)
     numbers = axis_list(argnums)
     return function (args...)
-        output, found = differentiate(f, numbers, args)
-        plain = is_plain(args)
-        results = Any[shown(g, plain) for g in found]
-        return (plain ? item(output) : output), (argnums isa Integer ? results[1] : Tuple(results))
+        output, found = differentiate("grad", f, numbers, args)
+        return output, (argnums isa Integer ? found[1] : Tuple(found))
     end
 end
 
@@ -75,8 +176,8 @@ grad(f; argnums=1) = (g = value_and_grad(f; argnums=argnums); (args...) -> g(arg
 """
     gradient(f, args...)
 
-The gradients of a scalar function by all its arguments, as a tuple: Flux's and Zygote's name and form. Arguments that
-have no derivative (integers, say) give `nothing`.
+The gradients of a scalar function by all its arguments, as a tuple: Flux's and Zygote's name and form. Arguments, and
+parts of containers, that have no derivative (integers, say) give `nothing`.
 """
 gradient(f, args...) = withgradient(f, args...).grad
 
@@ -86,97 +187,108 @@ gradient(f, args...) = withgradient(f, args...).grad
 The value and the gradients of a scalar function, as `(val = ..., grad = ...)`; see [`gradient`](@ref).
 """
 function withgradient(f, args...)
-    numbers = Int[n for (n, x) in enumerate(args) if
-        (x isa Tensor || x isa AbstractArray || x isa AbstractFloat) && eltype(x) in FLOATS]
-    isempty(numbers) && throw(NotDifferentiableError("gradient: no argument is of Float32 or Float64"))
-    output, found = differentiate(f, numbers, args)
-    plain = is_plain(args)
-    results = Any[nothing for _ in args]
-    for (n, g) in zip(numbers, found)
-        results[n] = shown(g, plain)
-    end
-    return (val=plain ? item(output) : output, grad=Tuple(results))
+    any(has_derivative, flatten(args)[1]) ||
+        throw(NotDifferentiableError("gradient: no argument is of Float32 or Float64"))
+    output, found = differentiate("gradient", f, collect(1:length(args)), args; strict=false)
+    return (val=output, grad=Tuple(found))
 end
+
+# Products with the Jacobian -------------------------------------------------------------------------------------------
 
 """
     vjp(f, args...)
 
 The value of a function and its pullback: `pull(seed)` gives the vector-Jacobian products by all arguments, as a tuple.
+Arguments and result may be containers; the seed is one like the result, and each product one like its argument.
+
+The values stay in memory as long as the pullback does. It throws a `ReplayError` if an argument's array was changed in
+place meanwhile, since the derivative would be that of neither the old nor the new values.
 """
 function vjp(f, args...)
-    variables = Tensor[Variable(x isa Tensor ? value(x) : x) for x in args]
-    output = as_tensor(f(variables...))
+    call = recorded_call("vjp", f, collect(1:length(args)), args)
+    before = call.plain ? UInt[content(x) for x in call.theirs] : UInt[]
     function pull(seed)
-        upstream = as_tensors((seed, output))[1]
-        upstream.dims == output.dims ||
-            throw(ShapeError("vjp: expected a seed of size $(size(output)), got $(size(upstream))"))
-        found = no_grad(() -> gradients(Tensor[output], Tensor[upstream], variables))
-        return Tuple(value(g === nothing ? zeros_like(x) : g) for (g, x) in zip(found, variables))
+        for (x, was) in zip(call.theirs, before)
+            content(x) == was || throw(ReplayError("vjp: an argument of size $(size(x)) was changed in place after the " *
+                "function was called, and its gradient still needs the old values; pass a copy"))
+        end
+        seeds = alike("vjp: the seed", seed, call.outputs, call.result)
+        plain = call.plain && is_plain(flatten(seed)[1])
+        found = (plain ? no_grad : run_it)(() -> gradients(call.outputs, seeds, call.variables))
+        theirs = Any[call.theirs; Any[x for x in flatten(seed)[1] if x isa AbstractArray]]
+        return Tuple(by_argument(call, shown(or_zeros(found, call.variables), plain, theirs)))
     end
-    return value(output), pull
+    return unflatten(call.result, shown(call.outputs, call.plain, call.theirs)), pull
+end
+
+run_it(f) = f()
+
+"""A number that changes when an array's content does."""
+content(x::Union{Array{Float32},Array{Float64}}) = GC.@preserve x mixed_bits(Ptr{bits_of(eltype(x))}(pointer(x)), length(x))
+content(x::AbstractArray) = content(collect(x))
+bits_of(T) = T === Float32 ? UInt32 : UInt64
+
+"""The leaves of `x` as tensors that match these in size and element type."""
+function alike(name::String, @nospecialize(x), tensors::Vector{Tensor}, structure::Structure)
+    leaves = flatten_as(x, structure, name)
+    return Tensor[as_alike(name * place, leaf, t) for (leaf, t, place) in zip(leaves, tensors, paths(structure))]
+end
+
+function as_alike(name::String, @nospecialize(x), t::Tensor)
+    x isa Union{Tensor,Real,AbstractArray{<:Real}} || throw(DTypeError("$name: expected $(t.eltype) of size $(size(t)), " *
+        "got $(typeof(x))"))
+    found = as_tensor(x, t.eltype)
+    found.dims == t.dims || throw(ShapeError("$name: expected size $(size(t)), got $(size(found))"))
+    found.eltype === t.eltype || throw(DTypeError("$name: expected $(t.eltype), got $(found.eltype)"))
+    return found
 end
 
 """
     jvp(f, args, tangents)
 
 The value of a function and its directional derivative, by the ops' forward-mode rules in one pass beside the values.
+`args` and `tangents` are tuples of the same length and structure; `nothing` stands for an argument that does not move.
 """
 function jvp(f, args::Tuple, tangents::Tuple)
-    variables = Tensor[Variable(x isa Tensor ? value(x) : x) for x in args]
-    output = as_tensor(f(variables...))
-    moves = Dict{Tensor,Tensor}(x => as_tensors((t, x))[1] for (x, t) in zip(variables, tangents))
-    return value(output), value(pushed_forward(output, moves))
+    length(args) == length(tangents) ||
+        throw(ShapeError("jvp: expected $(length(args)) tangents, one for each argument, got $(length(tangents))"))
+    numbers = Int[n for n in 1:length(args) if tangents[n] !== nothing]
+    call = recorded_call("jvp", f, numbers, args)
+    moves, k = Dict{Tensor,Tensor}(), 0
+    for (n, structure, places) in zip(numbers, call.arguments, call.moving)
+        mine = call.variables[k+1:k+length(places)]
+        k += length(places)
+        merge!(moves, Dict(zip(mine, alike("jvp: tangent $n", tangents[n], mine, structure))))
+    end
+    directions = flatten(tangents)[1]
+    plain = call.plain && !any(x -> x isa Tensor, directions)
+    theirs = Any[call.theirs; Any[x for x in directions if x isa AbstractArray]]
+    moved_ = (plain ? no_grad : run_it)(() -> pushed_forward(call.outputs, moves, topological_sort(call.outputs)))
+    arrays = shown(Tensor[call.outputs; moved_], plain, theirs)
+    n = length(call.outputs)
+    return unflatten(call.result, arrays[1:n]), unflatten(call.result, arrays[n+1:end])
 end
 
-"""The derivative of a recorded tensor when its leaves move by these tangents."""
-function pushed_forward(output::Tensor, moves::Dict{Tensor,Tensor})
-    no_grad() do
-        for node in topological_sort(output)
-            node.op === nothing && continue
-            t = Any[get(moves, x, nothing) for x in node.inputs]
-            all(isnothing, t) && continue
-            op = node.op::Op
-            op.jvp === nothing && continue
-            moved_ = op.jvp(t, node, node.inputs, node.attrs)
-            moved_ === nothing || (moves[node] = spread_to(moved_, node.dims))
-        end
+"""The derivatives of recorded tensors when leaves move by these tangents; `order` is what stands between them, sorted."""
+function pushed_forward(outputs::Vector{Tensor}, moves::Dict{Tensor,Tensor}, order::Vector{Tensor})
+    for node in order
+        op = node.op
+        (op === nothing || !node.requires_grad || haskey(moves, node)) && continue
+        t = Any[get(moves, x, nothing) for x in node.inputs]
+        all(isnothing, t) && continue
+        (op::Op).jvp === nothing && continue
+        moved_ = op.jvp(t, node, node.inputs, node.attrs)
+        moved_ === nothing || (moves[node] = spread_to(moved_, node.dims))
     end
-    return get(moves, output, zeros_like(output))
-end
-
-"""
-    jacobian(f, x)
-
-The derivatives of all elements of `f(x)` (rows) by all elements of `x` (columns), as a matrix.
-"""
-function jacobian(f, x)
-    y, pull = vjp(f, x)
-    rows = similar(y, length(y), length(x))
-    for i in 1:length(y)
-        seed = fill!(similar(y), 0)
-        seed[i] = 1
-        rows[i, :] = vec(pull(seed)[1])
-    end
-    return rows
+    return Tensor[haskey(moves, x) ? moves[x] : zeros_like(x) for x in outputs]
 end
 
 """
-    hvp(f, x, v)
+    stop_gradient(x)
 
-The Hessian of a scalar function times a direction, as the gradient of the gradient's product with it.
+`x` itself, as a constant: its derivative is zero. `x` may be a container.
 """
-hvp(f, x, v) = grad(t -> sum(grad(f)(t) .* v))(x)
-
-"""
-    hessian(f, x)
-
-The second derivatives of a scalar function by all elements of `x`, as a matrix.
-"""
-function hessian(f, x)
-    columns = map(1:length(x)) do i
-        v = fill!(similar(x), 0)
-        v[i] = 1
-        vec(hvp(f, x, v))
-    end
-    return hcat(columns...)
+function stop_gradient(x)
+    leaves, structure = flatten(x)
+    return unflatten(structure, Any[leaf isa Tensor ? STOP_GRADIENT(leaf) : leaf for leaf in leaves])
 end

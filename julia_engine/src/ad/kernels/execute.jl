@@ -77,11 +77,32 @@ for (name, vector, rows) in ((:tiles_64_4, :wide, 4), (:tiles_64_2, :wide, 2), (
 end
 operation!(:turn_64, :(turn!(wide(T), x)))
 operation!(:turn_32, :(turn!(narrow(T), x)))
+operation!(:call, :(call!(x)))
 operation!(:to_other, :(convert!(other(T), T, x)))
 operation!(:to_int, :(convert!(Int64, T, x)))
 operation!(:from_int, :(convert!(T, Int64, x)))
 other(::Type{Float32}) = Float64
 other(::Type{Float64}) = Float32
+
+"""
+What an instruction `call` calls: a Julia object that takes no arguments. The instruction has this object's address, and
+whoever runs it keeps the object alive.
+"""
+mutable struct Called
+    run::Any
+end
+
+# The method that is the newest now, not the newest when this was compiled: the object may be made of a user's function.
+call!(x::Instruction) = (Base.invokelatest(unsafe_pointer_to_objref(Ptr{Cvoid}(x.index)).run); nothing)
+
+"""All bits of `n` words, mixed so that exchanged words are seen: for telling whether memory was changed."""
+function mixed_bits(p::Ptr{T}, n::Int) where {T<:Unsigned}
+    total = zero(UInt64)
+    @inbounds @simd for i in 1:n
+        total += (UInt64(i) * 0x9e3779b97f4a7c15 | 1) * (UInt64(unsafe_load(p, i)) + 1)
+    end
+    return UInt(total)
+end
 
 """
     execute!(code, first, last)

@@ -222,9 +222,10 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}=NO_ATTRS)
     end
     requires_grad = depends && now.recording && op.backward! !== nothing && T in FLOATS
     data = symbolic ? nothing : compute(op, Memory[x.data::Memory for x in inputs], dims, T, attrs)
-    if symbolic || requires_grad
+    if symbolic || requires_grad || now.made !== nothing
         result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)
         now.trace === nothing || push!(now.trace, result)
+        now.made === nothing || push!(now.made, result)
         return result
     end
     return Tensor(data, T, dims, nothing, NO_INPUTS, NO_ATTRS, false, nothing, "", now.scope, false)

@@ -1,0 +1,168 @@
+# Functions with derivatives of their own.
+
+"""A function and its derivatives, as [`custom_rule`](@ref) makes them."""
+struct CustomRule
+    f::Any
+    vjp::Any
+    jvp::Any
+    name::String
+    opaque::Bool
+end
+
+# The first input is the result, the rest what the function was called with.
+function custom_pullback(g::Tensor, node::Tensor, asked::Vector{Bool})
+    rule, inputs = node.attrs[1]::CustomRule, node.inputs[2:end]
+    rule.vjp === nothing && throw(NotDifferentiableError("custom rule \"$(rule.name)\": reverse mode was asked for, and it " *
+        "has no vjp; give custom_rule(f; vjp=(g, y, inputs...) -> one gradient for each input)"))
+    y = node.inputs[1]
+    found = rule.opaque ? opaque_pullback(rule, g, y, inputs) :
+        as_list(rule.vjp(g, as_recorded(node, y), inputs...), length(inputs))
+    length(found) == length(inputs) || throw(ShapeError("custom rule \"$(rule.name)\": its vjp must return one gradient " *
+        "(or nothing) for each of $(length(inputs)) inputs, got $(length(found))"))
+    return Any[nothing; Any[checked_part(rule, "gradient of input $i", part, x) for (i, (part, x)) in
+        enumerate(zip(found, inputs))]]
+end
+
+"""The function's value: the node itself, so that derivatives of the rule see that it depends on the inputs."""
+as_recorded(node::Tensor, y::Tensor) = node
+
+as_list(found::Union{Tuple,Vector{Any},Vector{Tensor}}, n::Int) = Any[found...]
+as_list(found::Vector{<:AbstractArray}, n::Int) = Any[found...]
+as_list(@nospecialize(found), n::Int) = Any[found]
+
+function checked_part(rule::CustomRule, what::String, @nospecialize(part), x::Tensor)
+    part === nothing && return nothing
+    part isa Union{Tensor,Real,AbstractArray{<:Real}} || throw(DTypeError(
+        "custom rule \"$(rule.name)\": the $what must be a tensor or an array, got $(typeof(part))"))
+    found = as_tensor(part, x.eltype)
+    found.dims == x.dims || throw(ShapeError(
+        "custom rule \"$(rule.name)\": the $what must have size $(size(x)), got $(size(found))"))
+    found.eltype === x.eltype || throw(ShapeError(
+        "custom rule \"$(rule.name)\": the $what must be of $(x.eltype), got $(found.eltype)"))
+    return found
+end
+
+function custom_jvp(t, y, inputs, attrs)
+    rule, given = attrs[1]::CustomRule, inputs[2:end]
+    rule.jvp === nothing && throw(NotDifferentiableError("custom rule \"$(rule.name)\": forward mode was asked for, and it " *
+        "has no jvp; give custom_rule(f; jvp=(tangents, y, inputs...) -> the result's tangent)"))
+    tangents = Tuple(moved(t[2:end], given))
+    found = rule.opaque ? opaque(rule, "jvp", (values...) -> rule.jvp(values[1:length(given)], values[length(given)+1:end]...),
+        Tensor[tangents..., inputs[1], given...], inputs[1].dims, y.eltype) : rule.jvp(tangents, y, given...)
+    return checked_part(rule, "tangent", found, y)
+end
+
+const CUSTOM = Op("custom", infer_same; view=itself, backward=Joint(custom_pullback), jvp=custom_jvp, attrs=[:rule],
+    doc="a result with derivatives of its own")
+
+"""
+    custom_rule(f; vjp=nothing, jvp=nothing, name=string(f), opaque=false)
+
+A function that computes the same as `f`, a function of tensors and arrays to one tensor, with these derivatives:
+
+- `vjp(g, y, inputs...)`: one gradient, or `nothing`, for each input, from the upstream gradient `g` and the value `y`;
+- `jvp(tangents, y, inputs...)`: the tangent of the result; `tangents` is a tuple like the inputs.
+
+Both are written in ops like any other function, and so can be differentiated again. With `opaque=true`, `f` and its rules
+are ordinary functions of arrays, which the engine does not look into: each is one call of the tape. Their results must have
+the same size and element type whenever the inputs have; compiling calls `f` once, on ones, to find out which. They have no
+second derivatives.
+
+Throws a `ShapeError` that names the rule, the input, what was expected and what was returned; a `NotDifferentiableError`
+when the rule for the mode in use is missing.
+"""
+custom_rule(f; vjp=nothing, jvp=nothing, name::AbstractString=string(f), opaque::Bool=false) =
+    CustomRule(f, vjp, jvp, String(name), opaque)
+
+function (rule::CustomRule)(args...)
+    inputs = as_tensors(args)
+    plain = is_plain(args)
+    y = rule.opaque ? opaque_value(rule, inputs) : no_grad(() -> as_tensor(rule.f(inputs...)))
+    y.data === nothing || (y = leaf(y.data, y.eltype, y.dims, false, ""))
+    result = apply(CUSTOM, Tensor[y; inputs], Any[rule])
+    return plain ? shown(Tensor[result], true, collect(Any, args))[1] : result
+end
+
+# Functions of arrays that the engine does not look into ------------------------------------------------------------------
+
+infer_opaque(inputs, attrs) = (attrs[3], attrs[4])
+
+"""One call of a function on arrays: copies of the inputs in, its result copied out."""
+struct OpaqueCall
+    f::Any
+    name::String
+    copy_in::Program
+    arrays::Vector{Any}
+    out::Memory
+end
+
+function (c::OpaqueCall)()
+    execute!(c.copy_in)
+    result = c.f(map(unwrapped, c.arrays)...)
+    copy_memory!(c.out, Memory(like_opaque(c.name, result, c.out.dims, c.out.eltype)))
+    return nothing
+end
+
+function like_opaque(name::String, @nospecialize(result), dims::Vector{Int}, @nospecialize(T))
+    result isa Union{Real,AbstractArray{<:Real}} ||
+        throw(DTypeError("custom rule $name must return an array, got $(typeof(result))"))
+    array_ = result isa Real ? fill(T(result)) : result
+    collect(Int, size(array_)) == dims && eltype(array_) === T || throw(ShapeError(
+        "custom rule $name must return size $(Tuple(dims)) of $T, got size $(size(array_)) of $(eltype(array_))"))
+    return kept(array_)
+end
+
+function forward_opaque(p::Program, out::Memory, inputs::Vector{Memory}, attrs)
+    copies = Memory[new_memory(m.eltype, m.dims) for m in inputs]
+    copy_in = Program()
+    for (copied, m) in zip(copies, inputs)
+        emit_copy!(copy_in, copied, m)
+    end
+    return emit_call!(p, OpaqueCall(attrs[1], attrs[2], copy_in, Any[m.root for m in copies], out), 0)
+end
+
+"""Append a call of a Julia object that takes no arguments; `bytes` is what its scratch memory counts."""
+function emit_call!(p::Program, @nospecialize(run), bytes::Int)
+    called = Called(run)
+    address = pointer_from_objref(called)
+    push!(p.roots, Memory(called, address, UInt8, Int[bytes], Int[1]))
+    return emit!(p, Float64, :call, (NOWHERE, NOWHERE, NOWHERE, NOWHERE), address, ONCE, (NONE, NONE, NONE, NONE))
+end
+
+fill_bytes!(called::Called, byte) = poison!(called.run, byte)
+poison!(c::OpaqueCall, byte::Integer) = foreach(a -> fill_bytes!(a, byte), c.arrays)
+
+const OPAQUE = Op("opaque", infer_opaque; forward=forward_opaque, attrs=[:f, :name, :dims, :eltype],
+    backward=Joint((g, node, asked) -> throw(NotDifferentiableError("custom rule $(node.attrs[2]): an opaque function of " *
+        "arrays has no second derivative; write the rule in ops and leave opaque=false"))),
+    doc="a function of arrays, called as it is")
+
+opaque(rule::CustomRule, which::String, @nospecialize(f), inputs::Vector{Tensor}, dims::Vector{Int}, @nospecialize(T)) =
+    apply(OPAQUE, inputs, Any[f, which == "f" ? "\"$(rule.name)\"" : "\"$(rule.name)\": its $which", dims, T])
+
+function opaque_value(rule::CustomRule, inputs::Vector{Tensor})
+    if any(x -> x.data === nothing, inputs) || state().trace !== nothing
+        trial = rule.f((unwrapped(fill!(new_array(x.eltype, x.dims), 1)) for x in inputs)...)
+    else
+        trial = rule.f((unwrapped(copy(value(x))) for x in inputs)...)
+        return as_tensor(trial)
+    end
+    y = as_tensor(trial)
+    return no_grad(() -> opaque(rule, "f", rule.f, inputs, y.dims, y.eltype))
+end
+
+function opaque_pullback(rule::CustomRule, g::Tensor, y::Tensor, inputs::Vector{Tensor})
+    function flat(values...)
+        found = as_list(rule.vjp(values...), length(inputs))
+        length(found) == length(inputs) || throw(ShapeError("custom rule \"$(rule.name)\": its vjp must return one gradient " *
+            "(or nothing) for each of $(length(inputs)) inputs, got $(length(found))"))
+        parts = Any[]
+        for (i, (part, x)) in enumerate(zip(found, inputs))
+            checked = checked_part(rule, "gradient of input $i", part, x)
+            push!(parts, checked === nothing ? zeros(y.eltype, length(x)) : vec(value(checked)))
+        end
+        return vcat(parts...)
+    end
+    both = opaque(rule, "vjp", flat, Tensor[g; y; inputs], Int[sum(length, inputs)], y.eltype)
+    return length(inputs) == 1 ? Any[reshape_to(both, inputs[1].dims)] : collect(Any, separated(both, inputs))
+end

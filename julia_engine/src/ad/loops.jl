@@ -1,0 +1,402 @@
+# Loops over sequences: one node of the graph for all steps, whose body is a tape of its own that is run again and again.
+#
+# The derivatives of a loop are loops: reverse mode runs backwards over the carries that the forward loop kept, computes
+# each step again and pulls its gradients back; forward mode carries a tangent beside every value. So any order works, and
+# a loop inside a loop's body is a checkpoint: the outer one keeps only what enters each stretch.
+
+"""
+    Scan
+
+What a loop does at each step. The graph's inputs are the carries, then this step's part of each sequence, then what is the
+same at every step; its outputs the new carries, then this step's part of each result.
+
+- `carries`, `sequences`: how many there are.
+- `steps`, `backwards`: how often, and whether from the last step to the first.
+- `keeps`: whether the last results are the carries as each step found them, for the backward pass.
+"""
+struct Scan
+    graph::Graph
+    carries::Int
+    sequences::Int
+    steps::Int
+    backwards::Bool
+    keeps::Bool
+end
+
+Base.show(io::IO, loop::Scan) = print(io, loop.steps, loop.backwards ? " steps backwards of " : " steps of ",
+    length(loop.graph.nodes), " ops")
+
+"""The dimensions of the results: final carries, then what the steps gave, stacked along a new last axis."""
+results_of(loop::Scan) = Vector{Int}[k <= loop.carries ? x.dims : Int[x.dims; loop.steps]
+    for (k, x) in enumerate(loop.graph.outputs)]
+
+infer_scan(inputs, attrs) = (Int[sum(Int[prod(dims) for dims in results_of(attrs[1])])], attrs[1].graph.outputs[1].eltype)
+
+# Running --------------------------------------------------------------------------------------------------------------
+
+"""A copy that every step makes: `bytes`, from and to addresses that may move on with the steps."""
+struct Transfer
+    to::Ptr{UInt8}
+    from::Ptr{UInt8}
+    bytes::Int
+    to_stride::Int
+    from_stride::Int
+end
+
+"""A loop as instructions: the body's tape, and what is copied before, at, and after each step."""
+struct Repetition
+    tape::Tape
+    steps::Int
+    backwards::Bool
+    before::Vector{Transfer}
+    fetch::Vector{Transfer}
+    store::Vector{Transfer}
+    turn::Vector{Transfer}
+    after::Vector{Transfer}
+end
+
+function copy_all!(transfers::Vector{Transfer}, step::Int)
+    for t in transfers
+        ccall(:memcpy, Ptr{Cvoid}, (Ptr{UInt8}, Ptr{UInt8}, Csize_t), t.to + step * t.to_stride,
+            t.from + step * t.from_stride, t.bytes)
+    end
+    return nothing
+end
+
+function (r::Repetition)()
+    copy_all!(r.before, 0)
+    for k in 1:r.steps
+        step = r.backwards ? r.steps - k : k - 1
+        copy_all!(r.fetch, step)
+        run!(r.tape)
+        copy_all!(r.store, step)
+        copy_all!(r.turn, 0)
+    end
+    copy_all!(r.after, 0)
+    return nothing
+end
+
+address_of(x::Array) = Ptr{UInt8}(pointer(x))
+
+function forward_scan(p::Program, out::Memory, inputs::Vector{Memory}, attrs)
+    loop = attrs[1]::Scan
+    (own_inputs, outputs), nodes = tracing_apart() do
+        fresh = Tensor[symbol(x.eltype, x.dims, x.name) for x in loop.graph.inputs]
+        fresh, inlined(loop.graph, fresh)[1]
+    end
+    tape = Tape(prune!(Graph(own_inputs, outputs, nodes)))
+    nc, ns = loop.carries, loop.sequences
+    bytes(x) = sizeof(x)
+    enter(i, stride) = Transfer(address_of(tape.inputs[i]), Ptr{UInt8}(inputs[i].address), bytes(tape.inputs[i]), 0, stride)
+    before = Transfer[enter(i, 0) for i in eachindex(inputs) if !(nc < i <= nc + ns)]
+    fetch = Transfer[enter(i, bytes(tape.inputs[i])) for i in nc+1:nc+ns]
+    turn = Transfer[Transfer(address_of(tape.inputs[i]), address_of(tape.outputs[i]), bytes(tape.inputs[i]), 0, 0)
+                    for i in 1:nc]
+    store, after, place = Transfer[], Transfer[], Ptr{UInt8}(out.address)
+    for (k, x) in enumerate(tape.outputs)
+        if k <= nc
+            push!(after, Transfer(place, address_of(tape.inputs[k]), bytes(x), 0, 0))
+            place += bytes(x)
+        else
+            push!(store, Transfer(place, address_of(x), bytes(x), bytes(x), 0))
+            place += loop.steps * bytes(x)
+        end
+    end
+    own = nbytes(tape) + sum(Int[bytes(x) for x in tape.inputs]) + sum(Int[bytes(x) for x in tape.outputs])
+    return emit_call!(p, Repetition(tape, loop.steps, loop.backwards, before, fetch, store, turn, after), own)
+end
+
+function poison!(r::Repetition, byte::Integer)
+    poison!(r.tape, byte)
+    foreach(x -> fill_bytes!(x, byte), r.tape.inputs)
+end
+
+# Derivatives ----------------------------------------------------------------------------------------------------------
+
+"""The same loop, which keeps its carries as results, too."""
+function keeping(loop::Scan)
+    loop.keeps && return loop
+    graph = loop.graph
+    more = Graph(graph.inputs, Tensor[graph.outputs; graph.inputs[1:loop.carries]], graph.nodes)
+    return Scan(more, loop.carries, loop.sequences, loop.steps, loop.backwards, true)
+end
+
+"""The same loop without its kept carries, where nobody uses them."""
+function forgetting(loop::Scan)
+    graph = loop.graph
+    less = prune!(Graph(graph.inputs, graph.outputs[1:end-loop.carries], copy(graph.nodes)))
+    return Scan(less, loop.carries, loop.sequences, loop.steps, loop.backwards, false)
+end
+
+"""A loop as a node of the graph. Where derivatives may be asked for it keeps its carries."""
+function repeated(loop::Scan, inputs::Vector{Tensor})
+    records = state().recording && any(x -> x.requires_grad, inputs)
+    return apply(SCAN, inputs, Any[records ? keeping(loop) : loop])
+end
+
+"""A loop's results, of its one flat tensor."""
+function results(flat::Tensor, loop::Scan)
+    parts, last = Tensor[], 0
+    for dims in results_of(loop)
+        push!(parts, part(flat, last + 1, dims))
+        last += prod(dims)
+    end
+    return parts
+end
+
+like(x::Tensor) = symbol(x.eltype, x.dims, x.name)
+one_step(x::Tensor) = symbol(x.eltype, x.dims[1:end-1])
+zeros_of(x::Tensor) = spread_to(literal(x.eltype, 0), x.dims)
+
+function scan_pullback(g::Tensor, node::Tensor, asked::Vector{Bool})
+    loop, inputs = node.attrs[1]::Scan, node.inputs
+    if !loop.keeps
+        loop = keeping(loop)
+        flat = apply(SCAN, inputs, Any[loop])
+        g = concatenate(Tensor[g, zeros_of(part(flat, length(g) + 1, Int[length(flat) - length(g)]))], 1)
+    else
+        flat = node
+    end
+    nc, ns, graph = loop.carries, loop.sequences, loop.graph
+    kept_ = results(flat, loop)[end-nc+1:end]
+    upstream = results(g, loop)
+    fixed = inputs[nc+ns+1:end]
+    moving = Int[i for i in eachindex(inputs) if i > nc && asked[i]]
+    summed = Int[i for i in moving if i > nc + ns]
+    # The step backwards: carries are the gradients of the carries, and the sums of those of what is the same at all steps.
+    (own, outputs), nodes = tracing_apart() do
+        carried = Tensor[like(x) for x in graph.inputs[1:nc]]
+        sums = Tensor[like(graph.inputs[i]) for i in summed]
+        here = Tensor[like(x) for x in graph.inputs]
+        seeds = Tensor[like(x) for x in graph.outputs[nc+1:end]]
+        outputs, made = inlined(graph, here)
+        found = gradients(outputs, Tensor[carried; seeds], here[[1:nc; moving]]; within=made)
+        found = Tensor[f === nothing ? zeros_of(x) : f for (f, x) in zip(found, here[[1:nc; moving]])]
+        by_input = Dict(zip([1:nc; moving], found))
+        totals = Tensor[ADD(total, by_input[i]) for (total, i) in zip(sums, summed)]
+        steps = Tensor[by_input[i] for i in moving if i <= nc + ns]
+        Tensor[carried; sums; here[1:nc+ns]; seeds; here[nc+ns+1:end]],
+        Tensor[Tensor[by_input[i] for i in 1:nc]; totals; steps]
+    end
+    back = Scan(prune!(Graph(own, outputs, nodes)), nc + length(summed), nc + ns + length(upstream) - nc, loop.steps,
+        !loop.backwards, false)
+    start = Tensor[upstream[1:nc]; Tensor[zeros_of(inputs[i]) for i in summed]]
+    found = results(repeated(back, Tensor[start; kept_; inputs[nc+1:nc+ns]; upstream[nc+1:end]; fixed]), back)
+    parts = Vector{Any}(nothing, length(inputs))
+    for i in 1:nc
+        asked[i] && (parts[i] = found[i])
+    end
+    for (k, i) in enumerate(summed)
+        parts[i] = found[nc+k]
+    end
+    for (k, i) in enumerate(Int[i for i in moving if i <= nc + ns])
+        parts[i] = found[nc+length(summed)+k]
+    end
+    return parts
+end
+
+function scan_jvp(t, y, inputs, attrs)
+    loop = attrs[1]::Scan
+    nc, ns, graph = loop.carries, loop.sequences, loop.graph
+    moving = Int[i for i in eachindex(inputs) if i <= nc || t[i] !== nothing]
+    (own, outputs), nodes = tracing_apart() do
+        here = Tensor[like(x) for x in graph.inputs]
+        tangents = Tensor[like(graph.inputs[i]) for i in moving]
+        outputs, made = inlined(graph, here)
+        moves = Dict{Tensor,Tensor}(here[i] => d for (i, d) in zip(moving, tangents))
+        moved_ = pushed_forward(outputs, moves, made)
+        both(range) = Tensor[here[range]; tangents[[k for (k, i) in enumerate(moving) if i in range]]]
+        Tensor[both(1:nc); both(nc+1:nc+ns); both(nc+ns+1:length(here))],
+        Tensor[outputs[1:nc]; moved_[1:nc]; moved_[nc+1:end]]
+    end
+    tangents = Tensor[t[i] === nothing ? zeros_of(inputs[i]) : t[i] for i in moving]
+    both(range) = Tensor[inputs[range]; tangents[[k for (k, i) in enumerate(moving) if i in range]]]
+    doubled = Scan(prune!(Graph(own, outputs, nodes)), 2nc, ns + count(i -> nc < i <= nc + ns, moving), loop.steps,
+        loop.backwards, false)
+    found = results(repeated(doubled, Tensor[both(1:nc); both(nc+1:nc+ns); both(nc+ns+1:length(inputs))]), doubled)
+    return joined_flat(Tensor[found[nc+1:2nc]; found[2nc+1:2nc+length(graph.outputs)-nc]])
+end
+
+joined_flat(parts::Vector{Tensor}) = concatenate(Tensor[vec(x) for x in parts], 1)
+
+const SCAN = Op("scan", infer_scan; forward=forward_scan, backward=Joint(scan_pullback), jvp=scan_jvp, accepts=is_dense,
+    attrs=[:loop], doc="a loop: one node for all steps")
+
+"""Let loops whose kept carries nobody reads not keep them; in place, before a graph is bound to memory."""
+function forget!(graph::Graph)
+    read = Dict{Tensor,Int}()  # of a loop's flat result the last element in use
+    for x in graph.nodes, a in x.inputs
+        a.op === SCAN || continue
+        last = x.op === SLICE ? (i = x.attrs[1][1]; i[1] + i[2] * (max(i[3], 1) - 1)) : length(a)
+        read[a] = max(get(read, a, 0), last)
+    end
+    for x in graph.outputs
+        x.op === SCAN && (read[x] = length(x))
+    end
+    for x in graph.nodes
+        x.op === SCAN && (x.attrs[1]::Scan).keeps || continue
+        shorter = forgetting(x.attrs[1])
+        dims, _ = infer_scan(x.inputs, Any[shorter])
+        get(read, x, 0) <= dims[1] || continue
+        x.attrs, x.dims = Any[shorter], dims
+    end
+    return graph
+end
+
+# What users write -----------------------------------------------------------------------------------------------------
+
+"""
+    scan(f, carry, xs; length=nothing, checkpoint=false, truncate=nothing)
+
+The loop
+
+    for t in 1:length
+        carry, ys[t] = f(carry, xs[t])
+    end
+
+as one node of the graph, of the same size for any number of steps. Returns `(carry, ys)`.
+
+- `carry`: what is handed on from step to step, a container of arrays of one float type, which keep their sizes.
+- `xs`: what the steps read, a container of arrays whose last axis is the steps; `nothing` if `length` is given.
+- `ys`: what `f` returned second at each step, stacked along a new last axis; `f` may return `nothing` there.
+- `checkpoint`: keep the carry only every so many steps for the backward pass, about the square root of their number where
+  `true`, and compute what lies between again: memory for time.
+- `truncate`: let gradients flow back through at most so many steps: the sequence is cut, counted from its end, and no
+  gradient passes a cut.
+
+The body is traced once: what holds for compiled functions holds for it. Tensors that it captures get gradients. Random
+masks cannot be drawn in it: draw them before, and pass them in `xs`.
+
+Throws a `ShapeError` where the carry changes its size, structure or element type, or sequences differ in length; a
+`TraceError` for a branch on a value.
+
+Source: truncation after Williams and Peng, Neural Computation 2 (1990); the square root after Chen et al.,
+"Training deep nets with sublinear memory cost" (2016).
+"""
+function scan(f, carry, xs; length=nothing, checkpoint=false, truncate=nothing)
+    c, carry_structure = flatten(carry)
+    x, structure = flatten(xs)
+    plain = is_plain([c; x])
+    carries, sequences = scan_operands(c, carry_structure, x, structure)
+    steps = scan_length(sequences, structure, length)
+    body = Body(f, carry_structure, structure)
+    truncate === nothing || is_count(truncate) ||
+        throw(ConfigurationError("scan: truncate must be a number of steps from 1 on, got $(repr(truncate))"))
+    checkpoint isa Bool || is_count(checkpoint) ||
+        throw(ConfigurationError("scan: checkpoint must be true, false or a number of steps from 1 on, got " *
+            repr(checkpoint)))
+    stretch = checkpoint === false ? 0 : checkpoint === true ? max(1, ceil(Int, sqrt(steps))) : Int(checkpoint)
+    final, ys, ys_structure = scanned(body, carries, sequences, steps, stretch, truncate === nothing ? 0 : Int(truncate))
+    arrays = shown(Tensor[final; ys], plain && !any(y -> y.requires_grad, Tensor[final; ys]), Any[c; x])
+    n = Base.length(final)
+    return unflatten(carry_structure, arrays[1:n]), unflatten(ys_structure, arrays[n+1:end])
+end
+
+is_count(n) = n isa Integer && !(n isa Bool) && n >= 1
+
+"""What the user's function is called with at each step, and what it must return."""
+struct Body
+    f::Any
+    carry::Structure
+    step::Structure
+end
+
+function scan_operands(c::Vector{Any}, carry_structure::Structure, x::Vector{Any}, structure::Structure)
+    floats = Any[a for a in [c; x] if (a isa Tensor || a isa AbstractArray) && eltype(a) in FLOATS]
+    T = isempty(floats) ? Float64 : eltype(floats[1])
+    for (a, place) in zip(c, paths(carry_structure))
+        a isa Real || has_derivative(a) || throw(NotDifferentiableError("scan: the carry$place is of " *
+            "$(a isa Union{Tensor,AbstractArray} ? eltype(a) : typeof(a)); carry arrays of Float32 or Float64"))
+    end
+    carries = Tensor[as_tensor(a, T) for a in c]
+    check_eltypes("scan: the carry", carries)
+    sequences = Tensor[a isa AbstractArray{<:Integer} ? index_tensor(a) : as_tensor(a, T) for a in x]
+    return carries, sequences
+end
+
+function scan_length(sequences::Vector{Tensor}, structure::Structure, @nospecialize(given))
+    given === nothing || given isa Integer && given >= 0 ||
+        throw(ConfigurationError("scan: length must be a number of steps, got $(repr(given))"))
+    isempty(sequences) && given === nothing &&
+        throw(ShapeError("scan: there are no xs to count the steps of; give length"))
+    steps = given === nothing ? nothing : Int(given)
+    for (x, place) in zip(sequences, paths(structure))
+        ndims(x) == 0 && throw(ShapeError("scan: xs$place is a number; the last axis of an array is the steps"))
+        steps === nothing && (steps = x.dims[end])
+        x.dims[end] == steps ||
+            throw(ShapeError("scan: expected $steps steps along the last axis of xs$place, got size $(size(x))"))
+    end
+    return steps
+end
+
+"""The final carries, the results of all steps, and the structure of a step's results."""
+function scanned(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, steps::Int, stretch::Int, cut::Int)
+    if 0 < cut < steps
+        inner = Body((c, x) -> in_stretch(body, c, x, cut, min(stretch, cut), true), body.carry, body.step)
+        return in_stretches(body, inner, carries, xs, steps, cut, stretch, steps % cut == 0 ? cut : steps % cut)
+    elseif 0 < stretch < steps
+        inner = Body((c, x) -> in_stretch(body, c, x, stretch, 0, false), body.carry, body.step)
+        return in_stretches(body, inner, carries, xs, steps, stretch, 0, steps % stretch)
+    end
+    return plain_scan(body, carries, xs, steps)
+end
+
+"""A loop over stretches of `n` steps, after the first `head` steps."""
+function in_stretches(body::Body, inner::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, steps::Int, n::Int,
+        stretch::Int, head::Int)
+    early = nothing
+    if head > 0
+        carries, early, _ = scanned(body, carries, Tensor[along_steps(x, 1, head) for x in xs], head, min(stretch, head), 0)
+    end
+    count_ = (steps - head) ÷ n
+    parts = Tensor[reshape_to(along_steps(x, head + 1, steps - head), Int[x.dims[1:end-1]; n; count_]) for x in xs]
+    final, ys, structure = plain_scan(inner, carries, parts, count_)
+    ys = Tensor[reshape_to(y, Int[y.dims[1:end-2]; n * count_]) for y in ys]
+    early === nothing || (ys = Tensor[concatenate(Tensor[a, b], ndims(b)) for (a, b) in zip(early, ys)])
+    return final, ys, structure
+end
+
+along_steps(x::Tensor, first::Int, n::Int) = first == 1 && n == x.dims[end] ? x :
+    apply(SLICE, Tensor[x], Any[Index([[whole_axis(m) for m in x.dims[1:end-1]]; (first, 1, n)])])
+
+"""One step of the loop over stretches: a loop itself."""
+function in_stretch(body::Body, carry, x, n::Int, stretch::Int, cut::Bool)
+    carries = Tensor[cut ? STOP_GRADIENT(c) : c for c in flatten(carry)[1]]
+    final, ys, structure = scanned(body, carries, Tensor[flatten(x)[1]...], n, stretch, 0)
+    return unflatten(body.carry, final), unflatten(structure, ys)
+end
+
+function plain_scan(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, steps::Int)
+    own = Tensor[Tensor[like(c) for c in carries]; Tensor[one_step(x) for x in xs]]
+    n = length(carries)
+    (outputs, structure), nodes = tracing_apart() do
+        result = body.f(unflatten(body.carry, own[1:n]), unflatten(body.step, own[n+1:end]))
+        result isa Tuple && length(result) == 2 ||
+            throw(ShapeError("scan: the function must return (carry, y), got $(typeof(result))"))
+        new = alike_carry(result[1], carries, body.carry)
+        found, structure = flatten(result[2])
+        T = isempty(new) ? nothing : new[1].eltype
+        ys = Tensor[y isa Tensor || T === nothing ? as_output(y, "scan") : as_tensor(y, T) for y in found]
+        Tensor[new; ys], structure
+    end
+    isempty(outputs) && return Tensor[], Tensor[], structure
+    check_eltypes("scan: the carry and what the steps return", outputs)
+    check_float(outputs[1].eltype)
+    drawn = findfirst(x -> (x.op::Op).random, nodes)
+    drawn === nothing || throw(TraceError("scan: random masks cannot be drawn inside a loop's step ($(nodes[drawn].op.name)); " *
+        "draw those of all steps before and pass them in xs"))
+    graph, outside = closed(own, outputs, nodes)
+    state().trace === nothing && any(x -> x.data === nothing, outside) && throw(TraceError("scan: the function uses a " *
+        "tensor that was kept from an earlier trace; return it from there, or compute it here"))
+    loop = Scan(graph, n, length(xs), steps, false, false)
+    inputs = Tensor[carries; xs; outside]
+    flat = repeated(loop, inputs)
+    parts = results(flat, loop)
+    return parts[1:n], parts[n+1:end], structure
+end
+
+function alike_carry(@nospecialize(new), carries::Vector{Tensor}, structure::Structure)
+    leaves = flatten_as(new, structure, "scan: the carry")
+    return Tensor[as_alike("scan: the carry$place must keep its size and element type", x, c)
+                  for (x, c, place) in zip(leaves, carries, paths(structure))]
+end
