@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.graph import gradients, scope_of, topological_sort, unbroadcast
+from py_engine.ad.graph import scope_of, topological_sort
 from py_engine.ad.ops import convolution, elementary, indexing, linalg, loss, pooling, reduction, shape
 from py_engine.ad.ops.record import Op, Shape
-from py_engine.ad.tensor import STATE, Tensor
-from py_engine.errors import DTypeError, ShapeError
+from py_engine.ad.tensor import Tensor
+from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 
 __all__ = ["push_forward"]
 
@@ -40,6 +40,10 @@ def push_forward(
 
     Returns:
         For each output its tangent, of its shape (behind the leading axis) and dtype; None where it stays.
+
+    Raises:
+        NotDifferentiableError: an op has no jvp rule.
+        ShapeError, DTypeError: a rule returned something that cannot be the tangent of its result.
     """
     order = topological_sort(outputs)
     uses = _uses(order, outputs)
@@ -70,7 +74,7 @@ def _push(node: Tensor, moved: Tangents, count: int | None) -> Tensor:
     op = node.op
     assert op is not None
     if op.jvp is None:
-        return _transposed(node, moved) if count is None else _one_by_one(node, moved, count)
+        raise NotDifferentiableError(f"{op.name}: the op has no jvp rule, which forward mode needs")
     if count is None:
         tangent = op.jvp(moved, node, *node.inputs, **node.attrs)
         return _checked(tangent, node, node.shape)
@@ -101,37 +105,6 @@ def _one_by_one(node: Tensor, moved: Tangents, count: int) -> Tensor:
     """The way that every op can go: one tangent after the other."""
     each = [_push(node, [None if t is None else t[k] for t in moved], None) for k in range(count)]
     return ops.stack(each)
-
-
-def _transposed(node: Tensor, moved: Tangents) -> Tensor:
-    """Push forward through an op that has vjp rules only: what they compute is linear in g, and its transpose is it."""
-    assert node.op is not None
-    recording, STATE.recording = STATE.recording, True
-    try:
-        upstream = Tensor(np.zeros(node.shape, node.dtype), requires_grad=True)
-        pulled, seeds = [], []
-        for t, g in zip(moved, _pulled(node, upstream, [t is not None for t in moved]), strict=True):
-            if t is not None and g is not None:
-                pulled.append(g)
-                seeds.append(t)
-    finally:
-        STATE.recording = recording
-    (found,) = gradients(pulled, seeds, [upstream])
-    return Tensor(np.zeros(node.shape, node.dtype)) if found is None else found
-
-
-def _pulled(node: Tensor, upstream: Tensor, asked: Sequence[bool]) -> list[Tensor | None]:
-    """Return the gradient by each input that is asked for, where there is one."""
-    op = node.op
-    assert op is not None and op.vjp is not None
-    if op.joint:
-        assert callable(op.vjp)
-        return list(op.vjp([(upstream, None)], asked, node))
-    rules = [op.rule(i) if wanted else None for i, wanted in enumerate(asked)]
-    return [
-        None if rule is None else unbroadcast(rule(upstream, node, *node.inputs, **node.attrs), x)
-        for x, rule in zip(node.inputs, rules, strict=True)
-    ]
 
 
 # Rules for many tangents ----------------------------------------------------------------------------------
