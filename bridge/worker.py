@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -193,14 +193,39 @@ class Worker:
         """See `Session.params`."""
         return _take_arrays(self._call("params"))
 
+    # A programmer's own Julia function, in the process of engine "julia"; see `bridge.julia.function`.
+
+    def define_function(self, code: str, name: str, replay: bool) -> None:
+        """Make the process's Julia function."""
+        self._call("define_function", code=code, name=name, replay=replay)
+
+    def function_value(self, args: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Call it."""
+        with self._passed(args) as paths:
+            return _take_array(self._call("function_value", args=paths))
+
+    def function_pullback(self, seed: NDArray[Any], args: Sequence[NDArray[Any]]) -> list[NDArray[Any] | None]:
+        """Return its vector-Jacobian products by each argument; None for one of integers."""
+        with self._passed([seed, *args]) as paths:
+            found = self._call("function_pullback", seed=paths[0], args=paths[1:])
+        return [None if path is None else _take_array(path) for path in found]
+
+    @contextlib.contextmanager
+    def _passed(self, arrays: Sequence[NDArray[Any]]) -> Iterator[list[str]]:
+        """The files that take arrays across for one call."""
+        paths = [self._write_array(array) for array in arrays]
+        yield [str(path) for path in paths]
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+    # The data and the process.
+
     def preload(self, *arrays: Array) -> None:
         """Read data into the process now, so that neither its time nor its memory counts for what follows.
 
         Features with their targets, once more after `build`, for a framework that computes with a copy of its own.
         """
         self._call("preload", paths=[self._path(array) for array in arrays])
-
-    # The process.
 
     def pause(self) -> None:
         """Stop the process, whatever its threads are doing, until `resume`."""

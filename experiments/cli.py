@@ -662,6 +662,30 @@ def predict(output: Output, **options: Any) -> None:
     byhand.predict(request, output)
 
 
+@cli.command(
+    short_help="Answer GradBench's messages with one of our engines.",
+    epilog=examples("gradbench --engine numpy < messages.jsonl", "gradbench --engine julia --threads 2"),
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["numpy", "julia"]),
+    required=True,
+    help="The engine that computes and differentiates.",
+)
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of the engine.")
+def gradbench(engine: str, threads: int) -> None:
+    """Be a tool of GradBench, the benchmark of differentiable programming.
+
+    It answers GradBench's messages, one per line of standard input, on standard output, and is started by it:
+    gradbench run --tool "twingrad gradbench --engine numpy" --eval ...
+
+    Modules: hello, lse, llsq and gmm. CONTRIBUTING.md says how to add one.
+    """
+    from experiments.gradbench import protocol
+
+    protocol.serve(engine, sys.stdin, sys.stdout, threads)
+
+
 # -----------------------------------------------------------------------------------------------------------
 # The process
 

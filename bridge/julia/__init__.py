@@ -5,15 +5,34 @@
     model = julia.build("model.toml", threads=2)
     losses = model.train_epoch(x, y, order)
 
-`build` makes a session of the Julia engine; `runtime` starts Julia itself, through juliacall or by embedding libjulia;
-`find` and `install` see to a Julia that works.
+    energy = julia.function("(w, x) -> sum(abs2, tanh.(w * x))")
+    py_engine.grad(energy)(w, x)
+
+`build` makes a session of the Julia engine, `function` an op of a programmer's own Julia code; `runtime` starts
+Julia itself, through juliacall or by embedding libjulia; `find` and `install` see to a Julia that works.
 """
 
 from __future__ import annotations
 
 from bridge.errors import JuliaError, JuliaUnavailableError
+from bridge.julia.function import JuliaFunction, function, function_file
 from bridge.julia.interface import Info, Runtime
 from bridge.julia.model import build
+from bridge.julia.remote import torch_function
 from bridge.julia.start import Status, Verdict, runtime, status
 
-__all__ = ["Info", "JuliaError", "JuliaUnavailableError", "Runtime", "Status", "Verdict", "build", "runtime", "status"]
+__all__ = [
+    "Info",
+    "JuliaError",
+    "JuliaFunction",
+    "JuliaUnavailableError",
+    "Runtime",
+    "Status",
+    "Verdict",
+    "build",
+    "function",
+    "function_file",
+    "runtime",
+    "status",
+    "torch_function",
+]

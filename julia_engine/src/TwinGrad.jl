@@ -24,6 +24,7 @@ end
 export NETWORK
 
 include("entry.jl")
+include("functions.jl")
 
 include("precompile.jl")
 include("network/precompile.jl")

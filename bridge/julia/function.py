@@ -1,0 +1,214 @@
+"""A programmer's own function, written in Julia, called from Python and differentiated by the Julia engine.
+
+    from bridge import julia
+
+    energy = julia.function("(w, x) -> sum(abs2, tanh.(w * x))")
+    energy(w, x)                        # numpy arrays in, a numpy array out
+    py_engine.grad(energy)(w, x)        # an op that py_engine differentiates through
+
+The code is run as it stands: it must be as trusted as the Python that passes it. A model spec's never comes here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_int, c_int64, c_uint8, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+import py_engine as pe
+from bridge.errors import JuliaError
+from bridge.julia.interface import literal
+from py_engine.errors import ConfigurationError, NotDifferentiableError, ShapeError
+
+__all__ = ["Embedded", "JuliaFunction", "function", "function_file"]
+
+Array = NDArray[Any]
+
+# The codes of julia_engine/src/functions.jl.
+_CODES: dict[np.dtype[Any], int] = {np.dtype(np.int64): 1, np.dtype(np.float32): 32, np.dtype(np.float64): 64}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_MOST_AXES = 32
+
+_SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
+    "call": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p], c_int),
+    "take": ([c_int64, c_void_p], c_int),
+    "pull": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p], c_int),
+    "forget": ([c_int64], c_int),
+}
+
+
+def function(
+    code: str, name: str = "", *, replay: bool = True, threads: int = 1, process: bool = False
+) -> JuliaFunction:
+    """Return a Julia function as one of Python's, which `py_engine` can differentiate.
+
+    Args:
+        code: Julia code, in which ``using TwinGrad`` holds. Its last value is the function; or
+        name: the function of this name, which the code defines.
+        replay: trace the function once for each combination of shapes, and replay it: fast, but its branches and
+            loops are then those of the first call, and a branch on a value is an error. False runs it at every call.
+        threads: of Julia, fixed for the process by whatever starts it first.
+        process: run Julia in a process of its own, which is closed with the function. Needed where torch is imported,
+            in threads, and where one Julia should not wait for another; arrays are then copied to and fro.
+
+    Returns:
+        A function of numpy arrays (or tensors of `py_engine`), float32, float64 or int64, that returns an array.
+        A numpy array of shape (N, C) is a Julia array of size (C, N), in the same memory: Julia's arrays are stored
+        the other way round. Arguments of shape () and Python numbers arrive as numbers. Integers are passed as they
+        are: as indices they count from 1 in Julia.
+
+    Raises:
+        JuliaError: the code can't be parsed or run, its value is no function, or it defines no `name`.
+        JuliaUnavailableError: no Julia works here; says what to do.
+    """
+    if process:
+        from bridge.julia.remote import Remote
+
+        return JuliaFunction(Remote(code, name, replay, threads), name)
+    return JuliaFunction(Embedded(code, name, replay, threads), name)
+
+
+def function_file(path: str | os.PathLike[str], name: str = "", **settings: Any) -> JuliaFunction:
+    """Return the function `name` that a Julia file defines (or the file's last value); see `function`."""
+    try:
+        code = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{os.fspath(path)} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{os.fspath(path)} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    return function(code, name, **settings)
+
+
+class JuliaFunction:
+    """A Julia function; see `function`."""
+
+    def __init__(self, backend: Any, name: str = "") -> None:
+        self._backend = backend
+        self.__name__ = name or "julia_function"
+        self._rule = pe.custom_rule(self.value, vjp=self._vjp)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function.
+
+        Raises `JuliaError` with Julia's message for an exception in it, and `ShapeError` where it returns something
+        other than an array or a number.
+        """
+        return self._rule(*args)
+
+    def value(self, *args: ArrayLike) -> Array:
+        """Call the function on arrays, without recording anything for a derivative."""
+        found: Array = self._backend.value([_argument(self.__name__, i, x) for i, x in enumerate(args)])
+        return found
+
+    def pullback(self, seed: ArrayLike, *args: ArrayLike) -> tuple[Array | None, ...]:
+        """Return the products of `seed`, of the result's shape, with the derivatives by each argument.
+
+        An argument of integers has None.
+        """
+        arrays = [_argument(self.__name__, i, x) for i, x in enumerate(args)]
+        return tuple(self._backend.pullback(_argument(self.__name__, "seed", seed), arrays))
+
+    def close(self) -> None:
+        """Let Julia forget the function; it can't be called any more."""
+        self._backend.close()
+
+    def _vjp(self, g: Array, y: Array, *args: Array) -> tuple[Array | None, ...]:
+        return self.pullback(g, *args)
+
+
+class Embedded:
+    """A function in the Julia of this process."""
+
+    def __init__(self, code: str, name: str, replay: bool, threads: int) -> None:
+        from bridge.adapters.julia import load_engine
+
+        runtime, self._entries = load_engine(threads)
+        self._calls = _entry_points(runtime)
+        defined = f"TwinGrad.Functions.define({literal(code)}, {literal(name)}, {str(replay).lower()})"
+        self._number = int(runtime.evaluate(defined) or 0)
+        self._end = weakref.finalize(self, self._calls["forget"], self._number)
+        self._end.atexit = False
+
+    def value(self, arrays: Sequence[Array]) -> Array:
+        """Call it; see `JuliaFunction.value`."""
+        self._check_open()
+        result = np.empty(2 + _MOST_AXES, np.int64)
+        description, addresses = _described(arrays)
+        self._raise(
+            self._calls["call"](
+                self._number, len(arrays), description.ctypes.data, addresses.ctypes.data, result.ctypes.data
+            )
+        )
+        shape = tuple(int(n) for n in result[2 : 2 + result[1]][::-1])
+        out: Array = np.empty(shape, _DTYPES[int(result[0])])
+        self._raise(self._calls["take"](self._number, out.ctypes.data))
+        return out
+
+    def pullback(self, seed: Array, arrays: Sequence[Array]) -> list[Array | None]:
+        """See `JuliaFunction.pullback`."""
+        self._check_open()
+        description, addresses = _described([*arrays, seed])
+        found = [np.empty_like(x) if x.dtype.kind == "f" else None for x in arrays]
+        places = np.array([0 if g is None else g.ctypes.data for g in found], np.uintp)
+        self._raise(
+            self._calls["pull"](
+                self._number, len(arrays), description.ctypes.data, addresses.ctypes.data, places.ctypes.data
+            )
+        )
+        return found
+
+    def close(self) -> None:
+        """See `JuliaFunction.close`."""
+        self._end()
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise JuliaError("this Julia function was closed: make another one")
+
+    def _raise(self, status: int) -> None:
+        if status == 0:
+            return
+        buffer = (c_uint8 * 4096)()
+        size = min(self._entries.message(ctypes.cast(buffer, POINTER(c_uint8)), len(buffer)), len(buffer))
+        message = bytes(buffer[:size]).decode("utf-8", errors="replace")
+        raise (ConfigurationError if status == 1 else JuliaError)(message)
+
+
+_known: dict[int, dict[str, Callable[..., int]]] = {}
+
+
+def _entry_points(runtime: Any) -> dict[str, Callable[..., int]]:
+    if id(runtime) not in _known:
+        _known[id(runtime)] = {
+            name: runtime.function_pointer(f"TwinGrad.Functions.{name}_pointer", *signature)
+            for name, signature in _SIGNATURES.items()
+        }
+    return _known[id(runtime)]
+
+
+def _argument(name: str, place: int | str, x: ArrayLike) -> Array:
+    array = np.ascontiguousarray(x) if np.ndim(x) else np.asarray(x)
+    if array.dtype == np.dtype(int) and array.dtype != np.int64:
+        array = array.astype(np.int64)
+    if array.dtype not in _CODES:
+        raise NotDifferentiableError(
+            f"{name}: argument {place} is of {array.dtype}; Julia functions take arrays of float32, float64 or int64"
+        )
+    if array.ndim > _MOST_AXES:
+        raise ShapeError(f"{name}: argument {place} has {array.ndim} axes; at most {_MOST_AXES} are passed to Julia")
+    return array
+
+
+def _described(arrays: Sequence[Array]) -> tuple[NDArray[np.int64], NDArray[np.uintp]]:
+    """Return the integers that functions.jl reads, and where the arrays lie."""
+    integers: list[int] = []
+    for x in arrays:
+        integers += (_CODES[x.dtype], x.ndim, *reversed(x.shape))
+    return np.array(integers or [0], np.int64), np.array([x.ctypes.data for x in arrays] or [0], np.uintp)

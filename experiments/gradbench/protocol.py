@@ -1,0 +1,215 @@
+"""The tool's side of GradBench's protocol: one JSON message per line on standard input, one answer per line.
+
+`start` is answered with the tool's name, `define` with whether there is such a module, `evaluate` with the output and a
+timing for each run, `analysis` with nothing but its number.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from types import ModuleType
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+import py_engine as pe
+from bridge import julia
+from bridge.errors import TwinGradError
+
+__all__ = ["ENGINES", "MODULES", "serve"]
+
+Array = NDArray[Any]
+Answer = dict[str, Any]
+
+_PACKAGE = "experiments.gradbench"
+MODULES = tuple(
+    sorted(
+        entry.name.removesuffix(".jl")
+        for entry in resources.files(_PACKAGE).iterdir()
+        if entry.name.endswith(".jl") and entry.name != "runs.jl"
+    )
+)
+"""Those that both engines have."""
+
+
+class MessageError(TwinGradError):
+    """What stands on standard input is not GradBench's protocol."""
+
+
+def serve(engine: str, lines: Iterable[str], answers: TextIO, threads: int = 1) -> None:
+    """Answer messages until there are no more, or one of kind `end`.
+
+    Raises `MessageError` for a line that is no message, `JuliaUnavailableError` for an engine that is not there.
+    """
+    tool = ENGINES[engine](threads)
+    for number, line in enumerate(lines, start=1):
+        message = _message(line, number)
+        if message["kind"] == "end":
+            return
+        answers.write(json.dumps({"id": message["id"], **_answer(tool, message)}) + "\n")
+        answers.flush()
+
+
+def _message(line: str, number: int) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise MessageError(f"line {number} of standard input is not JSON: {error}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("kind"), str) or "id" not in message:
+        raise MessageError(f"line {number} of standard input is no message: expected an object with 'id' and 'kind'")
+    return message
+
+
+def _answer(tool: Tool, message: Mapping[str, Any]) -> Answer:
+    match message["kind"]:
+        case "start":
+            return {"tool": tool.name, "config": {"threads": tool.threads}}
+        case "define":
+            return _guarded(lambda: {"success": bool(_module(message.get("module")))})
+        case "evaluate":
+            return _guarded(lambda: _evaluate(tool, message))
+        case _:
+            return {}
+
+
+def _guarded(work: Callable[[], Answer]) -> Answer:
+    """The answer, or the failure in its place: a wrong input must not end the conversation."""
+    try:
+        return work()
+    except (TwinGradError, pe.EngineError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        return {"success": False, "error": f"{type(error).__name__}: {error}"}
+
+
+def _evaluate(tool: Tool, message: Mapping[str, Any]) -> Answer:
+    name, given = str(message.get("function")), message.get("input")
+    module = _module(message.get("module"))
+    if name not in module.FUNCTIONS:
+        raise MessageError(f"module {message['module']} has no function {name!r}; it has {', '.join(module.FUNCTIONS)}")
+    options = given if isinstance(given, dict) else {}
+    least = int(options.get("min_runs", 1)), float(options.get("min_seconds", 0.0))
+    arrays, settings = module.read(given)
+    result, nanoseconds = tool.run(message["module"], name, arrays, settings, *least)
+    timings = [{"name": "evaluate", "nanoseconds": n} for n in nanoseconds]
+    return {"success": True, "output": module.write(result, given), "timings": timings}
+
+
+def _module(name: Any) -> ModuleType:
+    if name not in MODULES:
+        raise MessageError(f"there is no module {name!r} here; there are {', '.join(MODULES)}")
+    return importlib.import_module(f"{_PACKAGE}.{name}")
+
+
+# Engines ----------------------------------------------------------------------------------------------------
+
+
+class Tool:
+    """An engine that runs a module's functions."""
+
+    name: str
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def run(
+        self,
+        module: str,
+        function: str,
+        arrays: Sequence[Array],
+        settings: Sequence[Any],
+        min_runs: int,
+        min_seconds: float,
+    ) -> tuple[list[Array], list[int]]:
+        """Return the result's arrays, and the nanoseconds of each of at least so many runs that last so long."""
+        raise NotImplementedError
+
+
+class Numpy(Tool):
+    """The numpy engine; the first run traces the function."""
+
+    name = "twingrad-numpy"
+
+    def run(
+        self,
+        module: str,
+        function: str,
+        arrays: Sequence[Array],
+        settings: Sequence[Any],
+        min_runs: int,
+        min_seconds: float,
+    ) -> tuple[list[Array], list[int]]:
+        """See `Tool.run`."""
+        from threadpoolctl import threadpool_limits
+
+        make = _module(module).FUNCTIONS[function]
+        compiled = pe.compile(make(*settings))
+        nanoseconds: list[int] = []
+        with threadpool_limits(self.threads):
+            for _ in _runs(nanoseconds, min_runs, min_seconds):
+                before = time.perf_counter_ns()
+                result = compiled(*arrays)
+                nanoseconds.append(time.perf_counter_ns() - before)
+        return list(result) if isinstance(result, tuple) else [result], nanoseconds
+
+
+class Julia(Tool):
+    """The Julia engine, in this process; times are taken in Julia, and the first run traces and compiles."""
+
+    name = "twingrad-julia"
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        from bridge.adapters.julia import load_engine
+
+        load_engine(threads)  # a Julia that isn't there is told of at once
+        self._known: dict[tuple[str, str, int], Any] = {}
+
+    def run(
+        self,
+        module: str,
+        function: str,
+        arrays: Sequence[Array],
+        settings: Sequence[Any],
+        min_runs: int,
+        min_seconds: float,
+    ) -> tuple[list[Array], list[int]]:
+        """See `Tool.run`."""
+        key = (module, function, len(arrays))
+        if key not in self._known:
+            code = (
+                f"const FUNCTIONS = begin\n{_source(module)}\nend\n{_source('runs')}\n"
+                f"runs(FUNCTIONS.{function}, {len(arrays)})"
+            )
+            self._known[key] = julia.function(code, replay=False, threads=self.threads)
+        return _unpacked(self._known[key].value(min_runs, min_seconds, *arrays, *settings))
+
+
+def _source(name: str) -> str:
+    return (resources.files(_PACKAGE) / f"{name}.jl").read_text(encoding="utf-8")
+
+
+def _runs(done: Sequence[int], min_runs: int, min_seconds: float) -> Iterator[None]:
+    while len(done) < max(min_runs, 1) or sum(done) < min_seconds * 1e9:
+        yield
+
+
+def _unpacked(packed: Array) -> tuple[list[Array], list[int]]:
+    """Take apart what runs.jl has put together: the number of runs, their times, then each array with its size."""
+    count = int(packed[0])
+    nanoseconds = [int(n) for n in packed[1 : 1 + count]]
+    arrays, at = [], 1 + count
+    while at < len(packed):
+        axes = int(packed[at])
+        shape = tuple(int(n) for n in packed[at + 1 : at + 1 + axes][::-1])
+        at += 1 + axes
+        size = int(np.prod(shape, dtype=int))
+        arrays.append(packed[at : at + size].reshape(shape))
+        at += size
+    return arrays, nanoseconds
+
+
+ENGINES: dict[str, type[Tool]] = {"numpy": Numpy, "julia": Julia}

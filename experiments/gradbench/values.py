@@ -1,0 +1,51 @@
+"""Numbers and arrays from the JSON of GradBench's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge.errors import TwinGradError
+
+__all__ = ["Arrays", "InputError", "array", "integer", "number"]
+
+Arrays = list[NDArray[Any]]
+
+
+class InputError(TwinGradError):
+    """An evaluation's input is not what the module takes."""
+
+
+def array(given: Any, name: str, axes: int) -> NDArray[np.float64]:
+    """The numbers called `name` as an array of float64 with so many axes."""
+    try:
+        found = np.array(_field(given, name), np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: expected an array of numbers with {axes} axes ({error})") from None
+    if found.ndim != axes:
+        raise InputError(f"{name}: expected {axes} axes, found shape {found.shape}")
+    return found
+
+
+def integer(given: Any, name: str, least: int = 0) -> int:
+    """The whole number called `name`."""
+    found = _field(given, name)
+    if isinstance(found, bool) or not isinstance(found, int) or found < least:
+        raise InputError(f"{name}: expected a whole number of at least {least}, found {found!r}")
+    return found
+
+
+def number(name: str, given: Any) -> NDArray[np.float64]:
+    """A number as an array without axes."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise InputError(f"{name}: expected a number, found {given!r}")
+    return np.array(given, np.float64)
+
+
+def _field(given: Any, name: str) -> Any:
+    if not isinstance(given, Mapping) or name not in given:
+        raise InputError(f"the input has no {name!r}")
+    return given[name]

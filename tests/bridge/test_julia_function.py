@@ -1,0 +1,185 @@
+"""A programmer's own Julia functions from Python: values, derivatives, errors; here, in another process, under torch.
+
+Everything in Julia happens in a worker's process, where this process's torch can't be in its way; what runs in the same
+process as Julia is run by a Python of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import bridge.julia
+from bridge.errors import JuliaError
+from py_engine.errors import ConfigurationError, NotDifferentiableError
+
+pytestmark = pytest.mark.usefixtures("julia")
+
+ENERGY = "(w, x) -> sum(abs2, tanh.(w * x))"
+
+
+def in_own_python(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def product(julia):
+    function = bridge.julia.function("(w, x) -> tanh.(w * x)", process=True)
+    yield function
+    function.close()
+
+
+def matrices(dtype="float64"):
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(4, 3)).astype(dtype), rng.normal(size=(5, 4)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_axes_are_julias_the_other_way_round_and_the_dtype_is_kept(product, dtype):
+    w, x = matrices(dtype)  # in Julia (3, 4) and (4, 5)
+    y = product.value(w, x)
+    assert y.dtype == dtype
+    np.testing.assert_allclose(y, np.tanh(x @ w), rtol=1e-5 if dtype == "float32" else 1e-12)
+
+
+def test_the_pullback_is_the_derivative(product):
+    w, x = matrices()
+    seed = np.random.default_rng(4).normal(size=(5, 3))
+    by_w, by_x = product.pullback(seed, w, x)
+    slope = seed * (1 - np.tanh(x @ w) ** 2)
+    np.testing.assert_allclose(by_w, x.T @ slope, rtol=1e-10)
+    np.testing.assert_allclose(by_x, slope @ w.T, rtol=1e-10)
+
+
+def test_sizes_may_change_from_call_to_call(product):
+    w, x = matrices()
+    for rows in (5, 2, 0, 5):
+        np.testing.assert_allclose(product.value(w, x[:rows]), np.tanh(x[:rows] @ w), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "message"),
+    [
+        ("(x ->", "", "syntax"),
+        ("3", "", "must end with a function"),
+        ("f(x) = x", "g", "defines no g"),
+    ],
+)
+def test_code_that_is_no_function_is_refused(code, name, message):
+    with pytest.raises(JuliaError, match=message):
+        bridge.julia.function(code, name, process=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "replay", "error", "message"),
+    [
+        ('x -> error("no such luck")', False, JuliaError, "no such luck"),
+        ('x -> "text"', False, ConfigurationError, "must return a number or an array"),
+        ("x -> x[7]", True, ConfigurationError, "out of range"),
+        ("x -> sum(x) > 0 ? x : -x", True, ConfigurationError, "branch|condition|value"),
+    ],
+)
+def test_errors_inside_the_function_are_told_in_its_own_words(code, replay, error, message):
+    function = bridge.julia.function(code, replay=replay, process=True)
+    try:
+        with pytest.raises(error, match=message):
+            function.value(np.ones(3))
+    finally:
+        function.close()
+
+
+def test_a_function_that_runs_at_every_call_may_branch_on_values():
+    function = bridge.julia.function("x -> sum(x) > 0 ? x : -x", replay=False, process=True)
+    try:
+        np.testing.assert_array_equal(function.value(-np.ones(3)), np.ones(3))
+        (g,) = function.pullback(np.ones(3), -np.ones(3))
+        np.testing.assert_array_equal(g, -np.ones(3))
+    finally:
+        function.close()
+
+
+def test_what_julia_does_not_take_is_refused_by_its_place(product):
+    w, x = matrices()
+    with pytest.raises(NotDifferentiableError, match="argument 1 is of float16"):
+        product.value(w, x.astype("float16"))
+    with pytest.raises(NotDifferentiableError, match="argument 0 is of complex128"):
+        product.value(w + 1j, x)
+
+
+def test_a_closed_function_can_not_be_called():
+    function = bridge.julia.function("x -> x", process=True)
+    function.close()
+    with pytest.raises(Exception, match="closed"):
+        function.value(np.ones(2))
+
+
+def test_py_engine_differentiates_through_it_eagerly_and_compiled():
+    in_own_python(f"""
+        import numpy as np, py_engine as pe
+        from bridge import julia
+
+        energy = julia.function({ENERGY!r})
+        rng = np.random.default_rng(0)
+        w, x = rng.normal(size=(4, 3)), rng.normal(size=(5, 4))
+        y = np.tanh(x @ w)
+        expected = 3 * x.T @ (2 * y * (1 - y * y))
+        loss = lambda w, x: 3 * energy(w, x)
+        np.testing.assert_allclose(energy(w, x), np.sum(y * y), rtol=1e-12)
+        np.testing.assert_allclose(pe.grad(loss)(w, x), expected, rtol=1e-10)
+        compiled = pe.compile(pe.value_and_grad(loss))
+        for _ in range(2):
+            value, gradient = compiled(w, x)
+            np.testing.assert_allclose(value, 3 * np.sum(y * y), rtol=1e-12)
+            np.testing.assert_allclose(gradient, expected, rtol=1e-10)
+    """)
+
+
+def test_a_file_of_julia_code_has_several_functions(tmp_path):
+    path = tmp_path / "physics.jl"
+    path.write_text("half(x) = x / 2\nkinetic(m, v) = half(m) * sum(v .* v)\n", encoding="utf-8")
+    out = in_own_python(f"""
+        import numpy as np
+        from bridge import julia
+
+        kinetic = julia.function_file({str(path)!r}, "kinetic")
+        v = np.array([1.0, 2.0])
+        print(kinetic.__name__, kinetic.value(3.0, v), kinetic.pullback(1.0, 3.0, v))
+    """)
+    assert out.split()[:2] == ["kinetic", "7.5"]
+    assert "array([3., 6.])" in out
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"none\.jl can't be read"):
+        bridge.julia.function_file(tmp_path / "none.jl", "f")
+
+
+def test_torch_differentiates_through_it_across_processes():
+    torch = pytest.importorskip("torch")
+    energy = bridge.julia.torch_function(ENERGY)
+    w, x = (torch.tensor(a, requires_grad=True) for a in matrices())
+    (3 * energy(w, x)).backward()
+    found = w.grad.clone(), x.grad.clone()
+    w.grad = x.grad = None
+    (3 * torch.tanh(x @ w).square().sum()).backward()
+    torch.testing.assert_close(found, (w.grad, x.grad))
+    assert torch.autograd.gradcheck(energy, (w, x))
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        (g,) = torch.autograd.grad(energy(w, x), w, create_graph=True)
+        g.sum().backward()
+
+
+def test_torch_arguments_without_gradient_and_integers_are_left_alone():
+    torch = pytest.importorskip("torch")
+    rows = bridge.julia.torch_function("(x, places) -> sum(x[places])")
+    x, places = torch.arange(4.0, dtype=torch.float64, requires_grad=True), torch.tensor([1, 4])
+    rows(x, places).backward()
+    assert x.grad.tolist() == [1.0, 0.0, 0.0, 1.0]

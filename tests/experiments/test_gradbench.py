@@ -1,0 +1,176 @@
+"""GradBench's protocol, and its modules in both engines against PyTorch and closed forms."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments.gradbench import protocol
+
+torch = pytest.importorskip("torch")
+
+
+def mixture(d: int = 3, k: int = 4, n: int = 20, m: int = 2, gamma: float = 1.3) -> dict:
+    rng = np.random.default_rng(5)
+    return {
+        "d": d,
+        "k": k,
+        "n": n,
+        "x": rng.normal(size=(n, d)).tolist(),
+        "m": m,
+        "gamma": gamma,
+        "mu": rng.uniform(size=(k, d)).tolist(),
+        "q": rng.normal(size=(k, d)).tolist(),
+        "l": rng.normal(size=(k, d * (d - 1) // 2)).tolist(),
+        "alpha": rng.normal(size=k).tolist(),
+    }
+
+
+def as_of_old(given: dict) -> dict:
+    kept = {name: given[name] for name in ("d", "k", "n", "x", "m", "gamma", "alpha")}
+    return {**kept, "means": given["mu"], "icf": np.hstack([given["q"], given["l"]]).tolist()}
+
+
+def evaluation(module: str, function: str, given: object) -> dict:
+    return {"kind": "evaluate", "module": module, "function": function, "input": given, "description": "-"}
+
+
+LINE = {"x": [0.1, -0.2, 0.3], "n": 16}
+NUMBERS = {"x": [1.0, 2.0, 3.5, 1000.0]}
+MESSAGES = [
+    {"kind": "start", "eval": "hello", "config": {}},
+    {"kind": "define", "module": "gmm"},
+    {"kind": "define", "module": "ba"},
+    evaluation("hello", "square", 3.0),
+    evaluation("hello", "double", 3),
+    evaluation("lse", "primal", NUMBERS),
+    evaluation("lse", "gradient", {**NUMBERS, "min_runs": 3, "min_seconds": 0}),
+    evaluation("llsq", "primal", LINE),
+    evaluation("llsq", "gradient", {**LINE, "min_runs": 1, "min_seconds": 0.01}),
+    evaluation("gmm", "objective", mixture()),
+    evaluation("gmm", "jacobian", mixture()),
+    evaluation("gmm", "jacobian", as_of_old(mixture())),
+    evaluation("gmm", "objective", as_of_old(mixture(d=1, n=2))),
+    {"kind": "analysis", "of": 3, "valid": True},
+    evaluation("gmm", "objective", {**mixture(), "mu": [[0.0]]}),
+    evaluation("lse", "primal", {"x": "words"}),
+    evaluation("lse", "primal", {"x": []}),
+    evaluation("llsq", "hessian", LINE),
+    evaluation("llsq", "primal", None),
+]
+
+
+@pytest.fixture(scope="module", params=protocol.ENGINES)
+def answers(request) -> list[dict]:
+    """Answers of the command itself, in a process of its own: one conversation with everything in it."""
+    if request.param == "julia":
+        request.getfixturevalue("julia")
+    lines = "".join(json.dumps({"id": i, **message}) + "\n" for i, message in enumerate(MESSAGES))
+    command = [sys.executable, "-m", "experiments", "gradbench", "--engine", request.param]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["id"] for answer in found] == list(range(len(MESSAGES)))
+    return found
+
+
+def test_start_and_define_say_what_there_is(answers):
+    assert answers[0]["tool"].startswith("twingrad-")
+    assert answers[1] == {"id": 1, "success": True}
+    assert not answers[2]["success"]
+    assert "there are gmm, hello, llsq, lse" in answers[2]["error"]
+
+
+def test_each_run_has_a_timing(answers):
+    assert [len(answers[i]["timings"]) for i in (3, 6)] == [1, 3]
+    timings = answers[8]["timings"]
+    assert sum(t["nanoseconds"] for t in timings) >= 1e7
+    assert all(t["name"] == "evaluate" and isinstance(t["nanoseconds"], int) for t in timings)
+
+
+def test_hello_lse_and_llsq_are_their_closed_forms(answers):
+    assert (answers[3]["output"], answers[4]["output"]) == (9.0, 6.0)
+    assert answers[5]["output"] == pytest.approx(1000.0)
+    assert answers[6]["output"] == pytest.approx([0.0, 0.0, 0.0, 1.0])
+    t = np.linspace(-1, 1, 16)
+    powers = t[:, None] ** np.arange(3)
+    residual = np.sign(t) - powers @ LINE["x"]
+    assert answers[7]["output"] == pytest.approx(residual @ residual / 2)
+    assert answers[8]["output"] == pytest.approx(-powers.T @ residual)
+
+
+def log_posterior(given: dict, alpha, mu, q, lower):
+    """With the densities of torch.distributions, point by point: nothing of the engines' formula."""
+    d, k = given["d"], given["k"]
+    rows, columns = np.tril_indices(d, -1)
+    by_columns = np.lexsort((rows, columns))
+    total, precisions = 0.0, []
+    for j in range(k):
+        Q = torch.diag(torch.exp(q[j]))
+        Q[rows[by_columns], columns[by_columns]] = lower[j]
+        precisions.append(Q.T @ Q)
+    normals = [torch.distributions.MultivariateNormal(mu[j], precision_matrix=precisions[j]) for j in range(k)]
+    for point in torch.tensor(given["x"], dtype=torch.float64):
+        densities = torch.stack([normal.log_prob(point) for normal in normals])
+        total = total + torch.logsumexp(torch.log_softmax(alpha, 0) + densities, 0)
+    scale = torch.eye(d, dtype=torch.float64) / given["gamma"] ** 2
+    prior = torch.distributions.Wishart(
+        torch.tensor(d + given["m"] + 1.0, dtype=torch.float64), covariance_matrix=scale
+    )
+    return total + sum(prior.log_prob(precision) for precision in precisions)
+
+
+def leaves(given: dict):
+    return [torch.tensor(given[name], dtype=torch.float64, requires_grad=True) for name in ("alpha", "mu", "q", "l")]
+
+
+def test_gmm_is_the_posterior_of_torchs_distributions(answers):
+    given = mixture()
+    parameters = leaves(given)
+    value = log_posterior(given, *parameters)
+    value.backward()
+    assert answers[9]["output"] == pytest.approx(value.item())
+    for name, tensor in zip(("alpha", "mu", "q", "l"), parameters, strict=True):
+        np.testing.assert_allclose(answers[10]["output"][name], tensor.grad, rtol=1e-8, err_msg=name)
+    alpha, mu, q, lower = (tensor.grad.numpy() for tensor in parameters)
+    assert answers[11]["output"] == pytest.approx(
+        np.concatenate([alpha, mu.ravel(), np.hstack([q, lower]).ravel()]), rel=1e-8
+    )
+    tiny = mixture(d=1, n=2)
+    assert answers[12]["output"] == pytest.approx(log_posterior(tiny, *leaves(tiny)).item())
+
+
+def test_an_analysis_is_acknowledged(answers):
+    assert answers[13] == {"id": 13}
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (14, "mu: expected shape (4, 3)"),
+        (15, "x: expected an array of numbers"),
+        (16, "at least one number"),
+        (17, "has no function 'hessian'; it has primal, gradient"),
+        (18, "the input has no 'x'"),
+    ],
+)
+def test_a_wrong_input_is_told_of_and_the_conversation_goes_on(answers, place, message):
+    assert not answers[place]["success"]
+    assert message in answers[place]["error"]
+
+
+@pytest.mark.parametrize("line", ["words", "[1]", '{"kind": "start"}', '{"id": 3}'])
+def test_a_line_that_is_no_message_ends_it_with_an_error_that_names_the_line(line):
+    with pytest.raises(protocol.MessageError, match="line 2 of standard input"):
+        protocol.serve("numpy", ['{"id": 0, "kind": "start"}', line], io.StringIO())
+
+
+def test_end_ends_it():
+    out = io.StringIO()
+    protocol.serve("numpy", ['{"id": 0, "kind": "end"}', "not read"], out)
+    assert out.getvalue() == ""
