@@ -12,6 +12,7 @@ __all__ = [
     "DTypeError",
     "EngineError",
     "GradientCheckError",
+    "InPlaceError",
     "LabelError",
     "NonFiniteError",
     "NotDifferentiableError",
@@ -44,6 +45,10 @@ class TraceError(EngineError, RuntimeError):
 
 class ReplayError(EngineError, RuntimeError):
     """A compiled tape was called with something other than what it was planned for."""
+
+
+class InPlaceError(EngineError, RuntimeError):
+    """An array was written to in place while a gradient still needed its old values."""
 
 
 class GradientCheckError(EngineError, AssertionError):

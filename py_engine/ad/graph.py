@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike
 from py_engine.ad import ops
 from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, SLICE, TRANSPOSE, Index, assemble
 from py_engine.ad.tensor import FLOATS, STATE, Literal, Tensor, no_grad, scope
-from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError, TraceError
+from py_engine.ad.written import written
+from py_engine.errors import DTypeError, EngineError, InPlaceError, NotDifferentiableError, ShapeError, TraceError
 
 __all__ = [
     "Graph",
@@ -96,6 +97,8 @@ def gradients(
                     continue
             if node.op is None:
                 continue
+            if node.marks is not None:
+                _refuse_written(node)
             if joint:
                 _pull_back_jointly(node, parts, depends, pending)
                 continue
@@ -120,6 +123,40 @@ def _pull_back(node: Tensor, i: int, x: Tensor, g: Tensor) -> Part | None:
     if rule is None:
         return None
     return unbroadcast(rule(g, node, *node.inputs, **node.attrs), x), None
+
+
+def _refuse_written(node: Tensor) -> None:
+    """Raise where an array that the node's rules read was written to after the node had used it."""
+    assert node.op is not None
+    for x in written(node.marks or ()):
+        i = next(i for i, a in enumerate(node.inputs) if a is x)
+        if _reads(node, i):
+            where = f" in layer {node.scope!r}" if node.scope else ""
+            raise InPlaceError(
+                f"backward: the gradient of {node.op.name!r}{where} needs its input {i} "
+                f"({x.name + ', ' if x.name else ''}shape {x.shape} {x.dtype}) as it was, but the array was written to "
+                "in place since; write to a copy of it, or after the gradient was taken"
+            )
+
+
+def _reads(node: Tensor, i: int) -> bool:
+    """Whether a vjp rule of the node uses the values of input `i`, found by tracing the rules."""
+    op = node.op
+    assert op is not None
+    if op.joint:
+        return True
+    outer, recording = STATE.trace, STATE.recording
+    STATE.trace, STATE.recording = [], True
+    try:
+        inputs = [Tensor.symbol(x.shape, x.dtype) for x in node.inputs]
+        g, y = (Tensor.symbol(node.shape, node.dtype) for _ in range(2))
+        rules = [op.rule(k) for k, x in enumerate(node.inputs) if x.requires_grad]
+        parts = [rule(g, y, *inputs, **node.attrs) for rule in rules if rule is not None]
+        return any(x is inputs[i] for x in topological_sort(parts))
+    except EngineError:
+        return True  # a rule that needs values
+    finally:
+        STATE.trace, STATE.recording = outer, recording
 
 
 def _pull_back_jointly(node: Tensor, parts: Sequence[Part], depends: set[int], pending: dict[int, list[Part]]) -> None:

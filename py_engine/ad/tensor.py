@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[Any]
 Operand: TypeAlias = "Tensor | ArrayLike"
+Marks: TypeAlias = "tuple[tuple[Tensor, bytes], ...]"
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -73,7 +74,8 @@ class Tensor:
     """A numpy array with a derivative.
 
     Args:
-        data: the array; it is kept by reference, not copied.
+        data: the array; it is kept by reference, not copied, and must not be written to before the gradients that
+            need it are found: that is detected (see `InPlaceError`).
         requires_grad: whether `backward()` stores a gradient here and ops on it are recorded.
 
     Raises:
@@ -87,6 +89,7 @@ class Tensor:
         "dtype",
         "grad",
         "inputs",
+        "marks",
         "name",
         "op",
         "requires_grad",
@@ -100,6 +103,7 @@ class Tensor:
     op: Op | None
     inputs: tuple[Tensor, ...]
     attrs: Mapping[str, Any]
+    marks: Marks | None  # of the arrays that the op was given, see written.py
     requires_grad: bool
     grad: Array | None
     name: str
@@ -117,6 +121,7 @@ class Tensor:
         self.op = None
         self.inputs = ()
         self.attrs = {}
+        self.marks = None
         self.requires_grad = requires_grad
         self.grad = None
         self.name = name
@@ -133,6 +138,7 @@ class Tensor:
         tensor.op = None
         tensor.inputs = ()
         tensor.attrs = {}
+        tensor.marks = None
         tensor.requires_grad = dtype in FLOATS
         tensor.grad = None
         tensor.name = name
@@ -160,7 +166,7 @@ class Tensor:
         return self.size * self.dtype.itemsize
 
     def numpy(self) -> Array:
-        """Return the array itself, not a copy.
+        """Return the array itself, not a copy; read-only if it was computed and a gradient may need it.
 
         Raises:
             TraceError: the tensor is symbolic: its values exist only when the traced function is replayed.
@@ -170,6 +176,10 @@ class Tensor:
                 "a value is needed here, but the function is being traced and only shapes are known; use "
                 "ops such as where() instead of Python branches on values, or call the function eagerly"
             )
+        if self.op is not None:
+            array = self.data.view()
+            array.flags.writeable = False
+            return array
         return self.data
 
     def item(self) -> float:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Operand, Tensor
+from py_engine.ad.written import fingerprints
 from py_engine.errors import DTypeError, ShapeError
 
 Shape: TypeAlias = tuple[int, ...]
@@ -114,10 +115,11 @@ class Op:
             result.data = self.compute([x.data for x in inputs], shape, dtype, attrs)
         if symbolic or result.requires_grad or trace is not None:
             result.op, result.inputs, result.attrs = self, inputs, attrs
+            result.marks = None if symbolic or not result.requires_grad else fingerprints(inputs)
             if trace is not None:
                 trace.append(result)
         else:
-            result.op, result.inputs, result.attrs = None, (), {}
+            result.op, result.inputs, result.attrs, result.marks = None, (), {}, None
         return result
 
     def compute(self, arrays: Sequence[Any], shape: Shape, dtype: Any, attrs: Mapping[str, Any]) -> Array:
