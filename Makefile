@@ -8,6 +8,8 @@ PROFILE ?=
 RESULTS ?=
 RANGE   ?= HEAD^!
 BASE    ?= HEAD~1
+HISTORY ?= HEAD~120..HEAD
+STEPS   ?= 14
 ARGS    ?=
 
 SHELL := bash
@@ -15,7 +17,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help reproduce test lint bench bench-compare clean
+.PHONY: help reproduce test lint bench bench-compare bench-history clean
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
@@ -27,7 +29,8 @@ ASV := PATH="$(abspath $(BIN)):$$PATH" \
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) PROFILE=full|quick RESULTS=folder RANGE=a..b BASE=commit ARGS=..."
+	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) PROFILE=full|quick RESULTS=folder RANGE=a..b BASE=commit" \
+	  && echo "             HISTORY=a..b STEPS=number ARGS=..."
 
 reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
 	$(BIN)/python -m bridge.julia.install || echo "Going on without the Julia engine; its rows will say so."
@@ -51,6 +54,18 @@ bench: $(VENV)/.dev ## speed and memory of HEAD, or of RANGE=a..b, as web pages 
 bench-compare: $(VENV)/.dev ## compare HEAD with BASE=commit; fails where HEAD is slower
 	@said=$$($(ASV) machine --yes 2>&1) || { echo "$$said" >&2; exit 1; }
 	$(ASV) continuous --launch-method spawn --show-stderr $(ARGS) '$(BASE)' HEAD
+
+# What a few engines need for a step, and allocate: a minute for a commit. What has been measured is not measured again.
+CHOICE := --bench "^training\.Epoch\..*\('(numpy|julia|torch)', 2\)" \
+	--bench "^training\.Convolutional\..*\('(numpy|julia|torch)', '(mnist|imdb)-cnn'\)" \
+	--bench "^memory\.Allocated\..*\('(numpy|julia|torch)'\)" \
+	--attribute repeat=3 --attribute rounds=1 --skip-existing-successful
+
+bench-history: $(VENV)/.dev ## a few benchmarks of STEPS commits of HISTORY=a..b, as web pages in .asv/html
+	@said=$$($(ASV) machine --yes 2>&1) || { echo "$$said" >&2; exit 1; }
+	$(ASV) run --launch-method spawn --steps $(STEPS) $(CHOICE) $(ARGS) '$(HISTORY)'
+	$(ASV) publish
+	@echo "To look at .asv/html: $(BIN)/python -m asv preview"
 
 clean: ## remove .venv and what tools leave behind; results, data and .asv stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
@@ -78,7 +93,7 @@ $(VENV)/.venv:
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.venv
 	@echo "Installing what the experiments need into $(VENV)"
 	$(PIP) install --quiet -c constraints.txt hatchling
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[experiments,torch,tensorflow,jax,memory]'
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[experiments,torch,tensorflow,jax,microbenchmarks,memory]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.venv

@@ -49,6 +49,9 @@ ClaimQuantity = Literal[
     "technique_alone_bytes_saved",
     "variant_test_accuracy",
     "variant_later_epoch_seconds",
+    "gradient_nanoseconds",
+    "gradient_to_forward",
+    "chunked_gradient_nanoseconds",
 ]
 """What a claim may be about. Seconds and bytes are compared by ratios, accuracies and losses by differences."""
 ABOUT_SOMETHING = (
@@ -57,8 +60,12 @@ ABOUT_SOMETHING = (
     "technique_alone_bytes_saved",
     "variant_test_accuracy",
     "variant_later_epoch_seconds",
+    "gradient_nanoseconds",
+    "gradient_to_forward",
+    "chunked_gradient_nanoseconds",
 )
-"""Quantities of a technique ("all": all of them together) or of a variant, which the claim names in `of`."""
+"""Quantities of a technique ("all": all of them together), of a variant or of a function of the micro-benchmarks
+("all": the geometric mean over them), which the claim names in `of`."""
 
 T = TypeVar("T")
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -217,6 +224,48 @@ class Profiles(_Record):
         return {name: {**given["full"], **runs} if isinstance(runs, dict) else runs for name, runs in own.items()}
 
 
+class MicrobenchmarkRuns(_Record):
+    """How much a profile measures of the micro-benchmarks: see `experiments.microbenchmarks.measure.Sizes`."""
+
+    systems: Setting[list[Identifier]] | None = None
+    """The systems that run at all; all of the paper's when absent."""
+    rounds: Setting[PositiveInt]
+    samples: Setting[PositiveInt]
+    seconds: Setting[Annotated[float, Field(gt=0)]]
+    array: Setting[PositiveInt]
+    rows: Setting[PositiveInt]
+    chunked: Setting[PositiveInt]
+    chunks: Setting[list[PositiveInt]]
+    chunk_rounds: Setting[PositiveInt]
+    lengths: Setting[list[PositiveInt]]
+
+
+class Microbenchmarks(_Record):
+    """Small functions, each alone and with its gradient, in systems that need not be engines: see
+    `experiments.microbenchmarks`. `quick` and `sample` need to say only what differs from `full`.
+    """
+
+    systems: Setting[list[Identifier]]
+    reported_as: dict[str, str] = {}
+    """The column of the paper's tables that a system stands beside."""
+    full: MicrobenchmarkRuns
+    quick: MicrobenchmarkRuns
+    sample: MicrobenchmarkRuns
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("full"), dict):
+            return given
+        own = {name: {**given["full"], **(given.get(name) or {})} for name in ("quick", "sample")}
+        return given | own
+
+    def profile(self, name: ProfileName) -> MicrobenchmarkRuns:
+        """The counts of a profile."""
+        runs: MicrobenchmarkRuns = getattr(self, name)
+        return runs
+
+
 class Reported(_Record):
     """One thing a study reports: a number, a number per epoch, or words where it prints none.
 
@@ -320,6 +369,7 @@ class Paper(_Record):
     """The engines that also train from their own initialisation, and how."""
     variants: list[Variant] = []
     runs: Profiles
+    microbenchmarks: Microbenchmarks | None = None
     reported: list[Reported]
     cited: list[Cited] = []
     claims: list[Claim] = []

@@ -70,8 +70,14 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("key", "paper", "engine", "label", "seed", "threads", "profile", "variant", "model", "epoch", "seconds"),
         *("train_accuracy", "test_accuracy", "test_loss", "data_source", "engine_digest", "cpu_model", "created"),
     ),
+    # One row for each function, system and round, in nanoseconds per call or bytes; or with what is missing and why.
+    "microbenchmarks": (
+        *("key", "paper", "engine", "label", "threads", "profile", "suite", "benchmark", "size", "chunk", "what"),
+        *("round", "nanoseconds", "bytes", "gradient_error", "missing", "version", "engine_digest", "commit", "dirty"),
+        *("cpu_model", "created"),
+    ),
 }
-LATER_FILES = ("ablation", "variants")
+LATER_FILES = ("ablation", "variants", "microbenchmarks")
 """Tidy files that older results lack: they are read as empty."""
 
 
@@ -268,6 +274,9 @@ def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
     rows: dict[str, list[Record]] = {name: [] for name in COLUMNS}
     for record in records:
         common = _common(record)
+        if record["config"]["measure"] == "microbenchmarks":
+            rows["microbenchmarks"] += [common | row for row in _micro_rows(record)]
+            continue
         rows["runs"] += [common | row for row in _run_rows(record)]
         rows["epochs"] += [common | epoch for epoch in _epochs(record)]
         if record["config"]["measure"] == "time":
@@ -277,6 +286,23 @@ def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
         for name in ("race", "scaling", "ablation", "variants"):
             rows[name] += [common | origin | row for row in record.get(name, ())]
     return rows
+
+
+def _micro_rows(record: Record) -> Iterator[Record]:
+    """What was measured of each system, and one row for a system that was not there."""
+    suite = {"suite": record["config"]["suite"]}
+    origins = {
+        name: {
+            "version": " ".join(f"{package} {version}" for package, version in entrant["versions"].items()),
+            "engine_digest": entrant["engine_digest"],
+        }
+        for name, entrant in record["entrants"].items()
+    }
+    for row in record.get("microbenchmarks", ()):
+        yield suite | origins[row["engine"]] | row
+    for name, entrant in record["entrants"].items():
+        if entrant["error"] and not entrant["available"]:
+            yield suite | origins[name] | {"engine": name, "label": entrant["label"], "missing": entrant["error"]}
 
 
 def _created(record: Record) -> str:
@@ -379,6 +405,7 @@ class Tidy:
     scaling: pd.DataFrame
     ablation: pd.DataFrame
     variants: pd.DataFrame
+    microbenchmarks: pd.DataFrame
 
     @classmethod
     def load(cls, results_dir: str | Path) -> Tidy:

@@ -1,0 +1,133 @@
+"""Rounds in which the systems take turns, so that whatever the machine does meets all of them.
+
+Each system keeps one process. For each function all are made ready and their gradients checked; then they are timed in
+rounds, in an order that starts one later each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.measure.race import rotated
+from experiments.measure.task import Watcher
+from experiments.microbenchmarks.functions import CHUNKED, SMALL, benchmark
+from experiments.microbenchmarks.process import Entrant, UnsupportedError
+from experiments.microbenchmarks.registry import SYSTEMS, BenchmarkError
+
+FORWARD_MODE = ("duals", "julia-forward", "forwarddiff")
+"""The systems that are measured by chunk size; the others in reverse mode."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured: `rounds` of `samples` that last `seconds` each, and how large the inputs are."""
+
+    rounds: int
+    samples: int
+    seconds: float
+    array: int
+    """Elements of the arrays."""
+    rows: int
+    """Inputs that the networks read at once."""
+    chunked: int
+    """Inputs of the functions that are differentiated in chunks."""
+    chunks: tuple[int, ...]
+    chunk_rounds: int
+    lengths: tuple[int, ...]
+    """Steps of the loop whose memory is measured."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One function of one size, with its chunk size (0: reverse mode, by hand, or the function alone)."""
+
+    benchmark: str
+    size: int
+    chunk: int = 0
+
+    def kinds(self, system: str) -> tuple[str, ...]:
+        """What a system is timed for."""
+        if self.chunk:
+            return ("gradient",) if system in FORWARD_MODE else ()
+        return ("forward",) if system == "duals" else () if system == "julia-forward" else ("forward", "gradient")
+
+
+def questions(suite: str, sizes: Sizes) -> list[Question]:
+    """What a suite asks every system."""
+    match suite:
+        case "gradients":
+            return [Question(name, size) for name, size in SMALL.items()]
+        case "arrays":
+            large = {**dict.fromkeys(SMALL, sizes.array), "logistic": sizes.rows, "mlp": sizes.rows}
+            large |= dict.fromkeys(CHUNKED, max(sizes.array, sizes.chunked))
+            return [Question(name, size) for name, size in large.items()]
+        case "chunks":
+            return [Question(name, sizes.chunked, chunk) for name in CHUNKED for chunk in (0, *sizes.chunks)]
+    return []
+
+
+def parts(suite: str, sizes: Sizes) -> int:
+    """How many steps of progress a suite has."""
+    return 2 * len(sizes.lengths) if suite == "memory" else len(questions(suite, sizes))
+
+
+def measure(suite: str, entrants: Mapping[str, Entrant], sizes: Sizes, watcher: Watcher) -> tuple[list[Row], list[Row]]:
+    """The rows of a suite, and what is missing of it: rows with `missing`, the reason, and whether it is a `failure`.
+
+    A system that fails is left out from there on; the others go on.
+    """
+    alive = dict(entrants)
+    rows: list[Row] = []
+    missing: list[Row] = []
+    if suite == "memory":
+        for length in sizes.lengths:
+            for checkpoint in (False, True):
+                for name, entrant in list(alive.items()):
+                    about = {"engine": name, "benchmark": "scan", "size": length, "chunk": 0}
+                    about["what"] = "checkpointed" if checkpoint else "plain"
+                    with _noting(name, about, alive, missing):
+                        rows.append({**about, "round": 1, "bytes": entrant.memory(length, checkpoint)})
+                watcher.step()
+        return rows, missing
+    for question in questions(suite, sizes):
+        about = {"benchmark": question.benchmark, "size": question.size, "chunk": question.chunk}
+        ready: dict[str, float] = {}
+        for name, entrant in list(alive.items()):
+            if question.kinds(name):
+                with _noting(name, {**about, "engine": name}, alive, missing):
+                    ready[name] = entrant.prepare(benchmark(question.benchmark), question.size, question.chunk)
+        one_call = suite == "chunks"  # which takes long enough
+        rounds, samples = (sizes.chunk_rounds, 1) if one_call else (sizes.rounds, sizes.samples)
+        for number in range(1, rounds + 1):
+            for name in rotated([name for name in ready if name in alive], number):
+                with _noting(name, {**about, "engine": name}, alive, missing):
+                    for what in question.kinds(name):
+                        # Functions alone take microseconds in every suite.
+                        seconds = sizes.seconds if what == "forward" or not one_call else 0.0
+                        found = alive[name].measure(what, seconds, samples)
+                        own = {"engine": name, "what": what, "round": number, "gradient_error": ready[name]}
+                        rows.append({**about, **own, "nanoseconds": sorted(found)[len(found) // 2]})
+        watcher.step()
+    return [row for row in rows if row["engine"] in alive], missing
+
+
+@contextlib.contextmanager
+def _noting(name: str, about: Row, alive: dict[str, Entrant], missing: list[Row]) -> Iterator[None]:
+    """Note what a system lacks, or its failure, which ends its part."""
+    try:
+        yield
+    except UnsupportedError as error:
+        missing.append({**about, "missing": str(error), "failure": False})
+    except BenchmarkError as error:
+        alive.pop(name, None)
+        missing.append({**about, "missing": str(error), "failure": True})
+
+
+def labels(names: Mapping[str, Any]) -> dict[str, str]:
+    """What the systems are called."""
+    return {name: SYSTEMS[name].label for name in names}

@@ -1,0 +1,245 @@
+"""A system's program in a process of its own, and what it is asked; C++ is compiled here and run once per question."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+import numpy as np
+
+from bridge.julia.environment import ENGINE
+from bridge.julia.find import find
+from bridge.worker import environment
+from experiments.microbenchmarks.functions import Array, Benchmark, flat, shapes_of
+from experiments.microbenchmarks.registry import DUALS, BenchmarkError, System, command
+
+TOLERANCE = 1e-9
+"""How far, relative to the largest of them, a value or gradient may be from that by hand."""
+
+_LAST_LINES = 6
+_WEIGHTS = 7
+"""The gradient's elements count 1 to 7 in the checksum that duals.cpp prints."""
+
+
+class UnsupportedError(BenchmarkError):
+    """Something that a system does not have, which is no failure."""
+
+
+class WrongGradientError(BenchmarkError):
+    """A system's value or gradients are not those by hand: it is not timed."""
+
+
+class Entrant(Protocol):
+    """A system that takes part."""
+
+    def prepare(self, benchmark: Benchmark, size: int, chunk: int = 0) -> float:
+        """Make ready for a function, and check value and gradients; the largest relative error.
+
+        Raises UnsupportedError where the system does not have this, WrongGradientError, or BenchmarkError.
+        """
+        ...
+
+    def measure(self, what: str, seconds: float, samples: int) -> list[float]:
+        """Nanoseconds of a call of "forward" or "gradient", one per sample of about so many seconds."""
+        ...
+
+    def memory(self, length: int, checkpoint: bool) -> int:
+        """The peak of bytes while a loop of so many steps is differentiated."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+def start(system: System, threads: int, core: int | None = None) -> Entrant:
+    """Start a system's program; it gets ready while others are started, too."""
+    return Compiled(system) if system.language == "cpp" else Process(system, threads, core)
+
+
+def largest_error(found: Array, value: float, gradients: Sequence[Array]) -> float:
+    """Relative to the largest element, the value and each of the gradients by itself; infinite where sizes differ."""
+    start, errors = 0, []
+    for wanted in (np.array(value), *gradients):
+        part, start = found[start : start + wanted.size], start + wanted.size
+        if part.size != wanted.size:
+            return float("inf")
+        scale = max(float(np.max(np.abs(wanted))), 1e-300)
+        errors.append(float(np.max(np.abs(part - wanted.ravel()))) / scale)
+    return max(errors) if start == found.size and np.isfinite(errors).all() else float("inf")
+
+
+def _check(system: System, benchmark: Benchmark, error: float) -> float:
+    if not error <= TOLERANCE:
+        raise WrongGradientError(
+            f"{system.label}: value and gradient of {benchmark.title} differ from those by hand by {error:.1e} of "
+            f"their size, more than {TOLERANCE:.0e}: not timed"
+        )
+    return error
+
+
+class Process:
+    """A program that answers lines of JSON."""
+
+    def __init__(self, system: System, threads: int, core: int | None = None) -> None:
+        self.system = system
+        self.folder = Path(tempfile.mkdtemp(prefix="twingrad-micro-"))
+        self._ready = False
+        self._stderr = (self.folder / "stderr").open("wb")
+        try:
+            self._process = subprocess.Popen(
+                [*command(system), *self._argument()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=self._environment(threads),
+                encoding="utf-8",
+                process_group=0,
+            )
+        except BaseException:
+            self._remove()
+            raise
+        if core is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(self._process.pid, [core])
+
+    def prepare(self, benchmark: Benchmark, size: int, chunk: int = 0) -> float:
+        """See `Entrant.prepare`."""
+        inputs = benchmark.inputs(size)
+        given, result = self.folder / "inputs", self.folder / "result"
+        flat(0.0, inputs)[1:].tofile(given)
+        result.unlink(missing_ok=True)
+        names = {"benchmark": benchmark.name, "inputs": str(given), "result": str(result)}
+        self.ask("prepare", **names, shapes=shapes_of(inputs), by=benchmark.by, chunk=chunk)
+        return _check(self.system, benchmark, largest_error(np.fromfile(result), *benchmark.gradient(*inputs)))
+
+    def measure(self, what: str, seconds: float, samples: int) -> list[float]:
+        """See `Entrant.measure`."""
+        found: list[float] = self.ask("measure", what=what, seconds=seconds, samples=samples)["nanoseconds"]
+        return found
+
+    def memory(self, length: int, checkpoint: bool) -> int:
+        """See `Entrant.memory`."""
+        return int(self.ask("memory", length=length, checkpoint=checkpoint)["bytes"])
+
+    def ask(self, call: str, **fields: Any) -> dict[str, Any]:
+        """The answer to a request; UnsupportedError or BenchmarkError for what it gives instead."""
+        if not self._ready:
+            self._answer("starting")
+            self._ready = True
+        try:
+            pipe = cast("IO[str]", self._process.stdin)
+            pipe.write(json.dumps({"call": call, **fields}) + "\n")
+            pipe.flush()
+        except BrokenPipeError:
+            raise self._death(call) from None
+        return self._answer(call)
+
+    def close(self) -> None:
+        """See `Entrant.close`."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                cast("IO[str]", pipe).close()
+        self._process.kill()
+        self._process.wait()
+        self._remove()
+
+    def _answer(self, call: str) -> dict[str, Any]:
+        line = cast("IO[str]", self._process.stdout).readline()
+        if not line.endswith("\n"):
+            raise self._death(call)
+        answer = json.loads(line)
+        if "error" not in answer:
+            found: dict[str, Any] = answer["result"]
+            return found
+        kind = UnsupportedError if answer["error"]["kind"] == "unsupported" else BenchmarkError
+        message = answer["error"]["message"]
+        raise kind(message if kind is UnsupportedError else f"{self.system.label}: {call}: {message}")
+
+    def _death(self, call: str) -> BenchmarkError:
+        status = self._process.wait()
+        said = (self.folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last = " / ".join(said[-_LAST_LINES:]) or "nothing"
+        return BenchmarkError(
+            f"{self.system.label}: its process ended with status {status} in {call}; it last said: {last}"
+        )
+
+    def _argument(self) -> list[str]:
+        if self.system.language != "py":
+            return []
+        module = f"experiments.microbenchmarks.systems.{self.system.path.stem}"
+        return [json.dumps({"module": module, "path": sys.path})]
+
+    def _environment(self, threads: int) -> dict[str, str]:
+        variables = environment(threads)
+        if self.system.language == "jl":
+            julia = find()
+            kept = {
+                name: value for name, value in julia.environment(threads).items() if name.startswith("OPENBLAS_CORE")
+            }
+            path = os.environ.get("JULIA_LOAD_PATH") or os.pathsep.join(("@", "@v#.#", "@stdlib"))
+            variables |= kept | {"JULIA_NUM_THREADS": str(threads), "JULIA_LOAD_PATH": f"{ENGINE}{os.pathsep}{path}"}
+        return variables | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    def _remove(self) -> None:
+        self._stderr.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Compiled:
+    """The dual numbers in C++: compiled for this processor with full optimisation, and started for every question."""
+
+    FLAGS = ("-O3", "-march=native", "-std=c++17")
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.folder = Path(tempfile.mkdtemp(prefix="twingrad-micro-"))
+        self.program = self.folder / "duals"
+        compiler = system.found().versions["compiler"]
+        done = subprocess.run(
+            [compiler, *self.FLAGS, str(DUALS), "-o", str(self.program)], capture_output=True, text=True, check=False
+        )
+        self.problem = "" if done.returncode == 0 else f"{compiler} could not compile {DUALS.name}: {done.stderr[:300]}"
+        self.asked = ("", 0, 0)
+
+    def prepare(self, benchmark: Benchmark, size: int, chunk: int = 0) -> float:
+        """See `Entrant.prepare`; what is compared is a sum of the gradient's elements with weights."""
+        if self.problem:
+            raise BenchmarkError(self.problem)
+        self.asked = (benchmark.name, size, chunk)
+        (x,) = benchmark.inputs(size)
+        value, (gradient,) = benchmark.gradient(x)
+        wanted = value if chunk == 0 else float(np.sum((np.arange(size) % _WEIGHTS + 1) * gradient))
+        found = self._run(1)[0]["checksum"]
+        return _check(self.system, benchmark, abs(found - wanted) / max(abs(wanted), 1e-300))
+
+    def measure(self, what: str, seconds: float, samples: int) -> list[float]:
+        """See `Entrant.measure`: `what` is what was prepared, the gradient by chunks or the function alone."""
+        once = self._run(1)[0]["seconds"]
+        calls = max(1, round(seconds / max(once, 1e-9)))
+        runs = [row["seconds"] * 1e9 for row in self._run(calls * samples)]
+        return [float(np.mean(runs[i * calls : (i + 1) * calls])) for i in range(samples)]
+
+    def memory(self, length: int, checkpoint: bool) -> int:
+        """See `Entrant.memory`."""
+        raise UnsupportedError("has no loops")
+
+    def close(self) -> None:
+        """See `Entrant.close`."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run(self, repetitions: int) -> list[dict[str, Any]]:
+        name, size, chunk = self.asked
+        arguments = [str(self.program), name, str(size), str(chunk), str(repetitions)]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = " ".join(done.stderr.split())
+            raise BenchmarkError(f"{self.system.label}: {said[:300]}")
+        return [json.loads(line) for line in done.stdout.splitlines()]

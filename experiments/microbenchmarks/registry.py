@@ -1,0 +1,179 @@
+"""The systems that the micro-benchmarks measure: which there are, and which of them this machine has."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from bridge import engine as engines
+from bridge.errors import JuliaUnavailableError, TwinGradError
+from bridge.julia.find import find
+from bridge.julia.packages import package
+from experiments import provenance
+
+FOLDER = Path(__file__).parent / "systems"
+DUALS = Path(__file__).with_name("duals.cpp")
+
+SUITES = ("gradients", "arrays", "chunks", "memory")
+"""What is measured: small functions; the same on large arrays; forward mode by chunk size; the memory of a loop."""
+
+
+class BenchmarkError(TwinGradError):
+    """A system that is not known, or whose program failed."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Found:
+    """Whether a system can be run here: its versions, or what keeps it from that."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it can be run."""
+        return not self.reason
+
+
+@dataclass(frozen=True)
+class System:
+    """A system. `program` is its file in `systems/`; `needs` the package, Python's or Julia's, that it stands on."""
+
+    name: str
+    label: str
+    program: str
+    suites: tuple[str, ...] = ("gradients",)
+    needs: str = ""
+    oldest: tuple[int, int] = (1, 6)
+    """The Julia that a package of Julia's needs at least."""
+
+    @property
+    def language(self) -> str:
+        """What its program is written in: py, jl or cpp."""
+        return self.program.rpartition(".")[2]
+
+    @property
+    def path(self) -> Path:
+        """Its program."""
+        return DUALS if self.language == "cpp" else FOLDER / self.program
+
+    def found(self) -> Found:
+        """Whether this machine has it."""
+        return _found(self)
+
+    def digest(self) -> str:
+        """The first digits of a digest over its program, what that includes, and our engine where it is one of ours."""
+        digest = hashlib.sha256()
+        for path in sorted(self.sources()):
+            digest.update(path.name.encode() + b"\n" + path.read_bytes())
+        return digest.hexdigest()[:16]
+
+    def sources(self) -> set[Path]:
+        """The files that decide what is measured."""
+        here = Path(__file__).parent
+        found = {here / "functions.py", here / {"py": "serve.py", "jl": "serve.jl", "cpp": "process.py"}[self.language]}
+        waiting = [self.path]
+        while waiting:
+            path = waiting.pop()
+            found.add(path)
+            text = path.read_text(encoding="utf-8")
+            waiting += [path.with_name(name) for name in re.findall(r'include\("(\w+\.jl)"\)', text)]
+            waiting += [FOLDER / f"{name}.py" for name in re.findall(r"systems import (\w+)", text)]
+            for name, marker in (("py_engine", "py_engine"), ("julia_engine", "using TwinGrad")):
+                if marker in text:
+                    patterns = provenance.ENGINE_PACKAGES[name]
+                    found |= {file for pattern in patterns for file in (provenance.ROOT / name).rglob(pattern)}
+        return found
+
+
+OURS = ("gradients", "arrays", "chunks")
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System("numpy-eager", "TwinGrad numpy, eager", "numpy_eager.py", OURS),
+        System("numpy-compiled", "TwinGrad numpy, compiled", "numpy_compiled.py", (*OURS, "memory")),
+        System("julia-eager", "TwinGrad Julia, eager", "julia_eager.jl", OURS),
+        System("julia-compiled", "TwinGrad Julia, compiled", "julia_compiled.jl", OURS),
+        System("julia-forward", "TwinGrad Julia, forward mode", "julia_forward.jl", ("chunks",)),
+        System("manual", "Hand-written numpy", "manual.py", OURS),
+        System("manual-julia", "Hand-written Julia", "manual.jl", ("gradients", "chunks")),
+        System("duals", "C++ dual numbers", "duals.cpp", ("chunks",)),
+        System("torch", "PyTorch", "torch.py", needs="torch"),
+        System("jax", "JAX", "jax.py", needs="jax"),
+        System("tensorflow", "TensorFlow", "tensorflow.py", needs="tensorflow"),
+        System("autograd", "HIPS autograd", "autograd.py", needs="autograd"),
+        System("zygote", "Zygote", "zygote.jl", needs="Zygote"),
+        System("reversediff", "ReverseDiff", "reversediff.jl", needs="ReverseDiff"),
+        System("forwarddiff", "ForwardDiff", "forwarddiff.jl", ("gradients", "chunks"), needs="ForwardDiff"),
+        System("enzyme", "Enzyme", "enzyme.jl", needs="Enzyme", oldest=(1, 10)),
+        System("mooncake", "Mooncake", "mooncake.jl", needs="Mooncake", oldest=(1, 10)),
+    )
+}
+
+
+def get(name: str) -> System:
+    """The system of this name; BenchmarkError when there is none."""
+    if name not in SYSTEMS:
+        raise BenchmarkError(f"no system {name!r}; systems: {', '.join(SYSTEMS)}")
+    return SYSTEMS[name]
+
+
+@cache
+def _found(system: System) -> Found:
+    match system.language:
+        case "cpp":
+            return _compiler()
+        case "jl":
+            return _julia(system)
+    versions = {"python": platform.python_version()}
+    for row in ("torch", "jax", "tensorflow"):
+        if system.needs == row:
+            seen = engines.availability(row)
+            return Found(versions | seen.versions) if seen.ok else Found(reason=seen.reason)
+    names = [name for name in ("numpy", system.needs) if name]
+    versions |= provenance.versions(names)
+    if system.needs and system.needs not in versions:
+        return Found(reason=f"the package {system.needs} is not installed: pip install 'twingrad[microbenchmarks]'")
+    return Found(versions)
+
+
+def _julia(system: System) -> Found:
+    try:
+        julia = find()
+    except JuliaUnavailableError as error:
+        return Found(reason=str(error).partition("\n")[0])
+    if not system.needs:
+        return Found({"julia": julia.version})
+    seen = package(system.needs, oldest=system.oldest)
+    if seen.problem:
+        return Found(reason=seen.problem)
+    return Found({"julia": julia.version, system.needs: seen.version})
+
+
+def _compiler() -> Found:
+    """The C++ compiler: CXX, or one of the usual names."""
+    named = os.environ.get("CXX", "").split()
+    for command in (named[:1], ["g++"], ["clang++"], ["c++"]):
+        if command and (path := shutil.which(command[0])):
+            return Found({"compiler": path})
+    return Found(reason="no C++ compiler was found: install g++ or clang++, or name one in CXX")
+
+
+def command(system: System) -> list[str]:
+    """What to run for a system whose program answers lines of JSON."""
+    if system.language == "py":
+        bootstrap = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
+        return [sys.executable, "-c", bootstrap + "from experiments.microbenchmarks.serve import main; main(start)"]
+    serve = Path(__file__).with_name("serve.jl")
+    return [find().executable, "--startup-file=no", str(serve), str(system.path)]

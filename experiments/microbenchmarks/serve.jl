@@ -1,0 +1,106 @@
+# What runs in the process of a system whose program is Julia: answers requests, a line of JSON each, as serve.py does.
+#
+#     julia serve.jl PROGRAM.jl
+#
+# A program has `prepare(name, inputs, by, chunk)`: a function of no arguments for the value, and one for the gradients by
+# the first `by` inputs; or it throws an `Unsupported`. `packages` are the modules whose versions are told.
+
+struct Unsupported <: Exception
+    message::String
+end
+
+const ANSWERS = stdout
+redirect_stdout(stderr)
+
+function main(program)
+    prepared = Ref{Any}(nothing)
+    counts = Dict{String,Int}()
+    answer(guarded(() -> (include(program); "{\"ready\": true}")))
+    isdefined(Main, :prepare) || return
+    for line in eachline(stdin)
+        request = fields(line)
+        answer(guarded() do
+            Base.invokelatest(respond, request, prepared, counts)
+        end)
+    end
+end
+
+function respond(request, prepared, counts)
+    if request["call"] == "prepare"
+        by = parse(Int, request["by"])
+        inputs = read_arrays(request["inputs"], request["shapes"])
+        prepared[] = Base.invokelatest(Main.prepare, request["benchmark"], inputs, by, parse(Int, request["chunk"]))
+        empty!(counts)
+        open(request["result"], "w") do file
+            write(file, Float64[first(arrays(prepared[][1]()))...])
+            foreach(x -> write(file, c_order(x)), arrays(prepared[][2]()))
+        end
+        return "{}"
+    elseif request["call"] == "measure"
+        call = prepared[][request["what"] == "forward" ? 1 : 2]
+        seconds, samples = parse(Float64, request["seconds"]), parse(Int, request["samples"])
+        count = get!(() -> enough(call, seconds), counts, request["what"])
+        GC.gc()
+        times = [timed(call, count) / count for _ in 1:samples]
+        return "{\"nanoseconds\": [$(join(times, ", "))], \"calls\": $count}"
+    end
+    throw(Unsupported("no call $(request["call"])"))
+end
+
+answer(text) = (println(ANSWERS, text); flush(ANSWERS))
+
+function guarded(work)
+    try
+        return "{\"result\": $(work())}"
+    catch error
+        Base.display_error(stderr, error, catch_backtrace())
+        kind, message = error isa Unsupported ? ("unsupported", error.message) : ("failed", sprint(showerror, error))
+        return "{\"error\": {\"kind\": \"$kind\", \"message\": \"$(escape_string(first(message, 500)))\"}}"
+    end
+end
+
+"""The strings and numbers of a flat JSON object, as texts."""
+fields(line) = Dict(m[1] => something(m[2], m[3]) for m in eachmatch(r"\"(\w+)\": *(?:\"([^\"]*)\"|([-+.\w]+))", line))
+
+"""The arrays in a file of bare numbers, each in C order there; a number is a number."""
+function read_arrays(path, shapes)
+    numbers, start = reinterpret(Float64, read(path)), 0
+    return map(split(shapes, ',')) do text
+        shape = isempty(text) ? () : Tuple(parse.(Int, split(text, 'x')))
+        part = numbers[start+1:start+prod(shape)]
+        start += prod(shape)
+        length(shape) == 2 ? permutedims(reshape(part, reverse(shape))) : isempty(shape) ? part[1] : part
+    end
+end
+
+c_order(x::Number) = Float64[x]
+c_order(x::AbstractVector) = Vector{Float64}(x)
+c_order(x::AbstractMatrix) = Matrix{Float64}(permutedims(x))
+
+arrays(x::Tuple) = x
+arrays(x) = (x,)
+
+"""Nanoseconds of some calls; each stores its result where the compiler can't see that nobody reads it."""
+timed(call, count) = timed!(Ref(call()), call, count)
+
+function timed!(sink, call, count)
+    start = time_ns()
+    for _ in 1:count
+        store!(sink, call)
+    end
+    return Float64(time_ns() - start)
+end
+
+@noinline store!(sink, call::F) where {F} = (sink[] = call(); nothing)
+
+function enough(call, seconds)
+    count, wanted = 1, seconds * 1e9
+    timed(call, 1)
+    while true
+        taken = timed(call, count)
+        taken >= 0.5 * wanted && return max(1, round(Int, count * wanted / taken))
+        count = max(2 * count, min(10 * count, round(Int, count * wanted / max(taken, 1))))
+    end
+end
+
+main(ARGS[1])

@@ -1,0 +1,72 @@
+"""TwinGrad's numpy engine, eager: the function is recorded and walked backward in every call."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import py_engine as pe
+from experiments.microbenchmarks.functions import LABEL, STEPS
+from py_engine import ops
+
+
+def sincos(x: Any) -> Any:
+    """sin(cos(x)), summed."""
+    return np.sum(np.sin(np.cos(x))) if getattr(x, "ndim", 0) else np.sin(np.cos(x))
+
+
+def loop(x: Any) -> Any:
+    """500 multiplications by sin(x)."""
+    r = 1.0
+    for _ in range(STEPS):
+        r = r * np.sin(x)
+    return np.sum(r) if getattr(x, "ndim", 0) else r
+
+
+def logsumexp(x: Any) -> Any:
+    """log(sum(exp(x)))."""
+    return np.log(np.sum(np.exp(x)))
+
+
+def logistic(w: Any, b: Any, x: Any) -> Any:
+    """The sum of sigmoid(w x + b)."""
+    return np.sum(ops.sigmoid(w @ x + (b if x.ndim == 1 else b[:, None])))
+
+
+def mlp(w1: Any, b1: Any, w2: Any, b2: Any, x: Any) -> Any:
+    """The network's mean cross-entropy."""
+    if x.ndim == 1:
+        logits = w2 @ ops.relu(w1 @ x + b1) + b2
+        return ops.softmax_cross_entropy(logits[None], np.array([LABEL]))
+    logits = w2 @ ops.relu(w1 @ x + b1[:, None]) + b2[:, None]
+    return ops.softmax_cross_entropy(np.transpose(logits), np.full(x.shape[1], LABEL))
+
+
+def rosenbrock(x: Any) -> Any:
+    """Rosenbrock's function."""
+    return np.sum((1 - x[:-1]) ** 2 + 100 * (x[1:] - x[:-1] ** 2) ** 2)
+
+
+def ackley(x: Any) -> Any:
+    """Ackley's function."""
+    bowl = 20 * np.exp(-0.2 * np.sqrt(np.mean(x**2)))
+    return 20 + np.e - bowl - np.exp(np.mean(np.cos(2 * np.pi * x)))
+
+
+FUNCTIONS = {item.__name__: item for item in (sincos, loop, logsumexp, logistic, mlp, rosenbrock, ackley)}
+
+
+def prepare(name: str, inputs: list[Any], by: int) -> Any:
+    """The value of tensors that nobody differentiates by, and the gradients."""
+    function, arguments = FUNCTIONS[name], [x.item() if x.ndim == 0 else x for x in inputs]
+    tensors = [pe.tensor(x) for x in arguments[:by]]
+    gradient = pe.grad(function, range(by) if by > 1 else 0)
+    return partial(function, *tensors, *arguments[by:]), partial(gradient, *arguments)
+
+
+def numpy(result: Any) -> list[Any]:
+    """A tensor, an array, or a tuple of them."""
+    results = result if isinstance(result, tuple) else [result]
+    return [x.numpy() if isinstance(x, pe.Tensor) else x for x in results]
