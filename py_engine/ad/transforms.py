@@ -335,7 +335,7 @@ def record(
             if i not in opened:
                 leaves, structure = flatten(args[i])
                 given += leaves
-                variables = [_variable(name, leaf, i, k, structure) for k, leaf in enumerate(leaves)]
+                variables = [_variable(name, leaf, args, i, k, structure) for k, leaf in enumerate(leaves)]
                 opened[i] = variables, structure
                 passed[i] = unflatten(structure, variables)
         outputs, returned = results(name, function(*passed, **(kwargs or {})))
@@ -354,9 +354,13 @@ def record(
     return Call([c[0] for c in chosen], [c[1] for c in chosen], outputs, returned, plain, recording and recorded, given)
 
 
-def _variable(name: str, leaf: Any, argument: int, k: int, structure: Structure) -> Tensor:
-    """Return a leaf of an argument as a tensor that is differentiated by here and nowhere else."""
-    x = leaf if isinstance(leaf, (Tensor, np.ndarray)) else np.asarray(leaf)
+def _variable(name: str, leaf: Any, args: Sequence[Any], argument: int, k: int, structure: Structure) -> Tensor:
+    """Return leaf `k` of an argument as a tensor that is differentiated by here and nowhere else."""
+    x: Array | Tensor
+    if leaf.__class__ is float:
+        x = np.asarray(leaf, float_dtype(args))
+    else:
+        x = leaf if isinstance(leaf, (Tensor, np.ndarray)) else np.asarray(leaf)
     if x.dtype not in FLOATS:
         path = paths(structure)[k]
         place = f"argument {argument}, {path}," if path else f"argument {argument}"
@@ -366,6 +370,15 @@ def _variable(name: str, leaf: Any, argument: int, k: int, structure: Structure)
             return ops.identity(x)  # a new node: the tensor outside keeps its own place in the graph
         x = x.data
     return Tensor(x, requires_grad=True)
+
+
+def float_dtype(args: Sequence[Any]) -> np.dtype[Any]:
+    """Return the dtype that a Python float takes among arguments: that of the first array of floats, or float64."""
+    if len(args) > 1 or args[0].__class__ is not float:
+        for x in flatten(args)[0]:
+            if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS:
+                return x.dtype
+    return FLOATS[1]
 
 
 def _called(leaf: Any, dtype: np.dtype[Any]) -> str:

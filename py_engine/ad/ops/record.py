@@ -176,6 +176,9 @@ def implements(*functions: Any) -> Callable[[F], F]:
     return decorate
 
 
+COMPLEX = "complex numbers are not supported; pass real and imaginary parts separately"
+
+
 def as_tensors(operands: Sequence[Operand]) -> tuple[Tensor, ...]:
     """Turn operands into tensors; a number takes the float dtype of the tensors and arrays beside it.
 
@@ -190,10 +193,16 @@ def as_tensors(operands: Sequence[Operand]) -> tuple[Tensor, ...]:
             break
     else:
         dtype = _dtype_without_floats(arrays)
-    return tuple(
-        x if isinstance(x, Tensor) else Tensor(x) if isinstance(x, np.ndarray) else Literal(np.asarray(x, dtype))
-        for x in arrays
-    )
+    try:
+        return tuple(
+            x if isinstance(x, Tensor) else Tensor(x) if isinstance(x, np.ndarray) else Literal(np.asarray(x, dtype))
+            for x in arrays
+        )
+    except (TypeError, ValueError):
+        if any(isinstance(x, (complex, np.complexfloating)) for x in arrays):
+            raise DTypeError(COMPLEX) from None
+        wrong = next(x for x in arrays if np.isscalar(x) and not isinstance(x, (int, float, np.number)))
+        raise DTypeError(f"expected a number or an array of numbers, got {wrong!r}") from None
 
 
 def _dtype_without_floats(operands: Sequence[Any]) -> Any:
@@ -236,6 +245,11 @@ def common_dtype(inputs: Sequence[Tensor]) -> Any:
     dtype = inputs[0].dtype
     for x in inputs:
         if x.dtype != dtype:
+            kinds = {y.dtype.kind for y in inputs}
+            if "c" in kinds:
+                raise DTypeError(COMPLEX)
+            if not kinds <= set("fiub"):
+                raise DTypeError("expected numbers and arrays of numbers only, got something else among the operands")
             names = " and ".join(str(x.dtype) for x in inputs)
             raise DTypeError(f"operands of {names} cannot be mixed; convert one with astype()")
     return dtype
