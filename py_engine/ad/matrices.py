@@ -32,7 +32,8 @@ def jacobian(function: Function, x: Any, *, mode: str | None = None, chunk: int 
         mode: "forward" pushes many tangents at once through the recorded graph, "reverse" pulls one seed back for
             each element of the result. None takes the one that costs less by the shapes: reverse for few results of
             many inputs, and forward in general.
-        chunk: how many tangents at once in forward mode; None: as many as fit into the cache.
+        chunk: how many tangents at once in forward mode; None: as many as fit into the cache. Compiled, every chunk
+            (or in reverse mode every row) is a part of the tape, which is long if they are many.
 
     Returns:
         An array of shape (*shape of the result, *shape of x) and the dtype of the result. Where the result is a
