@@ -75,6 +75,16 @@ def test_tangents_are_given_back_when_nobody_needs_them_any_more():
     assert peak < 10 * 64 * 1000 * 8  # and not a hundred of them
 
 
+def test_a_long_chain_needs_no_recursion():
+    def chain(x):
+        for _ in range(10_000):
+            x = x * 0.999
+        return x
+
+    assert pe.jvp(chain, (1.0,), (1.0,))[1] == pytest.approx(0.999**10_000)
+    assert pe.hvp(lambda x: chain(x) ** 2, 1.0, 1.0) == pytest.approx(2 * 0.999**20_000)
+
+
 def test_a_tensor_that_moves_by_itself_is_not_moved_by_others():
     x = Tensor(np.array([1.0, 2.0]), requires_grad=True)
     y = np.sin(x)
