@@ -397,7 +397,7 @@ class Loop:
         after_x = [g for i, g in after.items() if i < c + s and g is not None]
         after_constant = [g for i, g in after.items() if i >= c + s and g is not None]
         body, others = record(nodes, [*above, *sequences, *constants], [*before, *after_x, *after_constant])
-        body, used = body.without_unused(above)
+        body, used = body.without_unused(len(above))
         loop = Loop(
             body,
             len(above),

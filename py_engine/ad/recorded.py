@@ -62,10 +62,10 @@ class Recorded:
         """Return a symbolic tensor for each input."""
         return [Tensor.symbol(shape, dtype) for shape, dtype in self.inputs]
 
-    def without_unused(self, inputs: Sequence[Tensor]) -> tuple[Recorded, list[bool]]:
-        """Return the function of those inputs only that it reads, and which these are."""
+    def without_unused(self, first: int) -> tuple[Recorded, list[bool]]:
+        """Return the function of the first inputs and of those others that it reads, and which these are."""
         read = {x for _, operands, _ in self.steps for x in operands if isinstance(x, int)} | set(self.outputs)
-        used = [i in read for i in range(len(self.inputs))]
+        used = [i < first or i in read for i in range(len(self.inputs))]
         new = {old: k for k, old in enumerate(i for i, keep in enumerate(used) if keep)}
         shift = len(self.inputs) - len(new)
 

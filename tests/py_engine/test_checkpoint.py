@@ -1,0 +1,166 @@
+"""Checkpoints: the same derivatives with less memory, eagerly and compiled."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+from py_engine import ops
+from py_engine.ad.graph import gradients, trace
+from py_engine.ad.tape import Tape
+from py_engine.ad.tensor import Tensor
+
+both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
+
+RNG = np.random.default_rng(0)
+WEIGHT = RNG.standard_normal((6, 6))
+X = 0.1 * RNG.standard_normal((50, 6))
+
+
+def block(x):
+    return np.tanh(np.sin(x @ WEIGHT) * 2) + x
+
+
+def chain(block, depth=6):
+    def f(x):
+        for _ in range(depth):
+            x = block(x)
+        return np.sum(x * x)
+
+    return f
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+# Derivatives ----------------------------------------------------------------------------------------------
+
+
+@both
+def test_gradients_are_the_same(run):
+    close(run(pe.grad(chain(pe.checkpoint(block))))(X), pe.grad(chain(block))(X))
+
+
+@both
+def test_second_derivatives_are_the_same(run):
+    def size(block):
+        return lambda x: np.sum(pe.grad(chain(block, 3))(x) ** 2)
+
+    close(run(pe.grad(size(pe.checkpoint(block))))(X), pe.grad(size(block))(X))
+
+
+@both
+def test_forward_mode_goes_through(run):
+    found = run(lambda x, v: pe.jvp(chain(pe.checkpoint(block)), (x,), (v,))[1])(X, X)
+    close(found, pe.jvp(chain(block), (X,), (X,))[1])
+    found = run(lambda x, v: pe.hvp(chain(pe.checkpoint(block)), x, v))(X, X)
+    close(found, pe.hvp(chain(block), X, X))
+
+
+@both
+def test_checkpoints_may_be_nested(run):
+    inner = pe.checkpoint(block)
+    outer = pe.checkpoint(lambda x: inner(inner(x)))
+    close(run(pe.grad(chain(outer, 3)))(X), pe.grad(chain(block, 6))(X))
+
+
+@both
+def test_containers_of_several_arrays_and_numbers(run):
+    Pair = namedtuple("Pair", "first second")
+
+    def inside(d):
+        return {"a": d["x"] * 2, "b": Pair(np.sin(d["y"]), 3.0), "c": np.array(7)}
+
+    def f(wrap, x, y):
+        r = wrap(inside)({"x": x, "y": y})
+        assert r["c"].dtype == np.int64
+        return np.sum(r["a"] * r["b"].first * r["b"].second)
+
+    x, y = RNG.standard_normal((2, 4))
+    found = run(pe.grad(lambda x, y: f(pe.checkpoint, x, y), (0, 1)))(x, y)
+    for a, b in zip(found, pe.grad(lambda x, y: f(lambda g: g, x, y), (0, 1))(x, y), strict=True):
+        close(a, b)
+
+
+@both
+def test_captured_tensors_have_their_gradients_too(run):
+    assert run(pe.grad(lambda x: pe.checkpoint(lambda y: x * y)(2.0)))(3.0) == 2
+    # One captured tensor computed from another: each has its own share.
+    f = pe.grad(lambda x: (lambda w: pe.checkpoint(lambda: np.sin(w) * x)())(x * x))
+    close(run(f)(0.7), pe.grad(lambda x: np.sin(x * x) * x)(0.7))
+
+
+def test_backward_fills_the_leaves_that_were_captured():
+    w = pe.tensor(WEIGHT, requires_grad=True)
+    x = pe.tensor(X, requires_grad=True)
+    np.sum(pe.checkpoint(lambda x: np.tanh(x @ w))(x)).backward()
+    expected = pe.grad(lambda x, w: np.sum(np.tanh(x @ w)), (0, 1))(X, WEIGHT)
+    close(x.grad, expected[0])
+    close(w.grad, expected[1])
+
+
+def test_eagerly_a_branch_may_depend_on_values_and_python_runs_once():
+    calls = []
+
+    @pe.checkpoint
+    def f(x):
+        calls.append(1)
+        return np.sin(x) if x.item() > 0 else np.cos(x)
+
+    close([pe.grad(f)(0.5), pe.grad(f)(-0.5)], [np.cos(0.5), np.sin(0.5)])
+    assert len(calls) == 2
+
+
+@both
+def test_random_numbers_are_drawn_once(run):
+    generator = np.random.default_rng(1)
+    value, gradient = run(
+        pe.value_and_grad(lambda x: np.sum(pe.checkpoint(lambda x: ops.dropout(x, 0.5, generator))(x)))
+    )(np.ones(200))
+    assert 0 < np.count_nonzero(gradient) < 200
+    assert value == np.sum(gradient)
+
+
+def test_outside_of_gradients_it_is_the_function_itself():
+    f = pe.checkpoint(lambda x, scale=2.0: x * scale)
+    with pe.no_grad():
+        assert f(pe.tensor(3.0), scale=4.0).item() == 12
+    assert pe.compile(lambda x: f(x))(3.0) == 6
+
+
+# Memory ---------------------------------------------------------------------------------------------------
+
+
+def size_of_plan(block):
+    def step(x):
+        value = chain(block, 12)(x)
+        return [value, *gradients([value], [Tensor(np.ones(()))], [x])]
+
+    return Tape(trace(step, [Tensor.symbol((2000, 6), np.float64)])).plan.size
+
+
+def test_the_plan_of_a_compiled_gradient_gets_smaller():
+    # Merged with the forward pass, the recomputation would cost time and save nothing.
+    assert size_of_plan(pe.checkpoint(block)) < 0.65 * size_of_plan(block)
+
+
+def peak(function, x):
+    gc.collect()
+    tracemalloc.start()
+    try:
+        function(x)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_eager_gradient_holds_less():
+    x = np.ones((5000, 6))
+    full = peak(pe.grad(chain(block, 12)), x)
+    assert peak(pe.grad(chain(pe.checkpoint(block), 12)), x) < 0.65 * full
