@@ -11,7 +11,7 @@ from experiments.report import claims as verdicts
 from experiments.report import parts, select
 from experiments.report.parts import producer
 from experiments.report.select import View
-from experiments.report.table import MISSING, Column, Row, Table, column, empty, fraction, significant, size
+from experiments.report.table import MISSING, Row, Table, column, fraction, significant, size
 
 TECHNIQUES = {
     "replay": "graph built and sorted once, replayed (a, c, e)",
@@ -20,6 +20,7 @@ TECHNIQUES = {
     "in_place": "ops overwrite what nobody needs",
     "views": "views instead of copies (a, b, c, e)",
     "place_parts": "parts computed in their place in the whole",
+    "straight_line": "functions of single numbers as Python source",
     "simplify": "equal subexpressions merged, needless ops dropped",
     "fuse": "fused kernels",
     "fused_loss": "stable softmax cross-entropy on sparse labels (e)",
@@ -489,46 +490,3 @@ def claims(view: View) -> Table:
         notice=view.notice,
         wide=True,
     )
-
-
-@producer
-def cited_gradients(view: View) -> Table:
-    """Times of gradients that the paper cites from other work; nothing here is measured."""
-    return _cited(view, "gradients", "benchmark")
-
-
-@producer
-def cited_forward_mode(view: View) -> Table:
-    """Times of forward mode by chunk size that the paper cites from other work; nothing here is measured."""
-    return _cited(view, "forward-mode", "chunk size")
-
-
-def _cited(view: View, name: str, header: str) -> Table:
-    items = [item for item in view.paper.cited if item.table == name]
-    systems = list(dict.fromkeys(item.column for item in items))
-    rows: dict[str, dict[str, Any]] = {}
-    for item in items:
-        row = rows.setdefault(item.row, {"kind": "cited", "row": item.row, "group": "Cited by the paper, not measured"})
-        row[item.column] = item.value
-    return Table(
-        id=f"cited_{name}",
-        title=name,
-        fields=("kind", "row", *systems),
-        columns=(
-            column(header, "row", align="left"),
-            *(Column(system, lambda row, system=system: _duration(row.get(system))) for system in systems),  # type: ignore[misc]
-        ),
-        rows=tuple(rows.values()) or ({"kind": "cited", "row": "none", "group": "The paper cites none"},),
-        group="group",
-        notes=("As the paper prints them, from other machines; none of these systems is run here for this.",),
-        notice=view.notice,
-    )
-
-
-def _duration(seconds: float | None) -> str:
-    if empty(seconds) or seconds is None:
-        return MISSING
-    for unit, scale in (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3)):
-        if seconds < 1000 * scale * 0.9995:
-            return f"{significant(seconds / scale)} {unit}"
-    return f"{significant(seconds, 4)} s"

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import NoneType
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from py_engine.ad import ops
+from py_engine.ad.containers import Structure, flatten, unflatten
 from py_engine.ad.graph import Graph, tracing
+from py_engine.ad.ops.record import Shape
+from py_engine.ad.straight_line import DOMAIN_ERRORS, FLOAT64, Program
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor, inside_transform
+from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor
 from py_engine.errors import ReplayError, TraceError
 
 Function = Callable[..., Any]
+Make: TypeAlias = tuple[Structure | None, tuple[tuple[Shape, Any], ...]]
+"""The structure of the arguments (None where each is one array), and the arrays' shapes and dtypes."""
 
 
 class Compiled:
-    """A function that is traced once for each combination of argument shapes and dtypes, and then replayed.
+    """A function that is traced once for each make of its arguments, and then replayed.
 
-    Python code runs only while tracing: branches and loops are fixed by the first call of each shape, and a
+    That is their containers and the shapes and dtypes of the arrays in them: others are traced once more, and get a
+    tape of their own. Python code runs only while tracing: branches and loops are fixed by the first call, and a
     branch on a value raises. Tensors that the function captures are read anew at every call; numpy arrays that
     it captures are read by reference, too. Results are copies. Threads may call it, one after the other.
 
@@ -33,45 +39,63 @@ class Compiled:
     def __init__(self, function: Function, techniques: Techniques = Techniques()) -> None:  # noqa: B008
         self.function = function
         self.techniques = techniques
-        self.tapes: dict[Any, tuple[Tape, Any]] = {}
+        self.tapes: dict[Make, tuple[Tape, Structure]] = {}
+        self._programs: dict[int, tuple[Program, Structure]] = {}  # of so many float64 numbers
         self._lock = threading.Lock()  # a tape belongs to one thread at a time
         self.__doc__ = function.__doc__
 
-    def __call__(self, *args: ArrayLike | Tensor) -> Any:
-        """Replay the function on these arguments.
+    def __call__(self, *args: Any) -> Any:
+        """Replay the function on these arguments: arrays, numbers, tensors and containers of them.
 
         Raises:
             TraceError: the function branches on a value, or returns something other than tensors.
         """
-        recorded = STATE.recording and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
-        if recorded or inside_transform():
+        if STATE.differentiating or STATE.trace is not None:
             return self.function(*args)  # a tape's results are arrays: the derivative would be lost
-        arrays = _arrays(args)
+        found = self._programs.get(len(args))
+        if found is not None:
+            floats = _floats(args)
+            if floats is not None:
+                try:
+                    results = found[0](*floats)
+                except DOMAIN_ERRORS:
+                    pass  # where numpy has infinities and NaNs, the tape below has them, too
+                else:
+                    return unflatten(found[1], [np.array(value) for value in results])
+        leaves, structure = _opened(args)
+        if STATE.recording and any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
+            return self.function(*args)
+        arrays = _arrays(leaves)
+        make = structure, tuple([(a.shape, a.dtype) for a in arrays])
         with self._lock:
-            tape, structure = self._tape(arrays)
-            return _packed(structure, [np.array(out) for out in tape(*arrays)])
+            tape, returned = self.tapes.get(make) or self._trace(make)
+            return unflatten(returned, [out.copy() for out in tape(*arrays)])
 
-    def _tape(self, arrays: Sequence[Array]) -> tuple[Tape, Any]:
-        key = tuple((a.shape, a.dtype) for a in arrays)
-        if key not in self.tapes:
-            inputs = [Tensor.symbol(a.shape, a.dtype, f"x{i}") for i, a in enumerate(arrays)]
-            with tracing() as nodes:
-                value = self.function(*inputs)
-                outputs: list[Tensor] = []
-                structure = _flattened(value, outputs)
-            graph = Graph(inputs, outputs, nodes)
-            graph.prune()
-            self.tapes[key] = (Tape(graph, techniques=self.techniques), structure)
-        return self.tapes[key]
+    def _trace(self, make: Make) -> tuple[Tape, Structure]:
+        structure, kinds = make
+        inputs = [Tensor.symbol(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(kinds)]
+        with tracing() as nodes:
+            leaves, returned = flatten(self.function(*(inputs if structure is None else unflatten(structure, inputs))))
+            outputs = [_output(leaf) for leaf in (leaves if returned.kind is not NoneType else [None])]
+        graph = Graph(inputs, outputs, nodes)
+        graph.prune()
+        tape = Tape(graph, techniques=self.techniques)
+        self.tapes[make] = tape, returned
+        if tape.program is not None and structure is None:
+            self._programs[len(inputs)] = tape.program, returned
+        return tape, returned
 
     @property
     def source(self) -> str:
-        """The tapes made so far as straight-line Python, for reading."""
+        """The tapes made so far as straight-line Python, for reading.
+
+        Those of functions of single numbers are the very source that is executed.
+        """
         if not self.tapes:
             raise ReplayError("the function has not been called yet, so nothing is compiled; call it first")
         return "\n\n".join(
-            f"# {', '.join(f'{dtype}{shape}' for shape, dtype in key)}\n{tape.source}"
-            for key, (tape, _) in self.tapes.items()
+            f"# {', '.join(f'{dtype}{shape}' for shape, dtype in kinds)}\n{tape.source}"
+            for (_, kinds), (tape, _) in self.tapes.items()
         )
 
 
@@ -83,28 +107,49 @@ def compile(function: Function, techniques: Techniques = Techniques()) -> Compil
     return Compiled(function, techniques)
 
 
-def _arrays(args: Sequence[ArrayLike | Tensor]) -> list[Array]:
-    """Return the arguments as arrays; Python floats are weak, as they are beside tensors in an op."""
-    floats = (arg.dtype for arg in args if isinstance(arg, (Tensor, np.ndarray)) and arg.dtype in FLOATS)
-    dtype = next(floats, np.dtype(np.float64))
+def _floats(args: Sequence[Any]) -> list[float] | None:
+    """Return the arguments as floats if each of them is one float64 number, whatever holds it."""
+    floats = []
+    for x in args:
+        kind = x.__class__
+        if kind is float:
+            floats.append(x)
+        elif kind is np.float64 or (kind is np.ndarray and x.dtype is FLOAT64 and not x.shape):
+            floats.append(x.item())
+        else:
+            return None
+    return floats
+
+
+def _opened(args: tuple[Any, ...]) -> tuple[Sequence[Any], Structure | None]:
+    """Return the leaves of all arguments, and their structure; None where each argument is a leaf."""
+    for x in args:
+        if x.__class__ is not np.ndarray:
+            leaves, structure = flatten(args)
+            return leaves, structure if any(child.kind is not None for child in structure.children) else None
+    return args, None
+
+
+def _arrays(leaves: Sequence[Any]) -> list[Array]:
+    """Return the leaves as arrays; Python floats are weak, as they are beside tensors in an op."""
+    dtype = FLOAT64
+    for x in leaves:
+        if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS:
+            dtype = x.dtype
+            break
     return [
-        arg.numpy() if isinstance(arg, Tensor) else np.asarray(arg, dtype if isinstance(arg, float) else None)
-        for arg in args
+        x
+        if x.__class__ is np.ndarray
+        else x.numpy()
+        if isinstance(x, Tensor)
+        else np.asarray(x, dtype if isinstance(x, float) else None)
+        for x in leaves
     ]
 
 
-def _flattened(value: Any, leaves: list[Tensor]) -> Any:
-    """Append the tensors of a result to `leaves` and return its structure."""
-    if isinstance(value, (tuple, list)):
-        return type(value), [_flattened(item, leaves) for item in value]
-    if isinstance(value, (Tensor, np.ndarray, np.number, int, float)):
-        leaves.append(ops.as_tensor(value))
-        return len(leaves) - 1
-    raise TraceError(f"compile: the function must return tensors in tuples or lists, got {type(value).__name__}")
-
-
-def _packed(structure: Any, arrays: Sequence[Array]) -> Any:
-    if isinstance(structure, int):
-        return arrays[structure]
-    kind, items = structure
-    return kind(_packed(item, arrays) for item in items)
+def _output(leaf: Any) -> Tensor:
+    if isinstance(leaf, (Tensor, np.ndarray, np.number, int, float)):
+        return ops.as_tensor(leaf)
+    raise TraceError(
+        f"compile: the function must return tensors, or tensors in tuples, lists or dicts, got {type(leaf).__name__}"
+    )

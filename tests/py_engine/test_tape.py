@@ -6,6 +6,7 @@ import gc
 import threading
 import tracemalloc
 from dataclasses import fields, replace
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -445,10 +446,81 @@ def test_a_tensor_kept_from_an_earlier_trace_is_refused(use):
         pe.compile(lambda x: use(x, kept))(np.ones(3))
 
 
-@pytest.mark.parametrize("result", [None, "text", {"a": 1.0}, object()])
-def test_results_that_are_no_tensors_are_named(result):
-    with pytest.raises(TraceError, match=f"tensors in tuples or lists, got {type(result).__name__}"):
+@pytest.mark.parametrize(("result", "named"), [(None, "NoneType"), ("a", "str"), ({"a": ["b"]}, "str")])
+def test_results_that_are_no_tensors_are_named(result, named):
+    with pytest.raises(TraceError, match=f"tensors in tuples, lists or dicts, got {named}"):
         pe.compile(lambda x: result)(np.ones(3))
+
+
+def test_containers_go_in_and_come_out():
+    f = pe.compile(pe.value_and_grad(lambda layer, x: np.sum(x @ layer["weight"] + layer["bias"][0])))
+    x = np.arange(6.0).reshape(3, 2)
+    for scale in (1.0, 2.0):
+        value, gradient = f({"weight": np.full(2, scale), "bias": (3.0, None)}, x)
+        assert value == 15 * scale + 9
+        np.testing.assert_array_equal(gradient["weight"], [6, 9])
+        assert gradient["bias"] == (3, None)
+    assert len(f.tapes) == 1
+    f({"weight": np.ones(2), "bias": [3.0]}, x)
+    assert len(f.tapes) == 2  # another structure is another tape
+    assert pe.compile(lambda pair: pair[0] - pair[1])((3.0, 1.0)) == 2
+
+
+# Straight-line programs of single numbers -----------------------------------------------------------------
+
+NUMBERS = {
+    "arithmetic": lambda x, y: (x - y) * -x / (y * y + 2.0) + 1.0 / x,
+    "powers": lambda x, y: abs(x) ** y + x**3 + x**2 + np.square(y) + np.reciprocal(x),
+    "exponentials": lambda x, y: np.exp(x) + np.expm1(y) + np.log(x * x) + np.log1p(y * y) + np.sqrt(abs(y)),
+    "trigonometry": lambda x, y: (
+        np.sin(x) + np.cos(y) * np.tan(x) + np.arctan(y) + np.arcsin(0.1 * x) + np.arccos(y / 9)
+    ),
+    "hyperbolic": lambda x, y: np.sinh(x) + np.cosh(y) + np.tanh(x * y),
+    "activations": lambda x, y: ops.sigmoid(x) + ops.softplus(y) * ops.relu(x) + ops.relu(y),
+    "choices": lambda x, y: np.maximum(x, y) * np.minimum(x, 2.0) + np.where(x > y, x, y * y) + np.sign(x) * abs(y),
+    "comparisons": lambda x, y: sum(np.where(c, x, 1.0) for c in (x < y, x <= y, x >= y, x == y, x != y)),
+    "nothing reduced": lambda x, y: np.sum(x) * np.max(y) + np.min(x) - ops.stop_gradient(x * y) * np.copy(y),
+    "long": lambda x, y: reduce(lambda r, _: np.sin(r) + x * y, range(300), x),
+}
+EDGES = [0.7, -1.3, 2.0, 0.0, -0.0, 1e-320, 800.0, -800.0, 1e308, -1e308, np.inf, -np.inf, np.nan]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_function_of_numbers_is_a_program_of_floats_with_the_same_results(name):
+    function = pe.value_and_grad(NUMBERS[name], (0, 1))
+    program, arrays = pe.compile(function), pe.compile(function, Techniques(straight_line=False))
+    for x in EDGES:
+        for y in EDGES:
+            value, (gx, gy) = program(x, y)
+            expected, (ex, ey) = arrays(x, y)
+            for ours, theirs in ((value, expected), (gx, ex), (gy, ey)):
+                assert type(ours) is np.ndarray and ours.dtype == np.float64 and ours.shape == ()
+                np.testing.assert_allclose(ours, theirs, rtol=1e-12, err_msg=f"at {x}, {y}")
+    ((tape, _),) = program.tapes.values()
+    assert tape.program is not None and tape.source == program.source.partition("\n")[2]
+    ((tape, _),) = arrays.tapes.values()
+    assert tape.program is None
+
+
+def test_a_program_of_floats_takes_numbers_in_any_form():
+    scale = pe.tensor(2.0)
+    f = pe.compile(lambda x, y: (x * scale, [x > y, 3.0]))
+    for number in (1.5, np.float64(1.5), np.array(1.5), pe.tensor(1.5)):
+        product, (above, three) = f(number, 1.0)
+        assert (product, above, three) == (3.0, True, 3.0) and above.dtype == np.bool_
+    assert len(f.tapes) == 1
+    scale.assign(4.0)
+    assert f(1.5, 1.0)[0] == 6
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        f(1.0)
+
+
+def test_single_precision_and_arrays_stay_with_numpy():
+    f = pe.compile(lambda x: np.sin(x) * 0.1)
+    for x in (np.float32(0.7), np.full((1,), 0.7), np.full((), 0.7, np.float32)):
+        assert f(x).dtype == x.dtype and f(x).shape == x.shape
+        np.testing.assert_array_equal(f(x), np.sin(x) * x.dtype.type(0.1))
+    assert all(tape.program is None for tape, _ in f.tapes.values())
 
 
 def test_threads_trace_and_replay_side_by_side():

@@ -66,8 +66,8 @@ def train(x, y, epochs=3, chain=None, **options):
 
 
 SWITCHES = [
-    "replay", "preallocate", "reuse_memory", "in_place", "views", "place_parts", "simplify", "fused_loss", "batched",
-    "flat_parameters",
+    "replay", "preallocate", "reuse_memory", "in_place", "views", "place_parts", "straight_line", "simplify",
+    "fused_loss", "batched", "flat_parameters",
 ]  # fmt: skip
 
 

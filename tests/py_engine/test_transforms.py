@@ -355,6 +355,9 @@ def test_results_belong_to_the_caller():
     pullback(seed)[0][...] = 7
     pe.grad(np.sum)(x)[...] = 5
     pe.jvp(lambda x: x.reshape(3, 1), (x,), (seed,))[1][...] = 9
+    captured = np.ones(3)
+    pe.jvp(lambda x: (x, captured), (x,), (x,))[0][1][...] = 4
+    np.testing.assert_array_equal(captured, np.ones(3))
     np.testing.assert_array_equal(x, np.ones(3))
     np.testing.assert_array_equal(seed, np.full(3, 2.0))
 
