@@ -163,7 +163,8 @@ def _infer_bits(x: Tensor, shape: Shape, dtype: Any) -> tuple[Shape, Any]:
 
 def _bits(x: Array, shape: Shape, dtype: Any) -> Array:
     used = math.prod(shape) * np.dtype(dtype).itemsize
-    return x.view(np.uint8)[:used].view(dtype).reshape(shape)
+    array: Array = x.view(np.uint8)[:used].view(dtype).reshape(shape)
+    return array
 
 
 BITS = Op("bits", _infer_bits, view=_bits, doc="the same bytes taken as another dtype")
