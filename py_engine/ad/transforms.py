@@ -168,7 +168,7 @@ def vjp(function: Function, *args: Any) -> tuple[Any, Function]:
             found = gradients(call.outputs, seeds, call.variables)
         return tuple(call.in_arguments(call.shown(_or_zeros(found, call.variables), leaves)))
 
-    return unflatten(call.structure, call.shown(call.outputs)), pullback
+    return call.value(), pullback
 
 
 def jvp(function: Function, args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -215,8 +215,7 @@ def directional(name: str, function: Function, args: Sequence[Any], tangents: Se
         moves += alike(given, variables, structure, place)
     with call.derivative(leaves):
         found = push_forward(call.outputs, dict(zip(call.variables, moves, strict=True)))
-    value = unflatten(call.structure, call.shown(call.outputs, leaves))
-    return value, unflatten(call.structure, call.shown(_or_zeros(found, call.outputs), leaves))
+    return call.value(leaves), unflatten(call.structure, call.shown(_or_zeros(found, call.outputs), leaves))
 
 
 def alike(values: Sequence[Any], tensors: Sequence[Tensor], structure: Structure, name: str) -> list[Tensor]:
@@ -303,6 +302,15 @@ class Call:
         if not self.plain or inside_transform() or any(isinstance(x, Tensor) for x in others):
             return list(results)
         return [_own(x.numpy(), self.given, others) for x in results]
+
+    def value(self, others: Sequence[Any] = ()) -> Any:
+        """Return what the function returned as the caller wants it."""
+        shown = self.shown(self.outputs, others)
+        # What was not computed but captured is somebody else's.
+        return unflatten(
+            self.structure,
+            [np.array(x) if y.op is None and x is y.data else x for x, y in zip(shown, self.outputs, strict=True)],
+        )
 
 
 def _own(array: Array, *theirs: Sequence[Any]) -> Array:
