@@ -1,9 +1,9 @@
 # Convolution and max-pooling as one: the rewrite of graphs, and the ops that it makes.
 #
-# ReLU and a bias per channel do not change which element of a window is the largest, so that they can wait until after
-# the pool: a quarter of the work for pools of 2 × 2. The result of a fused op has one axis more than the pooled one, of
-# length two: the values, and which element of its window each is, counted from 0, or -1 where ReLU let nothing through.
-# Of the gradient before the pool only the elements at those places are not zero, and only they are computed with.
+# ReLU does not change which element of a window is the largest, so that it can wait until after the pool: a quarter of the
+# work for pools of 2 × 2. The result of a fused op has one axis more than the pooled one, of length two: the values, and
+# which element of its window each is, counted from 0, or -1 where ReLU let nothing through. Of the gradient before the pool
+# only the elements at those places are not zero, and only they are computed with.
 #
 # Two shapes have kernels, those that the papers train: images under 3 × 3 or 5 × 5 kernels with pools of 2 × 2, and
 # sequences whose channels lie in one piece (an embedding's, permuted).
@@ -56,7 +56,7 @@ function suits_sequences(conv::Tensor, pool::Tensor)
     x, w = conv.inputs
     _, padding, dilation, groups = conv.attrs
     return ndims(x) == 3 && x.eltype === Float32 && x.op === TRANSPOSE && x.attrs[1] == [2, 1, 3] && all(==(0), padding) &&
-           all(==(1), dilation) && groups == 1 && iseven(w.dims[1] * w.dims[2]) && all(==(0), pool.attrs[3])
+           all(==(1), dilation) && groups == 1 && all(==(0), pool.attrs[3])
 end
 
 # The ops --------------------------------------------------------------------------------------------------------------
@@ -133,14 +133,14 @@ emit_at!(p, out, name, numbers, a, b=NOWHERE, c=NOWHERE) =
 
 function forward_sequence_pool(p, out, inputs, attrs)
     x, w = inputs
-    band = Kernels.VECTOR_BYTES[] ÷ 8
+    band = 32 ÷ sizeof(Float32)
     bands = cld(w.dims[3], band)
-    spare = scratch!(p, Float32, Int[2band * (1 + x.dims[2])])
+    spare = scratch!(p, Float32, Int[band * (2 + x.dims[2])])
     numbers = sequence_numbers!(p, x.dims, out.dims[1], attrs, Int(spare.address))
     stretches = scratch!(p, Float32, w.dims)
     in_bands = scratch!(p, Float32, Int[w.dims[1] * w.dims[2] * band * bands])
     emit_at!(p, stretches, :filters_in_stretches, numbers, NOWHERE, w.address)
-    emit_at!(p, in_bands, vector_kernel(:filters_in_bands), numbers, stretches.address)
+    emit_at!(p, in_bands, :filters_in_bands, numbers, stretches.address)
     return emit_at!(p, out, vector_kernel(:pool_sequences), numbers, x.address, in_bands.address, bias_address(inputs))
 end
 

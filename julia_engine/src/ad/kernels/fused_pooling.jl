@@ -35,21 +35,6 @@ for (W, T, name) in ((16, Float32, "float"), (8, Float32, "float"), (8, Float64,
     end
 end
 
-for (W, half) in ((16, 8), (8, 4))
-    lanes(first) = join(["i32 $(first + 2i)" for i in 0:half-1], ", ")
-    @eval begin
-        """The sums of neighbouring lanes."""
-        @inline pair_sums(v::Vec{$W,Float32}) = Base.llvmcall(
-            $("%e = shufflevector <$W x float> %0, <$W x float> undef, <$half x i32> <$(lanes(0))>\n" *
-              "%o = shufflevector <$W x float> %0, <$W x float> undef, <$half x i32> <$(lanes(1))>\n" *
-              "%r = fadd <$half x float> %e, %o\nret <$half x float> %r"), Vec{$half,Float32}, Tuple{Vec{$W,Float32}}, v)
-        """The two numbers at `p`, again and again."""
-        @inline repeated_pair(::Type{Vec{$W,Float32}}, p::Ptr{Float32}) = Base.llvmcall(
-            $("%r = bitcast <$half x double> %0 to <$W x float>\nret <$W x float> %r"), Vec{$W,Float32},
-            Tuple{Vec{$half,Float64}}, repeated(Vec{$half,Float64}, unsafe_load(Ptr{Float64}(p))))
-    end
-end
-
 @inline load(::Type{V}, p::Ptr) where {V} = unsafe_load(Ptr{V}(p))
 @inline store!(p::Ptr, v::V) where {V} = unsafe_store!(Ptr{V}(p), v)
 @inline numbered(::Type{Vec{W,T}}) where {W,T} = ntuple(i -> VecElement{T}(i - 1), Val(W))
@@ -57,9 +42,8 @@ end
     s += e.value
 end; s)
 
-"""Bias, then ReLU if asked for, on the largest elements; which they were becomes -1 where nothing came through."""
-@inline function activated(v::V, which::V, bias::T, relu::Bool) where {T,W,V<:Vec{W,T}}
-    v = plus(v, repeated(V, bias))
+"""ReLU, if asked for, on the largest elements; which they were becomes -1 where nothing came through."""
+@inline function activated(v::V, which::V, relu::Bool) where {T,W,V<:Vec{W,T}}
     relu || return v, which
     zeros = repeated(V, zero(T))
     return where_at_most(v, zeros, zeros, v), where_greater(v, zeros, which, repeated(V, -one(T)))
@@ -176,7 +160,6 @@ for size in (3, 5)
             o = x.out
             last = x.out + sizeof(T) * (count - W)  # where a whole vector can be stored
             for n in 0:s.samples-1, f in 0:s.filters-1
-                bias = x.c == C_NULL ? zero(T) : unsafe_load(x.c, f + 1)
                 for y in 0:s.height-1, block in 0:(s.width-1)÷W
                     from = block * W
                     row = x.a + sizeof(T) * ((n * s.channels * s.rows + 2y) * 2 * s.half + from)
@@ -187,6 +170,11 @@ for size in (3, 5)
                         row += sizeof(T) * s.rows * 2 * s.half
                         w += sizeof(T) * $(size^2)
                     end
+                    # Before the pool: rounded, numbers that were nearly equal can be equal, and the first of them wins.
+                    if x.c != C_NULL
+                        b = repeated(V, unsafe_load(x.c, f + 1))
+                        m_0, m_1, m_2, m_3 = plus(m_0, b), plus(m_1, b), plus(m_2, b), plus(m_3, b)
+                    end
                     m, which = m_0, zeros
                     which = where_larger(m_1, m, repeated(V, T(1)), which)
                     m = where_larger(m_1, m, m_1, m)
@@ -194,7 +182,7 @@ for size in (3, 5)
                     m = where_larger(m_2, m, m_2, m)
                     which = where_larger(m_3, m, repeated(V, T(3)), which)
                     m = where_larger(m_3, m, m_3, m)
-                    m, which = activated(m, which, bias, s.relu == 1)
+                    m, which = activated(m, which, s.relu == 1)
                     # Lanes beyond the row are overwritten by the next one, which is stored later.
                     lanes = min(W, s.width - from)
                     if o <= last
@@ -271,8 +259,9 @@ end
 # Sequences whose channels lie in one piece ------------------------------------------------------------------------------
 #
 # What a filter sees of a sequence (C, T) is then one stretch of memory, and each step begins a stride later. A vector
-# holds the sums of all filters of a band for one step, twice: for the even and for the odd elements of the stretch, of
-# which a pair is loaded at a time. Sixteen steps are computed together; the pools are taken from the first-level cache.
+# holds the sums of all filters of a band for one step, each added up in the order in which the stretch lies: that is also
+# the other frameworks' order, so that near-ties in a pool are rounded and broken as theirs are. Sixteen steps are computed
+# together; the pools are taken from the first-level cache.
 
 """Sizes of the kernels for sequences; addresses of memory to work in."""
 struct SequenceNumbers
@@ -311,27 +300,27 @@ end
     return nothing
 end
 
-"""out = the filters a (stretch, filters) in bands of half a vector, pair by pair; zeros for those that a band lacks."""
+"""out = the filters a (stretch, filters) in bands of a vector; zeros for those that a band lacks."""
 @inline function filters_in_bands!(::Type{Vec{W,T}}, x::Instruction{T}) where {W,T}
     s = sequence_numbers(x.index)
     i = 0
-    for band in 0:W÷2:s.filters-1, q in 0:2:s.stretch-1, f in band:band+W÷2-1, h in 0:1
-        unsafe_store!(x.out, f < s.filters ? unsafe_load(x.a, f * s.stretch + q + h + 1) : zero(T), i += 1)
+    for band in 0:W:s.filters-1, q in 0:s.stretch-1, f in band:band+W-1
+        unsafe_store!(x.out, f < s.filters ? unsafe_load(x.a, f * s.stretch + q + 1) : zero(T), i += 1)
     end
     return nothing
 end
 
 for M in (16, 8, 4, 1)
     sums = [Symbol(:y_, t) for t in 0:M-1]
-    @eval @inline function steps!(::Type{V}, ::Val{$M}, o::Ptr{T}, a::Ptr{T}, w::Ptr{T}, pairs::Int, step::Int) where {T,V}
+    @eval @inline function steps!(::Type{V}, ::Val{$M}, o::Ptr{T}, a::Ptr{T}, w::Ptr{T}, stretch::Int, step::Int) where {T,V}
         $([:($y = repeated(V, zero(T))) for y in sums]...)
-        for _ in 1:pairs
+        for _ in 1:stretch
             v = load(V, w)
-            $([:($y = multiply_add(repeated_pair(V, a + $(t - 1) * step), v, $y)) for (t, y) in enumerate(sums)]...)
-            a += 2 * sizeof(T)
+            $([:($y = multiply_add(repeated(V, unsafe_load(a + $(t - 1) * step)), v, $y)) for (t, y) in enumerate(sums)]...)
+            a += sizeof(T)
             w += sizeof(V)
         end
-        $([:(store!(o + $(t - 1) * (sizeof(V) ÷ 2), pair_sums($y))) for (t, y) in enumerate(sums)]...)
+        $([:(store!(o + $(t - 1) * sizeof(V), $y)) for (t, y) in enumerate(sums)]...)
         return nothing
     end
 end
@@ -340,47 +329,46 @@ end
 out = the pooled sequences (pooled, filters, samples), then which step of each window was the largest. a: the sequences, b:
 the filters in bands, c: bias or null.
 """
-@inline function pool_sequences!(::Type{Vec{W,T}}, ::Val{M}, x::Instruction{T}) where {W,T,M}
+@inline function pool_sequences!(::Type{V}, ::Val{M}, x::Instruction{T}) where {W,T,V<:Vec{W,T},M}
     s = sequence_numbers(x.index)
-    V, H = Vec{W,T}, Vec{W ÷ 2,T}
     count = s.pooled * s.filters * s.samples
     row, bytes = Ptr{T}(s.spare), sizeof(T) * s.step
-    steps = row + sizeof(V)
-    zeros = repeated(H, zero(T))
-    for n in 0:s.samples-1, band in 0:W÷2:s.filters-1
+    steps = row + 2 * sizeof(V)
+    zeros = repeated(V, zero(T))
+    for n in 0:s.samples-1, band in 0:W:s.filters-1
         a = x.a + sizeof(T) * n * s.sample
-        w = x.b + sizeof(T) * 2 * band * (s.stretch ÷ 2)
+        w = x.b + sizeof(T) * band * s.stretch
         t = 0
         while t + M <= s.length
-            steps!(V, Val(M), steps + t * sizeof(H), a + t * bytes, w, s.stretch ÷ 2, bytes)
+            steps!(V, Val(M), steps + t * sizeof(V), a + t * bytes, w, s.stretch, bytes)
             t += M
         end
         while t + 4 <= s.length
-            steps!(V, Val(4), steps + t * sizeof(H), a + t * bytes, w, s.stretch ÷ 2, bytes)
+            steps!(V, Val(4), steps + t * sizeof(V), a + t * bytes, w, s.stretch, bytes)
             t += 4
         end
         while t < s.length
-            steps!(V, Val(1), steps + t * sizeof(H), a + t * bytes, w, s.stretch ÷ 2, bytes)
+            steps!(V, Val(1), steps + t * sizeof(V), a + t * bytes, w, s.stretch, bytes)
             t += 1
         end
         bias = zeros
-        lanes = min(W ÷ 2, s.filters - band)
-        x.c == C_NULL || (bias = load_lanes(H, x.c + sizeof(T) * band, lanes, row))
+        lanes = min(W, s.filters - band)
+        x.c == C_NULL || (bias = load_lanes(V, x.c + sizeof(T) * band, lanes, row))
         for p in 0:s.pooled-1
-            at_step = steps + p * s.stride * sizeof(H)
-            m, which = load(H, at_step), zeros
+            at_step = steps + p * s.stride * sizeof(V)
+            m, which = plus(load(V, at_step), bias), zeros
             for k in 1:s.window-1
-                v = load(H, at_step + k * sizeof(H))
-                which = where_larger(v, m, repeated(H, T(k)), which)
+                v = plus(load(V, at_step + k * sizeof(V)), bias)
+                which = where_larger(v, m, repeated(V, T(k)), which)
                 m = where_larger(v, m, v, m)
             end
-            m, which = activated(plus(m, bias), which, zero(T), s.relu == 1)
+            m, which = activated(m, which, s.relu == 1)
             store!(row, m)
-            store!(row + sizeof(H), which)
+            store!(row + sizeof(V), which)
             o = x.out + sizeof(T) * ((n * s.filters + band) * s.pooled + p)
             for f in 1:lanes
                 put!(o, unsafe_load(row, f), f, s.pooled)
-                put!(o + sizeof(T) * count, unsafe_load(row, W ÷ 2 + f), f, s.pooled)
+                put!(o + sizeof(T) * count, unsafe_load(row, W + f), f, s.pooled)
             end
         end
     end
@@ -524,14 +512,15 @@ end
 for name in (:filters_in_stretches, :filters_in_kernels, :sum_of_winners, :unpool)
     operation!(name, :($(Symbol(name, :!))(x)))
 end
+# Bands are of eight filters: with few filters, longer vectors would be half empty.
+operation!(:filters_in_bands, :(filters_in_bands!(narrow(T), x)))
 for (bytes, vector, steps) in ((64, :wide, 16), (32, :narrow, 8))
     for size in (3, 5)
         operation!(Symbol(:pool_planes_, bytes, :_, size), :(pool_planes!($vector(T), Val($size), x)))
         operation!(Symbol(:pool_planes_gradient_, bytes, :_, size), :(pool_planes_gradient!($vector(T), Val($size), x)))
     end
     operation!(Symbol(:split_columns_, bytes), :(split_columns!($vector(T), x)))
-    operation!(Symbol(:filters_in_bands_, bytes), :(filters_in_bands!($vector(T), x)))
-    operation!(Symbol(:pool_sequences_, bytes), :(pool_sequences!($vector(T), Val($steps), x)))
+    operation!(Symbol(:pool_sequences_, bytes), :(pool_sequences!(narrow(T), Val($steps), x)))
     operation!(Symbol(:pool_sequences_gradient_, bytes), :(pool_sequences_gradient!($vector(T), x)))
     operation!(Symbol(:unpool_sequences_, bytes), :(unpool_sequences!($vector(T), x)))
 end
