@@ -45,6 +45,9 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.dev ## the API reference, the table of ops and the tutorial as web pages, in build/docs
+	$(BIN)/twingrad docs build/docs
+
 bench: $(VENV)/.dev ## speed and memory of HEAD, or of RANGE=a..b, as web pages in .asv/html
 	@said=$$($(ASV) machine --yes 2>&1) || { echo "$$said" >&2; exit 1; }
 	$(ASV) run --launch-method spawn --show-stderr $(ARGS) '$(RANGE)'

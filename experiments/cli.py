@@ -686,6 +686,19 @@ def gradbench(engine: str, threads: int) -> None:
     protocol.serve(engine, sys.stdin, sys.stdout, threads)
 
 
+@cli.command(
+    short_help="Write the API reference, the table of ops and the tutorial as web pages.",
+    epilog=examples("docs build/docs"),
+)
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@reporting
+def docs(output: Output, folder: Path) -> None:
+    """Write the documentation of the Python packages into FOLDER, as web pages that need no network."""
+    from experiments import reference
+
+    output.say(f"The first page: {reference.build(folder)}")
+
+
 # -----------------------------------------------------------------------------------------------------------
 # The process
 

@@ -15,7 +15,7 @@ from hypothesis import settings
 from bridge.errors import JuliaUnavailableError
 from bridge.julia.find import Julia, find
 
-MUST_BE_THERE = ("torch", "tensorflow", "jax", "memray", "jinja2", "typst", "playwright")
+MUST_BE_THERE = ("torch", "tensorflow", "jax", "memray", "jinja2", "typst", "playwright", "pdoc")
 """Optional packages, without which tests are skipped on a user's machine, and CI fails."""
 
 SEED_VARIABLE = "TWINGRAD_TEST_SEED"

@@ -1,0 +1,78 @@
+"""The documentation as web pages: the API reference from the docstrings, the table of ops, and the tutorial."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import py_engine
+from bridge.errors import TwinGradError
+from py_engine import ops
+from py_engine.ad.ops.record import TABLE, Op
+
+__all__ = ["build", "op_table"]
+
+MODULES = (
+    *("py_engine", "py_engine.ad.ops", "!py_engine.ad.ops.", "py_engine.network", "py_engine.errors"),
+    *("bridge", "!bridge.adapters", "!bridge.worker_process", "experiments.data"),
+)
+"""Shown with what is inside them, but for those that begin with an exclamation mark."""
+
+
+class DocumentationError(TwinGradError):
+    """The pages can't be made."""
+
+
+def build(folder: Path) -> Path:
+    """Write the pages into a folder and return the first of them.
+
+    Raises `DocumentationError` without pdoc, and when the folder can't be written.
+    """
+    try:
+        import pdoc
+    except ImportError as error:
+        raise DocumentationError(
+            f"the documentation is made with pdoc ({error}): pip install 'twingrad[docs]'"
+        ) from None
+    # What belongs to the package without being listed there.
+    functions = [name for name, value in vars(ops).items() if _is_op(name, value)]
+    tutorial = (Path(py_engine.__file__).parent / "TUTORIAL.md").read_text(encoding="utf-8")
+    kept = py_engine.__doc__, ops.__doc__
+    try:
+        py_engine.__doc__ = f"{kept[0]}\n{tutorial.replace('```pycon', '```python')}"
+        ops.__all__ = functions  # type: ignore[attr-defined]
+        ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}"
+        pdoc.render.configure(docformat="google", search=True, show_source=False)
+        warnings.filterwarnings("ignore", "Error parsing type annotation", module="pdoc")  # what only mypy can read
+        pdoc.pdoc(*MODULES, output_directory=folder)
+    except OSError as error:
+        raise DocumentationError(f"{folder} can't be written: {error.strerror}") from None
+    finally:
+        py_engine.__doc__, ops.__doc__ = kept
+        del ops.__all__  # type: ignore[attr-defined]
+    return folder / "index.html"
+
+
+def op_table() -> str:
+    """The table of ops in Markdown: what each is, and what it has."""
+    head = ["op", "what it computes", "its result", "derivatives"]
+    lines = [head, [":---"] * len(head), *_rows()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _is_op(name: str, value: Any) -> bool:
+    """Whether it is an op, or a function of operands that gives a tensor."""
+    if isinstance(value, Op):
+        return name in TABLE and not value.fused
+    return inspect.isfunction(value) and value.__annotations__.get("return") == "Tensor" and not name.startswith("_")
+
+
+def _rows() -> Iterator[list[str]]:
+    for name, op in sorted(TABLE.items()):
+        result = "elementwise" if op.elementwise else "a view" if op.view is not None else "—"
+        doc = f"{op.doc} (made by fusion only)" if op.fused else op.doc
+        derivatives = "of any order" if op.differentiable else "none"
+        yield [f"`{name}`", doc.replace("|", "\\|"), result, derivatives]

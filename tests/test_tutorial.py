@@ -1,0 +1,66 @@
+"""The tutorial's examples run, and print what it says; so do the examples in docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import py_engine
+from bridge.julia.find import Julia
+from experiments import reference
+
+TUTORIAL = Path(py_engine.__file__).with_name("TUTORIAL.md")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", TUTORIAL.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+MODULES = sorted(module.name for module in pkgutil.walk_packages(py_engine.__path__, "py_engine."))
+
+
+def test_the_examples_print_what_the_tutorial_says() -> None:
+    # Not IGNORE_EXCEPTION_DETAIL: what errors say stands in the tutorial.
+    result = doctest.testfile(str(TUTORIAL), module_relative=False, optionflags=doctest.ELLIPSIS, verbose=False)
+    assert result.attempted > 30
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_docstrings_are_right(name: str) -> None:
+    module = importlib.import_module(name)
+    names = {**vars(py_engine.ops), **vars(py_engine), "np": np, "pe": py_engine, **vars(module)}
+    assert doctest.testmod(module, extraglobs=names, optionflags=FLAGS).failed == 0
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["py_engine", "torch"])
+def test_the_programs_with_julia_run(program: str, julia: Julia) -> None:
+    if "torch" in program:
+        pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "0." in done.stdout
+
+
+def test_the_pages_show_the_tutorial_every_function_and_every_op(tmp_path: Path) -> None:
+    pytest.importorskip("pdoc")
+    first = reference.build(tmp_path / "pages")
+    assert first.is_file()
+    package = (tmp_path / "pages" / "py_engine.html").read_text(encoding="utf-8")
+    assert "Rules of your own" in package
+    assert all(f'id="{name}"' in package for name in py_engine.__all__ if name != "ops")
+    ops = (tmp_path / "pages" / "py_engine" / "ad" / "ops.html").read_text(encoding="utf-8")
+    assert all(f">{name}</" in ops for name in py_engine.ops.TABLE)
+    assert "Tutorial" not in (py_engine.__doc__ or "")  # the docstring itself is as it was
+    assert not hasattr(py_engine.ops, "__all__")
+
+
+def test_pages_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("pdoc")
+    (tmp_path / "pages").write_text("in the way", encoding="utf-8")
+    with pytest.raises(reference.DocumentationError, match="can't be written"):
+        reference.build(tmp_path / "pages")
