@@ -119,7 +119,7 @@ def _differentiated(
 
 
 def _scalar(name: str, call: Call) -> Tensor:
-    if call.structure is not LEAF or call.outputs[0].size != 1:
+    if call.structure is not LEAF or (call.outputs[0].shape and call.outputs[0].size != 1):
         found = f"shape {call.outputs[0].shape}" if call.structure is LEAF else str(call.structure)
         raise ShapeError(
             f"{name}: the function must return a scalar, got {found}; use vjp() or jacobian() for other results, or "
@@ -129,8 +129,10 @@ def _scalar(name: str, call: Call) -> Tensor:
 
 
 def _by_argument(call: Call, found: Sequence[Tensor | None], single: bool) -> Any:
-    gradients = call.in_arguments(call.shown(_or_zeros(found, call.variables)))
-    return gradients[0] if single else tuple(gradients)
+    gradients = call.shown(_or_zeros(found, call.variables))
+    if single:
+        return gradients[0] if call.structures[0] is LEAF else unflatten(call.structures[0], gradients)
+    return tuple(call.in_arguments(gradients))
 
 
 # Products with the Jacobian -------------------------------------------------------------------------------
@@ -299,7 +301,7 @@ class Call:
 
     def shown(self, results: Sequence[Tensor], others: Sequence[Any] = ()) -> list[Any]:
         """Return results as the caller wants them: as arrays of his own where he deals in arrays."""
-        if not self.plain or inside_transform() or any(isinstance(x, Tensor) for x in others):
+        if not self.plain or inside_transform() or (others and any(isinstance(x, Tensor) for x in others)):
             return list(results)
         return [_own(x.numpy(), self.given, others) for x in results]
 
@@ -313,11 +315,17 @@ class Call:
         )
 
 
-def _own(array: Array, *theirs: Sequence[Any]) -> Array:
+def _own(array: Array, given: Sequence[Any], others: Sequence[Any]) -> Array:
     """Return the array, or a copy where it is a view of other memory or one of the caller's own arrays."""
-    if array.flags.owndata and not any(array is x for given in theirs for x in given):
-        return array
-    return np.array(array)
+    if not array.flags.owndata:
+        return np.array(array)
+    for x in given:
+        if x is array:
+            return np.array(array)
+    for x in others:
+        if x is array:
+            return np.array(array)
+    return array
 
 
 def record(
@@ -331,9 +339,9 @@ def record(
     """
     passed = list(args)
     opened: dict[int, tuple[list[Tensor], Structure]] = {}
-    given: list[Any] = []
-    outside = inside_transform()
+    by_argument, structures, given = [], [], []
     recording, differentiating = STATE.recording, STATE.differentiating
+    outside = differentiating or STATE.trace is not None
     STATE.recording = STATE.differentiating = True
     try:
         for n in numbers:
@@ -345,8 +353,11 @@ def record(
                 given += leaves
                 variables = [_variable(name, leaf, args, i, k, structure) for k, leaf in enumerate(leaves)]
                 opened[i] = variables, structure
-                passed[i] = unflatten(structure, variables)
-        outputs, returned = results(name, function(*passed, **(kwargs or {})))
+                passed[i] = variables[0] if structure is LEAF else unflatten(structure, variables)
+            variables, structure = opened[i]
+            by_argument.append(variables)
+            structures.append(structure)
+        outputs, returned = results(name, function(*passed, **kwargs) if kwargs else function(*passed))
     finally:
         STATE.recording, STATE.differentiating = recording, differentiating
     if len(opened) < len(args):
@@ -358,8 +369,7 @@ def record(
         if isinstance(x, Tensor):
             plain = False
             recorded = recorded or x.requires_grad
-    chosen = [opened[n % len(args)] for n in numbers]
-    return Call([c[0] for c in chosen], [c[1] for c in chosen], outputs, returned, plain, recording and recorded, given)
+    return Call(by_argument, structures, outputs, returned, plain, recording and recorded, given)
 
 
 def _variable(name: str, leaf: Any, args: Sequence[Any], argument: int, k: int, structure: Structure) -> Tensor:

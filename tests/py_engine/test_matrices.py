@@ -149,6 +149,22 @@ def test_a_hessian_over_containers_has_a_block_for_every_pair(rng):
     np.testing.assert_allclose(product["y"], 4 * np.sum(p["x"]) * p["y"], rtol=1e-12)
 
 
+@both
+def test_containers_go_in_and_out_of_compiled_transforms(run, rng):
+    p = Point(rng.standard_normal(3), rng.standard_normal())
+    v = Point(np.ones(3), 0.5)
+
+    def energy(p):
+        return np.sum(np.sin(p.x) * p.y**2)
+
+    found = run(lambda p, v: {"H": pe.hessian(energy, p), "Hv": pe.hvp(energy, p, v), "g": pe.grad(energy)(p)})(p, v)
+    assert type(found["H"]) is type(found["H"].x) is type(found["Hv"]) is type(found["g"]) is Point
+    np.testing.assert_allclose(found["g"].x, np.cos(p.x) * p.y**2, rtol=1e-12)
+    np.testing.assert_allclose(found["H"].x.x, np.diag(-np.sin(p.x) * p.y**2), rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(found["Hv"].x, found["H"].x.x @ v.x + found["H"].x.y * v.y, rtol=1e-12)
+    np.testing.assert_allclose(found["Hv"].y, found["H"].y.x @ v.x + found["H"].y.y * v.y, rtol=1e-12)
+
+
 @modes
 def test_what_does_not_depend_has_derivative_zero(mode):
     found = pe.jacobian(lambda p: (p[0] * 2, np.ones(2)), [np.ones(3), 5.0], mode=mode)
