@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from py_engine.ad import ops
+from py_engine.ad.ops.record import Op
 from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, SLICE, TRANSPOSE, Index, assemble
 from py_engine.ad.tensor import FLOATS, STATE, Literal, Tensor, no_grad, scope
 from py_engine.ad.written import written
@@ -76,26 +77,33 @@ def gradients(
     wanted = {id(target) for target in targets}
     depends = set(wanted)
     for node in order:
-        if node.op is not None and node.requires_grad and any(id(x) in depends for x in node.inputs):
-            depends.add(id(node))
+        if node.op is not None and node.requires_grad:
+            for x in node.inputs:
+                if id(x) in depends:
+                    depends.add(id(node))
+                    break
     pending: dict[int, list[Part]] = {}
     for output, seed in zip(outputs, seeds, strict=True):
         if id(output) in depends:
             pending.setdefault(id(output), []).append((seed, None))
     result: dict[int, Tensor] = {}
-    for node in reversed(order):
-        parts = pending.pop(id(node), None)
-        if parts is None:
-            continue
-        with scope_of(node):
-            joint = node.op is not None and node.op.joint
+    outer = scope = STATE.scope
+    try:
+        for node in reversed(order):
+            parts = pending.pop(id(node), None)
+            if parts is None:
+                continue
+            if node.scope is not scope:
+                STATE.scope = scope = node.scope
+            op = node.op
+            joint = op is not None and op.joint
             if not joint or id(node) in wanted:
-                g = accumulate(parts, node)
+                g = parts[0][0] if len(parts) == 1 and parts[0][1] is None else accumulate(parts, node)
             if id(node) in wanted:
                 result[id(node)] = g
                 if not through:
                     continue
-            if node.op is None:
+            if op is None:
                 continue
             if node.marks is not None:
                 _refuse_written(node)
@@ -104,9 +112,11 @@ def gradients(
                 continue
             for i, x in enumerate(node.inputs):
                 if id(x) in depends and x.dtype in FLOATS:
-                    part = _pull_back(node, i, x, g)
+                    part = _pull_back(node, op, i, x, g)
                     if part is not None:
                         pending.setdefault(id(x), []).append(part)
+    finally:
+        STATE.scope = outer
     return [result.get(id(target)) for target in targets]
 
 
@@ -114,15 +124,15 @@ Part = tuple[Tensor, Index | None]
 """A contribution to a gradient: a tensor of the whole shape, or of the place given by a basic index."""
 
 
-def _pull_back(node: Tensor, i: int, x: Tensor, g: Tensor) -> Part | None:
-    assert node.op is not None
-    if node.op is SLICE:
+def _pull_back(node: Tensor, op: Op, i: int, x: Tensor, g: Tensor) -> Part | None:
+    if op is SLICE:
         # Not put into zeros here: the gradient of an array taken apart by slices is assembled once from all.
         return g, node.attrs["index"]
-    rule = node.op.rule(i)
+    rule = op.rule(i)
     if rule is None:
         return None
-    return unbroadcast(rule(g, node, *node.inputs, **node.attrs), x), None
+    part = rule(g, node, *node.inputs, **node.attrs)
+    return part if part.shape == x.shape and part.dtype is x.dtype else unbroadcast(part, x), None
 
 
 def _refuse_written(node: Tensor) -> None:
@@ -295,7 +305,10 @@ def simplify(graph: Graph) -> None:
             assert node.op is not None
             if node.op.random:
                 continue
-            key = (node.op, tuple(id(x) for x in node.inputs), tuple(sorted(node.attrs.items())))
+            numbers = [id(x) for x in node.inputs]
+            if node.op is ops.add or node.op is ops.mul:
+                numbers.sort()
+            key = (node.op, tuple(numbers), tuple(sorted(node.attrs.items())))
             instead = known.setdefault(key, node)
         if instead is not node:
             replaced[id(node)] = instead

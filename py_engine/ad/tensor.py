@@ -24,7 +24,7 @@ Array: TypeAlias = NDArray[Any]
 Operand: TypeAlias = "Tensor | ArrayLike"
 Marks: TypeAlias = "tuple[tuple[Tensor, bytes], ...]"
 
-FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 class Record(list["Tensor"]):
@@ -243,6 +243,8 @@ class Tensor:
     # numpy's own functions --------------------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "__call__" and not kwargs and ufunc in ops.NUMPY:
+            return ops.NUMPY[ufunc](*inputs)
         called = method == "__call__"
         function = ops.NUMPY.get(ufunc if called else (ufunc, method))
         name = f"numpy.{ufunc.__name__}" if called else f"numpy.{ufunc.__name__}.{method}"

@@ -29,6 +29,10 @@ Call: TypeAlias = Callable[[], Any]
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
 F = TypeVar("F", bound=Callable[..., Any])
 
+_new, _empty = Tensor.__new__, np.empty  # looked up once: an eager op has no microsecond to lose
+
+NO_ATTRS: Mapping[str, Any] = {}
+
 TABLE: dict[str, Op] = {}
 """Every op by name."""
 
@@ -87,7 +91,10 @@ class Op:
 
     def __call__(self, *operands: Operand, **attrs: Any) -> Tensor:
         """Apply the op to tensors, arrays and numbers."""
-        return self.apply(as_tensors(operands), attrs)
+        for x in operands:
+            if x.__class__ is not Tensor:
+                return self.apply(as_tensors(operands), attrs)
+        return self.apply(operands, attrs)  # type: ignore[arg-type]  # checked above
 
     def apply(self, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> Tensor:
         """Apply the op to tensors: eagerly, or symbolically while a function is traced."""
@@ -99,10 +106,14 @@ class Op:
         trace = STATE.trace
         symbolic = trace.__class__ is list  # not so in a Record
         depends = False
+        arrays = []
         for x in inputs:
-            symbolic = symbolic or x.data is None
-            depends = depends or x.requires_grad
-        result = Tensor.__new__(Tensor)
+            arrays.append(x.data)
+            if x.data is None:
+                symbolic = True
+            if x.requires_grad:
+                depends = True
+        result = _new(Tensor)
         result.shape = shape
         result.dtype = dtype
         result.grad = None
@@ -112,7 +123,7 @@ class Op:
         if symbolic:
             result.data = None
         else:
-            result.data = self.compute([x.data for x in inputs], shape, dtype, attrs)
+            result.data = self.compute(arrays, shape, dtype, attrs)
         if symbolic or result.requires_grad or trace is not None:
             result.op, result.inputs, result.attrs = self, inputs, attrs
             result.marks = None if symbolic or not result.requires_grad else fingerprints(inputs)
@@ -126,7 +137,7 @@ class Op:
         """Return the values of the op for these arrays, in fresh memory unless the op is a view."""
         if self.view is not None:
             return self.view(*arrays, **attrs)
-        out = np.empty(shape, dtype)
+        out = _empty(shape, dtype)
         if self.kernel is not None:
             self.kernel(*arrays, out, **attrs)
         else:
@@ -185,8 +196,14 @@ def as_tensors(operands: Sequence[Operand]) -> tuple[Tensor, ...]:
     numpy's scalars count as numbers, so that `x / np.sqrt(64)` keeps a float32 `x` float32. Beside integers
     alone, whole numbers take theirs.
     """
-    arrays = [x if isinstance(x, (Tensor, np.ndarray)) or np.isscalar(x) else np.asarray(x) for x in operands]
     dtype: Any
+    if len(operands) == 2:  # nearly always a tensor and a number
+        a, b = operands
+        if a.__class__ is Tensor and a.dtype in FLOATS and (b.__class__ is float or b.__class__ is int):
+            return a, Literal(np.asarray(b, a.dtype))
+        if b.__class__ is Tensor and b.dtype in FLOATS and (a.__class__ is float or a.__class__ is int):
+            return Literal(np.asarray(a, b.dtype)), b
+    arrays = [x if isinstance(x, (Tensor, np.ndarray)) or np.isscalar(x) else np.asarray(x) for x in operands]
     for x in arrays:
         if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS:
             dtype = x.dtype
@@ -257,15 +274,19 @@ def common_dtype(inputs: Sequence[Tensor]) -> Any:
 
 def infer_elementwise(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
     """Shape and dtype of an elementwise op."""
-    return broadcast(inputs), common_dtype(inputs)
+    shape, dtype = inputs[0].shape, inputs[0].dtype
+    for x in inputs:
+        if x.dtype is not dtype or x.shape != shape:
+            return broadcast(inputs), common_dtype(inputs)
+    return shape, dtype
 
 
 def infer_float(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
     """Shape and dtype of an elementwise op that is defined for floats only."""
-    dtype = common_dtype(inputs)
+    shape, dtype = infer_elementwise(*inputs)
     if dtype not in FLOATS:
         raise DTypeError(f"expected float32 or float64, got {dtype}; convert with astype()")
-    return broadcast(inputs), dtype
+    return shape, dtype
 
 
 def elementwise(
@@ -322,7 +343,7 @@ def elementwise(
 def scaled(g: Tensor, derivative: Tensor | float) -> Tensor:
     """Return `g` times a derivative that may be the number one or minus one."""
     if isinstance(derivative, Tensor):
-        return g * derivative
+        return TABLE["mul"].apply((g, derivative), NO_ATTRS)
     return g if derivative == 1 else -g if derivative == -1 else g * derivative
 
 
