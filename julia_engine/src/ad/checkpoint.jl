@@ -92,9 +92,9 @@ end
 function recorded_piece(graph::Graph, inputs::Vector{Tensor}, own)
     now = state()
     recording = now.recording
-    variables = Tensor[own(x) for x in inputs]
-    now.recording = true
     try
+        now.recording = true
+        variables = Tensor[own(x) for x in inputs]
         outputs, made = inlined(graph, variables)
         return outputs, variables, made
     finally

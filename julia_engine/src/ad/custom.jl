@@ -132,9 +132,11 @@ end
 fill_bytes!(called::Called, byte) = poison!(called.run, byte)
 poison!(c::OpaqueCall, byte::Integer) = foreach(a -> fill_bytes!(a, byte), c.arrays)
 
+no_second(name) = throw(NotDifferentiableError("custom rule $name: an opaque function of arrays has no second derivative; " *
+    "write the rule in ops and leave opaque=false"))
+
 const OPAQUE = Op("opaque", infer_opaque; forward=forward_opaque, attrs=[:f, :name, :dims, :eltype],
-    backward=Joint((g, node, asked) -> throw(NotDifferentiableError("custom rule $(node.attrs[2]): an opaque function of " *
-        "arrays has no second derivative; write the rule in ops and leave opaque=false"))),
+    backward=Joint((g, node, asked) -> no_second(node.attrs[2])), jvp=(t, y, inputs, attrs) -> no_second(attrs[2]),
     doc="a function of arrays, called as it is")
 
 opaque(rule::CustomRule, which::String, @nospecialize(f), inputs::Vector{Tensor}, dims::Vector{Int}, @nospecialize(T)) =

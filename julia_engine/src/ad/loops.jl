@@ -376,7 +376,7 @@ function plain_scan(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, ste
         new = alike_carry(result[1], carries, body.carry)
         found, structure = flatten(result[2])
         T = isempty(new) ? nothing : new[1].eltype
-        ys = Tensor[y isa Tensor || T === nothing ? as_output(y, "scan") : as_tensor(y, T) for y in found]
+        ys = Tensor[y isa Real && T !== nothing ? as_tensor(y, T) : as_output(y, "scan") for y in found]
         Tensor[new; ys], structure
     end
     isempty(outputs) && return Tensor[], Tensor[], structure

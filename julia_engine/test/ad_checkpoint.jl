@@ -1,0 +1,149 @@
+# Checkpoints and custom rules: eager, compiled, nested, in both modes and to higher order; and their errors.
+
+using TwinGrad.AD: AD
+
+"""The tape of a compiled function."""
+tape_of(compiled) = first(values(compiled.tapes))[1]
+
+@testset "a checkpoint changes no derivative" begin
+    w, v, x = randn(4, 4) ./ 2, randn(4, 4) ./ 2, randn(4, 3)
+    block(w, x) = tanh.(w * tanh.(w * x))
+    plain(w, v) = sum(block(v, block(w, x)) .^ 2)
+    kept(w, v) = sum(checkpoint(block)(v, checkpoint(block)(w, x)) .^ 2)
+    nested(w, v) = sum(checkpoint(w -> checkpoint(block)(v, checkpoint(block)(w, x)))(w) .^ 2)  # captures v
+    expected = value_and_grad(plain; argnums=(1, 2))(w, v)
+    for f in (kept, nested), run in (identity, compile)
+        value_, g = run(value_and_grad(f; argnums=(1, 2)))(w, v)
+        @test value_ ≈ expected[1] && g[1] ≈ expected[2][1] && g[2] ≈ expected[2][2]
+        @test run((w, t) -> hvp(w -> f(w, v), w, t))(w, v) ≈ hvp(w -> plain(w, v), w, v)
+        @test all(run((w, t) -> jvp(w -> f(w, v), (w,), (t,)))(w, v) .≈ jvp(w -> plain(w, v), (w,), (v,)))
+    end
+    a = Variable(w)
+    y = sum(checkpoint(x -> block(a, x))(x) .^ 2)  # only what it captures is differentiated by
+    backward!(y)
+    @test a.grad ≈ grad(w -> sum(block(w, x) .^ 2))(w)
+    @test checkpoint(block)(w, x) ≈ value(block(Constant(w), Constant(x)))
+end
+
+@testset "a checkpoint of containers, branches, integers and random draws" begin
+    f = checkpoint((p, n, i) -> (y=[p.w .* p.b, sum(p.w) * n], z=p.w[i]))
+    p, i = (w=[1.0, 2.0], b=[3.0, 4.0]), [2, 1, 2]
+    y = f(p, 3, i)
+    @test y.y[1] == [3, 8] && y.y[2] == 9 && y.z == [2, 1, 2]
+    for g in (grad(p -> (y = f(p, 3, i); sum(y.y[1]) + y.y[2] + sum(y.z)))(p),
+        compile(grad(p -> (y = f(p, 3, i); sum(y.y[1]) + y.y[2] + sum(y.z))))(p))
+        @test g.w == [3 + 3 + 1, 4 + 3 + 2] && g.b == [1, 2]
+    end
+    branch = checkpoint(x -> item(x) > 0 ? x^2 : -x)
+    @test grad(branch)(3.0) == 6 && grad(branch)(-3.0) == -1
+    calls = Ref(0)
+    counted = checkpoint(x -> (calls[] += 1; x^2))
+    @test grad(counted)(3.0) == 6 && calls[] == 1  # the ops are repeated, not the function
+    generator = Generator(7)
+    masked = checkpoint(x -> dropout(x, 0.5, generator) .^ 2)
+    for run in (identity, compile)
+        y, g = run(x -> (t = masked(x); (t, grad(x -> 0.5 * sum(masked(x)))(x))))(ones(64))
+        @test all(v -> v in (0, 4), y) && all(v -> v in (0, 4), g)
+        generator = Generator(7)
+    end
+    y, pull = vjp(masked, ones(64))
+    @test pull(ones(64))[1] == 2 .* y  # by the mask of the forward pass
+end
+
+@testset "a compiled checkpoint computes again, and needs less memory" begin
+    deep(block) = x -> (for _ in 1:16
+        x = block(x)
+    end; sum(x))
+    block(x) = (for _ in 1:8
+        x = sin.(x .* 1.1)
+    end; x)
+    x = randn(1000)
+    plain, kept = compile(grad(deep(block))), compile(grad(deep(checkpoint(block))))
+    @test plain(x) ≈ kept(x)
+    sines(c) = count(step -> step.node.op === AD.SIN, tape_of(c).steps)
+    @test sines(plain) <= 128 && sines(kept) >= 128 + 16 * 7 - 8  # not merged with the forward pass
+    @test nbytes(tape_of(kept)) < 0.4 * nbytes(tape_of(plain))
+    for byte in (0x00, 0xff)
+        poison!(tape_of(kept), byte)
+        @test kept(x) ≈ plain(x)
+    end
+end
+
+@testset "custom rules" begin
+    twice = custom_rule(x -> exp.(x); vjp=(g, y, x) -> 2 .* g .* y, jvp=(t, y, x) -> 2 .* t[1] .* y, name="twice")
+    x = [0.0, 1.0]
+    @test twice(x) ≈ exp.(x)
+    for run in (identity, compile)
+        @test run(grad(x -> sum(twice(x))))(x) ≈ 2 .* exp.(x)
+        @test run((x, t) -> jvp(twice, (x,), (t,))[2])(x, [1.0, 0.0]) ≈ [2, 0]
+        @test run(x -> hessian(x -> sum(twice(x)), x))(x) ≈ [4 0; 0 4 * exp(1)]  # the rule's own derivative
+        @test run(x -> jacobian(grad(x -> sum(twice(x))), x; mode=:reverse))(x) ≈ [4 0; 0 4 * exp(1)]
+    end
+    scale = custom_rule((x, s) -> x .* s; vjp=(g, y, x, s) -> (g .* s, nothing))  # no gradient by s
+    @test gradient((x, s) -> sum(scale(x, s)), x, 3.0) == ([3.0, 3.0], 0.0)
+    @test grad(x -> sum(scale(x, 2) .^ 2))(x) == 8 .* x
+    w = Variable(x)
+    backward!(sum(scale(w, 5)))
+    @test w.grad == [5, 5]
+    clipped = custom_rule(identity; vjp=(g, y, x) -> clip(g, -1, 1), jvp=(t, y, x) -> t[1])
+    @test grad(x -> sum(clipped(x) .* [5.0, 0.5]))(x) == [1, 0.5]
+end
+
+@testset "custom rules of opaque functions" begin
+    reversed(g) = reverse(cumsum(reverse(g)))
+    calls = Ref(0)
+    total = custom_rule(x -> (calls[] += 1; cumsum(x)); vjp=(g, y, x) -> reversed(g),
+        jvp=(t, y, x) -> cumsum(t[1]), name="cumsum", opaque=true)
+    x = randn(5)
+    loss(x) = sum(total(x) .^ 2)
+    expected = 2 .* reversed(cumsum(x))
+    @test grad(loss)(x) ≈ expected && jacobian(total, x) ≈ [Float64(i >= j) for i in 1:5, j in 1:5]
+    compiled = compile(value_and_grad(loss))
+    @test compiled(x)[2] ≈ expected
+    before = calls[]
+    @test compiled(2x)[2] ≈ 2 .* expected
+    @test calls[] == before + 1  # one call of the tape
+    @test compile((x, t) -> jvp(total, (x,), (t,))[2])(x, x) ≈ cumsum(x)
+    product = custom_rule((a, b) -> a * b; vjp=(g, y, a, b) -> (g * b', a' * g), opaque=true)
+    a, b = randn(2, 3), randn(3, 2)
+    f(a, b) = sum(product(a, b) .^ 2)
+    ga, gb = gradient((a, b) -> sum((a * b) .^ 2), a, b)
+    for run in (identity, compile)
+        found = run(grad(f; argnums=(1, 2)))(a, b)
+        @test found[1] ≈ ga && found[2] ≈ gb
+    end
+    halves = compile(grad(x -> sum(custom_rule(x -> x ./ 2; vjp=(g, y, x) -> g ./ 2, opaque=true)(x))))
+    @test halves(Float32[1, 2]) == [0.5f0, 0.5f0] && eltype(halves(Float32[1, 2])) === Float32
+end
+
+@testset "wrong custom rules are named" begin
+    rule(; options...) = custom_rule(x -> 2 .* x; name="double", options...)
+    x = [1.0, 2.0]
+    by(r) = () -> grad(x -> sum(r(x)))(x)
+    pushed(r) = () -> jvp(r, (x,), (x,))
+    for (kind, f, text) in (
+        (ShapeError, by(rule(vjp=(g, y, x) -> g[1:1])), "\"double\": the gradient of input 1 must have size (2,), got (1,)"),
+        (ShapeError, by(rule(vjp=(g, y, x) -> astype(g, Float32))), "\"double\": the gradient of input 1 must be of Float64, got Float32"),
+        (ShapeError, by(rule(vjp=(g, y, x) -> (g, g))), "\"double\": its vjp must return one gradient (or nothing) for each of 1 inputs, got 2"),
+        (DTypeError, by(rule(vjp=(g, y, x) -> "a")), "\"double\": the gradient of input 1 must be a tensor or an array, got String"),
+        (NotDifferentiableError, by(rule(jvp=(t, y, x) -> t[1])), "\"double\": reverse mode was asked for, and it has no vjp"),
+        (NotDifferentiableError, pushed(rule(vjp=(g, y, x) -> g)), "\"double\": forward mode was asked for, and it has no jvp"),
+        (ShapeError, pushed(rule(jvp=(t, y, x) -> t[1][1:1])), "\"double\": the tangent must have size (2,), got (1,)"),
+        (ShapeError, by(rule(vjp=(g, y, x) -> g[1:1], opaque=true)), "\"double\": the gradient of input 1 must have size (2,), got (1,)"),
+        (ShapeError, () -> compile(grad(x -> sum(rule(vjp=(g, y, x) -> g[1:1], opaque=true)(x))))(x),
+            "\"double\": the gradient of input 1 must have size (2,), got (1,)"),
+        (NotDifferentiableError, () -> hessian(x -> sum(rule(vjp=(g, y, x) -> g, jvp=(t, y, x) -> t[1], opaque=true)(x)), x),
+            "\"double\": its vjp: an opaque function of arrays has no second derivative"),
+        (DTypeError, () -> custom_rule(x -> "a"; name="text")(x), "got String"))
+        error = try
+            f()
+            nothing
+        catch e
+            e
+        end
+        @test (text, typeof(error), error isa EngineError && occursin(text, error.message)) == (text, kind, true)
+    end
+    changing = custom_rule(x -> x[x.>0]; vjp=(g, y, x) -> x, opaque=true, name="positive")
+    compiled = compile(x -> changing(x))
+    @test occursin("\"positive\" must return size (2,) of Float64, got size (1,)", message_of(() -> compiled([1.0, -1.0])))
+end
