@@ -59,9 +59,10 @@ def test_the_python_examples_run(rng: np.random.Generator, capsys: pytest.Captur
     assert "weight (6, 1, 3, 3)" in said
 
 
-def test_the_example_of_julia_from_python_runs(julia: Julia) -> None:
-    (example,) = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON in text]
-    done = run([sys.executable, "-c", DATA + example + "print(losses.shape, logits.shape, sorted(gradients))"])
+def test_the_examples_of_julia_from_python_run(julia: Julia) -> None:
+    training, function = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON in text]
+    assert run([sys.executable, "-c", function + "print(gradient.shape)"]) == "(3, 2)\n"
+    done = run([sys.executable, "-c", DATA + training + "print(losses.shape, logits.shape, sorted(gradients))"])
     assert "accuracy" in done
     assert "(3,) (50, 10) ['output.bias', 'output.weight', 'rnn.bias', 'rnn.recurrent', 'rnn.weight']" in done
 
