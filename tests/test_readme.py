@@ -121,7 +121,7 @@ def test_its_lists_of_studies_engines_and_extras_are_complete() -> None:
     assert named_in("engine") == sorted(engine.names())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (extras,) = re.findall(r"^pip install '\.\[(.*)\]'", SHELL, flags=re.MULTILINE)
-    assert {*extras.split(","), "bench", "test", "dev", "all"} == set(project["optional-dependencies"])
+    assert {*extras.split(","), "bench", "docs", "test", "dev", "all"} == set(project["optional-dependencies"])
 
 
 def named_in(heading: str) -> list[str]:
