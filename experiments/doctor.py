@@ -75,7 +75,7 @@ def python() -> Iterator[Finding]:
     head, dirty = provenance.commit()
     changed = {True: ", with changes that are not committed", False: "", None: ""}[dirty]
     yield Finding("TwinGrad", "ok", f"{_version('twingrad') or 'not installed, run from'} {_source(head, changed)}")
-    for name in ("filelock", "pandas", "seaborn", "scikit-learn"):
+    for name in ("filelock", "jinja2", "pandas", "seaborn", "scikit-learn"):
         if _version(name) is None:
             yield Finding(name, "problem", "not installed", "pip install 'twingrad[experiments]'")
 
@@ -146,7 +146,7 @@ def julia() -> Iterator[Finding]:
     yield Finding("Julia's BLAS", "ok", f"{found.blas}, kernels for {kernels}" if kernels else found.blas)
     for way, verdict in status.ways.items():
         said = "not tried yet" if verdict is None else "works" if verdict.ok else f"does not work: {verdict.reason}"
-        yield Finding(f"Julia by {way}", "ok", said)
+        yield Finding(f"Julia by {way}", "note" if verdict is not None and not verdict.ok else "ok", said)
 
 
 def engines() -> Iterator[Finding]:

@@ -26,6 +26,9 @@ DIFFERENCES = ("accuracy", "loss")
 ALL = "all"
 """The technique of a claim that is about all techniques together."""
 
+SETTLED = 3
+"""After which epoch a gain is a late one: the studies say that learning stopped "after 2 or 3 epochs"."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -83,8 +86,10 @@ def saved(view: View, engine: str, technique: str, quantity: str, alone: bool = 
     rows.index = rows.index.map(lambda key: (key[0], "" if pd.isna(key[1]) else key[1]))
     this = ("alone", technique) if alone else ("all", "")
     other = ("none", "") if alone or technique == ALL else ("without", technique)
-    if this not in rows.index or other not in rows.index or not rows[other]:
+    if this not in rows.index or other not in rows.index:
         return None
+    if rows[other] == 0:  # nothing is left to save, or all that the technique needs is more
+        return 0.0 if rows[this] == 0 else -math.inf
     return float(1 - rows[this] / rows[other])
 
 
@@ -95,7 +100,7 @@ def _quantity(view: View, claim: Claim, engine: str, of: str) -> float:
         name = name.removeprefix("variant_")
     measure, value = _MEASURED[name]
     found = value(view, engine, of)
-    if found is None or not math.isfinite(found):
+    if found is None or math.isnan(found):
         reason = view.why_missing(engine, measure) or "not measured"
         raise _NoValueError(f"{MEASURE_NAMES[measure]} of {view.label(engine)}: {reason}")
     return found
@@ -135,6 +140,15 @@ def _variant(column: str) -> Callable[[View, str, str], float | None]:
     return value
 
 
+def _variant_gain(view: View, engine: str, of: str) -> float | None:
+    """What test accuracy gains after epoch `SETTLED`, as the mean over the seeds."""
+    rows = view.variants[(view.variants["engine"] == engine) & (view.variants["variant"] == of)]
+    by_epoch = rows.groupby("epoch")["test_accuracy"].mean()
+    if SETTLED not in by_epoch.index or by_epoch.index.max() == SETTLED:
+        return None
+    return float(by_epoch[by_epoch.index.max()] - by_epoch[SETTLED])
+
+
 _MEASURED: dict[str, tuple[str, Callable[[View, str, str], float | None]]] = {
     **{
         name: ("time", _run("time", name))
@@ -146,6 +160,7 @@ _MEASURED: dict[str, tuple[str, Callable[[View, str, str], float | None]]] = {
     **{
         name: ("memory", _run("memory", name)) for name in ("bytes_first_epoch", "bytes_later_epochs", "peak_rss_bytes")
     },
+    "bytes_all_epochs": ("memory", lambda view, engine, _: parts.memory_of(view, engine)["total"]),
     "first_to_later_seconds": ("time", _first_to_later),
     "step_microseconds": ("race", _step),
     "own_train_accuracy": ("own", _own("train_accuracy")),
@@ -155,6 +170,7 @@ _MEASURED: dict[str, tuple[str, Callable[[View, str, str], float | None]]] = {
     "technique_bytes_saved": ("ablation", _saved("bytes_per_epoch")),
     "technique_alone_bytes_saved": ("ablation", _saved("bytes_per_epoch", alone=True)),
     "variant_test_accuracy": ("variants", _variant("test_accuracy")),
+    "variant_late_gain_accuracy": ("variants", _variant_gain),
     "variant_later_epoch_seconds": ("variants", _variant("seconds")),
 }
 """Each quantity of `config.ClaimQuantity`: the measure that it comes from, and its value for an engine."""

@@ -95,7 +95,7 @@ def _add_engine(found: Numbers, view: View, engine: str) -> None:
     for name, value in (
         ("bytes_first", memory["bytes_first_epoch"].mean()),
         ("bytes_later", memory["bytes_later_epochs"].mean()),
-        ("bytes_total", view.epochs_of("memory", engine).groupby("key")["bytes_allocated"].sum(min_count=1).mean()),
+        ("bytes_total", parts.memory_of(view, engine)["total"]),
         ("peak", memory["peak_rss_bytes"].mean()),
     ):
         _add(found, f"{engine}.{name}", value, size)

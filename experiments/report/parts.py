@@ -94,13 +94,19 @@ def epoch_average(view: View, engine: str) -> pd.Series:
 
 
 def memory_of(view: View, engine: str) -> dict[str, float | None]:
-    """Bytes allocated in the first epoch, per later epoch and in all, as means over the memory runs."""
-    runs, epochs = view.ok("memory", engine), view.epochs_of("memory", engine)
-    return {
-        "first": or_none(runs["bytes_first_epoch"].mean()),
-        "later": or_none(runs["bytes_later_epochs"].mean()),
-        "total": or_none(epochs.groupby("key")["bytes_allocated"].sum(min_count=1).mean()),
-    }
+    """Bytes allocated in the first epoch, per later epoch and in all, as means over the memory runs.
+
+    "In all" is of as many epochs as the runs of time have: those of memory may have fewer, whose later ones are like
+    all that would follow.
+    """
+    runs, measured = view.ok("memory", engine), view.epochs_of("memory", engine)["epoch"].max()
+    trained = view.epochs_of("time", engine)["epoch"].max()
+    first, later = or_none(runs["bytes_first_epoch"].mean()), or_none(runs["bytes_later_epochs"].mean())
+    epochs = or_none(measured if pd.isna(trained) else trained)
+    total = first if epochs == 1 else None
+    if first is not None and later is not None and epochs is not None:
+        total = first + (epochs - 1) * later
+    return {"first": first, "later": later, "total": total}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

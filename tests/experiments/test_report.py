@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from experiments import config, report
 from experiments.config import ConfigError, load_paper
 from experiments.data import SAMPLE_LABEL
-from experiments.report import MixedMachinesError, ReportError, claims, figures, numbers, select, table, tables
+from experiments.report import MixedMachinesError, ReportError, claims, figures, numbers, parts, select, table, tables
 from experiments.report.select import View
 from experiments.report.table import Table
 from experiments.results import ResultsError, Tidy
@@ -30,8 +30,8 @@ from experiments.results import ResultsError, Tidy
 ViewOf = Callable[..., View]
 ENGINES = tuple(load_paper("mnist-rnn-e").engine_names())
 ABOUT_SOME = {"settings", "missing", "scaling", "parity", "variants", "ablation_numpy", "ablation_julia", "claims"}
-CITED = {"cited_gradients", "cited_forward_mode"}
-ABOUT_ENGINES = sorted(set(tables.PRODUCERS) - ABOUT_SOME - CITED)
+SYSTEMS = {"micro_gradients", "micro_chunks", "micro_ratios", "micro_memory"}
+ABOUT_ENGINES = sorted(set(tables.PRODUCERS) - ABOUT_SOME - SYSTEMS)
 
 
 def row(made: Table, engine: str, **more: Any) -> dict[str, Any]:
@@ -389,6 +389,16 @@ def claim(**settings: Any) -> config.Claim:
             "reproduced",
             pytest.approx(-0.18, abs=0.03),
         ),
+        (
+            {"quantity": "variant_late_gain_accuracy", "engine": "torch", "of": "static", "high": 0.005},
+            "not reproduced",
+            pytest.approx(0.04),
+        ),
+        (
+            {"quantity": "bytes_all_epochs", "engine": "julia", "than": "torch", "high": 1.0},
+            "reproduced",
+            pytest.approx(8e6 / 5e9, rel=0.01),
+        ),
         ({"untestable": "nobody can tell"}, "not testable", None),
     ],
 )
@@ -398,6 +408,26 @@ def test_a_verdict_follows_from_the_results(
     found = claims.examine(claim(**settings), view_of(fake.rows("imdb-cnn-a", seeds=2), paper="imdb-cnn-a"))
     assert found.verdict == verdict
     assert found.value == (pytest.approx(value) if isinstance(value, float) else value)
+
+
+def test_the_bytes_of_the_whole_run_are_those_of_as_many_epochs_as_were_trained(
+    fake: ModuleType, view_of: ViewOf
+) -> None:
+    sweep = fake.rows(seeds=1)
+    sweep["epochs"] = [item for item in sweep["epochs"] if item["measure"] != "memory" or item["epoch"] <= 2]
+    view = view_of(sweep)
+    first, later, total = parts.memory_of(view, "torch").values()
+    assert first and later and total == pytest.approx(first + 4 * later)
+
+
+def test_a_technique_that_leaves_nothing_to_save_is_no_missing_run(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows("imdb-cnn-a", seeds=1)
+    for item in sweep["ablation"]:
+        item["bytes_per_epoch"] = 0.0
+    view = view_of(sweep, paper="imdb-cnn-a")
+    assert claims.saved(view, "julia", "replay", "bytes_per_epoch") == 0.0
+    found = claims.examine(claim(quantity="technique_bytes_saved", engine="julia", of="replay", low=0.1), view)
+    assert (found.verdict, found.value) == ("not reproduced", 0.0)
 
 
 def test_a_claim_about_what_was_not_run_is_not_testable(fake: ModuleType, view_of: ViewOf) -> None:
@@ -463,7 +493,7 @@ def test_a_table_without_any_data_is_not_silent(fake: ModuleType, view_of: ViewO
     for name, producer in tables.PRODUCERS.items():
         made = producer(view_of(only_race))
         assert made.rows, name
-        if name not in ("settings", "race", "missing", "variants", *CITED):  # e has no variants
+        if name not in ("settings", "race", "missing", "variants", *SYSTEMS):  # e has no variants
             assert "not run" in notes(made), name
 
 
@@ -483,7 +513,7 @@ def test_a_table_never_mixes_machines(producer: str, fake: ModuleType, view_of: 
             if item["engine"] in ("torch", "julia"):
                 item["cpu_model"] = "Another CPU"
     view = view_of(sweep)
-    if producer in {"settings", "missing", *CITED}:
+    if producer in {"settings", "missing", *SYSTEMS}:
         tables.PRODUCERS[producer](view)  # they have no measured number
         return
     with pytest.raises(MixedMachinesError, match=rf"Another CPU \(\d+ rows\), {fake.CPU}.*--results"):
