@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -225,7 +226,7 @@ class Tape:
         calls = tuple(x.op.calls(read, out, self._new_scratch, x.attrs))
         owner = self.plan.storage[i]
         place = "result" if owner not in self.plan.offset else f"arena[{self.plan.offset[owner]}]"
-        self.instructions.append(Instruction(x, read, out, calls, f"{text}  # {x.dtype}{x.shape} in {place}"))
+        self.instructions.append(Instruction(x, read, out, calls, f"{text}  # {_named(x.dtype)}{x.shape} in {place}"))
 
     def _new_scratch(self, shape: Shape, dtype: Any) -> Array:
         memory: Array = np.empty(shape, dtype)
@@ -320,12 +321,15 @@ def _straighten(graph: Graph) -> None:
 
 def _dummy(x: Tensor) -> Array:
     """Return an array with the shape and strides that `x` will have, without memory behind it."""
-    if x.data is not None:
-        return x.data
-    strides = [x.dtype.itemsize] * x.ndim
-    for a in reversed(range(x.ndim - 1)):
-        strides[a] = strides[a + 1] * max(x.shape[a + 1], 1)
-    return np.lib.stride_tricks.as_strided(np.empty((), x.dtype), x.shape, strides, writeable=False)
+    return _without_memory(x.shape, x.dtype) if x.data is None else x.data
+
+
+@lru_cache(maxsize=1024)
+def _without_memory(shape: Shape, dtype: Any) -> Array:
+    strides = [dtype.itemsize] * len(shape)
+    for a in reversed(range(len(shape) - 1)):
+        strides[a] = strides[a + 1] * max(shape[a + 1], 1)
+    return np.lib.stride_tricks.as_strided(np.empty((), dtype), shape, strides, writeable=False)
 
 
 def _captured(graph: Graph) -> list[Tensor]:
@@ -432,6 +436,9 @@ def _names(graph: Graph, leaves: Sequence[Tensor]) -> dict[int, str]:
         names[id(x)] = repr(x.item()) if isinstance(x, Literal) else x.name or f"c{i}"
     names.update({id(x): f"v{i}" for i, x in enumerate(graph.nodes)})
     return names
+
+
+_named = lru_cache(str)  # a dtype's name takes numpy longer than all else about an instruction
 
 
 def _shown(attrs: Mapping[str, Any]) -> list[str]:
