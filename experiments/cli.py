@@ -406,6 +406,69 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
     table(output.console, ["ENGINE", "STEP", "", f"RATIO TO {standings[0]['base']}", ""], rows)
 
 
+@cli.command(
+    short_help="Time small functions and their gradients in many systems.",
+    epilog=examples(
+        "microbench", "microbench --profile quick --systems numpy-compiled,julia-compiled,torch,jax --json times.json"
+    ),
+)
+@click.argument("paper", default="imdb-cnn-c")
+@click.option(
+    "--systems",
+    type=Names(),
+    help="Systems to measure (default: all that the paper file names and this machine has).",
+)
+@option_profile
+@option_results()
+@reporting
+def microbench(
+    output: Output, paper: str, systems: list[str] | None, profile: config.ProfileName, results_dir: Path
+) -> None:
+    """Time small functions and their gradients, as PAPER's tables of micro-benchmarks do (default: imdb-cnn-c).
+
+    Every system has a process of its own with one thread; its value and gradients are checked against those written by
+    hand before it is timed, and systems take turns in every round. Four suites: small functions, the same on large
+    arrays, forward mode by chunk size, and the memory of a loop.
+    """
+    from experiments.microbenchmarks import sweep
+    from experiments.results import Results
+
+    jobs = sweep.plan(config.load_paper(paper), profile, systems)
+    results = Results(results_dir)
+    with results.locked():
+        _show_micro(output, _micro(output, jobs, results, again=True))
+        results.write_tidy()
+
+
+def _micro(output: Output, jobs: Sequence[Any], results: Any, again: bool = False) -> list[dict[str, Any]]:
+    """Measure suites of micro-benchmarks with their progress shown."""
+    from experiments.microbenchmarks import sweep
+
+    progress = Progress(output.console, len(jobs), "suites")
+    with progress.show():
+        return sweep.run(jobs, results, progress, again)
+
+
+def _show_micro(output: Output, records: Sequence[dict[str, Any]], tables: bool = True) -> None:
+    """The medians as tables, what is missing and why, and for programs a row for each."""
+    from experiments.microbenchmarks import sweep
+
+    output.add(sweep.rows(records))
+    missing: dict[str, None] = {}
+    for record in records:
+        if tables:
+            output.say()
+            headers, lines = sweep.table(record)
+            table(output.console, headers, lines, numbers=5)
+        missing |= dict.fromkeys(sweep.absent(record))
+        if record["status"] != "ok":
+            output.fail(f"micro-benchmarks, {record['config']['suite']}: {record['error']}")
+            click.echo(f"error: {record['error']}", err=True)
+    for text in missing:
+        output.errors.append(text)
+        output.say(f"left out: {text}")
+
+
 # -----------------------------------------------------------------------------------------------------------
 # From results to the paper
 
@@ -490,6 +553,10 @@ def reproduce(
                     outcome = _sweep(output, sweep, part)
                     _show(output, outcome)
                     sample |= any(record["data"]["source"] == "sample" for record in outcome.records)
+        suites = _suites(sweep, chosen, profile, engines, Progress(output.console, 0))
+        if suites:
+            with stages.stage("micro-benchmarks: small functions in many systems"):
+                _show_micro(output, _micro(output, suites, results), tables=False)
         with stages.stage("tidy tables of all results"):
             counts = results.write_tidy()
             output.say(", ".join(f"{count} {name}" for name, count in counts.items()))
@@ -531,6 +598,24 @@ def _jobs(
         if fitting != profile:
             output.say(f"{paper.key}: profile {fitting}, since only the embedded sample is at hand")
         jobs += run.plan(paper, fitting, engines, None, None, threads)
+    return jobs
+
+
+def _suites(
+    sweep: Sweep,
+    papers: Sequence[config.Paper],
+    profile: config.ProfileName,
+    engines: list[str] | None,
+    progress: Progress,
+) -> list[Any]:
+    """The suites of micro-benchmarks of papers, as small as the rest of what is run for them."""
+    from experiments.microbenchmarks import sweep as micro
+
+    jobs = []
+    for paper in papers:
+        if paper.microbenchmarks:
+            fitting = "sample" if sweep.source(paper, progress) == "sample" else profile
+            jobs += micro.plan(paper, fitting, micro.of_engines(paper, fitting, engines) if engines else None)
     return jobs
 
 

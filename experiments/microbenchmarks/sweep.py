@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from experiments import provenance
-from experiments.config import ConfigError, Paper, ProfileName
+from experiments.config import ConfigError, Microbenchmarks, Paper, ProfileName
 from experiments.microbenchmarks import measure
 from experiments.microbenchmarks.functions import BENCHMARKS
 from experiments.microbenchmarks.measure import Sizes
@@ -52,8 +52,7 @@ def plan(paper: Paper, profile: ProfileName = "full", systems: Sequence[str] | N
         if not found.ok:
             raise BenchmarkError(f"system {name}: {found.reason}")
     counts = given.profile(profile)
-    few = counts.systems.value if counts.systems else given.systems.value
-    names = list(systems) if systems else few
+    names = _planned(given, profile) if systems is None else list(systems)
     values = {
         name: getattr(counts, name).value for name in Sizes.__dataclass_fields__ if name not in ("chunks", "lengths")
     }
@@ -64,6 +63,17 @@ def plan(paper: Paper, profile: ProfileName = "full", systems: Sequence[str] | N
         if members:
             jobs.append(Job(paper.key, suite, members, sizes, profile))
     return jobs
+
+
+def of_engines(paper: Paper, profile: ProfileName, engines: Sequence[str]) -> list[str]:
+    """Those of a paper's systems that belong to engines: "numpy" has numpy-eager and numpy-compiled."""
+    names = _planned(paper.microbenchmarks, profile) if paper.microbenchmarks else []
+    return [name for name in names if any(f"{name}-".startswith(f"{engine}-") for engine in engines)]
+
+
+def _planned(given: Microbenchmarks, profile: ProfileName) -> list[str]:
+    few = given.profile(profile).systems
+    return few.value if few else given.systems.value
 
 
 def papers() -> list[str]:
@@ -177,6 +187,19 @@ def described(record: Record) -> str:
         return f"failed: {record['error']}"
     ran = {row["engine"] for row in record[MEASURE] if not row.get("missing")}
     return f"{len(ran)} systems  (in all {duration(record['seconds'])})"
+
+
+def absent(record: Mapping[str, Any]) -> list[str]:
+    """What a suite lacks without having failed: systems that are not there, functions that a system does not have."""
+    found = [
+        f"{entrant['label']}: {entrant['error']}"
+        for entrant in record["entrants"].values()
+        if not entrant["available"] and entrant["error"]
+    ]
+    for row in record.get(MEASURE, ()):
+        if row.get("missing") and not row["failure"]:
+            found.append(f"{row['label']}, {BENCHMARKS[row['benchmark']].title}: {row['missing']}")
+    return found
 
 
 def rows(records: Iterable[Record]) -> list[Record]:

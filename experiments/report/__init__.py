@@ -23,6 +23,7 @@ from bridge.files import write_atomically
 from experiments import config
 from experiments.config import Paper
 from experiments.report import design, figures, html, numbers, parts, select, table, tables
+from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
 from experiments.report.select import MixedMachinesError, ReportError
 from experiments.results import ResultsError, Tidy, explain
 
@@ -101,8 +102,9 @@ def _papers(tidy: Tidy, names: Sequence[str] | None, results_dir: Path) -> list[
     if names is not None:
         return [config.load_paper(name) for name in names]
     found = {*tidy.runs["paper"], *tidy.race["paper"], *tidy.scaling["paper"]}
+    small = {*tidy.microbenchmarks["paper"]}
     known = [config.load_paper(key) for key in config.papers()]
-    chosen = [paper for paper in known if (paper.runs_of_paper or paper.key) in found]
+    chosen = [paper for paper in known if (paper.runs_of_paper or paper.key) in found or paper.key in small]
     if not chosen:
         raise ReportError(f"no results of any paper in {results_dir}: start with `twingrad run`")
     return chosen

@@ -14,7 +14,7 @@ from typing import Literal
 import pandas as pd
 
 from experiments.config import Claim
-from experiments.report import parts
+from experiments.report import microbenchmarks, parts
 from experiments.report.select import MEASURE_NAMES, View
 from experiments.report.table import fraction, significant, size
 
@@ -22,6 +22,9 @@ Verdict = Literal["reproduced", "not reproduced", "not testable"]
 
 DIFFERENCES = ("accuracy", "loss")
 """Quantities whose names end so are compared by their difference, all others by their ratio."""
+
+OF_BOTH = ("gradient_nanoseconds", "gradient_to_forward", "chunked_gradient_nanoseconds")
+"""Quantities that both sides of a comparison have of the same thing."""
 
 ALL = "all"
 """The technique of a claim that is about all techniques together."""
@@ -52,7 +55,7 @@ def examine(claim: Claim, view: View) -> Finding:
         value = _quantity(view, claim, claim.engine, claim.of)
         shown = f"{view.label(claim.engine)}: {_text(claim.quantity, value)}"
         if claim.than:
-            other = _quantity(view, claim, claim.than, "")
+            other = _quantity(view, claim, claim.than, claim.of if claim.quantity in OF_BOTH else "")
             shown += f"; {view.label(claim.than)}: {_text(claim.quantity, other)}"
             if claim.quantity.endswith(DIFFERENCES):
                 value -= other
@@ -172,6 +175,9 @@ _MEASURED: dict[str, tuple[str, Callable[[View, str, str], float | None]]] = {
     "variant_test_accuracy": ("variants", _variant("test_accuracy")),
     "variant_late_gain_accuracy": ("variants", _variant_gain),
     "variant_later_epoch_seconds": ("variants", _variant("seconds")),
+    "gradient_nanoseconds": ("microbenchmarks", microbenchmarks.gradient_time),
+    "gradient_to_forward": ("microbenchmarks", microbenchmarks.gradient_to_forward),
+    "chunked_gradient_nanoseconds": ("microbenchmarks", microbenchmarks.chunked_time),
 }
 """Each quantity of `config.ClaimQuantity`: the measure that it comes from, and its value for an engine."""
 
@@ -181,6 +187,10 @@ def _text(quantity: str, value: float) -> str:
         return fraction(value)
     if quantity.startswith("bytes") or quantity.endswith("bytes"):
         return size(value)
+    if quantity.endswith("nanoseconds"):
+        return microbenchmarks.duration(value)
+    if quantity == "gradient_to_forward":
+        return f"{significant(value)} times"
     if quantity.startswith("technique"):
         return f"{100 * value:.0f} % saved"
     if quantity.startswith("first_to_later"):

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.report import claims, parts
+from experiments.microbenchmarks.functions import SMALL
+from experiments.microbenchmarks.registry import SYSTEMS
+from experiments.report import claims, microbenchmarks, parts
 from experiments.report.parts import PARITY_TOLERANCE, REFERENCE
 from experiments.report.select import View
 from experiments.report.table import fraction, scientific, significant, size
@@ -32,6 +34,7 @@ def of_paper(view: View) -> Numbers:
     _add_own(found, view)
     _add_techniques(found, view)
     _add_variants(found, view)
+    _add_microbenchmarks(found, view)
     _add_verdicts(found, view)
     for name, setting in view.paper.settings():
         _add(found, f"setting.{name.partition('.')[2]}", setting.value, _plain(setting.value))
@@ -156,6 +159,21 @@ def _add_variants(found: Numbers, view: View) -> None:
         last, later = rows[rows["epoch"] == rows["epoch"].max()], rows[rows["epoch"] > 1]
         _add(found, f"variant.{variant}.{engine}.test_accuracy", last["test_accuracy"].mean(), fraction)
         _add(found, f"variant.{variant}.{engine}.later_s", later["seconds"].mean(), significant)
+
+
+def _add_microbenchmarks(found: Numbers, view: View) -> None:
+    """Gradients of small functions beside other systems', and the worst ratio of forward mode to C++."""
+    if not len(view.microbenchmarks):
+        return
+    for of in (microbenchmarks.ALL, *SMALL):
+        times = {name: microbenchmarks.gradient_time(view, name, of) for name in SYSTEMS}
+        for name, value in times.items():
+            _add(found, f"micro.{of}.{name}.gradient", value, microbenchmarks.duration)
+            for other, base in times.items():
+                if value is not None and base and other != name:
+                    _add(found, f"micro.{of}.{name}.to.{other}", value / base, lambda ratio: significant(ratio, 2))
+    ratios = microbenchmarks.chunk_ratios(view, "julia-forward", "duals")
+    _add(found, "micro.chunks.julia-forward.to.duals.worst", max(ratios, default=None), significant)
 
 
 def _add_verdicts(found: Numbers, view: View) -> None:

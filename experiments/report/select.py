@@ -19,6 +19,7 @@ from bridge import engine as engines
 from bridge.errors import TwinGradError
 from experiments.config import PROFILES, Paper, Runs
 from experiments.data import SAMPLE_LABEL
+from experiments.microbenchmarks import registry
 from experiments.results import Tidy
 
 MEASURE_NAMES = {
@@ -29,6 +30,7 @@ MEASURE_NAMES = {
     "race": "race",
     "scaling": "scaling",
     "ablation": "ablation",
+    "microbenchmarks": "micro-benchmarks",
 }
 """The measures in words."""
 
@@ -61,6 +63,7 @@ class View:
     scaling: pd.DataFrame
     ablation: pd.DataFrame
     variants: pd.DataFrame
+    microbenchmarks: pd.DataFrame
     left_out: int = 0
     outdated: frozenset[tuple[str, str]] = frozenset()
     """(engine, measure) whose runs were made with an older source of the engine."""
@@ -81,11 +84,12 @@ class View:
 
     def label(self, engine: str) -> str:
         """The engine's name as its adapter gives it, or its registry name when it never ran."""
-        for frame in (self.runs, *(getattr(self, name) for name in FRAMES)):
+        for frame in (self.runs, *(getattr(self, name) for name in FRAMES), self.microbenchmarks):
             labels = frame.loc[frame["engine"] == engine, "label"].dropna()
             if len(labels):
                 return str(labels.iloc[-1])
-        return engines.ENGINES[engine].label if engine in engines.ENGINES else engine
+        known = engines.ENGINES | registry.SYSTEMS
+        return known[engine].label if engine in known else engine
 
     def ok(self, measure: str, engine: str | None = None) -> pd.DataFrame:
         """The finished runs of a measure, of all engines or of one; refuses to mix machines."""
@@ -120,6 +124,8 @@ class View:
 
     def why_missing(self, engine: str, measure: str) -> str | None:
         """Why an engine has no row, or fewer seeds than planned; None when nothing is missing."""
+        if measure == "microbenchmarks":
+            return self._why_no_system(engine)
         runs = self.runs[self.runs["measure"] == measure]
         if measure == "race":  # one run with many engines, whose error names those that failed
             named = runs["error"].astype(str).str.contains(f"{engine}: ", regex=False)
@@ -142,6 +148,13 @@ class View:
             error = error.partition(f"{engine}: ")[2] if measure == "race" else error
             how = f"failed: {error.strip().partition(chr(10))[0] or 'no message was recorded'}"
         return f"{wanted - done} of {wanted} seeds {how}" if done else how
+
+    def _why_no_system(self, name: str) -> str | None:
+        """Why a system of the micro-benchmarks has no number at all."""
+        rows = self.microbenchmarks[self.microbenchmarks["engine"] == name]
+        if rows["missing"].isna().any():
+            return None
+        return str(rows["missing"].iloc[-1]).partition("\n")[0] if len(rows) else "not run"
 
 
 def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
@@ -179,6 +192,7 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
         scaling=_newest_of_each(scaling),
         ablation=_newest_of_each(ablation),
         variants=_newest_variants(variants),
+        microbenchmarks=_suites(tidy.microbenchmarks[tidy.microbenchmarks["paper"] == paper.key]),
         left_out=len(trained) - len(kept),
         outdated=_pairs(comparable) - _pairs(kept),
         data_dir=data_dir,
@@ -258,3 +272,16 @@ def _newest_variants(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values("created", kind="stable")
     rows = rows[rows["engine_digest"] == rows.groupby("engine")["engine_digest"].transform("last")]
     return rows[rows["key"] == rows.groupby(["engine", "seed"])["key"].transform("last")]
+
+
+def _suites(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each suite of micro-benchmarks one run of the newest profile: with most systems, among equals the newest."""
+    if not len(rows):
+        return rows
+    rows = rows[rows["profile"] == _newest(rows)["profile"]]
+    chosen = []
+    for _, part in rows.groupby("suite"):
+        measured = part.assign(there=part["engine"].where(part["missing"].isna()))
+        runs = measured.groupby("key").agg(systems=("there", "nunique"), created=("created", "max"))
+        chosen.append(runs.sort_values(["systems", "created"], kind="stable").index[-1])
+    return rows[rows["key"].isin(chosen)]

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from experiments.config import Output, Setting
+from experiments.config import MEASURES, Output, Setting
 from experiments.report import comparisons as comparisons  # its producers enter themselves
+from experiments.report import microbenchmarks as microbenchmarks  # and so do these
 from experiments.report import parts, select
 from experiments.report.parts import (
     PARITY_STEPS,
@@ -486,7 +487,7 @@ def missing(view: View) -> Table:
     paper = view.paper
     rows: list[Row] = []
     for engine in view.engines():
-        for measure in MEASURE_NAMES:
+        for measure in MEASURES:
             reason = view.why_missing(engine, measure)
             if reason:
                 rows.append(
@@ -496,6 +497,8 @@ def missing(view: View) -> Table:
                         "reason": reason,
                     }
                 )
+    for name, reason in microbenchmarks.missing_systems(view):
+        rows.append({"row": name, "measure": MEASURE_NAMES["microbenchmarks"], "reason": reason})
     named = {item.row for item in paper.reported if item.kind == "paper"}
     stood_for = {engine.reported_as for engine in paper.engines}
     for name in sorted(named - stood_for):

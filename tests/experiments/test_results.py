@@ -317,7 +317,16 @@ def test_tidy_files_have_their_columns_and_are_read_back(results: Results) -> No
     results.save(record("a" * 16))
     results.save(record("b" * 16, status="failed", error='said "no",\nand died', epochs=[], step_losses=[]))
     counts = results.write_tidy()
-    assert counts == {"runs": 2, "epochs": 3, "steps": 2, "race": 0, "scaling": 0, "ablation": 0, "variants": 0}
+    assert counts == {
+        "runs": 2,
+        "epochs": 3,
+        "steps": 2,
+        "race": 0,
+        "scaling": 0,
+        "ablation": 0,
+        "variants": 0,
+        "microbenchmarks": 0,
+    }
     for name, columns in COLUMNS.items():
         with (results.tidy / f"{name}.csv").open(newline="") as file:
             assert tuple(next(csv.reader(file))) == columns
