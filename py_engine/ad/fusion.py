@@ -33,6 +33,7 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.graph import scope_of, topological_sort
 from py_engine.ad.ops.convolution import work
+from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE
 from py_engine.ad.tensor import Array, Tensor
 
 Shape = tuple[int, ...]
@@ -170,10 +171,22 @@ def _sliding_kernels(conv: Tensor, pool: Tensor) -> Tensor:
     others = [1, *(k for k in range(2, x.ndim) if k != spatial)]
     length, samples, kernel, filters = x.shape[spatial], len(x), weight.shape[spatial], len(weight)
     channels = math.prod(x.shape[k] for k in others)
-    rows = ops.reshape(ops.transpose(x, (0, spatial, *others)), (samples * length, channels))
     by_place = ops.reshape(ops.transpose(weight, (spatial, 0, *others)), (kernel * filters, channels))
-    window, stride = pool.attrs["window"][axis], pool.attrs["stride"][axis]
-    return ops.SLIDING(rows, by_place, kernel=kernel, samples=samples, window=window, stride=stride)
+    at = {"window": pool.attrs["window"][axis], "stride": pool.attrs["stride"][axis]}
+    words = _embedded(x, length, channels)
+    if words is not None:
+        return ops.WORD_PHASES(*words.inputs[:1], by_place, words.inputs[1], places=kernel, **at, **words.attrs)
+    rows = ops.reshape(ops.transpose(x, (0, spatial, *others)), (samples * length, channels))
+    return ops.SLIDING(rows, by_place, kernel=kernel, samples=samples, **at)
+
+
+def _embedded(x: Tensor, length: int, channels: int) -> Tensor | None:
+    """Return the embedding of texts (N, length) whose word vectors are the channels of `x`, if that is what x is."""
+    turned = x.op is TRANSPOSE and x.attrs["axes"] == (0, 2, 1)
+    if not turned and not (x.op is RESHAPE and x.shape == (len(x), 1, length, channels)):
+        return None
+    (words,) = x.inputs
+    return words if words.op is ops.EMBEDDING and words.shape == (len(x), length, channels) else None
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -46,6 +47,21 @@ class Step(Protocol):
         """Explain a NaN or infinity of the last run."""
 
 
+@dataclass(frozen=True)
+class SparseRows:
+    """What the gradient of an embedding is made of.
+
+    Attributes:
+        arrays: rows and their ids; or where it is `by_word`, the sums for each different word, the kernel, the words.
+        by_word: whether the op that would make a matrix of them is `WORD_GRADIENT`, not `EMBEDDING_GRADIENT`.
+        padding_index: the row that stays zero, or -1.
+    """
+
+    arrays: list[Array]
+    by_word: bool
+    padding_index: int
+
+
 class Shard:
     """A part of a batch: its tape, which gathers nothing and allocates nothing, and its gradient vector.
 
@@ -57,7 +73,7 @@ class Shard:
         sparse: whether gradients of embeddings are left out of it, as the rows that are to be added up.
 
     Attributes:
-        rows: of each parameter whose gradient is left sparse: the rows, their ids, and the padding index.
+        rows: of each parameter whose gradient is left sparse: what it is to be summed from.
     """
 
     def __init__(
@@ -84,7 +100,7 @@ class Shard:
             seed = Literal(np.ones((), value.dtype))
             found = gradients([value], [seed], _trainable(chain))
         named = {name: g for name, g in zip(chain.parameters.trainable, found, strict=True) if g is not None}
-        rows = {name: g for name, g in named.items() if sparse and g.op is ops.EMBEDDING_GRADIENT}
+        rows = {name: g for name, g in named.items() if sparse and g.op in (ops.EMBEDDING_GRADIENT, ops.WORD_GRADIENT)}
         dense = [name for name in named if name not in rows]
         outputs = [value, *(named[name] for name in dense), *(x for g in rows.values() for x in g.inputs)]
         graph = Graph(inputs, [*outputs, *(new for _, new in updates)], nodes)
@@ -93,8 +109,11 @@ class Shard:
         self.gradient = gradient
         results = {k + 1: gradient.arrays[name] for k, name in enumerate(dense)}
         self.tape = Tape(graph, results, techniques)
-        pairs = iter(self.tape.outputs[1 + len(dense) : len(outputs)])
-        self.rows = {name: (next(pairs), next(pairs), g.attrs["padding_index"]) for name, g in rows.items()}
+        found_rows = iter(self.tape.outputs[1 + len(dense) : len(outputs)])
+        self.rows = {
+            name: SparseRows([next(found_rows) for _ in g.inputs], g.op is ops.WORD_GRADIENT, g.attrs["padding_index"])
+            for name, g in rows.items()
+        }
         news = self.tape.outputs[len(outputs) :]
         self.updates = [(parameter.numpy(), new) for (parameter, _), new in zip(updates, news, strict=True)]
 
@@ -120,15 +139,15 @@ class RowSums:
     """
 
     def __init__(self, name: str, shards: Sequence[Shard], gradient: Array) -> None:
-        found = [shard.rows[name] for shard in shards]
-        ends = np.cumsum([0, *(ids.size for _, ids, _ in found)])
-        dimension, padding_index = gradient.shape[1], found[0][2]
+        found = [shard.rows[name].arrays for shard in shards]
+        ends = np.cumsum([0, *(ids.size for _, ids in found)])
+        dimension, padding_index = gradient.shape[1], shards[0].rows[name].padding_index
         edges = column_edges(dimension, len(shards))
         ids = np.empty(ends[-1], np.int64)
         parts = [np.empty((len(ids), stop - start), gradient.dtype) for start, stop in itertools.pairwise(edges)]
         self.leave: list[list[Call]] = []
         """For each shard the calls that leave its rows here, and zero its share of the sum."""
-        for k, (rows, mine, _) in enumerate(found):
+        for k, (rows, mine) in enumerate(found):
             place = slice(ends[k], ends[k + 1])
             flat = rows.reshape(-1, dimension)
             zeroed = slice(len(gradient) * k // len(found), len(gradient) * (k + 1) // len(found))
@@ -141,6 +160,50 @@ class RowSums:
             for start, part in zip(edges, parts, strict=False)
         ]
         """For each thread the calls that add up its columns."""
+
+
+class WordSums:
+    """The gradient of an embedding from the sums that all shards found for their different words.
+
+    Each shard leaves a row for each of its words; every thread then puts all rows of a part of the vocabulary in
+    their places, so that none waits for another, and none writes where another does.
+    """
+
+    def __init__(self, name: str, shards: Sequence[Shard], gradient: Array) -> None:
+        found = [shard.rows[name].arrays for shard in shards]
+        padding_index = shards[0].rows[name].padding_index
+        edges = [len(gradient) * k // len(shards) for k in range(len(shards) + 1)]
+        rows = [np.empty((len(sums), gradient.shape[1]), gradient.dtype) for sums, _, _ in found]
+        self.leave: list[list[Call]] = []
+        """As of `RowSums`."""
+        for k, (sums, kernel, words) in enumerate(found):
+            zeroed = gradient[edges[k] : edges[k + 1]]
+            self.leave.append([partial(zeroed.fill, 0), partial(_rows_by_word, sums, kernel, words, rows[k])])
+        left = [(words, part) for (_, _, words), part in zip(found, rows, strict=True)]
+        self.add: list[list[Call]] = []
+        for start, stop in itertools.pairwise(edges):
+            calls: list[Call] = [partial(_put_rows, left, start, stop, gradient, np.empty_like(rows[0]))]
+            if start <= padding_index < stop:
+                calls.append(partial(gradient[padding_index].fill, 0))
+            self.add.append(calls)
+
+
+def _rows_by_word(sums: Array, kernel: Array, words: Array, rows: Array) -> None:
+    count = int(words[0])
+    np.matmul(sums[:count], kernel, rows[:count])
+
+
+def _put_rows(left: Sequence[tuple[Array, Array]], start: int, stop: int, out: Array, memory: Array) -> None:
+    """Add rows of different words into those rows of `out`, all zeros, that lie between `start` and `stop`."""
+    for k, (words, rows) in enumerate(left):
+        ids = ops.different(words)
+        first, last = np.searchsorted(ids, (start, stop))
+        mine, added = ids[first:last], rows[first:last]
+        if k:
+            total = memory[: len(mine)]
+            out.take(mine, 0, total, "clip")
+            added = np.add(total, added, total)
+        out[mine] = added
 
 
 def column_edges(dimension: int, threads: int) -> list[int]:
@@ -161,7 +224,10 @@ class Replay:
         self.updates = shards[0].updates  # what has any couples its batch and is not split
         self._team = team
         first, *others = shards
-        sums = [RowSums(name, shards, first.gradient.arrays[name]) for name in first.rows]
+        sums = [
+            (WordSums if found.by_word else RowSums)(name, shards, first.gradient.arrays[name])
+            for name, found in first.rows.items()
+        ]
         self._leave = [[call for s in sums for call in s.leave[k]] for k in range(len(shards))]
         added: list[list[Call]] = [[] for _ in shards]
         for s in sums:

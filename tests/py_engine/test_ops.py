@@ -249,6 +249,32 @@ def shifted(z, kernel, dilation, samples, window, stride):
     return y
 
 
+def summed_by_word(g, phases, ids, kernel, length, stride):
+    """A pool's gradient at the first of the largest phases, for each different word, kernel place and filter."""
+    which = np.unique(ids, return_inverse=True)[1]
+    filters = len(g)
+    found = np.zeros((min(ids.size, 5), kernel, filters))
+    for f, n, o in np.ndindex(g.shape):
+        start = o * stride + phases[:, f, n, o].argmax()
+        for k in range(kernel):
+            found[which.reshape(ids.shape)[n, start + k], k, f] += g[f, n, o]
+    return found.reshape(len(found), kernel * filters)
+
+
+def placed_by_word(sums, kernel, ids, padding_index):
+    words = np.unique(ids)
+    found = np.zeros((5, kernel.shape[1]))
+    found[words] = sums[: len(words)] @ kernel
+    if padding_index >= 0:
+        found[padding_index] = 0
+    return found
+
+
+def by_word(name):
+    """An op that reads the words of ids, as one that reads the ids."""
+    return lambda a, b, ids, **attrs: ops.TABLE[name](a, b, ops.TABLE["words"](ids, vocabulary=5), **attrs)
+
+
 CONVOLUTIONS = [
     at((2, 2, 4, 4), (3, 2, 2, 3)), at((1, 2, 4, 5), (4, 1, 2, 2), groups=2, stride=2, padding=((1, 0), (0, 1))),
     at((1, 1, 5, 4), (2, 1, 3, 2), dilation=2), at((0, 2, 3, 3), (1, 2, 3, 3)), at((1, 1, 1, 1), (1, 1, 1, 1)),
@@ -427,6 +453,28 @@ LINES = [
     Line("phase_max_gather", lambda u, p: ops.TABLE["phase_max_gather"](u, p, ops.TABLE["phase_max"](p)),
          [at((4, 3, 5), (4, 3, 5)), at((1, 3), (1, 3)), at((2, 0, 3), (2, 0, 3))], (anything, apart),
          like=lambda u, p: np.sum(u * (p == np.max(p, axis=0)), axis=0)),
+    Line("words", partial(ops.TABLE["words"], vocabulary=5), [at((2, 7)), at((1, 3)), at((0, 3))], (classes(5),),
+         differentiable=False, like=lambda ids: np.concatenate([
+            [len(np.unique(ids))], np.pad(np.unique(ids), (0, min(ids.size, 5) - len(np.unique(ids)))),
+            np.unique(ids, return_inverse=True)[1].ravel()])),
+    Line("word_sums", lambda g, p, ids, **at: ops.TABLE["word_sums"](
+            g, p, ops.TABLE["phase_max"](p), ops.TABLE["words"](ids, vocabulary=5), length=ids.shape[1], **at),
+         [at((3, 2, 3), (2, 3, 2, 3), (2, 7), kernel=2, stride=2), at((1, 1, 1), (3, 1, 1, 1), (1, 4), kernel=1,
+             stride=2)],
+         (anything, apart, classes(5)), differentiable=False,
+         like=lambda g, p, ids, **at: summed_by_word(g, p, ids, length=ids.shape[1], **at)),
+    Line("word_kernel_gradient", by_word("word_kernel_gradient"),
+         [at((5, 4), (5, 3), (2, 7)), at((2, 3), (5, 1), (1, 2))],
+         (anything, anything, classes(5)), differentiable=False,
+         like=lambda sums, weight, ids: sums[: len(np.unique(ids))].T @ weight[np.unique(ids)]),
+    Line("word_gradient", partial(by_word("word_gradient"), vocabulary=5),
+         [at((5, 4), (4, 3), (2, 7), padding_index=-1), at((2, 3), (3, 2), (1, 2), padding_index=1)],
+         (anything, anything, classes(5)), differentiable=False, like=placed_by_word),
+    Line("word_phases", partial(ops.TABLE["word_phases"], padding_index=-1),
+         [at((5, 3), (4, 3), (2, 7), places=2, window=2, stride=2), at((5, 1), (3, 1), (1, 5), places=1, window=2,
+             stride=3)],
+         (anything, anything, classes(5)), like=lambda weight, kernel, ids, places, **at: shifted(
+            kernel @ weight[ids].reshape(-1, weight.shape[1]).T, places, 1, len(ids), **at)),
     Line("softmax_cross_entropy", ops.softmax_cross_entropy,
          [at((4, 3), (4,)), at((2, 3, 3), (2, 3)), at((3,), ()), at((0, 3), (0,))],
          (anything, classes(3)), like=lambda x, y: -np.sum(np.log(softmax(x)) * np.eye(3)[y]) / max(y.size, 1)),

@@ -14,3 +14,4 @@ from py_engine.ad.ops.random import *
 from py_engine.ad.ops.record import *
 from py_engine.ad.ops.reduction import *
 from py_engine.ad.ops.shape import *
+from py_engine.ad.ops.words import *

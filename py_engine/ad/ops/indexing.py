@@ -244,7 +244,7 @@ def row_additions(
     return calls
 
 
-def _unpadded(rows: Tensor, ids: Tensor, padding_index: int) -> Tensor:
+def unpadded(rows: Tensor, ids: Tensor, padding_index: int) -> Tensor:
     """Rows with those at padding positions set to zero."""
     if padding_index < 0:
         return rows
@@ -262,7 +262,7 @@ EMBEDDING: Op = register(
             ),
             None,
         ),
-        jvp=lambda t, y, weight, ids, padding_index: _unpadded(
+        jvp=lambda t, y, weight, ids, padding_index: unpadded(
             EMBEDDING(t[0], ids, padding_index=padding_index), ids, padding_index
         ),
         accepts=c_ordered,
@@ -275,7 +275,7 @@ EMBEDDING_GRADIENT: Op = register(
         infer=_infer_embedding_gradient,
         bind=_bind_embedding_gradient,
         vjp=(
-            lambda u, y, g, ids, vocabulary, padding_index: _unpadded(
+            lambda u, y, g, ids, vocabulary, padding_index: unpadded(
                 EMBEDDING(u, ids, padding_index=padding_index), ids, padding_index
             ),
             None,

@@ -1,0 +1,269 @@
+"""Texts under a convolution and a pool: an embedding whose rows never exist as a gradient.
+
+What the technique `fuse` makes of word vectors that are convolved along the text and pooled. A pool sends its gradient
+to one place of each window, so that hardly anything of the gradient by the convolution's input is not zero, and many
+words of a batch are the same. Both are used: the few numbers that there are, are added up for each different word of
+the batch, kernel place and filter, and the gradients by the kernel and by the embedding are products with these sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from py_engine.ad.ops.indexing import EMBEDDING, EMBEDDING_GRADIENT, unpadded
+from py_engine.ad.ops.linalg import MATMUL
+from py_engine.ad.ops.pooling import PHASE_MAX_GRADIENT, SHIFTED_GRADIENT, SLIDING, slide
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, c_ordered, common_dtype, register
+from py_engine.ad.ops.shape import reshape, transpose
+from py_engine.ad.tensor import Array, Tensor
+
+# The different words of a batch ---------------------------------------------------------------------------
+
+
+def _room(ids: Tensor, vocabulary: int) -> int:
+    return min(ids.size, vocabulary)
+
+
+def _bind_words(arrays: Sequence[Array], out: Array, scratch: Scratch, vocabulary: int) -> Sequence[Call]:
+    ids = arrays[0].reshape(-1)
+    room = out.size - 1 - ids.size
+    count, words, places = out[:1], out[1 : 1 + room], out[1 + room :]
+    ranks = scratch((vocabulary,), np.int64)
+    return [
+        partial(ranks.fill, 0),
+        partial(ranks.__setitem__, ids, 1),
+        partial(np.add.accumulate, ranks, 0, None, ranks),
+        partial(np.copyto, count, ranks[-1:]),
+        partial(ranks.take, ids, 0, places, "clip"),
+        partial(np.subtract, places, 1, places),
+        partial(words.fill, 0),
+        partial(words.__setitem__, places, ids),
+    ]
+
+
+WORDS: Op = register(
+    Op(
+        name="words",
+        infer=lambda ids, vocabulary: ((1 + _room(ids, vocabulary) + ids.size,), ids.dtype),
+        bind=_bind_words,
+        accepts=c_ordered,
+        fused=True,
+        doc="how many different ids there are, these in order, room, and for each id which of them it is",
+    )
+)
+
+
+def different(words: Array) -> Array:
+    """Return the different ids in the result of `WORDS`."""
+    return words[1 : 1 + int(words[0])]
+
+
+# Sums of the gradient of a pool, for each word -------------------------------------------------------------
+
+
+def _infer_sums(
+    g: Tensor, phases: Tensor, y: Tensor, words: Tensor, kernel: int, length: int, stride: int
+) -> tuple[Shape, Any]:
+    filters, samples = g.shape[:2]
+    return (words.size - 1 - samples * length, kernel * filters), g.dtype
+
+
+def _bind_sums(
+    arrays: Sequence[Array], out: Array, scratch: Scratch, kernel: int, length: int, stride: int
+) -> Sequence[Call]:
+    g, phases, y, words = arrays
+    filters, samples, counts = g.shape
+    window = len(phases)
+    # Which place of each window was the first of the largest: the smallest number, those of all others being larger.
+    differs = scratch((window, g.size), np.bool_)
+    numbers = differs.view(np.uint8)
+    first = scratch((g.size,), np.uint8)
+    which = np.arange(window, dtype=np.uint8)[:, np.newaxis]
+    calls: list[Call] = [
+        partial(np.not_equal, phase, y, mask.reshape(y.shape)) for phase, mask in zip(phases, differs, strict=True)
+    ]
+    calls += [
+        partial(np.multiply, numbers, np.uint8(window), numbers),
+        partial(np.add, numbers, which, numbers),
+        partial(np.minimum.reduce, numbers, 0, None, first),
+    ]
+    at_window = np.arange(samples)[:, np.newaxis] * length + np.arange(counts) * stride
+    starts = np.tile(at_window.reshape(-1), filters)
+    filter_of = np.repeat(np.arange(filters), samples * counts)
+    places, cells, into = (scratch(shape, np.int64) for shape in (starts.shape, (samples * length,), starts.shape))
+    calls += [
+        partial(np.copyto, places, first),
+        partial(np.add, places, starts, places),
+        partial(np.multiply, words[1 + len(out) :], out.shape[1], cells),
+        partial(out.fill, 0),
+    ]
+    for k in range(kernel):
+        calls += [
+            # "clip": where a NaN is the largest, no place is, and anything may be added.
+            partial(cells[k:].take, places, 0, into, "clip"),
+            partial(np.add, into, filter_of, into),
+            partial(np.add.at, out.reshape(-1)[k * filters :], into, g.reshape(-1)),
+        ]
+    return calls
+
+
+WORD_SUMS: Op = register(
+    Op(
+        name="word_sums",
+        infer=_infer_sums,
+        bind=_bind_sums,
+        accepts=c_ordered,
+        fused=True,
+        doc="a pool's gradient added up for each different word (room, kernel * filters), from the pool's phases",
+    )
+)
+
+
+def _bind_kernel_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    sums, weight, words = arrays
+    memory = scratch((len(sums), weight.shape[1]), weight.dtype)
+
+    def product() -> None:
+        ids = different(words)
+        rows = memory[: len(ids)]
+        weight.take(ids, 0, rows, "clip")
+        np.matmul(sums[: len(ids)].T, rows, out)
+
+    return [product]
+
+
+def _bind_weight_gradient(
+    arrays: Sequence[Array], out: Array, scratch: Scratch, vocabulary: int, padding_index: int
+) -> Sequence[Call]:
+    sums, kernel, words = arrays
+    memory = scratch((len(sums), kernel.shape[1]), kernel.dtype)
+
+    def product() -> None:
+        ids = different(words)
+        out[ids] = np.matmul(sums[: len(ids)], kernel, memory[: len(ids)])
+
+    calls: list[Call] = [partial(out.fill, 0), product]
+    if padding_index >= 0:
+        calls.append(partial(out[padding_index].fill, 0))
+    return calls
+
+
+WORD_KERNEL_GRADIENT: Op = register(
+    Op(
+        name="word_kernel_gradient",
+        infer=lambda sums, weight, words: ((sums.shape[1], weight.shape[1]), common_dtype((sums, weight))),
+        bind=_bind_kernel_gradient,
+        accepts=c_ordered,
+        fused=True,
+        doc="gradient of word_phases by its kernel, from the sums for each word",
+    )
+)
+WORD_GRADIENT: Op = register(
+    Op(
+        name="word_gradient",
+        infer=lambda sums, kernel, words, vocabulary, padding_index: (
+            (vocabulary, kernel.shape[1]),
+            common_dtype((sums, kernel)),
+        ),
+        bind=_bind_weight_gradient,
+        accepts=c_ordered,
+        fused=True,
+        doc="gradient of word_phases by its word vectors, from the sums for each word",
+    )
+)
+
+
+# Word vectors under a moving kernel -------------------------------------------------------------------------
+
+
+def _infer_phases(
+    weight: Tensor, kernel: Tensor, ids: Tensor, places: int, window: int, stride: int, padding_index: int
+) -> tuple[Shape, Any]:
+    samples, length = ids.shape
+    counts = (length - places + 1 - window) // stride + 1
+    return (window, len(kernel) // places, samples, counts), common_dtype((weight, kernel))
+
+
+def _bind_phases(
+    arrays: Sequence[Array],
+    out: Array,
+    scratch: Scratch,
+    places: int,
+    window: int,
+    stride: int,
+    padding_index: int,
+) -> Sequence[Call]:
+    weight, kernel, ids = arrays
+    rows = scratch((ids.size, weight.shape[1]), weight.dtype)
+    gather = partial(weight.take, ids.reshape(-1), 0, rows, "clip")
+    return [gather, *slide(rows, kernel, out, scratch, places, stride)]
+
+
+def _rows(weight: Tensor, ids: Tensor, padding_index: int) -> Tensor:
+    return reshape(EMBEDDING(weight, ids, padding_index=padding_index), (ids.size, weight.shape[1]))
+
+
+def _pooled(g: Tensor, ids: Tensor, at: dict[str, int], vocabulary: int) -> tuple[Tensor, Tensor] | None:
+    """Return the sums for each word and the words, where `g` comes from a maximum over the phases."""
+    if g.op is not PHASE_MAX_GRADIENT or at["window"] > 127:
+        return None
+    words = WORDS(ids, vocabulary=vocabulary)
+    sums = WORD_SUMS(*g.inputs, words, kernel=at["places"], length=ids.shape[1], stride=at["stride"])
+    return sums, words
+
+
+def _spread(g: Tensor, ids: Tensor, at: dict[str, int]) -> Tensor:
+    samples, length = ids.shape
+    window, stride = at["window"], at["stride"]
+    return SHIFTED_GRADIENT(
+        g, places=length, kernel=at["places"], dilation=1, samples=samples, window=window, stride=stride
+    )
+
+
+def _weight_vjp(g: Tensor, y: Tensor, weight: Tensor, kernel: Tensor, ids: Tensor, **at: int) -> Tensor:
+    settings = {"vocabulary": len(weight), "padding_index": at["padding_index"]}
+    found = _pooled(g, ids, at, len(weight))
+    if found is not None:
+        sums, words = found
+        return WORD_GRADIENT(sums, kernel, words, **settings)
+    rows = MATMUL(transpose(_spread(g, ids, at)), kernel)
+    return EMBEDDING_GRADIENT(reshape(rows, (*ids.shape, weight.shape[1])), ids, **settings)
+
+
+def _kernel_vjp(g: Tensor, y: Tensor, weight: Tensor, kernel: Tensor, ids: Tensor, **at: int) -> Tensor:
+    found = _pooled(g, ids, at, len(weight))
+    if found is not None:
+        sums, words = found
+        return WORD_KERNEL_GRADIENT(sums, weight, words)
+    return MATMUL(_spread(g, ids, at), _rows(weight, ids, at["padding_index"]))
+
+
+def _phases_jvp(
+    t: Sequence[Tensor | None], y: Tensor, weight: Tensor, kernel: Tensor, ids: Tensor, **at: int
+) -> Tensor:
+    rest = {"kernel": at["places"], "samples": len(ids), "window": at["window"], "stride": at["stride"]}
+    parts = []
+    if t[0] is not None:
+        moved = unpadded(EMBEDDING(t[0], ids, padding_index=at["padding_index"]), ids, at["padding_index"])
+        parts.append(SLIDING(reshape(moved, (ids.size, weight.shape[1])), kernel, **rest))
+    if t[1] is not None:
+        parts.append(SLIDING(_rows(weight, ids, at["padding_index"]), t[1], **rest))
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+WORD_PHASES: Op = register(
+    Op(
+        name="word_phases",
+        infer=_infer_phases,
+        bind=_bind_phases,
+        vjp=(_weight_vjp, _kernel_vjp, None),
+        jvp=_phases_jvp,
+        accepts=c_ordered,
+        fused=True,
+        doc="a kernel (places * filters, dimension) moved over the word vectors of texts (N, T), by phase",
+    )
+)
