@@ -1,0 +1,56 @@
+"""A graph of 100,000 ops is built, sorted, differentiated and compiled without recursion."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+
+OPS = 100_000
+
+
+@pytest.fixture
+def little_stack() -> Iterator[None]:
+    """Leave no room for recursion over a graph."""
+    limit = sys.getrecursionlimit()
+    depth, frame = 0, sys._getframe()
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    sys.setrecursionlimit(depth + 100)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+def long(x):
+    """r = sin(r x), again and again."""
+    r = x
+    for _ in range(OPS // 2):
+        r = np.sin(r * x)
+    return r
+
+
+def by_hand(x):
+    r, slope = x, 1.0
+    for _ in range(OPS // 2):
+        r, slope = np.sin(r * x), np.cos(r * x) * (slope * x + r)
+    return r, slope
+
+
+@pytest.mark.usefixtures("little_stack")
+def test_eagerly():
+    x = pe.tensor(1.2, requires_grad=True)
+    y = long(x)
+    assert len(pe.topological_sort([y])) == OPS + 1
+    y.backward()
+    np.testing.assert_allclose((y.item(), x.grad), by_hand(1.2))
+
+
+@pytest.mark.usefixtures("little_stack")
+def test_compiled():
+    f = pe.compile(pe.value_and_grad(long))
+    np.testing.assert_allclose(f(1.2), by_hand(1.2))
+    np.testing.assert_allclose(f(1.1), by_hand(1.1))
