@@ -45,6 +45,11 @@ include("ad/checkpoint.jl")
 include("ad/custom.jl")
 include("ad/loops.jl")
 include("ad/compiled.jl")
+include("ad/forward.jl")
+using .ForwardMode
+sigmoid(x::Dual) = ForwardMode.by_rule(x, sigmoid, (a, y) -> y * (1 - y))
+softplus(x::Dual) = ForwardMode.by_rule(x, softplus, (a, y) -> sigmoid(a))
+relu(x::Dual) = ForwardMode.by_rule(x, relu, (a, y) -> ifelse(a > 0, one(a), zero(a)))
 include("ad/gradcheck.jl")
 
 # Every function on tensors that the numpy engine's `ops` has, by its name there. Ops that are functions themselves are in
@@ -66,6 +71,7 @@ export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Gr
 export value, item, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
 export gradient, withgradient, grad, value_and_grad, vjp, jvp, jacobian, hessian, hvp, compile, gradcheck
 export stop_gradient, custom_rule, checkpoint, scan
+export Dual, ForwardBuffers, derivative, forward_gradient, forward_gradient!, forward_jacobian, forward_jacobian!
 export run!, copy_columns!, poison!, source, diagnose, nbytes
 export sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
 export concatenate, stack, pad, gather, embedding, embedding_gradient, matmul, outer, tensordot, einsum, logsumexp
