@@ -148,6 +148,20 @@ def test_containers_are_carried_taken_apart_and_stacked(run):
 
 
 @both
+def test_a_body_may_return_what_it_was_given_or_captured(run):
+    x, w, xs = np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.ones((3, 2))
+
+    def f(x, w):
+        return pe.scan(lambda c, e: ((c[0], w), (c[0], e, w)), (x, x), xs)
+
+    (first, second), ys = run(f)(x, w)
+    for found, expected in [(first, x), (second, w), (ys[0], [x] * 3), (ys[1], xs), (ys[2], [w] * 3)]:
+        found = ops.as_tensor(found).numpy()
+        np.testing.assert_array_equal(found, expected)
+        assert not any(np.may_share_memory(found, given) for given in (x, w, xs))
+
+
+@both
 def test_without_a_sequence_the_length_is_given(run):
     f = pe.grad(lambda x: pe.scan(lambda c, _: (c * x, None), 1.0, length=5)[0])
     np.testing.assert_allclose(run(f)(2.0), 5 * 2.0**4)
@@ -337,6 +351,24 @@ def test_with_checkpoints_memory_grows_as_the_square_root_of_the_length():
     for found, root in zip(growth, expected, strict=True):
         assert 0.5 * root < found < 2 * root
     assert saved[-1] < full[-1] / 10
+
+
+def test_the_plan_of_a_compiled_gradient_keeps_the_carries_of_the_segments_only():
+    def arena(length, **kwargs):
+        xs = np.ones(length)
+
+        def loss(weight):
+            return np.sum(pe.scan(lambda s, x: (np.tanh(s @ weight + x), None), np.zeros(16), xs, **kwargs)[0])
+
+        f = pe.compile(pe.grad(loss))
+        f(np.zeros((16, 16)))
+        ((tape, _),) = f.tapes.values()
+        return tape.plan.size
+
+    for length in (900, 3_600):
+        state = 16 * 8  # bytes
+        assert length * state <= arena(length) < 1.2 * length * state + 10_000
+        assert arena(length, checkpoint=True) < 1.2 * length**0.5 * state + 10_000
 
 
 def test_a_sequence_of_100_000_steps_trains_in_bounded_memory():

@@ -269,6 +269,26 @@ def test_an_input_or_a_constant_may_be_an_output_also_twice():
     np.testing.assert_array_equal(b, x)
 
 
+def test_results_are_copies_of_what_was_passed_in_or_captured():
+    weight = pe.tensor([3.0, 4.0])
+    f = pe.compile(lambda x: {"same": x, "view": x[::-1], "captured": weight, "again": [x]})
+    x = np.array([1.0, 2.0])
+    first = f(x)
+    for result in (first["same"], first["view"], first["captured"], first["again"][0]):
+        assert not np.may_share_memory(result, x) and not np.may_share_memory(result, weight.numpy())
+        result[:] = -1
+    np.testing.assert_array_equal(x, [1, 2])
+    np.testing.assert_array_equal(weight.numpy(), [3, 4])
+    second = f(x)
+    np.testing.assert_array_equal(second["same"], [1, 2])
+    np.testing.assert_array_equal(second["view"], [2, 1])
+    np.testing.assert_array_equal(second["captured"], [3, 4])
+    number = pe.compile(lambda x: (x, x))
+    a, b = number(2.0)
+    a[...] = 5
+    assert b == 2 and number(2.0)[0] == 2
+
+
 def test_random_ops_draw_anew_at_every_run():
     f = pe.compile(lambda x: ops.dropout(x, 0.5, generator))
     generator = np.random.default_rng(0)
