@@ -73,15 +73,8 @@ def gradients(
     Returns:
         For each target a tensor of its shape and dtype, or None where no output depends on it.
     """
-    order = topological_sort(outputs) if through else [*targets, *topological_sort(outputs, targets)]
     wanted = {id(target) for target in targets}
-    depends = set(wanted)
-    for node in order:
-        if node.op is not None and node.requires_grad:
-            for x in node.inputs:
-                if id(x) in depends:
-                    depends.add(id(node))
-                    break
+    order, depends = _between(outputs, wanted, through)
     pending: dict[int, list[Part]] = {}
     for output, seed in zip(outputs, seeds, strict=True):
         if id(output) in depends:
@@ -96,28 +89,58 @@ def gradients(
             if node.scope is not scope:
                 STATE.scope = scope = node.scope
             op = node.op
-            joint = op is not None and op.joint
-            if not joint or id(node) in wanted:
-                g = parts[0][0] if len(parts) == 1 and parts[0][1] is None else accumulate(parts, node)
-            if id(node) in wanted:
-                result[id(node)] = g
-                if not through:
-                    continue
-            if op is None:
-                continue
+            assert op is not None
             if node.marks is not None:
                 _refuse_written(node)
-            if joint:
+            if id(node) in wanted:
+                result[id(node)] = accumulate(parts, node)
+            if op.joint:
                 _pull_back_jointly(node, parts, depends, pending)
                 continue
+            g = parts[0][0] if len(parts) == 1 and parts[0][1] is None else accumulate(parts, node)
             for i, x in enumerate(node.inputs):
-                if id(x) in depends and x.dtype in FLOATS:
+                if id(x) in depends:
                     part = _pull_back(node, op, i, x, g)
-                    if part is not None:
-                        pending.setdefault(id(x), []).append(part)
+                    if part is None:
+                        pass
+                    elif id(x) in pending:
+                        pending[id(x)].append(part)
+                    else:
+                        pending[id(x)] = [part]
+        for target in targets:  # what is left are the leaves
+            if id(target) in pending:
+                STATE.scope = target.scope
+                result[id(target)] = accumulate(pending.pop(id(target)), target)
     finally:
         STATE.scope = outer
     return [result.get(id(target)) for target in targets]
+
+
+def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool) -> tuple[list[Tensor], set[int]]:
+    """Return the nodes on the ways from the wanted tensors to the outputs, sorted; and all that depends on those.
+
+    Leaves are not among the nodes, and nor are wanted tensors if nothing behind them is asked for.
+    """
+    order: list[Tensor] = []
+    depends = set(wanted)
+    seen = set() if through else set(wanted)
+    stack: list[Any] = [*reversed(outputs)]  # nodes; and, in tuples of one, nodes whose inputs are above them
+    while stack:
+        top = stack.pop()
+        if top.__class__ is tuple:  # its inputs are done
+            (node,) = top
+            for x in node.inputs:
+                if id(x) in depends:
+                    depends.add(id(node))
+                    order.append(node)
+                    break
+        elif top.op is not None and top.requires_grad and id(top) not in seen:
+            seen.add(id(top))
+            stack.append((top,))
+            for x in top.inputs[::-1]:
+                if x.op is not None:
+                    stack.append(x)
+    return order, depends
 
 
 Part = tuple[Tensor, Index | None]
@@ -128,7 +151,7 @@ def _pull_back(node: Tensor, op: Op, i: int, x: Tensor, g: Tensor) -> Part | Non
     if op is SLICE:
         # Not put into zeros here: the gradient of an array taken apart by slices is assembled once from all.
         return g, node.attrs["index"]
-    rule = op.rule(i)
+    rule = op.vjp[i] if op.vjp.__class__ is tuple else op.rule(i)
     if rule is None:
         return None
     part = rule(g, node, *node.inputs, **node.attrs)
@@ -180,6 +203,8 @@ def _pull_back_jointly(node: Tensor, parts: Sequence[Part], depends: set[int], p
 
 def accumulate(parts: Sequence[Part], node: Tensor) -> Tensor:
     """Return the sum of all contributions to the gradient of `node`."""
+    if len(parts) == 1 and parts[0][1] is None:
+        return parts[0][0]
     slices = [(g, index) for g, index in parts if index is not None]
     whole = [g for g, index in parts if index is None]
     if slices:

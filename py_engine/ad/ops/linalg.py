@@ -31,7 +31,7 @@ def _infer_matmul(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
     if a.shape[-1] != b.shape[-2]:
         raise ShapeError(f"shapes {a.shape} and {b.shape} do not fit: {a.shape[-1]} columns, {b.shape[-2]} rows")
     try:
-        stacked = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        stacked = a.shape[:-2] if len(a.shape) == len(b.shape) == 2 else np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise ShapeError(f"the leading axes of shapes {a.shape} and {b.shape} do not fit") from None
     dtype = common_dtype((a, b))

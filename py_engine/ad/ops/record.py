@@ -98,14 +98,12 @@ class Op:
 
     def apply(self, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> Tensor:
         """Apply the op to tensors: eagerly, or symbolically while a function is traced."""
-        try:
-            shape, dtype = self.infer(*inputs, **attrs)
-        except (ShapeError, DTypeError) as error:
-            where = f" in layer {STATE.scope!r}" if STATE.scope else ""
-            raise type(error)(f"{self.name}{where}: {error}") from None
         trace = STATE.trace
         symbolic = trace.__class__ is list  # not so in a Record
         depends = False
+        alike = self.infer is infer_float or self.infer is infer_elementwise  # then nothing is to be inferred
+        if alike:
+            shape, dtype = inputs[0].shape, inputs[0].dtype
         arrays = []
         for x in inputs:
             arrays.append(x.data)
@@ -113,6 +111,14 @@ class Op:
                 symbolic = True
             if x.requires_grad:
                 depends = True
+            if alike and (x.dtype is not dtype or x.shape != shape):
+                alike = False
+        if not alike or dtype not in FLOATS:
+            try:
+                shape, dtype = self.infer(*inputs, **attrs)
+            except (ShapeError, DTypeError) as error:
+                where = f" in layer {STATE.scope!r}" if STATE.scope else ""
+                raise type(error)(f"{self.name}{where}: {error}") from None
         result = _new(Tensor)
         result.shape = shape
         result.dtype = dtype
@@ -122,6 +128,12 @@ class Op:
         result.requires_grad = depends and STATE.recording and self.vjp is not None and dtype in FLOATS
         if symbolic:
             result.data = None
+        elif self.kernel is not None:
+            result.data = out = _empty(shape, dtype)
+            if attrs:
+                self.kernel(*arrays, out, **attrs)
+            else:
+                self.kernel(*arrays, out)
         else:
             result.data = self.compute(arrays, shape, dtype, attrs)
         if symbolic or result.requires_grad or trace is not None:

@@ -41,7 +41,7 @@ def normalize_axes(axis: Axis, ndim: int) -> Axes:
         ShapeError: an axis is out of range or named twice.
     """
     if axis is None:
-        return tuple(range(ndim))
+        return (*range(ndim),)
     given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
     axes = tuple(sorted(int(a) + ndim if a < 0 else int(a) for a in given))
     if any(not 0 <= a < ndim for a in axes) or len(set(axes)) < len(axes):
@@ -51,7 +51,7 @@ def normalize_axes(axis: Axis, ndim: int) -> Axes:
 
 def kept(shape: Shape, axes: Axes) -> Shape:
     """Return the shape with the reduced axes kept at length one."""
-    return tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return tuple([1 if i in axes else n for i, n in enumerate(shape)])
 
 
 def _infer(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
@@ -59,7 +59,9 @@ def _infer(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
         raise DTypeError(f"expected float32 or float64, got {x.dtype}; convert with astype()")
     if keepdims:
         return kept(x.shape, axes), x.dtype
-    return tuple(n for i, n in enumerate(x.shape) if i not in axes), x.dtype
+    if len(axes) == len(x.shape):
+        return (), x.dtype
+    return tuple([n for i, n in enumerate(x.shape) if i not in axes]), x.dtype
 
 
 def _infer_extremum(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:

@@ -28,12 +28,18 @@ from py_engine.errors import DTypeError, ShapeError
 
 
 def _infer_reshape(x: Tensor, shape: Shape) -> tuple[Shape, Any]:
-    known = math.prod(n for n in shape if n != -1)
-    if shape.count(-1) == 1 and known and x.size % known == 0:
-        shape = tuple(x.size // known if n == -1 else n for n in shape)
-    if -1 in shape or math.prod(shape) != x.size:
-        raise ShapeError(f"an array of shape {x.shape} ({x.size} elements) cannot be reshaped to {shape}")
-    return shape, x.dtype
+    return _reshaped(x.shape, shape), x.dtype
+
+
+@lru_cache(maxsize=1024)
+def _reshaped(old: Shape, new: Shape) -> Shape:
+    size, known = math.prod(old), math.prod(n for n in new if n != -1)
+    shape = new
+    if new.count(-1) == 1 and known and size % known == 0:
+        shape = tuple(size // known if n == -1 else n for n in new)
+    if -1 in shape or math.prod(shape) != size:
+        raise ShapeError(f"an array of shape {old} ({size} elements) cannot be reshaped to {shape}")
+    return shape
 
 
 def _reshape(x: Array, shape: Shape) -> Array:
@@ -56,9 +62,11 @@ RESHAPE: Op = register(
 def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
     """Return the same elements, in C order, in another shape; one length may be -1."""
     x = as_tensor(x)
+    if shape.__class__ is tuple and shape == x.shape:
+        return x
     lengths = (shape,) if isinstance(shape, (int, np.integer)) else shape
-    wanted = _infer_reshape(x, tuple(int(n) for n in lengths))[0]
-    return x if wanted == x.shape else RESHAPE(x, shape=wanted)
+    wanted = _infer_reshape(x, tuple([int(n) for n in lengths]))[0]
+    return x if wanted == x.shape else RESHAPE.apply((x,), {"shape": wanted})
 
 
 @implements(np.ravel)
@@ -119,11 +127,13 @@ TRANSPOSE: Op = register(
 def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
     """Permute the axes; None reverses them."""
     x = as_tensor(x)
-    order = range(x.ndim)[::-1] if axes is None else axes
-    wanted = tuple(int(a) % x.ndim if -x.ndim <= a < x.ndim else -1 for a in order)
-    if sorted(wanted) != list(range(x.ndim)):
-        raise ShapeError(f"transpose: axes {axes} are no permutation of the {x.ndim} axes of {x.shape}")
-    return x if wanted == tuple(range(x.ndim)) else TRANSPOSE(x, axes=wanted)
+    ndim = len(x.shape)
+    order = range(ndim)[::-1] if axes is None else axes
+    wanted = tuple([int(a) % ndim if -ndim <= a < ndim else -1 for a in order])
+    straight = [*range(ndim)]
+    if sorted(wanted) != straight:
+        raise ShapeError(f"transpose: axes {axes} are no permutation of the {ndim} axes of {x.shape}")
+    return x if [*wanted] == straight else TRANSPOSE.apply((x,), {"axes": wanted})
 
 
 @implements(np.swapaxes)
@@ -150,13 +160,17 @@ def moveaxis(x: Operand, source: int | Sequence[int], destination: int | Sequenc
 
 
 def _infer_broadcast_to(x: Tensor, shape: Shape) -> tuple[Shape, Any]:
-    try:
-        fits = np.broadcast_shapes(x.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not _fits(x.shape, shape):
         raise ShapeError(f"an array of shape {x.shape} cannot be broadcast to {shape}")
     return shape, x.dtype
+
+
+@lru_cache(maxsize=1024)
+def _fits(old: Shape, new: Shape) -> bool:
+    try:
+        return np.broadcast_shapes(old, new) == new
+    except ValueError:
+        return False
 
 
 def _broadcast_to(x: Array, shape: Shape) -> Array:
@@ -180,7 +194,7 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
     """Repeat the elements along new or length-one axes."""
     x = as_tensor(x)
     wanted = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
-    return x if wanted == x.shape else BROADCAST_TO(x, shape=wanted)
+    return x if wanted == x.shape else BROADCAST_TO.apply((x,), {"shape": wanted})
 
 
 # Slices and their transpose -------------------------------------------------------------------------------
