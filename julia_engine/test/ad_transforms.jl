@@ -249,3 +249,29 @@ end
     @test item(y) == v && all(compiled(0.5) .≈ (v, g))
     @test isapprox(g, (chain(0.5 + 1e-6) - chain(0.5 - 1e-6)) / 2e-6; atol=1e-8)
 end
+
+@testset "arrays written over while a gradient needs them" begin
+    for n in (3, 5000)
+        a, b = ones(n), ones(n)
+        w, v = Variable(a; name="w"), Variable(b)
+        y = sum(w .* v)
+        a .= 2
+        @test occursin("the gradient of \"mul\" needs what was computed with, but its input 1, \"w\" (size ($n,)) was changed",
+            message_of(() -> backward!(y)))
+        a .= 1
+        backward!(y)  # as it was
+        @test w.grad == b
+        assign!(v, 3)
+        @test occursin("its input 2 (size ($n,)) was changed in place", message_of(() -> backward!(y)))
+        z = exp.(w)
+        value(z) .= 0
+        @test occursin("the gradient of \"exp\" needs what was computed with, but its result", message_of(() -> backward!(sum(z))))
+        s = sum(w .+ v)
+        a .= 7
+        w.grad = nothing
+        backward!(s)  # a sum needs no values
+        @test w.grad == ones(n)
+    end
+    x = Variable([1.0, 2.0])
+    @test occursin("cannot be written in place", message_of(() -> x[1] = 3))
+end

@@ -78,6 +78,7 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
             g = accumulated(pop!(pending, node), node)
             node in wanted && (result[node] = g)
             (node.op === nothing || (within !== nothing && node in wanted)) && continue
+            check_stamps(node)
             asked = Bool[x in depends && x.eltype in FLOATS for x in node.inputs]
             if (node.op::Op).backward! isa Joint
                 parts = node.op.backward!.rule(g, node, asked)
@@ -186,6 +187,7 @@ function forward!(order::Vector{Tensor})
         op = x.op
         (op === nothing || op.view !== nothing) && continue
         compute!(op, x.data::Memory, Memory[a.data::Memory for a in x.inputs], x.attrs)
+        isempty(x.stamps) || (x.stamps = stamps_of(x))
     end
     return value(order[end])
 end

@@ -76,6 +76,7 @@ An array with a derivative. Make one with [`Variable`](@ref) (it has a gradient)
 - `requires_grad`: whether `backward!` stores a gradient here and ops on it are recorded.
 - `name`, `scope`: for messages: the user's name, and the layer whose op made it.
 - `literal`: a number written in the program, which never changes, so that graphs may fold it.
+- `stamps`: what its inputs and it held when it was computed, where its derivative needs them: [`stamp`](@ref).
 """
 mutable struct Tensor <: GraphNode
     data::Union{Nothing,Memory}
@@ -89,8 +90,13 @@ mutable struct Tensor <: GraphNode
     name::String
     scope::String
     literal::Bool
+    stamps::Vector{UInt}
 end
+Tensor(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vector{Int}, op, inputs::Vector{Tensor},
+    attrs::Vector{Any}, requires_grad::Bool, grad, name::String, scope::String, literal::Bool) =
+    Tensor(data, T, dims, op, inputs, attrs, requires_grad, grad, name, scope, literal, NO_STAMPS)
 
+const NO_STAMPS = UInt[]
 const NO_INPUTS = Tensor[]
 const NO_ATTRS = Any[]
 

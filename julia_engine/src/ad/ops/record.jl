@@ -226,9 +226,41 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}=NO_ATTRS)
         result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)
         now.trace === nothing || push!(now.trace, result)
         now.made === nothing || push!(now.made, result)
+        requires_grad && !symbolic && !(op.name in LINEAR) && (result.stamps = stamps_of(result))
         return result
     end
     return Tensor(data, T, dims, nothing, NO_INPUTS, NO_ATTRS, false, nothing, "", now.scope, false)
+end
+
+# Arrays are used by reference, and a gradient may need what they held when the op was computed.
+
+"""Ops whose derivatives need no values, so that their operands may be written over in between."""
+const LINEAR = Set(["add", "sub", "neg", "sum", "reshape", "transpose", "slice", "assemble", "broadcast_to", "identity",
+    "copy", "astype", "gather", "scatter", "barrier"])
+
+"""A number that changes when an array does: made of all its bits where they are few, else of 64 places."""
+function stamp(x::Tensor)
+    m = x.data::Memory
+    (x.literal || !is_dense(m)) && return UInt(0)
+    n = length(m) * (m.eltype === Float32 ? 1 : 2)
+    return mixed_bits(Ptr{UInt32}(m.address), n, n <= 1024 ? 1 : n ÷ 64 | 1)  # odd: both halves of a Float64
+end
+
+function stamps_of(node::Tensor)
+    stamps = UInt[stamp(x) for x in node.inputs]
+    push!(stamps, stamp(node))
+    return stamps
+end
+
+"""Throw a `ReplayError` if an array that this node's derivative needs was written over since."""
+function check_stamps(node::Tensor)
+    for (i, was) in enumerate(node.stamps)
+        x = i <= length(node.inputs) ? node.inputs[i] : node
+        stamp(x) == was && continue
+        what = x === node ? "its result" : isempty(x.name) ? "its input $i" : "its input $i, \"$(x.name)\""
+        throw(ReplayError("the gradient of \"$(node.op.name)\" needs what was computed with, but $what (size $(size(x))) was " *
+            "changed in place since; change arrays after the backward pass, or compute with a copy"))
+    end
 end
 
 function inferred(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}, now::State)
