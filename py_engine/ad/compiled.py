@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from types import NoneType
@@ -72,6 +73,16 @@ class Compiled:
             return unflatten(returned, [out.copy() for out in tape(*arrays)])
 
     def _trace(self, make: Make) -> tuple[Tape, Structure]:
+        # All that is made now stays: the collector would only walk over it, again and again in a long graph.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return self._traced(make)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _traced(self, make: Make) -> tuple[Tape, Structure]:
         structure, kinds = make
         inputs = [Tensor.symbol(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(kinds)]
         with tracing() as nodes:
