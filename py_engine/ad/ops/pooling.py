@@ -476,27 +476,44 @@ def _bind_sliding(
     return slide(rows, weight, out, scratch, kernel, stride)
 
 
+FULL = 16
+"""Columns of a result that BLAS's kernels compute in the time of fewer: floats of the longest vectors."""
+
+
 def slide(rows: Array, weight: Array, out: Array, scratch: Scratch, kernel: int, stride: int) -> list[Call]:
     """Return the calls that compute `SLIDING`.
 
-    What the kernel sees at one place is a piece of memory, `kernel` rows long; the pieces at every `kernel`-th place
-    follow each other, and are the rows of a matrix. So a result is one long sum, in the order in which the other
-    frameworks' kernels add: rounded as theirs are, it breaks nearly all near-ties in a pool as they do.
+    What the kernel sees at one place is a piece of memory, `kernel` rows long; pieces that follow each other are the
+    rows of a matrix. So a result is one long sum, in the order in which the other frameworks' kernels add: rounded as
+    theirs are, it breaks nearly all near-ties in a pool as they do. Few filters stand several times side by side,
+    each time one row further down, with zeros around: their products with longer pieces take less time.
     """
     _, filters, samples, _ = out.shape
     places, channels = rows.shape
-    wide = scratch((kernel * channels, filters), rows.dtype)
+    memory = np.ascontiguousarray(rows).reshape(-1)  # the tape's are so already
+    beside = max(n for n in range(1, FULL) if n == 1 or _suits(n, kernel, filters, places))
+    piece = kernel + beside - 1
+    apart = beside * -(-piece // beside)  # pieces of one matrix; those of the next begin `beside` rows later
+    wide = np.zeros((piece, channels, beside, filters), rows.dtype)
     by_kernel = weight.reshape(kernel, filters, channels).swapaxes(1, 2)
-    calls: list[Call] = [partial(np.copyto, wide.reshape(by_kernel.shape), by_kernel)]
-    sums = scratch((places // kernel + 1, kernel * filters), rows.dtype)
-    for first in range(kernel):
-        count = (places - first) // kernel
-        pieces = rows[first : first + count * kernel].reshape(count, kernel * channels)
-        calls.append(partial(np.matmul, pieces, wide, sums[:count, first * filters : (first + 1) * filters]))
+    calls: list[Call] = [partial(np.copyto, wide[k : k + kernel, :, k], by_kernel) for k in range(beside)]
+    columns = wide.reshape(piece * channels, beside * filters)
+    sums = scratch((places // apart + 1, apart * filters), rows.dtype)
     size = sums.itemsize
-    strides = (filters * size, size, places // samples * filters * size, stride * filters * size)
-    calls.append(partial(np.copyto, out, as_strided(sums, out.shape, strides, writeable=False)))
+    for first in range(0, apart, beside):
+        count = max((places - first - piece) // apart + 1, 0)
+        strides = (apart * channels * size, size)
+        pieces = as_strided(memory[first * channels :], (count, piece * channels), strides, writeable=False)
+        calls.append(partial(np.matmul, pieces, columns, sums[:count, first * filters : (first + beside) * filters]))
+    by_phase = (filters * size, size, places // max(samples, 1) * filters * size, stride * filters * size)
+    calls.append(partial(np.copyto, out, as_strided(sums, out.shape, by_phase, writeable=False)))
     return calls
+
+
+def _suits(beside: int, kernel: int, filters: int, places: int) -> bool:
+    """Whether so many copies of the filters cost less than they save, and reach the last place."""
+    piece = kernel + beside - 1
+    return beside * filters <= FULL and 2 * piece <= 3 * kernel and piece <= places and (places - piece) % beside == 0
 
 
 def _spread(g: Tensor, places: int, **at: int) -> Tensor:
