@@ -10,6 +10,7 @@ RANGE   ?= HEAD^!
 BASE    ?= HEAD~1
 HISTORY ?= HEAD~120..HEAD
 STEPS   ?= 14
+POINTS  ?= 12
 ARGS    ?=
 
 SHELL := bash
@@ -59,7 +60,7 @@ bench-compare: $(VENV)/.dev ## compare HEAD with BASE=commit; fails where HEAD i
 	$(ASV) continuous --launch-method spawn --show-stderr $(ARGS) '$(BASE)' HEAD
 
 # What a few engines need for a step, and allocate: a minute for a commit. What has been measured is not measured again.
-CHOICE := --bench "^training\.Epoch\..*\('(numpy|julia|torch)', 2\)" \
+CHOICE := --bench "^training\.Epoch\..*\('(numpy|julia|torch)', [12]\)" \
 	--bench "^training\.Convolutional\..*\('(numpy|julia|torch)', '(mnist|imdb)-cnn'\)" \
 	--bench "^memory\.Allocated\..*\('(numpy|julia|torch)'\)" \
 	--attribute repeat=3 --attribute rounds=1 --skip-existing-successful
@@ -68,6 +69,8 @@ bench-history: $(VENV)/.dev ## a few benchmarks of STEPS commits of HISTORY=a..b
 	@said=$$($(ASV) machine --yes 2>&1) || { echo "$$said" >&2; exit 1; }
 	$(ASV) run --launch-method spawn --steps $(STEPS) $(CHOICE) $(ARGS) '$(HISTORY)'
 	$(ASV) publish
+	@bash tests/install_browser.sh
+	-$(BIN)/python -m experiments.benchmark_pages .asv/html $(POINTS)
 	@echo "To look at .asv/html: $(BIN)/python -m asv preview"
 
 clean: ## remove .venv and what tools leave behind; results, data and .asv stay

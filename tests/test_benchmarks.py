@@ -19,6 +19,7 @@ from bridge import engine as engines
 from bridge import spec
 from bridge.julia.environment import cache_folder
 from bridge.julia.find import Julia
+from experiments import benchmark_pages
 from experiments.benchmarks.bridge import require_bridge
 from experiments.benchmarks.engines import CONVOLUTIONAL, ENGINES, MODEL, Bench, Workload, drawn, require
 
@@ -162,6 +163,33 @@ def test_the_pages_show_every_engine(asv: Asv) -> None:
     for name in BY_ENGINE:
         shown = {value.strip("'") for value in index["benchmarks"][name]["params"][0]}
         assert shown == set(ENGINES)
+
+
+def test_the_graphs_have_a_point_for_every_commit(asv: Asv) -> None:
+    """In a browser, with what was measured standing for the commits before, too."""
+    if benchmark_pages.local("https://web/jquery.flot.min.js", benchmark_pages.SCRIPTS) is None:
+        pytest.skip("needs the scripts of asv's pages without the web: Debian's package libjs-jquery-flot")
+    if benchmark_pages.browser_path() is None:
+        pytest.fail("CI runs all tests: needs a browser") if os.environ.get("CI") else pytest.skip("needs a browser")
+    playwright = pytest.importorskip("playwright.sync_api")
+    (file,) = (path for path in (asv.folder / "results_dir").glob("*/*.json") if path.name != "machine.json")
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    earlier = subprocess.run(
+        ["git", "log", "--first-parent", "--format=%H", "--max-count=12", "--skip=1"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    for commit in earlier:
+        name = file.name.replace(saved["commit_hash"][:8], commit[:8])
+        file.with_name(name).write_text(json.dumps(saved | {"commit_hash": commit}), encoding="utf-8")
+    asv("publish")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=benchmark_pages.browser_path(), args=["--no-sandbox"])
+        shown = benchmark_pages.points(browser, asv.folder / "html_dir")
+        browser.close()
+    assert set(shown) == ALL
+    assert {name for name, lines in shown.items() if lines} >= BY_ENGINE | OF_PY_ENGINE
+    for lines in shown.values():
+        assert set(lines.values()) <= {len(earlier) + 1}
 
 
 def test_what_a_commit_lacks_is_not_available_rather_than_failed() -> None:
