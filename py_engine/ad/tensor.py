@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[Any]
 Operand: TypeAlias = "Tensor | ArrayLike"
-Marks: TypeAlias = "tuple[tuple[Tensor, bytes], ...]"
+Marks: TypeAlias = "tuple[tuple[Tensor, int], ...]"
 
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 

@@ -2,9 +2,9 @@
 
 Tensors cannot be written to, and the array of a tensor that an op computed is handed out read-only. What remains are
 the arrays that a program gives: an op that is recorded takes a fingerprint of each, and the backward pass, before it
-uses the op's rules, compares. The fingerprint of an array of up to `EXACT` elements is all of it; of a larger one,
-elements spread evenly, so that a write to all of it is always found and a write to few elements may be missed. That
-costs a fraction of a microsecond per given array, whatever its size.
+uses the op's rules, compares. The fingerprint is the hash of all elements of an array of up to `EXACT`; of a larger one,
+of elements spread evenly, so that a write to all of it is always found and a write to few elements may be missed. That
+costs a fraction of a microsecond per given array, whatever its size, and no memory to speak of.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from py_engine.ad.tensor import Array, Literal, Marks, Tensor
 
 __all__ = ["EXACT", "fingerprints", "written"]
 
-EXACT = 1024
+EXACT = 256
 """Elements: up to here any write is found."""
 
 SAMPLES = 128
@@ -30,7 +30,7 @@ def fingerprints(inputs: Sequence[Tensor]) -> Marks | None:
         if x.op is None and x.__class__ is not Literal:
             data = x.data
             assert data is not None
-            mark = data.tobytes() if data.size <= EXACT else _sample(data).tobytes()
+            mark = hash(data.tobytes() if data.size <= EXACT else _sample(data).tobytes())
             found = ((x, mark),) if found is None else (*found, (x, mark))
     return found
 
@@ -40,7 +40,7 @@ def written(marks: Marks) -> list[Tensor]:
     return [
         x
         for x, mark in marks
-        if x.data is not None and mark != (x.data.tobytes() if x.data.size <= EXACT else _sample(x.data).tobytes())
+        if x.data is not None and mark != hash(x.data.tobytes() if x.data.size <= EXACT else _sample(x.data).tobytes())
     ]
 
 
