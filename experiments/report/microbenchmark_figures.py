@@ -126,7 +126,7 @@ def micro_memory(view: View) -> Figure:
 def _rows(view: View, suite: str):  # type: ignore[no-untyped-def]
     rows = medians(view, suite)
     if not len(rows):
-        raise NotDrawnError(f"no micro-benchmarks ({suite}): twingrad microbench")
+        raise NotDrawnError(f"micro-benchmarks ({suite}) not run: twingrad microbench {view.paper.key}")
     return rows
 
 

@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.config import load_paper
+from experiments.config import load_paper, papers
+from experiments.microbenchmarks.functions import CHUNKED, SMALL
+from experiments.microbenchmarks.measure import FORWARD_MODE
+from experiments.microbenchmarks.registry import SYSTEMS
 from experiments.results import COLUMNS
 
 CPU = "Invented CPU 9000"
@@ -127,7 +130,43 @@ def rows(
                 "engine_digest": " ".join(["e" * 64] * len(engines)),
             }
         )
+    for shown in map(load_paper, papers()):
+        if shown.microbenchmarks and paper in (shown.key, shown.runs_of_paper):
+            _add_microbenchmarks(found, base | {"paper": shown.key}, shown.microbenchmarks.systems.value)
     return found
+
+
+ABSENT = ("zygote", "reversediff", "forwarddiff", "enzyme", "mooncake")
+"""Systems of the micro-benchmarks that the invented machine lacks."""
+
+
+def _add_microbenchmarks(found: Rows, base: dict[str, Any], systems: list[str]) -> None:
+    """Three rounds of every suite: the later a system in the list, the slower it is."""
+    base = base | {"threads": 1, "engine_digest": "e" * 64, "version": "invented 1.0"}
+    for place, name in enumerate(systems):
+        for suite in SYSTEMS[name].suites:
+            row = base | {"key": f"micro-{suite}", "suite": suite, "engine": name, "label": SYSTEMS[name].label}
+            if name in ABSENT:
+                found["microbenchmarks"].append(row | {"missing": f"Julia 1.5.3 has no package {SYSTEMS[name].needs}"})
+                continue
+            asked = {"gradients": SMALL, "arrays": dict.fromkeys([*SMALL, *CHUNKED], 10_000)}.get(suite, {})
+            points = [(benchmark, size, 0) for benchmark, size in asked.items()]
+            if suite == "chunks":
+                chunks = range(1, 6) if name in FORWARD_MODE else (0,)
+                points = [(benchmark, 12_000, chunk) for benchmark in CHUNKED for chunk in chunks]
+            for number, (benchmark, size, chunk) in enumerate(points, start=1):
+                for what, factor in (("forward", 1.0), ("gradient", 2.5)):
+                    if chunk and what == "forward":
+                        continue
+                    point = {"benchmark": benchmark, "size": size, "chunk": chunk, "what": what, "gradient_error": 0.0}
+                    base_time = 100.0 * 3**number * (1 + place) * factor * (1e3 / chunk if chunk else 1)
+                    for turn, share in enumerate((0.9, 1.0, 1.2), start=1):
+                        found["microbenchmarks"].append(row | point | {"round": turn, "nanoseconds": base_time * share})
+            if suite == "memory":
+                for length in (10, 100, 1000):
+                    for what, peak in (("plain", 1e4 * length), ("checkpointed", 1e5 * length**0.5)):
+                        point = {"benchmark": "scan", "size": length, "chunk": 0, "what": what, "round": 1}
+                        found["microbenchmarks"].append(row | point | {"bytes": peak})
 
 
 def write(folder: Path, *sweeps: Rows) -> Path:
