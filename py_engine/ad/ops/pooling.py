@@ -543,8 +543,10 @@ def _infer_biased(phases: Tensor, bias: Tensor) -> tuple[Shape, Any]:
 
 def _bind_biased(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     phases, bias = arrays
-    shape = (*out.shape[:2], math.prod(out.shape[2:]))
-    return [partial(np.add, phases.reshape(shape), bias.reshape(-1, 1), out.reshape(shape))]
+    each = scratch(out.shape[1:], out.dtype)
+    calls: list[Call] = [partial(np.copyto, each.reshape(bias.size, -1), bias.reshape(-1, 1))]
+    # Phase by phase: numpy broadcasts through buffers that it allocates.
+    return calls + [partial(np.add, phase, each, total) for phase, total in zip(phases, out, strict=True)]
 
 
 def _bias_gradient(g: Tensor, y: Tensor, phases: Tensor, bias: Tensor) -> Tensor:
