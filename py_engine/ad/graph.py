@@ -90,7 +90,7 @@ def gradients(
                 STATE.scope = scope = node.scope
             op = node.op
             assert op is not None
-            if node.marks is not None:
+            if node.marks is not None and written(node.marks):
                 _refuse_written(node)
             if id(node) in wanted:
                 result[id(node)] = accumulate(parts, node)

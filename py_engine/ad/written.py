@@ -2,9 +2,9 @@
 
 Tensors cannot be written to, and the array of a tensor that an op computed is handed out read-only. What remains are
 the arrays that a program gives: an op that is recorded takes a fingerprint of each, and the backward pass, before it
-uses the op's rules, compares. The fingerprint is the hash of all elements of an array of up to `EXACT`; of a larger one,
-of elements spread evenly, so that a write to all of it is always found and a write to few elements may be missed. That
-costs a fraction of a microsecond per given array, whatever its size, and no memory to speak of.
+uses the op's rules, compares. The fingerprint is the hash of all elements of an array of up to `EXACT`; of a larger
+one, of elements spread evenly, so that a write to all of it is always found and a write to few elements may be missed.
+That costs a fraction of a microsecond per given array, whatever its size, and no memory to speak of.
 """
 
 from __future__ import annotations
@@ -14,13 +14,32 @@ from functools import lru_cache
 
 from py_engine.ad.tensor import Array, Literal, Marks, Tensor
 
-__all__ = ["EXACT", "fingerprints", "written"]
+__all__ = ["EXACT", "READ_NOTHING", "fingerprints", "written"]
 
 EXACT = 256
 """Elements: up to here any write is found."""
 
-SAMPLES = 128
+SAMPLES = 64
 """How many elements of a larger array are looked at, about."""
+
+
+READ_NOTHING = frozenset(
+    (
+        "add",
+        "sub",
+        "neg",
+        "sum",
+        "copy",
+        "assemble",
+        "identity",
+        "astype",
+        "reshape",
+        "transpose",
+        "slice",
+        "broadcast_to",
+    )
+)
+"""Ops whose rules read no values: their operands may be written to, and are not looked at."""
 
 
 def fingerprints(inputs: Sequence[Tensor]) -> Marks | None:

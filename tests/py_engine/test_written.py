@@ -7,7 +7,8 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad.written import EXACT, SAMPLES
+from py_engine.ad.graph import _reads
+from py_engine.ad.written import EXACT, READ_NOTHING, SAMPLES
 from py_engine.errors import InPlaceError
 
 
@@ -39,6 +40,7 @@ def test_any_write_to_a_small_array_is_found(write):
     w = np.arange(6.0).reshape(3, 2)[::-1].copy()
     x = pe.tensor(np.ones((3, 2)), requires_grad=True)
     y = np.sum(x * w)
+    assert w.size <= EXACT
     write(w)
     with pytest.raises(InPlaceError, match="'mul'"):
         y.backward()
@@ -97,6 +99,24 @@ def test_what_no_rule_reads_may_be_written():
     np.testing.assert_array_equal(x.grad, [2, 2])
     np.sum(own).backward()
     np.testing.assert_allclose(x.grad, 2 + np.exp([3.0, 4.0]))
+
+
+@pytest.mark.parametrize("name", sorted(READ_NOTHING))
+def test_the_ops_that_read_nothing_have_rules_that_read_nothing(name):
+    op = ops.TABLE[name]
+    x = pe.tensor(np.ones((2, 3)), requires_grad=True)
+    attrs = {
+        "sum": {"axes": (0,), "keepdims": False},
+        "assemble": {"shape": (2, 3), "indices": (((0, 2, 1), (0, 3, 1)),)},
+        "astype": {"dtype": np.dtype(np.float32)},
+        "reshape": {"shape": (3, 2)},
+        "transpose": {"axes": (1, 0)},
+        "slice": {"index": (0,)},
+        "broadcast_to": {"shape": (2, 2, 3)},
+    }.get(name, {})
+    y = op.apply((x,) * (2 if name in ("add", "sub") else 1), attrs)
+    assert y.op is op and y.marks is None
+    assert not any(_reads(y, i) for i in range(len(y.inputs)))
 
 
 def test_before_its_use_and_after_the_gradient_an_array_may_be_written():

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Operand, Tensor
-from py_engine.ad.written import fingerprints
+from py_engine.ad.written import READ_NOTHING, fingerprints
 from py_engine.errors import DTypeError, ShapeError
 
 Shape: TypeAlias = tuple[int, ...]
@@ -100,7 +100,7 @@ class Op:
         """Apply the op to tensors: eagerly, or symbolically while a function is traced."""
         trace = STATE.trace
         symbolic = trace.__class__ is list  # not so in a Record
-        depends = False
+        depends = given = False
         alike = self.infer is infer_float or self.infer is infer_elementwise  # then nothing is to be inferred
         if alike:
             shape, dtype = inputs[0].shape, inputs[0].dtype
@@ -111,6 +111,8 @@ class Op:
                 symbolic = True
             if x.requires_grad:
                 depends = True
+            if x.op is None:
+                given = True
             if alike and (x.dtype is not dtype or x.shape != shape):
                 alike = False
         if not alike or dtype not in FLOATS:
@@ -138,7 +140,10 @@ class Op:
             result.data = self.compute(arrays, shape, dtype, attrs)
         if symbolic or result.requires_grad or trace is not None:
             result.op, result.inputs, result.attrs = self, inputs, attrs
-            result.marks = None if symbolic or not result.requires_grad else fingerprints(inputs)
+            if given and result.requires_grad and not symbolic and self.name not in READ_NOTHING:
+                result.marks = fingerprints(inputs)
+            else:
+                result.marks = None
             if trace is not None:
                 trace.append(result)
         else:
