@@ -358,7 +358,7 @@ const MATMUL_ADD = register!(Op("matmul_add",
 """
     fuse!(graph)
 
-Replace what FUSIONS name by their fused ops, in place.
+Replace chains of ops by the fused ops that stand for them, in place.
 """
 function fuse!(graph::Graph)
     fuse_pools!(graph)
