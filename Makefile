@@ -70,7 +70,7 @@ bench-history: $(VENV)/.dev ## a few benchmarks of STEPS commits of HISTORY=a..b
 	$(ASV) run --launch-method spawn --steps $(STEPS) $(CHOICE) $(ARGS) '$(HISTORY)'
 	$(ASV) publish
 	@bash tests/install_browser.sh
-	-$(BIN)/python -m experiments.benchmark_pages .asv/html $(POINTS)
+	-$(BIN)/python tests/benchmark_pages.py .asv/html $(POINTS)
 	@echo "To look at .asv/html: $(BIN)/python -m asv preview"
 
 clean: ## remove .venv and what tools leave behind; results, data and .asv stay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,6 @@ from bridge import engine as engines
 from bridge import spec
 from bridge.julia.environment import cache_folder
 from bridge.julia.find import Julia
-from experiments import benchmark_pages
 from experiments.benchmarks.bridge import require_bridge
 from experiments.benchmarks.engines import CONVOLUTIONAL, ENGINES, MODEL, Bench, Workload, drawn, require
 
@@ -86,6 +87,16 @@ class Asv:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    """The program that counts what the pages show."""
+    found = importlib.util.spec_from_file_location("benchmark_pages", Path(__file__).with_name("benchmark_pages.py"))
+    assert found and found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -165,11 +176,11 @@ def test_the_pages_show_every_engine(asv: Asv) -> None:
         assert shown == set(ENGINES)
 
 
-def test_the_graphs_have_a_point_for_every_commit(asv: Asv) -> None:
+def test_the_graphs_have_a_point_for_every_commit(asv: Asv, pages: ModuleType) -> None:
     """In a browser, with what was measured standing for the commits before, too."""
-    if benchmark_pages.local("https://web/jquery.flot.min.js", benchmark_pages.SCRIPTS) is None:
+    if pages.local("https://web/jquery.flot.min.js", pages.SCRIPTS) is None:
         pytest.skip("needs the scripts of asv's pages without the web: Debian's package libjs-jquery-flot")
-    if benchmark_pages.browser_path() is None:
+    if pages.browser_path() is None:
         pytest.fail("CI runs all tests: needs a browser") if os.environ.get("CI") else pytest.skip("needs a browser")
     playwright = pytest.importorskip("playwright.sync_api")
     (file,) = (path for path in (asv.folder / "results_dir").glob("*/*.json") if path.name != "machine.json")
@@ -183,8 +194,8 @@ def test_the_graphs_have_a_point_for_every_commit(asv: Asv) -> None:
         file.with_name(name).write_text(json.dumps(saved | {"commit_hash": commit}), encoding="utf-8")
     asv("publish")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=benchmark_pages.browser_path(), args=["--no-sandbox"])
-        shown = benchmark_pages.points(browser, asv.folder / "html_dir")
+        browser = started.chromium.launch(executable_path=pages.browser_path(), args=["--no-sandbox"])
+        shown = pages.points(browser, asv.folder / "html_dir")
         browser.close()
     assert set(shown) == ALL
     assert {name for name, lines in shown.items() if lines} >= BY_ENGINE | OF_PY_ENGINE

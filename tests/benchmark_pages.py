@@ -1,6 +1,6 @@
 """What asv's pages show in a real browser: the points of every graph.
 
-    python -m experiments.benchmark_pages .asv/html 12
+    python tests/benchmark_pages.py .asv/html 12
 
 opens the page of every benchmark and ends with 1 where none of its lines has as many points. The pages fetch jQuery,
 Flot and others from the web; what lies in the folders named after the number, in those of Debian's packages
