@@ -5,6 +5,8 @@ using TwinGrad.AD: AD
 """The tape of a compiled function."""
 loop_tape(compiled) = first(values(compiled.tapes))[1]
 
+allocated_by_loop(tape) = (run!(tape); @allocated run!(tape))
+
 const STEPS = 7
 recurrent(w) = (h, x) -> (new = tanh.(w * h .+ x); (new, new .^ 2))
 objective(h, ys) = sum(h) + sum(ys .* (1:STEPS)')
@@ -46,7 +48,19 @@ same_gradients(a, b) = a[1] ≈ b[1] && all(p ≈ q for (p, q) in zip(a[2], b[2]
         poison!(loop_tape(f), byte)
         @test f(w, h, x) == kept
     end
-    @test (@allocated run!(loop_tape(f))) < 500
+end
+
+@testset "loops and checkpoints with any technique off" begin
+    w, h, x = randn(3, 3) ./ 2, randn(3), randn(3, STEPS)
+    block = checkpoint(w -> tanh.(w * tanh.(w * w)))
+    f = value_and_grad((w, h, x) -> looped(block(w), h, x; checkpoint=3); argnums=(1, 2, 3))
+    expected = f(w, h, x)
+    for name in (:preallocate, :reuse_memory, :in_place, :views, :place_parts, :simplify, :fuse, :concrete, :replay)
+        @test (name, same_gradients(compile(f; techniques=Techniques(; (name => false,)...))(w, h, x), expected)) == (name, true)
+    end
+    none = scan((h, x) -> (h .* x, h), h, zeros(3, 0))
+    @test none == (h, zeros(3, 0))
+    @test grad(w -> sum(scan((h, x) -> (w * h .+ x, h), h, zeros(3, 0))[1]))(w) == zeros(3, 3)
 end
 
 @testset "truncated back-propagation through time" begin
@@ -94,6 +108,8 @@ end
     @test 3.9 < growth(whole)[2] / growth(whole)[1] < 4.1  # four times the steps: four times the memory
     @test 1.8 < growth(kept)[2] / growth(kept)[1] < 2.2  # four times the steps: twice the memory
     @test nbytes(kept[3]) < nbytes(whole[3]) / 15
+    bytes = [allocated_by_loop(t) for t in whole]
+    @test bytes[1] == bytes[3] < 2000  # nothing per step
 end
 
 @testset "a sequence of 100,000 steps trains in bounded memory" begin

@@ -144,7 +144,8 @@ One operation. An op is callable with tensors, arrays and numbers.
   `out`. They write every element of `out` and nothing else but scratch.
 - `view(memory, attrs)`: the result as a view of its input's memory, or `nothing` where the layout has none.
 - `backward!`: one rule per input, `rule(g, y, inputs, attrs)`, written in ops, `nothing` where there is no derivative;
-  or one function `rule(i, g, y, inputs, attrs)` for ops with any number of inputs.
+  or one function `rule(i, g, y, inputs, attrs)` for ops with any number of inputs; or a [`Joint`](@ref), where the
+  gradients of all inputs come from one computation.
 - `jvp(tangents, y, inputs, attrs)`: written in ops, with `nothing` for an input that does not move.
 - `overwrites`: the inputs whose memory `out` may be.
 - `elementwise`: whether every result element depends on one element of each input, found by broadcasting.
