@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import tracemalloc
 from collections import namedtuple
 
@@ -12,6 +13,9 @@ import pytest
 
 import py_engine as pe
 from py_engine import ops
+from py_engine.ad.graph import gradients, trace
+from py_engine.ad.loops import LOOP
+from py_engine.ad.tape import Tape
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
@@ -234,6 +238,57 @@ def test_a_loop_is_one_line_of_a_compiled_function():
     f(np.ones(100))
     assert f.source.count("loop(") == 1
     assert len(f.source.splitlines()) < 10
+
+
+def test_no_run_relies_on_what_lies_in_scratch_memory():
+    def step(*args):
+        value = scanned(checkpoint=True)(*args)
+        return [value, *gradients([value], [pe.Tensor(np.ones(()))], args)]
+
+    tape = Tape(trace(step, [pe.Tensor.symbol(a.shape, a.dtype) for a in ARGUMENTS]))
+    expected = [out.copy() for out in tape(*ARGUMENTS)]
+    tapes = [tape]
+    for outer in tapes:  # and those of the loops, and of the loops inside them
+        tapes += [inner for x in outer.graph.nodes if x.op is LOOP for inner in x.attrs["loop"]._tapes]
+    assert len(tapes) > 4
+    for byte in (0x00, 0xFF):
+        for each in tapes:
+            each.poison(byte)
+        for out, value in zip(tape(*ARGUMENTS), expected, strict=True):
+            np.testing.assert_array_equal(out, value)
+
+
+@both
+def test_many_tangents_at_once(run):
+    found = run(lambda x: pe.jacobian(lambda x: pe.scan(lambda c, e: (np.sin(c) * e, c), x, XS)[1], x, mode="forward"))(
+        np.ones(2)
+    )
+    expected = pe.jacobian(lambda x: pe.scan(lambda c, e: (np.sin(c) * e, c), x, XS)[1], np.ones(2), mode="reverse")
+    assert found.shape == (4, 2, 2)
+    np.testing.assert_allclose(found, expected)
+
+
+def test_threads_may_share_a_loop():
+    f = pe.grad(scanned(checkpoint=True), ALL)
+    expected = f(*ARGUMENTS)
+    x = pe.tensor(ARGUMENTS[1], requires_grad=True)
+    weight, _, *rest = ARGUMENTS
+    value = scanned()(weight, x, *rest)
+    results: list[object] = []
+
+    def work():
+        (g,) = gradients([value], [pe.Tensor(np.ones(()))], [x])
+        results.append((f(*ARGUMENTS), g.numpy()))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    for found, g in results:
+        close(found, expected)
+        close([g], [expected[1]])
 
 
 def test_random_numbers_come_with_the_sequence():
