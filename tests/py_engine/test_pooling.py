@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import Tensor, ops
+from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import gradients
 from py_engine.errors import DTypeError, ShapeError
 
@@ -135,3 +136,20 @@ def test_dtypes_are_kept(pool):
     assert POOLS[pool](np.zeros((1, 1, 4), np.float32), 2).dtype == np.float32
     with pytest.raises(DTypeError, match="expected float32 or float64, got int64"):
         POOLS[pool](np.zeros((1, 1, 4), np.int64), 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda x: ops.max_pool(x, 2), np.array([[[1.0, 2, 4, 3]]])),
+        (ops.TABLE["phase_max"], np.array([[1.0, 5], [2, 3]])),
+    ],
+)
+def test_an_infinite_gradient_leaves_the_others_zero(function, x):
+    at = Tensor(x, requires_grad=True)
+    y = function(at)
+    won = np.isin(x, y.numpy())
+    (g,) = gradients([y], [Tensor(np.full(y.shape, np.inf))], [at])
+    np.testing.assert_array_equal(g.numpy(), np.where(won, np.inf, 0))
+    (tangent,) = push_forward([y], {at: Tensor(np.where(won, 1, np.inf))})
+    np.testing.assert_array_equal(tangent.numpy(), np.ones(y.shape))

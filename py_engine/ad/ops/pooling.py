@@ -126,6 +126,19 @@ def first_of_equals(phases: Array, largest: Array, scratch: Scratch) -> tuple[Ar
     return won, calls
 
 
+def keep_winners(values: Sequence[Array], won: Array, out: Array) -> list[Call]:
+    """Return the calls that leave in `out` the values where they have won, and zeros elsewhere; uses up `won`.
+
+    Bits are kept, not products formed: zero times infinity would be NaN. It takes no more time.
+    """
+    bits = np.dtype(f"i{out.itemsize}")
+    truths, memory = won.view(np.int8), out.view(bits)
+    calls: list[Call] = [partial(np.negative, truths, truths), partial(np.copyto, memory, truths)]  # all bits or none
+    return calls + [
+        partial(np.bitwise_and, part, value.view(bits), part) for part, value in zip(memory, values, strict=True)
+    ]
+
+
 def _bind_max(
     arrays: Sequence[Array], out: Array, scratch: Scratch, window: Shape, stride: Shape, padding: Pairs
 ) -> Sequence[Call]:
@@ -148,8 +161,7 @@ def _bind_max_gradient(
     calls: list[Call] = []
     phases = _phases(x, g.shape[2:], -np.inf, scratch, calls, window, stride, padding)
     won, more = first_of_equals(phases, y, scratch)
-    calls += [*more, partial(np.copyto, phases, won)]
-    calls += [partial(np.multiply, phase, g, phase) for phase in phases]
+    calls += [*more, *keep_winners([g] * len(won), won, phases)]
     return calls + put_back(phases, out, scratch, window, stride, padding)
 
 
@@ -170,9 +182,8 @@ def _bind_max_gather(
     won, more = first_of_equals(phases, y, scratch)
     calls += more
     values = _phases(u, out.shape[2:], 0, scratch, calls, window, stride, padding)
-    calls.append(partial(np.copyto, phases, won))
-    calls.append(partial(np.multiply, values, phases, values))
-    calls.append(partial(np.add.reduce, values, 0, None, out))
+    calls += keep_winners(list(values), won, phases)
+    calls.append(partial(np.add.reduce, phases, 0, None, out))
     return calls
 
 
@@ -593,8 +604,7 @@ def _kernel_phase_max(phases: Array, out: Array) -> None:
 def _bind_phase_max_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     g, phases, y = arrays
     won, calls = first_of_equals(phases, y, scratch)
-    # Phase by phase: numpy broadcasts through buffers that it allocates.
-    return [*calls, partial(np.copyto, out, won), *(partial(np.multiply, phase, g, phase) for phase in out)]
+    return [*calls, *keep_winners([g] * len(won), won, out)]
 
 
 def _bind_phase_max_gather(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
@@ -603,8 +613,7 @@ def _bind_phase_max_gather(arrays: Sequence[Array], out: Array, scratch: Scratch
     values = scratch(u.shape, u.dtype)
     return [
         *calls,
-        partial(np.copyto, values, won),
-        partial(np.multiply, values, u, values),
+        *keep_winners(list(u), won, values),
         partial(np.add.reduce, values, 0, None, out),
     ]
 
