@@ -134,6 +134,7 @@ def memory(view: View) -> Table:
         [
             "Peak resident is the process's high-water mark (VmHWM) in a run of its own, imported packages and data "
             "included. Allocated is the sum of what an epoch asks for, freed or not: two figures that do not compare.",
+            *parts.copies_note(view),
         ],
         "memory",
     )

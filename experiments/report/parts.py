@@ -29,6 +29,9 @@ REFERENCE = "torch"
 RIVALS = ("tensorflow", "tensorflow-xla", "jax")
 """The other frameworks: a race is told against the best of them, too."""
 
+COPYING = ("tensorflow", "tensorflow-xla", "jax")
+"""Engines that train on a copy of the data, made by their framework."""
+
 OURS = ("numpy", "julia", "manual", "manual-julia")
 """Engines without an initialisation of their own: they take the spec's."""
 
@@ -358,6 +361,18 @@ def seeds_note(view: View) -> list[str]:
     if len(counts) == 1:
         parts = [str(next(iter(counts)))]
     return [f"Mean ± standard deviation over {'; '.join(parts)} seeds."] if counts else []
+
+
+def copies_note(view: View) -> list[str]:
+    """Which engines hold the data twice, as a note under peaks of memory."""
+    peaks = (engine for engine in view.engines() if view.ok("memory", engine)["peak_rss_bytes"].notna().any())
+    names = [view.label(engine) for engine in peaks if engine in COPYING]
+    if not names:
+        return []
+    return [
+        f"The peaks of {', '.join(names)} contain the data twice: the arrays that were read, and the framework's own "
+        "copy, which it trains on."
+    ]
 
 
 def gibibytes_note(paper: Paper) -> list[str]:

@@ -371,6 +371,7 @@ def peak_memory(view: View) -> Table:
         [
             "The process's high-water mark (VmHWM), reset after imports and data, before the model is built; it "
             "contains the imported packages and the data. Taken in a run of its own.",
+            *parts.copies_note(view),
         ],
         "memory",
     )

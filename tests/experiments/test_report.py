@@ -430,6 +430,14 @@ def test_a_technique_that_leaves_nothing_to_save_is_no_missing_run(fake: ModuleT
     assert (found.verdict, found.value) == ("not reproduced", 0.0)
 
 
+def test_peaks_that_contain_the_data_twice_are_told(fake: ModuleType, view_of: ViewOf) -> None:
+    for producer in (tables.PRODUCERS["memory"], tables.PRODUCERS["peak_memory"]):
+        (note,) = (text for text in producer(view_of(fake.rows(seeds=1))).notes if "twice" in text)
+        assert "TensorFlow" in note and "JAX" in note and "PyTorch" not in note
+        alone = producer(view_of(fake.rows(seeds=1, engines=("numpy", "torch"))))
+        assert not any("twice" in text for text in alone.notes)
+
+
 def test_a_claim_about_what_was_not_run_is_not_testable(fake: ModuleType, view_of: ViewOf) -> None:
     view = view_of(fake.rows("imdb-cnn-a", seeds=2, engines=("numpy", "julia", "torch")), paper="imdb-cnn-a")
     found = claims.examine(claim(quantity="later_epoch_seconds", engine="julia", than="flux", high=1.0), view)
