@@ -63,6 +63,8 @@ end
     sines(c) = count(step -> step.node.op === AD.SIN, tape_of(c).steps)
     @test sines(plain) <= 128 && sines(kept) >= 128 + 16 * 7 - 8  # not merged with the forward pass
     @test nbytes(tape_of(kept)) < 0.4 * nbytes(tape_of(plain))
+    w = Variable(x)
+    @test Base.summarysize(deep(checkpoint(block))(w)) < 0.4 * Base.summarysize(deep(block)(w))  # eagerly, too
     for byte in (0x00, 0xff)
         poison!(tape_of(kept), byte)
         @test kept(x) ≈ plain(x)

@@ -202,6 +202,8 @@ end
         (NotDifferentiableError, () -> grad(x -> sum(x))(["a", "b"]), "argument 1 is of String"),
         (NotDifferentiableError, () -> grad(x -> sum(abs2, x))([1.0 + 2im]), "real and imaginary parts separately"),
         (NotDifferentiableError, () -> grad(x -> sum(x))(2.0 + 1im), "real and imaginary parts separately"),
+        (NotDifferentiableError, () -> gradient((x, y) -> sum(x), [1.0], [2im]), "argument 2 is of Complex{Int64}"),
+        (DTypeError, () -> grad(x -> sum(x .* 1im))([2.0]), "real and imaginary parts separately"),
         (NotDifferentiableError, () -> grad(x -> 1im)(2.0), "return real and imaginary parts separately"),
         (NotDifferentiableError, () -> grad(x -> "a")(2.0), "must return tensors"),
         (NotDifferentiableError, () -> gradient(x -> x, 2), "no argument is of Float32 or Float64"),

@@ -14,6 +14,7 @@ function own_variable(@nospecialize(x))
     return Variable(x isa Tensor ? value(x) : x)
 end
 
+is_complex(@nospecialize(x)) = (x isa Number || x isa AbstractArray) && eltype(x) <: Complex
 has_derivative(@nospecialize(x)) = (x isa Tensor || x isa AbstractArray || x isa AbstractFloat) && eltype(x) in FLOATS
 
 function check_derivative(@nospecialize(x), name::String, n::Int, place::String)
@@ -64,7 +65,7 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
             leaves, structure = flatten(args[n])
             places = Int[]
             for (k, x) in enumerate(leaves)
-                strict && check_derivative(x, name, n, paths(structure)[k])
+                (strict || is_complex(x)) && check_derivative(x, name, n, paths(structure)[k])
                 push!(places, has_derivative(x) ? length(variables) + 1 : 0)
                 places[end] == 0 && continue
                 x isa AbstractArray && push!(theirs, x)
@@ -86,7 +87,7 @@ end
 as_output(x::Union{Tensor,AbstractArray{<:Real},Real}, ::String) = as_tensor(x)
 as_output(@nospecialize(x), name::String) = throw(NotDifferentiableError(
     "$name: the function must return tensors, or containers of tensors, got $(typeof(x))" *
-    ((x isa Number || x isa AbstractArray) && eltype(x) <: Complex ? "; return real and imaginary parts separately" : "")))
+    (is_complex(x) ? "; return real and imaginary parts separately" : "")))
 
 """`f()`, recorded only where someone outside of the call may ask for derivatives of derivatives."""
 function afterwards(@nospecialize(f), call::Call)
@@ -187,7 +188,7 @@ gradient(f, args...) = withgradient(f, args...).grad
 The value and the gradients of a scalar function, as `(val = ..., grad = ...)`; see [`gradient`](@ref).
 """
 function withgradient(f, args...)
-    any(has_derivative, flatten(args)[1]) ||
+    any(x -> has_derivative(x) || is_complex(x), flatten(args)[1]) ||
         throw(NotDifferentiableError("gradient: no argument is of Float32 or Float64"))
     output, found = differentiate("gradient", f, collect(1:length(args)), args; strict=false)
     return (val=output, grad=Tuple(found))

@@ -322,7 +322,8 @@ as_tensor(x::Elements, @nospecialize(T)=Float64) = x.tensor
 as_tensor(x::AbstractArray{<:Union{Float32,Float64}}, @nospecialize(T)=Float64) = Constant(x)
 as_tensor(x::AbstractArray{<:Integer}, @nospecialize(T)=Float64) = Constant(Array{T}(x))
 as_tensor(@nospecialize(x), @nospecialize(T)=Float64) = throw(DTypeError(
-    "expected a tensor, an array of Float32 or Float64, or a number, got $(typeof(x))"))
+    "expected a tensor, an array of Float32 or Float64, or a real number, got $(typeof(x))" *
+    (eltype(x) <: Complex ? "; compute with real and imaginary parts separately" : "")))
 
 """An operand that counts or points: a tensor or an array of integers."""
 index_tensor(x::Tensor) = x.eltype === Int64 ? x :
