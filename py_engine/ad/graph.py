@@ -73,7 +73,7 @@ def gradients(
     Returns:
         For each target a tensor of its shape and dtype, or None where no output depends on it.
     """
-    wanted = {id(target) for target in targets}
+    wanted = {id(target) for target in targets if target.dtype in FLOATS}
     order, depends = _between(outputs, wanted, through)
     pending: dict[int, list[Part]] = {}
     for output, seed in zip(outputs, seeds, strict=True):
@@ -108,9 +108,11 @@ def gradients(
                     else:
                         pending[id(x)] = [part]
         for target in targets:  # what is left are the leaves
-            if id(target) in pending:
-                STATE.scope = target.scope
-                result[id(target)] = accumulate(pending.pop(id(target)), target)
+            parts = pending.pop(id(target), None)
+            if parts is not None:
+                if target.scope is not scope:
+                    STATE.scope = scope = target.scope
+                result[id(target)] = accumulate(parts, target)
     finally:
         STATE.scope = outer
     return [result.get(id(target)) for target in targets]

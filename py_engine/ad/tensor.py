@@ -243,10 +243,10 @@ class Tensor:
     # numpy's own functions --------------------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if method == "__call__" and not kwargs and ufunc in ops.NUMPY:
-            return ops.NUMPY[ufunc](*inputs)
         called = method == "__call__"
         function = ops.NUMPY.get(ufunc if called else (ufunc, method))
+        if called and function is not None and not kwargs:
+            return function(*inputs)
         name = f"numpy.{ufunc.__name__}" if called else f"numpy.{ufunc.__name__}.{method}"
         if function is None:
             raise _unsupported(name)

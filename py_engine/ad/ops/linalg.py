@@ -20,7 +20,7 @@ from py_engine.ad.ops.record import (
     multilinear_jvp,
     register,
 )
-from py_engine.ad.ops.shape import TRANSPOSE, broadcast_to, reshape, swapaxes, transpose
+from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE, broadcast_to, reshape, swapaxes, transpose
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError
 
@@ -55,6 +55,10 @@ def _bind_matmul(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seque
     return [partial(np.matmul, a, b, out)]
 
 
+def _matmul(a: Array, b: Array, out: Array) -> None:
+    (np.dot if a.ndim == b.ndim == 2 and a.shape[1] == 1 else np.matmul)(a, b, out)
+
+
 def _gradient_of_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if b.op is TRANSPOSE and b.ndim == 2:
         # Turned twice, so that what is turned back on the way to the origin of `b` arrives there in C order.
@@ -66,6 +70,7 @@ MATMUL: Op = register(
     Op(
         name="matmul",
         infer=_infer_matmul,
+        kernel=_matmul,
         bind=_bind_matmul,
         vjp=(
             lambda g, y, a, b: MATMUL(g, swapaxes(b, -1, -2)),
@@ -88,8 +93,9 @@ def matmul(a: Operand, b: Operand) -> Tensor:
         product = matmul(reshape(a, (1, -1)), b)
         return reshape(product, product.shape[:-1] if b.ndim == 1 else _without(product.shape, -2))
     if b.ndim == 1:
-        product = matmul(a, reshape(b, (-1, 1)))
-        return reshape(product, product.shape[:-1])
+        column = RESHAPE.apply((b,), {"shape": (*b.shape, 1)})
+        product = matmul(a, column)
+        return RESHAPE.apply((product,), {"shape": product.shape[:-1]})
     if a.ndim > 2 and b.ndim == 2:
         # One large product in place of a stack of small ones; the gradient of b becomes one as well.
         rows = MATMUL(reshape(a, (math.prod(a.shape[:-1]), a.shape[-1])), b)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -260,14 +260,14 @@ def broadcast(inputs: Sequence[Tensor]) -> Shape:
     Raises:
         ShapeError: the shapes do not fit; the message lists them all.
     """
-    first = inputs[0].shape
-    if all(x.shape == first for x in inputs):
-        return first
     try:
-        return np.broadcast_shapes(*(x.shape for x in inputs))
+        return _broadcast(*[x.shape for x in inputs])
     except ValueError:
         shapes = " and ".join(str(x.shape) for x in inputs)
         raise ShapeError(f"shapes {shapes} cannot be broadcast together") from None
+
+
+_broadcast = lru_cache(1024)(np.broadcast_shapes)
 
 
 def common_dtype(inputs: Sequence[Tensor]) -> Any:
@@ -360,6 +360,8 @@ def elementwise(
 def scaled(g: Tensor, derivative: Tensor | float) -> Tensor:
     """Return `g` times a derivative that may be the number one or minus one."""
     if isinstance(derivative, Tensor):
+        if g.__class__ is Literal and g.shape == derivative.shape and g.item() == 1:
+            return derivative  # where a gradient begins
         return TABLE["mul"].apply((g, derivative), NO_ATTRS)
     return g if derivative == 1 else -g if derivative == -1 else g * derivative
 
