@@ -18,7 +18,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help reproduce test lint bench bench-compare bench-history clean
+.PHONY: help reproduce test lint docs bench bench-compare bench-history clean
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
