@@ -120,10 +120,18 @@ RENAMED = {
     "network/__init__.py": "NETWORK.jl",
     "errors.py": "ad/errors.jl",
     "ad/fusion.py": "ad/fused_pooling.jl",
+    "ad/straight_line.py": "ad/straight.jl",
 }
-PYTHON_ONLY = {"ad/ops/__init__.py": "makes the folder a package"}
+PYTHON_ONLY = {
+    "ad/ops/__init__.py": "makes the folder a package",
+    "ad/draw.py": "pictures of graphs, for which one engine is enough",
+    "ad/recorded.py": "what loops, checkpoints and custom rules share; in Julia it stands with each",
+    "ad/written.py": "writes in place; in Julia they are looked for where tensors and graphs are defined",
+    "ad/ops/words.py": "ops that only fusion makes; Julia's stand with its fusion",
+}
 JULIA_ONLY = {
     "ad/kernels/*": "the loops that a tape runs; the numpy engine's are numpy's",
+    "functions.jl": "a programmer's own Julia functions, which Python calls",
     "entry.jl": "the entry points for callers of C functions, which Python needs none of",
     "*precompile.jl": "what Julia compiles ahead of its first use",
 }
