@@ -44,11 +44,11 @@ def checkpoint(function: Function) -> Function:
         given = [x for x in leaves if isinstance(x, Tensor)]
         if STATE.trace is None:
             # Eagerly, the ops inside work on tensors of their own, whose graph is given up at the end.
-            own = [Tensor(x.numpy(), x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
+            own = [_alone(x, x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
             with recording() as nodes:
                 outputs, made, joined = _called(function, unflatten(structure, own), kwargs)
             inputs = [x for x in own if isinstance(x, Tensor)]
-            results = [Tensor(y.numpy()) for y in outputs]
+            results = [_alone(y) if isinstance(y, Tensor) else y for y in outputs]
         else:
             start = len(STATE.trace)
             outputs, made, joined = _called(function, args, kwargs)
@@ -57,7 +57,7 @@ def checkpoint(function: Function) -> Function:
             results = list(outputs)
         for places, layout, y in joined:
             inside, captured = record(nodes, inputs, [y], redraw=False)
-            value = Tensor(y.numpy()) if STATE.trace is None else y
+            value = _alone(y) if STATE.trace is None else y
             whole = CHECKPOINT.apply((value, *given, *captured), {"inside": inside, "of": next(_NUMBERS)})
             for k, place in enumerate(places):
                 results[place] = whole if layout is None else layout.tensor(whole, k)
@@ -72,17 +72,23 @@ Joined = tuple[list[int], Layout | None, Tensor]
 """Which outputs, where they lie in the vector that holds them (None for a single one), and that vector."""
 
 
-def _called(function: Function, args: Any, kwargs: Any) -> tuple[list[Tensor], Structure, list[Joined]]:
+def _alone(x: Tensor, requires_grad: bool = False) -> Tensor:
+    """Return the values of `x` as a tensor without a history."""
+    x.numpy()  # raises where there are none
+    assert x.data is not None
+    return Tensor(x.data, requires_grad)
+
+
+def _called(function: Function, args: Any, kwargs: Any) -> tuple[list[Any], Structure, list[Joined]]:
     outputs, made = flatten(function(*args, **kwargs))
-    tensors = [ops.as_tensor(y) for y in outputs]
-    return tensors, made, _joined(tensors)
+    return outputs, made, _joined(outputs)
 
 
-def _joined(outputs: Sequence[Tensor]) -> list[Joined]:
-    """Join the outputs of each float dtype into one tensor, so that the function is recomputed once for all."""
+def _joined(outputs: Sequence[Any]) -> list[Joined]:
+    """Join the tensors of each float dtype into one, so that the function is recomputed once for all."""
     found: list[Joined] = []
     for dtype in FLOATS:
-        places = [i for i, y in enumerate(outputs) if y.dtype == dtype]
+        places = [i for i, y in enumerate(outputs) if isinstance(y, Tensor) and y.dtype == dtype]
         if len(places) == 1:
             found.append((places, None, outputs[places[0]]))
         elif places:

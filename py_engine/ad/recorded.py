@@ -51,7 +51,7 @@ class Recorded:
         for op, operands, attrs in self.steps:
             found = [values[x] if isinstance(x, int) else x for x in operands]
             if "inside" in attrs and STATE.trace is None:  # a checkpoint: how its value was found is not kept
-                found[0] = Tensor(found[0].numpy())
+                found[0] = Tensor(found[0].data) if found[0].data is not None else found[0]
             values.append(op.apply(tuple(found), attrs))
         return [values[x] if isinstance(x, int) else x for x in self.outputs]
 

@@ -89,6 +89,19 @@ def test_containers_of_several_arrays_and_numbers(run):
 
 
 @both
+def test_what_a_function_returns_as_it_was_given_stays_what_it_is(run):
+    constant = np.arange(3)
+
+    def f(x):
+        same, number, array, nothing = pe.checkpoint(lambda x: (x, 2.0, constant, None))(x)
+        assert number == 2 and type(number) is float and array is constant and nothing is None
+        return np.sum(same * number)
+
+    gradient = run(pe.grad(f))(np.ones(3, np.float32))
+    np.testing.assert_array_equal(gradient, np.full(3, 2, np.float32))
+
+
+@both
 def test_captured_tensors_have_their_gradients_too(run):
     assert run(pe.grad(lambda x: pe.checkpoint(lambda y: x * y)(2.0)))(3.0) == 2
     # One captured tensor computed from another: each has its own share.
