@@ -12,7 +12,8 @@ in either of two ways:
   for each place of the window, with zeros around it. Fewer columns, more products; best for small windows.
 - *sliding kernels*: x is read as rows of channels, where it lies so already (an embedding) without a copy; what the
   kernel sees at one place is then one piece of memory, and every kernel-th of these pieces a row of a matrix. It is for
-  kernels that move along one axis; any other axis they cover whole, like channels.
+  kernels that move along one axis; any other axis they cover whole, like channels. Where x is an embedding, its rows
+  are read from the matrix, and the gradients are sums for each different word (`py_engine.ad.ops.words`).
 
 What is least work is chosen, by an estimate of products and of elements moved; op after op where that is least.
 
