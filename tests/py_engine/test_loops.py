@@ -258,6 +258,22 @@ def test_no_run_relies_on_what_lies_in_scratch_memory():
             np.testing.assert_array_equal(out, value)
 
 
+@pytest.mark.parametrize("off", ["preallocate", "reuse_memory", "in_place", "views", "place_parts", "simplify"])
+def test_a_technique_of_the_tape_changes_no_result(off):
+    block = pe.checkpoint(np.sin)
+
+    def f(*args):
+        counted = pe.scan(lambda n, x: (n + 1, (n, np.sum(x) > 0)), np.array(0), args[4])
+        return *pe.value_and_grad(lambda *a: block(scanned(checkpoint=True)(*a)), ALL)(*args)[1], counted[1]
+
+    expected = pe.compile(f)(*ARGUMENTS)
+    found = pe.compile(f, pe.Techniques(**{off: False}))(*ARGUMENTS)
+    close(found[:-1], expected[:-1])
+    for a, b in zip(found[-1], expected[-1], strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(found[-1][0], range(STEPS))
+
+
 @both
 def test_many_tangents_at_once(run):
     found = run(lambda x: pe.jacobian(lambda x: pe.scan(lambda c, e: (np.sin(c) * e, c), x, XS)[1], x, mode="forward"))(
