@@ -62,8 +62,12 @@ def _matmul(a: Array, b: Array, out: Array) -> None:
 def _gradient_of_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if b.op is TRANSPOSE and b.ndim == 2:
         # Turned twice, so that what is turned back on the way to the origin of `b` arrives there in C order.
-        return swapaxes(MATMUL(swapaxes(g, -1, -2), a), -1, -2)
-    return MATMUL(swapaxes(a, -1, -2), g)
+        return _turned(MATMUL(_turned(g), a))
+    return MATMUL(_turned(a), g)
+
+
+def _turned(x: Tensor) -> Tensor:
+    return TRANSPOSE.apply((x,), {"axes": (1, 0)}) if len(x.shape) == 2 else swapaxes(x, -1, -2)
 
 
 MATMUL: Op = register(
@@ -73,7 +77,7 @@ MATMUL: Op = register(
         kernel=_matmul,
         bind=_bind_matmul,
         vjp=(
-            lambda g, y, a, b: MATMUL(g, swapaxes(b, -1, -2)),
+            lambda g, y, a, b: MATMUL(g, _turned(b)),
             lambda g, y, a, b: _gradient_of_right(g, a, b),
         ),
         jvp=multilinear_jvp("matmul"),

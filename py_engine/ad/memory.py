@@ -1,0 +1,35 @@
+"""Freed memory is kept for the next gradient.
+
+A gradient taken eagerly holds all values of the forward pass and frees them at once. The C library then gives them
+back to the system, page by page, only to fetch them again for the next gradient: that costs several times the
+arithmetic on arrays of 10,000 elements, and twenty times on arrays of 100,000.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+__all__ = ["keep_freed_memory"]
+
+KEPT = 256 << 20
+"""Bytes that may stay with the process although nothing needs them."""
+
+LARGEST = 32 << 20
+"""Bytes: larger arrays go back to the system one by one; the C library allows no more."""
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt, in glibc's malloc.h
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep freed memory; return whether it does.
+
+    Not so with another C library, or where the environment says what malloc shall do.
+    """
+    if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):
+        return False
+    return bool(library.mallopt(TRIM_THRESHOLD, KEPT) and library.mallopt(MMAP_THRESHOLD, LARGEST))
