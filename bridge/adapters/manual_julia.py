@@ -5,46 +5,25 @@ Nothing of the model reaches Julia but its sizes.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from bridge.adapters.julia import Entries, JuliaSession, load_engine, pointers
+from bridge.adapters.julia_program import ProgramSession
 from bridge.adapters.manual_kinds import check
-from bridge.checks import check_losses
 from bridge.engine import Optimizer
 from bridge.errors import SpecError
-from bridge.julia.interface import Runtime, literal
 from bridge.spec import Conv2D, Embedding, MaxPool1D, MaxPool2D, ModelSpec
-from py_engine.network.parameters import Layout
 
 __all__ = ["ManualJuliaSession"]
 
-Array = NDArray[Any]
-
-_SOURCE = Path(__file__).with_name("manual.jl")
 _NAME = "manual-julia"
 _KINDS = ("rnn", "image-cnn", "text-cnn")
 """In the order of manual.jl."""
-_OWN = ("create", "train", "evaluate", "predict", "gradients", "free")
-
-_loaded: Entries | None = None
-
-
-def _load(threads: int) -> tuple[Runtime, Entries]:
-    """The engine's runtime, and the entry points of manual.jl with the engine's own for messages and counters."""
-    global _loaded
-    here, engine = load_engine(threads)
-    if _loaded is None:
-        here.evaluate(f"Base.include(Main, {literal(_SOURCE)}); nothing")
-        own = pointers(here, "TwinGradManual", _OWN)
-        _loaded = Entries(**own, message=engine.message, allocated=engine.allocated)
-    return here, _loaded
 
 
 def _describe(
@@ -90,39 +69,10 @@ def _check(spec: ModelSpec, optimizer: Optimizer) -> None:
         )
 
 
-def _layout(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
-    """One tensor after the other, with nothing between: manual.jl takes several of them for one matrix."""
-    sizes = [math.prod(shape) for shape in shapes.values()]
-    starts = itertools.accumulate(sizes, initial=0)
-    return Layout(shapes, dict(zip(shapes, starts, strict=False)), sum(sizes))
+class ManualJuliaSession(ProgramSession):
+    """A `Session` for the networks of `bridge.adapters.manual_kinds`."""
 
-
-class ManualJuliaSession(JuliaSession):
-    """A `Session` for the networks of `bridge.adapters.manual_kinds`.
-
-    After an epoch with a loss that is not finite the parameters are those that it led to, as in `ManualSession`.
-    """
-
-    _load = staticmethod(_load)
+    _source = Path(__file__).with_name("manual.jl")
+    _module = "TwinGradManual"
+    _accept = staticmethod(_check)
     _describe = staticmethod(_describe)
-    _layout = staticmethod(_layout)
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        params: Mapping[str, Array],
-        optimizer: Optimizer,
-        batch_size: int,
-        dtype: DTypeLike = "float32",
-        threads: int = 1,
-    ) -> None:
-        _check(spec, optimizer)
-        super().__init__(spec, params, optimizer, batch_size, dtype, threads)
-        self._steps = 0
-
-    def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
-        """See `Session.train_epoch`."""
-        losses = super().train_epoch(x, y, order)
-        check_losses(losses, self._steps)
-        self._steps += len(losses)
-        return losses

@@ -1,0 +1,81 @@
+"""A Julia file beside an adapter, with the engine's entry points: what the engines written in such files share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from bridge.adapters.julia import Entries, JuliaSession, load_engine, pointers
+from bridge.checks import check_losses
+from bridge.engine import Optimizer
+from bridge.julia.interface import Runtime, literal
+from bridge.spec import ModelSpec
+from py_engine.network.parameters import Layout
+
+__all__ = ["ProgramSession"]
+
+Array = NDArray[Any]
+
+_OWN = ("create", "train", "evaluate", "predict", "gradients", "free")
+
+
+_included: dict[str, Entries] = {}
+"""The entry points of the modules that have been included, by name."""
+
+
+class ProgramSession(JuliaSession):
+    """A `Session` of a Julia file that offers what the Julia engine's entry points do, but for messages and counters.
+
+    After an epoch with a loss that is not finite the parameters are those that it led to.
+    """
+
+    _source: ClassVar[Path]
+    _module: ClassVar[str]
+    """What the file defines."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        params: Mapping[str, Array],
+        optimizer: Optimizer,
+        batch_size: int,
+        dtype: DTypeLike = "float32",
+        threads: int = 1,
+    ) -> None:
+        self._accept(spec, optimizer)
+        super().__init__(spec, params, optimizer, batch_size, dtype, threads)
+        self._steps = 0
+
+    @staticmethod
+    def _accept(spec: ModelSpec, optimizer: Optimizer) -> None:
+        """Raise for what the file cannot do."""
+        raise NotImplementedError
+
+    @classmethod
+    def _load(cls, threads: int) -> tuple[Runtime, Entries]:
+        here, engine = load_engine(threads)
+        if cls._module not in _included:
+            here.evaluate(f"Base.include(Main, {literal(cls._source)}); nothing")
+            own = pointers(here, cls._module, _OWN)
+            _included[cls._module] = Entries(**own, message=engine.message, allocated=engine.allocated)
+        return here, _included[cls._module]
+
+    @staticmethod
+    def _layout(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+        """One tensor after the other, with nothing between: a file may take several of them for one matrix."""
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        starts = itertools.accumulate(sizes, initial=0)
+        return Layout(shapes, dict(zip(shapes, starts, strict=False)), sum(sizes))
+
+    def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `Session.train_epoch`."""
+        losses = super().train_epoch(x, y, order)
+        check_losses(losses, self._steps)
+        self._steps += len(losses)
+        return losses
