@@ -49,7 +49,8 @@ OF_BRIDGE = {
     "bridge.Start.timeraw_build",
     "bridge.Start.timeraw_first_step",
 }
-ALL = BY_ENGINE | OF_PY_ENGINE | OF_BRIDGE
+OF_SYSTEMS = {"micro.Gradient.track_gradient"}
+ALL = BY_ENGINE | OF_PY_ENGINE | OF_BRIDGE | OF_SYSTEMS
 
 STARTED = "training.Start.time_build_and_first_step"
 """What every engine runs. An engine takes seconds to start, and asv does it for each combination."""

@@ -101,15 +101,13 @@ def measure(suite: str, entrants: Mapping[str, Entrant], sizes: Sizes, watcher: 
             if question.kinds(name):
                 with _noting(name, {**about, "engine": name}, alive, missing):
                     ready[name] = entrant.prepare(benchmark(question.benchmark), question.size, question.chunk)
-        one_call = suite == "chunks"  # which takes long enough
+        one_call = question.chunk > 0  # which takes long enough
         rounds, samples = (sizes.chunk_rounds, 1) if one_call else (sizes.rounds, sizes.samples)
         for number in range(1, rounds + 1):
             for name in rotated([name for name in ready if name in alive], number):
                 with _noting(name, {**about, "engine": name}, alive, missing):
                     for what in question.kinds(name):
-                        # Functions alone take microseconds in every suite.
-                        seconds = sizes.seconds if what == "forward" or not one_call else 0.0
-                        found = alive[name].measure(what, seconds, samples)
+                        found = alive[name].measure(what, 0.0 if one_call else sizes.seconds, samples)
                         own = {"engine": name, "what": what, "round": number, "gradient_error": ready[name]}
                         rows.append({**about, **own, "nanoseconds": sorted(found)[len(found) // 2]})
         watcher.step()

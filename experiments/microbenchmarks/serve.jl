@@ -13,7 +13,7 @@ const ANSWERS = stdout
 redirect_stdout(stderr)
 
 function main(program)
-    prepared = Ref{Any}(nothing)
+    prepared = Dict{String,Any}()
     counts = Dict{String,Int}()
     answer(guarded(() -> (include(program); "{\"ready\": true}")))
     isdefined(Main, :prepare) || return
@@ -29,19 +29,21 @@ function respond(request, prepared, counts)
     if request["call"] == "prepare"
         by = parse(Int, request["by"])
         inputs = read_arrays(request["inputs"], request["shapes"])
-        prepared[] = Base.invokelatest(Main.prepare, request["benchmark"], inputs, by, parse(Int, request["chunk"]))
+        calls = Base.invokelatest(Main.prepare, request["benchmark"], inputs, by, parse(Int, request["chunk"]))
+        value, gradient = calls[1](), calls[2]()
+        prepared["forward"], prepared["gradient"] = (calls[1], Ref(value)), (calls[2], Ref(gradient))
         empty!(counts)
         open(request["result"], "w") do file
-            write(file, Float64[first(arrays(prepared[][1]()))...])
-            foreach(x -> write(file, c_order(x)), arrays(prepared[][2]()))
+            write(file, Float64[first(arrays(value))...])
+            foreach(x -> write(file, c_order(x)), arrays(gradient))
         end
         return "{}"
     elseif request["call"] == "measure"
-        call = prepared[][request["what"] == "forward" ? 1 : 2]
+        call, sink = prepared[request["what"]]
         seconds, samples = parse(Float64, request["seconds"]), parse(Int, request["samples"])
-        count = get!(() -> enough(call, seconds), counts, request["what"])
+        count = get!(() -> enough(call, sink, seconds), counts, request["what"])
         GC.gc()
-        times = [timed(call, count) / count for _ in 1:samples]
+        times = [timed(call, sink, count) / count for _ in 1:samples]
         return "{\"nanoseconds\": [$(join(times, ", "))], \"calls\": $count}"
     end
     throw(Unsupported("no call $(request["call"])"))
@@ -81,9 +83,7 @@ arrays(x::Tuple) = x
 arrays(x) = (x,)
 
 """Nanoseconds of some calls; each stores its result where the compiler can't see that nobody reads it."""
-timed(call, count) = timed!(Ref(call()), call, count)
-
-function timed!(sink, call, count)
+function timed(call, sink, count)
     start = time_ns()
     for _ in 1:count
         store!(sink, call)
@@ -93,11 +93,13 @@ end
 
 @noinline store!(sink, call::F) where {F} = (sink[] = call(); nothing)
 
-function enough(call, seconds)
+"""How many calls make a sample of this length; finding it out also warms up. One, where a single call is long enough."""
+function enough(call, sink, seconds)
+    seconds > 0 || return 1
     count, wanted = 1, seconds * 1e9
-    timed(call, 1)
+    timed(call, sink, 1)
     while true
-        taken = timed(call, count)
+        taken = timed(call, sink, count)
         taken >= 0.5 * wanted && return max(1, round(Int, count * wanted / taken))
         count = max(2 * count, min(10 * count, round(Int, count * wanted / max(taken, 1))))
     end

@@ -176,7 +176,7 @@ def _times(axis, axes: Axes, grid: str = "both") -> None:  # type: ignore[no-unt
     low, high = axes.get_xlim() if grid == "x" else axes.get_ylim()
     decades = np.log10(high / low)
     axis.set_major_locator(
-        LogLocator(base=10, subs=(1.0,) if decades > 1.2 else (1.0, 2.0, 5.0), numticks=4 if grid == "x" else 6)
+        LogLocator(base=10, subs=(1.0,) if decades > 1.2 else (1.0, 2.0, 5.0), numticks=3 if grid == "x" else 6)
     )
     axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     axis.set_minor_formatter(NullFormatter())

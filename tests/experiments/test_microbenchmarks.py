@@ -465,6 +465,19 @@ def test_a_duration_has_the_unit_that_suits_it() -> None:
     assert texts == ["15.9 ns", "1.00 µs", "4.17 µs", "2.50 ms", "2.67 s"]
 
 
+def test_the_benchmarks_of_commits_have_a_time_for_every_system_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments.benchmarks import micro
+
+    assert set(micro.FUNCTIONS) == set(SMALL) and set(micro.SYSTEMS) < set(SYSTEMS)
+    monkeypatch.setattr(micro, "SYSTEMS", ("numpy-compiled",))
+    monkeypatch.setattr(micro, "SECONDS", 1e-5)
+    bench = micro.Gradient()
+    times = bench.setup_cache()
+    assert all(bench.track_gradient(times, "numpy-compiled", name) > 0 for name in micro.FUNCTIONS)
+    with pytest.raises(NotImplementedError):
+        bench.setup(times, "julia-eager", "mlp")
+
+
 @compiler
 def test_the_command_measures_reports_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
