@@ -125,6 +125,7 @@ RENAMED = {
 PYTHON_ONLY = {
     "ad/ops/__init__.py": "makes the folder a package",
     "ad/draw.py": "pictures of graphs, for which one engine is enough",
+    "ad/memory.py": "freed memory kept from the C library; Julia's collector keeps its own",
     "ad/recorded.py": "what loops, checkpoints and custom rules share; in Julia it stands with each",
     "ad/written.py": "writes in place; in Julia they are looked for where tensors and graphs are defined",
     "ad/ops/words.py": "ops that only fusion makes; Julia's stand with its fusion",
