@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -123,7 +125,7 @@ def micro_memory(view: View) -> Figure:
 # Parts
 
 
-def _rows(view: View, suite: str):  # type: ignore[no-untyped-def]
+def _rows(view: View, suite: str) -> pd.DataFrame:
     rows = medians(view, suite)
     if not len(rows):
         raise NotDrawnError(f"micro-benchmarks ({suite}) not run: twingrad microbench {view.paper.key}")
@@ -170,7 +172,7 @@ def _dots(view: View, suite: str, names: list[str], with_cited: bool = False) ->
     return figure
 
 
-def _times(axis, axes: Axes, grid: str = "both") -> None:  # type: ignore[no-untyped-def]
+def _times(axis: Axis, axes: Axes, grid: str = "both") -> None:
     """A logarithmic axis of times, in nanoseconds, with their units."""
     (axes.set_xscale if grid == "x" else axes.set_yscale)("log")
     low, high = axes.get_xlim() if grid == "x" else axes.get_ylim()

@@ -378,9 +378,9 @@ def _both(header: str, name: str) -> Column:
     """Forward pass · gradient (ratio)."""
 
     def text(row: Row) -> str:
-        forward, gradient, ratio = (row.get(f"{name}_{field}") for field in ("forward_ns", "gradient_ns", "ratio"))
-        times = " · ".join(duration(value) for value in (forward, gradient) if not empty(value))
-        return (times or MISSING) + ("" if empty(ratio) else f" ({significant(ratio, 2)})")
+        cells = [row.get(f"{name}_{field}") for field in ("forward_ns", "gradient_ns", "ratio")]
+        times = " · ".join(duration(float(value)) for value in cells[:2] if value is not None and not empty(value))
+        return (times or MISSING) + ("" if cells[2] is None else f" ({significant(float(cells[2]), 2)})")
 
     return Column(header, text)
 
