@@ -20,7 +20,7 @@ include("ad/errors.jl")
 using .Errors
 include("ad/kernels/Kernels.jl")
 using .Kernels
-using .Kernels: Called, apart, copy_columns!, fill_ones!, interpret, interpreting, kernel, mixed_bits, zeroed!
+using .Kernels: Called, apart, compiling, copy_columns!, fill_ones!, interpret, interpreting, kernel, mixed_bits, zeroed!
 
 include("ad/tensor.jl")
 include("ad/ops/record.jl")
@@ -44,6 +44,7 @@ include("ad/matrices.jl")
 include("ad/checkpoint.jl")
 include("ad/custom.jl")
 include("ad/loops.jl")
+include("ad/straight.jl")
 include("ad/compiled.jl")
 include("ad/forward.jl")
 using .ForwardMode

@@ -11,10 +11,13 @@ throws. Tensors and arrays that the function captures are read by reference at e
 Inside another transform, and on tensors that require a gradient, the function itself is called instead: its results are
 then tensors that can be differentiated.
 """
-struct Compiled
+mutable struct Compiled
     f::Any
     techniques::Techniques
-    tapes::Dict{Any,Tuple{Tape,Any}}
+    tapes::Dict{Any,Tuple{Tape,Structure}}
+    replays::Dict{Any,Any}
+    last::Any  # the Replay of the last call
+    code::Union{Nothing,Straight}  # its straight-line code, where it has one and returns one number
 end
 
 """
@@ -22,18 +25,160 @@ end
 
 Return `f` as a replayed tape; `compile(grad(f))` and `compile(value_and_grad(f))` work as well. See [`Compiled`](@ref)
 for what is fixed by tracing.
-"""
-compile(@nospecialize(f); techniques::Techniques=Techniques()) = Compiled(f, techniques, Dict{Any,Tuple{Tape,Any}}())
 
-function (compiled::Compiled)(@nospecialize(args...))
+Where all values of a tape are single numbers it is compiled further, into straight-line code. Large arrays are read and
+written in place, not copied into the tape's memory.
+"""
+compile(@nospecialize(f); techniques::Techniques=Techniques()) =
+    Compiled(f, techniques, Dict{Any,Tuple{Tape,Structure}}(), Dict{Any,Any}(), nothing, nothing)
+
+function (compiled::Compiled)(x::T, rest::Vararg{T,N}) where {T<:Union{Float32,Float64},N}
+    code = compiled.code
+    if code !== nothing && code.T === Float64 && code.arguments == N + 1 && !inside_transform()
+        run!(code, map(Float64, (x, rest...)))  # lone numbers count as Float64
+        return result(code, Float64, 1)
+    end
+    return replayed(compiled, (x, rest...))
+end
+(compiled::Compiled)(args::Vararg{Any,N}) where {N} = replayed(compiled, args)
+
+function replayed(compiled::Compiled, args::Tuple)
+    last = compiled.last
+    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && return replay!(last, args)
+    return anew(compiled, args)
+end
+
+function anew(compiled::Compiled, @nospecialize(args::Tuple))
     leaves, structure = flatten(args)
     (inside_transform() || any(x -> x isa Tensor && x.requires_grad, leaves)) && return compiled.f(args...)
     leaves = as_arguments(leaves, structure)
     compiled.techniques.replay || return plainly(compiled.f(unflatten(structure, leaves)...))
     arrays = Any[value(x) for x in leaves]
-    tape, results = tape_for!(compiled, arrays, structure)
-    return unflatten(results, Any[unwrapped(copy(out)) for out in tape(arrays...)])
+    key, tape, results = tape_for!(compiled, arrays, structure)
+    last = compiled.last = get!(() -> Replay(tape, structure, results), compiled.replays, key)::Replay
+    compiled.code = last.results == LEAF ? last.code : nothing
+    return together(results, Any[unwrapped(copy(out)) for out in tape(arrays...)])
 end
+
+# Calls with arrays and numbers, as a tape wants them -------------------------------------------------------------------
+
+const IN_PLACE_FROM = 2048  # bytes of an array that is not worth copying
+
+"""An address in an instruction that is some way into an argument or a result."""
+struct Reference
+    place::Ptr{Ptr{Cvoid}}
+    offset::Int
+end
+
+"""
+    Replay
+
+How a tape is called: whether its arguments are arrays and numbers without containers, its straight-line code, and where
+its instructions name the memory of its arguments and results, which they are pointed to others by.
+"""
+struct Replay
+    tape::Tape
+    results::Structure
+    plain::Bool
+    code::Union{Nothing,Straight}
+    inputs::Vector{Vector{Reference}}
+    outputs::Vector{Vector{Reference}}
+end
+
+function Replay(tape::Tape, structure::Structure, results::Structure)
+    t = tape.techniques
+    hot = t.preallocate && t.concrete
+    plain = hot && structure.kind === :tuple && all(child -> child.kind === :leaf, structure.children)
+    code = plain ? straight(tape.graph) : nothing
+    # Functions that are called from a tape have read the addresses that it began with.
+    called = kernel(:call, false)
+    movable = plain && !any(x -> x.kernel == called, tape.program.f64)
+    references(arrays) = Vector{Reference}[movable ? references_to(tape, x) : Reference[] for x in arrays]
+    return Replay(tape, results, plain, code, references(tape.inputs), references(tape.outputs))
+end
+
+function references_to(tape::Tape, @nospecialize(x::Array))
+    found = Reference[]
+    sizeof(x) < IN_PLACE_FROM && return found
+    first = UInt(pointer(x))
+    search!(found, tape.program.f32, first, sizeof(x))
+    search!(found, tape.program.f64, first, sizeof(x))
+    return found
+end
+
+function search!(found::Vector{Reference}, code::Vector{Instruction{T}}, first::UInt, bytes::Int) where {T}
+    for i in eachindex(code), field in 2:6
+        place = Ptr{Ptr{Cvoid}}(pointer(code, i)) + fieldoffset(Instruction{T}, field)
+        offset = UInt(unsafe_load(place)) - first
+        offset < bytes && push!(found, Reference(place, Int(offset)))
+    end
+end
+
+function point!(references::Vector{Reference}, address::Ptr{Cvoid})
+    for r in references
+        unsafe_store!(r.place, address + r.offset)
+    end
+    return nothing
+end
+point!(references::Vector{Reference}, @nospecialize(x::Array)) = point!(references, Ptr{Cvoid}(pointer(x)))
+
+@inline all_fit(args::Tuple, buffers::Vector{Any}) = length(args) == length(buffers) && all_fit(args, buffers, 1)
+@inline all_fit(args::Tuple{}, buffers::Vector{Any}, i::Int) = true
+@inline all_fit(args::Tuple, buffers::Vector{Any}, i::Int) =
+    fits(args[1], buffers[i]) && all_fit(Base.tail(args), buffers, i + 1)
+@inline fits(x::Array{T,N}, buffer) where {T<:Union{Float32,Float64,Int64},N} =
+    buffer isa Array{T,N} && size(x) == size(buffer)
+@inline fits(x::T, buffer) where {T<:Union{Float32,Float64}} = buffer isa Array{T,0}
+@inline fits(x, buffer) = false
+
+@inline enter!(args::Tuple{}, replay::Replay, i::Int) = nothing
+@inline function enter!(args::Tuple, replay::Replay, i::Int)
+    enter_one!(args[1], replay.tape.inputs[i], replay.inputs[i])
+    enter!(Base.tail(args), replay, i + 1)
+end
+@inline enter_one!(x::Array{T,N}, buffer, references::Vector{Reference}) where {T,N} =
+    isempty(references) ? (copyto!(buffer::Array{T,N}, x); nothing) : point!(references, Ptr{Cvoid}(pointer(x)))
+@inline enter_one!(x::T, buffer, ::Vector{Reference}) where {T} = ((buffer::Array{T,0})[] = x; nothing)
+
+function replay!(replay::Replay, args::Tuple)
+    tape, code = replay.tape, replay.code
+    code === nothing || return numbers_from(code, replay, map(as_number, args))
+    outputs = Any[isempty(r) ? out : similar(out) for (out, r) in zip(tape.outputs, replay.outputs)]
+    GC.@preserve args outputs begin
+        enter!(args, replay, 1)
+        foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], outputs[i]), eachindex(outputs))
+        try
+            run!(tape)
+        finally  # what the tape was made with stays valid, whatever becomes of these arrays
+            foreach(i -> isempty(replay.inputs[i]) || point!(replay.inputs[i], tape.inputs[i]), eachindex(replay.inputs))
+            foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], tape.outputs[i]), eachindex(outputs))
+        end
+    end
+    return finished(replay, outputs, true)
+end
+
+function numbers_from(code::Straight, replay::Replay, args::NTuple{N,T}) where {N,T}
+    run!(code, args)
+    return together(replay.results, Any[result(code, T, i) for i in 1:code.results])
+end
+
+as_number(x::Real) = x
+as_number(x::Array) = x[]
+
+"""The results in the function's own form; copies, of those that the next run overwrites."""
+function finished(replay::Replay, outputs::Vector{Any}, own::Bool)
+    return together(replay.results, Any[
+        own && !isempty(r) ? out : unwrapped(copy(out)) for (out, r) in zip(outputs, replay.outputs)])
+end
+
+function together(results::Structure, leaves::Vector{Any})
+    results.kind === :leaf && return leaves[1]
+    results.kind === :tuple && length(leaves) == length(results.children) &&
+        all(child -> child.kind === :leaf, results.children) && return Tuple(leaves)
+    return unflatten(results, leaves)
+end
+
+# Tracing --------------------------------------------------------------------------------------------------------------
 
 """The leaves of the arguments as tensors; integers in an array are indices or labels."""
 function as_arguments(leaves::Vector{Any}, structure::Structure)
@@ -51,12 +196,13 @@ end
 
 function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure)
     key = (structure, Any[(size(a), eltype(a)) for a in arrays])
-    haskey(compiled.tapes, key) && return compiled.tapes[key]
+    haskey(compiled.tapes, key) && return (key, compiled.tapes[key]...)
     inputs = Tensor[symbol(eltype(a), collect(Int, size(a)), "x$i") for (i, a) in enumerate(arrays)]
     result, nodes = tracing(() -> compiled.f(unflatten(structure, inputs)...))
     leaves, results = flatten(result)
     graph = prune!(Graph(inputs, Tensor[as_result(x) for x in leaves], nodes))
-    return compiled.tapes[key] = (Tape(graph; techniques=compiled.techniques), results)
+    compiled.tapes[key] = (Tape(graph; techniques=compiled.techniques), results)
+    return (key, compiled.tapes[key]...)
 end
 
 as_result(x::Union{Tensor,Real,AbstractArray{<:Real}}) = as_tensor(x)

@@ -303,6 +303,13 @@ function simpler!(node::Tensor)
         data = compute(op, Memory[x.data::Memory for x in inputs], node.dims, node.eltype, node.attrs)
         return literal(node.eltype, data.root[])
     end
+    if op.elementwise && !isempty(node.dims) && all(x -> repeated(x) !== nothing, inputs)
+        # One number for all elements: it is computed here, and repeated without memory of its own.
+        numbers = Tensor[repeated(x) for x in inputs]
+        data = compute(op, Memory[x.data::Memory for x in numbers], Int[], node.eltype, node.attrs)
+        node.op, node.inputs, node.attrs = BROADCAST_TO, Tensor[literal(node.eltype, data.root[])], Any[node.dims]
+        return nothing
+    end
     if op === MUL
         is_one(inputs[1]) && inputs[2].dims == node.dims && return inputs[2]
         is_one(inputs[2]) && inputs[1].dims == node.dims && return inputs[1]
@@ -311,11 +318,17 @@ function simpler!(node::Tensor)
     return nothing
 end
 
-function is_one(x::Tensor)
+"""The literal that all elements are equal to, or `nothing`."""
+function repeated(x::Tensor)
     while x.op === RESHAPE || x.op === BROADCAST_TO
         x = x.inputs[1]
     end
-    return x.literal && item(x) == 1
+    return x.literal ? x : nothing
+end
+
+function is_one(x::Tensor)
+    number = repeated(x)
+    return number !== nothing && item(number) == 1
 end
 
 function shorter_view!(node::Tensor)

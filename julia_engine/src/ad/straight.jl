@@ -1,0 +1,138 @@
+# Tapes whose values are all single numbers, as straight-line Julia code: an instruction costs several times what one
+# addition does. The code is made from the graph by the constant table below, of the same functions that the kernels run.
+
+"""Where straight-line code is compiled, with the optimiser that loops have."""
+module StraightLine
+
+using ..Kernels: TURNS, add_relu, add_sigmoid, add_tanh, chosen, equal, fast_cos, fast_exp, fast_expm1, fast_log,
+    fast_log1p, fast_sigmoid, fast_sin, fast_softplus, fast_sqrt, fast_tan, fast_tanh, greater, greater_equal, larger,
+    less, less_equal, limited, not_equal, plain_acos, plain_asin, plain_atan, plain_cosh, plain_pow, plain_sinh, relu,
+    relu_gradient, sigmoid_gradient, signum, slow_cos, slow_sin, slow_tan, smaller, square, step, tanh_gradient
+
+@static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
+    Base.Experimental.@optlevel 3
+end
+
+@inline any_sin(x::T) where {T} = abs(x) <= T(TURNS) ? fast_sin(x) : slow_sin(x)
+@inline any_cos(x::T) where {T} = abs(x) <= T(TURNS) ? fast_cos(x) : slow_cos(x)
+@inline any_tan(x::T) where {T} = abs(x) <= T(TURNS) ? fast_tan(x) : slow_tan(x)
+@inline third_power(x) = x * x * x
+@inline fourth_power(x) = square(x * x)
+@inline fifth_power(x) = x * square(x * x)
+
+end
+
+"""The function of one number each that does what an op does without dimensions."""
+const STRAIGHT = Dict{String,Symbol}(
+    "add" => :+, "sub" => :-, "mul" => :*, "div" => :/, "neg" => :-, "square" => :square, "reciprocal" => :inv,
+    "exp" => :fast_exp, "expm1" => :fast_expm1, "log" => :fast_log, "log1p" => :fast_log1p, "sqrt" => :fast_sqrt,
+    "sin" => :any_sin, "cos" => :any_cos, "tan" => :any_tan, "arcsin" => :plain_asin, "arccos" => :plain_acos,
+    "arctan" => :plain_atan, "sinh" => :plain_sinh, "cosh" => :plain_cosh, "tanh" => :fast_tanh,
+    "sigmoid" => :fast_sigmoid, "softplus" => :fast_softplus, "relu" => :relu, "step" => :step, "sign" => :signum,
+    "abs" => :abs, "pow" => :plain_pow, "maximum" => :larger, "minimum" => :smaller, "clip" => :limited,
+    "where" => :chosen, "less" => :less, "less_equal" => :less_equal, "greater" => :greater,
+    "greater_equal" => :greater_equal, "equal" => :equal, "not_equal" => :not_equal, "equal_mask" => :equal,
+    "tanh_gradient" => :tanh_gradient, "sigmoid_gradient" => :sigmoid_gradient, "relu_gradient" => :relu_gradient,
+    "add_tanh" => :add_tanh, "add_sigmoid" => :add_sigmoid, "add_relu" => :add_relu, "copy" => :identity,
+    "identity" => :identity, "stop_gradient" => :identity, "reshape" => :identity, "transpose" => :identity,
+    "broadcast_to" => :identity, "sum" => :identity, "max" => :identity, "min" => :identity)
+const WHOLE_POWERS = Dict(3.0 => :third_power, 4.0 => :fourth_power, 5.0 => :fifth_power)
+
+const PER_FUNCTION = 250  # ops in one function: compiling one takes more than proportionally to its length
+const STRAIGHT_MOST = 5_000  # ops: above, compiling takes longer than the tape is likely to run
+
+"""
+    Straight
+
+Compiled straight-line code: it reads its arguments from `inputs`, and writes its results to `outputs` and what one of
+its functions leaves to the next to `kept`. All of them are memory of elements of type `T`.
+"""
+struct Straight
+    code::Ptr{Cvoid}
+    T::DataType
+    inputs::Vector{Float64}
+    outputs::Vector{Float64}
+    kept::Vector{Float64}
+    arguments::Int
+    results::Int
+end
+
+"""The straight-line code of a graph, or `nothing` where it has other values than numbers of one type."""
+function straight(graph::Graph)
+    isempty(graph.inputs) && return nothing
+    T = graph.inputs[1].eltype
+    suits(x::Tensor) = isempty(x.dims) && x.eltype === T
+    T in FLOATS && all(suits, graph.inputs) && length(graph.nodes) <= STRAIGHT_MOST || return nothing
+    for x in graph.nodes
+        suits(x) && haskey(STRAIGHT, (x.op::Op).name) || return nothing
+        all(a -> suits(a) && (a.data === nothing || a.literal), x.inputs) || return nothing
+    end
+    functions, kept = straight_functions(graph, T)
+    foreach(f -> Core.eval(StraightLine, f), functions)
+    names = Symbol[f.args[1].args[1] for f in functions]
+    name = length(names) == 1 ? names[1] : gensym("straight")
+    length(names) == 1 || Core.eval(StraightLine, :(function $name(x, y, kept)
+        $((:($f(x, y, kept)) for f in names)...)
+        return nothing
+    end))
+    find = Core.eval(StraightLine, :(() -> @cfunction($name, Cvoid, (Ptr{$T}, Ptr{$T}, Ptr{$T}))))
+    code = compiling(() -> Base.invokelatest(find))::Ptr{Cvoid}
+    numbers(n) = zeros(Float64, max(n, 1))
+    return Straight(code, T, numbers(length(graph.inputs)), numbers(length(graph.outputs)), numbers(kept),
+        length(graph.inputs), length(graph.outputs))
+end
+
+function straight_functions(graph::Graph, T::DataType)
+    part = Dict{Tensor,Int}(x => cld(i, PER_FUNCTION) for (i, x) in enumerate(graph.nodes))
+    parts = max(1, cld(length(graph.nodes), PER_FUNCTION))
+    number = Dict{Tensor,Int}(x => i for (i, x) in enumerate(graph.inputs))
+    output = Dict{Tensor,Int}(x => i for (i, x) in enumerate(graph.outputs))
+    place = Dict{Tensor,Int}()  # of what a later function needs
+    for x in graph.nodes, a in x.inputs
+        get(part, a, part[x]) < part[x] && get!(place, a, length(place) + 1)
+    end
+    functions = Expr[]
+    for k in 1:parts
+        lines, names = Expr[], Dict{Tensor,Symbol}()
+        function operand(a::Tensor)
+            a.literal && return T(item(a))
+            return get!(names, a) do
+                name = Symbol("v", length(names))
+                from = haskey(number, a) ? :(unsafe_load(x, $(number[a]))) : :(unsafe_load(kept, $(place[a])))
+                push!(lines, :($name = $from))
+                name
+            end
+        end
+        for x in graph.nodes[(k-1)*PER_FUNCTION+1:min(k * PER_FUNCTION, end)]
+            op = x.op::Op
+            call = :($(STRAIGHT[op.name])($((operand(a) for a in x.inputs)...)))
+            if op === POW && x.attrs != NO_ATTRS && haskey(WHOLE_POWERS, x.attrs[1])
+                call = :($(WHOLE_POWERS[x.attrs[1]])($(operand(x.inputs[1]))))
+            end
+            name = names[x] = Symbol("v", length(names))
+            push!(lines, :($name = $call))
+            haskey(output, x) && push!(lines, :(unsafe_store!(y, $name, $(output[x]))))
+            haskey(place, x) && push!(lines, :(unsafe_store!(kept, $name, $(place[x]))))
+        end
+        push!(functions, :(@noinline function $(gensym("straight"))(x::Ptr{$T}, y::Ptr{$T}, kept::Ptr{$T})
+            $(lines...)
+            return nothing
+        end).args[3])
+    end
+    return functions, length(place)
+end
+
+"""Run the code on numbers."""
+@inline function run!(code::Straight, numbers::NTuple{N,T}) where {N,T}
+    GC.@preserve code begin
+        x = Ptr{T}(pointer(code.inputs))
+        for i in 1:N
+            unsafe_store!(x, numbers[i], i)
+        end
+        ccall(code.code, Cvoid, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Cvoid}), x, pointer(code.outputs), pointer(code.kept))
+    end
+    return nothing
+end
+
+@inline result(code::Straight, ::Type{T}, i::Int) where {T} =
+    GC.@preserve code unsafe_load(Ptr{T}(pointer(code.outputs)), i)

@@ -1,0 +1,111 @@
+# Compiled functions called with numbers and with large arrays: straight-line code equals the tape, nothing is overwritten.
+
+using TwinGrad.AD: AD
+
+the_tape(compiled) = first(values(compiled.tapes))[1]
+const VALUES = (0.0, -0.0, 0.3, -0.7, 1.0, -1.0, 2.5, -3.0, 1e7, -1e30, Inf, -Inf, NaN, 1e-310)
+
+@testset "straight-line code equals the tape for every elementwise op" begin
+    names = sort!([name for (name, op) in AD.TABLE if op.elementwise])
+    @test issubset(names, keys(AD.STRAIGHT)) && issubset(keys(AD.STRAIGHT), keys(AD.TABLE))
+    for name in names, T in (Float64, Float32)
+        op = AD.TABLE[name]
+        count = name in ("clip", "where") ? 3 : length(op.overwrites)
+        name in ("pow", "equal_mask") && (count = 2)
+        f = compile((xs...) -> op(xs...))
+        random = AD.MersenneTwister(5)
+        # Lone numbers count as Float64; arrays without dimensions keep their type.
+        args = [ntuple(_ -> T === Float64 ? rand(random, VALUES) : fill(T(rand(random, VALUES))), count) for _ in 1:40]
+        f(args[1]...)
+        @test f.code !== nothing && f.code.T === T
+        tape = the_tape(f)
+        for xs in args
+            @test isequal((name, xs, f(xs...)), (name, xs, tape(xs...)[1][]))
+        end
+    end
+    for p in (2, 3, 4, 5, 6, 0.5, -1, 1.7)
+        f = compile(x -> x^p)
+        @test f(1.3) ≈ 1.3^p && f.code !== nothing && f(1.7) == the_tape(f)(1.7)[1][]
+    end
+end
+
+@testset "straight-line code of whole programs" begin
+    f(x, y) = sin(cos(x)) * y + exp(-x * x) / (1 + y^2) + max(x, y) - tanh(x * y)
+    g = compile(grad(f; argnums=(1, 2)))
+    for (x, y) in ((0.3, 0.4), (-1.2, 2.0), (1.0, 1.0))
+        @test all(isapprox.(g(x, y), (derivative(t -> f(t, y), x), derivative(t -> f(x, t), y)); rtol=1e-13))
+    end
+    @test g(0.3, 0.4) isa Tuple{Float64,Float64} && all(g(0.3f0, 0.4f0) .≈ g(Float64(0.3f0), Float64(0.4f0)))
+    h = compile((x, y) -> (a=x * y, b=[x + y, (x, y)]))
+    @test h(2.0, 3.0) == (a=6.0, b=[5.0, (2.0, 3.0)]) && h(1.0, 3.0) == (a=3.0, b=[4.0, (1.0, 3.0)])
+    @test compile(x -> 3.0)(1.0) == 3 && compile(x -> x)(1.5) === 1.5 && compile(x -> (x, x))(2.0) === (2.0, 2.0)
+    function powers(x, n)
+        r = x
+        for i in 1:n
+            r = r * sin(x + i)
+        end
+        return r
+    end
+    long = compile(value_and_grad(x -> powers(x, 400)))  # several functions, which hand values on
+    value_, slope = long(0.9)
+    @test value_ ≈ powers(0.9, 400) && slope ≈ derivative(x -> powers(x, 400), 0.9) && long(0.9) == (value_, slope)
+    @test long.last.code !== nothing && !isempty(long.last.code.kept) && isequal(Tuple(o[] for o in the_tape(long)(0.9)), long(0.9))
+    longer = compile(x -> powers(x, AD.STRAIGHT_MOST))
+    longer(0.9)
+    @test longer.code === nothing && longer(1.1) ≈ powers(1.1, AD.STRAIGHT_MOST)
+end
+
+@testset "what changes between calls is seen" begin
+    c = Variable(2.0)
+    f = compile(x -> x * c)
+    @test f(3.0) == 6 && f.code === nothing
+    assign!(c, 5.0)
+    @test f(3.0) == 15
+    g = compile(x -> x^2)
+    @test g(3.0) == 9 && g([1.0, 2.0]' * [1.0, 2.0]) == 25 && g(2.0f0) == 4 && g(3) == 9 && g(3.0) == 9
+    @test grad(x -> g(x) * x)(2.0) == 12  # inside a transform the function itself is called
+    @test grad(x -> compile(y -> x * y)(2.0))(3.0) == 2
+    called() = @allocated g(1.5)
+    called()
+    @test called() <= 32  # the number that is returned, where its type is not known before
+end
+
+@testset "large arrays are used in place, and results are the caller's" begin
+    n = 1000
+    f = compile((x, y, s) -> (x .* y .+ s, sum(x .* x), x'))
+    x, y = randn(n), randn(n)
+    x0, y0 = copy(x), copy(y)
+    first_ = f(x, y, 2.0)
+    kept = map(copy, first_)
+    second = f(2x, y, 1.0)
+    third = f(x, x, 0.0)  # one array twice
+    @test first_ == kept && x == x0 && y == y0
+    @test first_[1] ≈ x .* y .+ 2 && first_[2] ≈ sum(abs2, x) && first_[3] == x'
+    @test second[1] ≈ 2x .* y .+ 1 && third[1] ≈ x .* x && third[3] !== second[3]
+    @test length(f.tapes) == 1
+    for byte in (0x00, 0xff)
+        poison!(the_tape(f), byte)
+        @test isequal(f(x, y, 2.0), first_)
+    end
+    @test the_tape(f)(x, y, 2.0)[1] ≈ first_[1]  # its own memory is what it was
+    @test x == x0 && isequal(f(y, x, 2.0)[1], first_[1])
+    w, b, v = randn(10, 784), randn(10), randn(784)
+    loss(w, b, v) = sum(sigmoid.(w * v .+ b))
+    g = compile(value_and_grad(loss; argnums=(1, 2)))
+    for _ in 1:3
+        w .*= 1.1
+        (a, (dw, db)) = g(w, b, v)
+        (e, (ew, eb)) = value_and_grad(loss; argnums=(1, 2))(w, b, v)
+        @test a ≈ e && dw ≈ ew && db ≈ eb
+    end
+    labels = rand(1:5, 300)
+    h = compile(grad(z -> softmax_cross_entropy(z, labels)))
+    k = compile((z, l) -> softmax_cross_entropy(z, l))
+    z = randn(5, 300)
+    @test h(z) ≈ h(copy(z)) && k(z, labels) ≈ k(z, copy(labels))
+    @test_throws LabelError k(z, fill(9, 300))
+    @test k(z, labels) ≈ value(softmax_cross_entropy(Constant(z), labels))[]  # the error left nothing behind
+    @test compile(x -> sum(x[2:end] .* x[1:end-1]))(x) ≈ sum(x[2:end] .* x[1:end-1])
+    @test compile(t -> grad(u -> sum((1 .- u[1:end-1]) .^ 2 .+ 100 .* (u[2:end] .- u[1:end-1] .^ 2) .^ 2))(t))(x) ≈
+          forward_gradient(u -> sum(100 * (u[i+1] - u[i]^2)^2 + (1 - u[i])^2 for i in 1:length(u)-1), x)
+end
