@@ -9,6 +9,7 @@ at a time.
 from __future__ import annotations
 
 import contextvars
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ import numpy as np
 
 from py_engine.ad.graph import Graph, simplify
 from py_engine.ad.ops.linalg import MATMUL, suits_blas
-from py_engine.ad.ops.record import Call, Shape
+from py_engine.ad.ops.record import Call, Op, Shape
 from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, RESHAPE, as_index, copy, covers
 from py_engine.ad.plan import ALIGNMENT, Value, plan
 from py_engine.ad.straight_line import Program, straight_line
@@ -273,7 +274,7 @@ LARGEST_STAGED = 65_536
 def _straighten(graph: Graph) -> None:
     """Insert copies where an op needs another memory layout than its input has.
 
-    For elementwise ops that is everything but C order in the result's shape (or a single number): numpy would
+    For elementwise ops that is everything but C order in the result's shape, or a single number: numpy would
     iterate over other operands through buffers that it allocates at every call, and copies in less time. Not so for
     large results, where a copy would have to go to memory and back while those buffers stay in the cache.
     """
@@ -281,15 +282,22 @@ def _straighten(graph: Graph) -> None:
     straight: dict[tuple[int, Shape], Tensor] = {}
     nodes: list[Tensor] = []
 
+    def seen_as(a: Tensor, op: Op, shape: Shape) -> Tensor:
+        view = Tensor.symbol(shape, a.dtype)
+        view.op, view.inputs, view.attrs, view.scope = op, (a,), {"shape": shape}, a.scope
+        nodes.append(view)
+        return view
+
     def copied(a: Tensor, shape: Shape) -> Tensor:
         key = (id(a), shape)
         if key not in straight:
-            if a.shape != shape:
-                view = Tensor.symbol(shape, a.dtype)
-                view.op, view.inputs, view.attrs, view.scope = BROADCAST_TO, (a,), {"shape": shape}, a.scope
-                nodes.append(view)
-                a = view
-            straight[key] = _copy_of(a, nodes)
+            whole = a.shape != shape and layout[id(a)].flags.c_contiguous
+            if whole and a.size == 1:
+                straight[key] = seen_as(a, RESHAPE, ())
+            elif whole and a.size == math.prod(shape):
+                straight[key] = seen_as(a, RESHAPE, shape)
+            else:
+                straight[key] = _copy_of(a if a.shape == shape else seen_as(a, BROADCAST_TO, shape), nodes)
             layout[id(straight[key])] = _dummy(straight[key])
         return straight[key]
 

@@ -85,6 +85,17 @@ def _sigmoid(x: Array, out: Array) -> None:
     np.reciprocal(out, out)
 
 
+def _bind_sigmoid(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    (x,) = arrays
+    one = np.ones((), x.dtype)
+    return [
+        partial(np.negative, x, out),
+        partial(np.exp, out, out),
+        partial(np.add, out, one, out),
+        partial(np.reciprocal, out, out),
+    ]
+
+
 def _softplus(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     # max(x, 0) + log1p(exp(-|x|)): never overflows; np.logaddexp does the same several times slower.
     (x,) = arrays
@@ -113,7 +124,7 @@ def _step(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Cal
     return [partial(np.greater, x, np.zeros((), x.dtype), above), partial(np.copyto, out, above)]
 
 
-sigmoid = elementwise("sigmoid", _sigmoid, lambda y, x: y * (1 - y), doc="1 / (1 + exp(-x))")
+sigmoid = elementwise("sigmoid", _sigmoid, lambda y, x: y * (1 - y), doc="1 / (1 + exp(-x))", bind=_bind_sigmoid)
 softplus = elementwise("softplus", None, lambda y, x: sigmoid(x), doc="log(1 + exp(x))", bind=_softplus)
 relu = elementwise("relu", None, lambda y, x: step(y), doc="max(x, 0)", bind=_relu)
 step: Op = elementwise("step", None, lambda y, x: 0, doc="1 where x > 0, else 0; derivative 0", bind=_step)

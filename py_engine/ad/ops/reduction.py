@@ -231,7 +231,7 @@ def min(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def _bind_shift(x: Array, largest: Array, axes: Axes) -> Sequence[Call]:
     # The largest element, which subtracted keeps exp() in range. An infinite one is replaced by the largest
     # number there is: infinity - infinity would be NaN.
-    limit = np.finfo(x.dtype).max
+    limit = np.array(np.finfo(x.dtype).max)
     return [
         partial(np.maximum.reduce, x, axes, None, largest, True),
         partial(np.minimum, largest, limit, out=largest),
@@ -241,6 +241,8 @@ def _bind_shift(x: Array, largest: Array, axes: Axes) -> Sequence[Call]:
 
 def _bind_subtract(x: Array, column: Array, out: Array) -> Sequence[Call]:
     # numpy would broadcast the column through buffers that it allocates; spreading it first costs no more.
+    if column.size == 1:
+        return [partial(np.subtract, x, column.reshape(()), out)]
     return [partial(np.copyto, out, column), partial(np.subtract, x, out, out)]
 
 
@@ -253,13 +255,14 @@ def _bind_logsumexp(
     others = tuple(a for a in range(x.ndim) if a not in axes)
     first = math.prod(x.shape[a] for a in axes) <= math.prod(x.shape[a] for a in others)
     order = axes + others if first else others + axes
-    values = scratch(tuple(x.shape[a] for a in order), x.dtype)
+    ready = x.flags.c_contiguous and order == tuple(range(x.ndim))
+    values = x if ready else scratch(tuple(x.shape[a] for a in order), x.dtype)
     reduced = tuple(range(len(axes))) if first else tuple(range(len(others), x.ndim))
     spread = scratch(values.shape, x.dtype)
     largest = scratch(kept(values.shape, reduced), x.dtype)
     total = out.reshape(largest.shape)
     return [
-        partial(np.copyto, values, x.transpose(order)),
+        *([] if ready else [partial(np.copyto, values, x.transpose(order))]),
         *_bind_shift(values, largest, reduced),
         *_bind_subtract(values, largest, spread),
         partial(np.exp, spread, spread),
