@@ -109,3 +109,19 @@ end
     @test compile(t -> grad(u -> sum((1 .- u[1:end-1]) .^ 2 .+ 100 .* (u[2:end] .- u[1:end-1] .^ 2) .^ 2))(t))(x) ≈
           forward_gradient(u -> sum(100 * (u[i+1] - u[i]^2)^2 + (1 - u[i])^2 for i in 1:length(u)-1), x)
 end
+
+@testset "results into the caller's memory" begin
+    w, b, v = randn(10, 784), randn(10), randn(784)
+    g = compile(grad((w, b, v) -> sum(sigmoid.(w * v .+ b)); argnums=(1, 2)))
+    memory = zeros(10, 784), zeros(10)
+    for _ in 1:3
+        w .*= 1.1
+        @test run!(memory, g, w, b, v) === memory && isequal(memory, g(w, b, v))
+    end
+    one = zeros(300)
+    f = compile(x -> 2 .* x)
+    @test run!(one, f, fill(3.0, 300)) === one && all(==(6), one) && run!(one, f, ones(300)) == fill(2.0, 300)
+    @test occursin("also an argument's", message_of(() -> run!(one, f, one)))
+    @test occursin("size (300,)", message_of(() -> run!(zeros(3), f, ones(300))))
+    @test occursin("returns 1 arrays", message_of(() -> run!((one, one), f, ones(300))))
+end

@@ -144,6 +144,12 @@ function replay!(replay::Replay, args::Tuple)
     tape, code = replay.tape, replay.code
     code === nothing || return numbers_from(code, replay, map(as_number, args))
     outputs = Any[isempty(r) ? out : similar(out) for (out, r) in zip(tape.outputs, replay.outputs)]
+    run_into!(outputs, replay, args)
+    return finished(replay, outputs, true)
+end
+
+function run_into!(outputs::Vector{Any}, replay::Replay, args::Tuple)
+    tape = replay.tape
     GC.@preserve args outputs begin
         enter!(args, replay, 1)
         foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], outputs[i]), eachindex(outputs))
@@ -154,8 +160,37 @@ function replay!(replay::Replay, args::Tuple)
             foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], tape.outputs[i]), eachindex(outputs))
         end
     end
-    return finished(replay, outputs, true)
+    return nothing
 end
+
+"""
+    run!(results, compiled, args...)
+
+Call a compiled function whose results are arrays, and write them into `results`: an array, or a tuple of arrays, of the
+sizes and element types that the function returns; return `results`. No argument may share memory with them.
+"""
+function run!(results, compiled::Compiled, args...)
+    last = compiled.last
+    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() ||
+        return give!(results, compiled(args...))
+    given = results isa Tuple ? Any[results...] : Any[results]
+    length(given) == length(last.tape.outputs) || throw(ReplayError(
+        "run!: the function returns $(length(last.tape.outputs)) arrays, got memory for $(length(given))"))
+    for (k, (mine, out)) in enumerate(zip(given, last.tape.outputs))
+        typeof(mine) === typeof(out) && size(mine) == size(out) || throw(ReplayError(
+            "run!: result $k is a $(typeof(out)) of size $(size(out)), got memory of $(typeof(mine)), size $(size(mine))"))
+        any(x -> x isa Array && Base.mightalias(x, mine), args) && throw(ReplayError(
+            "run!: the memory for result $k is also an argument's, which would be written over while it is read; copy one"))
+    end
+    run_into!(Any[isempty(r) ? out : mine for (mine, out, r) in zip(given, last.tape.outputs, last.outputs)], last, args)
+    for (mine, out, r) in zip(given, last.tape.outputs, last.outputs)
+        isempty(r) && copyto!(mine, out)
+    end
+    return results
+end
+
+give!(results::AbstractArray, found) = copyto!(results, found)
+give!(results::Tuple, found::Tuple) = (foreach(give!, results, found); results)
 
 function numbers_from(code::Straight, replay::Replay, args::NTuple{N,T}) where {N,T}
     run!(code, args)
