@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from types import NoneType
 from typing import Any, TypeAlias
 
@@ -21,6 +23,7 @@ from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor
 from py_engine.errors import ReplayError, TraceError
 
 Function = Callable[..., Any]
+Pack: TypeAlias = Callable[[list[Array]], Any]
 Make: TypeAlias = tuple[Structure | None, tuple[tuple[Shape, Any], ...]]
 """The structure of the arguments (None where each is one array), and the arrays' shapes and dtypes."""
 
@@ -40,8 +43,8 @@ class Compiled:
     def __init__(self, function: Function, techniques: Techniques = Techniques()) -> None:  # noqa: B008
         self.function = function
         self.techniques = techniques
-        self.tapes: dict[Make, tuple[Tape, Structure]] = {}
-        self._programs: dict[int, tuple[Program, Structure]] = {}  # of so many float64 numbers
+        self.tapes: dict[Make, tuple[Tape, Pack]] = {}
+        self._programs: dict[int, tuple[Program, Pack]] = {}  # of so many float64 numbers
         self._lock = threading.Lock()  # a tape belongs to one thread at a time
         self.__doc__ = function.__doc__
 
@@ -62,17 +65,17 @@ class Compiled:
                 except DOMAIN_ERRORS:
                     pass  # where numpy has infinities and NaNs, the tape below has them, too
                 else:
-                    return unflatten(found[1], [np.array(value) for value in results])
+                    return found[1]([np.array(value) for value in results])
         leaves, structure = _opened(args)
         if STATE.recording and any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
             return self.function(*args)
         arrays = _arrays(leaves)
         make = structure, tuple([(a.shape, a.dtype) for a in arrays])
         with self._lock:
-            tape, returned = self.tapes.get(make) or self._trace(make)
-            return unflatten(returned, [out.copy() for out in tape(*arrays)])
+            tape, pack = self.tapes.get(make) or self._trace(make)
+            return pack([out.copy() for out in tape(*arrays)])
 
-    def _trace(self, make: Make) -> tuple[Tape, Structure]:
+    def _trace(self, make: Make) -> tuple[Tape, Pack]:
         # All that is made now stays: the collector would only walk over it, again and again in a long graph.
         collecting = gc.isenabled()
         gc.disable()
@@ -82,7 +85,7 @@ class Compiled:
             if collecting:
                 gc.enable()
 
-    def _traced(self, make: Make) -> tuple[Tape, Structure]:
+    def _traced(self, make: Make) -> tuple[Tape, Pack]:
         structure, kinds = make
         inputs = [Tensor.symbol(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(kinds)]
         with tracing() as nodes:
@@ -91,10 +94,11 @@ class Compiled:
         graph = Graph(inputs, outputs, nodes)
         graph.prune()
         tape = Tape(graph, techniques=self.techniques)
-        self.tapes[make] = tape, returned
+        pack = _packing(returned)
+        self.tapes[make] = tape, pack
         if tape.program is not None and structure is None:
-            self._programs[len(inputs)] = tape.program, returned
-        return tape, returned
+            self._programs[len(inputs)] = tape.program, pack
+        return tape, pack
 
     @property
     def source(self) -> str:
@@ -156,6 +160,15 @@ def _arrays(leaves: Sequence[Any]) -> list[Array]:
         else np.asarray(x, dtype if isinstance(x, float) else None)
         for x in leaves
     ]
+
+
+def _packing(structure: Structure) -> Pack:
+    """Return what puts a list of leaves into this structure, the shortest way."""
+    if structure.kind is None:
+        return itemgetter(0)
+    if structure.kind is tuple and all(child.kind is None for child in structure.children):
+        return tuple
+    return partial(unflatten, structure)
 
 
 def _output(leaf: Any) -> Tensor:
