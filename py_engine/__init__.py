@@ -14,7 +14,6 @@ from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.graph import topological_sort
 from py_engine.ad.loops import scan
 from py_engine.ad.matrices import hessian, hvp, jacobian
-from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Tensor, no_grad, scope, tensor
 from py_engine.ad.transforms import grad, jvp, value_and_grad, vjp
@@ -45,5 +44,3 @@ __all__ = [
     "value_and_grad",
     "vjp",
 ]
-
-keep_freed_memory()

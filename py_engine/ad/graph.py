@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from py_engine.ad import ops
+from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.ops.record import Op
 from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, SLICE, TRANSPOSE, Index, assemble
 from py_engine.ad.tensor import FLOATS, STATE, Literal, Tensor, no_grad, scope
@@ -257,6 +258,7 @@ def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:
             f"backward: a gradient of shape {output.shape} must be given, since the tensor is not a scalar; "
             "or reduce it first, for example with .sum()"
         )
+    keep_freed_memory()
     seed = np.ones(output.shape, output.dtype) if gradient is None else np.asarray(gradient, output.dtype)
     if seed.shape != output.shape:
         raise ShapeError(f"backward: expected a gradient of shape {output.shape}, got {seed.shape}")

@@ -3,6 +3,9 @@
 A gradient taken eagerly holds all values of the forward pass and frees them at once. The C library then gives them
 back to the system, page by page, only to fetch them again for the next gradient: that costs several times the
 arithmetic on arrays of 10,000 elements, and twenty times on arrays of 100,000.
+
+It is the whole process that this is set for, so it is done when the first gradient is asked for, not by an import: a
+process that only trains networks by tapes, or measures another engine, is left alone.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from functools import cache
 
 __all__ = ["keep_freed_memory"]
 
@@ -22,6 +26,7 @@ LARGEST = 32 << 20
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt, in glibc's malloc.h
 
 
+@cache
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory; return whether it does.
 

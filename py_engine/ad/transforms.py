@@ -18,6 +18,7 @@ from py_engine.ad import ops
 from py_engine.ad.containers import LEAF, Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import gradients
+from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Tensor, inside_transform
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
@@ -104,7 +105,8 @@ def _numbers(name: str, function: Function, argnums: int | Sequence[int]) -> tup
 
 
 def check_callable(name: str, function: Any) -> None:
-    """Raise `ConfigurationError` where something else is given in the place of a function."""
+    """Begin a transform: raise `ConfigurationError` where something else is given in the place of a function."""
+    keep_freed_memory()
     if not callable(function):
         raise ConfigurationError(
             f"{name}: expected a function first, got {type(function).__name__}; "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -36,4 +38,26 @@ def test_gradients_fetch_their_memory_once():
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_the_environment_goes_first(monkeypatch, name):
     monkeypatch.setenv(name, "")
-    assert not keep_freed_memory()
+    assert not keep_freed_memory.__wrapped__()
+
+
+@glibc
+@pytest.mark.parametrize(
+    ("asked", "program"),
+    [
+        (0, "pe.ops.exp(np.ones(3))"),
+        (0, "from py_engine.network import Chain, Dense, Trainer; Trainer(Chain(Dense(2, 3)))"),
+        (1, "pe.grad(np.sum)"),
+        (1, "pe.tensor([1.0], requires_grad=True).sum().backward()"),
+    ],
+)
+def test_only_who_asks_for_a_gradient_changes_the_process(asked, program):
+    """An engine that is measured in a worker must not find another malloc because the worker imports py_engine."""
+    check = "from py_engine.ad.memory import keep_freed_memory as keep; print(keep.cache_info().currsize)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import numpy as np, py_engine as pe; {program}; {check}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) == asked

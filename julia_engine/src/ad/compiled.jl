@@ -143,7 +143,10 @@ end
 function replay!(replay::Replay, args::Tuple)
     tape, code = replay.tape, replay.code
     code === nothing || return numbers_from(code, replay, map(as_number, args))
-    outputs = Any[isempty(r) ? out : similar(out) for (out, r) in zip(tape.outputs, replay.outputs)]
+    outputs = copy(tape.outputs)
+    for i in eachindex(outputs)
+        isempty(replay.outputs[i]) || (outputs[i] = similar(outputs[i]))
+    end
     run_into!(outputs, replay, args)
     return finished(replay, outputs, true)
 end
@@ -169,24 +172,51 @@ end
 Call a compiled function whose results are arrays, and write them into `results`: an array, or a tuple of arrays, of the
 sizes and element types that the function returns; return `results`. No argument may share memory with them.
 """
-function run!(results, compiled::Compiled, args...)
+function run!(results, compiled::Compiled, args::Vararg{Any,N}) where {N}
     last = compiled.last
     last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() ||
         return give!(results, compiled(args...))
-    given = results isa Tuple ? Any[results...] : Any[results]
-    length(given) == length(last.tape.outputs) || throw(ReplayError(
-        "run!: the function returns $(length(last.tape.outputs)) arrays, got memory for $(length(given))"))
-    for (k, (mine, out)) in enumerate(zip(given, last.tape.outputs))
+    given = results isa Tuple ? results : (results,)
+    all_fit(given, last.tape.outputs) && all_apart(given, args) || refuse(given, last.tape.outputs)
+    outputs = copy(last.tape.outputs)
+    name_memory!(outputs, given, last, 1)
+    run_into!(outputs, last, args)
+    copy_rest!(given, last, 1)
+    return results
+end
+
+# Walks over tuples are recursive, so that each step is compiled for its types: a loop would find them out at every call.
+
+@inline all_apart(given::Tuple{}, args::Tuple) = true
+@inline all_apart(given::Tuple, args::Tuple) = apart_from(given[1], args) && all_apart(Base.tail(given), args)
+@inline apart_from(mine::Array, args::Tuple{}) = true
+@inline apart_from(mine::Array, args::Tuple) = are_apart(mine, args[1]) && apart_from(mine, Base.tail(args))
+@inline are_apart(a::Array, b::Array) =
+    UInt(pointer(a)) + sizeof(a) <= UInt(pointer(b)) || UInt(pointer(b)) + sizeof(b) <= UInt(pointer(a))
+@inline are_apart(a::Array, b) = true
+
+@inline name_memory!(outputs::Vector{Any}, given::Tuple{}, replay::Replay, i::Int) = nothing
+@inline function name_memory!(outputs::Vector{Any}, given::Tuple, replay::Replay, i::Int)
+    isempty(replay.outputs[i]) || (outputs[i] = given[1])
+    name_memory!(outputs, Base.tail(given), replay, i + 1)
+end
+
+"""Copy the results that the tape has computed in its own memory."""
+@inline copy_rest!(given::Tuple{}, replay::Replay, i::Int) = nothing
+@inline function copy_rest!(given::Tuple, replay::Replay, i::Int)
+    isempty(replay.outputs[i]) && copyto!(given[1], replay.tape.outputs[i]::typeof(given[1]))
+    copy_rest!(Base.tail(given), replay, i + 1)
+end
+
+@noinline function refuse(@nospecialize(given::Tuple), outputs::Vector{Any})
+    length(given) == length(outputs) || throw(ReplayError(
+        "run!: the function returns $(length(outputs)) arrays, got memory for $(length(given))"))
+    for (k, (mine, out)) in enumerate(zip(given, outputs))
         typeof(mine) === typeof(out) && size(mine) == size(out) || throw(ReplayError(
             "run!: result $k is a $(typeof(out)) of size $(size(out)), got memory of $(typeof(mine)), size $(size(mine))"))
-        any(x -> x isa Array && Base.mightalias(x, mine), args) && throw(ReplayError(
-            "run!: the memory for result $k is also an argument's, which would be written over while it is read; copy one"))
     end
-    run_into!(Any[isempty(r) ? out : mine for (mine, out, r) in zip(given, last.tape.outputs, last.outputs)], last, args)
-    for (mine, out, r) in zip(given, last.tape.outputs, last.outputs)
-        isempty(r) && copyto!(mine, out)
-    end
-    return results
+    throw(ReplayError(
+        "run!: memory for a result is also an argument's, which would be written over while it is read; copy one"))
 end
 
 give!(results::AbstractArray, found) = copyto!(results, found)

@@ -103,7 +103,7 @@ SUM: Op = register(
         infer=_infer,
         kernel=_kernel_sum,
         bind=_bind_sum,
-        vjp=(lambda g, y, x, axes, keepdims: broadcast_to(spread(g, x, axes), x.shape),),
+        vjp=(lambda g, y, x, axes, keepdims: broadcast_to(spread(g, x, axes) if g.shape else g, x.shape),),
         jvp=linear_jvp("sum"),
         doc="sum over axes",
     )

@@ -174,6 +174,10 @@ def _fits(old: Shape, new: Shape) -> bool:
 
 
 def _broadcast_to(x: Array, shape: Shape) -> Array:
+    if not x.shape:  # numpy's own way takes five times as long
+        spread: Array = np.ndarray(shape, x.dtype, x, 0, (0,) * len(shape))
+        spread.flags.writeable = False
+        return spread
     return np.broadcast_to(x, shape)
 
 
