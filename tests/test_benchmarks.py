@@ -59,7 +59,7 @@ CHOSEN = (
     r"^(training|memory)\..*\('numpy'",
     r"^memory\.Allocated\..*\('julia'",  # its own runtime counts
     r"^training\.Convolutional\..*\('manual', 'mnist-cnn'",
-    r"^(eager|bridge)\.",
+    r"^(eager|bridge|micro)\.",
 )
 """The combinations that run here."""
 
@@ -141,7 +141,8 @@ def expected(name: str, combination: tuple[str, ...]) -> bool:
         if name.startswith(("memory.", "training.Convolutional.")):
             return possible(combination[0], 2)
         return possible(combination[0], int([*combination, "1"][1]))
-    return name in OF_PY_ENGINE or possible("julia", 1)
+    numpy_alone = name in OF_PY_ENGINE or (name in OF_SYSTEMS and combination[0].startswith("numpy"))
+    return numpy_alone or possible("julia", 1)
 
 
 def test_all_benchmarks_are_found(rows: dict[str, dict[tuple[str, ...], Any]]) -> None:

@@ -319,9 +319,10 @@ def test_every_import_is_declared_in_the_core_or_an_extra(package: str) -> None:
 
 
 def test_frameworks_are_imported_by_their_adapters_only() -> None:
-    """A framework lives in its engine's worker process: nothing else may import it."""
+    """A framework lives in a process of its own, an engine's worker or a system's program: nothing else imports it."""
     frameworks = {"torch", "tensorflow", "jax", "juliacall"}
     places = {ROOT / "bridge" / "adapters", ROOT / "bridge" / "julia"}
+    places |= {ROOT / "experiments" / "microbenchmarks" / "systems"}
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for package in PACKAGES
