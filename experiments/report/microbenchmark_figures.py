@@ -18,6 +18,9 @@ from experiments.report.select import View
 from experiments.report.style import COLUMN, PAGE
 from experiments.report.table import size
 
+MOST_ACROSS = 5
+"""Panels side by side whose titles and times have room."""
+
 LOOKS = {
     "numpy-eager": "numpy",
     "numpy-compiled": "numpy",
@@ -141,9 +144,13 @@ def _dots(view: View, suite: str, names: list[str], with_cited: bool = False) ->
     reported = cited(view.paper, suite) if with_cited else {}
     measured = [name for name in systems(view, suite) if name in set(rows["engine"])]
     labels = [view.label(name) for name in measured] + [f"{name} (cited)" for name in reported]
-    figure = style.new(PAGE, 0.75 + 0.145 * len(labels))
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    for axes, name in zip(panels, names, strict=True):
+    down = -(-len(names) // MOST_ACROSS)
+    across = -(-len(names) // down)
+    figure = style.new(PAGE, 0.35 + down * (0.4 + 0.145 * len(labels)))
+    panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
+    for axes in panels[len(names) :]:
+        axes.set_axis_off()
+    for axes, name in zip(panels, names, strict=False):
         for place, system in enumerate(measured):
             forward, gradient = (time_of(rows, system, name, what) for what in ("forward", "gradient"))
             look = _look(system)
