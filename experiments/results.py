@@ -281,7 +281,7 @@ def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
         rows["epochs"] += [common | epoch for epoch in _epochs(record)]
         if record["config"]["measure"] == "time":
             for step, loss in enumerate(record.get("step_losses", ()), start=1):
-                rows["steps"].append(common | {"step": step, "loss": loss})
+                rows["steps"].append(common | {"step": step, "loss": float(f"{loss:.9g}")})  # as exact as a float32
         origin = {"engine_digest": record["provenance"]["engine_digest"]}
         for name in ("race", "scaling", "ablation", "variants"):
             rows[name] += [common | origin | row for row in record.get(name, ())]

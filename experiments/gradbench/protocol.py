@@ -10,6 +10,7 @@ import importlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from types import ModuleType
 from typing import Any, TextIO
@@ -92,8 +93,7 @@ def _evaluate(tool: Tool, message: Mapping[str, Any]) -> Answer:
         raise MessageError(f"module {message['module']} has no function {name!r}; it has {', '.join(module.FUNCTIONS)}")
     options = given if isinstance(given, dict) else {}
     least = int(options.get("min_runs", 1)), float(options.get("min_seconds", 0.0))
-    arrays, settings = module.read(given)
-    result, nanoseconds = tool.run(message["module"], name, arrays, settings, *least)
+    result, nanoseconds = tool.run(Task(message["module"], name, *module.read(given), *least))
     timings = [{"name": "evaluate", "nanoseconds": n} for n in nanoseconds]
     return {"success": True, "output": module.write(result, given), "timings": timings}
 
@@ -107,6 +107,18 @@ def _module(name: Any) -> ModuleType:
 # Engines ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Task:
+    """A function of a module, what it is called with, and how often it runs at least and for how many seconds."""
+
+    module: str
+    function: str
+    arrays: Sequence[Array]
+    settings: Sequence[Any]
+    min_runs: int
+    min_seconds: float
+
+
 class Tool:
     """An engine that runs a module's functions."""
 
@@ -115,16 +127,8 @@ class Tool:
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
-    def run(
-        self,
-        module: str,
-        function: str,
-        arrays: Sequence[Array],
-        settings: Sequence[Any],
-        min_runs: int,
-        min_seconds: float,
-    ) -> tuple[list[Array], list[int]]:
-        """Return the result's arrays, and the nanoseconds of each of at least so many runs that last so long."""
+    def run(self, task: Task) -> tuple[list[Array], list[int]]:
+        """Return the result's arrays, and the nanoseconds of each run."""
         raise NotImplementedError
 
 
@@ -133,25 +137,17 @@ class Numpy(Tool):
 
     name = "twingrad-numpy"
 
-    def run(
-        self,
-        module: str,
-        function: str,
-        arrays: Sequence[Array],
-        settings: Sequence[Any],
-        min_runs: int,
-        min_seconds: float,
-    ) -> tuple[list[Array], list[int]]:
+    def run(self, task: Task) -> tuple[list[Array], list[int]]:
         """See `Tool.run`."""
         from threadpoolctl import threadpool_limits
 
-        make = _module(module).FUNCTIONS[function]
-        compiled = pe.compile(make(*settings))
+        make = _module(task.module).FUNCTIONS[task.function]
+        compiled = pe.compile(make(*task.settings))
         nanoseconds: list[int] = []
         with threadpool_limits(self.threads):
-            for _ in _runs(nanoseconds, min_runs, min_seconds):
+            for _ in _runs(nanoseconds, task):
                 before = time.perf_counter_ns()
-                result = compiled(*arrays)
+                result = compiled(*task.arrays)
                 nanoseconds.append(time.perf_counter_ns() - before)
         return list(result) if isinstance(result, tuple) else [result], nanoseconds
 
@@ -168,32 +164,24 @@ class Julia(Tool):
         load_engine(threads)  # a Julia that isn't there is told of at once
         self._known: dict[tuple[str, str, int], Any] = {}
 
-    def run(
-        self,
-        module: str,
-        function: str,
-        arrays: Sequence[Array],
-        settings: Sequence[Any],
-        min_runs: int,
-        min_seconds: float,
-    ) -> tuple[list[Array], list[int]]:
+    def run(self, task: Task) -> tuple[list[Array], list[int]]:
         """See `Tool.run`."""
-        key = (module, function, len(arrays))
+        key = (task.module, task.function, len(task.arrays))
         if key not in self._known:
             code = (
-                f"const FUNCTIONS = begin\n{_source(module)}\nend\n{_source('runs')}\n"
-                f"runs(FUNCTIONS.{function}, {len(arrays)})"
+                f"const FUNCTIONS = begin\n{_source(task.module)}\nend\n{_source('runs')}\n"
+                f"runs(FUNCTIONS.{task.function}, {len(task.arrays)})"
             )
             self._known[key] = julia.function(code, replay=False, threads=self.threads)
-        return _unpacked(self._known[key].value(min_runs, min_seconds, *arrays, *settings))
+        return _unpacked(self._known[key].value(task.min_runs, task.min_seconds, *task.arrays, *task.settings))
 
 
 def _source(name: str) -> str:
     return (resources.files(_PACKAGE) / f"{name}.jl").read_text(encoding="utf-8")
 
 
-def _runs(done: Sequence[int], min_runs: int, min_seconds: float) -> Iterator[None]:
-    while len(done) < max(min_runs, 1) or sum(done) < min_seconds * 1e9:
+def _runs(done: Sequence[int], task: Task) -> Iterator[None]:
+    while len(done) < max(task.min_runs, 1) or sum(done) < task.min_seconds * 1e9:
         yield
 
 
