@@ -93,7 +93,8 @@ def _evaluate(tool: Tool, message: Mapping[str, Any]) -> Answer:
         raise MessageError(f"module {message['module']} has no function {name!r}; it has {', '.join(module.FUNCTIONS)}")
     options = given if isinstance(given, dict) else {}
     least = int(options.get("min_runs", 1)), float(options.get("min_seconds", 0.0))
-    result, nanoseconds = tool.run(Task(message["module"], name, *module.read(given), *least))
+    arrays, settings = module.read(given)
+    result, nanoseconds = tool.run(Task(message["module"], name, arrays, settings, *least))
     timings = [{"name": "evaluate", "nanoseconds": n} for n in nanoseconds]
     return {"success": True, "output": module.write(result, given), "timings": timings}
 
