@@ -53,7 +53,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("seconds_with_evaluation", "train_loss", "train_accuracy", "test_loss", "test_accuracy"),
         *("bytes_allocated", "cpu_model"),
     ),
-    "steps": ("key", "paper", "engine", "label", "seed", "data_source", "step", "loss", "cpu_model"),
+    "steps": ("key", "paper", "engine", "seed", "step", "loss"),  # by far the longest: runs.csv has the rest by key
     "race": (
         *("key", "paper", "engine", "label", "threads", "data_source", "round", "microseconds_per_step"),
         *("cpu_model", "commit", "created"),

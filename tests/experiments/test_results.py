@@ -357,6 +357,20 @@ def test_a_tidy_file_of_another_make_is_named(results: Results) -> None:
         Tidy.load(results.root)
 
 
+def test_a_tidy_file_with_more_columns_is_read(results: Results) -> None:
+    """As those of earlier releases have."""
+    results.write_tidy()
+    old = [*COLUMNS["steps"], "label", "data_source", "cpu_model"]
+    row = ["a" * 16, "mnist-rnn-e", "numpy", "0", "1", "2.3", "TwinGrad numpy", "real", "Fast CPU"]
+    (results.tidy / "steps.csv").write_text(f"{','.join(old)}\n{','.join(row)}\n")
+    assert Tidy.load(results.root).steps["loss"].tolist() == [2.3]
+
+
+def test_no_committed_result_is_a_large_file() -> None:
+    committed = Path(__file__).parents[2] / "paper" / "results"
+    assert {path.name for path in committed.rglob("*") if path.stat().st_size >= 1_000_000} == set()
+
+
 def test_tidy_is_made_anew_only_when_there_is_something_new(results: Results) -> None:
     assert results.tidy_is_current()  # nothing to make it from
     results.save(record("a" * 16))
