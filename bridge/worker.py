@@ -193,21 +193,27 @@ class Worker:
         """See `Session.params`."""
         return _take_arrays(self._call("params"))
 
-    # A programmer's own Julia function, in the process of engine "julia"; see `bridge.julia.function`.
+    # A programmer's own Julia functions, in the process of engine "julia"; see `bridge.julia.function`.
 
-    def define_function(self, code: str, name: str, replay: bool) -> None:
-        """Make the process's Julia function."""
-        self._call("define_function", code=code, name=name, replay=replay)
+    def define_function(self, code: str, name: str, replay: bool) -> int:
+        """Make a Julia function in the process; return its number there."""
+        return int(self._call("define_function", code=code, name=name, replay=replay))
 
-    def function_value(self, args: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """Call it."""
+    def derive_function(self, function: int, by: int | None, moving: Sequence[bool]) -> int:
+        """Make a derivative of one of them; return its number. See `bridge.julia.function.Embedded.derivative`."""
+        return int(self._call("derive_function", function=function, by=by, moving=list(moving)))
+
+    def function_value(self, function: int, args: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Call one of them."""
         with self._passed(args) as paths:
-            return _take_array(self._call("function_value", args=paths))
+            return _take_array(self._call("function_value", function=function, args=paths))
 
-    def function_pullback(self, seed: NDArray[Any], args: Sequence[NDArray[Any]]) -> list[NDArray[Any] | None]:
+    def function_pullback(
+        self, function: int, seed: NDArray[Any], args: Sequence[NDArray[Any]]
+    ) -> list[NDArray[Any] | None]:
         """Return its vector-Jacobian products by each argument; None for one of integers."""
         with self._passed([seed, *args]) as paths:
-            found = self._call("function_pullback", seed=paths[0], args=paths[1:])
+            found = self._call("function_pullback", function=function, seed=paths[0], args=paths[1:])
         return [None if path is None else _take_array(path) for path in found]
 
     @contextlib.contextmanager

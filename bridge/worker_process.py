@@ -110,7 +110,7 @@ class _Server:
         self._folder = folder
         self._session: engines.Session | None = None
         self._arrays: OrderedDict[str, NDArray[Any]] = OrderedDict()
-        self._function: Any = None
+        self._functions: list[Any] = []
         self._tracker: Any = None
         self._written = 0
 
@@ -179,22 +179,26 @@ class _Server:
             raise EngineUnavailableError(f"engine {self._engine.name}: nothing is built yet; call build first")
         return self._session
 
-    # A programmer's own Julia function, in place of a session.
+    # A programmer's own Julia functions, in place of a session, by their places in a list.
 
     def do_define_function(self, code: str, name: str, replay: bool) -> Answer:
         from bridge.julia.function import Embedded
 
-        self._function = Embedded(code, name, replay, self._threads)
-        return {"result": None}
+        self._functions.append(Embedded.defined(code, name, replay, self._threads))
+        return {"result": len(self._functions) - 1}
 
-    def do_function_value(self, args: list[str]) -> Answer:
+    def do_derive_function(self, function: int, by: int | None, moving: list[bool]) -> Answer:
+        self._functions.append(self._functions[function].derivative(by, moving))
+        return {"result": len(self._functions) - 1}
+
+    def do_function_value(self, function: int, args: list[str]) -> Answer:
         arrays = [_read_array(path) for path in args]
-        value, seconds = _timed(lambda: self._function.value(arrays))
+        value, seconds = _timed(lambda: self._functions[function].value(arrays))
         return {"result": self._write_array(value), "seconds": seconds}
 
-    def do_function_pullback(self, seed: str, args: list[str]) -> Answer:
+    def do_function_pullback(self, function: int, seed: str, args: list[str]) -> Answer:
         upstream, arrays = _read_array(seed), [_read_array(path) for path in args]
-        found, seconds = _timed(lambda: self._function.pullback(upstream, arrays))
+        found, seconds = _timed(lambda: self._functions[function].pullback(upstream, arrays))
         return {"result": [None if g is None else self._write_array(g) for g in found], "seconds": seconds}
 
     # Data. Read whole rather than mapped: a mapped file's pages are small and come in while the first epoch is timed.

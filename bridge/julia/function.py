@@ -4,7 +4,7 @@
 
     energy = julia.function("(w, x) -> sum(abs2, tanh.(w * x))")
     energy(w, x)                        # numpy arrays in, a numpy array out
-    py_engine.grad(energy)(w, x)        # an op that py_engine differentiates through
+    py_engine.grad(energy)(w, x)        # an op that py_engine differentiates through, to any order and in both modes
 
 The code is run as it stands: it must be as trusted as the Python that passes it. A model spec's never comes here.
 """
@@ -71,8 +71,8 @@ def function(
     if process:
         from bridge.julia.remote import Remote
 
-        return JuliaFunction(Remote(code, name, replay, threads), name)
-    return JuliaFunction(Embedded(code, name, replay, threads), name)
+        return JuliaFunction(Remote.defined(code, name, replay, threads), name)
+    return JuliaFunction(Embedded.defined(code, name, replay, threads), name)
 
 
 def function_file(path: str | os.PathLike[str], name: str = "", **settings: Any) -> JuliaFunction:
@@ -87,12 +87,16 @@ def function_file(path: str | os.PathLike[str], name: str = "", **settings: Any)
 
 
 class JuliaFunction:
-    """A Julia function; see `function`."""
+    """A Julia function; see `function`.
 
-    def __init__(self, backend: Any, name: str = "") -> None:
+    Its derivatives are Julia functions, too, and so can be differentiated again.
+    """
+
+    def __init__(self, backend: Any, name: str = "", infer: Callable[..., Any] | None = None) -> None:
         self._backend = backend
         self.__name__ = name or "julia_function"
-        self._rule = pe.custom_rule(self.value, vjp=self._vjp)
+        self._derivatives: dict[tuple[int | None, tuple[bool, ...]], JuliaFunction] = {}
+        self._rule = pe.custom_rule(_named(self.__name__, self.value), self._vjp, self._jvp, infer)
 
     def __call__(self, *args: Any) -> Any:
         """Call the function.
@@ -115,26 +119,83 @@ class JuliaFunction:
         arrays = [_argument(self.__name__, i, x) for i, x in enumerate(args)]
         return tuple(self._backend.pullback(_argument(self.__name__, "seed", seed), arrays))
 
+    def derivative(self, by: int | None, moving: Sequence[bool]) -> JuliaFunction:
+        """Return a derivative as a Julia function of its own.
+
+        Args:
+            by: the argument, counted from 0, whose product with a seed is wanted: a function of the arguments and then
+                the seed. None: forward mode, a function of the arguments and then the tangents of those that move.
+            moving: for each argument whether it moves: whether it is of floats.
+        """
+        key = (by, tuple(moving))
+        if key not in self._derivatives:
+            if by is None:
+                made = JuliaFunction(self._backend.derivative(*key), f"the tangent of {self.__name__}")
+            else:
+                name = f"the derivative of {self.__name__} by argument {by}"
+                made = JuliaFunction(
+                    self._backend.derivative(*key), name, lambda *inputs: (inputs[by].shape, inputs[by].dtype)
+                )
+            self._derivatives[key] = made
+        return self._derivatives[key]
+
     def close(self) -> None:
         """Let Julia forget the function; it can't be called any more."""
+        for made in self._derivatives.values():
+            made.close()
         self._backend.close()
 
-    def _vjp(self, g: Array, y: Array, *args: Array) -> tuple[Array | None, ...]:
-        return self.pullback(g, *args)
+    def _vjp(self, g: Any, y: Any, *args: Any) -> tuple[Any, ...]:
+        if not any(isinstance(x, pe.Tensor) for x in (g, *args)):
+            return self.pullback(g, *args)
+        moving = _moving(args)
+        return tuple(self.derivative(i, moving)(*args, g) if moves else None for i, moves in enumerate(moving))
+
+    def _jvp(self, tangents: Sequence[Any], y: Any, *args: Any) -> Any:
+        moving = _moving(args)
+        made = self.derivative(None, moving)
+        given = (*args, *(t for t, moves in zip(tangents, moving, strict=True) if moves))
+        return made(*given) if any(isinstance(x, pe.Tensor) for x in given) else made.value(*given)
+
+
+def _moving(args: Sequence[Any]) -> list[bool]:
+    return [x.dtype.kind == "f" for x in args]
+
+
+def _named(name: str, call: Callable[..., Array]) -> Callable[..., Array]:
+    """The same under a name that error messages give."""
+
+    def named(*args: Any) -> Array:
+        return call(*args)
+
+    named.__name__ = name
+    return named
 
 
 class Embedded:
     """A function in the Julia of this process."""
 
-    def __init__(self, code: str, name: str, replay: bool, threads: int) -> None:
-        from bridge.adapters.julia import load_engine
-
-        runtime, self._entries = load_engine(threads)
+    def __init__(self, runtime: Any, entries: Any, made: str) -> None:
+        """Make it by Julia code that gives its number."""
+        self._runtime, self._entries = runtime, entries
         self._calls = _entry_points(runtime)
-        defined = f"TwinGrad.Functions.define({literal(code)}, {literal(name)}, {str(replay).lower()})"
-        self._number = int(runtime.evaluate(defined) or 0)
+        self._number = int(runtime.evaluate(f"TwinGrad.Functions.{made}") or 0)
         self._end = weakref.finalize(self, self._calls["forget"], self._number)
         self._end.atexit = False
+
+    @classmethod
+    def defined(cls, code: str, name: str, replay: bool, threads: int) -> Embedded:
+        """Define it; see `function`."""
+        from bridge.adapters.julia import load_engine
+
+        return cls(*load_engine(threads), f"define({literal(code)}, {literal(name)}, {str(replay).lower()})")
+
+    def derivative(self, by: int | None, moving: Sequence[bool]) -> Embedded:
+        """See `JuliaFunction.derivative`."""
+        self._check_open()
+        moves = ", ".join(str(bool(m)).lower() for m in moving)
+        number = 0 if by is None else by + 1
+        return Embedded(self._runtime, self._entries, f"derive({self._number}, {number}, Bool[{moves}])")
 
     def value(self, arrays: Sequence[Array]) -> Array:
         """Call it; see `JuliaFunction.value`."""

@@ -25,21 +25,30 @@ Array = NDArray[Any]
 class Remote:
     """A function in the Julia of a worker process; what it raises there is raised here."""
 
-    def __init__(self, code: str, name: str, replay: bool, threads: int) -> None:
-        self._worker = Worker("julia", threads)
+    def __init__(self, worker: Worker, number: int) -> None:
+        self._worker, self._number = worker, number
+
+    @classmethod
+    def defined(cls, code: str, name: str, replay: bool, threads: int) -> Remote:
+        """Define it in a new process; see `function`."""
+        worker = Worker("julia", threads)
         try:
-            self._worker.define_function(code, name, replay)
+            return cls(worker, worker.define_function(code, name, replay))
         except BaseException:
-            self._worker.close()
+            worker.close()
             raise
 
     def value(self, arrays: Sequence[Array]) -> Array:
         """See `JuliaFunction.value`."""
-        return self._worker.function_value(arrays)
+        return self._worker.function_value(self._number, arrays)
 
     def pullback(self, seed: Array, arrays: Sequence[Array]) -> list[Array | None]:
         """See `JuliaFunction.pullback`."""
-        return self._worker.function_pullback(seed, arrays)
+        return self._worker.function_pullback(self._number, seed, arrays)
+
+    def derivative(self, by: int | None, moving: Sequence[bool]) -> Remote:
+        """See `JuliaFunction.derivative`; in the same process."""
+        return Remote(self._worker, self._worker.derive_function(self._number, by, moving))
 
     def close(self) -> None:
         """End the process."""
@@ -53,8 +62,8 @@ def torch_function(code: str, name: str = "", *, replay: bool = True, threads: i
 
     Returns:
         A function of CPU tensors, float32, float64 or int64, that returns a tensor. It is a `torch.autograd.Function`:
-        gradients reach those arguments that require them. A second derivative is an error of PyTorch's. The process
-        ends with the function.
+        gradients reach those arguments that require them, and can be differentiated again (``create_graph=True``). The
+        process ends with the function.
 
     Raises: see `bridge.julia.function`; and `NotDifferentiableError` for a tensor that is not on the CPU.
     """
@@ -62,33 +71,45 @@ def torch_function(code: str, name: str = "", *, replay: bool = True, threads: i
 
     from bridge.julia.function import JuliaFunction
 
-    julia = JuliaFunction(Remote(code, name, replay, threads), name)
+    def function_of(julia: JuliaFunction) -> Callable[..., Any]:
+        class Function(torch.autograd.Function):  # type: ignore[misc]
+            @staticmethod
+            def forward(ctx: Any, *args: Any) -> Any:
+                ctx.save_for_backward(*(x for x in args if isinstance(x, torch.Tensor)))
+                ctx.others = [None if isinstance(x, torch.Tensor) else x for x in args]
+                return torch.from_numpy(julia.value(*(array(x, i) for i, x in enumerate(args))))
 
-    def array(x: Any, place: int) -> Array:
+            @staticmethod
+            def backward(ctx: Any, seed: Any) -> Any:
+                saved = iter(ctx.saved_tensors)
+                args = [next(saved) if x is None else x for x in ctx.others]
+                arrays = [array(x, i) for i, x in enumerate(args)]
+                if not torch.is_grad_enabled():
+                    found = julia.pullback(array(seed, 0), *arrays)
+                    return tuple(
+                        torch.from_numpy(g) if needed and g is not None else None
+                        for g, needed in zip(found, ctx.needs_input_grad, strict=True)
+                    )
+                moving = [x.dtype.kind == "f" for x in arrays]
+                return tuple(
+                    function_of(julia.derivative(i, moving))(*args, seed) if needed else None
+                    for i, needed in enumerate(ctx.needs_input_grad)
+                )
+
+        def call(*args: Any) -> Any:
+            return Function.apply(*args)
+
+        call.__name__ = julia.__name__
+        return call
+
+    def array(x: Any, place: int) -> Any:
         if not isinstance(x, torch.Tensor):
             return np.asarray(x)
         if x.device.type != "cpu":
             raise NotDifferentiableError(
-                f"{julia.__name__}: argument {place} is on {x.device}; Julia has the CPU's memory only: pass x.cpu()"
+                f"{name or 'julia_function'}: argument {place} is on {x.device}; Julia has the CPU's memory only: "
+                "pass x.cpu()"
             )
-        found: Array = x.detach().numpy()
-        return found
+        return x.detach().numpy()
 
-    class Function(torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            ctx.arrays = [array(x, i).copy() for i, x in enumerate(args)]
-            return torch.from_numpy(julia.value(*ctx.arrays))
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-        def backward(ctx: Any, seed: Any) -> Any:
-            found = julia.pullback(array(seed, 0), *ctx.arrays)
-            wanted = zip(found, ctx.needs_input_grad, strict=True)
-            return tuple(torch.from_numpy(g) if needed and g is not None else None for g, needed in wanted)
-
-    def call(*args: Any) -> Any:
-        return Function.apply(*args)
-
-    call.__name__ = julia.__name__
-    return call
+    return function_of(JuliaFunction(Remote.defined(code, name, replay, threads), name))

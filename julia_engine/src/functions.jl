@@ -15,13 +15,16 @@ numbers. An argument of integers has no derivative.
 - `take(function, out)`: copy the kept result out.
 - `pull(function, n, description, addresses, out)`: the products of a seed, of the result's size and type, with the
   derivatives by each argument, stored at the addresses `out` (null: not wanted). The seed is described and given last.
+- `derive(function, by, moving)` is called in Julia and gives the number of another function, which can be differentiated
+  like any: for `by` above 0 that of the arguments and a seed, which gives the product of the seed with the derivative by
+  that argument; for 0 that of the arguments and the tangents of those that are `moving`, which gives the result's.
 - `forget(function)`.
 
 All return a status as the entry points of `entry.jl` do, and leave their message where those do.
 """
 module Functions
 
-using ..AD: AD, ConfigurationError, NotDifferentiableError, ShapeError, compile, gradient
+using ..AD: AD, ConfigurationError, NotDifferentiableError, ShapeError, compile, grad, gradient, jvp
 using ..Entry: OK, guarded
 
 const MOST_AXES = 32
@@ -31,6 +34,7 @@ const CODES = Dict{DataType,Int64}(T => code for (code, T) in TYPES)
 mutable struct Wrapped
     name::String
     f::Any        # the function itself, in the newest world
+    replay::Bool
     forward::Any  # what computes its value, and
     pull::Any     # what computes its gradients from a seed and the arguments
     result::Any
@@ -46,9 +50,8 @@ const FUNCTIONS = Dict{Int64,Wrapped}()
 const COUNT = Ref{Int64}(0)
 
 function define(code::String, name::String, replay::Bool)
-    COUNT[] += 1
     # A module of Main: one that is made by Module() belongs to nobody, and Julia 1.5 collects it while its code is in use.
-    place = Core.eval(Main, Expr(:module, true, Symbol("TwinGradFunction", COUNT[]), Expr(:block)))
+    place = Core.eval(Main, Expr(:module, true, Symbol("TwinGradFunction", COUNT[] + 1), Expr(:block)))
     Core.eval(place, :(const TwinGrad = $(parentmodule(@__MODULE__))))
     Core.eval(place, :(using .TwinGrad))
     value = include_string(place, code, isempty(name) ? "function" : name)
@@ -58,11 +61,28 @@ function define(code::String, name::String, replay::Bool)
     end
     value isa Function || throw(ConfigurationError(
         "the code must end with a function, or name one that it defines; its value is a $(typeof(value))"))
-    f = Newest(value)
-    pull(seed, args...) = gradient((xs...) -> sum(f(xs...) .* seed), args...)
-    FUNCTIONS[COUNT[]] = Wrapped(isempty(name) ? "the function" : name, f, replay ? compile(f) : f,
-        replay ? compile(pull) : pull, nothing)
+    return keep(isempty(name) ? "the function" : name, Newest(value), replay)
+end
+
+function keep(name::String, @nospecialize(f), replay::Bool)
+    pull(seed, args...) = gradient(weighted(f, seed), args...)
+    COUNT[] += 1
+    FUNCTIONS[COUNT[]] = Wrapped(name, f, replay, replay ? compile(f) : f, replay ? compile(pull) : pull, nothing)
     return COUNT[]
+end
+
+"""The function whose gradients are the products of a seed with the derivatives of `f`."""
+weighted(f, seed) = (xs...) -> sum(f(xs...) .* seed)
+
+function derive(number::Int64, by::Int64, moving::Vector{Bool})
+    it, n = wrapped(number), length(moving)
+    by_argument(xs...) = grad(weighted(it.f, xs[end]); argnums=by)(xs[1:end-1]...)
+    function tangent(xs...)
+        given = Iterators.Stateful(xs[n+1:end])
+        return jvp(it.f, xs[1:n], Tuple(moves ? popfirst!(given) : nothing for moves in moving))[2]
+    end
+    return by > 0 ? keep("the derivative by argument $by of $(it.name)", by_argument, it.replay) :
+        keep("the tangent of $(it.name)", tangent, it.replay)
 end
 
 function wrapped(number::Int64)

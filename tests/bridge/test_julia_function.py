@@ -142,6 +142,54 @@ def test_py_engine_differentiates_through_it_eagerly_and_compiled():
     """)
 
 
+def test_derivatives_have_derivatives_in_both_modes_eagerly_and_compiled():
+    in_own_python(f"""
+        import numpy as np, py_engine as pe
+        from bridge import julia
+
+        rng = np.random.default_rng(0)
+        w, x = rng.normal(size=(4, 3)), rng.normal(size=(5, 4))
+        v = rng.normal(size=w.shape)
+        transforms = [
+            lambda f: pe.jvp(f, (w, x), (v, None))[1],
+            lambda f: pe.hessian(lambda w: f(w, x), w),
+            lambda f: pe.jacobian(pe.grad(lambda w: f(w, x)), w, mode="reverse"),
+            lambda f: pe.grad(lambda x: np.sum(pe.hvp(lambda w: f(w, x), w, v) ** 2))(x),
+            lambda f: pe.compile(lambda w, v: pe.hvp(lambda w: f(w, x), w, v))(w, v),
+        ]
+        for replay in (True, False):
+            energy = julia.function({ENERGY!r}, replay=replay)
+            for transform in transforms:
+                expected = transform(lambda w, x: np.sum(np.tanh(x @ w) ** 2))
+                np.testing.assert_allclose(transform(energy), expected, rtol=1e-8, atol=1e-12)
+        chosen = julia.function("(x, places) -> sum(x[places] .^ 3)")
+        found = pe.hessian(lambda x: chosen(x, np.array([1, 3])), np.array([1.0, 2.0, 3.0]))
+        np.testing.assert_array_equal(found, np.diag([6.0, 0.0, 18.0]))
+        derivative = julia.function("x -> x^4")
+        for expected in (32.0, 48.0, 48.0):
+            derivative = pe.grad(derivative)
+            assert derivative(2.0) == expected
+    """)
+
+
+def test_the_derivatives_of_a_closed_function_are_closed():
+    in_own_python("""
+        from bridge import julia
+        from bridge.errors import JuliaError
+
+        square = julia.function("x -> x^2")
+        slope = square.derivative(0, [True])
+        assert slope.value(3.0, 1.0) == 6.0
+        square.close()
+        try:
+            slope.value(3.0, 1.0)
+        except JuliaError as error:
+            assert "closed" in str(error)
+        else:
+            raise AssertionError("no error")
+    """)
+
+
 def test_a_file_of_julia_code_has_several_functions(tmp_path):
     path = tmp_path / "physics.jl"
     path.write_text("half(x) = x / 2\nkinetic(m, v) = half(m) * sum(v .* v)\n", encoding="utf-8")
@@ -172,9 +220,7 @@ def test_torch_differentiates_through_it_across_processes():
     (3 * torch.tanh(x @ w).square().sum()).backward()
     torch.testing.assert_close(found, (w.grad, x.grad))
     assert torch.autograd.gradcheck(energy, (w, x))
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        (g,) = torch.autograd.grad(energy(w, x), w, create_graph=True)
-        g.sum().backward()
+    assert torch.autograd.gradgradcheck(energy, (w, x))
 
 
 def test_torch_arguments_without_gradient_and_integers_are_left_alone():
