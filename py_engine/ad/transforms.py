@@ -7,7 +7,7 @@ tensors, or inside another transform, they return tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +59,7 @@ def grad(function: Function, argnums: int | Sequence[int] = 0) -> Function:
 
 def named_grad(name: str, function: Function, argnums: int | Sequence[int] = 0) -> Function:
     """`grad` by another name in messages."""
-    numbers, single = _numbers(name, function, argnums), isinstance(argnums, int)
+    numbers, single = _numbers(name, function, argnums)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and ARRAYS.issuperset(map(type, args)) and not inside_transform():
@@ -82,7 +82,7 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] = 0) -> Func
         >>> value_and_grad(lambda x: np.sum(x**3))(np.array([1.0, 2.0]))
         (9.0, array([ 3., 12.]))
     """
-    numbers, single = _numbers("value_and_grad", function, argnums), isinstance(argnums, int)
+    numbers, single = _numbers("value_and_grad", function, argnums)
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and ARRAYS.issuperset(map(type, args)) and not inside_transform():
@@ -95,13 +95,15 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] = 0) -> Func
     return value_and_gradient
 
 
-def _numbers(name: str, function: Function, argnums: int | Sequence[int]) -> tuple[int, ...]:
+def _numbers(name: str, function: Function, argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """Return the arguments' numbers, and whether there is only one, not in a sequence."""
     check_callable(name, function)
-    numbers = tuple(argnums) if isinstance(argnums, (tuple, list, range)) else (argnums,)
+    single = not isinstance(argnums, (tuple, list, range))
+    numbers: tuple[Any, ...] = (argnums,) if single else tuple(argnums)  # type: ignore[arg-type]
     for n in numbers:
-        if not isinstance(n, int) or isinstance(n, bool):
+        if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
             raise ConfigurationError(f"{name}: argnums must be an integer or integers, got {argnums!r}")
-    return numbers
+    return numbers, single
 
 
 def check_callable(name: str, function: Any) -> None:
@@ -146,10 +148,7 @@ def _of_arrays(
         found = gradients([output], [_seed(output)], variables)
     finally:
         STATE.recording, STATE.differentiating = recording, False
-    return output, [
-        np.zeros(x.shape, x.dtype) if g is None else _own(g.numpy(), args, ())
-        for g, x in zip(found, variables, strict=True)
-    ]
+    return output, _owned(_or_zeros(found, variables), args)
 
 
 def _seed(output: Tensor) -> Tensor:
@@ -341,7 +340,7 @@ class Call:
         """Return results as the caller wants them: as arrays of his own where he deals in arrays."""
         if not self.plain or inside_transform() or (others and any(isinstance(x, Tensor) for x in others)):
             return list(results)
-        return [_own(x.numpy(), self.given, others) for x in results]
+        return _owned(results, (*self.given, *others))
 
     def value(self, others: Sequence[Any] = ()) -> Any:
         """Return what the function returned as the caller wants it."""
@@ -353,17 +352,21 @@ class Call:
         )
 
 
-def _own(array: Array, given: Sequence[Any], others: Sequence[Any]) -> Array:
-    """Return the array, or a copy where it is a view of other memory or one of the caller's own arrays."""
-    if not array.flags.owndata:
-        return np.array(array)
-    for x in given:
-        if x is array:
-            return np.array(array)
-    for x in others:
-        if x is array:
-            return np.array(array)
-    return array
+def _owned(results: Sequence[Tensor], given: Iterable[Any]) -> list[Array]:
+    """Return the results' arrays for the caller to keep and write to: copies where they are views, or shared.
+
+    Shared with one of the arrays `given`; with each other, as both gradients of a sum are; or, if it is a single
+    number, with a constant of the graph.
+    """
+    taken = set(map(id, given))
+    arrays = []
+    for x in results:
+        array = x.numpy()
+        if not array.shape or not array.flags.owndata or id(array) in taken:
+            array = np.array(array)
+        taken.add(id(array))
+        arrays.append(array)
+    return arrays
 
 
 def record(
@@ -411,7 +414,7 @@ def record(
 def _position(name: str, n: int, args: Sequence[Any]) -> int:
     i = n + len(args) if n < 0 else n
     if not 0 <= i < len(args):
-        raise ShapeError(f"{name}: there is no argument {n}, the function was called with {len(args)}")
+        raise ShapeError(f"{name}: there is no argument {n}, the function was called with {len(args)} by position")
     return i
 
 
