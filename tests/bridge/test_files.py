@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,12 @@ def test_text_and_bytes_arrive(tmp_path: Path) -> None:
     assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX")
 def test_permissions_are_those_of_an_ordinary_file(tmp_path: Path) -> None:
     (tmp_path / "ordinary").touch()
     write_atomically(tmp_path / "new", "")
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
 
 
-@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX")
 def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "private"
     path.touch(mode=0o600)

@@ -33,7 +33,7 @@ def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Julia:
     """The Julia that is remembered as proved, in a cache of this test's own."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("no C compiler for a libjulia that crashes")
+        pytest.skip("needs a C compiler, for a libjulia that crashes: cc or gcc")
     source, library = tmp_path / "libjulia.c", tmp_path / "libjulia.so"
     others = [name for name, *_ in _SIGNATURES if name != "jl_is_initialized"]
     source.write_text(CRASHING + "".join(f"void {name}(void) {{}}\n" for name in others), encoding="utf-8")

@@ -195,7 +195,7 @@ def test_threads(threads: int | None, variable: str, expected: int, run: Run) ->
 
 def test_the_kernels_of_the_blas(run: Run, julia: Julia) -> None:
     if not julia.kernels:
-        pytest.skip("the BLAS of this Julia is not an OpenBLAS that can be asked")
+        pytest.skip("needs a Julia whose BLAS is an OpenBLAS that names its kernels")
     ask = f"""
         import os
         from bridge.julia import environment
@@ -272,7 +272,7 @@ def test_a_damaged_installation_is_named(run: Run) -> None:
 def test_another_libunwind_in_the_process_is_refused(run: Run, julia: Julia, tmp_path: Path) -> None:
     own = next((path for path in julia.preload if Path(path).name == "libunwind.so.8"), None)
     if own is None:
-        pytest.skip("this Julia uses the system's libunwind")
+        pytest.skip("needs a Julia that brings a libunwind of its own")
     other = tmp_path / "libunwind.so.8"
     other.write_bytes(Path(own).read_bytes())
     done = run("", start=f"import ctypes; ctypes.CDLL({str(other)!r})\n", status=1)

@@ -428,7 +428,7 @@ def test_the_real_juliacall(julia: Julia) -> None:
     memory = Memory()
     way, notes = start.choose(julia, memory)
     if way != "juliacall":
-        pytest.skip("; ".join(notes))
+        pytest.skip(f"does not apply: Julia is not started by juliacall here: {'; '.join(notes)}")
     code = """
         from bridge import julia
         here = julia.runtime(threads=2)

@@ -56,7 +56,7 @@ def test_kernels_that_leave_avx512_unused_are_noticed(
 def test_the_kernels_are_asked_for_in_a_process_with_that_environment() -> None:
     found = doctor.blas({"OPENBLAS_CORETYPE": "SANDYBRIDGE"})
     if found is None or found["internal_api"] != "openblas":
-        pytest.skip("numpy has another BLAS here")
+        pytest.skip("needs a numpy with OpenBLAS")
     assert found["architecture"].upper() == "SANDYBRIDGE"
 
 

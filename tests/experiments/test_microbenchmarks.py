@@ -17,7 +17,6 @@ import pytest
 from rich.console import Console
 
 from bridge.engine import availability
-from bridge.julia.start import status
 from experiments.config import ConfigError, load_paper
 from experiments.microbenchmarks import measure, process, sweep
 from experiments.microbenchmarks import registry as systems
@@ -36,7 +35,7 @@ TINY = Sizes(
 PYTHON = [name for name, system in SYSTEMS.items() if system.language == "py"]
 JULIA = [name for name, system in SYSTEMS.items() if system.language == "jl" and not system.needs]
 compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler on this machine"
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="needs a C++ compiler: g++, clang++ or c++"
 )
 
 ViewOf = Callable[..., View]
@@ -124,7 +123,7 @@ def test_gradients_of_a_python_system_are_those_by_hand(name: str) -> None:
         program.close()
 
 
-@pytest.mark.skipif(status().julia is None, reason="no Julia on this machine")
+@pytest.mark.usefixtures("julia")
 @pytest.mark.parametrize("name", JULIA)
 def test_gradients_of_a_julia_system_are_those_by_hand(name: str) -> None:
     system = SYSTEMS[name]

@@ -246,7 +246,7 @@ def test_a_folder_without_write_access_is_refused(tmp_path: Path, monkeypatch: p
         lock(Results(tmp_path))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="does not apply: root may write anywhere")
 def test_a_folder_that_is_read_only_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:

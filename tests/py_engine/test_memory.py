@@ -13,13 +13,13 @@ import pytest
 import py_engine as pe
 from py_engine.ad.memory import keep_freed_memory
 
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 
 
 @glibc
 def test_gradients_fetch_their_memory_once():
     if not keep_freed_memory():
-        pytest.skip("the environment sets malloc's parameters")
+        pytest.skip("does not apply: the environment sets malloc's parameters")
 
     def rosenbrock(x):
         return np.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)

@@ -77,9 +77,12 @@ POINTS = [
 ]  # fmt: skip
 
 
-def each(rows):
-    """Parametrize a test with every point of every row."""
-    pairs = [(row, x) for row in rows for x in row.at]
+def each(rows, dtype=float):
+    """Parametrize a test with every point of every row that neither overflows nor underflows in `dtype`."""
+    with np.errstate(over="ignore"):
+        pairs = [(row, x, np.array(x, dtype)) for row in rows for x in row.at]
+    kept = [np.array_equal([np.isfinite(x), np.equal(x, 0)], [np.isfinite(y), y == 0]) for _, x, y in pairs]
+    pairs = [(row, x) for (row, x, _), keep in zip(pairs, kept, strict=True) if keep]
     return pytest.mark.parametrize(("row", "x"), pairs, ids=[f"{row.name} at {x}" for row, x in pairs])
 
 
@@ -90,10 +93,8 @@ def test_value_and_derivative(row, x):
     np.testing.assert_allclose(pe.compile(pe.value_and_grad(row.function))(np.array(x)), expected, rtol=1e-15)
 
 
-@each(POINTS)
+@each(POINTS, np.float32)
 def test_value_and_derivative_in_float32(row, x):
-    if abs(x) == 1e200:
-        pytest.skip("float32 has no such number")
     value, derivative = pe.compile(pe.value_and_grad(row.function))(np.array(x, np.float32))
     assert value.dtype == derivative.dtype == np.float32
     np.testing.assert_allclose((value, derivative), np.array(row.at[x], np.float32), rtol=1e-6)
@@ -185,14 +186,10 @@ def test_value_and_gradient(row, x):
         np.testing.assert_allclose(g, gradient, rtol=1e-12, atol=1e-15)
 
 
-@each(VECTORS)
+@each(VECTORS, np.float32)
 def test_value_and_gradient_in_float32(row, x):
-    with np.errstate(over="ignore"):
-        narrow = np.array(x, np.float32)
-    if not np.array_equal(np.isfinite(narrow), np.isfinite(x)) or (narrow == 0).sum() != np.equal(x, 0).sum():
-        pytest.skip("float32 has no such numbers")
     value, gradient = row.at[x]
-    v, g = pe.compile(pe.value_and_grad(row.function))(narrow)
+    v, g = pe.compile(pe.value_and_grad(row.function))(np.array(x, np.float32))
     assert v.dtype == g.dtype == np.float32
     np.testing.assert_allclose(v, value, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(g, gradient, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,29 @@
+"""In CI a test that would be skipped for want of something fails."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("ci", "reason", "outcome"),
+    [
+        ("true", "needs a C compiler", "failed"),
+        ("true", "could not import 'torch'", "failed"),
+        ("true", "does not apply: root may write anywhere", "skipped"),
+        ("true", "needs the real data: set TWINGRAD_DATA", "skipped"),
+        ("", "needs a C compiler", "skipped"),
+    ],
+)
+def test_what_ci_may_skip(
+    ci: str, reason: str, outcome: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    (conftest,) = (found for found in request.config.pluginmanager.get_plugins() if hasattr(found, "SKIPPED_IN_CI"))
+    hook = conftest.pytest_runtest_makereport()
+    next(hook)
+    report = pytest.TestReport("test", ("file", 1, "test"), {}, "skipped", ("file", 1, f"Skipped: {reason}"), "setup")
+    with pytest.raises(StopIteration) as made:
+        hook.send(report)
+    assert made.value.value.outcome == outcome
+    assert reason in str(made.value.value.longrepr)
