@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 import py_engine as pe
 from bridge import julia
 from bridge.errors import TwinGradError
+from experiments.gradbench.values import InputError
 
 __all__ = ["ENGINES", "MODULES", "serve"]
 
@@ -82,7 +84,7 @@ def _guarded(work: Callable[[], Answer]) -> Answer:
     """The answer, or the failure in its place: a wrong input must not end the conversation."""
     try:
         return work()
-    except (TwinGradError, pe.EngineError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (TwinGradError, pe.EngineError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
         return {"success": False, "error": f"{type(error).__name__}: {error}"}
 
 
@@ -92,11 +94,20 @@ def _evaluate(tool: Tool, message: Mapping[str, Any]) -> Answer:
     if name not in module.FUNCTIONS:
         raise MessageError(f"module {message['module']} has no function {name!r}; it has {', '.join(module.FUNCTIONS)}")
     options = given if isinstance(given, dict) else {}
-    least = int(options.get("min_runs", 1)), float(options.get("min_seconds", 0.0))
+    min_runs, min_seconds = int(_least(options, "min_runs", 1)), float(_least(options, "min_seconds", 0.0))
     arrays, settings = module.read(given)
-    result, nanoseconds = tool.run(Task(message["module"], name, arrays, settings, *least))
+    result, nanoseconds = tool.run(Task(message["module"], name, arrays, settings, min_runs, min_seconds))
+    if not all(np.isfinite(x).all() for x in result):
+        raise InputError("the result is not finite, and JSON has no such numbers")
     timings = [{"name": "evaluate", "nanoseconds": n} for n in nanoseconds]
     return {"success": True, "output": module.write(result, given), "timings": timings}
+
+
+def _least(options: Mapping[str, Any], name: str, default: float) -> float:
+    found = options.get(name, default)
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
+        raise InputError(f"{name}: expected a number, found {found!r}")
+    return found
 
 
 def _module(name: Any) -> ModuleType:

@@ -149,7 +149,9 @@ end
     for (kind, f, text) in (
         (NotDifferentiableError, () -> forward_gradient(x -> (y = zeros(2); y[1] = x[1]; sum(y)), ones(2)), "lose its derivative"),
         (NotDifferentiableError, () -> derivative(x -> "a", 1.0), "String"),
-        (NotDifferentiableError, () -> forward_gradient(sum, ["a"]), "array of numbers, got"),
+        (NotDifferentiableError, () -> forward_gradient(sum, ["a"]), "array of real numbers, got"),
+        (NotDifferentiableError, () -> forward_gradient(sum, [1im]), "real and imaginary parts separately"),
+        (NotDifferentiableError, () -> derivative(x -> x^2, 1.0im), "real and imaginary parts separately"),
         (ShapeError, () -> derivative(sum, [1.0]), "expected a number"),
         (ShapeError, () -> forward_gradient(x -> x, ones(2)), "forward_jacobian"),
         (ShapeError, () -> forward_gradient(sum, ones(2); chunk=0), "chunk of 1 or more"),

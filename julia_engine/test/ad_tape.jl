@@ -162,7 +162,13 @@ end
         (NotDifferentiableError, () -> cbrt.(Variable(ones(2))), "cbrt"),
         (TraceError, () -> compile(x -> item(sum(x)) > 0 ? x : -x)(ones(2)), "being traced"),
         (TraceError, () -> compile(x -> compile(y -> y)(x) + item(x))(1.0), "being traced"),
+        (TraceError, () -> compile(x -> x .* Int(x[1]))(ones(2)), "being traced"),
         (TraceError, () -> Variable(ones(2))[1] = 3, "written in place"),
+        (TraceError, () -> (y = exp.(Variable(ones(2))); y .= 3), "written in place"),
+        (TraceError, () -> (y = exp.(Variable(ones(2))); y .+= ones(2)), "written in place"),
+        (TraceError, () -> (y = exp.(Variable(ones(2))); y .= y), "written in place"),
+        (TraceError, () -> fill!(Variable(ones(2)), 3), "written in place"),
+        (TraceError, () -> copyto!(Variable(ones(2)), ones(2)), "written in place"),
         (ConfigurationError, () -> dropout(Variable(ones(2)), 1.5, Generator(0)), "at least 0 and below 1"))
         error = try
             f()

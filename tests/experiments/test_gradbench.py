@@ -62,6 +62,9 @@ MESSAGES = [
     evaluation("lse", "primal", {"x": []}),
     evaluation("llsq", "hessian", LINE),
     evaluation("llsq", "primal", None),
+    evaluation("lse", "primal", {**NUMBERS, "min_runs": "many"}),
+    evaluation("lse", "primal", {**NUMBERS, "min_seconds": float("inf")}),
+    evaluation("hello", "square", 1e200),
 ]
 
 
@@ -157,6 +160,9 @@ def test_an_analysis_is_acknowledged(answers):
         (16, "at least one number"),
         (17, "has no function 'hessian'; it has primal, gradient"),
         (18, "the input has no 'x'"),
+        (19, "min_runs: expected a number, found 'many'"),
+        (20, "min_seconds: expected a number, found inf"),
+        (21, "the result is not finite"),
     ],
 )
 def test_a_wrong_input_is_told_of_and_the_conversation_goes_on(answers, place, message):

@@ -401,6 +401,8 @@ array or tuple of numbers, whose derivatives come back in the same form. Derivat
 @inline derivative(f::F, x::Real) where {F} = slope(f, float(x), level(f, typeof(x)))
 derivative(f, x) = throw(ShapeError(
     "derivative: expected a number, got $(typeof(x)); forward_gradient and forward_jacobian take arrays"))
+derivative(f, x::Complex) = throw(NotDifferentiableError(
+    "derivative: expected a real number, got $(typeof(x)); pass real and imaginary parts separately"))
 @inline slope(f::F, x::T, ::Val{L}) where {F,T,L} =
     moved_by(Val(L), f(dual(x, k -> one(T), Val(1), Val(L))))
 
@@ -515,7 +517,8 @@ function forward_gradient(f, x::AbstractArray{<:Real}; chunk::Union{Nothing,Inte
     return forward_gradient_of(f, x, buffers)
 end
 forward_gradient(f, x; chunk=nothing) = throw(NotDifferentiableError(
-    "forward_gradient: expected an array of numbers, got $(typeof(x)); derivative takes a number"))
+    "forward_gradient: expected an array of real numbers, got $(typeof(x)); " * (eltype(x) <: Complex ?
+        "pass real and imaginary parts separately" : "derivative takes a number")))
 forward_gradient_of(f, x, buffers::ForwardBuffers{N,T}) where {N,T} = (g = similar(x, T); forward_gradient!(g, f, x, buffers); g)
 
 """

@@ -268,6 +268,7 @@ Base.Array(x::Tensor) = copy(value(x))
 Base.collect(x::Tensor) = Array(x)
 Base.Float64(x::Tensor) = Float64(item(x))
 Base.Float32(x::Tensor) = Float32(item(x))
+Base.Int64(x::Tensor) = Int64(item(x))
 
 function Base.show(io::IO, x::Tensor)
     print(io, "Tensor(")

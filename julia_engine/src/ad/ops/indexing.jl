@@ -203,6 +203,10 @@ positions(index::AbstractArray, n::Int) = isempty(index) ? Constant(Int64[]) :
     throw(DTypeError("getindex: an index must be of integers or booleans, got $(eltype(index))"))
 positions(@nospecialize(index), n::Int) = throw(DTypeError("getindex: cannot index with $(typeof(index))"))
 
-Base.setindex!(x::Tensor, @nospecialize(args...)) = throw(TraceError(
-    "tensors cannot be written in place, because a gradient may still need the old values; build the new tensor with " *
-    "where(), cat() or stack(), or use assign!() on a leaf"))
+in_place() = throw(TraceError("tensors cannot be written in place, because a gradient may still need the old values; " *
+    "build the new tensor with choose(), cat() or stack(), or use assign!() on a leaf"))
+Base.setindex!(x::Tensor, @nospecialize(args...)) = in_place()
+Base.fill!(x::Tensor, @nospecialize(value)) = in_place()
+Base.copyto!(x::Tensor, @nospecialize(args...)) = in_place()
+Base.Broadcast.materialize!(x::Tensor, @nospecialize(value)) = in_place()
+Base.Broadcast.materialize!(x::Tensor, ::Base.Broadcast.Broadcasted{Style}) where {Style} = in_place()
