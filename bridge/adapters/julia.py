@@ -283,14 +283,14 @@ class JuliaSession:
         self._check = DataCheck(spec, dtype)
         shapes = {name: p.shape for name, p in spec.in_memory().items()}
         self._parameters = FlatVector(self._layout(shapes), dtype)
+        more = {"techniques": techniques} if techniques else {}
+        integers, floats = self._describe(spec, optimizer, batch_size, dtype, threads, **more)
         trained = {name: shapes[name] for name, p in spec.in_memory().items() if p.trainable}
         self._gradient_layout = self._layout(trained)
         for name, array in self._parameters.arrays.items():
             array[...] = params[name]
         self._runtime, self._entries = self._load(threads)
         self._runtime.evaluate(f"TwinGrad.AD.interpret({str(_is_planned_at_once(spec) and not techniques).lower()})")
-        more = {"techniques": techniques} if techniques else {}
-        integers, floats = self._describe(spec, optimizer, batch_size, dtype, threads, **more)
         vector = self._parameters.vector
         number = self._entries.create(
             integers.ctypes.data, len(integers), floats.ctypes.data, len(floats), vector.ctypes.data, len(vector)

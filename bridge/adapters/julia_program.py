@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from bridge.adapters.julia import Entries, JuliaSession, load_engine, pointers
 from bridge.checks import check_losses
-from bridge.engine import Optimizer
 from bridge.julia.interface import Runtime, literal
-from bridge.spec import ModelSpec
 from py_engine.network.parameters import Layout
 
 __all__ = ["ProgramSession"]
@@ -23,7 +21,6 @@ __all__ = ["ProgramSession"]
 Array = NDArray[Any]
 
 _OWN = ("create", "train", "evaluate", "predict", "gradients", "free")
-
 
 _included: dict[str, Entries] = {}
 """The entry points of the modules that have been included, by name."""
@@ -39,23 +36,7 @@ class ProgramSession(JuliaSession):
     _module: ClassVar[str]
     """What the file defines."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        params: Mapping[str, Array],
-        optimizer: Optimizer,
-        batch_size: int,
-        dtype: DTypeLike = "float32",
-        threads: int = 1,
-    ) -> None:
-        self._accept(spec, optimizer)
-        super().__init__(spec, params, optimizer, batch_size, dtype, threads)
-        self._steps = 0
-
-    @staticmethod
-    def _accept(spec: ModelSpec, optimizer: Optimizer) -> None:
-        """Raise for what the file cannot do."""
-        raise NotImplementedError
+    _steps = 0
 
     @classmethod
     def _load(cls, threads: int) -> tuple[Runtime, Entries]:

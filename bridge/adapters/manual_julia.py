@@ -6,7 +6,6 @@ Nothing of the model reaches Julia but its sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,13 @@ _KINDS = ("rnn", "image-cnn", "text-cnn")
 
 
 def _describe(
-    spec: ModelSpec,
-    optimizer: Optimizer,
-    batch_size: int,
-    dtype: np.dtype[Any],
-    threads: int,
-    techniques: Mapping[str, Any] | None = None,
+    spec: ModelSpec, optimizer: Optimizer, batch_size: int, dtype: np.dtype[Any], threads: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """What `create` of manual.jl reads; `techniques` is always None, since there are none to switch."""
+    """What `create` of manual.jl reads.
+
+    Raises for what manual.jl cannot do: see `bridge.adapters.manual_kinds.check`; and of images there is one size of
+    kernel and of window.
+    """
     kind = check(spec, optimizer, _NAME).name
     shapes = [parameter.shape for parameter in spec.parameters().values()]
     integers, floats = [_KINDS.index(kind) + 1, 8 * dtype.itemsize, batch_size, threads], [optimizer.learning_rate]
@@ -42,6 +40,7 @@ def _describe(
         (features, units), classes = shapes[0], shapes[-1][0]
         integers += [math.prod(spec.input.sample) // features, features, units, classes]
     elif kind == "image-cnn":
+        _check_geometry(spec)
         _, height, width = spec.shapes()[0].output
         integers += [height, width, shapes[0][0], *shapes[2]]
     else:
@@ -54,10 +53,7 @@ def _describe(
     return np.array(integers, np.int64), np.array(floats)
 
 
-def _check(spec: ModelSpec, optimizer: Optimizer) -> None:
-    """See `bridge.adapters.manual_kinds.check`; of images there is one size of kernel and of window."""
-    if check(spec, optimizer, _NAME).name != "image-cnn":
-        return
+def _check_geometry(spec: ModelSpec) -> None:
     found = [list(layer.geometry.size) for layer in spec.layers if isinstance(layer, Conv2D | MaxPool2D)]
     if found != [[3, 3], [2, 2]]:
         raise SpecError(
@@ -74,5 +70,4 @@ class ManualJuliaSession(ProgramSession):
 
     _source = Path(__file__).with_name("manual.jl")
     _module = "TwinGradManual"
-    _accept = staticmethod(_check)
     _describe = staticmethod(_describe)
