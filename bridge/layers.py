@@ -7,6 +7,7 @@ new layer** is one class here, named in `AnyLayer`.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -84,8 +85,6 @@ Initialiser = Annotated[
 
 GLOROT_UNIFORM = PlainInitialiser(name="glorot_uniform")
 ZEROS = PlainInitialiser(name="zeros")
-
-
 ONES = PlainInitialiser(name="ones")
 NORMAL = Normal(name="normal")
 STANDARD_NORMAL = Normal(name="normal", std=1.0)
@@ -301,9 +300,9 @@ class Windowed(Layer):
     """What the axes are called."""
 
     @property
+    @abstractmethod
     def geometry(self) -> Geometry:
         """Where the window lies, axis by axis, whatever the number of axes."""
-        raise NotImplementedError
 
     def _move(self, input: Shape, channels: int, key: str) -> Shape:
         _check_axes(input, self.axes)

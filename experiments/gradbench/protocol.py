@@ -10,11 +10,12 @@ import importlib
 import json
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,17 +132,17 @@ class Task:
     min_seconds: float
 
 
-class Tool:
+class Tool(ABC):
     """An engine that runs a module's functions."""
 
-    name: str
+    name: ClassVar[str]
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
+    @abstractmethod
     def run(self, task: Task) -> tuple[list[Array], list[int]]:
         """Return the result's arrays, and the nanoseconds of each run."""
-        raise NotImplementedError
 
 
 class Numpy(Tool):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -63,7 +64,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Layer:
+class Layer(ABC):
     """What all layers share. One of your own overrides `output_shape`, `forward` and perhaps `parameters`.
 
     The constructor's arguments are kept in attributes of the same names.
@@ -84,16 +85,16 @@ class Layer:
         """The layer's parameters by name, in the order in which they are stored."""
         return {}
 
+    @abstractmethod
     def output_shape(self, input_shape: Shape) -> Shape:
         """The shape of a sample that comes out for a sample of `input_shape`.
 
         Raises `ShapeError`, saying what is expected, if such a sample can't go in.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
         """Compute the output for a batch `x` whose shape has been checked."""
-        raise NotImplementedError
 
     def __call__(self, x: Tensor, parameters: Tensors, training: bool = False) -> Tensor:
         """Compute the output for a batch `x` (N, ...). Raises `ShapeError` if its samples don't fit."""
@@ -246,9 +247,9 @@ class Recurrent(Layer):
         states = self.unroll([projected[t] for t in range(steps)], parameters["recurrent"])
         return states[-1] if self.returns == "last" else ops.stack(states, axis=1)
 
+    @abstractmethod
     def unroll(self, projected: list[Tensor], recurrent: Tensor) -> list[Tensor]:
         """The hidden states (N, units) of all steps from their projected inputs (N, gates · units)."""
-        raise NotImplementedError
 
     def gate(self, values: Tensor, index: int, count: int = 1) -> Tensor:
         """`count` gates from `index` on, out of (N, gates · units)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -44,7 +45,7 @@ _Block = tuple[Vector, Vector, Vector, Vector, tuple[Vector, ...]]
 """Parameters, gradient, decayed gradient, scratch, state."""
 
 
-class Optimizer:
+class Optimizer(ABC):
     """What all optimizers share: the settings, the state, clipping, weight decay, and the loop over blocks.
 
     Use: ``bind`` once to the vector that is to be trained, then ``step`` after every gradient.
@@ -86,6 +87,7 @@ class Optimizer:
 
     # What a subclass gives.
 
+    @abstractmethod
     def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
         """Apply the rule to one block of parameters `p`, gradient `g` and `state`, with `s` as scratch.
 
@@ -93,7 +95,6 @@ class Optimizer:
         `self.steps` is the number of this step, from 1. Where `p`, `g` and `state` are zero, `p` must stay zero:
         that is the padding of the vector.
         """
-        raise NotImplementedError
 
     # What a user calls.
 
