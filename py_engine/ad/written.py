@@ -51,10 +51,13 @@ READ_NOTHING = frozenset(
 
 
 def fingerprints(inputs: Sequence[Tensor]) -> Marks | None:
-    """Return the fingerprints of those inputs whose arrays were given and not computed; None if all were computed."""
+    """Return the fingerprints of those inputs whose memory was given and not computed; None if all were computed."""
     found: Marks | None = None
     for x in inputs:
-        if x.op is None and x.__class__ is not Literal:
+        base = x
+        while base.op is not None and base.op.view is not None:
+            base = base.inputs[0]
+        if base.op is None and base.__class__ is not Literal:
             data = x.data
             assert data is not None
             mark = hash(data.tobytes() if data.size <= EXACT else _sample(data).tobytes())

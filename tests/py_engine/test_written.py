@@ -46,6 +46,25 @@ def test_any_write_to_a_small_array_is_found(write):
         y.backward()
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.reshape(2, 3),
+        lambda x: x[::2],
+        lambda x: np.broadcast_to(x, (3, 6)),
+        lambda x: x.reshape(2, 3)[1:].T,
+        lambda x: pe.grad(lambda z: np.sum(z**3))(x),
+    ],
+    ids=["reshape", "slice", "broadcast", "several", "inner variable"],
+)
+def test_a_write_is_found_where_the_gradient_reads_a_view_of_what_was_given(view):
+    x = np.arange(6.0)
+    _, pullback = pe.vjp(lambda x: np.sum(np.sin(view(x))), x)
+    x += 1
+    with pytest.raises(InPlaceError):
+        pullback(1.0)
+
+
 @pytest.mark.parametrize("layout", ["c", "fortran", "strided", "broadcast"])
 def test_a_write_to_all_of_a_large_array_is_found_whatever_its_memory(layout):
     base = np.random.default_rng(0).standard_normal((128, 96))

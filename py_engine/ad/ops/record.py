@@ -111,8 +111,8 @@ class Op:
                 symbolic = True
             if x.requires_grad:
                 depends = True
-            if x.op is None:
-                given = True
+            if x.op is None or x.op.view is not None:
+                given = True  # or a view of what was given
             if alike and (x.dtype is not dtype or x.shape != shape):
                 alike = False
         if not alike or dtype not in FLOATS:
