@@ -64,7 +64,11 @@ def scan(
         ShapeError: the function's carry is of another structure or shape than it was; elements of `xs` differ in
             their number, or that is not `length`; the number of steps is not known.
         DTypeError: the carry changes its dtype, or floats of two dtypes are mixed.
+        ConfigurationError: `length`, `checkpoint` or `truncate` is no number of steps.
         TraceError: the function branches on a value.
+
+    Source: truncation after Williams and Peng, Neural Computation 2 (1990); the square root after Chen et al., "Training
+    deep nets with sublinear memory cost" (2016).
 
     Example:
         >>> total, sums = scan(lambda s, x: (s + x, s + x), 0.0, np.array([1.0, 2.0, 3.0]))
@@ -77,8 +81,8 @@ def scan(
     steps = _length(sequences, [f"xs{path}" for path in paths(x_structure)], length)
     body, captured, y_structure = _traced(function, carries, carry_structure, sequences, x_structure)
     segment = _segment(steps, checkpoint)
-    if truncate is not None and truncate < 1:
-        raise ConfigurationError(f"scan: truncate must be at least 1 step, got {truncate}")
+    if truncate is not None and not _is_count(truncate):
+        raise ConfigurationError(f"scan: truncate must be a number of steps from 1 on, got {truncate!r}")
     parts = _Parts(len(carries), len(sequences), len(captured))
     last, ys = _scanned(body, parts, carries, sequences, captured, steps, segment, truncate)
     return unflatten(carry_structure, last), unflatten(y_structure, ys)
@@ -99,6 +103,8 @@ def _tensors(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Tensor], lis
 
 
 def _length(sequences: Sequence[Tensor], names: Sequence[str], length: int | None) -> int:
+    if length is not None and (not isinstance(length, (int, np.integer)) or length < 0):
+        raise ConfigurationError(f"scan: length must be a number of steps, got {length!r}")
     for x, name in zip(sequences, names, strict=True):
         if not x.shape:
             raise ShapeError(f"scan: {name} is a single number; its first axis must be the sequence")
@@ -109,9 +115,7 @@ def _length(sequences: Sequence[Tensor], names: Sequence[str], length: int | Non
             raise ShapeError(f"scan: {name} has {x.shape[0]} steps, but {other}")
     if length is None:
         raise ShapeError("scan: the number of steps is not known; give length, or xs whose first axis is the sequence")
-    if length < 0:
-        raise ShapeError(f"scan: length must not be negative, got {length}")
-    return length
+    return int(length)
 
 
 def _segment(steps: int, checkpoint: bool | int) -> int | None:
@@ -119,9 +123,15 @@ def _segment(steps: int, checkpoint: bool | int) -> int | None:
         return None
     if checkpoint is True:
         return max(1, math.isqrt(steps))
-    if checkpoint < 1:
-        raise ConfigurationError(f"scan: a checkpoint every {checkpoint} steps is not possible; give at least 1")
+    if not _is_count(checkpoint):
+        raise ConfigurationError(
+            f"scan: checkpoint must be True, False or a number of steps from 1 on, got {checkpoint!r}"
+        )
     return int(checkpoint)
+
+
+def _is_count(n: Any) -> bool:
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1
 
 
 def _traced(

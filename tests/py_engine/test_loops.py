@@ -352,14 +352,17 @@ XS = np.ones(4)
         (lambda c: pe.scan(lambda c, x: (c, None), c, XS, 5), ShapeError, "scan: xs has 4 steps, but length is 5"),
         (lambda c: pe.scan(lambda c, x: (c, None), c, 1.0), ShapeError, "xs is a single number; its first axis"),
         (lambda c: pe.scan(lambda c, x: (c, None), c), ShapeError, "the number of steps is not known; give length, or"),
-        (lambda c: pe.scan(lambda c, x: (c, None), c, length=-1), ShapeError, "length must not be negative, got -1"),
+        (lambda c: pe.scan(lambda c, x: (c, None), c, length=-1), ConfigurationError, "a number of steps, got -1"),
+        (lambda c: pe.scan(lambda c, x: (c, None), c, length=2.0), ConfigurationError, "a number of steps, got 2.0"),
         (
             lambda c: pe.scan(lambda c, x: (c, c.astype(np.float32)), c, XS),
             DTypeError,
             "carry and outputs mix float32 and float64; convert them",
         ),
-        (lambda c: pe.scan(lambda c, x: (c, None), c, XS, checkpoint=-3), ConfigurationError, "every -3 steps is not"),
-        (lambda c: pe.scan(lambda c, x: (c, None), c, XS, truncate=0), ConfigurationError, "at least 1 step, got 0"),
+        (lambda c: pe.scan(lambda c, x: (c, None), c, XS, checkpoint=-3), ConfigurationError, "from 1 on, got -3"),
+        (lambda c: pe.scan(lambda c, x: (c, None), c, XS, checkpoint=2.5), ConfigurationError, "from 1 on, got 2.5"),
+        (lambda c: pe.scan(lambda c, x: (c, None), c, XS, truncate=0), ConfigurationError, "from 1 on, got 0"),
+        (lambda c: pe.scan(lambda c, x: (c, None), c, XS, truncate=True), ConfigurationError, "from 1 on, got True"),
         (
             lambda c: pe.scan(lambda c, x: (c if c[0] > 0 else -c, None), c, XS),
             TraceError,
@@ -368,7 +371,7 @@ XS = np.ones(4)
     ],
     ids=[
         "shape", "dtype", "structure", "no pair", "too many", "lengths", "length", "number", "unknown", "negative",
-        "mixed", "checkpoint", "truncate", "branch",
+        "no count", "mixed", "checkpoint", "fraction", "truncate", "truth", "branch",
     ],
 )  # fmt: skip
 def test_mistakes_are_named(run, call, error, message):
