@@ -77,6 +77,11 @@ def train(request: Training, output: Output) -> None:
     training, test = load_rows(request.data, request.data_dir, spec, output)
     if training.y is None:
         raise InputError(f"{request.data}: no y_train, nothing to learn")
+    if request.batch_size > len(training.y) > 0:
+        raise InputError(
+            f"--batch-size: a mini-batch of {request.batch_size:,} rows is more than the {len(training.y):,} training "
+            f"rows of {request.data}; give {len(training.y)} or less"
+        )
     with Worker(request.engine, request.threads) as worker:
         worker.build(spec, initial, optimizer, request.batch_size, spec.dtype)
         worker.preload(training.x, training.y)

@@ -209,9 +209,9 @@ class Sweep:
         self.download = download
         self._datasets: dict[str, Dataset] = {}
 
-    def source(self, paper: Paper, progress: Progress) -> str:
-        """Whether a paper's data are "real" or the embedded "sample"."""
-        return self._load(paper, progress).source
+    def fitting(self, paper: Paper, profile: ProfileName, progress: Progress) -> ProfileName:
+        """The profile, or the one that is made for the embedded sample where only that is at hand."""
+        return "sample" if self._load(paper, progress).source == "sample" else profile
 
     def run(self, jobs: Sequence[Job], progress: Progress, again: bool = False) -> Outcome:
         """Run every job that has no record yet; with `again` every job."""
@@ -238,29 +238,27 @@ class Sweep:
         return self._datasets[key]
 
     def _all(self, jobs: Sequence[Job], work: Workspace, outcome: Outcome, progress: Progress, again: bool) -> None:
+        found: dict[Job, Record] = {}
+        reused: list[Job] = []
+
+        def one(job: Job, lane: Lane) -> None:
+            task = task_of(job, work)
+            record = skeleton(job, task, work.dataset)
+            known = None if again else self.results.finished(record["key"])
+            if known is not None:
+                found[job] = known
+                reused.append(job)
+                progress.finish(str(job), "was finished before")
+            elif self._run(job, task, record, lane, progress):
+                found[job] = record
+
         for (measure, threads), alike in itertools.groupby(jobs, lambda job: (job.measure, job.threads)):
-            some = list(alike)
-            found: dict[int, Record] = {}
+            side_by_side(one, alike, lanes(threads) if measure in UNTIMED else [Lane()])
+        outcome.records += [found[job] for job in jobs]
+        outcome.reused += len(reused)
 
-            def one(index: int, lane: Lane, some: list[Job] = some, found: dict[int, Record] = found) -> None:
-                record = self._one(some[index], work, lane, outcome, progress, again)
-                if record is not None:
-                    found[index] = record
-
-            side_by_side(one, range(len(some)), lanes(threads) if measure in UNTIMED else [Lane()])
-            outcome.records += [found[index] for index in range(len(some))]
-
-    def _one(
-        self, job: Job, work: Workspace, lane: Lane, outcome: Outcome, progress: Progress, again: bool
-    ) -> Record | None:
-        """The record of a job, done now or before; None when its lane was stopped."""
-        task = task_of(job, work)
-        record = skeleton(job, task, work.dataset)
-        known = None if again else self.results.finished(record["key"])
-        if known is not None:
-            outcome.reused += 1
-            progress.finish(str(job), "was finished before")
-            return known
+    def _run(self, job: Job, task: Task, record: Record, lane: Lane, progress: Progress) -> bool:
+        """Run a job and save its record, whatever came of it; False when its lane was stopped."""
         progress.start(str(job), job.parts)
         start = time.perf_counter()
         try:
@@ -270,13 +268,13 @@ class Sweep:
             raise
         except (TwinGradError, EngineError) as error:
             if lane.stopped:  # its worker was ended, which says nothing about the run
-                return None
+                return False
             kind = "unavailable" if isinstance(error, EngineUnavailableError) else "failed"
             record.update(status="failed", error=str(error), error_kind=kind)
         record["seconds"] = time.perf_counter() - start
         self.results.save(record)
         progress.finish(str(job), described(record))
-        return record
+        return True
 
 
 def _data_key(paper: Paper) -> str:
@@ -289,6 +287,11 @@ def task_of(job: Job, work: Workspace, model: str | None = None) -> Task:
     paper, runs, training = job.paper, job.runs, job.paper.training
     differing = paper.own.get(job.engines[0], OwnTraining()) if job.measure == "own" else OwnTraining()
     pixels, batch_size = differing.pixels or training.pixels, differing.batch_size or training.batch_size
+    if batch_size.value > len(work.dataset.y_train):
+        raise ConfigError(
+            f"paper {paper.key}: a mini-batch (batch_size) of {batch_size.value:,} rows is more than the "
+            f"{len(work.dataset.y_train):,} training rows of {work.dataset.name}"
+        )
     name = model or (differing.model.value if differing.model else paper.model)
     spec = model_spec.load(model_path(name))
     known = training.train_evaluation_rows
@@ -461,19 +464,18 @@ def _run_race(job: Job, task: Task, record: Record, progress: Progress, lane: La
         rows, later = race.measure(workers, labels, task, job.rounds, progress, race_steps(job))
         for name, message in (failures | later).items():
             entrants[name]["error"] = message
-        for worker in [worker for name, worker in workers.items() if name not in later][:1]:
-            worker.resume()
-            record["provenance"]["blas"] = blas(worker)
+        finisher = next((worker for name, worker in workers.items() if name not in later), None)
+        if finisher is not None:
+            finisher.resume()
+            record["provenance"]["blas"] = blas(finisher)
     failed = {name: entrant["error"] for name, entrant in entrants.items() if entrant["error"]}
     yield {"race": rows}
     if failed:
         reasons = "; ".join(f"{name}: {message}" for name, message in failed.items())
-        missing = [name for name in failed if not engines.availability(name).ok]
-        if len(missing) == len(failed) < len(entrants):  # all that can race here have raced
-            yield {"error": reasons, "error_kind": "unavailable"}
-        else:
-            kind = "unavailable" if len(missing) == len(failed) else "failed"
-            yield {"status": "failed", "error": reasons, "error_kind": kind}
+        missing = all(not engines.availability(name).ok for name in failed)
+        yield {"error": reasons, "error_kind": "unavailable" if missing else "failed"}
+        if not missing or len(failed) == len(entrants):  # otherwise all that can race here have raced
+            yield {"status": "failed"}
 
 
 def _run_scaling(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
