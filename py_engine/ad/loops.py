@@ -67,8 +67,8 @@ def scan(
         ConfigurationError: `length`, `checkpoint` or `truncate` is no number of steps.
         TraceError: the function branches on a value.
 
-    Source: truncation after Williams and Peng, Neural Computation 2 (1990); the square root after Chen et al., "Training
-    deep nets with sublinear memory cost" (2016).
+    Source: truncation after Williams and Peng, Neural Computation 2 (1990); the square root after Chen et al.,
+    "Training deep nets with sublinear memory cost" (2016).
 
     Example:
         >>> total, sums = scan(lambda s, x: (s + x, s + x), 0.0, np.array([1.0, 2.0, 3.0]))
@@ -131,7 +131,7 @@ def _segment(steps: int, checkpoint: bool | int) -> int | None:
 
 
 def _is_count(n: Any) -> bool:
-    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and int(n) >= 1
 
 
 def _traced(
