@@ -138,7 +138,7 @@ def test_the_module_is_the_same_command() -> None:
         (["train", "mnist-rnn", "--data", "absent.npz"], "absent.npz: there is no such file"),
         (["train", "mnist-rnn", "--data", "mnist", "--save", "no/such/folder/w.safetensors"], "existing folder"),
         (["train", "mnist-rnn", "--data", "mnist", "--learning-rate", "-1"], "learning_rate must be a number"),
-        (["train", "mnist-rnn", "--data", "mnist", "--batch-size", "100000"], "a mini-batch of 100,000 rows is more than"),
+        (["train", "mnist-rnn", "--data", "mnist", "--batch-size", "100000"], "of 100,000 rows is more than the"),
         (["predict", "mnist-rnn", "absent.safetensors", "mnist"], "absent.safetensors"),
         (["list", "--json", "no/such/folder/list.json"], "--json: cannot write"),
     ],
