@@ -24,7 +24,7 @@ import math
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -411,18 +411,24 @@ _TENSORFLOW: dict[str, Any] = {
 }
 
 
-def _flux() -> Package:
-    from bridge.julia.packages import package  # here, since it needs Julia's modules
+def _of_packages(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) -> dict[str, Any]:
+    """What a row says of an engine made of Julia packages, from the names that each must have; the first is its own.
 
-    return package("Flux", ("setup", "update!", "withgradient", "Embedding"), oldest=(1, 6))
+    `oldest` is the release of Julia that they need.
+    """
 
+    def found() -> Iterator[tuple[str, Package]]:
+        from bridge.julia.packages import package  # here, since it needs Julia's modules
 
-def _lacks_flux() -> str:
-    return _flux().problem
+        return ((name, package(name, names, oldest)) for name, names in needs.items())
 
+    def lacks() -> str:
+        return next((package.problem for _, package in found() if package.problem), "")
 
-def _flux_version() -> dict[str, str]:
-    return {"flux": _flux().version, **_julia_version()}
+    def runtime() -> dict[str, str]:
+        return {name.lower(): package.version for name, package in found()} | _julia_version()
+
+    return {"distributions": (), "lacks": lacks, "counts_itself": True, "runtime": runtime}
 
 
 _JULIA: dict[str, Any] = {"lacks": _lacks_julia, "counts_itself": True, "runtime": _julia_version}
@@ -450,10 +456,21 @@ _ROWS = (
         "flux",
         "Flux",
         "bridge.adapters.flux:FluxSession",
-        (),
-        lacks=_lacks_flux,
-        counts_itself=True,
-        runtime=_flux_version,
+        **_of_packages({"Flux": ("setup", "update!", "withgradient", "Embedding")}, oldest=(1, 6)),
+    ),
+    Registered(
+        "lux",
+        "Lux",
+        "bridge.adapters.lux:LuxSession",
+        **_of_packages(
+            {"Lux": ("AbstractLuxLayer", "CrossEntropyLoss"), "Optimisers": ("freeze!",), "Zygote": ()}, oldest=(1, 10)
+        ),
+    ),
+    Registered(
+        "simplechains",
+        "SimpleChains",
+        "bridge.adapters.simplechains:SimpleChainsSession",
+        **_of_packages({"SimpleChains": ("TurboDense", "Conv", "valgrad!", "loss_multiplier")}, oldest=(1, 6)),
     ),
 )
 

@@ -1,7 +1,7 @@
 """Flux, in this process's Julia: flux.jl, called as the Julia engine is, from the same weights and the same batches.
 
-What it needs is a Julia with Flux 0.13.9 or later in its environment; see `bridge.julia.packages`. It was written to that
-package's documentation and is tested against a stand-in: see tests/bridge/test_flux.py.
+What it needs is a Julia with Flux 0.13.9 or later in its environment; see `bridge.julia.packages`. It was written to
+that package's documentation and is tested against a stand-in: see tests/bridge/test_julia_packages.py.
 """
 
 from __future__ import annotations
@@ -26,5 +26,4 @@ class FluxSession(ProgramSession):
 
     _source = Path(__file__).with_name("flux.jl")
     _module = "TwinGradFlux"
-    _accept = staticmethod(check)
     _describe = staticmethod(julia_package.describing(check))

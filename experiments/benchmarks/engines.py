@@ -12,7 +12,7 @@ from typing import Any
 
 ENGINES = [
     *("numpy", "julia", "manual", "manual-julia", "torch", "torch-compile"),
-    *("tensorflow", "tensorflow-xla", "jax", "flux"),
+    *("tensorflow", "tensorflow-xla", "jax", "flux", "lux", "simplechains"),
 ]
 """A list of its own, not the registry's: asv takes the parameters from one commit and uses them for all."""
 

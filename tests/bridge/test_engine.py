@@ -24,12 +24,13 @@ IN_PROCESS = ("numpy", "manual", "torch")
 
 def test_every_engine_has_a_row_and_an_adapter_file() -> None:
     ours = ["numpy", "julia", "manual", "manual-julia"]
-    assert engine.names() == [*ours, "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax", "flux"]
+    others = ["torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax", "flux", "lux", "simplechains"]
+    assert engine.names() == [*ours, *others]
     folder = Path(engine.__file__).parent / "adapters"
     modules = {engine.get(name).module for name in engine.names()}
     # What is written by hand for one network, and what engines share, stands in a file of its own beside the adapters.
     parts = {f"bridge.adapters.manual_{network}" for network in ("images", "kinds", "rnn", "text")}
-    parts.add("bridge.adapters.julia_program")
+    parts |= {"bridge.adapters.julia_program", "bridge.adapters.julia_package"}
     assert modules | parts == {
         f"bridge.adapters.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"
     }

@@ -81,7 +81,8 @@ def test_every_engine_has_a_digest_over_at_least_its_adapter(name: str) -> None:
     row = engine.get(name)
     covered = {path.relative_to(provenance.ROOT).as_posix() for path in provenance.sources(row.module)}
     assert row.module.replace(".", "/") + ".py" in covered
-    on_both = ("manual", "julia", "manual-julia", "flux")  # their adapters share code with the numpy engine's
+    # Their adapters share code with the numpy engine's.
+    on_both = ("manual", "julia", "manual-julia", "flux", "lux", "simplechains")
     assert ("py_engine/ad/tape.py" in covered) == (name == "numpy") or name in on_both
 
 

@@ -1,0 +1,62 @@
+"""What the engines made of a Julia package (flux.jl, lux.jl, simplechains.jl) have in common: see julia_package.jl."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge.adapters import julia
+from bridge.engine import Optimizer
+from bridge.errors import SpecError
+from bridge.spec import RBF, BatchNorm, LayerNorm, ModelSpec
+from py_engine.errors import ConfigurationError
+
+__all__ = ["check", "check_optimizer", "describing", "refusal"]
+
+Check = Callable[[ModelSpec, Optimizer], None]
+
+
+def check(spec: ModelSpec, optimizer: Optimizer, engine: str) -> None:
+    """Raise for what Flux and Lux, or one of their versions, compute otherwise than the spec says."""
+    for index, layer in enumerate(spec.layers):
+        if isinstance(layer, RBF | BatchNorm | LayerNorm):
+            raise refusal(spec, index, f"the engine {engine} has no {layer.op}")
+    check_optimizer(optimizer, engine, ("sgd", "rmsprop", "adam"))
+
+
+def check_optimizer(optimizer: Optimizer, engine: str, names: Collection[str]) -> None:
+    """Raise for an optimizer of another name, for weight decay, a largest norm, and for RMSProp with momentum."""
+    name = optimizer.name
+    more = optimizer.weight_decay or optimizer.clip_norm or (name == "rmsprop" and optimizer.momentum)
+    if name in names and not more:
+        return
+    known = ", ".join(f"{one} without momentum" if one == "rmsprop" else one for one in names)
+    raise ConfigurationError(
+        f"{name}: the engine {engine} has {known}, without weight_decay and clip_norm, found {optimizer.settings()}"
+    )
+
+
+def refusal(spec: ModelSpec, index: int, problem: str) -> SpecError:
+    """The error for a layer that an engine cannot have."""
+    return SpecError(f'the model "{spec.name}"', [f'layers[{index}] (id "{spec.layers[index].id}"): {problem}'])
+
+
+def describing(check: Check) -> Callable[..., tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """What gives a session as `create` of julia_package.jl reads it, once `check` has found nothing to refuse."""
+
+    def describe(
+        spec: ModelSpec, optimizer: Optimizer, batch_size: int, dtype: np.dtype[Any], threads: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        check(spec, optimizer)
+        integers, floats = julia.describe(spec, optimizer, batch_size, dtype, threads)
+        trained = sum(math.prod(p.shape) for p in spec.parameters().values() if p.trainable)
+        sizes = [*(shape.input for shape in spec.shapes()), spec.output]
+        first = [8 * dtype.itemsize, trained, len(sizes), *itertools.chain(*((len(size), *size) for size in sizes))]
+        return np.concatenate([np.array(first, np.int64), integers]), floats
+
+    return describe

@@ -1,0 +1,3 @@
+# A stand-in for Zygote, which Lux only needs to be loaded.
+module Zygote
+end
