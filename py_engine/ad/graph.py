@@ -14,6 +14,7 @@ from py_engine.ad import ops
 from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.ops.record import Op
 from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, SLICE, TRANSPOSE, Index, assemble
+from py_engine.ad.sums import ADD_IN_ANY_ORDER
 from py_engine.ad.tensor import FLOATS, STATE, Literal, Tensor, no_grad, scope
 from py_engine.ad.written import written
 from py_engine.errors import DTypeError, EngineError, InPlaceError, NotDifferentiableError, ShapeError, TraceError
@@ -76,10 +77,11 @@ def gradients(
     """
     wanted = {id(target) for target in targets if target.dtype in FLOATS}
     order, depends = _between(outputs, wanted, through)
+    first = _first_equals(order, wanted) if STATE.trace.__class__ is list else {}
     pending: dict[int, list[Part]] = {}
     for output, seed in zip(outputs, seeds, strict=True):
         if id(output) in depends:
-            pending.setdefault(id(output), []).append((seed, None))
+            pending.setdefault(first.get(id(output), id(output)), []).append((seed, None))
     result: dict[int, Tensor] = {}
     outer = scope = STATE.scope
     try:
@@ -96,18 +98,19 @@ def gradients(
             if id(node) in wanted:
                 result[id(node)] = accumulate(parts, node)
             if op.joint:
-                _pull_back_jointly(node, parts, depends, pending)
+                _pull_back_jointly(node, parts, depends, pending, first)
                 continue
             g = parts[0][0] if len(parts) == 1 and parts[0][1] is None else accumulate(parts, node)
             for i, x in enumerate(node.inputs):
                 if id(x) in depends:
                     part = _pull_back(node, op, i, x, g)
+                    number = first.get(id(x), id(x)) if first else id(x)
                     if part is None:
                         pass
-                    elif id(x) in pending:
-                        pending[id(x)].append(part)
+                    elif number in pending:
+                        pending[number].append(part)
                     else:
-                        pending[id(x)] = [part]
+                        pending[number] = [part]
         for target in targets:  # what is left are the leaves
             parts = pending.pop(id(target), None)
             if parts is not None:
@@ -144,6 +147,23 @@ def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool) -> tupl
                 if x.op is not None:
                     stack.append(x)
     return order, depends
+
+
+def _first_equals(order: Sequence[Tensor], wanted: set[int]) -> dict[int, int]:
+    """Return for each node that an earlier one equals which that is; wanted ones stay what they are.
+
+    What is computed twice is one value, and its gradient the sum of both: pulled back once, not twice. Only in a
+    trace: there, what an op reads cannot change between two calls.
+    """
+    first: dict[int, int] = {}
+    known: dict[Any, int] = {}
+    for node in order:
+        assert node.op is not None
+        if not (node.op.random or node.op.joint or id(node) in wanted):
+            found = known.setdefault(_equation(node, [first.get(id(x), id(x)) for x in node.inputs]), id(node))
+            if found != id(node):
+                first[id(node)] = found
+    return first
 
 
 Part = tuple[Tensor, Index | None]
@@ -195,13 +215,15 @@ def _reads(node: Tensor, i: int) -> bool:
         STATE.trace, STATE.recording = outer, recording
 
 
-def _pull_back_jointly(node: Tensor, parts: Sequence[Part], depends: set[int], pending: dict[int, list[Part]]) -> None:
+def _pull_back_jointly(
+    node: Tensor, parts: Sequence[Part], depends: set[int], pending: dict[int, list[Part]], first: dict[int, int]
+) -> None:
     assert node.op is not None and callable(node.op.vjp)
     asked = [id(x) in depends and x.dtype in FLOATS for x in node.inputs]
     if any(asked):
         for x, g in zip(node.inputs, node.op.vjp(parts, asked, node), strict=True):
             if g is not None:
-                pending.setdefault(id(x), []).append((g, None))
+                pending.setdefault(first.get(id(x), id(x)), []).append((g, None))
 
 
 def accumulate(parts: Sequence[Part], node: Tensor) -> Tensor:
@@ -213,8 +235,9 @@ def accumulate(parts: Sequence[Part], node: Tensor) -> Tensor:
     if slices:
         whole.append(assemble([g for g, _ in slices], [index for _, index in slices], node.shape))
     total = whole[0]
+    add = ADD_IN_ANY_ORDER if STATE.trace.__class__ is list else ops.add
     for g in whole[1:]:
-        total = total + g
+        total = add(total, g)
     return total
 
 
@@ -334,15 +357,21 @@ def simplify(graph: Graph) -> None:
             assert node.op is not None
             if node.op.random:
                 continue
-            numbers = [id(x) for x in node.inputs]
-            if node.op is ops.add or node.op is ops.mul:
-                numbers.sort()
-            key = (node.op, tuple(numbers), tuple(sorted(node.attrs.items())))
-            instead = known.setdefault(key, node)
+            instead = known.setdefault(_equation(node, [id(x) for x in node.inputs]), node)
         if instead is not node:
             replaced[id(node)] = instead
     graph.outputs = [resolve(x) for x in graph.outputs]
     graph.prune()
+
+
+def _equation(node: Tensor, numbers: list[int]) -> tuple[Any, ...]:
+    """Return what is the same for nodes that compute the same from inputs of these numbers."""
+    if node.op in COMMUTATIVE:
+        numbers.sort()
+    return node.op, tuple(numbers), tuple(sorted(node.attrs.items()))
+
+
+COMMUTATIVE = (ops.add, ops.mul, ADD_IN_ANY_ORDER)
 
 
 def _simpler(node: Tensor) -> Tensor | None:

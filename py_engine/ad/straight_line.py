@@ -18,6 +18,7 @@ from py_engine.ad import ops
 from py_engine.ad.graph import Graph
 from py_engine.ad.ops.record import Op
 from py_engine.ad.ops.reduction import MAX, MIN, SUM
+from py_engine.ad.sums import ADD_IN_ANY_ORDER
 from py_engine.ad.tensor import Literal, Tensor
 
 __all__ = ["DOMAIN_ERRORS", "FLOAT64", "Program", "straight_line"]
@@ -37,6 +38,7 @@ DEEPEST = 16
 
 EXPRESSIONS: dict[Op, str] = {
     ops.add: "{0} + {1}",
+    ADD_IN_ANY_ORDER: "{0} + {1}",
     ops.sub: "{0} - {1}",
     ops.mul: "{0} * {1}",
     ops.div: "{0} / {1}",

@@ -23,6 +23,7 @@ from py_engine.ad.ops.record import Call, Op, Shape
 from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, RESHAPE, as_index, copy, covers
 from py_engine.ad.plan import ALIGNMENT, Value, plan
 from py_engine.ad.straight_line import Program, straight_line
+from py_engine.ad.sums import add_early
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
@@ -64,6 +65,7 @@ class Tape:
     ) -> None:
         if techniques.simplify:
             simplify(graph)
+            graph.nodes = add_early(graph.nodes, graph.outputs)
         found = straight_line(graph) if techniques.straight_line else None
         self.program: Program | None = found[1] if found else None
         self._program_source = found[0] if found else ""

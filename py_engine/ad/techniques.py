@@ -24,7 +24,8 @@ class Techniques:
             the whole; off: they are copied there.
         straight_line: functions of single numbers run as generated straight-line Python on floats; off: as calls of
             numpy.
-        simplify: merge equal subexpressions and drop needless ops (one graph for forward and backward).
+        simplify: merge equal subexpressions, drop needless ops (one graph for forward and backward), and add the parts
+            of a gradient as soon as they are there.
         fused_loss: softmax cross-entropy and its gradient as two fused ops on integer labels (stable softmax,
             sparse one-hot labels); off: log_softmax times one-hot rows.
         fuse: convolution, bias, relu and max-pooling as one chain of few calls: the pooling is made ready by the

@@ -1,0 +1,140 @@
+"""Sums whose order is free: the terms are added early, each as often as it occurs; others stay as they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import py_engine as pe
+from py_engine import Tensor, ops
+from py_engine.ad.graph import trace
+from py_engine.ad.sums import ADD_IN_ANY_ORDER, add_early
+from py_engine.ad.tape import Tape
+from py_engine.ad.techniques import Techniques
+
+# Random graphs --------------------------------------------------------------------------------------------
+
+OPS = (
+    ADD_IN_ANY_ORDER,
+    ADD_IN_ANY_ORDER,
+    ops.add,
+    lambda x, y: ops.clip(x * y, -1000, 1000),
+    lambda x, y: -x,
+    lambda x, y: x[::-1],
+)
+"""Of whole numbers that stay small, so that all sums are exact, in any order."""
+
+Step = tuple[int, int, int]
+
+
+@st.composite
+def steps(draw) -> list[Step]:
+    """Ops by number, each with two operands among the values before it: two inputs, a constant, and results."""
+    count = draw(st.integers(1, 30))
+    return [
+        (draw(st.integers(0, len(OPS) - 1)), draw(st.integers(0, k + 2)), draw(st.integers(0, k + 2)))
+        for k in range(count)
+    ]
+
+
+def values(program: Sequence[Step], *inputs: Tensor) -> list[Tensor]:
+    found = [*inputs, Tensor(np.array([2.0, 0.0, -1.0]))]
+    for number, i, j in program:
+        found.append(OPS[number](found[i], found[j]))
+    return found[len(inputs) + 1 :]
+
+
+SYMBOLS = [Tensor.symbol((3,), np.dtype(np.float64)) for _ in range(2)]
+INPUTS = [np.array([1.0, -2.0, 3.0]), np.array([0.0, 5.0, -7.0])]
+
+
+@settings(max_examples=300)
+@given(steps(), st.data())
+def test_random_sums_have_the_values_that_they_have_in_any_order(program, data):
+    results = data.draw(st.lists(st.integers(0, len(program) - 1), min_size=1, max_size=3))
+
+    def function(*inputs: Tensor) -> list[Tensor]:
+        found = values(program, *inputs)
+        return [found[k] for k in results]
+
+    plain = Tape(trace(function, SYMBOLS), techniques=replace(Techniques(), simplify=False))
+    early = Tape(trace(function, SYMBOLS))
+    for _ in range(2):
+        for found, expected in zip(early(*INPUTS), plain(*INPUTS), strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+@settings(max_examples=300)
+@given(steps())
+def test_every_op_stands_behind_what_it_reads(program):
+    graph = trace(lambda *inputs: values(program, *inputs)[-1:], SYMBOLS)
+    known = {id(x) for x in (*graph.inputs, *graph.outputs)}
+    before = {id(x) for x in graph.nodes}
+    for x in add_early(graph.nodes, graph.outputs):
+        assert all(id(a) in known or a.op is None for a in x.inputs)
+        known.add(id(x))
+    assert all(id(x) in before | known for x in graph.outputs)
+
+
+# What becomes of them -------------------------------------------------------------------------------------
+
+
+def power(x, n=40):
+    r = np.sin(x)
+    for _ in range(n - 1):
+        r = r * np.sin(x)
+    return np.sum(r)
+
+
+def tape_of(function, *inputs):
+    compiled = pe.compile(function)
+    compiled(*inputs)
+    ((tape, _),) = compiled.tapes.values()
+    return tape
+
+
+def names(tape):
+    return [step.node.op.name for step in tape.instructions]
+
+
+def test_a_long_loop_keeps_half_its_values_and_none_of_the_terms():
+    x = np.linspace(0.5, 1.5, 1000)
+    n = 40
+    tape = tape_of(pe.grad(power), x)
+    assert tape.plan.size < (n / 2 + 6) * x.nbytes
+    np.testing.assert_allclose(tape(x)[0], n * np.sin(x) ** (n - 1) * np.cos(x), rtol=1e-12)
+
+
+def test_equal_values_are_pulled_back_once():
+    tape = tape_of(pe.grad(lambda x: np.sum(np.sin(x) * np.exp(x) + np.sin(x) * np.sqrt(x))), np.ones(3))
+    assert names(tape).count("cos") == 1
+    assert names(tape).count("mul") <= 4
+
+
+def test_terms_that_are_the_same_are_multiplied():
+    tape = tape_of(pe.grad(lambda x: np.sum(np.sin(x) + np.exp(x) + np.sin(x) + np.sin(x))), np.ones(3))
+    np.testing.assert_array_equal(tape(np.ones(3))[0], np.cos(np.ones(3)) * 3 + np.exp(np.ones(3)))
+    assert names(tape).count("cos") == 1
+
+
+def test_sums_of_the_program_are_computed_in_the_order_in_which_they_are_written():
+    x = np.array([40.0])
+    (found,) = tape_of(lambda x: x + np.exp(x) + -np.exp(x), x)(x)
+    assert found == x + np.exp(x) - np.exp(x) != x
+
+
+def test_a_value_asked_for_has_a_gradient_of_its_own_beside_an_equal_one():
+    def f(x):
+        y, z = np.sin(x), np.sin(x)
+        _, pull_back = pe.vjp(lambda a, b: np.sum(a * np.exp(b)), y, z)
+        return pull_back(np.ones(()))
+
+    x = np.linspace(0.1, 1, 5)
+    y = np.sin(x)
+    by_first, by_second = pe.compile(f)(x)
+    np.testing.assert_allclose(by_first, np.exp(y), rtol=1e-15)
+    np.testing.assert_allclose(by_second, y * np.exp(y), rtol=1e-15)
