@@ -29,6 +29,21 @@ const VALUES = (0.0, -0.0, 0.3, -0.7, 1.0, -1.0, 2.5, -3.0, 1e7, -1e30, Inf, -In
     end
 end
 
+@testset "derivatives of derivatives, compiled" begin
+    order(f, n) = n == 0 ? f : grad(order(f, n - 1))
+    wave(x) = exp(2x) * sin(x)  # the imaginary part of exp((2 + i) x)
+    for n in 1:5, x in (0.3, -1.1)
+        closed = imag((2 + im)^n * exp((2 + im) * x))
+        @test compile(order(wave, n))(x) ≈ closed rtol = 1e-10
+        @test sum(compile(order(v -> sum(wave.(v) .* v[1] ./ v[1]), 1))([x, x])) ≈
+            2imag((2 + im) * exp((2 + im) * x)) rtol = 1e-10
+    end
+    nested(x) = sum(grad(a -> sum(grad(b -> sum(exp.(b) .* sin.(b)))(a) .* a))(x) .* x)
+    x = [0.3, -0.4, 1.2]
+    @test compile(nested)(x) ≈ nested(x) rtol = 1e-12
+    @test compile(grad(nested))(x) ≈ grad(nested)(x) rtol = 1e-12
+end
+
 @testset "straight-line code of whole programs" begin
     f(x, y) = sin(cos(x)) * y + exp(-x * x) / (1 + y^2) + max(x, y) - tanh(x * y)
     g = compile(grad(f; argnums=(1, 2)))
