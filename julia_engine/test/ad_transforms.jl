@@ -59,6 +59,8 @@ end
         @test jacobian(f, x; mode=mode) ≈ expected
         @test compile(x -> jacobian(f, x; mode=mode))(x) ≈ expected
     end
+    halves(x) = (astype(x, Float32), x)
+    @test all(eltype.(jacobian(halves, x; mode=mode)) == (Float32, Float64) for mode in (:forward, :reverse))
     @test size(jacobian(x -> sum(x), x)) == (1, 3) && size(jacobian(x -> x .* [1.0, 2.0], 2.0)) == (2, 1)
     blocks = jacobian(p -> (u=p.a .* p.b, v=sum(p.a)), (a=[1.0, 2.0], b=[3.0, 4.0]))
     @test blocks.u.a == [3 0; 0 4] && blocks.u.b == [1 0; 0 2] && blocks.v.a == [1 1] && blocks.v.b == [0 0]
@@ -215,7 +217,8 @@ end
         (DTypeError, () -> pull(([1.0], [1.0])), "vjp: the seed: expected Float64 of size (2,)"),
         (DTypeError, () -> pull(Float32[1, 2]), "expected Float64, got Float32"),
         (ShapeError, () -> vjp(x -> (a=x,), [1.0])[2]((b=[1.0],)), "expected a named tuple of :a, got a named tuple of :b"),
-        (ReplayError, () -> late([1.0, 1.0]), "changed in place"),
+        (InPlaceError, () -> late([1.0, 1.0]), "changed in place"),
+        (ConfigurationError, () -> grad((x, y) -> sum(x .* y); argnums=(1, 1)), "name each argument once, got (1, 1)"),
         (ShapeError, () -> jvp(x -> x, ([1.0],), ([1.0], [2.0])), "expected 1 tangents"),
         (ShapeError, () -> jvp(x -> x, ([1.0],), ([1.0, 2.0],)), "jvp: tangent 1: expected size (1,), got (2,)"),
         (ConfigurationError, () -> jacobian(x -> x, [1.0]; mode=:sideways), ":forward or :reverse"),
@@ -268,12 +271,26 @@ end
         z = exp.(w)
         value(z) .= 0
         @test occursin("the gradient of \"exp\" needs what was computed with, but its result", message_of(() -> backward!(sum(z))))
-        s = sum(w .+ v)
-        a .= 7
-        w.grad = nothing
-        backward!(s)  # a sum needs no values
-        @test w.grad == ones(n)
+        for f in (() -> sum(w .+ v), () -> sum(exp.(w) .- exp.(w) .+ w))  # a sum needs no values, exp its result alone
+            s = f()
+            a .= 7
+            w.grad = nothing
+            backward!(s)
+            @test w.grad == ones(n)
+        end
     end
+    for n in (6, 6000), view_ in (x -> reshape(x, 2, :), x -> x[1:2:end], x -> permutedims(reshape(x, 2, :))[2:end, 1:1])
+        x, c = ones(n), ones(n)
+        _, pull = vjp(x -> sum(sin.(view_(x))), x)
+        y = sum(view_(Variable(ones(n))) .* view_(Constant(c)))
+        x .= 2
+        c .= 2
+        @test all(occursin("changed in place", message_of(f)) for f in (() -> pull(1.0), () -> backward!(y)))
+    end
+    x = [1.0, 2.0]
+    _, pull = vjp(x -> 3 .* x, x)
+    x .= 5
+    @test pull([1.0, 1.0]) == ([3.0, 3.0],)  # nothing of what was there is needed
     x = Variable([1.0, 2.0])
     @test occursin("cannot be written in place", message_of(() -> x[1] = 3))
 end

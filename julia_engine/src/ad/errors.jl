@@ -5,8 +5,8 @@ Messages name the user's own thing (layer, parameter, column), what was expected
 """
 module Errors
 
-export EngineError, ShapeError, DTypeError, NotDifferentiableError, TraceError, ReplayError, GradientCheckError,
-    NonFiniteError, LabelError, ParameterError, ConfigurationError
+export EngineError, ShapeError, DTypeError, NotDifferentiableError, TraceError, ReplayError, InPlaceError,
+    GradientCheckError, NonFiniteError, LabelError, ParameterError, ConfigurationError
 
 """Base of all errors that the engine raises on purpose; each has a `message`."""
 abstract type EngineError <: Exception end
@@ -17,6 +17,7 @@ for (name, doc) in (
     :NotDifferentiableError => "A gradient was asked for through integers, or through a function that has none.",
     :TraceError => "Something that only works eagerly was used while a graph was being traced.",
     :ReplayError => "A compiled tape was called with something other than what it was planned for.",
+    :InPlaceError => "An array was written to in place while a gradient still needed its old values.",
     :GradientCheckError => "A gradient differs from its finite-difference estimate.",
     :NonFiniteError => "NaN or Inf appeared in a loss or in a gradient.",
     :LabelError => "Targets don't suit the loss: wrong kind, wrong number, or a class that doesn't exist.",

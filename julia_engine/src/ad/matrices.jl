@@ -31,7 +31,7 @@ function by_rows(call::Call)
         found = [or_zeros(gradients(Tensor[y], Tensor[seed], call.variables; within=order), call.variables)
                  for seed in directions(y)]
         for k in eachindex(call.variables)
-            push!(blocks, transpose(side_by_side(Tensor[g[k] for g in found], call.variables[k])))
+            push!(blocks, astype(transpose(side_by_side(Tensor[g[k] for g in found], call.variables[k])), y.eltype))
         end
     end
     return blocks

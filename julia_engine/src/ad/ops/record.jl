@@ -242,9 +242,24 @@ const LINEAR = Set(["add", "sub", "neg", "sum", "reshape", "transpose", "slice",
 """A number that changes when an array does: made of all its bits where they are few, else of 64 places."""
 function stamp(x::Tensor)
     m = x.data::Memory
-    (x.literal || !is_dense(m)) && return UInt(0)
+    x.literal && return UInt(0)
+    is_dense(m) || return stamp_of_places(m, m.eltype === Float32 ? UInt32 : UInt64)
     n = length(m) * (m.eltype === Float32 ? 1 : 2)
     return mixed_bits(Ptr{UInt32}(m.address), n, n <= 1024 ? 1 : n ÷ 64 | 1)  # odd: both halves of a Float64
+end
+
+"""The same for memory with gaps, or in another order."""
+function stamp_of_places(m::Memory, ::Type{Bits}) where {Bits}
+    n, total = length(m), UInt64(0)
+    for i in 1:(n <= 1024 ? 1 : n ÷ 64 | 1):n
+        place, rest = 0, i - 1
+        for d in eachindex(m.dims)
+            rest, k = divrem(rest, m.dims[d])
+            place += k * m.strides[d]
+        end
+        total += (UInt64(i) * 0x9e3779b97f4a7c15 | 1) * (UInt64(unsafe_load(Ptr{Bits}(m.address), place + 1)) + 1)
+    end
+    return UInt(total)
 end
 
 function stamps_of(node::Tensor)
@@ -253,14 +268,32 @@ function stamps_of(node::Tensor)
     return stamps
 end
 
-"""Throw a `ReplayError` if an array that this node's derivative needs was written over since."""
+"""Throw an `InPlaceError` if an array that this node's derivative needs was written over since."""
 function check_stamps(node::Tensor)
     for (i, was) in enumerate(node.stamps)
         x = i <= length(node.inputs) ? node.inputs[i] : node
-        stamp(x) == was && continue
+        (stamp(x) == was || !reads(node, i)) && continue
         what = x === node ? "its result" : isempty(x.name) ? "its input $i" : "its input $i, \"$(x.name)\""
-        throw(ReplayError("the gradient of \"$(node.op.name)\" needs what was computed with, but $what (size $(size(x))) was " *
+        throw(InPlaceError("the gradient of \"$(node.op.name)\" needs what was computed with, but $what (size $(size(x))) was " *
             "changed in place since; change arrays after the backward pass, or compute with a copy"))
+    end
+end
+
+"""Whether the rules of a node read its input `i`, or its result (the number behind the last): found by tracing them."""
+function reads(node::Tensor, i::Int)
+    op = node.op::Op
+    op.backward! isa Joint && return true
+    values = Tensor[symbol(x.eltype, x.dims) for x in Tensor[node.inputs; node]]
+    g, y, inputs = symbol(node.eltype, node.dims), values[end], values[1:end-1]
+    try
+        parts, _ = tracing_apart() do
+            rules = Any[rule(op, k) for (k, x) in enumerate(node.inputs) if x.requires_grad]
+            Any[r(g, y, inputs, node.attrs) for r in rules if r !== nothing]
+        end
+        return any(x -> x === values[i], topological_sort(Tensor[part for part in parts if part !== nothing]))
+    catch error
+        error isa EngineError || rethrow()
+        return true  # a rule that needs values
     end
 end
 
