@@ -66,14 +66,15 @@ class Compiled:
                     pass  # where numpy has infinities and NaNs, the tape below has them, too
                 else:
                     return found[1]([np.array(value) for value in results])
-        leaves, structure = _opened(args)
-        if STATE.recording and any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
-            return self.function(*args)
-        arrays = _arrays(leaves)
+        arrays, structure = _opened(args)
+        if arrays is not args:  # they are not all arrays
+            if STATE.recording and any(isinstance(x, Tensor) and x.requires_grad for x in arrays):
+                return self.function(*args)
+            arrays = _arrays(arrays)
         make = structure, tuple([(a.shape, a.dtype) for a in arrays])
         with self._lock:
             tape, pack = self.tapes.get(make) or self._trace(make)
-            return pack([out.copy() for out in tape(*arrays)])
+            return pack(tape.replay(*arrays))
 
     def _trace(self, make: Make) -> tuple[Tape, Pack]:
         # All that is made now stays: the collector would only walk over it, again and again in a long graph.
@@ -137,7 +138,10 @@ def _floats(args: Sequence[Any]) -> list[float] | None:
 
 
 def _opened(args: tuple[Any, ...]) -> tuple[Sequence[Any], Structure | None]:
-    """Return the leaves of all arguments, and their structure; None where each argument is a leaf."""
+    """Return the leaves of all arguments, and their structure; None where each argument is a leaf.
+
+    Where all are arrays, they are the leaves, themselves.
+    """
     for x in args:
         if x.__class__ is not np.ndarray:
             leaves, structure = flatten(args)

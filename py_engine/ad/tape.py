@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from py_engine.ad.direct import Direct
 from py_engine.ad.graph import Graph, simplify
 from py_engine.ad.ops.linalg import MATMUL, suits_blas
 from py_engine.ad.ops.record import Call, Op, Shape
@@ -109,6 +111,7 @@ class Tape:
         # a tenth of the time that np.errstate does, which is as much as two calls of a small tape.
         self._silent = contextvars.copy_context()
         self._silent.run(np.seterr, all="ignore")
+        self._direct: Direct | None = None  # when first asked for
 
     # Running ----------------------------------------------------------------------------------------------
 
@@ -150,6 +153,21 @@ class Tape:
             buffer[...] = array
         self.run()
         return self.outputs
+
+    def replay(self, *arrays: Array) -> list[Array]:
+        """Run on these arrays, of the shapes and dtypes planned for, and return results that stay as they are.
+
+        Large ones are neither copied in nor out where they need not be: `inputs` and `outputs` may be left as they
+        were.
+        """
+        if not self.techniques.preallocate:
+            return [out.copy() for out in self(*arrays)]
+        if self._direct is None:
+            values = Counter(self.plan.storage)
+            number = {id(x): i for i, x in enumerate(self._known)}
+            alone = {k for k, x in enumerate(self.graph.outputs) if values[number[id(x)]] == 1}
+            self._direct = Direct(self.graph, self.inputs, self.outputs, self.instructions, alone, self._silent)
+        return self._direct(arrays)
 
     def poison(self, byte: int) -> None:
         """Fill all memory that a run must not rely on with one byte; for tests."""

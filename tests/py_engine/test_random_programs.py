@@ -15,11 +15,13 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, assume, given, note, settings
 from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import ops
+from py_engine.ad import direct
 from py_engine.ad.techniques import Techniques
 
 # The instructions -----------------------------------------------------------------------------------------
@@ -336,6 +338,25 @@ def test_techniques_do_not_change_results(program, switched):
     for _ in range(2):  # the second run finds what the first one left in the buffers
         ours, theirs = changed(*inputs)
         assert_close([ours, *theirs], [value, *gradients], f"with {switched}")
+
+
+@many_draws
+@given(programs())
+def test_arrays_used_where_they_are_give_what_copies_give(program):
+    note(str(program))
+    inputs = program.inputs()
+    compiled = pe.compile(pe.value_and_grad(program.ours, range(len(inputs))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct, "LARGE", 0)  # all of them
+        value, gradients = compiled(*inputs)
+        compiled(*[x + 1 for x in inputs])
+    ((tape, _),) = compiled.tapes.values()
+    found = [value, *gradients]
+    for array, expected in zip(found, tape(*inputs), strict=True):
+        np.testing.assert_array_equal(array, expected)
+    for i, array in enumerate(found):
+        for other in [*inputs, *tape.inputs, *tape.outputs, *found[:i]]:
+            assert not np.may_share_memory(array, other)
 
 
 @many_draws

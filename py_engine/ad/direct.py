@@ -1,0 +1,168 @@
+"""Replays that read large arguments where they are, and compute large results in arrays that the caller keeps.
+
+A tape's calls are bound to its own buffers, so that arguments are copied in, and results out. That is not needed where
+all calls that use such a buffer take it whole, as it is: they can be given another array of its make. What a result is
+computed in is new in every replay, so that none shares memory with an argument or with another replay's result.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Container, Sequence
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from py_engine.ad.graph import Graph
+from py_engine.ad.ops.record import Call
+from py_engine.ad.tensor import Array, Tensor
+
+if TYPE_CHECKING:
+    from py_engine.ad.tape import Instruction
+
+__all__ = ["LARGE", "Direct"]
+
+LARGE = 16_384
+"""Bytes: smaller arrays are copied in less time than calls are given others."""
+
+Place: TypeAlias = tuple[Any, int | str]
+"""The arguments of a call, a list or a dict, and where in them an array stands."""
+
+
+class Direct:
+    """The replays of one tape whose arguments and results are the caller's. They use the tape's other memory.
+
+    Args:
+        graph: what is computed.
+        inputs: the buffers of its inputs.
+        outputs: the buffers of its outputs.
+        instructions: how it is computed.
+        alone: the numbers of the outputs in whose memory no other value lies.
+        silent: the context to run in.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        instructions: Sequence[Instruction],
+        alone: Container[int],
+        silent: contextvars.Context,
+    ) -> None:
+        readers: dict[int, list[Instruction]] = {}
+        for step in instructions:
+            for number in {id(x) for x in step.node.inputs}:
+                readers.setdefault(number, []).append(step)
+        writer = {id(step.node): step for step in instructions}
+        calls = {id(call): _Given(call) for step in instructions for call in step.calls}
+
+        def places(x: Tensor, buffer: Array, steps: Sequence[Instruction]) -> list[Place]:
+            """Return where the calls of these instructions have a buffer; none if one has it in another form."""
+            if buffer.nbytes < LARGE or any(step.node.op is None or step.node.op.view is not None for step in steps):
+                return []
+            found = [calls[id(call)].places(buffer) for step in steps for call in step.calls]
+            return [] if None in found else [place for some in found for place in some or ()]
+
+        self._copied_in: list[tuple[int, Array]] = []
+        self._copied_out: list[tuple[int, Array]] = []
+        self._read: list[tuple[int, Array, list[Place]]] = []
+        self._new: list[tuple[int, Array, list[Place]]] = []
+        for k, (x, buffer) in enumerate(zip(graph.inputs, inputs, strict=True)):
+            if found := places(x, buffer, readers.get(id(x), [])):
+                self._read.append((k, buffer, found))
+            else:
+                self._copied_in.append((k, buffer))
+        for k, (x, buffer) in enumerate(zip(graph.outputs, outputs, strict=True)):
+            if k in alone and id(x) not in readers and (found := places(x, buffer, [writer[id(x)]])):
+                self._new.append((k, buffer, found))
+            else:
+                self._copied_out.append((k, buffer))
+        self._calls: list[Call] = [calls[id(call)].call() for step in instructions for call in step.calls]
+        self._outputs = list(outputs)
+        self._silent = silent
+
+    def __call__(self, arrays: Sequence[Array]) -> list[Array]:
+        """Replay the tape on arrays of the shapes and dtypes that it is planned for, and return new ones."""
+        for k, buffer in self._copied_in:
+            buffer[...] = arrays[k]
+        for k, buffer, places in self._read:
+            array = arrays[k]
+            if array.flags.c_contiguous and array.flags.aligned:
+                for arguments, key in places:
+                    arguments[key] = array
+            else:
+                buffer[...] = array
+        results = self._outputs.copy()
+        for k, buffer, places in self._new:
+            results[k] = array = np.empty(buffer.shape, buffer.dtype)
+            for arguments, key in places:
+                arguments[key] = array
+        try:
+            self._silent.run(self._run)
+        finally:  # the caller's arrays are not held any longer
+            for _, buffer, places in (*self._read, *self._new):
+                for arguments, key in places:
+                    arguments[key] = buffer
+        for k, buffer in self._copied_out:
+            results[k] = buffer.copy()
+        return results
+
+    def _run(self) -> None:
+        for call in self._calls:
+            call()
+
+
+class _Given:
+    """A call whose arguments can be changed, if it is known what it uses."""
+
+    def __init__(self, call: Call) -> None:
+        self._plain = call
+        self._function: Any = None
+        self._arguments: list[Any] = []
+        self._named: dict[str, Any] = {}
+        self._changes = False
+        if isinstance(call, partial) and _uses_arguments_only(call.func):
+            self._function, self._arguments, self._named = call.func, list(call.args), dict(call.keywords)
+
+    def places(self, array: Array) -> list[Place] | None:
+        """Return where the array stands among the arguments; None if the call might use a part of it, too."""
+        if self._function is None:
+            return None
+        found: list[Place] = []
+        slots: list[tuple[Any, Any]] = [(self._arguments, k) for k in range(len(self._arguments))]
+        for arguments, key in (*slots, *((self._named, key) for key in self._named)):
+            value = arguments[key]
+            if value is array:
+                found.append((arguments, key))
+            elif not _apart(value, array):
+                return None
+        self._changes = self._changes or bool(found)
+        return found
+
+    def call(self) -> Call:
+        """Return the call; it reads its arguments anew where some of them change."""
+        if not self._changes:
+            return self._plain
+        function, arguments, named = self._function, self._arguments, self._named
+        return (lambda: function(*arguments, **named)) if named else (lambda: function(*arguments))
+
+
+def _uses_arguments_only(function: Any) -> bool:
+    """Whether a function is known to use no array but its arguments: it is numpy's, or a module's."""
+    if isinstance(function, (np.ufunc, type(np.dot))):
+        return True
+    if isinstance(function, BuiltinFunctionType):
+        return isinstance(function.__self__, (ModuleType, np.ufunc))
+    return isinstance(function, FunctionType) and function.__closure__ is None and not function.__defaults__
+
+
+def _apart(value: Any, array: Array) -> bool:
+    """Whether an argument is known to share no memory with an array."""
+    if isinstance(value, np.ndarray):
+        return not np.may_share_memory(value, array)
+    if isinstance(value, (tuple, list)):
+        return all(_apart(part, array) for part in value)
+    return value is None or isinstance(value, (int, float, str, type, np.generic, np.dtype))

@@ -1,0 +1,145 @@
+"""Replays read large arguments where they are and compute large results in new arrays; all is as with copies."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+from py_engine import Tensor, ops
+from py_engine.ad import direct
+
+N = direct.LARGE // 8
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def tape_of(compiled):
+    ((tape, _),) = compiled.tapes.values()
+    return tape
+
+
+def test_large_arguments_are_not_copied_in_and_small_ones_are():
+    f = pe.compile(lambda x, y, z: np.sin(x) * z + np.cos(x) * np.sum(y))
+    x, y, z = numbers(N), numbers(3), numbers(N, seed=1)
+    np.testing.assert_array_equal(f(x, y, z), np.sin(x) * z + np.cos(x) * np.sum(y))
+    read, copied, also_read = tape_of(f).inputs
+    assert not read.any() and not also_read.any()
+    np.testing.assert_array_equal(copied, y)
+
+
+def test_large_results_are_computed_in_arrays_of_the_caller():
+    f = pe.compile(lambda x: (np.sin(x), np.sum(x)))
+    whole, total = f(numbers(N))
+    assert not tape_of(f).outputs[0].any()
+    assert tape_of(f).outputs[1] == total
+    again, _ = f(numbers(N, seed=1))
+    np.testing.assert_array_equal(whole, np.sin(numbers(N)))
+    assert whole.flags.owndata and whole.flags.writeable and not np.may_share_memory(whole, again)
+
+
+WAYS = {
+    "twice": lambda x: (x * 2, x * 2),
+    "an argument": lambda x: (x, x + 1),
+    "a view": lambda x: (x.reshape(2, -1), np.sum(x[:5])),
+    "a part": lambda x: np.concatenate([np.sin(x), np.cos(x)]),
+    "read again": lambda x: (np.exp(x), np.exp(x) + 1, np.exp(x)[::2]),
+    "one after the other": lambda x: ops.sigmoid(ops.relu(x)),
+    "a product": lambda x: x.reshape(-1, 16) @ x.reshape(16, -1),
+    "a reduction": lambda x: (np.sum(x), np.max(x), ops.logsumexp(x)),
+    "a constant": lambda x: (Tensor(np.ones(N)), x - 1),
+    "a gradient": pe.grad(lambda x: np.sum(np.sin(x) * np.exp(x))),
+    "a slice's gradient": pe.grad(lambda x: np.sum(x[1:] * x[:-1])),
+    "in a scan": lambda x: pe.scan(lambda c, y: (c + y, c), np.zeros(16), x.reshape(-1, 16))[1],
+}
+
+
+@pytest.mark.parametrize("function", WAYS.values(), ids=WAYS)
+def test_results_are_those_of_a_tape_with_copies_and_share_no_memory(function):
+    compiled = pe.compile(function)
+    given = [numbers(N), numbers(N, seed=1), numbers(N, seed=2)]
+    before = [x.copy() for x in given]
+    results = [np.atleast_1d(*r) if isinstance(r := compiled(x), tuple) else [r] for x in given]
+    for x, old in zip(given, before, strict=True):
+        np.testing.assert_array_equal(x, old)
+    tape = tape_of(compiled)
+    arrays = [*given, *tape.inputs, *tape.outputs]
+    for x, found in zip(given, results, strict=True):
+        for array, expected in zip(found, tape(x), strict=True):
+            np.testing.assert_array_equal(array, np.atleast_1d(expected) if array.ndim else expected)
+            assert not any(np.may_share_memory(array, other) for other in arrays)
+            arrays.append(array)
+
+
+@pytest.mark.parametrize("kind", ["strided", "turned", "unaligned", "read-only"])
+def test_arguments_may_lie_in_any_memory(kind):
+    x = numbers(N // 16, 16)
+    if kind == "strided":
+        given = np.repeat(x, 2, axis=1)[:, ::2]
+    elif kind == "turned":
+        given = np.asfortranarray(x)
+    elif kind == "unaligned":
+        given = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+        given[...] = x
+    else:
+        given = x.copy()
+        given.flags.writeable = False
+    f = pe.compile(pe.value_and_grad(lambda x: np.sum(np.tanh(x) ** 2)))
+    value, gradient = f(x)
+    for _ in range(2):
+        found, by = f(given)
+        assert found == value
+        np.testing.assert_array_equal(by, gradient)
+        np.testing.assert_array_equal(f(2 * x)[1], pe.grad(lambda x: np.sum(np.tanh(x) ** 2))(2 * x))
+
+
+def test_one_array_may_be_several_arguments_a_captured_one_and_an_earlier_result():
+    weight = numbers(N)
+    f = pe.compile(lambda x, y: x * y + Tensor(weight))
+    result = f(weight, weight)
+    np.testing.assert_array_equal(result, weight * weight + weight)
+    np.testing.assert_array_equal(f(result, result), result * result + weight)
+    np.testing.assert_array_equal(result, weight * weight + weight)
+
+
+def test_what_a_caller_does_to_results_changes_no_later_ones():
+    f = pe.compile(lambda x: np.sqrt(x))
+    x = np.arange(N, dtype=np.float64)
+    f(x)[...] = -1
+    x[...] = 4
+    np.testing.assert_array_equal(f(x), np.full(N, 2.0))
+
+
+def test_arguments_and_results_are_not_held():
+    f = pe.compile(lambda x: np.sin(x))
+    x = numbers(N)
+    result = f(x)
+    held = weakref.ref(x), weakref.ref(result)
+    del x, result
+    gc.collect()
+    assert held[0]() is held[1]() is None
+
+
+def test_a_failed_replay_leaves_nothing_behind():
+    def refuse(x):
+        if x[0] < 0:
+            raise ValueError("negative")
+        return np.array(x)
+
+    picky = pe.custom_rule(refuse, vjp=lambda g, y, x: g)
+    f = pe.compile(lambda x: np.sin(x) + picky(x))
+    x = np.abs(numbers(N))
+    expected = f(x)
+    wrong = -x
+    with pytest.raises(ValueError, match="negative"):
+        f(wrong)
+    held = weakref.ref(wrong)
+    del wrong
+    gc.collect()
+    assert held() is None
+    np.testing.assert_array_equal(f(x), expected)
