@@ -96,6 +96,8 @@ class EngineRow(_Record):
 
     name: Identifier
     reported_as: str = ""
+    optional: bool = False
+    """Whether it has a row only where something was measured of it."""
 
 
 class Environment(_Record):

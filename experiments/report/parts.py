@@ -222,15 +222,19 @@ def of_memory(paper: Paper, what: str) -> list[str]:
 
 
 def missing_notes(view: View, measures: Iterable[str], only: Iterable[str] | None = None) -> list[str]:
-    """One note per reason, naming the engines it holds for."""
+    """One note per reason, naming the engines it holds for, and one for all engines that have no row at all."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for measure in measures:
         for engine in view.engines() if only is None else only:
             if reason := view.why_missing(engine, measure):
                 reasons.setdefault((MEASURE_NAMES[measure], reason), []).append(view.label(engine))
+    absent = [f"{view.label(engine)}: {reason.removesuffix('.')}" for engine, reason in view.absent().items()]
     return [
-        f"Missing, {measure}: {', '.join(names)}: {reason.removesuffix('.')}."
-        for (measure, reason), names in reasons.items()
+        *(
+            f"Missing, {measure}: {', '.join(names)}: {reason.removesuffix('.')}."
+            for (measure, reason), names in reasons.items()
+        ),
+        *([f"Without a row: {'; '.join(absent)}."] if absent and only is None else []),
     ]
 
 

@@ -76,11 +76,21 @@ class View:
         return f"{SAMPLE_LABEL}, not {self.paper.dataset.upper()}" if self.data_source == "sample" else None
 
     def engines(self) -> list[str]:
-        """The engines of the paper's file in its order, then any others that were run."""
-        names = self.paper.engine_names()
+        """The engines of the paper's file in its order but for absent ones, then any others that were run."""
+        names, absent = self.paper.engine_names(), self.absent()
         trained = self.runs[self.runs["measure"].isin(TRAINED)]
         found = [*trained["engine"], *(engine for name in FRAMES for engine in getattr(self, name)["engine"])]
-        return names + sorted(set(found) - set(names))
+        return [name for name in names if name not in absent] + sorted(set(found) - set(names))
+
+    def absent(self) -> dict[str, str]:
+        """The optional engines of the paper's file that nothing was measured of, with the reason."""
+        done = self.runs[self.runs["measure"].isin(TRAINED) & (self.runs["status"] == "ok")]
+        measured = {*done["engine"], *(engine for name in FRAMES for engine in getattr(self, name)["engine"])}
+        return {
+            row.name: next(filter(None, (self.why_missing(row.name, one) for one in (*TRAINED, *FRAMES))), "not run")
+            for row in self.paper.engines
+            if row.optional and row.name not in measured
+        }
 
     def label(self, engine: str) -> str:
         """The engine's name as its adapter gives it, or its registry name when it never ran."""
@@ -129,7 +139,7 @@ class View:
         runs = self.runs[self.runs["measure"] == measure]
         if measure == "race":  # one run with many engines, whose error names those that failed
             named = runs["error"].astype(str).str.contains(f"{engine}: ", regex=False)
-            failed = runs[(runs["status"] != "ok") & named]
+            failed = runs[(runs["status"] != "ok") & (named | (runs["engine"] == engine))]
         else:
             runs = runs[runs["engine"] == engine]
             failed = runs[runs["status"] != "ok"]
@@ -145,7 +155,7 @@ class View:
         how = "not run since the engine's source changed" if (engine, measure) in self.outdated else "not run"
         if len(failed):
             error = str(failed["error"].iloc[-1])
-            error = error.partition(f"{engine}: ")[2] if measure == "race" else error
+            error = error.partition(f"{engine}: ")[2] or error if measure == "race" else error
             how = f"failed: {error.strip().partition(chr(10))[0] or 'no message was recorded'}"
         return f"{wanted - done} of {wanted} seeds {how}" if done else how
 

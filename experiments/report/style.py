@@ -55,6 +55,8 @@ LOOKS: dict[str, Look] = {
     "tensorflow-xla": Look("#3A16D6", "d"),
     "jax": Look("#009E73", "P"),
     "flux": Look("#7B3F00", "X"),
+    "lux": Look("#00147F", "<"),
+    "simplechains": Look("#661950", ">"),
     "manual": Look("#7A7A7A", "*"),
     "manual-julia": Look("#B9A2C6", "p"),
     "own": Look("#000000", "h"),

@@ -498,6 +498,8 @@ def missing(view: View) -> Table:
                         "reason": reason,
                     }
                 )
+    for engine, reason in view.absent().items():
+        rows.append({"row": view.label(engine), "measure": "everything", "reason": reason})
     for name, reason in microbenchmarks.missing_systems(view):
         rows.append({"row": name, "measure": MEASURE_NAMES["microbenchmarks"], "reason": reason})
     named = {item.row for item in paper.reported if item.kind == "paper"}

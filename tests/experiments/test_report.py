@@ -28,7 +28,7 @@ from experiments.report.table import Table
 from experiments.results import ResultsError, Tidy
 
 ViewOf = Callable[..., View]
-ENGINES = tuple(load_paper("mnist-rnn-e").engine_names())
+ENGINES = tuple(row.name for row in load_paper("mnist-rnn-e").engines if not row.optional)
 ABOUT_SOME = {"settings", "missing", "scaling", "parity", "variants", "ablation_numpy", "ablation_julia", "claims"}
 SYSTEMS = {"micro_gradients", "micro_chunks", "micro_ratios", "micro_memory"}
 ABOUT_ENGINES = sorted(set(tables.PRODUCERS) - ABOUT_SOME - SYSTEMS)
@@ -606,7 +606,24 @@ def test_an_engine_of_a_later_release_is_shown_after_the_papers_own(fake: Module
         for item in items:
             if item["engine"] == "manual":
                 item |= {"engine": "later", "label": "Later"}
-    assert view_of(sweep).engines() == [*load_paper("mnist-rnn-e").engine_names(), "later"]
+    assert view_of(sweep).engines() == [*ENGINES, "later"]
+
+
+def test_an_optional_engine_has_a_row_only_where_it_ran(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows(seeds=1)
+    tried = [run for run in sweep["runs"] if run["engine"] == "flux"]
+    sweep["runs"] += [run | {"engine": "lux", "label": "Lux", "status": "failed", "error": "no Lux"} for run in tried]
+    view = view_of(sweep)
+    assert view.absent() == {"lux": "failed: no Lux", "simplechains": "not run"}
+    for name in ABOUT_ENGINES:
+        made = tables.PRODUCERS[name](view)
+        assert not {"lux", "simplechains"} & {item.get("engine") for item in made.rows}, name
+        assert "Without a row: Lux: failed: no Lux; SimpleChains: not run." in made.notes, name
+    told = [dict(item) for item in tables.missing(view).rows]
+    assert {"row": "Lux", "measure": "everything", "reason": "failed: no Lux"} in told
+    for items in sweep.values():
+        items += [item | {"engine": "simplechains"} for item in items if item["engine"] == "flux"]
+    assert view_of(sweep).engines() == [*ENGINES, "simplechains"]
 
 
 # ----------------------------------------------------------------------------------------------------------
