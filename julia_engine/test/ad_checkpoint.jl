@@ -137,12 +137,7 @@ end
         (NotDifferentiableError, () -> hessian(x -> sum(rule(vjp=(g, y, x) -> g, jvp=(t, y, x) -> t[1], opaque=true)(x)), x),
             "\"double\": its vjp: an opaque function of arrays has no second derivative"),
         (DTypeError, () -> custom_rule(x -> "a"; name="text")(x), "got String"))
-        error = try
-            f()
-            nothing
-        catch e
-            e
-        end
+        error = error_of(f)
         @test (text, typeof(error), error isa EngineError && occursin(text, error.message)) == (text, kind, true)
     end
     changing = custom_rule(x -> x[x.>0]; vjp=(g, y, x) -> x, opaque=true, name="positive")

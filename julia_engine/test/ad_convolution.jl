@@ -5,6 +5,7 @@ module Convolutions
 using Test
 using TwinGrad
 using TwinGrad.AD: AD, Kernels, apply
+using Main: error_of
 
 const SEED = 31
 @info "random operands" seed = SEED
@@ -120,12 +121,7 @@ end
         (() -> max_pool(x, 5), "a window of size (5, 5) does not fit an input of (5, 4)"),
         (() -> max_pool(x, 2; padding=2), "padding must be at most half the window"),
         (() -> avg_pool(Variable(ones(5)), 2), "expected size (W, C, N) or (W, H, C, N), got (5,)"))
-        error = try
-            f()
-            nothing
-        catch e
-            e
-        end
+        error = error_of(f)
         @test (text, error isa ShapeError && occursin(text, error.message)) == (text, true)
     end
     @test_throws DTypeError conv(x, Variable(ones(Float32, 3, 3, 2, 4)))
@@ -301,12 +297,7 @@ end
         (sizes((5, 5, 2), Conv2D(3 => 4, 3)), ShapeError, "in layer \"conv2d\": expected samples of size (W, H, 3)"),
         (sizes((5, 5, 2), Conv2D(2 => 4, 7)), ShapeError, "in layer \"conv2d\": a window of size (7, 7)"),
         (sizes((5, 2), MaxPool1D(8)), ShapeError, "in layer \"maxpool1d\": a window of size (8,)"))
-        error = try
-            f()
-            nothing
-        catch e
-            e
-        end
+        error = error_of(f)
         @test (text, error isa kind && occursin(text, error.message)) == (text, true)
     end
 end

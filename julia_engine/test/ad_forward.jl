@@ -159,12 +159,7 @@ end
         (ShapeError, () -> forward_gradient!(zeros(3), sum, ones(3), ForwardBuffers(sum, ones(2))), "of size (2,)"),
         (ShapeError, () -> forward_jacobian!(zeros(3, 3), x -> x, ones(2)), "matrix of size (2, 2)"),
         (ShapeError, () -> forward_jacobian(x -> "a", ones(2)), "array of numbers"))
-        error = try
-            f()
-            nothing
-        catch e
-            e
-        end
+        error = error_of(f)
         @test (text, error isa kind && occursin(text, error.message)) == (text, true)
     end
 end

@@ -149,12 +149,7 @@ end
         (ConfigurationError, () -> scan((c, x) -> (c, x), ones(2), x; checkpoint=0), "checkpoint must be true, false or"),
         (ConfigurationError, () -> scan((c, x) -> (c, x), ones(2), x; truncate=true), "truncate must be a number of steps"),
         (ConfigurationError, () -> scan((c, x) -> (c, x), ones(2), nothing; length=-1), "length must be a number of steps"))
-        error = try
-            f()
-            nothing
-        catch e
-            e
-        end
+        error = error_of(f)
         @test (text, typeof(error), error isa EngineError && occursin(text, error.message)) == (text, kind, true)
     end
     @test scan((c, x) -> (c .+ 1, x), ones(2), x)[1] == [4, 4]  # nothing was left in disorder

@@ -170,12 +170,7 @@ end
         (TraceError, () -> fill!(Variable(ones(2)), 3), "written in place"),
         (TraceError, () -> copyto!(Variable(ones(2)), ones(2)), "written in place"),
         (ConfigurationError, () -> dropout(Variable(ones(2)), 1.5, Generator(0)), "at least 0 and below 1"))
-        error = try
-            f()
-            nothing
-        catch e
-            e
-        end
+        error = error_of(f)
         @test (text, error isa kind, error isa EngineError && occursin(text, error.message)) == (text, true, true)
     end
     leaked = Ref{Any}()

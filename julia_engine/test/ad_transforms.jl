@@ -227,12 +227,7 @@ end
         (DTypeError, () -> compile(p -> p.w)((w=[1.0], name="a")), "argument 1.name is of String"),
         (TraceError, () -> compile(x -> "a")(1.0), "must return tensors"),
         (TraceError, () -> compile(x -> x > 0 ? x : -x)(1.0), "being traced"))
-        error = try
-            f()
-            nothing
-        catch e
-            e
-        end
+        error = error_of(f)
         @test (text, typeof(error), error isa EngineError && occursin(text, error.message)) == (text, kind, true)
     end
     branch(x) = x > 0 ? x^2 : -x  # eagerly a branch on a value works

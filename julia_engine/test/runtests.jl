@@ -18,6 +18,15 @@ message_of(f) =
         error isa EngineError ? error.message : rethrow()
     end
 
+"""What `f()` throws; nothing if it returns."""
+error_of(f) =
+    try
+        f()
+        nothing
+    catch error
+        error
+    end
+
 @testset "TwinGrad" begin
     for name in CHOSEN
         @testset "$name" begin
