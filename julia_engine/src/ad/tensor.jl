@@ -363,8 +363,11 @@ for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=)
         @eval Base.$f(a::$T, b::Elements) = Elements(DOTTED[$f](a, b.tensor))
     end
 end
-for f in (:-, :abs, :abs2, :sign, :sqrt, :inv, :exp, :expm1, :log, :log1p, :sin, :cos, :tan, :asin, :acos, :atan, :sinh,
-    :cosh, :tanh)
+Base.:-(a::Elements) = Elements(DOTTED[-](a.tensor))
+"""Functions of one number that are ops when dotted, and that tensors without dimensions take as numbers do."""
+const ON_NUMBERS = (:abs, :abs2, :sign, :sqrt, :inv, :exp, :expm1, :log, :log1p, :sin, :cos, :tan, :asin, :acos, :atan,
+    :sinh, :cosh, :tanh)
+for f in ON_NUMBERS
     @eval Base.$f(a::Elements) = Elements(DOTTED[$f](a.tensor))
 end
 @static if !(ifelse isa Core.Builtin)  # until Julia 1.6 it takes no methods

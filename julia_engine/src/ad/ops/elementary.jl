@@ -180,8 +180,7 @@ const EQUAL = comparison("equal", ==, "a = b")
 const NOT_EQUAL = comparison("not_equal", !=, "a ≠ b")
 
 # Scalar functions on tensors without dimensions, as Julia's on numbers.
-for f in (:exp, :expm1, :log, :log1p, :sqrt, :sin, :cos, :tan, :asin, :acos, :atan, :sinh, :cosh, :tanh, :abs, :abs2,
-    :sign, :inv)
+for f in ON_NUMBERS
     @eval Base.$f(x::Tensor) = is_scalar(x) ? DOTTED[$f](x) :
         throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
 end
