@@ -470,7 +470,7 @@ _ROWS = (
         "simplechains",
         "SimpleChains",
         "bridge.adapters.simplechains:SimpleChainsSession",
-        **_of_packages({"SimpleChains": ("TurboDense", "Conv", "valgrad!", "loss_multiplier")}, oldest=(1, 6)),
+        **_of_packages({"SimpleChains": ("TurboDense", "Conv", "valgrad!", "loss_multiplier")}, oldest=(1, 10)),
     ),
 )
 

@@ -47,7 +47,8 @@ def package(name: str, needs: tuple[str, ...] = (), oldest: tuple[int, int] = OL
         wanted = ".".join(map(str, oldest))
         return Package(
             "",
-            f"{name} needs Julia {wanted} or later, found {julia.version}: name one that has {name} in TWINGRAD_JULIA",
+            # Without the package's name, so that one line can say it of many.
+            f"needs Julia {wanted} or later, found {julia.version}: name one that has it in TWINGRAD_JULIA",
         )
     place = next(_places(julia, name), None)
     install = f"{julia.executable} -e 'import Pkg; Pkg.add(\"{name}\")'"

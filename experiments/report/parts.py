@@ -228,13 +228,16 @@ def missing_notes(view: View, measures: Iterable[str], only: Iterable[str] | Non
         for engine in view.engines() if only is None else only:
             if reason := view.why_missing(engine, measure):
                 reasons.setdefault((MEASURE_NAMES[measure], reason), []).append(view.label(engine))
-    absent = [f"{view.label(engine)}: {reason.removesuffix('.')}" for engine, reason in view.absent().items()]
+    absent: dict[str, list[str]] = {}
+    for engine, reason in view.absent().items() if only is None else ():
+        absent.setdefault(reason.removesuffix("."), []).append(view.label(engine))
+    left_out = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in absent.items())
     return [
         *(
             f"Missing, {measure}: {', '.join(names)}: {reason.removesuffix('.')}."
             for (measure, reason), names in reasons.items()
         ),
-        *([f"Without a row: {'; '.join(absent)}."] if absent and only is None else []),
+        *([f"Without a row: {left_out}."] if left_out else []),
     ]
 
 
