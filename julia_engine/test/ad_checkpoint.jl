@@ -114,6 +114,11 @@ end
         found = run(grad(f; argnums=(1, 2)))(a, b)
         @test found[1] ≈ ga && found[2] ≈ gb
     end
+    buffer = zeros(2)
+    reusing = custom_rule(x -> buffer .= 2 .* x; vjp=(g, y, x) -> 2 .* g, opaque=true)
+    first_ = reusing([1.0, 2.0])
+    reusing([5.0, 5.0])
+    @test first_ == [2.0, 4.0]
     halves = compile(grad(x -> sum(custom_rule(x -> x ./ 2; vjp=(g, y, x) -> g ./ 2, opaque=true)(x))))
     @test halves(Float32[1, 2]) == [0.5f0, 0.5f0] && eltype(halves(Float32[1, 2])) === Float32
 end

@@ -154,3 +154,10 @@ end
     end
     @test scan((c, x) -> (c .+ 1, x), ones(2), x)[1] == [4, 4]  # nothing was left in disorder
 end
+
+@testset "a loop that carries nothing" begin
+    for none in ((), nothing), options in ((), (:checkpoint => true,), (:truncate => 2,))
+        f(a) = sum(scan((c, x) -> (c, a * x), none, [0.1, 0.2, 0.3]; options...)[2])
+        @test f(2.0) ≈ 1.2 && grad(f)(2.0) ≈ 0.6 && compile(grad(f))(2.0) ≈ 0.6
+    end
+end

@@ -227,6 +227,16 @@ def test_results_and_inputs_are_arrays():
         pe.custom_rule(lambda x: x[0])((pe.tensor(X), pe.tensor(X)))
 
 
+def test_a_function_may_return_the_same_memory_at_every_call():
+    buffer = np.zeros(2)
+    double = pe.custom_rule(lambda x: np.multiply(x, 2, out=buffer), vjp=lambda g, y, x: 2 * g)
+    first = double(np.array([1.0, 2.0]))
+    double(np.array([5.0, 5.0]))
+    np.testing.assert_array_equal(first.numpy(), [2.0, 4.0])
+    product = pe.grad(lambda x: np.sum(double(x) * double(x + 1)))(np.array([1.0, 2.0]))
+    np.testing.assert_allclose(product, [12.0, 20.0])  # of 4 x (x + 1)
+
+
 # stop_gradient --------------------------------------------------------------------------------------------
 
 

@@ -147,7 +147,7 @@ function opaque_value(rule::CustomRule, inputs::Vector{Tensor})
         trial = rule.f((unwrapped(fill!(new_array(x.eltype, x.dims), 1)) for x in inputs)...)
     else
         trial = rule.f((unwrapped(copy(value(x))) for x in inputs)...)
-        return as_tensor(trial)
+        return as_tensor(trial isa AbstractArray ? copy(trial) : trial)  # it may return the same memory again and again
     end
     y = as_tensor(trial)
     return no_grad(() -> opaque(rule, "f", rule.f, inputs, y.dims, y.eltype))

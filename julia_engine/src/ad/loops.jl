@@ -309,7 +309,7 @@ function scan_operands(c::Vector{Any}, carry_structure::Structure, x::Vector{Any
             "$(a isa Union{Tensor,AbstractArray} ? eltype(a) : typeof(a)); carry arrays of Float32 or Float64"))
     end
     carries = Tensor[as_tensor(a, T) for a in c]
-    check_eltypes("scan: the carry", carries)
+    isempty(carries) || check_eltypes("scan: the carry", carries)
     sequences = Tensor[a isa AbstractArray{<:Integer} ? index_tensor(a) : as_tensor(a, T) for a in x]
     return carries, sequences
 end
