@@ -16,7 +16,7 @@ import pandas as pd
 from experiments.config import Claim
 from experiments.report import microbenchmarks, parts
 from experiments.report.select import MEASURE_NAMES, View
-from experiments.report.table import fraction, significant, size
+from experiments.report.table import fraction, percent, scientific, significant, size
 
 Verdict = Literal["reproduced", "not reproduced", "not testable"]
 
@@ -25,6 +25,8 @@ DIFFERENCES = ("accuracy", "loss")
 
 OF_BOTH = ("gradient_nanoseconds", "gradient_to_forward", "chunked_gradient_nanoseconds")
 """Quantities that both sides of a comparison have of the same thing."""
+
+MINUS = "\N{MINUS SIGN}"
 
 ALL = "all"
 """The technique of a claim that is about all techniques together."""
@@ -59,10 +61,10 @@ def examine(claim: Claim, view: View) -> Finding:
             shown += f"; {view.label(claim.than)}: {_text(claim.quantity, other)}"
             if claim.quantity.endswith(DIFFERENCES):
                 value -= other
-                shown += f"; difference {value:+.4f}"
+                shown += f"; difference {value:+.4f}".replace("-", MINUS)
             else:
                 value = value / other if other else math.inf
-                shown += f"; ratio {significant(value)}"
+                shown += f"; ratio {significant(value) if abs(value) >= 1e-3 else scientific(value)}"
     except _NoValueError as error:
         return Finding("not testable", None, "", str(error))
     low = -math.inf if claim.low is None else claim.low
@@ -75,8 +77,10 @@ def limits(claim: Claim) -> str:
     if claim.quantity is None:
         return ""
     if claim.low is None or claim.high is None:
-        return f"≥ {claim.low:g}" if claim.low is not None else f"≤ {claim.high:g}"
-    return f"{claim.low:g} to {claim.high:g}"
+        text = f"≥ {claim.low:g}" if claim.low is not None else f"≤ {claim.high:g}"
+    else:
+        text = f"{claim.low:g} to {claim.high:g}"
+    return text.replace("-", MINUS)
 
 
 def saved(view: View, engine: str, technique: str, quantity: str, alone: bool = False) -> float | None:
@@ -192,7 +196,7 @@ def _text(quantity: str, value: float) -> str:
     if quantity == "gradient_to_forward":
         return f"{significant(value)} times"
     if quantity.startswith("technique"):
-        return f"{100 * value:.0f} % saved"
+        return f"{percent(value)} saved"
     if quantity.startswith("first_to_later"):
         return f"{significant(value)} times"
     unit = " µs" if quantity.startswith("step") else " s" if quantity.endswith("seconds") else ""

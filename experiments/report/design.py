@@ -86,8 +86,8 @@ def _plan(axes: Axes, tape: Tape) -> None:
         begin, end = tape.plan.lifetime[owner]
         node = values[owner]
         color = FORWARD if begin <= loss else BACKWARD
-        place = (begin - start, offset / 1024)
-        width, height = end - begin + 1, node.nbytes / 1024
+        place = (begin - start, offset / 1000)
+        width, height = end - begin + 1, node.nbytes / 1000
         axes.add_patch(Rectangle(place, width, height, facecolor=color, alpha=0.55, edgecolor="white", linewidth=0.5))
         assert node.op is not None
         if width >= 6 and height >= 12:
@@ -96,10 +96,10 @@ def _plan(axes: Axes, tape: Tape) -> None:
     owners = zip(values, tape.plan.storage, strict=True)
     total = sum(x.nbytes for x, owner in owners if owner in tape.plan.offset and x.op is not None and x.op.view is None)
     axes.set_xlim(0, steps)
-    axes.set_ylim(0, tape.plan.size / 1024 * 1.02)
+    axes.set_ylim(0, tape.plan.size / 1000 * 1.02)
     axes.axvline(loss - start + 1, color="black", linewidth=0.6, linestyle=(0, (3, 2)))
     axes.set_xlabel("step of the tape")
-    axes.set_ylabel("place in the block [KiB]")
+    axes.set_ylabel("place in the block [kB]")
     axes.set_title(f"Plan of a step of {MODEL}, batch {BATCH}: {size(tape.plan.size)} hold values of {size(total)}")
     handles = [Patch(color=FORWARD, alpha=0.55, label="forward"), Patch(color=BACKWARD, alpha=0.55, label="backward")]
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.19), ncols=2)

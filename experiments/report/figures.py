@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from bridge import spec as model_spec
 from experiments import data
@@ -197,7 +197,7 @@ def time_per_epoch(view: View) -> Figure:
     if reported:
         axes.set_title("measured here", loc="left")
         _reported_bars(panels[1], reported)
-        where = f"reported by the paper (machine: {view.paper.environment.description})"
+        where = f"reported by the paper (machine: {view.paper.environment.description})".replace(" GB", "\u00a0GB")
         panels[1].set_title(textwrap.fill(where, 44), loc="left")
         panels[1].set_xlabel("seconds per epoch")
     return figure
@@ -327,13 +327,13 @@ def _by_epoch(
     label: str,
     formatter: FuncFormatter,
 ) -> Figure:
-    """Groups of bars on a logarithmic axis, one group for each epoch and one bar for each system."""
+    """Groups of bars, one group for each epoch and one bar for each system."""
     figure = style.new(COLUMN, 2.1 + (1.5 if reported else 0))
     panels = np.atleast_1d(figure.subplots(2 if reported else 1, 1))
     groups: list[tuple[Axes, dict[str, pd.Series], bool]] = [(panels[0], measured, True)]
     if reported:
         groups.append((panels[1], reported, False))
-        where = f"reported by the paper (machine: {view.paper.environment.description})"
+        where = f"reported by the paper (machine: {view.paper.environment.description})".replace(" GB", "\u00a0GB")
         panels[0].set_title("measured here", loc="left")
         panels[1].set_title(textwrap.fill(where, 50), loc="left")
     for axes, systems, ours in groups:
@@ -344,9 +344,8 @@ def _by_epoch(
             places = values.index.to_numpy(dtype=float) + (index - (len(systems) - 1) / 2) * width
             text = view.label(name) if ours else "The paper's own" if name == "Own" else name
             axes.bar(places, values, 0.9 * width, label=text, linewidth=0.8, **looks)
-        axes.set_yscale("log")
+        _bar_scale(axes, np.concatenate([values.dropna() for values in systems.values()]))
         axes.yaxis.set_major_formatter(formatter)
-        axes.yaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel(label)
         style.clean(axes)
@@ -355,6 +354,20 @@ def _by_epoch(
     panels[-1].set_xlabel("epoch", loc="left")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
+
+
+def _bar_scale(axes: Axes, values: np.ndarray) -> None:
+    """Bars from zero where all of them can be seen so, else on a logarithmic axis that begins below the shortest."""
+    low, high = float(values.min()), float(values.max())
+    if high <= 15 * low:
+        axes.set_ylim(0, 1.08 * high)
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        return
+    axes.set_yscale("log")
+    axes.set_ylim(low / 2, 1.6 * high)
+    decades = np.log10(high / low)
+    axes.yaxis.set_major_locator(LogLocator(base=10 if decades < 4 else 100, subs=(1, 3) if decades < 1.8 else (1,)))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 @producer
@@ -415,7 +428,7 @@ def ablation(view: View) -> Figure:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     _rows(axes, [name.replace("_", " ") for name in names])
-    axes.set_xlabel("step time without the technique, in steps with all")
+    axes.set_xlabel("step time without the technique / with all of them")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
@@ -487,6 +500,7 @@ def loss_over_epochs(view: View) -> Figure:
                 label=view.label(engine),
             )
         axes.set_title(title)
+        axes.margins(0.1, 0.15)  # the markers are large beside so low a panel
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.clean(axes)
@@ -567,7 +581,7 @@ def race(view: View) -> Figure:
             _beside(axes, values.max(), position, text)
         _rows(axes, [view.label(engine) for engine in engines])
         axes.set_title(f"{count} thread{'s' if count != 1 else ''} each", loc="left")
-    panels[-1].set_xlim(0, view.race["microseconds_per_step"].max() * 1.35)
+    panels[-1].set_xlim(0, view.race["microseconds_per_step"].max() * 1.45)
     panels[-1].set_xlabel(f"µs per step (ratio to {view.label(REFERENCE)})")
     return figure
 

@@ -17,7 +17,7 @@ from experiments.microbenchmarks.registry import SYSTEMS
 from experiments.report import claims, microbenchmarks, parts
 from experiments.report.parts import PARITY_TOLERANCE, REFERENCE
 from experiments.report.select import View
-from experiments.report.table import fraction, scientific, significant, size
+from experiments.report.table import fraction, percent, scientific, significant, size
 
 Numbers = dict[str, dict[str, Any]]
 """Name -> {"value": the number, "text": how it is printed}; names without a value are left out."""
@@ -46,7 +46,7 @@ def of_paper(view: View) -> Numbers:
         name = f"{'reported' if item.kind == 'paper' else 'rerun'}.{item.row.partition(',')[0]}.{item.quantity}"
         about = "about " if item.precision == "approximate" else ""
         if item.value is not None:
-            _add(found, name, item.value, f"{about}{item.value:g}")
+            _add(found, name, item.value, f"{about}{item.value:.12g}")
         for epoch, value in enumerate(item.by_epoch, start=1):
             text = fraction(value, 3) if item.quantity.endswith("accuracy") else f"{value:g}"
             _add(found, f"{name}.{epoch}", value, text)
@@ -131,6 +131,11 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
     rival = parts.best_rival(steps)
     if len(rival):
         _add(found, f"race.{threads}.rival", view.label(str(rival.name)), view.label(str(rival.name)))
+        for name in ("step_us", "ratio"):
+            if f"race.{threads}.{rival.name}.{name}" in found:
+                found[f"race.{threads}.rival.{name}"] = found[f"race.{threads}.{rival.name}.{name}"]
+        if f"{rival.name}.bytes_later" in found:
+            found[f"race.{threads}.rival.bytes_later"] = found[f"{rival.name}.bytes_later"]
 
 
 def _add_own(found: Numbers, view: View) -> None:
@@ -149,8 +154,8 @@ def _add_techniques(found: Numbers, view: View) -> None:
         for technique in (claims.ALL, *rows["technique"].unique()):
             for name, quantity in (("time_saved", "microseconds_per_step"), ("bytes_saved", "bytes_per_epoch")):
                 share = claims.saved(view, engine, technique, quantity)
-                percent = None if share is None else 100 * share
-                _add(found, f"technique.{engine}.{technique}.{name}", percent, "{:.0f} %".format)
+                text = "" if share is None else percent(share)
+                _add(found, f"technique.{engine}.{technique}.{name}", None if share is None else 100 * share, text)
 
 
 def _add_variants(found: Numbers, view: View) -> None:

@@ -235,6 +235,14 @@ def fraction(value: float, decimals: int = 4) -> str:
     return f"{value:.{decimals}f}"
 
 
+def percent(share: float) -> str:
+    """A share of one in per cent; almost all is never said to be all: 44 %, over 99 %, over 99.9 %, 100 %."""
+    for least in (0.999, 0.99):
+        if share < 1 and round(100 * share) == 100 and share > least:
+            return f"over {100 * least:g} %"
+    return f"{100 * share:.0f} %".replace("-", "−")
+
+
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
