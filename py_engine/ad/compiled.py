@@ -34,7 +34,7 @@ class Compiled:
     That is their containers and the shapes and dtypes of the arrays in them: others are traced once more, and get a
     tape of their own. Python code runs only while tracing: branches and loops are fixed by the first call, and a
     branch on a value raises. Tensors that the function captures are read anew at every call; numpy arrays that
-    it captures are read by reference, too. Results are copies. Threads may call it, one after the other.
+    it captures are read by reference, too. Results are new arrays. Threads may call it, one after the other.
 
     Inside another transform, and on tensors that require a gradient, the function itself is called instead: its
     results are then tensors that can be differentiated.
