@@ -594,7 +594,7 @@ def _jobs(
         if paper.runs_of_paper:
             output.say(f"{paper.key}: trains as {paper.runs_of_paper} does, whose runs it shows")
             continue
-        fitting = "sample" if sweep.source(paper, progress) == "sample" else profile
+        fitting = sweep.fitting(paper, profile, progress)
         if fitting != profile:
             output.say(f"{paper.key}: profile {fitting}, since only the embedded sample is at hand")
         jobs += run.plan(paper, fitting, engines, None, None, threads)
@@ -614,7 +614,7 @@ def _suites(
     jobs = []
     for paper in papers:
         if paper.microbenchmarks:
-            fitting = "sample" if sweep.source(paper, progress) == "sample" else profile
+            fitting = sweep.fitting(paper, profile, progress)
             jobs += micro.plan(paper, fitting, micro.of_engines(paper, fitting, engines) if engines else None)
     return jobs
 
@@ -676,18 +676,17 @@ def _show_built(output: Output, built: Any) -> None:
 @click.argument("spec")
 @click.option(
     "--data",
-    "data_name",
     required=True,
     help="A data set's name, or an .npz with x_train, y_train (and x_test, y_test).",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option("--engine", "engine_name", default="numpy", show_default=True, help="See `twingrad list`.")
+@click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
 @click.option("--optimizer", type=click.Choice(["sgd", "rmsprop", "adam", "adamw"]), default="sgd", show_default=True)
 @click.option("--learning-rate", type=float, default=0.015, show_default=True)
 @click.option("--batch-size", type=click.IntRange(min=1), default=100, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and batches.")
 @option_threads
-@click.option("--weights", "initial", metavar="FILE", type=click.Path(path_type=Path), help="Start from these weights.")
+@click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Start from these weights.")
 @click.option(
     "--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the trained weights (safetensors)."
 )
@@ -697,21 +696,8 @@ def train(output: Output, **options: Any) -> None:
     """Train the network of SPEC, a model file or the name of a model that comes with TwinGrad."""
     from experiments import byhand
 
-    request = byhand.Training(
-        spec=options["spec"],
-        data=options["data_name"],
-        epochs=options["epochs"],
-        engine=options["engine_name"],
-        optimizer=options["optimizer"],
-        learning_rate=options["learning_rate"],
-        batch_size=options["batch_size"],
-        seed=options["seed"],
-        threads=provenance.threads(options["threads"]),
-        weights=options["initial"],
-        save=options["save"],
-        data_dir=options["data_dir"],
-    )
-    byhand.train(request, output)
+    options["threads"] = provenance.threads(options["threads"])
+    byhand.train(byhand.Training(**options), output)
 
 
 @cli.command(
@@ -723,8 +709,8 @@ def train(output: Output, **options: Any) -> None:
 )
 @click.argument("spec")
 @click.argument("weights", type=click.Path(path_type=Path))
-@click.argument("input_name", metavar="INPUT")
-@click.option("--engine", "engine_name", default="numpy", show_default=True, help="See `twingrad list`.")
+@click.argument("input")
+@click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
 @option_threads
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the network's outputs (.npy).")
 @click.option("--show", type=click.IntRange(min=0), default=10, show_default=True, help="How many rows to print.")
@@ -734,17 +720,8 @@ def predict(output: Output, **options: Any) -> None:
     """Let the network of SPEC with WEIGHTS say what it makes of INPUT: an .npy of rows, or a data set's test rows."""
     from experiments import byhand
 
-    request = byhand.Prediction(
-        spec=options["spec"],
-        weights=options["weights"],
-        input=options["input_name"],
-        engine=options["engine_name"],
-        threads=provenance.threads(options["threads"]),
-        save=options["save"],
-        show=options["show"],
-        data_dir=options["data_dir"],
-    )
-    byhand.predict(request, output)
+    options["threads"] = provenance.threads(options["threads"])
+    byhand.predict(byhand.Prediction(**options), output)
 
 
 @cli.command(

@@ -211,22 +211,28 @@ def _fewest(*settings: Setting[int] | None) -> int:
     return min((setting.value for setting in settings if setting is not None), default=0)
 
 
-class Profiles(_Record):
-    """The sizes of a sweep: `full` as the paper did it, `quick` to see that everything works, `sample` for the embedded
-    sample, which is small and of which nothing is concluded. The latter two need to say only what differs from `full`.
+class Profiles(_Record, Generic[T]):
+    """The sizes of what is run: `full` as the paper did it, `quick` to see that everything works, `sample` for the
+    embedded sample, which is small and of which nothing is concluded. The latter two need to say only what differs from
+    `full`.
     """
 
-    full: Runs
-    quick: Runs
-    sample: Runs
+    full: T
+    quick: T
+    sample: T
 
     @model_validator(mode="before")
     @classmethod
     def _inherit(cls, given: Any) -> Any:
         if not isinstance(given, dict) or not isinstance(given.get("full"), dict):
             return given
-        own: dict[str, Any] = {"quick": {}, "sample": {}} | given
-        return {name: {**given["full"], **runs} if isinstance(runs, dict) else runs for name, runs in own.items()}
+        own = {name: given.get(name, {}) for name in ("quick", "sample")}
+        return given | {name: {**given["full"], **runs} for name, runs in own.items() if isinstance(runs, dict)}
+
+    def profile(self, name: ProfileName) -> T:
+        """The sizes of a profile."""
+        found: T = getattr(self, name)
+        return found
 
 
 class MicrobenchmarkRuns(_Record):
@@ -245,30 +251,14 @@ class MicrobenchmarkRuns(_Record):
     lengths: Setting[list[PositiveInt]]
 
 
-class Microbenchmarks(_Record):
+class Microbenchmarks(Profiles[MicrobenchmarkRuns]):
     """Small functions, each alone and with its gradient, in systems that need not be engines: see
-    `experiments.microbenchmarks`. `quick` and `sample` need to say only what differs from `full`.
+    `experiments.microbenchmarks`.
     """
 
     systems: Setting[list[Identifier]]
     reported_as: dict[str, str] = {}
     """The column of the paper's tables that a system stands beside."""
-    full: MicrobenchmarkRuns
-    quick: MicrobenchmarkRuns
-    sample: MicrobenchmarkRuns
-
-    @model_validator(mode="before")
-    @classmethod
-    def _inherit(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(given.get("full"), dict):
-            return given
-        own = {name: {**given["full"], **(given.get(name) or {})} for name in ("quick", "sample")}
-        return given | own
-
-    def profile(self, name: ProfileName) -> MicrobenchmarkRuns:
-        """The counts of a profile."""
-        runs: MicrobenchmarkRuns = getattr(self, name)
-        return runs
 
 
 class Reported(_Record):
@@ -373,7 +363,7 @@ class Paper(_Record):
     own: dict[str, OwnTraining] = {}
     """The engines that also train from their own initialisation, and how."""
     variants: list[Variant] = []
-    runs: Profiles
+    runs: Profiles[Runs]
     microbenchmarks: Microbenchmarks | None = None
     reported: list[Reported]
     cited: list[Cited] = []
@@ -420,8 +410,7 @@ class Paper(_Record):
 
     def runs_of(self, profile: ProfileName) -> Runs:
         """The counts of a profile."""
-        runs: Runs = getattr(self.runs, profile)
-        return runs
+        return self.runs.profile(profile)
 
     def epochs(self, profile: ProfileName) -> int:
         """How many epochs a profile trains."""

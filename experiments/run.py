@@ -238,23 +238,25 @@ class Sweep:
         return self._datasets[key]
 
     def _all(self, jobs: Sequence[Job], work: Workspace, outcome: Outcome, progress: Progress, again: bool) -> None:
-        found: dict[Job, Record] = {}
-        reused: list[Job] = []
+        found: dict[int, Record] = {}
+        reused: list[int] = []
 
-        def one(job: Job, lane: Lane) -> None:
+        def one(numbered: tuple[int, Job], lane: Lane) -> None:
+            number, job = numbered
             task = task_of(job, work)
             record = skeleton(job, task, work.dataset)
             known = None if again else self.results.finished(record["key"])
             if known is not None:
-                found[job] = known
-                reused.append(job)
+                found[number] = known
+                reused.append(number)
                 progress.finish(str(job), "was finished before")
             elif self._run(job, task, record, lane, progress):
-                found[job] = record
+                found[number] = record
 
-        for (measure, threads), alike in itertools.groupby(jobs, lambda job: (job.measure, job.threads)):
+        groups = itertools.groupby(enumerate(jobs), lambda numbered: (numbered[1].measure, numbered[1].threads))
+        for (measure, threads), alike in groups:
             side_by_side(one, alike, lanes(threads) if measure in UNTIMED else [Lane()])
-        outcome.records += [found[job] for job in jobs]
+        outcome.records += [found[number] for number in range(len(jobs))]
         outcome.reused += len(reused)
 
     def _run(self, job: Job, task: Task, record: Record, lane: Lane, progress: Progress) -> bool:
