@@ -15,7 +15,7 @@ from experiments.measure.race import rotated
 from experiments.measure.task import Watcher
 from experiments.microbenchmarks.functions import CHUNKED, SMALL, benchmark
 from experiments.microbenchmarks.process import Entrant, UnsupportedError
-from experiments.microbenchmarks.registry import SYSTEMS, BenchmarkError
+from experiments.microbenchmarks.registry import BenchmarkError
 
 FORWARD_MODE = ("duals", "julia-forward", "forwarddiff")
 """The systems that are measured by chunk size; the others in reverse mode."""
@@ -124,8 +124,3 @@ def _noting(name: str, about: Row, alive: dict[str, Entrant], missing: list[Row]
     except BenchmarkError as error:
         alive.pop(name, None)
         missing.append({**about, "missing": str(error), "failure": True})
-
-
-def labels(names: Mapping[str, Any]) -> dict[str, str]:
-    """What the systems are called."""
-    return {name: SYSTEMS[name].label for name in names}

@@ -137,10 +137,9 @@ def _found(system: System) -> Found:
         case "jl":
             return _julia(system)
     versions = {"python": platform.python_version()}
-    for row in ("torch", "jax", "tensorflow"):
-        if system.needs == row:
-            seen = engines.availability(row)
-            return Found(versions | seen.versions) if seen.ok else Found(reason=seen.reason)
+    if system.needs in engines.ENGINES:
+        seen = engines.availability(system.needs)
+        return Found(versions | seen.versions) if seen.ok else Found(reason=seen.reason)
     names = [name for name in ("numpy", system.needs) if name]
     versions |= provenance.versions(names)
     if system.needs and system.needs not in versions:

@@ -7,7 +7,7 @@ same, and a note says why.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pandas as pd
@@ -41,8 +41,8 @@ def medians(view: View, suite: str) -> pd.DataFrame:
 
     Refuses to mix machines.
     """
-    rows = view.microbenchmarks[(view.microbenchmarks["suite"] == suite) & view.microbenchmarks["missing"].isna()]
-    select.one_machine(rows["cpu_model"], f"the micro-benchmarks of {view.paper.key}")
+    _machine(view, suite)
+    rows = _present(view, suite)
     names = ["engine", "benchmark", "size", "chunk", "what"]
     return rows.groupby(names, as_index=False, sort=False)[["nanoseconds", "bytes"]].median()
 
@@ -135,7 +135,7 @@ def _ratio(rows: pd.DataFrame, engine: str, name: str) -> float | None:
 @producer
 def micro_gradients(view: View) -> Table:
     """Small functions: the forward pass alone, the gradient, and their ratio, for every system."""
-    found = [_measured(view, "gradients", name, dict.fromkeys(SMALL)) for name in systems(view, "gradients")]
+    found = [_measured(view, "gradients", name, SMALL) for name in systems(view, "gradients")]
     reported = cited(view.paper, "gradients")
     forward = reported.get("Forward", {})
     for system, times in reported.items():
@@ -145,11 +145,10 @@ def micro_gradients(view: View) -> Table:
             what = "forward" if system == "Forward" else "gradient"
             row |= _cells(name, **{what: _nanoseconds(times.get(title)), "base": _nanoseconds(forward.get(title))})
         found.append(row | ({"system": "plain Julia, forward alone"} if system == "Forward" else {}))
-    return _table(
+    return _table_of_functions(
         view,
         "gradients",
-        [_both(BENCHMARKS[name].title, name) for name in SMALL],
-        [field for name in SMALL for field in (f"{name}_forward_ns", f"{name}_gradient_ns", f"{name}_ratio")],
+        SMALL,
         found,
         [
             "Forward pass alone · gradient, which contains a forward pass (their ratio): median times of a call over "
@@ -165,13 +164,12 @@ def micro_ratios(view: View) -> Table:
     rows = medians(view, "arrays")
     names = [name for name in BENCHMARKS if name in set(rows["benchmark"])] or list(BENCHMARKS)
     sizes = {name: rows.loc[rows["benchmark"] == name, "size"].max() for name in names}
-    found = [_measured(view, "arrays", name, dict.fromkeys(names)) for name in systems(view, "arrays")]
+    found = [_measured(view, "arrays", name, names) for name in systems(view, "arrays")]
     told = ", ".join(f"{BENCHMARKS[name].title} {int(count):,}" for name, count in sizes.items() if not pd.isna(count))
-    return _table(
+    return _table_of_functions(
         view,
         "arrays",
-        [_both(BENCHMARKS[name].title, name) for name in names],
-        [field for name in names for field in (f"{name}_forward_ns", f"{name}_gradient_ns", f"{name}_ratio")],
+        names,
         found,
         [
             "Forward pass alone · gradient (their ratio). SINCOS and LOOP are applied to each element and summed; the "
@@ -193,16 +191,10 @@ def micro_chunks(view: View) -> Table:
         here = rows[rows["benchmark"] == name]
         count = f" of {int(here['size'].iloc[0]):,} inputs" if len(here) else ""
         for system in systems(view, "chunks"):
-            row: dict[str, Any] = {
-                "kind": "measured",
-                "machine": machine,
-                "engine": system,
-                "system": view.label(system),
-                "function": BENCHMARKS[name].title,
-                "group": f"{BENCHMARKS[name].title}{count}, measured here" + (f", {machine}" if machine else ""),
-                "missing": _why(view, "chunks", system),
-                **{f"chunk_{chunk}_ns": time_of(here, system, name, "gradient", chunk) for chunk in chunks},
-            }
+            row = _measured(view, "chunks", system)
+            row["function"] = BENCHMARKS[name].title
+            row["group"] = f"{BENCHMARKS[name].title}{count}, measured here" + (f", {machine}" if machine else "")
+            row |= {f"chunk_{chunk}_ns": time_of(here, system, name, "gradient", chunk) for chunk in chunks}
             row["forward_ns"] = time_of(here, system, name, "forward")
             if system not in FORWARD_MODE:
                 row["reverse_ns"] = time_of(here, system, name, "gradient")
@@ -296,9 +288,15 @@ def _table(
     )
 
 
+def _table_of_functions(view: View, suite: str, names: Collection[str], rows: list[Row], notes: Iterable[str]) -> Table:
+    """A table of rows from `_measured` and `_cells`, with a column for each function."""
+    fields = [field for name in names for field in _cells(name)]
+    return _table(view, suite, [_both(BENCHMARKS[name].title, name) for name in names], fields, rows, notes)
+
+
 def _setting_notes(view: View, suite: str) -> list[str]:
     """Threads, rounds and profile."""
-    rows = view.microbenchmarks[(view.microbenchmarks["suite"] == suite) & view.microbenchmarks["missing"].isna()]
+    rows = _present(view, suite)
     if not len(rows):
         return []
     profile, rounds, threads = rows["profile"].iloc[0], int(rows["round"].max()), int(rows["threads"].iloc[0])
@@ -351,7 +349,8 @@ def _why(view: View, suite: str, name: str) -> str:
     return "not run"
 
 
-def _measured(view: View, suite: str, system: str, names: Iterable[str]) -> Row:
+def _measured(view: View, suite: str, system: str, names: Iterable[str] = ()) -> Row:
+    """A system's row, with what was measured of functions."""
     rows, machine = medians(view, suite), _machine(view, suite)
     row: dict[str, Any] = {
         "kind": "measured",
@@ -385,9 +384,14 @@ def _both(header: str, name: str) -> Column:
     return Column(header, text)
 
 
+def _present(view: View, suite: str) -> pd.DataFrame:
+    """The rows of a suite but for those that say what is missing."""
+    return view.microbenchmarks[(view.microbenchmarks["suite"] == suite) & view.microbenchmarks["missing"].isna()]
+
+
 def _machine(view: View, suite: str) -> str:
-    rows = view.microbenchmarks[(view.microbenchmarks["suite"] == suite) & view.microbenchmarks["missing"].isna()]
-    return select.one_machine(rows["cpu_model"], f"the micro-benchmarks of {view.paper.key}")
+    """The CPU model of a suite; MixedMachinesError where there are several."""
+    return select.one_machine(_present(view, suite)["cpu_model"], f"the micro-benchmarks of {view.paper.key}")
 
 
 def _nanoseconds(seconds: float | None) -> float | None:
