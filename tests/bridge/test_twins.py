@@ -124,13 +124,16 @@ RENAMED = {
 }
 PYTHON_ONLY = {
     "ad/ops/__init__.py": "makes the folder a package",
+    "ad/direct.py": "large arrays used in place by replays; in Julia it stands with compiled functions",
     "ad/draw.py": "pictures of graphs, for which one engine is enough",
     "ad/memory.py": "freed memory kept from the C library; Julia's collector keeps its own",
     "ad/recorded.py": "what loops, checkpoints and custom rules share; in Julia it stands with each",
+    "ad/sums.py": "gradients' sums added early; in Julia they are added where they come up",
     "ad/written.py": "writes in place; in Julia they are looked for where tensors and graphs are defined",
     "ad/ops/words.py": "ops that only fusion makes; Julia's stand with its fusion",
 }
 JULIA_ONLY = {
+    "ad/tiles.jl": "elementwise runs in pieces that stay in the cache: loops, where the numpy engine has numpy's calls",
     "ad/kernels/*": "the loops that a tape runs; the numpy engine's are numpy's",
     "functions.jl": "a programmer's own Julia functions, which Python calls",
     "entry.jl": "the entry points for callers of C functions, which Python needs none of",
