@@ -7,7 +7,7 @@ same, and a note says why.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -270,7 +270,7 @@ def _table(
     suite: str,
     columns: Iterable[Column],
     fields: Iterable[str],
-    rows: list[Row],
+    rows: Sequence[Row],
     notes: Iterable[str],
     first: str = "",
     wide: bool = True,
@@ -288,7 +288,9 @@ def _table(
     )
 
 
-def _table_of_functions(view: View, suite: str, names: Collection[str], rows: list[Row], notes: Iterable[str]) -> Table:
+def _table_of_functions(
+    view: View, suite: str, names: Collection[str], rows: Sequence[Row], notes: Iterable[str]
+) -> Table:
     """A table of rows from `_measured` and `_cells`, with a column for each function."""
     fields = [field for name in names for field in _cells(name)]
     return _table(view, suite, [_both(BENCHMARKS[name].title, name) for name in names], fields, rows, notes)
@@ -349,7 +351,7 @@ def _why(view: View, suite: str, name: str) -> str:
     return "not run"
 
 
-def _measured(view: View, suite: str, system: str, names: Iterable[str] = ()) -> Row:
+def _measured(view: View, suite: str, system: str, names: Iterable[str] = ()) -> dict[str, Any]:
     """A system's row, with what was measured of functions."""
     rows, machine = medians(view, suite), _machine(view, suite)
     row: dict[str, Any] = {
