@@ -220,9 +220,11 @@ class Worker:
     def _passed(self, arrays: Sequence[NDArray[Any]]) -> Iterator[list[str]]:
         """The files that take arrays across for one call."""
         paths = [self._write_array(array) for array in arrays]
-        yield [str(path) for path in paths]
-        for path in paths:
-            path.unlink(missing_ok=True)
+        try:
+            yield [str(path) for path in paths]
+        finally:
+            for path in paths:
+                path.unlink(missing_ok=True)
 
     # The data and the process.
 

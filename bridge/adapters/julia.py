@@ -179,6 +179,12 @@ class Entries:
     message: Callable[..., int]
     allocated: Callable[..., int]
 
+    def last_message(self) -> str:
+        """What the error of the last call says."""
+        buffer = (c_uint8 * 4096)()
+        size = min(self.message(ctypes.cast(buffer, POINTER(c_uint8)), len(buffer)), len(buffer))
+        return bytes(buffer[:size]).decode("utf-8", errors="replace")
+
 
 _SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
     "create": ([c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64], c_int64),
@@ -367,10 +373,5 @@ class JuliaSession:
 
     def _raise(self, status: int) -> None:
         """Raise what an entry point's status and message say; nothing for status 0."""
-        if status == 0:
-            return
-        buffer = (c_uint8 * 4096)()
-        size = min(self._entries.message(ctypes.cast(buffer, POINTER(c_uint8)), len(buffer)), len(buffer))
-        message = bytes(buffer[:size]).decode("utf-8", errors="replace")
-        kind = {1: ConfigurationError, 2: NonFiniteError}.get(status, JuliaError)
-        raise kind(message)
+        if status:
+            raise {1: ConfigurationError, 2: NonFiniteError}.get(status, JuliaError)(self._entries.last_message())

@@ -11,11 +11,10 @@ The code is run as it stands: it must be as trusted as the Python that passes it
 
 from __future__ import annotations
 
-import ctypes
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, c_int, c_int64, c_uint8, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -234,12 +233,8 @@ class Embedded:
             raise JuliaError("this Julia function was closed: make another one")
 
     def _raise(self, status: int) -> None:
-        if status == 0:
-            return
-        buffer = (c_uint8 * 4096)()
-        size = min(self._entries.message(ctypes.cast(buffer, POINTER(c_uint8)), len(buffer)), len(buffer))
-        message = bytes(buffer[:size]).decode("utf-8", errors="replace")
-        raise (ConfigurationError if status == 1 else JuliaError)(message)
+        if status:
+            raise (ConfigurationError if status == 1 else JuliaError)(self._entries.last_message())
 
 
 _known: dict[int, dict[str, Callable[..., int]]] = {}
