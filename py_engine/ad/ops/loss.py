@@ -11,7 +11,7 @@ import numpy as np
 
 from py_engine.ad.ops.elementary import exp, softplus, square
 from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, as_tensors, c_ordered, register
-from py_engine.ad.ops.reduction import logsumexp, mean, sum
+from py_engine.ad.ops.reduction import bind_subtract, logsumexp, mean, sum
 from py_engine.ad.ops.shape import expand_dims
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, LabelError, ShapeError
@@ -69,17 +69,17 @@ def _bind_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seq
     n = labels.size
     where = _Labels(labels, logits.shape[-1], scratch)
     flat = out.reshape(-1)
-    picked = scratch((n,), logits.dtype)
-    scale = scratch((), logits.dtype)
+    picked, less = scratch((n,), logits.dtype), scratch((n,), logits.dtype)  # two: a single number, see _bind_shift
+    one = np.ones((), logits.dtype)
+    scale = scratch((), logits.dtype) if n > 1 else g  # of a single row the mean is itself
     return [
         *where.calls(),
-        partial(np.copyto, out, lse[..., np.newaxis]),
-        partial(np.subtract, logits, out, out),
+        *bind_subtract(logits, lse[..., np.newaxis], out),
         partial(np.exp, out, out),
         partial(flat.take, where.places, 0, picked, "clip"),
-        partial(np.subtract, picked, 1, picked),
-        partial(flat.__setitem__, where.places, picked),
-        partial(np.multiply, g, 1 / max(n, 1), scale),
+        partial(np.subtract, picked, one, less),
+        partial(flat.__setitem__, where.places, less),
+        *([partial(np.multiply, g, 1 / n, scale)] if n > 1 else []),
         partial(np.multiply, out, scale, out),
     ]
 

@@ -228,18 +228,20 @@ def min(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 # Exponential kin ------------------------------------------------------------------------------------------
 
 
-def _bind_shift(x: Array, largest: Array, axes: Axes) -> Sequence[Call]:
+def _bind_shift(x: Array, largest: Array, axes: Axes, scratch: Scratch) -> Sequence[Call]:
     # The largest element, which subtracted keeps exp() in range. An infinite one is replaced by the largest
-    # number there is: infinity - infinity would be NaN.
+    # number there is: infinity - infinity would be NaN. Not in place, which numpy is slow at for a single number.
     limit = np.array(np.finfo(x.dtype).max)
+    found = scratch(largest.shape, largest.dtype)
     return [
         partial(np.maximum.reduce, x, axes, None, largest, True),
-        partial(np.minimum, largest, limit, out=largest),
-        partial(np.maximum, largest, -limit, out=largest),
+        partial(np.minimum, largest, limit, out=found),
+        partial(np.maximum, found, -limit, out=largest),
     ]
 
 
-def _bind_subtract(x: Array, column: Array, out: Array) -> Sequence[Call]:
+def bind_subtract(x: Array, column: Array, out: Array) -> Sequence[Call]:
+    """Return the calls that write `x - column`, which is broadcast, into `out`."""
     # numpy would broadcast the column through buffers that it allocates; spreading it first costs no more.
     if column.size == 1:
         return [partial(np.subtract, x, column.reshape(()), out)]
@@ -261,14 +263,15 @@ def _bind_logsumexp(
     spread = scratch(values.shape, x.dtype)
     largest = scratch(kept(values.shape, reduced), x.dtype)
     total = out.reshape(largest.shape)
+    log = scratch(total.shape, total.dtype)
     return [
         *([] if ready else [partial(np.copyto, values, x.transpose(order))]),
-        *_bind_shift(values, largest, reduced),
-        *_bind_subtract(values, largest, spread),
+        *_bind_shift(values, largest, reduced, scratch),
+        *bind_subtract(values, largest, spread),
         partial(np.exp, spread, spread),
         *_bind_sum((spread,), total, scratch, reduced, True),
-        partial(np.log, total, total),
-        partial(np.add, total, largest, total),
+        partial(np.log, total, log),
+        partial(np.add, log, largest, total),
     ]
 
 
@@ -305,8 +308,8 @@ def _bind_softmax(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: A
     column = scratch(kept(x.shape, axes), x.dtype)
     total = scratch(x.shape, x.dtype)
     return [
-        *_bind_shift(x, column, axes),
-        *_bind_subtract(x, column, out),
+        *_bind_shift(x, column, axes, scratch),
+        *bind_subtract(x, column, out),
         partial(np.exp, out, out),
         *_bind_sum((out,), column, scratch, axes, True),
         partial(np.copyto, total, column),
@@ -319,8 +322,8 @@ def _bind_log_softmax(arrays: Sequence[Array], out: Array, scratch: Scratch, axe
     column = scratch(kept(x.shape, axes), x.dtype)
     powers = scratch(x.shape, x.dtype)
     return [
-        *_bind_shift(x, column, axes),
-        *_bind_subtract(x, column, out),
+        *_bind_shift(x, column, axes, scratch),
+        *bind_subtract(x, column, out),
         partial(np.exp, out, powers),
         *_bind_sum((powers,), column, scratch, axes, True),
         partial(np.log, column, column),
