@@ -20,7 +20,8 @@ include("ad/errors.jl")
 using .Errors
 include("ad/kernels/Kernels.jl")
 using .Kernels
-using .Kernels: Called, apart, compiling, copy_columns!, fill_ones!, interpret, interpreting, kernel, mixed_bits, zeroed!
+using .Kernels: Called, Stretch, apart, compiling, copy_columns!, fill_ones!, interpret, interpreting, kernel, mixed_bits,
+    repeat_last!, zeroed!
 
 include("ad/tensor.jl")
 include("ad/ops/record.jl")
@@ -37,6 +38,7 @@ include("ad/graph.jl")
 include("ad/fused_pooling.jl")
 include("ad/plan.jl")
 include("ad/techniques.jl")
+include("ad/tiles.jl")
 include("ad/tape.jl")
 include("ad/containers.jl")
 include("ad/transforms.jl")

@@ -24,6 +24,7 @@ function check_plan(values, p)
         haskey(p.placed, i) && (last[i] = max(last[i], last[p.placed[i]]))
     end
     ok = true
+    from(j) = values[j].since == 0 ? j : values[j].since
     for i in 1:n, j in i+1:n  # j is written while i is still needed: they may not share bytes
         values[j].view_of == 0 || continue
         (values[i].fixed || values[j].fixed) && continue
@@ -32,7 +33,7 @@ function check_plan(values, p)
         a, b = bytes(i), bytes(j)
         overlap = a !== nothing && b !== nothing && max(a[1], b[1]) < min(a[2], b[2])
         overwrites = p.storage[i] == p.storage[j] && last[i] == j && i in values[j].may_overwrite
-        overlap && last[i] >= j && !overwrites && (ok = false)
+        overlap && last[i] >= from(j) && !overwrites && (ok = false)
     end
     ok &= all(o -> o % AD.ALIGNMENT == 0, Base.values(p.offset))
     return ok && all(i -> p.offset[i] + values[i].nbytes <= p.size, keys(p.offset))
@@ -48,7 +49,9 @@ function random_values(random)
         else
             n = 64 * rand(random, 0:4) + 8 * rand(random, 0:1)
             over = Int[x for x in reads if rand(random, Bool) && values[x].view_of == 0]
-            push!(values, PlanValue(n; reads=reads, may_overwrite=over, fixed=fixed))
+            since = rand(random) < 0.2 ? rand(random, 1:i) : 0
+            over = since == 0 ? over : Int[]
+            push!(values, PlanValue(n; reads=reads, may_overwrite=over, fixed=fixed, since=since))
         end
     end
     return values

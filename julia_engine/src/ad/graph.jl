@@ -29,13 +29,17 @@ topological_sort(output::Tensor) = topological_sort(Tensor[output])
 
 # Differentiation ------------------------------------------------------------------------------------------------------
 
-"""A gradient as it comes together: the sum so far, and parts that belong into places of the whole."""
+"""
+A gradient as it comes together: the sum so far, whether nobody else has seen that sum, and parts that belong into places
+of the whole.
+"""
 mutable struct Pending
     total::Union{Nothing,Tensor}
+    own::Bool
     parts::Vector{Tensor}
     places::Vector{Index}
 end
-Pending() = Pending(nothing, Tensor[], Index[])
+Pending() = Pending(nothing, false, Tensor[], Index[])
 
 """
 The rule of an op whose inputs' gradients come together: `rule(g, node, asked)` returns one for each input, `nothing`
@@ -60,6 +64,11 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
         within::Union{Nothing,Vector{Tensor}}=nothing)
     order = within === nothing ? topological_sort(outputs) : Tensor[targets; within]
     wanted = Set{Tensor}(targets)
+    if within === nothing && state().trace !== nothing
+        replaced = merge_equal!(order, wanted)
+        outputs = Tensor[get(replaced, x, x) for x in outputs]
+        isempty(replaced) || (order = topological_sort(outputs))
+    end
     depends = Set{Tensor}(targets)
     for node in order
         node.op !== nothing && node.requires_grad && any(x -> x in depends, node.inputs) && push!(depends, node)
@@ -97,6 +106,25 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
     return Union{Nothing,Tensor}[get(result, target, nothing) for target in targets]
 end
 
+"""
+Read the first of all nodes that are computed in the same way, but not instead of those in `kept`; return what is replaced
+by what. Done before a graph is differentiated: what a loop computes anew each time, and is the same, has one gradient.
+"""
+function merge_equal!(order::Vector{Tensor}, kept::Set{Tensor})
+    known, replaced = Dict{Vector{UInt},Tensor}(), Dict{Tensor,Tensor}()
+    own = Set{Tensor}(order)
+    for node in state().trace  # in the order they were made, so that the first one is there for all
+        node in own || continue
+        node.inputs = Tensor[get(replaced, x, x) for x in node.inputs]
+        (node in kept || (node.op::Op).random) && continue
+        key = fingerprint(node)
+        push!(key, UInt(node.requires_grad))
+        instead = get!(known, key, node)
+        instead === node || (replaced[node] = instead)
+    end
+    return replaced
+end
+
 function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, i::Int, x::Tensor, g::Tensor)
     op = node.op::Op
     if op === SLICE
@@ -114,9 +142,20 @@ function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, i::Int, x::Tens
     return nothing
 end
 
-"""Add a contribution at once, not when all are there: so each can be freed, or fused into the product that made it."""
+"""
+Add a contribution at once, not when all are there: so each can be freed, or fused into the product that made it. From the
+third on into the sum that is there already, where there are values and nobody differentiates them.
+"""
 function add_part!(slot::Pending, part::Tensor)
-    slot.total = slot.total === nothing ? part : ADD(slot.total, part)
+    total = slot.total
+    if total === nothing
+        slot.total = part
+    elseif slot.own && part.data !== nothing && !part.requires_grad
+        compute!(ADD, total.data::Memory, Memory[total.data::Memory, part.data::Memory], NO_ATTRS)
+    else
+        slot.total = ADD(total, part)
+        slot.own = slot.total.op === nothing && slot.total.data !== nothing
+    end
     return nothing
 end
 
@@ -348,7 +387,8 @@ end
 # Ops of their own for what a training step does most, in fewer passes over memory. A fused op exists in this engine
 # only, has no derivative (graphs are fused after they have been differentiated) and equals the ops that it names.
 
-fused_op(name, fuses, doc) = register!(Op(name, infer_elementwise; elementwise=true, overwrites=[1, 2], fuses=fuses,
+fused_op(name, fuses, doc, operands=2) = register!(Op(name, infer_elementwise; elementwise=true,
+    overwrites=collect(1:operands), fuses=fuses,
     forward=(p, out, inputs, attrs) -> emit_elementwise!(p, Symbol(name), out, inputs), doc=doc))
 
 const TANH_GRADIENT = fused_op("tanh_gradient", "mul, sub, square", "g (1 - y²)")
@@ -357,6 +397,7 @@ const RELU_GRADIENT = fused_op("relu_gradient", "mul, step", "g where y > 0, els
 const ADD_TANH = fused_op("add_tanh", "add, tanh", "tanh(a + b)")
 const ADD_SIGMOID = fused_op("add_sigmoid", "add, sigmoid", "1 / (1 + exp(-a - b))")
 const ADD_RELU = fused_op("add_relu", "add, relu", "max(a + b, 0)")
+const MUL_ADD = fused_op("mul_add", "mul, add", "c + a b", 3)
 
 function forward_matmul_add(p, out, inputs, attrs)
     c, a, b = inputs
@@ -395,7 +436,7 @@ end
 function fusion(node::Tensor, once, place)
     op = node.op::Op
     op === MUL && return gradient_fusion(node, once)
-    op === ADD && return product_fusion(node, once, place)
+    op === ADD && return something(product_fusion(node, once, place), sum_fusion(node, once), Some(nothing))
     op === TANH && return bias_fusion(node, once, ADD_TANH)
     op === SIGMOID && return bias_fusion(node, once, ADD_SIGMOID)
     op === RELU && return bias_fusion(node, once, ADD_RELU)
@@ -427,6 +468,16 @@ function product_fusion(node::Tensor, once, place)
     # Of two products the later one is added: its factors need not be kept for longer.
     product, rest = suits(a) && (!suits(b) || place[a] > place[b]) ? (a, b) : (b, a)
     return MATMUL_ADD, Tensor[rest, product.inputs[1], product.inputs[2]]
+end
+
+"""Only where all three operands lie element by element."""
+function sum_fusion(node::Tensor, once)
+    whole(x) = x.dims == node.dims && x.op !== BROADCAST_TO
+    suits(x) = x.op === MUL && once(x) && whole(x) && all(whole, x.inputs)
+    a, b = node.inputs
+    a !== b && whole(a) && whole(b) || return nothing
+    product, rest = suits(b) ? (b, a) : (a, b)
+    return suits(product) ? (MUL_ADD, Tensor[rest; product.inputs]) : nothing
 end
 
 function bias_fusion(node::Tensor, once, fused::Op)

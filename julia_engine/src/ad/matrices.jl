@@ -7,6 +7,9 @@ The derivatives of all elements of `f(x)` (rows) by all elements of `x` (columns
 containers: one like the result whose leaves are ones like `x`, of a matrix each.
 
 `mode` is `:forward` (a pass for each column) or `:reverse` (one for each row); `nothing` takes the fewer passes.
+
+There is no `chunk` as in the numpy engine, whose passes push many tangents at once to save its calls' overhead; a pass
+here is instructions of the tape. Plain Julia functions have chunks of partial derivatives: [`forward_jacobian`](@ref).
 """
 function jacobian(f, x; mode=nothing)
     mode === nothing || Symbol(mode) in (:forward, :reverse) ||

@@ -7,7 +7,7 @@
 const ALIGNMENT = 64
 
 """
-    Value(nbytes; reads, view_of, may_overwrite, parts, fixed)
+    Value(nbytes; reads, view_of, may_overwrite, parts, fixed, since)
 
 What the planner knows of one value; values are numbered in the order they are computed.
 
@@ -17,6 +17,7 @@ What the planner knows of one value; values are numbered in the order they are c
 - `may_overwrite`: values it reads whose memory it may take over, if nobody needs them afterwards.
 - `parts`: values that can be computed in their places inside this one.
 - `fixed`: it has memory of its own outside the arena: inputs, parameters, results.
+- `since`: the step from which its memory is in use, where that is before its own; or 0.
 """
 struct Value
     nbytes::Int
@@ -25,9 +26,10 @@ struct Value
     may_overwrite::Vector{Int}
     parts::Vector{Int}
     fixed::Bool
+    since::Int
 end
-Value(nbytes; reads=Int[], view_of=0, may_overwrite=Int[], parts=Int[], fixed=false) =
-    Value(nbytes, reads, view_of, may_overwrite, parts, fixed)
+Value(nbytes; reads=Int[], view_of=0, may_overwrite=Int[], parts=Int[], fixed=false, since=0) =
+    Value(nbytes, reads, view_of, may_overwrite, parts, fixed, since)
 
 """
     Plan
@@ -61,12 +63,12 @@ function plan(values::Vector{Value}; in_place::Bool=true, reuse::Bool=true)
     last_read = last_reads(values, placed)
     storage = collect(1:length(values))
     last = zeros(Int, length(values))  # of each owner: the last step at which its memory is needed
-    start = collect(1:length(values))
+    start = Int[value.since == 0 ? i : value.since for (i, value) in enumerate(values)]
     # A container's memory is in use from its first placed part on, so owners are found from the last value back.
     for i in length(values):-1:1
         if haskey(placed, i)
             storage[i] = storage[placed[i]]
-            start[storage[i]] = min(start[storage[i]], i)
+            start[storage[i]] = min(start[storage[i]], start[i])
         end
     end
     for (i, value) in enumerate(values)

@@ -6,8 +6,8 @@ module StraightLine
 
 using ..Kernels: TURNS, add_relu, add_sigmoid, add_tanh, chosen, equal, fast_cos, fast_exp, fast_expm1, fast_log,
     fast_log1p, fast_sigmoid, fast_sin, fast_softplus, fast_sqrt, fast_tan, fast_tanh, greater, greater_equal, larger,
-    less, less_equal, limited, not_equal, plain_acos, plain_asin, plain_atan, plain_cosh, plain_pow, plain_sinh, relu,
-    relu_gradient, sigmoid_gradient, signum, slow_cos, slow_sin, slow_tan, smaller, square, step, tanh_gradient
+    less, less_equal, limited, mul_add, not_equal, plain_acos, plain_asin, plain_atan, plain_cosh, plain_pow, plain_sinh,
+    relu, relu_gradient, sigmoid_gradient, signum, slow_cos, slow_sin, slow_tan, smaller, square, step, tanh_gradient
 
 @static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
     Base.Experimental.@optlevel 3
@@ -33,9 +33,9 @@ const STRAIGHT = Dict{String,Symbol}(
     "where" => :chosen, "less" => :less, "less_equal" => :less_equal, "greater" => :greater,
     "greater_equal" => :greater_equal, "equal" => :equal, "not_equal" => :not_equal, "equal_mask" => :equal,
     "tanh_gradient" => :tanh_gradient, "sigmoid_gradient" => :sigmoid_gradient, "relu_gradient" => :relu_gradient,
-    "add_tanh" => :add_tanh, "add_sigmoid" => :add_sigmoid, "add_relu" => :add_relu, "copy" => :identity,
-    "identity" => :identity, "stop_gradient" => :identity, "reshape" => :identity, "transpose" => :identity,
-    "broadcast_to" => :identity, "sum" => :identity, "max" => :identity, "min" => :identity)
+    "add_tanh" => :add_tanh, "add_sigmoid" => :add_sigmoid, "add_relu" => :add_relu, "mul_add" => :mul_add,
+    "copy" => :identity, "identity" => :identity, "stop_gradient" => :identity, "reshape" => :identity,
+    "transpose" => :identity, "broadcast_to" => :identity, "sum" => :identity, "max" => :identity, "min" => :identity)
 const WHOLE_POWERS = Dict(3.0 => :third_power, 4.0 => :fourth_power, 5.0 => :fifth_power)
 
 const PER_FUNCTION = 250  # ops in one function: compiling one takes more than proportionally to its length

@@ -39,6 +39,7 @@ mutable struct Tape
     known::Vector{Tensor}
     memories::Vector{Union{Nothing,Memory}}
     destinations::Vector{Memory}
+    runs::Dict{Tensor,Run}
 end
 
 function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Techniques())
@@ -47,13 +48,16 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
     forget!(graph)
     isolate_outputs!(graph)
     techniques.views || copy_views!(graph)
-    straighten!(graph)
+    layout = straighten!(graph)
+    destinations = Memory[result_memory(get(results, k, nothing), x) for (k, x) in enumerate(graph.outputs)]
+    tiles = techniques.fuse && techniques.concrete && techniques.preallocate
+    runs = tiles ? tiled!(graph, layout, Dict{Tensor,Memory}(zip(graph.outputs, destinations))) : Dict{Tensor,Run}()
     leaves = captured(graph)
     known = Tensor[graph.inputs; leaves; graph.nodes]
     number = Dict{Tensor,Int}(x => i for (i, x) in enumerate(known))
     outputs = Set{Tensor}(graph.outputs)
-    whole = needed_whole(graph)
-    layout = plan(Value[described(x, number, outputs, whole, techniques) for x in known];
+    whole = needed_whole(graph, runs)
+    arranged = plan(Value[described(x, number, outputs, whole, runs, techniques) for x in known];
         in_place=techniques.in_place, reuse=techniques.reuse_memory)
     memories = Vector{Union{Nothing,Memory}}(nothing, length(known))
     inputs = Any[unfilled(new_array(x.eltype, x.dims)) for x in graph.inputs]
@@ -63,12 +67,11 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
     for x in leaves
         memories[number[x]] = x.data::Memory
     end
-    destinations = Memory[result_memory(get(results, k, nothing), x) for (k, x) in enumerate(graph.outputs)]
     for (x, m) in zip(graph.outputs, destinations)
         memories[number[x]] = m
     end
-    tape = Tape(graph, techniques, inputs, Any[m.root for m in destinations], Program(), Any[], Step[], layout,
-        arena_memory(layout.size), known, memories, destinations)
+    tape = Tape(graph, techniques, inputs, Any[m.root for m in destinations], Program(), Any[], Step[], arranged,
+        arena_memory(arranged.size), known, memories, destinations, runs)
     for x in graph.nodes
         bind!(tape, x, number)
     end
@@ -118,7 +121,7 @@ function run!(tape::Tape)
     return nothing
 end
 
-boxed(p::Program) = Any[single ? p.f32[i] : p.f64[i] for (single, first, last) in p.runs for i in first:last]
+boxed(p::Program) = Any[s.single ? p.f32[i] : p.f64[i] for s in p.stretches for i in s.first:s.last]
 
 """Compute every op into fresh memory, as an engine without buffers would."""
 function run_allocating!(tape::Tape)
@@ -199,8 +202,9 @@ function line_of(step::Step, names::Dict{Tensor,String})
     for (name, attr) in zip(op.attrs, x.attrs)
         push!(operands, "$name=$(attr isa Vector{Int} ? Tuple(attr) : attr)")
     end
+    tiled = length(step.out) < length(x) ? "a tile of $(length(step.out)) in " : ""
     place = op.view !== nothing ? "view" :
-        "$(x.eltype)$(size(x)) in $(step.place >= 0 ? "arena[$(step.place)]" : "result")"
+        "$(x.eltype)$(size(x)) in $(tiled)$(step.place >= 0 ? "arena[$(step.place)]" : "result")"
     return "$(names[x]) = $(op.name)($(join(operands, ", ")))  # $place"
 end
 
@@ -213,6 +217,7 @@ Run once more, op by op, and return a `NonFiniteError` that names the first op w
 `nothing` when every result is finite. Inputs and parameters must be those of the run in question.
 """
 function diagnose(tape::Tape)
+    isempty(tape.runs) || return diagnose(untiled(tape))
     for x in tape.known
         x.data === nothing || is_finite(x.data) ||
             return NonFiniteError("$(isempty(x.name) ? "a captured tensor" : x.name) holds NaN or Inf")
@@ -235,6 +240,14 @@ function diagnose(tape::Tape)
     return nothing
 end
 
+"""The same tape with all values whole, and the same inputs."""
+function untiled(tape::Tape)
+    graph = Graph(tape.graph.inputs, copy(tape.graph.outputs), copy(tape.graph.nodes))
+    whole = Tape(graph; techniques=Techniques(simplify=false, fuse=false))
+    foreach(copyto!, whole.inputs, tape.inputs)
+    return whole
+end
+
 # Building -------------------------------------------------------------------------------------------------------------
 
 """The memory of value `i`, made on first use."""
@@ -248,7 +261,9 @@ function memory_of!(tape::Tape, i::Int)
         m = view_slice(memory_of!(tape, layout.placed[i]), whole.attrs[2][k])
     else
         address = tape.arena.address + layout.offset[layout.storage[i]]
-        m = Memory(tape.arena.root, address, x.eltype, x.dims, dense_strides(x.dims))
+        run = get(tape.runs, x, nothing)
+        dims = run !== nothing && x in run.inside ? Int[run.tile] : x.dims
+        m = Memory(tape.arena.root, address, x.eltype, dims, dense_strides(dims))
     end
     tape.memories[i] = m
     return m
@@ -258,14 +273,16 @@ function bind!(tape::Tape, x::Tensor, number::Dict{Tensor,Int})
     op, i, p = x.op::Op, number[x], tape.program
     read = Memory[memory_of!(tape, number[a]) for a in x.inputs]
     singles, doubles = length(p.f32), length(p.f64)
+    run = get(tape.runs, x, nothing)
     if op.view !== nothing
         out = op.view(read[1], x.attrs)
         out === nothing && error("the view op $(op.name) would need a copy")
         tape.memories[i] = out
     else
         out = memory_of!(tape, i)
-        op.forward!(p, out, read, x.attrs)
+        run === nothing ? op.forward!(p, out, read, x.attrs) : emit_tile!(p, x, out, read, run)
     end
+    run !== nothing && x === run.nodes[end] && repeat_last!(p, x.eltype === Float32, length(run.nodes), run.tile, run.n)
     place = get(tape.plan.offset, tape.plan.storage[i], -1)
     push!(tape.steps, Step(x, read, out, place, singles+1:length(p.f32), doubles+1:length(p.f64)))
     return nothing
@@ -310,7 +327,10 @@ end
 shape_of(x::Tensor) = x.data === nothing ?
     Memory(nothing, NOWHERE, x.eltype, x.dims, dense_strides(x.dims)) : x.data::Memory
 
-"""Insert copies where an op needs another memory layout than its input has. Elementwise ops take every layout."""
+"""
+Insert copies where an op needs another memory layout than its input has, and return how values lie. Elementwise ops take
+every layout.
+"""
 function straighten!(graph::Graph)
     layout = Dict{Tensor,Memory}()
     straight = Dict{Tensor,Tensor}()
@@ -343,6 +363,7 @@ function straighten!(graph::Graph)
         push!(nodes, x)
     end
     graph.nodes = nodes
+    return layout
 end
 
 """
@@ -377,9 +398,12 @@ function captured(graph::Graph)
     return found
 end
 
-"""The values that some op can use, directly or through views, only without gaps."""
-function needed_whole(graph::Graph)
+"""The values that some op, or a run, can use, directly or through views, only without gaps."""
+function needed_whole(graph::Graph, runs::Dict{Tensor,Run})
     needed = Set{Tensor}()
+    for (x, run) in runs
+        x === run.nodes[1] && union!(needed, run.from_outside)
+    end
     for x in Iterators.reverse(graph.nodes)
         op = x.op::Op
         through = op.view !== nothing && x in needed
@@ -391,12 +415,15 @@ function needed_whole(graph::Graph)
 end
 
 """Describe a tensor to the planner."""
-function described(x::Tensor, number::Dict{Tensor,Int}, outputs::Set{Tensor}, whole::Set{Tensor}, techniques::Techniques)
+function described(x::Tensor, number::Dict{Tensor,Int}, outputs::Set{Tensor}, whole::Set{Tensor}, runs::Dict{Tensor,Run},
+        techniques::Techniques)
     bytes = length(x) * sizeof(x.eltype)
     (x.op === nothing || x.data !== nothing) && return Value(bytes; fixed=true)
     op = x.op::Op
     reads = Int[number[a] for a in x.inputs]
     op.view === nothing || return Value(bytes; reads=reads, view_of=reads[1])
+    run = get(runs, x, nothing)
+    run === nothing || return described_in(run, x, number, reads, x in outputs)
     may_overwrite = Int[]
     for i in op.overwrites
         i <= length(x.inputs) || continue
@@ -404,7 +431,7 @@ function described(x::Tensor, number::Dict{Tensor,Int}, outputs::Set{Tensor}, wh
         a.dims == x.dims && a.eltype === x.eltype && (a.op === nothing || a.op === RESHAPE || (a.op::Op).view === nothing) &&
             push!(may_overwrite, number[a])
     end
-    parts = techniques.place_parts ? Int[number[a] for a in placeable(x, whole)] : Int[]
+    parts = techniques.place_parts ? Int[number[a] for a in placeable(x, whole, runs)] : Int[]
     return Value(bytes; reads=reads, may_overwrite=may_overwrite, parts=parts, fixed=x in outputs)
 end
 
@@ -412,7 +439,7 @@ end
 The inputs of an assembly that may be computed in their places: results of elementwise ops and of matrix products, where
 the place is a matrix that BLAS can read, or lies in one piece.
 """
-function placeable(x::Tensor, whole::Set{Tensor})
+function placeable(x::Tensor, whole::Set{Tensor}, runs::Dict{Tensor,Run})
     parts = Tensor[]
     x.op === ASSEMBLE && covers(x.attrs[1], x.attrs[2]) || return parts
     seen = shape_of(x)
@@ -425,7 +452,7 @@ function placeable(x::Tensor, whole::Set{Tensor})
         op = a.op::Op
         place = view_slice(seen, index)
         one_piece = is_dense(place)
-        matrix = length(place.dims) == 2 && suits_blas(place.dims, place.strides)
+        matrix = length(place.dims) == 2 && suits_blas(place.dims, place.strides) && !haskey(runs, a)
         fits = op === MATMUL || op === MATMUL_ADD ? matrix : op.elementwise && (one_piece || matrix)
         fits && push!(parts, a)
     end

@@ -16,7 +16,7 @@ brackets.
   off: they are copied there.
 - `simplify`: merge equal subexpressions and drop needless ops (one graph for forward and backward).
 - `fuse`: products that add to what is there, activations with their bias and their derivative, and convolutions with their
-  max-pool, in one pass; off: op by op.
+  max-pool, in one pass, and elementwise ops on large arrays tile by tile; off: op by op.
 - `fused_loss`: softmax cross-entropy and its gradient as fused ops on integer labels (stable softmax, sparse one-hot
   labels); off: log_softmax times one-hot columns.
 - `concrete`: instructions are of one concrete type and run by a static branch (concrete types, type stability); off:

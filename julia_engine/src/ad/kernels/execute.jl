@@ -65,6 +65,7 @@ for (name, f) in (:add => :+, :sub => :-, :mul => :*, :div => :/, :pow => :plain
 end
 operation!(:clip, :(ternary!(limited, x)))
 operation!(:where, :(ternary!(chosen, x)))
+operation!(:mul_add, :(ternary!(mul_add, x)))
 operation!(:max, :(extremum!(larger, x)))
 operation!(:min, :(extremum!(smaller, x)))
 for name in (:fill, :whole_power, :sum, :shift, :normalise, :add_log_sum, :subtract_log_sum, :norm, :cross_entropy,
@@ -123,18 +124,37 @@ end
 execute!(x::Instruction{T}) where {T} = execute!([x], 1, 1)
 
 """
+    Stretch
+
+Instructions that run one after the other: those from `first` to `last`, of Float32 or of Float64. Where `tile` is not 0
+they are written for the first `tile` of `n` elements, and are done again for the others; from tile to tile the addresses
+move on that the program's `moves` numbered `moving` name.
+"""
+struct Stretch
+    single::Bool
+    first::Int
+    last::Int
+    tile::Int
+    n::Int
+    moving::UnitRange{Int}
+end
+Stretch(single, first, last) = Stretch(single, first, last, 0, 0, 1:0)
+
+"""
     Program
 
 Instructions in the order in which they run. Those of Float32 and of Float64 lie in an array each, so that both are
-concrete; `runs` says which stretch of which array comes next. `roots` keeps scratch memory alive.
+concrete; `stretches` says which part of which array comes next, and `moves` which addresses of an instruction (1 is the
+result's) move how many bytes from tile to tile. `roots` keeps scratch memory alive.
 """
 mutable struct Program
     f32::Vector{Instruction{Float32}}
     f64::Vector{Instruction{Float64}}
-    runs::Vector{Tuple{Bool,Int,Int}}  # (of Float32, first, last)
+    stretches::Vector{Stretch}
+    moves::Vector{Tuple{Int,Int,Int}}  # (instruction, address, bytes)
     roots::Vector{Any}
 end
-Program() = Program(Instruction{Float32}[], Instruction{Float64}[], Tuple{Bool,Int,Int}[], Any[])
+Program() = Program(Instruction{Float32}[], Instruction{Float64}[], Stretch[], Tuple{Int,Int,Int}[], Any[])
 
 """
     execute!(program)
@@ -142,9 +162,55 @@ Program() = Program(Instruction{Float32}[], Instruction{Float64}[], Tuple{Bool,I
 Run all instructions. Whoever calls this keeps the memory that they use alive.
 """
 @noinline function execute!(p::Program)
-    for k in 1:length(p.runs)
-        single, first, last = @inbounds p.runs[k]
-        single ? execute!(p.f32, first, last) : execute!(p.f64, first, last)
+    for k in 1:length(p.stretches)
+        s = @inbounds p.stretches[k]
+        if s.tile != 0
+            s.single ? execute_tiles!(p.f32, s, p.moves) : execute_tiles!(p.f64, s, p.moves)
+        else
+            s.single ? execute!(p.f32, s.first, s.last) : execute!(p.f64, s.first, s.last)
+        end
     end
+    return nothing
+end
+
+"""Do a stretch for one tile after the other; its instructions are then what they were."""
+@inline function execute_tiles!(code::Vector{Instruction{T}}, s::Stretch, moves::Vector{Tuple{Int,Int,Int}}) where {T}
+    tiles = cld(s.n, s.tile)
+    rest = s.n - (tiles - 1) * s.tile
+    for k in 1:tiles
+        k == tiles && rest < s.tile && set_lengths!(code, s.first, s.last, rest)
+        execute!(code, s.first, s.last)
+        move!(code, moves, s.moving, k < tiles ? 1 : 1 - tiles)
+    end
+    rest < s.tile && set_lengths!(code, s.first, s.last, s.tile)
+    return nothing
+end
+
+@inline function move!(code::Vector{Instruction{T}}, moves::Vector{Tuple{Int,Int,Int}}, moving::UnitRange{Int},
+        tiles::Int) where {T}
+    GC.@preserve code for k in moving
+        i, address, bytes = @inbounds moves[k]
+        place = Ptr{Ptr{T}}(pointer(code, i)) + address * sizeof(Ptr)  # after the kernel's
+        unsafe_store!(place, unsafe_load(place) + tiles * bytes)
+    end
+    return nothing
+end
+
+const LENGTH_AT = fieldoffset(Instruction{Float64}, 7)  # as in those of Float32
+
+@inline function set_lengths!(code::Vector{Instruction{T}}, first::Int, last::Int, n::Int) where {T}
+    GC.@preserve code for i in first:last
+        unsafe_store!(Ptr{Int}(pointer(code, i)) + LENGTH_AT, n)
+    end
+    return nothing
+end
+
+"""Let the last `count` instructions, which are written for `tile` elements, be done for `n`."""
+function repeat_last!(p::Program, single::Bool, count::Int, tile::Int, n::Int)
+    before = pop!(p.stretches)
+    first = before.last - count + 1
+    before.first < first && push!(p.stretches, Stretch(single, before.first, first - 1))
+    moved = isempty(p.stretches) ? 0 : maximum(s -> last(s.moving), p.stretches)
+    push!(p.stretches, Stretch(single, first, before.last, tile, n, moved+1:length(p.moves)))
     return nothing
 end

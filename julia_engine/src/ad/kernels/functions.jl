@@ -212,3 +212,4 @@ plain_pow(x::T, p::T) where {T} = x < 0 && isfinite(p) && p != trunc(p) ? T(NaN)
 @inline add_tanh(a, b) = fast_tanh(a + b)
 @inline add_sigmoid(a, b) = fast_sigmoid(a + b)
 @inline add_relu(a, b) = relu(a + b)
+@inline mul_add(c, a, b) = c + a * b

@@ -35,10 +35,10 @@ function emit!(p::Program, @nospecialize(T::DataType), name::Symbol, at::Address
         push!(p.f64, Instruction{Float64}(code, at[1], at[2], at[3], at[4], index, n, strides..., i, f))
     end
     last = single ? length(p.f32) : length(p.f64)
-    if !isempty(p.runs) && p.runs[end][1] == single
-        p.runs[end] = (single, p.runs[end][2], last)
+    if !isempty(p.stretches) && p.stretches[end].single == single && p.stretches[end].tile == 0
+        p.stretches[end] = Stretch(single, p.stretches[end].first, last)
     else
-        push!(p.runs, (single, last, last))
+        push!(p.stretches, Stretch(single, last, last))
     end
     return nothing
 end
