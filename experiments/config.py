@@ -257,8 +257,6 @@ class Microbenchmarks(Profiles[MicrobenchmarkRuns]):
     """
 
     systems: Setting[list[Identifier]]
-    reported_as: dict[str, str] = {}
-    """The column of the paper's tables that a system stands beside."""
 
 
 class Reported(_Record):
