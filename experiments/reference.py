@@ -22,6 +22,10 @@ MODULES = (
 """Shown with what is inside them, but for those that begin with an exclamation mark."""
 
 
+PAGES = Path(__file__).parent / "pages"
+"""Templates in place of pdoc's own."""
+
+
 class DocumentationError(TwinGradError):
     """The pages can't be made."""
 
@@ -45,7 +49,7 @@ def build(folder: Path) -> Path:
         py_engine.__doc__ = f"{kept[0]}\n{tutorial.replace('```pycon', '```python')}"
         ops.__all__ = functions  # type: ignore[attr-defined]
         ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}"
-        pdoc.render.configure(docformat="google", search=True, show_source=False)
+        pdoc.render.configure(docformat="google", search=True, show_source=False, template_directory=PAGES)
         warnings.filterwarnings("ignore", "Error parsing type annotation", module="pdoc")  # what only mypy can read
         pdoc.pdoc(*MODULES, output_directory=folder)
     except OSError as error:
