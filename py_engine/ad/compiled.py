@@ -153,7 +153,7 @@ def _arrays(leaves: Sequence[Any]) -> list[Array]:
     """Return the leaves as arrays; Python floats are weak, as they are beside tensors in an op."""
     dtype = FLOAT64
     for x in leaves:
-        if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS:
+        if isinstance(x, (Tensor, np.ndarray, np.float32)) and x.dtype in FLOATS:
             dtype = x.dtype
             break
     return [

@@ -440,7 +440,7 @@ def float_dtype(args: Sequence[Any]) -> np.dtype[Any]:
     """Return the dtype that a Python float takes among arguments: that of the first array of floats, or float64."""
     if len(args) > 1 or args[0].__class__ is not float:
         for x in flatten(args)[0]:
-            if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS:
+            if isinstance(x, (Tensor, np.ndarray, np.float32)) and x.dtype in FLOATS:
                 return x.dtype
     return np.dtype(np.float64)
 

@@ -382,6 +382,16 @@ def test_two_results_share_no_memory(results):
     np.testing.assert_array_equal(second, before)
 
 
+def test_a_python_float_takes_the_dtype_of_a_float32_number_beside_it():
+    single = np.float32(2.0)
+    gradients = pe.grad(lambda a, b: a * b, argnums=(0, 1))
+    for found in (gradients(single, 3.0), pe.compile(gradients)(single, 3.0), pe.compile(gradients)(3.0, single)):
+        assert [(float(g), g.dtype) for g in found] in (
+            [(3.0, np.float32), (2.0, np.float32)],
+            [(2.0, np.float32), (3.0, np.float32)],
+        )
+
+
 def test_a_gradient_that_is_written_to_changes_no_later_one():
     captured = np.array(3.0)
     for f, slope in ((lambda x: x + 1, 1.0), (lambda x: captured * x, 3.0)):
