@@ -106,6 +106,15 @@ def test_reusing_memory_makes_the_arena_smaller():
     assert size < sizes["views"]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_single_number_is_not_computed_in_place(size):
+    tape = Tape(trace(lambda x: [np.exp(np.sin(np.cos(x)))], [Tensor.symbol((size,), np.dtype(np.float32))]))
+    assert tape.plan.size == ALIGNMENT * (2 if size == 1 else 1)
+    for step in tape.instructions:
+        in_place = any(np.may_share_memory(step.out, array) for array in step.arrays)
+        assert in_place == (size > 1 and step.node.op is ops.sin)
+
+
 def test_parts_are_computed_in_their_places():
     tape, _, _ = training_tape(sequences)
     apart, _, _ = training_tape(sequences, replace(Techniques(), place_parts=False))
