@@ -151,7 +151,7 @@ def _opened(args: tuple[Any, ...]) -> tuple[Sequence[Any], Structure | None]:
 
 def _arrays(leaves: Sequence[Any]) -> list[Array]:
     """Return the leaves as arrays; Python floats are weak, as they are beside tensors in an op."""
-    dtype = FLOAT64
+    dtype: np.dtype[Any] = FLOAT64
     for x in leaves:
         if isinstance(x, (Tensor, np.ndarray, np.float32)) and x.dtype in FLOATS:
             dtype = x.dtype
