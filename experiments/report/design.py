@@ -97,7 +97,7 @@ def _plan(axes: Axes, tape: Tape) -> None:
     total = sum(x.nbytes for x, owner in owners if owner in tape.plan.offset and x.op is not None and x.op.view is None)
     axes.set_xlim(0, steps)
     axes.set_ylim(0, tape.plan.size / 1000 * 1.02)
-    axes.axvline(loss - start + 1, color="black", linewidth=0.6, linestyle=(0, (3, 2)))
+    axes.axvline(loss - start + 1, color="black", linewidth=0.6, linestyle=(0, (3, 2)), zorder=0)
     axes.set_xlabel("step of the tape")
     axes.set_ylabel("place in the block [kB]")
     axes.set_title(f"Plan of a step of {MODEL}, batch {BATCH}: {size(tape.plan.size)} hold values of {size(total)}")

@@ -230,6 +230,18 @@ def test_every_table_and_figure_that_the_text_points_to_is_there(key: str) -> No
     assert set(re.findall(r'see-figure\(paper, "([^"]+)"\)', text)) <= set(ids(study.figures))
 
 
+@pytest.mark.parametrize("key", papers())
+def test_every_figure_is_mentioned_in_the_text(key: str) -> None:
+    shared = {
+        name: part
+        for part in re.split(r"(?m)^#let ", TEXTS[1].read_text(encoding="utf-8"))
+        if (name := part.partition("(")[0]).endswith("-sentence")
+    }
+    text = text_of_papers()[key]
+    text += "".join(part for name, part in shared.items() if f"#{name}(" in text)
+    assert set(ids(load_paper(key).figures)) <= set(re.findall(r'see-figure\(paper, "([^"]+)"\)', text))
+
+
 def test_another_result_gives_another_text(fake: ModuleType, tmp_path: Path) -> None:
     one = fake.write(tmp_path / "one", fake.rows(seeds=1, engines=("numpy", "torch")))
     sweep = fake.rows(seeds=1, engines=("numpy", "torch"))
