@@ -446,8 +446,8 @@ def float_dtype(args: Sequence[Any]) -> np.dtype[Any]:
 
 
 def _called(leaf: Any, dtype: np.dtype[Any]) -> str:
-    """Name what something is: by its dtype if it is made of numbers, else by its type."""
-    return str(dtype) if dtype.kind in "biufc" else f"type {type(leaf).__name__}"
+    """Name what something is: by its dtype if it is an array or made of numbers, else by its type."""
+    return str(dtype) if dtype.kind in "biufc" or isinstance(leaf, np.ndarray) else f"type {type(leaf).__name__}"
 
 
 def _advice(dtype: np.dtype[Any]) -> str:
