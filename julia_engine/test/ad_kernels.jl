@@ -143,7 +143,7 @@ allocated_by(program) = @allocated AD.execute!(program)
     for (name, op) in sort!(collect(AD.TABLE); by=first)
         op.elementwise || continue
         inputs = [Memory(rand(T, 5, 3)) for _ in 1:3]
-        count = name in ("clip", "where") ? 3 : length(op.overwrites) >= 2 || name in ("pow",) ? 2 : 1
+        count = name in ("clip", "where", "mul_add") ? 3 : length(op.overwrites) >= 2 || name in ("pow",) ? 2 : 1
         program = AD.Program()
         out = Memory(zeros(T, 5, 3))
         op.forward!(program, out, inputs[1:count], Any[])
