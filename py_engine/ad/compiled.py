@@ -20,6 +20,7 @@ from py_engine.ad.straight_line import DOMAIN_ERRORS, FLOAT64, Program
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor
+from py_engine.ad.transforms import check_callable
 from py_engine.errors import ReplayError, TraceError
 
 Function = Callable[..., Any]
@@ -118,8 +119,12 @@ class Compiled:
 def compile(function: Function, techniques: Techniques = Techniques()) -> Compiled:  # noqa: B008
     """Return `function` as a replayed tape; `compile(grad(f))` and `compile(value_and_grad(f))` work as well.
 
-    See `Compiled` for what is fixed by tracing.
+    See `Compiled` for what is fixed by tracing. Arguments are given by position.
+
+    Raises:
+        ConfigurationError: `function` is none.
     """
+    check_callable("compile", function)
     return Compiled(function, techniques)
 
 

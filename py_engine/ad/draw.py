@@ -13,6 +13,7 @@ from py_engine.ad import ops
 from py_engine.ad.containers import flatten, paths, unflatten
 from py_engine.ad.graph import Graph, simplify, tracing
 from py_engine.ad.tensor import Literal, Tensor
+from py_engine.ad.transforms import check_callable
 from py_engine.errors import TraceError
 
 __all__ = ["SVG", "draw"]
@@ -67,6 +68,7 @@ def draw(function: Callable[..., Any], *args: Any, simplified: bool = True) -> S
         that uses them. Write it into a file, or leave it as the last value of a notebook's cell.
 
     Raises:
+        ConfigurationError: `function` is none.
         TraceError: the function branches on a value, or its graph has more than 400 nodes.
 
     Example:
@@ -74,6 +76,7 @@ def draw(function: Callable[..., Any], *args: Any, simplified: bool = True) -> S
         >>> picture.startswith("<svg")
         True
     """
+    check_callable("draw", function)
     graph = _traced(function, args)
     if simplified:
         simplify(graph)

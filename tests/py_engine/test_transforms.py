@@ -550,7 +550,7 @@ def test_a_function_must_return_something():
 
 
 def test_a_function_is_expected():
-    for transform in (pe.grad, pe.value_and_grad, pe.vjp, lambda f: pe.jvp(f, (1.0,), (1.0,))):
+    for transform in (pe.grad, pe.value_and_grad, pe.vjp, pe.compile, pe.draw, lambda f: pe.jvp(f, (1.0,), (1.0,))):
         with pytest.raises(ConfigurationError, match="expected a function first, got float; give the function itself"):
             transform(1.0)
 
