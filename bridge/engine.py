@@ -246,6 +246,10 @@ class Availability:
     """The versions of the packages that it is made of."""
 
 
+def _nothing_to_do() -> None:
+    """What most engines need before their sessions are timed."""
+
+
 def _nothing() -> str:
     return ""
 
@@ -271,6 +275,8 @@ class Registered:
     """What these change, for the tables of allocated bytes: "oneDNN off"."""
     runtime: Callable[[], dict[str, str]] = dict
     """The versions of what it runs on besides Python packages."""
+    prepare: Callable[[], None] = _nothing_to_do
+    """What is done once, before its sessions are timed: compiling what stays compiled on this machine."""
     techniques: bool = False
     """Whether `build` takes `techniques`: settings of what makes it fast, by name, to see what each of them brings."""
 
@@ -394,6 +400,14 @@ def _julia_version() -> dict[str, str]:
     return {"julia": found.version} | ({"sysimage": sysimage.key(image)} if image else {})
 
 
+def _compile_julia_engine() -> None:
+    from bridge.julia import status
+    from bridge.julia.ahead import compile_engine
+
+    if (found := status().julia) is not None:
+        compile_engine(found)
+
+
 def _installed(*distributions: str) -> tuple[str, ...]:
     """The first of these builds of one framework that is installed, or else the last."""
     for distribution in distributions[:-1]:
@@ -431,7 +445,12 @@ def _of_packages(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) 
     return {"distributions": (), "lacks": lacks, "counts_itself": True, "runtime": runtime}
 
 
-_JULIA: dict[str, Any] = {"lacks": _lacks_julia, "counts_itself": True, "runtime": _julia_version}
+_JULIA: dict[str, Any] = {
+    "lacks": _lacks_julia,
+    "counts_itself": True,
+    "runtime": _julia_version,
+    "prepare": _compile_julia_engine,
+}
 
 _ROWS = (
     Registered("numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",), techniques=True),

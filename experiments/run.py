@@ -208,6 +208,7 @@ class Sweep:
         self.data_dir = data_dir
         self.download = download
         self._datasets: dict[str, Dataset] = {}
+        self._prepared: set[str] = set()
 
     def fitting(self, paper: Paper, profile: ProfileName, progress: Progress) -> ProfileName:
         """The profile, or the one that is made for the embedded sample where only that is at hand."""
@@ -262,6 +263,7 @@ class Sweep:
     def _run(self, job: Job, task: Task, record: Record, lane: Lane, progress: Progress) -> bool:
         """Run a job and save its record, whatever came of it; False when its lane was stopped."""
         progress.start(str(job), job.parts)
+        self._prepare(job.engines)
         start = time.perf_counter()
         try:
             for parts in RUNNERS[job.measure](job, task, record, progress, lane):
@@ -277,6 +279,12 @@ class Sweep:
         self.results.save(record)
         progress.finish(str(job), described(record))
         return True
+
+    def _prepare(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._prepared:
+                self._prepared.add(name)
+                engines.get(name).prepare()
 
 
 def _data_key(paper: Paper) -> str:

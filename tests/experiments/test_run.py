@@ -345,6 +345,17 @@ def test_every_job_gets_a_fresh_worker_and_a_record(paper: Paper, tmp_path: Path
     assert not (tmp_path / ".work").exists() or not list((tmp_path / ".work").iterdir())
 
 
+def test_an_engine_is_prepared_once_before_its_first_run(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_then: list[int] = []
+    prepared = dataclasses.replace(ENGINES["numpy"], prepare=lambda: started_then.append(len(FakeWorker.started)))
+    monkeypatch.setitem(ENGINES, "numpy", prepared)
+    sweep(tmp_path, run.plan(paper, engine_names=["numpy"], seeds=2, measures=["time"]))
+    assert started_then == [0]
+    assert FakeWorker.started == ["numpy"] * 2
+
+
 def test_all_engines_start_from_the_same_weights_and_see_the_same_batches(paper: Paper, tmp_path: Path) -> None:
     sweep(tmp_path, run.plan(paper, engine_names=["numpy", "torch"], seeds=2, measures=["time"]))
     epochs = paper.training.epochs.value
