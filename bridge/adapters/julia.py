@@ -7,7 +7,6 @@ reaches Julia as integers and floats. An epoch is cut into short calls, between 
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_int, c_int64, c_uint8, c_void_p
@@ -21,7 +20,8 @@ from bridge import julia, weights
 from bridge.checks import DataCheck
 from bridge.engine import Evaluation, Optimizer
 from bridge.errors import JuliaError, JuliaUnavailableError
-from bridge.julia.environment import ENGINE, child_environment
+from bridge.julia.ahead import compile_engine
+from bridge.julia.environment import ENGINE
 from bridge.julia.interface import Runtime, literal
 from bridge.spec import (
     GRU,
@@ -221,7 +221,8 @@ def load_engine(threads: int) -> tuple[Runtime, Entries]:
     if _loaded is None:
         here = julia.runtime(threads)
         here.evaluate(f"pushfirst!(LOAD_PATH, {literal(ENGINE)}); nothing")
-        _compile_ahead(here)
+        if not here.evaluate(_IS_COMPILED):
+            compile_engine(here.julia)
         here.evaluate("import TwinGrad; nothing")
         _loaded = here, Entries(**pointers(here, "TwinGrad.Entry", list(_SIGNATURES)))
     here, entries = _loaded
@@ -236,18 +237,6 @@ def load_engine(threads: int) -> tuple[Runtime, Entries]:
 def pointers(here: Runtime, module: str, names: Sequence[str]) -> dict[str, Callable[..., int]]:
     """The entry points of these names in a Julia module that offers them as julia_engine/src/entry.jl does."""
     return {name: here.function_pointer(f"{module}.{name}_pointer", *_SIGNATURES[name]) for name in names}
-
-
-def _compile_ahead(here: Runtime) -> None:
-    """Let Julia compile the engine in a process of its own and keep the result: inside Python it may not be able to.
-
-    Does nothing where that has been done. What it can't do is done when the engine is loaded.
-    """
-    if here.evaluate(_IS_COMPILED):
-        return
-    command = [here.julia.executable, "--startup-file=no", f"--project={ENGINE}", "-e", "import TwinGrad"]
-    environment = child_environment(1, here.julia.kernels)
-    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
 
 # Whether a TwinGrad is in the system image, or a compiled one that is not out of date among Julia's files.

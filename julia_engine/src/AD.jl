@@ -46,7 +46,7 @@ include("ad/matrices.jl")
 include("ad/checkpoint.jl")
 include("ad/custom.jl")
 include("ad/loops.jl")
-include("ad/straight.jl")
+include("ad/straight_line.jl")
 include("ad/compiled.jl")
 include("ad/forward.jl")
 using .ForwardMode

@@ -120,7 +120,6 @@ RENAMED = {
     "network/__init__.py": "NETWORK.jl",
     "errors.py": "ad/errors.jl",
     "ad/fusion.py": "ad/fused_pooling.jl",
-    "ad/straight_line.py": "ad/straight.jl",
 }
 PYTHON_ONLY = {
     "ad/ops/__init__.py": "makes the folder a package",
