@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import random
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -39,6 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's job in the background ignores ctrl-C, and so would all that the tests start and interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     absent = [name for name in MUST_BE_THERE if importlib.util.find_spec(name) is None]
     if absent and os.environ.get("CI"):
         raise pytest.UsageError(f"CI skips nothing for want of a package: {', '.join(absent)} cannot be imported")
