@@ -1,6 +1,6 @@
 # Every target sets up what it needs in .venv and does nothing twice: a stamp file there records each finished step.
 #
-#   make reproduce PROFILE=quick RESULTS=elsewhere     make test PYTHON=python3.12     make bench RANGE=v0.1.0..HEAD
+#   make reproduce PROFILE=quick RESULTS=elsewhere     make test PYTHON=python3.12     make bench RANGE=HEAD~3..HEAD
 
 PYTHON  ?= python3
 VENV    ?= .venv
