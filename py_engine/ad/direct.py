@@ -8,7 +8,7 @@ computed in is new in every replay, so that none shares memory with an argument 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -39,7 +39,6 @@ class Direct:
         inputs: the buffers of its inputs.
         outputs: the buffers of its outputs.
         instructions: how it is computed.
-        alone: the numbers of the outputs in whose memory no other value lies.
         silent: the context to run in.
     """
 
@@ -49,7 +48,6 @@ class Direct:
         inputs: Sequence[Array],
         outputs: Sequence[Array],
         instructions: Sequence[Instruction],
-        alone: Container[int],
         silent: contextvars.Context,
     ) -> None:
         readers: dict[int, list[Instruction]] = {}
@@ -76,7 +74,8 @@ class Direct:
             else:
                 self._copied_in.append((k, buffer))
         for k, (x, buffer) in enumerate(zip(graph.outputs, outputs, strict=True)):
-            if k in alone and id(x) not in readers and (found := places(x, buffer, [writer[id(x)]])):
+            # What else may lie in its memory are views, which read it, and parts of it, which its writer takes as such.
+            if id(x) not in readers and (found := places(x, buffer, [writer[id(x)]])):
                 self._new.append((k, buffer, found))
             else:
                 self._copied_out.append((k, buffer))
@@ -88,24 +87,21 @@ class Direct:
         """Replay the tape on arrays of the shapes and dtypes that it is planned for, and return new ones."""
         for k, buffer in self._copied_in:
             buffer[...] = arrays[k]
-        for k, buffer, places in self._read:
-            array = arrays[k]
-            if array.flags.c_contiguous and array.flags.aligned:
-                for arguments, key in places:
-                    arguments[key] = array
-            else:
-                buffer[...] = array
         results = self._outputs.copy()
-        for k, buffer, places in self._new:
-            results[k] = array = np.empty(buffer.shape, buffer.dtype)
-            for arguments, key in places:
-                arguments[key] = array
         try:
+            for k, buffer, places in self._read:
+                array = arrays[k]
+                if not (array.flags.c_contiguous and array.flags.aligned):
+                    buffer[...] = array
+                    array = buffer
+                _put(array, places)
+            for k, buffer, places in self._new:
+                results[k] = array = np.empty(buffer.shape, buffer.dtype)
+                _put(array, places)
             self._silent.run(self._run)
         finally:  # the caller's arrays are not held any longer
             for _, buffer, places in (*self._read, *self._new):
-                for arguments, key in places:
-                    arguments[key] = buffer
+                _put(buffer, places)
         for k, buffer in self._copied_out:
             results[k] = buffer.copy()
         return results
@@ -113,6 +109,11 @@ class Direct:
     def _run(self) -> None:
         for call in self._calls:
             call()
+
+
+def _put(array: Array, places: Sequence[Place]) -> None:
+    for arguments, key in places:
+        arguments[key] = array
 
 
 class _Given:

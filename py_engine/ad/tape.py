@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextvars
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -163,10 +162,7 @@ class Tape:
         if not self.techniques.preallocate:
             return [out.copy() for out in self(*arrays)]
         if self._direct is None:
-            values = Counter(self.plan.storage)
-            number = {id(x): i for i, x in enumerate(self._known)}
-            alone = {k for k, x in enumerate(self.graph.outputs) if values[number[id(x)]] == 1}
-            self._direct = Direct(self.graph, self.inputs, self.outputs, self.instructions, alone, self._silent)
+            self._direct = Direct(self.graph, self.inputs, self.outputs, self.instructions, self._silent)
         return self._direct(arrays)
 
     def poison(self, byte: int) -> None:
