@@ -152,14 +152,14 @@ def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool) -> tupl
 def _first_equals(order: Sequence[Tensor], wanted: set[int]) -> dict[int, int]:
     """Return for each node that an earlier one equals which that is; wanted ones stay what they are.
 
-    What is computed twice is one value, and its gradient the sum of both: pulled back once, not twice. Only in a
-    trace: there, what an op reads cannot change between two calls.
+    What is computed twice is one value, and its gradient the sum of both: pulled back once, not twice. Only what is
+    traced: the arrays that an op is given otherwise can be written to between two calls.
     """
     first: dict[int, int] = {}
     known: dict[Any, int] = {}
     for node in order:
         assert node.op is not None
-        if not (node.op.random or node.op.joint or id(node) in wanted):
+        if node.data is None and not (node.op.random or node.op.joint or id(node) in wanted):
             found = known.setdefault(_equation(node, [first.get(id(x), id(x)) for x in node.inputs]), id(node))
             if found != id(node):
                 first[id(node)] = found
@@ -235,9 +235,8 @@ def accumulate(parts: Sequence[Part], node: Tensor) -> Tensor:
     if slices:
         whole.append(assemble([g for g, _ in slices], [index for _, index in slices], node.shape))
     total = whole[0]
-    add = ADD_IN_ANY_ORDER if STATE.trace.__class__ is list else ops.add
     for g in whole[1:]:
-        total = add(total, g)
+        total = ADD_IN_ANY_ORDER(total, g)
     return total
 
 

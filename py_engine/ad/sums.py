@@ -38,7 +38,7 @@ def add_early(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor
     sums = [node for node in nodes if node.op is ADD_IN_ANY_ORDER]
     partial = {id(x) for node in sums for x in node.inputs if x.op is ADD_IN_ANY_ORDER and uses[id(x)] == 1}
     place = {id(node): i for i, node in enumerate(nodes)}
-    movable = {id(x) for x in nodes if x.op is not None and x.op.elementwise and not x.op.random} - {*map(id, sums)}
+    movable = {id(x) for x in nodes if x.op is not None and x.op.elementwise} - {*map(id, sums)}
     after: list[list[Tensor]] = [[] for _ in nodes]  # what is to follow each op
     gone: set[int] = set()  # from its old place
     for total in sums:
