@@ -166,7 +166,7 @@ def _draw(built: Built, stem: Path, draw: Callable[[Path], str | None]) -> str |
     try:
         reason = draw(stem)
     except OSError as error:
-        raise ResultsError(explain(error, stem)) from error
+        raise ResultsError(explain(error, stem, "another folder")) from error
     built.written += [stem.with_name(stem.name + suffix) for suffix in (".svg", ".png")]
     return reason
 
@@ -176,5 +176,5 @@ def _write(built: Built, path: Path, content: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
-        raise ResultsError(explain(error, path)) from error
+        raise ResultsError(explain(error, path, "another folder")) from error
     built.written.append(path)

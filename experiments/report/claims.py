@@ -37,22 +37,25 @@ SETTLED = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a claim: the verdict, the number that decides it (None where there is none), and its words."""
+    """What came of a claim: the verdict, and the number that decides it (None where there is none).
+
+    `words` are that number, or in short why there is none. `missing` is what was not measured, of what, and why.
+    """
 
     verdict: Verdict
     value: float | None
-    number: str
-    reason: str = ""
+    words: str
+    missing: tuple[str, str, str] | None = None
 
 
 class _NoValueError(Exception):
-    """A quantity that these results lack; the message says why."""
+    """A quantity that these results lack; its arguments are `Finding.missing`."""
 
 
 def examine(claim: Claim, view: View) -> Finding:
     """Test a claim against the results."""
     if claim.quantity is None:
-        return Finding("not testable", None, "", claim.untestable)
+        return Finding("not testable", None, claim.untestable)
     try:
         value = _quantity(view, claim, claim.engine, claim.of)
         shown = f"{view.label(claim.engine)}: {_text(claim.quantity, value)}"
@@ -66,7 +69,8 @@ def examine(claim: Claim, view: View) -> Finding:
                 value = value / other if other else math.inf
                 shown += f"; ratio {significant(value) if abs(value) >= 1e-3 else scientific(value)}"
     except _NoValueError as error:
-        return Finding("not testable", None, "", str(error))
+        measure, label, reason = error.args
+        return Finding("not testable", None, f"{label}: not measured", (measure, label, reason))
     low = -math.inf if claim.low is None else claim.low
     high = math.inf if claim.high is None else claim.high
     return Finding("reproduced" if low <= value <= high else "not reproduced", value, shown)
@@ -109,7 +113,7 @@ def _quantity(view: View, claim: Claim, engine: str, of: str) -> float:
     found = value(view, engine, of)
     if found is None or math.isnan(found):
         reason = view.why_missing(engine, measure) or "not measured"
-        raise _NoValueError(f"{MEASURE_NAMES[measure]} of {view.label(engine)}: {reason}")
+        raise _NoValueError(MEASURE_NAMES[measure], view.label(engine), reason)
     return found
 
 

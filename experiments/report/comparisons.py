@@ -461,8 +461,10 @@ def _cost(kind: str, row: Any, base: Any) -> dict[str, float | None]:
 def claims(view: View) -> Table:
     """Every claim of the paper with our verdict and the number behind it."""
     rows: list[Row] = []
+    missing: list[tuple[str, str, str]] = []
     for claim in view.paper.claims:
         found = verdicts.examine(claim, view)
+        missing += [found.missing] if found.missing else []
         rows.append(
             {
                 "kind": "measured",
@@ -471,7 +473,7 @@ def claims(view: View) -> Table:
                 "verdict": found.verdict,
                 "value": found.value,
                 "limits": verdicts.limits(claim),
-                "number": found.number or found.reason,
+                "number": found.words,
                 "machine": view.machine(["time", "memory", "race", "ablation", "variants"]),
             }
         )
@@ -489,7 +491,7 @@ def claims(view: View) -> Table:
         notes=(
             "The verdict follows from the results: a claim is reproduced when the last number found (a value, a ratio "
             "or a difference) lies within the limits. Machines differ, so that only relations are tested.",
-            *parts.missing_notes(view, ("time",)),
+            *parts.told_missing(missing),
         ),
         notice=view.notice,
         wide=True,

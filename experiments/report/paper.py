@@ -124,5 +124,5 @@ def _write(pdf: bytes | list[bytes], path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, pdf)
     except OSError as error:
-        raise ResultsError(explain(error, path)) from error
+        raise ResultsError(explain(error, path, "another folder")) from error
     return path

@@ -222,23 +222,29 @@ def of_memory(paper: Paper, what: str) -> list[str]:
 
 
 def missing_notes(view: View, measures: Iterable[str], only: Iterable[str] | None = None) -> list[str]:
-    """One note per reason, naming the engines it holds for, and one for all engines that have no row at all."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for measure in measures:
-        for engine in view.engines() if only is None else only:
-            if reason := view.why_missing(engine, measure):
-                reasons.setdefault((MEASURE_NAMES[measure], reason), []).append(view.label(engine))
+    """What the engines lack, and why (`told_missing`), and one note for all engines that have no row at all."""
+    found = [
+        (MEASURE_NAMES[measure], view.label(engine), reason)
+        for measure in measures
+        for engine in (view.engines() if only is None else only)
+        if (reason := view.why_missing(engine, measure))
+    ]
     absent: dict[str, list[str]] = {}
     for engine, reason in view.absent().items() if only is None else ():
         absent.setdefault(reason.removesuffix("."), []).append(view.label(engine))
     left_out = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in absent.items())
-    return [
-        *(
-            f"Missing, {measure}: {', '.join(names)}: {reason.removesuffix('.')}."
-            for (measure, reason), names in reasons.items()
-        ),
-        *([f"Without a row: {left_out}."] if left_out else []),
-    ]
+    return told_missing(found) + ([f"Without a row: {left_out}."] if left_out else [])
+
+
+def told_missing(found: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Notes on what is missing, of which engine, and why: engines that lack the same for the same reason share one."""
+    measures: dict[tuple[str, str], list[str]] = {}
+    for measure, label, reason in dict.fromkeys(found):
+        measures.setdefault((label, reason), []).append(measure)
+    labels: dict[tuple[str, str], list[str]] = {}
+    for (label, reason), names in measures.items():
+        labels.setdefault(("; ".join(names), reason), []).append(label)
+    return [f"Missing, {what}: {', '.join(who)}: {reason.removesuffix('.')}." for (what, reason), who in labels.items()]
 
 
 def counting_notes(view: View) -> list[str]:

@@ -476,7 +476,7 @@ def scaling(view: View) -> Table:
         group="group",
         notes=(
             "The exponent is the slope between neighbouring values on logarithmic axes; 1 is growth in proportion.",
-            *parts.missing_notes(view, ("scaling",)),
+            *parts.missing_notes(view, ("scaling",), view.engines()),
         ),
         notice=view.notice,
     )

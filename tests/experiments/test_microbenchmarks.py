@@ -444,7 +444,9 @@ def test_claims_are_decided_by_the_times(view: View) -> None:
     assert found["micro-benchmarks"].value == pytest.approx(4 / 9)
     assert found["forward-mode"].value == pytest.approx(5 / 8)
     assert found["overhead"].verdict == "not testable"
-    assert "Julia 1.5.3 has no package ReverseDiff" in found["overhead"].reason
+    assert found["overhead"].words == "ReverseDiff: not measured"
+    assert found["overhead"].missing is not None
+    assert "Julia 1.5.3 has no package ReverseDiff" in found["overhead"].missing[2]
 
 
 def test_a_run_of_few_systems_does_not_take_the_place_of_a_whole_one(fake: ModuleType, view_of: ViewOf) -> None:

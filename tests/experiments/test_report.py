@@ -442,7 +442,19 @@ def test_a_claim_about_what_was_not_run_is_not_testable(fake: ModuleType, view_o
     view = view_of(fake.rows("imdb-cnn-a", seeds=2, engines=("numpy", "julia", "torch")), paper="imdb-cnn-a")
     found = claims.examine(claim(quantity="later_epoch_seconds", engine="julia", than="flux", high=1.0), view)
     assert (found.verdict, found.value) == ("not testable", None)
-    assert "Flux" in found.reason and "not run" in found.reason
+    assert (found.words, found.missing) == ("Flux: not measured", ("time and accuracy", "Flux", "not run"))
+
+
+def test_why_claims_cannot_be_tested_is_told_once_below_their_table(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows("imdb-cnn-a", seeds=2)
+    for run in (*runs_of(sweep, "flux"), *runs_of(sweep, "flux", "memory")):
+        run |= {"status": "failed", "error": "a long reason"}
+    made = tables.PRODUCERS["claims"](view_of(sweep, paper="imdb-cnn-a"))
+    untested = [item["number"] for item in made.rows if item["verdict"] == "not testable"]
+    assert untested == ["Flux: not measured"] * 3
+    assert made.notes[1:] == (
+        "Missing, time and accuracy; bytes allocated and peak memory: Flux: failed: a long reason.",
+    )
 
 
 @pytest.mark.parametrize("key", config.papers())
