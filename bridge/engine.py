@@ -425,6 +425,11 @@ _TENSORFLOW: dict[str, Any] = {
 }
 
 
+# Also of engines made of Julia packages: they run behind the Julia engine's entry points, and so need it compiled.
+_IN_JULIA: dict[str, Any] = {"counts_itself": True, "prepare": _compile_julia_engine}
+_JULIA: dict[str, Any] = {**_IN_JULIA, "lacks": _lacks_julia, "runtime": _julia_version}
+
+
 def _of_packages(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) -> dict[str, Any]:
     """What a row says of an engine made of Julia packages, from the names that each must have; the first is its own.
 
@@ -442,15 +447,7 @@ def _of_packages(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) 
     def runtime() -> dict[str, str]:
         return {name.lower(): package.version for name, package in found()} | _julia_version()
 
-    return {"distributions": (), "lacks": lacks, "counts_itself": True, "runtime": runtime}
-
-
-_JULIA: dict[str, Any] = {
-    "lacks": _lacks_julia,
-    "counts_itself": True,
-    "runtime": _julia_version,
-    "prepare": _compile_julia_engine,
-}
+    return {"distributions": (), **_IN_JULIA, "lacks": lacks, "runtime": runtime}
 
 _ROWS = (
     Registered("numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",), techniques=True),

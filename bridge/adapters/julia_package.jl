@@ -31,7 +31,7 @@ struct Description
     layers::Vector{NamedTuple}
 end
 
-"""What `describe` of julia_package.py says, from the sizes of all inputs and of the output on."""
+"""What `PackageSession` of julia_package.py says, from the sizes of all inputs and of the output on."""
 function Description(settings::Reader, numbers::Reader)
     sizes = [reverse(read!(settings, read!(settings))) for _ in 1:read!(settings)]
     read!(settings, 2)  # format and bits
@@ -213,10 +213,6 @@ function targets(s::Session, data::Data, rows)
     y = of(data.y, rows)
     return s.description.loss == "softmax_cross_entropy" ? classes(s.model, y, s.description.output[1]) : y
 end
-
-"""Labels from 0 as a one among zeros."""
-one_hot(::Type{T}, labels, count) where {T} = T.(reshape(0:count-1, :, ntuple(_ -> 1, ndims(labels))...) .==
-    reshape(labels, 1, size(labels)...))
 
 function steps!(s::Session, data::Data, order, steps, losses)
     size = s.description.batch_size

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bridge.adapters import julia
+from bridge.adapters.julia_program import ProgramSession
 from bridge.engine import Optimizer
 from bridge.errors import SpecError
 from bridge.spec import RBF, BatchNorm, LayerNorm, ModelSpec
 from py_engine.errors import ConfigurationError
 
-__all__ = ["check", "check_optimizer", "describing", "refusal"]
-
-Check = Callable[[ModelSpec, Optimizer], None]
+__all__ = ["PackageSession", "check", "check_optimizer", "refusal"]
 
 
 def check(spec: ModelSpec, optimizer: Optimizer, engine: str) -> None:
@@ -46,17 +45,20 @@ def refusal(spec: ModelSpec, index: int, problem: str) -> SpecError:
     return SpecError(f'the model "{spec.name}"', [f'layers[{index}] (id "{spec.layers[index].id}"): {problem}'])
 
 
-def describing(check: Check) -> Callable[..., tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """What gives a session as `create` of julia_package.jl reads it, once `check` has found nothing to refuse."""
+class PackageSession(ProgramSession):
+    """A `Session` of the engine that has its name from its Julia file."""
 
-    def describe(
-        spec: ModelSpec, optimizer: Optimizer, batch_size: int, dtype: np.dtype[Any], threads: int
+    _accept = staticmethod(check)
+    """Raises for what the engine cannot do."""
+
+    @classmethod
+    def _describe(
+        cls, spec: ModelSpec, optimizer: Optimizer, batch_size: int, dtype: np.dtype[Any], threads: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        check(spec, optimizer)
+        """A session as `create` of julia_package.jl reads it."""
+        cls._accept(spec, optimizer, cls._source.stem)
         integers, floats = julia.describe(spec, optimizer, batch_size, dtype, threads)
         trained = sum(math.prod(p.shape) for p in spec.parameters().values() if p.trainable)
         sizes = [*(shape.input for shape in spec.shapes()), spec.output]
         first = [8 * dtype.itemsize, trained, len(sizes), *itertools.chain(*((len(size), *size) for size in sizes))]
         return np.concatenate([np.array(first, np.int64), integers]), floats
-
-    return describe

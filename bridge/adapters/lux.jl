@@ -126,7 +126,7 @@ end
 
 predict(m::Model, x) = first(m.state.model(x, m.state.parameters, Lux.testmode(m.state.states)))
 loss(m::Model, output, y) = m.loss(output, y)
-classes(::Model{T}, labels, count) where {T} = one_hot(T, labels, count)
+classes(::Model{T}, labels, count) where {T} = T.((0:count-1) .== reshape(labels, 1, size(labels)...))
 
 function step!(m::Model, x, y)
     return keeping_still(part_of, m.state.parameters, m.places) do

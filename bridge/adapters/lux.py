@@ -8,22 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridge.adapters import julia_package
-from bridge.adapters.julia_program import ProgramSession
-from bridge.engine import Optimizer
-from bridge.spec import ModelSpec
+from bridge.adapters.julia_package import PackageSession
 
 __all__ = ["LuxSession"]
 
 
-def check(spec: ModelSpec, optimizer: Optimizer) -> None:
-    """See `julia_package.check`."""
-    julia_package.check(spec, optimizer, "lux")
-
-
-class LuxSession(ProgramSession):
+class LuxSession(PackageSession):
     """A `Session` of Lux."""
 
     _source = Path(__file__).with_name("lux.jl")
     _module = "TwinGradLux"
-    _describe = staticmethod(julia_package.describing(check))

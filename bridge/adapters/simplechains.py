@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from bridge.adapters import julia_package
-from bridge.adapters.julia_program import ProgramSession
 from bridge.engine import Optimizer
 from bridge.errors import SpecError
 from bridge.spec import Activation, Conv2D, Dense, Flatten, Layer, MaxPool2D, ModelSpec, PermuteDims, Reshape, Shape
@@ -22,22 +21,22 @@ ACTIVATIONS = ("identity", "tanh", "relu")
 LOSSES = ("softmax_cross_entropy", "mean_squared_error")
 
 
-def check(spec: ModelSpec, optimizer: Optimizer) -> None:
+def check(spec: ModelSpec, optimizer: Optimizer, engine: str) -> None:
     """Raise for what SimpleChains lacks, or computes otherwise than the spec says."""
     first = True  # layers that give another shape to the data, before any that computes
     for index, (layer, shape) in enumerate(zip(spec.layers, spec.shapes(), strict=True)):
         first = first and isinstance(layer, Reshape | Flatten | PermuteDims)
         if not first and (problem := _problem(layer, shape.input)):
-            raise julia_package.refusal(spec, index, f"the engine simplechains has {problem}")
+            raise julia_package.refusal(spec, index, f"the engine {engine} has {problem}")
     if spec.loss.op not in LOSSES or len(spec.output) > 1:
         found = f"{spec.loss.op} of an output of {len(spec.output)} axes"
         wanted = " and ".join(LOSSES)
         raise SpecError(
-            f'the model "{spec.name}"', [f"loss: the engine simplechains has {wanted} of one axis, found {found}"]
+            f'the model "{spec.name}"', [f"loss: the engine {engine} has {wanted} of one axis, found {found}"]
         )
-    julia_package.check_optimizer(optimizer, "simplechains", ("sgd",))
+    julia_package.check_optimizer(optimizer, engine, ("sgd",))
     if optimizer.nesterov:
-        raise ConfigurationError("sgd: the engine simplechains has no nesterov momentum")
+        raise ConfigurationError(f"sgd: the engine {engine} has no nesterov momentum")
 
 
 def _problem(layer: Layer, size: Shape) -> str:
@@ -63,9 +62,9 @@ def _problem(layer: Layer, size: Shape) -> str:
     return f"no {layer.op}" + (" but in front" if isinstance(layer, Reshape | PermuteDims) else "")
 
 
-class SimpleChainsSession(ProgramSession):
+class SimpleChainsSession(julia_package.PackageSession):
     """A `Session` of SimpleChains for the networks that it has."""
 
     _source = Path(__file__).with_name("simplechains.jl")
     _module = "TwinGradSimpleChains"
-    _describe = staticmethod(julia_package.describing(check))
+    _accept = staticmethod(check)

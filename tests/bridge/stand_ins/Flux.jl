@@ -37,19 +37,10 @@ end
 Conv(weight, bias; options...) = Conv(weight, bias, (; options...))
 (layer::Conv)(x) = biased(convolution(x, layer.weight; layer.options..., turned=true), layer.bias)
 
-struct Pool
-    mean::Bool
-    window::Tuple
-    stride::Tuple
-    pad::Tuple
-end
-MaxPool(window; stride, pad) = Pool(false, window, stride, pad)
-MeanPool(window; stride, pad) = Pool(true, window, stride, pad)
-(layer::Pool)(x) = pooled(x, layer.mean, layer.window, layer.stride, layer.pad)
-struct GlobalMaxPool end
-(::GlobalMaxPool)(x) = maximum(x; dims=Tuple(1:ndims(x)-2))
-struct GlobalMeanPool end
-(::GlobalMeanPool)(x) = mean(x; dims=Tuple(1:ndims(x)-2))
+MaxPool(window; stride, pad) = x -> pooled(x, false, window, stride, pad)
+MeanPool(window; stride, pad) = x -> pooled(x, true, window, stride, pad)
+GlobalMaxPool() = x -> maximum(x; dims=Tuple(1:ndims(x)-2))
+GlobalMeanPool() = x -> mean(x; dims=Tuple(1:ndims(x)-2))
 
 onehotbatch(labels, classes) = [l == c for c in classes, l in labels]
 logitcrossentropy(out, y) = -mean(sum(y .* (out .- log.(sum(exp.(out); dims=1))); dims=1))

@@ -75,19 +75,10 @@ function (c::Conv)(x, ps, st)
     return c.activation.(biased(convolution(x, ps.weight; c.options...), c.use_bias && ps.bias)), st
 end
 
-struct Pool <: AbstractLuxLayer
-    mean::Bool
-    window::Tuple
-    stride::Tuple
-    pad::Tuple
-end
-MaxPool(window; stride, pad) = Pool(false, window, stride, pad)
-MeanPool(window; stride, pad) = Pool(true, window, stride, pad)
-(layer::Pool)(x, _, st) = pooled(x, layer.mean, layer.window, layer.stride, layer.pad), st
-struct GlobalMaxPool <: AbstractLuxLayer end
-(::GlobalMaxPool)(x, _, st) = maximum(x; dims=Tuple(1:ndims(x)-2)), st
-struct GlobalMeanPool <: AbstractLuxLayer end
-(::GlobalMeanPool)(x, _, st) = mean(x; dims=Tuple(1:ndims(x)-2)), st
+MaxPool(window; stride, pad) = WrappedFunction(x -> pooled(x, false, window, stride, pad))
+MeanPool(window; stride, pad) = WrappedFunction(x -> pooled(x, true, window, stride, pad))
+GlobalMaxPool() = WrappedFunction(x -> maximum(x; dims=Tuple(1:ndims(x)-2)))
+GlobalMeanPool() = WrappedFunction(x -> mean(x; dims=Tuple(1:ndims(x)-2)))
 
 struct Embedding <: AbstractLuxLayer
     sizes::Pair

@@ -59,6 +59,18 @@ struct Rule
 end
 Descent(rate) = Rule((state, g) -> rate .* g)
 Momentum(rate, rho) = Rule((state, g) -> (state[1] = rho .* get(state, 1, 0) .+ rate .* g))
+function Nesterov(rate, rho)
+    return Rule() do state, g
+        state[1] = rho .* get(state, 1, 0) .+ g
+        rate .* (g .+ rho .* state[1])
+    end
+end
+function RMSProp(rate, rho, eps)
+    return Rule() do state, g
+        state[1] = rho .* get(state, 1, 0) .+ (1 - rho) .* g .^ 2
+        rate .* g ./ (sqrt.(state[1]) .+ eps)
+    end
+end
 function Adam(rate, (a, b), eps)
     return Rule() do state, g
         t = state[0] = get(state, 0, 0) + 1
