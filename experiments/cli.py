@@ -133,6 +133,7 @@ def examples(*lines: str) -> str:
 
 
 @click.group(
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=examples(
         "reproduce                      everything, into results/",
@@ -143,11 +144,14 @@ def examples(*lines: str) -> str:
     ),
 )
 @click.version_option(provenance.versions(["twingrad"]).get("twingrad", "(not installed)"), prog_name=COMMAND)
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Regenerate the tables and figures of studies of automatic differentiation, and measure engines.
 
-    Every command explains itself with --help, and writes what it says as JSON with --json FILE.
+    Every command explains itself with --help. All but gradbench write what they say as JSON, too, with --json FILE.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -801,9 +805,6 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
             raise
         click.echo(f"error: this needs the package {package}: pip install 'twingrad[experiments]'", err=True)
         return USER_ERROR
-    except BrokenPipeError:  # the reader of our output has gone, as in `twingrad list | head -1`
-        sys.stderr.close()
-        return 0
 
 
 def _message(error: Exception) -> str:

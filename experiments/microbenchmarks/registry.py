@@ -27,9 +27,15 @@ SUITES = ("gradients", "arrays", "chunks", "memory")
 
 
 class BenchmarkError(TwinGradError):
-    """A system that is not known, or whose program failed."""
+    """A system whose program failed."""
 
     exit_code = 1
+
+
+class SystemUnavailableError(BenchmarkError):
+    """A system that is not known, or not on this machine."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -123,9 +129,9 @@ SYSTEMS = {
 
 
 def get(name: str) -> System:
-    """The system of this name; BenchmarkError when there is none."""
+    """The system of this name; SystemUnavailableError when there is none."""
     if name not in SYSTEMS:
-        raise BenchmarkError(f"no system {name!r}; systems: {', '.join(SYSTEMS)}")
+        raise SystemUnavailableError(f"no system {name!r}; systems: {', '.join(SYSTEMS)}")
     return SYSTEMS[name]
 
 

@@ -16,7 +16,7 @@ from experiments.microbenchmarks import measure
 from experiments.microbenchmarks.functions import BENCHMARKS
 from experiments.microbenchmarks.measure import Sizes
 from experiments.microbenchmarks.process import Entrant, start
-from experiments.microbenchmarks.registry import SUITES, SYSTEMS, BenchmarkError, get
+from experiments.microbenchmarks.registry import SUITES, SYSTEMS, BenchmarkError, SystemUnavailableError, get
 from experiments.progress import Progress, duration, size
 from experiments.results import SCHEMA, Record, Results, key_of
 
@@ -42,7 +42,7 @@ class Job:
 def plan(paper: Paper, profile: ProfileName = "full", systems: Sequence[str] | None = None) -> list[Job]:
     """The suites that a paper's file asks for, with the systems that it names or those asked for.
 
-    Raises ConfigError where the file asks for none, BenchmarkError for a system that is not known or not there.
+    Raises ConfigError where the file asks for none, SystemUnavailableError for a system that is not known or not there.
     """
     given = paper.microbenchmarks
     if given is None:
@@ -50,7 +50,7 @@ def plan(paper: Paper, profile: ProfileName = "full", systems: Sequence[str] | N
     for name in systems or ():
         found = get(name).found()
         if not found.ok:
-            raise BenchmarkError(f"system {name}: {found.reason}")
+            raise SystemUnavailableError(f"system {name}: {found.reason}")
     counts = given.profile(profile)
     names = _planned(given, profile) if systems is None else list(systems)
     values = {

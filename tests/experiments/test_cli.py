@@ -97,6 +97,11 @@ def test_the_commands_are_those_of_the_readme(twingrad: Any) -> None:
     assert said.code == 0 and all(name in said.out for name in expected)
 
 
+def test_the_command_alone_shows_its_help(twingrad: Any) -> None:
+    said = twingrad()
+    assert (said.code, said.out, said.err) == (0, twingrad("--help").out, "")
+
+
 def test_help_tells_of_every_measure(twingrad: Any) -> None:
     measures = twingrad("run", "--help").out.partition("Measures:")[2].partition("Examples:")[0]
     told = re.findall(r"^    (\w+) +\S", measures, flags=re.MULTILINE)
@@ -130,6 +135,7 @@ def test_the_module_is_the_same_command() -> None:
             ["race", "mnist-rnn-e", "--engines", "numpy,manual", "--base", "torch"],
             "--base torch: not among the engines",
         ),
+        (["microbench", "--systems", "caffe"], "no system 'caffe'; systems: numpy-eager, "),
         (["report"], "nothing has been run into it"),
         (["paper", "--results", "elsewhere"], "nothing has been run into it"),
         (["train", "absent.toml", "--data", "mnist"], "absent.toml: there is no such file"),
