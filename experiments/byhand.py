@@ -138,7 +138,7 @@ def load_spec(name: str) -> ModelSpec:
 def load_rows(name: str, data_dir: Path | None, spec: ModelSpec, output: Output) -> tuple[Rows, Rows | None]:
     """Training and test rows of a data set or of an .npz file, shaped as the spec's input wants them."""
     if not name.endswith(".npz"):
-        dataset = _dataset(name, data_dir, output)
+        dataset = _dataset(name, ".npz", data_dir, output)
         training = Rows(dataset.x_train, dataset.y_train)
         test: Rows | None = Rows(dataset.x_test, dataset.y_test)
     else:
@@ -193,13 +193,14 @@ def readable(spec: ModelSpec, outputs: NDArray[Any]) -> list[dict[str, Any]]:
 def _rows_to_predict(request: Prediction, spec: ModelSpec, output: Output) -> Rows:
     if request.input.endswith(".npy"):
         return fitted(Rows(_load_npy(Path(request.input)), None), spec, request.input)
-    if request.input not in data.LOADERS:
-        raise InputError(f"{request.input}: neither an .npy file nor a data set ({', '.join(sorted(data.LOADERS))})")
-    dataset = _dataset(request.input, request.data_dir, output)
+    dataset = _dataset(request.input, ".npy", request.data_dir, output)
     return fitted(Rows(dataset.x_test, dataset.y_test), spec, request.input)
 
 
-def _dataset(name: str, data_dir: Path | None, output: Output) -> Dataset:
+def _dataset(name: str, file: str, data_dir: Path | None, output: Output) -> Dataset:
+    """The data set of this name; `file` is the kind of file that could have been meant."""
+    if name not in data.LOADERS:
+        raise InputError(f"{name}: neither an {file} file nor a data set ({', '.join(sorted(data.LOADERS))})")
     dataset = data.load(name, data_dir, progress=download(output.console))
     if dataset.notice:
         output.say(dataset.notice)
