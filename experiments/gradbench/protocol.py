@@ -62,7 +62,7 @@ def serve(engine: str, lines: Iterable[str], answers: TextIO, threads: int = 1) 
 def _message(line: str, number: int) -> dict[str, Any]:
     try:
         message = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also too many digits, and lists too deep
         raise MessageError(f"line {number} of standard input is not JSON: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str) or "id" not in message:
         raise MessageError(f"line {number} of standard input is no message: expected an object with 'id' and 'kind'")

@@ -170,7 +170,14 @@ def test_a_wrong_input_is_told_of_and_the_conversation_goes_on(answers, place, m
     assert message in answers[place]["error"]
 
 
-@pytest.mark.parametrize("line", ["words", "[1]", '{"kind": "start"}', '{"id": 3}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("words", "[1]", '{"kind": "start"}', '{"id": 3}'),
+        pytest.param("1" * 5000, id="digits"),
+        pytest.param("[" * 100_000, id="brackets"),
+    ],
+)
 def test_a_line_that_is_no_message_ends_it_with_an_error_that_names_the_line(line):
     with pytest.raises(protocol.MessageError, match="line 2 of standard input"):
         protocol.serve("numpy", ['{"id": 0, "kind": "start"}', line], io.StringIO())
