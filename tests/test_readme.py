@@ -116,6 +116,15 @@ def test_its_allocations_are_those_of_the_committed_results() -> None:
         assert table.size(allocated[name]["bytes_later_epochs"]) in README
 
 
+def test_its_word_about_accuracies_is_true_of_the_committed_results() -> None:
+    assert "From the same weights all engines end within half a point of PyTorch's test accuracy." in README
+    results = Tidy.load(ROOT / "paper" / "results")
+    rows = [row for key in config.papers() for row in tables.parity(select.view(config.load_paper(key), results)).rows]
+    differences = [row["max_test_accuracy_difference"] for row in rows if row.get("seeds")]
+    assert len(differences) > 30
+    assert max(differences) <= 0.005
+
+
 def test_its_lists_of_studies_engines_and_extras_are_complete() -> None:
     assert named_in("study") == config.papers()
     assert named_in("engine") == sorted(engine.names())
