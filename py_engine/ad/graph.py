@@ -150,7 +150,9 @@ def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool) -> tupl
 
 
 def _first_equals(order: Sequence[Tensor], wanted: set[int]) -> dict[int, int]:
-    """Return for each node that an earlier one equals which that is; wanted ones stay what they are.
+    """Return for each node that an earlier one equals which that is.
+
+    Wanted ones stay what they are, and so do those of joint ops, whose rules may change the node (a loop's does).
 
     What is computed twice is one value, and its gradient the sum of both: pulled back once, not twice. Only what is
     traced: the arrays that an op is given otherwise can be written to between two calls.

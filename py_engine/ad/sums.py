@@ -4,7 +4,7 @@ The gradient of a value that is used many times is a sum. Backward, its terms co
 the last has: until then all are kept, with all that they were computed from. Nobody has asked for an order, so that a
 term may as well be added, and what it was computed from forgotten, once it is there; and terms that are the same, once
 equal expressions are merged, are added once and multiplied. In a long loop over large arrays that halves the memory,
-and most of the time, which goes into fetching from memory what no longer is in the cache.
+and saves the time of fetching from there what no longer is in the cache.
 
 Sums that a program writes are left in the order in which they are written.
 """
