@@ -449,6 +449,7 @@ def _of_packages(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) 
 
     return {"distributions": (), **_IN_JULIA, "lacks": lacks, "runtime": runtime}
 
+
 _ROWS = (
     Registered("numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",), techniques=True),
     Registered("julia", "TwinGrad Julia", "bridge.adapters.julia:JuliaSession", (), techniques=True, **_JULIA),

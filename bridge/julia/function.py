@@ -91,10 +91,13 @@ class JuliaFunction:
     Its derivatives are Julia functions, too, and so can be differentiated again.
     """
 
-    def __init__(self, backend: Any, name: str = "", infer: Callable[..., Any] | None = None) -> None:
+    def __init__(self, backend: Any, name: str = "", like: int | None = None) -> None:
+        """`like`: the argument whose shape and type the result has, where that is known."""
         self._backend = backend
+        self._like = like
         self.__name__ = name or "julia_function"
         self._derivatives: dict[tuple[int | None, tuple[bool, ...]], JuliaFunction] = {}
+        infer = None if like is None else lambda *args: (args[like].shape, args[like].dtype)
         self._rule = pe.custom_rule(_named(self.__name__, self.value), self._vjp, self._jvp, infer)
 
     def __call__(self, *args: Any) -> Any:
@@ -107,8 +110,10 @@ class JuliaFunction:
 
     def value(self, *args: ArrayLike) -> Array:
         """Call the function on arrays, without recording anything for a derivative."""
-        found: Array = self._backend.value([_argument(self.__name__, i, x) for i, x in enumerate(args)])
-        return found
+        arrays = [_argument(self.__name__, i, x) for i, x in enumerate(args)]
+        found: Array = self._backend.value(arrays)
+        # In Julia a number takes the precision of the arrays that it meets, and the derivative by it has that, too.
+        return found if self._like is None else found.astype(arrays[self._like].dtype, copy=False)
 
     def pullback(self, seed: ArrayLike, *args: ArrayLike) -> tuple[Array | None, ...]:
         """Return the products of `seed`, of the result's shape, with the derivatives by each argument.
@@ -119,7 +124,7 @@ class JuliaFunction:
         return tuple(self._backend.pullback(_argument(self.__name__, "seed", seed), arrays))
 
     def derivative(self, by: int | None, moving: Sequence[bool]) -> JuliaFunction:
-        """Return a derivative as a Julia function of its own.
+        """Return a derivative as a Julia function; it is closed with this one.
 
         Args:
             by: the argument, counted from 0, whose product with a seed is wanted: a function of the arguments and then
@@ -132,9 +137,7 @@ class JuliaFunction:
                 made = JuliaFunction(self._backend.derivative(*key), f"the tangent of {self.__name__}")
             else:
                 name = f"the derivative of {self.__name__} by argument {by}"
-                made = JuliaFunction(
-                    self._backend.derivative(*key), name, lambda *inputs: (inputs[by].shape, inputs[by].dtype)
-                )
+                made = JuliaFunction(self._backend.derivative(*key), name, by)
             self._derivatives[key] = made
         return self._derivatives[key]
 
@@ -154,7 +157,8 @@ class JuliaFunction:
         moving = _moving(args)
         made = self.derivative(None, moving)
         given = (*args, *(t for t, moves in zip(tangents, moving, strict=True) if moves))
-        return made(*given) if any(isinstance(x, pe.Tensor) for x in given) else made.value(*given)
+        found = made(*given) if any(isinstance(x, pe.Tensor) for x in given) else made.value(*given)
+        return found if found.dtype == y.dtype else found.astype(y.dtype)  # see `value`
 
 
 def _moving(args: Sequence[Any]) -> list[bool]:

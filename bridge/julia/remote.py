@@ -76,7 +76,8 @@ def torch_function(code: str, name: str = "", *, replay: bool = True, threads: i
             @staticmethod
             def forward(ctx: Any, *args: Any) -> Any:
                 ctx.save_for_backward(*(x for x in args if isinstance(x, torch.Tensor)))
-                ctx.others = [None if isinstance(x, torch.Tensor) else x for x in args]
+                # Copies: PyTorch notices when a tensor is written to before the derivative, and not for other arrays.
+                ctx.others = [None if isinstance(x, torch.Tensor) else np.array(x) for x in args]
                 return torch.from_numpy(julia.value(*(array(x, i) for i, x in enumerate(args))))
 
             @staticmethod

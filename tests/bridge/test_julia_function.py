@@ -172,6 +172,24 @@ def test_derivatives_have_derivatives_in_both_modes_eagerly_and_compiled():
     """)
 
 
+def test_derivatives_by_a_number_beside_arrays_of_another_precision_have_the_numbers():
+    in_own_python("""
+        import numpy as np, py_engine as pe
+        from bridge import julia
+
+        cubes = julia.function("(a, x) -> sum(a .* a .* x .^ 3)")
+        for number, array in ((np.float64, np.float32), (np.float32, np.float64)):
+            a, x = number(2.0), np.arange(1, 4, dtype=array)
+            for found, expected, dtype in (
+                (pe.grad(cubes)(a, x), 144, number),
+                (pe.hessian(lambda a: cubes(a, x), a), 72, number),
+                (pe.grad(lambda x: pe.grad(cubes)(a, x))(x), 12 * x**2, array),
+            ):
+                np.testing.assert_array_equal(found, expected)
+                assert found.dtype == dtype
+    """)
+
+
 def test_the_derivatives_of_a_closed_function_are_closed():
     in_own_python("""
         from bridge import julia
@@ -221,6 +239,16 @@ def test_torch_differentiates_through_it_across_processes():
     torch.testing.assert_close(found, (w.grad, x.grad))
     assert torch.autograd.gradcheck(energy, (w, x))
     assert torch.autograd.gradgradcheck(energy, (w, x))
+
+
+def test_arrays_beside_torch_tensors_may_be_written_to_before_the_derivative():
+    torch = pytest.importorskip("torch")
+    weighted = bridge.julia.torch_function("(x, y) -> sum(x .* y)")
+    x, y = torch.ones(3, dtype=torch.float64, requires_grad=True), np.arange(3.0)
+    result = weighted(x, y)
+    y[:] = -1.0
+    result.backward()
+    assert x.grad.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_torch_arguments_without_gradient_and_integers_are_left_alone():
