@@ -301,8 +301,12 @@ def _setting_notes(view: View, suite: str) -> list[str]:
     rows = _present(view, suite)
     if not len(rows):
         return []
-    profile, rounds, threads = rows["profile"].iloc[0], int(rows["round"].max()), int(rows["threads"].iloc[0])
-    counts = f"{rounds} round{'s' if rounds > 1 else ''}, {threads} thread{'s' if threads > 1 else ''}"
+    profile, threads = rows["profile"].iloc[0], int(rows["threads"].iloc[0])
+    rounds, *by_chunk = (int(part["round"].max()) for _, part in rows.groupby(rows["chunk"] > 0))
+    counts = f"{rounds} round{'s' if rounds > 1 else ''}"
+    if by_chunk and by_chunk != [rounds]:
+        counts += f" ({by_chunk[0]} by chunk size)"
+    counts += f", {threads} thread{'s' if threads > 1 else ''}"
     fewer = "" if profile == "full" else f"; profile {profile}, which measures less than the paper did"
     if suite == "memory":
         return [f"Profile {profile}."] if fewer else []

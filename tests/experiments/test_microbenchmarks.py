@@ -437,6 +437,18 @@ def test_tables_without_any_run_show_what_is_cited_and_say_so(fake: ModuleType, 
     assert any("not run" in note for note in microbenchmarks.micro_gradients(empty).notes)
 
 
+def test_gradients_by_chunk_size_name_their_own_rounds(view: View) -> None:
+    rows = view.microbenchmarks[(view.microbenchmarks["chunk"] == 0) | (view.microbenchmarks["round"] == 1)]
+    fewer = dataclasses.replace(view, microbenchmarks=rows)
+    count = int(rows["round"].max())
+    assert count > 1
+    assert any(
+        f"{count} rounds (1 by chunk size), 1 thread" in note for note in microbenchmarks.micro_chunks(fewer).notes
+    )
+    for made in (microbenchmarks.micro_chunks(view), microbenchmarks.micro_gradients(fewer)):
+        assert any(f"{count} rounds, 1 thread" in note for note in made.notes)
+
+
 def test_claims_are_decided_by_the_times(view: View) -> None:
     found = {claim.id: claims.examine(claim, view) for claim in view.paper.claims}
     # The invented times grow with a system's place in the list: 4th against 9th, 5th against 8th.
