@@ -12,10 +12,11 @@ class _Memory:
     params = (ENGINES,)
     param_names = ("engine",)
     unit = "bytes"
+    threads = 2
 
     def setup(self, engine: str) -> None:
-        """Start a fresh worker with two threads; engine and data are in memory then."""
-        self.bench = Bench(engine, threads=2)
+        """Start a fresh worker; engine and data are in memory then."""
+        self.bench = Bench(engine, self.threads)
 
     def teardown(self, engine: str) -> None:
         """End the worker; there is none where the engine is not to be had."""
@@ -24,7 +25,7 @@ class _Memory:
 
 
 class Peak(_Memory):
-    """Resident memory."""
+    """Resident memory, with two threads."""
 
     def track_peak(self, engine: str) -> int:
         """The most that is resident from before the build to the end of the first 100 steps."""
@@ -35,10 +36,15 @@ class Peak(_Memory):
 
 
 class Allocated(_Memory):
-    """Bytes handed out, given back or not, as memray or a runtime of its own counts them; n/a without memray."""
+    """Bytes handed out, given back or not, as memray or a runtime of its own counts them; n/a without memray.
+
+    With one thread: OpenBLAS allocates half a megabyte at every product that it spreads over several.
+    """
+
+    threads = 1
 
     def setup(self, engine: str) -> None:
-        """Start the worker where memray can be had."""
+        """Start the worker, with its one thread, where memray can be had."""
         with imports():
             import memray  # noqa: F401
 
