@@ -487,6 +487,7 @@ _ROWS = (
         "simplechains",
         "SimpleChains",
         "bridge.adapters.simplechains:SimpleChainsSession",
+        # loss_multiplier came when losses became sums over a batch; they were means before.
         **_of_packages({"SimpleChains": ("TurboDense", "Conv", "valgrad!", "loss_multiplier")}, oldest=(1, 10)),
     ),
 )
