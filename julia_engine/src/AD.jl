@@ -6,6 +6,7 @@ The twin of the numpy engine's `ad` package, file by file. What a tape does, the
 """
 module AD
 
+using Libdl: Libdl
 using LinearAlgebra
 using LinearAlgebra: dot, norm
 using Random: MersenneTwister
@@ -23,6 +24,7 @@ using .Kernels
 using .Kernels: Called, Stretch, apart, compiling, copy_columns!, fill_ones!, interpret, interpreting, kernel, mixed_bits,
     repeat_last!, zeroed!
 
+include("ad/memory.jl")
 include("ad/tensor.jl")
 include("ad/ops/record.jl")
 include("ad/ops/elementary.jl")

@@ -125,7 +125,6 @@ PYTHON_ONLY = {
     "ad/ops/__init__.py": "makes the folder a package",
     "ad/direct.py": "large arrays used in place by replays; in Julia it stands with compiled functions",
     "ad/draw.py": "pictures of graphs, for which one engine is enough",
-    "ad/memory.py": "freed memory kept from the C library; Julia's collector keeps its own",
     "ad/recorded.py": "what loops, checkpoints and custom rules share; in Julia it stands with each",
     "ad/sums.py": "gradients' sums added early; in Julia they are added where they come up",
     "ad/written.py": "writes in place; in Julia they are looked for where tensors and graphs are defined",

@@ -75,33 +75,39 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
     end
     pending = Dict{Tensor,Pending}()
     for (output, seed) in zip(outputs, seeds)
-        output in depends && add_part!(get!(Pending, pending, output), seed)
+        output in depends && add_part!(get!(Pending, pending, output), seed, nothing)
     end
     result = Dict{Tensor,Tensor}()
     now = state()
-    outer = now.scope
+    outer, lender = now.scope, now.reuse
+    # Not where values may be read later on: by a derivative of this one, or by whoever asked for all results.
+    reuse = now.recording || now.trace !== nothing || now.made !== nothing ? nothing : Reuse()
+    reuse === nothing || keep_freed_memory()
     try
         for node in Iterators.reverse(order)
             haskey(pending, node) || continue
-            now.scope = node.scope
-            g = accumulated(pop!(pending, node), node)
+            now.scope, now.reuse = node.scope, reuse
+            g = accumulated(pop!(pending, node), node, reuse)
             node in wanted && (result[node] = g)
             (node.op === nothing || (within !== nothing && node in wanted)) && continue
             check_stamps(node)
             asked = Bool[x in depends && x.eltype in FLOATS for x in node.inputs]
             if (node.op::Op).backward! isa Joint
+                now.reuse = nothing  # such a rule runs the user's code, which may keep what it sees
                 parts = node.op.backward!.rule(g, node, asked)
                 for (x, part) in zip(node.inputs, parts)
-                    part === nothing || add_part!(get!(Pending, pending, x), unbroadcast(part::Tensor, x))
+                    part === nothing || add_part!(get!(Pending, pending, x), unbroadcast(part::Tensor, x), reuse)
                 end
                 continue
             end
             for (i, x) in enumerate(node.inputs)
-                asked[i] && pull_back!(pending, node, i, x, g)
+                asked[i] && pull_back!(pending, node, i, x, g, reuse)
             end
+            node in wanted || waits!(reuse, g.data, -1)
+            recycle!(reuse, g.data)
         end
     finally
-        now.scope = outer
+        now.scope, now.reuse = outer, lender
     end
     return Union{Nothing,Tensor}[get(result, target, nothing) for target in targets]
 end
@@ -125,12 +131,14 @@ function merge_equal!(order::Vector{Tensor}, kept::Set{Tensor})
     return replaced
 end
 
-function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, i::Int, x::Tensor, g::Tensor)
+function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, i::Int, x::Tensor, g::Tensor,
+        reuse::Union{Nothing,Reuse})
     op = node.op::Op
     if op === SLICE
         # Not put into zeros here: the gradient of an array taken apart by slices is assembled once from all.
         slot = get!(Pending, pending, x)
         push!(slot.parts, g)
+        waits!(reuse, g.data)
         push!(slot.places, node.attrs[1]::Index)
         return nothing
     end
@@ -138,7 +146,7 @@ function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, i::Int, x::Tens
     r === nothing && return nothing
     part = r(g, node, node.inputs, node.attrs)
     part === nothing && return nothing
-    add_part!(get!(Pending, pending, x), unbroadcast(part::Tensor, x))
+    add_part!(get!(Pending, pending, x), unbroadcast(part::Tensor, x), reuse)
     return nothing
 end
 
@@ -146,21 +154,25 @@ end
 Add a contribution at once, not when all are there: so each can be freed, or fused into the product that made it. From the
 third on into the sum that is there already, where there are values and nobody differentiates them.
 """
-function add_part!(slot::Pending, part::Tensor)
+function add_part!(slot::Pending, part::Tensor, reuse::Union{Nothing,Reuse})
     total = slot.total
     if total === nothing
         slot.total = part
+        waits!(reuse, part.data)
     elseif slot.own && part.data !== nothing && !part.requires_grad
         compute!(ADD, total.data::Memory, Memory[total.data::Memory, part.data::Memory], NO_ATTRS)
     else
         slot.total = ADD(total, part)
+        waits!(reuse, total.data, -1)
+        waits!(reuse, slot.total.data)
         slot.own = slot.total.op === nothing && slot.total.data !== nothing
     end
     return nothing
 end
 
-function accumulated(slot::Pending, node::Tensor)
-    isempty(slot.parts) || add_part!(slot, assemble(slot.parts, slot.places, node.dims))
+function accumulated(slot::Pending, node::Tensor, reuse::Union{Nothing,Reuse})
+    isempty(slot.parts) || add_part!(slot, assemble(slot.parts, slot.places, node.dims), reuse)
+    foreach(x -> waits!(reuse, x.data, -1), slot.parts)
     return slot.total::Tensor
 end
 

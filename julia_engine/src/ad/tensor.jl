@@ -10,62 +10,8 @@ abstract type GraphNode end
 """What a node does: one record per operation, [`Op`](@ref), in `TABLE`."""
 abstract type Operator end
 
-"""
-    Memory
-
-Where an array's elements lie: an address, dimensions and strides in elements. Views are memories, too: they share
-`root`, the object that keeps the elements alive. Not a Julia array type, because the engine's own code then need not
-be compiled anew for every element type and number of dimensions.
-"""
-struct Memory
-    root::Any
-    address::Ptr{Cvoid}
-    eltype::DataType
-    dims::Vector{Int}
-    strides::Vector{Int}
-end
-
 """Element types that have derivatives."""
 const FLOATS = (Float32, Float64)
-
-Memory(m::Memory) = m
-Memory(x::StridedArray{T}) where {T} =
-    Memory(x, Ptr{Cvoid}(pointer(x)), T, collect(Int, size(x)), collect(Int, strides(x)))
-
-"""Strides of an array without gaps, the first axis fastest."""
-function dense_strides(dims::Vector{Int})
-    strides = ones(Int, length(dims))
-    for d in 2:length(dims)
-        strides[d] = strides[d-1] * max(dims[d-1], 1)
-    end
-    return strides
-end
-
-is_dense(dims::Vector{Int}, strides::Vector{Int}) =
-    all(d -> dims[d] == 1 || strides[d] == prod(dims[1:d-1]), eachindex(dims)) || prod(dims) == 0
-is_dense(m::Memory) = is_dense(m.dims, m.strides)
-
-Base.length(m::Memory) = prod(m.dims)
-
-function new_array(@nospecialize(T::DataType), dims::Vector{Int})
-    T === Float32 && return Array{Float32}(undef, dims...)
-    T === Float64 && return Array{Float64}(undef, dims...)
-    return Array{Int64}(undef, dims...)
-end
-
-new_memory(@nospecialize(T::DataType), dims::Vector{Int}) = Memory(new_array(T, dims))
-
-"""The elements as a Julia array: the array behind the memory where that is all of it, else a copy."""
-function array(m::Memory)
-    root = m.root
-    if root isa Array && eltype(root) === m.eltype && is_dense(m) && length(root) == length(m) &&
-       Ptr{Cvoid}(pointer(root)) == m.address
-        return collect(Int, size(root)) == m.dims ? root : reshape(root, m.dims...)
-    end
-    copied = new_memory(m.eltype, m.dims)
-    copy_memory!(copied, m)
-    return copied.root
-end
 
 """
     Tensor
@@ -107,8 +53,9 @@ mutable struct State
     differentiating::Bool  # inside a function that grad() was given
     scope::String  # the layer whose ops are being made
     made::Union{Nothing,Vector{Tensor}}  # where somebody asked for them: all results of ops, whether recorded or not
+    reuse::Union{Nothing,Reuse}  # while the rule of a gradient runs: memory for its values
 end
-new_state() = State(nothing, true, false, "", nothing)
+new_state() = State(nothing, true, false, "", nothing, nothing)
 state() = get!(new_state, task_local_storage(), :TwinGrad)::State
 
 """

@@ -97,11 +97,12 @@ loops(s::Vector{Vector{Int}}) = ntuple(k -> k <= length(s) ? loop(s[k], 0) : NON
 function emit_elementwise!(p::Program, name::Symbol, out::Memory, inputs::Vector{Memory}, i::Loop=NONE,
         f::Tuple{Float64,Float64}=(0.0, 0.0))
     T = isempty(inputs) ? out.eltype : inputs[1].eltype
-    strides = Vector{Int}[out.strides]
+    operands, strides = Memory[out], Vector{Int}[out.strides]
     for m in inputs
+        push!(operands, m)
         push!(strides, spread_strides(m, out.dims))
     end
-    return emit_loops!(p, T, name, out.dims, Memory[out; inputs], strides, i, f)
+    return emit_loops!(p, T, name, out.dims, operands, strides, i, f)
 end
 
 """Copies of matrices that lie by rows into such that lie by columns have a kernel of their own, from one vector's length on."""
@@ -222,7 +223,7 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}=NO_ATTRS)
         depends |= x.requires_grad
     end
     requires_grad = depends && now.recording && op.backward! !== nothing && T in FLOATS
-    data = symbolic ? nothing : compute(op, Memory[x.data::Memory for x in inputs], dims, T, attrs)
+    data = symbolic ? nothing : compute(op, Memory[x.data::Memory for x in inputs], dims, T, attrs, now.reuse)
     if symbolic || requires_grad || now.made !== nothing
         result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)
         now.trace === nothing || push!(now.trace, result)
@@ -307,8 +308,9 @@ function inferred(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}, now::State
     end
 end
 
-"""The values of the op for these memories, in fresh memory unless the op is a view."""
-function compute(op::Op, inputs::Vector{Memory}, dims::Vector{Int}, @nospecialize(T::DataType), attrs::Vector{Any})
+"""The values of the op for these memories, in memory of their own unless the op is a view."""
+function compute(op::Op, inputs::Vector{Memory}, dims::Vector{Int}, @nospecialize(T::DataType), attrs::Vector{Any},
+        reuse::Union{Nothing,Reuse}=nothing)
     if op.view !== nothing
         seen = op.view(inputs[1], attrs)
         seen === nothing || return seen
@@ -316,7 +318,7 @@ function compute(op::Op, inputs::Vector{Memory}, dims::Vector{Int}, @nospecializ
         copy_memory!(copied, inputs[1])
         return op.view(copied, attrs)::Memory
     end
-    out = new_memory(T, dims)
+    out = new_memory(T, dims, reuse)
     compute!(op, out, inputs, attrs)
     return out
 end

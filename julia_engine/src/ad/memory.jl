@@ -1,0 +1,139 @@
+# Where the elements of arrays lie, and memory that gradients use again.
+
+"""
+    Memory
+
+Where an array's elements lie: an address, dimensions and strides in elements. Views are memories, too: they share
+`root`, the object that keeps the elements alive. Not a Julia array type, because the engine's own code then need not
+be compiled anew for every element type and number of dimensions.
+"""
+struct Memory
+    root::Any
+    address::Ptr{Cvoid}
+    eltype::DataType
+    dims::Vector{Int}
+    strides::Vector{Int}
+end
+
+Memory(m::Memory) = m
+Memory(x::StridedArray{T}) where {T} =
+    Memory(x, Ptr{Cvoid}(pointer(x)), T, collect(Int, size(x)), collect(Int, strides(x)))
+
+"""Strides of an array without gaps, the first axis fastest."""
+function dense_strides(dims::Vector{Int})
+    strides = ones(Int, length(dims))
+    for d in 2:length(dims)
+        strides[d] = strides[d-1] * max(dims[d-1], 1)
+    end
+    return strides
+end
+
+is_dense(dims::Vector{Int}, strides::Vector{Int}) =
+    all(d -> dims[d] == 1 || strides[d] == prod(dims[1:d-1]), eachindex(dims)) || prod(dims) == 0
+is_dense(m::Memory) = is_dense(m.dims, m.strides)
+
+Base.length(m::Memory) = prod(m.dims)
+
+function new_array(@nospecialize(T::DataType), dims::Vector{Int})
+    T === Float32 && return Array{Float32}(undef, dims...)
+    T === Float64 && return Array{Float64}(undef, dims...)
+    return Array{Int64}(undef, dims...)
+end
+
+new_memory(@nospecialize(T::DataType), dims::Vector{Int}) = Memory(new_array(T, dims))
+
+"""The elements as a Julia array: the array behind the memory where that is all of it, else a copy."""
+function array(m::Memory)
+    root = m.root
+    if root isa Array && eltype(root) === m.eltype && is_dense(m) && length(root) == length(m) &&
+       Ptr{Cvoid}(pointer(root)) == m.address
+        return collect(Int, size(root)) == m.dims ? root : reshape(root, m.dims...)
+    end
+    copied = new_memory(m.eltype, m.dims)
+    copy_memory!(copied, m)
+    return copied.root
+end
+
+# Reuse ----------------------------------------------------------------------------------------------------------------
+
+"""
+    Reuse
+
+Memory of one eager gradient. Its rules make large arrays for values that are read once: by the next step of the same rule,
+or by the rule of the node before. Left to Julia's collector they would all be fetched from the system, page by page, at
+several times the cost of the arithmetic; here the next rule gets them.
+
+- `spare`: arrays that nobody needs any more, by element type and dimensions.
+- `uses`: for each array that was handed out, how many of the gradients that still wait to be read lie in it.
+- `fresh`: what was handed out since the last [`recycle!`](@ref).
+"""
+struct Reuse
+    spare::Dict{Tuple{DataType,Vector{Int}},Vector{Any}}
+    uses::IdDict{Any,Int}
+    fresh::Vector{Any}
+end
+Reuse() = Reuse(Dict{Tuple{DataType,Vector{Int}},Vector{Any}}(), IdDict{Any,Int}(), Any[])
+
+"""Bytes of the smallest array that is worth it."""
+const LARGE = 1 << 14
+
+new_memory(@nospecialize(T::DataType), dims::Vector{Int}, ::Nothing) = new_memory(T, dims)
+function new_memory(@nospecialize(T::DataType), dims::Vector{Int}, reuse::Reuse)
+    prod(dims) * sizeof(T) < LARGE && return new_memory(T, dims)
+    spare = get(reuse.spare, (T, dims), nothing)
+    array = spare === nothing || isempty(spare) ? new_array(T, dims) : pop!(spare)
+    reuse.uses[array] = 0
+    push!(reuse.fresh, array)
+    return Memory(array)
+end
+
+"""One gradient more that lies in this memory waits to be read; or, with -1, one less."""
+function waits!(reuse::Union{Nothing,Reuse}, m::Union{Nothing,Memory}, more::Int=1)
+    (reuse === nothing || m === nothing) && return nothing
+    count = get(reuse.uses, m.root, nothing)
+    count === nothing || (reuse.uses[m.root] = count + more)  # else it is not from here
+    return nothing
+end
+
+"""A node is done: take back its gradient's memory and all that was handed out meanwhile, where no gradient waits in it."""
+function recycle!(reuse::Union{Nothing,Reuse}, g::Union{Nothing,Memory})
+    (reuse === nothing || g === nothing) && return nothing
+    for array in push!(reuse.fresh, g.root)
+        get(reuse.uses, array, nothing) === 0 || continue
+        delete!(reuse.uses, array)
+        push!(get!(Vector{Any}, reuse.spare, (eltype(array), collect(Int, size(array)))), array)
+    end
+    empty!(reuse.fresh)
+    return nothing
+end
+
+# The C library's memory -----------------------------------------------------------------------------------------------
+
+"""Bytes that may stay with the process although nothing needs them."""
+const KEPT = 256 << 20
+
+"""Bytes: larger arrays go back to the system one by one; the C library allows no more."""
+const LARGEST = 32 << 20
+
+const TRIM_THRESHOLD, MMAP_THRESHOLD = Cint(-1), Cint(-3)  # of mallopt, in glibc's malloc.h
+
+"""Whether [`keep_freed_memory`](@ref) was called."""
+const ASKED = Ref(false)
+
+"""
+Tell glibc to keep freed memory: the values of the forward pass are freed all at once, and would go back to the system
+only to be fetched again for the next gradient. Not so with another C library, or where the environment says what malloc
+shall do. It is the whole process that this is set for, so the first eager gradient does it, not the module.
+"""
+function keep_freed_memory()
+    ASKED[] && return nothing
+    ASKED[] = true
+    Sys.islinux() && !any(name -> startswith(name, "MALLOC_") || name == "GLIBC_TUNABLES", keys(ENV)) || return nothing
+    library = Libdl.dlopen("libc.so.6"; throw_error=false)
+    library === nothing && return nothing
+    set = Libdl.dlsym(library, :mallopt; throw_error=false)
+    set === nothing && return nothing
+    ccall(set, Cint, (Cint, Cint), TRIM_THRESHOLD, KEPT)
+    ccall(set, Cint, (Cint, Cint), MMAP_THRESHOLD, LARGEST)
+    return nothing
+end
