@@ -148,7 +148,8 @@ end
         (TraceError, () -> scan((c, x) -> (c .+ leaked[], x), ones(2), x), "kept from an earlier trace"),
         (ConfigurationError, () -> scan((c, x) -> (c, x), ones(2), x; checkpoint=0), "checkpoint must be true, false or"),
         (ConfigurationError, () -> scan((c, x) -> (c, x), ones(2), x; truncate=true), "truncate must be a number of steps"),
-        (ConfigurationError, () -> scan((c, x) -> (c, x), ones(2), nothing; length=-1), "length must be a number of steps"))
+        (ConfigurationError, () -> scan((c, x) -> (c, x), ones(2), nothing; length=-1), "length must be a number of steps"),
+        (ConfigurationError, () -> scan((c, x) -> (c, x), ones(2), nothing; length=true), "length must be a number of steps"))
         error = error_of(f)
         @test (text, typeof(error), error isa EngineError && occursin(text, error.message)) == (text, kind, true)
     end

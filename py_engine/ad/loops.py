@@ -103,7 +103,7 @@ def _tensors(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Tensor], lis
 
 
 def _length(sequences: Sequence[Tensor], names: Sequence[str], length: int | None) -> int:
-    if length is not None and (not isinstance(length, (int, np.integer)) or length < 0):
+    if length is not None and not _is_count(length, least=0):
         raise ConfigurationError(f"scan: length must be a number of steps, got {length!r}")
     for x, name in zip(sequences, names, strict=True):
         if not x.shape:
@@ -130,8 +130,8 @@ def _segment(steps: int, checkpoint: bool | int) -> int | None:
     return int(checkpoint)
 
 
-def _is_count(n: Any) -> bool:
-    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and int(n) >= 1
+def _is_count(n: Any, least: int = 1) -> bool:
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and int(n) >= least
 
 
 def _traced(

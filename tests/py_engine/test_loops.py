@@ -354,6 +354,7 @@ XS = np.ones(4)
         (lambda c: pe.scan(lambda c, x: (c, None), c), ShapeError, "the number of steps is not known; give length, or"),
         (lambda c: pe.scan(lambda c, x: (c, None), c, length=-1), ConfigurationError, "a number of steps, got -1"),
         (lambda c: pe.scan(lambda c, x: (c, None), c, length=2.0), ConfigurationError, "a number of steps, got 2.0"),
+        (lambda c: pe.scan(lambda c, x: (c, None), c, length=True), ConfigurationError, "a number of steps, got True"),
         (
             lambda c: pe.scan(lambda c, x: (c, c.astype(np.float32)), c, XS),
             DTypeError,

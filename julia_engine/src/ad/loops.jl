@@ -292,7 +292,7 @@ function scan(f, carry, xs; length=nothing, checkpoint=false, truncate=nothing)
     return unflatten(carry_structure, arrays[1:n]), unflatten(ys_structure, arrays[n+1:end])
 end
 
-is_count(n) = n isa Integer && !(n isa Bool) && n >= 1
+is_count(n, least::Int=1) = n isa Integer && !(n isa Bool) && n >= least
 
 """What the user's function is called with at each step, and what it must return."""
 struct Body
@@ -315,7 +315,7 @@ function scan_operands(c::Vector{Any}, carry_structure::Structure, x::Vector{Any
 end
 
 function scan_length(sequences::Vector{Tensor}, structure::Structure, @nospecialize(given))
-    given === nothing || given isa Integer && given >= 0 ||
+    given === nothing || is_count(given, 0) ||
         throw(ConfigurationError("scan: length must be a number of steps, got $(repr(given))"))
     isempty(sequences) && given === nothing &&
         throw(ShapeError("scan: there are no xs to count the steps of; give length"))
