@@ -372,7 +372,7 @@ XS = np.ones(4)
     ],
     ids=[
         "shape", "dtype", "structure", "no pair", "too many", "lengths", "length", "number", "unknown", "negative",
-        "no count", "mixed", "checkpoint", "fraction", "truncate", "truth", "branch",
+        "no count", "no truth value", "mixed", "checkpoint", "fraction", "truncate", "truth", "branch",
     ],
 )  # fmt: skip
 def test_mistakes_are_named(run, call, error, message):
