@@ -38,6 +38,11 @@ end
         @test sum(compile(order(v -> sum(wave.(v) .* v[1] ./ v[1]), 1))([x, x])) ≈
             2imag((2 + im) * exp((2 + im) * x)) rtol = 1e-10
     end
+    thrice(d) = x -> d(a -> d(b -> d(c -> (a * b * c)^2)(x))(x))(x)  # variables that are equal and not the same
+    along(f) = x -> jvp(f, (x,), (1.0,))[2]
+    for d in (grad, along)
+        @test compile(thrice(d))(2.0) == thrice(d)(2.0) == 64
+    end
     nested(x) = sum(grad(a -> sum(grad(b -> sum(exp.(b) .* sin.(b)))(a) .* a))(x) .* x)
     x = [0.3, -0.4, 1.2]
     @test compile(nested)(x) ≈ nested(x) rtol = 1e-12

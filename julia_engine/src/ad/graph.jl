@@ -64,14 +64,14 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
         within::Union{Nothing,Vector{Tensor}}=nothing)
     order = within === nothing ? topological_sort(outputs) : Tensor[targets; within]
     wanted = Set{Tensor}(targets)
-    if within === nothing && state().trace !== nothing
-        replaced = merge_equal!(order, wanted)
-        outputs = Tensor[get(replaced, x, x) for x in outputs]
-        isempty(replaced) || (order = topological_sort(outputs))
-    end
     depends = Set{Tensor}(targets)
     for node in order
         node.op !== nothing && node.requires_grad && any(x -> x in depends, node.inputs) && push!(depends, node)
+    end
+    if within === nothing && state().trace !== nothing
+        replaced = merge_equal!(depends, wanted)
+        outputs = Tensor[get(replaced, x, x) for x in outputs]
+        isempty(replaced) || (order = topological_sort(outputs))
     end
     pending = Dict{Tensor,Pending}()
     for (output, seed) in zip(outputs, seeds)
@@ -113,19 +113,18 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
 end
 
 """
-Read the first of all nodes that are computed in the same way, but not instead of those in `kept`; return what is replaced
-by what. Done before a graph is differentiated: what a loop computes anew each time, and is the same, has one gradient.
+Read the first of all nodes in `depends` that are computed in the same way, but not instead of those `wanted`; return what
+is replaced by what. Done before a graph is differentiated: what a loop computes anew each time, and is the same, has one
+gradient. What does not depend on the wanted stays as it is: among it are the variables of the transforms around, which may
+be equal, too.
 """
-function merge_equal!(order::Vector{Tensor}, kept::Set{Tensor})
+function merge_equal!(depends::Set{Tensor}, wanted::Set{Tensor})
     known, replaced = Dict{Vector{UInt},Tensor}(), Dict{Tensor,Tensor}()
-    own = Set{Tensor}(order)
     for node in state().trace  # in the order they were made, so that the first one is there for all
-        node in own || continue
+        node in depends || continue
         node.inputs = Tensor[get(replaced, x, x) for x in node.inputs]
-        (node in kept || (node.op::Op).random) && continue
-        key = fingerprint(node)
-        push!(key, UInt(node.requires_grad))
-        instead = get!(known, key, node)
+        (node in wanted || (node.op::Op).random) && continue
+        instead = get!(known, fingerprint(node), node)
         instead === node || (replaced[node] = instead)
     end
     return replaced
