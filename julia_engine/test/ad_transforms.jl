@@ -282,6 +282,10 @@ end
         c .= 2
         @test all(occursin("changed in place", message_of(f)) for f in (() -> pull(1.0), () -> backward!(y)))
     end
+    places = [1, 2]
+    _, pull = vjp(x -> x[places], [1.0, 2.0])
+    places .= 1
+    @test occursin("the gradient of \"gather\"", message_of(() -> pull([1.0, 1.0])))
     x = [1.0, 2.0]
     _, pull = vjp(x -> 3 .* x, x)
     x .= 5

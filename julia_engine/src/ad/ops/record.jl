@@ -238,7 +238,7 @@ end
 
 """Ops whose derivatives need no values, so that their operands may be written over in between."""
 const LINEAR = Set(["add", "sub", "neg", "sum", "reshape", "transpose", "slice", "assemble", "broadcast_to", "identity",
-    "copy", "astype", "gather", "scatter", "barrier"])
+    "copy", "astype", "barrier"])
 
 """A number that changes when an array does: made of all its bits where they are few, else of 64 places."""
 function stamp(x::Tensor)
