@@ -142,6 +142,11 @@ end
     f = compile(x -> 2 .* x)
     @test run!(one, f, fill(3.0, 300)) === one && all(==(6), one) && run!(one, f, ones(300)) == fill(2.0, 300)
     @test occursin("also an argument's", message_of(() -> run!(one, f, one)))
+    kept = ones(300)
+    both = compile(x -> (kept .* x, kept .+ x))
+    both(one)
+    @test occursin("an array which the function captures", message_of(() -> run!((kept, zeros(300)), both, one)))
+    @test kept == ones(300)
     @test occursin("size (300,)", message_of(() -> run!(zeros(3), f, ones(300))))
     @test occursin("returns 1 arrays", message_of(() -> run!((one, one), f, ones(300))))
 end

@@ -138,8 +138,14 @@ end
 
 @testset "errors name expected and actual" begin
     tape, = rnn_tape(Float64)
+    own = ones(3)
+    w = Constant(view(own, 1:2); name="w")
+    squared(result) = Tape(AD.trace(x -> [x .* x .* w], [symbol(Float64, [2])]); results=Dict(1 => result))
     for (kind, f, text) in (
         (ReplayError, () -> tape([1.0]), "expected 2 arrays, got 1"),
+        (ReplayError, () -> squared(view(zeros(4), 1:2:3)), "expected size (2,) of Float64, got (2,) of Float64 with gaps"),
+        (ReplayError, () -> squared(zeros(Float32, 2)), "expected size (2,) of Float64, got (2,) of Float32"),
+        (ReplayError, () -> squared(view(own, 2:3)), "is also that of w"),
         (ReplayError, () -> tape(zeros(2, 2), ones(Int, 7)), "planned for size (24, 7) Float64, got (2, 2)"),
         (ShapeError, () -> Variable([1.0]) + Variable([1.0, 2.0]), "sizes (1,) and (2,)"),
         (ShapeError, () -> Variable(ones(2)) .+ Variable(ones(3)), "sizes (2,) and (3,) cannot be broadcast"),

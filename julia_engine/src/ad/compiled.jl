@@ -74,7 +74,8 @@ end
     Replay
 
 How a tape is called: whether its arguments are arrays and numbers without containers, its straight-line code, and where
-its instructions name the memory of its arguments and results, which they are pointed to others by.
+its instructions name the memory of its arguments and results, which they are pointed to others by. `captured`: where the
+arrays lie that it reads in place.
 """
 struct Replay
     tape::Tape
@@ -83,6 +84,7 @@ struct Replay
     code::Union{Nothing,Straight}
     inputs::Vector{Vector{Reference}}
     outputs::Vector{Vector{Reference}}
+    captured::Vector{Tuple{UInt,UInt}}
 end
 
 function Replay(tape::Tape, structure::Structure, results::Structure)
@@ -94,7 +96,8 @@ function Replay(tape::Tape, structure::Structure, results::Structure)
     called = kernel(:call, false)
     movable = plain && !any(x -> x.kernel == called, tape.program.f64)
     references(arrays) = Vector{Reference}[movable ? references_to(tape, x) : Reference[] for x in arrays]
-    return Replay(tape, results, plain, code, references(tape.inputs), references(tape.outputs))
+    captured_ = Tuple{UInt,UInt}[extent(x.data) for x in captured(tape.graph) if !x.literal]
+    return Replay(tape, results, plain, code, references(tape.inputs), references(tape.outputs), captured_)
 end
 
 function references_to(tape::Tape, @nospecialize(x::Array))
@@ -170,7 +173,8 @@ end
     run!(results, compiled, args...)
 
 Call a compiled function whose results are arrays, and write them into `results`: an array, or a tuple of arrays, of the
-sizes and element types that the function returns; return `results`. No argument may share memory with them.
+sizes and element types that the function returns; return `results`. No argument, and no array that the function captures,
+may share memory with them.
 """
 function run!(results, compiled::Compiled, args::Vararg{Any,N}) where {N}
     last = compiled.last
@@ -191,14 +195,19 @@ end
 @inline all_apart(given::Tuple, args::Tuple) = apart_from(given[1], args) && all_apart(Base.tail(given), args)
 @inline apart_from(mine::Array, args::Tuple{}) = true
 @inline apart_from(mine::Array, args::Tuple) = are_apart(mine, args[1]) && apart_from(mine, Base.tail(args))
-@inline are_apart(a::Array, b::Array) =
-    UInt(pointer(a)) + sizeof(a) <= UInt(pointer(b)) || UInt(pointer(b)) + sizeof(b) <= UInt(pointer(a))
+@inline are_apart(a::Array, b::Array) = !share_bytes(extent(a), extent(b))
 @inline are_apart(a::Array, b) = true
 
 @inline name_memory!(outputs::Vector{Any}, given::Tuple{}, replay::Replay, i::Int) = nothing
 @inline function name_memory!(outputs::Vector{Any}, given::Tuple, replay::Replay, i::Int)
-    isempty(replay.outputs[i]) || (outputs[i] = given[1])
+    isempty(replay.outputs[i]) || (outputs[i] = check_apart(given[1], replay.captured))
     name_memory!(outputs, Base.tail(given), replay, i + 1)
+end
+
+@noinline function check_apart(mine::Array, captured::Vector{Tuple{UInt,UInt}})
+    any(bytes -> share_bytes(extent(mine), bytes), captured) && throw(ReplayError("run!: memory for a result is also that of " *
+        "an array which the function captures, and would be written over while it is read; copy one"))
+    return mine
 end
 
 """Copy the results that the tape has computed in its own memory."""

@@ -49,13 +49,12 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
     isolate_outputs!(graph)
     techniques.views || copy_views!(graph)
     layout = straighten!(graph)
-    destinations = Memory[result_memory(get(results, k, nothing), x) for (k, x) in enumerate(graph.outputs)]
+    outputs = Set{Tensor}(graph.outputs)
     tiles = techniques.fuse && techniques.concrete && techniques.preallocate
-    runs = tiles ? tiled!(graph, layout, Dict{Tensor,Memory}(zip(graph.outputs, destinations))) : Dict{Tensor,Run}()
+    runs = tiles ? tiled!(graph, layout, outputs) : Dict{Tensor,Run}()
     leaves = captured(graph)
     known = Tensor[graph.inputs; leaves; graph.nodes]
     number = Dict{Tensor,Int}(x => i for (i, x) in enumerate(known))
-    outputs = Set{Tensor}(graph.outputs)
     whole = needed_whole(graph, runs)
     arranged = plan(Value[described(x, number, outputs, whole, runs, techniques) for x in known];
         in_place=techniques.in_place, reuse=techniques.reuse_memory)
@@ -67,6 +66,7 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
     for x in leaves
         memories[number[x]] = x.data::Memory
     end
+    destinations = Memory[result_memory(get(results, k, nothing), x, leaves) for (k, x) in enumerate(graph.outputs)]
     for (x, m) in zip(graph.outputs, destinations)
         memories[number[x]] = m
     end
@@ -91,13 +91,26 @@ function arena_memory(size::Int)
     return Memory(bytes, address + shift, UInt8, Int[size], Int[1])
 end
 
-function result_memory(@nospecialize(given), x::Tensor)
+function result_memory(@nospecialize(given), x::Tensor, captured::Vector{Tensor})
     given === nothing && return Memory(zeroed!(new_array(x.eltype, x.dims)))
     m = Memory(given)
-    m.eltype === x.eltype && m.dims == x.dims ||
-        throw(ReplayError("result memory of size $(Tuple(m.dims)) $(m.eltype) for $(size(x)) $(x.eltype)"))
+    m.eltype === x.eltype && m.dims == x.dims && is_dense(m) || throw(ReplayError("result memory: expected size " *
+        "$(size(x)) of $(x.eltype), got $(Tuple(m.dims)) of $(m.eltype)" * (is_dense(m) ? "" : " with gaps")))
+    for a in captured
+        share_bytes(extent(m), extent(a.data::Memory)) && throw(ReplayError("result memory of size $(size(x)) is also " *
+            "that of $(isempty(a.name) ? "a captured tensor" : a.name), which would change while the function still reads it"))
+    end
     return m
 end
+
+"""The addresses of a memory's first byte and of the one behind its last."""
+function extent(m::Memory)
+    first = UInt(m.address)
+    length(m) == 0 && return first, first
+    return first, first + sizeof(m.eltype) * (1 + sum((m.dims .- 1) .* m.strides))
+end
+extent(x::Array) = (UInt(pointer(x)), UInt(pointer(x)) + sizeof(x))
+share_bytes((a, a_end), (b, b_end)) = a < b_end && b < a_end
 
 # Running --------------------------------------------------------------------------------------------------------------
 

@@ -32,11 +32,11 @@ end
     tiled!(graph, layout, outputs)
 
 Find the runs of a graph and put their ops side by side, in place; return the run of every node that is of one. `layout`
-says how values lie, `outputs` where results do.
+says how values lie, `outputs` which are results.
 """
-function tiled!(graph::Graph, layout::Dict{Tensor,Memory}, outputs::Dict{Tensor,Memory})
+function tiled!(graph::Graph, layout::Dict{Tensor,Memory}, outputs::Set{Tensor})
     runs = Dict{Tensor,Run}()
-    suits = Set{Tensor}(x for x in graph.nodes if can_be_tiled(x, layout, outputs))
+    suits = Set{Tensor}(x for x in graph.nodes if can_be_tiled(x, layout))
     length(suits) > 1 || return runs
     users = users_of(graph)
     nodes = Tensor[]
@@ -74,11 +74,8 @@ function tiled!(graph::Graph, layout::Dict{Tensor,Memory}, outputs::Dict{Tensor,
     return runs
 end
 
-function can_be_tiled(x::Tensor, layout::Dict{Tensor,Memory}, outputs::Dict{Tensor,Memory})
-    (x.op::Op).elementwise && length(x) > TILE_LEAST || return false
-    haskey(outputs, x) && !is_dense(outputs[x]) && return false
-    return all(a -> a.eltype === x.eltype && tile_stride(get(() -> shape_of(a), layout, a), x.dims) !== nothing, x.inputs)
-end
+can_be_tiled(x::Tensor, layout::Dict{Tensor,Memory}) = (x.op::Op).elementwise && length(x) > TILE_LEAST &&
+    all(a -> a.eltype === x.eltype && tile_stride(get(() -> shape_of(a), layout, a), x.dims) !== nothing, x.inputs)
 
 """How far apart the elements of an operand lie, taken in the order of a dense array of size `dims`, if there is one answer."""
 function tile_stride(m::Memory, dims::Vector{Int})
@@ -96,9 +93,9 @@ function users_of(graph::Graph)
 end
 
 """The run of these nodes, or `nothing` where it would save no memory traffic."""
-function worthwhile(nodes::Vector{Tensor}, own::Set{Tensor}, users::Dict{Tensor,Vector{Tensor}}, outputs::Dict{Tensor,Memory})
+function worthwhile(nodes::Vector{Tensor}, own::Set{Tensor}, users::Dict{Tensor,Vector{Tensor}}, outputs::Set{Tensor})
     length(nodes) > 1 || return nothing
-    inside = Set{Tensor}(x for x in nodes if !haskey(outputs, x) && all(y -> y in own, get(users, x, NO_INPUTS)))
+    inside = Set{Tensor}(x for x in nodes if !(x in outputs) && all(y -> y in own, get(users, x, NO_INPUTS)))
     isempty(inside) && return nothing
     from_outside = unique(Tensor[a for x in nodes for a in x.inputs if !(a in own)])
     last = Dict{Tensor,Int}(a => i for (i, x) in enumerate(nodes) for a in x.inputs)
