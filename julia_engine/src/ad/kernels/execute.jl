@@ -173,16 +173,21 @@ Run all instructions. Whoever calls this keeps the memory that they use alive.
     return nothing
 end
 
-"""Do a stretch for one tile after the other; its instructions are then what they were."""
+"""
+Do a stretch for one tile after the other; its instructions are then what they were. An interrupt waits until then: one
+that left them at some tile would let the next run write outside of its memory.
+"""
 @inline function execute_tiles!(code::Vector{Instruction{T}}, s::Stretch, moves::Vector{Tuple{Int,Int,Int}}) where {T}
     tiles = cld(s.n, s.tile)
     rest = s.n - (tiles - 1) * s.tile
+    Base.sigatomic_begin()
     for k in 1:tiles
         k == tiles && rest < s.tile && set_lengths!(code, s.first, s.last, rest)
         execute!(code, s.first, s.last)
         move!(code, moves, s.moving, k < tiles ? 1 : 1 - tiles)
     end
     rest < s.tile && set_lengths!(code, s.first, s.last, s.tile)
+    Base.sigatomic_end()
     return nothing
 end
 
