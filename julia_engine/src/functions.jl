@@ -51,7 +51,7 @@ const COUNT = Ref{Int64}(0)
 
 function define(code::String, name::String, replay::Bool)
     # A module of Main: one that is made by Module() belongs to nobody, and Julia 1.5 collects it while its code is in use.
-    place = Core.eval(Main, Expr(:module, true, Symbol("TwinGradFunction", COUNT[] + 1), Expr(:block)))
+    place = Core.eval(Main, Expr(:module, true, gensym("TwinGradFunction"), Expr(:block)))
     Core.eval(place, :(const TwinGrad = $(parentmodule(@__MODULE__))))
     Core.eval(place, :(using .TwinGrad))
     value = include_string(place, code, isempty(name) ? "function" : name)
