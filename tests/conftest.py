@@ -1,4 +1,4 @@
-"""What all tests share: one printed seed, and the folder of real data sets."""
+"""What all tests share: one printed seed, what may be skipped, a Julia, a browser, and the folder of real data sets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import importlib.util
 import os
 import random
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +88,28 @@ def seed(request: pytest.FixtureRequest) -> int:
 def rng(seed: int) -> np.random.Generator:
     """A generator started from `seed`."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="session")
+def pages() -> ModuleType:
+    """The program that looks at pages in a browser."""
+    found = importlib.util.spec_from_file_location("benchmark_pages", Path(__file__).with_name("benchmark_pages.py"))
+    assert found and found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def browser(pages: ModuleType) -> Iterator[Any]:
+    """A headless Chromium; without one the test is skipped."""
+    program = pages.browser_path()
+    if program is None:
+        pytest.skip(f"needs a browser: {', '.join(pages.BROWSERS)}, or TWINGRAD_BROWSER")
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="session")

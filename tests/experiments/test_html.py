@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -14,20 +13,6 @@ import pytest
 
 from experiments import report
 from experiments.report import html
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """A headless Chromium. Without one the test is skipped."""
-    found = os.environ.get("TWINGRAD_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not found:
-        pytest.skip(f"needs a browser: {', '.join(BROWSERS)}, or TWINGRAD_BROWSER")
-    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
