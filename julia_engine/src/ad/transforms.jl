@@ -203,8 +203,9 @@ end
 The value of a function and its pullback: `pull(seed)` gives the vector-Jacobian products by all arguments, as a tuple.
 Arguments and result may be containers; the seed is one like the result, and each product one like its argument.
 
-The values stay in memory as long as the pullback does. It throws an `InPlaceError` if an array that they need was changed
-in place meanwhile, since the derivative would be that of neither the old nor the new values.
+The values stay in memory as long as the pullback does. It throws an `InPlaceError` if an array that it needs was changed
+in place meanwhile, since the derivative would be that of neither the old nor the new values; of large arrays it looks at 64
+places only.
 """
 function vjp(f, args...)
     call = recorded_call("vjp", f, collect(1:length(args)), args)
