@@ -88,6 +88,21 @@ end
     @test all(map(isapprox, tiled(a, b), plain(a, b))) && !isempty(tape_for(tiled).runs)
 end
 
+@testset "draws between runs" begin
+    w, x = randn(100, 100) ./ 10, randn(100, 700)
+    function f(x)
+        a, b = Generator(3), Generator(4)
+        y = dropout(tanh.(x) .* x .+ x, 0.5, a)
+        z = dropout(w * y, 0.5, b)  # of what is computed after the run
+        return dropout(tanh.(z) .* z .+ y .* mean(y), 0.5, a)
+    end
+    tiled, plain = compile(f), untiled_compile(f)
+    for _ in 1:3
+        @test tiled(x) ≈ plain(x)
+    end
+    @test length(unique(values(tape_for(tiled).runs))) > 1
+end
+
 @testset "errors in a run are found" begin
     f = compile(x -> AD.scope(() -> exp.(log.(x .- 1) .* 2) .+ x .* x .+ sin.(x), "loss"))
     x = fill(2.5, 100_000)

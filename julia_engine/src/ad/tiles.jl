@@ -54,9 +54,9 @@ function tiled!(graph::Graph, layout::Dict{Tensor,Memory}, outputs::Set{Tensor})
         foreach(empty!, (all_, before, run, after, in_run, in_after))
     end
     for x in graph.nodes
+        (x.op::Op).random && close!()  # whose draws keep their order
         waits = any(a -> a in in_after, x.inputs)
         fits = x in suits
-        (x.op::Op).random && close!()  # whose draws keep their order
         fits && !isempty(run) && (waits || x.dims != run[1].dims || x.eltype !== run[1].eltype) && close!()
         push!(all_, x)
         if fits
