@@ -63,22 +63,24 @@ def techniques(engine: str) -> tuple[str, ...]:
 
 
 def configurations(names: tuple[str, ...]) -> Iterator[Configuration]:
-    """All techniques but each one, then all, then each one alone, then none.
+    """All techniques but each one, with all of them in between; then each one alone, then none.
 
     An engine that is told of its switches first knows that its process is for an ablation. All of them are measured
-    right after what is compared with them: what is slow and wasteful comes later, and leaves its traces in the process.
+    several times, since every row is compared with them, and beside these rows: what is slow and wasteful comes later,
+    and leaves its traces in the process.
     """
 
     def only(on: set[str]) -> tuple[dict[str, bool], str]:
         return {name: name in on for name in names}, "float32" if FLOAT32 in on else "float64"
 
-    every = {*names, FLOAT32}
-    for name in (*names, FLOAT32):
+    every = (*names, FLOAT32)
+    for place, name in enumerate(every):
         # The others stay as the engine has them: a switch may have more positions than on and off.
         switches = {} if name == FLOAT32 else {name: False}
-        yield Configuration("without", name, switches, only(every - {name})[1])
-    yield Configuration("all", "", {}, "float32")
-    for name in (*names, FLOAT32):
+        yield Configuration("without", name, switches, only({*every} - {name})[1])
+        if place in (0, len(every) // 2, len(every) - 1):
+            yield Configuration("all", "", {}, "float32")
+    for name in every:
         yield Configuration("alone", name, *only({name}))
     yield Configuration("none", "", *only(set()))
 

@@ -263,19 +263,29 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
         built.append((techniques, rest[2]))
         build(self, spec, params, *rest)
 
+    times = [3.0, 1.0, 2.0]  # of all techniques, which are measured so often
+    measure = run.ablation.measure
+
+    def timed(worker: Any, task: Any, configuration: Any, *rest: Any) -> Record:
+        row = measure(worker, task, configuration, *rest)
+        return row | {"microseconds_per_step": times.pop()} if configuration.kind == "all" else row
+
     monkeypatch.setattr(FakeWorker, "build", spy)
+    monkeypatch.setattr(run.ablation, "measure", timed)
     monkeypatch.setattr(run.ablation, "read_capture", lambda _path: (5_000, 1))
     record = only(
         sweep(tmp_path, [Job(config.load_paper("mnist-rnn-e"), ("numpy",), 0, "ablation", 2, "full")]).records
     )
     names = run.ablation.techniques("numpy")
     assert record["status"] == "ok", record["error"]
-    assert len(record["ablation"]) == len(built) == 2 + 2 * (len(names) + 1)
-    assert built[len(names) + 1] == ({}, "float32") and built[-1] == (dict.fromkeys(names, False), "float64")
+    assert len(record["ablation"]) == len(built) - 2 == 2 + 2 * (len(names) + 1)
+    assert built.count(({}, "float32")) == 3 and built[0] != ({}, "float32")
+    assert built[-1] == (dict.fromkeys(names, False), "float64")
     assert ({"replay": False}, "float32") in built
     assert (dict.fromkeys(names, False) | {"replay": True}, "float64") in built
     rows = {(row["configuration"], row["technique"]): row for row in record["ablation"]}
     assert rows["without", "float32"]["bytes_per_epoch"] == 1000 * 3, "three steps in an epoch of 300 rows"
+    assert times == [] and rows["all", ""]["microseconds_per_step"] == 1.0
 
 
 def test_both_engines_tell_their_techniques() -> None:
