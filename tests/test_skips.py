@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
+
+RUN = Path(__file__).parents[1] / ".ci" / "run"
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,13 @@ def test_what_ci_may_skip(
         hook.send(report)
     assert made.value.value.outcome == outcome
     assert reason in str(made.value.value.longrepr)
+
+
+def test_ci_runs_the_tests_as_ci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    make = tmp_path / "make"
+    make.write_text('#!/bin/sh\necho "CI=$CI make $*"\n', encoding="utf-8")
+    make.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run([RUN], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
+    assert "CI=true make test" in done.stdout
