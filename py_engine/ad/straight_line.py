@@ -8,6 +8,7 @@ function's domain (1 / 0, log 0, exp 1000), Python raises; then the tape of arra
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -80,6 +81,9 @@ EXPRESSIONS: dict[Op, str] = {
 }
 """For each op its value for single numbers, as Python."""
 
+_VALUE = re.compile(r"\bv\d+\b")
+"""The name of a value that is stored."""
+
 _FUNCTIONS = {name: getattr(math, name) for name in dir(math) if not name.startswith("_")} | {"abs": abs, "max": max}
 
 
@@ -136,10 +140,31 @@ def straight_line(graph: Graph) -> tuple[str, Program] | None:
     if None in results:
         return None
     lines.append(f"    return ({''.join(f'{result}, ' for result in results)})")
-    source = "\n".join(lines)
+    source = "\n".join(_with_few_names(lines))
     namespace: dict[str, Any] = {**_FUNCTIONS, **captured}
     exec(compile(source, "<straight line>", "exec"), namespace)
     return source, namespace["replay"]
+
+
+def _with_few_names(lines: list[str]) -> list[str]:
+    """Use the name of a value again once nobody reads it any more.
+
+    Python then frees the number at once, and makes the next one where it was, not all of them at the end.
+    """
+    last = {name: i for i, line in enumerate(lines) for name in _VALUE.findall(line)}
+    free: list[str] = []
+    names: dict[str, str] = {}
+    renamed = []
+    for i, line in enumerate(lines):
+        target, equals, expression = line.rpartition(" = ")
+        found = dict.fromkeys(_VALUE.findall(expression))
+        expression = _VALUE.sub(lambda match: names[match[0]], expression)
+        free += (names[name] for name in found if last[name] == i)
+        if made := _VALUE.search(target):
+            names[made[0]] = free.pop() if free else made[0]
+            target = f"    {names[made[0]]}"
+        renamed.append(target + equals + expression)
+    return renamed
 
 
 def _is_float(x: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import tracemalloc
 from dataclasses import fields, replace
@@ -529,6 +530,23 @@ def test_a_function_of_numbers_is_a_program_of_floats_with_the_same_results(name
     assert tape.program is not None and tape.source == program.source.partition("\n")[2]
     ((tape, _),) = arrays.tapes.values()
     assert tape.program is None
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_program_of_floats_uses_names_again_when_their_values_are_read_no_more(number):
+    rng = np.random.default_rng(number)
+    steps = [(rng.integers(3), rng.integers(-6, 0), rng.integers(-12, 0)) for _ in range(60)]
+
+    def function(x, y):
+        values = [x, y] * 6
+        for op, i, j in steps:
+            values.append((np.add, np.subtract, np.multiply)[op](values[i], values[j]))
+        return values[-8::3]
+
+    program, arrays = pe.compile(function), pe.compile(function, Techniques(straight_line=False))
+    assert program(0.3, -0.7) == arrays(0.3, -0.7)
+    targets = re.findall(r"^    (v\d+) =", program.source, re.MULTILINE)
+    assert len(targets) > 20 and len(set(targets)) <= 14
 
 
 def test_a_program_of_floats_takes_numbers_in_any_form():
