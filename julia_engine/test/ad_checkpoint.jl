@@ -123,6 +123,27 @@ end
     @test halves(Float32[1, 2]) == [0.5f0, 0.5f0] && eltype(halves(Float32[1, 2])) === Float32
 end
 
+@testset "a compiled function calls itself on other sizes only" begin
+    compiled = nothing
+    inner = custom_rule(x -> length(x) > 1 ? compiled(x[2:end]) : x; opaque=true)
+    compiled = compile(x -> sum(inner(x) .* 2) + x[1])
+    for _ in 1:2
+        @test compiled([1.0, 2.0, 3.0]) == 2 * (2 * (2 * 3 + 3) + 2) + 1
+    end
+    again, x = Ref(false), [1.0, 2.0]
+    same = custom_rule(x -> again[] ? compiled(x .+ 100) : copy(x); opaque=true)
+    compiled = compile(x -> same(x) .* 2 .+ x)
+    for _ in 1:2
+        again[] = false
+        @test compiled(x) == 3x
+        again[] = true
+        @test_throws ReplayError compiled(x)
+        @test_throws ReplayError run!(zeros(2), compiled, x)
+    end
+    again[] = false
+    @test compiled(x) == 3x
+end
+
 @testset "wrong custom rules are named" begin
     rule(; options...) = custom_rule(x -> 2 .* x; name="double", options...)
     x = [1.0, 2.0]

@@ -46,7 +46,7 @@ class Compiled:
         self.techniques = techniques
         self.tapes: dict[Make, tuple[Tape, Pack]] = {}
         self._programs: dict[int, tuple[Program, Pack]] = {}  # of so many float64 numbers
-        self._lock = threading.Lock()  # a tape belongs to one thread at a time
+        self._lock = threading.RLock()  # a tape belongs to one thread at a time; a custom rule may call this again
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: Any) -> Any:

@@ -111,6 +111,7 @@ class Tape:
         self._silent = contextvars.copy_context()
         self._silent.run(np.seterr, all="ignore")
         self._direct: Direct | None = None  # when first asked for
+        self._replaying = False
 
     # Running ----------------------------------------------------------------------------------------------
 
@@ -158,12 +159,24 @@ class Tape:
 
         Large ones are neither copied in nor out where they need not be: `inputs` and `outputs` may be left as they
         were.
+
+        Raises:
+            ReplayError: a custom rule that this replay runs asks for a replay of the same tape.
         """
-        if not self.techniques.preallocate:
-            return [out.copy() for out in self(*arrays)]
-        if self._direct is None:
-            self._direct = Direct(self.graph, self.inputs, self.outputs, self.instructions, self._silent)
-        return self._direct(arrays)
+        if self._replaying:
+            raise ReplayError(
+                "a custom rule calls the compiled function that it is part of, on arguments of the same shapes and "
+                "dtypes, while that is running; call the function that was compiled there, not its tape"
+            )
+        self._replaying = True
+        try:
+            if not self.techniques.preallocate:
+                return [out.copy() for out in self(*arrays)]
+            if self._direct is None:
+                self._direct = Direct(self.graph, self.inputs, self.outputs, self.instructions, self._silent)
+            return self._direct(arrays)
+        finally:
+            self._replaying = False
 
     def poison(self, byte: int) -> None:
         """Fill all memory that a run must not rely on with one byte; for tests."""

@@ -7,7 +7,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError, TraceError
+from py_engine.errors import DTypeError, NotDifferentiableError, ReplayError, ShapeError, TraceError
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
 
@@ -235,6 +235,29 @@ def test_a_function_may_return_the_same_memory_at_every_call():
     np.testing.assert_array_equal(first.numpy(), [2.0, 4.0])
     product = pe.grad(lambda x: np.sum(double(x) * double(x + 1)))(np.array([1.0, 2.0]))
     np.testing.assert_allclose(product, [12.0, 20.0])  # of 4 x (x + 1)
+
+
+def test_a_compiled_function_may_call_itself_on_other_shapes_only():
+    inner = pe.custom_rule(
+        lambda x: compiled(x[1:]) if x.size > 1 else x, infer=lambda x: (x[:1].shape, x.dtype)
+    )
+    compiled = pe.compile(lambda x: inner(x) * 2 + x[0])
+    for _ in range(2):
+        np.testing.assert_array_equal(compiled(np.array([1.0, 2.0, 3.0])), [2 * (2 * (2 * 3 + 3) + 2) + 1])
+
+    again = [False]
+    same = pe.custom_rule(lambda x: compiled(x) if again[0] else x)
+    compiled = pe.compile(lambda x: same(x) * 2 + x)
+    np.testing.assert_array_equal(compiled(X), 3 * X)
+    again[0] = True
+    with pytest.raises(ReplayError, match="call the function that was compiled there"):
+        compiled(X)
+    again[0] = False
+    np.testing.assert_array_equal(compiled(X), 3 * X)
+
+    again[0] = True
+    with pytest.raises(TraceError, match="RecursionError"):  # while it is traced
+        compiled(X[:2])
 
 
 # stop_gradient --------------------------------------------------------------------------------------------

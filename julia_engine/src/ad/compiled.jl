@@ -156,14 +156,17 @@ end
 
 function run_into!(outputs::Vector{Any}, replay::Replay, args::Tuple)
     tape = replay.tape
+    check_free(tape)
     GC.@preserve args outputs begin
         enter!(args, replay, 1)
         foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], outputs[i]), eachindex(outputs))
+        tape.replaying = true
         try
             run!(tape)
         finally  # what the tape was made with stays valid, whatever becomes of these arrays
             foreach(i -> isempty(replay.inputs[i]) || point!(replay.inputs[i], tape.inputs[i]), eachindex(replay.inputs))
             foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], tape.outputs[i]), eachindex(outputs))
+            tape.replaying = false
         end
     end
     return nothing

@@ -40,6 +40,7 @@ mutable struct Tape
     memories::Vector{Union{Nothing,Memory}}
     destinations::Vector{Memory}
     runs::Dict{Tensor,Run}
+    replaying::Bool
 end
 
 function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Techniques())
@@ -71,7 +72,7 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
         memories[number[x]] = m
     end
     tape = Tape(graph, techniques, inputs, Any[m.root for m in destinations], Program(), Any[], Step[], arranged,
-        arena_memory(arranged.size), known, memories, destinations, runs)
+        arena_memory(arranged.size), known, memories, destinations, runs, false)
     for x in graph.nodes
         bind!(tape, x, number)
     end
@@ -134,6 +135,11 @@ function run!(tape::Tape)
     return nothing
 end
 
+"""Throw if the tape is being replayed already: what it was given would be written over."""
+check_free(tape::Tape) = tape.replaying && throw(ReplayError("a compiled function is called while it is running, by a " *
+    "custom rule that is part of it or by another task, on arguments of the same sizes and element types; call the function " *
+    "that was compiled there, not its tape"))
+
 boxed(p::Program) = Any[s.single ? p.f32[i] : p.f64[i] for s in p.stretches for i in s.first:s.last]
 
 """Compute every op into fresh memory, as an engine without buffers would."""
@@ -152,9 +158,10 @@ end
     tape(arrays...)
 
 Copy the arrays in, run, and return the output arrays themselves: the next run overwrites them. Throws a `ReplayError`
-for another number of arrays, another size or another element type than planned.
+for another number of arrays, another size or another element type than planned, and while the tape is running.
 """
 function (tape::Tape)(@nospecialize(arrays...))
+    check_free(tape)
     length(arrays) == length(tape.inputs) ||
         throw(ReplayError("expected $(length(tape.inputs)) arrays, got $(length(arrays))"))
     for (i, (buffer, array)) in enumerate(zip(tape.inputs, arrays))
@@ -163,7 +170,12 @@ function (tape::Tape)(@nospecialize(arrays...))
             "$(eltype(array))"))
         copyto!(buffer, array)
     end
-    run!(tape)
+    tape.replaying = true
+    try
+        run!(tape)
+    finally
+        tape.replaying = false
+    end
     return tape.outputs
 end
 
