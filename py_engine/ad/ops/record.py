@@ -100,7 +100,7 @@ class Op:
         """Apply the op to tensors: eagerly, or symbolically while a function is traced."""
         trace = STATE.trace
         symbolic = trace.__class__ is list  # not so in a Record
-        depends = given = False
+        depends = False
         alike = self.infer is infer_float or self.infer is infer_elementwise  # then nothing is to be inferred
         if alike:
             shape, dtype = inputs[0].shape, inputs[0].dtype
@@ -111,8 +111,6 @@ class Op:
                 symbolic = True
             if x.requires_grad:
                 depends = True
-            if x.op is None or x.op.view is not None:
-                given = True  # or a view of what was given
             if alike and (x.dtype is not dtype or x.shape != shape):
                 alike = False
         if not alike or dtype not in FLOATS:
@@ -121,13 +119,14 @@ class Op:
             except (ShapeError, DTypeError) as error:
                 where = f" in layer {STATE.scope!r}" if STATE.scope else ""
                 raise type(error)(f"{self.name}{where}: {error}") from None
+        recorded = depends and STATE.recording and self.vjp is not None and dtype in FLOATS
         result = _new(Tensor)
         result.shape = shape
         result.dtype = dtype
         result.grad = None
         result.name = ""
         result.scope = STATE.scope
-        result.requires_grad = depends and STATE.recording and self.vjp is not None and dtype in FLOATS
+        result.requires_grad = recorded
         if symbolic:
             result.data = None
         elif self.kernel is not None:
@@ -138,16 +137,18 @@ class Op:
                 self.kernel(*arrays, out)
         else:
             result.data = self.compute(arrays, shape, dtype, attrs)
-        if symbolic or result.requires_grad or trace is not None:
+        result.marks = None
+        if recorded or symbolic or trace is not None:
             result.op, result.inputs, result.attrs = self, inputs, attrs
-            if given and result.requires_grad and not symbolic and self.name not in READ_NOTHING:
-                result.marks = fingerprints(inputs)
-            else:
-                result.marks = None
+            if recorded and not symbolic and self.name not in READ_NOTHING:
+                for x in inputs:
+                    if x.op is None or x.op.view is not None:  # given, or a view of what was given
+                        result.marks = fingerprints(inputs)
+                        break
             if trace is not None:
                 trace.append(result)
         else:
-            result.op, result.inputs, result.attrs, result.marks = None, (), {}, None
+            result.op, result.inputs, result.attrs = None, (), NO_ATTRS
         return result
 
     def compute(self, arrays: Sequence[Any], shape: Shape, dtype: Any, attrs: Mapping[str, Any]) -> Array:
