@@ -16,15 +16,20 @@ function places(d)
     return vec(found)
 end
 
-# log Γ(n / 2) of a whole number n >= 1.
-function log_gamma_of_half(n)
-    iseven(n) && return sum(Float64[log(j) for j in 1:div(n, 2)-1])
-    return log(pi) / 2 + sum(Float64[log(j - 0.5) for j in 1:div(n, 2)])
+# log Γ(x) of x > 0: Stirling's series, whose next term is below a rounding error from 16 on.
+function log_gamma(x)
+    before = 0.0
+    while x < 16
+        before += log(x)
+        x += 1
+    end
+    series = (1 / 12 - (1 / 360 - (1 / 1260 - (1 / 1680 - 1 / 1188x^2) / x^2) / x^2) / x^2) / x
+    return (x - 0.5) * log(x) - x + log(2pi) / 2 + series - before
 end
 
 function constant(d, k, n, gamma, m)
     degrees = d + m + 1
-    multigamma = d * (d - 1) / 4 * log(pi) + sum(log_gamma_of_half(degrees - j) for j in 0:d-1)
+    multigamma = d * (d - 1) / 4 * log(pi) + sum(log_gamma((degrees - j) / 2) for j in 0:d-1)
     return -n * d / 2 * log(2pi) + k * (degrees * d * log(gamma / sqrt(2)) - multigamma)
 end
 

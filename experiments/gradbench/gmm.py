@@ -33,7 +33,10 @@ def read(given: Any) -> tuple[Arrays, tuple[float, int]]:
     for name, shape in shapes.items():
         if arrays[name].shape != shape:
             raise InputError(f"{name}: expected shape {shape} for d={d}, k={k}, n={n}, found {arrays[name].shape}")
-    return list(arrays.values()), (float(number("gamma", given.get("gamma"))), integer(given, "m"))
+    gamma = float(number("gamma", given.get("gamma")))
+    if gamma <= 0:
+        raise InputError(f"gamma: expected a number above 0, found {gamma}")
+    return list(arrays.values()), (gamma, integer(given, "m"))
 
 
 def objective(gamma: float, m: int) -> Callable[..., Any]:

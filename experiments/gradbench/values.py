@@ -14,6 +14,8 @@ __all__ = ["Arrays", "InputError", "array", "integer", "number"]
 
 Arrays = list[NDArray[Any]]
 
+_LARGEST = 2**53
+
 
 class InputError(TwinGradError):
     """An evaluation's input is not what the module takes."""
@@ -22,8 +24,12 @@ class InputError(TwinGradError):
 def array(given: Any, name: str, axes: int) -> NDArray[np.float64]:
     """The numbers called `name` as an array of float64 with so many axes."""
     try:
-        found = np.array(_field(given, name), np.float64)
-    except (TypeError, ValueError) as error:
+        found = np.array(_field(given, name))
+        # numpy would take texts for the numbers they spell, and null for NaN. Long integers are objects to it.
+        if found.dtype.kind not in "iuf" and not all(_is_number(x) for x in found.flat):
+            raise InputError(f"{name}: expected an array of numbers with {axes} axes, found other things in it")
+        found = found.astype(np.float64)
+    except (OverflowError, ValueError) as error:
         raise InputError(f"{name}: expected an array of numbers with {axes} axes ({error})") from None
     if found.ndim != axes:
         raise InputError(f"{name}: expected {axes} axes, found shape {found.shape}")
@@ -31,18 +37,29 @@ def array(given: Any, name: str, axes: int) -> NDArray[np.float64]:
 
 
 def integer(given: Any, name: str, least: int = 0) -> int:
-    """The whole number called `name`."""
+    """The whole number called `name`, which float64 holds exactly."""
     found = _field(given, name)
     if isinstance(found, bool) or not isinstance(found, int) or found < least:
         raise InputError(f"{name}: expected a whole number of at least {least}, found {found!r}")
+    if found > _LARGEST:
+        raise InputError(
+            f"{name}: expected a whole number of at most {_LARGEST}, found one of {len(str(found))} digits"
+        )
     return found
 
 
 def number(name: str, given: Any) -> NDArray[np.float64]:
     """A number as an array without axes."""
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
+    if not _is_number(given):
         raise InputError(f"{name}: expected a number, found {given!r}")
-    return np.array(given, np.float64)
+    try:
+        return np.array(given, np.float64)
+    except OverflowError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool)
 
 
 def _field(given: Any, name: str) -> Any:

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -41,6 +42,7 @@ def evaluation(module: str, function: str, given: object) -> dict:
 
 
 LINE = {"x": [0.1, -0.2, 0.3], "n": 16}
+MIDDLE = {"x": [0.1, -0.2, 0.3], "n": 99}  # with a point at 0, to which np.linspace gives a sign
 NUMBERS = {"x": [1.0, 2.0, 3.5, 1000.0]}
 MESSAGES = [
     {"kind": "start", "eval": "hello", "config": {}},
@@ -65,6 +67,15 @@ MESSAGES = [
     evaluation("lse", "primal", {**NUMBERS, "min_runs": "many"}),
     evaluation("lse", "primal", {**NUMBERS, "min_seconds": float("inf")}),
     evaluation("hello", "square", 1e200),
+    evaluation("llsq", "primal", MIDDLE),
+    evaluation("llsq", "gradient", MIDDLE),
+    evaluation("gmm", "objective", mixture(m=50)),
+    evaluation("gmm", "objective", {**mixture(), "m": 2**62}),
+    evaluation("gmm", "objective", {**mixture(), "gamma": 0}),
+    evaluation("lse", "primal", {"x": [1.0, None]}),
+    evaluation("lse", "primal", {"x": ["1", "2"]}),
+    evaluation("lse", "primal", {"x": [10**400]}),
+    evaluation("hello", "square", 10**400),
 ]
 
 
@@ -100,11 +111,13 @@ def test_hello_lse_and_llsq_are_their_closed_forms(answers):
     assert (answers[3]["output"], answers[4]["output"]) == (9.0, 6.0)
     assert answers[5]["output"] == pytest.approx(1000.0)
     assert answers[6]["output"] == pytest.approx([0.0, 0.0, 0.0, 1.0])
-    t = np.linspace(-1, 1, 16)
-    powers = t[:, None] ** np.arange(3)
-    residual = np.sign(t) - powers @ LINE["x"]
-    assert answers[7]["output"] == pytest.approx(residual @ residual / 2)
-    assert answers[8]["output"] == pytest.approx(-powers.T @ residual)
+    for given, place in ((LINE, 7), (MIDDLE, 22)):
+        n = given["n"]
+        t = np.array([float(Fraction(2 * i, n - 1) - 1) for i in range(n)])
+        powers = t[:, None] ** np.arange(3)
+        residual = np.sign(t) - powers @ given["x"]
+        assert answers[place]["output"] == pytest.approx(residual @ residual / 2)
+        assert answers[place + 1]["output"] == pytest.approx(-powers.T @ residual)
 
 
 def log_posterior(given: dict, alpha, mu, q, lower):
@@ -146,6 +159,8 @@ def test_gmm_is_the_posterior_of_torchs_distributions(answers):
     )
     tiny = mixture(d=1, n=2)
     assert answers[12]["output"] == pytest.approx(log_posterior(tiny, *leaves(tiny)).item())
+    many = mixture(m=50)
+    assert answers[24]["output"] == pytest.approx(log_posterior(many, *leaves(many)).item())
 
 
 def test_an_analysis_is_acknowledged(answers):
@@ -163,6 +178,12 @@ def test_an_analysis_is_acknowledged(answers):
         (19, "min_runs: expected a number, found 'many'"),
         (20, "min_seconds: expected a number, found inf"),
         (21, "the result is not finite"),
+        (25, "m: expected a whole number of at most 9007199254740992"),
+        (26, "gamma: expected a number above 0, found 0.0"),
+        (27, "x: expected an array of numbers with 1 axes, found other things in it"),
+        (28, "x: expected an array of numbers with 1 axes, found other things in it"),
+        (29, "x: expected an array of numbers with 1 axes (int too large"),
+        (30, "the input: int too large"),
     ],
 )
 def test_a_wrong_input_is_told_of_and_the_conversation_goes_on(answers, place, message):
