@@ -111,6 +111,11 @@ end
     @test grad(p -> (q = stop_gradient(p); p.a * q.b[1]))((a=2.0, b=(3.0,))) == (a=3.0, b=(0.0,))
     @test stop_gradient((1, [2.0], nothing)) == (1, [2.0], nothing)
     @test hessian(x -> sum(stop_gradient(x) .* x .^ 2), [1.0]) == fill(2.0, 1, 1)
+    for run in (identity, compile)  # what is a constant to all outside is a variable inside
+        @test run(x -> x * grad(sin)(stop_gradient(x)))(0.5) ≈ 0.5cos(0.5)
+        @test run(x -> x * jvp(sin, (stop_gradient(x),), (1.0,))[2])(0.5) ≈ 0.5cos(0.5)
+        @test run(grad(x -> x * grad(grad(sin))(stop_gradient(x))))(0.5) ≈ -sin(0.5)
+    end
 end
 
 # Random programs, as data: each line names an op and the values that it takes. Running them compiles nothing.
@@ -206,6 +211,8 @@ end
         (NotDifferentiableError, () -> grad(x -> sum(x))(2.0 + 1im), "real and imaginary parts separately"),
         (NotDifferentiableError, () -> gradient((x, y) -> sum(x), [1.0], [2im]), "argument 2 is of Complex{Int64}"),
         (DTypeError, () -> grad(x -> sum(x .* 1im))([2.0]), "real and imaginary parts separately"),
+        (NotDifferentiableError, () -> grad(x -> Float64(x)^2)(2.0), "would lose its derivative; use item()"),
+        (NotDifferentiableError, () -> jvp(x -> Float32(x[1]), (Float32[2],), (Float32[1],)), "would lose its derivative"),
         (NotDifferentiableError, () -> grad(x -> 1im)(2.0), "return real and imaginary parts separately"),
         (NotDifferentiableError, () -> grad(x -> "a")(2.0), "must return tensors"),
         (NotDifferentiableError, () -> gradient(x -> x, 2), "no argument is of Float32 or Float64"),

@@ -431,7 +431,9 @@ def _variable(name: str, leaf: Any, args: Sequence[Any], argument: int, k: int, 
         raise NotDifferentiableError(f"{name}: {place} is of {_called(leaf, x.dtype)}{_advice(x.dtype)}")
     if isinstance(x, Tensor):
         if x.requires_grad or x.data is None:
-            return ops.identity(x)  # a new node: the tensor outside keeps its own place in the graph
+            variable: Tensor = ops.identity(x)  # a new node: the tensor outside keeps its own place in the graph
+            variable.requires_grad = True  # here even what is a constant to all outside, as stop_gradient's result is
+            return variable
         x = x.data
     return Tensor(x, requires_grad=True)
 

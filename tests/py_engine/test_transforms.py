@@ -164,6 +164,23 @@ def test_an_inner_derivative_does_not_confuse_the_outer_variable_with_its_own(ru
 
 
 @both
+def test_what_is_a_constant_to_all_outside_is_a_variable_inside(run):
+    x = 0.5
+    constants = (pe.stop_gradient, ops.sign, lambda x: np.exp(ops.as_tensor(np.array(0.3))))
+    for constant in constants:
+        at = constant(x).numpy()
+        for derivative in (
+            lambda y: pe.grad(np.sin)(y),
+            lambda y: pe.vjp(np.sin, y)[1](1.0)[0],
+            lambda y: pe.jvp(np.sin, (y,), (1.0,))[1],
+        ):
+            found = run(pe.value_and_grad(lambda x: x * derivative(constant(x))))(x)  # noqa: B023  (called here)
+            np.testing.assert_allclose(found, [x * np.cos(at), np.cos(at)])
+        found = run(pe.grad(lambda x: x * pe.hvp(np.sin, constant(x), 2.0)))(x)  # noqa: B023
+        np.testing.assert_allclose(found, -2 * np.sin(at))
+
+
+@both
 def test_a_derivative_by_an_argument_sees_the_tensors_around_it(run):
     # The argument of the inner gradient is a plain array, but what it computes depends on x.
     y = np.array([1.0, 2.0])

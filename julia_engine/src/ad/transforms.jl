@@ -10,7 +10,11 @@ is_plain(leaves) = !inside_transform() && !any(x -> x isa Tensor, leaves)
 
 """A tensor that is differentiated by here and nowhere else."""
 function own_variable(@nospecialize(x))
-    x isa Tensor && (x.requires_grad || x.data === nothing) && return IDENTITY(x)  # the tensor outside keeps its place
+    if x isa Tensor && (x.requires_grad || x.data === nothing)
+        variable = IDENTITY(x)  # a new node: the tensor outside keeps its own place in the graph
+        variable.requires_grad = true  # here even what is a constant to all outside, as stop_gradient's result is
+        return variable
+    end
     return Variable(x isa Tensor ? value(x) : x)
 end
 
