@@ -185,6 +185,9 @@ end
     @test_throws GradientCheckError gradcheck(wrong, away(5))
     @test_throws DTypeError gradcheck(sin, Float32[1])
     @test_throws NotDifferentiableError gradcheck(x -> 1.0, [1, 2])
+    for model in ((w=[1.0], b=2.0), Dict("w" => [1.0]), [[1.0], [2.0]])  # would be passed on, and not checked
+        @test_throws NotDifferentiableError gradcheck((model, x) -> sum(x), model, [1.0])
+    end
 end
 
 @testset "subgradients" begin

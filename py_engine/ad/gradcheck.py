@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from py_engine.ad import ops
+from py_engine.ad.containers import flatten
 from py_engine.ad.graph import gradients
 from py_engine.ad.tensor import FLOATS, Array, Tensor
 from py_engine.errors import DTypeError, GradientCheckError, NotDifferentiableError
@@ -40,9 +41,17 @@ def gradcheck(
     Raises:
         GradientCheckError: the gradient is wrong; gives both numbers.
         DTypeError: an argument is float32, whose differences are too coarse to check anything.
-        NotDifferentiableError: there is no float64 argument, so there would be nothing to check.
+        NotDifferentiableError: there is no float64 argument, so there would be nothing to check, or an argument is a
+            container of arrays.
     """
     rng = np.random.default_rng(seed)
+    for i, arg in enumerate(args):
+        leaves, structure = flatten(arg)
+        if isinstance(arg, dict | list | tuple) and any(getattr(x, "dtype", None) in FLOATS for x in leaves):
+            raise NotDifferentiableError(
+                f"gradcheck: argument {i} is {structure}, and only arrays can be moved; give its arrays as arguments "
+                'of their own, such as gradcheck(lambda w, b: f({"w": w, "b": b}), w, b)'
+            )
     arrays = [np.asarray(arg) for arg in args]
     if any(a.dtype == np.float32 for a in arrays):
         raise DTypeError("gradcheck: float32 is too coarse for finite differences; pass float64 arrays")

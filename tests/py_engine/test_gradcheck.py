@@ -154,6 +154,17 @@ def test_with_nothing_to_differentiate_by_it_does_not_pass():
         pe.gradcheck(lambda i: i, np.arange(3))
 
 
+@pytest.mark.parametrize(
+    ("container", "what"),
+    [({"w": X, "b": 1.0}, "a dict with the keys 'w', 'b'"), ([X, X], "a list of 2"), ((X, 1), "tuple")],
+)
+def test_containers_of_arrays_are_refused(container, what):
+    with pytest.raises(
+        NotDifferentiableError, match=f"argument 1 is .*{what}.*only arrays can be moved; give its arrays"
+    ):
+        pe.gradcheck(lambda x, model: x * model["w"], X, container)
+
+
 def test_tolerances_and_directions_are_settings(new_op):
     slightly_wrong = new_op(np.sin, lambda y, x: 1.001 * ops.cos(x))
     pe.gradcheck(slightly_wrong, X, rtol=1e-1)

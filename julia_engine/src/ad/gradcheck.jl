@@ -11,11 +11,18 @@ step sizes (Richardson), which leaves an error of about 1e-10; where the two dis
 the message says so.
 
 Throws a `GradientCheckError` that gives both numbers; a `DTypeError` for Float32, whose differences are too coarse to
-check anything; a `NotDifferentiableError` when no argument is of Float64.
+check anything; a `NotDifferentiableError` when no argument is of Float64, or one is a container of arrays.
 """
 function gradcheck(@nospecialize(f), @nospecialize(args...); rtol::Float64=1e-6, atol::Float64=1e-8, directions::Int=3,
         seed::Int=0)
     random = MersenneTwister(seed)
+    for (i, x) in enumerate(args)
+        leaves, structure = flatten(x)
+        structure === LEAF || any(leaf -> leaf isa Union{Tensor,AbstractArray{<:AbstractFloat}}, leaves) &&
+            throw(NotDifferentiableError(
+            "gradcheck: argument $i is $structure, and only arrays can be moved; give its arrays as arguments of their " *
+            "own, such as gradcheck((w, b) -> f((w=w, b=b)), w, b)"))
+    end
     arrays = Any[x isa Tensor ? value(x) : x isa Real ? fill(x) : x for x in args]
     any(x -> eltype(x) === Float32, arrays) &&
         throw(DTypeError("gradcheck: Float32 is too coarse for finite differences; pass Float64 arrays"))
