@@ -227,6 +227,12 @@ class Tensor:
         return bool(self.numpy())
 
     def __float__(self) -> float:
+        if self.requires_grad and STATE.differentiating:  # math.exp(x), and a[0] = x in an array of numpy's, end here
+            raise NotDifferentiableError(
+                "a Python float of this tensor would lose its derivative; take .item() if only the value is wanted, "
+                "or an op of py_engine.ops (numpy's functions instead of math's, np.stack instead of writing into an "
+                "array)"
+            )
         return float(self.numpy())
 
     def __int__(self) -> int:
@@ -408,8 +414,8 @@ def tensor(data: Operand, dtype: DTypeLike | None = None, requires_grad: bool = 
 
 def _unsupported(name: str) -> NotDifferentiableError:
     return NotDifferentiableError(
-        f"{name} is not in the op table, so its derivative would be lost; use an op of py_engine.ops, or call it "
-        "on .numpy() if only the values are wanted"
+        f"{name} is not in the op table, so its derivative would be lost; use an op of py_engine.ops, make "
+        "it one with custom_rule(), or call it on .numpy() if only the values are wanted"
     )
 
 

@@ -5,7 +5,9 @@ What must never happen is a result without its derivative.
 
 from __future__ import annotations
 
+import math
 import operator
+import re
 
 import numpy as np
 import pytest
@@ -105,6 +107,40 @@ def test_what_has_no_op_says_so_instead_of_losing_the_derivative(call):
     assert "derivative" in str(caught.value) or "does not take" in str(caught.value) or "%" in str(caught.value)
     with pytest.raises(TypeError):
         pe.compile(call)(A)
+
+
+def filled(x):
+    squares = np.zeros(3)
+    for i in range(3):
+        squares[i] = x[0, i] ** 2
+    return np.sum(squares)
+
+
+@pytest.mark.parametrize("function", [lambda x: math.sin(x[0, 0]), lambda x: float(x[0, 0]) ** 2, filled])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        pe.grad,
+        lambda f: lambda x: pe.jvp(f, (x,), (x,)),
+        lambda f: lambda x: pe.hessian(f, x),
+        lambda f: pe.compile(pe.grad(f)),
+    ],
+    ids=["grad", "jvp", "hessian", "compiled"],
+)
+def test_a_float_of_a_variable_says_that_its_derivative_would_be_lost(function, transform):
+    with pytest.raises((NotDifferentiableError, ValueError)) as caught:  # numpy has its own error, caused by ours
+        transform(function)(A)
+    error = caught.value if isinstance(caught.value, NotDifferentiableError) else caught.value.__cause__
+    assert re.search(r"Python float .* lose its derivative; take \.item\(\) .*np\.stack", str(error))
+
+
+def test_a_float_of_what_has_no_derivative_is_only_a_number():
+    np.testing.assert_array_equal(
+        pe.grad(lambda x: np.sum(x) * float(pe.stop_gradient(x)[0, 0]))(A), np.full(A.shape, A[0, 0])
+    )
+    w = pe.tensor(2.0, requires_grad=True)
+    (w * w).backward()
+    assert float(w) + float(w.grad) == 6.0
 
 
 def test_the_message_names_the_function_and_the_way_out():

@@ -213,9 +213,15 @@ end
 
 Base.Array(x::Tensor) = copy(value(x))
 Base.collect(x::Tensor) = Array(x)
-Base.Float64(x::Tensor) = Float64(item(x))
-Base.Float32(x::Tensor) = Float32(item(x))
+Base.Float64(x::Tensor) = as_number(Float64, x)
+Base.Float32(x::Tensor) = as_number(Float32, x)
 Base.Int64(x::Tensor) = Int64(item(x))
+
+function as_number(T::DataType, x::Tensor)
+    x.requires_grad && state().differentiating && throw(NotDifferentiableError(
+        "a $T of this tensor would lose its derivative; use item() if only the value is wanted, or the tensor itself"))
+    return T(item(x))
+end
 
 function Base.show(io::IO, x::Tensor)
     print(io, "Tensor(")
