@@ -19,7 +19,7 @@ from py_engine.ad.ops.record import Shape
 from py_engine.ad.straight_line import DOMAIN_ERRORS, FLOAT64, Program
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor
+from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Tensor
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ReplayError, TraceError
 
@@ -181,8 +181,10 @@ def _packing(structure: Structure) -> Pack:
 
 
 def _output(leaf: Any) -> Tensor:
-    if isinstance(leaf, (Tensor, np.ndarray, np.number, int, float)):
+    if isinstance(leaf, (Tensor, np.ndarray)):
         return ops.as_tensor(leaf)
+    if isinstance(leaf, (np.number, np.bool_, int, float)):
+        return Literal(np.asarray(leaf))  # nothing beside it has a dtype that it would take
     raise TraceError(
         f"compile: the function must return tensors, or tensors in tuples, lists or dicts, got {type(leaf).__name__}"
     )

@@ -226,3 +226,7 @@ def test_positions_that_are_out_of_range_in_a_later_replay_are_named():
     lookup(np.zeros((3, 2)), np.array([0]))
     with pytest.raises(ShapeError, match="index 7 is out of range for an axis of length 3"):
         lookup(np.zeros((3, 2)), np.array([7]))
+    # This gradient needs no element of the table: nothing is looked up before the ones are put back.
+    spread = pe.compile(pe.grad(lambda table, rows: np.sum(table[rows])))
+    with pytest.raises(ShapeError, match="index 7 is out of bounds for axis 0 with size 3"):
+        spread(np.zeros((3, 2)), np.array([7]))

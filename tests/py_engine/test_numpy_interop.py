@@ -341,6 +341,13 @@ def test_conversion_to_integers_ends_the_gradient():
     np.testing.assert_array_equal(pe.compile(gradient)(A), np.ones(A.shape))
 
 
+@pytest.mark.parametrize("true", [True, np.bool_(True), np.array(True)], ids=["bool", "numpy bool", "array"])
+def test_one_truth_value_is_a_condition_and_goes_with_others(true):
+    x = pe.tensor([1.0, 2.0])
+    np.testing.assert_array_equal(np.where(true, x, -x).numpy(), [1, 2])
+    np.testing.assert_array_equal(((x > 1) * true).numpy(), [False, True])
+
+
 def test_where_needs_a_boolean_condition():
     with pytest.raises(DTypeError, match=r"boolean condition, got int64; compare, e.g. x > 0"):
         np.where(pe.tensor([0, 1]), 1.0, pe.tensor([2.0, 3.0]))

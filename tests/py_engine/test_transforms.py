@@ -680,6 +680,13 @@ def test_results_keep_their_structure():
     assert result[1][1][0] == 2
 
 
+def test_numbers_among_the_results_keep_their_dtypes():
+    numbers = (np.float32(2), np.int64(3), 4, 5.0, True)
+    found = pe.compile(lambda x: (x, *numbers))(np.ones(2, np.float32))
+    assert [y.dtype for y in found] == [np.float32, *(np.asarray(n).dtype for n in numbers)]
+    assert found[1:] == numbers
+
+
 def test_tensors_and_lists_of_numbers_are_arguments():
     f = pe.compile(lambda x: x[0] * 2 + x[1])
     assert f(np.array([1.0, 2.0])) == 4

@@ -46,10 +46,15 @@ def _gather(x: Array, *rest: Array, pattern: Pattern) -> None:
         _check_range(arrays[0], x.shape[0])
         x.take(arrays[0], axis=0, out=out, mode="wrap")  # the other modes copy through a buffer
     else:
-        try:
-            out[...] = x[fill_in(pattern, arrays)]
-        except IndexError as error:
-            raise ShapeError(f"getitem: {error}; the shape is {x.shape}") from None
+        out[...] = _found(x, arrays, pattern)
+
+
+def _found(x: Array, arrays: Sequence[Array], pattern: Pattern) -> Array:
+    try:
+        found: Array = x[fill_in(pattern, arrays)]
+    except IndexError as error:
+        raise ShapeError(f"getitem: {error}; the shape is {x.shape}") from None
+    return found
 
 
 def _check_range(index: Array, length: int) -> None:
@@ -65,7 +70,7 @@ def _infer_scatter(g: Tensor, *arrays: Tensor, pattern: Pattern, shape: Shape) -
 def _scatter(g: Array, *rest: Array, pattern: Pattern, shape: Shape) -> None:
     # Positions may repeat, and then add up. ufunc.at is fast in one dimension only.
     *arrays, out = rest
-    places = np.arange(math.prod(shape)).reshape(shape)[fill_in(pattern, arrays)]
+    places = _found(np.arange(math.prod(shape)).reshape(shape), arrays, pattern)
     out[...] = 0
     flat = out.reshape(-1)
     np.add.at(flat, places.ravel(), g.ravel())

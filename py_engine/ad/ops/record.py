@@ -212,7 +212,7 @@ def as_tensors(operands: Sequence[Operand]) -> tuple[Tensor, ...]:
     """Turn operands into tensors; a number takes the float dtype of the tensors and arrays beside it.
 
     numpy's scalars count as numbers, so that `x / np.sqrt(64)` keeps a float32 `x` float32. Beside integers
-    alone, whole numbers take theirs.
+    alone, whole numbers take theirs; truth values stay such where there is nothing else.
     """
     dtype: Any
     if len(operands) == 2:  # nearly always a tensor and a number
@@ -243,6 +243,8 @@ def as_tensors(operands: Sequence[Operand]) -> tuple[Tensor, ...]:
 def _dtype_without_floats(operands: Sequence[Any]) -> Any:
     integers = [x.dtype for x in operands if isinstance(x, (Tensor, np.ndarray)) and x.dtype.kind in "iu"]
     numbers = [x for x in operands if not isinstance(x, (Tensor, np.ndarray))]
+    if all(isinstance(x, (bool, np.bool_)) or getattr(x, "dtype", None) == np.bool_ for x in operands):
+        return np.bool_
     whole = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in numbers)
     return integers[0] if integers and whole else np.float64
 
