@@ -26,6 +26,7 @@ import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -322,10 +323,14 @@ class Registered:
         techniques: Mapping[str, Any] | None = None,
     ) -> Session:
         """See `Engine.build`."""
-        if batch_size < 1 or threads < 1:
-            raise ConfigurationError(
-                f"batch_size and threads must be at least 1, found batch_size={batch_size}, threads={threads}"
-            )
+        for number in (batch_size, threads):
+            if not isinstance(number, Integral) or isinstance(number, bool) or number < 1:
+                raise ConfigurationError(
+                    "batch_size and threads must be integers of at least 1, "
+                    f"found batch_size={batch_size!r}, threads={threads!r}"
+                )
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigurationError(f'expected an Optimizer, such as Optimizer("sgd", 0.01), found {optimizer!r}')
         if not any(parameter.trainable for parameter in spec.parameters().values()):
             raise ConfigurationError(f'the model "{spec.name}" has no parameters: there is nothing to train')
         if techniques and not self.techniques:

@@ -91,6 +91,8 @@ class Trainer:
         self.chain = chain
         self.loss = losses.get(loss)
         self.optimizer = SGD() if optimizer is None else optimizer
+        if not isinstance(self.optimizer, Optimizer):
+            raise ConfigurationError(f"Trainer: expected an optimizer, such as SGD(0.01), actual {optimizer!r}")
         self.batch_size = int(batch_size)
         self.accumulate = int(accumulate)
         self.techniques = techniques

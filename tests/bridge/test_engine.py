@@ -312,13 +312,20 @@ def test_a_network_without_parameters_is_refused(model) -> None:
         engine.get("torch").build(model([4], {"op": "flatten"}), {}, Optimizer("sgd", 0.1), 4, "float32", 1)
 
 
-@pytest.mark.parametrize(("batch_size", "threads"), [(0, 1), (4, 0)])
-def test_sizes_below_one_are_refused(
+@pytest.mark.parametrize(("batch_size", "threads"), [(0, 1), (4, 0), (2.5, 1), ("4", 1), (4, True)])
+def test_sizes_that_are_no_positive_integers_are_refused(
     small_paper_model: ModelSpec, random_params, batch_size: int, threads: int
 ) -> None:
     params = random_params(small_paper_model)
     with pytest.raises(ConfigurationError, match="at least 1"):
         engine.get("manual").build(small_paper_model, params, Optimizer("sgd", 0.1), batch_size, "float32", threads)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", None, Optimizer])
+def test_what_is_no_optimizer_is_refused(small_paper_model: ModelSpec, random_params, optimizer) -> None:
+    params = random_params(small_paper_model)
+    with pytest.raises(ConfigurationError, match=r'expected an Optimizer, such as Optimizer\("sgd", 0\.01\), found'):
+        engine.get("numpy").build(small_paper_model, params, optimizer, 4, "float32", 1)
 
 
 def test_the_hand_written_engine_refuses_what_it_was_not_written_for(model, random_params) -> None:

@@ -532,3 +532,9 @@ def test_flatten_only_chain_has_no_gradient_to_lose(rng):
     x = rng.standard_normal((10, 2, 2)).astype(np.float32)
     trainer = Trainer(Chain(Flatten()), threads=1)
     assert len(trainer.train_epoch(x, rng.integers(0, 4, 10))) == 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", SGD, 0.01])
+def test_what_is_no_optimizer_is_refused(optimizer):
+    with pytest.raises(ConfigurationError, match=r"expected an optimizer, such as SGD\(0\.01\), actual"):
+        Trainer(Chain(Dense(3, 2)), optimizer=optimizer)
