@@ -8,13 +8,15 @@
 A `Worker` is a `Session` once it is built, with the time of its last call beside it, taken inside the process and
 around nothing but that call. The process starts with its cores and its thread counts fixed before anything is imported.
 It ends with `close`, with its parent (however that ends, and stopped or busy as it may be), and whenever a request is
-interrupted; whatever it may have started ends with it. It belongs to one thread.
+interrupted; whatever it may have started ends with it. Its session belongs to one thread; functions may be called from
+several, which take turns. It belongs to the process that made it, and not to forks of that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -22,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,7 +112,9 @@ class Worker:
         """Of the last call of the session: its own time, without that of passing arrays to and fro."""
         self.build_seconds = float("nan")
         self._paused = False
-        self._written = 0
+        self._numbers = itertools.count(1)
+        self._turn = threading.Lock()
+        self._owner = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="twingrad-worker-"))
         self._files = PerArray(self._write_array, drop=Path.unlink)
         before = time.perf_counter()
@@ -118,7 +123,7 @@ class Worker:
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
-        self._finalizer = weakref.finalize(self, _end, self._process, self._folder)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._folder, self._owner)
         described = self._receive("starting")["result"]
         self.import_seconds: float = described["import_seconds"]
         """What importing the engine took, numpy and the bridge being there already."""
@@ -317,20 +322,22 @@ class Worker:
 
     def _call(self, call: str, **arguments: Any) -> Any:
         self._check_open()
-        if self._paused:
-            raise WorkerError(f"the worker of engine {self.engine.name} is paused: call resume() before {call}")
-        try:
-            pipe = cast("IO[str]", self._process.stdin)
-            pipe.write(json.dumps({"call": call, "with": arguments}) + "\n")
-            pipe.flush()
-        except BrokenPipeError:
-            raise self._death(call) from None
-        except BaseException:
-            self.close()
-            raise
-        answer = self._receive(call)
-        self.seconds = answer.get("seconds", self.seconds)
-        return answer["result"]
+        with self._turn:
+            self._check_open()  # still, after waiting for the others
+            if self._paused:
+                raise WorkerError(f"the worker of engine {self.engine.name} is paused: call resume() before {call}")
+            try:
+                pipe = cast("IO[str]", self._process.stdin)
+                pipe.write(json.dumps({"call": call, "with": arguments}) + "\n")
+                pipe.flush()
+            except BrokenPipeError:
+                raise self._death(call) from None
+            except BaseException:
+                self.close()
+                raise
+            answer = self._receive(call)
+            self.seconds = answer.get("seconds", self.seconds)
+            return answer["result"]
 
     def _receive(self, call: str) -> dict[str, Any]:
         try:
@@ -372,6 +379,10 @@ class Worker:
         )
 
     def _check_open(self) -> None:
+        if os.getpid() != self._owner:
+            raise WorkerError(
+                f"the worker of engine {self.engine.name} did not come along into this forked process: start one here"
+            )
         if not self._finalizer.alive:
             raise WorkerError(f"the worker of engine {self.engine.name} is closed: start another one")
 
@@ -387,8 +398,7 @@ class Worker:
 
     def _new_file(self, suffix: str) -> Path:
         self._check_open()
-        self._written += 1
-        return self._folder / f"request-{self._written}.{suffix}"
+        return self._folder / f"request-{next(self._numbers)}.{suffix}"
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -422,8 +432,10 @@ def _choose_cores(threads: int, wanted: Sequence[int] | None = None) -> list[int
     return list(wanted)
 
 
-def _end(process: subprocess.Popen[str], folder: Path) -> None:
+def _end(process: subprocess.Popen[str], folder: Path, owner: int) -> None:
     """End a worker and all of its group, reap it and remove its files. Also called when Python ends."""
+    if os.getpid() != owner:
+        return  # the end of a fork, which the worker outlives
     # Not by closing the pipe and waiting: a stopped process would never see that.
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(BrokenPipeError):

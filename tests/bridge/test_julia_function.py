@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -104,6 +105,15 @@ def test_a_function_that_runs_at_every_call_may_branch_on_values():
         np.testing.assert_array_equal(g, -np.ones(3))
     finally:
         function.close()
+
+
+def test_a_function_in_another_process_may_be_called_from_several_threads(product):
+    rng = np.random.default_rng(6)
+    calls = [(rng.normal(size=(4, 3)), rng.normal(size=(5, 4))) for _ in range(60)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda args: product.value(*args), calls))
+    for y, (w, x) in zip(found, calls, strict=True):
+        np.testing.assert_allclose(y, np.tanh(x @ w), rtol=1e-10)
 
 
 def test_what_julia_does_not_take_is_refused_by_its_place(product):

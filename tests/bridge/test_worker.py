@@ -438,3 +438,19 @@ def test_a_worker_ends_with_its_parent(
     assert eventually(lambda: not folder.exists())
     if end == signal.SIGINT:
         assert said.strip().endswith("KeyboardInterrupt")
+
+
+def test_a_fork_neither_ends_a_worker_nor_calls_it(built: Worker) -> None:
+    forked = os.fork()
+    if forked == 0:
+        try:
+            built.params()
+        except WorkerError as error:
+            refused = "forked process" in str(error)
+        else:
+            refused = False
+        finally:
+            built.close()
+            os._exit(0 if refused else 1)
+    assert os.waitpid(forked, 0)[1] == 0
+    np.testing.assert_array_equal(built.predict(tell(0)), tell(0))
