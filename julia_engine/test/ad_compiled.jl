@@ -83,6 +83,10 @@ end
     @test f(3.0) == 15
     g = compile(x -> x^2)
     @test g(3.0) == 9 && g([1.0, 2.0]' * [1.0, 2.0]) == 25 && g(2.0f0) == 4 && g(3) == 9 && g(3.0) == 9
+    single = compile(grad(x -> sum(Float32[1, 2] .* x .* x)))  # a Float32 stays one, as it does uncompiled
+    @test single(2.0f0) === 12.0f0 && single(3.0f0) === 18.0f0 && g(2.0f0) === 4.0f0 && g(2.0) === 4.0
+    @test compile((x, n, i) -> x * n * sum(Constant(Float32[1, 2])[i] .* x))(2.0f0, 3, [2, 1]) === 36.0f0
+    @test compile((x, n) -> x * n)(2.0f0, 3) === 6.0f0 && compile((x, y) -> x * y)(2.0f0, 3.0) === 6.0
     @test grad(x -> g(x) * x)(2.0) == 12  # inside a transform the function itself is called
     @test grad(x -> compile(y -> x * y)(2.0))(3.0) == 2
     called() = @allocated g(1.5)
@@ -149,4 +153,12 @@ end
     @test kept == ones(300)
     @test occursin("size (300,)", message_of(() -> run!(zeros(3), f, ones(300))))
     @test occursin("returns 1 arrays", message_of(() -> run!((one, one), f, ones(300))))
+    @test occursin("that of another", message_of(() -> run!((one, one), both, ones(300))))
+    @test occursin("got Float64", message_of(() -> run!(1.0, compile(sum), ones(300))))
+    for wrong in (zeros(5), zeros(Float32, 300), (one,), (one, one), (a=one, b=zeros(300)))  # on the first call as on others
+        @test_throws ReplayError run!(wrong, compile(x -> (kept .* x, kept .+ x)), ones(300))
+    end
+    @test occursin("call the compiled function itself", message_of(() -> grad(x -> (run!(one, f, x); sum(x)))(ones(300))))
+    named = zeros(300), zeros(300)
+    @test run!(named, compile(x -> (a=2 .* x, b=x .+ 1)), ones(300)) === named && named == (fill(2.0, 300), fill(2.0, 300))
 end

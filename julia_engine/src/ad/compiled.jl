@@ -34,9 +34,9 @@ compile(@nospecialize(f); techniques::Techniques=Techniques()) =
 
 function (compiled::Compiled)(x::T, rest::Vararg{T,N}) where {T<:Union{Float32,Float64},N}
     code = compiled.code
-    if code !== nothing && code.T === Float64 && code.arguments == N + 1 && !inside_transform()
-        run!(code, map(Float64, (x, rest...)))  # lone numbers count as Float64
-        return result(code, Float64, 1)
+    if code !== nothing && code.T === T && code.arguments == N + 1 && !inside_transform()
+        run!(code, (x, rest...))
+        return result(code, T, 1)
     end
     return replayed(compiled, (x, rest...))
 end
@@ -176,14 +176,14 @@ end
     run!(results, compiled, args...)
 
 Call a compiled function whose results are arrays, and write them into `results`: an array, or a tuple of arrays, of the
-sizes and element types that the function returns; return `results`. No argument, and no array that the function captures,
-may share memory with them.
+sizes and element types that the function returns; return `results`. They may not share memory with each other, with an
+argument, or with an array that the function captures.
 """
 function run!(results, compiled::Compiled, args::Vararg{Any,N}) where {N}
     last = compiled.last
     last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() ||
         return give!(results, compiled(args...))
-    given = results isa Tuple ? results : (results,)
+    given = as_tuple(results)
     all_fit(given, last.tape.outputs) && all_apart(given, args) || refuse(given, last.tape.outputs)
     outputs = copy(last.tape.outputs)
     name_memory!(outputs, given, last, 1)
@@ -192,10 +192,15 @@ function run!(results, compiled::Compiled, args::Vararg{Any,N}) where {N}
     return results
 end
 
+as_tuple(results::Tuple) = results
+as_tuple(results) = (results,)
+
 # Walks over tuples are recursive, so that each step is compiled for its types: a loop would find them out at every call.
 
 @inline all_apart(given::Tuple{}, args::Tuple) = true
-@inline all_apart(given::Tuple, args::Tuple) = apart_from(given[1], args) && all_apart(Base.tail(given), args)
+@inline all_apart(given::Tuple, args::Tuple) = apart_from(given[1], args) && apart_from(given[1], Base.tail(given)) &&
+    all_apart(Base.tail(given), args)
+@inline apart_from(mine, args::Tuple) = false  # no memory at all
 @inline apart_from(mine::Array, args::Tuple{}) = true
 @inline apart_from(mine::Array, args::Tuple) = are_apart(mine, args[1]) && apart_from(mine, Base.tail(args))
 @inline are_apart(a::Array, b::Array) = !share_bytes(extent(a), extent(b))
@@ -225,14 +230,25 @@ end
         "run!: the function returns $(length(outputs)) arrays, got memory for $(length(given))"))
     for (k, (mine, out)) in enumerate(zip(given, outputs))
         typeof(mine) === typeof(out) && size(mine) == size(out) || throw(ReplayError(
-            "run!: result $k is a $(typeof(out)) of size $(size(out)), got memory of $(typeof(mine)), size $(size(mine))"))
+            "run!: result $k is a $(typeof(out)) of size $(size(out)), got $(typeof(mine))" *
+            (mine isa AbstractArray ? " of size $(size(mine))" : "") * "; give an array like it"))
     end
+    all_apart(given, ()) || throw(ReplayError("run!: memory for one result is also that of another; give each its own"))
     throw(ReplayError(
         "run!: memory for a result is also an argument's, which would be written over while it is read; copy one"))
 end
 
-give!(results::AbstractArray, found) = copyto!(results, found)
-give!(results::Tuple, found::Tuple) = (foreach(give!, results, found); results)
+"""The results of a call that could not compute in their memory, such as the first one, copied there."""
+function give!(results, @nospecialize(found))
+    given = as_tuple(results)
+    leaves = flatten(found)[1]
+    any(x -> x isa Tensor, leaves) && throw(TraceError("run!: here the results are tensors, which can be differentiated, " *
+        "and memory of arrays cannot hold them; call the compiled function itself"))
+    outputs = Any[x isa AbstractArray ? x : fill(x) for x in leaves]
+    all_fit(given, outputs) && all_apart(given, ()) || refuse(given, outputs)
+    foreach(copyto!, given, outputs)
+    return results
+end
 
 function numbers_from(code::Straight, replay::Replay, args::NTuple{N,T}) where {N,T}
     run!(code, args)
@@ -263,7 +279,10 @@ function as_arguments(leaves::Vector{Any}, structure::Structure)
         x isa Union{Tensor,Real,AbstractArray{<:Real}} || throw(DTypeError(
             "compile: argument $(argument_name(place)) is of $(typeof(x)), and so no part of a tape; let the function capture it"))
     end
-    return Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) : t for (x, t) in zip(leaves, as_tensors(leaves))]
+    # Numbers alone are as uncompiled: not Float64 where they are Float32.
+    singles = any(x -> x isa Float32, leaves) && all(x -> x isa Float32 || eltype(x) <: Integer, leaves)
+    tensors = singles ? Tensor[as_tensor(x, Float32) for x in leaves] : as_tensors(leaves)
+    return Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) : t for (x, t) in zip(leaves, tensors)]
 end
 
 function plainly(@nospecialize(result))
