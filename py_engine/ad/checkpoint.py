@@ -14,6 +14,7 @@ from py_engine.ad.graph import Part, accumulate, gradients
 from py_engine.ad.ops.record import Op, Shape
 from py_engine.ad.recorded import Layout, Recorded, record, recording
 from py_engine.ad.tensor import FLOATS, STATE, Array, Record, Tensor
+from py_engine.ad.transforms import check_callable
 
 __all__ = ["CHECKPOINT", "checkpoint"]
 
@@ -30,11 +31,16 @@ def checkpoint(function: Function) -> Function:
     Args:
         function: takes positional arguments (arrays, tensors, containers of them) and returns tensors in containers.
 
+    Raises:
+        ConfigurationError: `function` is none.
+
     Example:
         >>> block = checkpoint(lambda x: np.tanh(np.sin(x) * 2))
         >>> grad(lambda x: np.sum(block(block(x))))(np.ones(3)).shape
         (3,)
     """
+
+    check_callable("checkpoint", function)
 
     @wraps(function)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:

@@ -20,10 +20,11 @@ from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import Graph, Part, gradients
-from py_engine.ad.ops.record import Op, Shape
+from py_engine.ad.ops.record import COMPLEX, Op, Shape
 from py_engine.ad.recorded import Layout, Recorded, nested_trace, record, zeros
 from py_engine.ad.tape import Tape
 from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor
+from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
 __all__ = ["LOOP", "scan"]
@@ -63,8 +64,8 @@ def scan(
     Raises:
         ShapeError: the function's carry is of another structure or shape than it was; elements of `xs` differ in
             their number, or that is not `length`; the number of steps is not known.
-        DTypeError: the carry changes its dtype, or floats of two dtypes are mixed.
-        ConfigurationError: `length`, `checkpoint` or `truncate` is no number of steps.
+        DTypeError: the carry changes its dtype, floats of two dtypes are mixed, or something is no real number.
+        ConfigurationError: `length`, `checkpoint` or `truncate` is no number of steps; `function` is none.
         TraceError: the function branches on a value.
 
     Source: truncation after Williams and Peng, Neural Computation 2 (1990); the square root after Chen et al.,
@@ -75,10 +76,13 @@ def scan(
         >>> sums.numpy()
         array([1., 3., 6.])
     """
+    check_callable("scan", function)
     carry_leaves, carry_structure = flatten(carry)
     x_leaves, x_structure = flatten(xs)
     carries, sequences = _tensors(carry_leaves, x_leaves)
-    steps = _length(sequences, [f"xs{path}" for path in paths(x_structure)], length)
+    names = [f"xs{path}" for path in paths(x_structure)]
+    _check_dtypes([*carries, *sequences], [*(f"the carry{path}" for path in paths(carry_structure)), *names])
+    steps = _length(sequences, names, length)
     body, captured, y_structure = _traced(function, carries, carry_structure, sequences, x_structure)
     segment = _segment(steps, checkpoint)
     if truncate is not None and not _is_count(truncate):
@@ -100,6 +104,13 @@ def _tensors(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Tensor], lis
         for x in leaves
     ]
     return tensors[: len(carry)], tensors[len(carry) :]
+
+
+def _check_dtypes(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+    for x, name in zip(tensors, names, strict=True):
+        if x.dtype not in FLOATS and x.dtype.kind not in "iub":
+            advice = COMPLEX if x.dtype.kind == "c" else "give float32, float64, integers or truth values"
+            raise DTypeError(f"scan: {name} is of {x.dtype}; {advice}")
 
 
 def _length(sequences: Sequence[Tensor], names: Sequence[str], length: int | None) -> int:
@@ -157,6 +168,7 @@ def _traced(
             y if isinstance(y, Tensor) else ops.as_tensor(np.asarray(y, floats if isinstance(y, float) else None))
             for y in y_leaves
         ]
+    _check_dtypes(ys, [f"the output{path} that the function returned" for path in paths(y_structure)])
     for x, was, path in zip(new, old, paths(carry_structure), strict=True):
         if x.shape != was.shape:
             raise ShapeError(
@@ -175,7 +187,11 @@ def _traced(
 
 def _like(x: Any, kind: Tensor) -> Tensor:
     """Return a result of the body as a tensor; a plain number has the dtype that the carry had."""
-    return x if isinstance(x, Tensor) else ops.as_tensor(np.asarray(x, kind.dtype if np.isscalar(x) else None))
+    if isinstance(x, Tensor):
+        return x
+    value = np.asarray(x)
+    weak = np.isscalar(x) and np.can_cast(value.dtype, kind.dtype, "same_kind")  # 5.5 is no integer
+    return ops.as_tensor(value.astype(kind.dtype) if weak else value)
 
 
 # Segments -------------------------------------------------------------------------------------------------

@@ -100,14 +100,20 @@ def record(
         if id(x) not in made and not isinstance(x, Literal):
             captured.setdefault(id(x), x)
     first = [*inputs, *captured.values()]
-    number = {id(x): i for i, x in enumerate([*first, *steps])}
+    number = {id(x): i for i, x in enumerate(first)}
 
     def reference(x: Tensor) -> Reference:
         return x if isinstance(x, Literal) and id(x) not in number else number[id(x)]
 
+    program: list[tuple[Op, tuple[Reference, ...], Mapping[str, Any]]] = []
+    for x in steps:
+        program.append((_op(x), tuple(reference(a) for a in x.inputs), x.attrs))
+        if _made_without_recording(x):  # applied anew it would be recorded
+            program.append((ops.stop_gradient, (len(first) + len(program) - 1,), {}))
+        number[id(x)] = len(first) + len(program) - 1
     function = Recorded(
         tuple((x.shape, x.dtype) for x in first),
-        tuple((_op(x), tuple(reference(a) for a in x.inputs), x.attrs) for x in steps),
+        tuple(program),
         tuple(reference(x) for x in outputs),
         next((_op(x).name for x in steps if _op(x).random), None),
     )
@@ -118,6 +124,13 @@ def record(
 def _op(x: Tensor) -> Op:
     assert x.op is not None
     return x.op
+
+
+def _made_without_recording(x: Tensor) -> bool:
+    """Whether an op would have a derivative, had it not been made under `no_grad()`."""
+    if x.requires_grad or x.dtype not in FLOATS or not _op(x).differentiable:
+        return False
+    return any(a.requires_grad for a in x.inputs)
 
 
 def _needed(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> set[int]:

@@ -14,6 +14,7 @@ from py_engine import ops
 from py_engine.ad.graph import gradients, trace
 from py_engine.ad.tape import Tape
 from py_engine.ad.tensor import Tensor
+from py_engine.errors import ConfigurationError
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
 
@@ -177,3 +178,8 @@ def test_an_eager_gradient_holds_less():
     x = np.ones((5000, 6))
     full = peak(pe.grad(chain(block, 12)), x)
     assert peak(pe.grad(chain(pe.checkpoint(block), 12)), x) < 0.65 * full
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(ConfigurationError, match="checkpoint: expected a function first, got ndarray"):
+        pe.checkpoint(block(X))

@@ -216,6 +216,22 @@ def test_scans_may_be_nested_and_hold_checkpoints_and_custom_rules(run):
     np.testing.assert_allclose(run(pe.grad(f))(1.1), pe.grad(g)(1.1), rtol=1e-12)
 
 
+@both
+def test_what_a_body_computes_without_recording_is_a_constant(run):
+    def step(c):
+        with pe.no_grad():
+            square = c * c
+        return square + c
+
+    def f(wrapped):
+        return run(lambda x: (pe.grad(wrapped)(x), pe.jvp(wrapped, (x,), (1.0,))[1]))(3.0)
+
+    assert f(step) == (1, 1)
+    assert f(pe.checkpoint(step)) == (1, 1)
+    for options in ({}, {"checkpoint": 2}, {"truncate": 3}):
+        assert f(lambda x, options=options: pe.scan(lambda c, _: (step(c), None), x, length=3, **options)[0]) == (1, 1)
+
+
 def test_the_function_runs_once_and_the_graph_does_not_grow():
     sizes, calls = [], []
     for length in (10, 10_000):
@@ -360,6 +376,23 @@ XS = np.ones(4)
             DTypeError,
             "carry and outputs mix float32 and float64; convert them",
         ),
+        (lambda c: pe.scan(3, c, XS), ConfigurationError, "scan: expected a function first, got int"),
+        (
+            lambda c: pe.scan(lambda n, x: (5.5, None), np.array(0), XS),
+            DTypeError,
+            "the carry must keep its dtype, but it was int64 and the function made it float64",
+        ),
+        (
+            lambda c: pe.scan(lambda c, x: (c, None), {"z": 1j * XS}, XS),
+            DTypeError,
+            r"scan: the carry\['z'\] is of complex128; complex numbers are not supported; pass real",
+        ),
+        (lambda c: pe.scan(lambda c, x: (c, None), c, ["ab", XS]), DTypeError, r"xs\[0\] is of <U2; give float32"),
+        (
+            lambda c: pe.scan(lambda c, x: (c, (x, object())), c, XS),
+            DTypeError,
+            r"scan: the output\[1\] that the function returned is of object; give float32",
+        ),
         (lambda c: pe.scan(lambda c, x: (c, None), c, XS, checkpoint=-3), ConfigurationError, "from 1 on, got -3"),
         (lambda c: pe.scan(lambda c, x: (c, None), c, XS, checkpoint=2.5), ConfigurationError, "from 1 on, got 2.5"),
         (lambda c: pe.scan(lambda c, x: (c, None), c, XS, truncate=0), ConfigurationError, "from 1 on, got 0"),
@@ -372,7 +405,8 @@ XS = np.ones(4)
     ],
     ids=[
         "shape", "dtype", "structure", "no pair", "too many", "lengths", "length", "number", "unknown", "negative",
-        "no count", "no truth value", "mixed", "checkpoint", "fraction", "truncate", "truth", "branch",
+        "no count", "no truth value", "mixed", "no function",
+        "fraction of a count", "complex", "text", "object", "checkpoint", "fraction", "truncate", "truth", "branch",
     ],
 )  # fmt: skip
 def test_mistakes_are_named(run, call, error, message):
