@@ -95,6 +95,21 @@ def test_any_index_gives_what_numpy_gives(case, seed):
     np.testing.assert_allclose(compiled(x), gradient, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    "index", [np.s_[:, [0, 1], ..., [1, 0]], np.s_[:, [0, 1], [1, 0], ...], np.s_[:, 1, ..., [1, 0]]], ids=str
+)
+def test_an_ellipsis_that_stands_for_no_axis_parts_index_arrays_as_numpys_does(index):
+    x = np.arange(18.0).reshape(2, 3, 3)
+    expected = x[index]
+    np.testing.assert_array_equal(pe.tensor(x)[index].numpy(), expected)
+    np.testing.assert_array_equal(pe.compile(lambda x: x[index])(x), expected)
+    weights = np.arange(1.0, expected.size + 1).reshape(expected.shape)
+    gradient = gradient_by_numpy(x.shape, index, weights)
+    np.testing.assert_array_equal(pe.grad(lambda x: np.sum(x[index] * weights))(x), gradient)
+    forward = pe.jacobian(lambda x: x[index], x, mode="forward")
+    np.testing.assert_array_equal(np.tensordot(weights, forward, weights.ndim), gradient)
+
+
 @given(st.lists(st.tuples(slices(5), slices(4)), min_size=1, max_size=5), st.integers(0, 2**32 - 1))
 def test_gradients_of_slices_that_overlap_or_leave_gaps_add_up(pairs, seed):
     rng = np.random.default_rng(seed)

@@ -115,7 +115,8 @@ def getitem(x: Operand, index: Any) -> Tensor:
     axis = 0  # of x: the one that the next item speaks of
     for item in items:
         if item is Ellipsis:
-            pattern.extend([(0, None, 1)] * (x.ndim - used))
+            # One that stands for no axis stays: numpy does not take index arrays on its two sides as side by side.
+            pattern.extend([(0, None, 1)] * (x.ndim - used) or [Ellipsis])
             axis += x.ndim - used
             continue
         if item is None:
@@ -132,7 +133,7 @@ def getitem(x: Operand, index: Any) -> Tensor:
         axis += _axes_used(item)
     if arrays:
         return GATHER(x, *arrays, pattern=tuple(pattern))
-    basic: Index = tuple(pattern)
+    basic: Index = tuple(item for item in pattern if item is not Ellipsis)
     return SLICE(x, index=basic)
 
 
