@@ -121,6 +121,15 @@ end
     @test first_ == [2.0, 4.0]
     halves = compile(grad(x -> sum(custom_rule(x -> x ./ 2; vjp=(g, y, x) -> g ./ 2, opaque=true)(x))))
     @test halves(Float32[1, 2]) == [0.5f0, 0.5f0] && eltype(halves(Float32[1, 2])) === Float32
+    # Inputs of several element types.
+    mixed = custom_rule((a, b) -> Float32.(a .* b); vjp=(g, y, a, b) -> (Float32.(g .* b), Float64.(g .* a)), opaque=true)
+    for run in (identity, compile)
+        found = run(grad((a, b) -> sum(mixed(a, b)); argnums=(1, 2)))(Float32[1, 2], [3.0, 4.0])
+        @test found == ([3, 4], [1, 2]) && map(eltype, found) == (Float32, Float64)
+    end
+    picked(g, y, a, i) = (d = zero(a); d[i] .+= g; (d, nothing))
+    pick = custom_rule((a, i) -> a[i]; vjp=picked, opaque=true)
+    @test compile(grad((a, i) -> sum(pick(a, i) .^ 2)))([3.0, 4.0, 5.0], [2, 1]) == [6, 8, 0]
 end
 
 @testset "a compiled function calls itself on other sizes only" begin
@@ -162,7 +171,9 @@ end
             "\"double\": the gradient of input 1 must have size (2,), got (1,)"),
         (NotDifferentiableError, () -> hessian(x -> sum(rule(vjp=(g, y, x) -> g, jvp=(t, y, x) -> t[1], opaque=true)(x)), x),
             "\"double\": its vjp: an opaque function of arrays has no second derivative"),
-        (DTypeError, () -> custom_rule(x -> "a"; name="text")(x), "got String"))
+        (DTypeError, () -> custom_rule(x -> "a"; name="text")(x), "\"text\" must return a tensor or an array, got String"),
+        (DTypeError, () -> custom_rule(x -> nothing; name="text", opaque=true)(x), "\"text\" must return a tensor"),
+        (DTypeError, () -> compile(custom_rule(x -> (x, x); name="text", opaque=true))(x), "\"text\" must return a tensor"))
         error = error_of(f)
         @test (text, typeof(error), error isa EngineError && occursin(text, error.message)) == (text, kind, true)
     end

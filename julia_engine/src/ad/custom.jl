@@ -77,11 +77,14 @@ custom_rule(f; vjp=nothing, jvp=nothing, name::AbstractString=string(f), opaque:
 function (rule::CustomRule)(args...)
     inputs = as_tensors(args)
     plain = is_plain(args)
-    y = rule.opaque ? opaque_value(rule, inputs) : no_grad(() -> as_tensor(rule.f(inputs...)))
+    y = rule.opaque ? opaque_value(rule, inputs) : no_grad(() -> as_value(rule, rule.f(inputs...)))
     y.data === nothing || (y = leaf(y.data, y.eltype, y.dims, false, ""))
     result = apply(CUSTOM, Tensor[y; inputs], Any[rule])
     return plain ? shown(Tensor[result], true, collect(Any, args))[1] : result
 end
+
+as_value(rule::CustomRule, @nospecialize(y)) = y isa Union{Tensor,Real,AbstractArray{<:Real}} ? as_tensor(y) :
+    throw(DTypeError("custom rule \"$(rule.name)\" must return a tensor or an array, got $(typeof(y))"))
 
 # Functions of arrays that the engine does not look into ------------------------------------------------------------------
 
@@ -147,13 +150,14 @@ function opaque_value(rule::CustomRule, inputs::Vector{Tensor})
         trial = rule.f((unwrapped(fill!(new_array(x.eltype, x.dims), 1)) for x in inputs)...)
     else
         trial = rule.f((unwrapped(copy(value(x))) for x in inputs)...)
-        return as_tensor(trial isa AbstractArray ? copy(trial) : trial)  # it may return the same memory again and again
+        return as_value(rule, trial isa AbstractArray ? copy(trial) : trial)  # it may return the same memory again and again
     end
-    y = as_tensor(trial)
+    y = as_value(rule, trial)
     return no_grad(() -> opaque(rule, "f", rule.f, inputs, y.dims, y.eltype))
 end
 
 function opaque_pullback(rule::CustomRule, g::Tensor, y::Tensor, inputs::Vector{Tensor})
+    T = any(x -> x.eltype === Float64, inputs) ? Float64 : y.eltype  # all gradients in one array, of the wider type
     function flat(values...)
         found = as_list(rule.vjp(values...), length(inputs))
         length(found) == length(inputs) || throw(ShapeError("custom rule \"$(rule.name)\": its vjp must return one gradient " *
@@ -161,10 +165,11 @@ function opaque_pullback(rule::CustomRule, g::Tensor, y::Tensor, inputs::Vector{
         parts = Any[]
         for (i, (part, x)) in enumerate(zip(found, inputs))
             checked = checked_part(rule, "gradient of input $i", part, x)
-            push!(parts, checked === nothing ? zeros(y.eltype, length(x)) : vec(value(checked)))
+            push!(parts, checked === nothing ? zeros(T, length(x)) : T.(vec(value(checked))))
         end
         return vcat(parts...)
     end
-    both = opaque(rule, "vjp", flat, Tensor[g; y; inputs], Int[sum(length, inputs)], y.eltype)
-    return length(inputs) == 1 ? Any[reshape_to(both, inputs[1].dims)] : collect(Any, separated(both, inputs))
+    both = opaque(rule, "vjp", flat, Tensor[g; y; inputs], Int[sum(length, inputs)], T)
+    each = length(inputs) == 1 ? Tensor[reshape_to(both, inputs[1].dims)] : separated(both, inputs)
+    return Any[x.eltype in FLOATS ? astype(part, x.eltype) : nothing for (part, x) in zip(each, inputs)]
 end
