@@ -238,9 +238,7 @@ def test_a_function_may_return_the_same_memory_at_every_call():
 
 
 def test_a_compiled_function_may_call_itself_on_other_shapes_only():
-    inner = pe.custom_rule(
-        lambda x: compiled(x[1:]) if x.size > 1 else x, infer=lambda x: (x[:1].shape, x.dtype)
-    )
+    inner = pe.custom_rule(lambda x: compiled(x[1:]) if x.size > 1 else x, infer=lambda x: (x[:1].shape, x.dtype))
     compiled = pe.compile(lambda x: inner(x) * 2 + x[0])
     for _ in range(2):
         np.testing.assert_array_equal(compiled(np.array([1.0, 2.0, 3.0])), [2 * (2 * (2 * 3 + 3) + 2) + 1])
