@@ -59,19 +59,31 @@ def function(
 
     Returns:
         A function of numpy arrays (or tensors of `py_engine`), float32, float64 or int64, that returns an array.
-        A numpy array of shape (N, C) is a Julia array of size (C, N), in the same memory: Julia's arrays are stored
-        the other way round. Arguments of shape () and Python numbers arrive as numbers. Integers are passed as they
-        are: as indices they count from 1 in Julia.
+        A numpy array of shape (N, C) is a Julia array of size (C, N), its elements in the same order in memory: Julia's
+        arrays are stored the other way round. Nothing that the function does to its arguments changes the caller's.
+        Those of shape () and Python numbers arrive as numbers. Integers are passed as they are: as indices they count
+        from 1 in Julia, and come in arrays to a function that is replayed, in which a number is one of floats.
 
     Raises:
+        ConfigurationError: code or name is no str.
         JuliaError: the code can't be parsed or run, its value is no function, or it defines no `name`.
         JuliaUnavailableError: no Julia works here; says what to do.
     """
+    check_texts(code, name)
     if process:
         from bridge.julia.remote import Remote
 
         return JuliaFunction(Remote.defined(code, name, replay, threads), name)
     return JuliaFunction(Embedded.defined(code, name, replay, threads), name)
+
+
+def check_texts(code: object, name: object) -> None:
+    """Raise `ConfigurationError` for what is no Julia code and name."""
+    for what, given in (("code", code), ("name", name)):
+        if not isinstance(given, str):
+            raise ConfigurationError(
+                f"{what}: expected a str, found {type(given).__name__}; for the code in a file call function_file"
+            )
 
 
 def function_file(path: str | os.PathLike[str], name: str = "", **settings: Any) -> JuliaFunction:
@@ -103,8 +115,8 @@ class JuliaFunction:
     def __call__(self, *args: Any) -> Any:
         """Call the function.
 
-        Raises `JuliaError` with Julia's message for an exception in it, and `ShapeError` where it returns something
-        other than an array or a number.
+        Raises `JuliaError` with Julia's message for an exception in it, and `ConfigurationError` where it returns
+        something other than an array or a number.
         """
         return self._rule(*args)
 
@@ -118,7 +130,8 @@ class JuliaFunction:
     def pullback(self, seed: ArrayLike, *args: ArrayLike) -> tuple[Array | None, ...]:
         """Return the products of `seed`, of the result's shape, with the derivatives by each argument.
 
-        An argument of integers has None.
+        An argument of integers has None. Raises as calling it does, and `ConfigurationError` for a seed of another
+        shape.
         """
         arrays = [_argument(self.__name__, i, x) for i, x in enumerate(args)]
         return tuple(self._backend.pullback(_argument(self.__name__, "seed", seed), arrays))
@@ -183,7 +196,8 @@ class Embedded:
         self._runtime, self._entries = runtime, entries
         self._calls = _entry_points(runtime)
         self._number = int(runtime.evaluate(f"TwinGrad.Functions.{made}") or 0)
-        self._end = weakref.finalize(self, self._calls["forget"], self._number)
+        _forget_dropped(self._calls)
+        self._end = weakref.finalize(self, _forget, runtime, self._calls, self._number)
         self._end.atexit = False
 
     @classmethod
@@ -191,7 +205,7 @@ class Embedded:
         """Define it; see `function`."""
         from bridge.adapters.julia import load_engine
 
-        return cls(*load_engine(threads), f"define({literal(code)}, {literal(name)}, {str(replay).lower()})")
+        return cls(*load_engine(threads), f"define({literal(code)}, {literal(name)}, {str(bool(replay)).lower()})")
 
     def derivative(self, by: int | None, moving: Sequence[bool]) -> Embedded:
         """See `JuliaFunction.derivative`."""
@@ -239,6 +253,22 @@ class Embedded:
     def _raise(self, status: int) -> None:
         if status:
             raise (ConfigurationError if status == 1 else JuliaError)(self._entries.last_message())
+
+
+_dropped: list[int] = []
+"""Functions that Julia has yet to forget."""
+
+
+def _forget(runtime: Any, calls: dict[str, Callable[..., int]], number: int) -> None:
+    """Let Julia forget a function: later, where Python drops it in a thread that can't call Julia; never in a fork."""
+    _dropped.append(number)
+    if runtime.is_callable():
+        _forget_dropped(calls)
+
+
+def _forget_dropped(calls: dict[str, Callable[..., int]]) -> None:
+    while _dropped:
+        calls["forget"](_dropped.pop())
 
 
 _known: dict[int, dict[str, Callable[..., int]]] = {}

@@ -125,6 +125,10 @@ class Runtime(ABC):
             notes=self._notes,
         )
 
+    def is_callable(self) -> bool:
+        """Whether Julia can be called from here: from this thread, in this process."""
+        return threading.get_ident() == self._thread
+
     @abstractmethod
     def _evaluate(self, code: str) -> Value: ...
 

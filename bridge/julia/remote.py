@@ -33,7 +33,7 @@ class Remote:
         """Define it in a new process; see `function`."""
         worker = Worker("julia", threads)
         try:
-            return cls(worker, worker.define_function(code, name, replay))
+            return cls(worker, worker.define_function(code, name, bool(replay)))
         except BaseException:
             worker.close()
             raise
@@ -69,7 +69,7 @@ def torch_function(code: str, name: str = "", *, replay: bool = True, threads: i
     """
     import torch
 
-    from bridge.julia.function import JuliaFunction
+    from bridge.julia.function import JuliaFunction, check_texts
 
     def function_of(julia: JuliaFunction) -> Callable[..., Any]:
         class Function(torch.autograd.Function):  # type: ignore[misc]
@@ -111,6 +111,10 @@ def torch_function(code: str, name: str = "", *, replay: bool = True, threads: i
                 f"{name or 'julia_function'}: argument {place} is on {x.device}; Julia has the CPU's memory only: "
                 "pass x.cpu()"
             )
-        return x.detach().numpy()
+        try:
+            return x.detach().resolve_neg().numpy()
+        except TypeError as error:  # bfloat16 and sparse tensors, among others
+            raise NotDifferentiableError(f"{name or 'julia_function'}: argument {place}: {error}") from None
 
+    check_texts(code, name)
     return function_of(JuliaFunction(Remote.defined(code, name, replay, threads), name))

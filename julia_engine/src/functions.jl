@@ -72,7 +72,14 @@ function keep(name::String, @nospecialize(f), replay::Bool)
 end
 
 """The function whose gradients are the products of a seed with the derivatives of `f`."""
-weighted(f, seed) = (xs...) -> sum(f(xs...) .* seed)
+function weighted(f, seed)
+    return function (xs...)
+        y = f(xs...)
+        size(y) == size(seed) ||  # which would be broadcast
+            throw(ShapeError("the seed must have the result's size $(size(y)), and has $(size(seed))"))
+        return sum(y .* seed)
+    end
+end
 
 function derive(number::Int64, by::Int64, moving::Vector{Bool})
     it, n = wrapped(number), length(moving)
@@ -90,15 +97,18 @@ function wrapped(number::Int64)
     return FUNCTIONS[number]
 end
 
-"""The arguments that integers describe, in the caller's memory."""
-function arguments(n::Int64, description::Ptr{Int64}, addresses::Ptr{Ptr{Cvoid}})
+"""
+The arguments that integers describe, in the caller's memory. It is the caller's again after this call, so a function that
+runs as it stands, and may keep its arguments or write to them, is given copies; one that is replayed can do neither.
+"""
+function arguments(it::Wrapped, n::Int64, description::Ptr{Int64}, addresses::Ptr{Ptr{Cvoid}})
     args = Any[]
     at = 1
     for i in 1:n
         T, axes = TYPES[unsafe_load(description, at)], unsafe_load(description, at + 1)
         dims = ntuple(k -> Int(unsafe_load(description, at + 1 + k)), axes)
         array = unsafe_wrap(Array, Ptr{T}(unsafe_load(addresses, i)), dims)
-        push!(args, axes == 0 ? array[] : array)
+        push!(args, axes == 0 ? array[] : it.replay ? array : copy(array))
         at += 2 + axes
     end
     return args
@@ -107,7 +117,7 @@ end
 function call(number::Int64, n::Int64, description::Ptr{Int64}, addresses::Ptr{Ptr{Cvoid}}, result::Ptr{Int64})::Cint
     return guarded(identity) do
         it = wrapped(number)
-        y = it.forward(arguments(n, description, addresses)...)
+        y = it.forward(arguments(it, n, description, addresses)...)
         T = y isa AbstractArray ? eltype(y) : typeof(y)
         y isa Union{Real,AbstractArray} && haskey(CODES, T) && ndims(y) <= MOST_AXES || throw(ShapeError(
             "$(it.name) must return a number or an array of Float32, Float64 or Int64, and returns a $(typeof(y))"))
@@ -132,7 +142,7 @@ end
 function pull(number::Int64, n::Int64, description::Ptr{Int64}, addresses::Ptr{Ptr{Cvoid}}, out::Ptr{Ptr{Cvoid}})::Cint
     return guarded(identity) do
         it = wrapped(number)
-        given = arguments(n + 1, description, addresses)
+        given = arguments(it, n + 1, description, addresses)
         found = it.pull(given[end], given[1:end-1]...)
         for (i, (x, g)) in enumerate(zip(given, found))
             address = unsafe_load(out, i)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +115,22 @@ def test_a_function_in_another_process_may_be_called_from_several_threads(produc
         found = list(threads.map(lambda args: product.value(*args), calls))
     for y, (w, x) in zip(found, calls, strict=True):
         np.testing.assert_allclose(y, np.tanh(x @ w), rtol=1e-10)
+
+
+def test_a_seed_of_another_shape_is_refused_and_not_broadcast(product):
+    w, x = matrices()
+    for shape in ((), (3,), (1, 3), (2, 5, 3)):
+        with pytest.raises(ConfigurationError, match="seed must have the result's size"):
+            product.pullback(np.ones(shape), w, x)
+
+
+@pytest.mark.parametrize("arguments", [(3,), ("f(x) = x", 3), (Path("code.jl"), "f")])
+@pytest.mark.parametrize("made", [bridge.julia.function, bridge.julia.torch_function])
+def test_code_that_is_no_text_is_refused(made, arguments):
+    if made is bridge.julia.torch_function:
+        pytest.importorskip("torch")
+    with pytest.raises(ConfigurationError, match=r"expected a str, found .*function_file"):
+        made(*arguments)
 
 
 def test_what_julia_does_not_take_is_refused_by_its_place(product):
@@ -233,6 +250,50 @@ def test_a_file_of_julia_code_has_several_functions(tmp_path):
     assert "array([3., 6.])" in out
 
 
+def test_a_function_may_keep_its_arguments_and_write_to_them():
+    in_own_python("""
+        import numpy as np
+        from bridge import julia
+
+        first = julia.function("seen = []; first_seen(x) = (push!(seen, x); sum(seen[1]))", "first_seen", replay=False)
+        doubled = julia.function("x -> (x .*= 2; x)", replay=False)
+        x = np.ones(3)
+        assert first.value(x) == 3.0
+        x[:] = 5.0
+        assert first.value(x) == 3.0
+        np.testing.assert_array_equal(doubled.value(x), np.full(3, 10.0))
+        np.testing.assert_array_equal(x, np.full(3, 5.0))
+    """)
+
+
+def test_a_function_may_be_dropped_in_a_thread_and_in_a_fork():
+    done = in_own_python("""
+        import gc, os, sys, threading
+        from bridge import julia
+
+        sys.unraisablehook = lambda found: print(found.exc_value)
+        functions = [julia.function("x -> x") for _ in range(2)]
+
+        def drop():
+            functions.pop()
+            gc.collect()
+
+        thread = threading.Thread(target=drop)
+        thread.start()
+        thread.join()
+        child = os.fork()
+        if child == 0:
+            drop()
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert functions[0].value(2.0) == 2.0
+        functions.append(julia.function("x -> x"))
+        print(julia.runtime().evaluate("length(TwinGrad.Functions.FUNCTIONS)"))
+    """)
+    assert done == "2\n"
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match=r"none\.jl can't be read"):
         bridge.julia.function_file(tmp_path / "none.jl", "f")
@@ -259,6 +320,15 @@ def test_arrays_beside_torch_tensors_may_be_written_to_before_the_derivative():
     y[:] = -1.0
     result.backward()
     assert x.grad.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_tensors_that_numpy_has_no_type_for_are_refused_by_their_place():
+    torch = pytest.importorskip("torch")
+    product = bridge.julia.torch_function("(x, y) -> x .* y")
+    x = torch.ones(2, 2)
+    for y in (x.bfloat16(), x.to_sparse(), x.to("meta")):
+        with pytest.raises(NotDifferentiableError, match="argument 1"):
+            product(x, y)
 
 
 def test_torch_arguments_without_gradient_and_integers_are_left_alone():
