@@ -7,6 +7,8 @@ from functools import wraps
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, unflatten
 from py_engine.ad.forward import push_forward
@@ -151,8 +153,7 @@ def _jvp(
         return tangents[0]
     again, result = _again(inputs, [t is not None for t in tangents[1:]], inside, of)
     (found,) = push_forward([result], {x: t for x, t in zip(again, tangents[1:], strict=True) if t is not None})
-    assert found is not None
-    return found
+    return Tensor(np.zeros(y.shape, y.dtype)) if found is None else found
 
 
 CHECKPOINT = Op(

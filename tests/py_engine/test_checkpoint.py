@@ -65,6 +65,13 @@ def test_forward_mode_goes_through(run):
 
 
 @both
+def test_forward_mode_goes_through_what_does_not_move(run):
+    fixed = pe.checkpoint(lambda x: pe.stop_gradient(np.sin(x)))
+    close(run(lambda x, v: pe.jvp(lambda x: x * fixed(x), (x,), (v,))[1])(X, X), X * np.sin(X))
+    close(run(lambda x: pe.jvp(fixed, (x,), (x,))[1])(X), np.zeros_like(X))
+
+
+@both
 def test_checkpoints_may_be_nested(run):
     inner = pe.checkpoint(block)
     outer = pe.checkpoint(lambda x: inner(inner(x)))
