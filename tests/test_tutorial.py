@@ -55,6 +55,9 @@ def test_the_pages_show_the_tutorial_every_function_and_every_op(tmp_path: Path)
     assert all(f'id="{name}"' in package for name in py_engine.__all__ if name != "ops")
     ops = (tmp_path / "pages" / "py_engine" / "ad" / "ops.html").read_text(encoding="utf-8")
     assert all(f">{name}</" in ops for name in py_engine.ops.TABLE)
+    network = (tmp_path / "pages" / "py_engine" / "network.html").read_text(encoding="utf-8")
+    bases = re.findall(r"class\s+\w+\(py_engine\.network\.([a-z_]+\.\w+)", re.sub(r"<[^>]+>", "", network))
+    assert set(bases) <= {"convolution.Windowed"}  # all others are on the page, with the arguments of who inherits them
     assert "Tutorial" not in (py_engine.__doc__ or "")  # the docstring itself is as it was
     assert not hasattr(py_engine.ops, "__all__")
 

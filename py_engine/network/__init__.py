@@ -6,10 +6,13 @@ from py_engine.network.convolution import (
     AvgPool2D,
     Conv1D,
     Conv2D,
+    Convolution,
     GlobalAvgPool,
     GlobalMaxPool,
+    GlobalPool,
     MaxPool1D,
     MaxPool2D,
+    Pool,
 )
 from py_engine.network.embedding import Embedding, PermuteDims
 from py_engine.network.initialisers import INITIALISERS, ParameterSpec
@@ -24,6 +27,7 @@ from py_engine.network.layers import (
     Dropout,
     Flatten,
     Layer,
+    Recurrent,
     Reshape,
 )
 from py_engine.network.losses import LOSSES, Loss
@@ -54,6 +58,7 @@ __all__ = [
     "Chain",
     "Conv1D",
     "Conv2D",
+    "Convolution",
     "Dense",
     "Dropout",
     "Embedding",
@@ -62,6 +67,7 @@ __all__ = [
     "Flatten",
     "GlobalAvgPool",
     "GlobalMaxPool",
+    "GlobalPool",
     "Layer",
     "LayerNorm",
     "Loss",
@@ -72,7 +78,9 @@ __all__ = [
     "ParameterSpec",
     "Parameters",
     "PermuteDims",
+    "Pool",
     "RMSProp",
+    "Recurrent",
     "Reshape",
     "Trainer",
     "accuracy",

@@ -257,7 +257,10 @@ class Recurrent(Layer):
 
 
 class RNN(Recurrent):
-    """The vanilla recurrent layer, ``h_t = activation(x_t @ weight + h_{t-1} @ recurrent + bias)``."""
+    """The vanilla recurrent layer, ``h_t = activation(x_t @ weight + h_{t-1} @ recurrent + bias)``.
+
+    It `returns` the "last" state or the "sequence" of all; see `Recurrent`.
+    """
 
     def __init__(
         self,
@@ -286,7 +289,7 @@ class LSTM(Recurrent):
     """Long short-term memory with a forget gate (Gers et al. 2000), without peepholes; gates i, f, g, o.
 
     ``c_t = f * c_{t-1} + i * g`` and ``h_t = o * tanh(c_t)``, where i, f and o are sigmoids and g is the tanh
-    of their part of ``x_t @ weight + h_{t-1} @ recurrent + bias``.
+    of their part of ``x_t @ weight + h_{t-1} @ recurrent + bias``. Its arguments are `RNN`'s without `activation`.
     """
 
     gates = 4
@@ -308,7 +311,8 @@ class GRU(Recurrent):
     """Gated recurrent unit (Cho et al. 2014), with the reset after the product; gates r, z, n.
 
     ``h_t = (1 - z) * n + z * h_{t-1}``, where r and z are sigmoids of their part of ``x_t @ weight + bias +
-    h_{t-1} @ recurrent``, and n is the tanh of its part of it with the product times r.
+    h_{t-1} @ recurrent``, and n is the tanh of its part of it with the product times r. Its arguments are `RNN`'s
+    without `activation`.
     """
 
     gates = 3
