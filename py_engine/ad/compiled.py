@@ -21,7 +21,7 @@ from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Tensor
 from py_engine.ad.transforms import check_callable
-from py_engine.errors import ReplayError, TraceError
+from py_engine.errors import ConfigurationError, ReplayError, TraceError
 
 Function = Callable[..., Any]
 Pack: TypeAlias = Callable[[list[Array]], Any]
@@ -122,9 +122,14 @@ def compile(function: Function, techniques: Techniques = Techniques()) -> Compil
     See `Compiled` for what is fixed by tracing. Arguments are given by position.
 
     Raises:
-        ConfigurationError: `function` is none.
+        ConfigurationError: `function` is none, or `techniques` are something else.
     """
     check_callable("compile", function)
+    if not isinstance(techniques, Techniques):
+        raise ConfigurationError(
+            f"compile: techniques must be a Techniques, got {type(techniques).__name__}; give the function's arguments "
+            "to the compiled function"
+        )
     return Compiled(function, techniques)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.errors import DTypeError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 LETTERS = "abcd"
 
@@ -101,6 +101,12 @@ def test_letters_of_both_cases_are_sorted_as_numpy_sorts_them(rng):
 def test_subscripts_that_do_not_fit(subscripts, shapes, message):
     with pytest.raises(ShapeError, match=message):
         ops.einsum(subscripts, *(np.zeros(shape) for shape in shapes))
+
+
+def test_subscripts_in_lists_are_refused():
+    x = pe.tensor(np.zeros((2, 2)))
+    with pytest.raises(ConfigurationError, match="einsum: expected subscripts such as 'ij,jk->ik' first, got Tensor"):
+        np.einsum(x, [0, 1], x, [1, 2])
 
 
 def test_operands_of_different_dtypes_are_refused():

@@ -572,6 +572,11 @@ def test_a_function_is_expected():
             transform(1.0)
 
 
+def test_a_compiled_function_takes_its_arguments_when_it_is_called():
+    with pytest.raises(ConfigurationError, match="techniques must be a Techniques, got float; give the function's arg"):
+        pe.compile(np.sin, 1.0)
+
+
 @pytest.mark.parametrize("argnums", ["x", 1.0, (0, None), True])
 def test_argnums_are_integers(argnums):
     with pytest.raises(ConfigurationError, match="argnums must be an integer or integers, got"):

@@ -22,7 +22,7 @@ from py_engine.ad.ops.record import (
 )
 from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE, broadcast_to, reshape, swapaxes, transpose
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
-from py_engine.errors import DTypeError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Matrix products ------------------------------------------------------------------------------------------
 
@@ -215,6 +215,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 @implements(np.einsum)
 def einsum(subscripts: str, *operands: Operand, optimize: Any = None) -> Tensor:
     """Sum of products in Einstein notation, as numpy.einsum; the contraction order is always optimised."""
+    if not isinstance(subscripts, str):
+        raise ConfigurationError(
+            f"einsum: expected subscripts such as 'ij,jk->ik' first, got {type(subscripts).__name__}"
+        )
     inputs = as_tensors(operands)
     terms, result = _parse(subscripts.replace(" ", ""), inputs)
     stretched = {
