@@ -81,6 +81,8 @@ class Trainer:
         techniques: Techniques = Techniques(),  # noqa: B008  (frozen)
     ) -> None:
         self.threads = threads if threads is not None else os.cpu_count() or 1
+        if not isinstance(chain, Chain):
+            raise ConfigurationError(f"Trainer: expected a Chain of layers, actual {chain!r}")
         for name, value in (("batch_size", batch_size), ("threads", self.threads), ("accumulate", accumulate)):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise ConfigurationError(f"Trainer: {name} must be an integer >= 1, actual {value!r}")

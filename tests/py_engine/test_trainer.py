@@ -538,3 +538,9 @@ def test_flatten_only_chain_has_no_gradient_to_lose(rng):
 def test_what_is_no_optimizer_is_refused(optimizer):
     with pytest.raises(ConfigurationError, match=r"expected an optimizer, such as SGD\(0\.01\), actual"):
         Trainer(Chain(Dense(3, 2)), optimizer=optimizer)
+
+
+@pytest.mark.parametrize("chain", [[Dense(3, 2)], Dense(3, 2), "mnist-cnn"])
+def test_what_is_no_chain_is_refused(chain):
+    with pytest.raises(ConfigurationError, match="Trainer: expected a Chain of layers, actual"):
+        Trainer(chain)
