@@ -156,6 +156,30 @@ end
     @test scan((c, x) -> (c .+ 1, x), ones(2), x)[1] == [4, 4]  # nothing was left in disorder
 end
 
+@testset "an array that the function of a loop or a checkpoint captures is not written over before the gradient" begin
+    nested(f) = checkpoint(w -> checkpoint(f)(w) .* 2)
+    for wrapped in (f -> w -> scan((c, x) -> (c .* f(w) .+ x, nothing), [1.0], ones(5))[1], checkpoint, nested,
+            f -> w -> scan((c, x) -> (c .* f(w) .+ x, nothing), [1.0], ones(5); checkpoint=2)[1])
+        array, w = [2.0], Variable([3.0])
+        y = sum(wrapped(w -> sin.(w .* array))(w))
+        array[1] = 9
+        error = error_of(() -> backward!(y))
+        @test error isa InPlaceError && occursin("an array that its function captures (size (1,)) was changed", error.message)
+        array[1] = 2
+        backward!(y)
+        @test w.grad ≈ grad(w -> sum(wrapped(w -> sin.(w .* array))(w)))([3.0])
+    end
+end
+
+@testset "what is computed without recording is a constant inside a loop and a checkpoint, too" begin
+    step(c) = no_grad(() -> c * c) + c
+    looped_(; options...) = w -> scan((c, _) -> (step(c), nothing), w, nothing; length=3, options...)[1]
+    for f in (step, checkpoint(step), checkpoint(checkpoint(step)), looped_(), looped_(checkpoint=2), looped_(truncate=3),
+            checkpoint(looped_()), w -> no_grad(() -> checkpoint(looped_())(w)) + w), run in (identity, compile)
+        @test run(grad(f))(3.0) == 1 && run(w -> jvp(f, (w,), (1.0,))[2])(3.0) == 1
+    end
+end
+
 @testset "a loop that carries nothing" begin
     for none in ((), nothing), options in ((), (:checkpoint => true,), (:truncate => 2,))
         f(a) = sum(scan((c, x) -> (c, a * x), none, [0.1, 0.2, 0.3]; options...)[2])

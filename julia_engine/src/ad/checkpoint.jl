@@ -5,16 +5,19 @@
 
 Base.show(io::IO, graph::Graph) = print(io, "Graph of ", length(graph.nodes), " ops")
 
-"""Run `f()` and return its result with all ops that it used, recorded or not, in their order."""
+"""Run `f()` and return its result, all ops that it used, recorded or not, in their order, and which it ran under `no_grad`."""
 function making(@nospecialize(f))
     now = state()
-    outer = now.made
-    now.made = Tensor[]
+    outer, constants = now.made, now.constants
+    now.made, now.constants = Tensor[], Set{Tensor}()
     try
-        return f(), now.made
+        return f(), now.made, now.constants
     finally
-        outer === nothing || append!(outer, now.made)
-        now.made = outer
+        if outer !== nothing
+            append!(outer, now.made)
+            union!(constants, now.constants)
+        end
+        now.made, now.constants = outer, constants
     end
 end
 
@@ -32,13 +35,14 @@ function tracing_apart(@nospecialize(f))
 end
 
 """
-    closed(arguments, outputs, nodes)
+    closed(arguments, outputs, nodes, constants)
 
 What was made of `arguments`, as a graph without values, and the tensors from outside that it is a function of as well. Its
 inputs stand for the arguments and then for these: tensors that can be differentiated by, those of a trace around it, and
-random draws, which must not be drawn anew. Constants stay as they are.
+random draws, which must not be drawn anew. Constants stay as they are, and results in `constants` have no derivative, though
+they will be computed anew, and recorded.
 """
-function closed(arguments::Vector{Tensor}, outputs::Vector{Tensor}, nodes::Vector{Tensor})
+function closed(arguments::Vector{Tensor}, outputs::Vector{Tensor}, nodes::Vector{Tensor}, constants::Set{Tensor})
     here = Dict{Tensor,Tensor}()
     inputs, outside, copies = Tensor[], Tensor[], Tensor[]
     function enter!(x::Tensor)
@@ -65,10 +69,23 @@ function closed(arguments::Vector{Tensor}, outputs::Vector{Tensor}, nodes::Vecto
         here[node] = Tensor(nothing, node.eltype, node.dims, node.op, node_inputs, node.attrs, node.eltype in FLOATS,
             nothing, "", node.scope, false)
         push!(copies, here[node])
+        if node in constants && node.eltype in FLOATS
+            here[node] = Tensor(nothing, node.eltype, node.dims, STOP_GRADIENT, Tensor[here[node]], NO_ATTRS, false, nothing, "",
+                node.scope, false)
+            push!(copies, here[node])
+        end
     end
     graph = prune!(Graph(inputs, Tensor[inside(x) for x in outputs], copies))
     return graph, outside
 end
+
+"""The arrays that a piece of a program reads beside its inputs, those of the pieces inside it included."""
+captured_by(@nospecialize attr) = NO_INPUTS
+captured_by(attrs::Vector{Any}) = Tensor[x for attr in attrs for x in captured_by(attr)]
+captured_by(graph::Graph) = unique(Tensor[
+    Tensor[x for node in graph.nodes for x in node.inputs if x.data !== nothing && !x.literal];
+    Tensor[x for x in graph.outputs if x.data !== nothing && !x.literal];
+    Tensor[x for node in graph.nodes for x in captured_by(node.attrs)]])
 
 """Apply the ops of a graph to these inputs; return the outputs, and all results in order."""
 function inlined(graph::Graph, inputs::Vector{Tensor})
@@ -166,10 +183,10 @@ function checkpoint(f)
         plain = is_plain(given)
         leaves = Any[has_derivative(x) ? own_tensor(x) : x for x in given]
         arguments = Tensor[x for x in leaves if x isa Tensor]
-        (found, result), made = making(() -> no_grad(() -> flatten(f(unflatten(structure, leaves)...))))
+        (found, result), made, constants = making(() -> unrecorded(() -> flatten(f(unflatten(structure, leaves)...))))
         outputs = Tensor[as_output(x, "checkpoint") for x in found]
         isempty(outputs) && return unflatten(result, Any[])
-        graph, outside = closed(arguments, outputs, made)
+        graph, outside = closed(arguments, outputs, made, constants)
         flat = joined_unrecorded(outputs)
         inputs = Tensor[flat; arguments; outside]
         y = flat.eltype in FLOATS ? apply(CHECKPOINTED, inputs, Any[graph]) : flat
@@ -183,6 +200,6 @@ own_tensor(x) = Constant(x)
 
 """The result without the ops that it came from, where it has values already."""
 function joined_unrecorded(outputs::Vector{Tensor})
-    flat = no_grad(() -> joined(outputs))
+    flat = unrecorded(() -> joined(outputs))
     return flat.data === nothing ? flat : leaf(flat.data, flat.eltype, flat.dims, false, "")
 end

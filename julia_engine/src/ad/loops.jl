@@ -128,6 +128,8 @@ function forgetting(loop::Scan)
     return Scan(less, loop.carries, loop.sequences, loop.steps, loop.backwards, false)
 end
 
+captured_by(loop::Scan) = captured_by(loop.graph)
+
 """A loop as a node of the graph. Where derivatives may be asked for it keeps its carries."""
 function repeated(loop::Scan, inputs::Vector{Tensor})
     records = state().recording && any(x -> x.requires_grad, inputs)
@@ -385,7 +387,7 @@ function plain_scan(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, ste
     drawn = findfirst(x -> (x.op::Op).random, nodes)
     drawn === nothing || throw(TraceError("scan: random masks cannot be drawn inside a loop's step ($(nodes[drawn].op.name)); " *
         "draw those of all steps before and pass them in xs"))
-    graph, outside = closed(own, outputs, nodes)
+    graph, outside = closed(own, outputs, nodes, Set{Tensor}(filter(made_without_recording, nodes)))
     state().trace === nothing && any(x -> x.data === nothing, outside) && throw(TraceError("scan: the function uses a " *
         "tensor that was kept from an earlier trace; return it from there, or compute it here"))
     loop = Scan(graph, n, length(xs), steps, false, false)
@@ -394,6 +396,10 @@ function plain_scan(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, ste
     parts = results(flat, loop)
     return parts[1:n], parts[n+1:end], structure
 end
+
+"""Whether an op would have a derivative, had it not been made under `no_grad`."""
+made_without_recording(x::Tensor) = !x.requires_grad && x.eltype in FLOATS && (x.op::Op).backward! !== nothing &&
+    any(a -> a.requires_grad, x.inputs)
 
 function alike_carry(@nospecialize(new), carries::Vector{Tensor}, structure::Structure)
     leaves = flatten_as(new, structure, "scan: the carry")

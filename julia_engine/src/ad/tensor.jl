@@ -53,9 +53,10 @@ mutable struct State
     differentiating::Bool  # inside a function that grad() was given
     scope::String  # the layer whose ops are being made
     made::Union{Nothing,Vector{Tensor}}  # where somebody asked for them: all results of ops, whether recorded or not
+    constants::Set{Tensor}  # those of them that the user's function made under no_grad()
     reuse::Union{Nothing,Reuse}  # while the rule of a gradient runs: memory for its values
 end
-new_state() = State(nothing, true, false, "", nothing, nothing)
+new_state() = State(nothing, true, false, "", nothing, Set{Tensor}(), nothing)
 state() = get!(new_state, task_local_storage(), :TwinGrad)::State
 
 """
@@ -80,6 +81,18 @@ end
 Run `f()` without recording: results made inside cannot be differentiated.
 """
 function no_grad(@nospecialize(f))
+    now = state()
+    made = now.made
+    before = made === nothing ? 0 : length(made)
+    try
+        return unrecorded(f)
+    finally
+        made === nothing || union!(now.constants, made[before+1:end])
+    end
+end
+
+"""`no_grad` of the engine's own, which says nothing about what the user's function means."""
+function unrecorded(@nospecialize(f))
     now = state()
     outer = now.recording
     now.recording = false

@@ -216,7 +216,7 @@ function vjp(f, args...)
     function pull(seed)
         seeds = alike("vjp: the seed", seed, call.outputs, call.result)
         plain = call.plain && is_plain(flatten(seed)[1])
-        found = (plain ? no_grad : run_it)(() -> gradients(call.outputs, seeds, call.variables))
+        found = (plain ? unrecorded : run_it)(() -> gradients(call.outputs, seeds, call.variables))
         theirs = Any[call.theirs; Any[x for x in flatten(seed)[1] if x isa AbstractArray]]
         return Tuple(by_argument(call, shown(or_zeros(found, call.variables), plain, theirs)))
     end
@@ -260,7 +260,7 @@ function jvp(f, args::Tuple, tangents::Tuple)
     directions = flatten(tangents)[1]
     plain = call.plain && !any(x -> x isa Tensor, directions)
     theirs = Any[call.theirs; Any[x for x in directions if x isa AbstractArray]]
-    moved_ = (plain ? no_grad : run_it)(() -> pushed_forward(call.outputs, moves, topological_sort(call.outputs)))
+    moved_ = (plain ? unrecorded : run_it)(() -> pushed_forward(call.outputs, moves, topological_sort(call.outputs)))
     arrays = shown(Tensor[call.outputs; moved_], plain, theirs)
     n = length(call.outputs)
     return unflatten(call.result, arrays[1:n]), unflatten(call.result, arrays[n+1:end])

@@ -263,18 +263,27 @@ function stamp_of_places(m::Memory, ::Type{Bits}) where {Bits}
     return UInt(total)
 end
 
+"""What an op reads: its inputs, and what the function captures that it repeats."""
+function read_by(node::Tensor)
+    (node.op::Op).backward! isa Joint || return node.inputs
+    return Tensor[node.inputs; captured_by(node.attrs)]
+end
+
 function stamps_of(node::Tensor)
-    stamps = UInt[stamp(x) for x in node.inputs]
+    stamps = UInt[stamp(x) for x in read_by(node)]
     push!(stamps, stamp(node))
     return stamps
 end
 
 """Throw an `InPlaceError` if an array that this node's derivative needs was written over since."""
 function check_stamps(node::Tensor)
+    isempty(node.stamps) && return nothing
+    read = read_by(node)
     for (i, was) in enumerate(node.stamps)
-        x = i <= length(node.inputs) ? node.inputs[i] : node
+        x = i <= length(read) ? read[i] : node
         (stamp(x) == was || !reads(node, i)) && continue
-        what = x === node ? "its result" : isempty(x.name) ? "its input $i" : "its input $i, \"$(x.name)\""
+        what = x === node ? "its result" : i > length(node.inputs) ? "an array that its function captures" :
+            isempty(x.name) ? "its input $i" : "its input $i, \"$(x.name)\""
         throw(InPlaceError("the gradient of \"$(node.op.name)\" needs what was computed with, but $what (size $(size(x))) was " *
             "changed in place since; change arrays after the backward pass, or compute with a copy"))
     end
