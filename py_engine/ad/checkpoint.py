@@ -141,8 +141,8 @@ def _again(inputs: Sequence[Tensor], moving: Sequence[bool], inside: Recorded, o
 def _input(x: Tensor, moves: bool, connected: bool, of: int) -> Tensor:
     if x.data is None or STATE.trace is not None:
         return BARRIER.apply((x,), {"of": of})
-    if moves and connected and x.requires_grad:
-        return ops.identity(x)  # part of the graph around: the derivative may be differentiated, too
+    if connected and x.requires_grad:
+        return ops.identity(x)  # part of the graph around: the derivative may be differentiated, by what is fixed, too
     return Tensor(x.data, moves)
 
 

@@ -21,6 +21,7 @@ both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.standard_normal((6, 6))
 X = 0.1 * RNG.standard_normal((50, 6))
+Y = np.cos(X) + 0.5
 
 
 def block(x):
@@ -54,6 +55,17 @@ def test_second_derivatives_are_the_same(run):
         return lambda x: np.sum(pe.grad(chain(block, 3))(x) ** 2)
 
     close(run(pe.grad(size(pe.checkpoint(block))))(X), pe.grad(size(block))(X))
+
+
+@both
+def test_a_derivative_is_differentiated_by_what_it_took_for_fixed(run):
+    product = pe.checkpoint(lambda x, y: x * y)
+
+    def inner(x):
+        return np.sum(pe.grad(lambda y: np.sum(np.sin(product(x, y))))(Y))
+
+    close(run(pe.grad(inner))(X), np.cos(X * Y) - X * Y * np.sin(X * Y))
+    close(run(lambda x: pe.jvp(inner, (x,), (x,))[1])(X), np.sum(X * np.cos(X * Y) - X * X * Y * np.sin(X * Y)))
 
 
 @both
