@@ -94,6 +94,12 @@ end
     @test called() <= 32  # the number that is returned, where its type is not known before
 end
 
+@testset "ops of another task" begin
+    inside(x) = sum(fetch(@async sin.(x)))
+    @test grad(inside)([0.0, 1.0]) ≈ [1, cos(1)]
+    @test occursin("in another task", message_of(() -> compile(inside)([0.0, 1.0])))
+end
+
 @testset "large arrays are used in place, and results are the caller's" begin
     n = 1000
     f = compile((x, y, s) -> (x .* y .+ s, sum(x .* x), x'))

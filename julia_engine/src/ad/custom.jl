@@ -68,6 +68,8 @@ are ordinary functions of arrays, which the engine does not look into: each is o
 the same size and element type whenever the inputs have; compiling calls `f` once, on ones, to find out which. They have no
 second derivatives.
 
+What the functions capture counts as constant: give whatever is differentiated by as an input.
+
 Throws a `ShapeError` that names the rule, the input, what was expected and what was returned; a `NotDifferentiableError`
 when the rule for the mode in use is missing.
 """

@@ -411,8 +411,8 @@ function captured(graph::Graph)
     function check(x::Tensor)
         (x in own || x in seen) && return
         x.data === nothing && throw(TraceError(
-            "a tensor was kept from an earlier trace, where it stood for values that exist only while that function is " *
-            "replayed; return it from the function, or compute it in this one"))
+            "a tensor was kept from an earlier trace, or made in another task: there it stood for values that exist only " *
+            "while a function is replayed; return it from that function, or compute it in this one, in the task that compiles"))
         push!(seen, x)
         push!(found, x)
     end
