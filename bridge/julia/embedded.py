@@ -22,7 +22,7 @@ from bridge.julia.interface import (
     check_process,
     keep_torch_out,
     literal,
-    signals_kept,
+    process_kept,
 )
 
 __all__ = ["EmbeddedRuntime"]
@@ -46,7 +46,7 @@ class EmbeddedRuntime(Runtime):
         self._library = _load(julia)
         if self._library.jl_is_initialized():
             raise JuliaUnavailableError("Julia runs in this process already, started by another package")
-        with signals_kept(), environment.temporarily(environment.settings(threads, julia.kernels)):
+        with process_kept(), environment.temporarily(environment.settings(threads, julia.kernels)):
             _initialise(self._library, julia.bindir, sysimage or julia.sysimage)
             super().__init__(julia, notes)
             keep_torch_out()

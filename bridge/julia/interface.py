@@ -182,8 +182,31 @@ class _TorchRefused(MetaPathFinder, Loader):
 
 
 @contextlib.contextmanager
-def signals_kept() -> Iterator[None]:
-    """Python's signal handlers, and what is blocked, stay as they are while Julia starts and takes both over."""
+def process_kept() -> Iterator[None]:
+    """What Julia takes over when it starts stays Python's: signal handlers, what is blocked, streams that wait.
+
+    Julia's libuv makes standard streams that are pipes non-blocking, for all who use them. Python takes such a standard
+    input for ended where nothing has come yet, and can't write to such an output where the reader is slow.
+    """
+    with _signals_kept(), _streams_kept():
+        yield
+
+
+@contextlib.contextmanager
+def _streams_kept() -> Iterator[None]:
+    waiting = {}
+    for stream in range(3):
+        with contextlib.suppress(OSError):  # closed
+            waiting[stream] = os.get_blocking(stream)
+    try:
+        yield
+    finally:
+        for stream, waits in waiting.items():
+            os.set_blocking(stream, waits)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
     asynchronous = [signal.SIGINT, signal.SIGTERM]
     asynchronous += [getattr(signal, name) for name in ("SIGQUIT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
     handlers = {number: signal.getsignal(number) for number in asynchronous}

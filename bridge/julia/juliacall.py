@@ -30,7 +30,7 @@ from bridge.julia.interface import (
     check_process,
     keep_torch_out,
     literal,
-    signals_kept,
+    process_kept,
 )
 
 __all__ = ["OLDEST", "JuliacallRuntime", "Project", "obstacle", "prepare", "running", "version"]
@@ -76,7 +76,7 @@ class JuliacallRuntime(Runtime):
         sysimage: str | None = None,
     ) -> None:
         check_process()
-        with signals_kept(), environment.temporarily(_settings(julia, threads, project, sysimage)):
+        with process_kept(), environment.temporarily(_settings(julia, threads, project, sysimage)):
             try:
                 self._module: ModuleType = importlib.import_module("juliacall")
                 self._main: Any = self._module.Main

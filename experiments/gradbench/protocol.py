@@ -194,8 +194,10 @@ def _source(name: str) -> str:
 
 
 def _runs(done: Sequence[int], task: Task) -> Iterator[None]:
-    while len(done) < max(task.min_runs, 1) or sum(done) < task.min_seconds * 1e9:
+    total = 0
+    while len(done) < max(task.min_runs, 1) or total < task.min_seconds * 1e9:
         yield
+        total += done[-1]
 
 
 def _unpacked(packed: Array) -> tuple[list[Array], list[int]]:

@@ -8,12 +8,13 @@ function runs(make, count)
     return function (min_runs, min_seconds, args...)
         compiled = compile(make(args[count+1:end]...))
         arrays = args[1:count]
-        nanoseconds = Float64[]
+        nanoseconds, total = Float64[], 0.0
         result = nothing
-        while length(nanoseconds) < max(min_runs, 1) || sum(nanoseconds) < 1e9 * min_seconds
+        while length(nanoseconds) < max(min_runs, 1) || total < 1e9 * min_seconds
             before = time_ns()
             result = compiled(arrays...)
             push!(nanoseconds, time_ns() - before)
+            total += nanoseconds[end]
         end
         packed = Float64[length(nanoseconds); nanoseconds]
         for x in (result isa Tuple ? result : (result,))

@@ -406,6 +406,22 @@ def test_ctrl_c_while_julia_computes_is_heard_when_the_call_ends(run: Run) -> No
     )
 
 
+def test_standard_streams_that_are_pipes_wait_as_before(run: Run) -> None:
+    run(
+        """
+        assert os.get_blocking(1)
+        threading.Timer(0.3, os.write, (send, b"later\\n")).start()
+        assert sys.stdin.readline() == "later\\n"
+        """,
+        start="""
+        import os, sys, threading
+
+        receive, send = os.pipe()
+        os.dup2(receive, 0)
+        """,
+    )
+
+
 def test_handlers_and_blocked_signals_are_as_before(run: Run) -> None:
     run(
         """
