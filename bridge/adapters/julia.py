@@ -229,7 +229,8 @@ def load_engine(threads: int) -> tuple[Runtime, Entries]:
     there = int(here.evaluate("Threads.nthreads()") or 1)
     if there < threads:
         raise JuliaUnavailableError(
-            f"Julia runs in this process already, with {there} threads: threads={threads} needs a new process"
+            f"Julia has {there} of {threads} threads that were asked for: some versions have no more than there are "
+            f"cores; ask for {there}, or, where Julia ran here already, for threads={threads} in a new process"
         )
     return here, entries
 

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -208,3 +209,15 @@ def test_end_ends_it():
     out = io.StringIO()
     protocol.serve("numpy", ['{"id": 0, "kind": "end"}', "not read"], out)
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize("engine", protocol.ENGINES)
+def test_it_waits_for_messages_that_come_one_by_one(engine, request):
+    if engine == "julia":
+        request.getfixturevalue("julia")
+    command = [sys.executable, "-m", "experiments", "gradbench", "--engine", engine]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tool:
+        for i in range(2):
+            time.sleep(0.2 * i)  # with nothing to read yet
+            print(json.dumps({"id": i, "kind": "define", "module": "lse"}), file=tool.stdin, flush=True)
+            assert json.loads(tool.stdout.readline()) == {"id": i, "success": True}
