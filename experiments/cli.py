@@ -7,7 +7,10 @@ without the extras.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -749,7 +752,7 @@ def gradbench(engine: str, threads: int) -> None:
     """
     from experiments.gradbench import protocol
 
-    protocol.serve(engine, sys.stdin, sys.stdout, threads)
+    protocol.serve(engine, sys.stdin or (), sys.stdout, threads)
 
 
 @cli.command(
@@ -779,6 +782,8 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
     """Run the command line; the exit code. Every error that a user can meet is one line on standard error."""
     try:
         code = cli.main(None if arguments is None else list(arguments), prog_name=COMMAND, standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as error:
         return error.exit_code
@@ -799,6 +804,14 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
     except EngineError as error:  # a loss that is not a number is a run's failure, the rest are settings and data
         click.echo(f"error: {error}", err=True)
         return RUN_FAILED if isinstance(error, NonFiniteError) else USER_ERROR
+    except OSError as error:  # of files of the user's there is a TwinGradError
+        if error.filename is not None:
+            raise
+        with contextlib.suppress(OSError):  # or Python would try to write the rest at its end, and complain
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:  # whoever read has seen enough
+            click.echo(f"error: the output could not be written: {error.strerror}", err=True)
+        return RUN_FAILED
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in ("py_engine", "bridge", "experiments"):

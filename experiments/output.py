@@ -79,8 +79,12 @@ class Output:
             raise OutputError(explain(error, path, "--json with another file")) from error
 
 
+def has_place(path: Path) -> bool:
+    """Whether a file can be written at `path`: what is found out before a long run that would write it at its end."""
+    folder = path.absolute().parent
+    return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
+
+
 def _check_target(path: Path) -> None:
-    """Find out before a long run that its output would have no place."""
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    if not has_place(path):
         raise OutputError(f"--json: cannot write {path}: give a file in an existing folder with write access, or -")

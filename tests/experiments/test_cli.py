@@ -156,6 +156,28 @@ def test_a_mistake_is_one_line_and_code_2(arguments: list[str], expected: str, t
     assert expected in said.err
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "--json", "-"]], ids=" ".join)
+def test_output_on_a_full_disk_is_one_line(arguments: list[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("does not apply: this system has no /dev/full")
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "experiments", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+    assert run.returncode == 1
+    assert run.stderr.endswith("error: the output could not be written: No space left on device\n")
+    assert "Traceback" not in run.stderr
+
+
+def test_a_place_without_write_access_is_refused_before_training(
+    twingrad: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
+    said = twingrad("train", "mnist-rnn", "--data", "mnist", "--save", tmp_path / "w.safetensors")
+    assert said.code == 2
+    assert "existing folder with write access" in said.err and not said.out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
