@@ -79,9 +79,9 @@ def gradients(
     order, depends = _between(outputs, wanted, through)
     first = _first_equals(order, wanted) if STATE.trace.__class__ is list else {}
     pending: dict[int, list[Part]] = {}
-    for output, seed in zip(outputs, seeds, strict=True):
+    for i, output in enumerate(outputs):
         if id(output) in depends:
-            pending.setdefault(first.get(id(output), id(output)), []).append((seed, None))
+            pending.setdefault(first.get(id(output), id(output)), []).append((seeds[i], None))
     result: dict[int, Tensor] = {}
     outer = scope = STATE.scope
     try:
@@ -179,7 +179,7 @@ def _pull_back(node: Tensor, op: Op, i: int, x: Tensor, g: Tensor) -> Part | Non
     rule = op.vjp[i] if op.vjp.__class__ is tuple else op.rule(i)
     if rule is None:
         return None
-    part = rule(g, node, *node.inputs, **node.attrs)
+    part = rule(g, node, *node.inputs, **node.attrs) if node.attrs else rule(g, node, *node.inputs)
     return part if part.shape == x.shape and part.dtype is x.dtype else unbroadcast(part, x), None
 
 

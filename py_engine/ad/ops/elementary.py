@@ -65,7 +65,7 @@ sqrt = elementwise("sqrt", np.sqrt, lambda y, x: 0.5 / y, doc="square root")
 # Trigonometric and hyperbolic functions -------------------------------------------------------------------
 
 sin = elementwise("sin", np.sin, lambda y, x: cos(x), doc="sine")
-cos: Op = elementwise("cos", np.cos, lambda y, x: -sin(x), doc="cosine")
+cos: Op = elementwise("cos", np.cos, lambda y, x: neg(sin(x)), doc="cosine")
 tan = elementwise("tan", np.tan, lambda y, x: 1 + square(y), doc="tangent")
 arcsin = elementwise("arcsin", np.arcsin, lambda y, x: 1 / sqrt(1 - square(x)), doc="inverse sine")
 arccos = elementwise("arccos", np.arccos, lambda y, x: -1 / sqrt(1 - square(x)), doc="inverse cosine")
