@@ -82,3 +82,25 @@ end
     arrays = (@allocated gradient(x)) / sizeof(x) / steps
     @test 2 <= arrays < 2.5  # sin.(x) and r; the rules of each step compute five more
 end
+
+@testset "vectors that were resized are refused: $(name)" for (name, change!) in (
+    ("grown", x -> append!(x, zeros(10^6))), ("shorter", x -> resize!(x, length(x) - 1)))
+    for T in (Float64, Float32), part in (identity, x -> view(x, 2:length(x)), x -> reshape(view(x, 1:length(x)), :, 1))
+        x = T.(large(5, LARGE))
+        pull = vjp(x -> sum(sin.(x)), part(x))[2]
+        used, variable = compile(y -> sum(part(x) .* y)), Variable(part(x); name="weights")
+        @test used(T(2)) ≈ 2sum(part(x))
+        change!(x)
+        @test occursin("changed in place since", message_of(() -> pull(one(T))))
+        for _ in 1:2
+            @test occursin("captures, of size", message_of(() -> used(T(2))))
+        end
+        @test occursin("exp: an operand, \"weights\", an array of $T", message_of(() -> exp.(variable)))
+        @test occursin("push!", message_of(() -> value(variable)))
+    end
+    one_element = [2.0]
+    f = compile(a -> sum(a .* one_element))
+    @test f(3.0) == 6
+    append!(one_element, ones(10^6))
+    @test occursin("captures, of size", message_of(() -> f(3.0)))
+end

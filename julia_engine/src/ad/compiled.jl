@@ -91,7 +91,7 @@ function Replay(tape::Tape, structure::Structure, results::Structure)
     t = tape.techniques
     hot = t.preallocate && t.concrete
     plain = hot && structure.kind === :tuple && all(child -> child.kind === :leaf, structure.children)
-    code = plain ? straight(tape.graph) : nothing
+    code = plain && isempty(tape.resizable) ? straight(tape.graph) : nothing
     # Functions that are called from a tape have read the addresses that it began with.
     called = kernel(:call, false)
     movable = plain && !any(x -> x.kernel == called, tape.program.f64)
@@ -156,7 +156,7 @@ end
 
 function run_into!(outputs::Vector{Any}, replay::Replay, args::Tuple)
     tape = replay.tape
-    check_free(tape)
+    check_ready(tape)
     GC.@preserve args outputs begin
         enter!(args, replay, 1)
         foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], outputs[i]), eachindex(outputs))

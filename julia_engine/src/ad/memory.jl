@@ -42,8 +42,48 @@ end
 
 new_memory(@nospecialize(T::DataType), dims::Vector{Int}) = Memory(new_array(T, dims))
 
+"""
+Whether the elements still are where they were: a vector of the user's moves when it grows (`push!`, `append!`), and its
+end goes when it shrinks.
+"""
+function is_there(m::Memory)
+    owner = owner_of(m.root)
+    owner isa Vector{Float64} && return lies_in(m, owner)
+    owner isa Vector{Float32} && return lies_in(m, owner)
+    owner isa Vector{Int64} && return lies_in(m, owner)
+    return true
+end
+
+is_resizable(m::Memory) = owner_of(m.root) isa Vector
+
+"""The array that a view, or a view of a view, is of."""
+function owner_of(@nospecialize(root))
+    while root isa AbstractArray && !(root isa Array)
+        behind = parent(root)
+        behind === root && break
+        root = behind
+    end
+    return root
+end
+
+function lies_in(m::Memory, owner::Vector)
+    low = high = 0  # of the elements, from the first
+    for d in eachindex(m.dims)
+        m.dims[d] == 0 && return true
+        reach = (m.dims[d] - 1) * m.strides[d]
+        reach < 0 ? (low += reach) : (high += reach)
+    end
+    bytes = sizeof(m.eltype)
+    first, behind = UInt(m.address) + bytes * low, UInt(m.address) + bytes * (high + 1)
+    start = UInt(pointer(owner))
+    return start <= first && behind <= start + sizeof(owner)
+end
+
+const RESIZED = "was resized since (push!, append!, resize!), which may move it; give a copy, or resize a copy"
+
 """The elements as a Julia array: the array behind the memory where that is all of it, else a copy."""
 function array(m::Memory)
+    is_there(m) || throw(InPlaceError("the array of $(m.eltype) behind a tensor of size $(Tuple(m.dims)) $RESIZED"))
     root = m.root
     if root isa Array && eltype(root) === m.eltype && is_dense(m) && length(root) == length(m) &&
        Ptr{Cvoid}(pointer(root)) == m.address

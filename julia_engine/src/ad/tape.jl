@@ -40,6 +40,7 @@ mutable struct Tape
     memories::Vector{Union{Nothing,Memory}}
     destinations::Vector{Memory}
     runs::Dict{Tensor,Run}
+    resizable::Vector{Tensor}  # captured vectors of the user's, or views of such
     replaying::Bool
 end
 
@@ -72,7 +73,8 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
         memories[number[x]] = m
     end
     tape = Tape(graph, techniques, inputs, Any[m.root for m in destinations], Program(), Any[], Step[], arranged,
-        arena_memory(arranged.size), known, memories, destinations, runs, false)
+        arena_memory(arranged.size), known, memories, destinations, runs,
+        filter(x -> is_resizable(x.data::Memory), leaves), false)
     for x in graph.nodes
         bind!(tape, x, number)
     end
@@ -135,10 +137,17 @@ function run!(tape::Tape)
     return nothing
 end
 
-"""Throw if the tape is being replayed already: what it was given would be written over."""
-check_free(tape::Tape) = tape.replaying && throw(ReplayError("a compiled function is called while it is running, by a " *
-    "custom rule that is part of it or by another task, on arguments of the same sizes and element types; call the function " *
-    "that was compiled there, not its tape"))
+"""Throw if the tape is being replayed already, which would write over what it was given, or if what it captured is gone."""
+function check_ready(tape::Tape)
+    for x in tape.resizable
+        is_there(x.data::Memory) || throw(ReplayError("a vector of $(x.eltype) that the function captures, of size " *
+            "$(size(x)) when it was compiled, $RESIZED, or pass it as an argument"))
+    end
+    tape.replaying && throw(ReplayError("a compiled function is called while it is running, by a custom rule that is part " *
+        "of it or by another task, on arguments of the same sizes and element types; call the function that was compiled " *
+        "there, not its tape"))
+    return nothing
+end
 
 boxed(p::Program) = Any[s.single ? p.f32[i] : p.f64[i] for s in p.stretches for i in s.first:s.last]
 
@@ -161,7 +170,7 @@ Copy the arrays in, run, and return the output arrays themselves: the next run o
 for another number of arrays, another size or another element type than planned, and while the tape is running.
 """
 function (tape::Tape)(@nospecialize(arrays...))
-    check_free(tape)
+    check_ready(tape)
     length(arrays) == length(tape.inputs) ||
         throw(ReplayError("expected $(length(tape.inputs)) arrays, got $(length(arrays))"))
     for (i, (buffer, array)) in enumerate(zip(tape.inputs, arrays))

@@ -223,7 +223,7 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}=NO_ATTRS)
         depends |= x.requires_grad
     end
     requires_grad = depends && now.recording && op.backward! !== nothing && T in FLOATS
-    data = symbolic ? nothing : compute(op, Memory[x.data::Memory for x in inputs], dims, T, attrs, now.reuse)
+    data = symbolic ? nothing : compute(op, Memory[readable(x, op) for x in inputs], dims, T, attrs, now.reuse)
     if symbolic || requires_grad || now.made !== nothing
         result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)
         now.trace === nothing || push!(now.trace, result)
@@ -232,6 +232,13 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}=NO_ATTRS)
         return result
     end
     return Tensor(data, T, dims, nothing, NO_INPUTS, NO_ATTRS, false, nothing, "", now.scope, false)
+end
+
+function readable(x::Tensor, op::Op)
+    m = x.data::Memory
+    is_there(m) || throw(InPlaceError("$(op.name): an operand, " * (isempty(x.name) ? "" : "\"$(x.name)\", ") *
+        "an array of $(x.eltype) of size $(size(x)), $RESIZED"))
+    return m
 end
 
 # Arrays are used by reference, and a gradient may need what they held when the op was computed.
@@ -281,7 +288,7 @@ function check_stamps(node::Tensor)
     read = read_by(node)
     for (i, was) in enumerate(node.stamps)
         x = i <= length(read) ? read[i] : node
-        (stamp(x) == was || !reads(node, i)) && continue
+        (is_there(x.data::Memory) && stamp(x) == was || !reads(node, i)) && continue
         what = x === node ? "its result" : i > length(node.inputs) ? "an array that its function captures" :
             isempty(x.name) ? "its input $i" : "its input $i, \"$(x.name)\""
         throw(InPlaceError("the gradient of \"$(node.op.name)\" needs what was computed with, but $what (size $(size(x))) was " *
