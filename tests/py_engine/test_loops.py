@@ -424,7 +424,10 @@ def test_a_mistake_in_the_body_leaves_nothing_behind():
 
 
 def peak_of_training(length, hidden=64, **kwargs):
-    """The most bytes that are allocated at once by loss and gradients of a sequence of this length."""
+    """The most bytes that are allocated at once by loss and gradients of a sequence of this length.
+
+    The least of three measurements: a table of Python's that happens to grow in one of them is not the gradient's.
+    """
     rng = np.random.default_rng(0)
     xs, weight, state = rng.standard_normal(length), 0.1 * rng.standard_normal((hidden, hidden)), np.zeros(hidden)
 
@@ -436,15 +439,17 @@ def peak_of_training(length, hidden=64, **kwargs):
 
         return pe.scan(body, (state, 0.0), xs, **kwargs)[0][1] / length
 
-    gc.collect()
-    tracemalloc.start()
-    try:
-        value, gradient = pe.value_and_grad(loss)(weight)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert np.isfinite(value) and np.isfinite(gradient).all()
-    return peak
+    peaks = []
+    for _ in range(3):
+        gc.collect()
+        tracemalloc.start()
+        try:
+            value, gradient = pe.value_and_grad(loss)(weight)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert np.isfinite(value) and np.isfinite(gradient).all()
+    return min(peaks)
 
 
 def test_with_checkpoints_memory_grows_as_the_square_root_of_the_length():
