@@ -2,8 +2,8 @@
 
 All of them take functions of nested containers (see `py_engine.ad.containers`), nest in each other to any order, and
 work inside functions that are compiled. Called with arrays they return arrays that belong to the caller; called with
-tensors, or inside another transform, they return tensors. They know of those around them in their own thread only: called
-with arrays in another one they return arrays, which are constants to a transform around that.
+tensors, or inside another transform, they return tensors. They know of those around them in their own thread only:
+called with arrays in another one they return arrays, which are constants to a transform around that.
 """
 
 from __future__ import annotations
