@@ -20,7 +20,7 @@ from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from experiments import config, data
 from experiments.data.dataset import Dataset
-from experiments.output import Output, has_place
+from experiments.output import Output, check_place
 from experiments.progress import download, duration, table
 
 
@@ -244,8 +244,8 @@ def _save_array(path: Path, array: NDArray[Any]) -> None:
 
 
 def _check_place(path: Path | None) -> None:
-    if path is not None and not has_place(path):
-        raise InputError(f"--save: cannot write {path}: give a file in an existing folder with write access")
+    if path is not None:
+        check_place("--save", path, InputError)
 
 
 def _text(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from bridge.errors import TwinGradError
-from bridge.files import write_atomically
+from bridge.files import descriptor, obstacle, write_atomically
 from experiments import provenance
 from experiments.results import explain, plain
 
@@ -27,18 +26,19 @@ class OutputError(TwinGradError):
 class Output:
     """Collects `rows` and `errors` while a command prints to `console`; `write` makes the JSON file of them.
 
-    With `-` as the target the JSON goes to standard output and everything for people to standard error.
+    With `-` (or `/dev/stdout`) as the target the JSON goes to standard output, and everything for people to standard
+    error.
     """
 
     def __init__(self, command: str, target: str | None = None) -> None:
         self.command = command
-        self.target = target
-        self.console = Console(stderr=target == STDOUT, highlight=False, soft_wrap=True)
+        self.target = STDOUT if target is not None and descriptor(Path(target)) == 1 else target  # as /dev/stdout
+        self.console = Console(stderr=self.target == STDOUT, highlight=False, soft_wrap=True)
         self.rows: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.failed = False
-        if target not in (None, STDOUT):
-            _check_target(Path(str(target)))
+        if self.target not in (None, STDOUT):
+            check_place("--json", Path(str(target)), OutputError)
 
     def say(self, text: str = "") -> None:
         """Print a line for people."""
@@ -79,12 +79,8 @@ class Output:
             raise OutputError(explain(error, path, "--json with another file")) from error
 
 
-def has_place(path: Path) -> bool:
-    """Whether a file can be written at `path`: what is found out before a long run that would write it at its end."""
-    folder = path.absolute().parent
-    return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
-
-
-def _check_target(path: Path) -> None:
-    if not has_place(path):
-        raise OutputError(f"--json: cannot write {path}: give a file in an existing folder with write access, or -")
+def check_place(option: str, path: Path, failure: type[TwinGradError]) -> None:
+    """Raise `failure` where no file can be written at `path`, before a long run that would write it at its end."""
+    reason = obstacle(path)
+    if reason is not None:
+        raise failure(f"{option}: cannot write {path}: {reason}; give a file in an existing folder with write access")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import py_engine
 from bridge.errors import TwinGradError
+from bridge.files import write_atomically
 from py_engine import ops
 from py_engine.ad.ops.record import TABLE, Op
 
@@ -51,7 +53,12 @@ def build(folder: Path) -> Path:
         ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}"
         pdoc.render.configure(docformat="google", search=True, show_source=False, template_directory=PAGES)
         warnings.filterwarnings("ignore", "Error parsing type annotation", module="pdoc")  # what only mypy can read
-        pdoc.pdoc(*MODULES, output_directory=folder)
+        with tempfile.TemporaryDirectory(prefix="twingrad-docs-") as made:
+            pdoc.pdoc(*MODULES, output_directory=Path(made))
+            for page in sorted(path for path in Path(made).rglob("*") if path.is_file()):
+                target = folder / page.relative_to(made)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(target, page.read_bytes())
     except OSError as error:
         raise DocumentationError(f"{folder} can't be written: {error.strerror}") from None
     finally:

@@ -7,17 +7,17 @@ answer, and within `CONTACT_SECONDS` it is known that none does.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import platformdirs
 
+from bridge.files import replacing
 from experiments.data.dataset import Progress
 
 CACHE_VARIABLE = "TWINGRAD_CACHE"
@@ -150,22 +150,14 @@ def _transfer(
     """Fetch `url` into `folder`; what went wrong in words, or None."""
     import pooch
 
-    # It would print a line on stderr for each file; what is shown is up to the caller.
-    pooch.get_logger().setLevel(logging.WARNING)
     # The files are compressed already; a server that compresses or unpacks them on the way changes the bytes.
     http = pooch.HTTPDownloader(timeout=timeouts, headers={"Accept-Encoding": "identity"})
 
-    def write(url: str, path: str, _: Any) -> None:
-        with open(path, "wb") as stream:
+    try:
+        with replacing(folder / file.name) as stream:
             received = _Received(stream, file, progress)
             http(url, received, None)
             received.check()
-            stream.flush()
-            os.fsync(stream.fileno())
-
-    try:
-        # pooch writes to a temporary file beside the target, checks the digest, and only then renames it.
-        pooch.retrieve(url, f"sha256:{file.sha256}", file.name, folder, downloader=write)
     except (OSError, ValueError) as error:  # everything that requests raises is an OSError
         return _in_words(error, connection_error="the connection broke off; nothing was kept")
     return None

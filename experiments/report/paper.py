@@ -7,7 +7,6 @@ inside the wheel are used, so that the same results give the same file everywher
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,7 +73,7 @@ def compile(folder: Path, format: str = "pdf", ppi: float = 100) -> bytes | list
         if source.suffix in (".typ", ".bib"):
             copy = target / source.relative_to(sources())
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, copy)
+            write_atomically(copy, source.read_bytes())
     document = json.loads((target / "report.json").read_text(encoding="utf-8"))
 
     def made(floats: str) -> Any:
