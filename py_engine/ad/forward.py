@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.graph import scope_of, topological_sort
+from py_engine.ad.graph import described, scope_of, topological_sort
 from py_engine.ad.ops import convolution, elementary, indexing, linalg, loss, pooling, reduction, shape
 from py_engine.ad.ops.record import Op, Shape
 from py_engine.ad.tensor import Tensor
@@ -54,7 +54,9 @@ def push_forward(
         moved = [tangents.get(id(x)) for x in node.inputs]
         if node.requires_grad and node not in moves and any(t is not None for t in moved):
             with scope_of(node):
-                tangents[id(node)] = _push(node, moved, count)
+                tangent = _push(node, moved, count)
+            if tangent is not None:
+                tangents[id(node)] = tangent
         for x in node.inputs:
             uses[id(x)] -= 1
             if not uses[id(x)]:
@@ -70,14 +72,16 @@ def _uses(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[int, int]:
     return uses
 
 
-def _push(node: Tensor, moved: Tangents, count: int | None) -> Tensor:
+def _push(node: Tensor, moved: Tangents, count: int | None) -> Tensor | None:
     op = node.op
     assert op is not None
     if op.jvp is None:
-        raise NotDifferentiableError(f"{op.name}: the op has no jvp rule, which forward mode needs")
+        raise NotDifferentiableError(
+            f"a derivative is taken through {described(node)}, but the op has no jvp rule, which forward mode needs"
+        )
     if count is None:
         tangent = op.jvp(moved, node, *node.inputs, **node.attrs)
-        return _checked(tangent, node, node.shape)
+        return None if tangent is None else _checked(tangent, node, node.shape)
     if op.elementwise:
         aligned = [None if t is None else _aligned(t, node.ndim) for t in moved]
         tangent = op.jvp(aligned, node, *node.inputs, **node.attrs)
@@ -85,7 +89,7 @@ def _push(node: Tensor, moved: Tangents, count: int | None) -> Tensor:
         tangent = BATCHED[op](moved, count, node, *node.inputs, **node.attrs)
     else:
         return _one_by_one(node, moved, count)
-    return _checked(tangent, node, (count, *node.shape))
+    return None if tangent is None else _checked(tangent, node, (count, *node.shape))
 
 
 def _checked(tangent: Tensor, node: Tensor, wanted: Shape) -> Tensor:
@@ -104,7 +108,8 @@ def _checked(tangent: Tensor, node: Tensor, wanted: Shape) -> Tensor:
 def _one_by_one(node: Tensor, moved: Tangents, count: int) -> Tensor:
     """The way that every op can go: one tangent after the other."""
     each = [_push(node, [None if t is None else t[k] for t in moved], None) for k in range(count)]
-    return ops.stack(each)
+    still = Tensor(np.zeros(node.shape, node.dtype))
+    return ops.stack([still if t is None else t for t in each])
 
 
 # Rules for many tangents ----------------------------------------------------------------------------------
@@ -180,7 +185,9 @@ def _derivatives(y: Tensor, x: Tensor, *others: Tensor, **attrs: Any) -> Tensor:
     assert y.op is not None
     rule = y.op.rule(0)
     assert rule is not None
-    return rule(Tensor(np.ones(y.shape, y.dtype)), y, x, *others, **attrs)
+    found = rule(Tensor(np.ones(y.shape, y.dtype)), y, x, *others, **attrs)
+    assert found is not None
+    return found
 
 
 def _softmax(tangents: Tangents, count: int, y: Tensor, x: Tensor, axes: tuple[int, ...]) -> Tensor:

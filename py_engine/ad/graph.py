@@ -23,6 +23,7 @@ __all__ = [
     "Graph",
     "accumulate",
     "backward",
+    "described",
     "gradients",
     "scope",
     "simplify",
@@ -178,9 +179,21 @@ def _pull_back(node: Tensor, op: Op, i: int, x: Tensor, g: Tensor) -> Part | Non
         return g, node.attrs["index"]
     rule = op.vjp[i] if op.vjp.__class__ is tuple else op.rule(i)
     if rule is None:
-        return None
+        raise _missing_rule(node, i)
     part = rule(g, node, *node.inputs, **node.attrs) if node.attrs else rule(g, node, *node.inputs)
+    if part is None:
+        return None
     return part if part.shape == x.shape and part.dtype is x.dtype else unbroadcast(part, x), None
+
+
+def _missing_rule(node: Tensor, i: int) -> NotDifferentiableError:
+    assert node.op is not None
+    what = (
+        "it is made by the technique 'fuse' and has no rule; switch that off to differentiate once more"
+        if node.op.fused
+        else f"it has no vjp rule for its input {i}; give its record one, or constant=True if no gradient is to pass it"
+    )
+    return NotDifferentiableError(f"a gradient is taken through {described(node)}, but {what}")
 
 
 def _refuse_written(node: Tensor) -> None:
@@ -189,9 +202,8 @@ def _refuse_written(node: Tensor) -> None:
     for x in written(node.marks or ()):
         i = next(i for i, a in enumerate(node.inputs) if a is x)
         if _reads(node, i):
-            where = f" in layer {node.scope!r}" if node.scope else ""
             raise InPlaceError(
-                f"backward: the gradient of {node.op.name!r}{where} needs its input {i} "
+                f"backward: the gradient of {described(node)} needs its input {i} "
                 f"({x.name + ', ' if x.name else ''}shape {x.shape} {x.dtype}) as it was, but the array was written to "
                 "in place since; write to a copy of it, or after the gradient was taken"
             )
@@ -210,7 +222,7 @@ def _reads(node: Tensor, i: int) -> bool:
         g, y = (Tensor.symbol(node.shape, node.dtype) for _ in range(2))
         rules = [op.rule(k) for k, x in enumerate(node.inputs) if x.requires_grad]
         parts = [rule(g, y, *inputs, **node.attrs) for rule in rules if rule is not None]
-        return any(x is inputs[i] for x in topological_sort(parts))
+        return any(x is inputs[i] for x in topological_sort([part for part in parts if part is not None]))
     except EngineError:
         return True  # a rule that needs values
     finally:
@@ -260,6 +272,12 @@ def unbroadcast(g: Tensor, x: Tensor) -> Tensor:
     if summed.size != x.size:
         raise ShapeError(f"a gradient rule returned shape {g.shape} for an input of shape {x.shape}")
     return ops.reshape(summed, x.shape)
+
+
+def described(node: Tensor) -> str:
+    """Return the name of a node's op, and of the layer that it belongs to, for messages."""
+    assert node.op is not None
+    return f"{node.op.name!r} in layer {node.scope!r}" if node.scope else repr(node.op.name)
 
 
 @contextmanager

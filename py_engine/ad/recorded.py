@@ -128,7 +128,7 @@ def _op(x: Tensor) -> Op:
 
 def _made_without_recording(x: Tensor) -> bool:
     """Whether an op would have a derivative, had it not been made under `no_grad()`."""
-    if x.requires_grad or x.dtype not in FLOATS or not _op(x).differentiable:
+    if x.requires_grad or x.dtype not in FLOATS or _op(x).constant:
         return False
     return any(a.requires_grad for a in x.inputs)
 

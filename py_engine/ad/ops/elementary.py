@@ -24,6 +24,7 @@ from py_engine.ad.ops.record import (
     elementwise,
     implements,
     infer_elementwise,
+    no_gradient,
     register,
 )
 from py_engine.ad.tensor import Array, Literal, Operand, Tensor
@@ -217,7 +218,7 @@ WHERE: Op = register(
         infer=_infer_where,
         kernel=_where,
         vjp=(
-            None,
+            no_gradient,
             lambda g, y, condition, a, b: WHERE(condition, g, 0),
             lambda g, y, condition, a, b: WHERE(condition, 0, g),
         ),
@@ -250,7 +251,7 @@ def _comparison(name: str, ufunc: np.ufunc, doc: str) -> Op:
         common_dtype((a, b))
         return broadcast((a, b)), np.dtype(np.bool_)
 
-    return register(Op(name, infer, ufunc, elementwise=True, doc=doc), ufunc)
+    return register(Op(name, infer, ufunc, constant=True, elementwise=True, doc=doc), ufunc)
 
 
 less = _comparison("less", np.less, "a < b, as booleans")
@@ -308,7 +309,7 @@ def _itself(x: Array) -> Array:
 
 
 stop_gradient = register(
-    Op("stop_gradient", _infer_same, view=_itself, doc="x as a constant: no gradient flows through it")
+    Op("stop_gradient", _infer_same, view=_itself, constant=True, doc="x as a constant: no gradient flows through it")
 )
 identity = register(
     Op(

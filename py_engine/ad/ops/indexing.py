@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from py_engine.ad.ops.elementary import astype, not_equal
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, c_ordered, register
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, c_ordered, no_gradient, register
 from py_engine.ad.ops.shape import SLICE, Index, _dummy, expand_dims
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError, TraceError
@@ -266,7 +266,7 @@ EMBEDDING: Op = register(
             lambda g, y, weight, ids, padding_index: EMBEDDING_GRADIENT(
                 g, ids, vocabulary=weight.shape[0], padding_index=padding_index
             ),
-            None,
+            no_gradient,
         ),
         jvp=lambda t, y, weight, ids, padding_index: unpadded(
             EMBEDDING(t[0], ids, padding_index=padding_index), ids, padding_index
@@ -284,7 +284,7 @@ EMBEDDING_GRADIENT: Op = register(
             lambda u, y, g, ids, vocabulary, padding_index: unpadded(
                 EMBEDDING(u, ids, padding_index=padding_index), ids, padding_index
             ),
-            None,
+            no_gradient,
         ),
         jvp=lambda t, y, g, ids, vocabulary, padding_index: EMBEDDING_GRADIENT(
             t[0], ids, vocabulary=vocabulary, padding_index=padding_index

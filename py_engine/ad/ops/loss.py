@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad.ops.elementary import exp, softplus, square
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, as_tensors, c_ordered, register
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, as_tensors, c_ordered, no_gradient, register
 from py_engine.ad.ops.reduction import bind_subtract, logsumexp, mean, sum
 from py_engine.ad.ops.shape import expand_dims
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
@@ -100,8 +100,8 @@ SOFTMAX_CROSS_ENTROPY: Op = register(
         bind=_bind_loss,
         vjp=(
             lambda g, y, logits, lse, labels: SOFTMAX_CROSS_ENTROPY_GRADIENT(g, logits, lse, labels),
-            None,
-            None,
+            no_gradient,  # the rule for the logits contains it
+            no_gradient,
         ),
         jvp=lambda t, y, logits, lse, labels: sum(
             t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
@@ -121,7 +121,7 @@ SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = register(
             ),
             lambda u, y, g, logits, lse, labels: _tangent(u, g, logits, lse, labels),
             lambda u, y, g, logits, lse, labels: -sum(_tangent(u, g, logits, lse, labels), -1),
-            None,
+            no_gradient,
         ),
         jvp=lambda t, y, g, logits, lse, labels: _gradient_jvp(t, y, g, logits, lse, labels),
         accepts=c_ordered,

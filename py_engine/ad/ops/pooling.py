@@ -38,6 +38,7 @@ from py_engine.ad.ops.record import (
     common_dtype,
     linear_jvp,
     multilinear_jvp,
+    no_gradient,
     register,
 )
 from py_engine.ad.ops.shape import transpose
@@ -206,7 +207,7 @@ MAX_POOL_GRADIENT: Op = register(
         name="max_pool_gradient",
         infer=_infer_pool_gradient,
         bind=_bind_max_gradient,
-        vjp=(lambda u, r, g, x, y, lengths, **at: MAX_POOL_GATHER(u, x, y, **at), None, None),
+        vjp=(lambda u, r, g, x, y, lengths, **at: MAX_POOL_GATHER(u, x, y, **at), no_gradient, no_gradient),
         jvp=lambda t, r, g, x, y, **at: MAX_POOL_GRADIENT(_or_zeros(t[0], g), x, y, **at),
         accepts=lambda array: array.flags.c_contiguous,
         doc="an element for each window, added into zeros at the place of the window's maximum",
@@ -217,7 +218,11 @@ MAX_POOL_GATHER: Op = register(
         name="max_pool_gather",
         infer=_infer_max_gather,
         bind=_bind_max_gather,
-        vjp=(lambda g, r, u, x, y, **at: MAX_POOL_GRADIENT(g, x, y, lengths=x.shape[2:], **at), None, None),
+        vjp=(
+            lambda g, r, u, x, y, **at: MAX_POOL_GRADIENT(g, x, y, lengths=x.shape[2:], **at),
+            no_gradient,
+            no_gradient,
+        ),
         jvp=lambda t, r, u, x, y, **at: MAX_POOL_GATHER(_or_zeros(t[0], u), x, y, **at),
         doc="for each window the element of another array at the place of the window's maximum",
     )
@@ -634,7 +639,7 @@ PHASE_MAX_GRADIENT: Op = register(
         name="phase_max_gradient",
         infer=_infer_phase_max_gradient,
         bind=_bind_phase_max_gradient,
-        vjp=(lambda u, r, g, phases, y: PHASE_MAX_GATHER(u, phases, y), None, None),
+        vjp=(lambda u, r, g, phases, y: PHASE_MAX_GATHER(u, phases, y), no_gradient, no_gradient),
         jvp=lambda t, r, g, phases, y: PHASE_MAX_GRADIENT(_or_zeros(t[0], g), phases, y),
         overwrites=(1,),
         accepts=lambda array: array.flags.c_contiguous,
@@ -647,7 +652,7 @@ PHASE_MAX_GATHER: Op = register(
         name="phase_max_gather",
         infer=_infer_phase_max_gather,
         bind=_bind_phase_max_gather,
-        vjp=(lambda g, r, u, phases, y: PHASE_MAX_GRADIENT(g, phases, y), None, None),
+        vjp=(lambda g, r, u, phases, y: PHASE_MAX_GRADIENT(g, phases, y), no_gradient, no_gradient),
         jvp=lambda t, r, u, phases, y: PHASE_MAX_GATHER(_or_zeros(t[0], u), phases, y),
         accepts=lambda array: array.flags.c_contiguous,
         fused=True,

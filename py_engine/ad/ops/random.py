@@ -35,6 +35,7 @@ DROPOUT_MASK: Op = register(
         name="dropout_mask",
         infer=_infer_mask,
         bind=_bind_mask,
+        constant=True,
         random=True,
         doc="0 with probability rate, else 1 / (1 - rate), in the shape of x",
     )

@@ -24,7 +24,7 @@ from py_engine.errors import DTypeError, ShapeError
 
 Shape: TypeAlias = tuple[int, ...]
 Infer: TypeAlias = Callable[..., tuple[Shape, Any]]
-Rule: TypeAlias = Callable[..., Tensor]
+Rule: TypeAlias = Callable[..., Tensor | None]
 Call: TypeAlias = Callable[[], Any]
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,12 +51,16 @@ class Op:
         bind: `bind(inputs, out, scratch, **attrs)` gives the calls that do so, for kernels with something to
             prepare once; `scratch(shape, dtype)` is memory that a call may use and that it never relies on.
         view: `view(x, **attrs)` gives the result as a view of its input's memory: no call at all.
-        vjp: one rule per input, `rule(g, y, *inputs, **attrs)`, written in ops; None where there is no
-            derivative.  A single rule `rule(i, g, y, *inputs, **attrs)` serves ops with any number of inputs.
+        vjp: one rule per input, `rule(g, y, *inputs, **attrs)`, written in ops; `no_gradient` for an input that
+            counts as a constant.  A single rule `rule(i, g, y, *inputs, **attrs)` serves ops with any number of
+            inputs.  None, or None for an input: the rule is missing, and a gradient that needs it raises.
         joint: whether `vjp` is one rule for all inputs together, `rule(parts, asked, y)`: from the contributions to
             the gradient of `y` (see `graph.Part`) and whether each input's is asked for, one gradient per input, or
             None; for ops that compute these in one go.
-        jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input that does not move.
+        jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input that does not move,
+            and as the result where nothing does.
+        constant: whether the result counts as a constant on purpose (a comparison, a random mask): a
+            gradient ends there, and the op has no rules.
         overwrites: the inputs whose memory `out` may be.
         elementwise: whether every result element depends on one element of each input, found by broadcasting.
         accepts: `accepts(array)` tells whether the kernel handles that memory layout; where not, the input is
@@ -75,7 +79,8 @@ class Op:
     view: Callable[..., Array] | None = None
     vjp: tuple[Rule | None, ...] | Callable[..., Any] | None = None
     joint: bool = False
-    jvp: Callable[..., Tensor] | None = None
+    jvp: Callable[..., Tensor | None] | None = None
+    constant: bool = False
     overwrites: tuple[int, ...] = ()
     elementwise: bool = False
     accepts: Callable[[Array], bool] | None = None
@@ -86,7 +91,7 @@ class Op:
 
     @property
     def differentiable(self) -> bool:
-        """Whether any input has a derivative."""
+        """Whether there are rules for its derivatives."""
         return self.vjp is not None
 
     def __call__(self, *operands: Operand, **attrs: Any) -> Tensor:
@@ -119,7 +124,7 @@ class Op:
             except (ShapeError, DTypeError) as error:
                 where = f" in layer {STATE.scope!r}" if STATE.scope else ""
                 raise type(error)(f"{self.name}{where}: {error}") from None
-        recorded = depends and STATE.recording and self.vjp is not None and dtype in FLOATS
+        recorded = depends and STATE.recording and not self.constant and dtype in FLOATS
         result = _new(Tensor)
         result.shape = shape
         result.dtype = dtype
@@ -171,7 +176,7 @@ class Op:
         return [partial(self.kernel, *arrays, out, **attrs)]
 
     def rule(self, index: int) -> Rule | None:
-        """Return the vjp rule of one input, or None when it has no derivative."""
+        """Return the vjp rule of one input, or None where it is missing."""
         if self.vjp is None:
             return None
         if isinstance(self.vjp, tuple):
@@ -184,10 +189,31 @@ def c_ordered(x: Array) -> bool:
     return x.flags.c_contiguous
 
 
+def no_gradient(*args: Any, **attrs: Any) -> None:
+    """The vjp rule of an input that counts as a constant: labels, a condition, the operand that a maximum's place
+    is found in; or whose derivative another input's rule contains."""
+
+
 def register(op: Op, *stands_in_for: Any) -> Op:
-    """Enter an op into the table, and as the stand-in for the given numpy functions."""
+    """Enter an op into the table, and as the stand-in for the given numpy functions.
+
+    Raises:
+        ValueError: there is one of that name; a rule is missing, and the record does not say that the op, or the
+            input, counts as a constant (fused ops may lack rules: the ops that they stand for have them); or a
+            constant has rules.
+    """
     if op.name in TABLE:
         raise ValueError(f"there is an op {op.name!r} already")
+    if op.constant and (op.vjp is not None or op.jvp is not None):
+        raise ValueError(f"the op {op.name!r} is constant, so it must not have vjp or jvp rules")
+    if not op.constant and not op.fused:
+        if op.vjp is None or (isinstance(op.vjp, tuple) and None in op.vjp):
+            raise ValueError(
+                f"the op {op.name!r} lacks a vjp rule; give one for each input (no_gradient for an input that counts "
+                "as a constant), or constant=True if the whole result does"
+            )
+        if op.jvp is None:
+            raise ValueError(f"the op {op.name!r} lacks a jvp rule; give one, or constant=True")
     TABLE[op.name] = op
     for function in stands_in_for:
         NUMPY[function] = op
@@ -312,7 +338,7 @@ def infer_float(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
 def elementwise(
     name: str,
     kernel: Callable[..., Any] | None,
-    *partials: Callable[..., Tensor | float],
+    *partials: Callable[..., Tensor | float] | None,
     doc: str,
     numpy: Any = None,
     bind: Callable[..., Sequence[Call]] | None = None,
@@ -323,35 +349,40 @@ def elementwise(
     Args:
         name: the op's name.
         kernel: a ufunc, or any function with its signature `kernel(*inputs, out)`.
-        partials: for each input, `partial(y, *inputs, **attrs)`: dy/dinput, written in ops or a number.
+        partials: for each input, `partial(y, *inputs, **attrs)`: dy/dinput, written in ops or a number; None for
+            an input that counts as a constant. An op with None for all inputs is constant.
         doc: one line for the op reference.
         numpy: the numpy function it stands in for; None takes `kernel` when that is a ufunc.
         bind: instead of `kernel`, see `Op`.
         infer: see `Op`.
     """
 
-    def rule(derivative: Callable[..., Tensor | float]) -> Rule:
+    def rule(derivative: Callable[..., Tensor | float] | None) -> Rule:
+        if derivative is None:
+            return no_gradient
+
         def vjp(g: Tensor, y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
             return scaled(g, derivative(y, *inputs, **attrs))
 
         return vjp
 
-    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
+    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor | None:
         total = None
         for tangent, derivative in zip(tangents, partials, strict=True):
-            if tangent is not None:
+            if tangent is not None and derivative is not None:
                 term = scaled(tangent, derivative(y, *inputs, **attrs))
                 total = term if total is None else total + term
-        assert total is not None
         return total
 
+    constant = bool(partials) and not any(partials)
     op = Op(
         name=name,
         infer=infer,
         kernel=kernel,
         bind=bind,
-        vjp=tuple(rule(derivative) for derivative in partials) or None,
-        jvp=jvp if partials else None,
+        vjp=tuple(rule(derivative) for derivative in partials) if any(partials) else None,
+        jvp=jvp if any(partials) else None,
+        constant=constant,
         overwrites=tuple(range(max(1, len(partials)))),
         elementwise=True,
         doc=doc,

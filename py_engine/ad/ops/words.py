@@ -17,7 +17,7 @@ import numpy as np
 from py_engine.ad.ops.indexing import EMBEDDING, EMBEDDING_GRADIENT, unpadded
 from py_engine.ad.ops.linalg import MATMUL
 from py_engine.ad.ops.pooling import PHASE_MAX_GRADIENT, SHIFTED_GRADIENT, SLIDING, slide
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, c_ordered, common_dtype, register
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, c_ordered, common_dtype, no_gradient, register
 from py_engine.ad.ops.shape import reshape, transpose
 from py_engine.ad.tensor import Array, Tensor
 
@@ -50,6 +50,7 @@ WORDS: Op = register(
         name="words",
         infer=lambda ids, vocabulary: ((1 + _room(ids, vocabulary) + ids.size,), ids.dtype),
         bind=_bind_words,
+        constant=True,
         accepts=c_ordered,
         fused=True,
         doc="how many different ids there are, these in order, room, and for each id which of them it is",
@@ -260,7 +261,7 @@ WORD_PHASES: Op = register(
         name="word_phases",
         infer=_infer_phases,
         bind=_bind_phases,
-        vjp=(_weight_vjp, _kernel_vjp, None),
+        vjp=(_weight_vjp, _kernel_vjp, no_gradient),
         jvp=_phases_jvp,
         accepts=c_ordered,
         fused=True,
