@@ -142,7 +142,7 @@ function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, i::Int, x::Tens
         return nothing
     end
     r = rule(op, i)
-    r === nothing && return nothing
+    r === nothing && throw(missing_rule(node, "backward rule for its input $i"))
     part = r(g, node, node.inputs, node.attrs)
     part === nothing && return nothing
     add_part!(get!(Pending, pending, x), unbroadcast(part::Tensor, x), reuse)

@@ -398,7 +398,7 @@ function plain_scan(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, ste
 end
 
 """Whether an op would have a derivative, had it not been made under `no_grad`."""
-made_without_recording(x::Tensor) = !x.requires_grad && x.eltype in FLOATS && (x.op::Op).backward! !== nothing &&
+made_without_recording(x::Tensor) = !x.requires_grad && x.eltype in FLOATS && !(x.op::Op).constant &&
     any(a -> a.requires_grad, x.inputs)
 
 function alike_carry(@nospecialize(new), carries::Vector{Tensor}, structure::Structure)

@@ -268,16 +268,30 @@ end
 
 """The derivatives of recorded tensors when leaves move by these tangents; `order` is what stands between them, sorted."""
 function pushed_forward(outputs::Vector{Tensor}, moves::Dict{Tensor,Tensor}, order::Vector{Tensor})
+    needed = leading_to(outputs, order)
     for node in order
         op = node.op
-        (op === nothing || !node.requires_grad || haskey(moves, node)) && continue
-        t = Any[get(moves, x, nothing) for x in node.inputs]
+        (op === nothing || !(node in needed) || haskey(moves, node)) && continue
+        t = Any[counts_as_constant(op::Op, i) ? nothing : get(moves, x, nothing) for (i, x) in enumerate(node.inputs)]
         all(isnothing, t) && continue
-        (op::Op).jvp === nothing && continue
+        (op::Op).jvp === nothing && throw(missing_rule(node, "jvp rule"))
         moved_ = op.jvp(t, node, node.inputs, node.attrs)
         moved_ === nothing || (moves[node] = spread_to(moved_, node.dims))
     end
     return Tensor[haskey(moves, x) ? moves[x] : zeros_like(x) for x in outputs]
+end
+
+"""The nodes in `order` that outputs depend on not as on a constant."""
+function leading_to(outputs::Vector{Tensor}, order::Vector{Tensor})
+    needed = Set{Tensor}(outputs)
+    for node in Iterators.reverse(order)
+        node.requires_grad && node.op !== nothing || (delete!(needed, node); continue)
+        node in needed || continue
+        for (i, x) in enumerate(node.inputs)
+            counts_as_constant(node.op::Op, i) || push!(needed, x)
+        end
+    end
+    return needed
 end
 
 """

@@ -115,8 +115,8 @@ relu(x::Tensor) = RELU(x)
 const SIGMOID = elementwise("sigmoid", (y, x) -> y .* (1 .- y); functions=(sigmoid,), doc="1 / (1 + exp(-x))")
 const SOFTPLUS = elementwise("softplus", (y, x) -> SIGMOID(x); functions=(softplus,), doc="log(1 + exp(x))")
 const RELU = elementwise("relu", (y, x) -> STEP(y); functions=(relu,), doc="max(x, 0)")
-const STEP = elementwise("step", (y, x) -> 0; doc="1 where x > 0, else 0; derivative 0")
-const SIGN = elementwise("sign", (y, x) -> 0; functions=(sign,), doc="-1, 0 or 1; derivative 0")
+const STEP = elementwise("step"; doc="1 where x > 0, else 0; derivative 0")
+const SIGN = elementwise("sign"; functions=(sign,), doc="-1, 0 or 1; derivative 0")
 const ABS = elementwise("abs", (y, x) -> SIGN(x); functions=(abs,), doc="absolute value")
 
 for f in (:sigmoid, :softplus, :relu)
@@ -128,7 +128,7 @@ end
 """1 for the winner, 1/2 for a tie, 0 for the loser."""
 share(y, mine, other) = EQUAL_MASK(y, mine) .* (1 .- 0.5 .* EQUAL_MASK(mine, other))
 
-const EQUAL_MASK = elementwise("equal_mask", (y, a, b) -> 0, (y, a, b) -> 0;
+const EQUAL_MASK = elementwise("equal_mask"; inputs=2,
     forward=(p, out, inputs, attrs) -> emit_elementwise!(p, :equal, out, inputs),
     doc="1 where a = b, else 0; derivative 0")
 const MAXIMUM = elementwise("maximum", (y, a, b) -> share(y, a, b), (y, a, b) -> share(y, b, a);
@@ -152,7 +152,7 @@ DOTTED[clamp] = clip
 
 const WHERE = register!(Op("where", infer_elementwise;
     forward=(p, out, inputs, attrs) -> emit_elementwise!(p, :where, out, inputs),
-    backward=Any[nothing, (g, y, inputs, attrs) -> WHERE(inputs[1], g, 0), (g, y, inputs, attrs) -> WHERE(inputs[1], 0, g)],
+    backward=Any[no_gradient, (g, y, inputs, attrs) -> WHERE(inputs[1], g, 0), (g, y, inputs, attrs) -> WHERE(inputs[1], 0, g)],
     jvp=(t, y, inputs, attrs) -> WHERE(inputs[1], t[2] === nothing ? 0 : t[2], t[3] === nothing ? 0 : t[3]),
     overwrites=[1, 2, 3], elementwise=true, doc="a where the condition holds, else b"))
 
@@ -169,7 +169,7 @@ DOTTED[ifelse] = choose
 
 # Comparisons: 1 where they hold, else 0, in the operands' element type ----------------------------------------------------
 
-comparison(name, f, doc) = register!(Op(name, infer_elementwise; elementwise=true, overwrites=[1, 2], doc=doc,
+comparison(name, f, doc) = register!(Op(name, infer_elementwise; elementwise=true, constant=true, overwrites=[1, 2], doc=doc,
     forward=(p, out, inputs, attrs) -> emit_elementwise!(p, Symbol(name), out, inputs)), f)
 
 const LESS = comparison("less", <, "a < b")
@@ -226,7 +226,7 @@ end
 infer_same(inputs::Vector{Tensor}, attrs::Vector{Any}) = (inputs[1].dims, inputs[1].eltype)
 itself(m::Memory, attrs::Vector{Any}) = m
 
-const STOP_GRADIENT = register!(Op("stop_gradient", infer_same; view=itself,
+const STOP_GRADIENT = register!(Op("stop_gradient", infer_same; view=itself, constant=true,
     doc="x as a constant: no gradient flows through it"))
 const IDENTITY = register!(Op("identity", infer_same; view=itself, backward=Any[(g, y, inputs, attrs) -> g],
     jvp=(t, y, inputs, attrs) -> t[1], doc="x itself, as a new node"), identity)

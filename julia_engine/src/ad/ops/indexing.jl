@@ -25,11 +25,11 @@ forward_scatter(p, out, inputs, attrs) =
     length(out) == 0 ? nothing : emit_indexed!(p, :scatter, out, inputs[1], inputs[2], attrs[2], attrs[1])
 
 const GATHER = register!(Op("gather", infer_gather; forward=forward_gather,
-    backward=Any[(g, y, inputs, attrs) -> apply(SCATTER, Tensor[g, inputs[2]], Any[attrs[1], inputs[1].dims]), nothing],
+    backward=Any[(g, y, inputs, attrs) -> apply(SCATTER, Tensor[g, inputs[2]], Any[attrs[1], inputs[1].dims]), no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(GATHER, Tensor[t[1], inputs[2]], attrs), accepts=is_dense, attrs=[:axis],
     doc="elements at positions given by an array of integers along an axis"))
 const SCATTER = register!(Op("scatter", infer_scatter; forward=forward_scatter,
-    backward=Any[(g, y, inputs, attrs) -> apply(GATHER, Tensor[g, inputs[2]], attrs[1:1]), nothing],
+    backward=Any[(g, y, inputs, attrs) -> apply(GATHER, Tensor[g, inputs[2]], attrs[1:1]), no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(SCATTER, Tensor[t[1], inputs[2]], attrs), accepts=is_dense,
     attrs=[:axis, :dims], doc="elements added into an array of zeros at positions given by an array of integers"))
 
@@ -78,12 +78,12 @@ forward_embedding_gradient(p, out, inputs, attrs) = length(out) == 0 ? nothing :
 
 const EMBEDDING = register!(Op("embedding", infer_embedding; forward=forward_embedding,
     backward=Any[(g, y, inputs, attrs) -> apply(EMBEDDING_GRADIENT, Tensor[g, inputs[2]], Any[inputs[1].dims[2], attrs[1]]),
-        nothing],
+        no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(EMBEDDING, Tensor[t[1], inputs[2]], Any[attrs[1], true]), accepts=is_dense,
     attrs=[:padding_index, :masked], doc="columns of a matrix by their numbers"))
 const EMBEDDING_GRADIENT = register!(Op("embedding_gradient", infer_embedding_gradient;
     forward=forward_embedding_gradient,
-    backward=Any[(u, y, inputs, attrs) -> apply(EMBEDDING, Tensor[u, inputs[2]], Any[attrs[2], true]), nothing],
+    backward=Any[(u, y, inputs, attrs) -> apply(EMBEDDING, Tensor[u, inputs[2]], Any[attrs[2], true]), no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(EMBEDDING_GRADIENT, Tensor[t[1], inputs[2]], attrs), accepts=is_dense,
     attrs=[:vocabulary, :padding_index], doc="columns added into a matrix of zeros at their numbers"))
 

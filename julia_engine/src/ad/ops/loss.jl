@@ -71,7 +71,7 @@ function jvp_cross_entropy_gradient(t, y, inputs, attrs)
 end
 
 const SOFTMAX_CROSS_ENTROPY = register!(Op("softmax_cross_entropy", infer_cross_entropy; forward=forward_cross_entropy,
-    backward=Any[(g, y, inputs, attrs) -> SOFTMAX_CROSS_ENTROPY_GRADIENT(g, inputs...), nothing, nothing],
+    backward=Any[(g, y, inputs, attrs) -> SOFTMAX_CROSS_ENTROPY_GRADIENT(g, inputs...), no_gradient, no_gradient],
     jvp=(t, y, inputs, attrs) -> sum(t[1] .* SOFTMAX_CROSS_ENTROPY_GRADIENT(unit(y), inputs...)),
     accepts=is_dense, doc="mean of -log softmax(logits)[label]"))
 const SOFTMAX_CROSS_ENTROPY_GRADIENT = register!(Op("softmax_cross_entropy_gradient",

@@ -74,12 +74,12 @@ const MAX_POOL = register!(Op("max_pool", infer_pool; attrs=POOL_ATTRS,
     doc="largest element of each window over the first axis or two; the first of equal ones"))
 const MAX_POOL_GRADIENT = register!(Op("max_pool_gradient", infer_max_pool_gradient; attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> forward_pool_gradient(:max_pool_gradient, p, out, inputs, attrs),
-    backward=Any[(g, y, inputs, attrs) -> pool_gather(g, inputs[2], attrs), nothing],
+    backward=Any[(g, y, inputs, attrs) -> pool_gather(g, inputs[2], attrs), no_gradient],
     jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_gradient(t[1], inputs[2], attrs),
     doc="gradient of max_pool: each element added where the largest of its window of the second operand is"))
 const MAX_POOL_GATHER = register!(Op("max_pool_gather", infer_max_pool_gather; attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool_gather, inputs[2], attrs, out, inputs...),
-    backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[2], attrs), nothing],
+    backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[2], attrs), no_gradient],
     jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_gather(t[1], inputs[2], attrs),
     doc="the elements that stand where the largest of each window of the second operand are"))
 const AVG_POOL = register!(Op("avg_pool", infer_pool; attrs=POOL_ATTRS,

@@ -25,7 +25,7 @@ function forward_mask(p, out, inputs, attrs)
     return nothing
 end
 
-const DROPOUT_MASK = register!(Op("dropout_mask", infer_mask; forward=forward_mask, random=true,
+const DROPOUT_MASK = register!(Op("dropout_mask", infer_mask; forward=forward_mask, random=true, constant=true,
     attrs=[:rate, :generator], doc="0 with probability rate, else 1 / (1 - rate), in the shape of x"))
 
 """

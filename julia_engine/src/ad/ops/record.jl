@@ -144,10 +144,13 @@ One operation. An op is callable with tensors, arrays and numbers.
 - `forward!(program, out, inputs, attrs)`: appends the instructions that compute the op from the memories `inputs` into
   `out`. They write every element of `out` and nothing else but scratch.
 - `view(memory, attrs)`: the result as a view of its input's memory, or `nothing` where the layout has none.
-- `backward!`: one rule per input, `rule(g, y, inputs, attrs)`, written in ops, `nothing` where there is no derivative;
-  or one function `rule(i, g, y, inputs, attrs)` for ops with any number of inputs; or a [`Joint`](@ref), where the
-  gradients of all inputs come from one computation.
+- `backward!`: one rule per input, `rule(g, y, inputs, attrs)`, written in ops, [`no_gradient`](@ref) for an input that
+  counts as a constant; or one function `rule(i, g, y, inputs, attrs)` for ops with any number of inputs; or a
+  [`Joint`](@ref), where the gradients of all inputs come from one computation. `nothing`, or `nothing` for an input: the
+  rule is missing, and a gradient that needs it raises.
 - `jvp(tangents, y, inputs, attrs)`: written in ops, with `nothing` for an input that does not move.
+- `constant`: whether the result counts as a constant on purpose (a comparison, a random mask, the sign): a gradient ends
+  there, and the op has no rules.
 - `overwrites`: the inputs whose memory `out` may be.
 - `elementwise`: whether every result element depends on one element of each input, found by broadcasting.
 - `accepts(dims, strides)`: whether the instructions handle that layout of an input; where not, it is copied first.
@@ -164,6 +167,7 @@ struct Op <: Operator
     view::Union{Nothing,Function}
     backward!::Union{Nothing,Function,Vector{Any}}
     jvp::Union{Nothing,Function}
+    constant::Bool
     overwrites::Vector{Int}
     elementwise::Bool
     accepts::Union{Nothing,Function}
@@ -175,10 +179,10 @@ struct Op <: Operator
 end
 
 function Op(name::String, infer::Function; forward=nothing, view=nothing, backward=nothing, jvp=nothing,
-        overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing, random::Bool=false,
+        constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing, random::Bool=false,
         couples_batch::Bool=false, fuses::String="", attrs::Vector{Symbol}=Symbol[], doc::String="")
-    return Op(name, infer, forward, view, backward, jvp, overwrites, elementwise, accepts, random, couples_batch,
-        fuses, attrs, doc)
+    return Op(name, infer, forward, view, backward, jvp, constant, overwrites, elementwise, accepts, random,
+        couples_batch, fuses, attrs, doc)
 end
 
 Base.show(io::IO, op::Op) = print(io, "Op(", op.name, ")")
@@ -189,10 +193,28 @@ const TABLE = Dict{String,Op}()
 """Every public function on tensors by the name that it has in the numpy engine."""
 const FUNCTIONS = Dict{String,Any}()
 
-"""Whether any input has a derivative."""
+"""Whether there are rules for its derivatives."""
 differentiable(op::Op) = op.backward! !== nothing
 
-"""The rule of one input, as `rule(g, y, inputs, attrs)`, or `nothing` when it has no derivative."""
+"""
+The rule of an input that counts as a constant: labels, a condition, the operand that a maximum's place is found in; or
+whose derivative another input's rule contains.
+"""
+no_gradient(g, y, inputs, attrs) = nothing
+
+"""Whether the input's rule is `no_gradient`."""
+counts_as_constant(op::Op, i::Int) = (rules = op.backward!; rules isa Vector{Any} && rules[i] === no_gradient)
+
+"""The error for a derivative through an op that lacks the rule for it."""
+missing_rule(node::Tensor, what::String) = NotDifferentiableError("a derivative is taken through $(described(node)), but " *
+    (isempty(node.op.fuses) ? "it has no $what; give its record one, or constant=true if no derivative is to pass it" :
+     "it is fused and has no rules; differentiate the ops that it stands for: $(node.op.fuses)"))
+
+"""A node's op, and the layer that it belongs to, for messages."""
+described(node::Tensor) = "\"$(node.op.name)\"$(in_layer(node.scope))"
+in_layer(scope::String) = isempty(scope) ? "" : " in layer \"$scope\""
+
+"""The rule of one input, as `rule(g, y, inputs, attrs)`, or `nothing` where it is missing."""
 function rule(op::Op, i::Int)
     rules = op.backward!
     rules === nothing && return nothing
@@ -200,14 +222,34 @@ function rule(op::Op, i::Int)
     return (g, y, inputs, attrs) -> rules(i, g, y, inputs, attrs)
 end
 
-"""Enter an op into the table, and as the stand-in for Julia's functions when they are dotted over tensors."""
+"""
+Enter an op into the table, and as the stand-in for Julia's functions when they are dotted over tensors. Throws a
+`ConfigurationError` where there is one of that name; where a rule is missing, and the record does not say that the op, or
+the input, counts as a constant (fused ops lack rules: the ops that they stand for have them); where a constant has rules.
+"""
 function register!(op::Op, @nospecialize(functions...))
     haskey(TABLE, op.name) && throw(ConfigurationError("there is an op \"$(op.name)\" already"))
+    check_rules(op)
     TABLE[op.name] = op
     for f in functions
         DOTTED[f] = op
     end
     return op
+end
+
+function check_rules(op::Op)
+    rules = op.backward!
+    if op.constant || !isempty(op.fuses)
+        rules === nothing && op.jvp === nothing || throw(ConfigurationError("the op \"$(op.name)\" is " *
+            (op.constant ? "constant" : "fused") * ", so it must have neither backward nor jvp rules"))
+        return nothing
+    end
+    (rules === nothing || (rules isa Vector{Any} && any(isnothing, rules))) && throw(ConfigurationError(
+        "the op \"$(op.name)\" lacks a backward rule; give one for each input (no_gradient for an input that counts as a " *
+        "constant), or constant=true if the whole result does"))
+    op.jvp === nothing &&
+        throw(ConfigurationError("the op \"$(op.name)\" lacks a jvp rule; give one, or constant=true"))
+    return nothing
 end
 
 (op::Op)(@nospecialize(operands...)) = apply(op, as_tensors(operands), NO_ATTRS)
@@ -222,7 +264,7 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}=NO_ATTRS)
         symbolic |= x.data === nothing
         depends |= x.requires_grad
     end
-    requires_grad = depends && now.recording && op.backward! !== nothing && T in FLOATS
+    requires_grad = depends && now.recording && !op.constant && T in FLOATS
     data = symbolic ? nothing : compute(op, Memory[readable(x, op) for x in inputs], dims, T, attrs, now.reuse)
     if symbolic || requires_grad || now.made !== nothing
         result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)
@@ -319,8 +361,7 @@ function inferred(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}, now::State
         return op.infer(inputs, attrs)::Tuple{Vector{Int},DataType}
     catch error
         error isa Union{ShapeError,DTypeError} || rethrow()
-        where_ = isempty(now.scope) ? "" : " in layer \"$(now.scope)\""
-        throw(typeof(error)("$(op.name)$where_: $(error.message)"))
+        throw(typeof(error)("$(op.name)$(in_layer(now.scope)): $(error.message)"))
     end
 end
 
@@ -423,16 +464,16 @@ infer_elementwise(inputs::Vector{Tensor}, attrs::Vector{Any}) =
     elementwise(name, partials...; doc, ...)
 
 Make and register an elementwise op whose instruction has the same name, from its partial derivatives: for each input
-`partial(y, inputs...)`, which is dy/dinput, written in ops or a number.
+`partial(y, inputs...)`, which is dy/dinput, written in ops or a number. An op without partial derivatives is constant.
 """
 function elementwise(name::String, @nospecialize(partials...); functions=(), doc::String, fuses::String="",
-        forward=nothing)
+        forward=nothing, inputs::Int=max(1, length(partials)))
     code = Symbol(name)
     lower = forward === nothing ? (p, out, inputs, attrs) -> emit_elementwise!(p, code, out, inputs) : forward
     rules = Any[partial_rule(partial) for partial in partials]
     op = Op(name, infer_elementwise; forward=lower, backward=isempty(partials) ? nothing : rules,
         jvp=isempty(partials) ? nothing : (t, y, inputs, attrs) -> partials_jvp(partials, t, y, inputs),
-        overwrites=collect(1:max(1, length(partials))), elementwise=true, fuses=fuses, doc=doc)
+        constant=isempty(partials), overwrites=collect(1:inputs), elementwise=true, fuses=fuses, doc=doc)
     return register!(op, functions...)
 end
 
