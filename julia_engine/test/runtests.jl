@@ -1,5 +1,5 @@
 # Runs every test of the engine: `julia --project=julia_engine julia_engine/test/runtests.jl [name ...]`.
-# With names (`ad_tape`), only those files. Random tests print their seed.
+# With names (`ad_tape`), only those files. A file without a test is an error. Random tests print their seed.
 
 using Test
 using TwinGrad
@@ -27,10 +27,26 @@ error_of(f) =
         error
     end
 
+"""The number of tests in a test set, and whether all of them passed."""
+count_tests(set) = number(set.n_passed) + sum(Int[count_tests(x) for x in set.results])
+count_tests(::Test.Result) = 1  # passed ones are counted by their set alone
+passed(set) = all(passed, set.results)
+passed(x::Test.Result) = x isa Union{Test.Pass,Test.Broken}
+number(n::Integer) = n
+number(n) = n[]  # an atomic counter in newer versions
+
 @testset "TwinGrad" begin
     for name in CHOSEN
-        @testset "$name" begin
+        println("file ", name)
+        start = ccall(:clock, Clong, ())
+        tests = @testset "$name" begin
             include(joinpath(@__DIR__, name * ".jl"))
         end
+        seconds = (ccall(:clock, Clong, ()) - start) / 1e6
+        n = count_tests(tests)
+        n > 0 || error("the file $name has no test")
+        println("file ", name, ": ", n, " tests ", passed(tests) ? "passed" : "ran, and some failed", ", ",
+            round(seconds; digits=1), " s of CPU")
+        flush(stdout)
     end
 end

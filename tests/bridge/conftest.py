@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,11 +15,28 @@ from numpy.typing import NDArray
 
 from bridge import engine, spec, weights
 from bridge.engine import Optimizer, Session
+from bridge.julia.find import Julia
 from bridge.spec import ModelSpec
 from bridge.weights import Params
 from bridge.worker import Worker
 
 Data = tuple[NDArray[Any], NDArray[Any]]
+
+JULIA_ENGINE = Path(__file__).parents[2] / "julia_engine"
+
+JULIA_GROUPS = {
+    "ops": ("ad_kernels", "ad_ops", "ad_vectors"),
+    "programs": ("ad_checkpoint", "ad_compiled", "ad_loops", "ad_memory", "ad_plan", "ad_rules", "ad_tape", "ad_tiles"),
+    "transforms": ("ad_forward", "ad_interface", "ad_transforms"),
+    "networks": ("ad_convolution", "network_embedding", "network_entry", "network_layers", "network_training"),
+}
+"""The files of `julia_engine/test` in groups of about equal time: each a process and a `test_julia_suite_*.py`.
+
+Every process compiles what its files share with the others once more: hence few groups.
+"""
+
+JULIA_GROUP_SECONDS = 1800
+"""The limit of a group, which takes about 100 seconds on an idle machine."""
 
 
 @pytest.fixture
@@ -133,3 +152,65 @@ def session_of(workers: Callable[[str], Worker], request: pytest.FixtureRequest)
         return worker
 
     return make
+
+
+@pytest.fixture
+def julia_groups() -> Mapping[str, Sequence[str]]:
+    """The groups of the Julia engine's test files."""
+    return JULIA_GROUPS
+
+
+@pytest.fixture
+def run_julia_tests(julia: Julia, tmp_path: Path) -> Callable[[Sequence[str]], dict[str, int]]:
+    """Run files of `julia_engine/test` in one Julia process, and return how many tests each of them holds.
+
+    Fails with the files' names and the lines that failed.
+    """
+
+    def run(files: Sequence[str]) -> dict[str, int]:
+        program = str(JULIA_ENGINE / "test" / "runtests.jl")
+        # Two threads: the trainer's own need at least that many.
+        command = [julia.executable, "--startup-file=no", f"--project={JULIA_ENGINE}", program, *files]
+        log = tmp_path / "runtests.log"
+        with log.open("wb") as file:
+            try:
+                code = subprocess.run(
+                    command,
+                    env=julia.environment(2),
+                    cwd=tmp_path,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    timeout=JULIA_GROUP_SECONDS,
+                ).returncode
+                ending = f"ended with code {code}"
+            except subprocess.TimeoutExpired:
+                code, ending = None, f"was not done after {JULIA_GROUP_SECONDS} seconds"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        print("\n".join([f"{julia}", *(line for line in lines if line.startswith("file "))]))
+        counts = {
+            found[1]: int(found[2]) for line in lines if (found := re.match(r"file (\S+): (\d+) tests passed", line))
+        }
+        if code or code is None or set(counts) != set(files) or not all(counts.values()):
+            missing = ", ".join(name for name in files if not counts.get(name))
+            pytest.fail(f"{' '.join(command)}\n{ending}; not passed: {missing}\n" + "\n".join(_failures(lines)))
+        return counts
+
+    return run
+
+
+def _failures(lines: list[str]) -> list[str]:
+    """The tests that failed, each below the name of its file; without any, the last lines."""
+    found: list[str] = []
+    for number, line in enumerate(lines):
+        if re.match(r"file \S+$", line):
+            found.append(line)
+        elif "Test Failed at" in line or "Error During Test" in line or line.startswith(("ERROR", "signal")):
+            found += lines[number : number + 8]
+    shown = [line for line, after in zip(found, [*found[1:], "file"], strict=True) if not _starts_file(line, after)]
+    return shown or lines[-60:]
+
+
+def _starts_file(line: str, after: str) -> bool:
+    """Whether a line names a file in which nothing failed."""
+    return line.startswith("file ") and after.startswith("file")

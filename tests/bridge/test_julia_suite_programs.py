@@ -1,0 +1,14 @@
+"""The Julia engine's own tests of programs: tapes, loops and checkpoints, in a process of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+
+@pytest.mark.timeout(1860)
+def test_the_julia_engine_passes_its_tests_of_programs(
+    julia_groups: Mapping[str, Sequence[str]], run_julia_tests: Callable[[Sequence[str]], dict[str, int]]
+) -> None:
+    assert all(run_julia_tests(julia_groups["programs"]).values())
