@@ -20,8 +20,9 @@ from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from experiments import config, data
 from experiments.data.dataset import Dataset
+from experiments.formats import duration, fixed, fraction
 from experiments.output import Output, check_place
-from experiments.progress import download, duration, table
+from experiments.progress import download, table
 
 
 class InputError(TwinGradError):
@@ -79,8 +80,8 @@ def train(request: Training, output: Output) -> None:
         raise InputError(f"{request.data}: no y_train, nothing to learn")
     if request.batch_size > len(training.y) > 0:
         raise InputError(
-            f"--batch-size: a mini-batch of {request.batch_size:,} rows is more than the {len(training.y):,} training "
-            f"rows of {request.data}; give {len(training.y)} or less"
+            f"--batch-size: a mini-batch of {request.batch_size:,} rows is more than the "
+            f"{len(training.y):,} training rows of {request.data}; give {len(training.y)} or less"
         )
     with Worker(request.engine, request.threads) as worker:
         worker.build(spec, initial, optimizer, request.batch_size, spec.dtype)
@@ -90,11 +91,11 @@ def train(request: Training, output: Output) -> None:
             order = np.random.default_rng([request.seed, epoch]).permutation(len(training.y)).astype(np.int64)
             losses = worker.train_epoch(training.x, training.y, order)
             row: dict[str, Any] = {"epoch": epoch, "seconds": worker.seconds, "loss": float(losses.mean())}
-            shown.append([str(epoch), duration(row["seconds"]), f"{row['loss']:.4f}", ""])
+            shown.append([str(epoch), duration(row["seconds"]), fixed(row["loss"], 4), ""])
             if test is not None and test.y is not None:
                 found = worker.evaluate(test.x, test.y)
                 row |= {"test_loss": found.loss, "test_accuracy": found.accuracy}
-                shown[-1][3] = f"{found.accuracy:.4f}"
+                shown[-1][3] = fraction(found.accuracy)
             output.add([row])
         trained = worker.params()
     table(output.console, ["EPOCH", "TIME", "LOSS", "TEST ACCURACY"], shown, numbers=0)
@@ -122,7 +123,7 @@ def predict(request: Prediction, output: Output) -> None:
     if len(found) > request.show:
         output.say(f"and {len(found) - request.show} more rows")
     if known is not None:
-        output.say(f"loss {known.loss:.4f}, accuracy {known.accuracy:.4f} on {len(found):,} rows")
+        output.say(f"loss {fixed(known.loss, 4)}, accuracy {fraction(known.accuracy)} on {len(found):,} rows")
     if request.save:
         _save_array(request.save, outputs)
         output.say(f"outputs: {request.save}")
@@ -249,4 +250,4 @@ def _check_place(path: Path | None) -> None:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return fixed(value, 4) if isinstance(value, float) else str(value)

@@ -22,8 +22,9 @@ import click
 
 from bridge.errors import TwinGradError
 from experiments import config, provenance
+from experiments.formats import duration, fixed, size
 from experiments.output import Output
-from experiments.progress import Progress, Stages, download, duration, size, table
+from experiments.progress import Progress, Stages, download, table
 from py_engine.errors import EngineError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -403,10 +404,10 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
     rows = [
         [
             row["label"],
-            f"{row['microseconds_per_step']:.1f}",
-            f"({row['least']:.1f} to {row['most']:.1f})",
-            f"{row['ratio']:.3f}",
-            f"({row['ratio_least']:.3f} to {row['ratio_most']:.3f})",
+            fixed(row["microseconds_per_step"], 1),
+            f"({fixed(row['least'], 1)} to {fixed(row['most'], 1)})",
+            fixed(row["ratio"], 3),
+            f"({fixed(row['ratio_least'], 3)} to {fixed(row['ratio_most'], 3)})",
         ]
         for row in standings
     ]

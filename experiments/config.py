@@ -34,6 +34,7 @@ ClaimQuantity = Literal[
     "later_epoch_seconds",
     "first_to_later_seconds",
     "total_seconds",
+    "average_epoch_seconds",
     "step_microseconds",
     "bytes_first_epoch",
     "bytes_later_epochs",
@@ -300,8 +301,10 @@ class Claim(_Record):
     """Something a study says, and what decides whether it holds here: a closed set of tests on tidy results.
 
     The value tested is `quantity` of `engine`; with `than` it is that of `engine` divided by that of `than` (for
-    accuracies and losses: the difference). The claim is reproduced when the value lies between `low` and `high`. One
-    that no result can decide says so in `untestable`.
+    accuracies and losses: the difference). The claim holds when the value lies between `low` and `high`. Where one of
+    the two is an engine of ours, it stands for the study's own engine, which is not run here (or for what `stands_for`
+    names): such a claim is never said to be reproduced, only to hold for ours. One that no result can decide says so
+    in `untestable`.
     """
 
     id: Identifier
@@ -312,6 +315,8 @@ class Claim(_Record):
     than: str = ""
     of: str = ""
     """The technique or the variant that a quantity is about."""
+    stands_for: str = "the study's own engine"
+    """What an engine of ours stands for in this claim."""
     low: float | None = None
     high: float | None = None
     untestable: str = ""

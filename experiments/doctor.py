@@ -19,7 +19,7 @@ from bridge.errors import TwinGradError
 from bridge.julia.environment import kernels_for
 from bridge.worker import environment
 from experiments import config, provenance
-from experiments.progress import size
+from experiments.formats import size
 
 State = Literal["ok", "note", "problem"]
 

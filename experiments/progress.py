@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from experiments.formats import size
+
 
 class Progress:
     """Counts the runs of a sweep: `start` and `step` while one goes on, `finish` with what came of it.
@@ -129,25 +131,3 @@ class Stages:
     def total(self) -> float:
         """The seconds of all stages so far."""
         return sum(seconds for _, seconds in self.seconds)
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it: 812 µs, 3.2 ms, 1.42 s, 2 min 05 s, 1 h 02 min."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.2f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def size(count: float) -> str:
-    """A number of bytes in the decimal unit that suits it: 512 B, 4.8 kB, 1.03 GB."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(count) >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:.0f} B"

@@ -38,11 +38,12 @@ from experiments.config import (
 )
 from experiments.data.dataset import Dataset
 from experiments.data.dataset import Progress as Download
+from experiments.formats import duration, fixed, fraction, size
 from experiments.lanes import MOST, Lane, lanes, side_by_side
 from experiments.measure import ablation, memory, own, race, scaling, variants
 from experiments.measure import time as timing
 from experiments.measure.task import Task
-from experiments.progress import Progress, duration, size
+from experiments.progress import Progress
 from experiments.results import COLUMNS, SCHEMA, Record, Results, ResultsError, key_of, tidy_rows
 from experiments.workspace import Workspace
 from py_engine.errors import EngineError
@@ -537,10 +538,10 @@ def described(record: Record) -> str:
     row = rows([record])[0]
     match record["config"]["measure"]:
         case "own":
-            return f"test accuracy {row['test_accuracy']:.4f}  (in all {took})"
+            return f"test accuracy {fraction(row['test_accuracy'])}  (in all {took})"
         case "time":
             later = row["later_epoch_seconds"] or row["first_epoch_seconds"]
-            return f"test accuracy {row['test_accuracy']:.4f}  {duration(later)} per epoch  (in all {took})"
+            return f"test accuracy {fraction(row['test_accuracy'])}  {duration(later)} per epoch  (in all {took})"
         case "memory":
             allocated = row["bytes_later_epochs"]
             allocated = row["bytes_first_epoch"] if allocated is None else allocated
@@ -575,7 +576,7 @@ def summary(records: Iterable[Record]) -> list[list[str]]:
             str(len({row["seed"] for row in group})),
             _mean(group, "first_epoch_seconds", duration),
             _mean(group, "later_epoch_seconds", duration),
-            _mean(group, "test_accuracy", lambda value: f"{value:.4f}"),
+            _mean(group, "test_accuracy", fraction),
             _mean(group, "bytes_later_epochs", size),
             _mean(group, "peak_rss_bytes", size),
         ]
@@ -591,7 +592,7 @@ def growth(records: Iterable[Record]) -> list[list[str]]:
             record["config"]["engine"],
             row["quantity"].replace("_", " "),
             str(row["value"]),
-            f"{row['microseconds_per_step']:.1f}",
+            fixed(row["microseconds_per_step"], 1),
         ]
         for record in records
         for row in record.get("scaling", ())

@@ -15,9 +15,9 @@ import pytest
 
 from bridge import engine
 from bridge.julia.find import Julia
-from experiments import config
+from experiments import config, formats
 from experiments.cli import cli
-from experiments.report import select, table, tables
+from experiments.report import select, tables
 from experiments.results import Tidy
 
 ROOT = Path(__file__).parents[1]
@@ -105,7 +105,7 @@ def races(results: Tidy) -> str:
 
 
 def race_cell(row: dict[str, Any]) -> str:
-    step = table.significant(row["step_us_median"])
+    step = formats.significant(row["step_us_median"])
     return f"{step} ({row['ratio_median']:.2f})" if row["ratio_median"] and row["engine"] != "torch" else step
 
 
@@ -113,7 +113,7 @@ def test_its_allocations_are_those_of_the_committed_results() -> None:
     view = select.view(config.load_paper("mnist-rnn-e"), Tidy.load(ROOT / "paper" / "results"))
     allocated = {item["engine"]: item for item in tables.allocations(view).rows if "engine" in item}
     for name in ("numpy", "julia", "torch"):
-        assert table.size(allocated[name]["bytes_later_epochs"]) in README
+        assert formats.size(allocated[name]["bytes_later_epochs"]) in README
 
 
 def test_its_word_about_accuracies_is_true_of_the_committed_results() -> None:

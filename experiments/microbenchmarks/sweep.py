@@ -12,12 +12,13 @@ from typing import Any
 
 from experiments import provenance
 from experiments.config import ConfigError, Microbenchmarks, Paper, ProfileName
+from experiments.formats import duration, nanoseconds, size
 from experiments.microbenchmarks import measure
 from experiments.microbenchmarks.functions import BENCHMARKS
 from experiments.microbenchmarks.measure import Sizes
 from experiments.microbenchmarks.process import Entrant, start
 from experiments.microbenchmarks.registry import SUITES, SYSTEMS, BenchmarkError, SystemUnavailableError, get
-from experiments.progress import Progress, duration, size
+from experiments.progress import Progress
 from experiments.results import SCHEMA, Record, Results, key_of
 
 MEASURE = "microbenchmarks"
@@ -227,11 +228,7 @@ def table(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     found = rows([dict(record)])
     lines = []
     for row in found:
-        value = size(row["bytes"]) if "bytes" in row else _time(row["nanoseconds"])
+        value = size(row["bytes"]) if "bytes" in row else nanoseconds(row["nanoseconds"])
         title = BENCHMARKS[row["benchmark"]].title if row["benchmark"] in BENCHMARKS else row["benchmark"]
         lines.append([title, str(row["size"]), str(row["chunk"] or ""), row["label"], row["what"], value])
     return ["FUNCTION", "SIZE", "CHUNK", "SYSTEM", "WHAT", "MEDIAN"], lines
-
-
-def _time(nanoseconds: float) -> str:
-    return f"{nanoseconds:.3g} ns" if nanoseconds < 1e3 else duration(nanoseconds / 1e9)

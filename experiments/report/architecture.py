@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from bridge.spec import RNN, LayerShape, ModelSpec, Recurrent
+from experiments.formats import significant
 from experiments.report import style
 from experiments.report.select import ReportError
 
@@ -61,7 +62,7 @@ def boxes(spec: ModelSpec) -> list[Box]:
     found = [Box("input", _shape(spec.input.sample), "input")]
     for layer, shape in zip(spec.layers, spec.shapes(), strict=True):
         count = sum(math.prod(size) for size in shape.parameters.values())
-        detail = _shape(shape.output) + (f"\n{_count(count)} parameters" if count else "")
+        detail = _shape(shape.output) + (f"\n{significant(count, 1)} parameters" if count else "")
         found.append(
             Box(
                 title=f"{layer.id}: {_describe(layer, shape)}",
@@ -74,11 +75,6 @@ def boxes(spec: ModelSpec) -> list[Box]:
         )
     found.append(Box(spec.loss.op.replace("_", " "), "loss", "loss"))
     return found
-
-
-def _count(number: int) -> str:
-    """A whole number, its thousands apart from five digits on."""
-    return f"{number:,}".replace(",", "\u202f") if number >= 10_000 else str(number)
 
 
 def network(spec: ModelSpec) -> Figure:
@@ -174,7 +170,7 @@ def _describe(layer: object, shape: LayerShape) -> str:
         return f"{op[:3]}-pool {'×'.join(map(str, _sizes(getattr(layer, 'window', ()))))}"
     if op == "embedding":
         trained = "trained" if getattr(layer, "trainable", True) else "static"
-        return f"embedding, {_count(getattr(layer, 'vocabulary', 0))} words, {trained}"
+        return f"embedding, {significant(getattr(layer, 'vocabulary', 0), 1)} words, {trained}"
     if op == "permute_dims":
         return "swapped axes" if len(shape.output) == 2 else "permuted axes"
     for name in ("activation", "rate"):

@@ -1,7 +1,10 @@
-"""What the studies claim, and whether it holds here: a closed set of tests on the results, one verdict for each claim.
+"""What the studies claim, and whether it holds here: a closed set of tests on the results.
 
 Nothing is decided by hand: a paper's file says which quantity of which engine a claim is about and between which
 limits it lies when the claim holds. The verdict and the number behind it follow from the results at hand.
+
+A statement is reproduced, or not, only where it was tested on the engines that it names. The studies' own engines are
+not run here; where one of ours stands for one, the statement is not tested, and what holds for ours is said apart.
 """
 
 from __future__ import annotations
@@ -14,11 +17,18 @@ from typing import Literal
 import pandas as pd
 
 from experiments.config import Claim
+from experiments.formats import fixed, fraction, given, nanoseconds, percent, scientific, significant, size
 from experiments.report import microbenchmarks, parts
-from experiments.report.select import MEASURE_NAMES, View
-from experiments.report.table import fraction, percent, scientific, significant, size
+from experiments.report.select import MEASURE_NAMES, View, with_image
 
-Verdict = Literal["reproduced", "not reproduced", "not testable"]
+Verdict = Literal["reproduced", "not reproduced", "not tested", "not testable"]
+"""Of a study's statement; "not tested" where an engine of ours stands for one that is not run here."""
+
+OnOurs = Literal["holds", "does not hold", "not measured", ""]
+"""Of the same statement with our engine in the place of the study's; empty where no engine of ours takes part."""
+
+OURS = frozenset((*parts.OURS, "numpy-eager", "numpy-compiled", "julia-eager", "julia-compiled", "julia-forward"))
+"""Engines, and systems of the micro-benchmarks, that are none of a study's."""
 
 DIFFERENCES = ("accuracy", "loss")
 """Quantities whose names end so are compared by their difference, all others by their ratio."""
@@ -26,7 +36,19 @@ DIFFERENCES = ("accuracy", "loss")
 OF_BOTH = ("gradient_nanoseconds", "gradient_to_forward", "chunked_gradient_nanoseconds")
 """Quantities that both sides of a comparison have of the same thing."""
 
-MINUS = "\N{MINUS SIGN}"
+WITH_COMPILATION = {
+    "first_epoch_seconds": "time",
+    "first_to_later_seconds": "time",
+    "total_seconds": "time",
+    "average_epoch_seconds": "time",
+    "bytes_first_epoch": "memory",
+    "bytes_all_epochs": "memory",
+    "peak_rss_bytes": "memory",
+}
+"""Quantities that contain what is compiled in the first epoch, which a system image of Julia takes away."""
+
+STEADY = ("later_epoch_seconds", "variant_later_epoch_seconds", "step_microseconds", "bytes_later_epochs")
+"""Quantities without compilation."""
 
 ALL = "all"
 """The technique of a claim that is about all techniques together."""
@@ -37,15 +59,18 @@ SETTLED = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a claim: the verdict, and the number that decides it (None where there is none).
+    """What came of a claim: the verdicts, and the number that decides them (None where there is none).
 
     `words` are that number, or in short why there is none. `missing` is what was not measured, of what, and why.
+    `in_place` is the label of our engine that stands for the study's.
     """
 
     verdict: Verdict
     value: float | None
     words: str
     missing: tuple[str, str, str] | None = None
+    on_ours: OnOurs = ""
+    in_place: str = ""
 
 
 class _NoValueError(Exception):
@@ -56,6 +81,7 @@ def examine(claim: Claim, view: View) -> Finding:
     """Test a claim against the results."""
     if claim.quantity is None:
         return Finding("not testable", None, claim.untestable)
+    in_place = ", ".join(view.label(name) for name in stand_ins(claim))
     try:
         value = _quantity(view, claim, claim.engine, claim.of)
         shown = f"{view.label(claim.engine)}: {_text(claim.quantity, value)}"
@@ -64,27 +90,47 @@ def examine(claim: Claim, view: View) -> Finding:
             shown += f"; {view.label(claim.than)}: {_text(claim.quantity, other)}"
             if claim.quantity.endswith(DIFFERENCES):
                 value -= other
-                shown += f"; difference {value:+.4f}".replace("-", MINUS)
+                shown += f"; difference {'+' if value > 0 else ''}{fixed(value, 4)}"
             else:
                 value = value / other if other else math.inf
                 shown += f"; ratio {significant(value) if abs(value) >= 1e-3 else scientific(value)}"
     except _NoValueError as error:
         measure, label, reason = error.args
-        return Finding("not testable", None, f"{label}: not measured", (measure, label, reason))
+        words, missing = f"{label}: not measured", (measure, label, reason)
+        if in_place:
+            return Finding("not tested", None, words, missing, "not measured", in_place)
+        return Finding("not testable", None, words, missing)
     low = -math.inf if claim.low is None else claim.low
     high = math.inf if claim.high is None else claim.high
-    return Finding("reproduced" if low <= value <= high else "not reproduced", value, shown)
+    holds = low <= value <= high
+    if kind := compilation(claim):
+        shown += f" ({kind})"
+    if in_place:
+        return Finding("not tested", value, shown, None, "holds" if holds else "does not hold", in_place)
+    return Finding("reproduced" if holds else "not reproduced", value, shown)
+
+
+def stand_ins(claim: Claim) -> list[str]:
+    """The engines of ours that stand for others in a claim."""
+    return [name for name in dict.fromkeys((claim.engine, claim.than)) if name in OURS]
+
+
+def compilation(claim: Claim) -> str:
+    """Whether the quantity of a claim contains compilation, in words; nothing where that makes no difference."""
+    if claim.quantity in WITH_COMPILATION:
+        return "compilation included, no system image"
+    return "without compilation" if claim.quantity in STEADY else ""
 
 
 def limits(claim: Claim) -> str:
     """Between which numbers the tested value lies when the claim holds."""
     if claim.quantity is None:
         return ""
-    if claim.low is None or claim.high is None:
-        text = f"≥ {claim.low:g}" if claim.low is not None else f"≤ {claim.high:g}"
-    else:
-        text = f"{claim.low:g} to {claim.high:g}"
-    return text.replace("-", MINUS)
+    if claim.low is not None and claim.high is not None:
+        return f"{given(claim.low)} to {given(claim.high)}"
+    if claim.low is not None:
+        return f"≥ {given(claim.low)}"
+    return "" if claim.high is None else f"≤ {given(claim.high)}"
 
 
 def saved(view: View, engine: str, technique: str, quantity: str, alone: bool = False) -> float | None:
@@ -110,6 +156,9 @@ def _quantity(view: View, claim: Claim, engine: str, of: str) -> float:
     if name.startswith("variant_") and not of:  # compared with the engine's own run of the paper's network
         name = name.removeprefix("variant_")
     measure, value = _MEASURED[name]
+    if name in WITH_COMPILATION and with_image(view.ok(measure, engine)).any():
+        reason = "measured from a system image of Julia, without compilation; run again with TWINGRAD_SYSIMAGE=0"
+        raise _NoValueError(MEASURE_NAMES[measure], view.label(engine), reason)
     found = value(view, engine, of)
     if found is None or math.isnan(found):
         reason = view.why_missing(engine, measure) or "not measured"
@@ -131,6 +180,10 @@ def _own(column: str) -> Callable[[View, str, str], float | None]:
 def _first_to_later(view: View, engine: str, _: str) -> float | None:
     runs = view.ok("time", engine)
     return parts.or_none((runs["first_epoch_seconds"] / runs["later_epoch_seconds"]).mean())
+
+
+def _average(view: View, engine: str, _: str) -> float | None:
+    return parts.or_none(parts.epoch_average(view, engine).mean())
 
 
 def _step(view: View, engine: str, _: str) -> float | None:
@@ -173,6 +226,7 @@ _MEASURED: dict[str, tuple[str, Callable[[View, str, str], float | None]]] = {
     },
     "bytes_all_epochs": ("memory", lambda view, engine, _: parts.memory_of(view, engine)["total"]),
     "first_to_later_seconds": ("time", _first_to_later),
+    "average_epoch_seconds": ("time", _average),
     "step_microseconds": ("race", _step),
     "own_train_accuracy": ("own", _own("train_accuracy")),
     "own_test_accuracy": ("own", _own("test_accuracy")),
@@ -196,7 +250,7 @@ def _text(quantity: str, value: float) -> str:
     if quantity.startswith("bytes") or quantity.endswith("bytes"):
         return size(value)
     if quantity.endswith("nanoseconds"):
-        return microbenchmarks.duration(value)
+        return nanoseconds(value)
     if quantity == "gradient_to_forward":
         return f"{significant(value)} times"
     if quantity.startswith("technique"):

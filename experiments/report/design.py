@@ -17,8 +17,8 @@ from bridge import spec, weights
 from bridge.adapters.numpy import NumpySession
 from bridge.engine import Optimizer
 from experiments.config import model_path
+from experiments.formats import size
 from experiments.report import style
-from experiments.report.table import size
 from py_engine.ad.tape import Tape
 
 MODEL = "mnist-rnn"

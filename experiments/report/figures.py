@@ -21,6 +21,7 @@ from bridge import spec as model_spec
 from experiments import data
 from experiments.config import Output, Reported, model_path
 from experiments.data.dataset import Dataset
+from experiments.formats import fixed, fraction, given, significant, size
 from experiments.report import architecture as drawing
 from experiments.report import select, style
 from experiments.report.parts import (
@@ -34,7 +35,6 @@ from experiments.report.parts import (
 )
 from experiments.report.select import MEASURE_NAMES, ReportError, View
 from experiments.report.style import COLUMN
-from experiments.report.table import fraction, significant, size
 
 Producer = Callable[[View], Figure]
 PRODUCERS: dict[str, Producer] = {}
@@ -264,7 +264,7 @@ def memory_per_epoch(view: View) -> Figure:
                 axes.barh(position + offset, value, 0.36, color=color, alpha=alpha, edgecolor="black", linewidth=0.5)
                 _beside(axes, value, position + offset, size(value))
     axes.set_xlim(10 ** np.floor(np.log10(everything.min()) - 0.3), everything.max() * 8)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value, 1)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value, trim=True)))
     axes.xaxis.set_minor_locator(NullLocator())
     _rows(axes, [view.label(engine) for engine in engines])
     axes.set_xlabel("allocated: first epoch, each later one (pale)")
@@ -279,7 +279,7 @@ def time_by_epoch(view: View) -> Figure:
         engine: view.epochs_of("time", engine).groupby("epoch")["seconds"].mean().dropna() for engine in engines
     }
     reported = _reported_by_epoch(view, ("seconds_by_epoch",), "seconds_first_epoch", "seconds_per_epoch", 1.0)
-    return _by_epoch(view, measured, reported, "seconds", FuncFormatter(lambda value, _: f"{value:g}"))
+    return _by_epoch(view, measured, reported, "seconds", FuncFormatter(lambda value, _: significant(value, trim=True)))
 
 
 @producer
@@ -296,7 +296,7 @@ def memory_by_epoch(view: View) -> Figure:
     first, later = (of_memory(view.paper, what)[:1] or [""] for what in ("first_epoch", "per_epoch"))
     unit = UNITS.get((later[0] or "gibibytes").partition("_")[0], 1.0)
     reported = _reported_by_epoch(view, ("gibibytes_by_epoch",), first[0], later[0], unit)
-    return _by_epoch(view, measured, reported, "allocated", FuncFormatter(lambda value, _: size(value, 1)))
+    return _by_epoch(view, measured, reported, "allocated", FuncFormatter(lambda value, _: size(value, trim=True)))
 
 
 def _reported_by_epoch(
@@ -426,7 +426,7 @@ def ablation(view: View) -> Figure:
         axes.hlines(places, 1, values, color=look.color, linewidth=0.8)
     axes.axvline(1, color="black", linewidth=0.7)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, trim=True)))
     _rows(axes, [name.replace("_", " ") for name in names])
     axes.set_xlabel("step time without the technique / with all of them")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
@@ -577,7 +577,7 @@ def race(view: View) -> Figure:
             text = f"{significant(medians[engine])} µs"
             if REFERENCE in medians and engine != REFERENCE:
                 paired = rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")
-                text += f" ({(paired[engine] / paired[REFERENCE]).median():.2f})"
+                text += f" ({fixed((paired[engine] / paired[REFERENCE]).median())})"
             _beside(axes, values.max(), position, text)
         _rows(axes, [view.label(engine) for engine in engines])
         axes.set_title(f"{count} thread{'s' if count != 1 else ''} each", loc="left")
@@ -662,7 +662,7 @@ def _reported_bars(axes: Axes, items: Sequence[Reported]) -> None:
             _beside(axes, 0, position, item.words)
             continue
         axes.barh(position, item.value, 0.7, facecolor="white", edgecolor=color, linestyle="--", linewidth=1)
-        _beside(axes, item.value, position, f"{'≈ ' if item.precision == 'approximate' else ''}{item.value:g} s")
+        _beside(axes, item.value, position, f"{'≈ ' if item.precision == 'approximate' else ''}{given(item.value)} s")
     _rows(axes, [reported_name(item) for item in items])
     axes.set_xlim(0, longest * 1.3)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 
-from experiments.report.table import MISSING
+from experiments.formats import MISSING
 
 TEMPLATE = "report.html.jinja"
 

@@ -9,14 +9,14 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from experiments.formats import nanoseconds, size
 from experiments.microbenchmarks.functions import BENCHMARKS, CHUNKED, SMALL
 from experiments.microbenchmarks.measure import FORWARD_MODE
 from experiments.report import style
 from experiments.report.figures import NotDrawnError, producer
-from experiments.report.microbenchmarks import cited, duration, medians, systems, time_of
+from experiments.report.microbenchmarks import cited, medians, systems, time_of
 from experiments.report.select import View
 from experiments.report.style import COLUMN, PAGE
-from experiments.report.table import size
 
 MOST_ACROSS = 5
 """Panels side by side whose titles and times have room."""
@@ -66,8 +66,8 @@ def micro_chunks(view: View) -> Figure:
                     form = "--" if system.endswith("compiled") else ":"
                     kind = "reverse mode" if system.endswith("compiled") else "derivative"
                     axes.axhline(whole, color=look.color, linestyle=form, linewidth=0.9, label=f"{label}, {kind}")
-        count = f", {int(here['size'].iloc[0]):,} inputs" if len(here) else ""
-        axes.set_title(f"{BENCHMARKS[name].title}{count}", loc="left")
+        inputs = f", {int(here['size'].iloc[0]):,} inputs" if len(here) else ""
+        axes.set_title(f"{BENCHMARKS[name].title}{inputs}", loc="left")
         _times(axes.yaxis, axes)
         axes.set_xlabel("chunk size N")
         axes.set_xticks(sorted({int(chunk) for chunk in here["chunk"] if chunk}))
@@ -115,7 +115,7 @@ def micro_memory(view: View) -> Figure:
             axes.plot(ends, guide, ":", color=look.color, linewidth=0.9, label=f"growth: {growth}")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value, trim=True)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("steps of the loop")
     axes.set_ylabel("peak memory of a gradient")
@@ -187,12 +187,6 @@ def _times(axis: Axis, axes: Axes, grid: str = "both") -> None:
     axis.set_major_locator(
         LogLocator(base=10, subs=(1.0,) if decades > 1.2 else (1.0, 2.0, 5.0), numticks=3 if grid == "x" else 6)
     )
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: nanoseconds(value, trim=True)))
     axis.set_minor_formatter(NullFormatter())
     style.clean(axes, "x" if grid == "x" else "both")
-
-
-def _short(nanoseconds: float) -> str:
-    """A round time without decimals: 100 ns, 10 µs."""
-    number, unit = duration(nanoseconds).split(" ")
-    return f"{float(number):g} {unit}"

@@ -13,13 +13,14 @@ from typing import Any
 import pandas as pd
 
 from experiments.config import Paper
+from experiments.formats import MISSING, nanoseconds, significant, size
 from experiments.microbenchmarks.functions import BENCHMARKS, CHUNKED, SMALL
 from experiments.microbenchmarks.measure import FORWARD_MODE
 from experiments.microbenchmarks.registry import SYSTEMS
 from experiments.report import select
 from experiments.report.parts import or_none, producer
 from experiments.report.select import View
-from experiments.report.table import MISSING, Column, Row, Table, column, empty, significant, size
+from experiments.report.table import Column, Row, Table, column, empty
 
 ALL = "all"
 """The function of a claim that is about all of them: the geometric mean."""
@@ -108,14 +109,6 @@ def cited(paper: Paper, table: str) -> dict[str, dict[str, float | None]]:
     return found
 
 
-def duration(nanoseconds: float) -> str:
-    """A time in the unit that suits it."""
-    for unit, scale in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
-        if nanoseconds < 1000 * scale * 0.9995:
-            return f"{significant(nanoseconds / scale)} {unit}"
-    return f"{significant(nanoseconds / 1e9)} s"
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
     """The geometric mean; None where a value is missing."""
     known = list(values)
@@ -165,7 +158,9 @@ def micro_ratios(view: View) -> Table:
     names = [name for name in BENCHMARKS if name in set(rows["benchmark"])] or list(BENCHMARKS)
     sizes = {name: rows.loc[rows["benchmark"] == name, "size"].max() for name in names}
     found = [_measured(view, "arrays", name, names) for name in systems(view, "arrays")]
-    told = ", ".join(f"{BENCHMARKS[name].title} {int(count):,}" for name, count in sizes.items() if not pd.isna(count))
+    told = ", ".join(
+        f"{BENCHMARKS[name].title} {int(number):,}" for name, number in sizes.items() if not pd.isna(number)
+    )
     return _table_of_functions(
         view,
         "arrays",
@@ -189,11 +184,11 @@ def micro_chunks(view: View) -> Table:
     found: list[Row] = []
     for name in CHUNKED:
         here = rows[rows["benchmark"] == name]
-        count = f" of {int(here['size'].iloc[0]):,} inputs" if len(here) else ""
+        inputs = f" of {int(here['size'].iloc[0]):,} inputs" if len(here) else ""
         for system in systems(view, "chunks"):
             row = _measured(view, "chunks", system)
             row["function"] = BENCHMARKS[name].title
-            row["group"] = f"{BENCHMARKS[name].title}{count}, measured here" + (f", {machine}" if machine else "")
+            row["group"] = f"{BENCHMARKS[name].title}{inputs}, measured here" + (f", {machine}" if machine else "")
             row |= {f"chunk_{chunk}_ns": time_of(here, system, name, "gradient", chunk) for chunk in chunks}
             row["forward_ns"] = time_of(here, system, name, "forward")
             if system not in FORWARD_MODE:
@@ -209,9 +204,9 @@ def micro_chunks(view: View) -> Table:
         view,
         "chunks",
         [
-            *(column(f"N = {chunk}", f"chunk_{chunk}_ns", duration) for chunk in chunks),
-            column("reverse", "reverse_ns", duration),
-            column("function alone", "forward_ns", duration),
+            *(column(f"N = {chunk}", f"chunk_{chunk}_ns", nanoseconds) for chunk in chunks),
+            column("reverse", "reverse_ns", nanoseconds),
+            column("function alone", "forward_ns", nanoseconds),
             column("reverse / alone", "ratio", significant),
         ],
         ["function", *fields],
@@ -384,7 +379,7 @@ def _both(header: str, name: str) -> Column:
 
     def text(row: Row) -> str:
         cells = [row.get(f"{name}_{field}") for field in ("forward_ns", "gradient_ns", "ratio")]
-        times = " · ".join(duration(float(value)) for value in cells[:2] if value is not None and not empty(value))
+        times = " · ".join(nanoseconds(float(value)) for value in cells[:2] if value is not None and not empty(value))
         return (times or MISSING) + ("" if cells[2] is None else f" ({significant(float(cells[2]), 2)})")
 
     return Column(header, text)

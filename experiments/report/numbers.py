@@ -7,17 +7,27 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 
+from experiments.formats import (
+    fixed,
+    fraction,
+    given,
+    nanoseconds,
+    percent,
+    power_of_ten,
+    scientific,
+    significant,
+    size,
+)
 from experiments.microbenchmarks.functions import SMALL
 from experiments.microbenchmarks.registry import SYSTEMS
 from experiments.report import claims, microbenchmarks, parts
 from experiments.report.parts import PARITY_TOLERANCE, REFERENCE
 from experiments.report.select import View
-from experiments.report.table import fraction, percent, scientific, significant, size
 
 Numbers = dict[str, dict[str, Any]]
 """Name -> {"value": the number, "text": how it is printed}; names without a value are left out."""
@@ -46,11 +56,11 @@ def of_paper(view: View) -> Numbers:
         name = f"{'reported' if item.kind == 'paper' else 'rerun'}.{item.row.partition(',')[0]}.{item.quantity}"
         about = "about " if item.precision == "approximate" else ""
         if item.value is not None:
-            _add(found, name, item.value, f"{about}{item.value:.12g}")
+            _add(found, name, item.value, f"{about}{given(item.value)}")
         for epoch, value in enumerate(item.by_epoch, start=1):
-            text = fraction(value, 3) if item.quantity.endswith("accuracy") else f"{value:g}"
+            text = fraction(value, 3) if item.quantity.endswith("accuracy") else given(value)
             _add(found, f"{name}.{epoch}", value, text)
-    _add(found, "parity.tolerance", PARITY_TOLERANCE, scientific(PARITY_TOLERANCE).removeprefix("1.0·"))
+    _add(found, "parity.tolerance", PARITY_TOLERANCE, power_of_ten(PARITY_TOLERANCE))
     return found
 
 
@@ -105,12 +115,12 @@ def _add_engine(found: Numbers, view: View, engine: str) -> None:
     if engine == REFERENCE:
         return
     reference = view.ok("time", REFERENCE)["later_epoch_seconds"].mean()
-    _add(found, f"{engine}.later_ratio", time["later_epoch_seconds"].mean() / reference, "{:.2f}".format)
+    _add(found, f"{engine}.later_ratio", time["later_epoch_seconds"].mean() / reference, fixed)
     bytes_of_reference = view.ok("memory", REFERENCE)["bytes_later_epochs"].mean()
-    _add(found, f"{engine}.bytes_ratio", bytes_of_reference / memory["bytes_later_epochs"].mean(), _times)
+    _add(found, f"{engine}.bytes_ratio", bytes_of_reference / memory["bytes_later_epochs"].mean(), _in_two_digits)
     for quantity in parts.SCALED:
         part = view.scaling[(view.scaling["quantity"] == quantity) & (view.scaling["engine"] == engine)]
-        _add(found, f"{engine}.growth.{quantity}", parts.scaling_exponent(part), "{:.2f}".format)
+        _add(found, f"{engine}.growth.{quantity}", parts.scaling_exponent(part), fixed)
 
 
 def _add_race(found: Numbers, view: View, threads: int) -> None:
@@ -123,11 +133,11 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
         for other, name in ((REFERENCE, "ratio"), ("manual", "ratio_to_manual")):
             if other in steps and engine != other:
                 ratios = (steps[engine] / steps[other]).dropna()
-                _add(found, f"race.{threads}.{engine}.{name}", ratios.median(), "{:.2f}".format)
+                _add(found, f"race.{threads}.{engine}.{name}", ratios.median(), fixed)
         rival = parts.best_rival(steps)
         if len(rival) and engine != rival.name:
             ratio = (steps[engine] / rival).dropna().median()
-            _add(found, f"race.{threads}.{engine}.ratio_to_rival", ratio, "{:.2f}".format)
+            _add(found, f"race.{threads}.{engine}.ratio_to_rival", ratio, fixed)
     rival = parts.best_rival(steps)
     if len(rival):
         _add(found, f"race.{threads}.rival", view.label(str(rival.name)), view.label(str(rival.name)))
@@ -173,23 +183,27 @@ def _add_microbenchmarks(found: Numbers, view: View) -> None:
     for of in (microbenchmarks.ALL, *SMALL):
         times = {name: microbenchmarks.gradient_time(view, name, of) for name in SYSTEMS}
         for name, value in times.items():
-            _add(found, f"micro.{of}.{name}.gradient", value, microbenchmarks.duration)
+            _add(found, f"micro.{of}.{name}.gradient", value, nanoseconds)
             for other, base in times.items():
                 if value is not None and base and other != name:
-                    _add(found, f"micro.{of}.{name}.to.{other}", value / base, lambda ratio: significant(ratio, 2))
+                    _add(found, f"micro.{of}.{name}.to.{other}", value / base, _in_two_digits)
     ratios = microbenchmarks.chunk_ratios(view, "julia-forward", "duals")
     _add(found, "micro.chunks.julia-forward.to.duals.worst", max(ratios, default=None), significant)
 
 
 def _add_verdicts(found: Numbers, view: View) -> None:
-    """How many claims have which verdict, and each one's verdict in words."""
-    verdicts = {claim.id: claims.examine(claim, view).verdict for claim in view.paper.claims}
-    for name, verdict in verdicts.items():
+    """How many claims have which verdict, of the studies' statements and of ours, and each one's verdict in words."""
+    findings = {claim.id: claims.examine(claim, view) for claim in view.paper.claims}
+    for name, finding in findings.items():
+        verdict = finding.on_ours or finding.verdict
         found[f"claim.{name}"] = {"value": verdict, "text": verdict}
-    for verdict in ("reproduced", "not reproduced", "not testable"):
-        count = list(verdicts.values()).count(verdict)
+    for verdict in get_args(claims.Verdict):
+        count = sum(finding.verdict == verdict for finding in findings.values())
         _add(found, f"claims.{verdict.replace(' ', '_')}", count, str(count))
-    _add(found, "claims.all", len(verdicts), str(len(verdicts)))
+    for verdict in filter(None, get_args(claims.OnOurs)):
+        count = sum(finding.on_ours == verdict for finding in findings.values())
+        _add(found, f"claims.ours.{verdict.replace(' ', '_')}", count, str(count))
+    _add(found, "claims.all", len(findings), str(len(findings)))
 
 
 def _add_agreement(found: Numbers, view: View) -> None:
@@ -207,7 +221,7 @@ def _add_agreement(found: Numbers, view: View) -> None:
         differences = accuracy.sub(accuracy[REFERENCE], axis=0).abs().to_numpy()
         if np.isfinite(differences).any():
             points = float(np.nanmax(differences)) * 100
-            _add(found, "parity.max_accuracy_points", points, "{:.2f}".format)
+            _add(found, "parity.max_accuracy_points", points, fixed)
 
 
 def _add(found: Numbers, name: str, value: Any, text: Any) -> None:
@@ -229,9 +243,9 @@ def _plain(value: Any) -> str:
     return str(value).replace("_", " ")
 
 
-def _times(ratio: float) -> str:
-    """A factor as people say it: 3.4, 12, 340."""
-    return f"{ratio:.1f}" if ratio < 10 else significant(ratio, 2) if ratio < 100 else f"{round(ratio, -1):.0f}"
+def _in_two_digits(ratio: float) -> str:
+    """A factor as people say it: 3.4, 12, 341."""
+    return significant(ratio, 2)
 
 
 def _distinct(values: pd.Series) -> str:

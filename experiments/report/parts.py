@@ -10,18 +10,10 @@ import pandas as pd
 
 from bridge import engine as engines
 from experiments.config import Paper, Reported
+from experiments.formats import MISSING, fraction, given, significant, size, with_spread
+from experiments.report import select
 from experiments.report.select import MEASURE_NAMES, View
-from experiments.report.table import (
-    MISSING,
-    Column,
-    Row,
-    Table,
-    column,
-    empty,
-    fraction,
-    size,
-    with_spread,
-)
+from experiments.report.table import Column, Row, Table, column, empty
 
 REFERENCE = "torch"
 """The engine that the others are compared with."""
@@ -136,7 +128,12 @@ def table_of(
         columns=(column("", "system", align="left"), *columns),
         rows=tuple(rows),
         group="group",
-        notes=(*notes, *(counting_notes(view) if "memory" in measures else ()), *missing_notes(view, measures, only)),
+        notes=(
+            *notes,
+            *(counting_notes(view) if "memory" in measures else ()),
+            *image_notes(view, measures),
+            *missing_notes(view, measures, only),
+        ),
         notice=view.notice,
         wide=wide,
     )
@@ -256,6 +253,16 @@ def counting_notes(view: View) -> list[str]:
     return [f"Allocations counted with {note}: {', '.join(names)}." for note, names in found.items()]
 
 
+def image_notes(view: View, measures: Iterable[str]) -> list[str]:
+    """Which engines' Julia started from a system image, so that nothing of their first epochs was compilation."""
+    found = [
+        view.label(engine)
+        for engine in view.engines()
+        if any(select.with_image(view.ok(measure, engine)).any() for measure in measures if measure in select.TRAINED)
+    ]
+    return [f"Started from a compiled system image of Julia: {', '.join(found)}."] if found else []
+
+
 def threads_heading(view: View, threads: Any) -> str:
     """The heading of the rows of a race with a number of threads."""
     machine = view.machine(["race"])
@@ -301,7 +308,7 @@ def mean_column(header: str, name: str, quantity: str = "") -> Column:
         if empty(row.get(name)):
             return str(row.get(f"{quantity}_words") or MISSING)
         if row["kind"] != "measured":
-            return f"{'≈ ' if row.get(f'{quantity}_about') else ''}{row[name]:g}"
+            return f"{'≈ ' if row.get(f'{quantity}_about') else ''}{given(row[name])}"
         return with_spread(row[name], row.get(f"{name}_sd"))
 
     return Column(header, text)
@@ -314,7 +321,7 @@ def accuracy_column(header: str, name: str) -> Column:
         if empty(row.get(name)):
             return str(row.get(f"{name}_words") or MISSING)
         if row["kind"] != "measured":
-            return f"{row[name]:g}"
+            return given(row[name])
         spread = row.get(f"{name}_sd")
         return fraction(row[name]) + ("" if spread is None else f" ± {fraction(spread)}")
 
@@ -328,7 +335,7 @@ def bytes_column(header: str, name: str, quantity: str = "") -> Column:
         if empty(row.get(name)):
             return str(row.get(f"{quantity}_words") or MISSING)
         if row["kind"] != "measured":
-            return f"{row[name] / GIB:g} GiB"
+            return f"{given(row[name] / GIB)} GiB"
         return size(row[name])
 
     return Column(header, text)
@@ -390,7 +397,11 @@ def copies_note(view: View) -> list[str]:
 
 def gibibytes_note(paper: Paper) -> list[str]:
     """What a GiB is, where the paper reports in it."""
-    return ["1 GiB is 1.074 GB."] if any("gibibytes" in item.quantity for item in paper.reported) else []
+    return (
+        [f"1 GiB is {significant(GIB / UNITS['gigabytes'], 4)} GB."]
+        if any("gibibytes" in item.quantity for item in paper.reported)
+        else []
+    )
 
 
 def setting_text(value: Any) -> str:

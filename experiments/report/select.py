@@ -209,6 +209,11 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     )
 
 
+def with_image(runs: pd.DataFrame) -> pd.Series:
+    """For each run whether its Julia started from a compiled system image, as its versions say."""
+    return runs["framework_version"].astype(str).str.contains(r"(?:^| )sysimage ", regex=True)
+
+
 def one_machine(cpu_models: Iterable[Any], what: str) -> str:
     """The single CPU model among the rows; MixedMachinesError when there are several."""
     counts = pd.Series(list(cpu_models), dtype=object).dropna().value_counts()
@@ -238,11 +243,18 @@ def _pairs(runs: pd.DataFrame) -> frozenset[tuple[str, str]]:
 
 
 def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
-    """Per engine only the runs of its newest source, and of each configuration only the newest run."""
+    """Per engine only the runs of its newest source, and of each configuration only the newest run.
+
+    Runs from a system image of Julia give way to those without one: their first epochs are not the same quantity.
+    """
     runs = runs.sort_values("created", kind="stable")
     if len(runs):
         newest = runs.groupby("engine")["engine_digest"].transform("last")
         runs = runs[runs["engine_digest"].isna() | (runs["engine_digest"] == newest)]
+    if len(runs):
+        image = with_image(runs)
+        whole = image.groupby([runs["engine"], runs["measure"]]).transform("all")
+        runs = runs[~image | whole]
     return runs.drop_duplicates(["engine", "seed", "measure", "dtype"], keep="last")
 
 

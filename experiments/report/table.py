@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
-Row = Mapping[str, Any]
+from experiments.formats import MISSING
 
-MISSING = "—"
-"""Printed where a row has no value; the table's notes say why."""
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,6 @@ _LATEX = {
     "’": "'",
 }
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_TO_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 def latex_escape(text: str) -> str:
@@ -193,62 +191,3 @@ def latex_escape(text: str) -> str:
 def markdown_escape(text: str) -> str:
     """Text that Markdown prints as it stands, also inside a cell of a pipe table."""
     return re.sub(r"([\\`*_\[\]<>|~$#])", r"\\\1", " ".join(text.split("\n")))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Numbers as text
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """At least `digits` significant digits, never an exponent: 0.0123, 4.56, 1234, 12 345 (thin spaces)."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    # Rounding may carry into the next power of ten (9.996 to 10.0), which has one place fewer.
-    places = digits - 1 - math.floor(math.log10(abs(round(value, places))))
-    text = f"{value:,.{max(0, places)}f}"
-    return text.replace(",", "\u202f") if abs(value) >= 10_000 else text.replace(",", "")
-
-
-def scientific(value: float) -> str:
-    """Two significant digits and a power of ten, as 3.1·10⁻⁷; zero is 0."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}·10{str(int(exponent)).translate(_TO_SUPERSCRIPTS)}"
-
-
-def with_spread(mean: float, spread: float | None, digits: int = 3) -> str:
-    """`mean ± spread`, both with as many decimals as `digits` significant digits of the mean need."""
-    text = significant(mean, digits)
-    if spread is None or math.isnan(spread):
-        return text
-    decimals = len(text.partition(".")[2])
-    if 1e-4 * abs(mean) < spread < 0.5 * 10.0**-decimals:  # one more digit or two rather than a spread of nothing
-        decimals = min(decimals + 2, math.ceil(-math.log10(spread)))
-        text = f"{mean:.{decimals}f}"
-    return f"{text} ± {spread:.{decimals}f}"
-
-
-def fraction(value: float, decimals: int = 4) -> str:
-    """An accuracy as a fraction of one."""
-    return f"{value:.{decimals}f}"
-
-
-def percent(share: float) -> str:
-    """A share of one in per cent; almost all is never said to be all: 44 %, over 99 %, over 99.9 %, 100 %."""
-    for least in (0.999, 0.99):
-        if share < 1 and round(100 * share) == 100 and share > least:
-            return f"over {100 * least:g} %"
-    return f"{100 * share:.0f} %".replace("-", "−")
-
-
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
-def size(value: float, digits: int = 3) -> str:
-    """A number of bytes in the decimal unit that suits it: 4.81 MB."""
-    for factor, unit in _UNITS:
-        if abs(value) >= factor * 0.9995:
-            return f"{significant(value / factor, digits)} {unit}"
-    return f"{value:.0f} B"

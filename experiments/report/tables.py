@@ -13,6 +13,7 @@ from dataclasses import replace
 import pandas as pd
 
 from experiments.config import MEASURES, Output, Setting
+from experiments.formats import MISSING, fixed, fraction, power_of_ten, scientific, significant, size
 from experiments.report import comparisons as comparisons  # its producers enter themselves
 from experiments.report import microbenchmarks as microbenchmarks  # and so do these
 from experiments.report import parts, select
@@ -27,7 +28,7 @@ from experiments.report.parts import (
     scaling_exponent,
 )
 from experiments.report.select import MEASURE_NAMES, View
-from experiments.report.table import MISSING, Column, Row, Table, column, empty, fraction, scientific, significant, size
+from experiments.report.table import Column, Row, Table, column, empty
 
 
 def make(output: Output, view: View) -> Table:
@@ -95,7 +96,7 @@ def training_accuracy(view: View) -> Table:
         rows.append({**parts.as_reported(paper, item), **cells})
     notes = ["Mean over the seeds, evaluated on the whole training set after the epoch."]
     if largest:
-        notes.append(f"Largest standard deviation over the seeds: {largest:.4f}.")
+        notes.append(f"Largest standard deviation over the seeds: {fraction(largest)}.")
     notes += [
         f"{parts.reported_name(item)}: {item.note}." for item in parts.reported(paper, "train_accuracy") if item.note
     ]
@@ -290,13 +291,11 @@ def race(view: View) -> Table:
             Column("step [µs]", lambda row: parts.quartile_text(row, "step_us", significant)),
             Column(
                 f"ratio to {label}",
-                lambda row: "1" if row["engine"] == REFERENCE else parts.quartile_text(row, "ratio", "{:.2f}".format),
+                lambda row: "1" if row["engine"] == REFERENCE else parts.quartile_text(row, "ratio", fixed),
             ),
             Column(
                 "ratio to best rival",
-                lambda row: (
-                    "1" if row["engine"] == row["rival"] else parts.quartile_text(row, "rival_ratio", "{:.2f}".format)
-                ),
+                lambda row: "1" if row["engine"] == row["rival"] else parts.quartile_text(row, "rival_ratio", fixed),
             ),
             column("rounds", "rounds", lambda value: str(value) if value else MISSING),
         ],
@@ -413,7 +412,7 @@ def parity(view: View) -> Table:
             column("seeds", "seeds"),
             column("max |Δ loss|", "max_loss_difference", scientific),
             column(
-                f"≤ {scientific(PARITY_TOLERANCE).removeprefix('1.0·')}",
+                f"≤ {power_of_ten(PARITY_TOLERANCE)}",
                 "within_tolerance",
                 lambda value: "yes" if value else "no",
             ),
@@ -455,7 +454,7 @@ def scaling(view: View) -> Table:
     def text(engine: str) -> Callable[[Row], str]:
         def show(row: Row) -> str:
             if not empty(row.get(f"{engine}_exponent")):
-                return f"{row[f'{engine}_exponent']:.2f}"
+                return fixed(row[f"{engine}_exponent"])
             return MISSING if empty(row.get(f"{engine}_us")) else significant(row[f"{engine}_us"])
 
         return show

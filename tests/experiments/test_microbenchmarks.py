@@ -452,7 +452,8 @@ def test_gradients_by_chunk_size_name_their_own_rounds(view: View) -> None:
 def test_claims_are_decided_by_the_times(view: View) -> None:
     found = {claim.id: claims.examine(claim, view) for claim in view.paper.claims}
     # The invented times grow with a system's place in the list: 4th against 9th, 5th against 8th.
-    assert found["micro-benchmarks"].verdict == "reproduced"
+    assert (found["micro-benchmarks"].verdict, found["micro-benchmarks"].on_ours) == ("not tested", "holds")
+    assert found["micro-benchmarks-zygote"].verdict == "not testable"
     assert found["micro-benchmarks"].value == pytest.approx(4 / 9)
     assert found["forward-mode"].value == pytest.approx(5 / 8)
     assert found["overhead"].verdict == "not testable"
@@ -471,11 +472,6 @@ def test_a_run_of_few_systems_does_not_take_the_place_of_a_whole_one(fake: Modul
     ]
     rows = view_of(whole, few, paper="imdb-cnn-c").microbenchmarks
     assert "few" not in set(rows["key"])
-
-
-def test_a_duration_has_the_unit_that_suits_it() -> None:
-    texts = [microbenchmarks.duration(value) for value in (15.9, 999.6, 4170.0, 2.5e6, 2.66744e9)]
-    assert texts == ["15.9 ns", "1.00 µs", "4.17 µs", "2.50 ms", "2.67 s"]
 
 
 def test_the_benchmarks_of_commits_have_a_time_for_every_system_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

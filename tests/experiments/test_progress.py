@@ -1,4 +1,4 @@
-"""What people read: times and sizes in fitting units, columns that line up, stages with their times."""
+"""What people read: columns that line up, stages with their times."""
 
 from __future__ import annotations
 
@@ -7,31 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from experiments.progress import Stages, download, duration, size, table
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        (0.000812, "812 µs"),
-        (0.0032, "3.2 ms"),
-        (0.153, "153 ms"),
-        (1.4234, "1.42 s"),
-        (125, "2 min 05 s"),
-        (59.999, "60.00 s"),
-        (3600, "1 h 00 min"),
-        (3725, "1 h 02 min"),
-    ],
-)
-def test_durations(seconds: float, expected: str) -> None:
-    assert duration(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"), [(0, "0 B"), (512, "512 B"), (4800, "4.8 kB"), (1.03e9, "1.03 GB"), (152_600_000, "153 MB")]
-)
-def test_sizes(count: float, expected: str) -> None:
-    assert size(count) == expected
+from experiments.progress import Stages, download, table
 
 
 def test_plain_columns_line_up_and_numbers_are_flush_right() -> None:
