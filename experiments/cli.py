@@ -28,6 +28,7 @@ from experiments.progress import Progress, Stages, download, table
 from py_engine.errors import EngineError, NonFiniteError
 
 if TYPE_CHECKING:
+    from experiments.results import Results
     from experiments.run import Job, Outcome, Sweep
 
 COMMAND = "twingrad"
@@ -274,6 +275,7 @@ def run(
         jobs += run.plan(config.load_paper(name), profile, engines, seeds, measures, threads)
     results = Results(results_dir)
     with results.locked():
+        _tell_older(output, results)
         outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs)
         results.write_tidy()
     _show(output, outcome)
@@ -326,6 +328,7 @@ def race(
         raise click.UsageError(f"--base {base}: not among the engines of this race ({', '.join(names)})")
     results = Results(results_dir)
     with results.locked():
+        _tell_older(output, results)
         outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs, again=True)
         results.write_tidy()
     for record in outcome.records:
@@ -335,6 +338,15 @@ def race(
         output.add({**row, "threads": record["config"]["threads"]} for row in standings)
         _show_race(output, record, standings)
     _show_failures(output, outcome)
+
+
+def _tell_older(output: Output, results: Results) -> None:
+    """Say in one line that records of an older schema count for nothing here."""
+    if count := results.older():
+        output.say(
+            f"{results.raw}: {count} record{'s' if count > 1 else ''} of an older schema: run anew; "
+            "the old files stay as they are, and are no longer shown"
+        )
 
 
 def _sweep(output: Output, sweep: Sweep, jobs: Sequence[Job], again: bool = False) -> Outcome:
@@ -444,6 +456,7 @@ def microbench(
     jobs = sweep.plan(config.load_paper(paper), profile, systems)
     results = Results(results_dir)
     with results.locked():
+        _tell_older(output, results)
         _show_micro(output, _micro(output, jobs, results, again=True))
         results.write_tidy()
 
@@ -494,6 +507,31 @@ def report(output: Output, results_dir: Path, out_dir: Path | None, data_dir: Pa
     _refresh_tidy(results_dir)
     out_dir = out_dir or results_dir / "report"
     _show_built(output, _build_report(results_dir, out_dir, data_dir))
+
+
+@cli.command(
+    short_help="Put the raw records of results into one file.",
+    epilog=examples("archive", "archive --results results --output paper/results/raw.tar.xz"),
+)
+@option_results()
+@click.option("--output", "out_file", metavar="FILE", type=click.Path(path_type=Path), help="Default: DIR/raw.tar.xz.")
+@reporting
+def archive(output: Output, results_dir: Path, out_file: Path | None) -> None:
+    """Put the raw records of results into one file, from which all tidy tables can be made again.
+
+    The same records give the same bytes. CONTRIBUTING.md says how results are committed with it.
+    """
+    from experiments import archive
+    from experiments.results import Results, explain
+
+    results = Results(results_dir)
+    records, out_file = results.files(), out_file or results.archive
+    try:
+        length = archive.write(out_file, records)
+    except OSError as error:
+        raise archive.ArchiveError(explain(error, out_file, "--output FILE")) from error
+    output.add([{"kind": "archive", "file": str(out_file), "records": len(records), "bytes": length}])
+    output.say(f"{out_file}: {len(records)} records ({size(length)})")
 
 
 @cli.command(
@@ -552,6 +590,7 @@ def reproduce(
     stages = Stages(output.console)
     sample = False
     with results.locked():
+        _tell_older(output, results)
         with stages.stage("data"):
             jobs = _jobs(output, sweep, chosen, profile, engines, threads)
         for measure, title in run.TITLES.items():

@@ -1,6 +1,7 @@
 """The results folder: one raw record per run, tidy CSVs made from them, and a lock for whoever writes.
 
     results/raw/<key>.json     one run each, written whole or not at all
+    results/raw.tar.xz         the same as one file, in committed results (experiments.archive)
     results/tidy/*.csv         everything the tables and figures need, made from raw
     results/report/            tables, figures and the paper, made from tidy
 
@@ -21,11 +22,13 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import TwinGradError
 from bridge.files import write_atomically
+from experiments import archive
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,6 +110,11 @@ class Results:
         return self.root / "raw"
 
     @property
+    def archive(self) -> Path:
+        """The raw records as one file, where there is one."""
+        return self.root / archive.NAME
+
+    @property
     def tidy(self) -> Path:
         """Where the tidy CSVs are."""
         return self.root / "tidy"
@@ -175,8 +183,11 @@ class Results:
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            return None
-        return _parse(text, path)
+            packed = self._archived().get(key)
+            if packed is None:
+                return None
+            text = packed.decode("utf-8", "replace")
+        return _of_schema(_parse(text, path))
 
     def finished(self, key: str) -> Record | None:
         """The record with this key if that run succeeded: it need not run again."""
@@ -190,9 +201,37 @@ class Results:
         return path
 
     def records(self) -> list[Record]:
-        """All raw records of this schema, oldest first."""
-        found = (_parse(path.read_text(encoding="utf-8"), path) for path in sorted(self.raw.glob("*.json")))
-        return sorted((record for record in found if record), key=lambda record: record["provenance"]["created"])
+        """All raw records of this schema, oldest first; where there are none, those of an older schema, to be shown."""
+        found = [record for _, record in self._all() if record]
+        current = [record for record in found if _of_schema(record)]
+        chosen = current or [_as_current(record) for record in found if _is_older(record)]
+        return sorted(chosen, key=lambda record: str(record["provenance"]["created"]))
+
+    def older(self) -> int:
+        """How many records of an older schema there are, which count for no run."""
+        return sum(_is_older(record) for _, record in self._all())
+
+    def files(self) -> dict[str, bytes]:
+        """The bytes of every raw record of this schema, by key: what an archive holds."""
+        found = self._archived() | {path.stem: path.read_bytes() for path in self.raw.glob("*.json")}
+        current = {record["key"] for _, record in self._all() if record and _of_schema(record)}
+        return {key: found[key] for key in sorted(current)}
+
+    def _all(self) -> Iterator[tuple[Path, Record | None]]:
+        """Every record of the folder and of its archive, by key; one in the folder stands before one in the archive."""
+        paths = {path.stem: path for path in self.raw.glob("*.json")}
+        packed = self._archived()
+        for key in sorted({*paths, *packed}):
+            path = paths.get(key, self.archive / f"{key}.json")
+            text = paths[key].read_text(encoding="utf-8") if key in paths else packed[key].decode("utf-8", "replace")
+            yield path, _parse(text, path)
+
+    def _archived(self) -> dict[str, bytes]:
+        """The records of the archive; none where there is no archive."""
+        if not self.archive.is_file():
+            return {}
+        status = self.archive.stat()
+        return _unpacked(self.archive, status.st_mtime_ns, status.st_size)
 
     def write_tidy(self) -> dict[str, int]:
         """Make the tidy CSVs from all raw records, oldest first; the number of rows of each file."""
@@ -203,7 +242,8 @@ class Results:
 
     def tidy_is_current(self) -> bool:
         """Whether the tidy CSVs are there, have their columns, and are newer than every raw record."""
-        newest = max((path.stat().st_mtime_ns for path in self.raw.glob("*.json")), default=0)
+        sources = [*self.raw.glob("*.json"), *([self.archive] if self.archive.is_file() else [])]
+        newest = max((path.stat().st_mtime_ns for path in sources), default=0)
         for name, columns in COLUMNS.items():
             path = self.tidy / f"{name}.csv"
             if not path.is_file():
@@ -377,8 +417,38 @@ def _parse(text: str, path: Path) -> Record | None:
         record = json.loads(text)
     except ValueError:
         raise ResultsError(f"{path}: not a results file; remove it and run again") from None
-    usable = isinstance(record, dict) and record.get("schema") == SCHEMA
-    return record if usable else None
+    return record if isinstance(record, dict) else None
+
+
+def _of_schema(record: Record | None) -> Record | None:
+    """The record if it is of the schema that is written today."""
+    return record if record and record.get("schema") == SCHEMA else None
+
+
+def _is_older(record: Record | None) -> bool:
+    schema = record.get("schema") if record else None
+    return isinstance(schema, int) and not isinstance(schema, bool) and 1 <= schema < SCHEMA
+
+
+def _as_current(record: Record) -> Record:
+    """A record of an older schema with what today's tidy tables ask for: empty where it was not recorded.
+
+    Schema 1 knew one BLAS for all engines of a run, no job, and of the machine the name of its CPU.
+    """
+    provenance, config = record["provenance"], record["config"]
+    entrants = {name: {"versions": {}} | entrant for name, entrant in record.get("entrants", {}).items()}
+    upgraded = {
+        "job": "",
+        "blas": {name: provenance.get("blas", "") for name in entrants or [config["engine"]]},
+        **record,
+        "provenance": {"machine": {"label": provenance["cpu_model"]}, **provenance},
+    }
+    return upgraded | ({"entrants": entrants} if entrants else {})
+
+
+@lru_cache(maxsize=1)
+def _unpacked(path: Path, _mtime: int, _size: int) -> dict[str, bytes]:
+    return archive.read(path)
 
 
 def _csv(columns: tuple[str, ...], rows: list[Record]) -> str:
