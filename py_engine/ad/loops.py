@@ -406,22 +406,20 @@ class Loop:
             results = self.body(inputs)
             seeded = [*zip((results[i] for i in moving), above, strict=True)]
             seeded += [(results[i], g) for i, g in upstream.items()]
+            live = self._depending({i for i, wish in enumerate(asked) if wish})
+            targets = [i for i in (*moving, *wanted) if i in live]
             found = gradients(
-                [y for y, _ in seeded], [g for _, g in seeded], [inputs[i] for i in (*moving, *wanted)], through=False
+                [y for y, _ in seeded], [g for _, g in seeded], [inputs[i] for i in targets], through=False
             )
-            before = [
-                zeros(inputs[i].shape, inputs[i].dtype) if g is None else g
-                for i, g in zip(moving, found[: len(moving)], strict=True)
-            ]
-            before = [g + kept[i] if i in kept else g for i, g in zip(moving, before, strict=True)]
-            after = dict(zip(wanted, found[len(moving) :], strict=True))
-            for i, g in after.items():
-                if g is None:
-                    after[i] = zeros(inputs[i].shape, inputs[i].dtype)
+            by_input = {i: g for i, g in zip(targets, found, strict=True) if g is not None}
+            for i in (*moving, *wanted):
+                by_input.setdefault(i, zeros(inputs[i].shape, inputs[i].dtype))
+            before = [by_input[i] + kept[i] if i in kept else by_input[i] for i in moving]
+            after = {i: by_input[i] for i in wanted}
         sequences = [*inputs[: c + s], *(upstream[i] for i in outputs), *kept.values()]
         constants = [*inputs[c + s :], *(upstream[i] for i in sums)]
-        after_x = [g for i, g in after.items() if i < c + s and g is not None]
-        after_constant = [g for i, g in after.items() if i >= c + s and g is not None]
+        after_x = [g for i, g in after.items() if i < c + s]
+        after_constant = [g for i, g in after.items() if i >= c + s]
         body, others = record(nodes, [*above, *sequences, *constants], [*before, *after_x, *after_constant])
         body, used = body.without_unused(len(above))
         loop = Loop(
@@ -433,6 +431,21 @@ class Loop:
             not self.reverse,
         )
         return loop, others, used
+
+    def _depending(self, inputs: set[int]) -> set[int]:
+        """Return these inputs of the body, and the carries that depend on one of them at some step.
+
+        What the others are computed by needs no rules, whatever their gradients or tangents are.
+        """
+        while True:
+            depends = set(inputs)
+            for k, (op, operands, *_) in enumerate(self.body.steps, len(self.body.inputs)):
+                if not op.constant and any(x in depends for x in operands if isinstance(x, int)):
+                    depends.add(k)
+            found = inputs | {i for i, x in enumerate(self.body.outputs[: self.carries]) if x in depends}
+            if found == inputs:
+                return inputs
+            inputs = found
 
     def tangent(self, moving: tuple[bool, ...]) -> tuple[Loop, list[Tensor]]:
         """Return the loop that carries the tangents beside the values; all floating carries have one.
@@ -455,7 +468,9 @@ class Loop:
         ]
         with nested_trace() as nodes:
             results = self.body(inputs)
-            pushed = push_forward(results, {x: t for x, t in zip(inputs, tangents, strict=True) if t is not None})
+            live = self._depending({i for i, moves in enumerate(moving) if moves})
+            moves = {x: t for i, (x, t) in enumerate(zip(inputs, tangents, strict=True)) if t is not None and i in live}
+            pushed = push_forward(results, moves)
             found = [
                 (zeros(y.shape, y.dtype) if t is None else t) if y.dtype in FLOATS else None
                 for y, t in zip(results, pushed, strict=True)

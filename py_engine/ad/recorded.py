@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,8 @@ __all__ = ["Layout", "Recorded", "nested_trace", "record", "recording", "zeros"]
 Reference = int | Literal
 """A value in a recorded function: the inputs are numbered first, then the steps."""
 
+Step: TypeAlias = tuple[Op, tuple[Reference, ...], Mapping[str, Any], str]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Recorded:
@@ -35,24 +37,29 @@ class Recorded:
 
     Attributes:
         inputs: shape and dtype of each input.
-        steps: the ops in order, each with its operands and attributes.
+        steps: the ops in order, each with its operands, its attributes and the layer that it belongs to.
         outputs: which values are its results.
         random: the name of an op that draws anew whenever it is computed, if there is one.
     """
 
     inputs: tuple[tuple[Shape, Any], ...]
-    steps: tuple[tuple[Op, tuple[Reference, ...], Mapping[str, Any]], ...]
+    steps: tuple[Step, ...]
     outputs: tuple[Reference, ...]
     random: str | None = None
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Apply the ops to other inputs, of the same shapes and dtypes."""
         values = list(inputs)
-        for op, operands, attrs in self.steps:
-            found = [values[x] if isinstance(x, int) else x for x in operands]
-            if "inside" in attrs and STATE.trace is None:  # a checkpoint: how its value was found is not kept
-                found[0] = Tensor(found[0].data) if found[0].data is not None else found[0]
-            values.append(op.apply(tuple(found), attrs))
+        outer = STATE.scope
+        try:
+            for op, operands, attrs, scope in self.steps:
+                found = [values[x] if isinstance(x, int) else x for x in operands]
+                if "inside" in attrs and STATE.trace is None:  # a checkpoint: how its value was found is not kept
+                    found[0] = Tensor(found[0].data) if found[0].data is not None else found[0]
+                STATE.scope = scope
+                values.append(op.apply(tuple(found), attrs))
+        finally:
+            STATE.scope = outer
         return [values[x] if isinstance(x, int) else x for x in self.outputs]
 
     def __repr__(self) -> str:
@@ -64,7 +71,7 @@ class Recorded:
 
     def without_unused(self, first: int) -> tuple[Recorded, list[bool]]:
         """Return the function of the first inputs and of those others that it reads, and which these are."""
-        read = {x for _, operands, _ in self.steps for x in operands if isinstance(x, int)} | set(self.outputs)
+        read = {x for _, operands, *_ in self.steps for x in operands if isinstance(x, int)} | set(self.outputs)
         used = [i < first or i in read for i in range(len(self.inputs))]
         new = {old: k for k, old in enumerate(i for i, keep in enumerate(used) if keep)}
         shift = len(self.inputs) - len(new)
@@ -74,7 +81,7 @@ class Recorded:
 
         return Recorded(
             tuple(kind for kind, keep in zip(self.inputs, used, strict=True) if keep),
-            tuple((op, tuple(moved(x) for x in operands), attrs) for op, operands, attrs in self.steps),
+            tuple((op, tuple(moved(x) for x in operands), attrs, scope) for op, operands, attrs, scope in self.steps),
             tuple(moved(x) for x in self.outputs),
             self.random,
         ), used
@@ -105,11 +112,11 @@ def record(
     def reference(x: Tensor) -> Reference:
         return x if isinstance(x, Literal) and id(x) not in number else number[id(x)]
 
-    program: list[tuple[Op, tuple[Reference, ...], Mapping[str, Any]]] = []
+    program: list[Step] = []
     for x in steps:
-        program.append((_op(x), tuple(reference(a) for a in x.inputs), x.attrs))
+        program.append((_op(x), tuple(reference(a) for a in x.inputs), x.attrs, x.scope))
         if _made_without_recording(x):  # applied anew it would be recorded
-            program.append((ops.stop_gradient, (len(first) + len(program) - 1,), {}))
+            program.append((ops.stop_gradient, (len(first) + len(program) - 1,), {}, x.scope))
         number[id(x)] = len(first) + len(program) - 1
     function = Recorded(
         tuple((x.shape, x.dtype) for x in first),
