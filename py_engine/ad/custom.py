@@ -17,7 +17,7 @@ from py_engine.ad.graph import Part, accumulate, gradients
 from py_engine.ad.ops.record import Op, Shape, as_tensors
 from py_engine.ad.recorded import Layout
 from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor
-from py_engine.ad.written import fingerprints
+from py_engine.ad.written import guard
 from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
 
 __all__ = ["custom_rule", "stop_gradient"]
@@ -186,7 +186,7 @@ def _made(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], data: Ar
     result.requires_grad = STATE.recording and data.dtype in FLOATS and any(x.requires_grad for x in inputs)
     if result.requires_grad or STATE.trace is not None:
         result.op, result.inputs, result.attrs = op, inputs, attrs
-        result.marks = fingerprints(inputs) if result.requires_grad else None
+        result.marks = guard(op, inputs, attrs) if result.requires_grad else None
     if STATE.trace is not None:
         STATE.trace.append(result)
     return result

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.graph import described, scope_of, topological_sort
+from py_engine.ad.graph import described, refuse_written, scope_of, topological_sort
 from py_engine.ad.ops import convolution, elementary, indexing, linalg, loss, pooling, reduction, shape
 from py_engine.ad.ops.record import Op, Shape
 from py_engine.ad.tensor import Tensor
@@ -43,16 +43,20 @@ def push_forward(
 
     Raises:
         NotDifferentiableError: an op has no jvp rule.
+        InPlaceError: an array that a rule reads was written to since.
         ShapeError, DTypeError: a rule returned something that cannot be the tangent of its result.
     """
     order = topological_sort(outputs)
     uses = _uses(order, outputs)
+    unchanged: set[int] = set()
     tangents: dict[int, Tensor] = {id(x): t for x, t in moves.items()}
     for node in order:
         if node.op is None:
             continue
         moved = [tangents.get(id(x)) for x in node.inputs]
         if node.requires_grad and node not in moves and any(t is not None for t in moved):
+            if node.marks is not None:
+                refuse_written(node, unchanged)
             with scope_of(node):
                 tangent = _push(node, moved, count)
             if tangent is not None:

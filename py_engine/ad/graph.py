@@ -17,7 +17,7 @@ from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, SLICE, TRANSPOSE, Inde
 from py_engine.ad.sums import ADD_IN_ANY_ORDER
 from py_engine.ad.tensor import FLOATS, STATE, Literal, Tensor, no_grad, scope
 from py_engine.ad.written import written
-from py_engine.errors import DTypeError, EngineError, InPlaceError, NotDifferentiableError, ShapeError, TraceError
+from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError, TraceError
 
 __all__ = [
     "Graph",
@@ -84,6 +84,7 @@ def gradients(
         if id(output) in depends:
             pending.setdefault(first.get(id(output), id(output)), []).append((seeds[i], None))
     result: dict[int, Tensor] = {}
+    unchanged: set[int] = set()
     outer = scope = STATE.scope
     try:
         for node in reversed(order):
@@ -94,11 +95,12 @@ def gradients(
                 STATE.scope = scope = node.scope
             op = node.op
             assert op is not None
-            if node.marks is not None and written(node.marks):
-                _refuse_written(node)
+            if node.marks is not None:
+                refuse_written(node, unchanged)
             if id(node) in wanted:
                 result[id(node)] = accumulate(parts, node)
             if op.joint:
+                unchanged.clear()  # its rule may be code of the user's own
                 _pull_back_jointly(node, parts, depends, pending, first)
                 continue
             g = parts[0][0] if len(parts) == 1 and parts[0][1] is None else accumulate(parts, node)
@@ -196,37 +198,19 @@ def _missing_rule(node: Tensor, i: int) -> NotDifferentiableError:
     return NotDifferentiableError(f"a gradient is taken through {described(node)}, but {what}")
 
 
-def _refuse_written(node: Tensor) -> None:
-    """Raise where an array that the node's rules read was written to after the node had used it."""
-    assert node.op is not None
-    for x in written(node.marks or ()):
+def refuse_written(node: Tensor, unchanged: set[int]) -> None:
+    """Raise where an array that the node's rules read was written to after the node had used it.
+
+    `unchanged` is of this pass, see `written`.
+    """
+    assert node.op is not None and node.marks is not None
+    for x in written(node.marks, unchanged):
         i = next(i for i, a in enumerate(node.inputs) if a is x)
-        if _reads(node, i):
-            raise InPlaceError(
-                f"backward: the gradient of {described(node)} needs its input {i} "
-                f"({x.name + ', ' if x.name else ''}shape {x.shape} {x.dtype}) as it was, but the array was written to "
-                "in place since; write to a copy of it, or after the gradient was taken"
-            )
-
-
-def _reads(node: Tensor, i: int) -> bool:
-    """Whether a vjp rule of the node uses the values of input `i`, found by tracing the rules."""
-    op = node.op
-    assert op is not None
-    if op.joint:
-        return True
-    outer, recording = STATE.trace, STATE.recording
-    STATE.trace, STATE.recording = [], True
-    try:
-        inputs = [Tensor.symbol(x.shape, x.dtype) for x in node.inputs]
-        g, y = (Tensor.symbol(node.shape, node.dtype) for _ in range(2))
-        rules = [op.rule(k) for k, x in enumerate(node.inputs) if x.requires_grad]
-        parts = [rule(g, y, *inputs, **node.attrs) for rule in rules if rule is not None]
-        return any(x is inputs[i] for x in topological_sort([part for part in parts if part is not None]))
-    except EngineError:
-        return True  # a rule that needs values
-    finally:
-        STATE.trace, STATE.recording = outer, recording
+        raise InPlaceError(
+            f"backward: the gradient of {described(node)} needs its input {i} "
+            f"({x.name + ', ' if x.name else ''}shape {x.shape} {x.dtype}) as it was, but the array was written to "
+            "in place since; write to a copy of it, or after the gradient was taken"
+        )
 
 
 def _pull_back_jointly(

@@ -19,10 +19,12 @@ from py_engine.errors import DTypeError, NotDifferentiableError, TraceError
 
 if TYPE_CHECKING:
     from py_engine.ad.ops.record import Op
+    from py_engine.ad.written import Snapshot
 
 Array: TypeAlias = NDArray[Any]
 Operand: TypeAlias = "Tensor | ArrayLike"
-Marks: TypeAlias = "tuple[tuple[Tensor, int], ...]"
+Mark: TypeAlias = "bytes | Snapshot | int"
+Marks: TypeAlias = "tuple[tuple[Tensor, Mark], ...]"
 
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 

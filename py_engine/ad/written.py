@@ -1,91 +1,222 @@
-"""Detection of arrays that were written to in place while a gradient still needed their old values.
+"""The mutation guard: arrays that were written to in place while a gradient still needed their old values are found.
 
 Tensors cannot be written to, and the array of a tensor that an op computed is handed out read-only. What remains are
-the arrays that a program gives: an op that is recorded takes a fingerprint of each, and the backward pass, before it
-uses the op's rules, compares. The fingerprint is the hash of all elements of an array of up to `EXACT`; of a larger
-one, of elements spread evenly, so that a write to all of it is always found and a write to few elements may be missed.
-That costs a fraction of a microsecond per given array, whatever its size, and no memory to speak of.
+the arrays that a program gives, and their views. An op that is recorded keeps, of each of those that its rules read,
+what is needed to find any later write: a copy, or of more than `COPIED` bytes, and in loops and checkpoints, a
+checksum. The derivative, before it uses the op's rules, compares.
+
+A copy and a comparison run at the speed of memory, several times faster than any checksum that numpy can compute, and
+miss nothing. Ops that read the same array share one copy as long as the array is as it was. So the price is the memory
+of one copy of each given array that a rule reads, up to `COPIED` bytes each, and two passes over it: little beside a
+matrix product or a convolution, and about as much as the op itself where an elementwise op takes large given arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
-from py_engine.ad.tensor import Array, Literal, Marks, Tensor
+import numpy as np
 
-__all__ = ["EXACT", "READ_NOTHING", "fingerprints", "written"]
+from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Mark, Marks, Tensor
 
-EXACT = 256
-"""Elements: up to here any write is found."""
+if TYPE_CHECKING:
+    from py_engine.ad.ops.record import Op
 
-SAMPLES = 64
-"""How many elements of a larger array are looked at, about."""
+__all__ = ["COPIED", "SMALL", "Snapshot", "guard", "operands_read", "written"]
 
+SMALL = 2048
+"""Bytes: up to here each op keeps a copy of its own, which takes less time than to look for one to share."""
 
-READ_NOTHING = frozenset(
-    [
-        "add",
-        "sub",
-        "neg",
-        "sum",
-        "copy",
-        "assemble",
-        "identity",
-        "astype",
-        "reshape",
-        "transpose",
-        "slice",
-        "broadcast_to",
-        "exp",
-        "expm1",
-        "sqrt",
-        "reciprocal",
-        "tan",
-        "tanh",
-        "sigmoid",
-        "relu",
-    ]
-)
-"""Ops whose rules read no operand, or the result instead: their operands may be written to, and are not looked at."""
+COPIED = 1 << 27
+"""Bytes: of larger arrays only a checksum is kept, so that data that hardly fits into memory needs no more of it.
+
+Loops and checkpoints, which are there to save memory, keep checksums of all."""
 
 
-def fingerprints(inputs: Sequence[Tensor]) -> Marks | None:
-    """Return the fingerprints of those inputs whose memory was given and not computed; None if all were computed."""
+def guard(op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Marks | None:
+    """Return what finds later writes to those inputs that the op's rules read, and that were given, not computed."""
+    # Small functions are nearly all overhead: every line here is measured.
+    if len(inputs) == 1:
+        key: Any = True
+    elif len(inputs) == 2:
+        key = inputs[0].requires_grad, inputs[1].requires_grad
+    else:
+        key = tuple([x.requires_grad for x in inputs])
+    read = op.reads.get(key)
+    if read is None:
+        read = _read_first(op, inputs, attrs, key)
     found: Marks | None = None
-    for x in inputs:
-        base = x
+    last = None
+    for i in read:
+        x = base = inputs[i]
+        if x is last:
+            continue
+        last = x
         while base.op is not None and base.op.view is not None:
             base = base.inputs[0]
         if base.op is None and base.__class__ is not Literal:
             data = x.data
             assert data is not None
-            mark = hash(data.tobytes() if data.size <= EXACT else _sample(data).tobytes())
+            mark = data.tobytes() if data.nbytes <= SMALL else _mark(data, COPIED if not op.joint else 0)
             found = ((x, mark),) if found is None else (*found, (x, mark))
     return found
 
 
-def written(marks: Marks) -> list[Tensor]:
-    """Return the tensors whose arrays were written to since the fingerprints were taken."""
-    return [
-        x
-        for x, mark in marks
-        if x.data is not None and mark != hash(x.data.tobytes() if x.data.size <= EXACT else _sample(x.data).tobytes())
-    ]
+def _read_first(op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any], key: Any) -> tuple[int, ...]:
+    op.reads[key] = read = operands_read(op, inputs, attrs, [x.requires_grad for x in inputs])
+    if not read:
+        any_float = [x.dtype in FLOATS for x in inputs]
+        object.__setattr__(op, "reads_nothing", not operands_read(op, inputs, attrs, any_float))
+    return read
 
 
-def _sample(data: Array) -> Array:
+def operands_read(
+    op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any], moving: Sequence[bool]
+) -> tuple[int, ...]:
+    """Return the numbers of the inputs whose values the op's rules use, where some are differentiated by.
+
+    It is found by tracing the rules, vjp and jvp.
+    """
+    everything = tuple(i for i in range(len(inputs)) if i not in op.unread)
+    if op.joint:
+        return everything
+    trace, recording = STATE.trace, STATE.recording
+    STATE.trace, STATE.recording = [], True
+    try:
+        own = [Tensor.symbol(x.shape, x.dtype) for x in inputs]
+        y = op.apply(tuple(own), attrs)
+        g = Tensor.symbol(y.shape, y.dtype)
+        rules = [op.rule(i) for i, moves in enumerate(moving) if moves]
+        found = [rule(g, y, *own, **attrs) for rule in rules if rule is not None]
+        if op.jvp is not None:
+            tangents = [
+                Tensor.symbol(x.shape, x.dtype) if moves else None for x, moves in zip(own, moving, strict=True)
+            ]
+            found.append(op.jvp(tangents, y, *own, **attrs))
+    except Exception:  # a rule that looks at values, or that numpy refuses: it may read whatever it is given
+        return everything
+    finally:
+        STATE.trace, STATE.recording = trace, recording
+    y.inputs = ()  # what the rules compute from the result, they do not read from the operands
+    used = {id(x) for x in _behind([part for part in found if part is not None])}
+    return tuple(i for i, x in enumerate(own) if id(x) in used)
+
+
+def _behind(outputs: list[Tensor]) -> Iterator[Tensor]:
+    """Yield all that the outputs were computed from, and themselves."""
+    seen: set[int] = set()
+    stack = outputs
+    while stack:
+        x = stack.pop()
+        if id(x) not in seen:
+            seen.add(id(x))
+            yield x
+            stack.extend(x.inputs)
+
+
+def written(marks: Marks, unchanged: set[int]) -> list[Tensor]:
+    """Return the tensors whose arrays were written to since the marks were made.
+
+    Args:
+        marks: of an op.
+        unchanged: the marks that were compared before in the same pass and fitted; it is added to.
+    """
+    found = []
+    for x, mark in marks:
+        if id(mark) in unchanged:
+            continue
+        data = x.data
+        assert data is not None
+        if data.shape != x.shape or data.dtype != x.dtype:  # set in place
+            found.append(x)
+        elif mark.__class__ is bytes:
+            if data.tobytes() != mark:
+                found.append(x)
+        elif mark.fits(data) if mark.__class__ is Snapshot else mark == _checksum(data):
+            unchanged.add(id(mark))
+        else:
+            found.append(x)
+    return found
+
+
+# Copies ---------------------------------------------------------------------------------------------------
+
+
+class Snapshot:
+    """The values that an array had."""
+
+    __slots__ = ("__weakref__", "array", "values")
+
+    def __init__(self, array: Array) -> None:
+        self.array = array  # kept, so that no other array has its id as long as this is known
+        self.values = _whole(array).copy("K")
+
+    def fits(self, array: Array) -> bool:
+        """Whether an array has these values still, bit by bit."""
+        now, then = _whole(array), self.values
+        if now.shape != then.shape or now.dtype != then.dtype:
+            return False
+        size = now.dtype.itemsize
+        if size not in (1, 2, 4, 8) or now.dtype.hasobject:
+            return now.tobytes() == then.tobytes()
+        return bool((now.view(f"u{size}") == then.view(f"u{size}")).all())
+
+
+_KNOWN: WeakValueDictionary[int, Snapshot] = WeakValueDictionary()
+"""For the id of an array the copy that was made last, as long as an op needs it."""
+
+
+def _mark(data: Array, copied: int) -> Mark:
+    if _whole(data).nbytes > copied:
+        return _checksum(data)
+    known = _KNOWN.get(id(data))
+    if known is None or known.array is not data or not known.fits(data):
+        known = _KNOWN[id(data)] = Snapshot(data)
+    return known
+
+
+def _whole(data: Array) -> Array:
+    """Return the array with each element once along the axes that it is only repeated along."""
+    if 0 in data.strides and data.size:
+        return data[tuple([slice(0, 1) if step == 0 else slice(None) for step in data.strides])]
+    return data
+
+
+# Checksums ------------------------------------------------------------------------------------------------
+
+WORDS = 1 << 14
+"""Eight bytes each: a block and its weights stay in the second-level cache."""
+
+_WEIGHTS = np.random.default_rng(0x5EED).integers(0, 1 << 64, WORDS, np.uint64) | np.uint64(1)
+
+
+def _checksum(data: Array) -> int:
+    """Return a sum of all words with odd weights, modulo 2^64, which depends on what is where.
+
+    One changed word always changes it; several do with a probability of all but 2^-29 or less. Each word's upper half
+    is mixed into its lower one before: the weights would not see an even number of changed signs.
+    """
+    total = 0
+    mixed = np.empty(WORDS, np.uint64)
+    for block in _blocks(_whole(data)):
+        words = block[: block.size // 8 * 8].view(np.uint64)
+        part = mixed[: words.size]
+        np.right_shift(words, np.uint64(29), part)
+        np.bitwise_xor(words, part, part)
+        rest = int.from_bytes(block[words.size * 8 :].tobytes(), "little")
+        total = (total * 0x9E3779B97F4A7C15 + int(part.dot(_WEIGHTS[: words.size])) + rest) % (1 << 64)
+    return total
+
+
+def _blocks(data: Array) -> Iterator[Array]:
+    """Yield all bytes of an array in pieces of `WORDS` words, copied where they do not lie in one piece."""
     if data.flags.forc:
-        return data.ravel("K")[:: (data.size // SAMPLES) | 1]  # odd, so as not to stay in one column
-    return data[_steps(data.shape)]
-
-
-@lru_cache(maxsize=256)
-def _steps(shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return slices that leave about as many elements as there are samples."""
-    left, steps = float(SAMPLES), []
-    for axis, n in enumerate(shape):
-        kept = max(1.0, left ** (1 / (len(shape) - axis)))
-        steps.append(slice(None, None, max(1, int(n // kept) | 1)))
-        left /= min(n, kept)
-    return tuple(steps)
+        flat = data.ravel("K").view(np.uint8)
+        yield from (flat[i : i + 8 * WORDS] for i in range(0, flat.size, 8 * WORDS))
+        return
+    each = max(1, 8 * WORDS * len(data) // data.nbytes)
+    for i in range(0, len(data), each):
+        part = data[i : i + each]
+        yield from _blocks(np.ascontiguousarray(part) if part.nbytes <= 64 * WORDS or part.ndim == 1 else part[0])

@@ -65,7 +65,9 @@ MODES = {
     "scan": lambda f: pe.grad(lambda x: pe.scan(lambda c, e: (c + f(x * e), None), 0.0, X)[0])(X),
     "scan over the variable": lambda f: pe.grad(lambda x: pe.scan(lambda c, e: (c + f(e), None), 0.0, x)[0])(X),
     "scan of the carry": lambda f: pe.grad(lambda x: np.sum(pe.scan(lambda c, e: (c * f(c), c), x, X)[1]))(X),
-    "forward mode of a scan": lambda f: pe.jvp(lambda x: pe.scan(lambda c, e: (c + f(x * e), None), 0.0, X), (X,), (X,)),
+    "forward mode of a scan": lambda f: pe.jvp(
+        lambda x: pe.scan(lambda c, e: (c + f(x * e), None), 0.0, X), (X,), (X,)
+    ),
     "compiled scan": lambda f: pe.compile(pe.grad(lambda x: pe.scan(lambda c, e: (c + f(e), None), 0.0, x)[0]))(X),
     "a custom rule, differentiated twice": lambda f: pe.grad(
         lambda x: np.sum(pe.grad(pe.custom_rule(lambda x: np.sum(x), vjp=lambda g, y, x: g * f(x) * x))(x))
@@ -88,7 +90,7 @@ def test_an_op_without_a_rule_raises_and_is_named(mode, use):
 def test_an_op_with_a_vjp_rule_only_raises_in_forward_mode(mode):
     one_way = Op("cube", cube.infer, cube.kernel, vjp=(lambda g, y, x: g * 3 * x**2,))
     np.testing.assert_allclose(pe.grad(lambda x: np.sum(one_way(x)))(X), 3 * X**2)
-    with pytest.raises(NotDifferentiableError, match="'cube'.* has no jvp rule"):
+    with pytest.raises(NotDifferentiableError, match=r"'cube'.* has no jvp rule"):
         MODES[mode](lambda x: np.sum(one_way(x)))
 
 
@@ -96,7 +98,7 @@ def test_an_op_with_a_vjp_rule_only_raises_in_forward_mode(mode):
 def test_an_op_with_a_jvp_rule_only_raises_in_reverse_mode(mode):
     other_way = Op("cube", cube.infer, cube.kernel, jvp=lambda t, y, x: t[0] * 3 * x**2)
     np.testing.assert_allclose(pe.jvp(lambda x: other_way(x), (X,), (np.ones(2),))[1], 3 * X**2)
-    with pytest.raises(NotDifferentiableError, match="'cube'.* has no vjp rule"):
+    with pytest.raises(NotDifferentiableError, match=r"'cube'.* has no vjp rule"):
         MODES[mode](lambda x: np.sum(other_way(x)))
 
 

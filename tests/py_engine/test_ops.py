@@ -23,6 +23,7 @@ from py_engine import Tensor, gradcheck, ops
 from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import gradients
 from py_engine.ad.tensor import FLOATS
+from py_engine.ad.written import operands_read
 from py_engine.errors import GradientCheckError
 
 # Domains: what an operand is drawn from -------------------------------------------------------------------
@@ -751,6 +752,16 @@ def test_overwriting_is_safe_where_the_record_allows_it(line, example, rng):
                 for call in node.op.calls(arrays, arrays[i], np.empty, node.attrs):
                     call()
                 np.testing.assert_array_equal(arrays[i], node.numpy(), err_msg=f"{node.op.name} over input {i}")
+
+
+@examples(DIFFERENTIABLE)
+def test_what_the_rules_read_is_the_same_whatever_shapes_and_attributes(line, example, rng):
+    for node in recorded_nodes(line, example, rng):
+        if not node.op.joint:
+            differentiated = tuple(x.requires_grad for x in node.inputs)
+            read = operands_read(node.op, node.inputs, node.attrs, differentiated)
+            key = True if len(differentiated) == 1 else differentiated
+            assert set(read) <= set(node.op.reads.setdefault(key, read)), node.op.name
 
 
 def test_records_are_complete():

@@ -12,14 +12,14 @@ else, and allocates as little as numpy allows.  `out` may be the memory of an in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Operand, Tensor
-from py_engine.ad.written import READ_NOTHING, fingerprints
+from py_engine.ad.written import guard
 from py_engine.errors import DTypeError, ShapeError
 
 Shape: TypeAlias = tuple[int, ...]
@@ -69,7 +69,11 @@ class Op:
         couples_batch: whether the samples of a batch affect each other's results (batch normalisation does; a
             mean over the batch does not count, since it is a weighted sum over shards).
         fused: whether only the rewriting of graphs (the technique `fuse`) makes it, in place of other ops.
+        unread: the inputs whose values a joint rule does not use; what other rules use is found by tracing them.
         doc: one line for the op reference.
+        reads: which inputs' values the rules use, for each choice of inputs that are differentiated by; kept once it
+            was found out (see `written.guard`), so that it must not depend on shapes or attributes.
+        reads_nothing: whether that is known to be none, whichever inputs are differentiated by.
     """
 
     name: str
@@ -87,7 +91,10 @@ class Op:
     random: bool = False
     couples_batch: bool = False
     fused: bool = False
+    unread: tuple[int, ...] = ()
     doc: str = ""
+    reads: dict[Any, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
+    reads_nothing: bool = field(default=False, init=False, repr=False)
 
     @property
     def differentiable(self) -> bool:
@@ -145,10 +152,10 @@ class Op:
         result.marks = None
         if recorded or symbolic or trace is not None:
             result.op, result.inputs, result.attrs = self, inputs, attrs
-            if recorded and not symbolic and self.name not in READ_NOTHING:
+            if recorded and not symbolic and not self.reads_nothing:
                 for x in inputs:
                     if x.op is None or x.op.view is not None:  # given, or a view of what was given
-                        result.marks = fingerprints(inputs)
+                        result.marks = guard(self, inputs, attrs)
                         break
             if trace is not None:
                 trace.append(result)
