@@ -10,7 +10,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from py_engine.ad.ops.elementary import astype, not_equal
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, c_ordered, no_gradient, register
+from py_engine.ad.ops.record import (
+    Call,
+    Op,
+    Scratch,
+    Shape,
+    all_below,
+    as_tensor,
+    c_ordered,
+    here,
+    no_gradient,
+    register,
+)
 from py_engine.ad.ops.shape import SLICE, Index, _dummy, expand_dims
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError, TraceError
@@ -40,40 +51,54 @@ def _infer_gather(x: Tensor, *arrays: Tensor, pattern: Pattern) -> tuple[Shape, 
     return _result_shape(x, arrays, pattern), x.dtype
 
 
-def _gather(x: Array, *rest: Array, pattern: Pattern) -> None:
+def _gather(x: Array, *rest: Array, pattern: Pattern, where: str = "") -> None:
     *arrays, out = rest
     if pattern == (ARRAY,) and x.flags.c_contiguous and out.flags.c_contiguous:
-        _check_range(arrays[0], x.shape[0])
+        _check_range(arrays[0], x.shape[0], where)
         x.take(arrays[0], axis=0, out=out, mode="wrap")  # the other modes copy through a buffer
     else:
-        out[...] = _found(x, arrays, pattern)
+        out[...] = _found(x, arrays, pattern, where)
 
 
-def _found(x: Array, arrays: Sequence[Array], pattern: Pattern) -> Array:
+def _bind_gather(arrays: Sequence[Array], out: Array, scratch: Scratch, pattern: Pattern) -> Sequence[Call]:
+    return [partial(_gather, *arrays, out, pattern=pattern, where=here("getitem"))]
+
+
+def _found(x: Array, arrays: Sequence[Array], pattern: Pattern, where: str) -> Array:
     try:
         found: Array = x[fill_in(pattern, arrays)]
     except IndexError as error:
-        raise ShapeError(f"getitem: {error}; the shape is {x.shape}") from None
+        raise ShapeError(f"{where or here('getitem')}: {error}; the shape is {x.shape}") from None
     return found
 
 
-def _check_range(index: Array, length: int) -> None:
-    if index.size and not (-length <= int(index.min()) and int(index.max()) < length):
-        bad = int(index.min()) if int(index.min()) < -length else int(index.max())
-        raise ShapeError(f"getitem: index {bad} is out of range for an axis of length {length}")
+def _check_range(index: Array, length: int, where: str) -> None:
+    if not index.size or (-length <= int(index.min()) and int(index.max()) < length):
+        return
+    at = tuple(int(i) for i in np.argwhere((index < -length) | (index >= length))[0])
+    raise ShapeError(
+        f"{where or here('getitem')}: index {index[at]} is out of range for an axis of length {length}, "
+        f"at position {at[0] if len(at) == 1 else at} of the indices"
+    )
 
 
 def _infer_scatter(g: Tensor, *arrays: Tensor, pattern: Pattern, shape: Shape) -> tuple[Shape, Any]:
     return shape, g.dtype
 
 
-def _scatter(g: Array, *rest: Array, pattern: Pattern, shape: Shape) -> None:
+def _scatter(g: Array, *rest: Array, pattern: Pattern, shape: Shape, where: str = "") -> None:
     # Positions may repeat, and then add up. ufunc.at is fast in one dimension only.
     *arrays, out = rest
-    places = _found(np.arange(math.prod(shape)).reshape(shape), arrays, pattern)
+    places = _found(np.arange(math.prod(shape)).reshape(shape), arrays, pattern, where)
     out[...] = 0
     flat = out.reshape(-1)
     np.add.at(flat, places.ravel(), g.ravel())
+
+
+def _bind_scatter(
+    arrays: Sequence[Array], out: Array, scratch: Scratch, pattern: Pattern, shape: Shape
+) -> Sequence[Call]:
+    return [partial(_scatter, *arrays, out, pattern=pattern, shape=shape, where=here("getitem"))]
 
 
 GATHER: Op = register(
@@ -81,6 +106,7 @@ GATHER: Op = register(
         name="gather",
         infer=_infer_gather,
         kernel=_gather,
+        bind=_bind_gather,
         vjp=lambda i, g, y, x, *arrays, pattern: SCATTER(g, *arrays, pattern=pattern, shape=x.shape),
         jvp=lambda t, y, x, *arrays, pattern: GATHER(t[0], *arrays, pattern=pattern),
         doc="indexing with integer arrays",
@@ -91,6 +117,7 @@ SCATTER: Op = register(
         name="scatter",
         infer=_infer_scatter,
         kernel=_scatter,
+        bind=_bind_scatter,
         vjp=lambda i, g, y, x, *arrays, pattern, shape: GATHER(g, *arrays, pattern=pattern),
         jvp=lambda t, y, x, *arrays, pattern, shape: SCATTER(t[0], *arrays, pattern=pattern, shape=shape),
         doc="elements added into an array of zeros at positions given by integer arrays",
@@ -204,16 +231,23 @@ def _check_ids(ids: Tensor, vocabulary: int, padding_index: int) -> None:
 
 
 def _embedding(weight: Array, ids: Array, out: Array, padding_index: int) -> None:
-    # "clip" writes straight into `out`, and can't read elsewhere even if ids were not checked.
-    weight.take(ids, 0, out, "clip")
+    check_ids(ids, len(weight), here("embedding"))
+    weight.take(ids, 0, out, "clip")  # the default mode copies through a buffer
+
+
+def _bind_embedding(arrays: Sequence[Array], out: Array, scratch: Scratch, padding_index: int) -> Sequence[Call]:
+    weight, ids = arrays
+    checked = partial(check_ids, ids, len(weight), here("embedding"))
+    return [checked, partial(weight.take, ids, 0, out, "clip")]
 
 
 def _bind_embedding_gradient(
     arrays: Sequence[Array], out: Array, scratch: Scratch, vocabulary: int, padding_index: int
 ) -> Sequence[Call]:
     g, ids = map(np.ascontiguousarray, arrays)  # the tape's are so already
+    checked = partial(check_ids, ids, vocabulary, here("embedding_gradient"))
     additions = row_additions(g.reshape(-1, out.shape[1]), ids.reshape(-1), out, 0, padding_index, scratch)
-    return [partial(out.fill, 0), *additions]
+    return [checked, partial(out.fill, 0), *additions]
 
 
 def row_additions(
@@ -262,6 +296,7 @@ EMBEDDING: Op = register(
         name="embedding",
         infer=_infer_embedding,
         kernel=_embedding,
+        bind=_bind_embedding,
         vjp=(
             lambda g, y, weight, ids, padding_index: EMBEDDING_GRADIENT(
                 g, ids, vocabulary=weight.shape[0], padding_index=padding_index
@@ -307,20 +342,15 @@ def embedding(weight: Operand, ids: Operand, padding_index: int = -1) -> Tensor:
         (..., dimension).
 
     Raises:
-        ShapeError: an id is out of range; names the first one, its row and position. Ids of a replayed function
-            are checked by the trainer when it is given them, not at every replay.
+        ShapeError: an id is out of range; names the first one, its row and position. So does every replay.
     """
     weight, ids = as_tensor(weight), _whole(ids)
-    if ids.data is not None and weight.shape:
-        check_ids(ids.data, weight.shape[0], "embedding")
     return EMBEDDING(weight, ids, padding_index=padding_index)
 
 
 def embedding_gradient(g: Operand, ids: Operand, vocabulary: int, padding_index: int = -1) -> Tensor:
     """The gradient of `embedding` by its matrix, (vocabulary, dimension), from rows `g` (..., dimension)."""
     ids = _whole(ids)
-    if ids.data is not None:
-        check_ids(ids.data, vocabulary, "embedding_gradient")
     return EMBEDDING_GRADIENT(as_tensor(g), ids, vocabulary=vocabulary, padding_index=padding_index)
 
 
@@ -333,7 +363,7 @@ def _whole(ids: Operand) -> Tensor:
 
 def check_ids(ids: Array, vocabulary: int, where: str) -> None:
     """Raise `ShapeError` unless all of `ids` (rows, ...) are in [0, vocabulary)."""
-    if not ids.size or (ids.min() >= 0 and ids.max() < vocabulary):
+    if all_below(ids, vocabulary):
         return
     wrong = np.argwhere((ids < 0) | (ids >= vocabulary))[0]
     row, *position = (int(i) for i in wrong) if ids.ndim else (0,)

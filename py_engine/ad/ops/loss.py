@@ -10,7 +10,19 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad.ops.elementary import exp, softplus, square
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, as_tensors, c_ordered, no_gradient, register
+from py_engine.ad.ops.record import (
+    Call,
+    Op,
+    Scratch,
+    Shape,
+    all_below,
+    as_tensor,
+    as_tensors,
+    c_ordered,
+    here,
+    no_gradient,
+    register,
+)
 from py_engine.ad.ops.reduction import bind_subtract, logsumexp, mean, sum
 from py_engine.ad.ops.shape import expand_dims
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
@@ -27,13 +39,21 @@ class _Labels:
     """Positions of each row's label in the flat logits, recomputed in place at every replay."""
 
     def __init__(self, labels: Array, classes: int, scratch: Scratch) -> None:
-        self.labels = labels.reshape(-1)
+        self.labels, self.classes = labels.reshape(-1), classes
         n = self.labels.size
         self.rows = np.arange(n, dtype=np.intp) * classes
         self.places = scratch((n,), np.intp)
 
     def calls(self) -> Sequence[Call]:
-        return [partial(np.add, self.rows, self.labels, self.places, casting="unsafe")]  # labels may be uint64
+        checked = partial(_check_labels, self.labels, self.classes, here("softmax_cross_entropy"))
+        return [checked, partial(np.add, self.rows, self.labels, self.places, casting="unsafe")]  # labels may be uint64
+
+
+def _check_labels(labels: Array, classes: int, where: str) -> None:
+    if all_below(labels, classes):
+        return
+    row = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
+    raise LabelError(f"{where}: label {labels[row]} in row {row} is not one of the {classes} classes 0..{classes - 1}")
 
 
 def _infer_loss(logits: Tensor, lse: Tensor, labels: Tensor) -> tuple[Shape, Any]:
@@ -154,19 +174,10 @@ def softmax_cross_entropy(logits: Operand, labels: Operand) -> Tensor:
         labels: (...), integers in [0, classes). One-hot vectors are never built.
 
     Raises:
-        LabelError: a label is out of range; names the first one and its row. Labels of a replayed function
-            are checked by the trainer when it is given them, not at every replay.
+        LabelError: a label is out of range; names the first one and its row. So does every replay.
     """
     logits, labels = as_tensor(logits), as_tensor(labels)
     _check_labels_shape(logits, labels)
-    if labels.data is not None and labels.size:
-        bad = (labels.data < 0) | (labels.data >= logits.shape[-1])
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            raise LabelError(
-                f"softmax_cross_entropy: label {labels.data.reshape(-1)[row]} in row {row} is not one of the "
-                f"{logits.shape[-1]} classes 0..{logits.shape[-1] - 1}"
-            )
     return SOFTMAX_CROSS_ENTROPY(logits, logsumexp(logits, -1), labels)
 
 

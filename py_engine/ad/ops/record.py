@@ -287,6 +287,28 @@ def as_tensor(operand: Operand) -> Tensor:
     return operand if isinstance(operand, Tensor) else as_tensors((operand,))[0]
 
 
+# Checks of values -----------------------------------------------------------------------------------------
+#
+# An op that accepts only some values looks at them in each of its calls, eagerly and in every replay: a tape's inputs
+# change. A check is a call like the others, bound before them.
+
+
+def here(name: str) -> str:
+    """Return the name of an op, and of the layer whose ops are being made or bound, for messages."""
+    return f"{name} in layer {STATE.scope!r}" if STATE.scope else name
+
+
+def all_below(array: Array, limit: int) -> bool:
+    """Whether all of these integers are in [0, limit): read as unsigned numbers, negative ones are large."""
+    bits = 8 * array.itemsize
+    if array.dtype.kind == "i":
+        array, limit = array.view(_UNSIGNED[bits]), min(limit, 1 << (bits - 1))
+    return not array.size or int(np.maximum.reduce(array, None)) < limit
+
+
+_UNSIGNED = {bits: np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)}
+
+
 # Elementwise ops ------------------------------------------------------------------------------------------
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.ops.indexing import EMBEDDING, EMBEDDING_GRADIENT, unpadded
+from py_engine.ad.ops.indexing import EMBEDDING, EMBEDDING_GRADIENT, check_ids, unpadded
 from py_engine.ad.ops.linalg import MATMUL
 from py_engine.ad.ops.pooling import PHASE_MAX_GRADIENT, SHIFTED_GRADIENT, SLIDING, slide
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, c_ordered, common_dtype, no_gradient, register
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, c_ordered, common_dtype, here, no_gradient, register
 from py_engine.ad.ops.shape import reshape, transpose
 from py_engine.ad.tensor import Array, Tensor
 
@@ -200,8 +200,9 @@ def _bind_phases(
 ) -> Sequence[Call]:
     weight, kernel, ids = arrays
     rows = scratch((ids.size, weight.shape[1]), weight.dtype)
+    checked = partial(check_ids, ids, len(weight), here("embedding"))
     gather = partial(weight.take, ids.reshape(-1), 0, rows, "clip")
-    return [gather, *slide(rows, kernel, out, scratch, places, stride)]
+    return [checked, gather, *slide(rows, kernel, out, scratch, places, stride)]
 
 
 def _rows(weight: Tensor, ids: Tensor, padding_index: int) -> Tensor:

@@ -1,0 +1,170 @@
+"""Values that an op does not accept are refused by every replay as they are eagerly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+from py_engine import Techniques, Tensor, ops
+from py_engine.ad.containers import flatten
+from py_engine.errors import EngineError, LabelError, ShapeError
+from py_engine.network import Activation, Chain, Conv1D, Dense, Embedding, Flatten, MaxPool1D, PermuteDims, Trainer
+
+N = 5
+"""Classes, words and rows: integers in [0, N) are right."""
+
+
+def labels_of(rng, shape):
+    return (rng.standard_normal((*shape, N)), rng.integers(0, N, shape)), ops.softmax_cross_entropy, LabelError
+
+
+def ids_of(rng, shape):
+    return (rng.standard_normal((N, 3)), rng.integers(0, N, shape)), lambda w, i: ops.embedding(w, i), ShapeError
+
+
+def padded_ids_of(rng, shape):
+    return (rng.standard_normal((N, 3)), rng.integers(0, N, shape)), lambda w, i: ops.embedding(w, i, 2), ShapeError
+
+
+def rows_of(rng, shape):
+    call = lambda g, i: ops.embedding_gradient(g, i, N)  # noqa: E731
+    return (rng.standard_normal((*shape, 3)), rng.integers(0, N, shape)), call, ShapeError
+
+
+def index_of(rng, shape):
+    return (rng.standard_normal((N, 3)), rng.integers(-N, N, shape)), lambda x, i: ops.getitem(x, i), ShapeError
+
+
+def indices_of(rng, shape):
+    call = lambda x, i: ops.getitem(x, (slice(None), 1, i))  # noqa: E731
+    return (rng.standard_normal((2, 3, N)), rng.integers(-N, N, shape)), call, ShapeError
+
+
+def scattered_of(rng, shape):
+    call = lambda g, i: ops.SCATTER(g, i, pattern=("array",), shape=(N,))  # noqa: E731
+    return (rng.standard_normal(shape), rng.integers(-N, N, shape)), call, ShapeError
+
+
+CHECKED = [labels_of, ids_of, padded_ids_of, rows_of, index_of, indices_of, scattered_of]
+SHAPES = [(1,), (7,), (3, 4), (40, 60)]
+
+
+def total(call):
+    def f(x, i):
+        with pe.scope("layer 3"):
+            return np.sum(ops.square(call(x, i)))
+
+    return f
+
+
+def stacked_scan(f):
+    return lambda x, i: pe.scan(lambda c, k: (c + f(x, k), None), 0.0, ops.stack([i, i]))[0]
+
+
+REPLAYS = {
+    "compiled": lambda f: pe.compile(f),
+    "compiled gradient": lambda f: pe.compile(pe.grad(f)),
+    "compiled value and gradient": lambda f: pe.compile(pe.value_and_grad(f)),
+    "compiled forward mode": lambda f: pe.compile(lambda x, i: pe.jvp(lambda x: f(x, i), (x,), (x,))[1]),
+    "compiled gradient of the gradient": lambda f: pe.compile(
+        pe.grad(lambda x, i: np.sum(ops.square(pe.grad(f)(x, i))))
+    ),
+    "compiled scan": lambda f: pe.compile(stacked_scan(f)),
+    "compiled gradient of a scan": lambda f: pe.compile(pe.grad(stacked_scan(f))),
+    "compiled checkpoint": lambda f: pe.compile(pe.grad(pe.checkpoint(f))),
+    "without buffers": lambda f: pe.compile(f, replace(Techniques(), preallocate=False)),
+    "without simplification": lambda f: pe.compile(pe.grad(f), replace(Techniques(), simplify=False)),
+    "scan": lambda f: stacked_scan(f),
+    "gradient of a scan": lambda f: pe.grad(stacked_scan(f)),
+}
+
+
+@pytest.mark.parametrize("replay", REPLAYS)
+@pytest.mark.parametrize("make", CHECKED, ids=lambda make: make.__name__)
+def test_every_replay_refuses_the_values_that_the_eager_call_refuses(make, replay, rng):
+    for shape in SHAPES:
+        (x, good), call, error = make(rng, shape)
+        f = total(call)
+        g = REPLAYS[replay](f)
+        expected = g(x, good)
+        for value in (-1, -N, -N - 1, N - 1, N, 2**40):
+            bad = good.copy()
+            bad[tuple(rng.integers(0, n) for n in shape)] = value
+            message = ""
+            try:
+                f(Tensor(x), Tensor(bad))
+            except EngineError as refused:
+                assert isinstance(refused, error)
+                message = str(refused)
+            if message:
+                with pytest.raises(error, match=rf"layer 3.*{value}"):
+                    g(x, bad)
+            else:
+                g(x, bad)
+        for again, first in zip(flatten(g(x, good))[0], flatten(expected)[0], strict=True):
+            np.testing.assert_array_equal(again, first)  # a refused call leaves nothing behind
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32, np.int64, np.uint64])
+@pytest.mark.parametrize("classes", [3, 130, 300])
+def test_labels_of_every_integer_dtype_are_checked(dtype, classes, rng):
+    logits = rng.standard_normal((4, classes))
+    good = np.array([0, 1, 2, 2], dtype)
+    replay = pe.compile(ops.softmax_cross_entropy)
+    replay(logits, good)
+    info = np.iinfo(dtype)
+    for value in {info.min, -1, -100, classes, 200, info.max}:
+        if not info.min <= value <= info.max:
+            continue
+        labels = good.copy()
+        labels[2] = value
+        for call in (ops.softmax_cross_entropy, replay):
+            if 0 <= value < classes:
+                call(logits, labels)
+            else:
+                with pytest.raises(LabelError, match=f"label {value} in row 2 is not one of the {classes} classes"):
+                    call(logits, labels)
+
+
+def test_no_element_of_nothing_is_refused():
+    assert pe.compile(ops.softmax_cross_entropy)(np.ones((0, 3)), np.zeros(0, np.int64)).shape == ()
+    assert pe.compile(ops.embedding)(np.ones((4, 3)), np.zeros((0, 2), np.int64)).shape == (0, 2, 3)
+
+
+def test_captured_labels_and_ids_that_change_are_checked(rng):
+    logits, labels = rng.standard_normal((6, N)), rng.integers(0, N, 6)
+    weight, ids = rng.standard_normal((N, 2)), rng.integers(0, N, 6)
+    loss = pe.compile(pe.grad(lambda x: ops.softmax_cross_entropy(x, labels)))
+    rows = pe.compile(pe.grad(lambda w: np.sum(ops.embedding(w, ids) ** 2)))
+    for function, x, array, error in ((loss, logits, labels, LabelError), (rows, weight, ids, ShapeError)):
+        function(x)
+        array[3] = -1
+        with pytest.raises(error, match="-1 in row 3"):
+            function(x)
+
+
+def texts():
+    words = Embedding(11, 40, padding_index=0)
+    layers = [words, PermuteDims(1, 0), Conv1D(40, 3, 3), Activation("relu"), MaxPool1D(8)]
+    return Chain(*layers, Flatten(), Dense(6, 4), dtype=np.float64)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("row", [3, 21], ids=["a whole batch", "the last one"])
+def test_ids_that_change_after_the_trainer_checked_them_are_refused(row, threads, fuse, rng):
+    x, y = rng.integers(0, 11, (23, 20)), rng.integers(0, 4, 23)
+    techniques = replace(Techniques(), fuse=fuse, split_batch=threads > 1)
+    trainer = Trainer(texts(), batch_size=10, threads=threads, techniques=techniques)
+    trainer.train_epoch(x, y)
+    for value in (-1, 11, -(2**40)):
+        kept = x[row, 7]
+        x[row, 7] = value
+        with pytest.raises(ShapeError, match=f"token id {value} in row .* at position 7"):
+            trainer.train_epoch(x, y)
+        x[row, 7] = kept
+    trainer.train_epoch(x, y)
+    trainer.close()
