@@ -77,6 +77,9 @@ class Compiled:
             tape, pack = self.tapes.get(make) or self._trace(make)
             return pack(tape.replay(*arrays))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        return Compiled(self.function, self.techniques)
+
     def _trace(self, make: Make) -> tuple[Tape, Pack]:
         # All that is made now stays: the collector would only walk over it, again and again in a long graph.
         collecting = gc.isenabled()

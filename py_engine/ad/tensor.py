@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from py_engine.errors import DTypeError, NotDifferentiableError, TraceError
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, TraceError
 
 if TYPE_CHECKING:
     from py_engine.ad.ops.record import Op
@@ -43,6 +43,8 @@ class _State(threading.local):
 
 
 STATE = _State()
+
+_ndarray = np.ndarray  # looked up once
 
 
 def inside_transform() -> bool:
@@ -80,8 +82,13 @@ class Tensor:
             need it are found: that is detected (see `InPlaceError`).
         requires_grad: whether `backward()` stores a gradient here and ops on it are recorded.
 
+    `copy.copy` and `copy.deepcopy` of a tensor that was computed, or inside a function that is differentiated or
+    traced, are ops: gradients flow through them. Outside, the copy of a leaf is a leaf of its own, with
+    `requires_grad`, name and `.grad`, which share their memory with the original's in `copy.copy` only. Tensors are
+    not pickled.
+
     Raises:
-        DTypeError: `requires_grad` with a dtype other than float32 or float64.
+        DTypeError: `requires_grad` with a dtype other than float32 or float64; `data` is no array.
     """
 
     __slots__ = (
@@ -112,6 +119,11 @@ class Tensor:
     scope: str
 
     def __init__(self, data: Array, requires_grad: bool = False, name: str = "") -> None:
+        if data.__class__ is not _ndarray and not isinstance(data, (np.ndarray, np.generic)):
+            raise DTypeError(
+                f"Tensor: expected a numpy array, got {'a tensor' if isinstance(data, Tensor) else type(data).__name__}"
+                "; tensor() makes one from anything, and copies a tensor as part of its graph"
+            )
         if requires_grad and data.dtype not in FLOATS:
             raise DTypeError(
                 f"only float32 and float64 tensors have a gradient, this one is {data.dtype}; "
@@ -247,6 +259,37 @@ class Tensor:
                 "wanted, or an op of py_engine.ops that works on tensors"
             )
         return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    # Copies -----------------------------------------------------------------------------------------------
+    #
+    # A copy of what others may differentiate through is an op, part of the graph. That of a leaf, outside of any
+    # transform, is a leaf of its own.
+
+    def _is_free(self) -> bool:
+        """Whether this is a leaf that no transform around can differentiate by."""
+        return self.op is None and self.data is not None and not inside_transform()
+
+    def __copy__(self) -> Tensor:
+        if not self._is_free():
+            return ops.identity(self)
+        found = self.__class__(self.data, self.requires_grad, self.name)  # type: ignore[arg-type]  # not None
+        found.grad = self.grad
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if not self._is_free():
+            found: Tensor = ops.TABLE["copy"].apply((self,), {})
+        else:
+            found = self.__class__(np.array(self.data), self.requires_grad, self.name)
+            found.grad = None if self.grad is None else np.array(self.grad)
+        memo[id(self)] = found
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ConfigurationError(
+            "tensors are not pickled: what they were computed from would be lost; save their arrays, for example "
+            "np.save(file, x.numpy()), or a chain's with np.savez(file, **chain.parameters.as_dict())"
+        )
 
     # numpy's own functions --------------------------------------------------------------------------------
 
@@ -401,17 +444,37 @@ class Literal(Tensor):
 
     __slots__ = ()
 
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self
+
 
 def tensor(data: Operand, dtype: DTypeLike | None = None, requires_grad: bool = False) -> Tensor:
     """Make a tensor from anything numpy understands; the array is copied.
 
     Args:
-        data: array, nested lists or number.
+        data: array, nested lists or number; or a tensor, whose copy is part of its graph, so that gradients flow
+            through it, unless `requires_grad` asks for a leaf.
         dtype: the element type; None keeps that of an array and takes float64 for Python floats.
-        requires_grad: whether `backward()` stores a gradient here.
+        requires_grad: whether `backward()` stores a gradient here: a new leaf.
+
+    Raises:
+        NotDifferentiableError: a new leaf of a tensor that a gradient may flow through.
     """
-    values = data.numpy() if isinstance(data, Tensor) else data
-    return Tensor(np.array(values, dtype=dtype), requires_grad)
+    if not isinstance(data, Tensor):
+        return Tensor(np.array(data, dtype=dtype), requires_grad)
+    if requires_grad:
+        if not data._is_free():
+            raise NotDifferentiableError(
+                "tensor: with requires_grad=True a tensor that was computed, or that a function being differentiated "
+                "or traced uses, would become a leaf, which no gradient passes; leave requires_grad out to copy it, "
+                "or take .detach() first if only its values are wanted"
+            )
+        return Tensor(np.array(data.data, dtype=dtype), True)
+    copied: Tensor = ops.TABLE["copy"].apply((data,), {})
+    return copied if dtype is None else ops.astype(copied, dtype)
 
 
 def _unsupported(name: str) -> NotDifferentiableError:

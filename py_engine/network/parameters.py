@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from py_engine.ad.tensor import Tensor
-from py_engine.errors import ConfigurationError, ParameterError
+from py_engine.ad.tensor import Tensor, inside_transform
+from py_engine.errors import ConfigurationError, ParameterError, TraceError
 
 __all__ = ["ALIGNMENT", "FlatVector", "Layout", "Parameters"]
 
@@ -98,6 +98,26 @@ class Parameters(FlatVector):
         self.arrays = {name: views[name] for name in shapes}
         self.tensors: Mapping[str, Tensor] = MappingProxyType(
             {name: Tensor(a, requires_grad=name not in frozen, name=name) for name, a in self.arrays.items()}
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
+        if inside_transform():
+            raise TraceError(
+                "the parameters of a model are copied inside a function that is differentiated or traced, where the "
+                "copy would be cut off from them; copy them, or the chain, before"
+            )
+        shapes = {name: array.shape for name, array in self.arrays.items()}
+        found = Parameters(shapes, self.dtype, [name for name in shapes if name not in self.layout.shapes])
+        found.memory[...] = self.memory
+        for name, x in self.tensors.items():
+            found.tensors[name].requires_grad = x.requires_grad
+            found.tensors[name].grad = None if x.grad is None else x.grad.copy()
+        memo[id(self)] = found
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ConfigurationError(
+            "parameters are not pickled; save their arrays, for example np.savez(file, **chain.parameters.as_dict())"
         )
 
     @property

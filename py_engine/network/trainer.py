@@ -111,6 +111,12 @@ class Trainer:
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ConfigurationError(
+            "a trainer is bound to the memory of its chain and neither copied nor pickled; make a new one for a copy "
+            "of the chain: Trainer(copy.deepcopy(trainer.chain), ...)"
+        )
+
     # Training ---------------------------------------------------------------------------------------------
 
     def train_epoch(self, x: ArrayLike, y: ArrayLike, order: ArrayLike | None = None) -> NDArray[np.float64]:
