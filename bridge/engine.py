@@ -18,14 +18,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import importlib
 import importlib.metadata
 import math
 import os
+import re
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -53,6 +56,8 @@ __all__ = [
     "get",
     "names",
 ]
+
+_COMPILED = re.compile(r"\.(so|dylib|dll|pyd)(\.[\d.]+)?$")
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("momentum", "nesterov"),
@@ -179,6 +184,10 @@ class Session(Protocol):
         """The parameters as they now are."""
         ...
 
+    def linear_algebra(self) -> str:
+        """The libraries that compute its matrix products, as they say themselves; see `bridge.linear_algebra`."""
+        ...
+
     def close(self) -> None:
         """Give up what the session holds. Calling it twice does no harm."""
         ...
@@ -276,6 +285,8 @@ class Registered:
     """What these change, for the tables of allocated bytes: "oneDNN off"."""
     runtime: Callable[[], dict[str, str]] = dict
     """The versions of what it runs on besides Python packages."""
+    runtime_libraries: Callable[[], dict[str, str]] = dict
+    """The BLAS of what it runs on besides Python packages."""
     prepare: Callable[[], None] = _nothing_to_do
     """What is done once, before its sessions are timed: compiling what stays compiled on this machine."""
     techniques: bool = False
@@ -300,6 +311,13 @@ class Registered:
             return Availability(False, f"{', '.join(missing)} {are} not installed: {remedy}", versions)
         reason = self.lacks()
         return Availability(not reason, reason, versions | ({} if reason else self.runtime()))
+
+    def libraries(self) -> dict[str, str]:
+        """What its compiled libraries are, beyond their versions: two builds of one version may have another BLAS.
+
+        A digest for each Python package, over what its installation says of them; found out without importing it.
+        """
+        return {name: _compiled(name) for name in self.distributions} | self.runtime_libraries()
 
     def load(self) -> Callable[..., Session]:
         """Import the adapter, and with it the framework. Raises `EngineUnavailableError` when it can't be used here."""
@@ -405,6 +423,24 @@ def _julia_version() -> dict[str, str]:
     return {"julia": found.version} | ({"sysimage": sysimage.key(image)} if image else {})
 
 
+def _julia_blas() -> dict[str, str]:
+    from bridge.julia import status
+
+    found = status().julia
+    return {} if found is None else {"julia": f"{found.blas} {found.kernels}".strip()}
+
+
+@cache
+def _compiled(distribution: str) -> str:
+    """A digest over the compiled libraries of an installed distribution, as its RECORD lists them, or empty."""
+    try:
+        record = importlib.metadata.distribution(distribution).read_text("RECORD") or ""
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    lines = sorted(line for line in record.splitlines() if _COMPILED.search(line.partition(",")[0]))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
+
+
 def _compile_julia_engine() -> None:
     from bridge.julia import status
     from bridge.julia.ahead import compile_engine
@@ -431,7 +467,11 @@ _TENSORFLOW: dict[str, Any] = {
 
 
 # Also of engines made of Julia packages: they run behind the Julia engine's entry points, and so need it compiled.
-_IN_JULIA: dict[str, Any] = {"counts_itself": True, "prepare": _compile_julia_engine}
+_IN_JULIA: dict[str, Any] = {
+    "counts_itself": True,
+    "prepare": _compile_julia_engine,
+    "runtime_libraries": _julia_blas,
+}
 _JULIA: dict[str, Any] = {**_IN_JULIA, "lacks": _lacks_julia, "runtime": _julia_version}
 
 

@@ -198,6 +198,10 @@ class Worker:
         """See `Session.params`."""
         return _take_arrays(self._call("params"))
 
+    def linear_algebra(self) -> str:
+        """See `Session.linear_algebra`."""
+        return str(self._call("linear_algebra"))
+
     # A programmer's own Julia functions, in the process of engine "julia"; see `bridge.julia.function`.
 
     def define_function(self, code: str, name: str, replay: bool) -> int:

@@ -167,6 +167,9 @@ class _Server:
         params, seconds = _timed(self._built.params)
         return {"result": self._write_arrays(params), "seconds": seconds}
 
+    def do_linear_algebra(self) -> Answer:
+        return {"result": self._built.linear_algebra()}
+
     def do_close(self) -> Answer:
         if self._session is not None:
             self._session.close()

@@ -18,7 +18,7 @@ from bridge import engine
 from bridge.errors import TwinGradError
 from bridge.julia.environment import kernels_for
 from bridge.worker import environment
-from experiments import config, provenance
+from experiments import config, provenance, sources
 from experiments.formats import size
 
 State = Literal["ok", "note", "problem"]
@@ -234,7 +234,7 @@ def cpu_flags() -> set[str]:
 
 
 def _source(head: str, changed: str) -> str:
-    return f"commit {head[:12]}{changed}" if head != "unknown" else f"{provenance.ROOT} (no commit known)"
+    return f"commit {head[:12]}{changed}" if head != "unknown" else f"{sources.ROOT} (no commit known)"
 
 
 def _version(distribution: str) -> str | None:

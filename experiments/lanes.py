@@ -16,7 +16,6 @@ from typing import TypeVar
 from bridge import engine as engines
 from bridge.errors import EngineUnavailableError, WorkerError
 from bridge.worker import Worker
-from experiments import provenance
 
 T = TypeVar("T")
 
@@ -60,9 +59,9 @@ class Lane:
                 worker.kill()
 
 
-def lanes(threads: int) -> list[Lane]:
-    """As many lanes as there are cores for workers of so many threads, one at least and `MOST` at most."""
-    count = min(MOST, provenance.cores() // threads)
+def lanes(threads: int, available: int) -> list[Lane]:
+    """As many lanes as the available cores have room for workers of so many threads: 1 to `MOST`."""
+    count = min(MOST, available // threads)
     if count < 2:
         return [Lane()]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

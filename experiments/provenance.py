@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 from bridge.errors import TwinGradError
-
-ROOT = Path(__file__).resolve().parent.parent
-"""The folder that holds the packages: the checkout, or site-packages."""
-
-ENGINE_PACKAGES = {"py_engine": ("*.py",), "julia_engine": ("*.jl", "*.toml")}
-"""The engines of our own, and the files of theirs that decide what they compute."""
+from experiments.machine import machine
+from experiments.sources import ROOT, SOURCES
 
 
 class TooManyThreadsError(TwinGradError):
@@ -39,15 +33,9 @@ def commit() -> tuple[str, bool | None]:
         return "unknown", None
 
 
-@cache
 def cpu_model() -> str:
-    """The CPU's model name as the system gives it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine() or "unknown"
+    """The CPU's model name as the system gives it, which may be that of several generations: see `machine`."""
+    return machine().name or platform.processor() or platform.machine() or "unknown"
 
 
 def cores() -> int:
@@ -88,13 +76,14 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def summary() -> dict[str, object]:
+def summary() -> dict[str, Any]:
     """What every record and every `--json` file says of the machine and the source."""
     head, dirty = commit()
     return {
         "commit": head,
         "dirty": dirty,
         "cpu_model": cpu_model(),
+        "machine": machine().record(),
         "cores": cores(),
         "memory_bytes": memory_bytes(),
         "platform": platform.platform(),
@@ -104,37 +93,11 @@ def summary() -> dict[str, object]:
 
 
 def engine_digest(adapter: str) -> str:
-    """A digest over an engine's sources: its adapter, and the adapters and engine packages that it names.
+    """A digest over an engine's sources: the static closure of its adapter; see `experiments.sources`.
 
     `adapter` is a dotted module name such as `bridge.adapters.numpy`. The first 16 hex digits of a sha256.
     """
-    digest = hashlib.sha256()
-    for path in sorted(sources(adapter)):
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def sources(adapter: str) -> set[Path]:
-    """The files that `engine_digest` covers.
-
-    An adapter that names an engine package anywhere depends on the whole of it: too much is a run repeated,
-    too little would be an old number under a new engine.
-    """
-    found: set[Path] = set()
-    waiting = [ROOT.joinpath(*adapter.split(".")).with_suffix(".py")]
-    while waiting:
-        path = waiting.pop()
-        if path in found or not path.is_file():
-            continue
-        found.add(path)
-        text = path.read_text(encoding="utf-8")
-        for package, patterns in ENGINE_PACKAGES.items():
-            if re.search(rf"\b{package}\b", text):
-                found |= {file for pattern in patterns for file in (ROOT / package).rglob(pattern)}
-        waiting += [path.with_name(name) for name in re.findall(r'"(\w+\.jl)"', text)]
-        waiting += [path.with_name(f"{name}.py") for name in re.findall(r"\badapters(?:\.| import )(\w+)", text)]
-    return found
+    return SOURCES.digest([adapter])
 
 
 def _git(*arguments: str) -> str:

@@ -5,14 +5,29 @@
     results/tidy/*.csv         everything the tables and figures need, made from raw
     results/report/            tables, figures and the paper, made from tidy
 
-A key is a hash over everything that decides a result: an interrupted sweep resumes where it stopped, and a
-changed engine runs again. A failed run is recorded under its key and tried again the next time.
+A raw record (schema 2) holds
+
+    schema, status, error, error_kind, seconds
+    asked        what the run is: study, engines, measure, seed, threads, profile, data, network, training, settings
+    job          a hash over `asked`: equal on every machine
+    decided_by   what else decides the result here: sources, threads in use, weights, versions, BLAS, machine
+    key          a hash over job and `decided_by`
+    config       the same run in the words of the tidy columns: paper, engine, label, seed, measure, threads, ...
+    data         name, source and digest of the data set, rows
+    provenance   commit, dirty, machine (see `experiments.machine`), cpu_model, versions, digests, created, ...
+    blas         the linear algebra that each engine (or system) said it computes with: {engine: text}
+    entrants     of a race and of micro-benchmarks: label, engine_digest, versions, error of each
+    startup, epochs, step_losses, peak_rss_bytes, race, scaling, ablation, variants, microbenchmarks
+                 what was measured, as far as the measure has it
+
+An interrupted sweep resumes where it stopped: a record under the same key is not made again. A changed engine has
+another key, so that it runs again. A failed run is recorded under its key and tried again the next time. Both hashes
+can be computed from the record itself: `hashes`.
 """
 
 from __future__ import annotations
 
 import csv
-import errno
 import hashlib
 import io
 import json
@@ -26,14 +41,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import TwinGradError
 from bridge.files import write_atomically
 from experiments import archive
+from experiments.errors import ResultsError as ResultsError
+from experiments.errors import ResultsInUseError as ResultsInUseError
+from experiments.errors import explain as explain
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 1
+SCHEMA = 2
 KEY_LENGTH = 16
 COMMITTED = "COMMITTED"
 """A results folder that holds a file of this name is kept as it is: no run writes to it."""
@@ -48,54 +65,57 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("data_source", "dataset_digest", "status", "error", "import_seconds", "build_seconds"),
         *("first_epoch_seconds", "later_epoch_seconds", "total_seconds", "total_seconds_with_evaluation"),
         *("train_accuracy", "test_accuracy", "test_loss", "bytes_first_epoch", "bytes_later_epochs"),
-        *("peak_rss_bytes", "commit", "dirty", "cpu_model", "blas", "python", "framework_version"),
-        *("engine_digest", "created"),
+        *("peak_rss_bytes", "commit", "dirty", "cpu_model", "machine", "blas", "python", "framework_version"),
+        *("engine_digest", "job", "created"),
     ),
     "epochs": (
         *("key", "paper", "engine", "label", "seed", "measure", "threads", "data_source", "epoch", "seconds"),
         *("seconds_with_evaluation", "train_loss", "train_accuracy", "test_loss", "test_accuracy"),
-        *("bytes_allocated", "cpu_model"),
+        *("bytes_allocated", "cpu_model", "machine"),
     ),
     "steps": ("key", "paper", "engine", "seed", "step", "loss"),  # by far the longest: runs.csv has the rest by key
     "race": (
         *("key", "paper", "engine", "label", "threads", "data_source", "round", "microseconds_per_step"),
-        *("cpu_model", "commit", "created"),
+        *("cpu_model", "machine", "commit", "created"),
     ),
     "scaling": (
         *("key", "paper", "engine", "label", "threads", "quantity", "value", "microseconds_per_step"),
-        *("data_source", "cpu_model", "commit", "created"),
+        *("data_source", "cpu_model", "machine", "commit", "created"),
     ),
     "ablation": (
         *("key", "paper", "engine", "label", "threads", "profile", "configuration", "technique"),
-        *("microseconds_per_step", "bytes_per_epoch", "steps", "data_source", "engine_digest", "cpu_model", "created"),
+        *("microseconds_per_step", "bytes_per_epoch", "steps", "data_source", "engine_digest", "cpu_model", "machine"),
+        "created",
     ),
     "variants": (
         *("key", "paper", "engine", "label", "seed", "threads", "profile", "variant", "model", "epoch", "seconds"),
-        *("train_accuracy", "test_accuracy", "test_loss", "data_source", "engine_digest", "cpu_model", "created"),
+        *("train_accuracy", "test_accuracy", "test_loss", "data_source", "engine_digest", "cpu_model", "machine"),
+        "created",
     ),
     # One row for each function, system and round, in nanoseconds per call or bytes; or with what is missing and why.
     "microbenchmarks": (
         *("key", "paper", "engine", "label", "threads", "profile", "suite", "benchmark", "size", "chunk", "what"),
         *("round", "nanoseconds", "bytes", "gradient_error", "missing", "version", "engine_digest", "commit", "dirty"),
-        *("cpu_model", "created"),
+        *("cpu_model", "machine", "blas", "created"),
     ),
 }
+LATER_COLUMNS = ("machine", "job", "blas")
+"""Columns that older tidy files may lack: they are read as empty, and the machine as the name of its CPU."""
 LATER_FILES = ("ablation", "variants", "microbenchmarks")
 """Tidy files that older results lack: they are read as empty."""
 
 
-class ResultsError(TwinGradError):
-    """A results folder that cannot be used: names it, why, and what to do."""
-
-
-class ResultsInUseError(ResultsError):
-    """Another run is writing to the results folder."""
-
-
-def key_of(deciders: Mapping[str, Any]) -> str:
-    """The key of a run: the first 16 hex digits of the sha256 over everything that decides its result."""
-    canonical = json.dumps(deciders, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+def key_of(content: Mapping[str, Any]) -> str:
+    """The first 16 hex digits of the sha256 over some content, as JSON with sorted names."""
+    canonical = json.dumps(plain(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:KEY_LENGTH]
+
+
+def hashes(asked: Mapping[str, Any], decided_by: Mapping[str, Any]) -> Record:
+    """The part of a record that says what was asked and what decides the result here, with the hash of each."""
+    job = key_of({"asked": asked})
+    key = key_of({"schema": SCHEMA, "job": job, "decided_by": decided_by})
+    return {"key": key, "job": job, "asked": plain(asked), "decided_by": plain(decided_by)}
 
 
 @dataclass(frozen=True)
@@ -290,21 +310,6 @@ def remove_partial(folder: Path) -> list[Path]:
     return stale
 
 
-def explain(error: OSError, path: Path, option: str = "--results DIR") -> str:
-    """What went wrong with writing `path`, and what can be done; `option` is how another place is chosen."""
-    folder = path if path.is_dir() else path.parent
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return (
-            f"cannot write {path}: no space left; free some on the disk that holds {folder} and give the "
-            "same command again: finished runs are kept"
-        )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"cannot write {path}: {error.strerror}; get write access to {folder} or use {option}"
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return f"cannot write {path}: a part of this path is a file, not a folder; use {option}"
-    return f"cannot write {path}: {error.strerror or error}; use {option}"
-
-
 # -----------------------------------------------------------------------------------------------------------
 # From raw to tidy
 
@@ -333,8 +338,9 @@ def _micro_rows(record: Record) -> Iterator[Record]:
     suite = {"suite": record["config"]["suite"]}
     origins = {
         name: {
-            "version": " ".join(f"{package} {version}" for package, version in entrant["versions"].items()),
+            "version": _versions(entrant["versions"]),
             "engine_digest": entrant["engine_digest"],
+            "blas": record["blas"].get(name, ""),
         }
         for name, entrant in record["entrants"].items()
     }
@@ -354,10 +360,12 @@ def _common(record: Record) -> Record:
     names = ("paper", "engine", "label", "seed", "measure", "threads", "dtype", "profile")
     return {
         "key": record["key"],
+        "job": record["job"],
         **{name: config[name] for name in names},
         "data_source": record["data"]["source"],
         "dataset_digest": record["data"]["digest"],
         **{name: provenance[name] for name in ("commit", "dirty", "cpu_model", "created")},
+        "machine": provenance["machine"]["label"],
     }
 
 
@@ -365,14 +373,15 @@ def _run_rows(record: Record) -> Iterator[Record]:
     """One row for a run; one for each engine of a race."""
     entrants = record.get("entrants")
     if entrants is None:
-        yield _run_row(record, record["status"], record.get("error"), record["provenance"]["engine_digest"])
+        digest = record["provenance"]["engine_digest"]
+        yield _run_row(record, record["config"]["engine"], record["status"], record.get("error"), digest)
     for engine, entrant in (entrants or {}).items():
         status = "failed" if entrant["error"] else "ok"
-        row = _run_row(record, status, entrant["error"], entrant["engine_digest"])
-        yield row | {"engine": engine, "label": entrant["label"]}
+        row = _run_row(record, engine, status, entrant["error"], entrant["engine_digest"])
+        yield row | {"engine": engine, "label": entrant["label"], "framework_version": _versions(entrant["versions"])}
 
 
-def _run_row(record: Record, status: str, error: str | None, engine_digest: str) -> Record:
+def _run_row(record: Record, engine: str, status: str, error: str | None, engine_digest: str) -> Record:
     provenance, startup = record["provenance"], record.get("startup", {})
     epochs = _epochs(record)
     last: Record = epochs[-1] if epochs else {}
@@ -392,10 +401,15 @@ def _run_row(record: Record, status: str, error: str | None, engine_digest: str)
         "bytes_first_epoch": allocated[0] if allocated else None,
         "bytes_later_epochs": _mean(allocated[1:]),
         "peak_rss_bytes": record.get("peak_rss_bytes"),
-        "framework_version": " ".join(f"{name} {text}" for name, text in provenance["versions"].items()),
+        "framework_version": _versions(provenance["versions"]),
         "engine_digest": engine_digest,
-        **{name: provenance[name] for name in ("blas", "python")},
+        "blas": record["blas"].get(engine, ""),
+        "python": provenance["python"],
     }
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return " ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _epochs(record: Record) -> list[Record]:
@@ -497,6 +511,12 @@ class Tidy:
             if not path.is_file():
                 raise ResultsError(f"no {path}: nothing has been run into {root} yet; start with `twingrad run`")
             frame = pd.read_csv(path, dtype={"key": str, "error": str, "commit": str, "engine_digest": str})
+            for column in LATER_COLUMNS:
+                if column in columns and column not in frame.columns:
+                    frame[column] = None
+            if "machine" in columns and "cpu_model" in frame.columns:
+                known = frame["machine"].astype(object)
+                frame["machine"] = known.where(known.notna(), frame["cpu_model"])
             missing = [column for column in columns if column not in frame.columns]
             if missing:
                 raise ResultsError(f"{path} lacks the column {missing[0]!r}; make it anew with `twingrad report`")

@@ -8,23 +8,24 @@ time, each on a core of its own.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
+import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bridge import engine as engines
+from bridge import linear_algebra, weights
 from bridge import spec as model_spec
-from bridge import weights
 from bridge.engine import Optimizer
 from bridge.errors import EngineUnavailableError, TwinGradError
-from bridge.worker import Worker, environment
-from experiments import data, provenance
+from bridge.worker import environment
+from experiments import data, provenance, sources
 from experiments.config import (
     MEASURES,
     ConfigError,
@@ -39,12 +40,12 @@ from experiments.config import (
 from experiments.data.dataset import Dataset
 from experiments.data.dataset import Progress as Download
 from experiments.formats import duration, fixed, fraction, size
-from experiments.lanes import MOST, Lane, lanes, side_by_side
+from experiments.lanes import Lane, lanes, side_by_side
 from experiments.measure import ablation, memory, own, race, scaling, variants
 from experiments.measure import time as timing
-from experiments.measure.task import Task
+from experiments.measure.task import Assignment, RunError, Task, Watcher
 from experiments.progress import Progress
-from experiments.results import COLUMNS, SCHEMA, Record, Results, ResultsError, key_of, tidy_rows
+from experiments.results import COLUMNS, SCHEMA, Record, Results, ResultsError, hashes, key_of, tidy_rows
 from experiments.workspace import Workspace
 from py_engine.errors import EngineError
 
@@ -59,6 +60,20 @@ TITLES: dict[Measure, str] = {
 }
 """The measures in the order in which `reproduce` takes them, with a heading for each."""
 
+MODULES: dict[Measure, ModuleType] = {
+    "time": timing,
+    "own": own,
+    "variants": variants,
+    "memory": memory,
+    "race": race,
+    "scaling": scaling,
+    "ablation": ablation,
+}
+"""The module of each measure, whose `run` makes the parts of a record; see `experiments.measure.task.Assignment`."""
+
+WORKER = "bridge.worker_process"
+"""The module that a worker runs."""
+
 UNTIMED: tuple[Measure, ...] = ("own", "memory")
 """Measures in which no time takes part: they run with one thread, unless told otherwise, and side by side."""
 
@@ -72,8 +87,11 @@ class Job:
     seed: int
     measure: Measure
     threads: int
+    """As many as it runs with here."""
     profile: ProfileName
     rounds: int = 0
+    threads_asked: int | None = None
+    """As many as the user or the paper asks for, where this machine has fewer cores; None: `threads`."""
 
     @property
     def runs(self) -> Runs:
@@ -95,7 +113,7 @@ class Job:
             case "scaling":
                 return len(_values(self.runs.batch_sizes)) + len(_values(self.runs.sequence_lengths))
             case _:
-                return len(list(ablation.configurations(ablation.techniques(self.engines[0]))))
+                return len(list(ablation.configurations(techniques(self.engines[0]))))
 
     @property
     def epochs(self) -> int:
@@ -146,7 +164,8 @@ def plan(
     if unknown:
         raise ConfigError(f"no measure {unknown[0]!r}; measures: {', '.join(MEASURES)}")
     cores = provenance.cores()
-    usual = provenance.threads(threads, paper.training.threads.value)
+    asked = threads or paper.training.threads.value
+    usual = provenance.threads(threads, asked)
     jobs: list[Job] = []
     for measure in chosen:
         if measure in ("time", "memory", "own", "variants"):
@@ -156,15 +175,18 @@ def plan(
             for seed in range(max(counts.values())):
                 for name in names:
                     if seed < counts[name]:
-                        jobs.append(Job(paper, (name,), seed, measure, number, profile))
+                        wanted = number if measure in UNTIMED else asked
+                        jobs.append(Job(paper, (name,), seed, measure, number, profile, threads_asked=wanted))
         elif measure == "race":
-            numbers = [threads] if threads else dict.fromkeys(min(n, cores) for n in runs.race_threads.value)
-            for number in numbers:
-                jobs.append(Job(paper, tuple(names), 0, "race", number, profile, rounds or runs.race_rounds.value))
+            numbers: dict[int, int] = {}
+            for wanted in [threads] if threads else runs.race_threads.value:
+                numbers.setdefault(min(wanted, cores), wanted)
+            count = rounds or runs.race_rounds.value
+            jobs += [Job(paper, tuple(names), 0, "race", n, profile, count, wanted) for n, wanted in numbers.items()]
         else:
             usually = runs.engines_of(measure) or []
             able = names if engine_names and measure == "scaling" else [name for name in names if name in usually]
-            jobs += [Job(paper, (name,), 0, measure, usual, profile) for name in able]
+            jobs += [Job(paper, (name,), 0, measure, usual, profile, threads_asked=asked) for name in able]
     return jobs
 
 
@@ -257,7 +279,7 @@ class Sweep:
 
         groups = itertools.groupby(enumerate(jobs), lambda numbered: (numbered[1].measure, numbered[1].threads))
         for (measure, threads), alike in groups:
-            side_by_side(one, alike, lanes(threads) if measure in UNTIMED else [Lane()])
+            side_by_side(one, alike, lanes(threads, provenance.cores()) if measure in UNTIMED else [Lane()])
         outcome.records += [found[number] for number in range(len(jobs))]
         outcome.reused += len(reused)
 
@@ -267,8 +289,10 @@ class Sweep:
         self._prepare(job.engines)
         start = time.perf_counter()
         try:
-            for parts in RUNNERS[job.measure](job, task, record, progress, lane):
+            for parts in MODULES[job.measure].run(assignment(job, task, lane, progress)):
                 record.update(parts)
+            if "failures" in record:
+                _note_failures(record)
         except ResultsError:  # no place to write is no failure of this run: stop
             raise
         except (TwinGradError, EngineError) as error:
@@ -286,6 +310,26 @@ class Sweep:
             if name not in self._prepared:
                 self._prepared.add(name)
                 engines.get(name).prepare()
+
+
+def assignment(job: Job, task: Task, lane: Lane, watcher: Watcher) -> Assignment:
+    """What the job's measure is given to run."""
+    models = {item.id: item.model.value for item in job.paper.variants} if job.measure == "variants" else {}
+    others = {name: task_of(job, task.work, model) for name, model in models.items()}
+    return Assignment(job.engines, job.threads, task, settings(job), lane, watcher, others)
+
+
+def _note_failures(record: Record) -> None:
+    """Say in the record of a race which engines fell out; it failed unless all that can race here have raced."""
+    failures, entrants = record.pop("failures"), record["entrants"]
+    for name, message in failures.items():
+        entrants[name]["error"] = message
+    if failures:
+        reasons = "; ".join(f"{name}: {failures[name]}" for name in entrants if name in failures)
+        missing = all(not engines.availability(name).ok for name in failures)
+        record.update(error=reasons, error_kind="unavailable" if missing else "failed")
+        if not missing or len(failures) == len(entrants):
+            record["status"] = "failed"
 
 
 def _data_key(paper: Paper) -> str:
@@ -331,13 +375,56 @@ def optimizer_of(paper: Paper, differing: OwnTraining | None = None) -> Optimize
     return Optimizer(name.value, rate.value, **settings)
 
 
+def settings(job: Job) -> dict[str, Any]:
+    """What a measure is told besides the training: its own settings, by value."""
+    runs = job.runs
+    match job.measure:
+        case "race":
+            return {"rounds": job.rounds, "steps": runs.race_steps.value if runs.race_steps else None}
+        case "scaling":
+            return {
+                "batch_sizes": _values(runs.batch_sizes),
+                "sequence_lengths": _values(runs.sequence_lengths),
+            }
+        case "variants":
+            models = {variant.id: model_path(variant.model.value) for variant in job.paper.variants}
+            return {"variants": {name: model_spec.load(path).digest for name, path in models.items()}}
+        case "ablation":
+            return {"techniques": list(techniques(job.engines[0]))}
+    return {}
+
+
+def asked(job: Job, task: Task) -> dict[str, Any]:
+    """What a job asks, equal on all machines and whatever the code is: the record's `job` is a hash over it."""
+    return {
+        "study": job.paper.key,
+        "engines": list(job.engines),
+        "measure": job.measure,
+        "seed": job.seed,
+        "threads": job.threads_asked or job.threads,
+        "profile": job.profile,
+        "data": {"name": task.work.dataset.name, "digest": task.work.dataset.digest},
+        "network": task.spec.digest,
+        "training": {
+            "optimizer": dataclasses.asdict(task.optimizer),
+            **{name: getattr(task, name) for name in ("batch_size", "dtype", "epochs", "pixels", "known_rows")},
+            "rows_per_epoch": task.rows_per_epoch,
+            "pretrained": dict(task.pretrained),
+        },
+        "settings": settings(job),
+    }
+
+
+def starts(job: Job) -> list[str]:
+    """Where the closure of the sources that decide a job starts: the measure, the worker and the adapters."""
+    return [MODULES[job.measure].__name__, WORKER, *(engines.get(name).module for name in job.engines)]
+
+
 def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
-    """A record with everything that is known before the run, its key included."""
+    """A record with everything that is known before the run, its hashes included."""
     registered = {name: engines.get(name) for name in job.engines}
     digests = {name: provenance.engine_digest(row.module) for name, row in registered.items()}
-    versions: dict[str, str] = {}
-    for row in registered.values():
-        versions |= row.availability().versions
+    versions = {name: row.availability().versions for name, row in registered.items()}
     kinds = ("training.", "pretrained.", *(f"own.{name}." for name in job.engines if job.measure == "own"))
     training = {name: setting.value for name, setting in job.paper.settings() if name.startswith(kinds)}
     config: dict[str, Any] = {
@@ -352,45 +439,34 @@ def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
         "batch_size": task.batch_size,
         "epochs": task.epochs,
         "training": training,
+        **settings(job),
     }
     if job.measure == "race":
-        length, steps = race.chunk(len(dataset.y_train), task.batch_size, race_steps(job))
-        config |= {"engines": list(job.engines), "rounds": job.rounds, "steps": steps, "rows": length}
-    if job.measure == "scaling":
-        config["batch_sizes"] = _values(job.runs.batch_sizes)
-        config["sequence_lengths"] = _values(job.runs.sequence_lengths)
+        rows, steps = race.chunk(len(dataset.y_train), task.batch_size, config["steps"])
+        config |= {"engines": list(job.engines), "steps": steps, "rows": rows}
     if job.measure == "memory":
         config["rows"] = task.rows_per_epoch
-    if job.measure == "variants":
-        config["variants"] = {
-            variant.id: model_spec.load(model_path(variant.model.value)).digest for variant in job.paper.variants
-        }
-    if job.measure == "ablation":
-        config["techniques"] = list(ablation.techniques(job.engines[0]))
     origin = {
         **provenance.summary(),
         "threads": job.threads,
         "openblas_coretype": environment(job.threads).get("OPENBLAS_CORETYPE", ""),
-        "blas": "",
         "numpy": provenance.versions(["numpy"]).get("numpy", ""),
-        "versions": versions,
+        "versions": {name: text for found in versions.values() for name, text in found.items()},
         "engine_digest": " ".join(digests.values()),
         "spec_digest": task.spec.digest,
         "weights_digest": weights.digest(task.initial_weights()),
     }
-    deciding = ("cpu_model", "openblas_coretype", "python", "numpy", "versions", "spec_digest", "weights_digest")
-    key = key_of(
-        {
-            "schema": SCHEMA,
-            "config": config,
-            "data": [dataset.name, dataset.digest],
-            "engines": digests,
-            **{name: origin[name] for name in deciding},
-        }
-    )
+    decided_by = {
+        "libraries": {name: row.libraries() for name, row in registered.items()},
+        "numpy_blas": linear_algebra.of_numpy(),
+        "sources": sources.SOURCES.digest(starts(job)),
+        "versions": versions,
+        "machine": origin["machine"]["digest"],
+        **{name: origin[name] for name in ("threads", "openblas_coretype", "python", "numpy", "weights_digest")},
+    }
     record: Record = {
         "schema": SCHEMA,
-        "key": key,
+        **hashes(asked(job, task), decided_by),
         "status": "ok",
         "error": None,
         "error_kind": None,
@@ -403,126 +479,28 @@ def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
             "test_rows": len(dataset.y_test),
         },
         "provenance": origin,
+        "blas": {},
     }
     if job.measure == "race":
         record["entrants"] = {
-            name: {"label": row.label, "engine_digest": digests[name], "error": None}
+            name: {"label": row.label, "engine_digest": digests[name], "versions": versions[name], "error": None}
             for name, row in registered.items()
         }
     return record
 
 
-# Each runner yields the parts of the record as they come to be, so that those of a run that fails later are
-# kept.
+def techniques(engine: str) -> tuple[str, ...]:
+    """The switches of an engine, by the names that it gives them; RunError for an engine that has none."""
+    if engine == "numpy":
+        from py_engine.ad.techniques import Techniques
 
+        return tuple(item.name for item in dataclasses.fields(Techniques))
+    if engine == "julia":
+        from bridge.julia import environment
 
-def _run_time(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
-    with lane.start(job.engines[0], job.threads) as worker:
-        yield timing.measure(worker, task, progress)
-        record["provenance"]["blas"] = blas(worker)
-
-
-def _run_own(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
-    with lane.start(job.engines[0], job.threads) as worker:
-        yield own.measure(worker, task, progress)
-        record["provenance"]["blas"] = blas(worker)
-
-
-def _run_variants(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
-    tasks = {variant.id: task_of(job, task.work, variant.model.value) for variant in job.paper.variants}
-    for rows in variants.measure(lambda: lane.start(job.engines[0], job.threads), tasks, progress):
-        yield {"variants": rows}
-
-
-def _run_ablation(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
-    dataset, few = task.work.dataset, ablation.rows_needed(task.batch_size)
-    part = dataclasses.replace(
-        dataset,
-        **{name: getattr(dataset, name)[:few] for name in ("x_train", "y_train", "x_test", "y_test")},
-    )
-    rows: dict[tuple[str, str], Record] = {}
-    with Workspace(part, task.work.folder) as work, lane.start(job.engines[0], job.threads) as worker:
-        small = dataclasses.replace(task, work=work)
-        for configuration in ablation.configurations(ablation.techniques(job.engines[0])):
-            row = ablation.measure(worker, small, configuration, task.steps_per_epoch, progress)
-            key = configuration.kind, configuration.technique
-            rows[key] = min(rows.get(key, row), row, key=lambda row: float(row["microseconds_per_step"]))
-            yield {"ablation": list(rows.values())}
-        record["provenance"]["blas"] = blas(worker)
-
-
-def _run_memory(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
-    with lane.start(job.engines[0], job.threads) as worker:
-        yield memory.measure_peak(worker, task, progress)
-        record["provenance"]["blas"] = blas(worker)
-    with lane.start(job.engines[0], job.threads, counting=True) as worker:
-        yield memory.measure(worker, task, progress)
-
-
-def _run_race(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
-    entrants = record["entrants"]
-    with contextlib.ExitStack() as stack:
-        ready: dict[str, Worker] = {}
-        failures: dict[str, str] = {}
-
-        def enter(name: str, lane: Lane) -> None:
-            with race.failing(name, failures):
-                worker = stack.enter_context(lane.start(name, job.threads))
-                race.enter(worker, task)
-                ready[name] = worker
-
-        side_by_side(enter, job.engines, [lane] * MOST)
-        workers = {name: ready[name] for name in job.engines if name in ready}
-        labels = {name: entrants[name]["label"] for name in workers}
-        rows, later = race.measure(workers, labels, task, job.rounds, progress, race_steps(job))
-        for name, message in (failures | later).items():
-            entrants[name]["error"] = message
-        finisher = next((worker for name, worker in workers.items() if name not in later), None)
-        if finisher is not None:
-            finisher.resume()
-            record["provenance"]["blas"] = blas(finisher)
-    failed = {name: entrant["error"] for name, entrant in entrants.items() if entrant["error"]}
-    yield {"race": rows}
-    if failed:
-        reasons = "; ".join(f"{name}: {message}" for name, message in failed.items())
-        missing = all(not engines.availability(name).ok for name in failed)
-        yield {"error": reasons, "error_kind": "unavailable" if missing else "failed"}
-        if not missing or len(failed) == len(entrants):  # otherwise all that can race here have raced
-            yield {"status": "failed"}
-
-
-def _run_scaling(job: Job, task: Task, record: Record, progress: Progress, lane: Lane) -> Iterator[Record]:
-    runs = job.runs
-    rows: list[Record] = []
-    with lane.start(job.engines[0], job.threads) as worker:
-        task.preload(worker)
-        for point in scaling.points(task, _values(runs.batch_sizes), _values(runs.sequence_lengths)):
-            rows.append(scaling.measure(worker, point, progress))
-            yield {"scaling": rows}
-        record["provenance"]["blas"] = blas(worker)
-
-
-RUNNERS: dict[Measure, Callable[[Job, Task, Record, Progress, Lane], Iterator[Record]]] = {
-    "time": _run_time,
-    "own": _run_own,
-    "variants": _run_variants,
-    "ablation": _run_ablation,
-    "memory": _run_memory,
-    "race": _run_race,
-    "scaling": _run_scaling,
-}
-
-
-def race_steps(job: Job) -> int | None:
-    """The steps of a round, where the paper's file says so."""
-    return job.runs.race_steps.value if job.runs.race_steps else None
-
-
-def blas(worker: Worker) -> str:
-    """The BLAS libraries of a worker with the kernels they chose: `openblas 0.3.31 SkylakeX`."""
-    found = [library for library in worker.libraries() if library.get("user_api") == "blas"]
-    named = ((item["internal_api"], item.get("version"), item.get("architecture")) for item in found)
-    return ", ".join(sorted(" ".join(str(part) for part in parts if part) for parts in named))
+        source = Path(environment.ENGINE, "src", "ad", "techniques.jl").read_text(encoding="utf-8")
+        return tuple(re.findall(r"^    (\w+)::Bool$", source, re.MULTILINE))
+    raise RunError(f"engine {engine} has no switches for its techniques: an ablation is for numpy and julia")
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -8,15 +8,17 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bridge.errors import TwinGradError
 from bridge.spec import ModelSpec
-from experiments.data.dataset import Dataset
-from experiments.results import ResultsError, explain
+from experiments.errors import ResultsError, explain
+
+if TYPE_CHECKING:
+    from experiments.data.dataset import Dataset
 
 
 @dataclass(frozen=True)

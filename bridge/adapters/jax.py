@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import DTypeLike, NDArray
 
-from bridge import weights
+from bridge import linear_algebra, weights
 from bridge.checks import DataCheck, PerArray, check_losses
 from bridge.engine import Evaluation, Optimizer
 from bridge.spec import (
@@ -145,6 +145,10 @@ class JaxSession:
         """See `Session.params`."""
         trained, other = self._state[:2]
         return self._arrays(trained | other)
+
+    def linear_algebra(self) -> str:
+        """See `Session.linear_algebra`."""
+        return linear_algebra.of_jax()
 
     def close(self) -> None:
         """See `Session.close`: there is nothing that isn't freed with the session."""

@@ -355,6 +355,10 @@ class JuliaSession:
         self._raise(self._entries.allocated(found.ctypes.data))
         return int(found[0]), int(found[1])
 
+    def linear_algebra(self) -> str:
+        """See `Session.linear_algebra`."""
+        return self._runtime.info().linear_algebra
+
     def close(self) -> None:
         """See `Session.close`."""
         if self._number:

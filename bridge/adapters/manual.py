@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from threadpoolctl import ThreadpoolController
 
-from bridge import weights
+from bridge import linear_algebra, weights
 from bridge.adapters.manual_images import ImageNetwork
 from bridge.adapters.manual_kinds import check
 from bridge.adapters.manual_rnn import RecurrentNetwork
@@ -141,6 +141,10 @@ class ManualSession:
     def params(self) -> dict[str, Array]:
         """See `Session.params`."""
         return self._copies(self._network.params)
+
+    def linear_algebra(self) -> str:
+        """See `Session.linear_algebra`."""
+        return linear_algebra.of_numpy()
 
     def close(self) -> None:
         """See `Session.close`."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from bridge import weights
+from bridge import linear_algebra, weights
 from bridge.checks import DataCheck
 from bridge.engine import Evaluation, Optimizer
 from bridge.spec import ModelSpec, Shape
@@ -68,6 +68,10 @@ class NumpySession:
     def params(self) -> dict[str, Array]:
         """See `Session.params`."""
         return self.trainer.parameters.as_dict()
+
+    def linear_algebra(self) -> str:
+        """See `Session.linear_algebra`."""
+        return linear_algebra.of_numpy()
 
     def close(self) -> None:
         """See `Session.close`."""

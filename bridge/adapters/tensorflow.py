@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
-from bridge import weights
+from bridge import linear_algebra, weights
 from bridge.checks import DataCheck, PerArray, check_losses
 from bridge.engine import Evaluation, Optimizer
 from bridge.layouts import Placed, channels_last
@@ -133,6 +133,10 @@ class TensorFlowSession:
     def params(self) -> dict[str, Array]:
         """See `Session.params`."""
         return {name: self._layouts[name].shown(variable.numpy()) for name, variable in self._variables.items()}
+
+    def linear_algebra(self) -> str:
+        """See `Session.linear_algebra`."""
+        return linear_algebra.of_tensorflow(self.jit_compile)
 
     def close(self) -> None:
         """See `Session.close`: there is nothing that isn't freed with the session."""

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bridge import weights
+from bridge import linear_algebra, weights
 from bridge.checks import DataCheck, PerArray, check_losses
 from bridge.engine import Evaluation, Optimizer
 from bridge.spec import (
@@ -126,6 +126,10 @@ class TorchSession:
     def params(self) -> dict[str, Array]:
         """See `Session.params`."""
         return {name: place.value() for name, place in self._places.items()}
+
+    def linear_algebra(self) -> str:
+        """See `Session.linear_algebra`."""
+        return linear_algebra.of_torch()
 
     def close(self) -> None:
         """See `Session.close`: there is nothing that isn't freed with the session."""

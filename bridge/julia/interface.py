@@ -65,6 +65,11 @@ class Info:
     notes: tuple[str, ...]
     """Why it was not the other way."""
 
+    @property
+    def linear_algebra(self) -> str:
+        """Its BLAS with the kernels, for tables: "OpenBLAS 0.3.9 SkylakeX"."""
+        return f"{self.blas} {self.kernels}".strip() or "unknown"
+
 
 class Runtime(ABC):
     """Julia in this process. There is at most one, made by `bridge.julia.runtime`."""

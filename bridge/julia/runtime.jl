@@ -13,14 +13,20 @@ message(error) =
         string(typeof(error))
     end
 
-"The paths of every OpenBLAS in this process; numpy may have brought its own, with other names for its functions."
-function openblas()
+"The paths of the libraries that Julia's own BLAS calls reach. Others in this process, such as numpy's, don't count."
+function blas_libraries()
     LinearAlgebra.mul!(zeros(Float32, 4, 4), ones(Float32, 4, 4), ones(Float32, 4, 4))  # a BLAS may be loaded on demand
-    return filter(path -> occursin("openblas", lowercase(basename(path))), Libdl.dllist())
+    names = isdefined(LinearAlgebra.BLAS, :get_config) ?
+        [basename(library.libname) for library in LinearAlgebra.BLAS.get_config().loaded_libs] :
+        [basename(Base.libblas_name)]
+    return filter(Libdl.dllist()) do path
+        file = basename(path)
+        any(name -> file == name || startswith(file, "$name."), names)
+    end
 end
 
 function openblas_string(names...)
-    for name in names, path in openblas()
+    for name in names, path in blas_libraries()
         address = Libdl.dlsym_e(Libdl.dlopen(path), name)
         address == C_NULL || return unsafe_string(ccall(address, Cstring, ()))
     end

@@ -7,16 +7,14 @@ from steps of their own, and are scaled up to those of an epoch.
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from bridge.worker import Worker
 from experiments.measure.memory import read_capture
-from experiments.measure.task import RunError, Task, Watcher
+from experiments.measure.task import Assignment, Parts, Task, Watcher
+from experiments.workspace import Workspace
 
 REPEATS = 3
 """Timed chunks; the fastest counts, since nothing but other work on the machine makes one slower than another."""
@@ -28,6 +26,8 @@ STEPS_COUNTED = 5
 
 ROWS = 2_000
 """Rows that the steps go through, or ten batches where those are more: all in memory, in both types."""
+
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 FLOAT32 = "float32"
 """The technique that is no switch of the engine but the type of everything; off: float64."""
@@ -48,18 +48,20 @@ def rows_needed(batch_size: int) -> int:
     return max(ROWS, 10 * batch_size)
 
 
-def techniques(engine: str) -> tuple[str, ...]:
-    """The switches of an engine, by the names that it gives them; RunError for an engine that has none."""
-    if engine == "numpy":
-        from py_engine.ad.techniques import Techniques
-
-        return tuple(item.name for item in dataclasses.fields(Techniques))
-    if engine == "julia":
-        from bridge.julia import environment
-
-        source = Path(environment.ENGINE, "src", "ad", "techniques.jl").read_text(encoding="utf-8")
-        return tuple(re.findall(r"^    (\w+)::Bool$", source, re.MULTILINE))
-    raise RunError(f"engine {engine} has no switches for its techniques: an ablation is for numpy and julia")
+def run(given: Assignment) -> Parts:
+    """All configurations in one worker, on the first rows of the data; after each one the rows so far."""
+    task, dataset = given.task, given.task.work.dataset
+    few = rows_needed(task.batch_size)
+    part = replace(dataset, **{name: getattr(dataset, name)[:few] for name in _ARRAYS})
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    with Workspace(part, task.work.folder) as work, given.start() as worker:
+        small = replace(task, work=work)
+        for configuration in configurations(tuple(given.settings["techniques"])):
+            row = measure(worker, small, configuration, task.steps_per_epoch, given.watcher)
+            key = configuration.kind, configuration.technique
+            rows[key] = min(rows.get(key, row), row, key=lambda row: float(row["microseconds_per_step"]))
+            yield {"ablation": list(rows.values())}
+        yield given.blas(worker)
 
 
 def configurations(names: tuple[str, ...]) -> Iterator[Configuration]:

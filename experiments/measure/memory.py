@@ -17,9 +17,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bridge.worker import Worker
-from experiments.measure.task import RunError, Task, Watcher
+from experiments.measure.task import Assignment, Parts, RunError, Task, Watcher
 
 T = TypeVar("T")
+
+
+def run(given: Assignment) -> Parts:
+    """The peak in one fresh worker, and the bytes allocated in another."""
+    with given.start() as worker:
+        yield measure_peak(worker, given.task, given.watcher)
+        yield given.blas(worker)
+    with given.start(counting=True) as worker:
+        yield measure(worker, given.task, given.watcher)
 
 
 def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:

@@ -11,7 +11,14 @@ from typing import Any
 
 from bridge.worker import Worker
 from experiments.measure import time as timing
-from experiments.measure.task import Task, Watcher
+from experiments.measure.task import Assignment, Parts, Task, Watcher
+
+
+def run(given: Assignment) -> Parts:
+    """Train with the weights that the engine itself would start from."""
+    with given.start() as worker:
+        yield measure(worker, given.task, given.watcher)
+        yield given.blas(worker)
 
 
 def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:

@@ -7,14 +7,17 @@ an order that rotates from round to round; the first round warms up and does not
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from bridge import engine as engines
 from bridge.errors import TwinGradError
 from bridge.worker import Worker
-from experiments.measure.task import Task, Watcher
+from experiments.lanes import MOST, Lane, side_by_side
+from experiments.measure.task import Assignment, Parts, Task, Watcher
 from py_engine.errors import EngineError
 
 STEPS = 600
@@ -25,6 +28,33 @@ FIRST_STEPS = 2
 
 BASE = "torch"
 """The engine that the others are compared with, where it takes part."""
+
+
+def run(given: Assignment) -> Parts:
+    """The rounds, the linear algebra of each engine, and `failures`: why engines fell out, by name."""
+    blas: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        ready: dict[str, Worker] = {}
+        failures: dict[str, str] = {}
+
+        def begin(name: str, lane: Lane) -> None:
+            with failing(name, failures):
+                worker = stack.enter_context(lane.start(name, given.threads))
+                enter(worker, given.task)
+                ready[name] = worker
+
+        side_by_side(begin, given.engines, [given.lane] * MOST)
+        workers = {name: ready[name] for name in given.engines if name in ready}
+        labels = {name: engines.get(name).label for name in workers}
+        asked = given.settings
+        rows, later = measure(workers, labels, given.task, asked["rounds"], given.watcher, asked["steps"])
+        failures |= later
+        for name, worker in workers.items():
+            if name not in failures:
+                worker.resume()
+                blas[name] = worker.linear_algebra()
+                worker.pause()
+    yield {"race": rows, "blas": blas, "failures": failures}
 
 
 def chunk(rows: int, batch_size: int, steps: int | None = None) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import Any
 from bridge import spec as model_spec
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
-from experiments.measure.task import RunError, Task, Watcher
+from experiments.measure.task import Assignment, Parts, RunError, Task, Watcher
 
 REPEATS = 3
 SAMPLES = 20_000
@@ -33,6 +33,17 @@ class Point:
     value: int
     task: Task
     steps: int
+
+
+def run(given: Assignment) -> Parts:
+    """All points in one worker; after each one the rows so far."""
+    rows: list[dict[str, Any]] = []
+    with given.start() as worker:
+        given.task.preload(worker)
+        for point in points(given.task, given.settings["batch_sizes"], given.settings["sequence_lengths"]):
+            rows.append(measure(worker, point, given.watcher))
+            yield {"scaling": rows}
+        yield given.blas(worker)
 
 
 def points(task: Task, batch_sizes: Sequence[int], sequence_lengths: Sequence[int]) -> Iterator[Point]:

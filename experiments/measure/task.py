@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from bridge.errors import TwinGradError
 from bridge.spec import ModelSpec
 from bridge.weights import Params
 from bridge.worker import Worker
+from experiments.lanes import Lane
 from experiments.workspace import Form, Rows, Workspace
 
 
@@ -124,3 +125,35 @@ class Task:
         """
         for rows in dict.fromkeys((self.train_rows, self.test_rows, self.evaluated_rows)):
             worker.preload(rows.x, rows.y)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a measure is given to run. A measure is a module with `run(assignment)`, which yields parts of a record.
+
+    Parts come as they are made, so that those of a run that fails later are kept. Everything that decides a result is
+    here by value, so that the record's hashes cover it.
+    """
+
+    engines: tuple[str, ...]
+    """Those of a race, and one otherwise."""
+    threads: int
+    task: Task
+    settings: Mapping[str, Any]
+    """The measure's own settings."""
+    lane: Lane
+    watcher: Watcher
+    variants: Mapping[str, Task] = field(default_factory=dict)
+    """Other networks on the same data, by name."""
+
+    def start(self, counting: bool = False) -> Worker:
+        """A fresh worker of the engine; see `Lane.start`."""
+        return self.lane.start(self.engines[0], self.threads, counting)
+
+    def blas(self, worker: Worker) -> dict[str, Any]:
+        """The part `blas` of a record: the linear algebra that the engine says it computes with."""
+        return {"blas": {self.engines[0]: worker.linear_algebra()}}
+
+
+Parts = Iterator[dict[str, Any]]
+"""Parts of a record, one after the other."""

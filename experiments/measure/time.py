@@ -12,10 +12,17 @@ from typing import Any
 
 from bridge.weights import Params
 from bridge.worker import Worker
-from experiments.measure.task import Task, Watcher
+from experiments.measure.task import Assignment, Parts, Task, Watcher
 
 STEP_LOSSES = 100
 """How many losses from the first step on are recorded: what shows whether engines agree."""
+
+
+def run(given: Assignment) -> Parts:
+    """Train with the weights that all engines start from."""
+    with given.start() as worker:
+        yield measure(worker, given.task, given.watcher)
+        yield given.blas(worker)
 
 
 def measure(worker: Worker, task: Task, watcher: Watcher, params: Params | None = None) -> dict[str, Any]:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
-from bridge.worker import Worker
 from experiments.measure import time as timing
-from experiments.measure.task import Task, Watcher
+from experiments.measure.task import Assignment, Parts
 
 
-def measure(
-    start: Callable[[], AbstractContextManager[Worker]], tasks: Mapping[str, Task], watcher: Watcher
-) -> Iterator[list[dict[str, Any]]]:
-    """Train each variant in a worker of its own; after each one the rows so far, one for a variant and epoch."""
+def run(given: Assignment) -> Parts:
+    """Train each variant in a fresh worker; after each one the rows so far, one for a variant and epoch."""
     rows: list[dict[str, Any]] = []
-    for name, task in tasks.items():
-        with start() as worker:
-            found = timing.measure(worker, task, watcher)
+    for name, task in given.variants.items():
+        with given.start() as worker:
+            found = timing.measure(worker, task, given.watcher)
+            blas = given.blas(worker)
         found["epochs"][0]["seconds"] += found["startup"]["build_seconds"]
         rows += [{"variant": name, "model": task.spec.name, **epoch} for epoch in found["epochs"]]
-        yield rows
+        yield {"variants": rows, **blas}

@@ -52,6 +52,10 @@ class Entrant(Protocol):
         """Nanoseconds of a call of "forward" or "gradient", one per sample of about so many seconds."""
         ...
 
+    def linear_algebra(self) -> str:
+        """The libraries that compute its products, as it says itself."""
+        ...
+
     def memory(self, length: int, checkpoint: bool) -> int:
         """The peak of bytes while a loop of so many steps is differentiated."""
         ...
@@ -61,8 +65,10 @@ class Entrant(Protocol):
         ...
 
 
-def start(system: System, threads: int, core: int | None = None) -> Entrant:
-    """Start a system's program; it gets ready while others are started, too."""
+def start(system: System, threads: int, place: int = 0) -> Entrant:
+    """Start a system's program; it gets ready while others are started, too. `place` chooses the core that it gets."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    core = cores[place % len(cores)] if cores else None
     return Compiled(system) if system.language == "cpp" else Process(system, threads, core)
 
 
@@ -125,6 +131,10 @@ class Process:
         """See `Entrant.measure`."""
         found: list[float] = self.ask("measure", what=what, seconds=seconds, samples=samples)["nanoseconds"]
         return found
+
+    def linear_algebra(self) -> str:
+        """See `Entrant.linear_algebra`."""
+        return str(self.ask("linear_algebra")["text"])
 
     def memory(self, length: int, checkpoint: bool) -> int:
         """See `Entrant.memory`."""
@@ -227,6 +237,10 @@ class Compiled:
         calls = max(1, round(seconds / max(self._run(1)[0]["seconds"], 1e-9))) if seconds else 1
         runs = [row["seconds"] * 1e9 for row in self._run(calls * samples)]
         return [float(np.mean(runs[i * calls : (i + 1) * calls])) for i in range(samples)]
+
+    def linear_algebra(self) -> str:
+        """See `Entrant.linear_algebra`: its loops are its own."""
+        return "none"
 
     def memory(self, length: int, checkpoint: bool) -> int:
         """See `Entrant.memory`."""

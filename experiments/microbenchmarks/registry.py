@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import importlib.metadata
 import os
 import platform
-import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,13 +15,13 @@ from functools import cache
 from pathlib import Path
 
 from bridge import engine as engines
+from bridge import linear_algebra
 from bridge.errors import JuliaUnavailableError, TwinGradError
 from bridge.julia.find import find
 from bridge.julia.packages import package
-from experiments import provenance
 
-FOLDER = Path(__file__).parent / "systems"
-DUALS = Path(__file__).with_name("duals.cpp")
+FOLDER = Path(__file__).resolve().parent / "systems"
+DUALS = FOLDER.with_name("duals.cpp")
 
 SUITES = ("gradients", "arrays", "chunks", "memory")
 """What is measured: small functions; the same on large arrays; forward mode by chunk size; the memory of a loop."""
@@ -44,6 +45,8 @@ class Found:
 
     versions: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    """What its compiled libraries are, beyond their versions; see `bridge.engine.Registered.libraries`."""
 
     @property
     def ok(self) -> bool:
@@ -76,30 +79,6 @@ class System:
     def found(self) -> Found:
         """Whether this machine has it."""
         return _found(self)
-
-    def digest(self) -> str:
-        """The first digits of a digest over its program, what that includes, and our engine where it is one of ours."""
-        digest = hashlib.sha256()
-        for path in sorted(self.sources()):
-            digest.update(path.name.encode() + b"\n" + path.read_bytes())
-        return digest.hexdigest()[:16]
-
-    def sources(self) -> set[Path]:
-        """The files that decide what is measured."""
-        here = Path(__file__).parent
-        found = {here / "functions.py", here / {"py": "serve.py", "jl": "serve.jl", "cpp": "process.py"}[self.language]}
-        waiting = [self.path]
-        while waiting:
-            path = waiting.pop()
-            found.add(path)
-            text = path.read_text(encoding="utf-8")
-            waiting += [path.with_name(name) for name in re.findall(r'include\("(\w+\.jl)"\)', text)]
-            waiting += [FOLDER / f"{name}.py" for name in re.findall(r"systems import (\w+)", text)]
-            for name, marker in (("py_engine", "py_engine"), ("julia_engine", "using TwinGrad")):
-                if marker in text:
-                    patterns = provenance.ENGINE_PACKAGES[name]
-                    found |= {file for pattern in patterns for file in (provenance.ROOT / name).rglob(pattern)}
-        return found
 
 
 OURS = ("gradients", "arrays", "chunks")
@@ -144,13 +123,16 @@ def _found(system: System) -> Found:
             return _julia(system)
     versions = {"python": platform.python_version()}
     if system.needs in engines.ENGINES:
-        seen = engines.availability(system.needs)
-        return Found(versions | seen.versions) if seen.ok else Found(reason=seen.reason)
+        row = engines.get(system.needs)
+        seen = row.availability()
+        return Found(versions | seen.versions, libraries=row.libraries()) if seen.ok else Found(reason=seen.reason)
     names = [name for name in ("numpy", system.needs) if name]
-    versions |= provenance.versions(names)
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     if system.needs and system.needs not in versions:
         return Found(reason=f"the package {system.needs} is not installed: pip install 'twingrad[microbenchmarks]'")
-    return Found(versions)
+    return Found(versions, libraries={"numpy": linear_algebra.of_numpy()})
 
 
 def _julia(system: System) -> Found:
@@ -158,12 +140,13 @@ def _julia(system: System) -> Found:
         julia = find()
     except JuliaUnavailableError as error:
         return Found(reason=str(error).partition("\n")[0])
+    blas = {"julia": f"{julia.blas} {julia.kernels}".strip()}
     if not system.needs:
-        return Found({"julia": julia.version})
+        return Found({"julia": julia.version}, libraries=blas)
     seen = package(system.needs, oldest=system.oldest)
     if seen.problem:
         return Found(reason=seen.problem)
-    return Found({"julia": julia.version, system.needs: seen.version})
+    return Found({"julia": julia.version, system.needs: seen.version}, libraries=blas)
 
 
 def _compiler() -> Found:
@@ -171,7 +154,8 @@ def _compiler() -> Found:
     named = os.environ.get("CXX", "").split()
     for command in (named[:1], ["g++"], ["clang++"], ["c++"]):
         if command and (path := shutil.which(command[0])):
-            return Found({"compiler": path})
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            return Found({"compiler": path}, libraries={"compiler": done.stdout.partition("\n")[0]})
     return Found(reason="no C++ compiler was found: install g++ or clang++, or name one in CXX")
 
 

@@ -4,12 +4,13 @@ A program has
 
 - `prepare(name, inputs, by)`: a function of no arguments for the value, one for the gradients by the first `by` inputs,
   each to return when all work is done; or raises `Unsupported`, with the reason;
-- `numpy(result)`: a result as numpy arrays.
+- `numpy(result)`: a result as numpy arrays;
+- `linear_algebra()`: the libraries that compute its products, as `bridge.linear_algebra` says them.
 
 Requests are flat objects: `prepare` (benchmark, inputs and result: files of bare numbers, shapes, by, chunk) writes the
 value and the gradients into a file; `measure` (what, seconds, samples) answers with nanoseconds per call, a number for
-each sample; `memory` (length, checkpoint) is what one program has. An error is `{"error": {"kind": ..., "message":
-...}}`.
+each sample; `linear_algebra` answers with a text; `memory` (length, checkpoint) is what one program has. An error is
+`{"error": {"kind": ..., "message": ...}}`.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class _Server:
                 return self.prepare(request)
             case "measure":
                 return self.measure(request["what"], request["seconds"], request["samples"])
+            case "linear_algebra":
+                return {"text": self.program.linear_algebra()}
             case "memory" if hasattr(self.program, "memory"):
                 return {"bytes": self.program.memory(request["length"], request["checkpoint"])}
         raise Unsupported(f"no call {request['call']}")

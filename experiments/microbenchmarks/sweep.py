@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +16,18 @@ from experiments.microbenchmarks import measure
 from experiments.microbenchmarks.functions import BENCHMARKS
 from experiments.microbenchmarks.measure import Sizes
 from experiments.microbenchmarks.process import Entrant, start
-from experiments.microbenchmarks.registry import SUITES, SYSTEMS, BenchmarkError, SystemUnavailableError, get
+from experiments.microbenchmarks.registry import (
+    FOLDER,
+    SUITES,
+    SYSTEMS,
+    BenchmarkError,
+    System,
+    SystemUnavailableError,
+    get,
+)
 from experiments.progress import Progress
-from experiments.results import SCHEMA, Record, Results, key_of
+from experiments.results import SCHEMA, Record, Results, hashes
+from experiments.sources import ROOT, SOURCES
 
 MEASURE = "microbenchmarks"
 THREADS = 1
@@ -105,6 +113,11 @@ def run(jobs: Sequence[Job], results: Results, progress: Progress, again: bool =
                 if row["failure"]:
                     failed[row["engine"]] = row["missing"]
                     entrants.pop(row["engine"], None)  # a process that failed is not asked again
+            for name in present.keys() & entrants.keys():
+                try:
+                    record["blas"][name] = present[name].linear_algebra()
+                except BenchmarkError as error:
+                    failed[name] = str(error)
             labels = {name: SYSTEMS[name].label for name in job.systems}
             record[MEASURE] = [{**row, "label": labels[row["engine"]]} for row in [*rows, *missing]]
             for name, message in failed.items():
@@ -118,10 +131,27 @@ def run(jobs: Sequence[Job], results: Results, progress: Progress, again: bool =
     return records
 
 
+def starts_of(system: System) -> list[str]:
+    """Where the closure of a system's sources starts: its program, what serves it, and the reference values."""
+    here = FOLDER.parent.relative_to(ROOT).as_posix()
+    program = system.path.relative_to(ROOT).as_posix()
+    match system.language:
+        case "py":
+            return [program, f"{here}/serve.py"]
+        case "jl":
+            return [program, f"{here}/serve.jl", f"{here}/functions.py", "bridge.julia.find"]
+    return [program, f"{here}/process.py"]
+
+
+def starts(job: Job) -> list[str]:
+    """Where the closure of the sources that decide a job starts: the measure, and every system."""
+    return [measure.__name__, *(start for name in job.systems for start in starts_of(get(name)))]
+
+
 def skeleton(job: Job) -> Record:
-    """A record with everything that is known before the run, its key included."""
+    """A record with everything that is known before the run, its hashes included."""
     found = {name: get(name).found() for name in job.systems}
-    digests = {name: get(name).digest() for name in job.systems}
+    digests = {name: SOURCES.digest(starts_of(get(name))) for name in job.systems}
     versions = {name: dict(seen.versions) for name, seen in found.items()}
     config: dict[str, Any] = {
         "paper": job.paper,
@@ -136,18 +166,31 @@ def skeleton(job: Job) -> Record:
         **asdict(job.sizes),
     }
     origin = provenance.summary()
-    key = key_of(
-        {"schema": SCHEMA, "config": config, "systems": digests, "versions": versions, "cpu": origin["cpu_model"]}
-    )
+    asked = {
+        "study": job.paper,
+        "systems": list(job.systems),
+        "measure": MEASURE,
+        "threads": THREADS,
+        "profile": job.profile,
+        "suite": job.suite,
+        "settings": asdict(job.sizes),
+    }
+    decided_by = {
+        "sources": SOURCES.digest(starts(job)),
+        "versions": versions,
+        "libraries": {name: seen.libraries for name, seen in found.items()},
+        "machine": origin["machine"]["digest"],
+    }
     return {
         "schema": SCHEMA,
-        "key": key,
+        **hashes(asked, decided_by),
         "status": "ok",
         "error": None,
         "error_kind": None,
         "config": config,
         "data": {"name": "none", "source": "none", "digest": ""},
         "provenance": {**origin, "threads": THREADS, "engine_digest": " ".join(digests.values()), "versions": {}},
+        "blas": {},
         "entrants": {
             name: {
                 "label": SYSTEMS[name].label,
@@ -164,12 +207,11 @@ def skeleton(job: Job) -> Record:
 def _start(job: Job, record: Record, entrants: dict[str, Entrant], stack: contextlib.ExitStack) -> dict[str, str]:
     """Start what is there and does not run yet, all at once; why a system could not be started."""
     failed: dict[str, str] = {}
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     for number, name in enumerate(job.systems):
         if name in entrants or not record["entrants"][name]["available"]:
             continue
         try:
-            entrant = start(SYSTEMS[name], THREADS, cores[number % len(cores)] if cores else None)
+            entrant = start(SYSTEMS[name], THREADS, number)
         except (BenchmarkError, OSError) as error:
             failed[name] = f"{SYSTEMS[name].label}: {error}"
             continue

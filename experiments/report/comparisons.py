@@ -315,7 +315,7 @@ def _evaluated_note(view: View) -> list[str]:
 def variants(view: View) -> Table:
     """The paper's network and its variants: accuracy and loss after the last epoch, seconds of an epoch."""
     paper = view.paper
-    select.one_machine(view.variants["cpu_model"], f"the variants of {paper.key}")
+    select.one_machine(view.variants["machine"], f"the variants of {paper.key}")
     titles = {variant.id: variant.title for variant in paper.variants}
     rows: list[Row] = []
     for engine in view.engines():
@@ -383,7 +383,7 @@ def ablation_julia(view: View) -> Table:
 def _ablation(view: View, engine: str) -> Table:
     """Time and bytes with all techniques, without each one, with each one alone, and with none; and the claims."""
     found = view.ablation[view.ablation["engine"] == engine]
-    select.one_machine(view.ablation["cpu_model"], f"the ablation of {view.paper.key}")
+    select.one_machine(view.ablation["machine"], f"the ablation of {view.paper.key}")
     numbers = {
         (row["configuration"], "" if pd.isna(row["technique"]) else row["technique"]): row
         for _, row in found.iterrows()

@@ -373,7 +373,7 @@ def _bar_scale(axes: Axes, values: np.ndarray) -> None:
 @producer
 def variants(view: View) -> Figure:
     """Test accuracy by epoch of the paper's network and of its variants, in a panel for each engine."""
-    select.one_machine(view.variants["cpu_model"], f"the variants of {view.paper.key}")
+    select.one_machine(view.variants["machine"], f"the variants of {view.paper.key}")
     engines = [engine for engine in view.engines() if (view.variants["engine"] == engine).any()]
     if not engines:
         raise NotDrawnError(f"variants of {view.paper.key}: not run")
@@ -403,7 +403,7 @@ def variants(view: View) -> Figure:
 @producer
 def ablation(view: View) -> Figure:
     """How much longer a step takes without each technique, in each engine, on a logarithmic axis."""
-    select.one_machine(view.ablation["cpu_model"], f"the ablation of {view.paper.key}")
+    select.one_machine(view.ablation["machine"], f"the ablation of {view.paper.key}")
     engines = [engine for engine in view.engines() if (view.ablation["engine"] == engine).any()]
     if not engines:
         raise NotDrawnError(f"ablation of {view.paper.key}: not run")
@@ -558,7 +558,7 @@ def race(view: View) -> Figure:
     """Time per step of each round, and the median, for every engine and number of threads."""
     if not len(view.race):
         raise NotDrawnError(f"no race was run: twingrad race {view.paper.key}")
-    select.one_machine(view.race["cpu_model"], f"the race of {view.paper.key}")
+    select.one_machine(view.race["machine"], f"the race of {view.paper.key}")
     engines = [engine for engine in view.engines() if (view.race["engine"] == engine).any()]
     threads = sorted(view.race["threads"].unique(), reverse=True)
     figure = style.new(COLUMN, 0.5 + (0.22 * len(engines) + 0.25) * len(threads))
@@ -591,7 +591,7 @@ def scaling(view: View) -> Figure:
     """Step time against batch size and sequence length, logarithmic, with a guide of linear growth."""
     if not len(view.scaling):
         raise NotDrawnError(f"no scaling run: twingrad run {view.paper.key}")
-    select.one_machine(view.scaling["cpu_model"], f"the scaling runs of {view.paper.key}")
+    select.one_machine(view.scaling["machine"], f"the scaling runs of {view.paper.key}")
     present = {quantity: name for quantity, name in SCALED.items() if (view.scaling["quantity"] == quantity).any()}
     figure = style.new(COLUMN, 2.1)
     panels = np.atleast_1d(figure.subplots(1, len(present), sharey=True))

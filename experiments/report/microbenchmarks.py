@@ -392,7 +392,7 @@ def _present(view: View, suite: str) -> pd.DataFrame:
 
 def _machine(view: View, suite: str) -> str:
     """The CPU model of a suite; MixedMachinesError where there are several."""
-    return select.one_machine(_present(view, suite)["cpu_model"], f"the micro-benchmarks of {view.paper.key}")
+    return select.one_machine(_present(view, suite)["machine"], f"the micro-benchmarks of {view.paper.key}")
 
 
 def _nanoseconds(seconds: float | None) -> float | None:

@@ -104,7 +104,7 @@ class View:
     def ok(self, measure: str, engine: str | None = None) -> pd.DataFrame:
         """The finished runs of a measure, of all engines or of one; refuses to mix machines."""
         runs = self.runs[(self.runs["measure"] == measure) & (self.runs["status"] == "ok")]
-        one_machine(runs["cpu_model"], f"the {MEASURE_NAMES.get(measure, measure)} runs of {self.paper.key}")
+        one_machine(runs["machine"], f"the {MEASURE_NAMES.get(measure, measure)} runs of {self.paper.key}")
         return runs if engine is None else runs[runs["engine"] == engine]
 
     def epochs_of(self, measure: str, engine: str) -> pd.DataFrame:
@@ -113,8 +113,8 @@ class View:
 
     def machine(self, measures: Iterable[str] = TRAINED) -> str:
         """The CPU model of the finished runs of these measures ("" when there are none)."""
-        names = [self.ok(measure)["cpu_model"] for measure in measures if measure in TRAINED]
-        names += [getattr(self, measure)["cpu_model"] for measure in measures if measure in FRAMES]
+        names = [self.ok(measure)["machine"] for measure in measures if measure in TRAINED]
+        names += [getattr(self, measure)["machine"] for measure in measures if measure in FRAMES]
         return one_machine(pd.concat(names), f"the runs of {self.paper.key}") if names else ""
 
     def planned(self, engine: str, measure: str) -> int:
@@ -214,9 +214,9 @@ def with_image(runs: pd.DataFrame) -> pd.Series:
     return runs["framework_version"].astype(str).str.contains(r"(?:^| )sysimage ", regex=True)
 
 
-def one_machine(cpu_models: Iterable[Any], what: str) -> str:
-    """The single CPU model among the rows; MixedMachinesError when there are several."""
-    counts = pd.Series(list(cpu_models), dtype=object).dropna().value_counts()
+def one_machine(machines: Iterable[Any], what: str) -> str:
+    """The single machine among the rows; MixedMachinesError when there are several."""
+    counts = pd.Series(list(machines), dtype=object).dropna().value_counts()
     if len(counts) > 1:
         found = ", ".join(f"{name} ({count} rows)" for name, count in sorted(counts.items()))
         raise MixedMachinesError(

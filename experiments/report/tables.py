@@ -259,7 +259,7 @@ def race(view: View) -> Table:
     rows: list[Row] = []
     for threads in sorted(view.race["threads"].unique(), reverse=True) or [None]:
         rounds = view.race if threads is None else view.race[view.race["threads"] == threads]
-        select.one_machine(rounds["cpu_model"], f"the race of {paper.key}")
+        select.one_machine(rounds["machine"], f"the race of {paper.key}")
         table = rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")
         for engine in view.engines():
             steps = table[engine].dropna() if engine in table else pd.Series(dtype=float)
@@ -432,7 +432,7 @@ def parity(view: View) -> Table:
 def scaling(view: View) -> Table:
     """Step time of every engine against batch size and sequence length, and how steeply it grows."""
     frame = view.scaling
-    machine = select.one_machine(frame["cpu_model"], f"the scaling runs of {view.paper.key}")
+    machine = select.one_machine(frame["machine"], f"the scaling runs of {view.paper.key}")
     where = f", {machine}" if machine else ": nothing was run"
     rows: list[Row] = []
     growth: list[Row] = []

@@ -9,16 +9,15 @@ import threading
 import pytest
 
 from bridge.errors import WorkerError
-from experiments import lanes, provenance
+from experiments import lanes
 from experiments.lanes import Lane, side_by_side
 
 
 def test_every_lane_has_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "cores", lambda: 4)
     monkeypatch.setattr(lanes.os, "sched_getaffinity", lambda _: {3, 5, 6, 7})
-    assert [lane.cores for lane in lanes.lanes(2)] == [[3, 5], [6, 7]]
-    assert [lane.cores for lane in lanes.lanes(1)] == [[3], [5]]  # no more than two at a time
-    assert [lane.cores for lane in lanes.lanes(3)] == [None]
+    assert [lane.cores for lane in lanes.lanes(2, 4)] == [[3, 5], [6, 7]]
+    assert [lane.cores for lane in lanes.lanes(1, 4)] == [[3], [5]]  # no more than two at a time
+    assert [lane.cores for lane in lanes.lanes(3, 4)] == [None]
 
 
 def test_items_are_done_at_the_same_time_and_each_once() -> None:

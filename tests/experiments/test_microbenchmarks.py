@@ -28,6 +28,7 @@ from experiments.progress import Progress
 from experiments.report import claims, microbenchmarks, tables
 from experiments.report.select import View
 from experiments.results import Results, Tidy
+from experiments.sources import SOURCES
 
 TINY = Sizes(
     rounds=2, samples=3, seconds=1e-5, array=12, rows=2, chunked=9, chunks=(1, 4), chunk_rounds=2, lengths=(4, 9)
@@ -319,19 +320,24 @@ def run(results: Results, jobs: list[sweep.Job]) -> list[dict[str, Any]]:
 
 
 def test_a_suite_is_recorded_once_with_where_it_comes_from(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(System, "digest", lambda self: "a digest")  # sources may be edited meanwhile
     first = run(results, jobs("manual", "numpy-compiled"))
     assert [record["config"]["suite"] for record in first] == ["gradients", "memory"]
     monkeypatch.setattr(sweep, "start", lambda *_: pytest.fail("a finished suite is measured again"))
     again = run(results, jobs("manual", "numpy-compiled"))
     assert [record["provenance"] for record in again] == [record["provenance"] for record in first]
     assert {record["status"] for record in first} == {"ok"}
+    assert [set(record["blas"]) for record in first] == [{"manual", "numpy-compiled"}, {"numpy-compiled"}]
     tidy = Tidy.load(results.root)
     assert tidy.runs.empty, "no engine of a paper's tables was trained"
     rows = tidy.microbenchmarks
     assert set(rows["engine"]) == {"manual", "numpy-compiled"}
     assert (rows["paper"] == "imdb-cnn-c").all() and (rows["threads"] == 1).all()
-    assert rows[["key", "commit", "cpu_model", "created", "engine_digest", "version"]].notna().all().all()
+    assert (
+        rows[["key", "commit", "cpu_model", "machine", "blas", "created", "engine_digest", "version"]]
+        .notna()
+        .all()
+        .all()
+    )
     timed = rows[rows["suite"] == "gradients"]
     assert len(timed) == 2 * 2 * len(SMALL) * TINY.rounds
     assert (timed["nanoseconds"] > 0).all() and (timed["gradient_error"] < 1e-10).all()
@@ -357,16 +363,20 @@ def test_another_program_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None
     (job, *_) = jobs("manual")
     key = sweep.skeleton(job)["key"]
     assert sweep.skeleton(job)["key"] == key
-    monkeypatch.setattr(System, "digest", lambda self: "changed")
+    other = SOURCES.with_changes({"experiments/microbenchmarks/systems/manual.py": b"changed = True"})
+    monkeypatch.setattr(sweep, "SOURCES", other)
     assert sweep.skeleton(job)["key"] != key
 
 
 def test_an_engine_of_ours_decides_the_key_and_a_framework_by_its_version() -> None:
-    names = {path.name for path in SYSTEMS["numpy-compiled"].sources()}
+    def covered(name: str) -> set[str]:
+        return {Path(file).name for file in SOURCES.closure(sweep.starts_of(SYSTEMS[name]))}
+
+    names = covered("numpy-compiled")
     assert {"numpy_compiled.py", "numpy_eager.py", "serve.py", "functions.py", "tape.py"} <= names
-    names = {path.name for path in SYSTEMS["julia-compiled"].sources()}
+    names = covered("julia-compiled")
     assert {"julia_compiled.jl", "julia_eager.jl", "serve.jl", "TwinGrad.jl"} <= names
-    assert "tape.py" not in {path.name for path in SYSTEMS["torch"].sources()}
+    assert "tape.py" not in covered("torch")
     if availability("torch").ok:
         assert "torch" in SYSTEMS["torch"].found().versions
 

@@ -38,8 +38,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def record(key: str = "0" * 16, measure: str = "time", **changes: Any) -> Record:
     """An invented record of a finished run."""
     made: Record = {
-        "schema": 1,
+        "schema": module.SCHEMA,
         "key": key,
+        "job": "1" * 16,
         "status": "ok",
         "error": None,
         "config": {
@@ -57,12 +58,13 @@ def record(key: str = "0" * 16, measure: str = "time", **changes: Any) -> Record
             "commit": "c1",
             "dirty": False,
             "cpu_model": "Invented CPU",
-            "blas": "none",
+            "machine": {"label": "Invented CPU (family 1) 01234567", "digest": "0123456789abcdef"},
             "python": "3.11.0",
             "versions": {"numpy": "2.0"},
             "engine_digest": "e1",
             "created": "2001-01-01",
         },
+        "blas": {"numpy": "invented 1.0"},
         "startup": {"import_seconds": 0.5, "build_seconds": 0.25},
         "epochs": [
             {"epoch": 1, "seconds": 2.0, "seconds_with_evaluation": 2.5, "train_accuracy": 0.5, "test_accuracy": 0.4},
@@ -297,13 +299,19 @@ def test_bytes_of_the_first_and_of_later_epochs_stay_apart() -> None:
 
 def test_a_race_has_a_row_for_every_engine_with_its_own_status() -> None:
     entrants = {
-        "numpy": {"label": "TwinGrad numpy", "engine_digest": "n1", "error": None},
-        "torch": {"label": "PyTorch", "engine_digest": "t1", "error": "it died"},
+        "numpy": {"label": "TwinGrad numpy", "engine_digest": "n1", "versions": {"numpy": "2.0"}, "error": None},
+        "torch": {"label": "PyTorch", "engine_digest": "t1", "versions": {"torch": "2.9"}, "error": "it died"},
     }
     raced = [{"round": 1, "engine": "numpy", "label": "TwinGrad numpy", "microseconds_per_step": 300.0}]
-    rows = tidy_rows([record(measure="race", entrants=entrants, race=raced, status="failed", error="torch: it died")])
-    found = {row["engine"]: (row["status"], row["error"], row["engine_digest"]) for row in rows["runs"]}
-    assert found == {"numpy": ("ok", None, "n1"), "torch": ("failed", "it died", "t1")}
+    blas = {"numpy": "openblas 0.3", "torch": "MKL 2024"}
+    parts = {"entrants": entrants, "race": raced, "blas": blas, "status": "failed", "error": "torch: it died"}
+    rows = tidy_rows([record(measure="race", **parts)])
+    names = ("status", "error", "engine_digest", "blas", "framework_version")
+    found = {row["engine"]: tuple(row[name] for name in names) for row in rows["runs"]}
+    assert found == {
+        "numpy": ("ok", None, "n1", "openblas 0.3", "numpy 2.0"),
+        "torch": ("failed", "it died", "t1", "MKL 2024", "torch 2.9"),
+    }
     assert [(row["engine"], row["key"]) for row in rows["race"]] == [("numpy", "0" * 16)]
 
 
@@ -364,6 +372,26 @@ def test_a_tidy_file_with_more_columns_is_read(results: Results) -> None:
     row = ["a" * 16, "mnist-rnn-e", "numpy", "0", "1", "2.3", "TwinGrad numpy", "real", "Fast CPU"]
     (results.tidy / "steps.csv").write_text(f"{','.join(old)}\n{','.join(row)}\n")
     assert Tidy.load(results.root).steps["loss"].tolist() == [2.3]
+
+
+def test_tidy_files_without_the_later_columns_are_read(results: Results) -> None:
+    """As those of earlier releases are: their machine is the name of its CPU."""
+    results.save(record("a" * 16))
+    results.write_tidy()
+    for name, columns in COLUMNS.items():
+        path = results.tidy / f"{name}.csv"
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [column for column in columns if column not in module.LATER_COLUMNS])
+            writer.writeheader()
+            writer.writerows(
+                {name: text for name, text in row.items() if name not in module.LATER_COLUMNS} for row in rows
+            )
+    tidy = Tidy.load(results.root)
+    assert tidy.runs["machine"].tolist() == ["Invented CPU"]
+    assert tidy.runs["job"].isna().all()
+    assert list(tidy.race.columns)[-4:] == ["cpu_model", "commit", "created", "machine"]
 
 
 def test_no_committed_result_is_a_large_file() -> None:

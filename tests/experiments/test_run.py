@@ -15,13 +15,15 @@ from rich.console import Console
 
 from bridge.engine import ENGINES, Availability, Evaluation, Registered
 from bridge.errors import EngineUnavailableError, WorkerError
-from experiments import config, data, lanes, provenance, run
+from experiments import config, data, lanes, provenance, run, sources
 from experiments.config import ConfigError, Paper
 from experiments.data.dataset import Dataset
+from experiments.machine import machine
 from experiments.measure.task import RunError
 from experiments.progress import Progress
 from experiments.results import Record, Results
 from experiments.run import Job, Outcome, Sweep
+from experiments.sources import SOURCES
 from py_engine.errors import NonFiniteError
 
 
@@ -69,8 +71,8 @@ class FakeWorker:
     def start_memray(self, path: Path) -> None:
         path.touch()
 
-    def libraries(self) -> list[dict[str, str]]:
-        return [{"user_api": "blas", "internal_api": "fakeblas", "version": "1", "architecture": "Fast"}]
+    def linear_algebra(self) -> str:
+        return f"{self.engine.name} blas"
 
     def preload(self, *_: Path) -> None: ...
     def reset_peak(self) -> None: ...
@@ -276,7 +278,7 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
     record = only(
         sweep(tmp_path, [Job(config.load_paper("mnist-rnn-e"), ("numpy",), 0, "ablation", 2, "full")]).records
     )
-    names = run.ablation.techniques("numpy")
+    names = run.techniques("numpy")
     assert record["status"] == "ok", record["error"]
     assert len(record["ablation"]) == len(built) - 2 == 2 + 2 * (len(names) + 1)
     assert built.count(({}, "float32")) == 3 and built[0] != ({}, "float32")
@@ -289,11 +291,11 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
 
 
 def test_both_engines_tell_their_techniques() -> None:
-    numpy, julia = run.ablation.techniques("numpy"), run.ablation.techniques("julia")
+    numpy, julia = run.techniques("numpy"), run.techniques("julia")
     assert {"replay", "preallocate", "fused_loss", "split_batch"} <= set(numpy) & set(julia)
     assert "concrete" in julia
     with pytest.raises(RunError, match="engine torch has no switches"):
-        run.ablation.techniques("torch")
+        run.techniques("torch")
 
 
 def test_memory_of_a_part_of_an_epoch_is_scaled_to_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,11 +386,11 @@ def test_all_engines_start_from_the_same_weights_and_see_the_same_batches(paper:
 def test_a_record_says_where_its_numbers_come_from(paper: Paper, tmp_path: Path) -> None:
     record = only(sweep(tmp_path, run.plan(paper, engine_names=["numpy"], seeds=1, measures=["time"])).records)
     origin = record["provenance"]
-    for name in ("commit", "dirty", "cpu_model", "cores", "threads", "python", "numpy", "created"):
+    for name in ("commit", "dirty", "cpu_model", "machine", "cores", "threads", "python", "numpy", "created"):
         assert origin[name] not in (None, ""), name
     for name in ("engine_digest", "spec_digest", "weights_digest"):
         assert len(origin[name]) >= 16, name
-    assert origin["blas"] == "fakeblas 1 Fast"
+    assert record["blas"] == {"numpy": "numpy blas"}
     assert record["data"] == {
         "name": "mnist",
         "source": "sample",
@@ -433,8 +435,10 @@ def test_the_key_depends_on_everything_that_decides_the_result(
         "training": key(with_training(paper, learning_rate=slower), tmp_path),
     }
     replaced = {
-        "cpu_model": (provenance, "cpu_model", lambda: "another CPU"),
-        "engine source": (provenance, "engine_digest", lambda _: "another"),
+        "machine": (provenance, "machine", lambda: dataclasses.replace(machine(), stepping="another")),
+        "source": (sources, "SOURCES", SOURCES.with_changes({"bridge/adapters/numpy.py": b"another"})),
+        "libraries": (Registered, "libraries", lambda _: {"numpy": "another build"}),
+        "BLAS": (run.linear_algebra, "of_numpy", lambda: "another"),
         "versions": (Registered, "availability", lambda _: Availability(True, "", {"numpy": "9.9"})),
         "dataset": (data, "load", lambda *_, **__: dataclasses.replace(invented(), digest="e" * 64)),
         "kernels": (run, "environment", lambda _: {"OPENBLAS_CORETYPE": "Another"}),

@@ -8,7 +8,10 @@ from typing import Any
 import autograd.numpy as np
 from autograd import grad
 
+from bridge.linear_algebra import of_numpy
 from experiments.microbenchmarks.functions import LABEL, STEPS
+
+linear_algebra = of_numpy
 
 
 def sincos(x: Any) -> Any:

@@ -8,7 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bridge.linear_algebra import of_jax
 from experiments.microbenchmarks.functions import LABEL, STEPS
+
+linear_algebra = of_jax
 
 jax.config.update("jax_platforms", "cpu")  # like all systems here
 jax.config.update("jax_enable_x64", True)

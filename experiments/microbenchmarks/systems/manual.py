@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from bridge.linear_algebra import of_numpy
 from experiments.microbenchmarks import functions
 from experiments.microbenchmarks.functions import LABEL, STEPS
+
+linear_algebra = of_numpy
 
 
 def sincos(x: Any) -> Any:

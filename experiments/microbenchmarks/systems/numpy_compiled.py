@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 import py_engine as pe
+from bridge.linear_algebra import of_numpy
 from experiments.microbenchmarks.systems import numpy_eager
+
+linear_algebra = of_numpy
 
 WIDTH = 64
 """Numbers that the recurrence of `memory` carries from step to step."""

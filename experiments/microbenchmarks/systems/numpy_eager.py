@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 
 import py_engine as pe
+from bridge.linear_algebra import of_numpy
 from experiments.microbenchmarks.functions import LABEL, STEPS
 from experiments.microbenchmarks.systems import manual
 from py_engine import ops
+
+linear_algebra = of_numpy
 
 
 def sincos(x: Any) -> Any:

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from bridge.linear_algebra import of_torch
 from experiments.microbenchmarks.functions import LABEL, STEPS
+
+linear_algebra = of_torch
 
 torch.set_num_threads(1)
 

@@ -1,0 +1,91 @@
+"""The libraries that compute an engine's matrix products and convolutions, as each framework itself says.
+
+One line of text for tables: names, versions where they are known, and the kernels that were chosen for this CPU. What a
+framework doesn't say is "unknown", never a guess: a library that is linked into a framework can't be seen from
+outside, and numpy's BLAS, which is in almost every process, computes for numpy alone. Each function belongs into the
+process whose libraries it asks about.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["UNKNOWN", "of_jax", "of_numpy", "of_tensorflow", "of_torch", "of_torch_configuration"]
+
+UNKNOWN = "unknown"
+
+_MKL = re.compile(r"Math Kernel Library Version (\S+?)(?:-Product|-Beta|\s|$)")
+_ONEDNN = re.compile(r"MKL-DNN v(\S+)|oneDNN v(\S+)")
+_BLAS = re.compile(r"\bBLAS_INFO=(\w+)")
+_CAPABILITY = re.compile(r"CPU capability usage: (\S+)")
+
+
+def of_numpy() -> str:
+    """numpy's BLAS: "openblas 0.3.31 Haswell"."""
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    loaded = [library for library in threadpool_info() if library.get("user_api") == "blas"]
+    folder = Path(np.__file__).parent
+    own = [library for library in loaded if _is_inside(library["filepath"], folder, folder.with_name("numpy.libs"))]
+    # Libraries that lie elsewhere may be any package's: the only one is numpy's.
+    if found := own or (loaded if len(loaded) == 1 else []):
+        return ", ".join(sorted(map(_described, found)))
+    built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # linked statically, or a part of the system
+    return " ".join(str(built[name]) for name in ("name", "version") if built.get(name, UNKNOWN) != UNKNOWN) or UNKNOWN
+
+
+def of_torch() -> str:
+    """PyTorch's: "MKL 2024.2, oneDNN 3.12.0, AVX2 kernels"."""
+    import torch
+
+    there = {"MKL": torch.backends.mkl.is_available(), "oneDNN": torch.backends.mkldnn.is_available()}
+    return of_torch_configuration(torch.__config__.show(), there)
+
+
+def of_torch_configuration(text: str, there: Mapping[str, bool]) -> str:
+    """The same from the text of `torch.__config__.show()`, and whether PyTorch can use MKL and oneDNN here."""
+    found = []
+    built_with = match[1].lower() if (match := _BLAS.search(text)) else ""
+    if there["MKL"]:
+        found.append(f"MKL {match[1]}" if (match := _MKL.search(text)) else "MKL")
+    elif built_with not in ("", "mkl"):
+        found.append({"open": "openblas"}.get(built_with, built_with))
+    else:
+        found.append(f"BLAS {UNKNOWN}")
+    if there["oneDNN"]:
+        found.append(f"oneDNN {match[1] or match[2]}" if (match := _ONEDNN.search(text)) else "oneDNN")
+    if match := _CAPABILITY.search(text):
+        found.append(f"{match[1]} kernels")
+    return ", ".join(found)
+
+
+def of_tensorflow(xla: bool = False) -> str:
+    """TensorFlow's: "Eigen, oneDNN off"; with `xla` that of the code that XLA compiles."""
+    import tensorflow as tf
+
+    if xla:
+        return f"XLA of TensorFlow {tf.__version__}"
+    try:
+        from tensorflow.python.util import _pywrap_util_port
+    except ImportError:
+        return f"Eigen of TensorFlow {tf.__version__}, oneDNN {UNKNOWN}"
+    return f"Eigen of TensorFlow {tf.__version__}, oneDNN {'on' if _pywrap_util_port.IsMklEnabled() else 'off'}"
+
+
+def of_jax() -> str:
+    """JAX's: "XLA of jaxlib 0.10.2". Which libraries XLA was built with, it doesn't say."""
+    import jaxlib.version
+
+    return f"XLA of jaxlib {jaxlib.version.__version__}"
+
+
+def _is_inside(path: str, *folders: Path) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in folders)
+
+
+def _described(library: Mapping[str, Any]) -> str:
+    return " ".join(str(library[name]) for name in ("internal_api", "version", "architecture") if library.get(name))

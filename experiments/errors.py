@@ -1,0 +1,33 @@
+"""Errors of the results folder, and what to say of a file that cannot be written."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from bridge.errors import TwinGradError
+
+__all__ = ["ResultsError", "ResultsInUseError", "explain"]
+
+
+class ResultsError(TwinGradError):
+    """A results folder that cannot be used: names it, why, and what to do."""
+
+
+class ResultsInUseError(ResultsError):
+    """Another run is writing to the results folder."""
+
+
+def explain(error: OSError, path: Path, option: str = "--results DIR") -> str:
+    """What went wrong with writing `path`, and what can be done; `option` is how another place is chosen."""
+    folder = path if path.is_dir() else path.parent
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return (
+            f"cannot write {path}: no space left; free some on the disk that holds {folder} and give the "
+            "same command again: finished runs are kept"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"cannot write {path}: {error.strerror}; get write access to {folder} or use {option}"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return f"cannot write {path}: a part of this path is a file, not a folder; use {option}"
+    return f"cannot write {path}: {error.strerror or error}; use {option}"

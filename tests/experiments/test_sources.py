@@ -1,0 +1,374 @@
+"""A result's key changes with every file that decides the result, and with no other."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import fnmatch
+import functools
+import importlib.metadata
+import json
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge import engine, linear_algebra
+from experiments import config, run, sources
+from experiments.microbenchmarks import sweep as micro
+from experiments.results import hashes
+from experiments.run import Job
+from experiments.sources import PROJECTS, ROOT, SOURCES, Sources
+
+# Which files decide what: written from what each file is for, not from what imports it. The test compares the two.
+
+EVERY_TRAINING = (
+    # The worker, what it reads, and what checks the data while an epoch is timed; the initial weights are the engine's.
+    *("py_engine/*.py", "bridge/__init__.py", "bridge/adapters/__init__.py", "bridge/checks.py", "bridge/engine.py"),
+    *("bridge/errors.py", "bridge/explain.py", "bridge/files.py", "bridge/layers.py"),
+    *("bridge/memory.py", "bridge/spec.py", "bridge/toml.py", "bridge/weights.py", "bridge/worker.py"),
+    "bridge/worker_process.py",
+    # The measure's own tools.
+    *("experiments/__init__.py", "experiments/errors.py", "experiments/lanes.py", "experiments/workspace.py"),
+    *("experiments/measure/__init__.py", "experiments/measure/task.py"),
+)
+JULIA = (
+    *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", "bridge/adapters/julia.py"),
+    *(f"bridge/julia/{name}.py" for name in ("__init__", "ahead", "embedded", "environment", "find", "function")),
+    *(f"bridge/julia/{name}.py" for name in ("interface", "juliacall", "model", "remote", "start", "sysimage")),
+    *("bridge/julia/probe.jl", "bridge/julia/runtime.jl", "bridge/julia/sysimage.jl"),
+)
+ADAPTERS: dict[str, tuple[str, ...]] = {
+    "numpy": ("bridge/adapters/numpy.py",),
+    "julia": JULIA,
+    "manual": tuple(f"bridge/adapters/manual{kind}.py" for kind in ("", "_kinds", "_images", "_rnn", "_text")),
+    "manual-julia": (
+        *JULIA,
+        *(f"bridge/adapters/{name}.py" for name in ("julia_program", "manual_julia", "manual_kinds")),
+        *("bridge/adapters/manual.jl", "bridge/adapters/manual_images.jl", "bridge/adapters/manual_text.jl"),
+    ),
+    "torch": ("bridge/adapters/torch.py",),
+    "torch-compile": ("bridge/adapters/torch.py", "bridge/adapters/torch_compile.py"),
+    "tensorflow": ("bridge/adapters/tensorflow.py", "bridge/layouts.py"),
+    "tensorflow-xla": ("bridge/adapters/tensorflow.py", "bridge/adapters/tensorflow_xla.py", "bridge/layouts.py"),
+    "jax": ("bridge/adapters/jax.py",),
+    **{
+        name: (
+            *JULIA,
+            *("bridge/adapters/julia_program.py", "bridge/adapters/julia_package.py"),
+            *("bridge/adapters/julia_package.jl", f"bridge/adapters/{name}.py", f"bridge/adapters/{name}.jl"),
+        )
+        for name in ("flux", "lux", "simplechains")
+    },
+}
+for _name in ("numpy", "manual", "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax"):
+    ADAPTERS[_name] += ("bridge/linear_algebra.py",)
+MEASURES: dict[str, tuple[str, ...]] = {
+    "time": ("experiments/measure/time.py",),
+    "own": ("experiments/measure/own.py", "experiments/measure/time.py"),
+    "variants": ("experiments/measure/variants.py", "experiments/measure/time.py"),
+    "memory": ("experiments/measure/memory.py",),
+    "race": ("experiments/measure/race.py",),
+    "scaling": ("experiments/measure/scaling.py",),
+    "ablation": ("experiments/measure/ablation.py", "experiments/measure/memory.py"),
+}
+SYSTEM_FOLDER = "experiments/microbenchmarks/systems"
+NO_WORKER = ("bridge/worker_process.py", "bridge/memory.py", "bridge/adapters/__init__.py")
+EVERY_SUITE = (
+    *(name for name in EVERY_TRAINING if name not in NO_WORKER),
+    *(f"experiments/microbenchmarks/{name}.py" for name in ("__init__", "functions", "measure", "process", "registry")),
+    *("bridge/linear_algebra.py", "experiments/measure/race.py"),  # which orders the turns
+)
+OURS_IN_PYTHON = ("numpy_compiled", "numpy_eager", "manual")
+IN_JULIA = ("experiments/microbenchmarks/serve.jl", "bridge/adapters/__init__.py", *JULIA)
+PACKAGE = (f"{SYSTEM_FOLDER}/functions.jl",)
+IN_PYTHON = ("experiments/microbenchmarks/serve.py", f"{SYSTEM_FOLDER}/__init__.py")
+
+
+TRAININGS: list[tuple[str, tuple[str, ...]]] = [
+    *(("time", (name,)) for name in ADAPTERS),
+    *((measure, ("numpy",)) for measure in MEASURES if measure != "time"),
+    *(("race", ("tensorflow",)), ("memory", ("jax",)), ("memory", ("tensorflow",)), ("scaling", ("torch",))),
+    *(("ablation", ("julia",)), ("race", ("numpy", "julia", "torch"))),
+]
+SUITES: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("manual", "torch"): (*IN_PYTHON, f"{SYSTEM_FOLDER}/manual.py", f"{SYSTEM_FOLDER}/torch.py"),
+    ("numpy-compiled",): (*IN_PYTHON, *(f"{SYSTEM_FOLDER}/{name}.py" for name in OURS_IN_PYTHON)),
+    ("julia-compiled", "jax"): (
+        *(*IN_PYTHON, *IN_JULIA, f"{SYSTEM_FOLDER}/jax.py"),
+        *(f"{SYSTEM_FOLDER}/julia_eager.jl", f"{SYSTEM_FOLDER}/julia_compiled.jl"),
+    ),
+    ("duals", "zygote"): (*IN_JULIA, *PACKAGE, f"{SYSTEM_FOLDER}/zygote.jl", "experiments/microbenchmarks/duals.cpp"),
+}
+"""Systems of a suite, and the files that decide it beside those of every suite."""
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def changed(name: str) -> Sources:
+    """The sources with one file changed in a way that leaves its imports as they are."""
+    end = b"\n// changed\n" if name.endswith(".cpp") else b"\n# changed\n"
+    return SOURCES.with_changes({name: (ROOT / name).read_bytes() + end})
+
+
+def training(measure: Any, engines: tuple[str, ...], paper: str = "mnist-rnn-e") -> Job:
+    return Job(config.load_paper(paper), engines, 0, measure, 1, "full")
+
+
+def suite(systems: tuple[str, ...]) -> micro.Job:
+    first = micro.plan(config.load_paper("imdb-cnn-c"), "full")[0]
+    return dataclasses.replace(first, systems=systems)
+
+
+def test_each_file_changes_the_keys_of_what_it_decides_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every file of the packages is changed, one by one; of each run the key must change, or stay."""
+    asked: dict[str, tuple[list[str], tuple[str, ...]]] = {}
+    for measure, engines in TRAININGS:
+        deciding = (*EVERY_TRAINING, *MEASURES[measure], *(item for name in engines for item in ADAPTERS[name]))
+        asked[f"{measure} {', '.join(engines)}"] = run.starts(training(measure, engines)), deciding
+    for systems, files in SUITES.items():
+        asked[f"micro-benchmarks {', '.join(systems)}"] = micro.starts(suite(systems)), (*EVERY_SUITE, *files)
+
+    def keys(among: Sources) -> dict[str, str]:
+        return {what: hashes({}, {"sources": among.digest(starts)})["key"] for what, (starts, _) in asked.items()}
+
+    usual = keys(SOURCES)
+    wrong, moving, counts = [], set(), {what: [0, 0] for what in asked}
+    for name in sorted(SOURCES.names):
+        for what, key in keys(changed(name)).items():
+            moved = key != usual[what]
+            counts[what][moved] += 1
+            moving |= {name} if moved else set()
+            if moved != matches(name, asked[what][1]):
+                wrong.append(f"{what}: {name} {'changes' if moved else 'does not change'} the key")
+    assert wrong == []
+    staying = len(SOURCES.names) - len(moving)
+    with capsys.disabled():
+        print(f"\n{len(SOURCES.names)} files changed one by one: {len(moving)} decide a result, {staying} none")
+    assert len(moving) > 150 and staying > 80
+    assert all(least > 60 and most > 60 for least, most in counts.values()), counts
+
+
+def test_the_rule_names_no_file_that_is_not_there() -> None:
+    everything = [*EVERY_TRAINING, *EVERY_SUITE, *(item for files in SUITES.values() for item in files)]
+    everything += [item for table in (ADAPTERS, MEASURES) for files in table.values() for item in files]
+    unused = {pattern for pattern in everything if not fnmatch.filter(SOURCES.names, pattern)}
+    assert unused <= {"julia_engine/ext/*"}  # which may come
+    assert set(ADAPTERS) == set(engine.names())
+    assert set(MEASURES) == set(run.MODULES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("experiments/cli.py", "experiments/progress.py", "experiments/doctor.py", "experiments/output.py"),
+        *("experiments/report/tables.py", "experiments/report/select.py", "experiments/results.py"),
+        *("experiments/data/imdb.py", "experiments/config.py", "experiments/gradbench/gmm.py"),
+        *("julia_engine/test/ad_ops.jl", "experiments/benchmarks/engines.py", "bridge/julia/install.py"),
+    ],
+)
+def test_what_only_shows_installs_or_tests_decides_nothing(name: str) -> None:
+    """The command line, progress, doctor and reports; data counts by its digest, papers and models by their values."""
+    for measure, engines in TRAININGS:
+        assert name not in SOURCES.closure(run.starts(training(measure, engines)))
+    for systems in SUITES:
+        assert name not in SOURCES.closure(micro.starts(suite(systems)))
+
+
+# What the closure finds -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Callable[..., set[str]]:
+    """A function from files (path to text) and a start to the closure of that start among them."""
+
+    def closure(files: dict[str, str], start: str) -> set[str]:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return Sources(tmp_path).closure([start])
+
+    return closure
+
+
+IMPORTS = {
+    "import bridge.other": True,
+    "import bridge.other as short": True,
+    "from bridge import other": True,
+    "from bridge import other as short": True,
+    "from bridge.other import name": True,
+    "from bridge.other import *": True,
+    "from . import other": True,
+    "from .other import name": True,
+    "def late():\n    import bridge.other": True,
+    "class A:\n    def late(self):\n        from bridge.other import name": True,
+    "try:\n    import bridge.other\nexcept ImportError:\n    pass": True,
+    "import importlib\nimportlib.import_module('bridge.other')": True,
+    "from importlib import import_module\nimport_module('bridge.other')": True,
+    "lazy = lambda: __import__('importlib').import_module('bridge.other')": True,
+    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import bridge.other": False,
+    "import typing\nif typing.TYPE_CHECKING:\n    import json\nelse:\n    import bridge.other": True,
+    "# import bridge.other": False,
+    "'import bridge.other'": False,
+    "import os": False,
+}
+
+
+@pytest.mark.parametrize("code", IMPORTS, ids=lambda code: code.replace("\n", " "))
+def test_every_way_to_import_is_followed(tree: Callable[..., set[str]], code: str) -> None:
+    files = {"bridge/__init__.py": "", "bridge/one.py": code, "bridge/other.py": "from bridge import third"}
+    found = tree(files | {"bridge/third.py": ""}, "bridge.one")
+    expected = {"bridge/other.py", "bridge/third.py"} if IMPORTS[code] else set()
+    assert found - {"bridge/__init__.py", "bridge/one.py"} == expected
+
+
+def test_a_packages_own_file_counts_with_its_modules(tree: Callable[..., set[str]]) -> None:
+    files = {
+        "bridge/__init__.py": "",
+        "bridge/a/__init__.py": "import bridge.b",
+        "bridge/a/c.py": "",
+        "bridge/b.py": "",
+    }
+    assert tree(files, "bridge.a.c") == set(files)
+
+
+def test_included_files_and_projects_of_julia_are_followed(tree: Callable[..., set[str]]) -> None:
+    files = {
+        "bridge/__init__.py": "",
+        "bridge/one.py": 'source = Path(__file__).with_name("one.jl")',
+        "bridge/one.jl": 'include("two.jl")\n# include("three.jl")\nusing TwinGrad.AD: tape\n',
+        "bridge/two.jl": 'include(joinpath(@__DIR__, "../experiments/four.jl"))',
+        "bridge/three.jl": "",
+        "experiments/four.jl": "",
+        "julia_engine/Project.toml": 'name = "TwinGrad"',
+        "julia_engine/src/TwinGrad.jl": 'include("ad/tape.jl")',
+        "julia_engine/src/ad/tape.jl": "",
+        "julia_engine/src/unused.jl": "",
+        "julia_engine/ext/Extension.jl": "",
+        "julia_engine/test/runtests.jl": "",
+    }
+    left_out = {"bridge/three.jl", "julia_engine/src/unused.jl", "julia_engine/test/runtests.jl"}
+    assert tree(files, "bridge.one") == files.keys() - left_out
+
+
+def test_what_is_no_source_is_refused() -> None:
+    for start in ("bridge.no_such_module", "bridge/nothing.jl", "numpy", "bridge.worker.Worker"):
+        with pytest.raises(KeyError, match="neither a source file nor a module"):
+            SOURCES.digest([start])
+
+
+def test_the_julia_projects_have_the_names_that_their_project_files_give() -> None:
+    for module, folder in PROJECTS.items():
+        assert tomllib.loads((ROOT / folder / "Project.toml").read_text())["name"] == module
+
+
+def test_every_include_of_julia_has_a_constant_name() -> None:
+    """Otherwise the closure would miss a file: `serve.jl` includes the program that its key names."""
+    calls = [
+        (name, line.strip())
+        for name in SOURCES.names
+        if name.endswith(".jl") and "/test/" not in name
+        for line in (ROOT / name).read_text(encoding="utf-8").splitlines()
+        if "include(" in line.partition("#")[0]
+    ]
+    other = {name for name, line in calls if '("' not in line and '@__DIR__, "' not in line}
+    assert other == {"experiments/microbenchmarks/serve.jl"}
+    assert len(calls) > 60
+
+
+def test_modules_are_imported_by_a_computed_name_only_where_the_key_knows() -> None:
+    """The registry imports adapters, the micro-benchmarks' server a program: both are starting points of a key."""
+    found = set()
+    for name in SOURCES.names:
+        if name.endswith(".py"):
+            for node in ast.walk(ast.parse((ROOT / name).read_bytes())):
+                call = node.func if isinstance(node, ast.Call) else None
+                called = call.attr if isinstance(call, ast.Attribute) else call.id if isinstance(call, ast.Name) else ""
+                dynamic = called in ("import_module", "__import__", "exec", "eval", "run_path", "run_module")
+                if dynamic and any(not isinstance(argument, ast.Constant) for argument in node.args[:1]):
+                    found.add(name)
+    elsewhere = {
+        "experiments/data/__init__.py",  # data counts by its digest
+        "experiments/gradbench/protocol.py",  # makes no record
+        "py_engine/ad/straight_line.py",  # runs arithmetic that it has generated itself
+    }
+    assert found - elsewhere == {"bridge/engine.py", "experiments/microbenchmarks/serve.py"}
+
+
+# What a running engine says ------------------------------------------------------------------------------------------
+
+ENGINES = ("numpy", "julia", "torch", "tensorflow", "jax")
+INDEPENDENT = {
+    "torch": "str(sys.modules['torch'].__config__.show())",
+    "tensorflow": "str(sys.modules['tensorflow.python.framework.test_util'].IsMklEnabled())",
+    "julia": "str(session._runtime.evaluate('string(LinearAlgebra.BLAS.vendor())'))",
+}
+"""What else says which linear algebra an engine has, in its own process."""
+
+
+@functools.cache
+def trained(name: str) -> dict[str, Any]:
+    """Train an engine in a process of its own: what it loaded, and what it says of its linear algebra."""
+    if not (found := engine.availability(name)).ok:
+        pytest.skip(found.reason)
+    code = f"""
+        import json, sys
+        import numpy as np
+        from bridge import engine, spec, weights
+        import bridge.worker_process
+        made = spec.load({str(config.model_path("mnist-rnn"))!r})
+        session = engine.get({name!r}).build(
+            made, weights.initialise(made, 0), engine.Optimizer("sgd", 0.01), 10, "float32", 1
+        )
+        x, y = np.zeros((20, *made.input.sample), "float32"), np.zeros(20, "int64")
+        session.train_epoch(x, y, np.arange(20))
+        session.evaluate(x, y)
+        files = {{module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)}}
+        if {name!r} == "tensorflow":
+            import tensorflow.python.framework.test_util
+        if {name!r} == "julia":
+            session._runtime.evaluate("import LinearAlgebra")
+        said = {{"files": sorted(files), "blas": session.linear_algebra(), "look": {INDEPENDENT.get(name, "''")}}}
+        print("SAID" + json.dumps(said))
+    """
+    arguments = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout.partition("SAID")[2])
+    return said
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_worker_loads_no_file_of_ours_that_its_key_leaves_out(name: str) -> None:
+    """An independent look at the closure: what Python itself has imported when a network is trained."""
+    loaded = (Path(file) for file in trained(name)["files"])
+    ours = {file.relative_to(ROOT).as_posix() for file in loaded if file.is_relative_to(ROOT)}
+    ours = {file for file in ours if file.split("/")[0] in sources.PACKAGES}
+    assert "bridge/worker_process.py" in ours and "bridge/checks.py" in ours
+    assert ours - SOURCES.closure(run.starts(training("time", (name,)))) == set()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_says_its_own_linear_algebra(name: str) -> None:
+    said, look = trained(name)["blas"], trained(name)["look"]
+    if name == "numpy":
+        assert said == linear_algebra.of_numpy()
+    elif name == "julia":
+        assert look.startswith("openblas") == said.startswith("OpenBLAS")
+        assert said != linear_algebra.of_numpy()
+    elif name == "torch":
+        assert ("Math Kernel Library" in look and "USE_MKL=ON" in look) == ("MKL" in said)
+        assert ("MKL-DNN v" in look) == ("oneDNN" in said)
+    elif name == "tensorflow":
+        assert said.endswith({"True": "oneDNN on", "False": "oneDNN off"}[look])
+    else:
+        assert said == f"XLA of jaxlib {importlib.metadata.version('jaxlib')}"
+    if name not in ("numpy", "julia"):
+        assert "openblas" not in said.lower(), "numpy's, which computes nothing here"
