@@ -79,7 +79,7 @@ def test_a_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1e12, 1e12, 5e6))
     found = one(doctor.disk(tmp_path / "results"), "disk")
-    assert (found.state, found.found) == ("problem", "5 MB free")
+    assert (found.state, found.found) == ("problem", "5.00 MB free")
     assert not (tmp_path / "results").exists()  # the doctor changes nothing
 
 

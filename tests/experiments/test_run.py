@@ -580,7 +580,7 @@ def test_the_summary_has_one_line_for_each_engine(paper: Paper, tmp_path: Path) 
     jobs = run.plan(paper, engine_names=["numpy", "torch"], seeds=3, measures=["time", "memory"])
     lines = run.summary(sweep(tmp_path, jobs).records)
     assert [line[:3] for line in lines] == [["mnist-rnn-e", "numpy", "3"], ["mnist-rnn-e", "torch", "3"]]
-    assert lines[0][5:] == ["0.9000", "4 MB", "1 MB"]
+    assert lines[0][5:] == ["0.9000", "4.00 MB", "1.00 MB"]
 
 
 def test_plain_lines_tell_of_every_run(paper: Paper, tmp_path: Path) -> None:
@@ -593,7 +593,7 @@ def test_plain_lines_tell_of_every_run(paper: Paper, tmp_path: Path) -> None:
     lines = text.getvalue().splitlines()
     assert lines[0] == "invented rows"
     assert [line[:5] for line in lines[1:]] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
-    assert "test accuracy 0.9000" in lines[1] and "4 MB allocated per epoch  peak 1 MB" in lines[2]
+    assert "test accuracy 0.9000" in lines[1] and "4.00 MB allocated per epoch  peak 1.00 MB" in lines[2]
 
 
 def test_progress_on_a_terminal_shows_bars_and_the_same_lines(paper: Paper, tmp_path: Path) -> None:
