@@ -264,7 +264,8 @@ class Reported(_Record):
     """One thing a study reports: a number, a number per epoch, or words where it prints none.
 
     `quantity` carries its unit (`seconds_per_epoch`, `gibibytes_total`, `train_accuracy` as a fraction).
-    `kind` is "paper" for what the paper prints and "rerun" for its authors' code run on another machine.
+    `kind` is "paper" for what the paper prints and "rerun" for what somebody got from its authors' code once, which no
+    run here can make again: every table and text that shows it says so.
     """
 
     row: str

@@ -206,7 +206,7 @@ def _reported_memory(view: View, names: dict[str, str]) -> list[Row]:
                 row |= {f"{name}_words": item.words, "words": item.words}
             else:
                 row |= {name: parts.in_bytes(item), f"{name}_about": item.precision == "approximate"}
-    return sorted(found.values(), key=lambda row: str(row["kind"] == "rerun"))
+    return sorted(found.values(), key=lambda row: str(row["kind"] == "measured once"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

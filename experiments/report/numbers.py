@@ -53,13 +53,16 @@ def of_paper(view: View) -> Numbers:
         _add(found, f"settings.{source}", sources.count(source), str(sources.count(source)))
     _add(found, "settings.all", len(sources), str(len(sources)))
     for item in view.paper.reported:
-        name = f"{'reported' if item.kind == 'paper' else 'rerun'}.{item.row.partition(',')[0]}.{item.quantity}"
+        kind = "reported" if item.kind == "paper" else "rerun"
+        name = f"{kind}.{item.row.partition(',')[0]}.{item.quantity}"
         about = "about " if item.precision == "approximate" else ""
         if item.value is not None:
             _add(found, name, item.value, f"{about}{given(item.value)}")
         for epoch, value in enumerate(item.by_epoch, start=1):
             text = fraction(value, 3) if item.quantity.endswith("accuracy") else given(value)
             _add(found, f"{name}.{epoch}", value, text)
+        if kind == "rerun":
+            _add(found, "rerun.source", parts.MEASURED_ONCE, f"{parts.MEASURED_ONCE}: {item.where}")
     _add(found, "parity.tolerance", PARITY_TOLERANCE, power_of_ten(PARITY_TOLERANCE))
     return found
 

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from experiments import archive
 from experiments import results as module
 from experiments.archive import ArchiveError
 from experiments.cli import invoke
+from experiments.config import load_paper
+from experiments.report import select, tables
 from experiments.results import COLUMNS, COMMITTED, SCHEMA, Record, Results, ResultsError, Tidy
 
 COMMITTED_RESULTS = Path(__file__).resolve().parents[2] / "paper" / "results"
@@ -291,13 +294,42 @@ def test_results_of_an_older_schema_are_shown_until_there_are_newer_ones(
     assert results.older() == len(before) and len(results.files()) == 1
 
 
-def test_the_first_schema_is_read(tmp_path: Path) -> None:
-    results = fill(Results(tmp_path), schema=1)
-    frames = Tidy.load(tmp_path)
-    assert len(results.records()) == 3 * len(MEASURES)
-    runs = frames.runs[frames.runs["measure"] == "time"]
-    assert set(runs["blas"]) == {"BLAS of old"} and set(runs["cpu_model"]) == {"Invented CPU"}
-    assert len(frames.race) and len(frames.microbenchmarks) and len(frames.steps)
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_records_of_the_first_schema_make_tables(packed: bool, tmp_path: Path) -> None:
+    """Ten records that a release with the first schema made on the embedded sample."""
+    results, made = Results(tmp_path), archive.read(Path(__file__).with_name("schema-1.tar.xz"))
+    with results.locked():
+        if packed:
+            archive.write(results.archive, made)
+        for key, content in {} if packed else made.items():
+            (results.raw / f"{key}.json").write_bytes(content)
+        assert len(results.records()) == len(made) == 10
+        results.write_tidy()
+    assert results.tidy_is_current()
+    view = select.view(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
+    assert set(view.ok("time")["cpu_model"]) == {"AMD EPYC"} and view.ok("time")["blas"].notna().any()
+    assert len(view.race) and len(view.scaling) and len(view.ok("memory"))
+    for name in ("performance", "race", "provenance"):
+        assert any(row.get("engine") == "torch" for row in tables.PRODUCERS[name](view).rows)
+    assert len(select.view(load_paper("imdb-cnn-c"), Tidy.load(tmp_path)).microbenchmarks)
+
+
+def test_tidy_files_of_the_first_schema_make_tables(tmp_path: Path) -> None:
+    """Those that are committed, or were, have no column that came later."""
+    older = ("machine", "job")
+    with Results(tmp_path).locked():
+        fill_from(Results(tmp_path))
+    for path in Results(tmp_path).tidy.glob("*.csv"):
+        frame = pd.read_csv(path, dtype=str)
+        frame.drop(columns=[name for name in older if name in frame]).to_csv(path, index=False)
+    view = select.view(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
+    assert {row.get("machine") for row in tables.PRODUCERS["performance"](view).rows} >= {"AMD EPYC"}
+
+
+def fill_from(results: Results) -> None:
+    """The tidy files of the records of the first schema."""
+    archive.write(results.archive, archive.read(Path(__file__).with_name("schema-1.tar.xz")))
+    results.write_tidy()
 
 
 def test_a_run_says_in_one_line_what_it_runs_anew(
