@@ -23,7 +23,7 @@ from bridge import engine as engines
 from bridge import linear_algebra, weights
 from bridge import spec as model_spec
 from bridge.engine import Optimizer
-from bridge.errors import EngineUnavailableError, TwinGradError
+from bridge.errors import EngineUnavailableError, TwinGradError, WorkerError
 from bridge.worker import environment
 from experiments import data, provenance, sources
 from experiments.config import (
@@ -120,6 +120,12 @@ class Job:
         """How many epochs it trains."""
         fewer = self.runs.memory_epochs if self.measure == "memory" else None
         return fewer.value if fewer else self.paper.epochs(self.profile)
+
+    @property
+    def named(self) -> str:
+        """The run in a message: "study mnist-rnn-e, engine numpy, measure time, seed 3"."""
+        engine = "" if self.measure == "race" else f"engine {self.engines[0]}, "
+        return f"study {self.paper.key}, {engine}measure {self.measure}, seed {self.seed}"
 
     def __str__(self) -> str:
         if self.measure == "race":
@@ -292,14 +298,15 @@ class Sweep:
             for parts in MODULES[job.measure].run(assignment(job, task, lane, progress)):
                 record.update(parts)
             if "failures" in record:
-                _note_failures(record)
+                _note_failures(job, record)
         except ResultsError:  # no place to write is no failure of this run: stop
             raise
         except (TwinGradError, EngineError) as error:
             if lane.stopped:  # its worker was ended, which says nothing about the run
                 return False
             kind = "unavailable" if isinstance(error, EngineUnavailableError) else "failed"
-            record.update(status="failed", error=str(error), error_kind=kind)
+            died = f"{job.named}: " if isinstance(error, WorkerError) else ""
+            record.update(status="failed", error=f"{died}{error}", error_kind=kind)
         record["seconds"] = time.perf_counter() - start
         self.results.save(record)
         progress.finish(str(job), described(record))
@@ -319,7 +326,7 @@ def assignment(job: Job, task: Task, lane: Lane, watcher: Watcher) -> Assignment
     return Assignment(job.engines, job.threads, task, settings(job), lane, watcher, others)
 
 
-def _note_failures(record: Record) -> None:
+def _note_failures(job: Job, record: Record) -> None:
     """Say in the record of a race which engines fell out; it failed unless all that can race here have raced."""
     failures, entrants = record.pop("failures"), record["entrants"]
     for name, message in failures.items():
@@ -327,7 +334,7 @@ def _note_failures(record: Record) -> None:
     if failures:
         reasons = "; ".join(f"{name}: {failures[name]}" for name in entrants if name in failures)
         missing = all(not engines.availability(name).ok for name in failures)
-        record.update(error=reasons, error_kind="unavailable" if missing else "failed")
+        record.update(error=f"{job.named}: {reasons}", error_kind="unavailable" if missing else "failed")
         if not missing or len(failures) == len(entrants):
             record["status"] = "failed"
 

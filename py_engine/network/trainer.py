@@ -147,7 +147,7 @@ class Trainer:
                 batch = rows[start : start + self.batch_size]
                 step = steps[len(batch)]
                 loss = found[number] = step.run(x, y, batch)
-                self._check(step, loss, number)
+                self._check(step, loss, number + 1)
                 self._update()
                 for parameter, new in step.updates:
                     np.copyto(parameter, new)

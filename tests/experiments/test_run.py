@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,15 +18,17 @@ from rich.console import Console
 
 from bridge.engine import ENGINES, Availability, Evaluation, Registered
 from bridge.errors import EngineUnavailableError, WorkerError
+from bridge.worker import Worker
 from experiments import config, data, lanes, provenance, run, sources
 from experiments.config import ConfigError, Paper
 from experiments.data.dataset import Dataset
 from experiments.machine import machine
 from experiments.measure.task import RunError
 from experiments.progress import Progress
-from experiments.results import Record, Results
+from experiments.results import Record, Results, hashes
 from experiments.run import Job, Outcome, Sweep
 from experiments.sources import SOURCES
+from experiments.workspace import Workspace
 from py_engine.errors import NonFiniteError
 
 
@@ -450,6 +455,100 @@ def test_the_key_depends_on_everything_that_decides_the_result(
             found[name] = key(paper, tmp_path)
     assert usual not in found.values()
     assert len(set(found.values())) == len(found)
+
+
+def skeleton(job: Job, folder: Path, dataset: Dataset | None = None) -> Record:
+    """The record of a job as it is before the run."""
+    with Workspace(dataset or invented(), folder) as work:
+        return run.skeleton(job, run.task_of(job, work), work.dataset)
+
+
+def test_a_job_is_equal_on_all_machines_and_its_key_is_not(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hashes_of_all() -> dict[str, tuple[str, str]]:
+        found = {}
+        for job in run.plan(paper, engine_names=["numpy", "torch"], seeds=1):
+            record = skeleton(job, tmp_path)
+            found[f"{job.measure} {job.engines} {job.threads_asked}"] = record["job"], record["key"]
+        return found
+
+    here = hashes_of_all()
+    other_cpu = dataclasses.replace(machine(), model="another")
+    changes = (
+        (provenance, "cores", lambda: 1),
+        (provenance, "machine", lambda: other_cpu),
+        (sources, "SOURCES", SOURCES.with_changes({"bridge/worker.py": b"changed = True"})),
+        (Registered, "availability", lambda _: Availability(True, "", {"numpy": "9.9"})),
+        (run.linear_algebra, "of_numpy", lambda: "another"),
+        (run.weights, "digest", lambda _: "another"),
+    )
+    for owner, name, value in changes:
+        with monkeypatch.context() as other:
+            other.setattr(owner, name, value)
+            there = hashes_of_all()
+        assert there.keys() <= here.keys() and len(there) > 5
+        for job, (asked, key) in there.items():
+            assert asked == here[job][0], (name, job)
+            as_here = name == "cores" and job.endswith(" 1")  # one thread is one thread on a single core, too
+            assert (key == here[job][1]) is as_here, (name, job)
+
+
+def test_each_thing_asked_is_another_job(paper: Paper, tmp_path: Path) -> None:
+    usual = Job(paper, ("numpy",), 0, "time", 2, "full")
+    slower = paper.training.learning_rate.model_copy(update={"value": 0.01})
+    asked = {
+        "usual": usual,
+        "seed": dataclasses.replace(usual, seed=1),
+        "engine": dataclasses.replace(usual, engines=("torch",)),
+        "measure": dataclasses.replace(usual, measure="memory"),
+        "threads": dataclasses.replace(usual, threads=1),
+        "profile": dataclasses.replace(usual, profile="quick"),
+        "study": dataclasses.replace(usual, paper=config.load_paper("mnist-rnn-d")),
+        "settings": dataclasses.replace(usual, paper=with_training(paper, learning_rate=slower)),
+        "rounds": dataclasses.replace(usual, measure="race", rounds=3),
+        "more rounds": dataclasses.replace(usual, measure="race", rounds=4),
+    }
+    found = {name: skeleton(job, tmp_path)["job"] for name, job in asked.items()}
+    found["data"] = skeleton(usual, tmp_path, dataclasses.replace(invented(), digest="e" * 64))["job"]
+    assert len(set(found.values())) == len(found)
+    assert skeleton(dataclasses.replace(usual, threads=1, threads_asked=2), tmp_path)["job"] == found["usual"]
+
+
+def test_both_hashes_follow_from_the_record_itself(paper: Paper, tmp_path: Path) -> None:
+    record = skeleton(Job(paper, ("numpy",), 0, "time", 2, "full"), tmp_path)
+    kept = json.loads(json.dumps(record))
+    assert hashes(kept["asked"], kept["decided_by"]) == {
+        name: kept[name] for name in ("key", "job", "asked", "decided_by")
+    }
+
+
+def test_a_killed_worker_is_named_with_its_study_engine_and_seed(paper: Paper, tmp_path: Path) -> None:
+    """A real worker, ended by a signal while it trains."""
+
+    class Doomed(Worker):
+        def train_epoch(self, *rows: Any) -> Any:
+            os.kill(self.pid, signal.SIGKILL)
+            return super().train_epoch(*rows)
+
+    with pytest.MonkeyPatch.context() as real:
+        real.setattr(lanes, "Worker", Doomed)
+        job = Job(paper, ("manual",), 3, "time", 1, "full")
+        record = only(sweep(tmp_path, [job]).records)
+        race = only(sweep(tmp_path, [dataclasses.replace(job, measure="race", rounds=1)]).records)
+    assert record["error"].startswith(
+        "study mnist-rnn-e, engine manual, measure time, seed 3: the worker of engine manual (process "
+    )
+    assert "was ended by SIGKILL" in record["error"]
+    assert race["error"].startswith("study mnist-rnn-e, measure race, seed 3: manual: the worker of engine manual")
+
+
+def test_every_entrant_of_a_race_has_its_own_linear_algebra(paper: Paper, tmp_path: Path) -> None:
+    jobs = run.plan(paper, engine_names=["numpy", "torch", "manual"], measures=["race"], threads=2)
+    record = only(sweep(tmp_path, jobs).records)
+    expected = {name: f"{name} blas" for name in ("numpy", "torch", "manual")}
+    assert record["blas"] == expected
+    assert {row["engine"]: row["blas"] for row in run.rows([record])} == expected
 
 
 def test_titles_and_notes_do_not_change_the_key(paper: Paper, tmp_path: Path) -> None:

@@ -471,7 +471,7 @@ def test_an_overflow_names_the_first_op_and_layer(batch):
     chain = Chain(Dense(STEPS * FEATURES, 8, name="wide"), Activation("relu"), Dense(8, CLASSES, name="narrow"))
     chain.parameters.arrays["wide.weight"][...] = 1e30
     chain.parameters.arrays["narrow.weight"][...] = 1e30
-    with pytest.raises(NonFiniteError, match=r"step 0 .* op 'matmul' in layer 'narrow' was the first"):
+    with pytest.raises(NonFiniteError, match=r"step 1 .* op 'matmul' in layer 'narrow' was the first"):
         Trainer(chain, batch_size=20, threads=1).train_epoch(x, y)
 
 
