@@ -258,6 +258,16 @@ def test_included_files_and_projects_of_julia_are_followed(tree: Callable[..., s
     assert tree(files, "bridge.one") == files.keys() - left_out
 
 
+def test_an_installed_copy_without_git_has_the_digests_of_the_checkout(tmp_path: Path) -> None:
+    for name in SOURCES.names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").touch()  # as in site-packages
+    for job in (training("time", ("numpy",)), training("race", ("julia", "torch"))):
+        assert Sources(tmp_path).digest(run.starts(job)) == SOURCES.digest(run.starts(job))
+
+
 def test_what_is_no_source_is_refused() -> None:
     for start in ("bridge.no_such_module", "bridge/nothing.jl", "numpy", "bridge.worker.Worker"):
         with pytest.raises(KeyError, match="neither a source file nor a module"):

@@ -461,7 +461,7 @@ def test_nan_in_a_sample_names_step_and_input_and_keeps_the_parameters(batch):
     chain = recurrent_chain()
     reference = recurrent_chain()
     Trainer(reference, optimizer=SGD(0.1), batch_size=20, threads=1).train_epoch(x[:40], y[:40])
-    with pytest.raises(NonFiniteError, match=r"step 2 of the epoch: the loss is nan: input 0 .* NaN"):
+    with pytest.raises(NonFiniteError, match=r"step 3 of the epoch: the loss is nan: input 0 .* NaN"):
         Trainer(chain, optimizer=SGD(0.1), batch_size=20, threads=1).train_epoch(x, y)
     np.testing.assert_array_equal(chain.parameters.vector, reference.parameters.vector)
 
