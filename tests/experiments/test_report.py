@@ -635,11 +635,12 @@ def test_systems_that_nothing_stands_for_are_named(fake: ModuleType, view_of: Vi
 
 @pytest.mark.parametrize("producer", sorted(tables.PRODUCERS))
 def test_a_table_never_mixes_machines(producer: str, fake: ModuleType, view_of: ViewOf) -> None:
+    """Whose CPUs have one name."""
     sweep = fake.rows(seeds=2)
     for items in sweep.values():
         for item in items:
-            if item["engine"] in ("torch", "julia"):
-                item["cpu_model"] = "Another CPU"
+            item["machine"] = "Another CPU" if item["engine"] in ("torch", "julia") else fake.CPU
+            assert item["cpu_model"] == fake.CPU
     view = view_of(sweep)
     if producer in {"settings", "missing", *SYSTEMS}:
         tables.PRODUCERS[producer](view)  # they have no measured number
