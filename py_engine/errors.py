@@ -14,6 +14,7 @@ __all__ = [
     "GradientCheckError",
     "InPlaceError",
     "LabelError",
+    "MissingAttributeError",
     "NonFiniteError",
     "NotDifferentiableError",
     "ParameterError",
@@ -37,6 +38,10 @@ class DTypeError(EngineError, TypeError):
 
 class NotDifferentiableError(DTypeError):
     """A gradient was asked for through integers, booleans or an op that has none."""
+
+
+class MissingAttributeError(EngineError, AttributeError):
+    """Arrays have this attribute and tensors don't; the message says what to write instead."""
 
 
 class TraceError(EngineError, RuntimeError):

@@ -175,14 +175,14 @@ def _only(tangents: Tangents) -> Tensor:
 
 
 def _plain_sum(tangents: Tangents, count: int, y: Tensor, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    return ops.sum(_only(tangents), _behind(axes), keepdims)
+    return ops.sum(_only(tangents), _behind(axes), keepdims=keepdims)
 
 
 def _weighted_sum(
     tangents: Tangents, count: int, y: Tensor, x: Tensor, axes: tuple[int, ...], keepdims: bool
 ) -> Tensor:
     # Every element of x counts for one element of y: the gradient by x with ones upstream has all derivatives.
-    return ops.sum(_only(tangents) * _derivatives(y, x, axes=axes, keepdims=keepdims), _behind(axes), keepdims)
+    return ops.sum(_only(tangents) * _derivatives(y, x, axes=axes, keepdims=keepdims), _behind(axes), keepdims=keepdims)
 
 
 def _derivatives(y: Tensor, x: Tensor, *others: Tensor, **attrs: Any) -> Tensor:
@@ -285,7 +285,7 @@ BATCHED: dict[Op, Batched] = {
     shape.BROADCAST_TO: _broadcast_to,
     shape.SLICE: _slice,
     shape.ASSEMBLE: _assemble,
-    shape.copy: _unchanged,
+    shape.COPY: _unchanged,
     elementary.identity: _unchanged,
     elementary.ASTYPE: _unchanged,
     reduction.SUM: _plain_sum,

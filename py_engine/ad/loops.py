@@ -20,10 +20,10 @@ from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import Graph, Part, gradients
-from py_engine.ad.ops.record import COMPLEX, Op, Shape
+from py_engine.ad.ops.record import Op, Shape
 from py_engine.ad.recorded import Layout, Recorded, nested_trace, record, zeros
 from py_engine.ad.tape import Tape
-from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor
+from py_engine.ad.tensor import COMPLEX, FLOATS, STATE, Array, Tensor
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 

@@ -19,6 +19,7 @@ from py_engine.ad import ops
 from py_engine.ad.graph import Graph
 from py_engine.ad.ops.record import Op
 from py_engine.ad.ops.reduction import MAX, MIN, SUM
+from py_engine.ad.ops.shape import COPY
 from py_engine.ad.sums import ADD_IN_ANY_ORDER
 from py_engine.ad.tensor import Literal, Tensor
 
@@ -77,7 +78,7 @@ EXPRESSIONS: dict[Op, str] = {
     ops.greater_equal: "{0} >= {1}",
     ops.equal: "{0} == {1}",
     ops.not_equal: "{0} != {1}",
-    **dict.fromkeys((ops.copy, ops.identity, ops.stop_gradient, SUM, MAX, MIN), "{0}"),
+    **dict.fromkeys((COPY, ops.identity, ops.stop_gradient, SUM, MAX, MIN), "{0}"),
 }
 """For each op its value for single numbers, as Python."""
 

@@ -21,7 +21,7 @@ from py_engine.ad.direct import Direct
 from py_engine.ad.graph import Graph, simplify
 from py_engine.ad.ops.linalg import MATMUL, suits_blas
 from py_engine.ad.ops.record import Call, Op, Shape
-from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, RESHAPE, as_index, copy, covers
+from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, COPY, RESHAPE, as_index, covers
 from py_engine.ad.plan import ALIGNMENT, Value, plan
 from py_engine.ad.straight_line import Program, straight_line
 from py_engine.ad.sums import add_early
@@ -288,7 +288,7 @@ def _isolate_outputs(graph: Graph) -> None:
 
 def _copy_of(x: Tensor, nodes: list[Tensor]) -> Tensor:
     node = Tensor.symbol(x.shape, x.dtype)
-    node.op, node.inputs, node.scope = copy, (x,), x.scope
+    node.op, node.inputs, node.scope = COPY, (x,), x.scope
     nodes.append(node)
     return node
 

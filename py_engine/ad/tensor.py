@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, TraceError
+from py_engine.errors import (
+    ConfigurationError,
+    DTypeError,
+    MissingAttributeError,
+    NotDifferentiableError,
+    ShapeError,
+    TraceError,
+)
 
 if TYPE_CHECKING:
     from py_engine.ad.ops.record import Op
@@ -23,8 +30,11 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[Any]
 Operand: TypeAlias = "Tensor | ArrayLike"
+Axis: TypeAlias = int | tuple[int, ...] | None
 Mark: TypeAlias = "bytes | Snapshot | int"
 Marks: TypeAlias = "tuple[tuple[Tensor, Mark], ...]"
+
+NO_VALUE: Any = getattr(np, "_NoValue")  # noqa: B009  (what numpy's own signatures have for "not given")
 
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 
@@ -196,9 +206,21 @@ class Tensor:
             return array
         return self.data
 
-    def item(self) -> float:
-        """Return the only element as a Python number."""
-        return self.numpy().item()  # type: ignore[no-any-return]
+    def item(self, *place: Any) -> float:
+        """Return the only element, or the one at a place, as a Python number."""
+        if place:
+            return arguments.checked("item", lambda: self.numpy().item(*place), self.shape)  # type: ignore[no-any-return]
+        return self._only("a Python number").item()  # type: ignore[no-any-return]
+
+    def tolist(self) -> Any:
+        """Return the elements as nested lists of Python numbers, or a single one as a number."""
+        return self.numpy().tolist()
+
+    def _only(self, wanted: str) -> Array:
+        """Return the values of a tensor of one element."""
+        if self.size != 1:
+            raise ShapeError(f"only a tensor of one element is {wanted}, this one has shape {self.shape}")
+        return self.numpy().reshape(())
 
     def detach(self) -> Tensor:
         """Return the same values as a constant: no gradient flows through it."""
@@ -231,14 +253,21 @@ class Tensor:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("a scalar tensor has no length")
+            raise DTypeError("a scalar tensor has no length")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
+    def __contains__(self, value: Operand) -> bool:
+        return bool(ops.any(self == value))
+
     def __bool__(self) -> bool:
-        return bool(self.numpy())
+        if self.size != 1:
+            raise ShapeError(
+                f"the truth value of a tensor of shape {self.shape} is ambiguous; use numpy.any() or numpy.all()"
+            )
+        return bool(self._only("a truth value"))
 
     def __float__(self) -> float:
         if self.requires_grad and STATE.differentiating:  # math.exp(x), and a[0] = x in an array of numpy's, end here
@@ -247,10 +276,27 @@ class Tensor:
                 "or an op of py_engine.ops (numpy's functions instead of math's, np.stack instead of writing into an "
                 "array)"
             )
-        return float(self.numpy())
+        return float(self._only("a Python float"))
 
     def __int__(self) -> int:
+        return int(self._only("a Python int"))
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu" or self.shape:
+            raise DTypeError(f"only a single integer is an index, this is a tensor of {self.dtype} {self.shape}")
         return int(self.numpy())
+
+    def __complex__(self) -> complex:
+        raise DTypeError(COMPLEX)
+
+    def __format__(self, specification: str) -> str:
+        return format(self.item(), specification) if specification else str(self)
+
+    def __getattr__(self, name: str) -> Any:
+        # Called for what is not there.
+        if name in MISSING:
+            raise MissingAttributeError(f"a tensor has no {name}: {MISSING[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if self.requires_grad and STATE.recording:
@@ -296,19 +342,15 @@ class Tensor:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         called = method == "__call__"
         function = ops.NUMPY.get(ufunc if called else (ufunc, method))
-        if called and function is not None and not kwargs:
-            return function(*inputs)
-        name = f"numpy.{ufunc.__name__}" if called else f"numpy.{ufunc.__name__}.{method}"
         if function is None:
-            raise _unsupported(name)
-        if "out" in kwargs or (called and kwargs):
-            raise NotDifferentiableError(
-                f"{name} on tensors does not take {', '.join(kwargs)}: its result is always a new tensor of the "
-                "operands' dtype"
-            )
-        if method == "reduce":
-            kwargs.setdefault("axis", 0)  # what numpy's reductions do, unlike numpy.sum
-        return function(*inputs, **kwargs)
+            raise _unsupported(f"numpy.{ufunc.__name__}" if called else f"numpy.{ufunc.__name__}.{method}")
+        if not called or not kwargs:
+            return function(*inputs, **kwargs)
+        dtype = kwargs.pop("dtype", None)
+        arguments.refuse(ufunc.__name__, **{k: (v, *arguments.UFUNC_DEFAULTS.get(k, ())) for k, v in kwargs.items()})
+        result = function(*inputs)
+        arguments.same_dtype(ufunc.__name__, dtype, result)
+        return result
 
     def __array_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -356,6 +398,48 @@ class Tensor:
     def __rmatmul__(self, other: Operand) -> Tensor:
         return ops.matmul(other, self)
 
+    def __and__(self, other: Operand) -> Tensor:
+        return ops.bitwise("&", ops.logical_and, self, other)
+
+    def __rand__(self, other: Operand) -> Tensor:
+        return ops.bitwise("&", ops.logical_and, other, self)
+
+    def __or__(self, other: Operand) -> Tensor:
+        return ops.bitwise("|", ops.logical_or, self, other)
+
+    def __ror__(self, other: Operand) -> Tensor:
+        return ops.bitwise("|", ops.logical_or, other, self)
+
+    def __xor__(self, other: Operand) -> Tensor:
+        return ops.bitwise("^", ops.not_equal, self, other)
+
+    def __rxor__(self, other: Operand) -> Tensor:
+        return ops.bitwise("^", ops.not_equal, other, self)
+
+    def __invert__(self) -> Tensor:
+        return ops.bitwise("~", ops.logical_not, self)
+
+    def __mod__(self, other: Operand) -> Tensor:
+        raise _unsupported("% (numpy.remainder)")
+
+    def __floordiv__(self, other: Operand) -> Tensor:
+        raise _unsupported("// (numpy.floor_divide; numpy.floor(x / y) is there)")
+
+    def __divmod__(self, other: Operand) -> Tensor:
+        raise _unsupported("divmod (numpy.divmod)")
+
+    def __lshift__(self, other: Operand) -> Tensor:
+        raise _unsupported("<< (numpy.left_shift)")
+
+    def __rshift__(self, other: Operand) -> Tensor:
+        raise _unsupported(">> (numpy.right_shift)")
+
+    __rmod__, __rfloordiv__, __rdivmod__ = __mod__, __floordiv__, __divmod__
+    __rlshift__, __rrshift__ = __lshift__, __rshift__
+
+    def __pos__(self) -> Tensor:
+        return self
+
     def __neg__(self) -> Tensor:
         return ops.neg(self)
 
@@ -386,7 +470,7 @@ class Tensor:
         return ops.getitem(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise TypeError(
+        raise NotDifferentiableError(
             "tensors cannot be written in place, because a gradient may still need the old values; "
             "build the new tensor with where(), concatenate() or stack(), or use assign() on a leaf"
         )
@@ -398,45 +482,225 @@ class Tensor:
         """The axes in reverse order."""
         return ops.transpose(self)
 
-    def astype(self, dtype: DTypeLike) -> Tensor:
+    @property
+    def mT(self) -> Tensor:
+        """The last two axes exchanged."""
+        return ops.swapaxes(self, -1, -2)
+
+    @property
+    def itemsize(self) -> int:
+        """The size of one element in bytes."""
+        return self.dtype.itemsize
+
+    @property
+    def device(self) -> str:
+        """Where the elements are."""
+        return "cpu"
+
+    @property
+    def real(self) -> Tensor:
+        """The tensor itself: all numbers are real."""
+        return self
+
+    @property
+    def imag(self) -> Tensor:
+        """Zeros."""
+        return Tensor(np.zeros(self.shape, self.dtype))
+
+    def conj(self) -> Tensor:
+        """Return the tensor itself: all numbers are real."""
+        return self
+
+    conjugate = conj
+
+    def astype(
+        self, dtype: DTypeLike, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
+    ) -> Tensor:
         """Convert to another dtype."""
+        if not (order == "K" and casting == "unsafe" and subok is True and copy is True):
+            arguments.refuse(
+                "ndarray.astype",
+                order=(order, "K"),
+                casting=(casting, "unsafe"),
+                subok=(subok, True),
+                copy=(copy, True),
+            )
         return ops.astype(self, dtype)
 
-    def reshape(self, *shape: int | Sequence[int]) -> Tensor:
+    def reshape(self, *shape: int | Sequence[int], order: str = "C", copy: bool | None = None) -> Tensor:
         """Return the same elements, in C order, in another shape; one length may be -1."""
-        return ops.reshape(self, _flat(shape))
+        return ops.reshape(self, _flat(shape), order, copy=copy)
 
-    def transpose(self, *axes: int | Sequence[int]) -> Tensor:
+    def ravel(self, order: str = "C") -> Tensor:
+        """Return the elements, in C order, as one axis."""
+        return ops.ravel(self, order)
+
+    def flatten(self, order: str = "C") -> Tensor:
+        """Return the elements, in C order, as one axis in memory of its own."""
+        return ops.copy(ops.ravel(self, order))
+
+    def copy(self, order: str = "C") -> Tensor:
+        """Return the same values in memory of their own; the gradient passes."""
+        return ops.copy(self, order)
+
+    def transpose(self, *axes: Any) -> Tensor:
         """Permute the axes; reverse them when none is given."""
-        return ops.transpose(self, _flat(axes) if axes else None)
+        return ops.transpose(self, _flat(axes) if axes and axes != (None,) else None)
 
     def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Tensor:
         """Remove axes of length one."""
         return ops.squeeze(self, axis)
 
-    def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+    def swapaxes(self, axis1: int, axis2: int) -> Tensor:
+        """Exchange two axes."""
+        return ops.swapaxes(self, axis1, axis2)
+
+    def clip(
+        self, min: Operand | None = NO_VALUE, max: Operand | None = NO_VALUE, out: None = None, **kwargs: Any
+    ) -> Tensor:
+        """Limit the elements to [min, max]; None leaves that side open."""
+        return ops.clip(self, None if min is NO_VALUE else min, None if max is NO_VALUE else max, out, **kwargs)
+
+    def round(self, decimals: int = 0, out: None = None) -> Tensor:
+        """Round to the nearest number of so many decimals, halves to even; derivative 0."""
+        return ops.round(self, decimals, out)
+
+    def sum(
+        self,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        keepdims: bool = NO_VALUE,
+        initial: None = NO_VALUE,
+        where: bool = NO_VALUE,
+    ) -> Tensor:
         """Sum over axes."""
-        return ops.sum(self, axis, keepdims)
+        return ops.sum(self, axis, dtype, out, keepdims, initial, where)
 
-    def mean(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+    def prod(
+        self,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        keepdims: bool = NO_VALUE,
+        initial: None = NO_VALUE,
+        where: bool = NO_VALUE,
+    ) -> Tensor:
+        """Product over axes."""
+        return ops.prod(self, axis, dtype, out, keepdims, initial, where)
+
+    def mean(
+        self,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        keepdims: bool = NO_VALUE,
+        *,
+        where: bool = NO_VALUE,
+    ) -> Tensor:
         """Arithmetic mean over axes."""
-        return ops.mean(self, axis, keepdims)
+        return ops.mean(self, axis, dtype, out, keepdims, where=where)
 
-    def var(self, axis: int | tuple[int, ...] | None = None, ddof: int = 0, keepdims: bool = False) -> Tensor:
+    def var(
+        self,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = NO_VALUE,
+        *,
+        where: bool = NO_VALUE,
+        mean: None = NO_VALUE,
+    ) -> Tensor:
         """Variance over axes."""
-        return ops.var(self, axis, ddof=ddof, keepdims=keepdims)
+        return ops.var(self, axis, dtype, out, ddof, keepdims, where=where, mean=mean)
 
-    def max(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+    def std(
+        self,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = NO_VALUE,
+        *,
+        where: bool = NO_VALUE,
+        mean: None = NO_VALUE,
+    ) -> Tensor:
+        """Standard deviation over axes."""
+        return ops.std(self, axis, dtype, out, ddof, keepdims, where=where, mean=mean)
+
+    def max(
+        self,
+        axis: Axis = None,
+        out: None = None,
+        keepdims: bool = NO_VALUE,
+        initial: None = NO_VALUE,
+        where: bool = NO_VALUE,
+    ) -> Tensor:
         """Largest element over axes."""
-        return ops.max(self, axis, keepdims)
+        return ops.max(self, axis, out, keepdims, initial, where)
 
-    def min(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+    def min(
+        self,
+        axis: Axis = None,
+        out: None = None,
+        keepdims: bool = NO_VALUE,
+        initial: None = NO_VALUE,
+        where: bool = NO_VALUE,
+    ) -> Tensor:
         """Smallest element over axes."""
-        return ops.min(self, axis, keepdims)
+        return ops.min(self, axis, out, keepdims, initial, where)
 
-    def dot(self, other: Operand) -> Tensor:
+    def argmax(self, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
+        """Position of the largest element along an axis, of equal ones the first."""
+        return ops.argmax(self, axis, out, keepdims=keepdims)
+
+    def argmin(self, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
+        """Position of the smallest element along an axis, of equal ones the first."""
+        return ops.argmin(self, axis, out, keepdims=keepdims)
+
+    def any(self, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE) -> Tensor:
+        """Whether any element over axes is not zero."""
+        return ops.any(self, axis, out, keepdims, where=where)
+
+    def all(self, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE) -> Tensor:
+        """Whether all elements over axes are not zero."""
+        return ops.all(self, axis, out, keepdims, where=where)
+
+    def dot(self, other: Operand, out: None = None) -> Tensor:
         """Inner product, as numpy.dot."""
-        return ops.dot(self, other)
+        return ops.dot(self, other, out)
+
+
+_WRITES = (
+    "tensors cannot be written in place; build the new one with where(), concatenate() or stack(), or use assign()"
+)
+_VALUES = "take it of x.numpy(), if only the values are wanted"
+_SHAPE = "the shape of the result depends on values; take it of x.numpy(), or use where() and a reduction"
+
+MISSING: dict[str, str] = {
+    **dict.fromkeys(
+        ("fill", "itemset", "partition", "put", "resize", "setfield", "setflags", "sort", "byteswap"), _WRITES
+    ),
+    **dict.fromkeys(
+        (
+            *("argpartition", "argsort", "base", "ctypes", "dump", "dumps", "flags", "getfield", "newbyteorder"),
+            *("searchsorted", "strides", "tobytes", "tofile", "tostring", "to_device", "ptp"),
+        ),
+        _VALUES,
+    ),
+    **dict.fromkeys(("compress", "nonzero"), _SHAPE),
+    "choose": "write where(), or index a stack of the choices",
+    "cumprod": "there is no such op; write scan(), or make it one with custom_rule()",
+    "cumsum": "there is no such op; write a product with a triangular matrix of ones, or scan()",
+    "diagonal": "write x[numpy.arange(n), numpy.arange(n)]",
+    "flat": "write x.ravel()",
+    "repeat": "write x[numpy.repeat(numpy.arange(len(x)), n)]",
+    "take": "write x[indices]",
+    "trace": "write x[numpy.arange(n), numpy.arange(n)].sum()",
+    "view": "write x.astype() for another dtype, x.reshape() for another shape",
+}
+"""Attributes of arrays that tensors don't have, and what to write instead."""
 
 
 class Literal(Tensor):
@@ -449,6 +713,39 @@ class Literal(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return self
+
+
+COMPLEX = "complex numbers are not supported; pass real and imaginary parts separately"
+
+
+def real_array(x: Array, given: Any = None) -> Array:
+    """Return an array of real numbers or truth values that means to numpy what it means here.
+
+    Args:
+        x: the array.
+        given: what it was made of, for messages; None: the array itself.
+
+    Raises:
+        DTypeError: it holds something else, in another byte order, or is of a class of its own, whose operators
+            are others (a matrix) or whose elements may be missing (a masked array).
+    """
+    kind = x.__class__
+    if kind is not np.ndarray and kind is not np.memmap:
+        way = "x.filled(value) and a mask of one's own" if isinstance(x, np.ma.MaskedArray) else "numpy.asarray(x)"
+        raise DTypeError(f"a {kind.__module__}.{kind.__name__} has rules that tensors do not follow; pass {way}")
+    if x.dtype.kind not in "fiub":
+        if x.dtype.kind == "c":
+            raise DTypeError(COMPLEX)
+        raise DTypeError(
+            f"expected a number or an array of numbers, got {x.dtype} from {type(given).__name__}"
+            if given is not None
+            else f"expected a number or an array of numbers, got an array of {x.dtype}"
+        )
+    if not x.dtype.isnative:
+        raise DTypeError(
+            f"{x.dtype} is not this machine's byte order; convert with x.astype(x.dtype.newbyteorder('='))"
+        )
+    return x
 
 
 def tensor(data: Operand, dtype: DTypeLike | None = None, requires_grad: bool = False) -> Tensor:
@@ -478,10 +775,24 @@ def tensor(data: Operand, dtype: DTypeLike | None = None, requires_grad: bool = 
 
 
 def _unsupported(name: str) -> NotDifferentiableError:
+    if name.removeprefix("numpy.") in SHAPE_FROM_VALUES:
+        return NotDifferentiableError(
+            f"{name} has a result whose shape depends on values, which no op has; call it on .numpy() if only the "
+            "values are wanted, or use where() and a reduction"
+        )
     return NotDifferentiableError(
         f"{name} is not in the op table, so its derivative would be lost; use an op of py_engine.ops, make "
         "it one with custom_rule(), or call it on .numpy() if only the values are wanted"
     )
+
+
+SHAPE_FROM_VALUES = frozenset(
+    (
+        *("argwhere", "compress", "delete", "extract", "flatnonzero", "intersect1d", "nonzero", "setdiff1d"),
+        *("setxor1d", "trim_zeros", "union1d", "unique", "unique_all", "unique_counts", "unique_inverse"),
+        "unique_values",
+    )
+)
 
 
 def _flat(shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
@@ -491,3 +802,4 @@ def _flat(shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
 
 
 from py_engine.ad import ops  # noqa: E402  (the ops need the class above, its methods need the ops)
+from py_engine.ad.ops import arguments  # noqa: E402

@@ -1,11 +1,14 @@
 """Arithmetic and elementary functions, elementwise with numpy's broadcasting.
 
 Subgradients: ties in `maximum`, `minimum` share the gradient equally; `clip` passes it on at its bounds; `abs`,
-`relu` and `sign` have derivative 0 at 0; `sqrt` has infinity there.
+`relu` and `sign` have derivative 0 at 0; `sqrt` has infinity there. Where `relu` or `clip` is constant, nothing passes,
+not even an infinite gradient: `relu(x) ** 1.5` has derivatives 0 of every order at x < 0. Elsewhere infinity times 0 is
+NaN, as in PyTorch and JAX: an op does not know which of the two would be first in the limit.
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,22 +16,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from py_engine.ad.ops.arguments import NO_VALUE, UFUNC_DEFAULTS, as_dtype, refuse, whole
 from py_engine.ad.ops.record import (
     Call,
     Op,
     Scratch,
     Shape,
     as_tensor,
+    as_tensors,
     broadcast,
     common_dtype,
     elementwise,
     implements,
     infer_elementwise,
+    infer_float,
     no_gradient,
     register,
 )
-from py_engine.ad.tensor import Array, Literal, Operand, Tensor
-from py_engine.errors import DTypeError
+from py_engine.ad.tensor import FLOATS, Array, Literal, Operand, Tensor
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Arithmetic -----------------------------------------------------------------------------------------------
 
@@ -127,7 +133,7 @@ def _step(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Cal
 
 sigmoid = elementwise("sigmoid", _sigmoid, lambda y, x: y * (1 - y), doc="1 / (1 + exp(-x))", bind=_bind_sigmoid)
 softplus = elementwise("softplus", None, lambda y, x: sigmoid(x), doc="log(1 + exp(x))", bind=_softplus)
-relu = elementwise("relu", None, lambda y, x: step(y), doc="max(x, 0)", bind=_relu)
+relu = elementwise("relu", None, lambda y, x: greater(y, 0), doc="max(x, 0)", bind=_relu)
 step: Op = elementwise("step", None, lambda y, x: 0, doc="1 where x > 0, else 0; derivative 0", bind=_step)
 sign = elementwise("sign", np.sign, lambda y, x: 0, doc="-1, 0 or 1; derivative 0")
 abs = elementwise("abs", np.absolute, lambda y, x: sign(x), doc="absolute value")
@@ -135,9 +141,9 @@ abs = elementwise("abs", np.absolute, lambda y, x: sign(x), doc="absolute value"
 # Choices --------------------------------------------------------------------------------------------------
 
 
-def _share(y: Tensor, mine: Tensor, other: Tensor) -> Tensor:
+def _share(y: Tensor, mine: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     # 1 for the winner, 1/2 for a tie, 0 for the loser.
-    return equal_mask(y, mine) * (1 - 0.5 * equal_mask(mine, other))
+    return equal(y, mine), 1 - 0.5 * equal_mask(mine, other)
 
 
 def _maximum(a: Array, b: Array, out: Array) -> None:
@@ -156,6 +162,24 @@ def _equal_mask(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequen
 
 def _clip(x: Array, low: Array, high: Array, out: Array) -> None:
     np.clip(x, low, high, out=out)
+
+
+def _inside(y: Tensor, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    # Not where the bounds are the wrong way round: there the result is `high`, whatever x is.
+    return equal(y, x) if _in_order(low, high) else equal(y, x) * less_equal(low, high)
+
+
+def _at_low(y: Tensor, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return less(x, low) if _in_order(low, high) else less(x, low) * less_equal(low, high)
+
+
+def _at_high(y: Tensor, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return greater(maximum(x, low), high)
+
+
+def _in_order(low: Tensor, high: Tensor) -> bool:
+    """Whether the bounds are numbers written in the program, the right way round."""
+    return low.__class__ is Literal is high.__class__ and bool(low.data <= high.data)  # type: ignore[operator]
 
 
 equal_mask = elementwise(
@@ -185,17 +209,39 @@ minimum = elementwise(
 CLIP = elementwise(
     "clip",
     _clip,
-    lambda y, x, low, high: equal_mask(y, x),
-    lambda y, x, low, high: (1 - equal_mask(y, x)) * equal_mask(y, low),
-    lambda y, x, low, high: (1 - equal_mask(y, x)) * equal_mask(y, high) * (1 - equal_mask(low, high)),
+    _inside,
+    _at_low,
+    _at_high,
     doc="x limited to [low, high]",
 )
 
 
 @implements(np.clip)
-def clip(x: Operand, a_min: Operand | None = None, a_max: Operand | None = None) -> Tensor:
-    """Limit `x` to [a_min, a_max]; None leaves that side open. The gradient passes at the bounds."""
-    return CLIP(x, -np.inf if a_min is None else a_min, np.inf if a_max is None else a_max)
+def clip(
+    a: Operand,
+    a_min: Operand | None = NO_VALUE,
+    a_max: Operand | None = NO_VALUE,
+    out: None = None,
+    *,
+    min: Operand | None = NO_VALUE,
+    max: Operand | None = NO_VALUE,
+    **kwargs: Any,
+) -> Tensor:
+    """Limit `a` to [a_min, a_max]; None leaves that side open. The gradient passes at the bounds.
+
+    Where the lower bound is above the upper one, the result is the upper one, as numpy's.
+    """
+    refuse("clip", out=(out,), **{name: (value, *UFUNC_DEFAULTS.get(name, ())) for name, value in kwargs.items()})
+    if a_min is NO_VALUE is a_max:
+        a_min, a_max = min, max
+    elif min is not NO_VALUE or max is not NO_VALUE:
+        raise ConfigurationError("clip: min and max mean the same as a_min and a_max; give one pair of them")
+    low, high = (None if bound is NO_VALUE else bound for bound in (a_min, a_max))
+    return CLIP(a, -np.inf if low is None else low, np.inf if high is None else high)
+
+
+LARGE = 256
+_BITS: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 
 def _infer_where(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, Any]:
@@ -203,6 +249,12 @@ def _infer_where(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, Any]:
 
 
 def _where(condition: Array, a: Array, b: Array, out: Array) -> None:
+    if out.size > LARGE and not b.shape and out.dtype in FLOATS and not b.tobytes().strip(b"\0"):
+        # Zeros elsewhere: numpy selects several times more slowly than it multiplies the bits, as integers, by 1 and 0.
+        bits = _BITS[out.itemsize]
+        np.copyto(out.view(bits), condition)
+        np.multiply(out.view(bits), a.view(bits), out.view(bits))
+        return
     np.copyto(out, b)
     np.copyto(out, a, where=condition)
 
@@ -231,16 +283,21 @@ WHERE: Op = register(
 
 
 @implements(np.where)
-def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
-    """Take `a` where the boolean `condition` holds and `b` elsewhere.
+def where(condition: Operand, x: Operand = None, y: Operand = None, /) -> Tensor:  # type: ignore[assignment]
+    """Take `x` where the boolean `condition` holds and `y` elsewhere.
 
     The branch not taken gets gradient zero, but its values are computed: keep them finite where their
     derivative is used (`where(x > 0, log(where(x > 0, x, 1)), 0)`).
     """
+    if x is None or y is None:
+        raise ShapeError(
+            "where: the positions where a condition holds have a shape that depends on values; give both results, "
+            "where(condition, x, y), or call numpy.nonzero on condition.numpy()"
+        )
     chosen = as_tensor(condition)
     if chosen.dtype != np.bool_:
         raise DTypeError(f"where: expected a boolean condition, got {chosen.dtype}; compare, e.g. x > 0")
-    return WHERE(chosen, a, b)
+    return WHERE(chosen, *as_tensors((x, y)))
 
 
 # Comparisons ----------------------------------------------------------------------------------------------
@@ -254,12 +311,109 @@ def _comparison(name: str, ufunc: np.ufunc, doc: str) -> Op:
     return register(Op(name, infer, ufunc, constant=True, elementwise=True, doc=doc), ufunc)
 
 
-less = _comparison("less", np.less, "a < b, as booleans")
-less_equal = _comparison("less_equal", np.less_equal, "a <= b, as booleans")
-greater = _comparison("greater", np.greater, "a > b, as booleans")
+less: Op = _comparison("less", np.less, "a < b, as booleans")
+less_equal: Op = _comparison("less_equal", np.less_equal, "a <= b, as booleans")
+greater: Op = _comparison("greater", np.greater, "a > b, as booleans")
 greater_equal = _comparison("greater_equal", np.greater_equal, "a >= b, as booleans")
-equal = _comparison("equal", np.equal, "a = b, as booleans")
+equal: Op = _comparison("equal", np.equal, "a = b, as booleans")
 not_equal = _comparison("not_equal", np.not_equal, "a ≠ b, as booleans")
+
+# Truth values and whole numbers ---------------------------------------------------------------------------
+#
+# Constant on purpose: between the places where they jump, these functions don't change.
+
+
+def _truth(name: str, ufunc: np.ufunc, doc: str) -> Op:
+    def infer(*inputs: Tensor) -> tuple[Shape, Any]:
+        return broadcast(inputs), np.dtype(np.bool_)
+
+    return register(Op(name, infer, ufunc, constant=True, elementwise=True, doc=doc), ufunc)
+
+
+def _rounding(name: str, ufunc: np.ufunc, doc: str) -> Op:
+    return register(Op(name, infer_float, ufunc, constant=True, overwrites=(0,), elementwise=True, doc=doc), ufunc)
+
+
+isnan = _truth("isnan", np.isnan, "whether x is NaN")
+isfinite = _truth("isfinite", np.isfinite, "whether x is neither infinite nor NaN")
+isinf = _truth("isinf", np.isinf, "whether x is infinite")
+logical_and = _truth("logical_and", np.logical_and, "whether neither a nor b is 0")
+logical_or = _truth("logical_or", np.logical_or, "whether a or b is not 0")
+logical_not = _truth("logical_not", np.logical_not, "whether x is 0")
+floor = _rounding("floor", np.floor, "the largest whole number that is not above x")
+ceil = _rounding("ceil", np.ceil, "the smallest whole number that is not below x")
+trunc = _rounding("trunc", np.trunc, "x without its fraction")
+ROUND = _rounding("round", np.rint, "the nearest whole number, halves to the even one")
+
+
+@implements(np.round, np.around)
+def round(a: Operand, decimals: int = 0, out: None = None) -> Tensor:
+    """Round to the nearest number of so many decimals, halves to the even one; derivative 0."""
+    if out is not None:
+        refuse("round", out=(out,))
+    digits = whole(decimals, "round: decimals")
+    if not digits:
+        return ROUND(a)
+    with np.errstate(over="ignore"):
+        scale = float(np.float64(10.0) ** builtins.abs(digits))
+    return ROUND(as_tensor(a) * scale) / scale if digits > 0 else ROUND(as_tensor(a) / scale) * scale
+
+
+@implements(np.fix)
+def _fix(x: Operand, out: None = None) -> Tensor:
+    if out is not None:
+        refuse("fix", out=(out,))
+    return trunc(x)
+
+
+@implements(np.logical_xor)
+def _logical_xor(x1: Operand, x2: Operand, /) -> Tensor:
+    return not_equal(logical_not(x1), logical_not(x2))
+
+
+@implements(np.isclose)
+def _isclose(a: Operand, b: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
+    a, b = as_tensors((a, b))
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if not isinstance(value, (int, float, np.integer, np.floating)):
+            raise DTypeError(f"isclose: {name} must be a number, got {value!r}")
+    near = logical_and(less_equal(abs(a - b), atol + rtol * abs(b)), isfinite(b))
+    close = logical_or(near, equal(a, b))
+    return logical_or(close, logical_and(isnan(a), isnan(b))) if equal_nan else close
+
+
+def bitwise(symbol: str, op: Callable[..., Tensor], *operands: Any) -> Tensor:
+    """Return the operator of truth values `symbol` (&, |, ^, ~), which is the logical op.
+
+    Raises:
+        DTypeError: an operand is not of truth values.
+    """
+    tensors = as_tensors(operands)
+    for x in tensors:
+        if x.dtype != np.bool_:
+            raise DTypeError(f"{symbol} is for truth values on tensors, got {x.dtype}; compare, e.g. x > 0")
+    return op(*tensors)
+
+
+@implements(np.bitwise_and)
+def _bitwise_and(x1: Operand, x2: Operand, /) -> Tensor:
+    return bitwise("&", logical_and, x1, x2)
+
+
+@implements(np.bitwise_or)
+def _bitwise_or(x1: Operand, x2: Operand, /) -> Tensor:
+    return bitwise("|", logical_or, x1, x2)
+
+
+@implements(np.bitwise_xor)
+def _bitwise_xor(x1: Operand, x2: Operand, /) -> Tensor:
+    return bitwise("^", not_equal, x1, x2)
+
+
+@implements(np.invert)
+def _invert(x: Operand, /) -> Tensor:
+    return bitwise("~", logical_not, x)
+
 
 # Conversions ----------------------------------------------------------------------------------------------
 
@@ -296,7 +450,7 @@ ASTYPE: Op = register(
 
 def astype(x: Operand, dtype: DTypeLike) -> Tensor:
     """Convert to `dtype`; between float types the gradient is converted back."""
-    x, dtype = as_tensor(x), np.dtype(dtype)
+    x, dtype = as_tensor(x), as_dtype(dtype)
     return x if x.dtype == dtype else ASTYPE(x, dtype=dtype)
 
 

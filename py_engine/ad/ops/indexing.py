@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from py_engine.ad.ops.arguments import whole
 from py_engine.ad.ops.elementary import astype, not_equal
 from py_engine.ad.ops.record import (
     Call,
@@ -165,9 +166,13 @@ def getitem(x: Operand, index: Any) -> Tensor:
 
 
 def _triple(item: slice) -> tuple[Any, ...]:
-    step = 1 if item.step is None else int(item.step)
-    start = item.start if item.start is None else int(item.start)
-    stop = item.stop if item.stop is None else int(item.stop)
+    start, stop, step = [
+        None if bound is None else whole(bound, "getitem: each of a slice's start, stop and step")
+        for bound in (item.start, item.stop, item.step)
+    ]
+    if step == 0:
+        raise ShapeError("getitem: the step of a slice must not be 0")
+    step = 1 if step is None else step
     return (0 if start is None and step > 0 else start, stop, step)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
 from py_engine.ad.ops.record import (
     Call,
     Op,
@@ -114,8 +115,9 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 
 @implements(np.dot)
-def dot(a: Operand, b: Operand) -> Tensor:
+def dot(a: Operand, b: Operand, out: None = None) -> Tensor:
     """Inner product over the last axis of `a` and the last but one (or only) axis of `b`."""
+    refuse("dot", out=(out,))
     a, b = as_tensors((a, b))
     if not a.ndim or not b.ndim:
         return a * b
@@ -123,23 +125,23 @@ def dot(a: Operand, b: Operand) -> Tensor:
 
 
 @implements(np.outer)
-def outer(a: Operand, b: Operand) -> Tensor:
+def outer(a: Operand, b: Operand, out: None = None) -> Tensor:
     """All products of an element of `a` with one of `b`, both seen as vectors."""
+    refuse("outer", out=(out,))
     a, b = as_tensors((a, b))
-    return reshape(a, (-1, 1)) * reshape(b, (1, -1))
+    return reshape(a, (a.size, 1)) * reshape(b, (1, b.size))
 
 
 @implements(np.tensordot)
 def tensordot(a: Operand, b: Operand, axes: int | Sequence[int | Sequence[int]] = 2) -> Tensor:
-    """Sum of products over axes of `a` paired with axes of `b`, as numpy.tensordot."""
+    """Sum of products over axes of `a` paired with axes of `b`, as numpy.tensordot.
+
+    Raises:
+        ShapeError: an axis is out of range or named twice, or the lengths do not pair up.
+    """
     a, b = as_tensors((a, b))
-    if isinstance(axes, (int, np.integer)):
-        over_a, over_b = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
-    else:
-        over_a, over_b = ((n,) if isinstance(n, int) else tuple(n) for n in axes)
-    over_a = tuple(n % max(a.ndim, 1) for n in over_a)
-    over_b = tuple(n % max(b.ndim, 1) for n in over_b)
-    if len(over_a) != len(over_b) or [a.shape[n] for n in over_a] != [b.shape[n] for n in over_b]:
+    over_a, over_b = _paired_axes(axes, a, b)
+    if [a.shape[n] for n in over_a] != [b.shape[n] for n in over_b]:
         raise ShapeError(f"tensordot: axes {axes} of shapes {a.shape} and {b.shape} do not pair up")
     free_a = tuple(n for n in range(a.ndim) if n not in over_a)
     free_b = tuple(n for n in range(b.ndim) if n not in over_b)
@@ -150,6 +152,27 @@ def tensordot(a: Operand, b: Operand, axes: int | Sequence[int | Sequence[int]] 
     right = reshape(transpose(b, over_b + free_b), (summed, columns))
     shape = tuple(a.shape[n] for n in free_a) + tuple(b.shape[n] for n in free_b)
     return reshape(MATMUL(left, right), shape)
+
+
+def _paired_axes(axes: Any, a: Tensor, b: Tensor) -> tuple[Shape, Shape]:
+    """Return numpy's forms of the axes to sum over as those of `a` and of `b`, none negative."""
+    if isinstance(axes, (str, bytes)) or not isinstance(axes, Iterable):
+        n = whole(axes, "tensordot: the number of axes")
+        return _each_once(range(-n, 0), a, axes), _each_once(range(n), b, axes)
+    pair = [*axes]
+    if len(pair) != 2:
+        raise ShapeError(f"tensordot: axes are a number, or a pair of those of a and of b, got {axes}")
+    of_a, of_b = (wholes(item, "tensordot: each axis") for item in pair)
+    if len(of_a) != len(of_b):
+        raise ShapeError(f"tensordot: axes {axes} name {len(of_a)} of a and {len(of_b)} of b, which do not pair up")
+    return _each_once(of_a, a, axes), _each_once(of_b, b, axes)
+
+
+def _each_once(numbers: Iterable[int], x: Tensor, axes: Any) -> Shape:
+    found = tuple([axis_of(n, x.ndim, "tensordot") for n in numbers])
+    if len(set(found)) < len(found):
+        raise ShapeError(f"tensordot: axes {axes} name an axis of shape {x.shape} twice")
+    return found
 
 
 # Einstein notation ----------------------------------------------------------------------------------------
@@ -213,13 +236,17 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @implements(np.einsum)
-def einsum(subscripts: str, *operands: Operand, optimize: Any = None) -> Tensor:
+def einsum(subscripts: str, *operands: Operand, out: None = None, optimize: Any = False, **kwargs: Any) -> Tensor:
     """Sum of products in Einstein notation, as numpy.einsum; the contraction order is always optimised."""
+    dtype = kwargs.pop("dtype", None)
+    refuse("einsum", out=(out,), **{k: (v, {"order": "K", "casting": "safe"}.get(k)) for k, v in kwargs.items()})
     if not isinstance(subscripts, str):
         raise ConfigurationError(
             f"einsum: expected subscripts such as 'ij,jk->ik' first, got {type(subscripts).__name__}"
         )
     inputs = as_tensors(operands)
+    if inputs:
+        same_dtype("einsum", dtype, inputs[0])
     terms, result = _parse(subscripts.replace(" ", ""), inputs)
     stretched = {
         letter

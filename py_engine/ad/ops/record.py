@@ -18,13 +18,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Operand, Tensor
+from py_engine.ad.tensor import COMPLEX, FLOATS, STATE, Array, Literal, Operand, Tensor, real_array
 from py_engine.ad.written import guard
 from py_engine.errors import DTypeError, ShapeError
 
 Shape: TypeAlias = tuple[int, ...]
 Infer: TypeAlias = Callable[..., tuple[Shape, Any]]
 Rule: TypeAlias = Callable[..., Tensor | None]
+Partial: TypeAlias = "Tensor | float | tuple[Tensor, Tensor]"
 Call: TypeAlias = Callable[[], Any]
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -238,48 +239,75 @@ def implements(*functions: Any) -> Callable[[F], F]:
     return decorate
 
 
-COMPLEX = "complex numbers are not supported; pass real and imaginary parts separately"
-
-
 def as_tensors(operands: Sequence[Operand]) -> tuple[Tensor, ...]:
     """Turn operands into tensors; a number takes the float dtype of the tensors and arrays beside it.
 
     numpy's scalars count as numbers, so that `x / np.sqrt(64)` keeps a float32 `x` float32. Beside integers
     alone, whole numbers take theirs; truth values stay such where there is nothing else.
+
+    Raises:
+        DTypeError: an operand is no number and no array of numbers, or a number does not fit the dtype beside it.
+        ShapeError: nested lists of different lengths.
     """
     dtype: Any
     if len(operands) == 2:  # nearly always a tensor and a number
         a, b = operands
-        if a.__class__ is Tensor and a.dtype in FLOATS and (b.__class__ is float or b.__class__ is int):
-            return a, Literal(np.asarray(b, a.dtype))
-        if b.__class__ is Tensor and b.dtype in FLOATS and (a.__class__ is float or a.__class__ is int):
-            return Literal(np.asarray(a, b.dtype)), b
-    arrays = [x if isinstance(x, (Tensor, np.ndarray)) or np.isscalar(x) else np.asarray(x) for x in operands]
+        if a.__class__ is Tensor and a.dtype in FLOATS:
+            if b.__class__ is float:
+                return a, Literal(np.asarray(b, a.dtype))
+            if b.__class__ is int:
+                return a, _number(b, a.dtype)
+        elif b.__class__ is Tensor and b.dtype in FLOATS:
+            if a.__class__ is float:
+                return Literal(np.asarray(a, b.dtype)), b
+            if a.__class__ is int:
+                return _number(a, b.dtype), b
+    arrays = [x if isinstance(x, Tensor) else _operand(x) for x in operands]
     for x in arrays:
         if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS:
             dtype = x.dtype
             break
     else:
         dtype = _dtype_without_floats(arrays)
+    return tuple(
+        [x if isinstance(x, Tensor) else Tensor(x) if isinstance(x, np.ndarray) else _number(x, dtype) for x in arrays]
+    )
+
+
+def _operand(x: Any) -> Any:
+    """Return an operand that is no tensor as an array of numbers, or as a number."""
+    if isinstance(x, np.ndarray):
+        return real_array(x)
+    if isinstance(x, (int, float, np.number, np.bool_)):
+        if isinstance(x, np.complexfloating):
+            raise DTypeError(COMPLEX)
+        return x
+    if np.isscalar(x):
+        raise DTypeError(COMPLEX if isinstance(x, complex) else f"expected a number or an array of numbers, got {x!r}")
     try:
-        return tuple(
-            x if isinstance(x, Tensor) else Tensor(x) if isinstance(x, np.ndarray) else Literal(np.asarray(x, dtype))
-            for x in arrays
-        )
-    except (TypeError, ValueError):
-        if any(isinstance(x, (complex, np.complexfloating)) for x in arrays):
-            raise DTypeError(COMPLEX) from None
-        wrong = next(x for x in arrays if np.isscalar(x) and not isinstance(x, (int, float, np.number)))
-        raise DTypeError(f"expected a number or an array of numbers, got {wrong!r}") from None
+        found = np.asarray(x)
+    except ValueError as error:
+        raise ShapeError(f"expected an array of numbers, got a {type(x).__name__} that is none: {error}") from None
+    return real_array(found, x)
 
 
-def _dtype_without_floats(operands: Sequence[Any]) -> Any:
+def _number(x: Any, dtype: Any) -> Literal:
+    if x.__class__ is not float:  # which becomes an infinity where it is too large
+        try:
+            wraps = isinstance(x, np.integer) and dtype.kind in "iu"
+            return Literal(np.asarray(int(x) if wraps else x, dtype))
+        except OverflowError:
+            raise DTypeError(f"the number {x} does not fit {dtype}") from None
+    return Literal(np.asarray(x, dtype))
+
+
+def _dtype_without_floats(operands: Sequence[Any]) -> np.dtype[Any]:
     integers = [x.dtype for x in operands if isinstance(x, (Tensor, np.ndarray)) and x.dtype.kind in "iu"]
     numbers = [x for x in operands if not isinstance(x, (Tensor, np.ndarray))]
     if all(isinstance(x, (bool, np.bool_)) or getattr(x, "dtype", None) == np.bool_ for x in operands):
-        return np.bool_
+        return np.dtype(np.bool_)
     whole = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in numbers)
-    return integers[0] if integers and whole else np.float64
+    return integers[0] if integers and whole else np.dtype(np.float64)
 
 
 def as_tensor(operand: Operand) -> Tensor:
@@ -367,7 +395,7 @@ def infer_float(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
 def elementwise(
     name: str,
     kernel: Callable[..., Any] | None,
-    *partials: Callable[..., Tensor | float] | None,
+    *partials: Callable[..., Partial] | None,
     doc: str,
     numpy: Any = None,
     bind: Callable[..., Sequence[Call]] | None = None,
@@ -378,15 +406,15 @@ def elementwise(
     Args:
         name: the op's name.
         kernel: a ufunc, or any function with its signature `kernel(*inputs, out)`.
-        partials: for each input, `partial(y, *inputs, **attrs)`: dy/dinput, written in ops or a number; None for
-            an input that counts as a constant. An op with None for all inputs is constant.
+        partials: for each input, `partial(y, *inputs, **attrs)`: dy/dinput, written in ops or a number (see `scaled`);
+            None for an input that counts as a constant. An op with None for all inputs is constant.
         doc: one line for the op reference.
         numpy: the numpy function it stands in for; None takes `kernel` when that is a ufunc.
         bind: instead of `kernel`, see `Op`.
         infer: see `Op`.
     """
 
-    def rule(derivative: Callable[..., Tensor | float] | None) -> Rule:
+    def rule(derivative: Callable[..., Partial] | None) -> Rule:
         if derivative is None:
             return no_gradient
 
@@ -420,12 +448,23 @@ def elementwise(
     return register(op, *([] if stands_in_for is None else [stands_in_for]))
 
 
-def scaled(g: Tensor, derivative: Tensor | float) -> Tensor:
-    """Return `g` times a derivative that may be the number one or minus one."""
+def scaled(g: Tensor, derivative: Partial) -> Tensor:
+    """Return `g` times a derivative, which may be the number zero, one or minus one.
+
+    Truth values as a derivative, or a pair of these and a factor, select: where they are false the product is 0, even
+    if `g` is infinite or NaN.
+    """
+    if derivative.__class__ is tuple:
+        condition, factor = derivative
+        return TABLE["where"](condition, g * factor, 0)
     if isinstance(derivative, Tensor):
+        if derivative.dtype == np.bool_:
+            return TABLE["where"](derivative, g, 0)
         if g.__class__ is Literal and g.shape == derivative.shape and g.item() == 1:
             return derivative  # where a gradient begins
         return TABLE["mul"].apply((g, derivative), NO_ATTRS)
+    if derivative == 0:
+        return TABLE["broadcast_to"].apply((Literal(np.zeros((), g.dtype)),), {"shape": g.shape})
     return g if derivative == 1 else -g if derivative == -1 else g * derivative
 
 

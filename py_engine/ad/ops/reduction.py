@@ -7,13 +7,15 @@ than `add.reduce` on the small arrays of a training step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from py_engine.ad.ops.elementary import div, equal, equal_mask, exp, square, where
+from py_engine.ad.ops.arguments import NO_VALUE, axis_of, flag, refuse, same_dtype, whole
+from py_engine.ad.ops.elementary import WHERE, div, equal, equal_mask, exp, square, where
 from py_engine.ad.ops.record import (
     Call,
     Op,
@@ -24,11 +26,10 @@ from py_engine.ad.ops.record import (
     linear_jvp,
     register,
 )
-from py_engine.ad.ops.shape import broadcast_to, reshape
-from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
-from py_engine.errors import DTypeError, ShapeError
+from py_engine.ad.ops.shape import broadcast_to, concatenate, reshape, transpose
+from py_engine.ad.tensor import FLOATS, Array, Axis, Literal, Operand, Tensor
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
-Axis: TypeAlias = int | tuple[int, ...] | None
 Axes: TypeAlias = tuple[int, ...]
 
 LONGEST_DOT = 4096  # beyond this length numpy's pairwise sum is worth its time: a dot product is less exact
@@ -39,12 +40,15 @@ def normalize_axes(axis: Axis, ndim: int) -> Axes:
 
     Raises:
         ShapeError: an axis is out of range or named twice.
+        DTypeError: an axis is no integer.
     """
     if axis is None:
         return (*range(ndim),)
-    given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
-    axes = tuple(sorted(int(a) + ndim if a < 0 else int(a) for a in given))
-    if any(not 0 <= a < ndim for a in axes) or len(set(axes)) < len(axes):
+    if axis.__class__ is int and 0 <= axis < ndim:
+        return (axis,)
+    given = [whole(a, "the axis") for a in (axis if isinstance(axis, tuple) else (axis,))]
+    axes = tuple(sorted(a + ndim if a < 0 else a for a in given))
+    if (axes and not 0 <= axes[0] <= axes[-1] < ndim) or len(set(axes)) < len(axes):
         raise ShapeError(f"axis {axis} does not fit an array of {ndim} dimensions")
     return axes
 
@@ -57,15 +61,19 @@ def kept(shape: Shape, axes: Axes) -> Shape:
 def _infer(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
     if x.dtype not in FLOATS:
         raise DTypeError(f"expected float32 or float64, got {x.dtype}; convert with astype()")
+    return _reduced(x.shape, axes, keepdims), x.dtype
+
+
+def _reduced(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
     if keepdims:
-        return kept(x.shape, axes), x.dtype
-    if len(axes) == len(x.shape):
-        return (), x.dtype
-    return tuple([n for i, n in enumerate(x.shape) if i not in axes]), x.dtype
+        return kept(shape, axes)
+    if len(axes) == len(shape):
+        return ()
+    return tuple([n for i, n in enumerate(shape) if i not in axes])
 
 
 def _infer_extremum(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
-    if any(x.shape[a] == 0 for a in axes):
+    if not math.prod(x.shape[a] for a in axes):
         raise ShapeError(f"no largest or smallest element along an empty axis of shape {x.shape}")
     return _infer(x, axes, keepdims)
 
@@ -110,41 +118,112 @@ SUM: Op = register(
 )
 
 
-@implements(np.sum, (np.add, "reduce"))
-def sum(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@implements(np.sum)
+def sum(
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
+    keepdims: bool = NO_VALUE,
+    initial: None = NO_VALUE,
+    where: bool = NO_VALUE,
+) -> Tensor:
     """Sum over `axis` (all axes when None)."""
-    x = as_tensor(x)
-    return SUM(x, axes=normalize_axes(axis, x.ndim), keepdims=bool(keepdims))
+    x = as_tensor(a)
+    if not (dtype is None is out and initial is NO_VALUE is where):
+        _refuse("sum", x, dtype, out, initial, where)
+    return SUM(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+
+
+def _refuse(function: str, x: Tensor, dtype: Any, out: Any, initial: Any, where: Any, **others: Any) -> None:
+    refuse(function, out=(out,), initial=(initial,), where=(where, True), **{k: (v,) for k, v in others.items()})
+    same_dtype(function, dtype, x)
 
 
 @implements(np.mean)
-def mean(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def mean(
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
+    keepdims: bool = NO_VALUE,
+    *,
+    where: bool = NO_VALUE,
+) -> Tensor:
     """Arithmetic mean over `axis` (all axes when None); the mean of no elements is NaN."""
-    x = as_tensor(x)
+    x = as_tensor(a)
+    if not (dtype is None is out and where is NO_VALUE):
+        _refuse("mean", x, dtype, out, None, where)
     axes = normalize_axes(axis, x.ndim)
     count = math.prod(x.shape[a] for a in axes)
-    return sum(x, axes, keepdims) * (1 / count if count else np.nan)
+    return sum(x, axes, keepdims=keepdims) * (1 / count if count else np.nan)
 
 
 @implements(np.var)
-def var(x: Operand, axis: Axis = None, *, ddof: int = 0, keepdims: bool = False) -> Tensor:
-    """Variance over `axis`: squared deviations from the mean, summed and divided by count - ddof."""
-    x = as_tensor(x)
+def var(
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
+    ddof: float = 0,
+    keepdims: bool = NO_VALUE,
+    *,
+    where: bool = NO_VALUE,
+    mean: None = NO_VALUE,
+    correction: float = NO_VALUE,
+) -> Tensor:
+    """Variance over `axis`: squared deviations from the mean, summed and divided by count - ddof.
+
+    Where `ddof` is the count or more, the divisor is 0, as numpy's: infinity, or NaN where all elements are equal.
+    """
+    x = as_tensor(a)
+    if not (dtype is None is out and where is NO_VALUE is mean):
+        _refuse("var", x, dtype, out, None, where, mean=mean)
     axes = normalize_axes(axis, x.ndim)
-    count = math.prod(x.shape[a] for a in axes) - ddof
-    deviation = x - mean(x, axes, keepdims=True)
-    return sum(square(deviation), axes, keepdims) * (1 / count if count > 0 else np.nan)
+    divisor = _divisor("var", x, axes, ddof, correction)
+    total = sum(square(x - _mean(x, axes, keepdims=True)), axes, keepdims=keepdims)
+    return total * (1 / divisor) if divisor else div(total, 0.0)
 
 
 @implements(np.std)
-def std(x: Operand, axis: Axis = None, *, ddof: int = 0, keepdims: bool = False) -> Tensor:
-    """Standard deviation over `axis`, with divisor count - ddof; subgradient 0 where all elements are equal."""
-    x = as_tensor(x)
+def std(
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
+    ddof: float = 0,
+    keepdims: bool = NO_VALUE,
+    *,
+    where: bool = NO_VALUE,
+    mean: None = NO_VALUE,
+    correction: float = NO_VALUE,
+) -> Tensor:
+    """Standard deviation over `axis`, with divisor count - ddof; subgradient 0 where all elements are equal.
+
+    Where `ddof` is the count or more, the divisor is 0, as numpy's: infinity, or NaN where all elements are equal.
+    """
+    x = as_tensor(a)
+    if not (dtype is None is out and where is NO_VALUE is mean):
+        _refuse("std", x, dtype, out, None, where, mean=mean)
     axes = normalize_axes(axis, x.ndim)
-    count = math.prod(x.shape[a] for a in axes) - ddof
-    return norm(x - mean(x, axes, keepdims=True), None, axes, keepdims) * (
-        1 / math.sqrt(count) if count > 0 else np.nan
-    )
+    divisor = _divisor("std", x, axes, ddof, correction)
+    total = norm(x - _mean(x, axes, keepdims=True), None, axes, flag(keepdims))
+    return total * (1 / math.sqrt(divisor)) if divisor else div(total, 0.0)
+
+
+_mean = mean
+
+
+def _divisor(function: str, x: Tensor, axes: Axes, ddof: Any, correction: Any) -> float:
+    """Return count - ddof, or 0 where that is negative."""
+    if correction is not NO_VALUE:
+        if not (isinstance(ddof, (int, float)) and ddof == 0):
+            raise ConfigurationError(f"{function}: ddof and correction mean the same; give one of them")
+        ddof = correction
+    if not isinstance(ddof, (int, float, np.integer, np.floating)):
+        raise DTypeError(f"{function}: ddof must be a number, got {ddof!r}")
+    left = math.prod(x.shape[a] for a in axes) - float(ddof)
+    return left if not left <= 0 else 0.0
 
 
 def _kernel_norm(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
@@ -167,7 +246,7 @@ NORM: Op = register(
         infer=_infer,
         kernel=_kernel_norm,
         vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _direction(y, x, axes),),
-        jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _direction(y, x, axes), axes, keepdims),
+        jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _direction(y, x, axes), axes, keepdims=keepdims),
         doc="Euclidean norm over axes; subgradient 0 at the origin",
     )
 )
@@ -177,7 +256,7 @@ NORM: Op = register(
 def norm(x: Operand, ord: None = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Euclidean norm over `axis` (of all elements when None); only the default `ord` is supported."""
     if ord is not None:
-        raise ValueError(f"norm: only the Euclidean norm (ord=None) is supported, got ord={ord!r}")
+        raise ConfigurationError(f"norm: only the Euclidean norm (ord=None) is supported, got ord={ord!r}")
     x = as_tensor(x)
     return NORM(x, axes=normalize_axes(axis, x.ndim), keepdims=bool(keepdims))
 
@@ -185,10 +264,20 @@ def norm(x: Operand, ord: None = None, axis: Axis = None, keepdims: bool = False
 # Extrema --------------------------------------------------------------------------------------------------
 
 
-def _winners(y: Tensor, x: Tensor, axes: Axes) -> Tensor:
-    # Ties share the gradient equally, so that it stays a directional derivative's mean and sums to one.
-    won = equal_mask(x, spread(y, x, axes))
-    return won / sum(won, axes, keepdims=True)
+# Ties share the gradient equally, so that it stays a directional derivative's mean and sums to one. Selected, not
+# multiplied by 0: elements that are not the largest have no gradient even where that of the largest is infinite.
+
+
+def _to_winners(g: Tensor, y: Tensor, x: Tensor, axes: Axes) -> Tensor:
+    largest = spread(y, x, axes)
+    share = spread(g, x, axes) / sum(equal_mask(x, largest), axes, keepdims=True)
+    return WHERE(equal(x, largest), share, 0)
+
+
+def _of_winners(t: Tensor, y: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
+    largest = spread(y, x, axes)
+    total = sum(WHERE(equal(x, largest), t, 0), axes, keepdims=keepdims)
+    return total / sum(equal_mask(x, largest), axes, keepdims=keepdims)
 
 
 def _extremum(name: str, ufunc: np.ufunc, doc: str) -> Op:
@@ -200,8 +289,8 @@ def _extremum(name: str, ufunc: np.ufunc, doc: str) -> Op:
             name=name,
             infer=_infer_extremum,
             kernel=kernel,
-            vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _winners(y, x, axes),),
-            jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _winners(y, x, axes), axes, keepdims),
+            vjp=(lambda g, y, x, axes, keepdims: _to_winners(g, y, x, axes),),
+            jvp=lambda t, y, x, axes, keepdims: _of_winners(t[0], y, x, axes, keepdims),
             doc=doc,
         )
     )
@@ -211,18 +300,164 @@ MAX = _extremum("max", np.maximum, "largest element over axes; ties share the gr
 MIN = _extremum("min", np.minimum, "smallest element over axes; ties share the gradient")
 
 
-@implements(np.max, (np.maximum, "reduce"))
-def max(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@implements(np.max, np.amax)
+def max(
+    a: Operand,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = NO_VALUE,
+    initial: None = NO_VALUE,
+    where: bool = NO_VALUE,
+) -> Tensor:
     """Largest element over `axis` (all axes when None); ties share the gradient equally."""
-    x = as_tensor(x)
-    return MAX(x, axes=normalize_axes(axis, x.ndim), keepdims=bool(keepdims))
+    x = as_tensor(a)
+    if not (out is None and initial is NO_VALUE is where):
+        _refuse("max", x, None, out, initial, where)
+    return MAX(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
 
-@implements(np.min, (np.minimum, "reduce"))
-def min(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@implements(np.min, np.amin)
+def min(
+    a: Operand,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = NO_VALUE,
+    initial: None = NO_VALUE,
+    where: bool = NO_VALUE,
+) -> Tensor:
     """Smallest element over `axis` (all axes when None); ties share the gradient equally."""
-    x = as_tensor(x)
-    return MIN(x, axes=normalize_axes(axis, x.ndim), keepdims=bool(keepdims))
+    x = as_tensor(a)
+    if not (out is None and initial is NO_VALUE is where):
+        _refuse("min", x, None, out, initial, where)
+    return MIN(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+
+
+# Products -------------------------------------------------------------------------------------------------
+
+
+def _kernel_prod(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
+    np.multiply.reduce(x, axes, None, out=out, keepdims=keepdims)
+
+
+def _products_of_others(x: Tensor, axes: Axes) -> Tensor:
+    """Return for each element the product of the others over axes: no division, so that any of them may be 0."""
+    order = tuple(a for a in range(x.ndim) if a not in axes) + axes
+    moved = transpose(x, order)
+    count = math.prod(x.shape[a] for a in axes)
+    found = _without_each(reshape(moved, (x.size // count if count else 0, count)))
+    return transpose(reshape(found, moved.shape), tuple(sorted(range(x.ndim), key=order.__getitem__)))
+
+
+def _without_each(rows: Tensor) -> Tensor:
+    # Pair by pair: without the one of a pair, there remain the other and what remains without the pair.
+    count = rows.shape[1]
+    if count <= 1:
+        return broadcast_to(Literal(np.ones((), rows.dtype)), rows.shape)
+    half = count // 2
+    left, right, odd = rows[:, :half], rows[:, half : 2 * half], rows[:, 2 * half :]
+    without = _without_each(concatenate([left * right, odd], axis=1))
+    return concatenate([without[:, :half] * right, without[:, :half] * left, without[:, half:]], axis=1)
+
+
+PROD: Op = register(
+    Op(
+        name="prod",
+        infer=_infer,
+        kernel=_kernel_prod,
+        vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _products_of_others(x, axes),),
+        jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _products_of_others(x, axes), axes, keepdims=keepdims),
+        doc="product over axes",
+    )
+)
+
+
+@implements(np.prod)
+def prod(
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
+    keepdims: bool = NO_VALUE,
+    initial: None = NO_VALUE,
+    where: bool = NO_VALUE,
+) -> Tensor:
+    """Product over `axis` (all axes when None)."""
+    x = as_tensor(a)
+    if not (dtype is None is out and initial is NO_VALUE is where):
+        _refuse("prod", x, dtype, out, initial, where)
+    return PROD(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+
+
+# Truth values and positions: constant on purpose ----------------------------------------------------------
+
+
+def _infer_truth(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
+    return _reduced(x.shape, axes, keepdims), np.dtype(np.bool_)
+
+
+def _quantifier(name: str, ufunc: np.ufunc, doc: str) -> Op:
+    def kernel(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
+        ufunc.reduce(x, axes, None, out=out, keepdims=keepdims)
+
+    return register(Op(name=name, infer=_infer_truth, kernel=kernel, constant=True, doc=doc))
+
+
+ANY = _quantifier("any", np.logical_or, "whether any element over axes is not 0")
+ALL = _quantifier("all", np.logical_and, "whether all elements over axes are not 0")
+
+
+@implements(np.any)
+def any(
+    a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE
+) -> Tensor:
+    """Whether any element over `axis` (all axes when None) is not 0."""
+    x = as_tensor(a)
+    _refuse("any", x, None, out, None, where)
+    return ANY(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+
+
+@implements(np.all)
+def all(
+    a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE
+) -> Tensor:
+    """Whether all elements over `axis` (all axes when None) are not 0."""
+    x = as_tensor(a)
+    _refuse("all", x, None, out, None, where)
+    return ALL(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+
+
+def _infer_position(x: Tensor, axis: int | None, keepdims: bool) -> tuple[Shape, Any]:
+    axes = normalize_axes(axis, x.ndim)
+    if not math.prod(x.shape[a] for a in axes):
+        raise ShapeError(f"no largest or smallest element along an empty axis of shape {x.shape}")
+    return _reduced(x.shape, axes, keepdims), np.dtype(np.intp)
+
+
+def _position(name: str, find: Callable[..., Any], doc: str) -> Op:
+    def kernel(x: Array, out: Array, axis: int | None, keepdims: bool) -> None:
+        find(x, axis, out, keepdims=keepdims)
+
+    return register(Op(name=name, infer=_infer_position, kernel=kernel, constant=True, doc=doc))
+
+
+ARGMAX = _position("argmax", np.argmax, "position of the largest element along an axis, of equal ones the first")
+ARGMIN = _position("argmin", np.argmin, "position of the smallest element along an axis, of equal ones the first")
+
+
+@implements(np.argmax)
+def argmax(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
+    """Position of the largest element along `axis`, or among all (in C order) when None; of equal ones the first."""
+    x = as_tensor(a)
+    refuse("argmax", out=(out,))
+    return ARGMAX(x, axis=None if axis is None else axis_of(axis, x.ndim, "argmax"), keepdims=flag(keepdims))
+
+
+@implements(np.argmin)
+def argmin(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
+    """Position of the smallest element along `axis`, or among all (in C order) when None; of equal ones the first."""
+    x = as_tensor(a)
+    refuse("argmin", out=(out,))
+    return ARGMIN(x, axis=None if axis is None else axis_of(axis, x.ndim, "argmin"), keepdims=flag(keepdims))
 
 
 # Exponential kin ------------------------------------------------------------------------------------------
@@ -286,13 +521,12 @@ LOGSUMEXP: Op = register(
         infer=_infer_extremum,
         bind=_bind_logsumexp,
         vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * exp(x - _finite(spread(y, x, axes))),),
-        jvp=lambda t, y, x, axes, keepdims: sum(t[0] * exp(x - _finite(spread(y, x, axes))), axes, keepdims),
+        jvp=lambda t, y, x, axes, keepdims: sum(t[0] * exp(x - _finite(spread(y, x, axes))), axes, keepdims=keepdims),
         doc="log of the sum of exponentials over axes, without overflow",
     )
 )
 
 
-@implements((np.logaddexp, "reduce"))
 def logsumexp(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over `axis` (all axes when None), without overflow."""
     x = as_tensor(x)
@@ -368,3 +602,34 @@ def log_softmax(x: Operand, axis: Axis = -1) -> Tensor:
     """Logarithm of `softmax`."""
     x = as_tensor(x)
     return LOG_SOFTMAX(x, axes=normalize_axes(axis, x.ndim))
+
+
+# Reductions of ufuncs -------------------------------------------------------------------------------------
+
+
+def _ufunc_reduction(ufunc: np.ufunc, reduction: Callable[..., Tensor]) -> None:
+    """Enter a reduction as the stand-in for a ufunc's `reduce`, which takes the first axis where none is given."""
+
+    @implements((ufunc, "reduce"))
+    def reduce(
+        array: Operand,
+        /,
+        axis: Axis = 0,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        keepdims: bool = False,
+        initial: None = NO_VALUE,
+        where: bool = True,
+    ) -> Tensor:
+        x = as_tensor(array)
+        _refuse(f"{ufunc.__name__}.reduce", x, dtype, out, initial, where)
+        return reduction(x, axis=axis, keepdims=bool(keepdims))
+
+
+_ufunc_reduction(np.add, sum)
+_ufunc_reduction(np.multiply, prod)
+_ufunc_reduction(np.logical_or, any)
+_ufunc_reduction(np.logical_and, all)
+_ufunc_reduction(np.maximum, max)
+_ufunc_reduction(np.minimum, min)
+_ufunc_reduction(np.logaddexp, logsumexp)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, wholes
 from py_engine.ad.ops.record import (
+    TABLE,
     Call,
     Op,
     Scratch,
@@ -21,8 +24,8 @@ from py_engine.ad.ops.record import (
     linear_jvp,
     register,
 )
-from py_engine.ad.tensor import Array, Operand, Tensor
-from py_engine.errors import DTypeError, ShapeError
+from py_engine.ad.tensor import Array, Literal, Operand, Tensor, real_array
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Reshape and permute --------------------------------------------------------------------------------------
 
@@ -59,40 +62,39 @@ RESHAPE: Op = register(
 
 
 @implements(np.reshape)
-def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
+def reshape(a: Operand, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
     """Return the same elements, in C order, in another shape; one length may be -1."""
-    x = as_tensor(x)
+    x = as_tensor(a)
+    if order != "C" or copy is not None:
+        refuse("reshape", order=(order, "C"), copy=(copy,))
     if shape.__class__ is tuple and shape == x.shape:
         return x
-    lengths = (shape,) if isinstance(shape, (int, np.integer)) else shape
-    wanted = _infer_reshape(x, tuple([int(n) for n in lengths]))[0]
+    wanted = _infer_reshape(x, wholes(shape, "reshape: each length"))[0]
     return x if wanted == x.shape else RESHAPE.apply((x,), {"shape": wanted})
 
 
 @implements(np.ravel)
-def ravel(x: Operand) -> Tensor:
+def ravel(a: Operand, order: str = "C") -> Tensor:
     """Return the elements, in C order, as one axis."""
-    return reshape(x, -1)
+    if order != "C":
+        refuse("ravel", order=(order, "C"))
+    x = as_tensor(a)
+    return reshape(x, (x.size,))
 
 
 @implements(np.expand_dims)
-def expand_dims(x: Operand, axis: int | tuple[int, ...]) -> Tensor:
+def expand_dims(a: Operand, axis: int | Sequence[int]) -> Tensor:
     """Insert axes of length one, at these positions of the result."""
-    x = as_tensor(x)
-    try:
-        return reshape(x, np.expand_dims(_dummy(x.shape), axis).shape)
-    except ValueError as error:
-        raise ShapeError(f"expand_dims: {error}; the shape is {x.shape}") from None
+    x = as_tensor(a)
+    axes = wholes(axis, "expand_dims: the axis")
+    return reshape(x, checked("expand_dims", lambda: np.expand_dims(_dummy(x.shape), axes).shape, x.shape))
 
 
 @implements(np.squeeze)
-def squeeze(x: Operand, axis: int | tuple[int, ...] | None = None) -> Tensor:
+def squeeze(a: Operand, axis: int | tuple[int, ...] | None = None) -> Tensor:
     """Remove axes of length one: these, or all of them."""
-    x = as_tensor(x)
-    try:
-        return reshape(x, np.squeeze(_dummy(x.shape), axis).shape)
-    except ValueError as error:
-        raise ShapeError(f"squeeze: {error}; the shape is {x.shape}") from None
+    x = as_tensor(a)
+    return reshape(x, checked("squeeze", lambda: np.squeeze(_dummy(x.shape), axis).shape, x.shape))
 
 
 def _dummy(shape: Shape) -> Array:
@@ -124,12 +126,12 @@ TRANSPOSE: Op = register(
 
 
 @implements(np.transpose, np.permute_dims)
-def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
+def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
     """Permute the axes; None reverses them."""
-    x = as_tensor(x)
+    x = as_tensor(a)
     ndim = len(x.shape)
-    order = range(ndim)[::-1] if axes is None else axes
-    wanted = tuple([int(a) % ndim if -ndim <= a < ndim else -1 for a in order])
+    order = range(ndim)[::-1] if axes is None else wholes(axes, "transpose: each axis")
+    wanted = tuple([n % ndim if -ndim <= n < ndim else -1 for n in order])
     straight = [*range(ndim)]
     if sorted(wanted) != straight:
         raise ShapeError(f"transpose: axes {axes} are no permutation of the {ndim} axes of {x.shape}")
@@ -137,26 +139,22 @@ def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
 
 
 @implements(np.swapaxes)
-def swapaxes(x: Operand, axis1: int, axis2: int) -> Tensor:
+def swapaxes(a: Operand, axis1: int, axis2: int) -> Tensor:
     """Exchange two axes."""
-    x = as_tensor(x)
+    x = as_tensor(a)
+    first, second = axis_of(axis1, x.ndim, "swapaxes"), axis_of(axis2, x.ndim, "swapaxes")
     order = list(range(x.ndim))
-    try:
-        order[axis1], order[axis2] = order[axis2], order[axis1]
-    except IndexError:
-        raise ShapeError(f"swapaxes: axes {axis1} and {axis2} do not both exist in shape {x.shape}") from None
+    order[first], order[second] = order[second], order[first]
     return transpose(x, order)
 
 
 @implements(np.moveaxis)
-def moveaxis(x: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+def moveaxis(a: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Move axes to other positions."""
-    x = as_tensor(x)
-    try:
-        order = np.moveaxis(_dummy(tuple(range(x.ndim))), source, destination).shape  # lengths are axis numbers
-    except ValueError as error:
-        raise ShapeError(f"moveaxis: {error}; the shape is {x.shape}") from None
-    return transpose(x, order)
+    x = as_tensor(a)
+    places = wholes(source, "moveaxis: each axis"), wholes(destination, "moveaxis: each axis")
+    dummy = _dummy(tuple(range(x.ndim)))  # lengths are axis numbers
+    return transpose(x, checked("moveaxis", lambda: np.moveaxis(dummy, *places).shape, x.shape))
 
 
 def _infer_broadcast_to(x: Tensor, shape: Shape) -> tuple[Shape, Any]:
@@ -194,10 +192,12 @@ BROADCAST_TO: Op = register(
 
 
 @implements(np.broadcast_to)
-def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
+def broadcast_to(array: Operand, shape: int | Sequence[int], subok: bool = False) -> Tensor:
     """Repeat the elements along new or length-one axes."""
-    x = as_tensor(x)
-    wanted = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    x = as_tensor(array)
+    if subok is not False:
+        refuse("broadcast_to", subok=(subok, False))
+    wanted = shape if shape.__class__ is tuple and shape == x.shape else wholes(shape, "broadcast_to: each length")
     return x if wanted == x.shape else BROADCAST_TO.apply((x,), {"shape": wanted})
 
 
@@ -319,16 +319,26 @@ def _check_dtypes(name: str, parts: Sequence[Tensor]) -> None:
 
 
 @implements(np.concatenate)
-def concatenate(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
-    """Join arrays along an axis they have."""
-    parts = as_tensors(arrays)
+def concatenate(
+    arrays: Sequence[Operand],
+    /,
+    axis: int | None = 0,
+    out: None = None,
+    *,
+    dtype: DTypeLike | None = None,
+    casting: str = "same_kind",
+) -> Tensor:
+    """Join arrays along an axis they have; along None as vectors, one after the other."""
+    refuse("concatenate", out=(out,), casting=(casting, "same_kind"))
+    parts = as_tensors(_items(arrays, "concatenate"))
     if not parts:
         raise ShapeError("concatenate: at least one array is needed")
     _check_dtypes("concatenate", parts)
+    same_dtype("concatenate", dtype, parts[0])
+    if axis is None:
+        return concatenate([ravel(part) for part in parts])
     first = parts[0]
-    if axis is None or not -first.ndim <= axis < first.ndim:
-        raise ShapeError(f"concatenate: axis {axis} does not exist in shape {first.shape}")
-    axis %= first.ndim
+    axis = axis_of(axis, first.ndim, "concatenate")
     for part in parts:
         if part.ndim != first.ndim or any(part.shape[a] != first.shape[a] for a in range(first.ndim) if a != axis):
             shapes = " and ".join(str(p.shape) for p in parts)
@@ -339,41 +349,120 @@ def concatenate(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
 
 
 @implements(np.stack)
-def stack(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
+def stack(
+    arrays: Sequence[Operand],
+    axis: int = 0,
+    out: None = None,
+    *,
+    dtype: DTypeLike | None = None,
+    casting: str = "same_kind",
+) -> Tensor:
     """Join arrays of one shape along a new axis."""
-    parts = as_tensors(arrays)
+    refuse("stack", out=(out,), casting=(casting, "same_kind"))
+    parts = as_tensors(_items(arrays, "stack"))
     if not parts:
         raise ShapeError("stack: at least one array is needed")
     _check_dtypes("stack", parts)
+    same_dtype("stack", dtype, parts[0])
     shape = parts[0].shape
     if any(part.shape != shape for part in parts):
         raise ShapeError(f"stack: all shapes must be equal, got {' and '.join(str(p.shape) for p in parts)}")
-    if not -len(shape) - 1 <= axis <= len(shape):
-        raise ShapeError(f"stack: axis {axis} does not exist in a stack of arrays of shape {shape}")
-    axis %= len(shape) + 1
+    axis = axis_of(axis, len(shape) + 1, "stack")
     places = [_along(axis, i) for i in range(len(parts))]
     return assemble(parts, places, (*shape[:axis], len(parts), *shape[axis:]))
 
 
+def _items(arrays: Any, function: str) -> Sequence[Operand]:
+    """Return the arrays to be joined: those of a sequence, or the rows of one array."""
+    if isinstance(arrays, Tensor) and arrays.shape:
+        return [*arrays]
+    if isinstance(arrays, (list, tuple)) or (isinstance(arrays, np.ndarray) and arrays.ndim):
+        return arrays  # type: ignore[return-value]
+    raise DTypeError(f"{function}: expected a list or tuple of arrays, got {type(arrays).__name__}")
+
+
 @implements(np.pad)
 def pad(
-    x: Operand,
-    pad_width: int | Sequence[int] | Sequence[Sequence[int]],
+    array: Operand,
+    pad_width: int | Sequence[int] | Sequence[Sequence[int]] | Mapping[int, int | tuple[int, int]],
     mode: str = "constant",
-    constant_values: float = 0,
+    *,
+    constant_values: Any = 0,
+    **kwargs: Any,
 ) -> Tensor:
-    """Surround an array with a constant; widths as in numpy.pad."""
-    x = as_tensor(x)
-    if mode != "constant":
-        raise ValueError(f"pad: only mode 'constant' is supported, got {mode!r}")
-    widths = np.broadcast_to(pad_width, (x.ndim, 2)).tolist()
-    if any(n < 0 for pair in widths for n in pair):
+    """Surround an array with constants; its elements are copied as they are.
+
+    Widths and values are given as to numpy.pad: one, a pair (before, after), or such a pair for each axis.
+
+    Raises:
+        ConfigurationError: a mode other than "constant", or an argument of one.
+        ShapeError: widths or values that do not fit the array.
+    """
+    x = as_tensor(array)
+    if not isinstance(mode, str) or mode != "constant":
+        raise ConfigurationError(
+            f"pad: only mode 'constant' is supported, got {mode!r}; join pieces with concatenate()"
+        )
+    if kwargs:
+        raise ConfigurationError(f"pad: mode 'constant' does not take {', '.join(kwargs)}")
+    widths = _widths(pad_width, x)
+    values = _padding_values(constant_values, x)
+    lengths = [before + n + after for (before, after), n in zip(widths, x.shape, strict=True)]
+    inner: list[Item] = [(before, before + n, 1) for (before, _), n in zip(widths, x.shape, strict=True)]
+    parts, places = [x], [tuple(inner)]
+    # One axis after the other: the constants of the last one stand in the corners, as numpy's do.
+    for axis, ((before, after), sides) in enumerate(zip(widths, values, strict=True)):
+        outside = [(0, n, 1) for n in lengths[:axis]]
+        n = lengths[axis]
+        for value, (start, stop) in zip(sides, ((0, before), (n - after, n)), strict=True):
+            if start < stop and not _is_zero(value):
+                shape = (*lengths[:axis], stop - start, *x.shape[axis + 1 :])
+                parts.append(broadcast_to(value, shape))
+                places.append((*outside, (start, stop, 1), *inner[axis + 1 :]))
+    return assemble(parts, places, tuple(lengths))
+
+
+def _is_zero(value: Tensor) -> bool:
+    return value.__class__ is Literal and value.data is not None and not value.data.tobytes().strip(b"\0")
+
+
+def _widths(pad_width: Any, x: Tensor) -> list[tuple[int, int]]:
+    """Return numpy's forms of `pad_width` as a pair for each axis."""
+    if isinstance(pad_width, Mapping):
+        pairs = [(0, 0)] * x.ndim
+        for axis, width in pad_width.items():
+            both = wholes(width, "pad: each width")
+            if isinstance(width, (tuple, list)) and len(both) != 2:
+                raise ShapeError(f"pad: the width of an axis is a number or a pair, got {width}")
+            pairs[axis_of(axis, x.ndim, "pad")] = (both[0], both[-1])
+        pad_width = pairs
+    given = checked(
+        "pad", lambda: np.asarray(pad_width.numpy() if isinstance(pad_width, Tensor) else pad_width), x.shape
+    )
+    if given.dtype.kind != "i":
+        if x.ndim == 0 and given.size == 0:
+            return []
+        raise DTypeError(f"pad: the widths must be integers, got {pad_width!r}")
+    if (given < 0).any():
         raise ShapeError(f"pad: widths must not be negative, got {pad_width}")
-    place = tuple((before, before + n, 1) for (before, _), n in zip(widths, x.shape, strict=True))
-    shape = tuple(before + n + after for (before, after), n in zip(widths, x.shape, strict=True))
-    if constant_values == 0:
-        return assemble([x], [place], shape)
-    return assemble([x - constant_values], [place], shape) + constant_values
+    pairs = checked("pad", lambda: np.broadcast_to(given, (x.ndim, 2)).tolist(), x.shape)
+    return [(before, after) for before, after in pairs]
+
+
+def _padding_values(values: Any, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return numpy's forms of `constant_values` as a pair of numbers for each axis."""
+    if isinstance(values, Tensor):
+        if values.shape:
+            raise ShapeError(f"pad: a tensor as constant_values must be one number, got shape {values.shape}")
+        common_dtype((x, values))
+        return [(values, values)] * x.ndim
+    given = checked("pad", lambda: np.asarray(values), x.shape)
+    if given.dtype.kind not in "fiub":
+        raise DTypeError(f"pad: constant_values must be numbers, got {values!r}")
+    with np.errstate(all="ignore"):
+        given = given.astype(x.dtype)
+    pairs = checked("pad", lambda: np.broadcast_to(given, (x.ndim, 2)), x.shape)
+    return [(Literal(np.array(before)), Literal(np.array(after))) for before, after in pairs]
 
 
 # Copies ---------------------------------------------------------------------------------------------------
@@ -387,7 +476,7 @@ def _copy(x: Array, out: Array) -> None:
     np.copyto(out, x)
 
 
-copy = register(
+COPY: Op = register(
     Op(
         name="copy",
         infer=_infer_copy,
@@ -395,6 +484,84 @@ copy = register(
         vjp=(lambda g, y, x: g,),
         jvp=linear_jvp("copy"),
         doc="the same values in memory of their own, in C order",
-    ),
-    np.copy,
+    )
 )
+
+
+@implements(np.copy)
+def copy(a: Operand, order: str = "K", subok: bool = False) -> Tensor:
+    """Return the same values in memory of their own, in C order."""
+    if order != "K" or subok:
+        refuse("copy", order=(order, "K", "C"), subok=(subok, False))
+    return COPY(a)
+
+
+# What a tensor is, and constants of its shape -------------------------------------------------------------
+
+
+@implements(np.shape)
+def _shape(a: Tensor) -> Shape:
+    return as_tensor(a).shape
+
+
+@implements(np.ndim)
+def _ndim(a: Tensor) -> int:
+    return as_tensor(a).ndim
+
+
+@implements(np.size)
+def _size(a: Tensor, axis: int | tuple[int, ...] | None = None) -> int:
+    shape = as_tensor(a).shape
+    return int(checked("size", lambda: np.size(_dummy(shape), axis), shape))
+
+
+def _constants(
+    function: str, a: Any, value: Any, dtype: Any, order: Any, subok: Any, shape: Any, device: Any
+) -> Tensor:
+    """Return a value in the shape of `a`: a constant, since shapes are known while a function is traced."""
+    refuse(function, order=(order, "K", "C"), subok=(subok, True, False), device=(device, "cpu"))
+    x = as_tensor(a)
+    lengths = x.shape if shape is None else wholes(shape, f"{function}: each length")
+    if any(n < 0 for n in lengths):
+        raise ShapeError(f"{function}: lengths must not be negative, got {lengths}")
+    kind = x.dtype if dtype is None else as_dtype(dtype)
+    if isinstance(value, Tensor):
+        return broadcast_to(value if value.dtype == kind else TABLE["astype"](value, dtype=kind), lengths)
+    given = real_array(checked(function, lambda: np.asarray(value), lengths), value)
+    filled = checked(function, lambda: given.astype(kind) if given.ndim else np.full((), value, kind), lengths)
+    return broadcast_to(Literal(filled), lengths)
+
+
+@implements(np.zeros_like)
+def _zeros_like(
+    a: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+) -> Tensor:
+    return _constants("zeros_like", a, 0, dtype, order, subok, shape, device)
+
+
+@implements(np.ones_like)
+def _ones_like(
+    a: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+) -> Tensor:
+    return _constants("ones_like", a, 1, dtype, order, subok, shape, device)
+
+
+@implements(np.full_like)
+def _full_like(
+    a: Any,
+    fill_value: Any,
+    dtype: Any = None,
+    order: str = "K",
+    subok: bool = True,
+    shape: Any = None,
+    *,
+    device: Any = None,
+) -> Tensor:
+    return _constants("full_like", a, fill_value, dtype, order, subok, shape, device)
+
+
+@implements(np.empty_like)
+def _empty_like(
+    prototype: Any, /, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+) -> Tensor:
+    return _constants("empty_like", prototype, 0, dtype, order, subok, shape, device)
