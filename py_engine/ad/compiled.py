@@ -19,7 +19,7 @@ from py_engine.ad.ops.record import Shape
 from py_engine.ad.straight_line import DOMAIN_ERRORS, FLOAT64, Program
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Tensor
+from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, ReplayError, TraceError
 
@@ -174,7 +174,7 @@ def _arrays(leaves: Sequence[Any]) -> list[Array]:
         if x.__class__ is np.ndarray
         else x.numpy()
         if isinstance(x, Tensor)
-        else np.asarray(x, dtype if isinstance(x, float) else None)
+        else plain_array(x, dtype if isinstance(x, float) else None)
         for x in leaves
     ]
 

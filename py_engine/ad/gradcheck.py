@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten
 from py_engine.ad.graph import gradients
-from py_engine.ad.tensor import FLOATS, Array, Tensor
+from py_engine.ad.tensor import FLOATS, Array, Tensor, plain_array
 from py_engine.errors import DTypeError, GradientCheckError, NotDifferentiableError
 
 
@@ -52,7 +52,7 @@ def gradcheck(
                 f"gradcheck: argument {i} is {structure}, and only arrays can be moved; give its arrays as arguments "
                 'of their own, such as gradcheck(lambda w, b: f({"w": w, "b": b}), w, b)'
             )
-    arrays = [np.asarray(arg) for arg in args]
+    arrays = [plain_array(arg) for arg in args]
     if any(a.dtype == np.float32 for a in arrays):
         raise DTypeError("gradcheck: float32 is too coarse for finite differences; pass float64 arrays")
     moving = [i for i, a in enumerate(arrays) if a.dtype in FLOATS]

@@ -23,7 +23,7 @@ from py_engine.ad.graph import Graph, Part, gradients
 from py_engine.ad.ops.record import Op, Shape
 from py_engine.ad.recorded import Layout, Recorded, nested_trace, record, zeros
 from py_engine.ad.tape import Tape
-from py_engine.ad.tensor import COMPLEX, FLOATS, STATE, Array, Tensor
+from py_engine.ad.tensor import COMPLEX, FLOATS, STATE, Array, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
@@ -97,7 +97,7 @@ def scan(
 
 def _tensors(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the leaves as tensors; a number takes the float dtype of the arrays, and there is only one."""
-    leaves = [x if isinstance(x, Tensor) or np.isscalar(x) else np.asarray(x) for x in (*carry, *xs)]
+    leaves = [x if isinstance(x, Tensor) or np.isscalar(x) else plain_array(x) for x in (*carry, *xs)]
     floats = next((x.dtype for x in leaves if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS), np.float64)
     tensors = [
         x if isinstance(x, Tensor) else Tensor(np.asarray(x, floats if isinstance(x, (float, int)) else None))
@@ -165,7 +165,7 @@ def _traced(
         new = [_like(x, kind) for x, kind in zip(new_leaves, old, strict=True)]
         floats = next((x.dtype for x in (*old, *elements) if x.dtype in FLOATS), np.dtype(np.float64))
         ys = [
-            y if isinstance(y, Tensor) else ops.as_tensor(np.asarray(y, floats if isinstance(y, float) else None))
+            y if isinstance(y, Tensor) else Tensor(plain_array(y, floats if isinstance(y, float) else None))
             for y in y_leaves
         ]
     _check_dtypes(ys, [f"the output{path} that the function returned" for path in paths(y_structure)])

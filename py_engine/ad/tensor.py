@@ -718,29 +718,45 @@ class Literal(Tensor):
 COMPLEX = "complex numbers are not supported; pass real and imaginary parts separately"
 
 
-def real_array(x: Array, given: Any = None) -> Array:
+def check_class(x: Any) -> None:
+    """Raise `DTypeError` for an array of a class of its own, such as a matrix or a masked array."""
+    kind = x.__class__
+    if isinstance(x, np.ndarray) and kind is not np.ndarray and kind is not np.memmap:
+        way = "x.filled(value) and a mask of one's own" if isinstance(x, np.ma.MaskedArray) else "numpy.asarray(x)"
+        raise DTypeError(f"a {kind.__module__}.{kind.__name__} has rules that tensors do not follow; pass {way}")
+
+
+def plain_array(x: Any, dtype: DTypeLike | None = None) -> Array:
+    """Return what numpy makes of `x` as an array.
+
+    Raises:
+        DTypeError: it is an array of a class of its own.
+        ShapeError: it is made of lists of different lengths.
+    """
+    check_class(x)
+    try:
+        return np.asarray(x, dtype)
+    except ValueError as error:
+        raise ShapeError(f"expected an array of numbers, got a {type(x).__name__} that is none: {error}") from None
+
+
+def real_array(x: Array, given: Any = NO_VALUE) -> Array:
     """Return an array of real numbers or truth values that means to numpy what it means here.
 
     Args:
         x: the array.
-        given: what it was made of, for messages; None: the array itself.
+        given: what it was made of, for messages; not given: the array itself.
 
     Raises:
         DTypeError: it holds something else, in another byte order, or is of a class of its own, whose operators
             are others (a matrix) or whose elements may be missing (a masked array).
     """
-    kind = x.__class__
-    if kind is not np.ndarray and kind is not np.memmap:
-        way = "x.filled(value) and a mask of one's own" if isinstance(x, np.ma.MaskedArray) else "numpy.asarray(x)"
-        raise DTypeError(f"a {kind.__module__}.{kind.__name__} has rules that tensors do not follow; pass {way}")
+    check_class(x)
     if x.dtype.kind not in "fiub":
         if x.dtype.kind == "c":
             raise DTypeError(COMPLEX)
-        raise DTypeError(
-            f"expected a number or an array of numbers, got {x.dtype} from {type(given).__name__}"
-            if given is not None
-            else f"expected a number or an array of numbers, got an array of {x.dtype}"
-        )
+        what = f"an array of {x.dtype}" if given is NO_VALUE else f"a {type(given).__name__}"
+        raise DTypeError(f"expected a number or an array of numbers, got {what}")
     if not x.dtype.isnative:
         raise DTypeError(
             f"{x.dtype} is not this machine's byte order; convert with x.astype(x.dtype.newbyteorder('='))"

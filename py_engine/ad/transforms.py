@@ -20,7 +20,7 @@ from py_engine.ad.containers import LEAF, Structure, flatten, flatten_as, paths,
 from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import gradients
 from py_engine.ad.memory import keep_freed_memory
-from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Tensor, inside_transform
+from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Tensor, inside_transform, plain_array
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 Function = Callable[..., Any]
@@ -268,7 +268,7 @@ def alike(values: Sequence[Any], tensors: Sequence[Tensor], structure: Structure
     """
     result = []
     for k, (value, like) in enumerate(zip(values, tensors, strict=True)):
-        x = value if isinstance(value, (Tensor, np.ndarray)) else np.asarray(value)
+        x = value if isinstance(value, Tensor) or value.__class__ is np.ndarray else plain_array(value)
         if x.dtype != like.dtype and not isinstance(value, (Tensor, np.ndarray)) and x.dtype.kind in "fiu":
             x = x.astype(like.dtype)
         if x.dtype != like.dtype:
@@ -425,7 +425,7 @@ def _variable(name: str, leaf: Any, args: Sequence[Any], argument: int, k: int, 
     if leaf.__class__ is float:
         x = np.asarray(leaf, float_dtype(args))
     else:
-        x = leaf if isinstance(leaf, (Tensor, np.ndarray)) else np.asarray(leaf)
+        x = leaf if isinstance(leaf, Tensor) or leaf.__class__ is np.ndarray else plain_array(leaf)
     if x.dtype not in FLOATS:
         path = paths(structure)[k]
         place = f"argument {argument}, {path}," if path else f"argument {argument}"
@@ -473,7 +473,7 @@ def results(name: str, result: Any) -> tuple[list[Tensor], Structure]:
         raise ShapeError(f"{name}: the function must return arrays, got {structure}")
     outputs = []
     for k, leaf in enumerate(leaves):
-        x = leaf if isinstance(leaf, (Tensor, np.ndarray)) else np.asarray(leaf)
+        x = leaf if isinstance(leaf, Tensor) or leaf.__class__ is np.ndarray else plain_array(leaf)
         whole = not isinstance(leaf, (Tensor, np.ndarray)) and x.dtype.kind == "i"  # a number, not yet of a dtype
         if x.dtype not in FLOATS and not whole:
             path = paths(structure)[k]

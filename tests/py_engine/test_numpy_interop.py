@@ -22,60 +22,7 @@ B = np.array([[0.3, 0.2, -0.4], [0.7, -0.8, 0.6]])
 
 # numpy's functions ----------------------------------------------------------------------------------------
 
-# One call for each numpy function that is no plain ufunc; ufuncs are called with as many arguments as they take.
-CALLS = {
-    np.clip: lambda x: np.clip(x, -0.5, 0.5),
-    np.where: lambda x: np.where(x > 0, x, B),
-    np.sum: lambda x: np.sum(x, axis=0),
-    np.mean: lambda x: np.mean(x, axis=1, keepdims=True),
-    np.var: lambda x: np.var(x, axis=0, ddof=1),
-    np.std: lambda x: np.std(x),
-    np.max: lambda x: np.max(x, axis=-1),
-    np.min: lambda x: np.min(x, axis=(0, 1)),
-    np.linalg.norm: lambda x: np.linalg.norm(x, axis=1),
-    np.reshape: lambda x: np.reshape(x, (3, -1)),
-    np.ravel: np.ravel,
-    np.expand_dims: lambda x: np.expand_dims(x, 1),
-    np.squeeze: lambda x: np.squeeze(x[:, :1]),
-    np.transpose: np.transpose,
-    np.permute_dims: lambda x: np.permute_dims(x, (1, 0)),
-    np.swapaxes: lambda x: np.swapaxes(x, 0, 1),
-    np.moveaxis: lambda x: np.moveaxis(x, 0, 1),
-    np.broadcast_to: lambda x: np.broadcast_to(x, (2, 2, 3)),
-    np.concatenate: lambda x: np.concatenate([x, B, x], axis=1),
-    np.stack: lambda x: np.stack((B, x)),
-    np.pad: lambda x: np.pad(x, ((1, 0), (0, 2))),
-    np.copy: np.copy,
-    np.dot: lambda x: np.dot(x, B.T),
-    np.outer: lambda x: np.outer(x, B),
-    np.tensordot: lambda x: np.tensordot(x, B, axes=((0,), (0,))),
-    np.einsum: lambda x: np.einsum("ij,kj->ik", x, B),
-    np.matmul: lambda x: np.matmul(x, B.T),
-    (np.add, "reduce"): lambda x: np.add.reduce(x),
-    (np.maximum, "reduce"): lambda x: np.maximum.reduce(x, axis=1),
-    (np.minimum, "reduce"): lambda x: np.minimum.reduce(x, keepdims=True),
-    (np.logaddexp, "reduce"): lambda x: np.logaddexp.reduce(x, axis=1),
-}
-NOT_DIFFERENTIABLE = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
-
-
-def call_of(function):
-    if function in CALLS:
-        return CALLS[function]
-    assert isinstance(function, np.ufunc), f"CALLS needs a call of {function}"
-    domain = (lambda x: x * x + 0.1) if function in (np.log, np.sqrt, np.power) else (lambda x: x)
-    return lambda x: function(domain(x), *[B] * (function.nin - 1))
-
-
-@pytest.mark.parametrize("function", ops.NUMPY, ids=lambda f: getattr(f, "__name__", str(f)))
-def test_numpy_functions_take_tensors(function):
-    call = call_of(function)
-    x = pe.tensor(A, requires_grad=True)
-    result = call(x)
-    assert isinstance(result, Tensor)
-    np.testing.assert_allclose(result.numpy(), call(A), rtol=1e-14)
-    assert result.requires_grad == (function not in NOT_DIFFERENTIABLE)
-    np.testing.assert_allclose(pe.compile(call)(A), call(A), rtol=1e-14)
+# Values, shapes and arguments of all stand-ins are compared with numpy's in test_numpy_sweep.py.
 
 
 @pytest.mark.parametrize(
@@ -85,7 +32,6 @@ def test_numpy_functions_take_tensors(function):
         lambda x: np.sort(x),
         lambda x: np.linalg.inv(x),
         lambda x: np.vstack([x, x]),
-        lambda x: np.zeros_like(x),
         lambda x: np.arctan2(x, 1.0),
         lambda x: np.hypot(B, x),
         lambda x: np.add.accumulate(x),
@@ -368,14 +314,13 @@ def test_where_needs_a_boolean_condition():
         (lambda x: np.reshape(x, (4, 2)), r"shape \(2, 3\) \(6 elements\) cannot be reshaped to \(4, 2\)"),
         (lambda x: np.reshape(x, (-1, 4)), "cannot be reshaped"),
         (lambda x: np.transpose(x, (0, 0)), "no permutation of the 2 axes"),
-        (lambda x: np.swapaxes(x, 0, 2), r"axes 0 and 2 do not both exist in shape \(2, 3\)"),
+        (lambda x: np.swapaxes(x, 0, 2), r"swapaxes: axis 2 does not exist in shape \(2, 3\)"),
         (lambda x: np.moveaxis(x, 0, 3), "moveaxis: destination: axis 3 is out of bounds"),
         (lambda x: np.squeeze(x, 0), "squeeze: .*not equal to one"),
         (lambda x: np.expand_dims(x, 4), "expand_dims: axis 4 is out of bounds"),
         (lambda x: np.broadcast_to(x, (3, 2)), r"shape \(2, 3\) cannot be broadcast to \(3, 2\)"),
         (lambda x: np.concatenate([x, x.T]), r"concatenate: shapes \(2, 3\) and \(3, 2\) do not match outside axis 0"),
         (lambda x: np.concatenate([x, x], axis=2), r"concatenate: axis 2 does not exist in shape \(2, 3\)"),
-        (lambda x: np.concatenate([x, x], axis=None), "concatenate: axis None does not exist"),
         (lambda x: np.stack([x, x.T]), r"stack: all shapes must be equal, got \(2, 3\) and \(3, 2\)"),
         (lambda x: np.stack([x], axis=3), "stack: axis 3 does not exist"),
         (lambda x: np.pad(x, -1), "pad: widths must not be negative"),

@@ -529,8 +529,8 @@ def test_complex_numbers_are_refused():
         (lambda x: x * 1j, "complex numbers are not supported; pass real and imaginary parts separately"),
         (lambda x: x + np.array([1j]), "complex numbers are not supported; pass real and imaginary parts separately"),
         (lambda x: x * "two", "expected a number or an array of numbers, got 'two'"),
-        (lambda x: x - {"a": 1}, "sub: expected numbers and arrays of numbers only"),
-        (lambda x: np.where(x > 0, x, None), "where: expected numbers and arrays of numbers only"),
+        (lambda x: x - {"a": 1}, "expected a number or an array of numbers, got a dict"),
+        (lambda x: np.where(x > 0, x, None), "expected a number or an array of numbers, got a NoneType"),
     ],
 )
 def test_what_is_no_number_is_refused_as_an_operand(function, message, run):

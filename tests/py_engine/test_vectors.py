@@ -102,6 +102,7 @@ CALLS: dict[str, Callable[..., Tensor]] = {
     "assemble": lambda *parts, places, shape: ops.assemble(parts, places, shape),
     "tensordot": lambda a, b, axes_a, axes_b: ops.tensordot(a, b, (axes_a, axes_b)),
     "einsum": lambda *operands, subscripts: ops.einsum(subscripts, *operands),
+    "clip": lambda x, a_min=None, a_max=None: ops.clip(x, a_min, a_max),
     "dropout": lambda x, rate: ops.dropout(x, rate, np.random.default_rng(1)),
     "dropout_mask": lambda x, rate: ops.TABLE["dropout_mask"](x, rate=rate, generator=np.random.default_rng(1)),
     "conv_input_gradient": lambda g, weight, shape, **at: ops.TABLE["conv_input_gradient"](

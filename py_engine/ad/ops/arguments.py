@@ -94,11 +94,13 @@ def whole(value: Any, what: str) -> int:
     if value.__class__ is int:
         return int(value)
     try:
-        return operator.index(value)
+        if not isinstance(value, (bool, np.bool_)):
+            return operator.index(value)
     except EngineError:
         raise
     except TypeError:
-        raise DTypeError(f"{what} must be an integer, got {shown(value)}") from None
+        pass
+    raise DTypeError(f"{what} must be an integer, got {shown(value)}")
 
 
 def wholes(values: Any, what: str) -> tuple[int, ...]:
@@ -108,7 +110,7 @@ def wholes(values: Any, what: str) -> tuple[int, ...]:
         DTypeError: one of them is none.
     """
     if isinstance(values, (int, np.integer)):
-        return (int(values),)
+        return (whole(values, what),)
     if isinstance(values, Tensor):
         values = values.numpy()
     if isinstance(values, np.ndarray):
@@ -122,7 +124,7 @@ def wholes(values: Any, what: str) -> tuple[int, ...]:
     return tuple([whole(value, what) for value in each])
 
 
-def axis_of(axis: Any, ndim: int, function: str) -> int:
+def axis_of(axis: Any, ndim: int, function: str, shape: Any = None) -> int:
     """Return one axis as a number that is not negative.
 
     Raises:
@@ -131,13 +133,20 @@ def axis_of(axis: Any, ndim: int, function: str) -> int:
     """
     found = whole(axis, f"{function}: the axis")
     if not -ndim <= found < ndim:
-        raise ShapeError(f"{function}: axis {found} does not exist in an array of {ndim} dimensions")
+        what = f"an array of {ndim} dimensions" if shape is None else f"shape {shape}"
+        raise ShapeError(f"{function}: axis {found} does not exist in {what}")
     return found % ndim
 
 
 def flag(value: Any) -> bool:
-    """Return `keepdims` as a truth value; not given is False."""
-    return value is not NO_VALUE and bool(value)
+    """Return `keepdims` as a truth value; not given is False.
+
+    Raises:
+        DTypeError: it is neither a truth value nor an integer.
+    """
+    if value is NO_VALUE or value is False:
+        return False
+    return value is True or isinstance(value, np.bool_) and bool(value) or bool(whole(value, "keepdims"))
 
 
 def checked(function: str, compute: Callable[[], Any], shape: tuple[int, ...]) -> Any:

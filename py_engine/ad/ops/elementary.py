@@ -30,6 +30,7 @@ from py_engine.ad.ops.record import (
     implements,
     infer_elementwise,
     infer_float,
+    infer_number,
     no_gradient,
     register,
 )
@@ -39,11 +40,11 @@ from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 # Arithmetic -----------------------------------------------------------------------------------------------
 
 add = elementwise("add", np.add, lambda y, a, b: 1, lambda y, a, b: 1, doc="a + b", infer=infer_elementwise)
-sub = elementwise("sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_elementwise)
+sub = elementwise("sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_number)
 mul = elementwise("mul", np.multiply, lambda y, a, b: b, lambda y, a, b: a, doc="a b", infer=infer_elementwise)
 div = elementwise("div", np.divide, lambda y, a, b: 1 / b, lambda y, a, b: -y / b, doc="a / b")
-neg = elementwise("neg", np.negative, lambda y, x: -1, doc="-x", infer=infer_elementwise)
-square = elementwise("square", np.square, lambda y, x: 2 * x, doc="x²", infer=infer_elementwise)
+neg = elementwise("neg", np.negative, lambda y, x: -1, doc="-x", infer=infer_number)
+square = elementwise("square", np.square, lambda y, x: 2 * x, doc="x²", infer=infer_number)
 reciprocal = elementwise("reciprocal", np.reciprocal, lambda y, x: -square(y), doc="1 / x")
 
 
@@ -234,9 +235,13 @@ def clip(
     refuse("clip", out=(out,), **{name: (value, *UFUNC_DEFAULTS.get(name, ())) for name, value in kwargs.items()})
     if a_min is NO_VALUE is a_max:
         a_min, a_max = min, max
+    elif a_min is NO_VALUE or a_max is NO_VALUE:
+        raise DTypeError("clip: a_min and a_max are given together; None leaves a side open")
     elif min is not NO_VALUE or max is not NO_VALUE:
         raise ConfigurationError("clip: min and max mean the same as a_min and a_max; give one pair of them")
     low, high = (None if bound is NO_VALUE else bound for bound in (a_min, a_max))
+    if isinstance(a, (bool, np.bool_)):
+        raise DTypeError("clip: expected numbers, got a truth value")
     return CLIP(a, -np.inf if low is None else low, np.inf if high is None else high)
 
 
@@ -283,13 +288,13 @@ WHERE: Op = register(
 
 
 @implements(np.where)
-def where(condition: Operand, x: Operand = None, y: Operand = None, /) -> Tensor:  # type: ignore[assignment]
+def where(condition: Operand, x: Operand = NO_VALUE, y: Operand = NO_VALUE, /) -> Tensor:
     """Take `x` where the boolean `condition` holds and `y` elsewhere.
 
     The branch not taken gets gradient zero, but its values are computed: keep them finite where their
     derivative is used (`where(x > 0, log(where(x > 0, x, 1)), 0)`).
     """
-    if x is None or y is None:
+    if x is NO_VALUE or y is NO_VALUE:
         raise ShapeError(
             "where: the positions where a condition holds have a shape that depends on values; give both results, "
             "where(condition, x, y), or call numpy.nonzero on condition.numpy()"

@@ -89,9 +89,9 @@ MATMUL: Op = register(
 
 
 @implements(np.matmul)
-def matmul(a: Operand, b: Operand) -> Tensor:
+def matmul(x1: Operand, x2: Operand, /) -> Tensor:
     """Matrix product, by numpy.matmul's rules for vectors and stacks of matrices."""
-    a, b = as_tensors((a, b))
+    a, b = as_tensors((x1, x2))
     if not a.ndim or not b.ndim:
         raise ShapeError(f"matmul: at least one axis is needed, got shapes {a.shape} and {b.shape}")
     if a.ndim == 1:

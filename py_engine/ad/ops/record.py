@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from py_engine.ad.tensor import COMPLEX, FLOATS, STATE, Array, Literal, Operand, Tensor, real_array
+from py_engine.ad.tensor import COMPLEX, FLOATS, STATE, Array, Literal, Operand, Tensor, plain_array, real_array
 from py_engine.ad.written import guard
 from py_engine.errors import DTypeError, ShapeError
 
@@ -114,7 +114,7 @@ class Op:
         trace = STATE.trace
         symbolic = trace.__class__ is list  # not so in a Record
         depends = False
-        alike = self.infer is infer_float or self.infer is infer_elementwise  # then nothing is to be inferred
+        alike = self.infer in _ALIKE  # then nothing is to be inferred
         if alike:
             shape, dtype = inputs[0].shape, inputs[0].dtype
         arrays = []
@@ -284,11 +284,7 @@ def _operand(x: Any) -> Any:
         return x
     if np.isscalar(x):
         raise DTypeError(COMPLEX if isinstance(x, complex) else f"expected a number or an array of numbers, got {x!r}")
-    try:
-        found = np.asarray(x)
-    except ValueError as error:
-        raise ShapeError(f"expected an array of numbers, got a {type(x).__name__} that is none: {error}") from None
-    return real_array(found, x)
+    return real_array(plain_array(x), x)
 
 
 def _number(x: Any, dtype: Any) -> Literal:
@@ -392,6 +388,17 @@ def infer_float(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
     return shape, dtype
 
 
+def infer_number(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
+    """Shape and dtype of an elementwise op that is defined for all numbers, and not for truth values."""
+    shape, dtype = infer_elementwise(*inputs)
+    if dtype == np.bool_:
+        raise DTypeError("expected numbers, got truth values; convert with astype(), or use the logical functions")
+    return shape, dtype
+
+
+_ALIKE = frozenset({infer_elementwise, infer_float, infer_number})
+
+
 def elementwise(
     name: str,
     kernel: Callable[..., Any] | None,
@@ -464,7 +471,8 @@ def scaled(g: Tensor, derivative: Partial) -> Tensor:
             return derivative  # where a gradient begins
         return TABLE["mul"].apply((g, derivative), NO_ATTRS)
     if derivative == 0:
-        return TABLE["broadcast_to"].apply((Literal(np.zeros((), g.dtype)),), {"shape": g.shape})
+        zero = Literal(np.zeros((), g.dtype))
+        return TABLE["broadcast_to"].apply((zero,), {"shape": g.shape}) if g.shape else zero
     return g if derivative == 1 else -g if derivative == -1 else g * derivative
 
 

@@ -207,7 +207,7 @@ def std(
         _refuse("std", x, dtype, out, None, where, mean=mean)
     axes = normalize_axes(axis, x.ndim)
     divisor = _divisor("std", x, axes, ddof, correction)
-    total = norm(x - _mean(x, axes, keepdims=True), None, axes, flag(keepdims))
+    total = NORM(x - _mean(x, axes, keepdims=True), axes=axes, keepdims=flag(keepdims))
     return total * (1 / math.sqrt(divisor)) if divisor else div(total, 0.0)
 
 
@@ -258,7 +258,10 @@ def norm(x: Operand, ord: None = None, axis: Axis = None, keepdims: bool = False
     if ord is not None:
         raise ConfigurationError(f"norm: only the Euclidean norm (ord=None) is supported, got ord={ord!r}")
     x = as_tensor(x)
-    return NORM(x, axes=normalize_axes(axis, x.ndim), keepdims=bool(keepdims))
+    axes = normalize_axes(axis, x.ndim)
+    if axis is not None and not 1 <= len(axes) <= 2:
+        raise ShapeError(f"norm: the axes are one of a vector or two of a matrix, got {axis}")
+    return NORM(x, axes=axes, keepdims=flag(keepdims))
 
 
 # Extrema --------------------------------------------------------------------------------------------------
@@ -530,7 +533,7 @@ LOGSUMEXP: Op = register(
 def logsumexp(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over `axis` (all axes when None), without overflow."""
     x = as_tensor(x)
-    return LOGSUMEXP(x, axes=normalize_axes(axis, x.ndim), keepdims=bool(keepdims))
+    return LOGSUMEXP(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
 
 def _infer_same(x: Tensor, axes: Axes) -> tuple[Shape, Any]:
@@ -622,8 +625,10 @@ def _ufunc_reduction(ufunc: np.ufunc, reduction: Callable[..., Tensor]) -> None:
         where: bool = True,
     ) -> Tensor:
         x = as_tensor(array)
-        _refuse(f"{ufunc.__name__}.reduce", x, dtype, out, initial, where)
-        return reduction(x, axis=axis, keepdims=bool(keepdims))
+        _refuse(f"{ufunc.__name__}.reduce", x, None, out, initial, where)
+        result = reduction(x, axis=axis, keepdims=flag(keepdims))
+        same_dtype(f"{ufunc.__name__}.reduce", dtype, result)
+        return result
 
 
 _ufunc_reduction(np.add, sum)

@@ -61,13 +61,16 @@ RESHAPE: Op = register(
 )
 
 
+_INT = {int}
+
+
 @implements(np.reshape)
 def reshape(a: Operand, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
     """Return the same elements, in C order, in another shape; one length may be -1."""
     x = as_tensor(a)
     if order != "C" or copy is not None:
         refuse("reshape", order=(order, "C"), copy=(copy,))
-    if shape.__class__ is tuple and shape == x.shape:
+    if shape.__class__ is tuple and shape == x.shape and not set(map(type, shape)) - _INT:
         return x
     wanted = _infer_reshape(x, wholes(shape, "reshape: each length"))[0]
     return x if wanted == x.shape else RESHAPE.apply((x,), {"shape": wanted})
@@ -142,7 +145,7 @@ def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
 def swapaxes(a: Operand, axis1: int, axis2: int) -> Tensor:
     """Exchange two axes."""
     x = as_tensor(a)
-    first, second = axis_of(axis1, x.ndim, "swapaxes"), axis_of(axis2, x.ndim, "swapaxes")
+    first, second = [axis_of(axis, x.ndim, "swapaxes", x.shape) for axis in (axis1, axis2)]
     order = list(range(x.ndim))
     order[first], order[second] = order[second], order[first]
     return transpose(x, order)
@@ -197,7 +200,7 @@ def broadcast_to(array: Operand, shape: int | Sequence[int], subok: bool = False
     x = as_tensor(array)
     if subok is not False:
         refuse("broadcast_to", subok=(subok, False))
-    wanted = shape if shape.__class__ is tuple and shape == x.shape else wholes(shape, "broadcast_to: each length")
+    wanted = wholes(shape, "broadcast_to: each length")
     return x if wanted == x.shape else BROADCAST_TO.apply((x,), {"shape": wanted})
 
 
@@ -338,7 +341,7 @@ def concatenate(
     if axis is None:
         return concatenate([ravel(part) for part in parts])
     first = parts[0]
-    axis = axis_of(axis, first.ndim, "concatenate")
+    axis = axis_of(axis, first.ndim, "concatenate", first.shape)
     for part in parts:
         if part.ndim != first.ndim or any(part.shape[a] != first.shape[a] for a in range(first.ndim) if a != axis):
             shapes = " and ".join(str(p.shape) for p in parts)
