@@ -8,7 +8,7 @@ function is traced, has only a shape and a dtype.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -529,6 +529,8 @@ class Tensor:
 
     def reshape(self, *shape: int | Sequence[int], order: str = "C", copy: bool | None = None) -> Tensor:
         """Return the same elements, in C order, in another shape; one length may be -1."""
+        if not shape:
+            raise DTypeError("reshape: the lengths are missing; x.reshape(()) is a tensor without axes")
         return ops.reshape(self, _flat(shape), order, copy=copy)
 
     def ravel(self, order: str = "C") -> Tensor:
@@ -570,9 +572,10 @@ class Tensor:
         axis: Axis = None,
         dtype: DTypeLike | None = None,
         out: None = None,
-        keepdims: bool = NO_VALUE,
+        *,
+        keepdims: bool = False,
         initial: None = NO_VALUE,
-        where: bool = NO_VALUE,
+        where: bool = True,
     ) -> Tensor:
         """Sum over axes."""
         return ops.sum(self, axis, dtype, out, keepdims, initial, where)
@@ -582,9 +585,10 @@ class Tensor:
         axis: Axis = None,
         dtype: DTypeLike | None = None,
         out: None = None,
-        keepdims: bool = NO_VALUE,
+        *,
+        keepdims: bool = False,
         initial: None = NO_VALUE,
-        where: bool = NO_VALUE,
+        where: bool = True,
     ) -> Tensor:
         """Product over axes."""
         return ops.prod(self, axis, dtype, out, keepdims, initial, where)
@@ -594,9 +598,9 @@ class Tensor:
         axis: Axis = None,
         dtype: DTypeLike | None = None,
         out: None = None,
-        keepdims: bool = NO_VALUE,
         *,
-        where: bool = NO_VALUE,
+        keepdims: bool = False,
+        where: bool = True,
     ) -> Tensor:
         """Arithmetic mean over axes."""
         return ops.mean(self, axis, dtype, out, keepdims, where=where)
@@ -607,10 +611,10 @@ class Tensor:
         dtype: DTypeLike | None = None,
         out: None = None,
         ddof: float = 0,
-        keepdims: bool = NO_VALUE,
         *,
-        where: bool = NO_VALUE,
-        mean: None = NO_VALUE,
+        keepdims: bool = False,
+        where: bool = True,
+        mean: None = None,
     ) -> Tensor:
         """Variance over axes."""
         return ops.var(self, axis, dtype, out, ddof, keepdims, where=where, mean=mean)
@@ -621,10 +625,10 @@ class Tensor:
         dtype: DTypeLike | None = None,
         out: None = None,
         ddof: float = 0,
-        keepdims: bool = NO_VALUE,
         *,
-        where: bool = NO_VALUE,
-        mean: None = NO_VALUE,
+        keepdims: bool = False,
+        where: bool = True,
+        mean: None = None,
     ) -> Tensor:
         """Standard deviation over axes."""
         return ops.std(self, axis, dtype, out, ddof, keepdims, where=where, mean=mean)
@@ -633,9 +637,10 @@ class Tensor:
         self,
         axis: Axis = None,
         out: None = None,
-        keepdims: bool = NO_VALUE,
+        *,
+        keepdims: bool = False,
         initial: None = NO_VALUE,
-        where: bool = NO_VALUE,
+        where: bool = True,
     ) -> Tensor:
         """Largest element over axes."""
         return ops.max(self, axis, out, keepdims, initial, where)
@@ -644,26 +649,27 @@ class Tensor:
         self,
         axis: Axis = None,
         out: None = None,
-        keepdims: bool = NO_VALUE,
+        *,
+        keepdims: bool = False,
         initial: None = NO_VALUE,
-        where: bool = NO_VALUE,
+        where: bool = True,
     ) -> Tensor:
         """Smallest element over axes."""
         return ops.min(self, axis, out, keepdims, initial, where)
 
-    def argmax(self, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
+    def argmax(self, axis: int | None = None, out: None = None, *, keepdims: bool = False) -> Tensor:
         """Position of the largest element along an axis, of equal ones the first."""
         return ops.argmax(self, axis, out, keepdims=keepdims)
 
-    def argmin(self, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
+    def argmin(self, axis: int | None = None, out: None = None, *, keepdims: bool = False) -> Tensor:
         """Position of the smallest element along an axis, of equal ones the first."""
         return ops.argmin(self, axis, out, keepdims=keepdims)
 
-    def any(self, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE) -> Tensor:
+    def any(self, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: bool = True) -> Tensor:
         """Whether any element over axes is not zero."""
         return ops.any(self, axis, out, keepdims, where=where)
 
-    def all(self, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE) -> Tensor:
+    def all(self, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: bool = True) -> Tensor:
         """Whether all elements over axes are not zero."""
         return ops.all(self, axis, out, keepdims, where=where)
 
@@ -812,7 +818,7 @@ SHAPE_FROM_VALUES = frozenset(
 
 
 def _flat(shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
-    if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)):
+    if len(shape) == 1 and isinstance(shape[0], Iterable) and not isinstance(shape[0], Tensor):
         return tuple(shape[0])
     return shape  # type: ignore[return-value]
 

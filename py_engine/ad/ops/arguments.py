@@ -146,7 +146,7 @@ def flag(value: Any) -> bool:
     """
     if value is NO_VALUE or value is False:
         return False
-    return value is True or isinstance(value, np.bool_) and bool(value) or bool(whole(value, "keepdims"))
+    return value is True or (isinstance(value, np.bool_) and bool(value)) or bool(whole(value, "keepdims"))
 
 
 def checked(function: str, compute: Callable[[], Any], shape: tuple[int, ...]) -> Any:

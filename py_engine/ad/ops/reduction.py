@@ -136,7 +136,8 @@ def sum(
 
 
 def _refuse(function: str, x: Tensor, dtype: Any, out: Any, initial: Any, where: Any, **others: Any) -> None:
-    refuse(function, out=(out,), initial=(initial,), where=(where, True), **{k: (v,) for k, v in others.items()})
+    start = "None" if initial is None else initial  # which numpy takes for no start at all, not for the usual one
+    refuse(function, out=(out,), initial=(start,), where=(where, True), **{k: (v,) for k, v in others.items()})
     same_dtype(function, dtype, x)
 
 
@@ -153,7 +154,7 @@ def mean(
     """Arithmetic mean over `axis` (all axes when None); the mean of no elements is NaN."""
     x = as_tensor(a)
     if not (dtype is None is out and where is NO_VALUE):
-        _refuse("mean", x, dtype, out, None, where)
+        _refuse("mean", x, dtype, out, NO_VALUE, where)
     axes = normalize_axes(axis, x.ndim)
     count = math.prod(x.shape[a] for a in axes)
     return sum(x, axes, keepdims=keepdims) * (1 / count if count else np.nan)
@@ -178,7 +179,7 @@ def var(
     """
     x = as_tensor(a)
     if not (dtype is None is out and where is NO_VALUE is mean):
-        _refuse("var", x, dtype, out, None, where, mean=mean)
+        _refuse("var", x, dtype, out, NO_VALUE, where, mean=mean)
     axes = normalize_axes(axis, x.ndim)
     divisor = _divisor("var", x, axes, ddof, correction)
     total = sum(square(x - _mean(x, axes, keepdims=True)), axes, keepdims=keepdims)
@@ -204,7 +205,7 @@ def std(
     """
     x = as_tensor(a)
     if not (dtype is None is out and where is NO_VALUE is mean):
-        _refuse("std", x, dtype, out, None, where, mean=mean)
+        _refuse("std", x, dtype, out, NO_VALUE, where, mean=mean)
     axes = normalize_axes(axis, x.ndim)
     divisor = _divisor("std", x, axes, ddof, correction)
     total = NORM(x - _mean(x, axes, keepdims=True), axes=axes, keepdims=flag(keepdims))
@@ -415,7 +416,7 @@ def any(
 ) -> Tensor:
     """Whether any element over `axis` (all axes when None) is not 0."""
     x = as_tensor(a)
-    _refuse("any", x, None, out, None, where)
+    _refuse("any", x, None, out, NO_VALUE, where)
     return ANY(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
 
@@ -425,7 +426,7 @@ def all(
 ) -> Tensor:
     """Whether all elements over `axis` (all axes when None) are not 0."""
     x = as_tensor(a)
-    _refuse("all", x, None, out, None, where)
+    _refuse("all", x, None, out, NO_VALUE, where)
     return ALL(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
 
