@@ -100,6 +100,10 @@ OVER_AXES = [
     at((2, 3), axis=()), at((0, 3), axis=1), at((2, 0, 3), axis=2),
 ]  # fmt: skip
 OVER_EMPTY = [at((0, 3), axis=0), at((0,)), at((2, 0), axis=1, keepdims=True)]
+POSITIONS = [
+    at(()), at((4,)), at((2, 3)), at((2, 3), axis=0), at((2, 3), axis=-1, keepdims=True), at((2, 3, 4), axis=1),
+    at((0, 3), axis=1), at((2, 3), keepdims=True),
+]  # fmt: skip
 ALONG_AXES = [at((3,)), at((2, 3)), at((2, 3), axis=0), at((2, 3, 2), axis=(0, 2)), at((2, 1), axis=1), at((0, 3))]
 MATRICES = [
     at((2, 3), (3, 4)), at((3,), (3, 4)), at((2, 3), (3,)), at((3,), (3,)), at((5, 2, 3), (3, 4)), at((1, 1), (1, 1)),
@@ -330,6 +334,11 @@ LINES = [
     Line("greater_equal", ops.greater_equal, BINARY, differentiable=False),
     Line("equal", ops.equal, BINARY, differentiable=False),
     Line("not_equal", ops.not_equal, BINARY, differentiable=False),
+    *(Line(name, getattr(ops, name), UNARY, differentiable=False)
+      for name in ("floor", "ceil", "trunc", "round", "isnan", "isfinite", "isinf")),
+    Line("logical_and", ops.logical_and, BINARY, (condition,), differentiable=False),
+    Line("logical_or", ops.logical_or, BINARY, (condition, anything), differentiable=False),
+    Line("logical_not", ops.logical_not, UNARY, (condition,), differentiable=False),
     Line("astype", lambda x: ops.astype(x, np.int64), UNARY, like=lambda x: x.astype(np.int64), differentiable=False),
     Line("stop_gradient", ops.stop_gradient, UNARY, like=lambda x: x, differentiable=False),
     Line("identity", ops.identity, UNARY, like=lambda x: x),
@@ -341,6 +350,11 @@ LINES = [
     Line("norm", ops.norm, [at(()), at((4,)), at((2, 3), axis=0), at((2, 3), axis=1, keepdims=True)], (nonzero,)),
     Line("max", ops.max, OVER_AXES, (apart,)),
     Line("min", ops.min, OVER_AXES, (apart,)),
+    Line("prod", ops.prod, [*OVER_AXES, *OVER_EMPTY, at((7, 2), axis=0)]),
+    Line("any", ops.any, OVER_AXES + OVER_EMPTY, (condition,), differentiable=False),
+    Line("all", ops.all, OVER_AXES + OVER_EMPTY, (condition,), differentiable=False),
+    Line("argmax", ops.argmax, POSITIONS, (apart,), differentiable=False),
+    Line("argmin", ops.argmin, POSITIONS, (apart,), differentiable=False),
     Line("logsumexp", ops.logsumexp, OVER_AXES, like=lambda x, **at: np.log(np.sum(np.exp(x), **at))),
     Line("softmax", ops.softmax, ALONG_AXES, like=softmax),
     Line("log_softmax", ops.log_softmax, ALONG_AXES, like=lambda x, axis=-1: np.log(softmax(x, axis))),

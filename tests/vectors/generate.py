@@ -380,6 +380,7 @@ def cases() -> Iterator[Case]:
     yield from losses()
     yield from convolutions()
     yield from embeddings()
+    yield from constants()
 
 
 def elementwise() -> Iterator[Case]:
@@ -787,6 +788,42 @@ def written(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value)) + ("," if len(value) == 1 else "")
     return str(value)
+
+
+def constants() -> Iterator[Case]:
+    """What has no derivative on purpose, and products. Positions count from 0, among all elements in C order."""
+    for name, function in (("floor", np.floor), ("ceil", np.ceil), ("trunc", np.trunc), ("round", np.rint)):
+        for shape in UNARY_SHAPES:
+            yield Case(name, function, (shape,), (nonzero,), differentiable=False)
+        yield Case(name, function, ((6,),), (fixed(-1.5, -0.5, 0.5, 1.5, 2.5, 3),), differentiable=False)
+    for name, function in (("isnan", np.isnan), ("isfinite", np.isfinite), ("isinf", np.isinf)):
+        for shape in UNARY_SHAPES:
+            yield Case(name, function, (shape,), (anything,), differentiable=False)
+        yield Case(name, function, ((5,),), (fixed(np.nan, np.inf, -np.inf, 0, 1),), differentiable=False)
+    for name, function in (("logical_and", np.logical_and), ("logical_or", np.logical_or)):
+        for pair in BINARY_SHAPES:
+            yield Case(name, function, pair, (condition,), differentiable=False)
+    for shape in UNARY_SHAPES:
+        yield Case("logical_not", np.logical_not, (shape,), (condition,), differentiable=False)
+    for name, function in (("any", np.any), ("all", np.all)):
+        for shape, at in OVER_AXES + EMPTY_SUMS:
+            yield Case(name, function, (shape,), (condition,), at, False)
+    for name, function in (("argmax", np.argmax), ("argmin", np.argmin)):
+        for shape, at in ((4,), {}), ((2, 3), {}), ((2, 3), {"axis": 0}), ((2, 3, 4), {"axis": -1}):
+            yield Case(name, function, (shape,), (apart,), at, False)
+        yield Case(name, function, ((3, 4),), (ties,), {"axis": 1}, False)
+    for shape, at in OVER_AXES + EMPTY_SUMS:
+        yield Case("prod", np.prod, (shape,), (nonzero,), at)
+    yield Case("prod", np.prod, ((3, 4),), (ties,), {"axis": 1})
+    for name in ("maximum", "minimum"):
+        yield Case(name, BINARY[name][0], ((4,), (4,)), (ties,))
+    yield Case(
+        "clip",
+        lambda x, low, high: np.minimum(np.maximum(x, low), high),
+        ((5,), (), ()),
+        (fixed(-2, -1, 0.25, 1, 2), fixed(1), fixed(-1)),  # the bounds the wrong way round
+        gradient=lambda g, x, low, high: [0 * g, 0 * low, np.sum(g)],
+    )
 
 
 # The files --------------------------------------------------------------------------------------------------
