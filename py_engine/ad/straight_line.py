@@ -47,7 +47,7 @@ EXPRESSIONS: dict[Op, str] = {
     ops.neg: "-{0}",
     ops.square: "{0} * {0}",
     ops.reciprocal: "1.0 / {0}",
-    ops.pow: "pow({0}, {1})",
+    ops.pow: "pow({0}, {1}) if {1} != 0.5 or {0} > 0.0 else edge()",  # numpy takes the root, of -0 and -inf another one
     ops.exp: "exp({0})",
     ops.expm1: "expm1({0})",
     ops.log: "log({0})",
@@ -67,9 +67,9 @@ EXPRESSIONS: dict[Op, str] = {
     ops.relu: "{0} if {0} > 0.0 or {0} != {0} else 0.0",
     ops.step: "1.0 if {0} > 0.0 else 0.0",
     ops.abs: "abs({0})",
-    ops.sign: "copysign(1.0, {0}) if {0} < 0.0 or {0} > 0.0 else {0}",
-    ops.maximum: "{0} if {0} >= {1} or {0} != {0} else {1}",
-    ops.minimum: "{0} if {0} <= {1} or {0} != {0} else {1}",
+    ops.sign: "copysign(1.0, {0}) if {0} < 0.0 or {0} > 0.0 else {0} + 0.0",
+    ops.maximum: "{0} if {0} > {1} or {0} != {0} else {1}",
+    ops.minimum: "{0} if {0} < {1} or {0} != {0} else {1}",
     ops.equal_mask: "1.0 if {0} == {1} else 0.0",
     ops.WHERE: "{1} if {0} else {2}",
     ops.less: "{0} < {1}",
@@ -78,14 +78,21 @@ EXPRESSIONS: dict[Op, str] = {
     ops.greater_equal: "{0} >= {1}",
     ops.equal: "{0} == {1}",
     ops.not_equal: "{0} != {1}",
-    **dict.fromkeys((COPY, ops.identity, ops.stop_gradient, SUM, MAX, MIN), "{0}"),
+    **dict.fromkeys((COPY, ops.identity, ops.stop_gradient, MAX, MIN), "{0}"),
+    SUM: "{0} + 0.0",
 }
 """For each op its value for single numbers, as Python."""
 
 _VALUE = re.compile(r"\bv\d+\b")
 """The name of a value that is stored."""
 
-_FUNCTIONS = {name: getattr(math, name) for name in dir(math) if not name.startswith("_")} | {"abs": abs, "max": max}
+
+
+def _edge() -> float:
+    raise ValueError("the tape of arrays computes what numpy would")
+
+
+_FUNCTIONS = {name: getattr(math, name) for name in dir(math) if not name.startswith("_")} | {"abs": abs, "max": max, "edge": _edge}
 
 
 def straight_line(graph: Graph) -> tuple[str, Program] | None:
@@ -124,6 +131,8 @@ def straight_line(graph: Graph) -> tuple[str, Program] | None:
             form = "{0} and {1}"
         elif form is None or not (_is_float(node) or all(_is_float(x) for x in node.inputs)):
             return None
+        elif node.op is ops.pow and isinstance(node.inputs[1], Literal):
+            form = "pow({0}, {1}) if {0} > 0.0 else edge()" if node.inputs[1].item() == 0.5 else "pow({0}, {1})"
         parts, depth = [], 0
         for i, x in enumerate(node.inputs):
             if id(x) in inside and uses[id(x)] == 1 and form.count(f"{{{i}}}") == 1 and inside[id(x)][1] < DEEPEST:
