@@ -87,12 +87,12 @@ _VALUE = re.compile(r"\bv\d+\b")
 """The name of a value that is stored."""
 
 
-
 def _edge() -> float:
     raise ValueError("the tape of arrays computes what numpy would")
 
 
-_FUNCTIONS = {name: getattr(math, name) for name in dir(math) if not name.startswith("_")} | {"abs": abs, "max": max, "edge": _edge}
+_FUNCTIONS = {name: getattr(math, name) for name in dir(math) if not name.startswith("_")}
+_FUNCTIONS |= {"abs": abs, "max": max, "edge": _edge}
 
 
 def straight_line(graph: Graph) -> tuple[str, Program] | None:

@@ -358,6 +358,23 @@ def test_engine_errors_are_also_the_builtin_ones():
     assert issubclass(ShapeError, EngineError) and issubclass(TraceError, RuntimeError)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("value", [0, 1.1, -0.0, np.inf, np.nan, 1e6, (1, 2), ((1, 2), (3, 4))])
+@pytest.mark.parametrize("width", [1, (2, 0), ((0, 1), (2, 3)), {1: (1, 2)}])
+def test_padding_copies_each_element_as_it_is(dtype, value, width):
+    x = np.array([[np.inf, -0.0, 1e30], [0.1, np.nan, 1e-30]]).astype(dtype)
+
+    def padded(x):
+        return np.pad(x, width, constant_values=value)
+
+    for result in (padded(pe.tensor(x)).numpy(), pe.compile(padded)(x)):
+        assert result.tobytes() == padded(x).tobytes() and result.dtype == dtype
+    weights = np.arange(padded(x).size, dtype=dtype).reshape(padded(x).shape)
+    rows, columns = np.nonzero(np.pad(np.ones(x.shape), width))
+    gradient = pe.grad(lambda x: np.sum(np.where(np.isfinite(padded(x)), padded(x), 0) * weights))(x)
+    np.testing.assert_array_equal(gradient, weights[rows, columns].reshape(x.shape) * np.isfinite(x))
+
+
 # Labels ---------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,8 @@ import py_engine as pe
 from py_engine import Tensor, ops
 from py_engine.ad.graph import Graph, gradients, trace, tracing
 from py_engine.ad.plan import ALIGNMENT
+from py_engine.ad.straight_line import EXPRESSIONS
+from py_engine.ad.sums import ADD_IN_ANY_ORDER
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
@@ -530,6 +532,40 @@ def test_a_function_of_numbers_is_a_program_of_floats_with_the_same_results(name
     assert tape.program is not None and tape.source == program.source.partition("\n")[2]
     ((tape, _),) = arrays.tapes.values()
     assert tape.program is None
+
+
+SPECIAL = [*EDGES, 1.0, -1.0, 0.5, -0.5, -2.0, 3.0, 1 / 3, 709.9, -745.2]
+OF_TWO = ("add", "sub", "mul", "div", "pow", "maximum", "minimum", "equal_mask")
+COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+
+
+@pytest.mark.parametrize("op", EXPRESSIONS, ids=lambda op: op.name)
+def test_each_op_on_one_number_is_numpy_s_in_every_call_to_the_sign_of_zero(op):
+    """Eagerly, by the tape of arrays (the first call of a compiled function) and as floats (the later ones)."""
+    call = getattr(ops, op.name, op) if op.name in ("sum", "max", "min") else op
+    if op is ops.WHERE:
+        function = lambda x, y: ops.where(x > 0, x, y)  # noqa: E731
+    elif op.name in COMPARISONS:
+        function = lambda x, y: ops.where(call(x, y), 1.0, 2.0)  # noqa: E731
+    else:
+        function = call
+    pairs = op is ops.WHERE or op.name in OF_TWO + COMPARISONS or op is ADD_IN_ANY_ORDER
+    if not pairs:
+        rows = [(function, [(x,) for x in SPECIAL])]
+    else:
+        rows = [(function, [(x, y) for x in SPECIAL for y in SPECIAL])]
+        rows += [
+            (lambda x, y=y: function(x, y), [(x,) for x in SPECIAL]) for y in SPECIAL if op.name not in COMPARISONS
+        ]
+    with np.errstate(all="ignore"):
+        for run, points in rows:
+            compiled, arrays = pe.compile(run), pe.compile(run, Techniques(straight_line=False))
+            for at in points:
+                expected = run(*(Tensor(np.array(x)) for x in at)).numpy()
+                for value in (arrays(*at), compiled(*at)):
+                    np.testing.assert_allclose(value, expected, rtol=1e-15, err_msg=f"{op.name}{at}")
+                    if expected == 0:
+                        assert np.signbit(value) == np.signbit(expected), f"{op.name}{at}"
 
 
 @pytest.mark.parametrize("number", range(20))
