@@ -66,7 +66,7 @@ def guard(op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Marks |
 
 def _read_first(op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any], key: Any) -> tuple[int, ...]:
     op.reads[key] = read = operands_read(op, inputs, attrs, [x.requires_grad for x in inputs])
-    if not read:
+    if not read and isinstance(op.vjp, tuple):  # one rule for any number of inputs may read others when there are more
         any_float = [x.dtype in FLOATS for x in inputs]
         object.__setattr__(op, "reads_nothing", not operands_read(op, inputs, attrs, any_float))
     return read

@@ -106,6 +106,15 @@ def test_a_write_to_any_element_is_found_at_every_size_by_every_op(read, size, r
     pullback(1.0)  # all is as it was
 
 
+def test_an_op_that_reads_nothing_of_one_input_reads_each_of_several(rng):
+    pe.grad(lambda x: np.sum(np.einsum("ij->ji", x)))(np.ones((2, 3)))
+    w = rng.standard_normal(3)
+    _, pullback = pe.vjp(lambda x: np.einsum("i,i->", x, w), np.ones(3))
+    w[1] += 1
+    with pytest.raises(InPlaceError, match="as it was, but the array was written to"):
+        pullback(1.0)
+
+
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_write_through_any_view_is_found(view, size, rng):
