@@ -292,12 +292,6 @@ class Tensor:
     def __format__(self, specification: str) -> str:
         return format(self.item(), specification) if specification else str(self)
 
-    def __getattr__(self, name: str) -> Any:
-        # Called for what is not there.
-        if name in MISSING:
-            raise MissingAttributeError(f"a tensor has no {name}: {MISSING[name]}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if self.requires_grad and STATE.recording:
             raise NotDifferentiableError(
@@ -707,6 +701,20 @@ MISSING: dict[str, str] = {
     "view": "write x.astype() for another dtype, x.reshape() for another shape",
 }
 """Attributes of arrays that tensors don't have, and what to write instead."""
+
+
+class _Missing:
+    """An attribute that raises, so that `hasattr` says no; a `__getattr__` would slow down every other attribute."""
+
+    def __init__(self, name: str, advice: str) -> None:
+        self.message = f"a tensor has no {name}: {advice}"
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        raise MissingAttributeError(self.message)
+
+
+for _name, _advice in MISSING.items():
+    setattr(Tensor, _name, _Missing(_name, _advice))
 
 
 class Literal(Tensor):

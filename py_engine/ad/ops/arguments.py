@@ -29,6 +29,8 @@ __all__ = [
     "wholes",
 ]
 
+_INT = {int}
+
 UFUNC_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "where": (True,),
     "casting": ("same_kind",),
@@ -109,6 +111,8 @@ def wholes(values: Any, what: str) -> tuple[int, ...]:
     Raises:
         DTypeError: one of them is none.
     """
+    if values.__class__ is tuple and not set(map(type, values)) - _INT:
+        return values
     if isinstance(values, (int, np.integer)):
         return (whole(values, what),)
     if isinstance(values, Tensor):

@@ -114,7 +114,8 @@ class Op:
         trace = STATE.trace
         symbolic = trace.__class__ is list  # not so in a Record
         depends = False
-        alike = self.infer in _ALIKE  # then nothing is to be inferred
+        infer = self.infer
+        alike = infer is infer_float or infer is infer_elementwise or infer is infer_number  # nothing is to be inferred
         if alike:
             shape, dtype = inputs[0].shape, inputs[0].dtype
         arrays = []
@@ -396,9 +397,6 @@ def infer_number(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
     return shape, dtype
 
 
-_ALIKE = frozenset({infer_elementwise, infer_float, infer_number})
-
-
 def elementwise(
     name: str,
     kernel: Callable[..., Any] | None,
@@ -466,7 +464,7 @@ def scaled(g: Tensor, derivative: Partial) -> Tensor:
         return TABLE["where"](condition, g * factor, 0)
     if isinstance(derivative, Tensor):
         if derivative.dtype == np.bool_:
-            return TABLE["where"](derivative, g, 0)
+            return TABLE["where"].apply((derivative, g, Literal(np.zeros((), g.dtype))), NO_ATTRS)
         if g.__class__ is Literal and g.shape == derivative.shape and g.item() == 1:
             return derivative  # where a gradient begins
         return TABLE["mul"].apply((g, derivative), NO_ATTRS)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from py_engine.ad.ops.arguments import NO_VALUE, axis_of, flag, refuse, same_dtype, whole
-from py_engine.ad.ops.elementary import WHERE, div, equal, equal_mask, exp, square, where
+from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
 from py_engine.ad.ops.record import (
     Call,
     Op,
@@ -130,7 +130,7 @@ def sum(
 ) -> Tensor:
     """Sum over `axis` (all axes when None)."""
     x = as_tensor(a)
-    if not (dtype is None is out and initial is NO_VALUE is where):
+    if not (dtype is None is out and initial is NO_VALUE and (where is NO_VALUE or where is True)):
         _refuse("sum", x, dtype, out, initial, where)
     return SUM(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
@@ -153,7 +153,7 @@ def mean(
 ) -> Tensor:
     """Arithmetic mean over `axis` (all axes when None); the mean of no elements is NaN."""
     x = as_tensor(a)
-    if not (dtype is None is out and where is NO_VALUE):
+    if not (dtype is None is out and (where is NO_VALUE or where is True)):
         _refuse("mean", x, dtype, out, NO_VALUE, where)
     axes = normalize_axes(axis, x.ndim)
     count = math.prod(x.shape[a] for a in axes)
@@ -178,7 +178,7 @@ def var(
     Where `ddof` is the count or more, the divisor is 0, as numpy's: infinity, or NaN where all elements are equal.
     """
     x = as_tensor(a)
-    if not (dtype is None is out and where is NO_VALUE is mean):
+    if not (dtype is None is out and (where is NO_VALUE or where is True) and (mean is NO_VALUE or mean is None)):
         _refuse("var", x, dtype, out, NO_VALUE, where, mean=mean)
     axes = normalize_axes(axis, x.ndim)
     divisor = _divisor("var", x, axes, ddof, correction)
@@ -204,7 +204,7 @@ def std(
     Where `ddof` is the count or more, the divisor is 0, as numpy's: infinity, or NaN where all elements are equal.
     """
     x = as_tensor(a)
-    if not (dtype is None is out and where is NO_VALUE is mean):
+    if not (dtype is None is out and (where is NO_VALUE or where is True) and (mean is NO_VALUE or mean is None)):
         _refuse("std", x, dtype, out, NO_VALUE, where, mean=mean)
     axes = normalize_axes(axis, x.ndim)
     divisor = _divisor("std", x, axes, ddof, correction)
@@ -273,15 +273,22 @@ def norm(x: Operand, ord: None = None, axis: Axis = None, keepdims: bool = False
 
 
 def _to_winners(g: Tensor, y: Tensor, x: Tensor, axes: Axes) -> Tensor:
-    largest = spread(y, x, axes)
-    share = spread(g, x, axes) / sum(equal_mask(x, largest), axes, keepdims=True)
-    return WHERE(equal(x, largest), share, 0)
+    won, count = _winners(y, x, axes)
+    return WHERE(won, spread(g, x, axes) / count, 0)
 
 
 def _of_winners(t: Tensor, y: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
+    won, count = _winners(y, x, axes)
+    total = sum(WHERE(won, t, 0), axes, keepdims=True) / count
+    return total if keepdims else reshape(total, y.shape)
+
+
+def _winners(y: Tensor, x: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
+    """Return which elements are the largest, and how many over axes."""
     largest = spread(y, x, axes)
-    total = sum(WHERE(equal(x, largest), t, 0), axes, keepdims=keepdims)
-    return total / sum(equal_mask(x, largest), axes, keepdims=keepdims)
+    won = equal(x, largest)
+    ones = astype(won, x.dtype) if x.shape else equal_mask(x, largest)  # of a single number the same, among floats
+    return won, sum(ones, axes, keepdims=True)
 
 
 def _extremum(name: str, ufunc: np.ufunc, doc: str) -> Op:
@@ -315,7 +322,7 @@ def max(
 ) -> Tensor:
     """Largest element over `axis` (all axes when None); ties share the gradient equally."""
     x = as_tensor(a)
-    if not (out is None and initial is NO_VALUE is where):
+    if not (out is None and initial is NO_VALUE and (where is NO_VALUE or where is True)):
         _refuse("max", x, None, out, initial, where)
     return MAX(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
@@ -331,7 +338,7 @@ def min(
 ) -> Tensor:
     """Smallest element over `axis` (all axes when None); ties share the gradient equally."""
     x = as_tensor(a)
-    if not (out is None and initial is NO_VALUE is where):
+    if not (out is None and initial is NO_VALUE and (where is NO_VALUE or where is True)):
         _refuse("min", x, None, out, initial, where)
     return MIN(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
@@ -387,7 +394,7 @@ def prod(
 ) -> Tensor:
     """Product over `axis` (all axes when None)."""
     x = as_tensor(a)
-    if not (dtype is None is out and initial is NO_VALUE is where):
+    if not (dtype is None is out and initial is NO_VALUE and (where is NO_VALUE or where is True)):
         _refuse("prod", x, dtype, out, initial, where)
     return PROD(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
@@ -416,7 +423,8 @@ def any(
 ) -> Tensor:
     """Whether any element over `axis` (all axes when None) is not 0."""
     x = as_tensor(a)
-    _refuse("any", x, None, out, NO_VALUE, where)
+    if not (out is None and (where is NO_VALUE or where is True)):
+        _refuse("any", x, None, out, NO_VALUE, where)
     return ANY(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
 
@@ -426,7 +434,8 @@ def all(
 ) -> Tensor:
     """Whether all elements over `axis` (all axes when None) are not 0."""
     x = as_tensor(a)
-    _refuse("all", x, None, out, NO_VALUE, where)
+    if not (out is None and (where is NO_VALUE or where is True)):
+        _refuse("all", x, None, out, NO_VALUE, where)
     return ALL(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
 

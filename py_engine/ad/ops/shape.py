@@ -61,18 +61,16 @@ RESHAPE: Op = register(
 )
 
 
-_INT = {int}
-
-
 @implements(np.reshape)
 def reshape(a: Operand, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
     """Return the same elements, in C order, in another shape; one length may be -1."""
     x = as_tensor(a)
     if order != "C" or copy is not None:
         refuse("reshape", order=(order, "C"), copy=(copy,))
-    if shape.__class__ is tuple and shape == x.shape and not set(map(type, shape)) - _INT:
+    lengths = wholes(shape, "reshape: each length")
+    if lengths == x.shape:
         return x
-    wanted = _infer_reshape(x, wholes(shape, "reshape: each length"))[0]
+    wanted = _reshaped(x.shape, lengths)
     return x if wanted == x.shape else RESHAPE.apply((x,), {"shape": wanted})
 
 
@@ -332,7 +330,8 @@ def concatenate(
     casting: str = "same_kind",
 ) -> Tensor:
     """Join arrays along an axis they have; along None as vectors, one after the other."""
-    refuse("concatenate", out=(out,), casting=(casting, "same_kind"))
+    if out is not None or casting != "same_kind":
+        refuse("concatenate", out=(out,), casting=(casting, "same_kind"))
     parts = as_tensors(_items(arrays, "concatenate"))
     if not parts:
         raise ShapeError("concatenate: at least one array is needed")
@@ -361,7 +360,8 @@ def stack(
     casting: str = "same_kind",
 ) -> Tensor:
     """Join arrays of one shape along a new axis."""
-    refuse("stack", out=(out,), casting=(casting, "same_kind"))
+    if out is not None or casting != "same_kind":
+        refuse("stack", out=(out,), casting=(casting, "same_kind"))
     parts = as_tensors(_items(arrays, "stack"))
     if not parts:
         raise ShapeError("stack: at least one array is needed")
