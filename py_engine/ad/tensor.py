@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from py_engine.errors import (
     ConfigurationError,
     DTypeError,
+    EngineError,
     MissingAttributeError,
     NotDifferentiableError,
     ShapeError,
@@ -139,6 +140,8 @@ class Tensor:
                 f"only float32 and float64 tensors have a gradient, this one is {data.dtype}; "
                 "convert it first, for example with x.astype(np.float32)"
             )
+        if data.__class__ is not np.ndarray:
+            check_class(data)
         self.data = data
         self.shape = data.shape
         self.dtype = data.dtype
@@ -750,8 +753,12 @@ def plain_array(x: Any, dtype: DTypeLike | None = None) -> Array:
     check_class(x)
     try:
         return np.asarray(x, dtype)
+    except EngineError:
+        raise
     except ValueError as error:
         raise ShapeError(f"expected an array of numbers, got a {type(x).__name__} that is none: {error}") from None
+    except (TypeError, OverflowError) as error:
+        raise DTypeError(f"expected an array of numbers, got a {type(x).__name__} that is none: {error}") from None
 
 
 def real_array(x: Array, given: Any = NO_VALUE) -> Array:
@@ -789,9 +796,11 @@ def tensor(data: Operand, dtype: DTypeLike | None = None, requires_grad: bool = 
 
     Raises:
         NotDifferentiableError: a new leaf of a tensor that a gradient may flow through.
+        DTypeError: `data` are not real numbers or truth values, or an array of a class with rules of its own.
+        ShapeError: `data` are nested lists of different lengths.
     """
     if not isinstance(data, Tensor):
-        return Tensor(np.array(data, dtype=dtype), requires_grad)
+        return Tensor(real_array(np.array(plain_array(data, dtype)), data), requires_grad)
     if requires_grad:
         if not data._is_free():
             raise NotDifferentiableError(

@@ -290,6 +290,8 @@ def test_clip_with_its_bounds_the_wrong_way_round_is_the_upper_one():
         lambda a: Tensor(FINITE) * a,
         lambda a: a * Tensor(FINITE, requires_grad=True),
         lambda a: ops.sum(a),
+        lambda a: pe.tensor(a),
+        lambda a: Tensor(a),
         lambda a: np.concatenate([Tensor(FINITE), a]),
         lambda a: np.where(Tensor(FINITE) > 0, a, 0),
         lambda a: pe.grad(np.sum)(a),
@@ -307,6 +309,26 @@ def test_arrays_of_other_classes_are_refused_by_name(operand, use):
     of_its_own = f"{type(operand).__name__} has rules that tensors do not follow; pass "
     with pytest.raises(DTypeError, match=f"{of_its_own}|plain array of this tensor would lose its derivative"):
         use(operand)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (FINITE.astype(object), DTypeError),
+        (FINITE * 1j, DTypeError),
+        ([[1.0, 2.0], [3.0]], pe.errors.ShapeError),
+        (["a"], DTypeError),
+        ({"a": 1}, DTypeError),
+        (None, DTypeError),
+        (FINITE.astype(">f8"), DTypeError),
+        (np.zeros(3, [("x", float)]), DTypeError),
+        (np.zeros(3, "datetime64[s]"), DTypeError),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x).partition("\n")[0]),
+)
+def test_a_tensor_is_of_numbers(data, error):
+    with pytest.raises(error, match=r"number|byte order"):
+        pe.tensor(data)
 
 
 def test_a_memory_map_is_an_array(tmp_path):
