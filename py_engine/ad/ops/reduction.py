@@ -363,7 +363,9 @@ def _without_each(rows: Tensor) -> Tensor:
     # Pair by pair: without the one of a pair, there remain the other and what remains without the pair.
     count = rows.shape[1]
     if count <= 1:
-        return broadcast_to(Literal(np.ones((), rows.dtype)), rows.shape)
+        return WHERE(
+            equal(rows, rows), 1, Literal(np.ones((), rows.dtype))
+        )  # ones that read the rows, as those of more columns do
     half = count // 2
     left, right, odd = rows[:, :half], rows[:, half : 2 * half], rows[:, 2 * half :]
     without = _without_each(concatenate([left * right, odd], axis=1))
