@@ -132,8 +132,8 @@ class Trainer:
 
         Raises:
             ShapeError, LabelError: the data does not suit the model; nothing was trained.
-            NonFiniteError: a loss or gradient became NaN or infinite; names the step and the op and layer that
-                first produced it. The parameters are those before that step.
+            NonFiniteError: a loss or gradient became NaN or infinite; names the step, from 1 on, and the op and layer
+                that first produced it. The parameters are those before that step.
         """
         x, y = self._data(x, y)
         rows = self._rows(order, len(x))
@@ -228,7 +228,7 @@ class Trainer:
         if reason is not None:  # None: all is finite, only the squares in the line above were not
             what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
             raise NonFiniteError(
-                f"step {number} of the epoch: {what}: {reason}. The parameters are those before this step; "
+                f"step {number + 1} of the epoch: {what}: {reason}. The parameters are those before this step; "
                 "lower the learning rate or look at this batch"
             )
 
