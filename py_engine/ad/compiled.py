@@ -35,7 +35,9 @@ class Compiled:
     That is their containers and the shapes and dtypes of the arrays in them: others are traced once more, and get a
     tape of their own. Python code runs only while tracing: branches and loops are fixed by the first call, and a
     branch on a value raises. Tensors that the function captures are read anew at every call; numpy arrays that
-    it captures are read by reference, too. Results are new arrays. Threads may call it, one after the other.
+    it captures are read by reference, too. A boolean mask, a list and what sets a shape are part of what was traced: a
+    call raises where they have changed. Other Python values (numbers, names, what numpy computes of captured arrays
+    alone) are those of the first call. Results are new arrays. Threads may call it, one after the other.
 
     Inside another transform, and on tensors that require a gradient, the function itself is called instead: its
     results are then tensors that can be differentiated.
@@ -96,12 +98,13 @@ class Compiled:
         with tracing() as nodes:
             leaves, returned = flatten(self.function(*(inputs if structure is None else unflatten(structure, inputs))))
             outputs = [_output(leaf) for leaf in (leaves if returned.kind is not NoneType else [None])]
-        graph = Graph(inputs, outputs, nodes)
+            watched = STATE.watched or ()
+        graph = Graph(inputs, outputs, nodes, watched)
         graph.prune()
         tape = Tape(graph, techniques=self.techniques)
         pack = _packing(returned)
         self.tapes[make] = tape, pack
-        if tape.program is not None and structure is None:
+        if tape.program is not None and structure is None and not watched:
             self._programs[len(inputs)] = tape.program, pack
         return tape, pack
 

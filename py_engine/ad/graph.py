@@ -16,7 +16,7 @@ from py_engine.ad.ops.record import Op
 from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, SLICE, TRANSPOSE, Index, assemble
 from py_engine.ad.sums import ADD_IN_ANY_ORDER
 from py_engine.ad.tensor import FLOATS, STATE, Literal, Tensor, no_grad, scope
-from py_engine.ad.written import written
+from py_engine.ad.written import Watch, written
 from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError, TraceError
 
 __all__ = [
@@ -303,12 +303,14 @@ def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:
 class Graph:
     """A traced function: symbolic inputs, outputs, and every op between them in the order it was made.
 
-    Tensors with data that the ops use are captured by reference: a later `assign` to them is seen.
+    Tensors with data that the ops use are captured by reference: a later `assign` to them is seen. What the function
+    took the values of is `watched`: a replay raises where it has changed.
     """
 
     inputs: list[Tensor]
     outputs: list[Tensor]
     nodes: list[Tensor]
+    watched: Sequence[Watch] = ()
 
     def prune(self) -> None:
         """Drop the ops that no output needs."""
@@ -322,18 +324,19 @@ def tracing() -> Iterator[list[Tensor]]:
     if STATE.trace is not None:
         raise TraceError("a function cannot be compiled inside another one's trace; call it uncompiled there")
     nodes: list[Tensor] = []
-    STATE.trace = nodes
+    STATE.trace, STATE.watched = nodes, []
     try:
         yield nodes
     finally:
-        STATE.trace = None
+        STATE.trace = STATE.watched = None
 
 
 def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Graph:
     """Run `function` on symbolic inputs and return the graph of what it did."""
     with tracing() as nodes:
         outputs = list(function(*inputs))
-    graph = Graph(list(inputs), outputs, nodes)
+        watched = STATE.watched or ()
+    graph = Graph(list(inputs), outputs, nodes, watched)
     graph.prune()
     return graph
 

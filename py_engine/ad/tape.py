@@ -75,6 +75,7 @@ class Tape:
             _copy_views(graph)
         _straighten(graph)
         self.graph = graph
+        self._watched = tuple(graph.watched)
         self.techniques = techniques
         results = dict(results or {})
         self._scratch: list[Array] = []
@@ -121,7 +122,13 @@ class Tape:
     # Running ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Compute the outputs from the inputs."""
+        """Compute the outputs from the inputs.
+
+        Raises:
+            ReplayError: something whose values are part of the graph has changed.
+        """
+        for x in self._watched:
+            x.check()
         self._silent.run(self._run)
 
     def _run(self) -> None:
@@ -184,6 +191,8 @@ class Tape:
                 return [out.copy() for out in self(*arrays)]
             if self._direct is None:
                 self._direct = Direct(self.graph, self.inputs, self.outputs, self.instructions, self._silent)
+            for x in self._watched:
+                x.check()
             return self._direct(arrays)
         finally:
             self._replaying = False

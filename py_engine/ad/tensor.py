@@ -50,6 +50,7 @@ class _State(threading.local):
     trace: list[Tensor] | None = None  # while a function is traced: its ops so far, all symbolic (but in a Record)
     recording: bool = True  # ops made now can be differentiated
     differentiating: bool = False  # inside a function that grad() was given
+    watched: list[Any] | None = None  # while a function is traced: what it took the values of, see written.Watch
     scope: str = ""  # the layer whose ops are being made, for messages
 
 
@@ -355,7 +356,14 @@ class Tensor:
         function = ops.NUMPY.get(func)
         if function is None:
             raise _unsupported(f"{func.__module__}.{func.__name__}")
-        return function(*args, **kwargs)
+        if STATE.watched is None or STATE.trace is None:
+            return function(*args, **kwargs)
+        from py_engine.ad.written import watch_settings
+
+        start = len(STATE.trace)
+        result = function(*args, **kwargs)
+        watch_settings((*args, *kwargs.values()), STATE.trace[start:])
+        return result
 
     # Operators --------------------------------------------------------------------------------------------
 

@@ -13,18 +13,19 @@ matrix product or a convolution, and about as much as the op itself where an ele
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Mark, Marks, Tensor
+from py_engine.errors import ReplayError
 
 if TYPE_CHECKING:
     from py_engine.ad.ops.record import Op
 
-__all__ = ["COPIED", "SMALL", "Snapshot", "guard", "operands_read", "written"]
+__all__ = ["COPIED", "SMALL", "Snapshot", "Watch", "guard", "operands_read", "watch", "watch_settings", "written"]
 
 SMALL = 2048
 """Bytes: up to here each op keeps a copy of its own, which takes less time than to look for one to share."""
@@ -182,6 +183,49 @@ def _whole(data: Array) -> Array:
     if 0 in data.strides and data.size:
         return data[tuple([slice(0, 1) if step == 0 else slice(None) for step in data.strides])]
     return data
+
+
+# What a trace takes the values of -------------------------------------------------------------------------
+
+
+class Watch:
+    """A list, a mask or a setting whose values became part of a traced function, and would not be read anew."""
+
+    __slots__ = ("source", "values", "what")
+
+    def __init__(self, source: Any, what: str) -> None:
+        self.source, self.what = source, what
+        self.values = Snapshot(np.array(source))
+
+    def check(self) -> None:
+        """Raise `ReplayError` if the values are others now."""
+        if not self.values.fits(np.asarray(self.source)):
+            raise ReplayError(
+                f"{self.what} that the compiled function captured was changed since it was traced, and a replay would "
+                "not see that; pass it as an argument, or compile the function anew"
+            )
+
+
+def watch(source: Any, what: str) -> None:
+    """While a function is traced, note that it took the values of something that may change."""
+    if STATE.watched is not None:
+        STATE.watched.append(Watch(source, what))
+
+
+def watch_settings(values: Iterable[Any], made: Sequence[Tensor]) -> None:
+    """Watch those lists and arrays among a function's arguments that are no operands of the ops that it made."""
+    operands = {id(x.data) for node in made for x in node.inputs if x.op is None}
+    stack = list(values)
+    while stack:
+        x = stack.pop()
+        if isinstance(x, np.ndarray):
+            if id(x) not in operands:
+                watch(x, "an array")
+        elif isinstance(x, (list, tuple)):
+            if any(isinstance(item, (Tensor, np.ndarray, list, tuple)) for item in x):
+                stack.extend(x)
+            elif isinstance(x, list):
+                watch(x, "a list")
 
 
 # Checksums ------------------------------------------------------------------------------------------------

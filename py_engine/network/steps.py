@@ -21,7 +21,7 @@ from py_engine.ad.ops.indexing import row_additions
 from py_engine.ad.ops.record import Call
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import Array, Literal, Tensor, no_grad
+from py_engine.ad.tensor import STATE, Array, Literal, Tensor, no_grad
 from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.chain import Chain
 from py_engine.network.layers import collect_updates
@@ -99,11 +99,12 @@ class Shard:
                 updates = [(parameter, new) for (parameter, _), new in zip(updates, fused, strict=True)]
             seed = Literal(np.ones((), value.dtype))
             found = gradients([value], [seed], _trainable(chain))
+            watched = STATE.watched or ()
         named = {name: g for name, g in zip(chain.parameters.trainable, found, strict=True) if g is not None}
         rows = {name: g for name, g in named.items() if sparse and g.op in (ops.EMBEDDING_GRADIENT, ops.WORD_GRADIENT)}
         dense = [name for name in named if name not in rows]
         outputs = [value, *(named[name] for name in dense), *(x for g in rows.values() for x in g.inputs)]
-        graph = Graph(inputs, [*outputs, *(new for _, new in updates)], nodes)
+        graph = Graph(inputs, [*outputs, *(new for _, new in updates)], nodes, watched)
         graph.prune()
         self.part = part
         self.gradient = gradient

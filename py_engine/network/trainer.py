@@ -28,7 +28,7 @@ from py_engine.ad.fusion import fuse
 from py_engine.ad.graph import Graph, tracing
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import Array, Tensor
+from py_engine.ad.tensor import STATE, Array, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
 from py_engine.network import losses
 from py_engine.network.chain import Chain
@@ -289,7 +289,8 @@ class Trainer:
                 outputs += [self._objective(outputs[0], targets) for targets in inputs[1:]]
                 if self.techniques.fuse:
                     outputs = fuse(outputs, nodes)
-            graph = Graph(inputs, outputs, nodes)
+                watched = STATE.watched or ()
+            graph = Graph(inputs, outputs, nodes, watched)
             graph.prune()
             tape = self._forwards[key] = Tape(graph, techniques=self.techniques)
         with self._blas_threads(self.threads):

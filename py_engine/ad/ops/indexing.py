@@ -25,6 +25,7 @@ from py_engine.ad.ops.record import (
 )
 from py_engine.ad.ops.shape import SLICE, Index, _dummy, expand_dims
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
+from py_engine.ad.written import watch
 from py_engine.errors import DTypeError, ShapeError, TraceError
 
 # An advanced index is stored as its basic items with ARRAY where an integer array stands; the arrays themselves
@@ -200,7 +201,10 @@ def _integer_arrays(item: Any, lengths: Shape) -> list[Tensor]:
                 "getitem: a boolean mask gives a shape that depends on values, which a traced function "
                 "cannot have; use where() and a sum, or call the function eagerly"
             )
+        watch(item if isinstance(item, list) else array.data, "a boolean mask")
         return [Tensor(positions) for positions in np.nonzero(array.data)]
+    if isinstance(item, list):
+        watch(item, "an index list")
     if array.size == 0 and not isinstance(item, Tensor):
         array = Tensor(np.zeros(array.shape, np.intp))
     if not np.issubdtype(array.dtype, np.integer):

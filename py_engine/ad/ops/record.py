@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from py_engine.ad.tensor import COMPLEX, FLOATS, STATE, Array, Literal, Operand, Tensor, plain_array, real_array
-from py_engine.ad.written import guard
+from py_engine.ad.written import guard, watch
 from py_engine.errors import DTypeError, ShapeError
 
 Shape: TypeAlias = tuple[int, ...]
@@ -285,7 +285,10 @@ def _operand(x: Any) -> Any:
         return x
     if np.isscalar(x):
         raise DTypeError(COMPLEX if isinstance(x, complex) else f"expected a number or an array of numbers, got {x!r}")
-    return real_array(plain_array(x), x)
+    array = real_array(plain_array(x), x)
+    if isinstance(x, (list, tuple)):
+        watch(x, "a list")
+    return array
 
 
 def _number(x: Any, dtype: Any) -> Literal:
