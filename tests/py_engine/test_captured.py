@@ -37,7 +37,7 @@ CAPTURES = {
     "a boolean mask as a list": (lambda: [True, False, True, True], lambda x, w: x[w]),
     "a boolean mask as a tensor": (lambda: np.array([True, False, True, True]), lambda x, w: x[Tensor(w)]),
     "a mask of rows": (lambda: np.array([True, False]), lambda x, w: ops.reshape(x, (2, 2))[w]),
-    "a condition": (lambda: np.array([True, False, True, True]), lambda x, w: np.where(w, x, -x)),
+    "a condition": (lambda: np.array([True, False, True, True]), lambda x, w: np.where(w, x, 3 * x)),
     "bounds": (lambda: np.array([0.5, 1, 1, 1]), lambda x, w: np.clip(x, None, w)),
     "labels": (lambda: IDS.copy(), lambda x, w: ops.softmax_cross_entropy(np.outer(x, X), w)),
     "labels in a list": (lambda: IDS.tolist(), lambda x, w: ops.softmax_cross_entropy(np.outer(x, X), w)),
@@ -58,7 +58,7 @@ CAPTURES = {
     "widths in an array": (lambda: np.array([[2, 1]]), lambda x, w: np.pad(x, w)),
     "axes in a list": (lambda: [0, 1], lambda x, w: np.transpose(ops.reshape(x, (4, 1)), w)),
     "a shape in a list": (lambda: [4, 1], lambda x, w: np.reshape(x, w)),
-    "parts of a concatenation": (lambda: [floats()], lambda x, w: np.concatenate([x, *w])),
+    "parts of a concatenation": (lambda: [floats()], lambda x, w: np.concatenate([x, *w]) * np.concatenate([*w, x])),
 }  # fmt: skip
 
 DERIVED = {
