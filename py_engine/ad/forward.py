@@ -14,10 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.graph import described, refuse_written, scope_of, topological_sort
+from py_engine.ad.graph import described, scope_of, topological_sort, written_to
 from py_engine.ad.ops import convolution, elementary, indexing, linalg, loss, pooling, reduction, shape
 from py_engine.ad.ops.record import Op, Shape
 from py_engine.ad.tensor import Tensor
+from py_engine.ad.written import written
 from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 
 __all__ = ["push_forward"]
@@ -55,8 +56,8 @@ def push_forward(
             continue
         moved = [tangents.get(id(x)) for x in node.inputs]
         if node.requires_grad and node not in moves and any(t is not None for t in moved):
-            if node.marks is not None:
-                refuse_written(node, unchanged)
+            if node.marks is not None and (changed := written(node.marks, unchanged)):
+                raise written_to(node, changed[0])
             with scope_of(node):
                 tangent = _push(node, moved, count)
             if tangent is not None:

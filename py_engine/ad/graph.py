@@ -95,8 +95,8 @@ def gradients(
                 STATE.scope = scope = node.scope
             op = node.op
             assert op is not None
-            if node.marks is not None:
-                refuse_written(node, unchanged)
+            if node.marks is not None and (changed := written(node.marks, unchanged)):
+                raise written_to(node, changed[0])
             if id(node) in wanted:
                 result[id(node)] = accumulate(parts, node)
             if op.joint:
@@ -198,19 +198,14 @@ def _missing_rule(node: Tensor, i: int) -> NotDifferentiableError:
     return NotDifferentiableError(f"a gradient is taken through {described(node)}, but {what}")
 
 
-def refuse_written(node: Tensor, unchanged: set[int]) -> None:
-    """Raise where an array that the node's rules read was written to after the node had used it.
-
-    `unchanged` is of this pass, see `written`.
-    """
-    assert node.op is not None and node.marks is not None
-    for x in written(node.marks, unchanged):
-        i = next(i for i, a in enumerate(node.inputs) if a is x)
-        raise InPlaceError(
-            f"backward: the gradient of {described(node)} needs its input {i} "
-            f"({x.name + ', ' if x.name else ''}shape {x.shape} {x.dtype}) as it was, but the array was written to "
-            "in place since; write to a copy of it, or after the gradient was taken"
-        )
+def written_to(node: Tensor, x: Tensor) -> InPlaceError:
+    """Return the error for an array that the node's rules read, and that was written to after the node used it."""
+    i = next(i for i, a in enumerate(node.inputs) if a is x)
+    return InPlaceError(
+        f"backward: the gradient of {described(node)} needs its input {i} "
+        f"({x.name + ', ' if x.name else ''}shape {x.shape} {x.dtype}) as it was, but the array was written to "
+        "in place since; write to a copy of it, or after the gradient was taken"
+    )
 
 
 def _pull_back_jointly(
