@@ -55,6 +55,7 @@ using .ForwardMode
 sigmoid(x::Dual) = ForwardMode.by_rule(x, sigmoid, (a, y) -> y * (1 - y))
 softplus(x::Dual) = ForwardMode.by_rule(x, softplus, (a, y) -> sigmoid(a))
 relu(x::Dual) = ForwardMode.by_rule(x, relu, (a, y) -> ifelse(a > 0, one(a), zero(a)))
+include("ad/nesting.jl")
 include("ad/gradcheck.jl")
 
 # Every function on tensors that the numpy engine's `ops` has, by its name there. Ops that are functions themselves are in

@@ -191,12 +191,12 @@ function checkpoint(f)
         inputs = Tensor[flat; arguments; outside]
         y = flat.eltype in FLOATS ? apply(CHECKPOINTED, inputs, Any[graph]) : flat
         parts = separated(y, outputs)
-        return unflatten(result, shown(parts, plain && !y.requires_grad, given))
+        return unflatten(result, shown(parts, plain && (!y.requires_grad || depends_on_duals(parts)), given))
     end
 end
 
 own_tensor(x::Tensor) = x
-own_tensor(x) = Constant(x)
+own_tensor(x) = is_dual(x) ? as_tensor(x, float_of(eltype(x))) : Constant(x)
 
 """The result without the ops that it came from, where it has values already."""
 function joined_unrecorded(outputs::Vector{Tensor})

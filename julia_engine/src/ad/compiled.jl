@@ -8,8 +8,8 @@ A function that is traced once for each combination of argument sizes and elemen
 Julia code runs only while tracing: branches and loops are fixed by the first call of each size, and a branch on a value
 throws. Tensors and arrays that the function captures are read by reference at every call. Results are copies.
 
-Inside another transform, and on tensors that require a gradient, the function itself is called instead: its results are
-then tensors that can be differentiated.
+Inside another transform, and on tensors that require a gradient or dual numbers, the function itself is called instead:
+its results are then tensors, or dual numbers, that can be differentiated.
 """
 mutable struct Compiled
     f::Any
@@ -50,11 +50,13 @@ end
 
 function anew(compiled::Compiled, @nospecialize(args::Tuple))
     leaves, structure = flatten(args)
-    (inside_transform() || any(x -> x isa Tensor && x.requires_grad, leaves)) && return compiled.f(args...)
+    (inside_transform() || any(x -> is_dual(x) || x isa Tensor && x.requires_grad, leaves)) && return compiled.f(args...)
     leaves = as_arguments(leaves, structure)
     compiled.techniques.replay || return plainly(compiled.f(unflatten(structure, leaves)...))
     arrays = Any[value(x) for x in leaves]
-    key, tape, results = tape_for!(compiled, arrays, structure)
+    made = tape_for!(compiled, arrays, structure)
+    made === nothing && return plainly(compiled.f(unflatten(structure, leaves)...))
+    key, tape, results = made
     last = compiled.last = get!(() -> Replay(tape, structure, results), compiled.replays, key)::Replay
     compiled.code = last.results == LEAF ? last.code : nothing
     return together(results, Any[unwrapped(copy(out)) for out in tape(arrays...)])
@@ -287,7 +289,7 @@ end
 
 function plainly(@nospecialize(result))
     leaves, structure = flatten(result)
-    return unflatten(structure, Any[x isa Tensor ? unwrapped(value(x)) : x for x in leaves])
+    return unflatten(structure, Any[x isa Tensor ? shown(Tensor[x], true, Any[])[1] : x for x in leaves])
 end
 
 function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure)
@@ -297,6 +299,7 @@ function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure
     result, nodes = tracing(() -> compiled.f(unflatten(structure, inputs)...))
     leaves, results = flatten(result)
     graph = prune!(Graph(inputs, Tensor[as_result(x) for x in leaves], nodes))
+    depends_on_duals(graph.outputs) && return nothing  # the derivative around is not one of a tape
     compiled.tapes[key] = (Tape(graph; techniques=compiled.techniques), results)
     return (key, compiled.tapes[key]...)
 end

@@ -1,4 +1,5 @@
-# Forward mode: dual numbers on plain Julia functions. There are no tensors here, no ops and no graph.
+# Forward mode: dual numbers on plain Julia functions. There are no ops here and no graph: a function that holds tensors,
+# or is called with some, is differentiated by the ops' own forward-mode rules (`nesting.jl`).
 #
 # Ties and corners are those of the op table: equal arguments of `max` and `min` share the derivative, `clamp` passes it
 # on at its bounds, `abs`, `sign` and `relu` have derivative 0 at 0, `sqrt` has infinity there.
@@ -6,6 +7,7 @@
 """Dual numbers, and derivatives by them."""
 module ForwardMode
 
+using ..AD: AD, DualNumber, Elements, GraphNode
 using ..Errors: NotDifferentiableError, ShapeError
 
 export Dual, partials, primal, derivative, forward_gradient, forward_gradient!, forward_jacobian, forward_jacobian!
@@ -23,12 +25,13 @@ can be called.
 
 `L` is the level of the derivative that the partials belong to: 1, or one more than that of any dual number which the
 differentiated function takes or holds. So derivatives within derivatives are not confused:
-`derivative(x -> x * derivative(y -> x + y, 1.0), 1.0) == 1`. What a function holds is seen in its type, and in variables
-that it assigns; not seen is a dual number that reaches it through a global variable or a container of type `Any`.
+`derivative(x -> x * derivative(y -> x + y, 1.0), 1.0) == 1`. What a function holds is seen in its type and, where that does
+not tell (variables that it assigns, containers of type `Any`), in the values. Not seen is a dual number that reaches it
+through a global variable alone.
 
 Comparisons look at the value alone.
 """
-struct Dual{N,T<:Real,L,P} <: Real
+struct Dual{N,T<:Real,L,P} <: DualNumber
     value::T
     moves::P  # the partials, in pieces
 end
@@ -96,6 +99,10 @@ end
 
 @inline dual(value::T, element::F, ::Val{N}, ::Val{L}) where {T,F,N,L} =
     Dual{N,T,L,pieces(Val(N), T)}(value, piecewise(element, pieces(Val(N), T)))
+
+"""An array of dual numbers of these values, and for each partial derivative an array."""
+as_duals(values::AbstractArray{T}, parts, n::Val, v::Val) where {T} =
+    map(i -> dual(values[i], k -> parts[k][i], n, v), reshape(eachindex(values), size(values)))
 
 """LLVM's text for one operation on vectors, or on the one number of a piece."""
 function vector_text(W::Int, @nospecialize(T), spread, body::String)
@@ -354,38 +361,78 @@ Base.ldexp(u::Dual, n::Integer) = chained(u, ldexp(u.value, n), ldexp(one(u.valu
 
 # The level of a derivative ----------------------------------------------------------------------------------------------
 
-"""The highest level of dual numbers in what a type holds; -1 where only the value can tell."""
-function deepest(@nospecialize(T), seen::Set{Any}=Set{Any}())
-    T isa Union && return worst(deepest(T.a, seen), deepest(T.b, seen))
-    (T isa DataType && !(T in seen)) || return 0
+"""What a type or a value holds: the highest level of its dual numbers, whether tensors, and whether only values tell."""
+struct Held
+    level::Int
+    tensors::Bool
+    unknown::Bool
+end
+const NOTHING_HELD = Held(0, false, false)
+const ANYTHING = Held(0, false, true)
+both(a::Held, b::Held) = Held(max(a.level, b.level), a.tensors | b.tensors, a.unknown | b.unknown)
+
+"""Types that are not looked into: they hold no numbers of a calculation."""
+const CLOSED = Union{Module,Type,Task,Method,Symbol,AbstractString,IO,Ptr,Regex,Exception}
+
+function held_by_type(@nospecialize(T), seen::Set{Any}=Set{Any}())
+    T === Union{} && return NOTHING_HELD
+    T isa Union && return both(held_by_type(T.a, seen), held_by_type(T.b, seen))
+    T isa Type && T <: CLOSED && return NOTHING_HELD
+    T isa DataType && (T <: GraphNode || T === Elements) && return Held(0, true, false)
+    T === Core.Box && return ANYTHING
+    T isa DataType && isconcretetype(T) || return ANYTHING
+    T in seen && return NOTHING_HELD
     push!(seen, T)
-    T === Core.Box && return -1
-    T <: Dual && isconcretetype(T) && return T.parameters[3]::Int
-    T <: AbstractArray && return deepest(eltype(T), seen)
-    isconcretetype(T) && isstructtype(T) || return 0
-    level = 0
+    T <: Dual && return Held(T.parameters[3]::Int, false, false)
+    T <: Array && return held_by_type(eltype(T), seen)
+    held = NOTHING_HELD
+    isstructtype(T) || return held
     for field in fieldtypes(T)
-        level = worst(level, deepest(field, seen))
+        held = both(held, held_by_type(field, seen))
     end
-    return level
-end
-worst(a::Int, b::Int) = a < 0 || b < 0 ? -1 : max(a, b)
-
-"""The level for a derivative of `f` at numbers of type `T`."""
-@generated function level(f::F, ::Type{T}) where {F,T}
-    found = worst(deepest(F), deepest(T))
-    found >= 0 && return :(Val($(found + 1)))
-    return :(level_of_values(f, T))
+    return held
 end
 
-"""The same where the function assigns variables that it shares with the code around: by what they hold now."""
-function level_of_values(f, T)
-    found = max(0, deepest(T))
-    for name in fieldnames(typeof(f))
-        x = getfield(f, name)
-        found = max(found, deepest(x isa Core.Box ? (isdefined(x, :contents) ? typeof(x.contents) : Nothing) : typeof(x)))
+"""The same for a value whose type does not tell."""
+held_by_value(@nospecialize(x)) = held_by_value(x, IdDict{Any,Nothing}())
+function held_by_value(@nospecialize(x), seen::IdDict{Any,Nothing})
+    held = held_by_type(typeof(x))
+    held.unknown && !haskey(seen, x) || return held
+    seen[x] = nothing
+    held = NOTHING_HELD
+    if x isa Array
+        for i in eachindex(x)
+            isassigned(x, i) && (held = both(held, held_by_value(x[i], seen)))
+        end
+        return held
     end
-    return Val(found + 1)
+    for i in 1:nfields(x)
+        isdefined(x, i) && (held = both(held, held_by_value(getfield(x, i), seen)))
+    end
+    return held
+end
+
+"""
+The level for a derivative of `f` at `x`: more than that of all dual numbers that they hold. Level 0 stands for tensors:
+the derivative is then one of ops.
+"""
+@generated function level(f::F, x::T) where {F,T}
+    held = both(held_by_type(F), held_by_type(T))
+    held.tensors && return :(Val(0))
+    held.unknown || return :(Val($(held.level + 1)))
+    return :(level_of_values(f, x))
+end
+
+function level_of_values(@nospecialize(f), @nospecialize(x))
+    held = both(held_by_value(f), held_by_value(x))
+    return held.tensors ? Val(0) : Val(held.level + 1)
+end
+
+"""Whether a result holds tensors, which met the dual numbers inside the function."""
+@generated function has_tensors(y::Y) where {Y}
+    held = held_by_type(Y)
+    held.unknown && !held.tensors && return :(held_by_value(y).tensors)
+    return held.tensors
 end
 
 # Derivatives ----------------------------------------------------------------------------------------------------------
@@ -397,19 +444,30 @@ The derivative of `f`, a plain Julia function of one number, at the number `x`. 
 array or tuple of numbers, whose derivatives come back in the same form. Derivatives may be nested.
 
     derivative(x -> x^3, 2.0) == 12
+
+Where tensors are met (`f` holds one, `x` is one, a transform around gives some) the ops' forward-mode rules are used, as by
+[`jvp`](@ref); `f` may be called twice then, and only ops of TwinGrad are differentiated.
 """
-@inline derivative(f::F, x::Real) where {F} = slope(f, float(x), level(f, typeof(x)))
+@inline derivative(f::F, x::Real) where {F} = slope(f, float(x), level(f, x))
+derivative(f, x::Elements) = AD.derivative_of_elements(f, x)
+derivative(f, x::GraphNode) = AD.derivative_by_ops(f, x)
 derivative(f, x) = throw(ShapeError(
     "derivative: expected a number, got $(typeof(x)); forward_gradient and forward_jacobian take arrays"))
 derivative(f, x::Complex) = throw(NotDifferentiableError(
     "derivative: expected a real number, got $(typeof(x)); pass real and imaginary parts separately"))
-@inline slope(f::F, x::T, ::Val{L}) where {F,T,L} =
-    moved_by(Val(L), f(dual(x, k -> one(T), Val(1), Val(L))))
+@inline slope(f::F, x::T, v::Val{L}) where {F,T,L} = slope_of(f, x, v, f(dual(x, k -> one(T), Val(1), v)))
+slope(f::F, x, ::Val{0}) where {F} = AD.derivative_by_ops(f, x)
+@inline slope_of(f::F, x, v::Val, y::Dual) where {F} = moved_by(v, y)
+@inline slope_of(f::F, x, v::Val, y) where {F} = has_tensors(y) ? AD.derivative_by_ops(f, x) : moved_by(v, y)
 
 @inline moved_by(::Val{L}, y::Dual{1,T,L}) where {T,L} = partials(y)[1]
 @inline moved_by(::Val, y::Real) = zero(y)
+@inline moved_by(::Val{L}, y::Dual{N,T,K}) where {L,N,T,K} = K < L ? zero(y) : kept_beyond("derivative")
 moved_by(v::Val, y::Union{AbstractArray,Tuple,NamedTuple}) = map(x -> moved_by(v, x), y)
 moved_by(::Val, y) = throw(NotDifferentiableError("derivative: the function returned $(typeof(y)), which is no number"))
+
+kept_beyond(name) = throw(NotDifferentiableError("$name: the function returned a dual number of another derivative, which was " *
+    "kept beyond it; return what derivative() and its kin return instead"))
 
 const DEFAULT_CHUNK = 12
 
@@ -436,8 +494,11 @@ function ForwardBuffers(f, x::AbstractArray{<:Real}; chunk::Union{Nothing,Intege
     chunk === nothing || chunk >= 1 ||
         throw(ShapeError("forward mode: expected a chunk of 1 or more partial derivatives, got $chunk"))
     N = chunk === nothing ? default_chunk(length(x)) : Int(chunk)
-    return buffers_of(level(f, eltype(x)), Val(N), x)
+    return buffers_of(level(f, x), Val(N), x)
 end
+
+buffers_of(::Val{0}, ::Val, x::AbstractArray) = throw(NotDifferentiableError("forward mode: the function holds tensors, which " *
+    "need no buffers; call forward_gradient(f, x) or forward_jacobian(f, x)"))
 
 function buffers_of(::Val{L}, ::Val{N}, x::AbstractArray) where {L,N}
     T = float(eltype(x))
@@ -500,7 +561,16 @@ end
         @inbounds g[i] = zero(y)
     end
 end
+@inline put_partials!(g, ::Val{L}, y::Dual{N,T,K}, first::Int, last::Int) where {L,N,T,K} =
+    K < L ? put_zeros!(g, first, last) : kept_beyond("forward mode")
+@inline function put_zeros!(g, first::Int, last::Int)
+    for i in first:last
+        @inbounds g[i] = zero(eltype(g))
+    end
+end
 number(::Val, y::Real) = y
+number(::Val, y::Union{GraphNode,Elements}) = throw(NotDifferentiableError("forward_gradient!: the function met tensors, and " *
+    "arrays cannot hold their derivatives; call forward_gradient(f, x)"))
 number(::Val, y) = throw(ShapeError("forward_gradient: the function must return a number, got $(summary(y)); " *
     "forward_jacobian differentiates arrays"))
 @inline primal_at(::Val{L}, y::Dual{N,T,L}) where {N,T,L} = y.value
@@ -512,14 +582,49 @@ number(::Val, y) = throw(ShapeError("forward_gradient: the function must return 
 The gradient of `f`, a plain Julia function of an array that returns a number, at the array `x`: of `x`'s size. `f` is run
 once for every `chunk` inputs; see [`ForwardBuffers`](@ref) for the default, and for calls that allocate nothing.
 """
-function forward_gradient(f, x::AbstractArray{<:Real}; chunk::Union{Nothing,Integer}=nothing)
-    buffers = ForwardBuffers(f, x; chunk=chunk)
-    return forward_gradient_of(f, x, buffers)
+forward_gradient(f, x::AbstractArray{<:Real}; chunk::Union{Nothing,Integer}=nothing) =
+    forward_gradient_at(level(f, x), f, x, chunk)
+forward_gradient(f, x::GraphNode; chunk::Union{Nothing,Integer}=nothing) = AD.forward_gradient_by_ops(f, x)
+forward_gradient(f, x; chunk=nothing) = throw(not_an_array("forward_gradient", x))
+forward_gradient_at(::Val{0}, f, x, chunk) = AD.forward_gradient_by_ops(f, x)
+forward_gradient_at(::Val, f, x, chunk) = forward_gradient_of(f, x, ForwardBuffers(f, x; chunk=chunk))
+
+not_an_array(name, x) = NotDifferentiableError("$name: expected an array of real numbers, got $(typeof(x)); " * (
+    eltype(x) <: Complex ? "pass real and imaginary parts separately" :
+    eltype(x) <: GraphNode ? "make one tensor of them with stack()" : "derivative takes a number"))
+
+function forward_gradient_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N,T,L}
+    seeded = buffers.seeded
+    isempty(x) && return similar(x, T)
+    hold!(seeded, x)
+    move!(seeded, 1, min(N, length(x)))
+    y = f(seeded)
+    has_tensors(y) && return AD.forward_gradient_by_ops(f, x)
+    g = similar(x, partial_type(Val(L), number(Val(L), y), T))
+    put_partials!(g, Val(L), y, 1, min(N, length(x)))
+    rest!(seeded, 1, min(N, length(x)))
+    for first in N+1:N:length(x)
+        last = min(first + N - 1, length(x))
+        move!(seeded, first, last)
+        y = number(Val(L), f(seeded))
+        g = widened(g, partial_type(Val(L), y, T))
+        put_partials!(g, Val(L), y, first, last)
+        rest!(seeded, first, last)
+    end
+    return g
 end
-forward_gradient(f, x; chunk=nothing) = throw(NotDifferentiableError(
-    "forward_gradient: expected an array of real numbers, got $(typeof(x)); " * (eltype(x) <: Complex ?
-        "pass real and imaginary parts separately" : "derivative takes a number")))
-forward_gradient_of(f, x, buffers::ForwardBuffers{N,T}) where {N,T} = (g = similar(x, T); forward_gradient!(g, f, x, buffers); g)
+
+"""The type of a result's partial derivatives: that of the inputs', or of dual numbers that the function holds."""
+@inline partial_type(::Val{L}, ::Dual{N,S,L}, ::Type{T}) where {N,S,L,T} = promote_type(S, T)
+@inline partial_type(::Val, ::Real, ::Type{T}) where {T} = T
+partial_type(v::Val, y::AbstractArray{D}, ::Type{T}) where {D,T} = isconcretetype(D) ? type_of_partials(v, D, T) :
+    mapreduce(e -> partial_type(v, e, T), promote_type, y; init=T)
+partial_type(v::Val, y::Tuple, ::Type{T}) where {T} = promote_type(T, map(e -> partial_type(v, e, T), y)...)
+type_of_partials(::Val{L}, ::Type{<:Dual{N,S,L}}, ::Type{T}) where {N,S,L,T} = promote_type(S, T)
+type_of_partials(::Val, ::Type{<:Real}, ::Type{T}) where {T} = T
+
+widened(g::AbstractArray{S}, ::Type{T}) where {S,T} =
+    promote_type(S, T) === S ? g : copyto!(similar(g, promote_type(S, T)), g)
 
 """
     forward_jacobian!(J, f, x, buffers=ForwardBuffers(f, x))
@@ -560,20 +665,30 @@ The derivatives of all elements of `f(x)` (rows) by all elements of `x` (columns
 function. It is run once for every `chunk` inputs, as in [`forward_gradient`](@ref).
 """
 forward_jacobian(f, x::AbstractArray{<:Real}; chunk::Union{Nothing,Integer}=nothing) =
-    forward_jacobian_of(f, x, ForwardBuffers(f, x; chunk=chunk))
+    forward_jacobian_at(level(f, x), f, x, chunk)
+forward_jacobian(f, x::GraphNode; chunk::Union{Nothing,Integer}=nothing) = AD.forward_jacobian_by_ops(f, x)
+forward_jacobian(f, x; chunk=nothing) = throw(not_an_array("forward_jacobian", x))
+forward_jacobian_at(::Val{0}, f, x, chunk) = AD.forward_jacobian_by_ops(f, x)
+forward_jacobian_at(::Val, f, x, chunk) = forward_jacobian_of(f, x, ForwardBuffers(f, x; chunk=chunk))
 
 function forward_jacobian_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N,T,L}
     seeded = buffers.seeded
     hold!(seeded, x)
     move!(seeded, 1, min(N, length(x)))
-    y = elements(f(seeded))
-    J = Matrix{T}(undef, length(y), length(x))
+    result = f(seeded)
+    has_tensors(result) && return AD.forward_jacobian_by_ops(f, x)
+    y = elements(result)
+    J = Matrix{partial_type(Val(L), y, T)}(undef, length(y), length(x))
     put_columns!(J, Val(L), y, 1, min(N, length(x)))
     rest!(seeded, 1, min(N, length(x)))
     for first in N+1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
-        put_columns!(J, Val(L), elements(f(seeded)), first, last)
+        y = elements(f(seeded))
+        length(y) == size(J, 1) || throw(ShapeError("forward_jacobian: the function must return as many numbers at every " *
+            "call, got $(size(J, 1)) and $(length(y))"))
+        J = widened(J, partial_type(Val(L), y, T))
+        put_columns!(J, Val(L), y, first, last)
         rest!(seeded, first, last)
     end
     return J

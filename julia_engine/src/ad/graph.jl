@@ -195,6 +195,8 @@ output's size; it must be given unless the output is a single number.
 function backward!(output::Tensor; seed=nothing)
     output.requires_grad || throw(NotDifferentiableError(
         "backward!: this tensor does not depend on any Variable"))
+    depends_on_duals(Tensor[output]) && throw(NotDifferentiableError("backward!: this tensor was computed from dual numbers of " *
+        "derivative() or its kin, and .grad cannot hold their derivatives; use grad() instead"))
     if seed === nothing
         length(output) == 1 || throw(ShapeError("backward!: a seed of size $(size(output)) must be given, since the " *
             "tensor is not a single number; or reduce it first, for example with sum()"))

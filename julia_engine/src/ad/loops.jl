@@ -289,7 +289,9 @@ function scan(f, carry, xs; length=nothing, checkpoint=false, truncate=nothing)
             repr(checkpoint)))
     stretch = checkpoint === false ? 0 : checkpoint === true ? max(1, ceil(Int, sqrt(steps))) : Int(checkpoint)
     final, ys, ys_structure = scanned(body, carries, sequences, steps, stretch, truncate === nothing ? 0 : Int(truncate))
-    arrays = shown(Tensor[final; ys], plain && !any(y -> y.requires_grad, Tensor[final; ys]), Any[c; x])
+    found = Tensor[final; ys]
+    plain = plain && (!any(y -> y.requires_grad, found) || depends_on_duals(found))
+    arrays = shown(found, plain, Any[c; x])
     n = Base.length(final)
     return unflatten(carry_structure, arrays[1:n]), unflatten(ys_structure, arrays[n+1:end])
 end

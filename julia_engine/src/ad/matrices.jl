@@ -14,7 +14,11 @@ here is instructions of the tape. Plain Julia functions have chunks of partial d
 function jacobian(f, x; mode=nothing)
     mode === nothing || Symbol(mode) in (:forward, :reverse) ||
         throw(ConfigurationError("jacobian: expected the mode :forward or :reverse, got $(repr(mode))"))
-    call = recorded_call("jacobian", f, [1], (x,))
+    return jacobian_of("jacobian", f, x, mode)
+end
+
+function jacobian_of(name::String, @nospecialize(f), @nospecialize(x), @nospecialize(mode))
+    call = recorded_call(name, f, [1], (x,))
     columns = sum(Int[length(v) for v in call.variables])
     rows = sum(Int[length(y) for y in call.outputs])
     forward = mode === nothing ? columns <= rows : Symbol(mode) === :forward

@@ -13,6 +13,10 @@ abstract type Operator end
 """Element types that have derivatives."""
 const FLOATS = (Float32, Float64)
 
+"""A number with partial derivatives of forward mode; all are of one type, [`Dual`](@ref)."""
+abstract type DualNumber <: Real end
+is_dual(@nospecialize(x)) = x isa DualNumber || x isa AbstractArray{<:DualNumber}
+
 """
     Tensor
 
@@ -55,8 +59,9 @@ mutable struct State
     made::Union{Nothing,Vector{Tensor}}  # where somebody asked for them: all results of ops, whether recorded or not
     constants::Set{Tensor}  # those of them that the user's function made under no_grad()
     reuse::Union{Nothing,Reuse}  # while the rule of a gradient runs: memory for its values
+    mixed::Bool  # whether a dual number has met a tensor in this task
 end
-new_state() = State(nothing, true, false, "", nothing, Set{Tensor}(), nothing)
+new_state() = State(nothing, true, false, "", nothing, Set{Tensor}(), nothing, false)
 state() = get!(new_state, task_local_storage(), :TwinGrad)::State
 
 """
@@ -78,14 +83,14 @@ end
 """
     no_grad(f)
 
-Run `f()` without recording: results made inside cannot be differentiated.
+Run `f()` without recording: results made inside cannot be differentiated, nor can dual numbers that it returns.
 """
 function no_grad(@nospecialize(f))
     now = state()
     made = now.made
     before = made === nothing ? 0 : length(made)
     try
-        return unrecorded(f)
+        return without_duals(unrecorded(f))
     finally
         made === nothing || union!(now.constants, made[before+1:end])
     end
@@ -231,7 +236,7 @@ Base.Float32(x::Tensor) = as_number(Float32, x)
 Base.Int64(x::Tensor) = Int64(item(x))
 
 function as_number(T::DataType, x::Tensor)
-    x.requires_grad && state().differentiating && throw(NotDifferentiableError(
+    x.requires_grad && (state().differentiating || depends_on_duals(Tensor[x])) && throw(NotDifferentiableError(
         "a $T of this tensor would lose its derivative; use item() if only the value is wanted, or the tensor itself"))
     return T(item(x))
 end

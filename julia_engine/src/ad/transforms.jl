@@ -10,6 +10,7 @@ is_plain(leaves) = !inside_transform() && !any(x -> x isa Tensor, leaves)
 
 """A tensor that is differentiated by here and nowhere else."""
 function own_variable(@nospecialize(x))
+    is_dual(x) && (x = as_tensor(x, float_of(eltype(x))))
     if x isa Tensor && (x.requires_grad || x.data === nothing)
         variable = IDENTITY(x)  # a new node: the tensor outside keeps its own place in the graph
         variable.requires_grad = true  # here even what is a constant to all outside, as stop_gradient's result is
@@ -19,7 +20,8 @@ function own_variable(@nospecialize(x))
 end
 
 is_complex(@nospecialize(x)) = (x isa Number || x isa AbstractArray) && eltype(x) <: Complex
-has_derivative(@nospecialize(x)) = (x isa Tensor || x isa AbstractArray || x isa AbstractFloat) && eltype(x) in FLOATS
+has_derivative(@nospecialize(x)) =
+    ((x isa Tensor || x isa AbstractArray || x isa AbstractFloat) && eltype(x) in FLOATS) || is_dual(x)
 
 function check_derivative(@nospecialize(x), name::String, n::Int, place::String)
     has_derivative(x) && return nothing
@@ -97,7 +99,7 @@ as_output(@nospecialize(x), name::String) = throw(NotDifferentiableError(
 function afterwards(@nospecialize(f), call::Call)
     now = state()
     recording = now.recording
-    now.recording = recording && !call.plain
+    now.recording = recording && !(call.plain && !now.mixed)
     try
         return f()
     finally
@@ -116,6 +118,7 @@ function scalar_output(call::Call)
 end
 
 unwrapped(x::AbstractArray) = ndims(x) == 0 ? x[] : x
+only_one(x::AbstractArray) = x[1]
 
 """Results as the caller wants them: tensors, or arrays that share memory with no other result and nobody's array."""
 function shown(found::Vector{Tensor}, plain::Bool, theirs::Vector{Any})
@@ -123,6 +126,10 @@ function shown(found::Vector{Tensor}, plain::Bool, theirs::Vector{Any})
     roots = copy(theirs)
     arrays = Any[]
     for x in found
+        if depends_on_duals(Tensor[x])
+            push!(arrays, unwrapped(with_duals(x)))
+            continue
+        end
         a = value(x)
         root = (x.data::Memory).root
         any(other -> other === root || other === a, roots) && (a = copy(a))
@@ -147,7 +154,8 @@ function differentiate(name::String, @nospecialize(f), numbers::Vector{Int}, @no
     output = scalar_output(call)
     seed = reshape_to(literal(output.eltype, 1), output.dims)
     found = afterwards(() -> or_zeros(gradients(Tensor[output], Tensor[seed], call.variables), call.variables), call)
-    return call.plain ? item(output) : output, by_argument(call, shown(found, call.plain, call.theirs))
+    y = !call.plain ? output : depends_on_duals(Tensor[output]) ? only_one(with_duals(output)) : item(output)
+    return y, by_argument(call, shown(found, call.plain, call.theirs))
 end
 
 """
@@ -216,7 +224,7 @@ function vjp(f, args...)
     function pull(seed)
         seeds = alike("vjp: the seed", seed, call.outputs, call.result)
         plain = call.plain && is_plain(flatten(seed)[1])
-        found = (plain ? unrecorded : run_it)(() -> gradients(call.outputs, seeds, call.variables))
+        found = (plain && !state().mixed ? unrecorded : run_it)(() -> gradients(call.outputs, seeds, call.variables))
         theirs = Any[call.theirs; Any[x for x in flatten(seed)[1] if x isa AbstractArray]]
         return Tuple(by_argument(call, shown(or_zeros(found, call.variables), plain, theirs)))
     end
@@ -246,21 +254,23 @@ end
 The value of a function and its directional derivative, by the ops' forward-mode rules in one pass beside the values.
 `args` and `tangents` are tuples of the same length and structure; `nothing` stands for an argument that does not move.
 """
-function jvp(f, args::Tuple, tangents::Tuple)
+jvp(f, args::Tuple, tangents::Tuple) = pushed("jvp", f, args, tangents)
+
+function pushed(name::String, @nospecialize(f), @nospecialize(args::Tuple), @nospecialize(tangents::Tuple))
     length(args) == length(tangents) ||
-        throw(ShapeError("jvp: expected $(length(args)) tangents, one for each argument, got $(length(tangents))"))
+        throw(ShapeError("$name: expected $(length(args)) tangents, one for each argument, got $(length(tangents))"))
     numbers = Int[n for n in 1:length(args) if tangents[n] !== nothing]
-    call = recorded_call("jvp", f, numbers, args)
+    call = recorded_call(name, f, numbers, args)
     moves, k = Dict{Tensor,Tensor}(), 0
     for (n, structure, places) in zip(numbers, call.arguments, call.moving)
         mine = call.variables[k+1:k+length(places)]
         k += length(places)
-        merge!(moves, Dict(zip(mine, alike("jvp: tangent $n", tangents[n], mine, structure))))
+        merge!(moves, Dict(zip(mine, alike("$name: tangent $n", tangents[n], mine, structure))))
     end
     directions = flatten(tangents)[1]
     plain = call.plain && !any(x -> x isa Tensor, directions)
     theirs = Any[call.theirs; Any[x for x in directions if x isa AbstractArray]]
-    moved_ = (plain ? unrecorded : run_it)(() -> pushed_forward(call.outputs, moves, topological_sort(call.outputs)))
+    moved_ = (plain && !state().mixed ? unrecorded : run_it)(() -> pushed_forward(call.outputs, moves, topological_sort(call.outputs)))
     arrays = shown(Tensor[call.outputs; moved_], plain, theirs)
     n = length(call.outputs)
     return unflatten(call.result, arrays[1:n]), unflatten(call.result, arrays[n+1:end])
@@ -297,9 +307,9 @@ end
 """
     stop_gradient(x)
 
-`x` itself, as a constant: its derivative is zero. `x` may be a container.
+`x` itself, as a constant: its derivative is zero, in forward mode on dual numbers as well. `x` may be a container.
 """
 function stop_gradient(x)
     leaves, structure = flatten(x)
-    return unflatten(structure, Any[leaf isa Tensor ? STOP_GRADIENT(leaf) : leaf for leaf in leaves])
+    return unflatten(structure, Any[leaf isa Tensor ? STOP_GRADIENT(leaf) : without_duals(leaf) for leaf in leaves])
 end

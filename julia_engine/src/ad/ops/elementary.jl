@@ -56,7 +56,7 @@ DOTTED[^] = (x, p) -> elementwise_power(x, p)
 
 """x .^ p, by the cheapest op that gives it."""
 function elementwise_power(@nospecialize(x), @nospecialize(p))
-    if p isa Real && x isa Tensor
+    if p isa Real && x isa Tensor && !(p isa DualNumber)
         p == 1 && return x
         p == 2 && return SQUARE(x)
         p == 0.5 && return SQRT(x)

@@ -403,6 +403,9 @@ function as_tensors(@nospecialize(operands))
         if (x isa Tensor || x isa AbstractArray) && eltype(x) in FLOATS
             T = eltype(x)
             break
+        elseif x isa AbstractArray{<:DualNumber}
+            T = float_of(eltype(x))
+            break
         end
     end
     return Tensor[as_tensor(x, T) for x in operands]

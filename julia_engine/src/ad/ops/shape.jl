@@ -387,7 +387,7 @@ function pad(x::Tensor, widths; value::Real=0)
         throw(ShapeError("pad: expected $(ndims(x)) pairs of widths that are not negative, got $widths"))
     place = Item[(a + 1, 1, n) for ((a, _), n) in zip(pairs, x.dims)]
     dims = Int[a + n + b for ((a, b), n) in zip(pairs, x.dims)]
-    value == 0 && return assemble(Tensor[x], Index[place], dims)
+    iszero(value) && return assemble(Tensor[x], Index[place], dims)
     return assemble(Tensor[x .- value], Index[place], dims) .+ value
 end
 
