@@ -8,7 +8,7 @@ module AD
 
 using Libdl: Libdl
 using LinearAlgebra
-using LinearAlgebra: dot, norm
+using LinearAlgebra: I, dot, norm
 using Random: MersenneTwister
 using Statistics: Statistics, mean, std, var
 
@@ -61,12 +61,12 @@ include("ad/gradcheck.jl")
 # Every function on tensors that the numpy engine's `ops` has, by its name there. Ops that are functions themselves are in
 # TABLE; here stand the others, and those that go by another name or convention in Julia.
 for (name, f) in (
-    "astype" => astype, "binary_cross_entropy" => binary_cross_entropy, "broadcast_to" => broadcast_to, "clip" => clip,
+    "all" => all, "any" => any, "argmax" => argmax_along, "argmin" => argmin_along, "astype" => astype, "binary_cross_entropy" => binary_cross_entropy, "broadcast_to" => broadcast_to, "clip" => clip,
     "concatenate" => concatenate, "dot" => dot, "dropout" => dropout, "einsum" => einsum,
     "embedding" => embedding, "embedding_gradient" => embedding_gradient, "expand_dims" => expand_dims,
     "getitem" => getindex, "log_softmax" => log_softmax, "logsumexp" => logsumexp, "matmul" => matmul, "max" => maximum,
     "mean" => mean, "mean_squared_error" => mean_squared_error, "min" => minimum, "moveaxis" => moveaxis, "norm" => norm,
-    "outer" => outer, "pad" => pad, "ravel" => vec, "reshape" => reshape, "softmax" => softmax,
+    "outer" => outer, "pad" => pad, "prod" => prod, "ravel" => vec, "reshape" => reshape, "softmax" => softmax,
     "softmax_cross_entropy" => softmax_cross_entropy, "squeeze" => squeeze, "stack" => stack, "std" => std,
     "sum" => sum, "swapaxes" => swapaxes, "tensordot" => tensordot, "transpose" => permutedims, "var" => var,
     "where" => choose)
@@ -82,7 +82,7 @@ export run!, copy_columns!, poison!, source, diagnose, nbytes
 export sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
 export concatenate, stack, pad, gather, embedding, embedding_gradient, matmul, outer, tensordot, einsum, logsumexp
 export softmax, log_softmax, logsoftmax, softmax_cross_entropy, binary_cross_entropy, mean_squared_error, dropout
-export mean, var, std, norm, dot
+export argmax_along, argmin_along, mean, var, std, norm, dot
 for name in names(Errors)
     name === :Errors || @eval export $name
 end

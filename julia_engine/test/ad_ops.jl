@@ -48,6 +48,9 @@ for dims in (:, 1, 2, (1, 3), (2, 3), (1, 2, 3))
     case(x -> log_softmax(x; dims=dims), "log_softmax", away(3, 2, 4))
 end
 case(x -> sum(x; dims=1), "sum", away(0, 3))
+for dims in (:, 1, 2, (1, 3), (1, 2, 3))
+    case(x -> prod(x; dims=dims), "prod", away(3, 2, 4))
+end
 case(x -> sum(x; dims=2), "sum", away(3, 1))
 case(x -> mean(x; dims=2), "sum", away(3, 4))
 case(x -> var(x; dims=1), "sum", away(3, 4))

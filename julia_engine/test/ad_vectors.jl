@@ -77,14 +77,20 @@ permutation_here(text, n) = reverse(axes_here(text, n))
 # none): its result is reshaped to the size that the file gives.
 
 const NEW = Set(["sum", "mean", "var", "std", "norm", "max", "min", "logsumexp", "getitem", "slice",
-    "matmul"])
+    "matmul", "prod", "any", "all", "argmax", "argmin"])
 const CALLS = Dict{String,Function}()
 
-for name in ("sum", "mean", "norm", "max", "min", "logsumexp")
+for name in ("sum", "mean", "norm", "max", "min", "logsumexp", "prod")
     CALLS[name] = (a, x) -> FUNCTIONS[name](x; dims=dims_here(a, ndims(x)))
 end
 for name in ("var", "std")
     CALLS[name] = (a, x) -> FUNCTIONS[name](x; dims=dims_here(a, ndims(x)), corrected=get(a, "ddof", "0") == "1")
+end
+for name in ("any", "all")  # of tensors, though the file's operands are truth values
+    CALLS[name] = (a, x) -> FUNCTIONS[name](x isa Tensor ? x : Constant(x); dims=dims_here(a, ndims(x)))
+end
+for name in ("argmax", "argmin")  # positions count from 0 there
+    CALLS[name] = (a, x) -> astype(FUNCTIONS[name](x, dims_here(a, ndims(x))), eltype(x)) .- 1
 end
 for name in ("softmax", "log_softmax")  # the last axis there is the first one here
     CALLS[name] = (a, x) -> FUNCTIONS[name](x; dims=haskey(a, "axis") ? dims_here(a, ndims(x)) : 1)

@@ -38,6 +38,7 @@ number(n) = n[]  # an atomic counter in newer versions
 @testset "TwinGrad" begin
     for name in CHOSEN
         println("file ", name)
+        flush(stdout)  # for whoever reads how far an interrupted run came
         start = ccall(:clock, Clong, ())
         tests = @testset "$name" begin
             include(joinpath(@__DIR__, name * ".jl"))

@@ -128,11 +128,13 @@ PYTHON_ONLY = {
     "ad/recorded.py": "what loops, checkpoints and custom rules share; in Julia it stands with each",
     "ad/sums.py": "gradients' sums added early; in Julia they are added where they come up",
     "ad/written.py": "writes in place; in Julia they are looked for where tensors and graphs are defined",
+    "ad/ops/arguments.py": "numpy's own signatures, and what is refused of them; Julia's methods say so themselves",
     "ad/ops/words.py": "ops that only fusion makes; Julia's stand with its fusion",
 }
 JULIA_ONLY = {
     "ad/tiles.jl": "elementwise runs in pieces that stay in the cache: loops, where the numpy engine has numpy's calls",
     "ad/kernels/*": "the loops that a tape runs; the numpy engine's are numpy's",
+    "ad/nesting.jl": "dual numbers that meet tensors; the numpy engine has no dual numbers",
     "functions.jl": "a programmer's own Julia functions, which Python calls",
     "entry.jl": "the entry points for callers of C functions, which Python needs none of",
     "*precompile.jl": "what Julia compiles ahead of its first use",

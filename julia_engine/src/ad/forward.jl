@@ -156,6 +156,13 @@ end
 @inline chained_as(::Type{S}, a::Dual{N,T,L}, y, dy) where {S,N,T,L} =
     chained(convert(dual_type(Val(N), S, Val(L)), a), convert(S, y), convert(S, dy))
 
+"""The same where a derivative may be infinite: what does not move stays so, as behind a `relu` or `max` that is constant."""
+@inline chained_power(a::Dual, y, dy) = isfinite(dy) ? chained(a, y, dy) : chained_moving(a, y, dy)
+@noinline function chained_moving(a::Dual{N,T,L}, y, dy) where {N,T,L}
+    S, p = promote_type(T, typeof(y)), partials(a)
+    return dual(convert(S, y), k -> iszero(p[k]) ? zero(S) : convert(S, dy * p[k]), Val(N), Val(L))
+end
+
 """The same for two arguments of one level."""
 @inline chained(a::Dual{N,T,L,P}, b::Dual{N,T,L,P}, y::T, da::T, db::T) where {N,T,L,P} =
     Dual{N,T,L,P}(y, combined(da, a.moves, db, b.moves))
@@ -274,7 +281,7 @@ for (f, y, da, db) in BINARY
         @inline function $(Symbol(:by_first_, f))(u::Dual, b)
             a = u.value
             y = $y
-            return chained(u, y, $da)
+            return $(f === :^ ? :chained_power : :chained)(u, y, $da)
         end
         @inline function $(Symbol(:by_second_, f))(a, v::Dual)
             b = v.value
@@ -303,7 +310,7 @@ end
 @inline Base.:-(u::Dual) = chained(u, -u.value, -one(u.value))
 
 Base.:^(::Irrational{:ℯ}, v::Dual) = exp(v)
-@inline whole_power(u::Dual, p) = chained(u, u.value^p, p == 0 ? zero(u.value) : p * u.value^(p - 1))
+@inline whole_power(u::Dual, p) = chained_power(u, u.value^p, p == 0 ? zero(u.value) : p * u.value^(p - 1))
 @inline Base.:^(u::Dual, p::Integer) = whole_power(u, p)
 @inline function Base.literal_pow(::typeof(^), u::Dual, ::Val{P}) where {P}
     P == 0 && return one(u)
@@ -374,6 +381,9 @@ both(a::Held, b::Held) = Held(max(a.level, b.level), a.tensors | b.tensors, a.un
 """Types that are not looked into: they hold no numbers of a calculation."""
 const CLOSED = Union{Module,Type,Task,Method,Symbol,AbstractString,IO,Ptr,Regex,Exception}
 
+"""Arrays, and what they are made of from Julia 1.11 on."""
+const CONTAINERS = isdefined(Core, :GenericMemory) ? Union{Array,getfield(Core, :GenericMemory)} : Array
+
 function held_by_type(@nospecialize(T), seen::Set{Any}=Set{Any}())
     T === Union{} && return NOTHING_HELD
     T isa Union && return both(held_by_type(T.a, seen), held_by_type(T.b, seen))
@@ -384,7 +394,7 @@ function held_by_type(@nospecialize(T), seen::Set{Any}=Set{Any}())
     T in seen && return NOTHING_HELD
     push!(seen, T)
     T <: Dual && return Held(T.parameters[3]::Int, false, false)
-    T <: Array && return held_by_type(eltype(T), seen)
+    T <: CONTAINERS && return held_by_type(eltype(T), seen)
     held = NOTHING_HELD
     isstructtype(T) || return held
     for field in fieldtypes(T)
@@ -400,7 +410,7 @@ function held_by_value(@nospecialize(x), seen::IdDict{Any,Nothing})
     held.unknown && !haskey(seen, x) || return held
     seen[x] = nothing
     held = NOTHING_HELD
-    if x isa Array
+    if x isa CONTAINERS
         for i in eachindex(x)
             isassigned(x, i) && (held = both(held, held_by_value(x[i], seen)))
         end
@@ -615,12 +625,12 @@ function forward_gradient_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N
 end
 
 """The type of a result's partial derivatives: that of the inputs', or of dual numbers that the function holds."""
-@inline partial_type(::Val{L}, ::Dual{N,S,L}, ::Type{T}) where {N,S,L,T} = promote_type(S, T)
+@inline partial_type(::Val{L}, ::Dual{N,S,L}, ::Type{T}) where {N,S,L,T} = S <: DualNumber ? S : T
 @inline partial_type(::Val, ::Real, ::Type{T}) where {T} = T
 partial_type(v::Val, y::AbstractArray{D}, ::Type{T}) where {D,T} = isconcretetype(D) ? type_of_partials(v, D, T) :
     mapreduce(e -> partial_type(v, e, T), promote_type, y; init=T)
 partial_type(v::Val, y::Tuple, ::Type{T}) where {T} = promote_type(T, map(e -> partial_type(v, e, T), y)...)
-type_of_partials(::Val{L}, ::Type{<:Dual{N,S,L}}, ::Type{T}) where {N,S,L,T} = promote_type(S, T)
+type_of_partials(::Val{L}, ::Type{<:Dual{N,S,L}}, ::Type{T}) where {N,S,L,T} = S <: DualNumber ? S : T
 type_of_partials(::Val, ::Type{<:Real}, ::Type{T}) where {T} = T
 
 widened(g::AbstractArray{S}, ::Type{T}) where {S,T} =

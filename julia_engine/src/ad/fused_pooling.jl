@@ -282,9 +282,10 @@ end
 """For the gradient by what the convolution gave, bias and all: the convolution, and the gradient by what was pooled."""
 function gradient_before_pool(x::Tensor, found)
     spread = x
-    if x.op === MUL && x.inputs[2].op === STEP
-        spread = x.inputs[1]
-        spread.op === MAX_POOL_GRADIENT && x.inputs[2].inputs[1] === spread.inputs[2] || return nothing
+    if x.op === WHERE && x.inputs[1].op === STEP
+        spread = x.inputs[2]
+        is_number(x.inputs[3], 0) && spread.op === MAX_POOL_GRADIENT && x.inputs[1].inputs[1] === spread.inputs[2] ||
+            return nothing
     end
     spread.op === MAX_POOL_GRADIENT || return nothing
     it = get(found, spread.inputs[2], nothing)

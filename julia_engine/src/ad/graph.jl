@@ -406,7 +406,7 @@ fused_op(name, fuses, doc, operands=2) = register!(Op(name, infer_elementwise; e
 
 const TANH_GRADIENT = fused_op("tanh_gradient", "mul, sub, square", "g (1 - y²)")
 const SIGMOID_GRADIENT = fused_op("sigmoid_gradient", "mul, mul, sub", "g y (1 - y)")
-const RELU_GRADIENT = fused_op("relu_gradient", "mul, step", "g where y > 0, else 0")
+const RELU_GRADIENT = fused_op("relu_gradient", "where, step", "g where y > 0, else 0")
 const ADD_TANH = fused_op("add_tanh", "add, tanh", "tanh(a + b)")
 const ADD_SIGMOID = fused_op("add_sigmoid", "add, sigmoid", "1 / (1 + exp(-a - b))")
 const ADD_RELU = fused_op("add_relu", "add, relu", "max(a + b, 0)")
@@ -448,6 +448,7 @@ end
 
 function fusion(node::Tensor, once, place)
     op = node.op::Op
+    op === WHERE && return relu_fusion(node, once)
     op === MUL && return gradient_fusion(node, once)
     op === ADD && return something(product_fusion(node, once, place), sum_fusion(node, once), Some(nothing))
     op === TANH && return bias_fusion(node, once, ADD_TANH)
@@ -468,10 +469,14 @@ function gradient_fusion(node::Tensor, once)
         y, rest = d.inputs
         rest.op === SUB && is_number(rest.inputs[1], 1) && rest.inputs[2] === y && once(rest) &&
             return SIGMOID_GRADIENT, Tensor[g, y]
-    elseif d.op === STEP
-        return RELU_GRADIENT, Tensor[g, d.inputs[1]]
     end
     return nothing
+end
+
+function relu_fusion(node::Tensor, once)
+    holds, g, other = node.inputs
+    holds.op === STEP && once(holds) && is_number(other, 0) && g.dims == holds.dims || return nothing
+    return RELU_GRADIENT, Tensor[g, holds.inputs[1]]
 end
 
 function product_fusion(node::Tensor, once, place)

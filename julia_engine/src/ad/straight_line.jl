@@ -4,9 +4,9 @@
 """Where straight-line code is compiled, with the optimiser that loops have."""
 module StraightLine
 
-using ..Kernels: TURNS, add_relu, add_sigmoid, add_tanh, chosen, equal, fast_cos, fast_exp, fast_expm1, fast_log,
-    fast_log1p, fast_sigmoid, fast_sin, fast_softplus, fast_sqrt, fast_tan, fast_tanh, greater, greater_equal, larger,
-    less, less_equal, limited, mul_add, not_equal, plain_acos, plain_asin, plain_atan, plain_cosh, plain_pow, plain_sinh,
+using ..Kernels: TURNS, add_relu, add_sigmoid, add_tanh, both_hold, chosen, equal, fails, fast_cos, fast_exp, fast_expm1, fast_log,
+    fast_log1p, fast_sigmoid, fast_sin, fast_softplus, fast_sqrt, fast_tan, fast_tanh, greater, greater_equal, half_power, is_finite,
+    is_infinite, is_nan, larger, less, less_equal, limited, mul_add, not_equal, one_holds, plain_acos, plain_asin, plain_atan, plain_cosh, plain_pow, plain_sinh,
     relu, relu_gradient, sigmoid_gradient, signum, slow_cos, slow_sin, slow_tan, smaller, square, step, tanh_gradient
 
 @static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
@@ -35,8 +35,11 @@ const STRAIGHT = Dict{String,Symbol}(
     "tanh_gradient" => :tanh_gradient, "sigmoid_gradient" => :sigmoid_gradient, "relu_gradient" => :relu_gradient,
     "add_tanh" => :add_tanh, "add_sigmoid" => :add_sigmoid, "add_relu" => :add_relu, "mul_add" => :mul_add,
     "copy" => :identity, "identity" => :identity, "stop_gradient" => :identity, "reshape" => :identity,
-    "transpose" => :identity, "broadcast_to" => :identity, "sum" => :identity, "max" => :identity, "min" => :identity)
-const WHOLE_POWERS = Dict(3.0 => :third_power, 4.0 => :fourth_power, 5.0 => :fifth_power)
+    "transpose" => :identity, "broadcast_to" => :identity, "sum" => :identity, "prod" => :identity, "max" => :identity,
+    "min" => :identity, "floor" => :floor, "ceil" => :ceil, "round" => :round, "trunc" => :trunc, "isnan" => :is_nan,
+    "isfinite" => :is_finite, "isinf" => :is_infinite, "logical_and" => :both_hold, "logical_or" => :one_holds,
+    "logical_not" => :fails)
+const WHOLE_POWERS = Dict(0.5 => :half_power, 3.0 => :third_power, 4.0 => :fourth_power, 5.0 => :fifth_power)
 
 const PER_FUNCTION = 250  # ops in one function: compiling one takes more than proportionally to its length
 const STRAIGHT_MOST = 5_000  # ops: above, compiling takes longer than the tape is likely to run

@@ -313,12 +313,22 @@ plain(x) = x
 value_of(::Val{P}) where {P} = P
 
 function generic(@nospecialize(f), operands::Vector{Any})
-    parentmodule(f) in (Base, Core, Base.Math) && throw(NotDifferentiableError(
-        "$f is not in the op table, so its derivative would be lost; use an op of TwinGrad, or call it on value(x)"))
+    parentmodule(f) in (Base, Core, Base.Math) && no_op(f)
     # A function of the user's own, such as x -> x^2 + sin(x): run it once, on numbers that stand for all elements.
-    result = f((x isa Tensor || x isa AbstractArray ? Elements(as_tensor(x)) : x for x in operands)...)
+    result = try
+        f((x isa Tensor || x isa AbstractArray ? Elements(as_tensor(x)) : x for x in operands)...)
+    catch error
+        error isa MethodError && no_op(error.f)
+        error isa StackOverflowError && no_op(f)
+        error isa TypeError && error.got isa Elements && throw(TraceError("a function that is dotted over a tensor runs once for " *
+            "all elements, so it cannot branch on their values; use ifelse.(condition, a, b)"))
+        rethrow()
+    end
     return result isa Elements ? result.tensor : as_tensor(result)
 end
+
+no_op(@nospecialize(f)) = throw(NotDifferentiableError(
+    "$f is not in the op table, so its derivative would be lost; use an op of TwinGrad, or call it on value(x)"))
 
 """A tensor that behaves like a number, so that a scalar function can be dotted over it: `(x -> x^2 + 1).(t)`."""
 struct Elements <: Real

@@ -11,7 +11,7 @@ is_plain(leaves) = !inside_transform() && !any(x -> x isa Tensor, leaves)
 """A tensor that is differentiated by here and nowhere else."""
 function own_variable(@nospecialize(x))
     is_dual(x) && (x = as_tensor(x, float_of(eltype(x))))
-    if x isa Tensor && (x.requires_grad || x.data === nothing)
+    if x isa Tensor && (x.requires_grad || x.data === nothing || (x.op !== nothing && state().made !== nothing))
         variable = IDENTITY(x)  # a new node: the tensor outside keeps its own place in the graph
         variable.requires_grad = true  # here even what is a constant to all outside, as stop_gradient's result is
         return variable
@@ -118,6 +118,7 @@ function scalar_output(call::Call)
 end
 
 unwrapped(x::AbstractArray) = ndims(x) == 0 ? x[] : x
+unwrapped(x::Real) = x
 only_one(x::AbstractArray) = x[1]
 
 """Results as the caller wants them: tensors, or arrays that share memory with no other result and nobody's array."""
@@ -125,8 +126,9 @@ function shown(found::Vector{Tensor}, plain::Bool, theirs::Vector{Any})
     plain || return collect(Any, found)
     roots = copy(theirs)
     arrays = Any[]
+    mixed = state().mixed
     for x in found
-        if depends_on_duals(Tensor[x])
+        if mixed && depends_on_duals(Tensor[x])
             push!(arrays, unwrapped(with_duals(x)))
             continue
         end
@@ -154,7 +156,7 @@ function differentiate(name::String, @nospecialize(f), numbers::Vector{Int}, @no
     output = scalar_output(call)
     seed = reshape_to(literal(output.eltype, 1), output.dims)
     found = afterwards(() -> or_zeros(gradients(Tensor[output], Tensor[seed], call.variables), call.variables), call)
-    y = !call.plain ? output : depends_on_duals(Tensor[output]) ? only_one(with_duals(output)) : item(output)
+    y = !call.plain ? output : state().mixed && depends_on_duals(Tensor[output]) ? only_one(with_duals(output)) : item(output)
     return y, by_argument(call, shown(found, call.plain, call.theirs))
 end
 

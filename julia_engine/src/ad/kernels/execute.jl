@@ -50,7 +50,8 @@ for (name, f) in (:neg => :-, :square => :square, :reciprocal => :inv, :exp => :
     :log => :fast_log, :log1p => :fast_log1p, :sqrt => :fast_sqrt, :arcsin => :plain_asin, :arccos => :plain_acos,
     :arctan => :plain_atan, :sinh => :plain_sinh, :cosh => :plain_cosh, :tanh => :fast_tanh,
     :sigmoid => :fast_sigmoid, :softplus => :fast_softplus, :relu => :relu, :step => :step, :sign => :signum,
-    :abs => :abs, :copy => :identity)
+    :abs => :abs, :copy => :identity, :half_power => :half_power, :floor => :floor, :ceil => :ceil, :round => :round, :trunc => :trunc,
+    :isnan => :is_nan, :isfinite => :is_finite, :isinf => :is_infinite, :logical_not => :fails)
     operation!(name, :(unary!($f, x)))
 end
 for (name, fast, slow) in ((:sin, :fast_sin, :slow_sin), (:cos, :fast_cos, :slow_cos), (:tan, :fast_tan, :slow_tan))
@@ -60,7 +61,7 @@ for (name, f) in (:add => :+, :sub => :-, :mul => :*, :div => :/, :pow => :plain
     :minimum => :smaller, :less => :less, :less_equal => :less_equal, :greater => :greater,
     :greater_equal => :greater_equal, :equal => :equal, :not_equal => :not_equal, :tanh_gradient => :tanh_gradient,
     :sigmoid_gradient => :sigmoid_gradient, :relu_gradient => :relu_gradient, :add_tanh => :add_tanh,
-    :add_sigmoid => :add_sigmoid, :add_relu => :add_relu)
+    :add_sigmoid => :add_sigmoid, :add_relu => :add_relu, :logical_and => :both_hold, :logical_or => :one_holds)
     operation!(name, :(binary!($f, x)))
 end
 operation!(:clip, :(ternary!(limited, x)))
@@ -68,7 +69,11 @@ operation!(:where, :(ternary!(chosen, x)))
 operation!(:mul_add, :(ternary!(mul_add, x)))
 operation!(:max, :(extremum!(larger, x)))
 operation!(:min, :(extremum!(smaller, x)))
-for name in (:fill, :whole_power, :sum, :shift, :normalise, :add_log_sum, :subtract_log_sum, :norm, :cross_entropy,
+operation!(:any, :(extremum!(one_holds, x)))
+operation!(:all, :(extremum!(both_hold, x)))
+operation!(:argmax, :(position!(isless, x)))
+operation!(:argmin, :(position!(isgreater_, x)))
+for name in (:fill, :whole_power, :sum, :prod, :shift, :normalise, :add_log_sum, :subtract_log_sum, :norm, :cross_entropy,
     :cross_entropy_gradient, :gather, :scatter, :embedding, :embedding_gradient, :dropout_mask, :matmul)
     operation!(name, :($(Symbol(name, :!))(x)))
 end

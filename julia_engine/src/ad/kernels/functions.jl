@@ -188,12 +188,16 @@ plain_acos(x::T) where {T} = abs(x) <= 1 ? acos(x) : T(NaN)
 plain_atan(x) = atan(x)
 plain_sinh(x) = sinh(x)
 plain_cosh(x) = cosh(x)
-plain_pow(x::T, p::T) where {T} = x < 0 && isfinite(p) && p != trunc(p) ? T(NaN) : x^p
+function plain_pow(x::T, p::T) where {T}
+    x < 0 && isfinite(p) && p != trunc(p) || return x^p
+    return x == T(-Inf) ? ifelse(p > 0, T(Inf), zero(T)) : T(NaN)  # as IEEE 754 has it
+end
 
 @inline fast_sqrt(x) = Core.Intrinsics.sqrt_llvm(x)
+@inline half_power(x::T) where {T} = ifelse(x == T(-Inf), T(Inf), fast_sqrt(x) + zero(T))  # 0 at -0
 @inline square(x) = x * x
 @inline relu(x::T) where {T} = ifelse(x > 0, x, ifelse(x <= 0, zero(T), x))  # NaN passes
-@inline step(x::T) where {T} = ifelse(x > 0, one(T), ifelse(x <= 0, zero(T), x))
+@inline step(x::T) where {T} = ifelse(x > 0, one(T), zero(T))
 @inline signum(x::T) where {T} = ifelse(x > 0, one(T), ifelse(x < 0, -one(T), x))
 @inline larger(a, b) = ifelse((a > b) | (a != a), a, b)  # NaN wins, as in numpy
 @inline smaller(a, b) = ifelse((a < b) | (a != a), a, b)
@@ -206,9 +210,15 @@ plain_pow(x::T, p::T) where {T} = x < 0 && isfinite(p) && p != trunc(p) ? T(NaN)
 @inline greater_equal(a, b) = mask(a >= b, a)
 @inline equal(a, b) = mask(a == b, a)
 @inline not_equal(a, b) = mask(a != b, a)
+@inline is_nan(x) = mask(x != x, x)
+@inline is_finite(x) = mask(x - x == 0, x)
+@inline is_infinite(x::T) where {T} = mask(abs(x) == T(Inf), x)
+@inline both_hold(a, b) = mask((a != 0) & (b != 0), a)
+@inline one_holds(a, b) = mask((a != 0) | (b != 0), a)
+@inline fails(a) = mask(a == 0, a)
 @inline tanh_gradient(g::T, y::T) where {T} = g * (one(T) - y * y)
 @inline sigmoid_gradient(g::T, y::T) where {T} = g * (y * (one(T) - y))
-@inline relu_gradient(g::T, y::T) where {T} = g * step(y)
+@inline relu_gradient(g::T, y::T) where {T} = ifelse(y > 0, g, zero(T))  # 0 even of an infinite gradient
 @inline add_tanh(a, b) = fast_tanh(a + b)
 @inline add_sigmoid(a, b) = fast_sigmoid(a + b)
 @inline add_relu(a, b) = relu(a + b)

@@ -222,6 +222,42 @@ end
     return f(f(v, w), f(y, z))
 end
 
+@inline function prod!(x::Instruction{T}) where {T}
+    n, so, sa = x.n[1], x.so[1], x.sa[1]
+    @rows x begin
+        if so == 0
+            unsafe_store!(o, row_product(unsafe_load(o), a, n, sa))
+        else
+            @fast for i in 1:n
+                put!(o, at(o, i, so) * at(a, i, sa), i, so)
+            end
+        end
+    end
+end
+
+@inline function row_product(total::T, a::Ptr{T}, n, sa) where {T}
+    for i in 1:n
+        total *= at(a, i, sa)
+    end
+    return total
+end
+
+"""b, of Int64, = the first position, from 1, of the largest (or smallest) element of a; of the first NaN if there is one."""
+@inline function position!(is_worse::F, x::Instruction{T}) where {F,T}
+    for l in 0:x.n[4]-1, k in 0:x.n[3]-1
+        a = x.a + sizeof(T) * (k * x.sa[3] + l * x.sa[4])
+        best, place = unsafe_load(a), 1
+        for j in 0:x.n[2]-1, i in 1:x.n[1]
+            v = at(a + sizeof(T) * j * x.sa[2], i, x.sa[1])
+            if best == best && (v != v || is_worse(best, v))
+                best, place = v, j * x.n[1] + i
+            end
+        end
+        unsafe_store!(Ptr{Int64}(x.b) + sizeof(Int64) * (k * x.sb[3] + l * x.sb[4]), place)
+    end
+end
+isgreater_(a, b) = isless(b, a)
+
 # Exponential kin. Loops 1 and 2 run over the reduced axes, 3 and 4 over the others.
 
 @inline function column_sum(x::Instruction{T}, p::Ptr{T}, s) where {T}

@@ -252,7 +252,12 @@ function check_rules(op::Op)
     return nothing
 end
 
-(op::Op)(@nospecialize(operands...)) = apply(op, as_tensors(operands), NO_ATTRS)
+function (op::Op)(@nospecialize(operands...))
+    n = length(op.overwrites)  # of an elementwise op, all operands
+    op.elementwise && n > 0 && length(operands) != n &&
+        throw(ShapeError("$(op.name): expected $n operand$(n == 1 ? "" : "s"), got $(length(operands))"))
+    return apply(op, as_tensors(operands), NO_ATTRS)
+end
 
 """Apply an op to tensors: eagerly, or symbolically while a function is traced."""
 function apply(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}=NO_ATTRS)
@@ -491,6 +496,13 @@ function partials_jvp(@nospecialize(partials), t, y::Tensor, inputs::Vector{Tens
     end
     return total::Tensor
 end
+
+"""A derivative that is `factor` where `holds` is not 0; elsewhere it is 0, which nothing passes, be it infinite."""
+struct Where
+    holds::Tensor
+    factor::Any
+end
+scaled(g::Tensor, derivative::Where) = WHERE(derivative.holds, scaled(g, derivative.factor), 0)
 
 """`g` times a derivative that may be the number one or minus one."""
 scaled(g::Tensor, derivative::Tensor) = MUL(g, derivative)

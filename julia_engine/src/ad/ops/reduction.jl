@@ -52,14 +52,26 @@ const SUM = register!(Op("sum", infer_reduction;
     backward=Any[(g, y, inputs, attrs) -> spread_to(spread(g, inputs[1], attrs[1]), inputs[1].dims)],
     jvp=linear_jvp("sum"), attrs=[:axes, :keep], doc="sum over axes"))
 
-Base.sum(x::Tensor; dims=:) = reduced(SUM, x, dims)
-Base.sum(f::Function, x::Tensor; dims=:) = sum(dotted(f, (x,)); dims=dims)
+# Julia's functions of an array, or of another function and an array; keywords beyond `dims` are refused by name.
+for (f, op, advice) in ((:sum, :SUM, "add the starting value to the sum"),
+        (:prod, :PROD, "multiply the product by the starting value"),
+        (:maximum, :MAX, "take max of the result and the starting value"),
+        (:minimum, :MIN, "take min of the result and the starting value"), (:any, :ANY, ""), (:all, :ALL, ""))
+    @eval Base.$f(x::Tensor; dims=:, kinds...) = (refuse_keywords($(string(f)), kinds, $advice); reduced($op, x, dims))
+    @eval Base.$f(f::Function, x::Tensor; dims=:, kinds...) =
+        (refuse_keywords($(string(f)), kinds, $advice); reduced($op, as_tensor(dotted(f, (x,))), dims))
+end
+Base.extrema(x::Tensor; dims=:) = dims isa Colon ? (minimum(x), maximum(x)) :
+    throw(ConfigurationError("extrema: on tensors the keyword dims is not supported; take minimum and maximum"))
+Base.count(x::Tensor; dims=:) = sum(NOT_EQUAL(x, 0); dims=dims)
+Base.count(f::Function, x::Tensor; dims=:) = count(as_tensor(dotted(f, (x,))); dims=dims)
 
 count_over(x::Tensor, dims) = prod(x.dims[normalize_axes(dims, ndims(x))])
 whole_sum(x::Tensor, axes::Vector{Int}) = apply(SUM, Tensor[x], Any[axes, true])
 
 """The mean of no elements is NaN."""
-function Statistics.mean(x::Tensor; dims=:)
+function Statistics.mean(x::Tensor; dims=:, kinds...)
+    refuse_keywords("mean", kinds)
     n = count_over(x, dims)
     return sum(x; dims=dims) .* (n > 0 ? 1 / n : NaN)
 end
@@ -68,13 +80,15 @@ Statistics.mean(f::Function, x::Tensor; dims=:) = mean(dotted(f, (x,)); dims=dim
 centred(x::Tensor, axes::Vector{Int}) = x .- whole_sum(x, axes) .* (1 / max(prod(x.dims[axes]), 1))
 
 """Squared deviations from the mean, summed and divided by n - 1 (`corrected`, Julia's default) or n."""
-function Statistics.var(x::Tensor; dims=:, corrected::Bool=true)
+function Statistics.var(x::Tensor; dims=:, corrected::Bool=true, kinds...)
+    refuse_keywords("var", kinds, "centre the array first")
     n = count_over(x, dims) - corrected
     return sum(SQUARE(centred(x, normalize_axes(dims, ndims(x)))); dims=dims) .* (n > 0 ? 1 / n : NaN)
 end
 
 """The root of the variance; subgradient 0 where all elements are equal."""
-function Statistics.std(x::Tensor; dims=:, corrected::Bool=true)
+function Statistics.std(x::Tensor; dims=:, corrected::Bool=true, kinds...)
+    refuse_keywords("std", kinds, "centre the array first")
     n = count_over(x, dims) - corrected
     return norm(centred(x, normalize_axes(dims, ndims(x))); dims=dims) .* (n > 0 ? 1 / sqrt(n) : NaN)
 end
@@ -140,26 +154,88 @@ const NORM = register!(Op("norm", infer_reduction; forward=forward_norm,
 
 """Euclidean norm of all elements, or over `dims`."""
 LinearAlgebra.norm(x::Tensor; dims=:) = reduced(NORM, x, dims)
+LinearAlgebra.norm(x::Tensor, p::Real; dims=:) = p == 2 ? norm(x; dims=dims) : p == 1 ? sum(abs.(x); dims=dims) :
+    p == Inf && length(x) > 0 ? maximum(abs.(x); dims=dims) :
+    throw(ConfigurationError("norm: on tensors p is 1, 2 or Inf, got $p; write sum(abs.(x) .^ p) .^ (1 / p)"))
 
 # Extrema --------------------------------------------------------------------------------------------------------------
 
 """Ties share the gradient equally, so that it stays a directional derivative's mean and sums to one."""
 function winners(y, x, axes)
     won = EQUAL_MASK(x, spread(y, x, axes))
-    return won ./ whole_sum(won, axes)
+    return Where(won, 1 ./ whole_sum(won, axes))
 end
 
 extremum(name, neutral, doc) = register!(Op(name, infer_extremum;
     forward=(p, out, inputs, attrs) -> emit_reduction!(p, Symbol(name), neutral, out, inputs[1], attrs[1]),
-    backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs[1]) .* winners(y, inputs[1], attrs[1])],
-    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[t[1] .* winners(y, inputs[1], attrs[1])], attrs),
+    backward=Any[(g, y, inputs, attrs) -> scaled(spread(g, inputs[1], attrs[1]), winners(y, inputs[1], attrs[1]))],
+    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[scaled(t[1], winners(y, inputs[1], attrs[1]))], attrs),
     attrs=[:axes, :keep], doc=doc))
 
 const MAX = extremum("max", -Inf, "largest element over axes; ties share the gradient")
 const MIN = extremum("min", Inf, "smallest element over axes; ties share the gradient")
 
-Base.maximum(x::Tensor; dims=:) = reduced(MAX, x, dims)
-Base.minimum(x::Tensor; dims=:) = reduced(MIN, x, dims)
+# Products -------------------------------------------------------------------------------------------------------------
+
+"""For each element the product of the others over axes: no division, so that any of them may be 0."""
+function products_of_others(x::Tensor, axes::Vector{Int})
+    order = [axes; setdiff(1:ndims(x), axes)]
+    moved_ = permuted(x, order)
+    n = prod(x.dims[axes])
+    found = without_each(reshape_to(moved_, Int[n, n == 0 ? 0 : length(x) ÷ n]))
+    return permuted(reshape_to(found, moved_.dims), invperm(order))
+end
+
+function without_each(columns::Tensor)
+    n, m = columns.dims
+    n <= 1 && return spread_to(literal(columns.eltype, 1), Int[n, m])
+    # Pair by pair: without the one of a pair, there remain the other and what remains without the pair.
+    half = n ÷ 2
+    left, right, odd = columns[1:half, :], columns[half+1:2half, :], columns[2half+1:n, :]
+    without = without_each(concatenate(Tensor[MUL(left, right), odd], 1))
+    return concatenate(Tensor[MUL(without[1:half, :], right), MUL(without[1:half, :], left), without[half+1:n-half, :]], 1)
+end
+
+const PROD = register!(Op("prod", infer_reduction;
+    forward=(p, out, inputs, attrs) -> emit_reduction!(p, :prod, 1, out, inputs[1], attrs[1]),
+    backward=Any[(g, y, inputs, attrs) -> MUL(spread(g, inputs[1], attrs[1]), products_of_others(inputs[1], attrs[1]))],
+    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[MUL(t[1], products_of_others(inputs[1], attrs[1]))], attrs),
+    attrs=[:axes, :keep], doc="product over axes"))
+
+# Truth values and positions: constant on purpose --------------------------------------------------------------------------
+
+quantifier(name, neutral, doc) = register!(Op(name, infer_reduction; constant=true, attrs=[:axes, :keep], doc=doc,
+    forward=(p, out, inputs, attrs) -> emit_reduction!(p, Symbol(name), neutral, out, inputs[1], attrs[1])))
+const ANY = quantifier("any", 0, "whether any element over axes is not 0")
+const ALL = quantifier("all", 1, "whether all elements over axes are not 0")
+
+position_of(name, doc) = register!(Op(name, (inputs, attrs) -> (infer_extremum(inputs, attrs)[1], Int64); constant=true,
+    attrs=[:axes, :keep], doc=doc, forward=(p, out, inputs, attrs) -> emit_columns!(p, Symbol(name), attrs[1], nothing,
+        inputs[1], kept_view(out, kept_dims(inputs[1].dims, attrs[1])))))
+const ARGMAX = position_of("argmax", "position, from 1, of the largest element over axes; the first of equal ones")
+const ARGMIN = position_of("argmin", "position, from 1, of the smallest element over axes; the first of equal ones")
+
+"""
+    argmax_along(x, dims)
+
+The position, from 1, of the largest element along an axis, or in the order of memory along several (`:`, all), as integers;
+the first of equal ones. The reduced axes stay, with length one, but with `:`. `argmax` itself gives a `CartesianIndex` for
+arrays other than vectors, which no tensor holds.
+"""
+argmax_along(x::Tensor, dims) = reduced(ARGMAX, x, dims)
+
+"""
+    argmin_along(x, dims)
+
+The same for the smallest element; see [`argmax_along`](@ref).
+"""
+argmin_along(x::Tensor, dims) = reduced(ARGMIN, x, dims)
+
+for (f, along) in ((:argmax, :argmax_along), (:argmin, :argmin_along))
+    @eval Base.$f(x::Tensor; dims=:) = ndims(x) == 1 ? $along(x, dims) : throw(ShapeError(
+        $("$f: for an array that is no vector Julia gives a CartesianIndex, which no tensor holds; use $along(x, dims) for " *
+        "positions along axes, or $f(vec(x))")))
+end
 
 # Exponential kin ------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@
 
 """One axis, or several, as a list."""
 axis_list(d::Integer) = Int[d]
-axis_list(dims) = collect(Int, dims)
+axis_list(dims::Union{Tuple{Vararg{Integer}},AbstractArray{<:Integer},Base.Generator}) = collect(Int, dims)
+axis_list(@nospecialize(dims)) = isempty(dims) ? Int[] :
+    throw(ShapeError("axes and lengths must be whole numbers of an integer type, got $(repr(dims))"))
 
 # Reshape and permute --------------------------------------------------------------------------------------------------
 
@@ -67,10 +69,13 @@ function reshape_to(x::Tensor, dims::Vector{Int})
     return dims == x.dims ? x : apply(RESHAPE, Tensor[x], Any[dims])
 end
 
-to_length(n::Integer) = Int(n)
+to_length(n::Integer) = n >= 0 ? Int(n) : throw(ShapeError("reshape: lengths are not negative, got $n; write : for what is left over"))
 to_length(::Colon) = -1
+to_length(@nospecialize(n)) = throw(ShapeError("reshape: lengths must be integers or a colon, got $(repr(n))"))
 Base.reshape(x::Tensor, dims::Tuple{Vararg{Union{Integer,Colon}}}) = reshape_to(x, Int[to_length(n) for n in dims])
 Base.reshape(x::Tensor, dims::Union{Integer,Colon}...) = reshape(x, dims)
+Base.reshape(x::Tensor, @nospecialize(dims...)) =
+    reshape_to(x, Int[to_length(n) for n in (length(dims) == 1 && dims[1] isa Tuple ? dims[1] : dims)])
 Base.vec(x::Tensor) = reshape_to(x, Int[length(x)])
 
 """
@@ -306,6 +311,7 @@ Join tensors along an axis, as `cat(tensors...; dims)`.
 function concatenate(@nospecialize(arrays), dims::Integer)
     parts = as_tensors(collect(Any, arrays))
     isempty(parts) && throw(ShapeError("cat: at least one array is needed"))
+    dims >= 1 || throw(ShapeError("cat: axes count from 1, got $dims"))
     check_eltypes("cat", parts)
     n = max(maximum(ndims(part) for part in parts), Int(dims))
     parts = Tensor[reshape_to(part, Int[part.dims; ones(Int, n - ndims(part))]) for part in parts]
@@ -328,8 +334,11 @@ function concatenate(@nospecialize(arrays), dims::Integer)
 end
 
 const Joined = Union{Tensor,AbstractArray,Real}
-Base.cat(x::Tensor, rest::Joined...; dims::Integer) = concatenate((x, rest...), dims)
-Base.cat(a::AbstractArray, x::Tensor, rest::Joined...; dims::Integer) = concatenate((a, x, rest...), dims)
+Base.cat(x::Tensor, rest::Joined...; dims) = concatenate((x, rest...), one_axis(dims))
+Base.cat(a::Union{AbstractArray,Real}, x::Tensor, rest::Joined...; dims) = concatenate((a, x, rest...), one_axis(dims))
+one_axis(dims::Integer) = Int(dims)
+one_axis(::Val{D}) where {D} = Int(D)
+one_axis(@nospecialize(dims)) = throw(ShapeError("cat: on tensors dims is one axis, got $(repr(dims))"))
 Base.vcat(x::Tensor, rest::Joined...) = concatenate((x, rest...), 1)
 Base.vcat(a::Union{AbstractArray,Real}, x::Tensor, rest::Joined...) = concatenate((a, x, rest...), 1)
 Base.hcat(x::Tensor, rest::Joined...) = concatenate((x, rest...), 2)
@@ -390,6 +399,71 @@ function pad(x::Tensor, widths; value::Real=0)
     iszero(value) && return assemble(Tensor[x], Index[place], dims)
     return assemble(Tensor[x .- value], Index[place], dims) .+ value
 end
+
+# Arrays and tensors like another ----------------------------------------------------------------------------------------
+
+Base.zero(x::Tensor) = spread_to(literal(x.eltype, 0), x.dims)
+Base.one(x::Tensor) = is_scalar(x) ? literal(x.eltype, 1) : ndims(x) == 2 && x.dims[1] == x.dims[2] ?
+    Constant(Matrix{x.eltype}(I, x.dims...)) :
+    throw(ShapeError("one: expected a number or a square matrix, got size $(size(x)); write fill(one(eltype(x)), size(x))"))
+Base.oneunit(x::Tensor) = one(x)
+Base.float(x::Tensor) = (check_float(x.eltype); x)
+Base.real(x::Tensor) = x
+Base.conj(x::Tensor) = x
+Base.isreal(x::Tensor) = true
+Base.similar(x::Tensor, T::Type=x.eltype, dims::Tuple{Vararg{Integer}}=size(x)) = Array{T}(undef, dims)
+Base.similar(x::Tensor, dims::Tuple{Vararg{Integer}}) = similar(x, x.eltype, dims)
+Base.similar(x::Tensor, dims::Integer...) = similar(x, x.eltype, dims)
+Base.convert(::Type{T}, x::Tensor) where {T<:Number} = throw(TraceError(
+    "an array of $T cannot hold a tensor; join tensors with stack() or cat(), or take its value with item()"))
+
+function Base.reverse(x::Tensor; dims=:)
+    axes = dims isa Colon ? collect(1:ndims(x)) : axis_list(dims)
+    all(d -> 1 <= d <= ndims(x), axes) || throw(ShapeError("reverse: axes $dims do not fit an array of $(ndims(x)) dimensions"))
+    return x[(d in axes ? (n:-1:1) : Colon() for (d, n) in enumerate(x.dims))...]
+end
+
+function Base.diff(x::Tensor; dims=ndims(x) == 1 ? 1 : nothing)
+    dims isa Integer && 1 <= dims <= ndims(x) ||
+        throw(ShapeError("diff: dims must be one of the axes of an array of $(ndims(x)) dimensions, got $(repr(dims))"))
+    n = x.dims[dims]
+    part_(range) = x[(d == dims ? range : Colon() for d in 1:ndims(x))...]
+    return part_(2:n) .- part_(1:n-1)
+end
+
+# What tensors do not have, and what to write instead; otherwise Julia's message would be about a method, or memory.
+for (f, advice) in ((:sort, "sort value(x); permute x by sortperm(value(x))"), (:sortperm, "take sortperm(value(x))"),
+        (:findmax, "take maximum and argmax"), (:findmin, "take minimum and argmin"),
+        (:findall, "take findall of value(x), or choose() between two results"),
+        (:findfirst, "take findfirst of value(x)"), (:findlast, "take findlast of value(x)"),
+        (:cumsum, "write it as a product with a triangular matrix, or with scan()"),
+        (:cumprod, "write it with scan()"), (:accumulate, "write it with scan()"),
+        (:repeat, "write broadcast_to() and reshape(), or an index with repetitions"),
+        (:circshift, "write cat() of two slices"), (:mapslices, "write ops with dims"),
+        (:partialsort, "sort value(x)"), (:unique, "take unique(value(x))"))
+    @eval Base.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
+        $("$f is no op of TwinGrad; $advice")))
+    f in (:findall, :findfirst, :findlast, :accumulate, :mapslices) &&
+        @eval Base.$f(f::Function, x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
+            $("$f is no op of TwinGrad; $advice")))
+end
+for f in (:det, :logdet, :tr, :pinv, :rank, :cond, :eigvals, :eigen, :svd, :qr, :lu, :cholesky, :diag, :diagm, :cross,
+        :kron, :triu, :tril, :normalize, :opnorm)
+    owner = f === :kron && !isdefined(LinearAlgebra, f) ? Base : LinearAlgebra
+    advice = f === :tr ? "; write einsum(\"ii->\", x)" : f === :diag ? "; write einsum(\"ii->i\", x)" :
+        f === :normalize ? "; write x ./ norm(x)" : f in (:triu, :tril) ? "; multiply by a mask" : ""
+    @eval $owner.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
+        $("$f is no op of TwinGrad" * advice)))
+    f in (:cross, :kron) && @eval $owner.$f(a::Union{Real,AbstractArray}, x::Tensor) = throw(ConfigurationError(
+        $("$f is no op of TwinGrad")))
+end
+LinearAlgebra.mul!(x::Tensor, @nospecialize(args...)) = in_place()
+LinearAlgebra.mul!(c::AbstractVecOrMat, a::Tensor, @nospecialize(args...)) = in_place()
+LinearAlgebra.mul!(c::AbstractVecOrMat, a::AbstractVecOrMat, b::Tensor, @nospecialize(args...)) = in_place()
+Base.:\(a::Tensor, b::Union{Tensor,Real,AbstractArray}) = left_quotient(a, b)
+Base.:\(a::Union{Real,AbstractArray}, b::Tensor) = left_quotient(a, b)
+left_quotient(a, b) = is_scalar(a) ? quotient(b, a) :
+    throw(ShapeError("\\: systems of equations are no op of TwinGrad; for elementwise division write b ./ a"))
 
 # Copies ---------------------------------------------------------------------------------------------------------------
 
