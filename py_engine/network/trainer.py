@@ -228,7 +228,7 @@ class Trainer:
         if reason is not None:  # None: all is finite, only the squares in the line above were not
             what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
             raise NonFiniteError(
-                f"step {number + 1} of the epoch: {what}: {reason}. The parameters are those before this step; "
+                f"step {number} of the epoch: {what}: {reason}. The parameters are those before this step; "
                 "lower the learning rate or look at this batch"
             )
 
