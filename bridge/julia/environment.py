@@ -8,7 +8,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["ENGINE", "cache_folder", "child_environment", "cpu_flags", "kernels_for", "settings", "temporarily"]
+__all__ = [
+    "ENGINE",
+    "cache_folder",
+    "child_environment",
+    "cpu_flags",
+    "default_cache_folder",
+    "kernels_for",
+    "settings",
+    "temporarily",
+]
 
 ENGINE = Path(__file__).parents[2] / "julia_engine"
 """The folder of the Julia engine's sources."""
@@ -85,6 +94,11 @@ def cache_folder() -> Path:
     """
     if setting := os.environ.get(CACHE_VARIABLE):
         return Path(setting).expanduser().absolute() / "julia"
+    return default_cache_folder()
+
+
+def default_cache_folder() -> Path:
+    """The same folder where `TWINGRAD_CACHE` is not set: a Julia that was installed there serves with any setting."""
     try:
         home = Path.home()
     except RuntimeError as error:

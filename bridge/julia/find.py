@@ -4,7 +4,8 @@
     print(julia.version, julia.executable)
 
 Looked for in this order: what `TWINGRAD_JULIA` names (then nothing else), the one remembered from before, `julia` on
-PATH, the one that juliapkg uses, the one that `bridge.julia.install` made. A Julia counts when it is 1.5 or later,
+PATH, the one that juliapkg uses, the one that `bridge.julia.install` made. With `TWINGRAD_CACHE` set to another folder,
+those that were installed or used without the setting come last. A Julia counts when it is 1.5 or later,
 starts with threads, and throws and catches exceptions: a mismatched system library can make every exception end in a
 segmentation fault. What a proof found is remembered until the files change.
 """
@@ -28,7 +29,7 @@ from typing import Any
 
 from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
-from bridge.julia.environment import cache_folder, child_environment
+from bridge.julia.environment import cache_folder, child_environment, default_cache_folder
 
 __all__ = ["INSTALL", "OLDEST", "Julia", "Memory", "find", "own_executable", "prove"]
 
@@ -48,6 +49,8 @@ _LAST_LINES = 8
 OWN_PREFIX = "debian-11"
 """The folder, in the cache, of the Julia that `bridge.julia.debian` unpacks."""
 
+_WITHOUT_SETTING = "found where TWINGRAD_CACHE is not set"
+
 MANIFEST = "twingrad-julia.json"
 """The file that tells such a folder from others, written last into it."""
 
@@ -59,7 +62,8 @@ class Julia:
     executable: str
     """What to run; for TwinGrad's own, a script that names the folders of its libraries first."""
     source: str
-    """How it was found: "TWINGRAD_JULIA", "PATH", "juliapkg" or "installed by TwinGrad"."""
+    """How it was found: "TWINGRAD_JULIA", "PATH", "juliapkg" or "installed by TwinGrad"; and, with `TWINGRAD_CACHE`
+    set, whether it is one that was installed or used without the setting."""
     version: str
     bindir: str
     libjulia: str
@@ -156,9 +160,9 @@ def prove(executable: str, source: str) -> Julia:
     )
 
 
-def own_executable() -> str:
-    """Where `bridge.julia.install` puts a Julia of its own."""
-    return str(cache_folder() / OWN_PREFIX / "usr" / "bin" / "julia")
+def own_executable(cache: Path | None = None) -> str:
+    """Where `bridge.julia.install` puts a Julia of its own, in this cache or in another one."""
+    return str((cache or cache_folder()) / OWN_PREFIX / "usr" / "bin" / "julia")
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
@@ -166,10 +170,21 @@ def _candidates() -> Iterator[tuple[str, str]]:
         yield on_path, "PATH"
     if (used := _juliapkg_executable()) is not None:
         yield used, "juliapkg"
+    yield from _installed(None, "installed by TwinGrad")
     with contextlib.suppress(OSError):
-        own = own_executable()
+        default = default_cache_folder()
+        if default != cache_folder():
+            if (kept := Memory(default).chosen()) is not None:
+                yield kept.executable, f"{kept.source}, {_WITHOUT_SETTING}"
+            yield from _installed(default, f"installed by TwinGrad, {_WITHOUT_SETTING}")
+
+
+def _installed(cache: Path | None, source: str) -> Iterator[tuple[str, str]]:
+    """TwinGrad's own in a cache, where it is whole."""
+    with contextlib.suppress(OSError):
+        own = own_executable(cache)
         if Path(own).parents[2].joinpath(MANIFEST).is_file():
-            yield own, "installed by TwinGrad"
+            yield own, source
 
 
 def _named(setting: str) -> str:
@@ -263,13 +278,17 @@ def _release(version: str) -> tuple[int, int, int]:
 
 
 class Memory:
-    """What is known of this machine's Julias from before: a small JSON file in the cache, read at every question.
+    """What is known of this machine's Julias from before: a small JSON file in a cache, read at every question.
 
     An entry counts only as long as the files that it speaks of are the same. A file that can't be read or written means
     no memory, never an error.
     """
 
     FORMAT = 1
+
+    def __init__(self, cache: Path | None = None) -> None:
+        """The memory in `cache`; None: in the cache that `TWINGRAD_CACHE` names, or the user's own."""
+        self._cache = cache
 
     def chosen(self) -> Julia | None:
         """The Julia that was chosen before; None when there is none or when it is no longer there as it was."""
@@ -325,7 +344,7 @@ class Memory:
             write_atomically(path, json.dumps({"format": self.FORMAT, **content}, indent=1) + "\n")
 
     def _path(self) -> Path:
-        return cache_folder() / "julia.json"
+        return (self._cache or cache_folder()) / "julia.json"
 
 
 def _proved(entry: Any) -> Julia | None:

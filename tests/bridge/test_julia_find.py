@@ -82,6 +82,8 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TWINGRAD_JULIA", raising=False)
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(find, "_juliapkg_executable", lambda: None)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
@@ -345,6 +347,42 @@ def test_without_a_place_to_remember_it_still_works(fake_julia: FakeJulia, monke
     monkeypatch.setenv("TWINGRAD_CACHE", os.devnull)
     assert find.find().executable == find.find().executable == program
     assert starts(program) == 2
+
+
+def test_another_cache_hides_no_julia_that_was_installed_in_the_usual_one(
+    fake_julia: FakeJulia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = environment.default_cache_folder().relative_to(tmp_path)
+    own = fake_julia(str(usual / "debian-11" / "usr" / "bin" / "julia"), version="1.5.3")
+    (tmp_path / usual / "debian-11" / "twingrad-julia.json").touch()
+    found = find.find()
+    assert (found.executable, found.version) == (own, "1.5.3")
+    assert found.source == "installed by TwinGrad, found where TWINGRAD_CACHE is not set"
+    assert find.find() == found and starts(own) == 1  # remembered in the cache that is set
+    assert not (tmp_path / usual / "julia.json").exists()
+    monkeypatch.delenv("TWINGRAD_CACHE")
+    assert find.find().source == "installed by TwinGrad"
+
+
+def test_another_cache_hides_no_julia_that_was_used_without_it(
+    fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_juliapkg = fake_julia("env/julia", version="1.10.4")
+    monkeypatch.delenv("TWINGRAD_CACHE")
+    monkeypatch.setattr(find, "_juliapkg_executable", lambda: of_juliapkg)
+    assert find.find().source == "juliapkg"
+    monkeypatch.setattr(find, "_juliapkg_executable", lambda: None)  # as in another environment of Python's
+    monkeypatch.setenv("TWINGRAD_CACHE", str(Path(of_juliapkg).parents[1] / "other"))
+    found = find.find()
+    assert (found.executable, found.source) == (of_juliapkg, "juliapkg, found where TWINGRAD_CACHE is not set")
+
+
+def test_a_julia_in_the_cache_that_is_set_comes_first(fake_julia: FakeJulia, tmp_path: Path) -> None:
+    usual = environment.default_cache_folder().relative_to(tmp_path)
+    for cache, version in ((Path("cache/julia"), "1.12.1"), (usual, "1.5.3")):
+        fake_julia(str(cache / "debian-11" / "usr" / "bin" / "julia"), version=version)
+        (tmp_path / cache / "debian-11" / "twingrad-julia.json").touch()
+    assert find.find().version == "1.12.1"
 
 
 def test_a_user_without_a_home(fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -457,7 +457,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     own.touch()
     monkeypatch.setattr(find, "prove", prove)
     monkeypatch.setattr(find, "_candidates", candidates)
-    monkeypatch.setattr(find, "own_executable", lambda: str(own))
+    monkeypatch.setattr(find, "own_executable", lambda cache=None: str(own))
     monkeypatch.setattr(juliacall, "prepare", prepare)
     monkeypatch.setattr(juliacall, "obstacle", obstacle)
     monkeypatch.setattr(juliacall, "version", lambda: "0.9.37")
