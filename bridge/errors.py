@@ -7,6 +7,8 @@ its own (`py_engine.errors.EngineError`).
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Sequence
 
 __all__ = [
@@ -17,9 +19,19 @@ __all__ = [
     "TwinGradError",
     "WeightsError",
     "WorkerError",
+    "printable",
+    "shown",
 ]
 
 _SHOWN = 10
+MOST_COUNTED = 100
+"""How many problems of one file are looked for; of more it is said that there are more."""
+
+_LONGEST = 80
+"""Characters of the user's own text that a message repeats."""
+
+_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+"""What a terminal obeys or hides instead of showing it; line feeds apart, which messages have themselves."""
 
 
 class TwinGradError(Exception):
@@ -68,11 +80,41 @@ class JuliaUnavailableError(EngineUnavailableError, JuliaError):
     exit_code = 2
 
 
+def shown(value: object) -> str:
+    """The user's own value as a message repeats it: on one line, cut where it is long, control characters escaped."""
+    if isinstance(value, str):
+        cut = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+        return printable(repr(cut))
+    return printable(_SHORT.repr(value))
+
+
+def printable(text: str) -> str:
+    """A message with its control characters escaped, so that nothing in it moves the cursor or hides the rest."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+class _Short(reprlib.Repr):
+    """`repr` of anything, in bounded time and length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = _LONGEST
+
+    def repr_int(self, value: int, level: int) -> str:
+        digits = int(value.bit_length() * 0.30103) + 1
+        return repr(value) if digits <= _LONGEST else f"a whole number of {digits:,} digits"
+
+
+_SHORT = _Short()
+
+
 def summary(source: str, problems: Sequence[str]) -> str:
     """One line for one problem of `source`; an indented list for several."""
     if len(problems) == 1:
         return f"{source}: {problems[0]}"
-    lines = [f"{source}: {len(problems)} problems", *problems[:_SHOWN]]
+    many = len(problems) > MOST_COUNTED
+    count = f"more than {MOST_COUNTED}" if many else str(len(problems))
+    lines = [f"{source}: {count} problems", *problems[:_SHOWN]]
     if len(problems) > _SHOWN:
-        lines.append(f"and {len(problems) - _SHOWN} more")
+        lines.append("and more" if many else f"and {len(problems) - _SHOWN} more")
     return "\n  ".join(lines)

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from bridge import toml
+from bridge.errors import MOST_COUNTED, printable, shown
 
 __all__ = ["LocatedError", "problems"]
 
@@ -38,15 +39,17 @@ class LocatedError(ValueError):
         super().__init__(message)
 
 
-def problems(model: type[BaseModel], error: ValidationError, data: object) -> dict[str, str]:
-    """Everything wrong with `data`: places, such as ``layers[1] (id "rnn").units``, and a sentence on each.
+def problems(model: type[BaseModel], error: ValidationError, data: object, first: Sequence[str] = ()) -> dict[str, str]:
+    """What is wrong with `data`: places, such as ``layers[1] (id "rnn").units``, and a sentence on each.
 
     The sentence says what was found there and what is allowed. `error` is what validating `data` as `model`
-    raised.
+    raised. There are at most `MOST_COUNTED` and one, and those of the keys in `first` in any case.
     """
     root = model.model_json_schema()
     sentences: dict[str, str] = {}
     for detail in error.errors(include_url=False):
+        if len(sentences) > MOST_COUNTED and detail["loc"][:1] not in [(name,) for name in first]:
+            continue
         if detail["type"] == "default_factory_not_called":  # the value that it follows from has its own error
             continue
         place, sentence = _explain(detail, root, data)
@@ -121,7 +124,7 @@ def _locate(steps: Steps, root: Schema, data: object) -> _Place:
             schema = _resolve(next((option["items"] for option in options if "items" in option), {}), root)
         elif isinstance(step, str) and isinstance(value, Mapping):
             value = value.get(step)
-            path += f".{toml.key(step)}" if path else toml.key(step)
+            path += f".{_key(step)}" if path else _key(step)
             schema = _resolve(schema.get("properties", {}).get(step, {}), root)
         else:
             break
@@ -195,7 +198,7 @@ def _describe_length(schema: Schema) -> str:
 
 
 def _suggestion(name: object, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
+    close = difflib.get_close_matches(str(name)[:_LONGEST], known, n=1)
     return f" (did you mean {toml.inline(close[0])}?)" if close else ""
 
 
@@ -204,7 +207,16 @@ def _one_of(names: Iterable[object]) -> str:
     return shown[0] if len(shown) == 1 else f"one of {', '.join(shown)}"
 
 
+def _key(name: str) -> str:
+    """A key of the user's as TOML writes it, cut where it is long."""
+    return toml.key(name) if len(name) <= _LONGEST else f"{printable(toml.key(name[:_LONGEST]))}…"
+
+
 def _show(value: object) -> str:
     """The user's own value as TOML writes it, cut where it is long."""
-    text = toml.inline(value)
+    if isinstance(value, str):
+        value = value[: _LONGEST + 1]
+    elif isinstance(value, Mapping | list | tuple) and len(value) > _LONGEST:
+        return shown(value)
+    text = printable(toml.inline(value))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -381,14 +381,17 @@ def loads(text: str, source: str = "<string>") -> ModelSpec:
     return parse(data, source)
 
 
+_HEADER = ("format", "version", "opset")
+
+
 def parse(data: dict[str, Any], source: str = "<data>") -> ModelSpec:
     """Check a spec given as nested dictionaries and lists; `source` names it in errors."""
     try:
         return ModelSpec.model_validate(data)
     except ValidationError as error:
-        found = explain.problems(ModelSpec, error, data)
+        found = explain.problems(ModelSpec, error, data, first=_HEADER)
     # In a file of another kind or for a newer TwinGrad, whatever else seems wrong follows from that.
-    header = {key: found[key] for key in ("format", "version", "opset") if key in found}
+    header = {key: found[key] for key in _HEADER if key in found}
     for key in ("version", "opset"):
         if key in header:
             header[key] += " (a higher one needs a newer TwinGrad)"

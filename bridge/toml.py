@@ -10,6 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bridge.errors import printable, shown
+
+MOST_BYTES = 1_000_000
+"""Of a file. The largest of the project has 20,000."""
+MOST_PARTS = 50
+"""Of a dotted key, such as `runs.full.seeds` with three."""
+DEEPEST = 100
+"""How many tables and lists may lie in each other."""
+
 __all__ = ["TomlError", "dump", "inline", "key", "parse", "read"]
 
 
@@ -20,13 +29,16 @@ class TomlError(ValueError):
 def read(path: str | os.PathLike[str]) -> str:
     """The text of a UTF-8 file. Raises `TomlError` when there is none to be had."""
     try:
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise TomlError("there is no such file") from None
     except IsADirectoryError:
         raise TomlError("this is a folder, not a TOML file") from None
     except OSError as error:
         raise TomlError(f"cannot be read: {error.strerror or error}") from None
+    if len(data) > MOST_BYTES:
+        raise TomlError(f"more than {MOST_BYTES:,} bytes, the most that is read: is this the right file?")
     try:
         return data.decode("utf-8-sig")  # some editors put a byte-order mark in front
     except UnicodeDecodeError as error:
@@ -36,13 +48,33 @@ def read(path: str | os.PathLike[str]) -> str:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The tables of a TOML text. Raises `TomlError`, naming line and column, when it isn't TOML."""
+    """The tables of a TOML text. Raises `TomlError`, naming the line, when it isn't TOML, or larger than any use of it.
+
+    The limits keep the time and memory of a file of nonsense small: tomllib needs minutes for a key of 50,000 parts.
+    """
+    if len(text) > MOST_BYTES:
+        raise TomlError(f"more than {MOST_BYTES:,} characters, the most that is read")
+    if (long := _MANY_PARTS.search(text)) is not None:
+        raise TomlError(
+            f"line {_line_of(text, long.start())}: the key {shown(long[0])} has more than {MOST_PARTS} parts"
+        )
     try:
-        return tomllib.loads(text)
+        tables = tomllib.loads(text)
     except RecursionError:
         raise TomlError("not usable TOML: nested too deeply") from None
-    except ValueError as error:  # TOMLDecodeError, and Python's limit on the digits of an integer
-        raise TomlError(f"not valid TOML: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise TomlError(f"not valid TOML: {printable(str(error))}") from None
+    except ValueError as error:  # Python's limit on the digits of an integer
+        number = _MANY_DIGITS.search(text)
+        if number is None:
+            raise TomlError(f"not valid TOML: {error}") from None
+        raise TomlError(
+            f"line {_line_of(text, number.start())}: {shown(_line_at(text, number.start()))}: a number of "
+            f"{len(number[0]):,} digits"
+        ) from None
+    if _depth(tables) > DEEPEST:
+        raise TomlError(f"not usable TOML: nested too deeply, more than {DEEPEST} tables and lists in each other")
+    return tables
 
 
 def dump(table: Mapping[str, Any]) -> str:
@@ -85,6 +117,33 @@ def inline(value: Any) -> str:
 def key(name: str) -> str:
     """A key as TOML writes it: bare where that is allowed."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else inline(name)
+
+
+_PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_MANY_PARTS = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PARTS},}}+")
+_MANY_DIGITS = re.compile(r"\d[\d_]{999,}+")
+
+
+def _line_of(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+def _line_at(text: str, at: int) -> str:
+    return text[text.rfind("\n", 0, at) + 1 : at].strip() + text[at : at + 10] + "…"
+
+
+def _depth(tables: Any) -> int:
+    """How many tables and lists lie in each other, found without recursion; it need not be exact beyond `DEEPEST`."""
+    level, found = [tables], 0
+    while level and found <= DEEPEST:
+        found += 1
+        level = [
+            item
+            for value in level
+            for item in (value.values() if isinstance(value, dict) else value)
+            if isinstance(item, dict | list)
+        ]
+    return found
 
 
 def _is_section(value: Any) -> bool:

@@ -6,20 +6,29 @@ A paper is data, not code: a new study is a new file in `experiments/papers`. Ea
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from bridge import engine as engines
+from bridge import spec as model_spec
 from bridge import toml
-from bridge.errors import TwinGradError
+from bridge.errors import TwinGradError, printable, shown
+from bridge.spec import ModelSpec
+from experiments import data, network
 
 PAPERS_DIR = Path(__file__).parent / "papers"
 MODELS_DIR = Path(__file__).parent / "models"
 FORMAT = "twingrad-paper"
 VERSION = 1
+MOST_SHOWN = 20
+"""Problems of one file that a message names."""
 
 Source = Literal["paper", "code", "ours"]
 Measure = Literal["time", "own", "variants", "memory", "race", "scaling", "ablation"]
@@ -72,8 +81,27 @@ ABOUT_SOMETHING = (
 ("all": the geometric mean over them), which the claim names in `of`."""
 
 T = TypeVar("T")
-PositiveInt = Annotated[int, Field(ge=1)]
-Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+
+MOST_EPOCHS, MOST_SEEDS, MOST_ROUNDS, MOST_THREADS = 10_000, 1_000, 10_000, 1_024
+MOST_ROWS = 100_000_000
+"""Of a mini-batch, an evaluation, or a series of steps or of elements."""
+LARGEST_SEED = 2**63 - 1
+MOST_ITEMS = 1_000
+"""Of every list and table of a paper's file."""
+LONGEST_TEXT = 10_000
+"""Characters of every text in it."""
+
+Epochs = Annotated[int, Field(ge=1, le=MOST_EPOCHS)]
+Seeds = Annotated[int, Field(ge=1, le=MOST_SEEDS)]
+Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
+Threads = Annotated[int, Field(ge=1, le=MOST_THREADS)]
+Count = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+Rate = Annotated[float, Field(gt=0, le=1e6)]
+Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=100)]
+ModelName = Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]*|.*\.toml)$", max_length=1_000)]
+"""A model that comes with the project, or a spec's file, from the folder of the paper's file."""
+Items = Annotated[list[T], Field(max_length=MOST_ITEMS)]
+Table = Annotated[dict[str, T], Field(max_length=MOST_ITEMS)]
 
 
 class ConfigError(TwinGradError):
@@ -81,7 +109,9 @@ class ConfigError(TwinGradError):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, str_max_length=LONGEST_TEXT
+    )
 
 
 class Setting(_Record, Generic[T]):
@@ -111,26 +141,26 @@ class Training(_Record):
     """How the network is trained, the same for every engine."""
 
     optimizer: Setting[OptimizerName]
-    learning_rate: Setting[Annotated[float, Field(gt=0)]]
+    learning_rate: Setting[Rate]
     momentum: Setting[Annotated[float, Field(ge=0, lt=1)]] | None = None
-    batch_size: Setting[PositiveInt]
-    epochs: Setting[PositiveInt]
+    batch_size: Setting[Count]
+    epochs: Setting[Epochs]
     shuffle: Setting[bool]
     pixels: Setting[PixelScale] | None = None
     """How image data are scaled; none for text."""
     dtype: Setting[Literal["float32", "float64"]]
-    threads: Setting[PositiveInt]
-    train_evaluation_rows: Setting[PositiveInt] | None = None
+    threads: Setting[Threads]
+    train_evaluation_rows: Setting[Count] | None = None
     """On how many of the training rows (the first ones) accuracy and loss are evaluated; all when absent."""
 
 
 class OwnTraining(_Record):
     """How an engine trains from its own initialisation: what differs from `Training`, as the study had it."""
 
-    model: Setting[Identifier] | None = None
+    model: Setting[ModelName] | None = None
     optimizer: Setting[OptimizerName] | None = None
-    learning_rate: Setting[Annotated[float, Field(gt=0)]] | None = None
-    batch_size: Setting[PositiveInt] | None = None
+    learning_rate: Setting[Rate] | None = None
+    batch_size: Setting[Count] | None = None
     pixels: Setting[PixelScale] | None = None
 
     def settings(self) -> Iterator[tuple[str, Setting[Any]]]:
@@ -146,38 +176,38 @@ class Variant(_Record):
 
     id: Identifier
     title: str
-    model: Setting[Identifier]
+    model: Setting[ModelName]
 
 
 class Runs(_Record):
     """How often a profile runs what. Seeds count from 0; `engine_seeds` allows single engines fewer of them."""
 
-    engines: Setting[list[str]] | None = None
+    engines: Setting[Items[str]] | None = None
     """The engines that run at all; those of the paper when absent."""
-    epochs: Setting[PositiveInt] | None = None
+    epochs: Setting[Epochs] | None = None
     """Fewer epochs than `training` says."""
-    seeds: Setting[PositiveInt]
-    engine_seeds: dict[str, Setting[PositiveInt]] = {}
-    measures: Setting[list[Measure]]
-    memory_seeds: Setting[PositiveInt]
-    memory_threads: Setting[PositiveInt]
-    memory_epochs: Setting[PositiveInt] | None = None
+    seeds: Setting[Seeds]
+    engine_seeds: Table[Setting[Seeds]] = {}
+    measures: Setting[Items[Measure]]
+    memory_seeds: Setting[Seeds]
+    memory_threads: Setting[Threads]
+    memory_epochs: Setting[Epochs] | None = None
     """Epochs of the runs of memory, where the second one is like all that follow; those of the others when absent."""
-    memory_rows: Setting[PositiveInt] | None = None
+    memory_rows: Setting[Count] | None = None
     """Training rows of an epoch in the runs of memory; what they allocate is scaled up to a whole epoch."""
-    memory_engines: Setting[list[str]] | None = None
-    own_seeds: Setting[PositiveInt] | None = None
-    own_engine_seeds: dict[str, Setting[PositiveInt]] = {}
-    variant_engines: Setting[list[str]] | None = None
-    variant_seeds: Setting[PositiveInt] | None = None
-    race_rounds: Setting[PositiveInt]
-    race_threads: Setting[list[PositiveInt]]
-    race_steps: Setting[PositiveInt] | None = None
+    memory_engines: Setting[Items[str]] | None = None
+    own_seeds: Setting[Seeds] | None = None
+    own_engine_seeds: Table[Setting[Seeds]] = {}
+    variant_engines: Setting[Items[str]] | None = None
+    variant_seeds: Setting[Seeds] | None = None
+    race_rounds: Setting[Rounds]
+    race_threads: Setting[Items[Threads]]
+    race_steps: Setting[Count] | None = None
     """Steps of a round, where an epoch has more of them or the data are few."""
-    scaling_engines: Setting[list[str]] | None = None
-    batch_sizes: Setting[list[PositiveInt]] | None = None
-    sequence_lengths: Setting[list[PositiveInt]] | None = None
-    ablation_engines: Setting[list[str]] | None = None
+    scaling_engines: Setting[Items[str]] | None = None
+    batch_sizes: Setting[Items[Count]] | None = None
+    sequence_lengths: Setting[Items[Count]] | None = None
+    ablation_engines: Setting[Items[str]] | None = None
 
     @model_validator(mode="after")
     def _a_later_epoch(self) -> Runs:
@@ -239,17 +269,17 @@ class Profiles(_Record, Generic[T]):
 class MicrobenchmarkRuns(_Record):
     """How much a profile measures of the micro-benchmarks: see `experiments.microbenchmarks.measure.Sizes`."""
 
-    systems: Setting[list[Identifier]] | None = None
+    systems: Setting[Items[Identifier]] | None = None
     """The systems that run at all; all of the paper's when absent."""
-    rounds: Setting[PositiveInt]
-    samples: Setting[PositiveInt]
-    seconds: Setting[Annotated[float, Field(gt=0)]]
-    array: Setting[PositiveInt]
-    rows: Setting[PositiveInt]
-    chunked: Setting[PositiveInt]
-    chunks: Setting[list[PositiveInt]]
-    chunk_rounds: Setting[PositiveInt]
-    lengths: Setting[list[PositiveInt]]
+    rounds: Setting[Rounds]
+    samples: Setting[Rounds]
+    seconds: Setting[Annotated[float, Field(gt=0, le=3_600)]]
+    array: Setting[Count]
+    rows: Setting[Count]
+    chunked: Setting[Count]
+    chunks: Setting[Items[Count]]
+    chunk_rounds: Setting[Rounds]
+    lengths: Setting[Items[Count]]
 
 
 class Microbenchmarks(Profiles[MicrobenchmarkRuns]):
@@ -257,7 +287,7 @@ class Microbenchmarks(Profiles[MicrobenchmarkRuns]):
     `experiments.microbenchmarks`.
     """
 
-    systems: Setting[list[Identifier]]
+    systems: Setting[Items[Identifier]]
 
 
 class Reported(_Record):
@@ -272,7 +302,7 @@ class Reported(_Record):
     quantity: Identifier | Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
     where: str
     value: float | None = None
-    by_epoch: list[float] = []
+    by_epoch: Items[float] = []
     words: str = ""
     precision: Literal["stated", "approximate", "words"] = "stated"
     kind: Literal["paper", "rerun"] = "paper"
@@ -350,30 +380,41 @@ class Paper(_Record):
     version: Literal[1]
     key: Identifier
     title: str
-    authors: list[str]
+    authors: Items[str]
     task: str
-    model: Identifier
+    model: ModelName
     dataset: Identifier
     runs_of_paper: Identifier | None = None
     """The study whose runs this one shows, since it trains the same network in the same way."""
     environment: Environment
-    engines: list[EngineRow]
-    data: dict[str, Setting[Any]] = {}
+    engines: Items[EngineRow]
+    data: Table[Setting[Any]] = {}
     """Options of the dataset's loader."""
-    pretrained: dict[str, Setting[str]] = {}
+    pretrained: Table[Setting[str]] = {}
     """Parameters that start from what comes with the dataset: parameter name -> name there."""
-    network: dict[str, Setting[Any]]
+    network: Table[Setting[Any]]
     training: Training
-    own: dict[str, OwnTraining] = {}
+    own: Table[OwnTraining] = {}
     """The engines that also train from their own initialisation, and how."""
-    variants: list[Variant] = []
+    variants: Items[Variant] = []
     runs: Profiles[Runs]
     microbenchmarks: Microbenchmarks | None = None
-    reported: list[Reported]
-    cited: list[Cited] = []
-    claims: list[Claim] = []
-    tables: list[Output]
-    figures: list[Output]
+    reported: Items[Reported]
+    cited: Items[Cited] = []
+    claims: Items[Claim] = []
+    tables: Items[Output]
+    figures: Items[Output]
+    _file: Path | None = PrivateAttr(None)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that it was read from; None for a text."""
+        return self._file
+
+    @property
+    def comes_along(self) -> bool:
+        """Whether it comes with the project; False for a paper of the user's own."""
+        return self._file is not None and self._file.parent.resolve() == PAPERS_DIR.resolve()
 
     @model_validator(mode="after")
     def _consistent(self) -> Paper:
@@ -442,6 +483,63 @@ class Paper(_Record):
         """What was reported of a quantity, in file order."""
         return [item for item in self.reported if item.quantity == quantity and item.kind == kind]
 
+    def model_file(self, name: str | None = None) -> Path:
+        """The spec file of the paper's model, or of another one that the paper names."""
+        name = name or self.model
+        if not name.endswith(".toml"):
+            return model_path(name)
+        return (self._file.parent if self._file else Path()) / name
+
+    def spec(self, name: str | None = None) -> ModelSpec:
+        """The spec of the paper's model, or of another one that the paper names."""
+        return model_spec.load(self.model_file(name))
+
+    def check(self, source: str) -> None:
+        """Raise ConfigError for what does not fit together with other files; `source` names this one.
+
+        Those are the models, the data set's options, the registry of engines, and the report's producers.
+        """
+        problems: list[str] = []
+        try:
+            spec = self.spec()
+            others = {f"variants.{item.id}.model": self.spec(item.model.value) for item in self.variants}
+            others |= {f"own.{name}.model": self.spec(own.model.value) for name, own in self.own.items() if own.model}
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
+        for place, other in others.items():
+            if (other.input, other.target) != (spec.input, spec.target):
+                problems.append(f"{place}: {other.name} does not read and compare the same data as {spec.name}")
+        for key, setting in self.network.items():
+            if problem := network.disagreement(key, setting.value, spec):
+                problems.append(f"network.{_short(key)}: {problem} (model {spec.name})")
+        for key in self.pretrained:
+            if key not in spec.parameters():
+                problems.append(
+                    f"pretrained.{_short(key)}: model {spec.name} has no such parameter"
+                    f"{_did_you_mean(key, spec.parameters())}; it has {', '.join(spec.parameters())}"
+                )
+        for index, row in enumerate(self.engines):
+            if row.name not in engines.names():
+                near = _did_you_mean(row.name, engines.names())
+                problems.append(f"engines[{index}].name: no engine {shown(row.name)}{near}")
+        problems += self._wrong_data()
+        if self.runs_of_paper and self.runs_of_paper not in papers():
+            near = _did_you_mean(self.runs_of_paper, papers())
+            problems.append(f"runs_of_paper: no paper {shown(self.runs_of_paper)}{near}")
+        if problems:
+            raise ConfigError(f"{source}: {_joined(iter(problems))}")
+
+    def _wrong_data(self) -> Iterator[str]:
+        if self.dataset not in data.LOADERS:
+            near = _did_you_mean(self.dataset, data.LOADERS)
+            yield f"dataset: no data set {shown(self.dataset)}{near}; data sets: {', '.join(sorted(data.LOADERS))}"
+            return
+        loader = importlib.import_module(data.LOADERS[self.dataset])
+        for key in self.data:
+            if key not in loader.OPTIONS:
+                near, known = _did_you_mean(key, loader.OPTIONS), ", ".join(loader.OPTIONS) or "none"
+                yield f"data.{_short(key)}: {self.dataset} has no such option{near}; options: {known}"
+
     def check_producers(self, tables: Collection[str], figures: Collection[str]) -> None:
         """Raise ConfigError for a table or figure that nothing produces."""
         for kind, outputs, known in (("tables", self.tables, tables), ("figures", self.figures, figures)):
@@ -465,25 +563,44 @@ def papers() -> list[str]:
 
 
 def load_paper(name: str | Path) -> Paper:
-    """The paper with this key, or the one in this TOML file (a name that ends in `.toml`)."""
+    """The paper with this key, or the one in this TOML file (a name that ends in `.toml`), checked in full."""
     path = Path(name)
     if path.suffix == ".toml":
-        if not path.is_file():
+        if not path.exists():
             raise ConfigError(f"no paper file {path}")
     else:
         path = PAPERS_DIR / f"{name}.toml"
-        if not path.is_file():
+        if str(name) not in papers():
             known = papers()
-            raise ConfigError(f"no paper {str(name)!r}{_did_you_mean(str(name), known)}; papers: {', '.join(known)}")
+            raise ConfigError(
+                f"no paper {shown(str(name))}{_did_you_mean(str(name), known)}; papers: {', '.join(known)}"
+            )
     try:
         text = toml.read(path)
     except toml.TomlError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return loads(text, source=str(path), expected_key=path.stem)
+    paper = loads(text, source=str(path), expected_key=path.stem)
+    paper._file = path
+    if not paper.comes_along and paper.key in papers():
+        raise ConfigError(f'{path}: key is "{paper.key}", and a paper that comes with TwinGrad has it: choose another')
+    paper.check(str(path))
+    if not paper.comes_along:
+        _check_report(paper)
+    return paper
+
+
+def _check_report(paper: Paper) -> None:
+    """Raise ConfigError for a table or figure of the user's own paper that nothing produces.
+
+    A test does so for the others. Without what reports need, nothing can be reported either.
+    """
+    with contextlib.suppress(ImportError):
+        report = importlib.import_module("experiments.report")
+        paper.check_producers(report.parts.PRODUCERS, report.figures.PRODUCERS)
 
 
 def loads(text: str, source: str = "<string>", expected_key: str | None = None) -> Paper:
-    """A paper from TOML text; `source` names it in errors."""
+    """A paper from TOML text, without looking at other files; `source` names it in errors."""
     try:
         document = toml.parse(text)
     except toml.TomlError as error:
@@ -491,9 +608,9 @@ def loads(text: str, source: str = "<string>", expected_key: str | None = None) 
     try:
         paper = Paper.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(f"{source}: " + "; ".join(_lines(error, document))) from None
+        raise ConfigError(f"{source}: {_joined(_lines(error, document))}") from None
     if expected_key is not None and paper.key != expected_key:
-        raise ConfigError(f'{source}: key is "{paper.key}", expected "{expected_key}" as the file is named')
+        raise ConfigError(f'{source}: key is "{paper.key}", expected {shown(expected_key)} as the file is named')
     return paper
 
 
@@ -506,8 +623,15 @@ def model_path(name: str) -> Path:
     """The spec file of a model that comes with the project."""
     known = models()
     if name not in known:
-        raise ConfigError(f"no model {name!r}{_did_you_mean(name, known)}; models: {', '.join(known) or 'none'}")
+        raise ConfigError(f"no model {shown(name)}{_did_you_mean(name, known)}; models: {', '.join(known) or 'none'}")
     return known[name]
+
+
+def _joined(problems: Iterator[str]) -> str:
+    """The first problems of many, and that there are more."""
+    first = list(itertools.islice(problems, MOST_SHOWN))
+    rest = next(problems, None)
+    return "; ".join(first) + ("; and more" if rest is not None else "")
 
 
 def _lines(error: ValidationError, document: dict[str, Any]) -> Iterator[str]:
@@ -521,7 +645,7 @@ def _lines(error: ValidationError, document: dict[str, Any]) -> Iterator[str]:
         elif item["type"] == "value_error":
             yield f"{place}: {item['ctx']['error']}"
         else:
-            yield f"{place}: {item['msg'][0].lower()}{item['msg'][1:]}, found {item['input']!r}"
+            yield f"{place}: {item['msg'][0].lower()}{item['msg'][1:]}, found {shown(item['input'])}"
 
 
 def _place(location: tuple[int | str, ...], document: Any) -> str:
@@ -531,13 +655,18 @@ def _place(location: tuple[int | str, ...], document: Any) -> str:
         if isinstance(step, int):
             here = here[step] if isinstance(here, list) and step < len(here) else None
             label = here.get("id") or here.get("name") or here.get("row") if isinstance(here, dict) else None
-            text += f"[{step}]" + (f' (id "{label}")' if label else "")
+            text += f"[{step}]" + (f' (id "{_short(label)}")' if isinstance(label, str) else "")
         elif isinstance(here, dict) or here is None:
             here = here.get(step) if isinstance(here, dict) else None
-            text += f".{step}" if text else step
+            text += f".{_short(step)}" if text else _short(step)
     return text or "the file"
 
 
+def _short(key: str) -> str:
+    """A key of the user's, cut where it is long."""
+    return printable(key if len(key) <= 80 else f"{key[:80]}…")
+
+
 def _did_you_mean(name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name[:100], list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
