@@ -68,10 +68,8 @@ def parse(text: str) -> dict[str, Any]:
         number = _MANY_DIGITS.search(text)
         if number is None:
             raise TomlError(f"not valid TOML: {error}") from None
-        raise TomlError(
-            f"line {_line_of(text, number.start())}: {shown(_line_at(text, number.start()))}: a number of "
-            f"{len(number[0]):,} digits"
-        ) from None
+        line, start = _line_of(text, number.start()), shown(_line_at(text, number.start()))
+        raise TomlError(f"not usable TOML: line {line}: {start}: a number of {len(number[0]):,} digits") from None
     if _depth(tables) > DEEPEST:
         raise TomlError(f"not usable TOML: nested too deeply, more than {DEEPEST} tables and lists in each other")
     return tables
@@ -129,7 +127,7 @@ def _line_of(text: str, at: int) -> int:
 
 
 def _line_at(text: str, at: int) -> str:
-    return text[text.rfind("\n", 0, at) + 1 : at].strip() + text[at : at + 10] + "…"
+    return text[text.rfind("\n", 0, at) + 1 : at].lstrip() + text[at : at + 10] + "…"
 
 
 def _depth(tables: Any) -> int:

@@ -7,7 +7,9 @@ Names and layout are those of `bridge.spec`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_safetensors
 
-from bridge.errors import WeightsError
+from bridge.errors import MOST_COUNTED, WeightsError, printable, shown
 from bridge.files import write_atomically
 from bridge.spec import ModelSpec
 from py_engine.network import initialisers
@@ -30,6 +32,11 @@ Params = dict[str, NDArray[Any]]
 
 _DTYPES = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
 """What parameters may be, by safetensors' names."""
+
+MOST_HEADER_BYTES = 10_000_000
+"""Of a weights file: the names, shapes and places of its tensors. A model of 1,000 layers has 500,000."""
+_LONGEST_NAME = 140
+"""Characters of a tensor's name that a message repeats; a parameter's has at most this many."""
 
 
 def initialise(spec: ModelSpec, seed: int, dtype: DTypeLike | None = None) -> Params:
@@ -73,7 +80,7 @@ def load(path: str | os.PathLike[str], spec: ModelSpec | None = None, dtype: DTy
     with _open(path) as file:
         names = file.keys()
         kinds = {name: file.get_slice(name).get_dtype() for name in names}
-        unfit = [_misfit(name, kind) for name, kind in kinds.items() if kind not in _DTYPES]
+        unfit = [_misfit(name, kind) for name, kind in kinds.items() if kind not in _DTYPES][: MOST_COUNTED + 1]
         if unfit:
             raise WeightsError(str(path), unfit)
         params = {name: file.get_tensor(name) for name in names}
@@ -95,8 +102,9 @@ def check(
     dtype: DTypeLike | None = None,
     source: str = "the given weights",
 ) -> None:
-    """Raise `WeightsError` unless `params` are the parameters of `spec`: the same names, shapes and dtype."""
-    problems = list(_differences(params, spec, np.dtype(dtype or spec.dtype)))
+    """Raise `WeightsError` unless `params` are those of `spec`: the same names, shapes and dtype, and finite."""
+    found = _differences(params, spec, np.dtype(dtype or spec.dtype))
+    problems = list(itertools.islice(found, MOST_COUNTED + 1))
     if problems:
         raise WeightsError(f'{source} (for the model "{spec.name}")', problems)
 
@@ -114,9 +122,22 @@ def digest(params: Mapping[str, NDArray[Any]]) -> str:
 @contextmanager
 def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A safetensors file, with its faults as `WeightsError`."""
-    if Path(path).is_dir():
-        raise WeightsError(str(path), ["this is a folder, not a safetensors file"])
     try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise WeightsError(str(path), ["this is a folder, not a safetensors file"])
+        if not stat.S_ISREG(status.st_mode):  # the format is read from several places at once
+            raise WeightsError(str(path), ["this is no regular file: save what comes out of it to one"])
+        with Path(path).open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+        if length > min(MOST_HEADER_BYTES, status.st_size):
+            raise WeightsError(
+                str(path),
+                [
+                    f"truncated, corrupt or not a safetensors file: a header of {length:,} bytes, expected at most "
+                    f"{MOST_HEADER_BYTES:,} and within the file"
+                ],
+            )
         with safe_open(path, "numpy") as file:
             yield file
     except FileNotFoundError:
@@ -124,7 +145,7 @@ def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
     except OSError as error:
         raise WeightsError(str(path), [f"cannot be read: {error.strerror or error}"]) from None
     except SafetensorError as error:
-        raise WeightsError(str(path), [f"truncated, corrupt or not a safetensors file: {error}"]) from None
+        raise WeightsError(str(path), [f"truncated, corrupt or not a safetensors file: {shown(str(error))}"]) from None
 
 
 def _portable(array: NDArray[Any]) -> NDArray[Any]:
@@ -133,7 +154,12 @@ def _portable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _misfit(name: str, dtype: object) -> str:
-    return f"{name}: found dtype {dtype}, expected float32 or float64"
+    return f"{_short(name)}: found dtype {dtype}, expected float32 or float64"
+
+
+def _short(name: str) -> str:
+    """A tensor's name in a file, which may be anything, cut where it is long."""
+    return printable(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…")
 
 
 def _differences(params: Mapping[str, NDArray[Any]], spec: ModelSpec, dtype: np.dtype[Any]) -> Iterator[str]:
@@ -145,6 +171,9 @@ def _differences(params: Mapping[str, NDArray[Any]], spec: ModelSpec, dtype: np.
             yield f"{name}: found shape {params[name].shape}, expected {shape}"
         elif params[name].dtype != dtype:
             yield f"{name}: found dtype {params[name].dtype}, expected {dtype}"
+        elif not np.isfinite(params[name]).all():
+            place = np.unravel_index(np.flatnonzero(~np.isfinite(params[name]))[0], shape)
+            yield f"{name}: found {params[name][place]} at {list(map(int, place))}, expected finite numbers"
     for name in params:
         if name not in expected:
-            yield f"{name}: not a parameter of this model, which has {', '.join(expected)}"
+            yield f"{_short(name)}: not a parameter of this model, which has {', '.join(expected)}"

@@ -496,17 +496,25 @@ def _show_micro(output: Output, records: Sequence[dict[str, Any]], tables: bool 
 
 @cli.command(
     short_help="Make tables, figures and page from results.",
-    epilog=examples("report", "report --results /tmp/results --output /tmp/report"),
+    epilog=examples("report", "report --results /tmp/results --output /tmp/report", "report my-study.toml"),
 )
+@click.argument("papers", nargs=-1, metavar="[PAPER]...")
 @option_results()
 @click.option("--output", "out_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: DIR/report.")
 @option_data
 @reporting
-def report(output: Output, results_dir: Path, out_dir: Path | None, data_dir: Path | None) -> None:
-    """Make the tables, the figures and the HTML page from results; nothing is run."""
+def report(
+    output: Output, papers: tuple[str, ...], results_dir: Path, out_dir: Path | None, data_dir: Path | None
+) -> None:
+    """Make the tables, the figures and the HTML page from results; nothing is run.
+
+    Of all papers that come with TwinGrad and have results, or of those named. A paper of your own is named by its file.
+    """
+    for name in papers:
+        config.load_paper(name)
     _refresh_tidy(results_dir)
     out_dir = out_dir or results_dir / "report"
-    _show_built(output, _build_report(results_dir, out_dir, data_dir))
+    _show_built(output, _build_report(results_dir, out_dir, data_dir, papers or None))
 
 
 @cli.command(
@@ -535,23 +543,33 @@ def archive(output: Output, results_dir: Path, out_file: Path | None) -> None:
 
 
 @cli.command(
-    short_help="Make the PDF from results.", epilog=examples("paper", "paper --results results --output mine.pdf")
+    short_help="Make the PDF from results.",
+    epilog=examples("paper", "paper --results results --output mine.pdf", "paper my-study.toml --results results"),
 )
+@click.argument("papers", nargs=-1, metavar="[PAPER]...")
 @option_results(default=None)
 @click.option(
     "--output", "out_pdf", metavar="FILE", type=click.Path(path_type=Path), help="Default: DIR/report/paper.pdf."
 )
 @option_data
 @reporting
-def paper(output: Output, results_dir: Path | None, out_pdf: Path | None, data_dir: Path | None) -> None:
-    """Make the PDF from results: by default the committed ones of the checkout, with --results any others."""
+def paper(
+    output: Output, papers: tuple[str, ...], results_dir: Path | None, out_pdf: Path | None, data_dir: Path | None
+) -> None:
+    """Make the PDF from results: by default the committed ones of the checkout, with --results any others.
+
+    Of all papers that come with TwinGrad and have results, or of those named. A paper of your own is named by its file.
+    """
+    for name in papers:
+        config.load_paper(name)
     if results_dir is None:
         committed = (COMMITTED_RESULTS / "tidy").is_dir()
         results_dir = COMMITTED_RESULTS if committed else Path("results")
         out_pdf = out_pdf or (COMMITTED_RESULTS.parent / "paper.pdf" if committed else None)
         output.say(f"from the results in {results_dir}")
     _refresh_tidy(results_dir)
-    _show_pdf(output, _build_pdf(results_dir, out_pdf or results_dir / "report" / "paper.pdf", data_dir))
+    out_pdf = out_pdf or results_dir / "report" / "paper.pdf"
+    _show_pdf(output, _build_pdf(results_dir, out_pdf, data_dir, papers or None))
 
 
 @cli.command(
@@ -611,7 +629,7 @@ def reproduce(
             built = _build_report(results_dir, results.report, data_dir, papers or None)
             output.say(f"{len(built.written)} files in {results.report}")
         with stages.stage("the paper"):
-            pdf = _build_pdf(results_dir, results.report / "paper.pdf", data_dir)
+            pdf = _build_pdf(results_dir, results.report / "paper.pdf", data_dir, papers or None)
             output.say(str(pdf))
     output.add({"kind": "stage", "name": name, "seconds": seconds} for name, seconds in stages.seconds)
     _show_built(output, built)
@@ -682,10 +700,12 @@ def _build_report(results_dir: Path, out_dir: Path, data_dir: Path | None, paper
     return report.build(results_dir, out_dir, papers, data_dir)
 
 
-def _build_pdf(results_dir: Path, out_pdf: Path, data_dir: Path | None = None) -> Path:
+def _build_pdf(
+    results_dir: Path, out_pdf: Path, data_dir: Path | None = None, papers: Sequence[str] | None = None
+) -> Path:
     from experiments.report import paper
 
-    return paper.build(results_dir, out_pdf, data_dir)
+    return paper.build(results_dir, out_pdf, data_dir, papers)
 
 
 def _show_pdf(output: Output, pdf: Path) -> None:

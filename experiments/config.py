@@ -610,7 +610,7 @@ def loads(text: str, source: str = "<string>", expected_key: str | None = None) 
     except ValidationError as error:
         raise ConfigError(f"{source}: {_joined(_lines(error, document))}") from None
     if expected_key is not None and paper.key != expected_key:
-        raise ConfigError(f'{source}: key is "{paper.key}", expected {shown(expected_key)} as the file is named')
+        raise ConfigError(f'{source}: key is "{paper.key}", expected "{_short(expected_key)}" as the file is named')
     return paper
 
 

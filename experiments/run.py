@@ -21,7 +21,6 @@ from typing import Any
 
 from bridge import engine as engines
 from bridge import linear_algebra, weights
-from bridge import spec as model_spec
 from bridge.engine import Optimizer
 from bridge.errors import EngineUnavailableError, TwinGradError, WorkerError
 from bridge.worker import environment
@@ -35,7 +34,6 @@ from experiments.config import (
     ProfileName,
     Runs,
     Setting,
-    model_path,
 )
 from experiments.data.dataset import Dataset
 from experiments.data.dataset import Progress as Download
@@ -355,7 +353,7 @@ def task_of(job: Job, work: Workspace, model: str | None = None) -> Task:
             f"{len(work.dataset.y_train):,} training rows of {work.dataset.name}"
         )
     name = model or (differing.model.value if differing.model else paper.model)
-    spec = model_spec.load(model_path(name))
+    spec = paper.spec(name)
     known = training.train_evaluation_rows
     rows = runs.memory_rows if job.measure == "memory" else None
     return Task(
@@ -394,8 +392,7 @@ def settings(job: Job) -> dict[str, Any]:
                 "sequence_lengths": _values(runs.sequence_lengths),
             }
         case "variants":
-            models = {variant.id: model_path(variant.model.value) for variant in job.paper.variants}
-            return {"variants": {name: model_spec.load(path).digest for name, path in models.items()}}
+            return {"variants": {one.id: job.paper.spec(one.model.value).digest for one in job.paper.variants}}
         case "ablation":
             return {"techniques": list(techniques(job.engines[0]))}
     return {}

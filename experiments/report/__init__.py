@@ -25,7 +25,7 @@ from experiments.config import Paper
 from experiments.report import design, figures, html, numbers, parts, select, table, tables
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
 from experiments.report.select import MixedMachinesError, ReportError
-from experiments.results import ResultsError, Tidy, explain
+from experiments.results import COLUMNS, ResultsError, Tidy, explain
 
 __all__ = ["Built", "MixedMachinesError", "ReportError", "build", "made_from"]
 
@@ -70,7 +70,7 @@ def build(
     ]
     document = {
         "schema": SCHEMA,
-        "made_from": made_from(results_dir),
+        "made_from": made_from(results_dir, papers),
         "papers": sections,
         "not_run": [key for key in config.papers() if key not in {paper.key for paper in chosen}],
         "notices": sorted({section["notice"] for section in sections if section["notice"]}),
@@ -79,11 +79,24 @@ def build(
     _write(built, built.data, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     _draw(built, built.folder / "figures" / "design", design.draw)
     _write(built, built.folder / "report.html", html.render(built.folder))
+    if papers is None:
+        built.missing += [
+            f"{key}: its paper file is not TwinGrad's: report it by naming the file" for key in foreign(tidy)
+        ]
     return built
 
 
-def made_from(results_dir: Path) -> str:
-    """A digest over everything that decides a report: the tidy results, the papers' files and the code that reports."""
+def foreign(tidy: Tidy) -> list[str]:
+    """The papers of the user's own that have results, whose files must be named to be reported."""
+    found = {str(key) for name in COLUMNS for key in getattr(tidy, name).get("paper", ())}
+    return sorted(found - set(config.papers()))
+
+
+def made_from(results_dir: Path, papers: Sequence[str] | None = None) -> str:
+    """A digest over everything that decides a report of these papers, or of all.
+
+    That is the tidy results, the papers' and models' files, and the code that reports.
+    """
     digest = hashlib.sha256()
     here = Path(__file__).parent
     for folder, pattern in (
@@ -94,6 +107,11 @@ def made_from(results_dir: Path) -> str:
     ):
         for path in sorted(folder.glob(pattern)):
             digest.update(f"{folder.name}/{path.name}\n".encode() + path.read_bytes())
+    for name in papers or ():
+        paper = config.load_paper(name)
+        digest.update(f"{paper.key}\n".encode() + paper.model_file().read_bytes())
+        if paper.file is not None:
+            digest.update(paper.file.read_bytes())
     return digest.hexdigest()
 
 
@@ -106,7 +124,9 @@ def _papers(tidy: Tidy, names: Sequence[str] | None, results_dir: Path) -> list[
     known = [config.load_paper(key) for key in config.papers()]
     chosen = [paper for paper in known if (paper.runs_of_paper or paper.key) in found or paper.key in small]
     if not chosen:
-        raise ReportError(f"no results of any paper in {results_dir}: start with `twingrad run`")
+        own = ", ".join(f"{key}.toml" for key in foreign(tidy))
+        advice = f"name the papers' files to report them, as in `twingrad report {own}`" if own else ""
+        raise ReportError(f"no results of any paper in {results_dir}: {advice or 'start with `twingrad run`'}")
     return chosen
 
 

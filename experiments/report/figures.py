@@ -17,9 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from bridge import spec as model_spec
 from experiments import data
-from experiments.config import Output, Reported, model_path
+from experiments.config import Output, Reported
 from experiments.data.dataset import Dataset
 from experiments.formats import fixed, fraction, given, significant, size
 from experiments.report import architecture as drawing
@@ -148,13 +147,13 @@ def _dataset(view: View) -> Dataset:
 @producer
 def architecture(view: View) -> Figure:
     """The paper's network, drawn from its model spec."""
-    return drawing.network(model_spec.load(model_path(view.paper.model)))
+    return drawing.network(view.paper.spec())
 
 
 @producer
 def recurrent_cell(view: View) -> Figure:
     """One step of the network's vanilla recurrent layer, drawn from its model spec."""
-    return drawing.cell(model_spec.load(model_path(view.paper.model)))
+    return drawing.cell(view.paper.spec())
 
 
 # ----------------------------------------------------------------------------------------------------------

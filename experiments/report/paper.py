@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,32 +30,38 @@ class PaperError(ReportError):
     exit_code = 1
 
 
-def build(results_dir: str | Path, out_pdf: str | Path | None = None, data_dir: str | Path | None = None) -> Path:
-    """Make the PDF of everything in a results folder and return its path (default: `report/paper.pdf` in the folder).
+def build(
+    results_dir: str | Path,
+    out_pdf: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    papers: Sequence[str] | None = None,
+) -> Path:
+    """Make the PDF of a results folder and return its path (default: `report/paper.pdf` in the folder).
 
+    `papers` are keys or paper files (default: all of TwinGrad's that have results).
     A report that was made from exactly these results is used as it is; otherwise tables and figures are made anew.
     """
     results_dir = Path(results_dir)
     folder = results_dir / "report"
     out_pdf = Path(out_pdf) if out_pdf is not None else folder / "paper.pdf"
-    if is_current(folder, results_dir):
+    if is_current(folder, results_dir, papers):
         return _write(compile(folder), out_pdf)
     if out_pdf.resolve().parent == folder.resolve():
-        report.build(results_dir, folder, data_dir=data_dir)
+        report.build(results_dir, folder, papers, data_dir)
         return _write(compile(folder), out_pdf)
     # The PDF is wanted elsewhere: the results folder stays as it is (it may be a committed one).
     with tempfile.TemporaryDirectory(prefix="twingrad-paper-") as temporary:
-        report.build(results_dir, temporary, data_dir=data_dir)
+        report.build(results_dir, temporary, papers, data_dir)
         return _write(compile(Path(temporary)), out_pdf)
 
 
-def is_current(folder: Path, results_dir: Path) -> bool:
-    """Whether the report in `folder` was made from exactly these results, by this code, and is complete."""
+def is_current(folder: Path, results_dir: Path, papers: Sequence[str] | None = None) -> bool:
+    """Whether the report in `folder` is of these papers, was made from these results by this code, and is complete."""
     try:
         document = json.loads((folder / "paper" / "report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    if document.get("schema") != report.SCHEMA or document.get("made_from") != report.made_from(results_dir):
+    if document.get("schema") != report.SCHEMA or document.get("made_from") != report.made_from(results_dir, papers):
         return False
     pictures = (figure["file"] for paper in document["papers"] for figure in paper["figures"])
     return all((folder / "figures" / name).is_file() for name in pictures)

@@ -1,0 +1,130 @@
+"""A paper of the user's own runs and is reported, as CONTRIBUTING.md shows; what does not fit is said first."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bridge import engine, weights
+from bridge.errors import TwinGradError, WeightsError
+from experiments import cli, config, network
+from experiments.config import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def documented() -> tuple[str, str]:
+    """The model and the paper of CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("### A paper of your own")[2]
+    model, paper = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    return model, paper
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The documented files, and the embedded sample for data."""
+    monkeypatch.delenv("TWINGRAD_DATA", raising=False)
+    monkeypatch.setenv("TWINGRAD_OFFLINE", "1")
+    monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    for name, text in zip(("my-net", "my-study"), documented(), strict=True):
+        (tmp_path / "own" / f"{name}.toml").write_text(text, encoding="utf-8")
+    return tmp_path / "own"
+
+
+def test_the_documented_paper_runs_and_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["run", "own/my-study.toml"]) == 0
+    assert cli.invoke(["report"]) == 2
+    assert "twingrad report my-study.toml" in capsys.readouterr().err
+    assert cli.invoke(["report", "own/my-study.toml"]) == 0
+    report = Path("results/report")
+    for name in ("tables/my-study-results.csv", "figures/my-study-network.svg", "report.html"):
+        assert (report / name).is_file(), name
+    assert "A small network of my own" in (report / "report.html").read_text(encoding="utf-8")
+    assert cli.invoke(["paper", "own/my-study.toml", "--results", "results"]) == 0
+    assert (report / "paper.pdf").read_bytes().startswith(b"%PDF")
+
+
+def problem(folder: Path, old: str, new: str, file: str = "my-study") -> str:
+    """What is said of the paper after a change."""
+    path = folder / f"{file}.toml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(TwinGradError) as caught:
+        config.load_paper(folder / "my-study.toml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("[network]", "[pretrained]\nhiden = { value = 'g', source = 'ours' }\n[network]", "pretrained.hiden: model"),
+        ("value = 16,", "value = 32,", "network.hidden_units: found 32, and the model has 16"),
+        ('"relu"', '"tanh"', "network.activation: found 'tanh', and the model has 'relu'"),
+        ("hidden_units =", "hiden_units =", "network.hiden_units: unknown key"),
+        ("hidden_units = { value = 16", "kernel = { value = 3", "network.kernel: the model has no layer with"),
+        ("hidden_units = { value = 16", '"hidden.bias" = { value = false', "network.hidden.bias: found False, and"),
+        ('"epoch_times"', '"epoch_time"', 'tables[0] (id "results").producer: nothing produces \'epoch_time\' (did'),
+        ('"architecture"', '"architect"', 'figures[0] (id "network").producer: nothing produces'),
+        ('"my-net.toml"', '"other.toml"', "other.toml: there is no such file"),
+        ('"my-net.toml"', '"mnist-rn"', "no model 'mnist-rn' (did you mean 'mnist-rnn'?)"),
+        ('dataset = "mnist"', 'dataset = "mnst"', "dataset: no data set 'mnst' (did you mean 'mnist'?)"),
+        ("[network]", "[data]\nlength = { value = 3, source = 'ours' }\n[network]", "data.length: mnist has no"),
+        ('name = "numpy"', 'name = "nunpy"', "engines[0].name: no engine 'nunpy' (did you mean 'numpy'?)"),
+        ('model = "my-net', 'runs_of_paper = "mnist"\nmodel = "my-net', "runs_of_paper: no paper 'mnist'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_with_file_and_key(old: str, new: str, expected: str, folder: Path) -> None:
+    found = problem(folder, old, new)
+    assert expected in found, found
+    assert ".toml" in found or "paper my-study" in found
+
+
+def test_a_mistake_in_the_model_names_the_models_file(folder: Path) -> None:
+    assert 'my-net.toml: layers[0] (id "hidden").units' in problem(folder, "units = 16", "units = 0", "my-net")
+
+
+def test_the_key_of_a_paper_that_comes_along_is_taken(folder: Path) -> None:
+    text = (folder / "my-study.toml").read_text(encoding="utf-8").replace('"my-study"', '"mnist-cnn"')
+    (folder / "mnist-cnn.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="a paper that comes with TwinGrad has it"):
+        config.load_paper(folder / "mnist-cnn.toml")
+
+
+@pytest.mark.parametrize("key", config.papers())
+def test_every_fact_of_every_paper_is_held_against_its_model(key: str) -> None:
+    """Each one, changed, is found to be wrong: none is compared with itself or not at all."""
+    paper = config.load_paper(key)
+    for name, setting in paper.network.items():
+        assert network.disagreement(name, setting.value, paper.spec()) is None
+        for other in ("nothing", -1, [], [setting.value, -1]):
+            assert network.disagreement(name, other, paper.spec()), (name, other)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["hidden.weight", "output.bias"])
+def test_weights_that_are_not_finite_are_refused_by_name(value: float, name: str, folder: Path) -> None:
+    spec = config.load_paper(folder / "my-study.toml").spec()
+    params = weights.initialise(spec, 0)
+    params[name].flat[3] = value
+    weights.save(folder / "w.safetensors", params)
+    place = "[0, 3]" if name == "hidden.weight" else "[3]"
+    with pytest.raises(WeightsError, match=re.escape(f"{name}: found {value} at {place}, expected finite numbers")):
+        weights.load(folder / "w.safetensors", spec)
+    with pytest.raises(WeightsError, match=re.escape(f"{name}: found {value}")):
+        engine.get("numpy").build(spec, params, engine.Optimizer("sgd", 0.1), 10, "float32", 1)
+
+
+def test_training_from_weights_that_are_not_finite_is_refused_before_it_begins(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = config.load_paper(folder / "my-study.toml").spec()
+    weights.save("w.safetensors", weights.initialise(spec, 0) | {"output.bias": np.full(10, np.inf, np.float32)})
+    command = ["train", "own/my-net.toml", "--data", "mnist", "--epochs", "1", "--weights", "w.safetensors"]
+    assert cli.invoke(command) == 2
+    assert 'error: w.safetensors (for the model "my-net"): output.bias: found inf at [0]' in capsys.readouterr().err
