@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bridge.errors import TwinGradError
+from bridge.errors import TwinGradError, printable, shown
 from experiments import config, provenance
 from experiments.formats import duration, fixed, size
 from experiments.output import Output
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 COMMAND = "twingrad"
 USER_ERROR, RUN_FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
+LONGEST_LINE = 2_000
+"""Characters of a line of an error that are shown."""
 COMMITTED_RESULTS = Path("paper/results")
 
 
@@ -87,6 +89,21 @@ class Names(click.ParamType):
         return "A,B"
 
 
+class Whole(click.IntRange):
+    """A whole number in a stated range, which `--help` shows; what is none is repeated in a message, but shortened."""
+
+    def __init__(self, least: int, most: int) -> None:
+        super().__init__(min=least, max=most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number."""
+        with contextlib.suppress(ValueError):  # also of more digits than Python reads
+            number = int(value)
+            if int(self.min or 0) <= number <= int(self.max or 0):
+                return number
+        self.fail(f"{shown(value)} is not a whole number from {self.min} to {self.max:,}", param, ctx)
+
+
 def option_results(default: str | None = "results") -> Callable[..., Any]:
     """The option `--results`."""
     return click.option(
@@ -117,7 +134,9 @@ option_profile = click.option(
 option_engines = click.option(
     "--engines", type=Names(), help="Engines to use (default: all that the paper file names)."
 )
-option_threads = click.option("--threads", type=click.IntRange(min=1), help="Threads of an engine (default: 2).")
+option_threads = click.option(
+    "--threads", type=Whole(1, config.MOST_THREADS), help="Threads of an engine (default: 2)."
+)
 
 
 MEASURES: dict[config.Measure, str] = {
@@ -243,7 +262,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
 )
 @click.argument("papers", nargs=-1, required=True, metavar="PAPER...")
 @option_engines
-@click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds, from 0 (default: the paper file's).")
+@click.option("--seeds", type=Whole(1, config.MOST_SEEDS), help="Number of seeds, from 0 (default: the paper file's).")
 @option_profile
 @option_threads
 @click.option("--measure", "measures", type=Names(), help="Which measures, see below (default: the paper file's).")
@@ -291,7 +310,7 @@ def run(
 @option_engines
 @click.option(
     "--rounds",
-    type=click.IntRange(min=1),
+    type=Whole(1, config.MOST_ROUNDS),
     help="Rounds that count, after one that does not (default: the paper file's).",
 )
 @option_threads
@@ -402,7 +421,7 @@ def _show_failures(output: Output, outcome: Outcome) -> None:
             output.say(f"left out: {message}")
         else:
             output.fail(message)
-            click.echo(f"error: {message}", err=True)
+            _complain(message)
 
 
 def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str, Any]]) -> None:
@@ -484,7 +503,7 @@ def _show_micro(output: Output, records: Sequence[dict[str, Any]], tables: bool 
         missing |= dict.fromkeys(sweep.absent(record))
         if record["status"] != "ok":
             output.fail(f"micro-benchmarks, {record['config']['suite']}: {record['error']}")
-            click.echo(f"error: {record['error']}", err=True)
+            _complain(str(record["error"]))
     for text in missing:
         output.errors.append(text)
         output.say(f"left out: {text}")
@@ -746,12 +765,14 @@ def _show_built(output: Output, built: Any) -> None:
     required=True,
     help="A data set's name, or an .npz with x_train, y_train (and x_test, y_test).",
 )
-@click.option("--epochs", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--epochs", type=Whole(1, config.MOST_EPOCHS), default=5, show_default=True)
 @click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
 @click.option("--optimizer", type=click.Choice(["sgd", "rmsprop", "adam", "adamw"]), default="sgd", show_default=True)
 @click.option("--learning-rate", type=float, default=0.015, show_default=True)
-@click.option("--batch-size", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and batches.")
+@click.option("--batch-size", type=Whole(1, config.MOST_ROWS), default=100, show_default=True)
+@click.option(
+    "--seed", type=Whole(0, config.LARGEST_SEED), default=0, show_default=True, help="Of weights and batches."
+)
 @option_threads
 @click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Start from these weights.")
 @click.option(
@@ -780,7 +801,7 @@ def train(output: Output, **options: Any) -> None:
 @click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
 @option_threads
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the network's outputs (.npy).")
-@click.option("--show", type=click.IntRange(min=0), default=10, show_default=True, help="How many rows to print.")
+@click.option("--show", type=Whole(0, config.MOST_ROWS), default=10, show_default=True, help="How many rows to print.")
 @option_data
 @reporting
 def predict(output: Output, **options: Any) -> None:
@@ -801,7 +822,9 @@ def predict(output: Output, **options: Any) -> None:
     required=True,
     help="The engine that computes and differentiates.",
 )
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of the engine.")
+@click.option(
+    "--threads", type=Whole(1, config.MOST_THREADS), default=1, show_default=True, help="Threads of the engine."
+)
 def gradbench(engine: str, threads: int) -> None:
     """Be a tool of GradBench, the benchmark of differentiable programming.
 
@@ -850,7 +873,7 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         usage = f"\nSee `{context.command_path} --help`." if context else ""
-        click.echo(f"error: {error.format_message()}{usage}", err=True)
+        _complain(f"{error.format_message()}{usage}")
         return USER_ERROR
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
@@ -859,10 +882,10 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
         click.echo("terminated", err=True)
         return TERMINATED
     except TwinGradError as error:
-        click.echo(f"error: {error}", err=True)
+        _complain(str(error))
         return error.exit_code
     except EngineError as error:  # a loss that is not a number is a run's failure, the rest are settings and data
-        click.echo(f"error: {error}", err=True)
+        _complain(str(error))
         return RUN_FAILED if isinstance(error, NonFiniteError) else USER_ERROR
     except OSError as error:  # of files of the user's there is a TwinGradError
         if error.filename is not None:
@@ -870,14 +893,24 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # or Python would try to write the rest at its end, and complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != errno.EPIPE:  # whoever read has seen enough
-            click.echo(f"error: the output could not be written: {error.strerror}", err=True)
+            _complain(f"the output could not be written: {error.strerror}")
         return RUN_FAILED
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in ("py_engine", "bridge", "experiments"):
             raise
-        click.echo(f"error: this needs the package {package}: pip install 'twingrad[experiments]'", err=True)
+        _complain(f"this needs the package {package}: pip install 'twingrad[experiments]'")
         return USER_ERROR
+    except MemoryError as error:
+        _complain(f"not enough memory: {error or 'none is left'}; see the sizes in what was asked for")
+        return RUN_FAILED
+
+
+def _complain(message: str) -> None:
+    """Say what is wrong on standard error, with nothing in it that a terminal obeys, and no line without end."""
+    lines = printable(message).splitlines()
+    cut = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in lines]
+    click.echo("error: " + "\n".join(cut), err=True)
 
 
 def _message(error: Exception) -> str:

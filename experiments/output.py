@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bridge.errors import TwinGradError
+from bridge.errors import TwinGradError, printable
 from bridge.files import descriptor, obstacle, write_atomically
 from experiments import provenance
 from experiments.results import explain, plain
@@ -42,7 +42,7 @@ class Output:
 
     def say(self, text: str = "") -> None:
         """Print a line for people."""
-        self.console.print(text, markup=False)
+        self.console.print(printable(text), markup=False)
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
         """Add rows for programs."""
