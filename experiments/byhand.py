@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from bridge import spec as model_spec
 from bridge import weights
 from bridge.engine import Optimizer
-from bridge.errors import TwinGradError
+from bridge.errors import TwinGradError, shown
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from experiments import config, data
@@ -23,6 +25,12 @@ from experiments.data.dataset import Dataset
 from experiments.formats import duration, fixed, fraction
 from experiments.output import Output, check_place
 from experiments.progress import download, table
+
+MOST_BYTES = 16_000_000_000
+"""Of all arrays in an .npz together, unpacked."""
+MOST_ARRAYS = 100
+
+_UNREADABLE = (OSError, ValueError, EOFError, MemoryError)
 
 
 class InputError(TwinGradError):
@@ -210,11 +218,10 @@ def _dataset(name: str, file: str, data_dir: Path | None, output: Output) -> Dat
 
 def _load_npy(path: Path) -> NDArray[Any]:
     try:
+        _check_file(path)
         loaded = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path}: not an array that can be read: {error}") from None
+    except _UNREADABLE as error:
+        raise InputError(f"{path}: not an array that can be read: {shown(str(error))}") from None
     if not isinstance(loaded, np.ndarray):
         raise InputError(f"{path}: holds several arrays; expected an .npy file with one")
     return loaded
@@ -222,12 +229,26 @@ def _load_npy(path: Path) -> NDArray[Any]:
 
 def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
+        _check_file(path)
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > MOST_BYTES:
+            raise InputError(f"{path}: unpacks to {size:,} bytes; expected at most {MOST_BYTES:,}")
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files[:MOST_ARRAYS]}
+    except (*_UNREADABLE, NotImplementedError, RuntimeError, AttributeError, zlib.error, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: not an .npz file that can be read: {shown(str(error))}") from None
+    return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+
+
+def _check_file(path: Path) -> None:
+    """Raise `InputError` for what is no regular file: another would be waited for, or is not to be read twice."""
+    try:
+        mode = os.stat(path).st_mode
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: not an .npz file that can be read: {error}") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: this is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")
 
 
 def _save_array(path: Path, array: NDArray[Any]) -> None:

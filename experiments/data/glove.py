@@ -2,10 +2,11 @@
 
 Pennington, Socher and Manning, "GloVe: Global Vectors for Word Representation", EMNLP 2014, pp. 1532-1543.
 
-The text has one line per word, `word number number ...`, the most frequent words first. It may be plain, gz or a
-zip, the official `glove.6B.zip` among them, in the data folder itself or in `glove/`. It is read as a stream, no
-further than to the last word that is wanted, and only wanted lines are turned into numbers; of the others only
-the number of values is checked. Contents are not compared with the original's: vectors of one's own are welcome.
+The text has one line per word, `word number number ...` with single blanks, the most frequent words first. It may be
+plain, gz or a zip, the official `glove.6B.zip` among them, in the data folder itself or in `glove/`. It is read as a
+stream, no further than to the last word that is wanted, and only wanted lines are turned into numbers; of the others
+only the number of values is checked. Contents are not compared with the original's: vectors of one's own are welcome,
+up to `MOST_LINES` of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from typing import IO, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from bridge.errors import shown
+from experiments.data import reading
 from experiments.data.dataset import DataError, Progress
 from experiments.data.fetch import RemoteFile
 from experiments.data.search import Place, search
@@ -45,6 +48,13 @@ REMEDY = "Put the original file in its place, or name another folder with --data
 
 SEED = 20240301
 SPREAD = 0.1  # standard deviation; that of the frequent words' vectors in GloVe 6B is 0.4 to 0.6
+
+LONGEST_WORD, LONGEST_NUMBER = 1_000, 50
+"""Bytes of a word and of each number that a line may have."""
+MOST_LINES = 3_000_000
+"""The largest of GloVe's own files, 840B, has 2.2 million."""
+
+_NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 _BROKEN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 """What reading a damaged or encrypted archive raises."""
@@ -75,8 +85,12 @@ def find(folder: Path, dimension: int) -> Path | None:
     """The file in `folder`, or in one of its `SUBFOLDERS`, with vectors of a dimension; None without one."""
     text = f"glove.6B.{dimension}d.txt"
     names = (text, f"{text}.gz", f"{text}.zip", f"glove.6B.{dimension}d.zip", "glove.6B.zip")
-    paths = (folder / subfolder / name for subfolder in SUBFOLDERS for name in names)
-    return next((path for path in paths if os.path.isfile(path)), None)
+    paths = [folder / subfolder / name for subfolder in SUBFOLDERS for name in names]
+    found = reading.first_file(paths)
+    if found is None:
+        reading.refuse_others((folder / subfolder for subfolder in SUBFOLDERS), folder=True)
+        reading.refuse_others(paths)
+    return found
 
 
 def identity(path: Path, dimension: int) -> str:
@@ -122,13 +136,18 @@ def read(path: Path, words: Sequence[str], dimension: int) -> dict[str, NDArray[
     else than numbers, and for a file that is cut short.
     """
     wanted = {word.encode() for word in words}
+    longest = LONGEST_WORD + dimension * LONGEST_NUMBER
     found: dict[str, NDArray[np.float32]] = {}
     number = 0
     try:
         with _lines(path, dimension) as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(iter(lambda: lines.readline(longest), b""), 1):
+                if len(line) == longest:
+                    raise DataError(f"{path}, line {number:,} has more than {longest:,} bytes. {REMEDY}")
+                if number > MOST_LINES:
+                    raise DataError(f"{path} has more than {MOST_LINES:,} lines, the most that is read. {REMEDY}")
                 end = line.find(b" ")
-                if line.count(b" ") != dimension or end < 1:
+                if line.count(b" ") != dimension or end < 1 or b"\t" in line or b"\0" in line:
                     if number == 1 and _is_header(line, dimension):
                         continue
                     raise DataError(_wrong_line(path, number, line, dimension))
@@ -174,30 +193,39 @@ def _is_header(line: bytes, dimension: int) -> bool:
 
 
 def _vector(path: Path, number: int, line: bytes, dimension: int) -> NDArray[np.float32]:
-    try:
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is named below
-            vector = np.array(line.split(b" ")[1:], dtype=np.float64).astype(np.float32)
-    except ValueError:
-        raise DataError(_wrong_line(path, number, line, dimension)) from None
+    values = _values(line)
+    if not all(map(_NUMBER.fullmatch, values)):  # float() and numpy also take 1_0, and blanks and NULs around a number
+        raise DataError(_wrong_line(path, number, line, dimension))
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is named below
+        vector = np.array([float(value) for value in values]).astype(np.float32)
     if not np.isfinite(vector).all():
         raise DataError(_wrong_line(path, number, line, dimension))
     return vector
 
 
+def _values(line: bytes) -> list[bytes]:
+    """What stands after the word, between blanks."""
+    return line.rstrip(b"\r\n").split(b" ")[1:]
+
+
 def _wrong_line(path: Path, number: int, line: bytes, dimension: int) -> str:
-    word, *values = line.decode(errors="replace").split() or [""]
+    word, values = line.rstrip(b"\r\n").split(b" ")[0], _values(line)
     bad = next((value for value in values if not _is_number(value)), None)
-    what = f"{len(values)} numbers" if bad is None else f"{bad[:40]!r} among its numbers"
+    what = f"{len(values)} numbers" if bad is None else f"{_short(bad)} among its numbers"
+    for byte, name in ((b"\t", "a tab"), (b"\0", "a NUL")):
+        if byte in line:
+            what = f"{name} where numbers stand between single blanks"
     return (
-        f"{path}, line {number:,} ({word[:40]!r}): expected {dimension} numbers after the word, found {what}. {REMEDY}"
+        f"{path}, line {number:,} ({_short(word)}): expected {dimension} numbers after the word, found {what}. {REMEDY}"
     )
 
 
-def _is_number(value: str) -> bool:
-    try:
-        return abs(float(value)) <= float(np.finfo(np.float32).max)
-    except ValueError:
-        return False
+def _short(text: bytes) -> str:
+    return shown(text[:40].decode(errors="replace"))
+
+
+def _is_number(value: bytes) -> bool:
+    return _NUMBER.fullmatch(value) is not None and abs(float(value)) <= float(np.finfo(np.float32).max)
 
 
 def _unreadable(path: Path, error: BaseException, after: int = 0) -> DataError:

@@ -14,9 +14,9 @@ The reviews may lie in the data folder itself or in `imdb/` (see `forms`), as
 Labels are 0 or neg(ative), 1 or pos(itive). However the reviews are stored, they are put in the order of the sha256
 of their texts: the same reviews make the same arrays.
 
-Options (`OPTIONS`): `vocabulary`, rows in all, padding and unknown word included; `length`, ids per review; how
-texts become ids is told in `experiments.data.text`. `split`: "40000/10000" draws 40,000 of all 50,000 for training
-with a fixed seed, "original" is the authors' 25,000 and 25,000. `vectors`: "glove" for a matrix of
+Options (`OPTIONS`): `vocabulary`, rows in all, padding and unknown word included; `length`, ids per review (`LIMITS`:
+the most of each); how texts become ids is told in `experiments.data.text`. `split`: "40000/10000" draws 40,000 of all
+50,000 for training with a fixed seed, "original" is the authors' 25,000 and 25,000. `vectors`: "glove" for a matrix of
 pretrained word vectors with `dimension` columns (see `experiments.data.glove`), "none" for no such thing.
 
 418 of the reviews are repetitions of others, so that some test reviews occur in the training reviews too, with
@@ -26,13 +26,10 @@ either split. That is left as it is; `Dataset.notes` says how many they are.
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
-import io
 import os
 import re
 import tarfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +37,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data import encoded, glove, sample_reviews, text
+from bridge.errors import printable, shown
+from experiments.data import encoded, glove, reading, sample_reviews, text
 from experiments.data.dataset import (
     SAMPLE_LABEL,
     DataError,
@@ -61,6 +59,9 @@ OPTIONS: Mapping[str, Any] = {
     "dimension": 50,
 }
 """What `load` takes beside the places to look in, with what it is when it is not given."""
+
+LIMITS = {"vocabulary": (len(text.SPECIAL) + 1, 1_000_000), "length": (1, 3_000), "dimension": (1, 1_000)}
+"""The least and the most of each option that is a number; the longest review has 2,500 words."""
 
 SPLITS = ("40000/10000", "original")
 SPLIT_SEED = 20240303
@@ -170,15 +171,17 @@ def load(
 
 def checked(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options, every one of which must be possible; `DataError` names the first that is not."""
-    least = {"vocabulary": len(text.SPECIAL) + 1, "length": 1, "dimension": 1}
     why = {"vocabulary": " (padding, the unknown word, and at least one word)"}
-    for name, lowest in least.items():
+    for name, (lowest, highest) in LIMITS.items():
         value = settings[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-            raise DataError(f"imdb: {name} is {value!r}; expected a whole number, {lowest} or more{why.get(name, '')}")
+        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+            raise DataError(
+                f"imdb: {name} is {shown(value)}; expected a whole number, {lowest} or more{why.get(name, '')}, and at "
+                f"most {highest:,}"
+            )
     for name, known in {"split": SPLITS, "vectors": ("glove", "none")}.items():
         if settings[name] not in known:
-            raise DataError(f"imdb: {name} is {settings[name]!r}; expected {' or '.join(map(repr, known))}")
+            raise DataError(f"imdb: {name} is {shown(settings[name])}; expected {' or '.join(map(repr, known))}")
     return settings
 
 
@@ -216,6 +219,16 @@ def encode(reviews: list[Review], source: Path, rows: int, length: int, split: s
 # Where reviews are, in which form
 
 
+MOST_BYTES = 300_000_000
+"""Of a CSV of reviews; that of all 50,000 has 66 million."""
+MOST_UNPACKED = 600_000_000
+"""Of the archive with all that it holds."""
+MOST_TIMES, ROOM = 4, 1_000
+"""How many times the reviews of a kind that there should be, and how many beside, are read to count them."""
+LONGEST_TEXT = 131_072
+"""Bytes of a review; the longest has 14,000. Python's reader of CSV has the same limit."""
+
+
 def find(folder: Path) -> Path | None:
     """What holds the reviews in `folder` or its `SUBFOLDERS`: a folder with two CSVs, aclImdb, an archive or a CSV.
 
@@ -231,9 +244,30 @@ def find(folder: Path) -> Path | None:
             continue
         if found is not None:
             return found
+    reading.refuse_others((folder / subfolder for subfolder in SUBFOLDERS), folder=True)
+    for candidate in (folder / subfolder for subfolder in SUBFOLDERS):
+        reading.refuse_others(_extracted(candidate), folder=True)
+        reading.refuse_others([*_files(candidate), *_csvs(candidate, "train"), *_csvs(candidate, "test")])
     if incomplete is not None:
         raise incomplete
     return None
+
+
+def _extracted(folder: Path) -> Iterator[Path]:
+    """The folders of the extracted archive; those beside the data folder's own only where one is called so."""
+    extracted = folder / "aclImdb"
+    yield extracted
+    yield from (extracted.joinpath(*group) for group in GROUPS)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Where one file with all reviews may be."""
+    return [folder / f"{name}{end}" for name in (*ARCHIVES, *WHOLE) for end in ("", ".gz")]
+
+
+def _csvs(folder: Path, part: str) -> list[Path]:
+    """Where the reviews of one part may be."""
+    return [folder / f"{part}.csv", folder / f"{part}.csv.gz"]
 
 
 def _form(folder: Path) -> Path | None:
@@ -246,11 +280,10 @@ def _form(folder: Path) -> Path | None:
                 f"{extracted} holds only a part of IMDB. Missing: {', '.join(missing)}. "
                 "Extract the archive again, or name another folder"
             )
-    files = [folder / f"{name}{end}" for name in (*ARCHIVES, *WHOLE) for end in ("", ".gz")]
     parts = [_csv_of(folder, part) for part in ("train", "test")]
     if all(parts):
         return folder
-    whole = next((path for path in files if os.path.isfile(path)), None)
+    whole = reading.first_file(_files(folder))
     if whole is None and any(parts):
         absent = "train" if parts[0] is None else "test"
         raise IncompleteError(
@@ -261,8 +294,7 @@ def _form(folder: Path) -> Path | None:
 
 
 def _csv_of(folder: Path, part: str) -> Path | None:
-    paths = (folder / f"{part}.csv", folder / f"{part}.csv.gz")
-    return next((path for path in paths if os.path.isfile(path)), None)
+    return reading.first_file(_csvs(folder, part))
 
 
 def _sources(source: Path) -> list[tuple[Path, str]]:
@@ -282,7 +314,7 @@ def identity(source: Path) -> str:
     digest = hashlib.sha256()
     try:
         for path, part in _sources(source):
-            with path.open("rb") as file:
+            with reading.opened(path, MOST_BYTES) as file:
                 digest.update(f"{part} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
         if not _sources(source):
             for group in GROUPS:
@@ -307,7 +339,10 @@ def read(source: Path, each: int = EACH) -> Iterator[Review]:
     """
     counts: dict[tuple[str, int], int] = {}
     for review in _reviews(source):
-        counts[review.part, review.label] = counts.get((review.part, review.label), 0) + 1
+        key = review.part, review.label
+        counts[key] = counts.get(key, 0) + 1
+        if counts[key] > MOST_TIMES * each + ROOM:
+            raise DataError(f"{source} holds more than {counts[key] - 1:,} reviews of one kind. {glove.REMEDY}")
         yield review
     parts = {"train": each, "test": each} if any(part for part, _ in counts) else {"": 2 * each}
     for part, expected in parts.items():
@@ -336,32 +371,49 @@ def _read_folder(folder: Path) -> Iterator[Review]:
         inside = folder / part / group
         for name in sorted(os.listdir(inside)):
             if name.endswith(".txt"):
-                yield Review(_text(_contents(inside / name), f"{inside / name}"), LABELS[group], part)
+                yield Review(
+                    _text(reading.contents(inside / name, LONGEST_TEXT), f"{inside / name}"), LABELS[group], part
+                )
+
+
+class _Member(tarfile.TarInfo):
+    """A member of the archive; its name and notes, which are read whole, may not be as long as a bomb's."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> Any:
+        if self.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) and self.size > LONGEST_TEXT:
+            raise tarfile.ReadError(f"a note of {self.size:,} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc]
 
 
 def _read_archive(path: Path) -> Iterator[Review]:
     member_of = re.compile(r"(?:.*/)?(train|test)/(neg|pos)/[^/]+\.txt")
     try:
-        # "r|*": in one pass, without going back; compressed or not.
-        with tarfile.open(path, "r|*") as archive:
+        # "r|": in one pass, without going back.
+        with (
+            reading.unpacked(path, MOST_BYTES, MOST_UNPACKED) as stream,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive,
+        ):
             for member in archive:
                 match = member_of.fullmatch(member.name)
-                stream = archive.extractfile(member) if match else None
-                if match and stream is not None:
-                    where = f"{path}: {member.name}"
-                    yield Review(_text(stream.read(), where), LABELS[match[2]], match[1])
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+                text = archive.extractfile(member) if match else None
+                if match and text is not None:
+                    where = f"{path}: {printable(member.name[:200])}"
+                    if member.size > LONGEST_TEXT:
+                        raise DataError(
+                            f"{where}: a review of {member.size:,} bytes; expected at most {LONGEST_TEXT:,}"
+                        )
+                    yield Review(_text(text.read(), where), LABELS[match[2]], match[1])
+    except (tarfile.TarError, *reading.DAMAGED) as error:
         raise DataError(f"{path} is cut short or corrupt: {error or type(error).__name__}. {glove.REMEDY}") from error
 
 
 def _read_csv(path: Path, part: str) -> Iterator[Review]:
-    contents = _decoded(_unpacked(path), f"{path}" + (" (decompressed)" if path.suffix == ".gz" else ""))
-    rows = csv.reader(io.StringIO(contents.removeprefix("\N{BYTE ORDER MARK}"), newline=""), strict=True)
+    rows = csv.reader(_csv_lines(path), strict=True)
     try:
         header = [column.strip().lower() for column in next(rows, [])]
         if sorted(header) not in (["label", "review"], ["review", "sentiment"]):
             raise DataError(
-                f"{path}: its header is {','.join(header)[:80]!r}; expected review,label or review,sentiment. "
+                f"{path}: its header is {shown(','.join(header))}; expected review,label or review,sentiment. "
                 f"{glove.REMEDY}"
             )
         of_text = header.index("review")
@@ -374,6 +426,25 @@ def _read_csv(path: Path, part: str) -> Iterator[Review]:
         raise DataError(f"{path}, line {rows.line_num:,}: {error}; is the file cut short? {glove.REMEDY}") from error
 
 
+def _csv_lines(path: Path) -> Iterator[str]:
+    """The lines of a CSV, which ends them by a line feed, with a carriage return or without; decoded one by one."""
+    packed = " (decompressed)" if path.suffix == ".gz" else ""
+    at, number = 0, 0
+    try:
+        with reading.unpacked(path, MOST_BYTES, MOST_BYTES) as stream:
+            while line := stream.readline(LONGEST_TEXT + 1):
+                number += 1
+                if len(line) > LONGEST_TEXT:
+                    raise DataError(f"{path}, line {number:,} has more than {LONGEST_TEXT:,} bytes. {glove.REMEDY}")
+                if b"\0" in line:
+                    raise DataError(f"{path}, line {number:,} has a NUL in it. {glove.REMEDY}")
+                text = _decoded(line, f"{path}{packed}", at)
+                yield text.removeprefix("\N{BYTE ORDER MARK}") if number == 1 else text
+                at += len(line)
+    except reading.DAMAGED as error:
+        raise DataError(f"{path} is cut short or corrupt: {error}. {glove.REMEDY}") from error
+
+
 def _row(row: Sequence[str], of_text: int, part: str, where: str) -> Review:
     if len(row) > 2:
         raise DataError(f"{where}: {len(row)} values; expected a review and a label. Quote texts that hold commas")
@@ -381,42 +452,28 @@ def _row(row: Sequence[str], of_text: int, part: str, where: str) -> Review:
     if not label:
         raise DataError(f"{where}: the label is missing; expected {_in_words(LABELS)}")
     if label.lower() not in LABELS:
-        raise DataError(f"{where}: the label {label[:40]!r} is unknown; expected {_in_words(LABELS)}")
+        raise DataError(f"{where}: the label {shown(label[:40])} is unknown; expected {_in_words(LABELS)}")
     if not row[of_text].strip():
         raise DataError(f"{where}: the text of the review is empty")
     return Review(row[of_text], LABELS[label.lower()], part)
-
-
-def _unpacked(path: Path) -> bytes:
-    stored = _contents(path)
-    if path.suffix != ".gz":
-        return stored
-    try:
-        return gzip.decompress(stored)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is cut short or corrupt: {error}. {glove.REMEDY}") from error
-
-
-def _contents(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}") from error
 
 
 def _text(contents: bytes, where: str) -> str:
     decoded = _decoded(contents, where)
     if not decoded.strip():
         raise DataError(f"{where}: the text of the review is empty")
+    if "\0" in decoded:
+        raise DataError(f"{where}: the text of the review has a NUL in it. {glove.REMEDY}")
     return decoded
 
 
-def _decoded(contents: bytes, where: str) -> str:
+def _decoded(contents: bytes, where: str, at: int = 0) -> str:
+    """The text of UTF-8 that begins `at` so many bytes of what `where` names."""
     try:
         return contents.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where} is not UTF-8: byte {error.start:,} (from 0) is 0x{contents[error.start]:02x}. {glove.REMEDY}"
+            f"{where} is not UTF-8: byte {at + error.start:,} (from 0) is 0x{contents[error.start]:02x}. {glove.REMEDY}"
         ) from error
 
 

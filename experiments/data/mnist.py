@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
-import zlib
+import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.data import idx, sample
+from experiments.data import idx, reading, sample
 from experiments.data.dataset import DataError, Dataset, IncompleteError, Progress, combined_digest
 from experiments.data.fetch import RemoteFile
 from experiments.data.search import search
@@ -31,6 +31,8 @@ OPTIONS: Mapping[str, Any] = {}
 """It has no options: there is one MNIST."""
 
 CLASSES = 10
+ROOM = 1_000_000
+"""Bytes that are read beyond twice what a file must hold: a small file of gzip can unpack to terabytes."""
 SUBFOLDERS = ("", "mnist", "MNIST/raw")  # the last one is where torchvision puts the files
 
 MIRRORS = (
@@ -52,6 +54,11 @@ class IdxFile:
     """Of the decompressed contents."""
     gz_size: int
     gz_sha256: str
+
+    @property
+    def size(self) -> int:
+        """The bytes of the decompressed contents: the header and one byte for each value."""
+        return 4 + 4 * len(self.shape) + math.prod(self.shape)
 
     @property
     def gz(self) -> RemoteFile:
@@ -130,7 +137,7 @@ def load(
         if place.cached
         else "Put the original file in its place, or name another folder with --data-dir or TWINGRAD_DATA."
     )
-    x_train, y_train, x_test, y_test = (read(_path_of(place.found, file), file, remedy) for file in files)
+    x_train, y_train, x_test, y_test = (_read_in(place.found, file, remedy) for file in files)
     return Dataset(
         name="mnist",
         source="real",
@@ -151,7 +158,7 @@ def find(folder: Path, files: Sequence[IdxFile] = FILES) -> Path | None:
     incomplete = None
     for subfolder in SUBFOLDERS:
         candidate = folder / subfolder
-        missing = [file for file in files if not os.path.isfile(_path_of(candidate, file))]
+        missing = [file for file in files if reading.first_file(_paths_of(candidate, file)) is None]
         if not missing:
             return candidate
         if len(missing) < len(files) and incomplete is None:
@@ -160,15 +167,21 @@ def find(folder: Path, files: Sequence[IdxFile] = FILES) -> Path | None:
                 f"Missing, plain or gz: {', '.join(file.gz.name for file in missing)}. "
                 "Copy them there, or name another folder"
             )
+    reading.refuse_others((folder / subfolder for subfolder in SUBFOLDERS), folder=True)
+    for subfolder in SUBFOLDERS:
+        reading.refuse_others(path for file in files for path in _paths_of(folder / subfolder, file))
     if incomplete is not None:
         raise incomplete
     return None
 
 
-def _path_of(folder: Path, file: IdxFile) -> Path:
-    """Where `file` is in `folder`, under any of its spellings; its usual name when it isn't there."""
-    paths = (folder / spelling for spelling in file.spellings)
-    return next((path for path in paths if os.path.isfile(path)), folder / file.gz.name)
+def _paths_of(folder: Path, file: IdxFile) -> list[Path]:
+    """Where `file` may be in `folder`, under all of its spellings."""
+    return [folder / spelling for spelling in file.spellings]
+
+
+def _read_in(folder: Path, file: IdxFile, remedy: str) -> NDArray[np.uint8]:
+    return read(reading.first_file(_paths_of(folder, file)) or folder / file.gz.name, file, remedy)
 
 
 def read(path: Path, file: IdxFile, remedy: str = "") -> NDArray[np.uint8]:
@@ -176,10 +189,8 @@ def read(path: Path, file: IdxFile, remedy: str = "") -> NDArray[np.uint8]:
 
     Raises `DataError` naming the path, what is wrong with it, both digests and the `remedy`.
     """
-    try:
-        stored = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}") from error
+    most = 2 * file.size + ROOM
+    stored = reading.contents(path, most)
 
     def wrong(reason: object, expected: str, found: str) -> DataError:
         return DataError(
@@ -192,9 +203,12 @@ def read(path: Path, file: IdxFile, remedy: str = "") -> NDArray[np.uint8]:
     contents, of_contents = stored, ""
     if path.suffix == ".gz":
         try:
-            contents, of_contents = gzip.decompress(stored), " (decompressed)"
-        except (OSError, EOFError, zlib.error) as error:
+            with gzip.GzipFile(fileobj=io.BytesIO(stored)) as packed:
+                contents, of_contents = packed.read(most + 1), " (decompressed)"
+        except reading.DAMAGED as error:
             raise wrong(f"corrupt gzip: {error}", file.gz_sha256, _sha256(stored)) from error
+        if len(contents) > most:
+            raise wrong(f"it unpacks to more than {most:,} bytes", file.gz_sha256, _sha256(stored))
     found = _sha256(contents)
     try:
         array = idx.parse(contents, file.shape)

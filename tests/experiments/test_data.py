@@ -208,11 +208,11 @@ def test_images_and_labels_swapped_are_told_apart(tiny: Tiny, tmp_path: Path) ->
 
 
 def test_an_unreadable_file_is_an_error(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, mode: str) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
     folder = write(tmp_path / "d", tiny.gz)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz can't be read: Permission denied"):
         tiny.load(data_dir=folder)
 
