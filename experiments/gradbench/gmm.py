@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import py_engine as pe
-from experiments.gradbench.values import Arrays, InputError, array, integer, number
+from experiments.gradbench.values import Arrays, InputError, array, check_work, integer, number
 
 
 def read(given: Any) -> tuple[Arrays, tuple[float, int]]:
@@ -22,6 +22,7 @@ def read(given: Any) -> tuple[Arrays, tuple[float, int]]:
     Older versions of the benchmark say `means` for mu, and `icf` for q and l side by side.
     """
     d, k, n = (integer(given, name, least=1) for name in ("d", "k", "n"))
+    check_work(k * d * max(n, d), f"d={d:,}, k={k:,}, n={n:,}")
     mu = array(given, "means" if _old(given) else "mu", 2)
     if _old(given):
         icf = array(given, "icf", 2)

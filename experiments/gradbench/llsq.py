@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 import py_engine as pe
-from experiments.gradbench.values import Arrays, array, integer
+from experiments.gradbench.values import Arrays, array, check_work, integer
 
 
 def read(given: Any) -> tuple[Arrays, tuple[int]]:
     """The input's x (m,), and the number of points, n."""
-    return [array(given, "x", 1)], (integer(given, "n", least=2),)
+    x, n = array(given, "x", 1), integer(given, "n", least=2)
+    check_work(n * max(x.size, 1), f"n={n:,} points by {x.size:,} powers")
+    return [x], (n,)
 
 
 def primal(n: int) -> Callable[..., Any]:

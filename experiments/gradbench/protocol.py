@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 import py_engine as pe
 from bridge import julia
-from bridge.errors import TwinGradError
+from bridge.errors import TwinGradError, shown
 from experiments.gradbench.values import InputError
 
 __all__ = ["ENGINES", "MODULES", "serve"]
@@ -45,13 +44,23 @@ class MessageError(TwinGradError):
     """What stands on standard input is not GradBench's protocol."""
 
 
-def serve(engine: str, lines: Iterable[str], answers: TextIO, threads: int = 1) -> None:
+MOST_BYTES = 128_000_000
+"""Characters of a message; one of GradBench's own largest (`gmm` of 10,000 points) has 30 million."""
+MOST_VALUES, MOST_LISTS = 10_000_000, 1_000_000
+"""Values, and lists and objects, of a message. Python holds each in some 32 or 64 bytes."""
+LONGEST_ERROR = 2_000
+"""Characters of an error in an answer."""
+MOST_RUNS, MOST_SECONDS = 1_000_000, 3_600
+"""What `min_runs` and `min_seconds` of an evaluation may ask for."""
+
+
+def serve(engine: str, lines: TextIO | Iterable[str], answers: TextIO, threads: int = 1) -> None:
     """Answer messages until there are no more, or one of kind `end`.
 
     Raises `MessageError` for a line that is no message, `JuliaUnavailableError` for an engine that is not there.
     """
     tool = ENGINES[engine](threads)
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_bounded(lines), start=1):
         message = _message(line, number)
         if message["kind"] == "end":
             return
@@ -59,13 +68,27 @@ def serve(engine: str, lines: Iterable[str], answers: TextIO, threads: int = 1) 
         answers.flush()
 
 
+def _bounded(lines: TextIO | Iterable[str]) -> Iterator[str]:
+    """The lines, each read no further than a character beyond the most that it may have."""
+    if hasattr(lines, "readline"):
+        return iter(lambda: lines.readline(MOST_BYTES + 1), "")
+    return iter(lines)
+
+
 def _message(line: str, number: int) -> dict[str, Any]:
+    here = f"line {number} of standard input"
+    if len(line) > MOST_BYTES:
+        raise MessageError(f"{here} has more than {MOST_BYTES:,} characters")
+    if line.count(",") >= MOST_VALUES or line.count("[") + line.count("{") > MOST_LISTS:
+        raise MessageError(f"{here} has more than {MOST_VALUES:,} values or {MOST_LISTS:,} lists and objects")
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:  # also too many digits, and lists too deep
-        raise MessageError(f"line {number} of standard input is not JSON: {error}") from None
+        raise MessageError(f"{here} is not JSON: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str) or "id" not in message:
-        raise MessageError(f"line {number} of standard input is no message: expected an object with 'id' and 'kind'")
+        raise MessageError(f"{here} is no message: expected an object with 'id' and 'kind'")
+    if isinstance(message["id"], list | dict):
+        raise MessageError(f"{here} is no message: expected a number or a text for 'id', found {shown(message['id'])}")
     return message
 
 
@@ -86,16 +109,21 @@ def _guarded(work: Callable[[], Answer]) -> Answer:
     try:
         return work()
     except (TwinGradError, pe.EngineError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
-        return {"success": False, "error": f"{type(error).__name__}: {error}"}
+        return {"success": False, "error": f"{type(error).__name__}: {str(error)[:LONGEST_ERROR]}"}
 
 
 def _evaluate(tool: Tool, message: Mapping[str, Any]) -> Answer:
     name, given = str(message.get("function")), message.get("input")
     module = _module(message.get("module"))
     if name not in module.FUNCTIONS:
-        raise MessageError(f"module {message['module']} has no function {name!r}; it has {', '.join(module.FUNCTIONS)}")
+        raise MessageError(
+            f"module {message['module']} has no function {shown(name)}; it has {', '.join(module.FUNCTIONS)}"
+        )
     options = given if isinstance(given, dict) else {}
-    min_runs, min_seconds = int(_least(options, "min_runs", 1)), float(_least(options, "min_seconds", 0.0))
+    min_runs, min_seconds = (
+        int(_least(options, "min_runs", 1, MOST_RUNS)),
+        _least(options, "min_seconds", 0.0, MOST_SECONDS),
+    )
     arrays, settings = module.read(given)
     result, nanoseconds = tool.run(Task(message["module"], name, arrays, settings, min_runs, min_seconds))
     if not all(np.isfinite(x).all() for x in result):
@@ -104,16 +132,16 @@ def _evaluate(tool: Tool, message: Mapping[str, Any]) -> Answer:
     return {"success": True, "output": module.write(result, given), "timings": timings}
 
 
-def _least(options: Mapping[str, Any], name: str, default: float) -> float:
+def _least(options: Mapping[str, Any], name: str, default: float, most: float) -> float:
     found = options.get(name, default)
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
-        raise InputError(f"{name}: expected a number, found {found!r}")
-    return found
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not found <= most:
+        raise InputError(f"{name}: expected a number of at most {most:,}, found {shown(found)}")
+    return float(found)
 
 
 def _module(name: Any) -> ModuleType:
     if name not in MODULES:
-        raise MessageError(f"there is no module {name!r} here; there are {', '.join(MODULES)}")
+        raise MessageError(f"there is no module {shown(name)} here; there are {', '.join(MODULES)}")
     return importlib.import_module(f"{_PACKAGE}.{name}")
 
 

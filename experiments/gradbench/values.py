@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.errors import TwinGradError
+from bridge.errors import TwinGradError, shown
 
-__all__ = ["Arrays", "InputError", "array", "integer", "number"]
+__all__ = ["Arrays", "InputError", "array", "check_work", "integer", "number"]
 
 Arrays = list[NDArray[Any]]
 
 _LARGEST = 2**53
+MOST_ELEMENTS = 2**29
+"""Of an array that a function makes on its way: four gigabytes."""
 
 
 class InputError(TwinGradError):
@@ -40,22 +42,26 @@ def integer(given: Any, name: str, least: int = 0) -> int:
     """The whole number called `name`, which float64 holds exactly."""
     found = _field(given, name)
     if isinstance(found, bool) or not isinstance(found, int) or found < least:
-        raise InputError(f"{name}: expected a whole number of at least {least}, found {found!r}")
+        raise InputError(f"{name}: expected a whole number of at least {least}, found {shown(found)}")
     if found > _LARGEST:
-        raise InputError(
-            f"{name}: expected a whole number of at most {_LARGEST}, found one of {len(str(found))} digits"
-        )
+        raise InputError(f"{name}: expected a whole number of at most {_LARGEST}, found {shown(found)}")
     return found
 
 
 def number(name: str, given: Any) -> NDArray[np.float64]:
     """A number as an array without axes."""
     if not _is_number(given):
-        raise InputError(f"{name}: expected a number, found {given!r}")
+        raise InputError(f"{name}: expected a number, found {shown(given)}")
     try:
         return np.array(given, np.float64)
     except OverflowError as error:
         raise InputError(f"{name}: {error}") from None
+
+
+def check_work(elements: int, what: str) -> None:
+    """Raise `InputError` for an evaluation with more elements at a time than memory is likely to hold."""
+    if elements > MOST_ELEMENTS:
+        raise InputError(f"{what} are {elements:,} elements; at most {MOST_ELEMENTS:,} are computed at a time")
 
 
 def _is_number(given: Any) -> bool:
