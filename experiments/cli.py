@@ -13,7 +13,7 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -293,7 +293,7 @@ def run(
     for name in papers:
         jobs += run.plan(config.load_paper(name), profile, engines, seeds, measures, threads)
     results = Results(results_dir)
-    with results.locked():
+    with _locked(output, results):
         _tell_older(output, results)
         outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs)
         results.write_tidy()
@@ -346,7 +346,7 @@ def race(
     if base is not None and base not in names:
         raise click.UsageError(f"--base {base}: not among the engines of this race ({', '.join(names)})")
     results = Results(results_dir)
-    with results.locked():
+    with _locked(output, results):
         _tell_older(output, results)
         outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs, again=True)
         results.write_tidy()
@@ -474,7 +474,7 @@ def microbench(
 
     jobs = sweep.plan(config.load_paper(paper), profile, systems)
     results = Results(results_dir)
-    with results.locked():
+    with _locked(output, results):
         _tell_older(output, results)
         _show_micro(output, _micro(output, jobs, results, again=True))
         results.write_tidy()
@@ -531,7 +531,7 @@ def report(
     """
     for name in papers:
         config.load_paper(name)
-    _refresh_tidy(results_dir)
+    _refresh_tidy(output, results_dir)
     out_dir = out_dir or results_dir / "report"
     _show_built(output, _build_report(results_dir, out_dir, data_dir, papers or None))
 
@@ -586,7 +586,7 @@ def paper(
         results_dir = COMMITTED_RESULTS if committed else Path("results")
         out_pdf = out_pdf or (COMMITTED_RESULTS.parent / "paper.pdf" if committed else None)
         output.say(f"from the results in {results_dir}")
-    _refresh_tidy(results_dir)
+    _refresh_tidy(output, results_dir)
     out_pdf = out_pdf or results_dir / "report" / "paper.pdf"
     _show_pdf(output, _build_pdf(results_dir, out_pdf, data_dir, papers or None))
 
@@ -626,7 +626,7 @@ def reproduce(
     sweep = run.Sweep(results, data_dir, download(output.console))
     stages = Stages(output.console)
     sample = False
-    with results.locked():
+    with _locked(output, results):
         _tell_older(output, results)
         with stages.stage("data"):
             jobs = _jobs(output, sweep, chosen, profile, engines, threads)
@@ -703,14 +703,32 @@ def _suites(
     return jobs
 
 
-def _refresh_tidy(results_dir: Path) -> None:
-    """Make tidy anew from raw where there is raw and the folder is not a committed one."""
-    from experiments.results import COMMITTED, Results
+def _refresh_tidy(output: Output, results_dir: Path) -> None:
+    """Make tidy anew from raw where it is older or damaged, and the folder is not a committed one."""
+    from experiments.results import COMMITTED, Results, Tidy, TidyError
 
     results = Results(results_dir)
-    if not (results_dir / COMMITTED).exists() and not results.tidy_is_current():
-        with results.locked():
-            results.write_tidy()
+    if (results_dir / COMMITTED).exists():
+        return
+    if results.tidy_is_current():
+        if not any(results.raw.glob("*.json")):
+            return
+        try:
+            Tidy.load(results_dir)
+            return
+        except TidyError as error:
+            output.say(f"{error.place} is damaged, and made anew from the raw records")
+    with _locked(output, results):
+        results.write_tidy()
+
+
+@contextlib.contextmanager
+def _locked(output: Output, results: Results) -> Iterator[None]:
+    """Hold a results folder, and say what was set aside in it."""
+    with results.locked() as notes:
+        for note in notes:
+            output.say(note)
+        yield
 
 
 def _build_report(results_dir: Path, out_dir: Path, data_dir: Path | None, papers: Sequence[str] | None = None) -> Any:

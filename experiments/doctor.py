@@ -20,6 +20,7 @@ from bridge.julia.environment import kernels_for
 from bridge.worker import environment
 from experiments import config, provenance, sources
 from experiments.formats import size
+from experiments.results import Results
 
 State = Literal["ok", "note", "problem"]
 
@@ -202,6 +203,8 @@ def disk(results_dir: Path) -> Iterator[Finding]:
         yield Finding("results", "problem", f"no write access to {folder}", advice)
     else:
         yield Finding("results", "ok", f"{results_dir} can be written")
+        for path, reason in Results(results_dir).damaged():
+            yield Finding("results", "note", f"{path} is damaged: {reason}", "the next run sets it aside")
     free = shutil.disk_usage(folder).free
     if free < DISK_NEEDED:
         yield Finding("disk", "problem", f"{size(free)} free", f"a sweep may need {size(DISK_NEEDED)} at one time")

@@ -4,6 +4,7 @@
     results/raw.tar.xz         the same as one file, in committed results (experiments.archive)
     results/tidy/*.csv         everything the tables and figures need, made from raw
     results/report/            tables, figures and the paper, made from tidy
+    results/damaged/           records that could not be read, set aside and run again
 
 A raw record (schema 2) holds
 
@@ -42,7 +43,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.files import write_atomically
-from experiments import archive
+from experiments import archive, records
 from experiments.errors import ResultsError as ResultsError
 from experiments.errors import ResultsInUseError as ResultsInUseError
 from experiments.errors import explain as explain
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 2
+SCHEMAS = range(1, SCHEMA + 1)
+"""Those that are known; records of others belong to later releases."""
 KEY_LENGTH = 16
 COMMITTED = "COMMITTED"
 """A results folder that holds a file of this name is kept as it is: no run writes to it."""
@@ -105,6 +108,14 @@ LATER_FILES = ("ablation", "variants", "microbenchmarks")
 """Tidy files that older results lack: they are read as empty."""
 
 
+class TidyError(ResultsError):
+    """A tidy table that is damaged."""
+
+    def __init__(self, place: Path, problem: str) -> None:
+        self.place = place
+        super().__init__(f"{place} is damaged: {problem}; restore it, or the raw records that it is made from")
+
+
 def key_of(content: Mapping[str, Any]) -> str:
     """The first 16 hex digits of the sha256 over some content, as JSON with sorted names."""
     canonical = json.dumps(plain(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -150,8 +161,10 @@ class Results:
         return self.root / ".work"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[list[str]]:
         """Hold the folder for this process alone, and clear away what a killed run left half-written.
+
+        Damaged records are set aside: they are named in what is yielded, in the folder `damaged`, and run again.
 
         The operating system releases the lock when the process ends, however it ends. Raises
         ResultsInUseError when another process holds it and ResultsError when the folder cannot be written.
@@ -177,10 +190,33 @@ class Results:
             for folder in (self.root, self.raw, self.tidy):
                 remove_partial(folder)
             shutil.rmtree(self.work, ignore_errors=True)
-            yield
+            yield self._set_aside()
         finally:
             (self.root / ".owner").unlink(missing_ok=True)
             lock.release()
+
+    def damaged(self) -> Iterator[tuple[Path, str]]:
+        """The raw records and the tidy tables that can't be used, with the reason; nothing is changed."""
+        for path in sorted(self.raw.glob("*.json")):
+            try:
+                records.read(path, SCHEMAS)
+            except records.DamagedError as error:
+                yield path, str(error)
+        for path in sorted(self.tidy.glob("*.csv")):
+            try:
+                records.check_regular(path)
+            except records.DamagedError as error:
+                yield path, str(error)
+
+    def _set_aside(self) -> list[str]:
+        """Move away what is damaged; a sentence on each."""
+        try:
+            return [
+                f"{path} is damaged: {reason}; it was moved to {records.set_aside(path, self.root)}"
+                for path, reason in list(self.damaged())
+            ]
+        except OSError as error:
+            raise ResultsError(explain(error, self.root / records.DAMAGED)) from error
 
     def check_writable(self) -> None:
         """Create the folder if need be; raise ResultsError when it cannot be written or must not be."""
@@ -200,14 +236,10 @@ class Results:
     def load(self, key: str) -> Record | None:
         """The record with this key; None when there is none or it is of another schema."""
         path = self.raw / f"{key}.json"
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            packed = self._archived().get(key)
-            if packed is None:
-                return None
-            text = packed.decode("utf-8", "replace")
-        return _of_schema(_parse(text, path))
+        if os.path.lexists(path):
+            return _of_schema(_read(path))
+        packed = self._archived().get(key)
+        return None if packed is None else _of_schema(_read(self.archive / path.name, packed))
 
     def finished(self, key: str) -> Record | None:
         """The record with this key if that run succeeded: it need not run again."""
@@ -233,8 +265,8 @@ class Results:
 
     def files(self) -> dict[str, bytes]:
         """The bytes of every raw record of this schema, by key: what an archive holds."""
-        found = self._archived() | {path.stem: path.read_bytes() for path in self.raw.glob("*.json")}
         current = {record["key"] for _, record in self._all() if record and _of_schema(record)}
+        found = self._archived() | {path.stem: path.read_bytes() for path in self.raw.glob("*.json")}
         return {key: found[key] for key in sorted(current)}
 
     def _all(self) -> Iterator[tuple[Path, Record | None]]:
@@ -243,8 +275,7 @@ class Results:
         packed = self._archived()
         for key in sorted({*paths, *packed}):
             path = paths.get(key, self.archive / f"{key}.json")
-            text = paths[key].read_text(encoding="utf-8") if key in paths else packed[key].decode("utf-8", "replace")
-            yield path, _parse(text, path)
+            yield path, _read(path, None if key in paths else packed[key])
 
     def _archived(self) -> dict[str, bytes]:
         """The records of the archive; none where there is no archive."""
@@ -263,13 +294,13 @@ class Results:
     def tidy_is_current(self) -> bool:
         """Whether the tidy CSVs are there, have their columns, and are newer than every raw record."""
         sources = [*self.raw.glob("*.json"), *([self.archive] if self.archive.is_file() else [])]
-        newest = max((path.stat().st_mtime_ns for path in sources), default=0)
+        newest = max((path.lstat().st_mtime_ns for path in sources), default=0)
         for name, columns in COLUMNS.items():
             path = self.tidy / f"{name}.csv"
             if not path.is_file():
                 return not newest  # without raw records there is nothing to make them from
-            with path.open(encoding="utf-8") as file:
-                header = file.readline()
+            with path.open("rb") as file:
+                header = file.readline(10_000).decode(errors="replace")
             if newest and (path.stat().st_mtime_ns < newest or header != ",".join(columns) + "\n"):
                 return False
         return True
@@ -326,7 +357,8 @@ def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
         rows["epochs"] += [common | epoch for epoch in _epochs(record)]
         if record["config"]["measure"] == "time":
             for step, loss in enumerate(record.get("step_losses", ()), start=1):
-                rows["steps"].append(common | {"step": step, "loss": float(f"{loss:.9g}")})  # as exact as a float32
+                shortened = None if loss is None else float(f"{loss:.9g}")  # as exact as a float32
+                rows["steps"].append(common | {"step": step, "loss": shortened})
         origin = {"engine_digest": record["provenance"]["engine_digest"]}
         for name in ("race", "scaling", "ablation", "variants"):
             rows[name] += [common | origin | row for row in record.get(name, ())]
@@ -426,12 +458,15 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _parse(text: str, path: Path) -> Record | None:
+def _read(path: Path, packed: bytes | None = None) -> Record | None:
+    """The record in a file, or in these bytes of an archive; None for one of a later release.
+
+    Damaged ones were set aside when the folder was locked.
+    """
     try:
-        record = json.loads(text)
-    except ValueError:
-        raise ResultsError(f"{path}: not a results file; remove it and run again") from None
-    return record if isinstance(record, dict) else None
+        return records.read(path, SCHEMAS) if packed is None else records.parse(packed, path.stem, SCHEMAS)
+    except records.DamagedError as error:
+        raise ResultsError(f"{path} is damaged: {error}; run again, which sets it aside") from None
 
 
 def _of_schema(record: Record | None) -> Record | None:
@@ -505,20 +540,20 @@ class Tidy:
         frames = {}
         for name, columns in COLUMNS.items():
             path = root / "tidy" / f"{name}.csv"
-            if not path.is_file() and name in LATER_FILES:
+            if not os.path.lexists(path) and name in LATER_FILES:
                 frames[name] = pd.DataFrame(columns=list(columns))
                 continue
-            if not path.is_file():
+            if not os.path.lexists(path):
                 raise ResultsError(f"no {path}: nothing has been run into {root} yet; start with `twingrad run`")
-            frame = pd.read_csv(path, dtype={"key": str, "error": str, "commit": str, "engine_digest": str})
+            try:
+                frame = records.read_table(path, columns, LATER_COLUMNS)
+            except records.DamagedError as error:
+                raise TidyError(path, str(error)) from None
             for column in LATER_COLUMNS:
                 if column in columns and column not in frame.columns:
                     frame[column] = None
-            if "machine" in columns and "cpu_model" in frame.columns:
+            if "machine" in columns:
                 known = frame["machine"].astype(object)
                 frame["machine"] = known.where(known.notna(), frame["cpu_model"])
-            missing = [column for column in columns if column not in frame.columns]
-            if missing:
-                raise ResultsError(f"{path} lacks the column {missing[0]!r}; make it anew with `twingrad report`")
             frames[name] = frame
         return cls(root, **frames)

@@ -57,14 +57,17 @@ def build(
 
 def is_current(folder: Path, results_dir: Path, papers: Sequence[str] | None = None) -> bool:
     """Whether the report in `folder` is of these papers, was made from these results by this code, and is complete."""
+    path = folder / "paper" / "report.json"
+    if not path.is_file():
+        return False
     try:
-        document = json.loads((folder / "paper" / "report.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] != report.SCHEMA or document["made_from"] != report.made_from(results_dir, papers):
+            return False
+        pictures = [figure["file"] for paper in document["papers"] for figure in paper["figures"]]
+        return all((folder / "figures" / name).is_file() for name in pictures)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a damaged one
         return False
-    if document.get("schema") != report.SCHEMA or document.get("made_from") != report.made_from(results_dir, papers):
-        return False
-    pictures = (figure["file"] for paper in document["papers"] for figure in paper["figures"])
-    return all((folder / "figures" / name).is_file() for name in pictures)
 
 
 def compile(folder: Path, format: str = "pdf", ppi: float = 100) -> bytes | list[bytes]:

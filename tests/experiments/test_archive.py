@@ -32,6 +32,7 @@ def invented(measure: str, number: int, schema: int = SCHEMA) -> Record:
     draw = random.Random(f"{measure} {number}")
     status, measure = ("failed", "time") if measure == "failed" else ("ok", measure)
     point = {"engine": "numpy", "label": "TwinGrad numpy", "microseconds_per_step": draw.random() * 1e3}
+    point |= {"quantity": "batch_size", "configuration": "all", "technique": "", "variant": "static"}
     origin = {"label": "TwinGrad numpy", "engine_digest": "e1", "error": None, "versions": {"numpy": "2.0"}}
     record: Record = {
         "schema": schema,
@@ -222,7 +223,7 @@ def test_any_flipped_byte_is_an_error_or_leaves_the_records_as_they_are(results:
 def test_a_record_that_is_none_is_named(tmp_path: Path) -> None:
     for content in (b"not json", b"\xff\xfe\x00"):
         (tmp_path / archive.NAME).write_bytes(packed((GOOD, content)))
-        with pytest.raises(ResultsError, match=f"{'0' * 16}.json: not a results file"):
+        with pytest.raises(ResultsError, match=f"{'0' * 16}.json is damaged: not "):
             Results(tmp_path).records()
 
 

@@ -158,7 +158,7 @@ def test_what_json_cannot_hold_becomes_null(results: Results) -> None:
 
 def test_a_damaged_record_is_named(results: Results) -> None:
     (results.raw / f"{'a' * 16}.json").write_text('{"schema": 1, "key')
-    with pytest.raises(ResultsError, match=r"a{16}\.json: not a results file; remove it"):
+    with pytest.raises(ResultsError, match=r"a{16}\.json is damaged: not JSON"):
         results.records()
 
 
@@ -361,7 +361,7 @@ def test_reading_results_that_are_not_there_says_how_to_make_them(tmp_path: Path
 def test_a_tidy_file_of_another_make_is_named(results: Results) -> None:
     results.write_tidy()
     (results.tidy / "runs.csv").write_text("key,paper\n")
-    with pytest.raises(ResultsError, match=r"runs\.csv lacks the column 'engine'"):
+    with pytest.raises(ResultsError, match=r"runs\.csv is damaged: lacks the column 'engine'"):
         Tidy.load(results.root)
 
 

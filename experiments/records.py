@@ -1,0 +1,335 @@
+"""Whether a raw record or a tidy table is sound: damaged ones are named and set aside, never read halfway.
+
+A record is checked for everything that a reader of records takes from it, so that none of them needs to. What else it
+holds, such as what a later release adds, is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import shown
+from experiments.config import MEASURES, PROFILES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_RECORD_BYTES = 64_000_000
+"""Of a raw record; the largest of a full run has 200,000."""
+MOST_TABLE_BYTES = 1_000_000_000
+"""Of a tidy table."""
+LARGEST = 1e18
+"""Of any number in them: seconds, bytes, counts."""
+
+DAMAGED = "damaged"
+"""The folder, in a results folder, of what was set aside."""
+
+MICRO = "microbenchmarks"
+
+
+class DamagedError(ValueError):
+    """A record or table that can't be used; the message says why, in words that follow its name."""
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Raw records
+
+# What a record must hold: "text", "number" and so on, or None where "?" is behind; a table with its names, optional
+# where "?" is behind; a list of one form; {"*": form} for a table with any names.
+_EPOCH = {
+    "epoch": "count",
+    "seconds?": "number?",
+    "seconds_with_evaluation?": "number?",
+    **{f"{part}_{what}?": "number?" for part in ("train", "test") for what in ("loss", "accuracy")},
+    "bytes_allocated?": "number?",
+}
+_MICRO_ROW = {
+    **{"engine": "text", "benchmark?": "text", "label?": "text", "size?": "count", "chunk?": "count"},
+    **{"what?": "text?", "missing?": "text?", "round?": "count?"},
+    **{"nanoseconds?": "number?", "bytes?": "number?", "gradient_error?": "number?"},
+}
+_RECORD: Mapping[str, Any] = {
+    "schema": "count",
+    "key": "text",
+    "status": "status",
+    "error?": "text?",
+    "error_kind?": "text?",
+    "seconds?": "number",
+    "job?": "text",
+    "blas?": {"*": "text"},
+    "config": {
+        **{name: "text" for name in ("paper", "engine", "label", "dtype")},
+        **{"seed": "count", "threads": "count", "measure": "measure", "profile": "profile"},
+        **{"rounds?": "count", "steps?": "count", "batch_size?": "count", "suite?": "text"},
+    },
+    "data": {"source": "source", "digest": "text"},
+    "provenance": {
+        **{name: "text" for name in ("commit", "cpu_model", "created", "python", "engine_digest")},
+        **{"dirty": "flag?", "versions": {"*": "text"}, "blas?": "text", "machine?": {"label": "text"}},
+    },
+    "startup?": {"import_seconds?": "number?", "build_seconds?": "number?"},
+    "epochs?": [_EPOCH],
+    "step_losses?": ["number?"],
+    "peak_rss_bytes?": "number?",
+    "entrants?": {
+        "*": {
+            **{"label": "text", "engine_digest": "text", "error": "text?"},
+            **{"versions?": {"*": "text"}, "available?": "flag"},
+        }
+    },
+    "race?": [{"engine": "text", "label": "text", "round": "count", "microseconds_per_step": "number"}],
+    "scaling?": [{"quantity": "text", "value": "number", "microseconds_per_step": "number"}],
+    "ablation?": [
+        {
+            **{"configuration": "text", "technique": "text?", "microseconds_per_step": "number?"},
+            **{"bytes_per_epoch?": "number?", "steps?": "number?"},
+        }
+    ],
+    "variants?": [{"variant": "text", "model?": "text", **_EPOCH}],
+    "microbenchmarks?": [_MICRO_ROW],
+}
+_SINCE_2 = {
+    "job": "text",
+    "blas": {"*": "text"},
+    "provenance": {"machine": {"label": "text"}},
+    "entrants?": {"*": {"versions": {"*": "text"}}},
+}
+"""What records of schema 2 hold beside."""
+_UP_TO_1 = {"provenance": {"blas": "text"}}
+"""What those of schema 1 do, but for the micro-benchmarks'."""
+_OF_MICRO = {"config": {"suite": "text"}, "entrants": {"*": {"versions": {"*": "text"}, "available": "flag"}}}
+"""What those of micro-benchmarks do."""
+_PARTS = {
+    **{"time": ("epochs", "step_losses"), "own": ("epochs",), "memory": ("epochs",), "race": ("race", "entrants")},
+    **{"scaling": ("scaling",), "ablation": ("ablation",), "variants": ("variants",), MICRO: (MICRO, "entrants")},
+}
+"""What a run that succeeded has measured."""
+
+_WORDS = {
+    "status": ("ok", "failed"),
+    "measure": (*MEASURES, MICRO),
+    "profile": PROFILES,
+    "source": ("real", "sample", "none"),
+}
+
+
+def read(path: Path, schemas: range) -> dict[str, Any] | None:
+    """The record in a file; None for one of another schema than these, which another release wrote.
+
+    Raises `DamagedError` for what is no file, no JSON or no record.
+    """
+    return parse(_contents(path, MOST_RECORD_BYTES), path.stem, schemas)
+
+
+def parse(contents: bytes, key: str, schemas: range) -> dict[str, Any] | None:
+    """The same from the contents of a file that is called `key`."""
+    record = _parsed(contents)
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if isinstance(schema, int) and not isinstance(schema, bool) and schema not in schemas:
+        return None
+    problem = fault(record)
+    if problem is None and record["key"] != key:
+        problem = f"key: found {shown(record['key'])}, expected the file's name"
+    if problem is not None:
+        raise DamagedError(problem)
+    return dict(record)
+
+
+def fault(record: Any) -> str | None:
+    """What is wrong with a record, with its place; None for a sound one."""
+    problem = next(_faults(record, _RECORD, ""), None)
+    if problem is not None:
+        return problem
+    measure = record["config"]["measure"]
+    more: dict[str, Any] = _SINCE_2 if record["schema"] >= 2 else {} if measure == MICRO else _UP_TO_1
+    problem = next(_faults(record, more, ""), None)
+    if problem is None and measure == MICRO:
+        problem = next(_faults(record, _OF_MICRO, ""), None)
+    if problem is not None:
+        return problem
+    if record["status"] == "ok":
+        for part in _PARTS[measure]:
+            if part not in record:
+                return f"{part}: missing, though the run succeeded"
+        if measure in ("time", "own") and not record["epochs"]:
+            return "epochs: found none, though the run succeeded"
+    elif record.get("error") is None:
+        return "error: missing, though the run failed"
+    rows = [*record.get("race", ()), *record.get(MICRO, ())]
+    stranger = next((row["engine"] for row in rows if row["engine"] not in record.get("entrants", {})), None)
+    return None if stranger is None else f"entrants: {shown(stranger)} is missing, of which there are numbers"
+
+
+def _faults(value: Any, form: Any, place: str) -> Iterator[str]:
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            yield f"{place}: found {shown(value)}, expected a list"
+            return
+        for index, item in enumerate(value):
+            yield from _faults(item, form[0], f"{place}[{index}]")
+    elif isinstance(form, dict):
+        yield from _table_faults(value, form, place)
+    elif not (form.endswith("?") and value is None) and not _is(form.removesuffix("?"), value):
+        yield f"{place}: found {shown(value)}, expected {_described(form)}"
+
+
+def _table_faults(value: Any, form: Mapping[str, Any], place: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{place or 'the record'}: found {shown(value)}, expected a table"
+        return
+    prefix = f"{place}." if place else ""
+    if "*" in form:
+        for name, item in value.items():
+            yield from _faults(item, form["*"], f"{prefix}{shown(name)}")
+        return
+    for name, inner in form.items():
+        known = name.removesuffix("?")
+        if known in value:
+            yield from _faults(value[known], inner, f"{prefix}{known}")
+        elif known == name:
+            yield f"{prefix}{known}: missing"
+
+
+def _is(kind: str, value: Any) -> bool:
+    match kind:
+        case "text":
+            return isinstance(value, str)
+        case "flag":
+            return isinstance(value, bool)
+        case "count":
+            return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+        case "number":
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            return number and math.isfinite(value) and abs(value) <= LARGEST
+    return isinstance(value, str) and value in _WORDS[kind]
+
+
+def _described(form: str) -> str:
+    kind = form.removesuffix("?")
+    names = {"text": "a text", "flag": "true or false", "count": "a whole number from 0", "number": "a finite number"}
+    return names.get(kind) or " or ".join(_WORDS.get(kind, ()))
+
+
+def _parsed(contents: bytes) -> Any:
+    try:
+        return json.loads(contents.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"not UTF-8 text: byte {error.start:,} is 0x{contents[error.start]:02x}") from None
+    except RecursionError:
+        raise DamagedError("not JSON of ours: nested too deeply") from None
+    except ValueError as error:
+        raise DamagedError(f"not JSON: {error}" if contents else "empty") from None
+
+
+def _contents(path: Path, most: int) -> bytes:
+    """A regular file, or what a link to one leads to, of at most so many bytes."""
+    check_regular(path, most)
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise DamagedError(f"can't be read: {error.strerror or error}") from None
+
+
+def check_regular(path: Path, most: int = MOST_TABLE_BYTES) -> None:
+    """Raise `DamagedError` for what is no regular file of at most so many bytes: a FIFO would be waited for."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        raise DamagedError("a link that leads nowhere" if path.is_symlink() else "there is no such file") from None
+    except OSError as error:
+        raise DamagedError(f"can't be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedError("a folder, not a file" if stat.S_ISDIR(status.st_mode) else "no regular file")
+    if status.st_size > most:
+        raise DamagedError(f"{status.st_size:,} bytes, more than the {most:,} that are read")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Tidy tables
+
+TEXTS = frozenset(
+    {
+        *("key", "job", "paper", "engine", "label", "measure", "dtype", "profile", "data_source", "dataset_digest"),
+        *("status", "error", "commit", "cpu_model", "machine", "blas", "python", "framework_version", "engine_digest"),
+        *("created", "quantity", "configuration", "technique", "variant", "model", "suite", "benchmark", "what"),
+        *("missing", "version", "dirty"),
+    }
+)
+"""Columns of text; all others are numbers."""
+
+_NEEDED = frozenset({"key", "paper", "engine", "label", "measure", "threads", "profile", "data_source", "status"})
+_NEEDED_TOO = frozenset({"created", "cpu_model", "seed", "epoch", "round", "step", "quantity", "value", "variant"})
+"""Columns in which no row is empty, but for what is missing of the micro-benchmarks."""
+
+_ALLOWED = {"status": _WORDS["status"], "measure": _WORDS["measure"], "profile": PROFILES}
+_ALLOWED |= {"data_source": _WORDS["source"]}
+
+
+def read_table(path: Path, columns: tuple[str, ...], later: tuple[str, ...] = ()) -> pd.DataFrame:
+    """A tidy table with these columns, of which it may lack the `later` ones. Raises `DamagedError`."""
+    import pandas as pd
+
+    check_regular(path)
+    try:
+        frame = pd.read_csv(path, dtype=dict.fromkeys(TEXTS, str), low_memory=False)
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"not UTF-8 text: {error.reason}") from None
+    except OSError as error:
+        raise DamagedError(f"can't be read: {error.strerror or error}") from None
+    except (ValueError, MemoryError, OverflowError) as error:  # pandas' own are ValueErrors
+        raise DamagedError(f"not a table: {shown(str(error))}") from None
+    absent = [column for column in columns if column not in frame.columns and column not in later]
+    if absent:
+        raise DamagedError(f"lacks the column {absent[0]!r}")
+    if not isinstance(frame.index, pd.RangeIndex):
+        raise DamagedError("not a table: its rows have more values than its header")
+    for column in columns:
+        if column in frame.columns:
+            frame[column] = _checked(frame, column)
+    return frame
+
+
+def _checked(frame: pd.DataFrame, column: str) -> pd.Series[Any]:
+    import pandas as pd
+
+    values = frame[column]
+    if column == "dirty":
+        wrong = ~values.isna() & ~values.isin(["True", "False"])
+        values = values.map({"True": True, "False": False})
+    elif column in TEXTS:
+        wrong = ~values.isna() & ~values.isin(_ALLOWED[column]) if column in _ALLOWED else values != values  # none
+        wrong &= ~values.isna()
+    else:
+        numbers = pd.to_numeric(values, errors="coerce")
+        wrong = (numbers.isna() & ~values.isna()) | (numbers.abs() > LARGEST)
+        values = numbers
+    if column in _NEEDED or (column in _NEEDED_TOO and "missing" not in frame.columns):
+        wrong |= frame[column].isna()
+    if wrong.any():
+        row = int(wrong.to_numpy().argmax())
+        found = frame[column].iloc[row]
+        raise DamagedError(
+            f"row {row + 1:,}, column {column}: found {'nothing' if pd.isna(found) else shown(found)}, expected "
+            f"{' or '.join(_ALLOWED[column]) if column in _ALLOWED else 'a text' if column in TEXTS else 'a number'}"
+        )
+    return values
+
+
+def set_aside(path: Path, root: Path) -> Path:
+    """Move something damaged into the folder `DAMAGED` of a results folder, under a name that is free there."""
+    folder = root / DAMAGED
+    folder.mkdir(exist_ok=True)
+    target = next(
+        target
+        for number in range(1_000_000)
+        if not os.path.lexists(target := folder / (f"{path.name}.{number}" if number else path.name))
+    )
+    os.rename(path, target)
+    return target
