@@ -104,6 +104,20 @@ class Whole(click.IntRange):
         self.fail(f"{shown(value)} is not a whole number from {self.min} to {self.max:,}", param, ctx)
 
 
+def _paper(name: str) -> config.Paper:
+    """A paper, checked in full: one of the user's own also for tables and figures that nothing produces.
+
+    A test does so for the others. Without what reports need, nothing can be reported either.
+    """
+    found = config.load_paper(name)
+    if not found.comes_along:
+        with contextlib.suppress(ImportError):
+            from experiments import report
+
+            found.check_producers(report.parts.PRODUCERS, report.figures.PRODUCERS)
+    return found
+
+
 def option_results(default: str | None = "results") -> Callable[..., Any]:
     """The option `--results`."""
     return click.option(
@@ -193,7 +207,7 @@ def list_(output: Output) -> None:
 
     rows = []
     for key in config.papers():
-        paper = config.load_paper(key)
+        paper = _paper(key)
         rows.append([key, paper.model, paper.dataset, paper.title])
         output.add([{"kind": "paper", "name": key, "model": paper.model, "title": paper.title}])
     table(output.console, ["PAPER", "MODEL", "DATA", "TITLE"], rows, numbers=4)
@@ -291,7 +305,7 @@ def run(
 
     jobs = []
     for name in papers:
-        jobs += run.plan(config.load_paper(name), profile, engines, seeds, measures, threads)
+        jobs += run.plan(_paper(name), profile, engines, seeds, measures, threads)
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
@@ -340,7 +354,7 @@ def race(
     from experiments.measure import race
     from experiments.results import Results
 
-    chosen = config.load_paper(paper)
+    chosen = _paper(paper)
     jobs = run.plan(chosen, profile, engines, None, ["race"], threads, rounds)[:1]
     names = jobs[0].engines
     if base is not None and base not in names:
@@ -472,7 +486,7 @@ def microbench(
     from experiments.microbenchmarks import sweep
     from experiments.results import Results
 
-    jobs = sweep.plan(config.load_paper(paper), profile, systems)
+    jobs = sweep.plan(_paper(paper), profile, systems)
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
@@ -530,7 +544,7 @@ def report(
     Of all papers that come with TwinGrad and have results, or of those named. A paper of your own is named by its file.
     """
     for name in papers:
-        config.load_paper(name)
+        _paper(name)
     _refresh_tidy(output, results_dir)
     out_dir = out_dir or results_dir / "report"
     _show_built(output, _build_report(results_dir, out_dir, data_dir, papers or None))
@@ -580,7 +594,7 @@ def paper(
     Of all papers that come with TwinGrad and have results, or of those named. A paper of your own is named by its file.
     """
     for name in papers:
-        config.load_paper(name)
+        _paper(name)
     if results_dir is None:
         committed = (COMMITTED_RESULTS / "tidy").is_dir()
         results_dir = COMMITTED_RESULTS if committed else Path("results")
@@ -619,7 +633,7 @@ def reproduce(
     from experiments import run
     from experiments.results import Results
 
-    chosen = [config.load_paper(name) for name in papers or config.papers()]
+    chosen = [_paper(name) for name in papers or config.papers()]
     for item in chosen:  # a mistake in the options is told before the data are fetched
         run.plan(item, profile, engines, None, None, threads)
     results = Results(results_dir)

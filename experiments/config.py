@@ -6,9 +6,7 @@ A paper is data, not code: a new study is a new file in `experiments/papers`. Ea
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import importlib
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -534,10 +532,10 @@ class Paper(_Record):
             near = _did_you_mean(self.dataset, data.LOADERS)
             yield f"dataset: no data set {shown(self.dataset)}{near}; data sets: {', '.join(sorted(data.LOADERS))}"
             return
-        loader = importlib.import_module(data.LOADERS[self.dataset])
+        options = data.options(self.dataset)
         for key in self.data:
-            if key not in loader.OPTIONS:
-                near, known = _did_you_mean(key, loader.OPTIONS), ", ".join(loader.OPTIONS) or "none"
+            if key not in options:
+                near, known = _did_you_mean(key, options), ", ".join(options) or "none"
                 yield f"data.{_short(key)}: {self.dataset} has no such option{near}; options: {known}"
 
     def check_producers(self, tables: Collection[str], figures: Collection[str]) -> None:
@@ -584,19 +582,7 @@ def load_paper(name: str | Path) -> Paper:
     if not paper.comes_along and paper.key in papers():
         raise ConfigError(f'{path}: key is "{paper.key}", and a paper that comes with TwinGrad has it: choose another')
     paper.check(str(path))
-    if not paper.comes_along:
-        _check_report(paper)
     return paper
-
-
-def _check_report(paper: Paper) -> None:
-    """Raise ConfigError for a table or figure of the user's own paper that nothing produces.
-
-    A test does so for the others. Without what reports need, nothing can be reported either.
-    """
-    with contextlib.suppress(ImportError):
-        report = importlib.import_module("experiments.report")
-        paper.check_producers(report.parts.PRODUCERS, report.figures.PRODUCERS)
 
 
 def loads(text: str, source: str = "<string>", expected_key: str | None = None) -> Paper:

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 2
-SCHEMAS = range(1, SCHEMA + 1)
-"""Those that are known; records of others belong to later releases."""
 KEY_LENGTH = 16
 COMMITTED = "COMMITTED"
 """A results folder that holds a file of this name is kept as it is: no run writes to it."""
@@ -199,7 +197,7 @@ class Results:
         """The raw records and the tidy tables that can't be used, with the reason; nothing is changed."""
         for path in sorted(self.raw.glob("*.json")):
             try:
-                records.read(path, SCHEMAS)
+                records.read(path, _schemas())
             except records.DamagedError as error:
                 yield path, str(error)
         for path in sorted(self.tidy.glob("*.csv")):
@@ -464,9 +462,14 @@ def _read(path: Path, packed: bytes | None = None) -> Record | None:
     Damaged ones were set aside when the folder was locked.
     """
     try:
-        return records.read(path, SCHEMAS) if packed is None else records.parse(packed, path.stem, SCHEMAS)
+        return records.read(path, _schemas()) if packed is None else records.parse(packed, path.stem, _schemas())
     except records.DamagedError as error:
         raise ResultsError(f"{path} is damaged: {error}; run again, which sets it aside") from None
+
+
+def _schemas() -> range:
+    """Those that are known; records of others belong to later releases."""
+    return range(1, SCHEMA + 1)
 
 
 def _of_schema(record: Record | None) -> Record | None:

@@ -21,12 +21,13 @@ A new dataset is one module here with `load(data_dir, allow_download, progress, 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.data.dataset import SAMPLE_LABEL, DataError, Dataset, IncompleteError, Progress
 
-__all__ = ["LOADERS", "SAMPLE_LABEL", "DataError", "Dataset", "IncompleteError", "Progress", "load"]
+__all__ = ["LOADERS", "SAMPLE_LABEL", "DataError", "Dataset", "IncompleteError", "Progress", "load", "options"]
 
 LOADERS = {"imdb": "experiments.data.imdb", "mnist": "experiments.data.mnist"}
 """Dataset name -> the module whose `load` reads it."""
@@ -47,10 +48,20 @@ def load(
     """
     if name not in LOADERS:
         raise DataError(f"no dataset is called {name!r}; known datasets: {', '.join(sorted(LOADERS))}")
-    loader = importlib.import_module(LOADERS[name])
+    loader = _loader(name)
     unknown = sorted(set(options) - set(loader.OPTIONS))
     if unknown:
         known = f"its options: {', '.join(loader.OPTIONS)}" if loader.OPTIONS else "it has no options"
         raise DataError(f"{name} has no option {unknown[0]!r}; {known}")
     dataset: Dataset = loader.load(data_dir=data_dir, allow_download=allow_download, progress=progress, **options)
     return dataset
+
+
+def options(name: str) -> Mapping[str, Any]:
+    """The options of a dataset in `LOADERS`, with what they are when not given."""
+    found: Mapping[str, Any] = _loader(name).OPTIONS
+    return found
+
+
+def _loader(name: str) -> Any:
+    return importlib.import_module(LOADERS[name])

@@ -56,7 +56,7 @@ def problem(folder: Path, old: str, new: str, file: str = "my-study") -> str:
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(TwinGradError) as caught:
-        config.load_paper(folder / "my-study.toml")
+        cli._paper(str(folder / "my-study.toml"))
     return str(caught.value)
 
 
