@@ -397,7 +397,14 @@ class Worker:
 
     def _write_array(self, array: NDArray[Any]) -> Path:
         path = self._new_file("npy")
-        np.save(path, array, allow_pickle=False)
+        try:
+            np.save(path, array, allow_pickle=False)
+        except OSError as error:  # numpy's own, of a full disk, has no number
+            path.unlink(missing_ok=True)
+            raise WorkerError(
+                f"{path} can't be written: {error.strerror or error}; free some space there, or name another folder in "
+                "TMPDIR"
+            ) from None
         return path
 
     def _new_file(self, suffix: str) -> Path:

@@ -921,11 +921,12 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
         return RUN_FAILED if isinstance(error, NonFiniteError) else USER_ERROR
     except OSError as error:  # of files of the user's there is a TwinGradError
         if error.filename is not None:
-            raise
+            _complain(_in_words(error))
+            return RUN_FAILED
         with contextlib.suppress(OSError):  # or Python would try to write the rest at its end, and complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != errno.EPIPE:  # whoever read has seen enough
-            _complain(f"the output could not be written: {error.strerror}")
+            _complain(f"the output could not be written: {error.strerror or error}")
         return RUN_FAILED
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
@@ -936,6 +937,14 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
     except MemoryError as error:
         _complain(f"not enough memory: {error or 'none is left'}; see the sizes in what was asked for")
         return RUN_FAILED
+
+
+def _in_words(error: OSError) -> str:
+    """What is wrong with a file of TwinGrad's own, such as a temporary one, and what to do."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    advice = "free some space, or name another folder: " if full else "to use another folder: "
+    places = "--results DIR for results, TWINGRAD_CACHE for the cache, TMPDIR for temporary files"
+    return f"{error.filename}: {error.strerror or error}; {advice}{places}"
 
 
 def _complain(message: str) -> None:

@@ -162,7 +162,7 @@ def test_the_wheel_describes_itself(wheel: zipfile.ZipFile) -> None:
     assert set(described.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
     required = {distribution_of(line) for line in described.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert required == CORE
-    assert "twingrad = experiments.cli:main" in metadata(wheel, "entry_points.txt")
+    assert "twingrad = experiments.__main__:main" in metadata(wheel, "entry_points.txt")
     assert "The TwinGrad authors" in metadata(wheel, "licenses/LICENSE")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -505,3 +506,48 @@ def test_reproduce_makes_everything_from_the_sample_and_says_so(twingrad: Any, t
     again = twingrad(*options)
     assert again.code == 0
     assert not re.search(r"\d+ of \d+ runs finished in ", again.out)  # every one of them was there already
+
+
+# Faults of the system -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["experiments.cli", "click", "bridge.engine", "numpy", "pydantic"])
+def test_ctrl_c_while_the_command_is_imported_shows_no_traceback(module: str) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "from experiments.__main__ import main\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "list"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (cli.INTERRUPTED, "interrupted\n")
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "/somewhere/full")
+
+
+@pytest.mark.parametrize("place", ["tempfile.mkdtemp", "numpy.save"])
+@pytest.mark.parametrize("error", [FULL, OSError("10 requested and 3 written")], ids=["errno", "numpy's own"])
+def test_a_full_disk_says_so_wherever_it_happens(
+    place: str, error: OSError, twingrad: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(place, full)
+    said = twingrad("train", "mnist-rnn", "--data", "mnist", "--epochs", "1")
+    assert said.code == cli.RUN_FAILED
+    assert "No space left" in said.err or "10 requested and 3 written" in said.err
+    assert "TMPDIR" in said.err or place == "tempfile.mkdtemp"
+
+
+def test_no_memory_is_one_line(twingrad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 8.00 TiB")
+
+    monkeypatch.setattr("bridge.weights.initialise", none_left)
+    said = twingrad("train", "mnist-rnn", "--data", "mnist")
+    assert said.code == cli.RUN_FAILED and "error: not enough memory: Unable to allocate 8.00 TiB" in said.err

@@ -22,7 +22,7 @@ import pytest
 
 from bridge.errors import TwinGradError
 from experiments import data
-from experiments.data import SAMPLE_LABEL, DataError, fetch, idx, mnist, sample
+from experiments.data import SAMPLE_LABEL, DataError, fetch, glove, idx, mnist, sample
 
 ROWS = {"train": 12, "t10k": 5}
 
@@ -548,3 +548,50 @@ def test_the_real_archives_are_those_that_would_be_downloaded(data_dir: Path) ->
 
 def test_idx_shapes_read_as_words() -> None:
     assert idx.in_words((60_000, 28, 28)) == "60,000 x 28 x 28"
+
+
+# What lies in the place of a data file --------------------------------------------------------------------------------
+
+PLACES = {
+    "mnist": ["train-images-idx3-ubyte.gz", "mnist/t10k-labels-idx1-ubyte", "MNIST/raw/train-labels.idx1-ubyte"],
+    "imdb": ["imdb/train.csv", "test.csv.gz", "imdb/IMDB Dataset.csv", "imdb/aclImdb_v1.tar.gz", "reviews.csv"],
+    "glove": ["glove.6B.50d.txt", "glove/glove.6B.50d.txt.gz", "glove.6B/glove.6B.zip"],
+}
+FOLDERS = {"mnist": "mnist", "imdb": "imdb", "glove": "glove"}
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a folder": lambda path: path.mkdir(),
+    "a FIFO": lambda path: os.mkfifo(path),
+    "a link that leads nowhere": lambda path: path.symlink_to("nowhere"),
+    "Too many levels of symbolic links": lambda path: path.symlink_to(path.name),
+}
+
+
+def search_in(dataset: str) -> object:
+    if dataset == "glove":
+        return glove.locate(50, allow_download=False)
+    return data.load(dataset, allow_download=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dataset", "name"), [(key, name) for key, names in PLACES.items() for name in names])
+@pytest.mark.parametrize("where", ["TWINGRAD_DATA", "TWINGRAD_CACHE"])
+def test_what_is_no_file_in_the_place_of_one_is_named_and_the_sample_does_not_serve(
+    where: str, dataset: str, name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data" / (dataset if where == "TWINGRAD_CACHE" else "") / name
+    path.parent.mkdir(parents=True)
+    KINDS[kind](path)
+    monkeypatch.setenv(where, str(tmp_path / "data"))
+    with pytest.raises(DataError, match=re.escape(str(path))) as caught:
+        search_in(dataset)
+    assert kind in str(caught.value)
+
+
+@pytest.mark.parametrize("dataset", FOLDERS)
+def test_a_file_in_the_place_of_a_folder_is_named(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / FOLDERS[dataset]).write_text("")
+    monkeypatch.setenv("TWINGRAD_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=f"{tmp_path / FOLDERS[dataset]} is a file; expected a folder"):
+        search_in(dataset)

@@ -174,3 +174,41 @@ def test_the_real_vectors(data_dir: Path) -> None:
     assert set(found) == {"the", "movie"}
     expected = [0.418, 0.24968, -0.41242, 0.1217, 0.34527, -0.044457, -0.49688]  # the file's first numbers
     assert found["the"][:7].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        (b"film 1_0 2 3", "'1_0' among its numbers"),
+        (b"film\t1 2 3", "a tab where numbers stand"),
+        (b"film 1\t2 3 4", "a tab where numbers stand"),
+        (b"film 1 2 3\0", "a NUL where numbers stand"),
+        (b"film 1 \x0b2 3", r"'\x0b2' among its numbers"),
+        (b"film nan 2 3", "'nan' among its numbers"),
+        (b"film 1 -inf 3", "'-inf' among its numbers"),
+        (b"film 1 2 infinity", "'infinity' among its numbers"),
+        (b"film 1e99 2 3", "'1e99' among its numbers"),
+        (b"film 0x1 2 3", "'0x1' among its numbers"),
+        ("film １ 2 3".encode(), "'１' among its numbers"),
+        (b"film  1 2", "'' among its numbers"),
+        (b"film 1 2 ", "'' among its numbers"),
+        (b"film 1 2", "2 numbers"),
+        (b"film 1 2 3 4", "4 numbers"),
+        (b" 1 2 3", "expected 3 numbers"),
+        (b"\x1b[31mfilm 1 2", r"('\x1b[31mfilm')"),
+    ],
+)  # fmt: skip
+def test_a_row_of_other_than_decimal_numbers_between_blanks_is_named(row: bytes, found: str, tmp_path: Path) -> None:
+    path = tmp_path / "glove.6B.3d.txt"
+    path.write_bytes(b"the 1 2 3\n" + row + b"\n")
+    with pytest.raises(DataError) as caught:
+        glove.read(path, ["film"], 3)
+    assert f"{path}, line 2 (" in str(caught.value) and found in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("row", [b"film 1 -2.5 +3e-2", b"film .5 5. 1E+3\r", b"film 0 -0 00.10"])
+def test_decimal_numbers_are_read(row: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "glove.6B.3d.txt"
+    path.write_bytes(row + b"\n")
+    expected = [float(value) for value in row.split()[1:]]
+    assert glove.read(path, ["film"], 3)["film"].tolist() == pytest.approx(expected)
