@@ -288,7 +288,7 @@ def test_tables_damaged_at_random_are_reported_or_refused(fake: Any, tmp_path: P
     base = fake.write(tmp_path, fake.rows(seeds=1, engines=("numpy", "torch")))
     good = {name: (base / "tidy" / f"{name}.csv").read_bytes() for name in COLUMNS}
     outcomes = {"reported": 0, "refused": 0}
-    for _ in range(60):
+    for _ in range(30):
         name = source.choice([name for name in COLUMNS if good[name].count(b"\n") > 1])
         path = base / "tidy" / f"{name}.csv"
         damage(path, source)
@@ -300,7 +300,7 @@ def test_tables_damaged_at_random_are_reported_or_refused(fake: Any, tmp_path: P
             assert name in str(error) or not isinstance(error, TidyError)
             outcomes["refused"] += 1
         path.write_bytes(good[name])
-    assert min(outcomes.values()) > 10, outcomes
+    assert min(outcomes.values()) > 5, outcomes
 
 
 def test_a_fifo_among_the_records_is_not_waited_for(results: Results) -> None:
