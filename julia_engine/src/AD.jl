@@ -10,6 +10,7 @@ using Libdl: Libdl
 using LinearAlgebra
 using LinearAlgebra: I, dot, norm
 using Random: MersenneTwister
+using Serialization: Serialization
 using Statistics: Statistics, mean, std, var
 
 # Building graphs runs once: compile it quickly, and keep the optimiser for the kernels, a module of their own.
@@ -21,8 +22,8 @@ include("ad/errors.jl")
 using .Errors
 include("ad/kernels/Kernels.jl")
 using .Kernels
-using .Kernels: Called, Stretch, apart, compiling, copy_columns!, fill_ones!, interpret, interpreting, kernel, mixed_bits,
-    repeat_last!, zeroed!
+using .Kernels: Called, Stretch, apart, compiling, copy_columns!, fill_ones!, interpret, interpreting, kernel,
+    mixed_bytes, mixed_rows, repeat_last!, zeroed!
 
 include("ad/memory.jl")
 include("ad/tensor.jl")
@@ -50,6 +51,7 @@ include("ad/custom.jl")
 include("ad/loops.jl")
 include("ad/straight_line.jl")
 include("ad/compiled.jl")
+include("ad/copies.jl")
 include("ad/forward.jl")
 using .ForwardMode
 sigmoid(x::Dual) = ForwardMode.by_rule(x, sigmoid, (a, y) -> y * (1 - y))

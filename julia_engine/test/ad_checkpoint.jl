@@ -181,3 +181,19 @@ end
     compiled = compile(x -> changing(x))
     @test occursin("\"positive\" must return size (2,) of Float64, got size (1,)", message_of(() -> compiled([1.0, -1.0])))
 end
+
+@testset "results of several element types" begin
+    f(x) = (sum(x .^ 2), Float32.(x) .^ 3, AD.Constant([1, 2]))
+    total(g) = x -> ((a, b, i) = g(x); a * 2 + sum(Float64.(b) .* 3) + sum(x[i]))
+    for x in ([0.5, -1.5, 2.0], [1.0, 2, 3])
+        expected = 4x .+ 9x .^ 2 .+ [1, 1, 0]
+        for g in (total(checkpoint(f)), total(checkpoint(checkpoint(f))))
+            @test grad(g)(x) ≈ expected rtol = 1e-6
+            @test compile(grad(g))(x) ≈ expected rtol = 1e-6
+            @test jvp(g, (x,), (ones(3),))[2] ≈ sum(expected) rtol = 1e-6
+            @test grad(y -> sum(grad(g)(y) .* y))(x) ≈ grad(y -> sum(grad(total(f))(y) .* y))(x) rtol = 1e-6
+        end
+        a, b, i = checkpoint(f)(x)
+        @test a isa Float64 && b isa Vector{Float32} && i == [1, 2]
+    end
+end

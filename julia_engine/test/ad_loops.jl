@@ -186,3 +186,15 @@ end
         @test f(2.0) ≈ 1.2 && grad(f)(2.0) ≈ 0.6 && compile(grad(f))(2.0) ≈ 0.6
     end
 end
+
+@testset "messages name scan and the operand: $(typeof(bad))" for bad in ("text", true, 'c', :symbol, ["a", "b"], [true, false], 1im, [1im])
+    given = ((() -> scan((c, x) -> (c, x), bad, [1.0, 2.0]), "the carry"),
+        (() -> scan((c, x) -> (c, x), (1.0, (a=bad,)), [1.0, 2.0]), "the carry[2].a"),
+        (() -> scan((c, x) -> (c, c), 1.0, (a=[1.0, 2.0], b=bad)), "xs.b"))
+    returned = ((() -> scan((c, x) -> (bad, c), 1.0, [1.0, 2.0]), "the carry"), (() -> scan((c, x) -> (c, bad), 1.0, [1.0, 2.0]), ""))
+    # Truth values that the function returns count as numbers, as they do beside a tensor.
+    for (run, place) in (bad isa Union{Bool,Vector{Bool}} ? given : (given..., returned...))
+        message = message_of(run)
+        @test occursin("scan", message) && occursin(place, message)
+    end
+end

@@ -57,22 +57,26 @@ end
     ("grad through checkpoint", x -> grad(t -> sum(checkpoint(in_layer)(t)))(x)),
     ("jvp through checkpoint", x -> along(checkpoint(in_layer))(x)),
     ("grad through scan", x -> grad(t -> sum(scan(inner_step, zeros(eltype(t), 1), reshape(t, 1, :))[1]))(x)),
-    ("grad through a checkpointed scan", x -> grad(t -> sum(scan(inner_step, zeros(eltype(t), 1), reshape(t, 1, :); checkpoint=true)[1]))(x)),
+    ("grad through a checkpointed scan",
+        x -> grad(t -> sum(scan(inner_step, zeros(eltype(t), 1), reshape(t, 1, :); checkpoint=true)[1]))(x)),
     ("jvp through scan", x -> along(t -> sum(scan(inner_step, zeros(eltype(t), 1), reshape(t, 1, :))[1]))(x)),
     ("compiled grad through scan", x -> compile(grad(t -> sum(scan(inner_step, zeros(eltype(t), 1), reshape(t, 1, :))[1])))(x)),
-    ("grad by what a scan captures", x -> grad(w -> sum(scan((c, t) -> (c .+ in_layer(w), nothing), zeros(eltype(w), 2), ones(eltype(w), 2, 3))[1]))(x)),
+    ("grad by what a scan captures",
+        x -> grad(w -> sum(scan((c, t) -> (c .+ in_layer(w), nothing), zeros(eltype(w), 2), ones(eltype(w), 2, 3))[1]))(x)),
     ("second derivative of a custom rule", x -> grad(t -> sum(grad(u -> sum(custom_rule(v -> v .* 1;
         vjp=(g, y, v) -> g .* in_layer(v))(u)))(t)))(x)))
     for x in ([1.5, 2.0], Float32[1.5, 2.0])
         error = error_of(() -> run(x))
-        @test error isa NotDifferentiableError && occursin("through \"cube\" in layer \"encoder\", but it has no", error.message)
+        @test error isa NotDifferentiableError &&
+            occursin("through \"cube\" in layer \"encoder\", but it has no", error.message)
     end
 end
 
 @testset "an op without a rule does no harm where no derivative goes through it" begin
     x = [1.5, 2.0]
     for f in (x -> sum(stop_gradient(WITHOUT(x)) .* x), x -> sum(no_grad(() -> WITHOUT(x)) .* x))
-        @test grad(f)(x) ≈ x .^ 3 && compile(grad(f))(x) ≈ x .^ 3 && along(f)(x) ≈ sum(x .^ 3) && compile(along(f))(x) ≈ sum(x .^ 3)
+        @test grad(f)(x) ≈ x .^ 3 && compile(grad(f))(x) ≈ x .^ 3 && along(f)(x) ≈ sum(x .^ 3) &&
+            compile(along(f))(x) ≈ sum(x .^ 3)
     end
     unused(x) = (WITHOUT(x); sum(x .^ 2))
     constant = Constant(x)
@@ -82,6 +86,8 @@ end
     @test grad(beside)(x) == x .^ 3 && along(beside)(x) == sum(x .^ 3)
     @test grad(chosen)(x) == [1, 1] && along(chosen)(x) == 2
     @test compile(x -> sum(WITHOUT(x)))(x) == sum(x .^ 3)
+    beside_carry(x) = scan((c, t) -> ((a=WITHOUT(c.a), b=c.b .+ c.a .* t), nothing), (a=1.1, b=0.0), x)[1].b
+    @test grad(beside_carry)(x) ≈ [1.1, 1.1^3] && compile(grad(beside_carry))(x) ≈ [1.1, 1.1^3]
 end
 
 @testset "half the rules serve their own mode only" begin
@@ -93,7 +99,8 @@ end
     of_two = AD.Op("half", AD.infer_elementwise; backward=Any[(g, y, inputs, attrs) -> g .* inputs[2], nothing],
         forward=(p, out, inputs, attrs) -> AD.emit_elementwise!(p, :mul, out, inputs))
     @test grad(x -> sum(of_two(x, [2.0, 3.0])))(x) == [2, 3]
-    @test occursin("through \"half\", but it has no backward rule for its input 2", message_of(() -> grad(x -> sum(of_two([2.0, 3.0], x)))(x)))
+    @test occursin("through \"half\", but it has no backward rule for its input 2",
+        message_of(() -> grad(x -> sum(of_two([2.0, 3.0], x)))(x)))
 end
 
 @testset "the table refuses a record without rules" begin
@@ -128,7 +135,8 @@ const PLANES = reshape(cos.((1:27) .^ 2), 3, 3, 1, 3)
 const SEQUENCES = reshape(Float32.(sin.((1:120) .^ 2)), 4, 15, 2)
 const FILTERS = reshape(Float32.(cos.((1:60) .^ 2)), 3, 4, 5)
 planes(x, w) = max_pool(relu.(conv(x, w) .+ reshape(Constant([0.1, -0.2, 0.3]), 1, 1, 3)), 2)
-in_sequence(x, w) = max_pool(relu.(conv(permutedims(x, (2, 1, 3)), w) .+ reshape(Constant(Float32[0.1, -0.2, 0.3, 0, 0.1]), 1, 5)), 3)
+in_sequence(x, w) = max_pool(relu.(conv(permutedims(x, (2, 1, 3)), w) .+ reshape(Constant(Float32[0.1, -0.2, 0.3, 0, 0.1]),
+    1, 5)), 3)
 
 @testset "fused equals unfused at every order: $name" for (name, f, x, fused) in (
     ("tanh", x -> sum(tanh.(x .+ PATTERN_Y) .* PATTERN_Y), PATTERN_X, ["add_tanh", "tanh_gradient"]),
@@ -136,10 +144,13 @@ in_sequence(x, w) = max_pool(relu.(conv(permutedims(x, (2, 1, 3)), w) .+ reshape
     ("relu", x -> sum(relu.(x .+ PATTERN_Y) .^ 3 .* PATTERN_Y), PATTERN_X, ["add_relu", "relu_gradient"]),
     ("product", x -> sum(tanh.(PATTERN_W * x .+ PATTERN_Y .+ x) .^ 2), PATTERN_X, ["matmul_add"]),
     ("product and sum", x -> sum((x .* PATTERN_Y .+ exp.(x)) .^ 3), PATTERN_X, ["mul_add"]),
-    ("planes by weights", w -> sum(planes(Constant(IMAGES), w) .^ 3), PLANES, ["split_columns", "conv_pool", "conv_pool_weight_gradient"]),
+    ("planes by weights", w -> sum(planes(Constant(IMAGES), w) .^ 3), PLANES,
+        ["split_columns", "conv_pool", "conv_pool_weight_gradient"]),
     ("planes by images", x -> sum(planes(x, Constant(PLANES)) .^ 3), IMAGES, ["conv_pool", "unpool"]),
-    ("sequences by weights", w -> sum(in_sequence(Constant(SEQUENCES), w) .^ 3), FILTERS, ["sequence_pool", "sequence_pool_weight_gradient"]),
-    ("sequences by inputs", x -> sum(in_sequence(x, Constant(FILTERS)) .^ 3), SEQUENCES, ["sequence_pool", "sequence_pool_input_gradient"]))
+    ("sequences by weights", w -> sum(in_sequence(Constant(SEQUENCES), w) .^ 3), FILTERS,
+        ["sequence_pool", "sequence_pool_weight_gradient"]),
+    ("sequences by inputs",
+        x -> sum(in_sequence(x, Constant(FILTERS)) .^ 3), SEQUENCES, ["sequence_pool", "sequence_pool_input_gradient"]))
     found = Set{String}()
     for n in 0:3
         g = of_order(f, n)

@@ -156,7 +156,7 @@ end
         (DTypeError, () -> Constant(["a"]), "String"),
         (ShapeError, () -> reshape(Variable(ones(2, 3)), 4, :), "cannot be reshaped"),
         (ShapeError, () -> Variable(ones(3))[4], "out of range"),
-        (ShapeError, () -> Variable(ones(3))[[1, 4]], "index 4 is out of range"),
+        (ShapeError, () -> Variable(ones(3))[[1, 4]], "index 4 at position 2 is out of range"),
         (ShapeError, () -> sum(Variable(ones(3)); dims=2), "axes 2 do not fit"),
         (ShapeError, () -> maximum(Variable(ones(0))), "empty axis"),
         (LabelError, () -> softmax_cross_entropy(ones(3, 2), [1, 4]), "label 4 of sample 2"),

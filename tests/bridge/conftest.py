@@ -25,7 +25,7 @@ Data = tuple[NDArray[Any], NDArray[Any]]
 JULIA_ENGINE = Path(__file__).parents[2] / "julia_engine"
 
 JULIA_GROUPS = {
-    "ops": ("ad_constants", "ad_kernels", "ad_ops", "ad_vectors"),
+    "ops": ("ad_checks", "ad_constants", "ad_kernels", "ad_ops", "ad_vectors"),
     "programs": (
         "ad_checkpoint",
         "ad_compiled",
@@ -36,7 +36,7 @@ JULIA_GROUPS = {
         "ad_tape",
         "ad_tiles",
     ),
-    "transforms": ("ad_forward", "ad_interface", "ad_nesting", "ad_transforms"),
+    "transforms": ("ad_copies", "ad_forward", "ad_interface", "ad_nesting", "ad_transforms", "ad_written"),
     "networks": ("ad_convolution", "network_embedding", "network_entry", "network_layers", "network_training"),
 }
 """The files of `julia_engine/test` in groups of about equal time: each a process and a `test_julia_suite_*.py`.

@@ -119,14 +119,19 @@ function recorded_piece(graph::Graph, inputs::Vector{Tensor}, own)
     end
 end
 
-"""Several results as one tensor, flat, unless there is one only; and back."""
-joined(parts::Vector{Tensor}) = length(parts) == 1 ? parts[1] : concatenate(Tensor[vec(x) for x in parts], 1)
+"""Several results as one tensor, flat and of the widest type, unless there is one only; and back."""
+function joined(parts::Vector{Tensor})
+    length(parts) == 1 && return parts[1]
+    T = any(x -> x.eltype === Float64, parts) ? Float64 : parts[1].eltype
+    return concatenate(Tensor[astype(vec(x), T) for x in parts], 1)
+end
 
 function separated(flat::Tensor, like::Vector{Tensor})
     length(like) == 1 && return Tensor[flat]
     parts, last = Tensor[], 0
     for x in like
-        push!(parts, part(flat, last + 1, x.dims))
+        piece = part(flat, last + 1, x.dims)
+        push!(parts, x.eltype in FLOATS ? astype(piece, x.eltype) : piece)
         last += length(x)
     end
     return parts
@@ -185,13 +190,15 @@ function checkpoint(f)
         arguments = Tensor[x for x in leaves if x isa Tensor]
         (found, result), made, constants = making(() -> unrecorded(() -> flatten(f(unflatten(structure, leaves)...))))
         outputs = Tensor[as_output(x, "checkpoint") for x in found]
-        isempty(outputs) && return unflatten(result, Any[])
-        graph, outside = closed(arguments, outputs, made, constants)
-        flat = joined_unrecorded(outputs)
-        inputs = Tensor[flat; arguments; outside]
-        y = flat.eltype in FLOATS ? apply(CHECKPOINTED, inputs, Any[graph]) : flat
-        parts = separated(y, outputs)
-        return unflatten(result, shown(parts, plain && (!y.requires_grad || depends_on_duals(parts)), given))
+        floats = Tensor[x for x in outputs if x.eltype in FLOATS]
+        parts = copy(outputs)  # integers have no derivative
+        if !isempty(floats)
+            graph, outside = closed(arguments, floats, made, constants)
+            flat = joined_unrecorded(floats)
+            y = apply(CHECKPOINTED, Tensor[flat; arguments; outside], Any[graph])
+            parts[findall(x -> x.eltype in FLOATS, outputs)] = separated(y, floats)
+        end
+        return unflatten(result, shown(parts, plain && (!any(x -> x.requires_grad, parts) || depends_on_duals(parts)), given))
     end
 end
 

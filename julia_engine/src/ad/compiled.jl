@@ -6,7 +6,8 @@
 A function that is traced once for each combination of argument sizes and element types, and then replayed.
 
 Julia code runs only while tracing: branches and loops are fixed by the first call of each size, and a branch on a value
-throws. Tensors and arrays that the function captures are read by reference at every call. Results are copies.
+throws. Tensors and arrays that the function captures are read by reference at every call; where one that had to be converted
+(truth values, integers, another layout) has changed, the function is traced anew. Results are copies.
 
 Inside another transform, and on tensors that require a gradient or dual numbers, the function itself is called instead:
 its results are then tensors, or dual numbers, that can be differentiated.
@@ -44,7 +45,8 @@ end
 
 function replayed(compiled::Compiled, args::Tuple)
     last = compiled.last
-    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && return replay!(last, args)
+    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) &&
+        return replay!(last, args)
     return anew(compiled, args)
 end
 
@@ -93,7 +95,7 @@ function Replay(tape::Tape, structure::Structure, results::Structure)
     t = tape.techniques
     hot = t.preallocate && t.concrete
     plain = hot && structure.kind === :tuple && all(child -> child.kind === :leaf, structure.children)
-    code = plain && isempty(tape.resizable) ? straight(tape.graph) : nothing
+    code = plain && isempty(tape.resizable) && isempty(tape.converted) ? straight(tape.graph) : nothing
     # Functions that are called from a tape have read the addresses that it began with.
     called = kernel(:call, false)
     movable = plain && !any(x -> x.kernel == called, tape.program.f64)
@@ -183,7 +185,7 @@ argument, or with an array that the function captures.
 """
 function run!(results, compiled::Compiled, args::Vararg{Any,N}) where {N}
     last = compiled.last
-    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() ||
+    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) ||
         return give!(results, compiled(args...))
     given = as_tuple(results)
     all_fit(given, last.tape.outputs) && all_apart(given, args) || refuse(given, last.tape.outputs)
@@ -294,7 +296,10 @@ end
 
 function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure)
     key = (structure, Any[(size(a), eltype(a)) for a in arrays])
-    haskey(compiled.tapes, key) && return (key, compiled.tapes[key]...)
+    if haskey(compiled.tapes, key)
+        is_current(compiled.tapes[key][1]) && return (key, compiled.tapes[key]...)
+        delete!(compiled.replays, key)  # what was converted has changed: trace anew
+    end
     inputs = Tensor[symbol(eltype(a), collect(Int, size(a)), "x$i") for (i, a) in enumerate(arrays)]
     result, nodes = tracing(() -> compiled.f(unflatten(structure, inputs)...))
     leaves, results = flatten(result)

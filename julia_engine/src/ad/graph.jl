@@ -80,6 +80,7 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
     result = Dict{Tensor,Tensor}()
     now = state()
     outer, lender = now.scope, now.reuse
+    stamps = Dict{Tensor,UInt64}()
     # Not where values may be read later on: by a derivative of this one, or by whoever asked for all results.
     reuse = now.recording || now.trace !== nothing || now.made !== nothing ? nothing : Reuse()
     reuse === nothing || keep_freed_memory()
@@ -90,11 +91,12 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
             g = accumulated(pop!(pending, node), node, reuse)
             node in wanted && (result[node] = g)
             (node.op === nothing || (within !== nothing && node in wanted)) && continue
-            check_stamps(node)
+            check_stamps(node, stamps)
             asked = Bool[x in depends && x.eltype in FLOATS for x in node.inputs]
             if (node.op::Op).backward! isa Joint
                 now.reuse = nothing  # such a rule runs the user's code, which may keep what it sees
                 parts = node.op.backward!.rule(g, node, asked)
+                empty!(stamps)
                 for (x, part) in zip(node.inputs, parts)
                     part === nothing || add_part!(get!(Pending, pending, x), unbroadcast(part::Tensor, x), reuse)
                 end
@@ -202,7 +204,7 @@ function backward!(output::Tensor; seed=nothing)
             "tensor is not a single number; or reduce it first, for example with sum()"))
         upstream = Constant(fill!(new_array(output.eltype, output.dims), 1))
     else
-        upstream = Constant(seed isa Real ? fill(output.eltype(seed)) : output.eltype.(seed))
+        upstream = Constant(seed isa Real ? fill(output.eltype(seed)) : output.eltype.(value(seed)))
         upstream.dims == output.dims ||
             throw(ShapeError("backward!: expected a seed of size $(size(output)), got $(size(upstream))"))
     end

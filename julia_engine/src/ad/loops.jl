@@ -150,6 +150,22 @@ like(x::Tensor) = symbol(x.eltype, x.dims, x.name)
 one_step(x::Tensor) = symbol(x.eltype, x.dims[1:end-1])
 zeros_of(x::Tensor) = spread_to(literal(x.eltype, 0), x.dims)
 
+"""The carries that depend, at some step, on what a gradient is asked for; the others need no rules."""
+function depending_carries(loop::Scan, asked::Vector{Bool})
+    graph, carries = loop.graph, Set{Int}(i for i in 1:loop.carries if asked[i])
+    while true
+        depends = Set{Tensor}(x for (i, x) in enumerate(graph.inputs) if i > loop.carries ? asked[i] : i in carries)
+        for node in graph.nodes
+            op = node.op::Op
+            !op.constant && any(i -> node.inputs[i] in depends && !counts_as_constant(op, i), eachindex(node.inputs)) &&
+                push!(depends, node)
+        end
+        before = length(carries)
+        union!(carries, Int[i for i in 1:loop.carries if graph.outputs[i] in depends])
+        length(carries) == before && return sort!(collect(carries))
+    end
+end
+
 function scan_pullback(g::Tensor, node::Tensor, asked::Vector{Bool})
     loop, inputs = node.attrs[1]::Scan, node.inputs
     if !loop.keeps
@@ -172,9 +188,10 @@ function scan_pullback(g::Tensor, node::Tensor, asked::Vector{Bool})
         here = Tensor[like(x) for x in graph.inputs]
         seeds = Tensor[like(x) for x in graph.outputs[nc+1:end]]
         outputs, made = inlined(graph, here)
-        found = gradients(outputs, Tensor[carried; seeds], here[[1:nc; moving]]; within=made)
-        found = Tensor[f === nothing ? zeros_of(x) : f for (f, x) in zip(found, here[[1:nc; moving]])]
-        by_input = Dict(zip([1:nc; moving], found))
+        targets = [depending_carries(loop, asked); moving]
+        found = gradients(outputs, Tensor[carried; seeds], here[targets]; within=made)
+        by_input = Dict{Int,Tensor}(i => f for (i, f) in zip(targets, found) if f !== nothing)
+        foreach(i -> get!(() -> zeros_of(here[i]), by_input, i), [1:nc; moving])
         totals = Tensor[ADD(total, by_input[i]) for (total, i) in zip(sums, summed)]
         steps = Tensor[by_input[i] for i in moving if i <= nc + ns]
         Tensor[carried; sums; here[1:nc+ns]; seeds; here[nc+ns+1:end]],
@@ -309,13 +326,25 @@ function scan_operands(c::Vector{Any}, carry_structure::Structure, x::Vector{Any
     floats = Any[a for a in [c; x] if (a isa Tensor || a isa AbstractArray) && eltype(a) in FLOATS]
     T = isempty(floats) ? Float64 : eltype(floats[1])
     for (a, place) in zip(c, paths(carry_structure))
-        a isa Real || has_derivative(a) || throw(NotDifferentiableError("scan: the carry$place is of " *
+        (a isa Real && !(a isa Bool)) || has_derivative(a) || throw(NotDifferentiableError("scan: the carry$place is of " *
             "$(a isa Union{Tensor,AbstractArray} ? eltype(a) : typeof(a)); carry arrays of Float32 or Float64"))
     end
-    carries = Tensor[as_tensor(a, T) for a in c]
+    carries = Tensor[named_operand(() -> as_tensor(a, T), "the carry$place") for (a, place) in zip(c, paths(carry_structure))]
     isempty(carries) || check_eltypes("scan: the carry", carries)
-    sequences = Tensor[a isa AbstractArray{<:Integer} ? index_tensor(a) : as_tensor(a, T) for a in x]
+    sequences = Tensor[
+        named_operand(() -> a isa AbstractArray{<:Integer} ? index_tensor(a) : as_tensor(a, T), "xs$place")
+        for (a, place) in zip(x, paths(structure))]
     return carries, sequences
+end
+
+"""The tensor that `make()` returns, or its error with the name of the operand of `scan`."""
+function named_operand(@nospecialize(make), what::String)
+    try
+        return make()
+    catch error
+        error isa DTypeError || rethrow()
+        throw(DTypeError("scan: $what: $(error.message)"))
+    end
 end
 
 function scan_length(sequences::Vector{Tensor}, structure::Structure, @nospecialize(given))

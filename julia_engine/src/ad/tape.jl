@@ -41,6 +41,7 @@ mutable struct Tape
     destinations::Vector{Memory}
     runs::Dict{Tensor,Run}
     resizable::Vector{Tensor}  # captured vectors of the user's, or views of such
+    converted::Vector{Converted}  # captured arrays that were converted when the graph was traced
     replaying::Bool
 end
 
@@ -74,9 +75,13 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
     end
     tape = Tape(graph, techniques, inputs, Any[m.root for m in destinations], Program(), Any[], Step[], arranged,
         arena_memory(arranged.size), known, memories, destinations, runs,
-        filter(x -> is_resizable(x.data::Memory), leaves), false)
-    for x in graph.nodes
-        bind!(tape, x, number)
+        filter(x -> is_resizable(x.data::Memory), leaves), conversions(leaves, graph), false)
+    now = state()
+    outer = now.scope
+    try
+        foreach(x -> bind!(tape, x, number), graph.nodes)
+    finally
+        now.scope = outer
     end
     techniques.concrete || append!(tape.boxed, boxed(tape.program))
     return tape
@@ -143,10 +148,21 @@ function check_ready(tape::Tape)
         is_there(x.data::Memory) || throw(ReplayError("a vector of $(x.eltype) that the function captures, of size " *
             "$(size(x)) when it was compiled, $RESIZED, or pass it as an argument"))
     end
+    is_current(tape) || throw(ReplayError("an array that the function captures was changed since the function was traced, " *
+        "where it was converted: truth values into positions or numbers, integers or a layout into others; convert it once, " *
+        "outside of the function, or pass it as an argument"))
     tape.replaying && throw(ReplayError("a compiled function is called while it is running, by a custom rule that is part " *
         "of it or by another task, on arguments of the same sizes and element types; call the function that was compiled " *
         "there, not its tape"))
     return nothing
+end
+
+"""Whether all arrays that were converted when the graph was traced hold what they held then. Allocates nothing."""
+function is_current(tape::Tape)
+    for c in tape.converted
+        is_unchanged(c)::Bool || return false
+    end
+    return true
 end
 
 boxed(p::Program) = Any[s.single ? p.f32[i] : p.f64[i] for s in p.stretches for i in s.first:s.last]
@@ -205,6 +221,7 @@ function poison!(tape::Tape, byte::Integer)
     return nothing
 end
 
+fill_bytes!(::Kernels.Place, byte) = nothing
 fill_bytes!(x::Array, byte) = GC.@preserve x unsafe_fill!(Ptr{UInt8}(pointer(x)), byte % UInt8, sizeof(x))
 unsafe_fill!(p::Ptr{UInt8}, byte::UInt8, n::Int) = (for i in 1:n
     unsafe_store!(p, byte, i)
@@ -308,6 +325,7 @@ function bind!(tape::Tape, x::Tensor, number::Dict{Tensor,Int})
     read = Memory[memory_of!(tape, number[a]) for a in x.inputs]
     singles, doubles = length(p.f32), length(p.f64)
     run = get(tape.runs, x, nothing)
+    state().scope = x.scope  # for messages
     if op.view !== nothing
         out = op.view(read[1], x.attrs)
         out === nothing && error("the view op $(op.name) would need a copy")
@@ -430,6 +448,12 @@ function captured(graph::Graph)
     end
     foreach(check, graph.outputs)
     return found
+end
+
+"""What was converted into captured tensors, those of the pieces of programs in the graph included."""
+function conversions(leaves::Vector{Tensor}, graph::Graph)
+    inner = Tensor[x for node in graph.nodes for x in captured_by(node.attrs)]
+    return Converted[x.attrs[1] for x in [leaves; inner] if !isempty(x.attrs) && x.attrs[1] isa Converted]
 end
 
 """The values that some op, or a run, can use, directly or through views, only without gaps."""

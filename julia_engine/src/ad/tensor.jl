@@ -26,7 +26,7 @@ An array with a derivative. Make one with [`Variable`](@ref) (it has a gradient)
 - `requires_grad`: whether `backward!` stores a gradient here and ops on it are recorded.
 - `name`, `scope`: for messages: the user's name, and the layer whose op made it.
 - `literal`: a number written in the program, which never changes, so that graphs may fold it.
-- `stamps`: what its inputs and it held when it was computed, where its derivative needs them: [`stamp`](@ref).
+- `stamps`: checksums of the arrays that its derivative reads, as they were when it was computed: [`stamp`](@ref).
 """
 mutable struct Tensor <: GraphNode
     data::Union{Nothing,Memory}
@@ -40,13 +40,13 @@ mutable struct Tensor <: GraphNode
     name::String
     scope::String
     literal::Bool
-    stamps::Vector{UInt}
+    stamps::Vector{UInt64}
 end
 Tensor(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vector{Int}, op, inputs::Vector{Tensor},
     attrs::Vector{Any}, requires_grad::Bool, grad, name::String, scope::String, literal::Bool) =
     Tensor(data, T, dims, op, inputs, attrs, requires_grad, grad, name, scope, literal, NO_STAMPS)
 
-const NO_STAMPS = UInt[]
+const NO_STAMPS = UInt64[]
 const NO_INPUTS = Tensor[]
 const NO_ATTRS = Any[]
 
@@ -124,21 +124,54 @@ function leaf(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vec
     return Tensor(data, T, dims, nothing, NO_INPUTS, NO_ATTRS, requires_grad, nothing, name, "", false)
 end
 
+"""An array that a traced function captures and that was converted: by reference its changes could not be seen."""
+struct Converted{A}
+    source::A
+    checksum::UInt64
+end
+Converted(source) = Converted(source, checksum(source))
+is_unchanged(c::Converted) = checksum(c.source) == c.checksum
+
+"""A checksum of the elements of any array and of its size."""
+checksum(x::Array{T}) where {T} = isbitstype(T) ?
+    GC.@preserve(x, mixed_bytes(Ptr{UInt8}(pointer(x)), sizeof(x))) + hash(size(x)) % UInt64 : checksum_of_elements(x)
+checksum(x::BitArray) = checksum(x.chunks) + hash(size(x)) % UInt64
+checksum(x::AbstractArray) = checksum_of_elements(x)
+function checksum_of_elements(x::AbstractArray)
+    total, i = hash(size(x)) % UInt64, 0
+    for v in x
+        total += Kernels.mixed(hash(v) % UInt64, i += 1)
+    end
+    return total
+end
+
+"""A constant of `array`, which was made of `source`."""
+function converted(array, source)
+    x = Constant(array)
+    remember!(x, array, source)
+    return x
+end
+
+function remember!(x::Tensor, @nospecialize(array), @nospecialize(source))
+    array === source || state().trace === nothing || !(source isa AbstractArray) || source isa AbstractRange ||
+        isbits(source) || (x.attrs = Any[Converted(source)])
+    return x
+end
+
 """
     Tensor(x; requires_grad=false, name="")
 
 An array or number as a leaf of graphs. The array is kept by reference, not copied, wherever its layout permits.
 """
 function Tensor(@nospecialize(x::Union{Real,AbstractArray}); requires_grad::Bool=false, name::AbstractString="")
-    data = Memory(kept(x))
+    array_ = kept(x)
+    data = Memory(array_)
     if requires_grad && !(data.eltype in FLOATS)
         throw(DTypeError("only Float32 and Float64 tensors have a gradient, this one is of $(data.eltype); " *
                          "convert it first, for example with Float32.(x)"))
     end
-    return leaf(data, data.eltype, data.dims, requires_grad, String(name))
+    return remember!(leaf(data, data.eltype, data.dims, requires_grad, String(name)), array_, x)
 end
-Tensor(x::Tensor; requires_grad::Bool=false, name::AbstractString="") =
-    Tensor(value(x); requires_grad=requires_grad, name=name)
 
 """
     Variable(x; name="")
@@ -185,7 +218,8 @@ Base.iterate(x::Tensor, i::Int=1) = i > length(x) ? nothing : (x[i], i + 1)
 """
     value(x::Tensor)
 
-The array itself where the tensor owns all of it, else a copy.
+The array itself where the tensor was made of all of it; a copy where the tensor was computed and can be differentiated: a
+gradient may still need what the op computed.
 
 Throws a `TraceError` when the tensor is symbolic: its values exist only when the traced function is replayed.
 """
@@ -193,7 +227,8 @@ function value(x::Tensor)
     x.data === nothing && throw(TraceError(
         "a value is needed here, but the function is being traced and only shapes are known; use ops such as choose() " *
         "instead of branches on values, or call the function eagerly"))
-    return array(x.data::Memory)
+    found = array(x.data::Memory)
+    return x.op === nothing ? found : copy(found)
 end
 value(x) = x
 
@@ -204,7 +239,8 @@ The only element as a number.
 """
 function item(x::Tensor)
     length(x) == 1 || throw(ShapeError("item: expected one element, got an array of size $(size(x))"))
-    return value(x)[1]
+    x.data === nothing && value(x)
+    return array(x.data::Memory)[1]
 end
 
 """
@@ -229,14 +265,12 @@ function assign!(x::Tensor, values)
     return x
 end
 
-Base.Array(x::Tensor) = copy(value(x))
-Base.collect(x::Tensor) = Array(x)
 Base.Float64(x::Tensor) = as_number(Float64, x)
 Base.Float32(x::Tensor) = as_number(Float32, x)
 Base.Int64(x::Tensor) = Int64(item(x))
 
 function as_number(T::DataType, x::Tensor)
-    x.requires_grad && (state().differentiating || depends_on_duals(Tensor[x])) && throw(NotDifferentiableError(
+    (state().differentiating && depends_on_variables(x) || x.requires_grad && depends_on_duals(Tensor[x])) && throw(NotDifferentiableError(
         "a $T of this tensor would lose its derivative; use item() if only the value is wanted, or the tensor itself"))
     return T(item(x))
 end

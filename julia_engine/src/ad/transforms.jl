@@ -218,8 +218,7 @@ The value of a function and its pullback: `pull(seed)` gives the vector-Jacobian
 Arguments and result may be containers; the seed is one like the result, and each product one like its argument.
 
 The values stay in memory as long as the pullback does. It throws an `InPlaceError` if an array that it needs was changed
-in place meanwhile, since the derivative would be that of neither the old nor the new values; of large arrays it looks at 64
-places only.
+in place meanwhile, since the derivative would be that of neither the old nor the new values.
 """
 function vjp(f, args...)
     call = recorded_call("vjp", f, collect(1:length(args)), args)
@@ -280,13 +279,15 @@ end
 
 """The derivatives of recorded tensors when leaves move by these tangents; `order` is what stands between them, sorted."""
 function pushed_forward(outputs::Vector{Tensor}, moves::Dict{Tensor,Tensor}, order::Vector{Tensor})
-    needed = leading_to(outputs, order)
+    needed, stamps = leading_to(outputs, order), Dict{Tensor,UInt64}()
     for node in order
         op = node.op
         (op === nothing || !(node in needed) || haskey(moves, node)) && continue
         t = Any[counts_as_constant(op::Op, i) ? nothing : get(moves, x, nothing) for (i, x) in enumerate(node.inputs)]
         all(isnothing, t) && continue
         (op::Op).jvp === nothing && throw(missing_rule(node, "jvp rule"))
+        check_stamps(node, stamps)
+        op.backward! isa Joint && empty!(stamps)  # whose rule may run the user's code
         moved_ = op.jvp(t, node, node.inputs, node.attrs)
         moved_ === nothing || (moves[node] = spread_to(moved_, node.dims))
     end

@@ -73,6 +73,9 @@ function Parameters(layout::Layout, vector::Vector)
 end
 Parameters(layout::Layout, T::DataType) = Parameters(layout, AD.zeroed!(Vector{T}(undef, layout.length)))
 
+Base.deepcopy_internal(p::Parameters, known::IdDict) =
+    get!(() -> Parameters(p.layout, Base.deepcopy_internal(p.vector, known)), known, p)::Parameters
+
 Base.eltype(p::Parameters) = eltype(p.vector)
 Base.keys(p::Parameters) = p.layout.names
 Base.haskey(p::Parameters, name) = name in p.layout.names

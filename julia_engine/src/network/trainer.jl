@@ -83,6 +83,17 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
         [(1, n)], [T[] for _ in 1:threads])
 end
 
+"""A trainer of a copy of the chain, with the optimizer's state; it makes its own plans."""
+function Base.deepcopy_internal(trainer::Trainer{T}, known::IdDict) where {T}
+    haskey(known, trainer) && return known[trainer]::Trainer{T}
+    copied = known[trainer] = new_trainer(T, Base.deepcopy_internal(trainer.chain, known), trainer.loss, deepcopy(trainer.optimizer),
+        trainer.batch_size, trainer.threads, trainer.accumulate, trainer.techniques)
+    copied.state = Base.deepcopy_internal(trainer.state, known)
+    copied.total = copy(trainer.total)
+    copied.pending = trainer.pending
+    return copied
+end
+
 # Training -------------------------------------------------------------------------------------------------------------
 
 """
@@ -236,7 +247,7 @@ end
 
 function forward_tape!(trainer::Trainer, samples::Int, with_loss::Bool)
     known = get(trainer.forwards, (samples, with_loss), nothing)
-    known === nothing || return known
+    known === nothing || (AD.check_ready(known); return known)
     return trainer.forwards[samples, with_loss] = AD.apart(new_forward_tape, trainer, samples, with_loss)::Tape
 end
 
@@ -286,6 +297,8 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     others = rest == 0 ? shards : shards_for!(trainer, rest)
     forget!(shards)  # what an error may have left behind
     forget!(others)
+    foreach(shard -> AD.check_ready(shard.tape), shards)
+    foreach(shard -> AD.check_ready(shard.tape), others)
     team = threads_to_use(trainer.team.size) == trainer.team.size && length(shards) > 1 ? trainer.team : ALONE
     before = set_blas_threads(length(shards) > 1 ? 1 : trainer.threads)
     steps, pending = trainer.state.steps, trainer.pending

@@ -101,13 +101,57 @@ end
 # The method that is the newest now, not the newest when this was compiled: the object may be made of a user's function.
 call!(x::Instruction) = (Base.invokelatest(unsafe_pointer_to_objref(Ptr{Cvoid}(x.index)).run); nothing)
 
-"""The bits of every `step`-th of `n` words, mixed so that exchanged words are seen: to tell whether memory was changed."""
-function mixed_bits(p::Ptr{T}, n::Int, step::Int=1) where {T<:Unsigned}
+"""
+A checksum of `n` words that lie `step` words apart, to tell whether memory was written to. Each word is mixed with its place
+(`first` is that of the first), one to one: no change of one word goes unnoticed, and those of several, such as an exchange
+or a change of all signs, do not cancel out but by a chance of about 2^-64.
+"""
+function mixed_bits(p::Ptr{T}, n::Int, step::Int=1, first::Int=1) where {T<:Unsigned}
+    return step == 1 ? mixed_words(p, n, first) : mixed_apart(p, n, step, first)
+end
+
+@inline function mixed(word::Unsigned, place::Int)
+    w = word % UInt64
+    w ⊻= w >> 29
+    z = (w + (place % UInt64) * 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9
+    return z ⊻ (z >> 32)
+end
+
+# Inlined: a call of one not compiled yet would box its arguments.
+@inline function mixed_words(p::Ptr{T}, n::Int, first::Int) where {T}
     total = zero(UInt64)
-    @inbounds @simd for i in 1:step:n
-        total += (UInt64(i) * 0x9e3779b97f4a7c15 | 1) * (UInt64(unsafe_load(p, i)) + 1)
+    @summing for i in 0:n-1
+        total += mixed(unsafe_load(p + i * sizeof(T)), first + i)
     end
-    return UInt(total)
+    return total
+end
+
+function mixed_apart(p::Ptr{T}, n::Int, step::Int, first::Int) where {T}
+    total = zero(UInt64)
+    for i in 0:n-1
+        total += mixed(unsafe_load(p + i * step * sizeof(T)), first + i)
+    end
+    return total
+end
+
+"""The checksum of rows of `n` words, and of the places at which these begin."""
+function mixed_rows(p::Ptr{T}, n::Int, step::Int, counts::NTuple{N,Int}, strides::NTuple{N,Int}) where {T<:Unsigned,N}
+    total, first = zero(UInt64), 1
+    for place in CartesianIndices(counts)
+        offset = 0
+        for d in 1:N
+            offset += (place[d] - 1) * strides[d]
+        end
+        total += mixed_bits(p + offset * sizeof(T), n, step, first)
+        first += n
+    end
+    return total
+end
+
+"""The checksum of so many bytes."""
+@inline function mixed_bytes(p::Ptr{UInt8}, bytes::Int)
+    words = bytes >> 3
+    return mixed_words(Ptr{UInt64}(p), words, 1) + mixed_words(p + 8 * words, bytes - 8 * words, words + 1)
 end
 
 """

@@ -350,7 +350,7 @@ end
     total = 0.0
     for i in 1:n
         label = unsafe_load(x.index, i)
-        1 <= label <= classes || throw_label(label, i, classes)
+        1 <= label <= classes || throw_label(x, label, i, classes)
         total += Float64(unsafe_load(x.b, i) - unsafe_load(x.a, (i - 1) * classes + label))
     end
     unsafe_store!(x.out, T(total / max(n, 1)))
@@ -363,7 +363,7 @@ end
     scale = unsafe_load(x.c) / max(n, 1)
     for i in 1:n
         label = unsafe_load(x.index, i)
-        1 <= label <= classes || throw_label(label, i, classes)
+        1 <= label <= classes || throw_label(x, label, i, classes)
         at_label = (i - 1) * classes + label
         unsafe_store!(x.out, unsafe_load(x.out, at_label) - one(T), at_label)
     end
@@ -373,8 +373,29 @@ end
     return nothing
 end
 
-@noinline throw_label(label, i, classes) = throw(LabelError(
-    "softmax_cross_entropy: label $label of sample $i is not one of the $classes classes 1:$classes"))
+# What an instruction checks names the op's place in the model: an object whose address is its last number.
+
+"""What a message says of an instruction whose integers are checked: the op, the layer, and the size of the integers' array."""
+mutable struct Place
+    op::String
+    layer::String
+    dims::Vector{Int}
+end
+
+place_of(x::Instruction) = unsafe_pointer_to_objref(Ptr{Cvoid}(x.i[4]))::Place
+named(place::Place) = isempty(place.layer) ? place.op : "$(place.op) in layer \"$(place.layer)\""
+"""Where the `j`-th of the integers is: one number, or one for each axis."""
+function position_of(place::Place, j::Int)
+    length(place.dims) < 2 && return string(j)
+    at = Tuple(CartesianIndices(Tuple(place.dims))[j])
+    return string("(", join(at, ", "), ")")
+end
+
+@noinline function throw_label(x, label, i, classes)
+    place = place_of(x)
+    throw(LabelError("$(named(place)): label $label of sample $(position_of(place, i)) is not one of the $classes classes " *
+        "1:$classes"))
+end
 
 # Indexing: memory without gaps, seen as (before, axis, after); the index runs over the axis.
 
@@ -382,7 +403,7 @@ end
     before, count, after, axis = x.n[1], x.n[2], x.n[3], x.i[1]
     for k in 0:after-1, j in 1:count
         at_axis = unsafe_load(x.index, j)
-        1 <= at_axis <= axis || throw_index(at_axis, axis)
+        1 <= at_axis <= axis || throw_index(x, at_axis, j, axis)
         a = x.a + sizeof(T) * before * (at_axis - 1 + k * axis)
         o = x.out + sizeof(T) * before * (j - 1 + k * count)
         @fast for i in 1:before
@@ -399,7 +420,7 @@ end
     end
     for k in 0:after-1, j in 1:count
         at_axis = unsafe_load(x.index, j)
-        1 <= at_axis <= axis || throw_index(at_axis, axis)
+        1 <= at_axis <= axis || throw_index(x, at_axis, j, axis)
         o = x.out + sizeof(T) * before * (at_axis - 1 + k * axis)
         a = x.a + sizeof(T) * before * (j - 1 + k * count)
         @fast for i in 1:before
@@ -415,7 +436,7 @@ end
     height, count, vocabulary, left_out = x.n[1], x.n[2], x.i[1], x.i[2]
     for j in 1:count
         id = unsafe_load(x.index, j)
-        1 <= id <= vocabulary || throw_id(id, vocabulary)
+        1 <= id <= vocabulary || throw_id(x, id, j, vocabulary)
         a, o = x.a + sizeof(T) * height * (id - 1), x.out + sizeof(T) * height * (j - 1)
         if id == left_out
             @fast for i in 1:height
@@ -437,7 +458,7 @@ end
     end
     for j in 1:count
         id = unsafe_load(x.index, j)
-        1 <= id <= vocabulary || throw_id(id, vocabulary)
+        1 <= id <= vocabulary || throw_id(x, id, j, vocabulary)
         id == left_out && continue
         a, o = x.a + sizeof(T) * height * (j - 1), x.out + sizeof(T) * height * (id - 1)
         @fast for i in 1:height
@@ -447,9 +468,18 @@ end
     return nothing
 end
 
-@noinline throw_id(id, n) = throw(ShapeError("token id $id is not one of the $n of the vocabulary, 1 to $n"))
+@noinline function throw_id(x, id, j, n)
+    place = place_of(x)
+    at = isempty(place.dims) ? () : Tuple(CartesianIndices(Tuple(place.dims))[j])
+    sample = isempty(at) ? "" : " in sample $(at[end])"
+    length(at) > 1 && (sample *= " at position $(join(reverse(at[1:end-1]), ", "))")
+    throw(ShapeError("$(named(place)): token id $id$sample is not one of the $n of the vocabulary, 1 to $n"))
+end
 
-@noinline throw_index(i, n) = throw(ShapeError("getindex: index $i is out of range for an axis of length $n"))
+@noinline function throw_index(x, i, j, n)
+    place = place_of(x)
+    throw(ShapeError("$(named(place)): index $i at position $(position_of(place, j)) is out of range for an axis of length $n"))
+end
 
 # Random masks: a counter-based generator (splitmix64), whose key and counter stand in the two words of `index`.
 
@@ -487,7 +517,8 @@ function copy_columns!(out::Array{T}, x::DenseArray{T}, rows::Vector{Int64}, fir
         from, to = pointer(x), pointer(out)
         for i in 1:count
             row = unsafe_load(pointer(rows), first + i - 1)
-            1 <= row <= samples || throw_index(row, samples)
+            1 <= row <= samples || throw(ShapeError(
+                "copy_columns!: sample $row at position $(first + i - 1) is not one of the $samples samples"))
             a, o = from + sizeof(T) * height * (row - 1), to + sizeof(T) * height * (i - 1)
             @fast for j in 1:height
                 unsafe_store!(o, unsafe_load(a, j), j)

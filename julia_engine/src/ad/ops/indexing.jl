@@ -16,7 +16,7 @@ infer_scatter(inputs, attrs) = (attrs[2], inputs[1].eltype)
 function emit_indexed!(p::Program, name::Symbol, out::Memory, a::Memory, index::Memory, dims::Vector{Int}, axis::Int)
     n = (prod(dims[1:axis-1]), length(index), prod(dims[axis+1:end]), 1)
     return emit!(p, a.eltype, name, (out.address, a.address, NOWHERE, NOWHERE), index.address, n,
-        (NONE, NONE, NONE, NONE), (dims[axis], 0, 0, 0))
+        (NONE, NONE, NONE, NONE), (dims[axis], 0, 0, place!(p, String(name), index.dims)))
 end
 
 forward_gather(p, out, inputs, attrs) =
@@ -69,7 +69,7 @@ end
 
 emit_columns!(p::Program, name::Symbol, out::Memory, a::Memory, ids::Memory, vocabulary::Int, left_out::Int) =
     emit!(p, a.eltype, name, (out.address, a.address, NOWHERE, NOWHERE), ids.address, (a.dims[1], length(ids), 1, 1),
-        (NONE, NONE, NONE, NONE), (vocabulary, left_out, 0, 0))
+        (NONE, NONE, NONE, NONE), (vocabulary, left_out, 0, place!(p, String(name), ids.dims)))
 
 forward_embedding(p, out, inputs, attrs) = length(out) == 0 ? nothing :
     emit_columns!(p, :embedding, out, inputs[1], inputs[2], inputs[1].dims[2], attrs[2] ? attrs[1] : 0)
@@ -96,7 +96,6 @@ range.
 """
 function embedding(@nospecialize(weight), @nospecialize(ids); padding_index::Integer=0)
     x, index = as_tensor(weight), index_tensor(ids)
-    index.data === nothing || ndims(x) != 2 || check_ids(value(index), x.dims[2])
     return apply(EMBEDDING, Tensor[x, index], Any[Int(padding_index), false])
 end
 
@@ -107,7 +106,6 @@ The gradient of [`embedding`](@ref) by its matrix, (dimension, vocabulary), from
 """
 function embedding_gradient(@nospecialize(g), @nospecialize(ids); vocabulary::Integer, padding_index::Integer=0)
     index = index_tensor(ids)
-    index.data === nothing || check_ids(value(index), Int(vocabulary))
     return apply(EMBEDDING_GRADIENT, Tensor[as_tensor(g), index], Any[Int(vocabulary), Int(padding_index)])
 end
 
@@ -138,13 +136,13 @@ function indexed(x::Tensor, indices::Vector{Any})
         if only_one isa AbstractArray{Bool} && ndims(only_one) > 1
             size(only_one) == size(x) || throw(ShapeError(
                 "getindex: a mask must have the size of the array, expected $(size(x)), got $(size(only_one))"))
-            return indexed(vec(x), Any[vec(collect(only_one))])
+            return indexed(vec(x), Any[vec(only_one)])
         end
         if only_one isa AbstractArray{<:CartesianIndex}
             places = LinearIndices(size(x))
             all(i -> checkbounds(Bool, places, i), only_one) ||
                 throw(ShapeError("getindex: an index is out of range for size $(size(x))"))
-            return indexed(vec(x), Any[Int[places[i] for i in only_one]])
+            return indexed(vec(x), Any[converted(Int[places[i] for i in only_one], only_one)])
         end
         isempty(x.dims) && only_one == 1 && return x
         return indexed(vec(x), indices)
@@ -191,14 +189,9 @@ positions(index::Tensor, n::Int) = index_tensor(index)
 function positions(index::AbstractArray{Bool}, n::Int)
     size(index) == (n,) ||
         throw(ShapeError("getindex: a mask must have the length of its axis, expected $n, got size $(size(index))"))
-    return Constant(findall(vec(index)))
+    return converted(findall(vec(index)), index)
 end
-function positions(index::AbstractArray{<:Integer}, n::Int)
-    for i in index
-        1 <= i <= n || throw(ShapeError("getindex: index $i is out of range for an axis of length $n"))
-    end
-    return Constant(index)
-end
+positions(index::AbstractArray{<:Integer}, n::Int) = Constant(index)
 positions(index::AbstractArray, n::Int) = isempty(index) ? Constant(Int64[]) :
     throw(DTypeError("getindex: an index must be of integers or booleans, got $(eltype(index))"))
 positions(@nospecialize(index), n::Int) = throw(DTypeError("getindex: cannot index with $(typeof(index))"))

@@ -24,7 +24,7 @@ class_count(logits::Memory) = (logits.dims[1], prod(logits.dims[2:end]), 1, 1)
 function forward_cross_entropy(p, out, inputs, attrs)
     logits, lse, labels = inputs
     return emit!(p, out.eltype, :cross_entropy, (out.address, logits.address, lse.address, NOWHERE), labels.address,
-        class_count(logits), (NONE, NONE, NONE, NONE))
+        class_count(logits), (NONE, NONE, NONE, NONE), (0, 0, 0, place!(p, "softmax_cross_entropy", labels.dims)))
 end
 
 function forward_cross_entropy_gradient(p, out, inputs, attrs)
@@ -34,7 +34,7 @@ function forward_cross_entropy_gradient(p, out, inputs, attrs)
     emit_elementwise!(p, :sub, out, Memory[logits, rows])
     emit_elementwise!(p, :exp, out, Memory[out])
     return emit!(p, out.eltype, :cross_entropy_gradient, (out.address, NOWHERE, NOWHERE, g.address), labels.address,
-        class_count(logits), (NONE, NONE, NONE, NONE))
+        class_count(logits), (NONE, NONE, NONE, NONE), (0, 0, 0, place!(p, "softmax_cross_entropy", labels.dims)))
 end
 
 with_classes(x::Tensor) = reshape_to(x, Int[1; x.dims])
@@ -85,17 +85,12 @@ const SOFTMAX_CROSS_ENTROPY_GRADIENT = register!(Op("softmax_cross_entropy_gradi
 Mean cross-entropy between softmax(logits) and integer labels.
 
 `logits` are (classes, ...), unnormalised log-probabilities; `labels` (...), integers in 1:classes. One-hot vectors are
-never built. Throws a `LabelError` that names the first label out of range.
+never built. Throws a `LabelError` that names the first label out of range, eagerly and at every
+replay.
 """
 function softmax_cross_entropy(@nospecialize(x), @nospecialize(y))
     logits, labels = as_tensor(x), index_tensor(y)
     check_labels(logits, labels)
-    if labels.data !== nothing
-        for (i, label) in enumerate(value(labels))
-            1 <= label <= logits.dims[1] || throw(LabelError("softmax_cross_entropy: label $label of sample $i is not " *
-                "one of the $(logits.dims[1]) classes 1:$(logits.dims[1])"))
-        end
-    end
     lse = apply(LOGSUMEXP, Tensor[logits], Any[Int[1], false])
     return apply(SOFTMAX_CROSS_ENTROPY, Tensor[logits, lse, labels])
 end

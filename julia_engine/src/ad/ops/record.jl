@@ -130,6 +130,16 @@ function dense!(p::Program, m::Memory)
     return copied
 end
 
+"""
+The address of what messages say of an op that checks integers at every run: op, layer, the integers' size. It is an
+instruction's last number.
+"""
+function place!(p::Program, op::String, dims::Vector{Int})
+    place = Kernels.Place(op, state().scope, dims)
+    push!(p.roots, Memory(place, pointer_from_objref(place), UInt8, Int[0], Int[1]))
+    return Int(pointer_from_objref(place))
+end
+
 same_place(a::Memory, b::Memory) = a.address == b.address && a.strides == b.strides && a.dims == b.dims
 
 # The record -----------------------------------------------------------------------------------------------------------
@@ -159,6 +169,7 @@ One operation. An op is callable with tensors, arrays and numbers.
 - `fuses`: for an op that only a graph's simplification makes: the ops that it stands for.
 - `attrs`: names of the attributes, for `source(tape)`.
 - `doc`: one line for the op reference.
+- `reads`: which operands the rules read, for each number of inputs: derived from the rules, see [`operands_read`](@ref).
 """
 struct Op <: Operator
     name::String
@@ -176,13 +187,14 @@ struct Op <: Operator
     fuses::String
     attrs::Vector{Symbol}
     doc::String
+    reads::Dict{Int,Matrix{Bool}}
 end
 
 function Op(name::String, infer::Function; forward=nothing, view=nothing, backward=nothing, jvp=nothing,
         constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing, random::Bool=false,
         couples_batch::Bool=false, fuses::String="", attrs::Vector{Symbol}=Symbol[], doc::String="")
     return Op(name, infer, forward, view, backward, jvp, constant, overwrites, elementwise, accepts, random,
-        couples_batch, fuses, attrs, doc)
+        couples_batch, fuses, attrs, doc, Dict{Int,Matrix{Bool}}())
 end
 
 Base.show(io::IO, op::Op) = print(io, "Op(", op.name, ")")
@@ -275,7 +287,7 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}=NO_ATTRS)
         result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)
         now.trace === nothing || push!(now.trace, result)
         now.made === nothing || push!(now.made, result)
-        requires_grad && !symbolic && !(op.name in LINEAR) && (result.stamps = stamps_of(result))
+        requires_grad && !symbolic && (result.stamps = stamps_of(result))
         return result
     end
     return Tensor(data, T, dims, nothing, NO_INPUTS, NO_ATTRS, false, nothing, "", now.scope, false)
@@ -290,74 +302,100 @@ end
 
 # Arrays are used by reference, and a gradient may need what they held when the op was computed.
 
-"""Ops whose derivatives need no values, so that their operands may be written over in between."""
-const LINEAR = Set(["add", "sub", "neg", "sum", "reshape", "transpose", "slice", "assemble", "broadcast_to", "identity",
-    "copy", "astype", "barrier"])
-
-"""A number that changes when an array does: made of all its bits where they are few, else of 64 places."""
-function stamp(x::Tensor)
-    m = x.data::Memory
-    x.literal && return UInt(0)
-    is_dense(m) || return stamp_of_places(m, m.eltype === Float32 ? UInt32 : UInt64)
-    n = length(m) * (m.eltype === Float32 ? 1 : 2)
-    return mixed_bits(Ptr{UInt32}(m.address), n, n <= 1024 ? 1 : n ÷ 64 | 1)  # odd: both halves of a Float64
-end
-
-"""The same for memory with gaps, or in another order."""
-function stamp_of_places(m::Memory, ::Type{Bits}) where {Bits}
-    n, total = length(m), UInt64(0)
-    for i in 1:(n <= 1024 ? 1 : n ÷ 64 | 1):n
-        place, rest = 0, i - 1
-        for d in eachindex(m.dims)
-            rest, k = divrem(rest, m.dims[d])
-            place += k * m.strides[d]
-        end
-        total += (UInt64(i) * 0x9e3779b97f4a7c15 | 1) * (UInt64(unsafe_load(Ptr{Bits}(m.address), place + 1)) + 1)
+"""Whether the caller gave its memory, or what it is a view of, and so may write there; what ops compute, nobody can."""
+function is_given(x::Tensor)
+    while x.op !== nothing && (x.op::Op).view !== nothing
+        x = x.inputs[1]
     end
-    return UInt(total)
+    return x.op === nothing && !x.literal
 end
 
-"""What an op reads: its inputs, and what the function captures that it repeats."""
-function read_by(node::Tensor)
-    (node.op::Op).backward! isa Joint || return node.inputs
-    return Tensor[node.inputs; captured_by(node.attrs)]
+"""A checksum of all its elements: it changes when one of them does, or their order."""
+stamp(x::Tensor) = checksum(x.data::Memory)
+
+function checksum(m::Memory)
+    is_dense(m) && return mixed_bytes(Ptr{UInt8}(m.address), length(m) * sizeof(m.eltype))
+    # With gaps, or in another order: row by row along the first axis; elements that repeat count once.
+    n, s = coalesced(m.dims, Vector{Int}[m.strides])
+    once = Int[step == 0 ? 1 : count for (count, step) in zip(n, s[1])]
+    p = m.eltype === Float32 ? Ptr{UInt32}(m.address) : Ptr{UInt64}(m.address)
+    return mixed_rows(p, once[1], s[1][1], Tuple(once[2:end]), Tuple(s[1][2:end]))::UInt64
+end
+
+"""
+Which of `n` inputs the rules of input `k` read in either mode, as `reads[i, k]`; row `n + 1` is for the result. Found by
+tracing the rules, once for an op: what a rule reads may not depend on sizes or attributes. A rule that needs values reads all.
+"""
+function operands_read(node::Tensor)
+    op = node.op::Op
+    return get!(() -> traced_reads(node), op.reads, length(node.inputs))
+end
+
+function traced_reads(node::Tensor)
+    op, n = node.op::Op, length(node.inputs)
+    values = Tensor[symbol(x.eltype, x.dims) for x in Tensor[node.inputs; node]]
+    g, y, inputs = symbol(node.eltype, node.dims), values[end], values[1:n]
+    reads = zeros(Bool, n + 1, n)
+    for (k, x) in enumerate(node.inputs)
+        x.eltype in FLOATS || continue
+        try
+            r = rule(op, k)
+            moves = Any[i == k ? symbol(a.eltype, a.dims) : nothing for (i, a) in enumerate(inputs)]
+            parts, _ = tracing_apart() do
+                pulled = r === nothing ? nothing : r(g, y, inputs, node.attrs)
+                moves_ = op.jvp === nothing || counts_as_constant(op, k) ? nothing : op.jvp(moves, y, inputs, node.attrs)
+                Any[pulled, moves_]
+            end
+            seen = Set{Tensor}(topological_sort(Tensor[part for part in parts if part !== nothing]))
+            reads[:, k] = Bool[v in seen for v in values]
+        catch error
+            error isa EngineError || rethrow()
+            reads[:, k] .= true
+        end
+    end
+    return reads
+end
+
+"""Whether a gradient through this node reads its input `i`."""
+function is_read(node::Tensor, reads::Matrix{Bool}, i::Int)
+    for k in eachindex(node.inputs)
+        reads[i, k] && node.inputs[k].requires_grad && return true
+    end
+    return false
+end
+
+"""What a gradient through this node reads of memory that a caller gave: inputs, and what the function captures that it repeats."""
+function given_and_read(node::Tensor)
+    (node.op::Op).backward! isa Joint &&
+        return filter(is_given, Tensor[node.inputs; captured_by(node.attrs)])
+    any(is_given, node.inputs) || return NO_INPUTS
+    reads, found = operands_read(node), NO_INPUTS
+    for (i, x) in enumerate(node.inputs)
+        is_given(x) && is_read(node, reads, i) || continue
+        found === NO_INPUTS && (found = Tensor[])
+        push!(found, x)
+    end
+    return found
 end
 
 function stamps_of(node::Tensor)
-    stamps = UInt[stamp(x) for x in read_by(node)]
-    push!(stamps, stamp(node))
-    return stamps
+    given = given_and_read(node)
+    return given === NO_INPUTS ? NO_STAMPS : UInt64[stamp(x) for x in given]
 end
 
-"""Throw an `InPlaceError` if an array that this node's derivative needs was written over since."""
-function check_stamps(node::Tensor)
+"""
+Throw an `InPlaceError` if an array that this node's derivative reads was written to since. `now` keeps the checksums of this
+gradient: of each array one is enough, as long as no code of the user's runs.
+"""
+function check_stamps(node::Tensor, now::Dict{Tensor,UInt64})
     isempty(node.stamps) && return nothing
-    read = read_by(node)
-    for (i, was) in enumerate(node.stamps)
-        x = i <= length(read) ? read[i] : node
-        (is_there(x.data::Memory) && stamp(x) == was || !reads(node, i)) && continue
-        what = x === node ? "its result" : i > length(node.inputs) ? "an array that its function captures" :
+    for (x, was) in zip(given_and_read(node), node.stamps)
+        is_there(x.data::Memory) && get!(() -> stamp(x), now, x) == was && continue
+        i = findfirst(a -> a === x, node.inputs)
+        what = i === nothing ? "an array that its function captures" :
             isempty(x.name) ? "its input $i" : "its input $i, \"$(x.name)\""
-        throw(InPlaceError("the gradient of \"$(node.op.name)\" needs what was computed with, but $what (size $(size(x))) was " *
+        throw(InPlaceError("the gradient of $(described(node)) needs what was computed with, but $what (size $(size(x))) was " *
             "changed in place since; change arrays after the backward pass, or compute with a copy"))
-    end
-end
-
-"""Whether the rules of a node read its input `i`, or its result (the number behind the last): found by tracing them."""
-function reads(node::Tensor, i::Int)
-    op = node.op::Op
-    op.backward! isa Joint && return true
-    values = Tensor[symbol(x.eltype, x.dims) for x in Tensor[node.inputs; node]]
-    g, y, inputs = symbol(node.eltype, node.dims), values[end], values[1:end-1]
-    try
-        parts, _ = tracing_apart() do
-            rules = Any[rule(op, k) for (k, x) in enumerate(node.inputs) if x.requires_grad]
-            Any[r(g, y, inputs, node.attrs) for r in rules if r !== nothing]
-        end
-        return any(x -> x === values[i], topological_sort(Tensor[part for part in parts if part !== nothing]))
-    catch error
-        error isa EngineError || rethrow()
-        return true  # a rule that needs values
     end
 end
 
@@ -420,7 +458,7 @@ as_tensor(x::Tensor, @nospecialize(T)=Float64) = x
 as_tensor(x::Real, @nospecialize(T)=(x isa Float32 ? Float32 : Float64)) = literal(T, x)
 as_tensor(x::Elements, @nospecialize(T)=Float64) = x.tensor
 as_tensor(x::AbstractArray{<:Union{Float32,Float64}}, @nospecialize(T)=Float64) = Constant(x)
-as_tensor(x::AbstractArray{<:Integer}, @nospecialize(T)=Float64) = Constant(Array{T}(x))
+as_tensor(x::AbstractArray{<:Integer}, @nospecialize(T)=Float64) = converted(Array{T}(x), x)
 as_tensor(@nospecialize(x), @nospecialize(T)=Float64) = throw(DTypeError(
     "expected a tensor, an array of Float32 or Float64, or a real number, got $(typeof(x))" *
     (eltype(x) <: Complex ? "; compute with real and imaginary parts separately" : "")))
