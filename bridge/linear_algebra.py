@@ -2,13 +2,14 @@
 
 One line of text for tables: names, versions where they are known, and the kernels that were chosen for this CPU. What a
 framework doesn't say is "unknown", never a guess: a library that is linked into a framework can't be seen from
-outside, and numpy's BLAS, which is in almost every process, computes for numpy alone. Each function belongs into the
-process whose libraries it asks about.
+outside, and numpy's BLAS, which is in almost every process, computes for numpy alone. Each function runs in the process
+whose libraries it describes, and receives the framework's module: nothing here imports one.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,8 @@ def of_numpy() -> str:
     return " ".join(str(built[name]) for name in ("name", "version") if built.get(name, UNKNOWN) != UNKNOWN) or UNKNOWN
 
 
-def of_torch() -> str:
+def of_torch(torch: Any) -> str:
     """PyTorch's: "MKL 2024.2, oneDNN 3.12.0, AVX2 kernels"."""
-    import torch
-
     there = {"MKL": torch.backends.mkl.is_available(), "oneDNN": torch.backends.mkldnn.is_available()}
     return of_torch_configuration(torch.__config__.show(), there)
 
@@ -63,24 +62,18 @@ def of_torch_configuration(text: str, there: Mapping[str, bool]) -> str:
     return ", ".join(found)
 
 
-def of_tensorflow(xla: bool = False) -> str:
+def of_tensorflow(tensorflow: Any, xla: bool = False) -> str:
     """TensorFlow's: "Eigen, oneDNN off"; with `xla` that of the code that XLA compiles."""
-    import tensorflow as tf
-
     if xla:
-        return f"XLA of TensorFlow {tf.__version__}"
-    try:
-        from tensorflow.python.util import _pywrap_util_port
-    except ImportError:
-        return f"Eigen of TensorFlow {tf.__version__}, oneDNN {UNKNOWN}"
-    return f"Eigen of TensorFlow {tf.__version__}, oneDNN {'on' if _pywrap_util_port.IsMklEnabled() else 'off'}"
+        return f"XLA of TensorFlow {tensorflow.__version__}"
+    port = sys.modules.get("tensorflow.python.util._pywrap_util_port")  # not public: absent in another release
+    one_dnn = UNKNOWN if port is None else "on" if port.IsMklEnabled() else "off"
+    return f"Eigen of TensorFlow {tensorflow.__version__}, oneDNN {one_dnn}"
 
 
-def of_jax() -> str:
+def of_jax(jax: Any) -> str:
     """JAX's: "XLA of jaxlib 0.10.2". Which libraries XLA was built with, it doesn't say."""
-    import jaxlib.version
-
-    return f"XLA of jaxlib {jaxlib.version.__version__}"
+    return f"XLA of jaxlib {jax.lib.__version__}"
 
 
 def _is_inside(path: str, *folders: Path) -> bool:

@@ -148,7 +148,7 @@ class JaxSession:
 
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""
-        return linear_algebra.of_jax()
+        return linear_algebra.of_jax(jax)
 
     def close(self) -> None:
         """See `Session.close`: there is nothing that isn't freed with the session."""

@@ -136,7 +136,7 @@ class TensorFlowSession:
 
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""
-        return linear_algebra.of_tensorflow(self.jit_compile)
+        return linear_algebra.of_tensorflow(tf, self.jit_compile)
 
     def close(self) -> None:
         """See `Session.close`: there is nothing that isn't freed with the session."""

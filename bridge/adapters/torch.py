@@ -129,7 +129,7 @@ class TorchSession:
 
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""
-        return linear_algebra.of_torch()
+        return linear_algebra.of_torch(torch)
 
     def close(self) -> None:
         """See `Session.close`: there is nothing that isn't freed with the session."""

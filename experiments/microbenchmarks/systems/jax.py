@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from bridge.linear_algebra import of_jax
 from experiments.microbenchmarks.functions import LABEL, STEPS
 
-linear_algebra = of_jax
+linear_algebra = partial(of_jax, jax)
 
 jax.config.update("jax_platforms", "cpu")  # like all systems here
 jax.config.update("jax_enable_x64", True)

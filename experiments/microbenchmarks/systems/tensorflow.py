@@ -10,7 +10,7 @@ import tensorflow as tf
 from bridge.linear_algebra import of_tensorflow
 from experiments.microbenchmarks.functions import LABEL, STEPS
 
-linear_algebra = of_tensorflow
+linear_algebra = partial(of_tensorflow, tf)
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)

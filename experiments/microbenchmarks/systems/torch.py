@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from bridge.linear_algebra import of_torch
 from experiments.microbenchmarks.functions import LABEL, STEPS
 
-linear_algebra = of_torch
+linear_algebra = partial(of_torch, torch)
 
 torch.set_num_threads(1)
 
