@@ -11,14 +11,16 @@ Which tables and figures there are is said by the papers' files; one that nothin
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bridge.errors import TwinGradError, shown
 from bridge.files import write_atomically
 from experiments import config
 from experiments.config import Paper
@@ -65,9 +67,10 @@ def build(
     chosen = _papers(tidy, papers, results_dir)
     for paper in chosen:
         paper.check_producers(parts.PRODUCERS, figures.PRODUCERS)
-    sections = [
-        _paper(select.view(paper, tidy, Path(data_dir) if data_dir is not None else None), built) for paper in chosen
-    ]
+    sections = []
+    for paper in chosen:
+        with _foreseen(paper):
+            sections.append(_paper(select.view(paper, tidy, Path(data_dir) if data_dir is not None else None), built))
     document = {
         "schema": SCHEMA,
         "made_from": made_from(results_dir, papers),
@@ -84,6 +87,20 @@ def build(
             f"{key}: its paper file is not TwinGrad's: report it by naming the file" for key in foreign(tidy)
         ]
     return built
+
+
+@contextlib.contextmanager
+def _foreseen(paper: Paper) -> Iterator[None]:
+    """Say which paper's results make no report: rows that are sound one by one may be missing or repeated."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+        if isinstance(error, TwinGradError):
+            raise
+        raise ReportError(
+            f"the results of {paper.key} make no report ({type(error).__name__}: {shown(str(error))}): rows of the "
+            "tidy tables are missing, repeated or altered; make them anew from the raw records"
+        ) from error
 
 
 def foreign(tidy: Tidy) -> list[str]:

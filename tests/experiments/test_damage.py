@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bridge.errors import TwinGradError
-from experiments import cli, config, records, run
-from experiments.report import select, tables
+from experiments import cli, config, records, report, run
+from experiments.report import ReportError, select, tables
 from experiments.results import (
     COLUMNS,
     SCHEMA,
@@ -293,14 +293,23 @@ def test_tables_damaged_at_random_are_reported_or_refused(fake: Any, tmp_path: P
         path = base / "tidy" / f"{name}.csv"
         damage(path, source)
         try:
-            view = select.view(paper, Tidy.load(base))
-            tables.make(paper.tables[source.randrange(len(paper.tables))], view)
+            with report._foreseen(paper):
+                view = select.view(paper, Tidy.load(base))
+                tables.make(paper.tables[source.randrange(len(paper.tables))], view)
             outcomes["reported"] += 1
         except TwinGradError as error:
             assert name in str(error) or not isinstance(error, TidyError)
             outcomes["refused"] += 1
         path.write_bytes(good[name])
     assert min(outcomes.values()) > 5, outcomes
+
+
+def test_rows_that_are_sound_one_by_one_and_make_no_report_together_are_said_to(fake: Any, tmp_path: Path) -> None:
+    found = fake.rows(seeds=1, engines=("numpy", "torch"))
+    found["ablation"] = [row for row in found["ablation"] if row["configuration"] == "alone"]
+    fake.write(tmp_path, found)
+    with pytest.raises(ReportError, match=r"the results of mnist-rnn-e make no report \(KeyError: .*anew from the raw"):
+        report.build(tmp_path, tmp_path / "report", ["mnist-rnn-e"])
 
 
 def test_a_fifo_among_the_records_is_not_waited_for(results: Results) -> None:
