@@ -25,19 +25,29 @@ Data = tuple[NDArray[Any], NDArray[Any]]
 JULIA_ENGINE = Path(__file__).parents[2] / "julia_engine"
 
 JULIA_GROUPS = {
-    "ops": ("ad_checks", "ad_constants", "ad_kernels", "ad_ops", "ad_vectors"),
+    "ops": ("ad_checks", "ad_constants", "ad_kernels", "ad_ops"),
+    "sweep": ("ad_sweep",),
     "programs": (
         "ad_checkpoint",
         "ad_compiled",
+        "ad_copies",
         "ad_loops",
         "ad_memory",
         "ad_plan",
         "ad_rules",
         "ad_tape",
         "ad_tiles",
+        "ad_written",
     ),
-    "transforms": ("ad_copies", "ad_forward", "ad_interface", "ad_nesting", "ad_transforms", "ad_written"),
-    "networks": ("ad_convolution", "network_embedding", "network_entry", "network_layers", "network_training"),
+    "transforms": ("ad_forward", "ad_interface", "ad_nesting", "ad_transforms"),
+    "networks": (
+        "ad_convolution",
+        "ad_vectors",
+        "network_embedding",
+        "network_entry",
+        "network_layers",
+        "network_training",
+    ),
 }
 """The files of `julia_engine/test` in groups of about equal time: each a process and a `test_julia_suite_*.py`.
 
@@ -45,7 +55,7 @@ Every process compiles what its files share with the others once more: hence few
 """
 
 JULIA_GROUP_SECONDS = 1800
-"""The limit of a group, which takes about 100 seconds on an idle machine."""
+"""The limit of a group, which takes about two minutes on an idle machine."""
 
 
 @pytest.fixture
@@ -170,16 +180,18 @@ def julia_groups() -> Mapping[str, Sequence[str]]:
 
 
 @pytest.fixture
-def run_julia_tests(julia: Julia, tmp_path: Path) -> Callable[[Sequence[str]], dict[str, int]]:
+def run_julia_tests(julia: Julia, tmp_path: Path) -> Callable[..., dict[str, int]]:
     """Run files of `julia_engine/test` in one Julia process, and return how many tests each of them holds.
+
+    Julia's own options come after the files.
 
     Fails with the files' names and the lines that failed.
     """
 
-    def run(files: Sequence[str]) -> dict[str, int]:
+    def run(files: Sequence[str], *options: str) -> dict[str, int]:
         program = str(JULIA_ENGINE / "test" / "runtests.jl")
         # Two threads: the trainer's own need at least that many.
-        command = [julia.executable, "--startup-file=no", f"--project={JULIA_ENGINE}", program, *files]
+        command = [julia.executable, "--startup-file=no", f"--project={JULIA_ENGINE}", *options, program, *files]
         log = tmp_path / "runtests.log"
         with log.open("wb") as file:
             try:

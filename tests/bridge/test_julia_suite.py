@@ -30,7 +30,7 @@ def test_each_file_is_in_one_group_and_each_group_in_one_test_file(julia_groups:
 
 
 def test_a_failing_file_is_named_with_the_lines_that_failed(
-    tmp_path: Path, run_julia_tests: Callable[[Sequence[str]], dict[str, int]]
+    tmp_path: Path, run_julia_tests: Callable[..., dict[str, int]]
 ) -> None:
     broken, sound = tmp_path / "broken", tmp_path / "sound"
     Path(f"{broken}.jl").write_text(BROKEN, encoding="utf-8")
@@ -45,7 +45,7 @@ def test_a_failing_file_is_named_with_the_lines_that_failed(
     assert f"Error During Test at {broken}.jl:5" in message and "on purpose" in message
 
 
-def test_a_file_without_tests_fails(tmp_path: Path, run_julia_tests: Callable[[Sequence[str]], dict[str, int]]) -> None:
+def test_a_file_without_tests_fails(tmp_path: Path, run_julia_tests: Callable[..., dict[str, int]]) -> None:
     empty = tmp_path / "empty"
     Path(f"{empty}.jl").write_text("1 + 1\n", encoding="utf-8")
     with pytest.raises(pytest.fail.Exception, match=f"the file {empty} has no test"):

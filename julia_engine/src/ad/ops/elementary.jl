@@ -255,6 +255,13 @@ end
 Base.atan(x::Tensor, y) = no_op(atan)
 Base.atan(x::Real, y::Tensor) = no_op(atan)
 Base.log(base::Union{Real,Tensor}, x::Tensor) = log(x) / log(base)
+Base.log(base::Tensor, x::Real) = log(x) / log(base)
+for f in (:+, :-, :*, :/, :\, :^, :(==), :isapprox, :hypot, :log)
+    @eval Base.$f(x::Tensor, z::Complex) = no_complex($(string(f)))
+    @eval Base.$f(z::Complex, x::Tensor) = no_complex($(string(f)))
+end
+no_complex(name::String) =
+    throw(DTypeError("$name: tensors are not computed with complex numbers; compute with real and imaginary parts separately"))
 for (f, op) in ((:max, :MAXIMUM), (:min, :MINIMUM))
     @eval Base.$f(a::Tensor, b::Scalar) = $(Symbol(f, :_of_numbers))(a, b)
     @eval Base.$f(a::Real, b::Tensor) = $(Symbol(f, :_of_numbers))(a, b)

@@ -164,6 +164,10 @@ end
 """Sum of the products of equal places."""
 LinearAlgebra.dot(a::Tensor, b::Union{Tensor,AbstractArray}) = inner_product(a, b)
 LinearAlgebra.dot(a::AbstractArray, b::Tensor) = inner_product(a, b)
+LinearAlgebra.dot(a::Tensor, b::Real) = product_of_numbers(a, b)
+LinearAlgebra.dot(a::Real, b::Tensor) = product_of_numbers(a, b)
+product_of_numbers(a, b) = is_scalar(a) && is_scalar(b) ? MUL(a, b) :
+    throw(ShapeError("dot: expected two arrays of one size, got sizes $(size(a)) and $(size(b))"))
 function inner_product(x, y)
     a, b = as_tensors((x, y))
     a.dims == b.dims || throw(ShapeError("dot: sizes $(size(a)) and $(size(b)) differ"))

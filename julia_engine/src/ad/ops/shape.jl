@@ -454,12 +454,14 @@ for f in (:det, :logdet, :tr, :pinv, :rank, :cond, :eigvals, :eigen, :svd, :qr, 
         f === :normalize ? "; write x ./ norm(x)" : f in (:triu, :tril) ? "; multiply by a mask" : ""
     @eval $owner.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
         $("$f is no op of TwinGrad" * advice)))
-    f in (:cross, :kron) && @eval $owner.$f(a::Union{Real,AbstractArray}, x::Tensor) = throw(ConfigurationError(
+    f in (:cross, :kron) && @eval $owner.$f(a::Union{Number,AbstractArray}, x::Tensor) = throw(ConfigurationError(
         $("$f is no op of TwinGrad")))
 end
 LinearAlgebra.mul!(x::Tensor, @nospecialize(args...)) = in_place()
 LinearAlgebra.mul!(c::AbstractVecOrMat, a::Tensor, @nospecialize(args...)) = in_place()
 LinearAlgebra.mul!(c::AbstractVecOrMat, a::AbstractVecOrMat, b::Tensor, @nospecialize(args...)) = in_place()
+LinearAlgebra.dot(x::Tensor, z::Complex) = no_complex("dot")
+LinearAlgebra.dot(z::Complex, x::Tensor) = no_complex("dot")
 Base.:\(a::Tensor, b::Union{Tensor,Real,AbstractArray}) = left_quotient(a, b)
 Base.:\(a::Union{Real,AbstractArray}, b::Tensor) = left_quotient(a, b)
 left_quotient(a, b) = is_scalar(a) ? quotient(b, a) :
