@@ -389,7 +389,12 @@ def test_the_papers_networks_train_as_in_torch(
     random_data: Made,
     rng: np.random.Generator,
 ) -> None:
+    """Within what rounding does: in float32 another CPU's kernels pick other winners of near ties under a max-pool.
+
+    The next test compares in float64, where there are no such ties.
+    """
     made, (optimizer, batch) = published(network), PAPERS[network]
+    tolerance = 1e-3 if any("max_pool" in layer.op for layer in made.layers) else 1e-4
     params, (x, y) = random_params(made, scale=0.1), random_data(made, 1050)
     ours, theirs = (session_of(name, made, params, optimizer, batch) for name in pair)
     steps = 0
@@ -398,9 +403,9 @@ def test_the_papers_networks_train_as_in_torch(
         losses, torch_losses = ours.train_epoch(x, y, order), theirs.train_epoch(x, y, order)
         assert losses.dtype == np.float64
         assert len(losses) == -(-1050 // batch)
-        np.testing.assert_allclose(losses, torch_losses, atol=1e-4)
+        np.testing.assert_allclose(losses, torch_losses, atol=tolerance)
         steps += len(losses)
-    assert ours.evaluate(x, y).loss == pytest.approx(theirs.evaluate(x, y).loss, abs=1e-4)
+    assert ours.evaluate(x, y).loss == pytest.approx(theirs.evaluate(x, y).loss, abs=tolerance)
     assert ours.evaluate(x, y).accuracy == pytest.approx(theirs.evaluate(x, y).accuracy, abs=0.005)
 
 
