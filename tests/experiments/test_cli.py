@@ -92,7 +92,7 @@ def test_every_command_explains_itself_with_an_example_and_writes_json(command: 
 
 def test_the_commands_are_those_of_the_readme(twingrad: Any) -> None:
     expected = {"list", "run", "race", "microbench", "report", "paper", "reproduce", "train", "predict", "doctor"}
-    expected |= {"gradbench", "docs"}
+    expected |= {"archive", "gradbench", "docs"}
     assert expected == set(COMMANDS)
     said = twingrad("--help")
     assert said.code == 0 and all(name in said.out for name in expected)
