@@ -540,7 +540,8 @@ struct Where
     holds::Tensor
     factor::Any
 end
-scaled(g::Tensor, derivative::Where) = WHERE(derivative.holds, scaled(g, derivative.factor), 0)
+scaled(g::Tensor, derivative::Where) = where_holds(derivative.holds, scaled(g, derivative.factor))
+where_holds(holds::Tensor, x::Tensor) = apply(WHERE, Tensor[holds, x, literal(x.eltype, 0)])
 
 """`g` times a derivative that may be the number one or minus one."""
 scaled(g::Tensor, derivative::Tensor) = MUL(g, derivative)

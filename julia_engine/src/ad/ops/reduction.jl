@@ -57,9 +57,9 @@ for (f, op, advice) in ((:sum, :SUM, "add the starting value to the sum"),
         (:prod, :PROD, "multiply the product by the starting value"),
         (:maximum, :MAX, "take max of the result and the starting value"),
         (:minimum, :MIN, "take min of the result and the starting value"), (:any, :ANY, ""), (:all, :ALL, ""))
-    @eval Base.$f(x::Tensor; dims=:, kinds...) = (refuse_keywords($(string(f)), kinds, $advice); reduced($op, x, dims))
-    @eval Base.$f(f::Function, x::Tensor; dims=:, kinds...) =
-        (refuse_keywords($(string(f)), kinds, $advice); reduced($op, as_tensor(dotted(f, (x,))), dims))
+    @eval Base.$f(x::Tensor; dims=:, init=nothing) =
+        init === nothing ? reduced($op, x, dims) : refuse_keywords($(string(f)), (init=init,), $advice)
+    @eval Base.$f(f::Function, x::Tensor; dims=:, init=nothing) = $f(as_tensor(dotted(f, (x,))); dims=dims, init=init)
 end
 Base.extrema(x::Tensor; dims=:) = dims isa Colon ? (minimum(x), maximum(x)) :
     throw(ConfigurationError("extrema: on tensors the keyword dims is not supported; take minimum and maximum"))
@@ -160,16 +160,17 @@ LinearAlgebra.norm(x::Tensor, p::Real; dims=:) = p == 2 ? norm(x; dims=dims) : p
 
 # Extrema --------------------------------------------------------------------------------------------------------------
 
-"""Ties share the gradient equally, so that it stays a directional derivative's mean and sums to one."""
+"""Where the largest elements are, and how many. Ties share the gradient equally, so that it sums to one."""
 function winners(y, x, axes)
-    won = EQUAL_MASK(x, spread(y, x, axes))
-    return Where(won, 1 ./ whole_sum(won, axes))
+    won = apply(EQUAL_MASK, Tensor[x, spread(y, x, axes)])
+    return won, whole_sum(won, axes)
 end
+to_winners(g, y, x, axes) = ((won, n) = winners(y, x, axes); where_holds(won, apply(DIV, Tensor[g, n])))
 
 extremum(name, neutral, doc) = register!(Op(name, infer_extremum;
     forward=(p, out, inputs, attrs) -> emit_reduction!(p, Symbol(name), neutral, out, inputs[1], attrs[1]),
-    backward=Any[(g, y, inputs, attrs) -> scaled(spread(g, inputs[1], attrs[1]), winners(y, inputs[1], attrs[1]))],
-    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[scaled(t[1], winners(y, inputs[1], attrs[1]))], attrs),
+    backward=Any[(g, y, inputs, attrs) -> to_winners(spread(g, inputs[1], attrs[1]), y, inputs[1], attrs[1])],
+    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[to_winners(t[1], y, inputs[1], attrs[1])], attrs),
     attrs=[:axes, :keep], doc=doc))
 
 const MAX = extremum("max", -Inf, "largest element over axes; ties share the gradient")
