@@ -132,6 +132,7 @@ PYTHON_ONLY = {
     "ad/ops/words.py": "ops that only fusion makes; Julia's stand with its fusion",
 }
 JULIA_ONLY = {
+    "ad/copies.jl": "copies of tensors, which keep the graph or refuse; the numpy engine's are methods of its Tensor",
     "ad/tiles.jl": "elementwise runs in pieces that stay in the cache: loops, where the numpy engine has numpy's calls",
     "ad/kernels/*": "the loops that a tape runs; the numpy engine's are numpy's",
     "ad/nesting.jl": "dual numbers that meet tensors; the numpy engine has no dual numbers",
