@@ -64,7 +64,7 @@ def checkpoint(function: Function) -> Function:
             inputs = given
             results = list(outputs)
         for places, layout, y in joined:
-            inside, captured = record(nodes, inputs, [y], redraw=False)
+            inside, captured = record(nodes, inputs, [y], redraw=False, checks=False)
             value = _alone(y) if STATE.trace is None else y
             whole = CHECKPOINT.apply((value, *given, *captured), {"inside": inside, "of": next(_NUMBERS)})
             for k, place in enumerate(places):

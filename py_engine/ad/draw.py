@@ -98,7 +98,7 @@ def _traced(function: Callable[..., Any], args: Sequence[Any]) -> Graph:
         outputs, _ = flatten(function(*unflatten(structure, inputs)))
         results = [ops.as_tensor(output) for output in outputs]
     graph = Graph(inputs, results, nodes)
-    graph.prune()
+    graph.prune(checks=False)
     return graph
 
 

@@ -32,7 +32,7 @@ from typing import TypeAlias
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.graph import scope_of, topological_sort
+from py_engine.ad.graph import needed_ops, scope_of, topological_sort
 from py_engine.ad.ops.convolution import work
 from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE
 from py_engine.ad.tensor import Array, Tensor
@@ -48,7 +48,9 @@ def fuse(outputs: Sequence[Tensor], nodes: list[Tensor]) -> list[Tensor]:
     Returns:
         The outputs, rewritten. Where there was nothing to fuse, nothing is changed.
     """
-    order = topological_sort(outputs)
+    own = {id(x) for x in topological_sort(outputs)}
+    beside = [x for x in needed_ops(nodes, outputs) if id(x) not in own]  # checks of what no output needs
+    order = topological_sort([*outputs, *beside])
     uses = Counter(id(x) for node in order for x in node.inputs)
     uses.update(id(x) for x in outputs)
     replaced: dict[int, Tensor] = {}
@@ -61,7 +63,7 @@ def fuse(outputs: Sequence[Tensor], nodes: list[Tensor]) -> list[Tensor]:
     if not replaced:
         return list(outputs)
     found = [replaced.get(id(x), x) for x in outputs]
-    nodes[:] = [x for x in topological_sort(found) if x.op is not None and x.data is None]
+    nodes[:] = [x for x in topological_sort([*found, *beside]) if x.op is not None and x.data is None]
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ __all__ = [
     "backward",
     "described",
     "gradients",
+    "needed_ops",
     "scope",
     "simplify",
     "topological_sort",
@@ -307,10 +308,53 @@ class Graph:
     nodes: list[Tensor]
     watched: Sequence[Watch] = ()
 
-    def prune(self) -> None:
-        """Drop the ops that no output needs."""
-        needed = {id(x) for x in topological_sort(self.outputs)}
-        self.nodes = [node for node in self.nodes if id(node) in needed]
+    def prune(self, checks: bool = True) -> None:
+        """Drop the ops that no output needs, but for their checks of values (see `needed_ops`)."""
+        self.nodes = needed_ops(self.nodes, self.outputs, checks)
+
+
+def needed_ops(nodes: Sequence[Tensor], outputs: Sequence[Tensor], checks: bool = True) -> list[Tensor]:
+    """Return the ops that the outputs need, in order, and the checks of values that the others would make.
+
+    A function refuses the same values whether or not its result depends on them. What a needed op checks is not
+    checked twice.
+    """
+    needed = {id(x) for x in topological_sort(outputs)}
+    others: dict[int, Tensor] = {}
+    for node in nodes if checks else ():
+        assert node.op is not None
+        if node.op.checks is not None and id(node) not in needed:
+            others[id(node)] = node
+    if others:
+        others = _checks(nodes, others, needed)
+        needed.update(id(x) for x in topological_sort([*others.values()]))
+    return [
+        node if id(node) in needed else others[id(node)] for node in nodes if id(node) in needed or id(node) in others
+    ]
+
+
+def _checks(nodes: Sequence[Tensor], others: Mapping[int, Tensor], needed: set[int]) -> dict[int, Tensor]:
+    """Return for ops that are not needed the ops that only make their checks, each once."""
+    known: set[Any] = set()
+    found: dict[int, Tensor] = {}
+    for node in (*(x for x in nodes if id(x) in needed), *others.values()):
+        check = (
+            node.op.checks(*node.inputs, **node.attrs) if node.op is not None and node.op.checks is not None else None
+        )
+        if check is None:
+            continue
+        op, inputs, attrs = check
+        key = op, tuple(map(id, inputs)), tuple(sorted(attrs.items()))
+        if key not in known and id(node) not in needed:
+            found[id(node)] = node if op is node.op else _symbol_of(op, inputs, attrs, node.scope)
+        known.add(key)
+    return found
+
+
+def _symbol_of(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], scope: str) -> Tensor:
+    node = Tensor.symbol(*op.infer(*inputs, **attrs))
+    node.op, node.inputs, node.attrs, node.scope = op, inputs, attrs, scope
+    return node
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import Graph, Part, gradients
-from py_engine.ad.ops.record import Op, Shape
+from py_engine.ad.ops.record import Equation, Op, Shape
 from py_engine.ad.recorded import Layout, Recorded, nested_trace, record, zeros
 from py_engine.ad.tape import Tape
 from py_engine.ad.tensor import COMPLEX, FLOATS, STATE, Array, Tensor, plain_array
@@ -276,6 +276,7 @@ class Loop:
         length: the number of steps.
         sums: how many of the results, the last ones, are summed over the steps; those before them are stacked.
         reverse: whether the last element comes first.
+        derived: whether it is a derivative of another loop, which makes the checks of values.
     """
 
     body: Recorded
@@ -284,6 +285,7 @@ class Loop:
     length: int
     sums: int = 0
     reverse: bool = False
+    derived: bool = False
     _tapes: list[Tape] = field(default_factory=list)
     _derived: dict[Any, Any] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.Lock)
@@ -301,6 +303,12 @@ class Loop:
     def outputs(self) -> int:
         """How many results are stacked."""
         return len(self.results) - self.carries - self.sums
+
+    @property
+    def checks(self) -> bool:
+        """Whether the body accepts only some values, and no other loop checks them."""
+        inner = (attrs["loop"].checks if op is LOOP else op.checks is not None for op, _, attrs, _ in self.body.steps)
+        return not self.derived and any(inner)
 
     def layout(self, keep: bool) -> Layout:
         """Return where the results lie: last carries, stacked outputs, sums, and the carries before each step."""
@@ -420,7 +428,9 @@ class Loop:
         constants = [*inputs[c + s :], *(upstream[i] for i in sums)]
         after_x = [g for i, g in after.items() if i < c + s]
         after_constant = [g for i, g in after.items() if i >= c + s]
-        body, others = record(nodes, [*above, *sequences, *constants], [*before, *after_x, *after_constant])
+        body, others = record(
+            nodes, [*above, *sequences, *constants], [*before, *after_x, *after_constant], checks=False
+        )
         body, used = body.without_unused(len(above))
         loop = Loop(
             body,
@@ -429,6 +439,7 @@ class Loop:
             self.length,
             len(after_constant),
             not self.reverse,
+            derived=True,
         )
         return loop, others, used
 
@@ -480,9 +491,10 @@ class Loop:
         moved_carry = [t for t in found[:c] if t is not None]
         moved_y = [t for t in found[c : c + self.outputs] if t is not None]
         moved_sum = [t for t in found[c + self.outputs :] if t is not None]
-        body, others = record(nodes, first, [*results[:c], *moved_carry, *moved_y, *moved_sum])
+        body, others = record(nodes, first, [*results[:c], *moved_carry, *moved_y, *moved_sum], checks=False)
         sequences = s + sum(t is not None for t in tangents[c : c + s])
-        return Loop(body, c + len(moved_carry), sequences, self.length, len(moved_sum), self.reverse), others
+        ahead = Loop(body, c + len(moved_carry), sequences, self.length, len(moved_sum), self.reverse, derived=True)
+        return ahead, others
 
 
 def _looped(
@@ -506,6 +518,10 @@ def _infer(*inputs: Tensor, loop: Loop, keep: bool) -> tuple[Shape, Any]:
 
 def _kernel(*arrays: Array, loop: Loop, keep: bool) -> None:
     loop.run(arrays[:-1], arrays[-1], keep)
+
+
+def _checked(*inputs: Tensor, **attrs: Any) -> Equation | None:
+    return (LOOP, inputs, attrs) if attrs["loop"].checks else None
 
 
 def _pull_back(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
@@ -583,5 +599,6 @@ LOOP = Op(
     vjp=_pull_back,
     joint=True,
     jvp=_jvp,
+    checks=_checked,
     doc="a body replayed for each step of a sequence; its results lie in one vector",
 )

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.graph import Part, accumulate
+from py_engine.ad.graph import Part, accumulate, needed_ops
 from py_engine.ad.ops.record import Op, Shape
 from py_engine.ad.ops.shape import SLICE, Index
 from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Record, Tensor
@@ -88,7 +88,11 @@ class Recorded:
 
 
 def record(
-    nodes: Sequence[Tensor], inputs: Sequence[Tensor], outputs: Sequence[Tensor], redraw: bool = True
+    nodes: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    redraw: bool = True,
+    checks: bool = True,
 ) -> tuple[Recorded, list[Tensor]]:
     """Return recorded ops as a function, and the tensors from elsewhere that they read: its further inputs.
 
@@ -97,10 +101,10 @@ def record(
         inputs: the function's own inputs.
         outputs: its results.
         redraw: whether ops that draw random numbers are part of it; if not, what they drew is another input.
+        checks: whether checks of values that the results do not need are part of it, see `graph.needed_ops`.
     """
     inner = {id(x) for x in (*inputs, *nodes)}
-    needed = _needed(nodes, outputs)
-    steps = [x for x in nodes if id(x) in needed and (redraw or not (x.op and x.op.random))]
+    steps = [x for x in needed_ops(nodes, outputs, checks) if redraw or not (x.op and x.op.random)]
     made = {id(x) for x in (*inputs, *steps)}
     captured: dict[int, Tensor] = {}
     for x in (*(a for node in steps for a in node.inputs), *outputs):
@@ -138,14 +142,6 @@ def _made_without_recording(x: Tensor) -> bool:
     if x.requires_grad or x.dtype not in FLOATS or _op(x).constant:
         return False
     return any(a.requires_grad for a in x.inputs)
-
-
-def _needed(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> set[int]:
-    needed = {id(x) for x in outputs}
-    for node in reversed(nodes):
-        if id(node) in needed:
-            needed.update(id(x) for x in node.inputs)
-    return needed
 
 
 @contextmanager

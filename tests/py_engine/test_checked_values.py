@@ -146,10 +146,10 @@ def test_captured_labels_and_ids_that_change_are_checked(rng):
             function(x)
 
 
-def texts():
+def texts(*more):
     words = Embedding(11, 40, padding_index=0)
     layers = [words, PermuteDims(1, 0), Conv1D(40, 3, 3), Activation("relu"), MaxPool1D(8)]
-    return Chain(*layers, Flatten(), Dense(6, 4), dtype=np.float64)
+    return Chain(*layers, Flatten(), Dense(6, 4), *more, dtype=np.float64)
 
 
 @pytest.mark.parametrize("fuse", [True, False])
@@ -167,4 +167,110 @@ def test_ids_that_change_after_the_trainer_checked_them_are_refused(row, threads
             trainer.train_epoch(x, y)
         x[row, 7] = kept
     trainer.train_epoch(x, y)
+    trainer.close()
+
+
+# Checks of what no result needs ---------------------------------------------------------------------------
+
+
+def beside(f):
+    """The same checks, made for a value that the result does not depend on."""
+
+    def g(x, i):
+        f(x, i)
+        return np.sum(ops.square(x))
+
+    return g
+
+
+def deep_beside(f):
+    """The values that are checked are computed, from what nothing else needs."""
+
+    def g(x, i):
+        offset = ops.argmax(ops.stop_gradient(np.zeros(3)) * np.sum(x))  # 0
+        f(x, i + offset.astype(i.dtype))
+        return np.sum(ops.square(x))
+
+    return g
+
+
+def scans_beside(f):
+    return lambda x, i: beside(lambda x, i: pe.scan(lambda c, k: (c + f(x, k), None), 0.0, ops.stack([i, i])))(x, i)
+
+
+UNNEEDED = {
+    **{name: lambda f, replay=replay: replay(beside(f)) for name, replay in REPLAYS.items()},
+    "computed values": lambda f: pe.compile(deep_beside(f)),
+    "a scan that is not needed": lambda f: pe.compile(scans_beside(f)),
+    "a gradient beside such a scan": lambda f: pe.compile(pe.grad(scans_beside(f))),
+    "a scan of checkpoints": lambda f: pe.compile(stacked_scan(pe.checkpoint(beside(f)))),
+    "a scan in segments": lambda f: pe.compile(
+        pe.grad(
+            lambda x, i: pe.scan(lambda c, k: (c + beside(f)(x, k), None), 0.0, ops.stack([i, i, i, i]), checkpoint=2)[
+                0
+            ]
+        )
+    ),
+    "an output that is dropped": lambda f: pe.compile(lambda x, i: (f(x, i), np.sum(x))[1]),
+}
+
+
+@pytest.mark.parametrize("replay", UNNEEDED)
+@pytest.mark.parametrize("make", CHECKED, ids=lambda make: make.__name__)
+def test_a_value_that_is_refused_eagerly_is_refused_where_no_result_needs_it(make, replay, rng):
+    for shape in SHAPES[1:3]:
+        (x, good), call, error = make(rng, shape)
+        f = total(call)
+        g = UNNEEDED[replay](f)
+        expected = g(x, good)
+        bad = good.copy()
+        bad[tuple(rng.integers(0, n) for n in shape)] = 2**40
+        with pytest.raises(error, match=rf"layer 3.*{2**40}"):
+            f(Tensor(x), Tensor(bad))
+        with pytest.raises(error, match=rf"layer 3.*{2**40}"):
+            g(x, bad)
+        for again, first in zip(flatten(g(x, good))[0], flatten(expected)[0], strict=True):
+            np.testing.assert_array_equal(again, first)
+
+
+@pytest.mark.parametrize("make", CHECKED, ids=lambda make: make.__name__)
+def test_a_check_of_what_is_not_needed_computes_nothing_else_and_is_made_once(make, rng):
+    (x, good), call, _ = make(rng, (7,))
+
+    def ops_of(f):
+        g = pe.compile(f)
+        g(x, good)
+        ((tape, _),) = g.tapes.values()
+        return [step.node.op.name for step in tape.instructions]
+
+    f = total(call)
+    alone = ops_of(lambda x, i: np.sum(x))
+    (check,) = set(ops_of(lambda x, i: (f(x, i), f(x * 2, i), np.sum(x))[2])) - {*alone}
+    assert check.startswith("check_")
+    assert ops_of(lambda x, i: (f(x * 2, i), f(x, i))[1]) == ops_of(f)  # what is needed checks the same
+    assert ops_of(lambda x, i: pe.grad(f)(x, i)) == ops_of(lambda x, i: pe.value_and_grad(f)(x, i)[1])
+
+
+class LooksUp(Activation):
+    """A layer that looks words up, and whose result does not depend on them."""
+
+    ids = np.array([0, 3, 1])
+
+    def forward(self, x, parameters, training):
+        ops.embedding(np.ones((4, 2)), self.ids)
+        return super().forward(x, parameters, training)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_the_trainer_checks_what_its_loss_does_not_need(fuse, rng):
+    x, y = rng.integers(0, 11, (20, 20)), rng.integers(0, 4, 20)
+    layer = LooksUp("relu", name="looks up")
+    layer.ids = ids = LooksUp.ids.copy()
+    trainer = Trainer(texts(layer), batch_size=10, techniques=replace(Techniques(), fuse=fuse))
+    trainer.train_epoch(x, y)
+    trainer.predict(x)
+    ids[1] = 4
+    for call in (lambda: trainer.train_epoch(x, y), lambda: trainer.predict(x)):
+        with pytest.raises(ShapeError, match="layer 'looks up': token id 4 in row 1"):
+            call()
     trainer.close()

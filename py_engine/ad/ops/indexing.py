@@ -13,12 +13,14 @@ from py_engine.ad.ops.arguments import whole
 from py_engine.ad.ops.elementary import astype, not_equal
 from py_engine.ad.ops.record import (
     Call,
+    Equation,
     Op,
     Scratch,
     Shape,
     all_below,
     as_tensor,
     c_ordered,
+    check_op,
     here,
     no_gradient,
     register,
@@ -103,6 +105,20 @@ def _bind_scatter(
     return [partial(_scatter, *arrays, out, pattern=pattern, shape=shape, where=here("getitem"))]
 
 
+def _check_indices(*arrays: Array, shape: Shape, pattern: Pattern, where: str) -> None:
+    if pattern == (ARRAY,):
+        _check_range(arrays[0], shape[0], where)
+    else:
+        _found(_dummy(shape), arrays, pattern, where)
+
+
+CHECK_INDICES = check_op("check_indices", _check_indices)
+
+
+def _indices_checked(arrays: tuple[Tensor, ...], shape: Shape, pattern: Pattern) -> Equation:
+    return CHECK_INDICES, arrays, {"shape": shape, "pattern": pattern, "of": "getitem"}
+
+
 GATHER: Op = register(
     Op(
         name="gather",
@@ -111,6 +127,7 @@ GATHER: Op = register(
         bind=_bind_gather,
         vjp=lambda i, g, y, x, *arrays, pattern: SCATTER(g, *arrays, pattern=pattern, shape=x.shape),
         jvp=lambda t, y, x, *arrays, pattern: GATHER(t[0], *arrays, pattern=pattern),
+        checks=lambda x, *arrays, pattern: _indices_checked(arrays, x.shape, pattern),
         doc="indexing with integer arrays",
     )
 )
@@ -122,6 +139,7 @@ SCATTER: Op = register(
         bind=_bind_scatter,
         vjp=lambda i, g, y, x, *arrays, pattern, shape: GATHER(g, *arrays, pattern=pattern),
         jvp=lambda t, y, x, *arrays, pattern, shape: SCATTER(t[0], *arrays, pattern=pattern, shape=shape),
+        checks=lambda g, *arrays, pattern, shape: _indices_checked(arrays, shape, pattern),
         doc="elements added into an array of zeros at positions given by integer arrays",
     )
 )
@@ -300,6 +318,11 @@ def unpadded(rows: Tensor, ids: Tensor, padding_index: int) -> Tensor:
     return rows * expand_dims(astype(not_equal(ids, padding_index), rows.dtype), -1)
 
 
+def ids_checked(ids: Tensor, vocabulary: int) -> Equation:
+    """Return the check of token ids, see `Op.checks`."""
+    return CHECK_IDS, (ids,), {"vocabulary": vocabulary, "of": "embedding"}
+
+
 EMBEDDING: Op = register(
     Op(
         name="embedding",
@@ -316,6 +339,7 @@ EMBEDDING: Op = register(
             EMBEDDING(t[0], ids, padding_index=padding_index), ids, padding_index
         ),
         accepts=c_ordered,
+        checks=lambda weight, ids, padding_index: ids_checked(ids, weight.shape[0]),
         doc="rows of a matrix by their numbers",
     )
 )
@@ -334,6 +358,7 @@ EMBEDDING_GRADIENT: Op = register(
             t[0], ids, vocabulary=vocabulary, padding_index=padding_index
         ),
         accepts=c_ordered,
+        checks=lambda g, ids, vocabulary, padding_index: ids_checked(ids, vocabulary),
         doc="rows added into a matrix of zeros at their numbers",
     )
 )
@@ -381,3 +406,6 @@ def check_ids(ids: Array, vocabulary: int, where: str) -> None:
         f"{where}: token id {ids[tuple(wrong)]} in row {row}{at} is not one of the {vocabulary} of the vocabulary, "
         f"0..{vocabulary - 1}"
     )
+
+
+CHECK_IDS = check_op("check_ids", check_ids)

@@ -12,6 +12,7 @@ import numpy as np
 from py_engine.ad.ops.elementary import exp, softplus, square
 from py_engine.ad.ops.record import (
     Call,
+    Equation,
     Op,
     Scratch,
     Shape,
@@ -19,6 +20,7 @@ from py_engine.ad.ops.record import (
     as_tensor,
     as_tensors,
     c_ordered,
+    check_op,
     here,
     no_gradient,
     register,
@@ -52,8 +54,16 @@ class _Labels:
 def _check_labels(labels: Array, classes: int, where: str) -> None:
     if all_below(labels, classes):
         return
+    labels = labels.reshape(-1)
     row = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
     raise LabelError(f"{where}: label {labels[row]} in row {row} is not one of the {classes} classes 0..{classes - 1}")
+
+
+CHECK_LABELS = check_op("check_labels", _check_labels)
+
+
+def _labels_checked(logits: Tensor, labels: Tensor) -> Equation:
+    return CHECK_LABELS, (labels,), {"classes": logits.shape[-1], "of": "softmax_cross_entropy"}
 
 
 def _infer_loss(logits: Tensor, lse: Tensor, labels: Tensor) -> tuple[Shape, Any]:
@@ -127,6 +137,7 @@ SOFTMAX_CROSS_ENTROPY: Op = register(
             t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
         ),
         accepts=c_ordered,
+        checks=lambda logits, lse, labels: _labels_checked(logits, labels),
         doc="mean of -log softmax(logits)[label]",
     )
 )
@@ -145,6 +156,7 @@ SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = register(
         ),
         jvp=lambda t, y, g, logits, lse, labels: _gradient_jvp(t, y, g, logits, lse, labels),
         accepts=c_ordered,
+        checks=lambda g, logits, lse, labels: _labels_checked(logits, labels),
         doc="(softmax(logits) - one_hot(labels)) g / n",
     )
 )

@@ -28,6 +28,7 @@ Rule: TypeAlias = Callable[..., Tensor | None]
 Partial: TypeAlias = "Tensor | float | tuple[Tensor, Tensor]"
 Call: TypeAlias = Callable[[], Any]
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
+Equation: TypeAlias = "tuple[Op, tuple[Tensor, ...], Mapping[str, Any]]"
 F = TypeVar("F", bound=Callable[..., Any])
 
 _new, _empty = Tensor.__new__, np.empty  # looked up once: an eager op has no microsecond to lose
@@ -66,6 +67,9 @@ class Op:
         elementwise: whether every result element depends on one element of each input, found by broadcasting.
         accepts: `accepts(array)` tells whether the kernel handles that memory layout; where not, the input is
             copied into C order first. None accepts every layout.
+        checks: `checks(*inputs, **attrs)` for an op that accepts only some values: the op that checks them and
+            computes nothing (see `check_op`), its inputs and its attributes; None where these inputs need no check. A
+            tape runs it where it does not run this op, since no result needs it.
         random: each call draws new values, so equal calls must not be merged.
         couples_batch: whether the samples of a batch affect each other's results (batch normalisation does; a
             mean over the batch does not count, since it is a weighted sum over shards).
@@ -89,6 +93,7 @@ class Op:
     overwrites: tuple[int, ...] = ()
     elementwise: bool = False
     accepts: Callable[[Array], bool] | None = None
+    checks: Callable[..., Equation | None] | None = None
     random: bool = False
     couples_batch: bool = False
     fused: bool = False
@@ -332,6 +337,25 @@ def all_below(array: Array, limit: int) -> bool:
     if array.dtype.kind == "i":
         array, limit = array.view(_UNSIGNED[bits]), min(limit, 1 << (bits - 1))
     return not array.size or int(np.maximum.reduce(array, None)) < limit
+
+
+def check_op(name: str, check: Callable[..., None]) -> Op:
+    """Return an op that only checks: `check(*inputs, **attrs, where)` raises for values that are not accepted.
+
+    Its result has no elements. `where` is `here()` of the attribute `of`, the name of the op that needs the values.
+    """
+
+    def infer(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
+        return (0,), np.dtype(np.bool_)
+
+    def bind(arrays: Sequence[Array], out: Array, scratch: Scratch, of: str, **attrs: Any) -> Sequence[Call]:
+        return [partial(check, *arrays, **attrs, where=here(of))]
+
+    def itself(*inputs: Tensor, **attrs: Any) -> Equation:
+        return op, inputs, attrs
+
+    op = Op(name, infer, bind=bind, constant=True, checks=itself, doc="a check of values that computes nothing")
+    return op
 
 
 _UNSIGNED = {bits: np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.ops.indexing import EMBEDDING, EMBEDDING_GRADIENT, check_ids, unpadded
+from py_engine.ad.ops.indexing import EMBEDDING, EMBEDDING_GRADIENT, check_ids, ids_checked, unpadded
 from py_engine.ad.ops.linalg import MATMUL
 from py_engine.ad.ops.pooling import PHASE_MAX_GRADIENT, SHIFTED_GRADIENT, SLIDING, slide
 from py_engine.ad.ops.record import Call, Op, Scratch, Shape, c_ordered, common_dtype, here, no_gradient, register
@@ -265,6 +265,7 @@ WORD_PHASES: Op = register(
         vjp=(_weight_vjp, _kernel_vjp, no_gradient),
         jvp=_phases_jvp,
         accepts=c_ordered,
+        checks=lambda weight, kernel, ids, **at: ids_checked(ids, weight.shape[0]),
         fused=True,
         doc="a kernel (places * filters, dimension) moved over the word vectors of texts (N, T), by phase",
     )
