@@ -34,10 +34,20 @@ class Compiled:
 
     That is their containers and the shapes and dtypes of the arrays in them: others are traced once more, and get a
     tape of their own. Python code runs only while tracing: branches and loops are fixed by the first call, and a
-    branch on a value raises. Tensors that the function captures are read anew at every call; numpy arrays that
-    it captures are read by reference, too. A boolean mask, a list and what sets a shape are part of what was traced: a
-    call raises where they have changed. Other Python values (numbers, names, what numpy computes of captured arrays
-    alone) are those of the first call. Results are new arrays. Threads may call it, one after the other.
+    branch on a value raises.
+
+    What the function captures:
+
+    - Arrays and tensors that are operands of its ops are read anew at every call.
+    - A boolean mask, a list of numbers that is an operand or an index, and a list, an array or a tensor that sets a
+      shape, axes, widths or strides are part of what was traced, and so are Python numbers, lists and numpy arrays
+      taken of a captured tensor (`float(t)`, `t.item()`, `np.array(t)`, a branch on it). A call raises where these
+      have changed.
+    - All else is that of the first call, without a word: Python numbers and strings, also those in lists and dicts;
+      which tensors and arrays a container holds; and what numpy computes of captured arrays, or of `t.numpy()`.
+
+    Values that an op refuses (labels, token ids and indices out of range) are refused by every call, whether or not
+    a result depends on them. Results are new arrays. Threads may call it, one after the other.
 
     Inside another transform, and on tensors that require a gradient, the function itself is called instead: its
     results are then tensors that can be differentiated.

@@ -213,18 +213,26 @@ class Tensor:
     def item(self, *place: Any) -> float:
         """Return the only element, or the one at a place, as a Python number."""
         if place:
-            return arguments.checked("item", lambda: self.numpy().item(*place), self.shape)  # type: ignore[no-any-return]
+            return arguments.checked("item", lambda: self._taken().item(*place), self.shape)  # type: ignore[no-any-return]
         return self._only("a Python number").item()  # type: ignore[no-any-return]
 
     def tolist(self) -> Any:
         """Return the elements as nested lists of Python numbers, or a single one as a number."""
-        return self.numpy().tolist()
+        return self._taken().tolist()
 
     def _only(self, wanted: str) -> Array:
         """Return the values of a tensor of one element."""
         if self.size != 1:
             raise ShapeError(f"only a tensor of one element is {wanted}, this one has shape {self.shape}")
-        return self.numpy().reshape(())
+        return self._taken().reshape(())
+
+    def _taken(self) -> Array:
+        """Return the values to take Python numbers of, which a replay would not read anew: a trace watches them."""
+        if STATE.watched is not None and self.data is not None and self.__class__ is not Literal:
+            from py_engine.ad.written import watch
+
+            watch(self.data, "a tensor")
+        return self.numpy()
 
     def detach(self) -> Tensor:
         """Return the same values as a constant: no gradient flows through it."""
@@ -288,7 +296,7 @@ class Tensor:
     def __index__(self) -> int:
         if self.dtype.kind not in "iu" or self.shape:
             raise DTypeError(f"only a single integer is an index, this is a tensor of {self.dtype} {self.shape}")
-        return int(self.numpy())
+        return int(self._taken())
 
     def __complex__(self) -> complex:
         raise DTypeError(COMPLEX)
@@ -302,7 +310,7 @@ class Tensor:
                 "a plain array of this tensor would lose its derivative; take .numpy() if only the values are "
                 "wanted, or an op of py_engine.ops that works on tensors"
             )
-        return np.array(self.numpy(), dtype=dtype, copy=copy)
+        return np.array(self._taken(), dtype=dtype, copy=copy)
 
     # Copies -----------------------------------------------------------------------------------------------
     #
@@ -844,6 +852,10 @@ SHAPE_FROM_VALUES = frozenset(
 
 def _flat(shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
     if len(shape) == 1 and isinstance(shape[0], Iterable) and not isinstance(shape[0], Tensor):
+        if STATE.watched is not None:
+            from py_engine.ad.written import watch_setting
+
+            watch_setting(shape[0])
         return tuple(shape[0])
     return shape  # type: ignore[return-value]
 

@@ -14,6 +14,7 @@ matrix product or a convolution, and about as much as the op itself where an ele
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -25,7 +26,18 @@ from py_engine.errors import ReplayError
 if TYPE_CHECKING:
     from py_engine.ad.ops.record import Op
 
-__all__ = ["COPIED", "SMALL", "Snapshot", "Watch", "guard", "operands_read", "watch", "watch_settings", "written"]
+__all__ = [
+    "COPIED",
+    "SMALL",
+    "Snapshot",
+    "Watch",
+    "guard",
+    "operands_read",
+    "watch",
+    "watch_setting",
+    "watch_settings",
+    "written",
+]
 
 SMALL = 2048
 """Bytes: up to here each op keeps a copy of its own, which takes less time than to look for one to share."""
@@ -210,6 +222,19 @@ def watch(source: Any, what: str) -> None:
     """While a function is traced, note that it took the values of something that may change."""
     if STATE.watched is not None:
         STATE.watched.append(Watch(source, what))
+
+
+def watch_setting(value: Any) -> None:
+    """While a function is traced, watch a list, an array or a constant tensor that sets a shape, axes or widths."""
+    if STATE.watched is None:
+        return
+    if isinstance(value, Tensor):
+        value = value.data
+    if isinstance(value, np.ndarray):
+        watch(value, "an array")
+    elif isinstance(value, list):
+        with suppress(ValueError):  # of lists of different lengths: whoever reads it refuses it
+            watch(value, "a list")
 
 
 def watch_settings(values: Iterable[Any], made: Sequence[Tensor]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad.tensor import NO_VALUE, Tensor
+from py_engine.ad.written import watch_setting
 from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError
 
 __all__ = [
@@ -115,6 +116,7 @@ def wholes(values: Any, what: str) -> tuple[int, ...]:
         return values
     if isinstance(values, (int, np.integer)):
         return (whole(values, what),)
+    watch_setting(values)
     if isinstance(values, Tensor):
         values = values.numpy()
     if isinstance(values, np.ndarray):

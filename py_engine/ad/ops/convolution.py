@@ -24,6 +24,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensors, common_dtype, multilinear_jvp, register
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
+from py_engine.ad.written import watch_setting
 from py_engine.errors import DTypeError, ShapeError
 
 Pairs: TypeAlias = tuple[tuple[int, int], ...]
@@ -38,6 +39,7 @@ def per_axis(name: str, value: int | Sequence[int], axes: int, least: int = 1) -
     Raises:
         ShapeError: not a whole number of at least `least` for each axis.
     """
+    watch_setting(value)
     numbers: list[Any] = list(value) if isinstance(value, Iterable) else [value] * axes
     if len(numbers) != axes or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in numbers):
         raise ShapeError(f"{name} must be a whole number, or {axes} of them, actual {value!r}")
@@ -55,6 +57,7 @@ def paddings(value: int | Sequence[int] | Sequence[Sequence[int]], axes: int) ->
     wrong = ShapeError(
         f"padding must be a whole number >= 0, {axes} of them, or {axes} pairs (before, after), actual {value!r}"
     )
+    watch_setting(value)
     each: list[Any] = list(value) if isinstance(value, Iterable) else [value] * axes
     if len(each) != axes:
         raise wrong

@@ -25,6 +25,7 @@ from py_engine.ad.ops.record import (
     register,
 )
 from py_engine.ad.tensor import Array, Literal, Operand, Tensor, real_array
+from py_engine.ad.written import watch_setting
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Reshape and permute --------------------------------------------------------------------------------------
@@ -438,7 +439,8 @@ def _widths(pad_width: Any, x: Tensor) -> list[tuple[int, int]]:
             if isinstance(width, (tuple, list)) and len(both) != 2:
                 raise ShapeError(f"pad: the width of an axis is a number or a pair, got {width}")
             pairs[axis_of(axis, x.ndim, "pad")] = (both[0], both[-1])
-        pad_width = pairs
+        pad_width = tuple(pairs)
+    watch_setting(pad_width)
     given = checked(
         "pad", lambda: np.asarray(pad_width.numpy() if isinstance(pad_width, Tensor) else pad_width), x.shape
     )
@@ -459,6 +461,7 @@ def _padding_values(values: Any, x: Tensor) -> list[tuple[Tensor, Tensor]]:
             raise ShapeError(f"pad: a tensor as constant_values must be one number, got shape {values.shape}")
         common_dtype((x, values))
         return [(values, values)] * x.ndim
+    watch_setting(values)
     given = checked("pad", lambda: np.asarray(values), x.shape)
     if given.dtype.kind not in "fiub":
         raise DTypeError(f"pad: constant_values must be numbers, got {values!r}")
