@@ -44,6 +44,7 @@ test: lint ## ruff, mypy and all tests
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 docs: $(VENV)/.dev ## the API reference, the table of ops and the tutorial as web pages, in build/docs

@@ -43,7 +43,7 @@ def read(path: str | os.PathLike[str]) -> str:
         return data.decode("utf-8-sig")  # some editors put a byte-order mark in front
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        byte = f"byte 0x{data[error.start]:02x} at offset {error.start}"
+        byte = f"byte 0x{data[error.start]:02x} at offset {error.start:,}"
         raise TomlError(f"line {line} is not UTF-8 text: {byte}") from None
 
 

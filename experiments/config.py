@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -490,7 +491,7 @@ class Paper(_Record):
 
     def spec(self, name: str | None = None) -> ModelSpec:
         """The spec of the paper's model, or of another one that the paper names."""
-        return model_spec.load(self.model_file(name))
+        return _loaded(self.model_file(name))
 
     def check(self, source: str) -> None:
         """Raise ConfigError for what does not fit together with other files; `source` names this one.
@@ -598,6 +599,19 @@ def loads(text: str, source: str = "<string>", expected_key: str | None = None) 
     if expected_key is not None and paper.key != expected_key:
         raise ConfigError(f'{source}: key is "{paper.key}", expected "{_short(expected_key)}" as the file is named')
     return paper
+
+
+def _loaded(path: Path) -> ModelSpec:
+    """The spec in a file, parsed again only when its text has changed: a study asks for it at every job."""
+    try:
+        return _parsed(toml.read(path), str(path))
+    except toml.TomlError:
+        return model_spec.load(path)  # which says what is wrong
+
+
+@cache
+def _parsed(text: str, source: str) -> ModelSpec:
+    return model_spec.loads(text, source)
 
 
 def models() -> dict[str, Path]:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+from bridge.engine import version
 from bridge.errors import TwinGradError
 from experiments.machine import machine
 from experiments.sources import ROOT, SOURCES
@@ -67,7 +68,7 @@ def versions(distributions: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+            found[name] = version(name)
     return found
 
 

@@ -7,7 +7,6 @@ holds, such as what a later release adds, is left alone.
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,9 @@ MOST_RECORD_BYTES = 64_000_000
 MOST_TABLE_BYTES = 1_000_000_000
 """Of a tidy table."""
 LARGEST = 1e18
-"""Of any number in them: seconds, bytes, counts."""
+"""Of any number in them but losses: seconds, bytes, counts."""
+LARGEST_LOSS = 1e300
+"""Of a loss: a run that diverges may end before its loss is infinite."""
 
 DAMAGED = "damaged"
 """The folder, in a results folder, of what was set aside."""
@@ -46,7 +47,8 @@ _EPOCH = {
     "epoch": "count",
     "seconds?": "number?",
     "seconds_with_evaluation?": "number?",
-    **{f"{part}_{what}?": "number?" for part in ("train", "test") for what in ("loss", "accuracy")},
+    **{f"{part}_loss?": "loss?" for part in ("train", "test")},
+    **{f"{part}_accuracy?": "number?" for part in ("train", "test")},
     "bytes_allocated?": "number?",
 }
 _MICRO_ROW = {
@@ -75,7 +77,7 @@ _RECORD: Mapping[str, Any] = {
     },
     "startup?": {"import_seconds?": "number?", "build_seconds?": "number?"},
     "epochs?": [_EPOCH],
-    "step_losses?": ["number?"],
+    "step_losses?": ["loss?"],
     "peak_rss_bytes?": "number?",
     "entrants?": {
         "*": {
@@ -204,15 +206,16 @@ def _is(kind: str, value: Any) -> bool:
             return isinstance(value, bool)
         case "count":
             return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
-        case "number":
+        case "number" | "loss":
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            return number and math.isfinite(value) and abs(value) <= LARGEST
+            return number and abs(value) <= (LARGEST if kind == "number" else LARGEST_LOSS)
     return isinstance(value, str) and value in _WORDS[kind]
 
 
 def _described(form: str) -> str:
     kind = form.removesuffix("?")
     names = {"text": "a text", "flag": "true or false", "count": "a whole number from 0", "number": "a finite number"}
+    names["loss"] = names["number"]
     return names.get(kind) or " or ".join(_WORDS.get(kind, ()))
 
 
@@ -220,7 +223,7 @@ def _parsed(contents: bytes) -> Any:
     try:
         return json.loads(contents.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DamagedError(f"not UTF-8 text: byte {error.start:,} is 0x{contents[error.start]:02x}") from None
+        raise DamagedError(f"not UTF-8 text: byte 0x{contents[error.start]:02x} at offset {error.start:,}") from None
     except RecursionError:
         raise DamagedError("not JSON of ours: nested too deeply") from None
     except ValueError as error:
@@ -268,6 +271,25 @@ _NEEDED = frozenset({"key", "paper", "engine", "label", "measure", "threads", "p
 _NEEDED_TOO = frozenset({"created", "cpu_model", "seed", "epoch", "round", "step", "quantity", "value", "variant"})
 """Columns in which no row is empty, but for what is missing of the micro-benchmarks."""
 
+_IDENTITY = (
+    *(
+        "key",
+        "paper",
+        "engine",
+        "seed",
+        "epoch",
+        "step",
+        "round",
+        "quantity",
+        "value",
+        "configuration",
+        "technique",
+        "variant",
+    ),
+    *("suite", "benchmark", "size", "chunk", "what", "missing"),
+)
+"""Columns that together say what a row is about, as far as a table has them: no two rows have the same in all."""
+
 _ALLOWED = {"status": _WORDS["status"], "measure": _WORDS["measure"], "profile": PROFILES}
 _ALLOWED |= {"data_source": _WORDS["source"]}
 
@@ -293,7 +315,19 @@ def read_table(path: Path, columns: tuple[str, ...], later: tuple[str, ...] = ()
     for column in columns:
         if column in frame.columns:
             frame[column] = _checked(frame, column)
+    _check_repeated(frame, [column for column in _IDENTITY if column in columns])
     return frame
+
+
+def _check_repeated(frame: pd.DataFrame, names: list[str]) -> None:
+    repeated = frame.duplicated(names)
+    if not repeated.any():
+        return
+    row = int(repeated.to_numpy().argmax())
+    here = frame[names].iloc[row]
+    same = ((frame[names] == here) | (frame[names].isna() & here.isna())).all(axis=1)
+    what = ", ".join(f"{name} {_told(value)}" for name, value in here.dropna().items())
+    raise DamagedError(f"row {row + 1:,} repeats row {int(same.to_numpy().argmax()) + 1:,}: {what}")
 
 
 def _checked(frame: pd.DataFrame, column: str) -> pd.Series[Any]:
@@ -308,7 +342,9 @@ def _checked(frame: pd.DataFrame, column: str) -> pd.Series[Any]:
         wrong &= ~values.isna()
     else:
         numbers = pd.to_numeric(values, errors="coerce")
-        wrong = (numbers.isna() & ~values.isna()) | (numbers.abs() > LARGEST)
+        wrong = (numbers.isna() & ~values.isna()) | (
+            numbers.abs() > (LARGEST_LOSS if column.endswith("loss") else LARGEST)
+        )
         values = numbers
     if column in _NEEDED or (column in _NEEDED_TOO and "missing" not in frame.columns):
         wrong |= frame[column].isna()
@@ -320,6 +356,10 @@ def _checked(frame: pd.DataFrame, column: str) -> pd.Series[Any]:
             f"{' or '.join(_ALLOWED[column]) if column in _ALLOWED else 'a text' if column in TEXTS else 'a number'}"
         )
     return values
+
+
+def _told(value: Any) -> str:
+    return shown(value) if isinstance(value, str) else f"{value:.12g}"
 
 
 def set_aside(path: Path, root: Path) -> Path:

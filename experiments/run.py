@@ -458,7 +458,7 @@ def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
         "versions": {name: text for found in versions.values() for name, text in found.items()},
         "engine_digest": " ".join(digests.values()),
         "spec_digest": task.spec.digest,
-        "weights_digest": weights.digest(task.initial_weights()),
+        "weights_digest": _weights_digest(task),
     }
     decided_by = {
         "libraries": {name: row.libraries() for name, row in registered.items()},
@@ -491,6 +491,18 @@ def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
             for name, row in registered.items()
         }
     return record
+
+
+_WEIGHTS: dict[tuple[Any, ...], str] = {}
+
+
+def _weights_digest(task: Task) -> str:
+    """The digest of a task's initial weights, made once for all the jobs that start from the same ones."""
+    pretrained = (task.work.dataset.digest, *sorted(task.pretrained.items())) if task.pretrained else ()
+    same = (task.spec.model_dump_json(), task.seed, task.dtype, pretrained)
+    if same not in _WEIGHTS:
+        _WEIGHTS[same] = weights.digest(task.initial_weights())
+    return _WEIGHTS[same]
 
 
 def techniques(engine: str) -> tuple[str, ...]:

@@ -473,7 +473,7 @@ def _decoded(contents: bytes, where: str, at: int = 0) -> str:
         return contents.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where} is not UTF-8: byte {at + error.start:,} (from 0) is 0x{contents[error.start]:02x}. {glove.REMEDY}"
+            f"{where} is not UTF-8: byte 0x{contents[error.start]:02x} at offset {at + error.start:,}. {glove.REMEDY}"
         ) from error
 
 

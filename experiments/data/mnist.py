@@ -214,7 +214,7 @@ def read(path: Path, file: IdxFile, remedy: str = "") -> NDArray[np.uint8]:
         array = idx.parse(contents, file.shape)
         if array.ndim == 1 and array.max(initial=0) >= CLASSES:
             row = int(np.argmax(array >= CLASSES))
-            raise ValueError(f"row {row} (from 0) has label {array[row]}; labels are 0 to {CLASSES - 1}")
+            raise ValueError(f"row {row + 1:,} has label {array[row]}; labels are 0 to {CLASSES - 1}")
         if found != file.sha256:
             raise ValueError("its form is right but its contents differ from the original's")
     except ValueError as error:

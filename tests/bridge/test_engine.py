@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Callable
@@ -339,3 +340,10 @@ def test_the_hand_written_engine_refuses_what_it_was_not_written_for(model, rand
         SpecError, match=r'the model "small".*written by hand for reshape, rnn.*Found dense and softmax'
     ):
         engine.get("manual").build(other, random_params(other), Optimizer("sgd", 0.1), 4, "float32", 1)
+
+
+def test_the_version_of_every_installed_package_is_the_one_that_python_tells() -> None:
+    installed = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
+    assert {name: engine.version(name) for name in installed} == installed and "numpy" in installed
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        engine.version("no-such-package")

@@ -171,7 +171,7 @@ def _huge(path: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda path: path.write_bytes(b""), "empty"),
-    "binary": (lambda path: path.write_bytes(bytes(range(256))), "not UTF-8 text: byte 128"),
+    "binary": (lambda path: path.write_bytes(bytes(range(256))), "not UTF-8 text: byte 0x80 at offset 128"),
     "cut short": (lambda path: path.write_text(json.dumps(record())[:-40]), "not JSON"),
     "deep": (lambda path: path.write_text("[" * 100_000), "nested too deeply"),
     "deep and whole": (lambda path: path.write_text("[" * 900 + "]" * 900), "expected a table"),
@@ -310,6 +310,30 @@ def test_rows_that_are_sound_one_by_one_and_make_no_report_together_are_said_to(
     fake.write(tmp_path, found)
     with pytest.raises(ReportError, match=r"the results of mnist-rnn-e make no report \(KeyError: .*anew from the raw"):
         report.build(tmp_path, tmp_path / "report", ["mnist-rnn-e"])
+
+
+def test_a_run_that_has_almost_diverged_is_no_damage(results: Results) -> None:
+    """A loss may be any finite number: it is only the next step that finds it infinite."""
+    found = record("time")
+    found["step_losses"], found["epochs"][0]["train_loss"] = [2.3, 3e38], 1e200
+    with results.locked():
+        results.save(found)
+    assert use(results) == [] and results.finished(KEY) is not None
+    tidy = Tidy.load(results.root)
+    assert tidy.steps["loss"].max() == 3e38 and tidy.epochs["train_loss"].max() == 1e200
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_repeated_row_is_named_with_the_first_one_and_its_table(name: str, results: Results) -> None:
+    path = results.tidy / f"{name}.csv"
+    header, *lines = path.read_text().splitlines()
+    for number, line in enumerate(lines, start=1):
+        path.write_text("\n".join([header, *lines, line, ""]))
+        said = rf"{name}\.csv is damaged: row {len(lines) + 1} repeats row {number}: key '.*; restore it"
+        with pytest.raises(TidyError, match=said):
+            Tidy.load(results.root)
+    path.write_text("\n".join([header, *lines, ""]))
+    assert lines and len(getattr(Tidy.load(results.root), name)) == len(lines)
 
 
 def test_a_fifo_among_the_records_is_not_waited_for(results: Results) -> None:

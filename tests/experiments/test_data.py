@@ -197,7 +197,7 @@ def test_a_corrupt_gzip_is_named_with_both_digests(tiny: Tiny, tmp_path: Path, s
 
 def test_a_label_out_of_range_is_named_with_its_row(tiny: Tiny, tmp_path: Path) -> None:
     tiny.arrays[1][7] = 10  # the digest in the table is this file's own, so only the label is wrong
-    with pytest.raises(DataError, match=r"train-labels.*row 7 .*label 10; labels are 0 to 9"):
+    with pytest.raises(DataError, match=r"train-labels.*row 8 has label 10; labels are 0 to 9"):
         tiny.load(data_dir=write(tmp_path / "d", tiny.gz))
 
 

@@ -452,6 +452,7 @@ def test_the_key_depends_on_everything_that_decides_the_result(
     for name, (owner, attribute, replacement) in replaced.items():
         with monkeypatch.context() as context:
             context.setattr(owner, attribute, replacement)
+            context.setattr(run, "_WEIGHTS", {})
             found[name] = key(paper, tmp_path)
     assert usual not in found.values()
     assert len(set(found.values())) == len(found)
@@ -704,3 +705,23 @@ def test_progress_on_a_terminal_shows_bars_and_the_same_lines(paper: Paper, tmp_
         Sweep(results).run(jobs, progress)
     assert "[1/2] mnist-rnn-e" in text.getvalue() and "[2/2] mnist-rnn-e" in text.getvalue()
     assert "━" in text.getvalue()
+
+
+def test_what_all_keys_have_in_common_is_computed_once(paper: Paper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of all jobs are made before anything runs: weights once for each start, a file's imports once."""
+    drawn, parsed = [], []
+    initialise, of_python = run.weights.initialise, sources.Sources._of_python
+    monkeypatch.setattr(run, "_WEIGHTS", {})
+    monkeypatch.setattr(sources, "SOURCES", sources.Sources(sources.ROOT))
+    monkeypatch.setattr("bridge.weights.initialise", lambda *what: (drawn.append(what[1:]), initialise(*what))[1])
+    monkeypatch.setattr(
+        sources.Sources, "_of_python", lambda self, name, text: (parsed.append(name), of_python(self, name, text))[1]
+    )
+    jobs = [job for job in run.plan(paper) if job.measure in ("time", "race")]
+    dataset = invented()
+    with Workspace(dataset) as work:
+        records = [run.skeleton(job, run.task_of(job, work), dataset) for job in jobs]
+    starts = {(record["config"]["seed"], record["provenance"]["weights_digest"]) for record in records}
+    assert len(drawn) == len(set(drawn)) == len(starts) == len({job.seed for job in jobs}) > 1
+    assert len(parsed) == len(set(parsed)) > 50
+    assert len({record["key"] for record in records}) == len(jobs) > 3 * len(starts)
