@@ -487,6 +487,7 @@ def test_a_job_is_equal_on_all_machines_and_its_key_is_not(
     for owner, name, value in changes:
         with monkeypatch.context() as other:
             other.setattr(owner, name, value)
+            other.setattr(run, "_WEIGHTS", {})
             there = hashes_of_all()
         assert there.keys() <= here.keys() and len(there) > 5
         for job, (asked, key) in there.items():
@@ -712,7 +713,9 @@ def test_what_all_keys_have_in_common_is_computed_once(paper: Paper, monkeypatch
     drawn, parsed = [], []
     initialise, of_python = run.weights.initialise, sources.Sources._of_python
     monkeypatch.setattr(run, "_WEIGHTS", {})
-    monkeypatch.setattr(sources, "SOURCES", sources.Sources(sources.ROOT))
+    fresh = sources.Sources(sources.ROOT)
+    for module in (sources, provenance):
+        monkeypatch.setattr(module, "SOURCES", fresh)
     monkeypatch.setattr("bridge.weights.initialise", lambda *what: (drawn.append(what[1:]), initialise(*what))[1])
     monkeypatch.setattr(
         sources.Sources, "_of_python", lambda self, name, text: (parsed.append(name), of_python(self, name, text))[1]
