@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from py_engine.ad import ops
 from py_engine.ad.memory import keep_freed_memory
-from py_engine.ad.ops.record import Op
+from py_engine.ad.ops.record import ZEROS, Op
 from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, SLICE, TRANSPOSE, Index, assemble
 from py_engine.ad.sums import ADD_IN_ANY_ORDER
 from py_engine.ad.tensor import FLOATS, STATE, Literal, Tensor, no_grad, scope
@@ -387,7 +387,7 @@ def simplify(graph: Graph) -> None:
     """Merge equal ops, fold arithmetic on literals and drop ops that change nothing; in place."""
     replaced: dict[int, Tensor] = {}
     known: dict[Any, Tensor] = {}
-    literals: dict[tuple[str, bytes], Tensor] = {}
+    literals: dict[tuple[str, bytes], Tensor] = {(x.dtype.str, x.numpy().tobytes()): x for x in ZEROS.values()}
 
     def resolve(x: Tensor) -> Tensor:
         x = replaced.get(id(x), x)
@@ -430,6 +430,8 @@ def _simpler(node: Tensor) -> Tensor | None:
         for one, other in (inputs, inputs[::-1]):
             if _is_one(one) and other.shape == node.shape:
                 return other
+    if op is ops.WHERE and _is_one(inputs[1]) and inputs[2] is ZEROS.get(node.dtype) and inputs[0].shape == node.shape:
+        node.op, node.inputs, node.attrs = ops.ASTYPE, inputs[:1], {"dtype": node.dtype}
     if op is RESHAPE or op is TRANSPOSE:
         return _shorter_view(node)
     return None

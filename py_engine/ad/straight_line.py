@@ -129,6 +129,8 @@ def straight_line(graph: Graph) -> tuple[str, Program] | None:
         form = EXPRESSIONS.get(node.op) if node.op is not None else None
         if node.op is ops.mul and all(x.dtype == np.bool_ for x in node.inputs):
             form = "{0} and {1}"
+        elif node.op is ops.ASTYPE and node.inputs[0].dtype == np.bool_ and _is_float(node):
+            form = "1.0 if {0} else 0.0"
         elif form is None or not (_is_float(node) or all(_is_float(x) for x in node.inputs)):
             return None
         elif node.op is ops.pow and isinstance(node.inputs[1], Literal):

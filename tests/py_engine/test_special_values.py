@@ -280,3 +280,35 @@ def test_var_and_mean_of_nothing_are_nan_and_sum_is_zero():
     assert np.isnan(np.mean(pe.tensor(x)).item()) and np.isnan(np.var(pe.tensor(x)).item())
     assert np.sum(pe.tensor(x)).item() == 0
     np.testing.assert_array_equal(np.mean(pe.tensor(x), axis=0).numpy(), [nan] * 3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [10, 300, 3000, 5000])
+@pytest.mark.parametrize(
+    "function",
+    [
+        ops.relu,
+        lambda x: np.clip(x, -0.5, 0.5) * x,
+        lambda x: np.minimum(x, 0.25) * x,
+        lambda x: np.where(x > 0, x * x, 0),
+        lambda x: np.where(x > 0, 0, x * x),
+        lambda x: np.where(x > 0, np.ones_like(x), 0) * x,
+        lambda x: np.where(x > 0, -0.0, x),
+        lambda x: np.max(x[3:] * 2) * x,
+    ],
+)
+def test_selections_of_every_size_are_compiled_to_the_same_bits(function, size, dtype, rng):
+    x = rng.standard_normal(size).astype(dtype)
+    x[:3] = [np.nan, np.inf, -np.inf]
+
+    def derivative(x):
+        return pe.grad(lambda x: np.sum(function(x)))(x)
+
+    with np.errstate(all="ignore"):
+        for f in (lambda x: function(pe.tensor(x) if isinstance(x, np.ndarray) else x), derivative):
+            value = f(x)
+            expected = value.numpy() if isinstance(value, pe.Tensor) else value
+            found = pe.compile(f)(x)
+            assert found.dtype == expected.dtype == dtype
+            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))

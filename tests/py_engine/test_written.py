@@ -258,14 +258,14 @@ def test_ops_that_read_the_same_array_share_one_copy(monkeypatch):
     made = []
     monkeypatch.setattr(written.Snapshot, "__init__", lambda self, array, old=written.Snapshot.__init__: (
         made.append(array), old(self, array))[1])  # fmt: skip
-    w = np.ones(1000)
+    w = np.ones(SMALL)
 
     def f(x):
         for _ in range(20):
             x = x * w
         return np.sum(x)
 
-    pe.grad(f)(np.ones(1000))
+    pe.grad(f)(np.ones(SMALL))
     assert len(made) == 1 and made[0] is w
     assert id(w) not in written._KNOWN  # freed with the graph
 

@@ -18,6 +18,8 @@ from numpy.typing import DTypeLike
 
 from py_engine.ad.ops.arguments import NO_VALUE, UFUNC_DEFAULTS, as_dtype, refuse, whole
 from py_engine.ad.ops.record import (
+    NO_ATTRS,
+    ZEROS,
     Call,
     Op,
     Scratch,
@@ -134,7 +136,7 @@ def _step(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Cal
 
 sigmoid = elementwise("sigmoid", _sigmoid, lambda y, x: y * (1 - y), doc="1 / (1 + exp(-x))", bind=_bind_sigmoid)
 softplus = elementwise("softplus", None, lambda y, x: sigmoid(x), doc="log(1 + exp(x))", bind=_softplus)
-relu = elementwise("relu", None, lambda y, x: greater(y, 0), doc="max(x, 0)", bind=_relu)
+relu = elementwise("relu", None, lambda y, x: greater.apply((y, ZEROS[y.dtype]), NO_ATTRS), doc="max(x, 0)", bind=_relu)
 step: Op = elementwise("step", None, lambda y, x: 0, doc="1 where x > 0, else 0; derivative 0", bind=_step)
 sign = elementwise("sign", np.sign, lambda y, x: 0, doc="-1, 0 or 1; derivative 0")
 abs = elementwise("abs", np.absolute, lambda y, x: sign(x), doc="absolute value")
@@ -245,11 +247,18 @@ def clip(
     return CLIP(a, -np.inf if low is None else low, np.inf if high is None else high)
 
 
+BOOL = np.dtype(np.bool_)
+
 LARGE = 256
+LARGEST_BOUND = 16_383
+"""Bytes: of larger arrays a replay takes the caller's own, which other views of them would not follow."""
+
 _BITS: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 
 def _infer_where(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, Any]:
+    if a.dtype is b.dtype and condition.shape == a.shape and (not b.shape or b.shape == a.shape):
+        return a.shape, a.dtype
     return broadcast((condition, a, b)), common_dtype((a, b))
 
 
@@ -264,6 +273,14 @@ def _where(condition: Array, a: Array, b: Array, out: Array) -> None:
     np.copyto(out, a, where=condition)
 
 
+def _bind_where(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    condition, a, b = arrays
+    if out.size > LARGE and out.nbytes <= LARGEST_BOUND and out.dtype in FLOATS and b is ZEROS[out.dtype].data:
+        bits = out.view(_BITS[out.itemsize])
+        return [partial(np.copyto, bits, condition), partial(np.multiply, bits, a.view(bits.dtype), bits)]
+    return [partial(_where, condition, a, b, out)]
+
+
 def _where_jvp(tangents: Sequence[Tensor | None], y: Tensor, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     _, moved_a, moved_b = tangents
     return WHERE(condition, 0 if moved_a is None else moved_a, 0 if moved_b is None else moved_b)
@@ -274,6 +291,7 @@ WHERE: Op = register(
         name="where",
         infer=_infer_where,
         kernel=_where,
+        bind=_bind_where,
         vjp=(
             no_gradient,
             lambda g, y, condition, a, b: WHERE(condition, g, 0),
@@ -310,8 +328,9 @@ def where(condition: Operand, x: Operand = NO_VALUE, y: Operand = NO_VALUE, /) -
 
 def _comparison(name: str, ufunc: np.ufunc, doc: str) -> Op:
     def infer(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
-        common_dtype((a, b))
-        return broadcast((a, b)), np.dtype(np.bool_)
+        if a.dtype is not b.dtype:
+            common_dtype((a, b))
+        return a.shape if a.shape == b.shape or not b.shape else broadcast((a, b)), BOOL
 
     return register(Op(name, infer, ufunc, constant=True, elementwise=True, doc=doc), ufunc)
 

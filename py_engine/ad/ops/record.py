@@ -35,6 +35,9 @@ _new, _empty = Tensor.__new__, np.empty  # looked up once: an eager op has no mi
 
 NO_ATTRS: Mapping[str, Any] = {}
 
+ZEROS = {dtype: Literal(np.zeros((), dtype)) for dtype in FLOATS}
+"""The number zero of each float dtype; ops may know it by its array."""
+
 TABLE: dict[str, Op] = {}
 """Every op by name."""
 
@@ -78,6 +81,7 @@ class Op:
         doc: one line for the op reference.
         reads: which inputs' values the rules use, for each choice of inputs that are differentiated by; kept once it
             was found out (see `written.guard`), so that it must not depend on shapes or attributes.
+        alike: whether the result has shape and dtype of the inputs, where these are floats and equal in both.
         reads_nothing: whether that is known to be none, whichever inputs are differentiated by.
     """
 
@@ -101,6 +105,10 @@ class Op:
     doc: str = ""
     reads: dict[Any, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
     reads_nothing: bool = field(default=False, init=False, repr=False)
+    alike: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alike", self.infer in (infer_float, infer_elementwise, infer_number))
 
     @property
     def differentiable(self) -> bool:
@@ -119,8 +127,7 @@ class Op:
         trace = STATE.trace
         symbolic = trace.__class__ is list  # not so in a Record
         depends = False
-        infer = self.infer
-        alike = infer is infer_float or infer is infer_elementwise or infer is infer_number  # nothing is to be inferred
+        alike = self.alike  # nothing is to be inferred
         if alike:
             shape, dtype = inputs[0].shape, inputs[0].dtype
         arrays = []
@@ -488,15 +495,15 @@ def scaled(g: Tensor, derivative: Partial) -> Tensor:
     """
     if derivative.__class__ is tuple:
         condition, factor = derivative
-        return TABLE["where"](condition, g * factor, 0)
+        return TABLE["where"].apply((condition, g * factor, ZEROS[g.dtype]), NO_ATTRS)
     if isinstance(derivative, Tensor):
         if derivative.dtype == np.bool_:
-            return TABLE["where"].apply((derivative, g, Literal(np.zeros((), g.dtype))), NO_ATTRS)
+            return TABLE["where"].apply((derivative, g, ZEROS[g.dtype]), NO_ATTRS)
         if g.__class__ is Literal and g.shape == derivative.shape and g.item() == 1:
             return derivative  # where a gradient begins
         return TABLE["mul"].apply((g, derivative), NO_ATTRS)
     if derivative == 0:
-        zero = Literal(np.zeros((), g.dtype))
+        zero = ZEROS[g.dtype]
         return TABLE["broadcast_to"].apply((zero,), {"shape": g.shape}) if g.shape else zero
     return g if derivative == 1 else -g if derivative == -1 else g * derivative
 

@@ -132,7 +132,9 @@ def sum(
     x = as_tensor(a)
     if not (dtype is None is out and initial is NO_VALUE and (where is NO_VALUE or where is True)):
         _refuse("sum", x, dtype, out, initial, where)
-    return SUM(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+    return SUM.apply(
+        (x,), {"axes": normalize_axes(axis, len(x.shape)), "keepdims": keepdims is not NO_VALUE and flag(keepdims)}
+    )
 
 
 def _refuse(function: str, x: Tensor, dtype: Any, out: Any, initial: Any, where: Any, **others: Any) -> None:
@@ -324,7 +326,9 @@ def max(
     x = as_tensor(a)
     if not (out is None and initial is NO_VALUE and (where is NO_VALUE or where is True)):
         _refuse("max", x, None, out, initial, where)
-    return MAX(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+    return MAX.apply(
+        (x,), {"axes": normalize_axes(axis, len(x.shape)), "keepdims": keepdims is not NO_VALUE and flag(keepdims)}
+    )
 
 
 @implements(np.min, np.amin)
@@ -340,7 +344,9 @@ def min(
     x = as_tensor(a)
     if not (out is None and initial is NO_VALUE and (where is NO_VALUE or where is True)):
         _refuse("min", x, None, out, initial, where)
-    return MIN(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+    return MIN.apply(
+        (x,), {"axes": normalize_axes(axis, len(x.shape)), "keepdims": keepdims is not NO_VALUE and flag(keepdims)}
+    )
 
 
 # Products -------------------------------------------------------------------------------------------------
