@@ -133,6 +133,9 @@ def rows(
     for shown in map(load_paper, papers()):
         if shown.microbenchmarks and paper in (shown.key, shown.runs_of_paper):
             _add_microbenchmarks(found, base | {"paper": shown.key}, shown.microbenchmarks.systems.value)
+    if cpu_model != CPU:  # another machine has other keys
+        for row in (row for table in found.values() for row in table):
+            row["key"] += f"-{cpu_model}"
     return found
 
 
