@@ -6,6 +6,8 @@ beside them. All inputs are chosen so that the result changes from one call to t
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -280,8 +282,14 @@ def test_clip_with_its_bounds_the_wrong_way_round_is_the_upper_one():
 # Operands of other classes -------------------------------------------------------------------------------------
 
 
+def matrix():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        return np.matrix(FINITE)
+
+
 @pytest.mark.parametrize(
-    "operand", [np.matrix(FINITE), np.ma.masked_less(FINITE, 0), FINITE.view(type("Own", (np.ndarray,), {}))], ids=type
+    "operand", [matrix(), np.ma.masked_less(FINITE, 0), FINITE.view(type("Own", (np.ndarray,), {}))], ids=type
 )
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 @pytest.mark.parametrize(

@@ -41,6 +41,12 @@ class Subclass(np.ndarray):
     """An array of a class of its own."""
 
 
+def matrix():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        return np.matrix(A)
+
+
 def read_only(x):
     x = x.copy()
     x.flags.writeable = False
@@ -100,7 +106,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "object": object,
     "array of objects": lambda: A.astype(object),
     "masked array": lambda: np.ma.masked_less(A, 0.3),
-    "matrix": lambda: np.matrix(A),
+    "matrix": matrix,
     "subclass": lambda: A.view(Subclass),
     "structured": lambda: np.zeros((2, 3), [("x", float)]),
     "dates": lambda: np.zeros((2, 3), "datetime64[s]"),
@@ -607,9 +613,9 @@ def test_compiled_calls_are_eager_ones(key):
     chosen = sampled(key, 4)
     for call in chosen:
         function, x = as_function(key, call)
-        eager = function(Tensor(x)).numpy()
         compiled = pe.compile(function)
         with np.errstate(all="ignore"):
+            eager = function(Tensor(x)).numpy()
             for _ in range(2):
                 np.testing.assert_allclose(compiled(x), eager, rtol=1e-15, err_msg=str(call))
     assert chosen or key in (np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert)
@@ -620,7 +626,8 @@ def test_gradients_are_those_of_finite_differences(key):
     rng = np.random.default_rng(SEED)
     for call in sampled(key, 12):
         function, x = as_function(key, call)
-        value = function(Tensor(x)).numpy()
+        with np.errstate(all="ignore"):  # where there is no finite value, nothing is compared
+            value = function(Tensor(x)).numpy()
         if value.dtype != np.float64 or not (np.isfinite(x).all() and np.abs(x).max(initial=0) < 10 and x.size):
             continue
         if not np.isfinite(value).all() or np.unique(x).size < x.size or key is np.empty_like:
@@ -632,8 +639,9 @@ def test_gradients_are_those_of_finite_differences(key):
             return np.sum(weights * function(x))
 
         step = 1e-6 * direction
-        estimate = (total(x + step) - total(x - step)) / 2e-6
-        found = np.sum(pe.grad(total)(x) * direction)
+        with np.errstate(all="ignore"):
+            estimate = (total(x + step) - total(x - step)) / 2e-6
+            found = np.sum(pe.grad(total)(x) * direction)
         if np.isfinite(estimate):
             np.testing.assert_allclose(found, estimate, rtol=1e-5, atol=1e-7, err_msg=str(call))
 
