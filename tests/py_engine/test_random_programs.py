@@ -291,7 +291,7 @@ def assert_close(ours, theirs, what):
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 many_draws = settings(max_examples=300, suppress_health_check=slow)
-thousands_of_draws = settings(max_examples=2000, suppress_health_check=slow)
+more_draws = settings(max_examples=600, suppress_health_check=slow)
 
 
 @many_draws
@@ -393,7 +393,7 @@ def test_gradients_of_gradients_agree(torch, program):
 # Forward mode ---------------------------------------------------------------------------------------------
 
 
-@thousands_of_draws
+@more_draws
 @given(programs())
 def test_jvp_is_consistent_with_vjp(program):
     note(str(program))
