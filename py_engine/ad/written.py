@@ -60,6 +60,12 @@ def guard(op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Marks |
     read = op.reads.get(key)
     if read is None:
         read = _read_first(op, inputs, attrs, key)
+    if len(read) == 1:  # nearly always, and without a loop
+        x = inputs[read[0]]
+        if x.op is None and x.__class__ is not Literal:
+            data = x.data
+            assert data is not None
+            return ((x, data.tobytes() if data.nbytes <= SMALL else _mark(data, COPIED if not op.joint else 0)),)
     found: Marks | None = None
     last = None
     for i in read:
@@ -140,6 +146,8 @@ def written(marks: Marks, unchanged: set[int]) -> list[Tensor]:
     for x, mark in marks:
         data = x.data
         assert data is not None
+        if mark.__class__ is bytes and data.shape == x.shape and data.dtype is x.dtype and data.tobytes() == mark:
+            continue
         if data.shape != x.shape or data.dtype != x.dtype:  # set in place
             found.append(x)
         elif mark.__class__ is bytes:
