@@ -12,7 +12,7 @@ import contextvars
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from py_engine.ad.direct import Direct
 from py_engine.ad.graph import Graph, simplify
 from py_engine.ad.ops.linalg import MATMUL, suits_blas
-from py_engine.ad.ops.record import Call, Op, Shape
+from py_engine.ad.ops.record import CHECKS, Call, Op, Shape
 from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, COPY, RESHAPE, as_index, covers
 from py_engine.ad.plan import ALIGNMENT, Value, plan
 from py_engine.ad.straight_line import Program, straight_line
@@ -103,6 +103,7 @@ class Tape:
                 arrays[i] = _result(results.get(k), x, leaves)
         self.outputs = [self._memory(number[id(x)], arrays) for x in graph.outputs]
         self.instructions: list[Instruction] = []
+        self._checks: set[Any] = set()  # that the instructions so far make; their arrays are held by these
         names = _names(graph, leaves)
         outer = STATE.scope
         try:
@@ -273,9 +274,21 @@ class Tape:
             return
         out = self._memory(i, arrays)
         calls = tuple(x.op.calls(read, out, self._new_scratch, x.attrs))
+        if x.op.checks is not None:
+            calls = tuple(call for call in calls if not self._is_checked(call))
         owner = self.plan.storage[i]
         place = "result" if owner not in self.plan.offset else f"arena[{self.plan.offset[owner]}]"
         self.instructions.append(Instruction(x, read, out, calls, f"{text}  # {_named(x.dtype)}{x.shape} in {place}"))
+
+    def _is_checked(self, call: Call) -> bool:
+        """Whether a call is a check that an earlier op makes; if it is a check, it is noted."""
+        if not isinstance(call, partial) or call.func not in CHECKS or call.keywords:
+            return False
+        array, *limits, _ = call.args  # and the op's name
+        key = call.func, id(array), tuple(limits)
+        known = key in self._checks
+        self._checks.add(key)
+        return known
 
     def _new_scratch(self, shape: Shape, dtype: Any) -> Array:
         memory: Array = np.empty(shape, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import py_engine as pe
 from py_engine import Techniques, Tensor, ops
 from py_engine.ad.containers import flatten
+from py_engine.ad.ops.record import CHECKS
 from py_engine.errors import EngineError, LabelError, ShapeError
 from py_engine.network import Activation, Chain, Conv1D, Dense, Embedding, Flatten, MaxPool1D, PermuteDims, Trainer
 
@@ -274,3 +276,14 @@ def test_the_trainer_checks_what_its_loss_does_not_need(fuse, rng):
         with pytest.raises(ShapeError, match="layer 'looks up': token id 4 in row 1"):
             call()
     trainer.close()
+
+
+@pytest.mark.parametrize("make", [labels_of, ids_of, padded_ids_of], ids=lambda make: make.__name__)
+def test_a_tape_checks_an_array_once_for_all_ops(make, rng):
+    (x, good), call, _ = make(rng, (7,))
+    f = pe.compile(pe.value_and_grad(total(call)))
+    f(x, good)
+    ((tape, _),) = f.tapes.values()
+    calls = [call.func for step in tape.instructions for call in step.calls if isinstance(call, partial)]
+    assert sum(function in CHECKS for function in calls) == 1
+    assert sum(step.node.op.checks is not None for step in tape.instructions) == 2  # the op and its gradient

@@ -41,13 +41,13 @@ class _Labels:
     """Positions of each row's label in the flat logits, recomputed in place at every replay."""
 
     def __init__(self, labels: Array, classes: int, scratch: Scratch) -> None:
-        self.labels, self.classes = labels.reshape(-1), classes
+        self.checked, self.labels, self.classes = labels, labels.reshape(-1), classes
         n = self.labels.size
         self.rows = np.arange(n, dtype=np.intp) * classes
         self.places = scratch((n,), np.intp)
 
     def calls(self) -> Sequence[Call]:
-        checked = partial(_check_labels, self.labels, self.classes, here("softmax_cross_entropy"))
+        checked = partial(_check_labels, self.checked, self.classes, here("softmax_cross_entropy"))
         return [checked, partial(np.add, self.rows, self.labels, self.places, casting="unsafe")]  # labels may be uint64
 
 

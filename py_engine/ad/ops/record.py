@@ -346,6 +346,10 @@ def all_below(array: Array, limit: int) -> bool:
     return not array.size or int(np.maximum.reduce(array, None)) < limit
 
 
+CHECKS: set[Callable[..., None]] = set()
+"""The functions of all checks: a tape makes equal ones, of the same array, once."""
+
+
 def check_op(name: str, check: Callable[..., None]) -> Op:
     """Return an op that only checks: `check(*inputs, **attrs, where)` raises for values that are not accepted.
 
@@ -361,6 +365,7 @@ def check_op(name: str, check: Callable[..., None]) -> Op:
     def itself(*inputs: Tensor, **attrs: Any) -> Equation:
         return op, inputs, attrs
 
+    CHECKS.add(check)
     op = Op(name, infer, bind=bind, constant=True, checks=itself, doc="a check of values that computes nothing")
     return op
 
