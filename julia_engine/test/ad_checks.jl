@@ -41,7 +41,7 @@ function ways(f, x, good)
 end
 
 @testset "integers out of range: $(name) of $(size(good))" for (name, f, x, good, most, kind) in CHECKED
-    g = in_layer(f)
+    g = Hidden(in_layer(f))
     for (way, run) in ways(g, x, good)
         run(good)
         for bad in (0, -1, most + 1, typemax(Int), typemin(Int)), k in (1, length(good))
@@ -142,11 +142,11 @@ const USES = (
     ("as the result", () -> [true, false, true, true], m -> (m[1] = false),
         (x, m) -> (sum(x), m)[1] * 1.0 + sum(Constant([1.0, 2, 3, 4])[m])))
 
-@testset "captured: $name" for (name, make, change!, f) in USES
-    x = [0.5, -1.5, 2.0, 0.25]
+@testset "captured: $name" for (name, make, change!, use) in USES
+    x, f = [0.5, -1.5, 2.0, 0.25], Hidden(use)
     for (way, capture) in (name in ("truth values as an index", "indices of 32 bits") ? CAPTURED : CAPTURED[1:1])
         array = make()
-        read = capture(array)
+        read = Hidden(capture(array))
         value_, gradient_ = compile(x -> f(x, read())), compile(grad(x -> f(x, read())))
         into, room = compile(x -> f(x, read()) .* x), zeros(4)
         eager(x, array) = (y = f(Constant(x), array); y isa Tensor ? item(y) : y)

@@ -5,11 +5,6 @@ using TwinGrad.AD: ForwardMode
 # Every transform as a function from a function of one number to a derivative of it. `Hidden` keeps the types from telling
 # what a function holds, so that every function is compiled once; that is another way for dual numbers to be found, too.
 
-struct Hidden
-    f::Any
-end
-(h::Hidden)(x...) = h.f(x...)
-
 in_vector(x::Tensor) = reshape(x, 1)
 in_vector(x) = [x]
 const ORDERS = Dict("derivative" => 1, "forward_gradient" => 1, "forward_jacobian" => 1, "grad" => 1, "gradient" => 1,

@@ -204,3 +204,36 @@ end
     @test grad(p -> sum([0.0] .^ p))([2.0]) == [0]
     @test grad(x -> sum(logsumexp(x; dims=1)))(fill(-Inf, 2, 1)) == zeros(2, 1)
 end
+
+@testset "padding copies its number and what it surrounds" begin
+    for T in (Float32, Float64), number in (Inf, -Inf, 1e6, NaN, -0.0, 0.1, 0)
+        x = T[1.0e-7 -0.0; Inf 3; NaN -1.0e-3]
+        expected = fill(T(number), 6, 5)
+        expected[2:4, 3:4] = x
+        padded(x) = pad(x, [(1, 2), (2, 1)]; value=number)
+        @test isequal(value(padded(Constant(x))), expected) && isequal(compile(padded)(x), expected)
+        @test grad(x -> sum(padded(x)[2:3, 2:4] .* 2))(x) == [2 2; 2 2; 0 0]
+    end
+    @test value(pad(Constant([1.0, 2.0]), 1; value=Constant(fill(3.0)))) == [3, 1, 2, 3]
+    @test grad(v -> sum(pad(Constant([1.0, 2.0]), 1; value=v) .* [1, 2, 3, 4]))(3.0) == 5
+end
+
+@testset "widths, axes and counts are whole numbers: $name" for (name, f) in (
+    ("pad", x -> pad(x, 1.0)), ("pad, pairs", x -> pad(x, [(1.0, 1.0), (0, 0)])), ("pad, a pair", x -> pad(x, (1, 2))),
+    ("pad's number", x -> pad(x, 1; value=[1.0])), ("stack", x -> stack([x, x]; dims=1.0)), ("cat", x -> cat(x, x; dims=1.0)),
+    ("concatenate", x -> concatenate((x, x), 1.0)), ("gather", x -> gather(x, [1, 2]; dims=1.0)),
+    ("gather, positions", x -> gather(x, [1.0, 2.0])), ("swapaxes", x -> swapaxes(x, 1.0, 2)), ("squeeze", x -> squeeze(x, 1.0)),
+    ("moveaxis", x -> moveaxis(x, 1.0, 2)), ("expand_dims", x -> expand_dims(x, 1.0)), ("tensordot", x -> tensordot(x, x, 1.0)),
+    ("tensordot, lists", x -> tensordot(x, x, ([1.0], [1.0]))), ("broadcast_to", x -> broadcast_to(x, (3.0, 2.0))),
+    ("reshape", x -> reshape(x, (2.0, 3.0))), ("sum", x -> sum(x; dims=1.0)), ("softmax", x -> softmax(x; dims=1.0)),
+    ("argmax_along", x -> argmax_along(x, 1.0)), ("embedding", x -> embedding(x, [1.0])))
+    @test error_of(() -> f(Constant([1.0 2; 3 4; 5 6]))) isa EngineError
+end
+
+@testset "powers are the same in arrays and alone, at first and again" begin
+    for T in (Float32, Float64), p in (-2, -1, -0.5, 0.5, 1.5, 2, 3, 4, 5)
+        x = T[-Inf, -2.5, -0.0, 0, nextfloat(T(0)), 1.0e-40, 0.3, 1, 1.0e7, Inf, NaN]
+        alone = compile(x -> x^p)
+        @test isequal([alone(v) for v in x], value(Constant(x) .^ p)) && isequal([alone(v) for v in x], compile(x -> x .^ p)(x))
+    end
+end

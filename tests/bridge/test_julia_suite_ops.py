@@ -1,4 +1,4 @@
-"""The Julia engine's own tests of ops, in a process of their own."""
+"""The Julia engine's own tests of ops and networks, in a process of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.timeout(1860)
-def test_the_julia_engine_passes_its_tests_of_ops(
+def test_the_julia_engine_passes_its_tests_of_ops_and_networks(
     julia_groups: Mapping[str, Sequence[str]], run_julia_tests: Callable[..., dict[str, int]]
 ) -> None:
     assert all(run_julia_tests(julia_groups["ops"]).values())

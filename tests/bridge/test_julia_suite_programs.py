@@ -1,4 +1,4 @@
-"""The Julia engine's own tests of programs: tapes, loops and checkpoints, in a process of their own."""
+"""The Julia engine's own tests of programs and transforms, in a process of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.timeout(1860)
-def test_the_julia_engine_passes_its_tests_of_programs(
+def test_the_julia_engine_passes_its_tests_of_programs_and_transforms(
     julia_groups: Mapping[str, Sequence[str]], run_julia_tests: Callable[..., dict[str, int]]
 ) -> None:
     assert all(run_julia_tests(julia_groups["programs"]).values())

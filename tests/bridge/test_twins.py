@@ -136,6 +136,7 @@ JULIA_ONLY = {
     "ad/tiles.jl": "elementwise runs in pieces that stay in the cache: loops, where the numpy engine has numpy's calls",
     "ad/kernels/*": "the loops that a tape runs; the numpy engine's are numpy's",
     "ad/nesting.jl": "dual numbers that meet tensors; the numpy engine has no dual numbers",
+    "ad/watched.jl": "what Julia code may have read of what a traced function captures",
     "functions.jl": "a programmer's own Julia functions, which Python calls",
     "entry.jl": "the entry points for callers of C functions, which Python needs none of",
     "*precompile.jl": "what Julia compiles ahead of its first use",

@@ -7,7 +7,12 @@ A function that is traced once for each combination of argument sizes and elemen
 
 Julia code runs only while tracing: branches and loops are fixed by the first call of each size, and a branch on a value
 throws. Tensors and arrays that the function captures are read by reference at every call; where one that had to be converted
-(truth values, integers, another layout) has changed, the function is traced anew. Results are copies.
+(truth values, integers, another layout) has changed, the function is traced anew. So it is where anything else that it
+captures has changed: an array whose numbers Julia code reads (`w[1]`, `sum(w)`), a field, an item of a container, a captured
+variable that was assigned to. All of that is looked at before every replay, large arrays at the speed of memory.
+
+Not seen are changes of global variables' numbers, of what tracing itself changed (a counter), and of an array that ops read
+in place: there Julia code's own `w[1]` stays that of the trace; pass it as an argument. Results are copies.
 
 Inside another transform, and on tensors that require a gradient or dual numbers, the function itself is called instead:
 its results are then tensors, or dual numbers, that can be differentiated.
@@ -60,7 +65,7 @@ function anew(compiled::Compiled, @nospecialize(args::Tuple))
     made === nothing && return plainly(compiled.f(unflatten(structure, leaves)...))
     key, tape, results = made
     last = compiled.last = get!(() -> Replay(tape, structure, results), compiled.replays, key)::Replay
-    compiled.code = last.results == LEAF ? last.code : nothing
+    compiled.code = last.results == LEAF && isempty(tape.watched) ? last.code : nothing
     return together(results, Any[unwrapped(copy(out)) for out in tape(arrays...)])
 end
 
@@ -301,13 +306,28 @@ function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure
         delete!(compiled.replays, key)  # what was converted has changed: trace anew
     end
     inputs = Tensor[symbol(eltype(a), collect(Int, size(a)), "x$i") for (i, a) in enumerate(arrays)]
+    watched = watch(compiled.f)
     result, nodes = tracing(() -> compiled.f(unflatten(structure, inputs)...))
     leaves, results = flatten(result)
     graph = prune!(Graph(inputs, Tensor[as_result(x) for x in leaves], nodes))
     depends_on_duals(graph.outputs) && return nothing  # the derivative around is not one of a tape
-    compiled.tapes[key] = (Tape(graph; techniques=compiled.techniques), results)
+    tape = Tape(graph; techniques=compiled.techniques)
+    tape.watched = filter(w -> is_unchanged(w) && !is_read_in_place(w, tape), watched)
+    compiled.tapes[key] = (tape, results)
     return (key, compiled.tapes[key]...)
 end
+
+"""Whether the tape's ops read this array by reference, or the tape looks at it as at one that was converted."""
+function is_read_in_place(w::Watched, tape::Tape)
+    x = w.object
+    any(c -> c.source === x || owner_of(c.source) === x, tape.converted) && return true
+    x isa Array && isbitstype(eltype(x)) || return false
+    inner = Tensor[t for node in tape.graph.nodes for t in captured_by(node.attrs)]
+    return any(t -> !t.literal && t.data !== nothing && share_bytes(extent(x), extent(t.data::Memory)), [captured(tape.graph); inner])
+end
+
+watched_parts(f::Compiled) = (f.f,)
+watched_parts(::Tape) = ()
 
 as_result(x::Union{Tensor,Real,AbstractArray{<:Real}}) = as_tensor(x)
 as_result(@nospecialize(x)) =

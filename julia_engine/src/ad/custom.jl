@@ -9,6 +9,9 @@ struct CustomRule
     opaque::Bool
 end
 
+# An opaque function is called at every replay, and so reads what it captures then.
+watched_parts(rule::CustomRule) = rule.opaque ? () : (rule.f, rule.vjp, rule.jvp)
+
 # The first input is the result, the rest what the function was called with.
 function custom_pullback(g::Tensor, node::Tensor, asked::Vector{Bool})
     rule, inputs = node.attrs[1]::CustomRule, node.inputs[2:end]

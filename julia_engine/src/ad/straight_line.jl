@@ -16,6 +16,7 @@ end
 @inline any_sin(x::T) where {T} = abs(x) <= T(TURNS) ? fast_sin(x) : slow_sin(x)
 @inline any_cos(x::T) where {T} = abs(x) <= T(TURNS) ? fast_cos(x) : slow_cos(x)
 @inline any_tan(x::T) where {T} = abs(x) <= T(TURNS) ? fast_tan(x) : slow_tan(x)
+@noinline general_power(x, p) = plain_pow(x, p)  # not inlined: knowing the exponent, LLVM would round otherwise than the kernel
 @inline third_power(x) = x * x * x
 @inline fourth_power(x) = square(x * x)
 @inline fifth_power(x) = x * square(x * x)
@@ -29,7 +30,7 @@ const STRAIGHT = Dict{String,Symbol}(
     "sin" => :any_sin, "cos" => :any_cos, "tan" => :any_tan, "arcsin" => :plain_asin, "arccos" => :plain_acos,
     "arctan" => :plain_atan, "sinh" => :plain_sinh, "cosh" => :plain_cosh, "tanh" => :fast_tanh,
     "sigmoid" => :fast_sigmoid, "softplus" => :fast_softplus, "relu" => :relu, "step" => :step, "sign" => :signum,
-    "abs" => :abs, "pow" => :plain_pow, "maximum" => :larger, "minimum" => :smaller, "clip" => :limited,
+    "abs" => :abs, "pow" => :general_power, "maximum" => :larger, "minimum" => :smaller, "clip" => :limited,
     "where" => :chosen, "less" => :less, "less_equal" => :less_equal, "greater" => :greater,
     "greater_equal" => :greater_equal, "equal" => :equal, "not_equal" => :not_equal, "equal_mask" => :equal,
     "tanh_gradient" => :tanh_gradient, "sigmoid_gradient" => :sigmoid_gradient, "relu_gradient" => :relu_gradient,

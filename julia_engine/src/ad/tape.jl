@@ -42,6 +42,7 @@ mutable struct Tape
     runs::Dict{Tensor,Run}
     resizable::Vector{Tensor}  # captured vectors of the user's, or views of such
     converted::Vector{Converted}  # captured arrays that were converted when the graph was traced
+    watched::Vector{Watched}  # what else the function captures, and may have read numbers of while it was traced
     replaying::Bool
 end
 
@@ -75,7 +76,7 @@ function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Tech
     end
     tape = Tape(graph, techniques, inputs, Any[m.root for m in destinations], Program(), Any[], Step[], arranged,
         arena_memory(arranged.size), known, memories, destinations, runs,
-        filter(x -> is_resizable(x.data::Memory), leaves), conversions(leaves, graph), false)
+        filter(x -> is_resizable(x.data::Memory), leaves), conversions(leaves, graph), Watched[], false)
     now = state()
     outer = now.scope
     try
@@ -149,18 +150,21 @@ function check_ready(tape::Tape)
             "$(size(x)) when it was compiled, $RESIZED, or pass it as an argument"))
     end
     is_current(tape) || throw(ReplayError("an array that the function captures was changed since the function was traced, " *
-        "where it was converted: truth values into positions or numbers, integers or a layout into others; convert it once, " *
-        "outside of the function, or pass it as an argument"))
+        "where it was read or converted (truth values into positions or numbers, integers or a layout into others): the tape has " *
+        "its old values; call the function that was compiled, which is traced anew, or pass the array as an argument"))
     tape.replaying && throw(ReplayError("a compiled function is called while it is running, by a custom rule that is part " *
         "of it or by another task, on arguments of the same sizes and element types; call the function that was compiled " *
         "there, not its tape"))
     return nothing
 end
 
-"""Whether all arrays that were converted when the graph was traced hold what they held then. Allocates nothing."""
+"""Whether what was converted, or may have been read, when the graph was traced holds what it held then."""
 function is_current(tape::Tape)
     for c in tape.converted
         is_unchanged(c)::Bool || return false
+    end
+    for w in tape.watched
+        is_unchanged(w) || return false
     end
     return true
 end

@@ -76,6 +76,8 @@ Parameters(layout::Layout, T::DataType) = Parameters(layout, AD.zeroed!(Vector{T
 Base.deepcopy_internal(p::Parameters, known::IdDict) =
     get!(() -> Parameters(p.layout, Base.deepcopy_internal(p.vector, known)), known, p)::Parameters
 
+AD.watched_parts(p::Parameters) = (p.vector,)
+
 Base.eltype(p::Parameters) = eltype(p.vector)
 Base.keys(p::Parameters) = p.layout.names
 Base.haskey(p::Parameters, name) = name in p.layout.names

@@ -60,6 +60,8 @@ mutable struct Trainer{T,O<:Optimizer}
     blocks::Vector{Vector{T}}  # for each thread: room for a block of a gradient
 end
 
+AD.watched_parts(trainer::Trainer) = (trainer.chain,)
+
 function Trainer(chain::Chain; loss="softmax_cross_entropy", optimizer::Optimizer=SGD(0.01), batch_size=100,
         threads=Threads.nthreads(), accumulate=1, techniques::Techniques=Techniques())
     sizes = Int[whole_number("Trainer", name, value)

@@ -38,7 +38,7 @@ const SCATTER = register!(Op("scatter", infer_scatter; forward=forward_scatter,
 
 The slices of `x` at these positions of an axis, `x[:, ..., index]`; `index` is an array, or a tensor, of integers.
 """
-gather(x::Tensor, index; dims::Integer=ndims(x)) = apply(GATHER, Tensor[x, index_tensor(index)], Any[Int(dims)])
+gather(x::Tensor, index; dims=ndims(x)) = apply(GATHER, Tensor[x, index_tensor(index)], Any[one_axis("gather", dims)])
 
 # Embeddings -----------------------------------------------------------------------------------------------------------
 #

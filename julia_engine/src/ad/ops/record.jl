@@ -371,7 +371,7 @@ function given_and_read(node::Tensor)
     any(is_given, node.inputs) || return NO_INPUTS
     reads, found = operands_read(node), NO_INPUTS
     for (i, x) in enumerate(node.inputs)
-        is_given(x) && is_read(node, reads, i) || continue
+        is_given(x) && is_read(node, reads, i) && !(any(y -> y === x, found)) || continue
         found === NO_INPUTS && (found = Tensor[])
         push!(found, x)
     end

@@ -5,6 +5,10 @@
 """One axis, or several, as a list."""
 axis_list(d::Integer) = Int[d]
 axis_list(dims::Union{Tuple{Vararg{Integer}},AbstractArray{<:Integer},Base.Generator}) = collect(Int, dims)
+one_axis(::String, axis::Integer) = Int(axis)
+one_axis(::String, ::Val{D}) where {D} = Int(D)
+one_axis(name::String, @nospecialize(axis)) =
+    throw(ShapeError("$name: on tensors an axis is one number of an integer type, got $(repr(axis))"))
 axis_list(@nospecialize(dims)) = isempty(dims) ? Int[] :
     throw(ShapeError("axes and lengths must be whole numbers of an integer type, got $(repr(dims))"))
 
@@ -138,7 +142,8 @@ Base.adjoint(x::Elements) = x
 
 Exchange two axes.
 """
-function swapaxes(x::Tensor, a::Integer, b::Integer)
+function swapaxes(x::Tensor, a, b)
+    a, b = one_axis("swapaxes", a), one_axis("swapaxes", b)
     1 <= a <= ndims(x) && 1 <= b <= ndims(x) ||
         throw(ShapeError("swapaxes: axes $a and $b do not both exist in size $(size(x))"))
     axes = collect(1:ndims(x))
@@ -308,12 +313,13 @@ end
 
 Join tensors along an axis, as `cat(tensors...; dims)`.
 """
-function concatenate(@nospecialize(arrays), dims::Integer)
+function concatenate(@nospecialize(arrays), dims)
+    dims = one_axis("cat", dims)
     parts = as_tensors(collect(Any, arrays))
     isempty(parts) && throw(ShapeError("cat: at least one array is needed"))
     dims >= 1 || throw(ShapeError("cat: axes count from 1, got $dims"))
     check_eltypes("cat", parts)
-    n = max(maximum(ndims(part) for part in parts), Int(dims))
+    n = max(maximum(ndims(part) for part in parts), dims)
     parts = Tensor[reshape_to(part, Int[part.dims; ones(Int, n - ndims(part))]) for part in parts]
     first = parts[1]
     for part in parts
@@ -334,11 +340,8 @@ function concatenate(@nospecialize(arrays), dims::Integer)
 end
 
 const Joined = Union{Tensor,AbstractArray,Real}
-Base.cat(x::Tensor, rest::Joined...; dims) = concatenate((x, rest...), one_axis(dims))
-Base.cat(a::Union{AbstractArray,Real}, x::Tensor, rest::Joined...; dims) = concatenate((a, x, rest...), one_axis(dims))
-one_axis(dims::Integer) = Int(dims)
-one_axis(::Val{D}) where {D} = Int(D)
-one_axis(@nospecialize(dims)) = throw(ShapeError("cat: on tensors dims is one axis, got $(repr(dims))"))
+Base.cat(x::Tensor, rest::Joined...; dims) = concatenate((x, rest...), dims)
+Base.cat(a::Union{AbstractArray,Real}, x::Tensor, rest::Joined...; dims) = concatenate((a, x, rest...), dims)
 Base.vcat(x::Tensor, rest::Joined...) = concatenate((x, rest...), 1)
 Base.vcat(a::Union{AbstractArray,Real}, x::Tensor, rest::Joined...) = concatenate((a, x, rest...), 1)
 Base.hcat(x::Tensor, rest::Joined...) = concatenate((x, rest...), 2)
@@ -373,7 +376,7 @@ function stacked(@nospecialize(arrays), dims)
     one_part = parts[1].dims
     all(part -> part.dims == one_part, parts) || throw(ShapeError(
         "stack: all sizes must be equal, got $(join([string(size(q)) for q in parts], " and "))"))
-    axis = dims isa Colon ? length(one_part) + 1 : Int(dims)
+    axis = dims isa Colon ? length(one_part) + 1 : one_axis("stack", dims)
     1 <= axis <= length(one_part) + 1 ||
         throw(ShapeError("stack: axis $axis does not exist in a stack of arrays of size $(Tuple(one_part))"))
     whole = Int[one_part[1:axis-1]; length(parts); one_part[axis:end]]
@@ -388,16 +391,26 @@ end
 """
     pad(x, widths; value=0)
 
-Surround an array with a constant: `widths` holds (before, after) for each axis, or is one number for all sides.
+Surround an array with a number: `widths` holds (before, after) for each axis, or is one number for all sides.
 """
-function pad(x::Tensor, widths; value::Real=0)
-    pairs = widths isa Integer ? [(Int(widths), Int(widths)) for _ in 1:ndims(x)] : [(Int(a), Int(b)) for (a, b) in widths]
+function pad(x::Tensor, widths; value=0)
+    pairs = widths isa Integer ? fill((Int(widths), Int(widths)), ndims(x)) : [two_widths(pair) for pair in widths]
     length(pairs) == ndims(x) && all(p -> p[1] >= 0 && p[2] >= 0, pairs) ||
         throw(ShapeError("pad: expected $(ndims(x)) pairs of widths that are not negative, got $widths"))
+    is_scalar(value) || throw(ShapeError("pad: expected one number as value, got $(repr(value))"))
     place = Item[(a + 1, 1, n) for ((a, _), n) in zip(pairs, x.dims)]
     dims = Int[a + n + b for ((a, b), n) in zip(pairs, x.dims)]
-    iszero(value) && return assemble(Tensor[x], Index[place], dims)
-    return assemble(Tensor[x .- value], Index[place], dims) .+ value
+    padded = assemble(Tensor[x], Index[place], dims)
+    value isa Real && !(value isa Union{DualNumber,Elements}) && iszero(value) && !signbit(value) && return padded
+    inside = fill!(new_array(x.eltype, dims), 0)
+    view(inside, (first:first+n-1 for (first, _, n) in place)...) .= 1
+    return WHERE(Constant(inside), padded, value)  # copies: (x - value) + value would round, and is NaN at infinity
+end
+
+function two_widths(@nospecialize(pair))
+    widths = axis_list(pair)
+    length(widths) == 2 || throw(ShapeError("pad: expected (before, after) for each axis, got $(repr(pair))"))
+    return (widths[1], widths[2])
 end
 
 # Arrays and tensors like another ----------------------------------------------------------------------------------------
