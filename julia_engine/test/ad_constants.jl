@@ -22,22 +22,23 @@ numbers(x) = x isa Tensor ? numbers(value(x)) : x isa AbstractArray ? (ndims(x) 
 
 @testset "$name follows its input, eagerly and at every replay" for (name, called) in FUNCTIONS_TRIED
     f = Hidden(called)
+    # What Julia has for Float64; Float32 holds the same numbers.
+    of_first, of_second, of_turned = numbers(f(FIRST)), numbers(f(SECOND)), numbers(f(permutedims(SECOND)))
+    @test !isequal(of_first, of_second)
     for T in (Float64, Float32)
         a, b = T.(FIRST), T.(SECOND)
-        @test isequal(numbers(f(Constant(a))), numbers(f(a))) && isequal(numbers(f(Constant(b))), numbers(f(b)))
-        @test f(a) != f(b)
+        @test isequal(numbers(f(Constant(a))), of_first) && isequal(numbers(f(Constant(b))), of_second)
         compiled = compile(f)
-        for x in (a, b, a)
-            @test isequal(numbers(compiled(x)), numbers(f(x)))
+        for (x, expected) in ((a, of_first), (b, of_second), (a, of_first))
+            @test isequal(numbers(compiled(x)), expected)
         end
         # In a loop, and behind views whose elements do not lie in order.
         steps = cat(a, b, a; dims=3)
         at_each = compile(xs -> scan((c, x) -> (c, astype(f(x) .* 1, T)), T(0), xs)[2])
         startswith(name, "arg") || @test isequal(numbers(at_each(steps)),
-            cat((f(steps[:, :, t]) isa AbstractArray ? numbers(f(steps[:, :, t])) : [numbers(f(steps[:, :, t]))] for t in 1:3)...;
-                dims=ndims(f(a)) + 1))
+            cat((y isa AbstractArray ? y : [y] for y in (of_first, of_second, of_first))...; dims=ndims(of_first) + 1))
         turned = compile(x -> f(permutedims(x)))
-        @test isequal(numbers(turned(b)), numbers(f(permutedims(b))))
+        @test isequal(numbers(turned(b)), of_turned)
     end
 end
 
