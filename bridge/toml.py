@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,8 @@ class TomlError(ValueError):
 def read(path: str | os.PathLike[str]) -> str:
     """The text of a UTF-8 file. Raises `TomlError` when there is none to be had."""
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode):  # opening it waits, for ever where nobody writes
+            raise TomlError("this is a FIFO, not a TOML file: save what comes out of it to one")
         with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:

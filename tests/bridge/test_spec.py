@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -1000,6 +1001,9 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
 def test_a_folder(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="this is a folder"):
         spec.load(tmp_path)
+    os.mkfifo(tmp_path / "fifo.toml")  # nobody writes to it
+    with pytest.raises(SpecError, match=r"fifo\.toml: this is a FIFO, not a TOML file"):
+        spec.load(tmp_path / "fifo.toml")
 
 
 def test_a_path_through_a_file(tmp_path: Path) -> None:

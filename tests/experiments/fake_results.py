@@ -133,9 +133,6 @@ def rows(
     for shown in map(load_paper, papers()):
         if shown.microbenchmarks and paper in (shown.key, shown.runs_of_paper):
             _add_microbenchmarks(found, base | {"paper": shown.key}, shown.microbenchmarks.systems.value)
-    if cpu_model != CPU:  # another machine has other keys
-        for row in (row for table in found.values() for row in table):
-            row["key"] += f"-{cpu_model}"
     return found
 
 
@@ -173,14 +170,14 @@ def _add_microbenchmarks(found: Rows, base: dict[str, Any], systems: list[str]) 
 
 
 def write(folder: Path, *sweeps: Rows) -> Path:
-    """Write sweeps as `<folder>/tidy/*.csv` and return the folder."""
+    """Write sweeps as `<folder>/tidy/*.csv`, each with keys of its own, and return the folder."""
     (folder / "tidy").mkdir(parents=True, exist_ok=True)
     for name, columns in COLUMNS.items():
         with (folder / "tidy" / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
             writer.writeheader()
-            for sweep in sweeps:
-                writer.writerows(sweep[name])
+            for number, sweep in enumerate(sweeps):  # what differs between them changes the keys
+                writer.writerows(row | {"key": f"{row['key']}-{number}"} for row in sweep[name])
     return folder
 
 

@@ -21,6 +21,7 @@ import pytest
 from bridge import engine
 from bridge.engine import Availability, Registered
 from experiments import cli, config
+from experiments.report import Built
 from experiments.results import COMMITTED, Results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -484,7 +485,9 @@ def test_weights_of_another_network_are_refused(twingrad: Any, rows: Path) -> No
 # The whole way --------------------------------------------------------------------------------------------------------
 
 
-def test_reproduce_makes_everything_from_the_sample_and_says_so(twingrad: Any, tmp_path: Path) -> None:
+def test_reproduce_makes_everything_from_the_sample_and_says_so(
+    twingrad: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("typst")
     start = time.time()
     options = ["reproduce", "--profile", "quick", "--engines", "numpy", "--threads", "1"]
@@ -503,6 +506,9 @@ def test_reproduce_makes_everything_from_the_sample_and_says_so(twingrad: Any, t
     assert "Missing:" in said.out and "PyTorch" in said.out.split("Missing:")[1]
     rows = json.loads(Path("reproduce.json").read_text())["rows"]
     assert {"stage", "file", "missing", "pdf"} <= {row.get("kind") for row in rows}
+    # What is made from the results would be made once more.
+    monkeypatch.setattr(cli, "_build_report", lambda *_: Built(report))
+    monkeypatch.setattr(cli, "_build_pdf", lambda *_: pdf)
     again = twingrad(*options)
     assert again.code == 0
     assert not re.search(r"\d+ of \d+ runs finished in ", again.out)  # every one of them was there already
