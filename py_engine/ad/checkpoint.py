@@ -15,7 +15,7 @@ from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import Part, accumulate, gradients
 from py_engine.ad.ops.record import Op, Shape
 from py_engine.ad.recorded import Layout, Recorded, record, recording
-from py_engine.ad.tensor import FLOATS, STATE, Array, Record, Tensor
+from py_engine.ad.tensor import FLOATS, LEVELS, STATE, Array, Record, Tensor
 from py_engine.ad.transforms import check_callable
 
 __all__ = ["CHECKPOINT", "checkpoint"]
@@ -120,30 +120,37 @@ def _pull_back(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> li
     """Compute the inside anew, from the checkpoint's inputs, and go backward through it."""
     g = accumulate(parts, node)
     wanted = asked[1:]
-    again, y = _again(node.inputs[1:], wanted, node.attrs["inside"], node.attrs["of"])
+    again, y, level = _again(node.inputs[1:], wanted, node.attrs["inside"], node.attrs["of"])
     targets = [x for x, wish in zip(again, wanted, strict=True) if wish]
-    found = iter(gradients([y], [g], targets, through=False))
+    found = iter(gradients([y], [g], targets, through=False, level=level))
     return [None, *(next(found) if wish else None for wish in wanted)]
 
 
-def _again(inputs: Sequence[Tensor], moving: Sequence[bool], inside: Recorded, of: int) -> tuple[list[Tensor], Tensor]:
-    """Return inputs that stand for these, and what is computed from them."""
-    outer = STATE.recording
+def _again(
+    inputs: Sequence[Tensor], moving: Sequence[bool], inside: Recorded, of: int
+) -> tuple[list[Tensor], Tensor, int]:
+    """Return inputs that stand for these, what is computed from them, and the level of those that move."""
+    outer, level = STATE.recording, next(LEVELS)
     STATE.recording = True
     try:
-        again = [_input(x, moves, outer, of) for x, moves in zip(inputs, moving, strict=True)]
+        again = [_input(x, moves, outer, of, level) for x, moves in zip(inputs, moving, strict=True)]
         (y,) = inside(again)
     finally:
         STATE.recording = outer
-    return again, y
+    return again, y, level
 
 
-def _input(x: Tensor, moves: bool, connected: bool, of: int) -> Tensor:
+def _input(x: Tensor, moves: bool, connected: bool, of: int, level: int) -> Tensor:
     if x.data is None or STATE.trace is not None:
-        return BARRIER.apply((x,), {"of": of})
-    if connected and x.requires_grad:
-        return ops.identity(x)  # part of the graph around: the derivative may be differentiated, by what is fixed, too
-    return Tensor(x.data, moves)
+        found = BARRIER.apply((x,), {"of": of})
+    elif connected and x.requires_grad:
+        # Part of the graph around: the derivative may be differentiated, by what is fixed, too.
+        found = ops.identity(x)
+    else:
+        found = Tensor(x.data)
+    if moves:
+        found.level = level
+    return found
 
 
 def _jvp(
@@ -151,8 +158,9 @@ def _jvp(
 ) -> Tensor:
     if tangents[0] is not None:  # traced: the ops inside are part of the graph
         return tangents[0]
-    again, result = _again(inputs, [t is not None for t in tangents[1:]], inside, of)
-    (found,) = push_forward([result], {x: t for x, t in zip(again, tangents[1:], strict=True) if t is not None})
+    again, result, level = _again(inputs, [t is not None for t in tangents[1:]], inside, of)
+    moves = {x: t for x, t in zip(again, tangents[1:], strict=True) if t is not None}
+    (found,) = push_forward([result], moves, level=level)
     return Tensor(np.zeros(y.shape, y.dtype)) if found is None else found
 
 

@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import Part, accumulate, gradients
+from py_engine.ad.graph import Part, accumulate, gradients, variable
 from py_engine.ad.ops.record import Op, Shape, as_tensors
 from py_engine.ad.recorded import Layout
-from py_engine.ad.tensor import FLOATS, STATE, Array, Tensor
+from py_engine.ad.tensor import FLOATS, LEVELS, STATE, Array, Tensor
 from py_engine.ad.written import guard
 from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
 
@@ -183,10 +183,11 @@ def _made(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], data: Ar
     """Return the result of an op that is computed already."""
     result = Tensor(data)
     result.scope = STATE.scope
-    result.requires_grad = STATE.recording and data.dtype in FLOATS and any(x.requires_grad for x in inputs)
-    if result.requires_grad or STATE.trace is not None:
+    if STATE.recording and data.dtype in FLOATS:
+        result.level = max(x.level for x in inputs)
+    if result.level or STATE.trace is not None:
         result.op, result.inputs, result.attrs = op, inputs, attrs
-        result.marks = guard(op, inputs, attrs) if result.requires_grad else None
+        result.marks = guard(op, inputs, attrs) if result.level else None
     if STATE.trace is not None:
         STATE.trace.append(result)
     return result
@@ -292,12 +293,13 @@ def _compute_derivative(*arrays: Array, function: Any, layout: Layout) -> None:
 
 def _on_tensors(
     node_inputs: Sequence[Tensor], moving: Sequence[bool], function: Any, layout: Layout
-) -> tuple[list[Tensor], Tensor]:
-    """Return inputs that stand for these, and what the rule computes from them, as a graph."""
+) -> tuple[list[Tensor], Tensor, int]:
+    """Return inputs that stand for these, what the rule computes from them as a graph, and its level."""
+    level = next(LEVELS)
     recording, STATE.recording = STATE.recording, True
     try:
-        own = [ops.identity(x) if moves else x for x, moves in zip(node_inputs, moving, strict=True)]
-        return own, layout.pack([ops.as_tensor(part) for part in function(*own)])
+        own = [variable(x, level) if moves else x for x, moves in zip(node_inputs, moving, strict=True)]
+        return own, layout.pack([ops.as_tensor(part) for part in function(*own)]), level
     except (EngineError, TypeError, AttributeError) as error:
         raise NotDifferentiableError(
             f"{function.rule.label}: a second derivative is taken, so its rules must work on tensors, too: write them "
@@ -308,17 +310,19 @@ def _on_tensors(
 
 
 def _pull_back_derivative(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
-    own, vector = _on_tensors(node.inputs, asked, node.attrs["function"], node.attrs["layout"])
+    own, vector, level = _on_tensors(node.inputs, asked, node.attrs["function"], node.attrs["layout"])
     g = accumulate(parts, node)
-    found = iter(gradients([vector], [g], [x for x, wish in zip(own, asked, strict=True) if wish], through=False))
+    targets = [x for x, wish in zip(own, asked, strict=True) if wish]
+    found = iter(gradients([vector], [g], targets, through=False, level=level))
     return [next(found) if wish else None for wish in asked]
 
 
 def _push_derivative(
     tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, function: Any, layout: Layout
 ) -> Tensor:
-    own, vector = _on_tensors(inputs, [t is not None for t in tangents], function, layout)
-    (found,) = push_forward([vector], {x: t for x, t in zip(own, tangents, strict=True) if t is not None})
+    own, vector, level = _on_tensors(inputs, [t is not None for t in tangents], function, layout)
+    moves = {x: t for x, t in zip(own, tangents, strict=True) if t is not None}
+    (found,) = push_forward([vector], moves, level=level)
     return Tensor(np.zeros(y.shape, y.dtype)) if found is None else found
 
 

@@ -30,7 +30,7 @@ Batched: TypeAlias = Callable[..., Tensor]
 
 
 def push_forward(
-    outputs: Sequence[Tensor], moves: Mapping[Tensor, Tensor], count: int | None = None
+    outputs: Sequence[Tensor], moves: Mapping[Tensor, Tensor], count: int | None = None, level: int = 1
 ) -> list[Tensor | None]:
     """Return how the outputs move when some tensors that they were computed from move: Jacobian-vector products.
 
@@ -38,6 +38,7 @@ def push_forward(
         outputs: recorded tensors, of any shape.
         moves: the tensors that move, each with its tangent of the same shape and dtype.
         count: how many tangents each array holds along a new leading axis; None: one, without that axis.
+        level: those that move have at least this one, see `graph.gradients`.
 
     Returns:
         For each output its tangent, of its shape (behind the leading axis) and dtype; None where it stays.
@@ -47,7 +48,7 @@ def push_forward(
         InPlaceError: an array that a rule reads was written to since.
         ShapeError, DTypeError: a rule returned something that cannot be the tangent of its result.
     """
-    order = topological_sort(outputs)
+    order = topological_sort(outputs, level=level)
     uses = _uses(order, outputs)
     unchanged: set[int] = set()
     tangents: dict[int, Tensor] = {id(x): t for x, t in moves.items()}
@@ -55,7 +56,7 @@ def push_forward(
         if node.op is None:
             continue
         moved = [tangents.get(id(x)) for x in node.inputs]
-        if node.requires_grad and node not in moves and any(t is not None for t in moved):
+        if node not in moves and any(t is not None for t in moved):
             if node.marks is not None and (changed := written(node.marks, unchanged)):
                 raise written_to(node, changed[0])
             with scope_of(node):

@@ -32,15 +32,16 @@ __all__ = [
     "trace",
     "tracing",
     "unbroadcast",
+    "variable",
 ]
 
 # Sorting --------------------------------------------------------------------------------------------------
 
 
-def topological_sort(outputs: Sequence[Tensor], stop: Iterable[Tensor] = ()) -> list[Tensor]:
+def topological_sort(outputs: Sequence[Tensor], stop: Iterable[Tensor] = (), level: int = 0) -> list[Tensor]:
     """Return every tensor that the outputs depend on, and themselves, each after its inputs.
 
-    Nothing is looked for behind the tensors in `stop`, which are left out themselves.
+    Tensors in `stop`, and those of a lower level, are left out, with all that is only behind them.
     """
     order: list[Tensor] = []
     seen: set[int] = {id(x) for x in stop}
@@ -49,7 +50,7 @@ def topological_sort(outputs: Sequence[Tensor], stop: Iterable[Tensor] = ()) -> 
         node, inputs_done = stack.pop()
         if inputs_done:
             order.append(node)
-        elif id(node) not in seen:
+        elif id(node) not in seen and node.level >= level:
             seen.add(id(node))
             stack.append((node, True))
             stack.extend((x, False) for x in reversed(node.inputs) if id(x) not in seen)
@@ -60,7 +61,7 @@ def topological_sort(outputs: Sequence[Tensor], stop: Iterable[Tensor] = ()) -> 
 
 
 def gradients(
-    outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Sequence[Tensor], through: bool = True
+    outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Sequence[Tensor], through: bool = True, level: int = 1
 ) -> list[Tensor | None]:
     """Return the vector-Jacobian product of the outputs with the seeds, for each target.
 
@@ -73,12 +74,14 @@ def gradients(
         targets: the tensors to differentiate by; they require a gradient.
         through: whether a target's gradient includes what reaches it through the others; if not, they are taken
             as independent of each other, whatever they were computed from.
+        level: the targets have at least this one. What depends on them has it, too, and nothing else is looked at: so
+            the cost of a transform inside others does not grow with what these have computed before.
 
     Returns:
         For each target a tensor of its shape and dtype, or None where no output depends on it.
     """
     wanted = {id(target) for target in targets if target.dtype in FLOATS}
-    order, depends = _between(outputs, wanted, through)
+    order, depends = _between(outputs, wanted, through, level)
     first = _first_equals(order, wanted) if STATE.trace.__class__ is list else {}
     pending: dict[int, list[Part]] = {}
     for i, output in enumerate(outputs):
@@ -126,7 +129,7 @@ def gradients(
     return [result.get(id(target)) for target in targets]
 
 
-def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool) -> tuple[list[Tensor], set[int]]:
+def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool, level: int) -> tuple[list[Tensor], set[int]]:
     """Return the nodes on the ways from the wanted tensors to the outputs, sorted; and all that depends on those.
 
     Leaves are not among the nodes, and nor are wanted tensors if nothing behind them is asked for.
@@ -144,7 +147,7 @@ def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool) -> tupl
                     depends.add(id(node))
                     order.append(node)
                     break
-        elif top.op is not None and top.requires_grad and id(top) not in seen:
+        elif top.level >= level and top.op is not None and id(top) not in seen:
             seen.add(id(top))
             stack.append((top,))
             for x in top.inputs[::-1]:
@@ -252,6 +255,13 @@ def unbroadcast(g: Tensor, x: Tensor) -> Tensor:
     if summed.size != x.size:
         raise ShapeError(f"a gradient rule returned shape {g.shape} for an input of shape {x.shape}")
     return ops.reshape(summed, x.shape)
+
+
+def variable(x: Tensor, level: int) -> Tensor:
+    """Return `x` as a new node that gradients are taken by; `x` keeps its own place in the graph."""
+    found: Tensor = ops.identity(x)
+    found.level = level  # here even what is a constant to all outside, as stop_gradient's result is
+    return found
 
 
 def described(node: Tensor) -> str:

@@ -152,7 +152,8 @@ def _forward(call: Call, chunk: int) -> list[Tensor]:
             for x, end in zip(call.variables, ends, strict=True)
             if end > start and end - x.size < stop
         }
-        for found, y, t in zip(passes, call.outputs, push_forward(call.outputs, moves, stop - start), strict=True):
+        pushed = push_forward(call.outputs, moves, stop - start, call.level)
+        for found, y, t in zip(passes, call.outputs, pushed, strict=True):
             found.append(Tensor(np.zeros((stop - start, *y.shape), y.dtype)) if t is None else t)
     blocks = []
     for found, y in zip(passes, call.outputs, strict=True):
@@ -175,7 +176,7 @@ def _reverse(call: Call) -> list[Tensor]:
     """The derivatives of each output by each variable, row by row."""
     blocks = []
     for y in call.outputs:
-        rows = [gradients([y], [_unit(y, k)], call.variables) for k in range(y.size)]
+        rows = [gradients([y], [_unit(y, k)], call.variables, level=call.level) for k in range(y.size)]
         for i, x in enumerate(call.variables):
             zeros = Tensor(np.zeros(x.shape, x.dtype))
             found = [zeros if g is None else g for g in (row[i] for row in rows)]

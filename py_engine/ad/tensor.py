@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -55,6 +56,9 @@ class _State(threading.local):
 
 
 STATE = _State()
+
+LEVELS = count(2)
+"""The levels of transforms, in the order in which they begin; 1 is that of `backward()`."""
 
 _ndarray = np.ndarray  # looked up once
 
@@ -110,10 +114,10 @@ class Tensor:
         "dtype",
         "grad",
         "inputs",
+        "level",
         "marks",
         "name",
         "op",
-        "requires_grad",
         "scope",
         "shape",
     )
@@ -125,7 +129,7 @@ class Tensor:
     inputs: tuple[Tensor, ...]
     attrs: Mapping[str, Any]
     marks: Marks | None  # of the arrays that the op was given, see written.py
-    requires_grad: bool
+    level: int  # of the last transform to begin whose variables it depends on; 0 for a constant, see graph.gradients
     grad: Array | None
     name: str
     scope: str
@@ -150,7 +154,7 @@ class Tensor:
         self.inputs = ()
         self.attrs = {}
         self.marks = None
-        self.requires_grad = requires_grad
+        self.level = 1 if requires_grad else 0
         self.grad = None
         self.name = name
         self.scope = ""
@@ -167,13 +171,22 @@ class Tensor:
         tensor.inputs = ()
         tensor.attrs = {}
         tensor.marks = None
-        tensor.requires_grad = dtype in FLOATS
+        tensor.level = 1 if dtype in FLOATS else 0
         tensor.grad = None
         tensor.name = name
         tensor.scope = ""
         return tensor
 
     # What it is -------------------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient reaches this tensor: a leaf of which that is asked, or what depends on one."""
+        return self.level > 0
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.level = 1 if value else 0
 
     @property
     def ndim(self) -> int:

@@ -18,9 +18,9 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.containers import LEAF, Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import gradients
+from py_engine.ad.graph import gradients, variable
 from py_engine.ad.memory import keep_freed_memory
-from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Tensor, inside_transform, plain_array
+from py_engine.ad.tensor import FLOATS, LEVELS, STATE, Array, Literal, Tensor, inside_transform, plain_array
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 Function = Callable[..., Any]
@@ -124,7 +124,7 @@ def _differentiated(
     output = _scalar(name, call.outputs, call.structure)
     outer, STATE.recording = STATE.recording, call.recorded
     try:
-        return call, gradients([output], [_seed(output)], call.variables)
+        return call, gradients([output], [_seed(output)], call.variables, level=call.level)
     finally:
         STATE.recording = outer
 
@@ -133,20 +133,20 @@ def _of_arrays(
     name: str, function: Function, numbers: Sequence[int], args: Sequence[Any]
 ) -> tuple[Tensor, list[Array]]:
     """The short way where all arguments are arrays, and nobody outside differentiates: a small function's time."""
-    recording = STATE.recording
+    recording, level = STATE.recording, next(LEVELS)
     STATE.recording = STATE.differentiating = True
     try:
         passed = list(args)
         for n in numbers:
             i = _position(name, n, args)
             if passed[i] is args[i]:
-                passed[i] = _variable(name, args[i], args, i, 0, LEAF)
+                passed[i] = _variable(name, args[i], args, i, 0, LEAF, level)
         variables = [passed[n] for n in numbers]
         output = function(*passed)
         if output.__class__ is not Tensor or output.shape or output.dtype not in FLOATS:
             output = _scalar(name, *results(name, output))
         STATE.recording = STATE.differentiating = False
-        found = gradients([output], [_seed(output)], variables)
+        found = gradients([output], [_seed(output)], variables, level=level)
     finally:
         STATE.recording, STATE.differentiating = recording, False
     return output, _owned(_or_zeros(found, variables), args)
@@ -205,7 +205,7 @@ def vjp(function: Function, *args: Any) -> tuple[Any, Function]:
         leaves = flatten_as(seed, call.structure, "vjp: the seed")
         seeds = alike(leaves, call.outputs, call.structure, "vjp: the seed")
         with call.derivative(leaves):
-            found = gradients(call.outputs, seeds, call.variables)
+            found = gradients(call.outputs, seeds, call.variables, level=call.level)
         return tuple(call.in_arguments(call.shown(_or_zeros(found, call.variables), leaves)))
 
     return call.value(), pullback
@@ -254,7 +254,7 @@ def directional(name: str, function: Function, args: Sequence[Any], tangents: Se
         leaves += given
         moves += alike(given, variables, structure, place)
     with call.derivative(leaves):
-        found = push_forward(call.outputs, dict(zip(call.variables, moves, strict=True)))
+        found = push_forward(call.outputs, dict(zip(call.variables, moves, strict=True)), level=call.level)
     return call.value(leaves), unflatten(call.structure, call.shown(_or_zeros(found, call.outputs), leaves))
 
 
@@ -298,6 +298,7 @@ class Call:
         plain: whether the result goes to somebody who deals in arrays.
         recorded: whether derivatives may be differentiated once more, from outside.
         given: the arrays that belong to the caller.
+        level: of its variables, see `Tensor.level`.
     """
 
     by_argument: list[list[Tensor]]
@@ -307,6 +308,7 @@ class Call:
     plain: bool
     recorded: bool
     given: list[Any]
+    level: int
 
     @property
     def variables(self) -> list[Tensor]:
@@ -383,7 +385,7 @@ def record(
     opened: dict[int, tuple[list[Tensor], Structure]] = {}
     by_argument, structures, given = [], [], []
     recording, differentiating = STATE.recording, STATE.differentiating
-    outside = differentiating or STATE.trace is not None
+    outside, level = inside_transform(), next(LEVELS)
     STATE.recording = STATE.differentiating = True
     try:
         for n in numbers:
@@ -391,7 +393,7 @@ def record(
             if i not in opened:
                 leaves, structure = flatten(args[i])
                 given += leaves
-                variables = [_variable(name, leaf, args, i, k, structure) for k, leaf in enumerate(leaves)]
+                variables = [_variable(name, leaf, args, i, k, structure, level) for k, leaf in enumerate(leaves)]
                 opened[i] = variables, structure
                 passed[i] = variables[0] if structure is LEAF else unflatten(structure, variables)
             variables, structure = opened[i]
@@ -409,7 +411,7 @@ def record(
         if isinstance(x, Tensor):
             plain = False
             recorded = recorded or x.requires_grad
-    return Call(by_argument, structures, outputs, returned, plain, recording and recorded, given)
+    return Call(by_argument, structures, outputs, returned, plain, recording and recorded, given, level)
 
 
 def _position(name: str, n: int, args: Sequence[Any]) -> int:
@@ -419,7 +421,9 @@ def _position(name: str, n: int, args: Sequence[Any]) -> int:
     return i
 
 
-def _variable(name: str, leaf: Any, args: Sequence[Any], argument: int, k: int, structure: Structure) -> Tensor:
+def _variable(
+    name: str, leaf: Any, args: Sequence[Any], argument: int, k: int, structure: Structure, level: int
+) -> Tensor:
     """Return leaf `k` of an argument as a tensor that is differentiated by here and nowhere else."""
     x: Array | Tensor
     if leaf.__class__ is float:
@@ -431,12 +435,12 @@ def _variable(name: str, leaf: Any, args: Sequence[Any], argument: int, k: int, 
         place = f"argument {argument}, {path}," if path else f"argument {argument}"
         raise NotDifferentiableError(f"{name}: {place} is of {_called(leaf, x.dtype)}{_advice(x.dtype)}")
     if isinstance(x, Tensor):
-        if x.requires_grad or x.data is None:
-            variable: Tensor = ops.identity(x)  # a new node: the tensor outside keeps its own place in the graph
-            variable.requires_grad = True  # here even what is a constant to all outside, as stop_gradient's result is
-            return variable
+        if x.level or x.data is None:
+            return variable(x, level)
         x = x.data
-    return Tensor(x, requires_grad=True)
+    found = Tensor(x)
+    found.level = level
+    return found
 
 
 def float_dtype(args: Sequence[Any]) -> np.dtype[Any]:

@@ -54,9 +54,9 @@ def guard(op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Marks |
     if len(inputs) == 1:
         key: Any = True
     elif len(inputs) == 2:
-        key = inputs[0].requires_grad, inputs[1].requires_grad
+        key = inputs[0].level > 0, inputs[1].level > 0
     else:
-        key = tuple([x.requires_grad for x in inputs])
+        key = tuple([x.level > 0 for x in inputs])
     read = op.reads.get(key)
     if read is None:
         read = _read_first(op, inputs, attrs, key)

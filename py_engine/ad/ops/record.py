@@ -126,7 +126,7 @@ class Op:
         """Apply the op to tensors: eagerly, or symbolically while a function is traced."""
         trace = STATE.trace
         symbolic = trace.__class__ is list  # not so in a Record
-        depends = False
+        level = 0
         alike = self.alike  # nothing is to be inferred
         if alike:
             shape, dtype = inputs[0].shape, inputs[0].dtype
@@ -135,8 +135,8 @@ class Op:
             arrays.append(x.data)
             if x.data is None:
                 symbolic = True
-            if x.requires_grad:
-                depends = True
+            if x.level > level:
+                level = x.level
             if alike and (x.dtype is not dtype or x.shape != shape):
                 alike = False
         if not alike or dtype not in FLOATS:
@@ -145,14 +145,15 @@ class Op:
             except (ShapeError, DTypeError) as error:
                 where = f" in layer {STATE.scope!r}" if STATE.scope else ""
                 raise type(error)(f"{self.name}{where}: {error}") from None
-        recorded = depends and STATE.recording and not self.constant and dtype in FLOATS
+        if level and (self.constant or not STATE.recording or dtype not in FLOATS):
+            level = 0
         result = _new(Tensor)
         result.shape = shape
         result.dtype = dtype
         result.grad = None
         result.name = ""
         result.scope = STATE.scope
-        result.requires_grad = recorded
+        result.level = level
         if symbolic:
             result.data = None
         elif self.kernel is not None:
@@ -164,9 +165,9 @@ class Op:
         else:
             result.data = self.compute(arrays, shape, dtype, attrs)
         result.marks = None
-        if recorded or symbolic or trace is not None:
+        if level or symbolic or trace is not None:
             result.op, result.inputs, result.attrs = self, inputs, attrs
-            if recorded and not symbolic and not self.reads_nothing:
+            if level and not symbolic and not self.reads_nothing:
                 for x in inputs:
                     if x.op is None or x.op.view is not None:  # given, or a view of what was given
                         result.marks = guard(self, inputs, attrs)
