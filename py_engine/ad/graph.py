@@ -421,12 +421,9 @@ def simplify(graph: Graph) -> None:
 
 def _equation(node: Tensor, numbers: list[int]) -> tuple[Any, ...]:
     """Return what is the same for nodes that compute the same from inputs of these numbers."""
-    if node.op in COMMUTATIVE:
+    if node.op is not None and node.op.commutes:
         numbers.sort()
     return node.op, tuple(numbers), tuple(sorted(node.attrs.items()))
-
-
-COMMUTATIVE = (ops.add, ops.mul, ADD_IN_ANY_ORDER)
 
 
 def _simpler(node: Tensor) -> Tensor | None:

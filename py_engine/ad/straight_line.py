@@ -15,12 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from py_engine.ad import ops
 from py_engine.ad.graph import Graph
-from py_engine.ad.ops.record import Op
-from py_engine.ad.ops.reduction import MAX, MIN, SUM
-from py_engine.ad.ops.shape import COPY
-from py_engine.ad.sums import ADD_IN_ANY_ORDER
 from py_engine.ad.tensor import Literal, Tensor
 
 __all__ = ["DOMAIN_ERRORS", "FLOAT64", "Program", "straight_line"]
@@ -37,51 +32,6 @@ LONGEST = 20_000
 
 DEEPEST = 16
 """A value that only one other needs stands inside its expression, up to this depth: no name, no storing."""
-
-EXPRESSIONS: dict[Op, str] = {
-    ops.add: "{0} + {1}",
-    ADD_IN_ANY_ORDER: "{0} + {1}",
-    ops.sub: "{0} - {1}",
-    ops.mul: "{0} * {1}",
-    ops.div: "{0} / {1}",
-    ops.neg: "-{0}",
-    ops.square: "{0} * {0}",
-    ops.reciprocal: "1.0 / {0}",
-    ops.pow: "pow({0}, {1}) if {1} != 0.5 or {0} > 0.0 else edge()",  # numpy takes the root, of -0 and -inf another one
-    ops.exp: "exp({0})",
-    ops.expm1: "expm1({0})",
-    ops.log: "log({0})",
-    ops.log1p: "log1p({0})",
-    ops.sqrt: "sqrt({0})",
-    ops.sin: "sin({0})",
-    ops.cos: "cos({0})",
-    ops.tan: "tan({0})",
-    ops.arcsin: "asin({0})",
-    ops.arccos: "acos({0})",
-    ops.arctan: "atan({0})",
-    ops.sinh: "sinh({0})",
-    ops.cosh: "cosh({0})",
-    ops.tanh: "tanh({0})",
-    ops.sigmoid: "1.0 / (1.0 + exp(-{0}))",
-    ops.softplus: "max({0}, 0.0) + log1p(exp(-abs({0})))",
-    ops.relu: "{0} if {0} > 0.0 or {0} != {0} else 0.0",
-    ops.step: "1.0 if {0} > 0.0 else 0.0",
-    ops.abs: "abs({0})",
-    ops.sign: "copysign(1.0, {0}) if {0} < 0.0 or {0} > 0.0 else {0} + 0.0",
-    ops.maximum: "{0} if {0} > {1} or {0} != {0} else {1}",
-    ops.minimum: "{0} if {0} < {1} or {0} != {0} else {1}",
-    ops.equal_mask: "1.0 if {0} == {1} else 0.0",
-    ops.WHERE: "{1} if {0} else {2}",
-    ops.less: "{0} < {1}",
-    ops.less_equal: "{0} <= {1}",
-    ops.greater: "{0} > {1}",
-    ops.greater_equal: "{0} >= {1}",
-    ops.equal: "{0} == {1}",
-    ops.not_equal: "{0} != {1}",
-    **dict.fromkeys((COPY, ops.identity, ops.stop_gradient, MAX, MIN), "{0}"),
-    SUM: "{0} + 0.0",
-}
-"""For each op its value for single numbers, as Python."""
 
 _VALUE = re.compile(r"\bv\d+\b")
 """The name of a value that is stored."""
@@ -126,15 +76,11 @@ def straight_line(graph: Graph) -> tuple[str, Program] | None:
         return names[id(x)]
 
     for node in graph.nodes:
-        form = EXPRESSIONS.get(node.op) if node.op is not None else None
-        if node.op is ops.mul and all(x.dtype == np.bool_ for x in node.inputs):
-            form = "{0} and {1}"
-        elif node.op is ops.ASTYPE and node.inputs[0].dtype == np.bool_ and _is_float(node):
-            form = "1.0 if {0} else 0.0"
-        elif form is None or not (_is_float(node) or all(_is_float(x) for x in node.inputs)):
+        form = node.op.scalar if node.op is not None else None
+        if form is None or not all(_is_float(x) or _is_truth(x) for x in (node, *node.inputs)):
             return None
-        elif node.op is ops.pow and isinstance(node.inputs[1], Literal):
-            form = "pow({0}, {1}) if {0} > 0.0 else edge()" if node.inputs[1].item() == 0.5 else "pow({0}, {1})"
+        if not isinstance(form, str):
+            form = form(node)
         parts, depth = [], 0
         for i, x in enumerate(node.inputs):
             if id(x) in inside and uses[id(x)] == 1 and form.count(f"{{{i}}}") == 1 and inside[id(x)][1] < DEEPEST:
@@ -181,3 +127,7 @@ def _with_few_names(lines: list[str]) -> list[str]:
 
 def _is_float(x: Tensor) -> bool:
     return x.shape == () and x.dtype == FLOAT64
+
+
+def _is_truth(x: Tensor) -> bool:
+    return x.shape == () and x.dtype == np.bool_

@@ -16,7 +16,6 @@ import py_engine as pe
 from py_engine import Tensor, ops
 from py_engine.ad.graph import Graph, gradients, trace, tracing
 from py_engine.ad.plan import ALIGNMENT
-from py_engine.ad.straight_line import EXPRESSIONS
 from py_engine.ad.sums import ADD_IN_ANY_ORDER
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
@@ -536,10 +535,21 @@ def test_a_function_of_numbers_is_a_program_of_floats_with_the_same_results(name
 
 SPECIAL = [*EDGES, 1.0, -1.0, 0.5, -0.5, -2.0, 3.0, 1 / 3, 709.9, -745.2]
 OF_TWO = ("add", "sub", "mul", "div", "pow", "maximum", "minimum", "equal_mask")
+SCALAR = [*(op for op in ops.TABLE.values() if op.scalar is not None), ADD_IN_ANY_ORDER]
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 
-@pytest.mark.parametrize("op", EXPRESSIONS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [ops.add, ops.mul, *(ops.TABLE[name] for name in COMPARISONS)], ids=lambda op: op.name)
+def test_truth_values_among_single_numbers_are_numpy_s(op):
+    compiled = pe.compile(lambda x: ops.where(op(x > 0, x < 1), x, -x))
+    for x in (-1.0, 0.0, 0.5, 1.0, 2.0):
+        expected = x if op.kernel(np.bool_(x > 0), np.bool_(x < 1)) else -x
+        assert [compiled(x).item() for _ in range(2)] == [expected] * 2
+    ((tape, _),) = compiled.tapes.values()
+    assert tape.program is not None
+
+
+@pytest.mark.parametrize("op", SCALAR, ids=lambda op: op.name)
 def test_each_op_on_one_number_is_numpy_s_in_every_call_to_the_sign_of_zero(op):
     """Eagerly, by the tape of arrays (the first call of a compiled function) and as floats (the later ones)."""
     call = getattr(ops, op.name, op) if op.name in ("sum", "max", "min") else op

@@ -22,7 +22,18 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensors, common_dtype, multilinear_jvp, register
+from py_engine.ad.ops.record import (
+    Call,
+    Op,
+    Scratch,
+    Shape,
+    Tangents,
+    as_tensors,
+    common_dtype,
+    multilinear_jvp,
+    register,
+)
+from py_engine.ad.ops.shape import one_by_one, reshape
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.ad.written import watch_setting
 from py_engine.errors import DTypeError, ShapeError
@@ -385,6 +396,19 @@ def _bind_weight_gradient(
     return calls
 
 
+def many_samples(tangents: Tangents, count: int, y: Tensor, x: Tensor, *others: Tensor, **attrs: Any) -> Tensor:
+    """The rule for many tangents of an op that is linear in x, sample by sample: those of all are one large batch."""
+    assert y.op is not None
+    terms = []
+    t, *rest = tangents
+    if t is not None:
+        batch = y.op(reshape(t, (count * x.shape[0], *x.shape[1:])), *others, **attrs)
+        terms.append(reshape(batch, (count, *y.shape)))
+    if any(t is not None for t in rest):
+        terms.append(one_by_one([None, *rest], count, y, x, *others, **attrs))
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
 CONV: Op = register(
     Op(
         name="conv",
@@ -395,6 +419,7 @@ CONV: Op = register(
             lambda g, y, x, weight, **at: CONV_WEIGHT_GRADIENT(g, x, kernel=weight.shape[2:], **at),
         ),
         jvp=multilinear_jvp("conv"),
+        jvp_many=many_samples,
         doc="cross-correlation over the spatial axes, channels first",
     )
 )
@@ -408,6 +433,7 @@ CONV_INPUT_GRADIENT: Op = register(
             lambda u, y, g, weight, lengths, **at: CONV_WEIGHT_GRADIENT(g, u, kernel=weight.shape[2:], **at),
         ),
         jvp=multilinear_jvp("conv_input_gradient"),
+        jvp_many=many_samples,
         doc="gradient of conv by its input: the transposed convolution",
     )
 )

@@ -41,13 +41,33 @@ from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Arithmetic -----------------------------------------------------------------------------------------------
 
-add = elementwise("add", np.add, lambda y, a, b: 1, lambda y, a, b: 1, doc="a + b", infer=infer_elementwise)
-sub = elementwise("sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_number)
-mul = elementwise("mul", np.multiply, lambda y, a, b: b, lambda y, a, b: a, doc="a b", infer=infer_elementwise)
-div = elementwise("div", np.divide, lambda y, a, b: 1 / b, lambda y, a, b: -y / b, doc="a / b")
-neg = elementwise("neg", np.negative, lambda y, x: -1, doc="-x", infer=infer_number)
-square = elementwise("square", np.square, lambda y, x: 2 * x, doc="x²", infer=infer_number)
-reciprocal = elementwise("reciprocal", np.reciprocal, lambda y, x: -square(y), doc="1 / x")
+add = elementwise(
+    "add",
+    np.add,
+    lambda y, a, b: 1,
+    lambda y, a, b: 1,
+    doc="a + b",
+    infer=infer_elementwise,
+    commutes=True,
+    scalar=lambda node: "{0} or {1}" if node.dtype == np.bool_ else "{0} + {1}",
+)
+sub = elementwise(
+    "sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_number, scalar="{0} - {1}"
+)
+mul = elementwise(
+    "mul",
+    np.multiply,
+    lambda y, a, b: b,
+    lambda y, a, b: a,
+    doc="a b",
+    infer=infer_elementwise,
+    commutes=True,
+    scalar=lambda node: "{0} and {1}" if node.dtype == np.bool_ else "{0} * {1}",
+)
+div = elementwise("div", np.divide, lambda y, a, b: 1 / b, lambda y, a, b: -y / b, doc="a / b", scalar="{0} / {1}")
+neg = elementwise("neg", np.negative, lambda y, x: -1, doc="-x", infer=infer_number, scalar="-{0}")
+square = elementwise("square", np.square, lambda y, x: 2 * x, doc="x²", infer=infer_number, scalar="{0} * {0}")
+reciprocal = elementwise("reciprocal", np.reciprocal, lambda y, x: -square(y), doc="1 / x", scalar="1.0 / {0}")
 
 
 def _pow_base(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
@@ -62,27 +82,37 @@ def _pow_exponent(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
     return y * log(where(equal(x, 0) * greater_equal(p, 0), 1, x))
 
 
-pow = elementwise("pow", np.power, _pow_base, _pow_exponent, doc="x to the power p")
+def _pow_scalar(node: Tensor) -> str:
+    # numpy takes the square root where the exponent is 0.5, which of -0 and of -inf is another one.
+    p = node.inputs[1]
+    if not isinstance(p, Literal):
+        return "pow({0}, {1}) if {1} != 0.5 or {0} > 0.0 else edge()"
+    return "pow({0}, {1}) if {0} > 0.0 else edge()" if p.item() == 0.5 else "pow({0}, {1})"
+
+
+pow = elementwise("pow", np.power, _pow_base, _pow_exponent, doc="x to the power p", scalar=_pow_scalar)
 
 # Exponentials and logarithms ------------------------------------------------------------------------------
 
-exp = elementwise("exp", np.exp, lambda y, x: y, doc="e to the x")
-expm1 = elementwise("expm1", np.expm1, lambda y, x: y + 1, doc="exp(x) - 1, exact near 0")
-log = elementwise("log", np.log, lambda y, x: 1 / x, doc="natural logarithm")
-log1p = elementwise("log1p", np.log1p, lambda y, x: 1 / (x + 1), doc="log(1 + x), exact near 0")
-sqrt = elementwise("sqrt", np.sqrt, lambda y, x: 0.5 / y, doc="square root")
+exp = elementwise("exp", np.exp, lambda y, x: y, doc="e to the x", scalar="exp({0})")
+expm1 = elementwise("expm1", np.expm1, lambda y, x: y + 1, doc="exp(x) - 1, exact near 0", scalar="expm1({0})")
+log = elementwise("log", np.log, lambda y, x: 1 / x, doc="natural logarithm", scalar="log({0})")
+log1p = elementwise("log1p", np.log1p, lambda y, x: 1 / (x + 1), doc="log(1 + x), exact near 0", scalar="log1p({0})")
+sqrt = elementwise("sqrt", np.sqrt, lambda y, x: 0.5 / y, doc="square root", scalar="sqrt({0})")
 
 # Trigonometric and hyperbolic functions -------------------------------------------------------------------
 
-sin = elementwise("sin", np.sin, lambda y, x: cos(x), doc="sine")
-cos: Op = elementwise("cos", np.cos, lambda y, x: neg(sin(x)), doc="cosine")
-tan = elementwise("tan", np.tan, lambda y, x: 1 + square(y), doc="tangent")
-arcsin = elementwise("arcsin", np.arcsin, lambda y, x: 1 / sqrt(1 - square(x)), doc="inverse sine")
-arccos = elementwise("arccos", np.arccos, lambda y, x: -1 / sqrt(1 - square(x)), doc="inverse cosine")
-arctan = elementwise("arctan", np.arctan, lambda y, x: 1 / (1 + square(x)), doc="inverse tangent")
-sinh = elementwise("sinh", np.sinh, lambda y, x: cosh(x), doc="hyperbolic sine")
-cosh: Op = elementwise("cosh", np.cosh, lambda y, x: sinh(x), doc="hyperbolic cosine")
-tanh = elementwise("tanh", np.tanh, lambda y, x: 1 - square(y), doc="hyperbolic tangent")
+sin = elementwise("sin", np.sin, lambda y, x: cos(x), doc="sine", scalar="sin({0})")
+cos: Op = elementwise("cos", np.cos, lambda y, x: neg(sin(x)), doc="cosine", scalar="cos({0})")
+tan = elementwise("tan", np.tan, lambda y, x: 1 + square(y), doc="tangent", scalar="tan({0})")
+arcsin = elementwise("arcsin", np.arcsin, lambda y, x: 1 / sqrt(1 - square(x)), doc="inverse sine", scalar="asin({0})")
+arccos = elementwise(
+    "arccos", np.arccos, lambda y, x: -1 / sqrt(1 - square(x)), doc="inverse cosine", scalar="acos({0})"
+)
+arctan = elementwise("arctan", np.arctan, lambda y, x: 1 / (1 + square(x)), doc="inverse tangent", scalar="atan({0})")
+sinh = elementwise("sinh", np.sinh, lambda y, x: cosh(x), doc="hyperbolic sine", scalar="sinh({0})")
+cosh: Op = elementwise("cosh", np.cosh, lambda y, x: sinh(x), doc="hyperbolic cosine", scalar="cosh({0})")
+tanh = elementwise("tanh", np.tanh, lambda y, x: 1 - square(y), doc="hyperbolic tangent", scalar="tanh({0})")
 
 # Activations ----------------------------------------------------------------------------------------------
 
@@ -134,12 +164,46 @@ def _step(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Cal
     return [partial(np.greater, x, np.zeros((), x.dtype), above), partial(np.copyto, out, above)]
 
 
-sigmoid = elementwise("sigmoid", _sigmoid, lambda y, x: y * (1 - y), doc="1 / (1 + exp(-x))", bind=_bind_sigmoid)
-softplus = elementwise("softplus", None, lambda y, x: sigmoid(x), doc="log(1 + exp(x))", bind=_softplus)
-relu = elementwise("relu", None, lambda y, x: greater.apply((y, ZEROS[y.dtype]), NO_ATTRS), doc="max(x, 0)", bind=_relu)
-step: Op = elementwise("step", None, lambda y, x: 0, doc="1 where x > 0, else 0; derivative 0", bind=_step)
-sign = elementwise("sign", np.sign, lambda y, x: 0, doc="-1, 0 or 1; derivative 0")
-abs = elementwise("abs", np.absolute, lambda y, x: sign(x), doc="absolute value")
+sigmoid = elementwise(
+    "sigmoid",
+    _sigmoid,
+    lambda y, x: y * (1 - y),
+    doc="1 / (1 + exp(-x))",
+    bind=_bind_sigmoid,
+    scalar="1.0 / (1.0 + exp(-{0}))",
+)
+softplus = elementwise(
+    "softplus",
+    None,
+    lambda y, x: sigmoid(x),
+    doc="log(1 + exp(x))",
+    bind=_softplus,
+    scalar="max({0}, 0.0) + log1p(exp(-abs({0})))",
+)
+relu = elementwise(
+    "relu",
+    None,
+    lambda y, x: greater.apply((y, ZEROS[y.dtype]), NO_ATTRS),
+    doc="max(x, 0)",
+    bind=_relu,
+    scalar="{0} if {0} > 0.0 or {0} != {0} else 0.0",
+)
+step: Op = elementwise(
+    "step",
+    None,
+    lambda y, x: 0,
+    doc="1 where x > 0, else 0; derivative 0",
+    bind=_step,
+    scalar="1.0 if {0} > 0.0 else 0.0",
+)
+sign = elementwise(
+    "sign",
+    np.sign,
+    lambda y, x: 0,
+    doc="-1, 0 or 1; derivative 0",
+    scalar="copysign(1.0, {0}) if {0} < 0.0 or {0} > 0.0 else {0} + 0.0",
+)
+abs = elementwise("abs", np.absolute, lambda y, x: sign(x), doc="absolute value", scalar="abs({0})")
 
 # Choices --------------------------------------------------------------------------------------------------
 
@@ -192,6 +256,7 @@ equal_mask = elementwise(
     lambda y, a, b: 0,
     doc="1.0 where a = b, else 0.0; derivative 0",
     bind=_equal_mask,
+    scalar="1.0 if {0} == {1} else 0.0",
 )
 maximum = elementwise(
     "maximum",
@@ -200,6 +265,7 @@ maximum = elementwise(
     lambda y, a, b: _share(y, b, a),
     doc="the larger; ties share the gradient",
     numpy=np.maximum,
+    scalar="{0} if {0} > {1} or {0} != {0} else {1}",
 )
 minimum = elementwise(
     "minimum",
@@ -208,15 +274,9 @@ minimum = elementwise(
     lambda y, a, b: _share(y, b, a),
     doc="the smaller; ties share the gradient",
     numpy=np.minimum,
+    scalar="{0} if {0} < {1} or {0} != {0} else {1}",
 )
-CLIP = elementwise(
-    "clip",
-    _clip,
-    _inside,
-    _at_low,
-    _at_high,
-    doc="x limited to [low, high]",
-)
+CLIP = elementwise("clip", _clip, _inside, _at_low, _at_high, doc="x limited to [low, high]")
 
 
 @implements(np.clip)
@@ -300,6 +360,7 @@ WHERE: Op = register(
         jvp=_where_jvp,
         overwrites=(2,),
         elementwise=True,
+        scalar="{1} if {0} else {2}",
         doc="a where the condition holds, else b",
     )
 )
@@ -326,21 +387,22 @@ def where(condition: Operand, x: Operand = NO_VALUE, y: Operand = NO_VALUE, /) -
 # Comparisons ----------------------------------------------------------------------------------------------
 
 
-def _comparison(name: str, ufunc: np.ufunc, doc: str) -> Op:
+def _comparison(name: str, ufunc: np.ufunc, doc: str, scalar: str) -> Op:
     def infer(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
         if a.dtype is not b.dtype:
             common_dtype((a, b))
         return a.shape if a.shape == b.shape or not b.shape else broadcast((a, b)), BOOL
 
-    return register(Op(name, infer, ufunc, constant=True, elementwise=True, doc=doc), ufunc)
+    op = Op(name, infer, ufunc, constant=True, elementwise=True, scalar=scalar, doc=doc)
+    return register(op, ufunc)
 
 
-less: Op = _comparison("less", np.less, "a < b, as booleans")
-less_equal: Op = _comparison("less_equal", np.less_equal, "a <= b, as booleans")
-greater: Op = _comparison("greater", np.greater, "a > b, as booleans")
-greater_equal = _comparison("greater_equal", np.greater_equal, "a >= b, as booleans")
-equal: Op = _comparison("equal", np.equal, "a = b, as booleans")
-not_equal = _comparison("not_equal", np.not_equal, "a ≠ b, as booleans")
+less: Op = _comparison("less", np.less, "a < b, as booleans", "{0} < {1}")
+less_equal: Op = _comparison("less_equal", np.less_equal, "a <= b, as booleans", "{0} <= {1}")
+greater: Op = _comparison("greater", np.greater, "a > b, as booleans", "{0} > {1}")
+greater_equal = _comparison("greater_equal", np.greater_equal, "a >= b, as booleans", "{0} >= {1}")
+equal: Op = _comparison("equal", np.equal, "a = b, as booleans", "{0} == {1}")
+not_equal = _comparison("not_equal", np.not_equal, "a ≠ b, as booleans", "{0} != {1}")
 
 # Truth values and whole numbers ---------------------------------------------------------------------------
 #
@@ -460,6 +522,11 @@ def _through(
     return jvp
 
 
+def _through_many(tangents: Sequence[Tensor | None], count: int, y: Tensor, x: Tensor, **attrs: Any) -> Tensor:
+    assert tangents[0] is not None
+    return astype(tangents[0], y.dtype)
+
+
 ASTYPE: Op = register(
     Op(
         name="astype",
@@ -467,6 +534,8 @@ ASTYPE: Op = register(
         kernel=_copy,
         vjp=(lambda g, y, x, dtype: astype(g, x.dtype),),
         jvp=_through(lambda t, dtype: astype(t, dtype)),
+        jvp_many=_through_many,
+        scalar=lambda node: "1.0 if {0} else 0.0" if node.dtype in FLOATS else "{0} != 0.0",
         doc="convert to another dtype",
     )
 )
@@ -487,7 +556,14 @@ def _itself(x: Array) -> Array:
 
 
 stop_gradient = register(
-    Op("stop_gradient", _infer_same, view=_itself, constant=True, doc="x as a constant: no gradient flows through it")
+    Op(
+        "stop_gradient",
+        _infer_same,
+        view=_itself,
+        constant=True,
+        scalar="{0}",
+        doc="x as a constant: no gradient flows through it",
+    )
 )
 identity = register(
     Op(
@@ -496,6 +572,8 @@ identity = register(
         view=_itself,
         vjp=(lambda g, y, x: g,),
         jvp=_through(lambda t: t),
+        jvp_many=_through_many,
+        scalar="{0}",
         doc="x itself, as a new node",
     )
 )

@@ -17,6 +17,7 @@ from py_engine.ad.ops.record import (
     Op,
     Scratch,
     Shape,
+    Tangents,
     all_below,
     as_tensor,
     c_ordered,
@@ -25,7 +26,7 @@ from py_engine.ad.ops.record import (
     no_gradient,
     register,
 )
-from py_engine.ad.ops.shape import SLICE, Index, _dummy, expand_dims
+from py_engine.ad.ops.shape import EACH, SLICE, Index, _dummy, expand_dims, moveaxis, only
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.ad.written import watch
 from py_engine.errors import DTypeError, ShapeError, TraceError
@@ -119,6 +120,25 @@ def _indices_checked(arrays: tuple[Tensor, ...], shape: Shape, pattern: Pattern)
     return CHECK_INDICES, arrays, {"shape": shape, "pattern": pattern, "of": "getitem"}
 
 
+def _many_gathered(tangents: Tangents, count: int, y: Tensor, x: Tensor, *arrays: Tensor, pattern: Pattern) -> Tensor:
+    found = GATHER(only(tangents), *arrays, pattern=(EACH, *pattern))
+    return moveaxis(found, _place_of_each(arrays, pattern), 0)
+
+
+def _many_scattered(
+    tangents: Tangents, count: int, y: Tensor, g: Tensor, *arrays: Tensor, pattern: Pattern, shape: Shape
+) -> Tensor:
+    moved = moveaxis(only(tangents), 0, _place_of_each(arrays, pattern))
+    return SCATTER(moved, *arrays, pattern=(EACH, *pattern), shape=(count, *shape))
+
+
+def _place_of_each(arrays: Sequence[Tensor], pattern: Pattern) -> int:
+    """Where numpy puts the leading axis: behind those of the index arrays if these don't stand side by side."""
+    advanced = [k for k, item in enumerate(pattern) if item == ARRAY or isinstance(item, int)]
+    together = advanced[-1] - advanced[0] + 1 == len(advanced)
+    return 0 if together else len(np.broadcast_shapes(*(a.shape for a in arrays)))
+
+
 GATHER: Op = register(
     Op(
         name="gather",
@@ -128,6 +148,7 @@ GATHER: Op = register(
         vjp=lambda i, g, y, x, *arrays, pattern: SCATTER(g, *arrays, pattern=pattern, shape=x.shape),
         jvp=lambda t, y, x, *arrays, pattern: GATHER(t[0], *arrays, pattern=pattern),
         checks=lambda x, *arrays, pattern: _indices_checked(arrays, x.shape, pattern),
+        jvp_many=_many_gathered,
         doc="indexing with integer arrays",
     )
 )
@@ -140,6 +161,7 @@ SCATTER: Op = register(
         vjp=lambda i, g, y, x, *arrays, pattern, shape: GATHER(g, *arrays, pattern=pattern),
         jvp=lambda t, y, x, *arrays, pattern, shape: SCATTER(t[0], *arrays, pattern=pattern, shape=shape),
         checks=lambda g, *arrays, pattern, shape: _indices_checked(arrays, shape, pattern),
+        jvp_many=_many_scattered,
         doc="elements added into an array of zeros at positions given by integer arrays",
     )
 )

@@ -15,13 +15,23 @@ from py_engine.ad.ops.record import (
     Op,
     Scratch,
     Shape,
+    Tangents,
     as_tensors,
     common_dtype,
     implements,
     multilinear_jvp,
     register,
 )
-from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE, broadcast_to, reshape, swapaxes, transpose
+from py_engine.ad.ops.shape import (
+    RESHAPE,
+    TRANSPOSE,
+    aligned,
+    broadcast_to,
+    one_by_one,
+    reshape,
+    swapaxes,
+    transpose,
+)
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
@@ -71,6 +81,24 @@ def _turned(x: Tensor) -> Tensor:
     return TRANSPOSE.apply((x,), {"axes": (1, 0)}) if len(x.shape) == 2 else swapaxes(x, -1, -2)
 
 
+def _many_matmul(tangents: Tangents, count: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    terms = []
+    moved_a, moved_b = tangents
+    if moved_a is not None:
+        if b.ndim == 2:  # all the rows there are in one product
+            rows = MATMUL(reshape(moved_a, (count * math.prod(a.shape[:-1]), a.shape[-1])), b)
+            terms.append(reshape(rows, (count, *a.shape[:-1], b.shape[-1])))
+        else:
+            terms.append(MATMUL(aligned(moved_a, y.ndim), b))
+    if moved_b is not None:
+        if a.ndim == 2 and b.ndim == 2 and b.shape[1] == 1:  # a matrix times many vectors is a matrix product
+            columns = MATMUL(reshape(moved_b, (count, b.shape[0])), swapaxes(a, 0, 1))
+            terms.append(reshape(columns, (count, a.shape[0], 1)))
+        else:
+            terms.append(MATMUL(a, aligned(moved_b, y.ndim)))
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
 MATMUL: Op = register(
     Op(
         name="matmul",
@@ -82,6 +110,7 @@ MATMUL: Op = register(
             lambda g, y, a, b: _gradient_of_right(g, a, b),
         ),
         jvp=multilinear_jvp("matmul"),
+        jvp_many=_many_matmul,
         accepts=suits_blas,
         doc="matrix product over the last two axes, stacked over the others",
     )
@@ -221,6 +250,23 @@ def _einsum_vjp(i: int, g: Tensor, y: Tensor, *inputs: Tensor, terms: tuple[str,
     return broadcast_to(reshape(gradient, shape), x.shape)
 
 
+def _many_einsum(
+    tangents: Tangents, count: int, y: Tensor, *inputs: Tensor, terms: tuple[str, ...], result: str
+) -> Tensor:
+    used = set("".join(terms))
+    each = next((letter for letter in _LETTERS if letter not in used), "")
+    if not each:
+        return one_by_one(tangents, count, y, *inputs, terms=terms, result=result)
+    total = None
+    for i, t in enumerate(tangents):
+        if t is not None:
+            lettered = (*terms[:i], each + terms[i], *terms[i + 1 :])
+            term = EINSUM(*inputs[:i], t, *inputs[i + 1 :], terms=lettered, result=each + result)
+            total = term if total is None else total + term
+    assert total is not None
+    return total
+
+
 EINSUM: Op = register(
     Op(
         name="einsum",
@@ -228,6 +274,7 @@ EINSUM: Op = register(
         bind=_bind_einsum,
         vjp=_einsum_vjp,
         jvp=multilinear_jvp("einsum"),
+        jvp_many=_many_einsum,
         doc="sum of products in Einstein notation",
     )
 )

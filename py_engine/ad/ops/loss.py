@@ -25,7 +25,7 @@ from py_engine.ad.ops.record import (
     no_gradient,
     register,
 )
-from py_engine.ad.ops.reduction import bind_subtract, logsumexp, mean, sum
+from py_engine.ad.ops.reduction import bind_subtract, logsumexp, many_weighted, mean, sum
 from py_engine.ad.ops.shape import expand_dims
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, LabelError, ShapeError
@@ -136,6 +136,7 @@ SOFTMAX_CROSS_ENTROPY: Op = register(
         jvp=lambda t, y, logits, lse, labels: sum(
             t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
         ),
+        jvp_many=many_weighted,
         accepts=c_ordered,
         checks=lambda logits, lse, labels: _labels_checked(logits, labels),
         doc="mean of -log softmax(logits)[label]",

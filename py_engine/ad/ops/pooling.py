@@ -20,6 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 from py_engine.ad.ops import reduction
 from py_engine.ad.ops.convolution import (
     Pairs,
+    many_samples,
     padded,
     paddings,
     per_axis,
@@ -285,6 +286,7 @@ AVG_POOL: Op = register(
         bind=_bind_avg,
         vjp=(lambda g, y, x, **at: AVG_POOL_GRADIENT(g, lengths=x.shape[2:], **at),),
         jvp=linear_jvp("avg_pool"),
+        jvp_many=many_samples,
         doc="the mean of each window",
     )
 )
@@ -295,6 +297,7 @@ AVG_POOL_GRADIENT: Op = register(
         bind=_bind_avg_gradient,
         vjp=(lambda u, y, g, lengths, **at: AVG_POOL(u, **at),),
         jvp=linear_jvp("avg_pool_gradient"),
+        jvp_many=many_samples,
         accepts=lambda array: array.flags.c_contiguous,
         doc="an element for each window, divided among all places of the window",
     )

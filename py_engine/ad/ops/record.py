@@ -25,6 +25,7 @@ from py_engine.errors import DTypeError, ShapeError
 Shape: TypeAlias = tuple[int, ...]
 Infer: TypeAlias = Callable[..., tuple[Shape, Any]]
 Rule: TypeAlias = Callable[..., Tensor | None]
+Tangents: TypeAlias = Sequence[Tensor | None]
 Partial: TypeAlias = "Tensor | float | tuple[Tensor, Tensor]"
 Call: TypeAlias = Callable[[], Any]
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
@@ -64,6 +65,9 @@ class Op:
             None; for ops that compute these in one go.
         jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input that does not move,
             and as the result where nothing does.
+        jvp_many: the same for many tangents at once, `rule(tangents, count, y, *inputs, **attrs)`: each of them is
+            (count, *shape), and so is the result. An elementwise op needs none, since its jvp broadcasts; None takes
+            the tangents one by one.
         constant: whether the result counts as a constant on purpose (a comparison, a random mask): a
             gradient ends there, and the op has no rules.
         overwrites: the inputs whose memory `out` may be.
@@ -73,6 +77,9 @@ class Op:
         checks: `checks(*inputs, **attrs)` for an op that accepts only some values: the op that checks them and
             computes nothing (see `check_op`), its inputs and its attributes; None where these inputs need no check. A
             tape runs it where it does not run this op, since no result needs it.
+        commutes: whether the result is the same, to the last bit, with its two inputs exchanged.
+        scalar: the value for single float64 numbers as Python, with `{0}`, `{1}` for the operands, or a function
+            that gives it for a node; see `straight_line`.
         random: each call draws new values, so equal calls must not be merged.
         couples_batch: whether the samples of a batch affect each other's results (batch normalisation does; a
             mean over the batch does not count, since it is a weighted sum over shards).
@@ -93,11 +100,14 @@ class Op:
     vjp: tuple[Rule | None, ...] | Callable[..., Any] | None = None
     joint: bool = False
     jvp: Callable[..., Tensor | None] | None = None
+    jvp_many: Callable[..., Tensor] | None = None
     constant: bool = False
     overwrites: tuple[int, ...] = ()
     elementwise: bool = False
     accepts: Callable[[Array], bool] | None = None
     checks: Callable[..., Equation | None] | None = None
+    commutes: bool = False
+    scalar: str | Callable[[Tensor], str] | None = None
     random: bool = False
     couples_batch: bool = False
     fused: bool = False
@@ -445,6 +455,8 @@ def elementwise(
     numpy: Any = None,
     bind: Callable[..., Sequence[Call]] | None = None,
     infer: Infer = infer_float,
+    commutes: bool = False,
+    scalar: str | Callable[[Tensor], str] | None = None,
 ) -> Op:
     """Make and register an elementwise op from its kernel and its partial derivatives.
 
@@ -456,7 +468,7 @@ def elementwise(
         doc: one line for the op reference.
         numpy: the numpy function it stands in for; None takes `kernel` when that is a ufunc.
         bind: instead of `kernel`, see `Op`.
-        infer: see `Op`.
+        infer, commutes, scalar: see `Op`.
     """
 
     def rule(derivative: Callable[..., Partial] | None) -> Rule:
@@ -487,6 +499,8 @@ def elementwise(
         constant=constant,
         overwrites=tuple(range(max(1, len(partials)))),
         elementwise=True,
+        commutes=commutes,
+        scalar=scalar,
         doc=doc,
     )
     stands_in_for = numpy if numpy is not None else kernel if isinstance(kernel, np.ufunc) else None

@@ -21,12 +21,13 @@ from py_engine.ad.ops.record import (
     Op,
     Scratch,
     Shape,
+    Tangents,
     as_tensor,
     implements,
     linear_jvp,
     register,
 )
-from py_engine.ad.ops.shape import broadcast_to, concatenate, reshape, transpose
+from py_engine.ad.ops.shape import behind, broadcast_to, concatenate, only, reshape, transpose
 from py_engine.ad.tensor import FLOATS, Array, Axis, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
@@ -105,6 +106,24 @@ def _kernel_sum(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
     np.add.reduce(x, axes, None, out=out, keepdims=keepdims)
 
 
+def _many_sum(t: Tangents, count: int, y: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
+    return sum(only(t), behind(axes), keepdims=keepdims)
+
+
+def many_weighted(tangents: Tangents, count: int, y: Tensor, x: Tensor, *others: Tensor, **attrs: Any) -> Tensor:
+    """The rule for many tangents of a reduction by its first input.
+
+    Every element of x counts for one element of y: the gradient by x with ones upstream has all derivatives.
+    """
+    assert y.op is not None
+    rule = y.op.rule(0)
+    assert rule is not None
+    derivatives = rule(Tensor(np.ones(y.shape, y.dtype)), y, x, *others, **attrs)
+    assert derivatives is not None
+    axes, keepdims = attrs.get("axes", range(x.ndim)), attrs.get("keepdims", False)
+    return sum(only(tangents) * derivatives, behind(axes), keepdims=keepdims)
+
+
 SUM: Op = register(
     Op(
         name="sum",
@@ -113,6 +132,8 @@ SUM: Op = register(
         bind=_bind_sum,
         vjp=(lambda g, y, x, axes, keepdims: broadcast_to(spread(g, x, axes) if g.shape else g, x.shape),),
         jvp=linear_jvp("sum"),
+        jvp_many=_many_sum,
+        scalar="{0} + 0.0",
         doc="sum over axes",
     )
 )
@@ -250,6 +271,7 @@ NORM: Op = register(
         kernel=_kernel_norm,
         vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _direction(y, x, axes),),
         jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _direction(y, x, axes), axes, keepdims=keepdims),
+        jvp_many=many_weighted,
         doc="Euclidean norm over axes; subgradient 0 at the origin",
     )
 )
@@ -304,6 +326,8 @@ def _extremum(name: str, ufunc: np.ufunc, doc: str) -> Op:
             kernel=kernel,
             vjp=(lambda g, y, x, axes, keepdims: _to_winners(g, y, x, axes),),
             jvp=lambda t, y, x, axes, keepdims: _of_winners(t[0], y, x, axes, keepdims),
+            jvp_many=many_weighted,
+            scalar="{0}",
             doc=doc,
         )
     )
@@ -543,6 +567,7 @@ LOGSUMEXP: Op = register(
         bind=_bind_logsumexp,
         vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * exp(x - _finite(spread(y, x, axes))),),
         jvp=lambda t, y, x, axes, keepdims: sum(t[0] * exp(x - _finite(spread(y, x, axes))), axes, keepdims=keepdims),
+        jvp_many=many_weighted,
         doc="log of the sum of exponentials over axes, without overflow",
     )
 )
@@ -591,6 +616,16 @@ def _softmax_pull(g: Tensor, y: Tensor, axes: Axes) -> Tensor:
     return y * (g - sum(g * y, axes, keepdims=True))
 
 
+def _many_softmax(tangents: Tangents, count: int, y: Tensor, x: Tensor, axes: Axes) -> Tensor:
+    t = only(tangents)
+    return y * (t - sum(y * t, behind(axes), keepdims=True))
+
+
+def _many_log_softmax(tangents: Tangents, count: int, y: Tensor, x: Tensor, axes: Axes) -> Tensor:
+    t = only(tangents)
+    return t - sum(exp(y) * t, behind(axes), keepdims=True)
+
+
 SOFTMAX: Op = register(
     Op(
         name="softmax",
@@ -598,6 +633,7 @@ SOFTMAX: Op = register(
         bind=_bind_softmax,
         vjp=(lambda g, y, x, axes: _softmax_pull(g, y, axes),),
         jvp=lambda t, y, x, axes: _softmax_pull(t[0], y, axes),
+        jvp_many=_many_softmax,
         doc="exponentials that sum to one over axes, without overflow",
     )
 )
@@ -608,6 +644,7 @@ LOG_SOFTMAX: Op = register(
         bind=_bind_log_softmax,
         vjp=(lambda g, y, x, axes: g - exp(y) * sum(g, axes, keepdims=True),),
         jvp=lambda t, y, x, axes: t[0] - sum(exp(y) * t[0], axes, keepdims=True),
+        jvp_many=_many_log_softmax,
         doc="logarithm of softmax, without overflow",
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from py_engine.ad.ops.record import (
     Op,
     Scratch,
     Shape,
+    Tangents,
     as_tensor,
     as_tensors,
     common_dtype,
@@ -27,6 +28,41 @@ from py_engine.ad.ops.record import (
 from py_engine.ad.tensor import Array, Literal, Operand, Tensor, real_array
 from py_engine.ad.written import watch_setting
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
+
+# Many tangents at once ------------------------------------------------------------------------------------
+
+EACH: tuple[int, int | None, int] = (0, None, 1)
+"""The leading axis of tangents (count, *shape) in an index: all of it."""
+
+
+def only(tangents: Tangents) -> Tensor:
+    """Return the tangent of the first input, of which it is known that it moves."""
+    t = tangents[0]
+    assert t is not None
+    return t
+
+
+def behind(axes: Iterable[int]) -> tuple[int, ...]:
+    """Return axes of an array as those of its tangents."""
+    return tuple(axis + 1 for axis in axes)
+
+
+def aligned(t: Tensor, ndim: int) -> Tensor:
+    """Make room behind the leading axis, so that the rest broadcasts like an array among others of `ndim` axes."""
+    return reshape(t, (t.shape[0], *(1,) * (ndim + 1 - t.ndim), *t.shape[1:]))
+
+
+def one_by_one(tangents: Tangents, count: int, y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
+    """The rule for many tangents that every op has: its rule for one, on each of them."""
+    op = y.op
+    assert op is not None and op.jvp is not None
+    still = Tensor(np.zeros(y.shape, y.dtype))
+    found = []
+    for k in range(count):
+        t = op.jvp([None if t is None else t[k] for t in tangents], y, *inputs, **attrs)
+        found.append(still if t is None else broadcast_to(t, y.shape))
+    return stack(found)
+
 
 # Reshape and permute --------------------------------------------------------------------------------------
 
@@ -57,6 +93,7 @@ RESHAPE: Op = register(
         view=_reshape,
         vjp=(lambda g, y, x, shape: RESHAPE(g, shape=x.shape),),
         jvp=linear_jvp("reshape"),
+        jvp_many=lambda t, count, y, x, shape: RESHAPE(only(t), shape=(count, *y.shape)),
         doc="the same elements in another shape, in C order",
     )
 )
@@ -122,6 +159,7 @@ TRANSPOSE: Op = register(
         view=_transpose,
         vjp=(lambda g, y, x, axes: TRANSPOSE(g, axes=_inverse(axes)),),
         jvp=linear_jvp("transpose"),
+        jvp_many=lambda t, count, y, x, axes: TRANSPOSE(only(t), axes=(0, *behind(axes))),
         doc="permutation of the axes",
     )
 )
@@ -188,6 +226,7 @@ BROADCAST_TO: Op = register(
         view=_broadcast_to,
         vjp=(lambda g, y, x, shape: g,),  # the runtime sums a gradient back to its input's shape
         jvp=linear_jvp("broadcast_to"),
+        jvp_many=lambda t, count, y, x, shape: aligned(only(t), y.ndim),
         doc="the same elements repeated along new or length-one axes",
     )
 )
@@ -236,6 +275,7 @@ SLICE: Op = register(
         view=_slice,
         vjp=(lambda g, y, x, index: assemble([g], [index], x.shape),),
         jvp=linear_jvp("slice"),
+        jvp_many=lambda t, count, y, x, index: SLICE(only(t), index=(EACH, *index)),
         doc="basic indexing: integers, slices, new axes",
     )
 )
@@ -292,6 +332,13 @@ def _same_memory(a: Array, b: Array) -> bool:
     return a.ctypes.data == b.ctypes.data and a.strides == b.strides and a.shape == b.shape
 
 
+def _many_parts(
+    tangents: Tangents, count: int, y: Tensor, *parts: Tensor, shape: Shape, indices: tuple[Index, ...]
+) -> Tensor:
+    moved = [(t, (EACH, *index)) for t, index in zip(tangents, indices, strict=True) if t is not None]
+    return assemble([t for t, _ in moved], [index for _, index in moved], (count, *shape))
+
+
 ASSEMBLE: Op = register(
     Op(
         name="assemble",
@@ -299,6 +346,7 @@ ASSEMBLE: Op = register(
         bind=_bind_assemble,
         vjp=lambda i, g, y, *parts, shape, indices: SLICE(g, index=indices[i]),
         jvp=linear_jvp("assemble"),
+        jvp_many=_many_parts,
         doc="parts put (where they overlap, added) into their places in an array of zeros",
     )
 )
@@ -489,6 +537,8 @@ COPY: Op = register(
         kernel=_copy,
         vjp=(lambda g, y, x: g,),
         jvp=linear_jvp("copy"),
+        jvp_many=lambda t, count, y, x: only(t),
+        scalar="{0}",
         doc="the same values in memory of their own, in C order",
     )
 )
