@@ -329,7 +329,7 @@ def needed_ops(nodes: Sequence[Tensor], outputs: Sequence[Tensor], checks: bool 
     A function refuses the same values whether or not its result depends on them. What a needed op checks is not
     checked twice.
     """
-    needed = {id(x) for x in topological_sort(outputs)}
+    needed = _needed(nodes, outputs)
     others: dict[int, Tensor] = {}
     for node in nodes if checks else ():
         assert node.op is not None
@@ -337,10 +337,19 @@ def needed_ops(nodes: Sequence[Tensor], outputs: Sequence[Tensor], checks: bool 
             others[id(node)] = node
     if others:
         others = _checks(nodes, others, needed)
-        needed.update(id(x) for x in topological_sort([*others.values()]))
+        needed |= _needed(nodes, [*others.values()])
     return [
         node if id(node) in needed else others[id(node)] for node in nodes if id(node) in needed or id(node) in others
     ]
+
+
+def _needed(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> set[int]:
+    """Return the ids of the outputs, and of the nodes, in order, and their inputs that these need."""
+    needed = {id(x) for x in outputs} | {id(a) for x in outputs for a in x.inputs}
+    for node in reversed(nodes):
+        if id(node) in needed:
+            needed.update(id(x) for x in node.inputs)
+    return needed
 
 
 def _checks(nodes: Sequence[Tensor], others: Mapping[int, Tensor], needed: set[int]) -> dict[int, Tensor]:
