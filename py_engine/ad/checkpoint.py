@@ -14,8 +14,9 @@ from py_engine.ad.containers import Structure, flatten, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import Part, accumulate, gradients
 from py_engine.ad.ops.record import Op, Shape
-from py_engine.ad.recorded import Layout, Recorded, record, recording
-from py_engine.ad.tensor import FLOATS, LEVELS, STATE, Array, Record, Tensor
+from py_engine.ad.recorded import Layout, Recorded, record
+from py_engine.ad.state import LEVELS, STATE, entering
+from py_engine.ad.tensor import FLOATS, Array, Tensor
 from py_engine.ad.transforms import check_callable
 
 __all__ = ["CHECKPOINT", "checkpoint"]
@@ -46,21 +47,22 @@ def checkpoint(function: Function) -> Function:
 
     @wraps(function)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        if not STATE.recording:
+        if not STATE.grad_enabled:
             return function(*args, **kwargs)
         leaves, structure = flatten(args)
         given = [x for x in leaves if isinstance(x, Tensor)]
         if STATE.trace is None:
             # Eagerly, the ops inside work on tensors of their own, whose graph is given up at the end.
             own = [_alone(x, x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
-            with recording() as nodes:
+            nodes: list[Tensor] = []
+            with entering(trace=nodes, grad_enabled=True):
                 outputs, made, joined = _called(function, unflatten(structure, own), kwargs)
             inputs = [x for x in own if isinstance(x, Tensor)]
             results = [_alone(y) if isinstance(y, Tensor) else y for y in outputs]
         else:
             start = len(STATE.trace)
             outputs, made, joined = _called(function, args, kwargs)
-            nodes = Record(STATE.trace[start:])
+            nodes = STATE.trace[start:]
             inputs = given
             results = list(outputs)
         for places, layout, y in joined:
@@ -130,13 +132,10 @@ def _again(
     inputs: Sequence[Tensor], moving: Sequence[bool], inside: Recorded, of: int
 ) -> tuple[list[Tensor], Tensor, int]:
     """Return inputs that stand for these, what is computed from them, and the level of those that move."""
-    outer, level = STATE.recording, next(LEVELS)
-    STATE.recording = True
-    try:
-        again = [_input(x, moves, outer, of, level) for x, moves in zip(inputs, moving, strict=True)]
+    connected, level = STATE.grad_enabled, next(LEVELS)
+    with entering(grad_enabled=True):
+        again = [_input(x, moves, connected, of, level) for x, moves in zip(inputs, moving, strict=True)]
         (y,) = inside(again)
-    finally:
-        STATE.recording = outer
     return again, y, level
 
 

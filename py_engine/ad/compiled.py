@@ -16,10 +16,11 @@ from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, unflatten
 from py_engine.ad.graph import Graph, tracing
 from py_engine.ad.ops.record import Shape
+from py_engine.ad.state import STATE
 from py_engine.ad.straight_line import DOMAIN_ERRORS, FLOAT64, Program
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Tensor, plain_array
+from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, ReplayError, TraceError
 
@@ -81,7 +82,7 @@ class Compiled:
                     return found[1]([np.array(value) for value in results])
         arrays, structure = _opened(args)
         if arrays is not args:  # they are not all arrays
-            if STATE.recording and any(isinstance(x, Tensor) and x.requires_grad for x in arrays):
+            if STATE.grad_enabled and any(isinstance(x, Tensor) and x.requires_grad for x in arrays):
                 return self.function(*args)
             arrays = _arrays(arrays)
         make = structure, tuple([(a.shape, a.dtype) for a in arrays])

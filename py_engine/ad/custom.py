@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,8 @@ from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import Part, accumulate, gradients, variable
 from py_engine.ad.ops.record import Op, Shape, as_tensors
 from py_engine.ad.recorded import Layout
-from py_engine.ad.tensor import FLOATS, LEVELS, STATE, Array, Tensor
+from py_engine.ad.state import LEVELS, STATE, entering
+from py_engine.ad.tensor import FLOATS, Array, Tensor
 from py_engine.ad.written import guard
 from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
 
@@ -95,7 +95,7 @@ class _Rule:
         return f"custom rule {self.name}"
 
     def apply(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        if STATE.trace.__class__ is list or any(x.data is None for x in inputs):
+        if STATE.symbolic or any(x.data is None for x in inputs):
             shape, dtype = self._kind(inputs)
             return CUSTOM.apply(inputs, {"rule": self, "shape": shape, "dtype": dtype})
         y = np.array(self.value([x.data for x in inputs]))  # the function may return the same memory again and again
@@ -161,15 +161,9 @@ class _Rule:
         return NotDifferentiableError(f"{self.label}: {wanted} is taken, but there is no rule for it; give {which}=...")
 
 
-@contextmanager
-def _opaque() -> Iterator[None]:
+def _opaque() -> entering:
     """Run code of the user's own, which is not part of any trace."""
-    trace, recording, differentiating = STATE.trace, STATE.recording, STATE.differentiating
-    STATE.trace, STATE.recording, STATE.differentiating = None, False, False
-    try:
-        yield
-    finally:
-        STATE.trace, STATE.recording, STATE.differentiating = trace, recording, differentiating
+    return entering(trace=None, symbolic=False, grad_enabled=False, differentiating=False)
 
 
 def _array(y: Any, label: str) -> Array:
@@ -183,7 +177,7 @@ def _made(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], data: Ar
     """Return the result of an op that is computed already."""
     result = Tensor(data)
     result.scope = STATE.scope
-    if STATE.recording and data.dtype in FLOATS:
+    if STATE.grad_enabled and data.dtype in FLOATS:
         result.level = max(x.level for x in inputs)
     if result.level or STATE.trace is not None:
         result.op, result.inputs, result.attrs = op, inputs, attrs
@@ -296,17 +290,15 @@ def _on_tensors(
 ) -> tuple[list[Tensor], Tensor, int]:
     """Return inputs that stand for these, what the rule computes from them as a graph, and its level."""
     level = next(LEVELS)
-    recording, STATE.recording = STATE.recording, True
     try:
-        own = [variable(x, level) if moves else x for x, moves in zip(node_inputs, moving, strict=True)]
-        return own, layout.pack([ops.as_tensor(part) for part in function(*own)]), level
+        with entering(grad_enabled=True):
+            own = [variable(x, level) if moves else x for x, moves in zip(node_inputs, moving, strict=True)]
+            return own, layout.pack([ops.as_tensor(part) for part in function(*own)]), level
     except (EngineError, TypeError, AttributeError) as error:
         raise NotDifferentiableError(
             f"{function.rule.label}: a second derivative is taken, so its rules must work on tensors, too: write them "
             f"in operators, numpy's functions or py_engine.ops ({error})"
         ) from error
-    finally:
-        STATE.recording = recording
 
 
 def _pull_back_derivative(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:

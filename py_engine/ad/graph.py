@@ -14,8 +14,9 @@ from py_engine.ad import ops
 from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.ops.record import ZEROS, Op
 from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, SLICE, TRANSPOSE, Index, assemble
+from py_engine.ad.state import STATE, entering, no_grad, scope
 from py_engine.ad.sums import ADD_IN_ANY_ORDER
-from py_engine.ad.tensor import FLOATS, STATE, Literal, Tensor, no_grad, scope
+from py_engine.ad.tensor import FLOATS, Literal, Tensor
 from py_engine.ad.written import Watch, written
 from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError, TraceError
 
@@ -82,7 +83,7 @@ def gradients(
     """
     wanted = {id(target) for target in targets if target.dtype in FLOATS}
     order, depends = _between(outputs, wanted, through, level)
-    first = _first_equals(order, wanted) if STATE.trace.__class__ is list else {}
+    first = _first_equals(order, wanted) if STATE.symbolic else {}
     pending: dict[int, list[Part]] = {}
     for i, output in enumerate(outputs):
         if id(output) in depends:
@@ -270,15 +271,9 @@ def described(node: Tensor) -> str:
     return f"{node.op.name!r} in layer {node.scope!r}" if node.scope else repr(node.op.name)
 
 
-@contextmanager
-def scope_of(node: Tensor) -> Iterator[None]:
+def scope_of(node: Tensor) -> entering:
     """Label the ops made inside with the layer that `node` belongs to."""
-    outer = STATE.scope
-    STATE.scope = node.scope
-    try:
-        yield
-    finally:
-        STATE.scope = outer
+    return entering(scope=node.scope)
 
 
 def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:
@@ -382,11 +377,8 @@ def tracing() -> Iterator[list[Tensor]]:
     if STATE.trace is not None:
         raise TraceError("a function cannot be compiled inside another one's trace; call it uncompiled there")
     nodes: list[Tensor] = []
-    STATE.trace, STATE.watched = nodes, []
-    try:
+    with entering(trace=nodes, symbolic=True, watched=[]):
         yield nodes
-    finally:
-        STATE.trace = STATE.watched = None
 
 
 def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Graph:

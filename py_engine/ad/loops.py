@@ -22,8 +22,9 @@ from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import Graph, Part, gradients
 from py_engine.ad.ops.record import Equation, Op, Shape
 from py_engine.ad.recorded import Layout, Recorded, nested_trace, record, zeros
+from py_engine.ad.state import STATE
 from py_engine.ad.tape import Tape
-from py_engine.ad.tensor import COMPLEX, FLOATS, STATE, Array, Tensor, plain_array
+from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
@@ -502,9 +503,9 @@ def _looped(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the last carries, and the stacked outputs and sums, of a loop."""
     inputs = (*carries, *sequences, *constants)
-    symbolic = any(x.data is None for x in inputs) or STATE.trace.__class__ is list
+    symbolic = any(x.data is None for x in inputs) or STATE.symbolic
     # Traced, it is known only later whether there is a gradient: then the op is changed to keep what that needs.
-    keep = not symbolic and STATE.recording and any(x.requires_grad for x in inputs)
+    keep = not symbolic and STATE.grad_enabled and any(x.requires_grad for x in inputs)
     vector = LOOP.apply(inputs, {"loop": loop, "keep": keep})
     layout = loop.layout(keep)
     found = [layout.tensor(vector, i) for i in range(len(loop.results))]

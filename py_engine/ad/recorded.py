@@ -18,10 +18,11 @@ from py_engine.ad import ops
 from py_engine.ad.graph import Part, accumulate, needed_ops
 from py_engine.ad.ops.record import Op, Shape
 from py_engine.ad.ops.shape import SLICE, Index
-from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Record, Tensor
+from py_engine.ad.state import STATE, entering
+from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor
 from py_engine.errors import TraceError
 
-__all__ = ["Layout", "Recorded", "nested_trace", "record", "recording", "zeros"]
+__all__ = ["Layout", "Recorded", "nested_trace", "record", "zeros"]
 
 # Functions as lists of ops --------------------------------------------------------------------------------
 
@@ -50,16 +51,13 @@ class Recorded:
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Apply the ops to other inputs, of the same shapes and dtypes."""
         values = list(inputs)
-        outer = STATE.scope
-        try:
+        with entering(scope=STATE.scope):
             for op, operands, attrs, scope in self.steps:
                 found = [values[x] if isinstance(x, int) else x for x in operands]
                 if "inside" in attrs and STATE.trace is None:  # a checkpoint: how its value was found is not kept
                     found[0] = Tensor(found[0].data) if found[0].data is not None else found[0]
                 STATE.scope = scope
                 values.append(op.apply(tuple(found), attrs))
-        finally:
-            STATE.scope = outer
         return [values[x] if isinstance(x, int) else x for x in self.outputs]
 
     def __repr__(self) -> str:
@@ -147,22 +145,9 @@ def _made_without_recording(x: Tensor) -> bool:
 @contextmanager
 def nested_trace() -> Iterator[list[Tensor]]:
     """Make every op symbolic, and collect the ops, also inside another trace."""
-    yield from _collecting([])
-
-
-@contextmanager
-def recording() -> Iterator[Record]:
-    """Collect all ops, which are computed nevertheless."""
-    yield from _collecting(Record())
-
-
-def _collecting(nodes: Any) -> Iterator[Any]:
-    outer, recorded = STATE.trace, STATE.recording
-    STATE.trace, STATE.recording = nodes, True
-    try:
+    nodes: list[Tensor] = []
+    with entering(trace=nodes, symbolic=True, grad_enabled=True):
         yield nodes
-    finally:
-        STATE.trace, STATE.recording = outer, recorded
 
 
 def zeros(shape: Shape, dtype: Any) -> Tensor:

@@ -23,10 +23,11 @@ from py_engine.ad.ops.linalg import MATMUL, suits_blas
 from py_engine.ad.ops.record import CHECKS, Call, Op, Shape
 from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, COPY, RESHAPE, as_index, covers
 from py_engine.ad.plan import ALIGNMENT, Value, plan
+from py_engine.ad.state import STATE, entering
 from py_engine.ad.straight_line import Program, straight_line
 from py_engine.ad.sums import add_early
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import STATE, Array, Literal, Tensor
+from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
 
 
@@ -105,13 +106,10 @@ class Tape:
         self.instructions: list[Instruction] = []
         self._checks: set[Any] = set()  # that the instructions so far make; their arrays are held by these
         names = _names(graph, leaves)
-        outer = STATE.scope
-        try:
+        with entering(scope=STATE.scope):
             for x in graph.nodes:
                 STATE.scope = x.scope  # errors of the calls name it
                 self._bind(x, number, arrays, names)
-        finally:
-            STATE.scope = outer
         self._calls: list[Call] = [call for step in self.instructions for call in step.calls]
         # Non-finite results are found and explained by diagnose(). Entering a context in which numpy is silent takes
         # a tenth of the time that np.errstate does, which is as much as two calls of a small tape.
@@ -142,15 +140,12 @@ class Tape:
     def _run_allocating(self) -> None:
         """Compute every op into fresh memory, as an engine without buffers would."""
         values: dict[int, Array] = {id(x): a for x, a in zip(self.graph.inputs, self.inputs, strict=True)}
-        outer = STATE.scope
-        try:
+        with entering(scope=STATE.scope):
             for x in self.graph.nodes:
                 assert x.op is not None
                 arrays = [values[id(a)] if id(a) in values else a.numpy() for a in x.inputs]
                 STATE.scope = x.scope
                 values[id(x)] = x.op.compute(arrays, x.shape, x.dtype, x.attrs)
-        finally:
-            STATE.scope = outer
         for x, out in zip(self.graph.outputs, self.outputs, strict=True):
             np.copyto(out, values[id(x)])
 

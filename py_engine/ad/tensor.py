@@ -7,15 +7,13 @@ function is traced, has only a shape and a dtype.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from py_engine.ad.state import STATE, inside_transform
 from py_engine.errors import (
     ConfigurationError,
     DTypeError,
@@ -41,53 +39,7 @@ NO_VALUE: Any = getattr(np, "_NoValue")  # noqa: B009  (what numpy's own signatu
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 
 
-class Record(list["Tensor"]):
-    """Stands for a trace where ops are computed eagerly and yet all of them are recorded, in order."""
-
-
-class _State(threading.local):
-    """What the engine is doing in this thread."""
-
-    trace: list[Tensor] | None = None  # while a function is traced: its ops so far, all symbolic (but in a Record)
-    recording: bool = True  # ops made now can be differentiated
-    differentiating: bool = False  # inside a function that grad() was given
-    watched: list[Any] | None = None  # while a function is traced: what it took the values of, see written.Watch
-    scope: str = ""  # the layer whose ops are being made, for messages
-
-
-STATE = _State()
-
-LEVELS = count(2)
-"""The levels of transforms, in the order in which they begin; 1 is that of `backward()`."""
-
 _ndarray = np.ndarray  # looked up once
-
-
-def inside_transform() -> bool:
-    """Return whether a function is being differentiated or traced in this thread."""
-    return STATE.differentiating or STATE.trace is not None
-
-
-@contextmanager
-def scope(name: str) -> Iterator[None]:
-    """Label the ops made inside with the layer `name`; nested scopes are joined by a slash."""
-    outer = STATE.scope
-    STATE.scope = f"{outer}/{name}" if outer else name
-    try:
-        yield
-    finally:
-        STATE.scope = outer
-
-
-@contextmanager
-def no_grad() -> Iterator[None]:
-    """Compute without recording: results made inside cannot be differentiated."""
-    outer = STATE.recording
-    STATE.recording = False
-    try:
-        yield
-    finally:
-        STATE.recording = outer
 
 
 class Tensor:
@@ -318,7 +270,7 @@ class Tensor:
         return format(self.item(), specification) if specification else str(self)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
-        if self.requires_grad and STATE.recording:
+        if self.requires_grad and STATE.grad_enabled:
             raise NotDifferentiableError(
                 "a plain array of this tensor would lose its derivative; take .numpy() if only the values are "
                 "wanted, or an op of py_engine.ops that works on tensors"

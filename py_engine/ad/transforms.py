@@ -8,8 +8,7 @@ called with arrays in another one they return arrays, which are constants to a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,8 @@ from py_engine.ad.containers import LEAF, Structure, flatten, flatten_as, paths,
 from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import gradients, variable
 from py_engine.ad.memory import keep_freed_memory
-from py_engine.ad.tensor import FLOATS, LEVELS, STATE, Array, Literal, Tensor, inside_transform, plain_array
+from py_engine.ad.state import LEVELS, STATE, entering, inside_transform
+from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 Function = Callable[..., Any]
@@ -122,19 +122,16 @@ def _differentiated(
 ) -> tuple[Call, list[Tensor | None]]:
     call = record(name, function, args, numbers, kwargs)
     output = _scalar(name, call.outputs, call.structure)
-    outer, STATE.recording = STATE.recording, call.recorded
-    try:
+    with entering(grad_enabled=call.recorded):
         return call, gradients([output], [_seed(output)], call.variables, level=call.level)
-    finally:
-        STATE.recording = outer
 
 
 def _of_arrays(
     name: str, function: Function, numbers: Sequence[int], args: Sequence[Any]
 ) -> tuple[Tensor, list[Array]]:
     """The short way where all arguments are arrays, and nobody outside differentiates: a small function's time."""
-    recording, level = STATE.recording, next(LEVELS)
-    STATE.recording = STATE.differentiating = True
+    recording, level = STATE.grad_enabled, next(LEVELS)
+    STATE.grad_enabled = STATE.differentiating = True
     try:
         passed = list(args)
         for n in numbers:
@@ -145,10 +142,10 @@ def _of_arrays(
         output = function(*passed)
         if output.__class__ is not Tensor or output.shape or output.dtype not in FLOATS:
             output = _scalar(name, *results(name, output))
-        STATE.recording = STATE.differentiating = False
+        STATE.grad_enabled = STATE.differentiating = False
         found = gradients([output], [_seed(output)], variables, level=level)
     finally:
-        STATE.recording, STATE.differentiating = recording, False
+        STATE.grad_enabled, STATE.differentiating = recording, False
     return output, _owned(_or_zeros(found, variables), args)
 
 
@@ -327,17 +324,10 @@ class Call:
             start += len(leaves)
         return result
 
-    @contextmanager
-    def derivative(self, others: Sequence[Any] = ()) -> Iterator[None]:
+    def derivative(self, others: Sequence[Any] = ()) -> entering:
         """Record the ops made inside only where someone outside may differentiate them, by `others` too."""
-        outer = STATE.recording
-        STATE.recording = outer and (
-            self.recorded or inside_transform() or any(isinstance(x, Tensor) and x.requires_grad for x in others)
-        )
-        try:
-            yield
-        finally:
-            STATE.recording = outer
+        needed = self.recorded or inside_transform() or any(isinstance(x, Tensor) and x.requires_grad for x in others)
+        return entering(grad_enabled=STATE.grad_enabled and needed)
 
     def shown(self, results: Sequence[Tensor], others: Sequence[Any] = ()) -> list[Any]:
         """Return results as the caller wants them: as arrays of his own where he deals in arrays."""
@@ -384,9 +374,9 @@ def record(
     passed = list(args)
     opened: dict[int, tuple[list[Tensor], Structure]] = {}
     by_argument, structures, given = [], [], []
-    recording, differentiating = STATE.recording, STATE.differentiating
+    recording, differentiating = STATE.grad_enabled, STATE.differentiating
     outside, level = inside_transform(), next(LEVELS)
-    STATE.recording = STATE.differentiating = True
+    STATE.grad_enabled = STATE.differentiating = True
     try:
         for n in numbers:
             i = _position(name, n, args)
@@ -401,7 +391,7 @@ def record(
             structures.append(structure)
         outputs, returned = results(name, function(*passed, **kwargs) if kwargs else function(*passed))
     finally:
-        STATE.recording, STATE.differentiating = recording, differentiating
+        STATE.grad_enabled, STATE.differentiating = recording, differentiating
     if len(opened) < len(args):
         for i, arg in enumerate(args):
             if i not in opened:

@@ -20,7 +20,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from py_engine.ad.tensor import FLOATS, STATE, Array, Literal, Mark, Marks, Tensor
+from py_engine.ad.state import STATE, entering
+from py_engine.ad.tensor import FLOATS, Array, Literal, Mark, Marks, Tensor
 from py_engine.errors import ReplayError
 
 if TYPE_CHECKING:
@@ -101,23 +102,20 @@ def operands_read(
     everything = tuple(i for i in range(len(inputs)) if i not in op.unread)
     if op.joint:
         return everything
-    trace, recording = STATE.trace, STATE.recording
-    STATE.trace, STATE.recording = [], True
     try:
-        own = [Tensor.symbol(x.shape, x.dtype) for x in inputs]
-        y = op.apply(tuple(own), attrs)
-        g = Tensor.symbol(y.shape, y.dtype)
-        rules = [op.rule(i) for i, moves in enumerate(moving) if moves]
-        found = [rule(g, y, *own, **attrs) for rule in rules if rule is not None]
-        if op.jvp is not None:
-            tangents = [
-                Tensor.symbol(x.shape, x.dtype) if moves else None for x, moves in zip(own, moving, strict=True)
-            ]
-            found.append(op.jvp(tangents, y, *own, **attrs))
+        with entering(trace=[], symbolic=True, grad_enabled=True):
+            own = [Tensor.symbol(x.shape, x.dtype) for x in inputs]
+            y = op.apply(tuple(own), attrs)
+            g = Tensor.symbol(y.shape, y.dtype)
+            rules = [op.rule(i) for i, moves in enumerate(moving) if moves]
+            found = [rule(g, y, *own, **attrs) for rule in rules if rule is not None]
+            if op.jvp is not None:
+                tangents = [
+                    Tensor.symbol(x.shape, x.dtype) if moves else None for x, moves in zip(own, moving, strict=True)
+                ]
+                found.append(op.jvp(tangents, y, *own, **attrs))
     except Exception:  # a rule that looks at values, or that numpy refuses: it may read whatever it is given
         return everything
-    finally:
-        STATE.trace, STATE.recording = trace, recording
     y.inputs = ()  # what the rules compute from the result, they do not read from the operands
     used = {id(x) for x in _behind([part for part in found if part is not None])}
     return tuple(i for i, x in enumerate(own) if id(x) in used)

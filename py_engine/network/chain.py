@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from py_engine.ad.ops.record import as_tensor
-from py_engine.ad.tensor import Operand, Tensor, scope
+from py_engine.ad.state import scope
+from py_engine.ad.tensor import Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.embedding import Embedding
 from py_engine.network.initialisers import ParameterSpec, initialise_all

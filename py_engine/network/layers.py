@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.tensor import STATE, Tensor
+from py_engine.ad.state import STATE
+from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec, resolve, stream
 

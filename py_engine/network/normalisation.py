@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from py_engine.ad import ops
-from py_engine.ad.tensor import STATE, Tensor
+from py_engine.ad.state import STATE
+from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import ParameterSpec
 from py_engine.network.layers import Layer, Shape, Tensors, update

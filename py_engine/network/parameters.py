@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from py_engine.ad.tensor import Tensor, inside_transform
+from py_engine.ad.state import inside_transform
+from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ParameterError, TraceError
 
 __all__ = ["ALIGNMENT", "FlatVector", "Layout", "Parameters"]

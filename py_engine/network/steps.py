@@ -19,9 +19,10 @@ from py_engine.ad.fusion import fuse
 from py_engine.ad.graph import Graph, gradients, tracing
 from py_engine.ad.ops.indexing import row_additions
 from py_engine.ad.ops.record import Call
+from py_engine.ad.state import STATE, no_grad
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import STATE, Array, Literal, Tensor, no_grad
+from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.chain import Chain
 from py_engine.network.layers import collect_updates

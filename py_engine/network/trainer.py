@@ -26,9 +26,10 @@ from threadpoolctl import ThreadpoolController
 from py_engine.ad import ops
 from py_engine.ad.fusion import fuse
 from py_engine.ad.graph import Graph, tracing
+from py_engine.ad.state import STATE
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import STATE, Array, Tensor
+from py_engine.ad.tensor import Array, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
 from py_engine.network import losses
 from py_engine.network.chain import Chain

@@ -18,7 +18,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from py_engine.ad.tensor import COMPLEX, FLOATS, STATE, Array, Literal, Operand, Tensor, plain_array, real_array
+from py_engine.ad.state import STATE
+from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Operand, Tensor, plain_array, real_array
 from py_engine.ad.written import guard, watch
 from py_engine.errors import DTypeError, ShapeError
 
@@ -135,7 +136,7 @@ class Op:
     def apply(self, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> Tensor:
         """Apply the op to tensors: eagerly, or symbolically while a function is traced."""
         trace = STATE.trace
-        symbolic = trace.__class__ is list  # not so in a Record
+        symbolic = STATE.symbolic
         level = 0
         alike = self.alike  # nothing is to be inferred
         if alike:
@@ -155,7 +156,7 @@ class Op:
             except (ShapeError, DTypeError) as error:
                 where = f" in layer {STATE.scope!r}" if STATE.scope else ""
                 raise type(error)(f"{self.name}{where}: {error}") from None
-        if level and (self.constant or not STATE.recording or dtype not in FLOATS):
+        if level and (self.constant or not STATE.grad_enabled or dtype not in FLOATS):
             level = 0
         result = _new(Tensor)
         result.shape = shape
