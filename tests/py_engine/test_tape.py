@@ -555,6 +555,8 @@ def test_each_op_on_one_number_is_numpy_s_in_every_call_to_the_sign_of_zero(op):
     call = getattr(ops, op.name, op) if op.name in ("sum", "max", "min") else op
     if op is ops.WHERE:
         function = lambda x, y: ops.where(x > 0, x, y)  # noqa: E731
+    elif op is ops.ASTYPE:
+        function = lambda x: ops.astype(ops.astype(x, np.bool_), np.float64)  # noqa: E731
     elif op.name in COMPARISONS:
         function = lambda x, y: ops.where(call(x, y), 1.0, 2.0)  # noqa: E731
     else:
