@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import shown
+from experiments import formats
 from experiments.config import MEASURES, PROFILES
 
 if TYPE_CHECKING:
@@ -359,7 +360,7 @@ def _checked(frame: pd.DataFrame, column: str) -> pd.Series[Any]:
 
 
 def _told(value: Any) -> str:
-    return shown(value) if isinstance(value, str) else f"{value:.12g}"
+    return shown(value) if isinstance(value, str) else formats.given(value)
 
 
 def set_aside(path: Path, root: Path) -> Path:

@@ -7,7 +7,8 @@ import pytest
 
 from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.graph import trace
-from py_engine.ad.tensor import Tensor, scope, tensor
+from py_engine.ad.state import scope
+from py_engine.ad.tensor import Tensor, tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 from py_engine.network import LAYERS
 from py_engine.network.convolution import (
