@@ -7,7 +7,7 @@ const VALUES = (0.0, -0.0, 0.3, -0.7, 1.0, -1.0, 2.5, -3.0, 1e7, -1e30, Inf, -In
 
 @testset "straight-line code equals the tape for every elementwise op" begin
     names = sort!([name for (name, op) in AD.TABLE if op.elementwise])
-    @test issubset(names, keys(AD.STRAIGHT)) && issubset(keys(AD.STRAIGHT), keys(AD.TABLE))
+    @test all(name -> AD.TABLE[name].scalar !== nothing, names)
     for name in names, T in (Float64, Float32)
         op = AD.TABLE[name]
         count = name in ("clip", "where") ? 3 : length(op.overwrites)

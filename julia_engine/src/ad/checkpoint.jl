@@ -167,7 +167,7 @@ function checkpoint_jvp(t, y, inputs, attrs)
     moves = Dict{Tensor,Tensor}(x => d for (x, d) in zip(variables, t[2:end]) if d !== nothing)
     return joined(pushed_forward(outputs, moves, made))
 end
-own_variable_or_index(x::Tensor) = x.eltype in FLOATS ? own_variable(x) : x
+own_variable_or_index(x::Tensor) = x.eltype in FLOATS ? own_variable(x, next_level()) : x
 
 const CHECKPOINTED = Op("checkpointed", infer_same; view=itself, backward=Joint(checkpoint_pullback),
     jvp=checkpoint_jvp, attrs=[:graph], doc="a result whose inner values are computed again in the backward pass")

@@ -3,11 +3,11 @@
 # Sorting --------------------------------------------------------------------------------------------------------------
 
 """
-    topological_sort(outputs)
+    topological_sort(outputs, level=0)
 
-Every tensor that the outputs depend on, and themselves, each after its inputs.
+Every tensor of at least this level that the outputs depend on through others of it, and themselves, each after its inputs.
 """
-function topological_sort(outputs::Vector{Tensor})
+function topological_sort(outputs::Vector{Tensor}, level::Int=0)
     order = Tensor[]
     seen = Set{Tensor}()
     stack = Tuple{Tensor,Bool}[(x, false) for x in reverse(outputs)]
@@ -15,7 +15,7 @@ function topological_sort(outputs::Vector{Tensor})
         node, inputs_done = pop!(stack)
         if inputs_done
             push!(order, node)
-        elseif !(node in seen)
+        elseif node.level >= level && !(node in seen)
             push!(seen, node)
             push!(stack, (node, true))
             for x in Iterators.reverse(node.inputs)
@@ -50,7 +50,7 @@ struct Joint <: Function
 end
 
 """
-    gradients(outputs, seeds, targets; within=nothing)
+    gradients(outputs, seeds, targets; within=nothing, level=1, span=nothing)
 
 The vector-Jacobian product of the outputs with the seeds, for each target: a tensor of its size and element type, or
 `nothing` where no output depends on it.
@@ -59,19 +59,23 @@ Reverse mode, by the ops' own rules, which are ops again: eager tensors give val
 either can be differentiated once more.
 
 `within`: the tensors to go through, sorted, where they are known; what the targets were computed from is not looked at.
+
+`level`: the targets have at least this one. What depends on them has it, too, and nothing else is looked at: so the cost of
+a transform inside others does not grow with what these have computed before. `span` is the part of the trace that was made
+since the transform began; `nothing` stands for all of it.
 """
 function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vector{Tensor};
-        within::Union{Nothing,Vector{Tensor}}=nothing)
-    order = within === nothing ? topological_sort(outputs) : Tensor[targets; within]
+        within::Union{Nothing,Vector{Tensor}}=nothing, level::Int=1, span::Union{Nothing,UnitRange{Int}}=nothing)
+    order = within === nothing ? topological_sort(outputs, level) : Tensor[targets; within]
     wanted = Set{Tensor}(targets)
     depends = Set{Tensor}(targets)
     for node in order
         node.op !== nothing && node.requires_grad && any(x -> x in depends, node.inputs) && push!(depends, node)
     end
     if within === nothing && state().trace !== nothing
-        replaced = merge_equal!(depends, wanted)
+        replaced = merge_equal!(depends, wanted, span)
         outputs = Tensor[get(replaced, x, x) for x in outputs]
-        isempty(replaced) || (order = topological_sort(outputs))
+        isempty(replaced) || (order = topological_sort(outputs, level))
     end
     pending = Dict{Tensor,Pending}()
     for (output, seed) in zip(outputs, seeds)
@@ -120,9 +124,11 @@ is replaced by what. Done before a graph is differentiated: what a loop computes
 gradient. What does not depend on the wanted stays as it is: among it are the variables of the transforms around, which may
 be equal, too.
 """
-function merge_equal!(depends::Set{Tensor}, wanted::Set{Tensor})
+function merge_equal!(depends::Set{Tensor}, wanted::Set{Tensor}, span::Union{Nothing,UnitRange{Int}})
     known, replaced = Dict{Vector{UInt},Tensor}(), Dict{Tensor,Tensor}()
-    for node in state().trace  # in the order they were made, so that the first one is there for all
+    trace = state().trace::Vector{Tensor}
+    for k in something(span, 1:length(trace))  # in the order they were made, so that the first one is there for all
+        node = trace[k]
         node in depends || continue
         node.inputs = Tensor[get(replaced, x, x) for x in node.inputs]
         (node in wanted || (node.op::Op).random) && continue
@@ -403,7 +409,7 @@ end
 # only, has no derivative (graphs are fused after they have been differentiated) and equals the ops that it names.
 
 fused_op(name, fuses, doc, operands=2) = register!(Op(name, infer_elementwise; elementwise=true,
-    overwrites=collect(1:operands), fuses=fuses,
+    overwrites=collect(1:operands), fuses=fuses, scalar=Symbol(name),
     forward=(p, out, inputs, attrs) -> emit_elementwise!(p, Symbol(name), out, inputs), doc=doc))
 
 const TANH_GRADIENT = fused_op("tanh_gradient", "mul, sub, square", "g (1 - y²)")

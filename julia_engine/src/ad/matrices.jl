@@ -32,7 +32,7 @@ end
 """The blocks of the Jacobian, output by output and in each of them variable by variable."""
 function by_rows(call::Call)
     own = Set{Tensor}(call.variables)
-    order = Tensor[x for x in topological_sort(call.outputs) if !(x in own)]
+    order = Tensor[x for x in topological_sort(call.outputs, call.level) if !(x in own)]
     blocks = Tensor[]
     for y in call.outputs
         found = [or_zeros(gradients(Tensor[y], Tensor[seed], call.variables; within=order), call.variables)
@@ -45,7 +45,7 @@ function by_rows(call::Call)
 end
 
 function by_columns(call::Call)
-    order = topological_sort(call.outputs)
+    order = topological_sort(call.outputs, call.level)
     found = [[pushed_forward(call.outputs, Dict{Tensor,Tensor}(v => t), order) for t in directions(v)]
              for v in call.variables]
     return Tensor[side_by_side(Tensor[column[i] for column in found[k]], call.outputs[i])

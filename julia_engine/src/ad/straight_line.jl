@@ -1,5 +1,5 @@
 # Tapes whose values are all single numbers, as straight-line Julia code: an instruction costs several times what one
-# addition does. The code is made from the graph by the constant table below, of the same functions that the kernels run.
+# addition does. The code is made from the graph and the functions that the ops' records name, the same that the kernels run.
 
 """Where straight-line code is compiled, with the optimiser that loops have."""
 module StraightLine
@@ -23,24 +23,8 @@ end
 
 end
 
-"""The function of one number each that does what an op does without dimensions."""
-const STRAIGHT = Dict{String,Symbol}(
-    "add" => :+, "sub" => :-, "mul" => :*, "div" => :/, "neg" => :-, "square" => :square, "reciprocal" => :inv,
-    "exp" => :fast_exp, "expm1" => :fast_expm1, "log" => :fast_log, "log1p" => :fast_log1p, "sqrt" => :fast_sqrt,
-    "sin" => :any_sin, "cos" => :any_cos, "tan" => :any_tan, "arcsin" => :plain_asin, "arccos" => :plain_acos,
-    "arctan" => :plain_atan, "sinh" => :plain_sinh, "cosh" => :plain_cosh, "tanh" => :fast_tanh,
-    "sigmoid" => :fast_sigmoid, "softplus" => :fast_softplus, "relu" => :relu, "step" => :step, "sign" => :signum,
-    "abs" => :abs, "pow" => :general_power, "maximum" => :larger, "minimum" => :smaller, "clip" => :limited,
-    "where" => :chosen, "less" => :less, "less_equal" => :less_equal, "greater" => :greater,
-    "greater_equal" => :greater_equal, "equal" => :equal, "not_equal" => :not_equal, "equal_mask" => :equal,
-    "tanh_gradient" => :tanh_gradient, "sigmoid_gradient" => :sigmoid_gradient, "relu_gradient" => :relu_gradient,
-    "add_tanh" => :add_tanh, "add_sigmoid" => :add_sigmoid, "add_relu" => :add_relu, "mul_add" => :mul_add,
-    "copy" => :identity, "identity" => :identity, "stop_gradient" => :identity, "reshape" => :identity,
-    "transpose" => :identity, "broadcast_to" => :identity, "sum" => :identity, "prod" => :identity, "max" => :identity,
-    "min" => :identity, "floor" => :floor, "ceil" => :ceil, "round" => :round, "trunc" => :trunc, "isnan" => :is_nan,
-    "isfinite" => :is_finite, "isinf" => :is_infinite, "logical_and" => :both_hold, "logical_or" => :one_holds,
-    "logical_not" => :fails)
-const WHOLE_POWERS = Dict(0.5 => :half_power, 3.0 => :third_power, 4.0 => :fourth_power, 5.0 => :fifth_power)
+"""Powers whose exponent the program writes, which is no operand then."""
+const ONE_OPERAND = (:half_power, :third_power, :fourth_power, :fifth_power)
 
 const PER_FUNCTION = 250  # ops in one function: compiling one takes more than proportionally to its length
 const STRAIGHT_MOST = 5_000  # ops: above, compiling takes longer than the tape is likely to run
@@ -68,7 +52,7 @@ function straight(graph::Graph)
     suits(x::Tensor) = isempty(x.dims) && x.eltype === T
     T in FLOATS && all(suits, graph.inputs) && length(graph.nodes) <= STRAIGHT_MOST || return nothing
     for x in graph.nodes
-        suits(x) && haskey(STRAIGHT, (x.op::Op).name) || return nothing
+        suits(x) && (x.op::Op).scalar !== nothing || return nothing
         all(a -> suits(a) && (a.data === nothing || a.literal), x.inputs) || return nothing
     end
     functions, kept = straight_functions(graph, T)
@@ -109,10 +93,9 @@ function straight_functions(graph::Graph, T::DataType)
         end
         for x in graph.nodes[(k-1)*PER_FUNCTION+1:min(k * PER_FUNCTION, end)]
             op = x.op::Op
-            call = :($(STRAIGHT[op.name])($((operand(a) for a in x.inputs)...)))
-            if op === POW && x.attrs != NO_ATTRS && haskey(WHOLE_POWERS, x.attrs[1])
-                call = :($(WHOLE_POWERS[x.attrs[1]])($(operand(x.inputs[1]))))
-            end
+            f = op.scalar isa Function ? op.scalar(x.attrs) : op.scalar
+            n = f in ONE_OPERAND ? 1 : length(x.inputs)
+            call = :($f($((operand(a) for a in x.inputs[1:n])...)))
             name = names[x] = Symbol("v", length(names))
             push!(lines, :($name = $call))
             haskey(output, x) && push!(lines, :(unsafe_store!(y, $name, $(output[x]))))

@@ -26,6 +26,8 @@ An array with a derivative. Make one with [`Variable`](@ref) (it has a gradient)
 - `requires_grad`: whether `backward!` stores a gradient here and ops on it are recorded.
 - `name`, `scope`: for messages: the user's name, and the layer whose op made it.
 - `literal`: a number written in the program, which never changes, so that graphs may fold it.
+- `level`: of the last transform to begin whose variables it depends on; 0 for a constant, 1 for what depends on variables
+  alone. See [`gradients`](@ref).
 - `stamps`: checksums of the arrays that its derivative reads, as they were when it was computed: [`stamp`](@ref).
 """
 mutable struct Tensor <: GraphNode
@@ -41,12 +43,19 @@ mutable struct Tensor <: GraphNode
     scope::String
     literal::Bool
     stamps::Vector{UInt64}
+    level::Int
 end
 Tensor(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vector{Int}, op, inputs::Vector{Tensor},
     attrs::Vector{Any}, requires_grad::Bool, grad, name::String, scope::String, literal::Bool) =
-    Tensor(data, T, dims, op, inputs, attrs, requires_grad, grad, name, scope, literal, NO_STAMPS)
+    Tensor(data, T, dims, op, inputs, attrs, requires_grad, grad, name, scope, literal, NO_STAMPS,
+        Int(requires_grad))
 
 const NO_STAMPS = UInt64[]
+
+"""The levels of transforms, in the order in which they begin; 1 is that of `backward!`."""
+const LEVELS = Threads.Atomic{Int}(2)
+next_level() = Threads.atomic_add!(LEVELS, 1)
+
 const NO_INPUTS = Tensor[]
 const NO_ATTRS = Any[]
 

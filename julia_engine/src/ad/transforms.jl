@@ -8,15 +8,16 @@ inside_transform() = (now = state(); now.differentiating || now.trace !== nothin
 """Whether results are to be arrays: no tensor came in, and no transform or trace around is waiting for tensors."""
 is_plain(leaves) = !inside_transform() && !any(x -> x isa Tensor, leaves)
 
-"""A tensor that is differentiated by here and nowhere else."""
-function own_variable(@nospecialize(x))
+"""A tensor that is differentiated by here and nowhere else, of this level."""
+function own_variable(@nospecialize(x), level::Int)
     is_dual(x) && (x = as_tensor(x, float_of(eltype(x))))
     if x isa Tensor && (x.requires_grad || x.data === nothing || (x.op !== nothing && state().made !== nothing))
         variable = IDENTITY(x)  # a new node: the tensor outside keeps its own place in the graph
-        variable.requires_grad = true  # here even what is a constant to all outside, as stop_gradient's result is
-        return variable
+    else
+        variable = Variable(x isa Tensor ? value(x) : x)
     end
-    return Variable(x isa Tensor ? value(x) : x)
+    variable.requires_grad, variable.level = true, level  # even what is a constant to all outside, as stop_gradient's result
+    return variable
 end
 
 is_complex(@nospecialize(x)) = (x isa Number || x isa AbstractArray) && eltype(x) <: Complex
@@ -41,6 +42,8 @@ A function's call, recorded.
 - `outputs`, `result`: what the function returned.
 - `plain`: whether derivatives are to be arrays.
 - `theirs`: the caller's own arrays, which no result may share memory with.
+- `level`: of the variables, see [`gradients`](@ref).
+- `trace`, `span`: the trace around it, if there is one, and the part of that which was made in the call.
 """
 struct Call
     name::String
@@ -51,6 +54,9 @@ struct Call
     result::Structure
     plain::Bool
     theirs::Vector{Any}
+    level::Int
+    trace::Union{Nothing,Vector{Tensor}}
+    span::UnitRange{Int}
 end
 
 """
@@ -60,6 +66,7 @@ derivative; otherwise those that have none are passed as they are.
 function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @nospecialize(args); strict::Bool=true)
     now = state()
     recording, differentiating = now.recording, now.differentiating
+    level, start = next_level(), traced_length(now.trace)
     plain = is_plain(flatten(args)[1])
     given, theirs = Any[args...], Any[]
     variables, arguments, moving = Tensor[], Structure[], Vector{Int}[]
@@ -75,7 +82,7 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
                 push!(places, has_derivative(x) ? length(variables) + 1 : 0)
                 places[end] == 0 && continue
                 x isa AbstractArray && push!(theirs, x)
-                leaves[k] = own_variable(x)
+                leaves[k] = own_variable(x, level)
                 push!(variables, leaves[k])
             end
             push!(arguments, structure)
@@ -84,11 +91,14 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
         end
         found, result = flatten(f(given...))
         outputs = Tensor[as_output(x, name) for x in found]
-        return Call(name, variables, arguments, moving, outputs, result, plain, theirs)
+        return Call(name, variables, arguments, moving, outputs, result, plain, theirs, level, now.trace,
+            start+1:traced_length(now.trace))
     finally
         now.recording, now.differentiating = recording, differentiating
     end
 end
+
+traced_length(trace) = trace === nothing ? 0 : length(trace)
 
 as_output(x::Union{Tensor,AbstractArray{<:Real},Real}, ::String) = as_tensor(x)
 as_output(@nospecialize(x), name::String) = throw(NotDifferentiableError(
@@ -150,12 +160,15 @@ or_zeros(found, tensors::Vector{Tensor}) = Tensor[g === nothing ? zeros_like(x) 
 
 # Gradients ------------------------------------------------------------------------------------------------------------
 
+gradients(call::Call, outputs::Vector{Tensor}, seeds::Vector{Tensor}) =
+    gradients(outputs, seeds, call.variables; level=call.level, span=state().trace === call.trace ? call.span : 1:0)
+
 """The value, and a gradient for each argument of these numbers."""
 function differentiate(name::String, @nospecialize(f), numbers::Vector{Int}, @nospecialize(args); strict::Bool=true)
     call = recorded_call(name, f, numbers, args; strict=strict)
     output = scalar_output(call)
     seed = reshape_to(literal(output.eltype, 1), output.dims)
-    found = afterwards(() -> or_zeros(gradients(Tensor[output], Tensor[seed], call.variables), call.variables), call)
+    found = afterwards(() -> or_zeros(gradients(call, Tensor[output], Tensor[seed]), call.variables), call)
     y = !call.plain ? output : state().mixed && depends_on_duals(Tensor[output]) ? only_one(with_duals(output)) : item(output)
     return y, by_argument(call, shown(found, call.plain, call.theirs))
 end
@@ -225,7 +238,7 @@ function vjp(f, args...)
     function pull(seed)
         seeds = alike("vjp: the seed", seed, call.outputs, call.result)
         plain = call.plain && is_plain(flatten(seed)[1])
-        found = (plain && !state().mixed ? unrecorded : run_it)(() -> gradients(call.outputs, seeds, call.variables))
+        found = (plain && !state().mixed ? unrecorded : run_it)(() -> gradients(call, call.outputs, seeds))
         theirs = Any[call.theirs; Any[x for x in flatten(seed)[1] if x isa AbstractArray]]
         return Tuple(by_argument(call, shown(or_zeros(found, call.variables), plain, theirs)))
     end
@@ -271,7 +284,7 @@ function pushed(name::String, @nospecialize(f), @nospecialize(args::Tuple), @nos
     directions = flatten(tangents)[1]
     plain = call.plain && !any(x -> x isa Tensor, directions)
     theirs = Any[call.theirs; Any[x for x in directions if x isa AbstractArray]]
-    moved_ = (plain && !state().mixed ? unrecorded : run_it)(() -> pushed_forward(call.outputs, moves, topological_sort(call.outputs)))
+    moved_ = (plain && !state().mixed ? unrecorded : run_it)(() -> pushed_forward(call.outputs, moves, topological_sort(call.outputs, call.level)))
     arrays = shown(Tensor[call.outputs; moved_], plain, theirs)
     n = length(call.outputs)
     return unflatten(call.result, arrays[1:n]), unflatten(call.result, arrays[n+1:end])

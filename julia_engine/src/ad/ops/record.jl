@@ -164,6 +164,8 @@ One operation. An op is callable with tensors, arrays and numbers.
 - `overwrites`: the inputs whose memory `out` may be.
 - `elementwise`: whether every result element depends on one element of each input, found by broadcasting.
 - `accepts(dims, strides)`: whether the instructions handle that layout of an input; where not, it is copied first.
+- `scalar`: the function of single numbers that does what the op does without dimensions, a name in `StraightLine`; or a
+  function that gives it for the attributes. Of fewer operands than the op has, it takes the first.
 - `random`: each call draws new values, so equal calls must not be merged.
 - `couples_batch`: whether the samples of a batch affect each other's results.
 - `fuses`: for an op that only a graph's simplification makes: the ops that it stands for.
@@ -182,6 +184,7 @@ struct Op <: Operator
     overwrites::Vector{Int}
     elementwise::Bool
     accepts::Union{Nothing,Function}
+    scalar::Union{Nothing,Symbol,Function}
     random::Bool
     couples_batch::Bool
     fuses::String
@@ -191,9 +194,9 @@ struct Op <: Operator
 end
 
 function Op(name::String, infer::Function; forward=nothing, view=nothing, backward=nothing, jvp=nothing,
-        constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing, random::Bool=false,
+        constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing, scalar=nothing, random::Bool=false,
         couples_batch::Bool=false, fuses::String="", attrs::Vector{Symbol}=Symbol[], doc::String="")
-    return Op(name, infer, forward, view, backward, jvp, constant, overwrites, elementwise, accepts, random,
+    return Op(name, infer, forward, view, backward, jvp, constant, overwrites, elementwise, accepts, scalar, random,
         couples_batch, fuses, attrs, doc, Dict{Int,Matrix{Bool}}())
 end
 
@@ -276,15 +279,16 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Vector{Any}=NO_ATTRS)
     now = state()
     dims, T = inferred(op, inputs, attrs, now)
     symbolic = now.trace !== nothing
-    depends = false
+    level = 0
     for x in inputs
         symbolic |= x.data === nothing
-        depends |= x.requires_grad
+        level = max(level, x.level)
     end
-    requires_grad = depends && now.recording && !op.constant && T in FLOATS
+    requires_grad = level > 0 && now.recording && !op.constant && T in FLOATS
     data = symbolic ? nothing : compute(op, Memory[readable(x, op) for x in inputs], dims, T, attrs, now.reuse)
     if symbolic || requires_grad || now.made !== nothing
         result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)
+        requires_grad && (result.level = level)
         now.trace === nothing || push!(now.trace, result)
         now.made === nothing || push!(now.made, result)
         requires_grad && !symbolic && (result.stamps = stamps_of(result))
@@ -513,13 +517,13 @@ Make and register an elementwise op whose instruction has the same name, from it
 `partial(y, inputs...)`, which is dy/dinput, written in ops or a number. An op without partial derivatives is constant.
 """
 function elementwise(name::String, @nospecialize(partials...); functions=(), doc::String, fuses::String="",
-        forward=nothing, inputs::Int=max(1, length(partials)))
+        forward=nothing, inputs::Int=max(1, length(partials)), scalar=nothing)
     code = Symbol(name)
     lower = forward === nothing ? (p, out, inputs, attrs) -> emit_elementwise!(p, code, out, inputs) : forward
     rules = Any[partial_rule(partial) for partial in partials]
     op = Op(name, infer_elementwise; forward=lower, backward=isempty(partials) ? nothing : rules,
         jvp=isempty(partials) ? nothing : (t, y, inputs, attrs) -> partials_jvp(partials, t, y, inputs),
-        constant=isempty(partials), overwrites=collect(1:inputs), elementwise=true, fuses=fuses, doc=doc)
+        constant=isempty(partials), overwrites=collect(1:inputs), elementwise=true, fuses=fuses, scalar=scalar, doc=doc)
     return register!(op, functions...)
 end
 

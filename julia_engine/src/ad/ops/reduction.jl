@@ -50,7 +50,7 @@ end
 const SUM = register!(Op("sum", infer_reduction;
     forward=(p, out, inputs, attrs) -> emit_reduction!(p, :sum, 0, out, inputs[1], attrs[1]),
     backward=Any[(g, y, inputs, attrs) -> spread_to(spread(g, inputs[1], attrs[1]), inputs[1].dims)],
-    jvp=linear_jvp("sum"), attrs=[:axes, :keep], doc="sum over axes"))
+    jvp=linear_jvp("sum"), attrs=[:axes, :keep], scalar=:identity, doc="sum over axes"))
 
 # Julia's functions of an array, or of another function and an array; keywords beyond `dims` are refused by name.
 for (f, op, advice) in ((:sum, :SUM, "add the starting value to the sum"),
@@ -171,7 +171,7 @@ extremum(name, neutral, doc) = register!(Op(name, infer_extremum;
     forward=(p, out, inputs, attrs) -> emit_reduction!(p, Symbol(name), neutral, out, inputs[1], attrs[1]),
     backward=Any[(g, y, inputs, attrs) -> to_winners(spread(g, inputs[1], attrs[1]), y, inputs[1], attrs[1])],
     jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[to_winners(t[1], y, inputs[1], attrs[1])], attrs),
-    attrs=[:axes, :keep], doc=doc))
+    attrs=[:axes, :keep], scalar=:identity, doc=doc))
 
 const MAX = extremum("max", -Inf, "largest element over axes; ties share the gradient")
 const MIN = extremum("min", Inf, "smallest element over axes; ties share the gradient")
@@ -201,7 +201,7 @@ const PROD = register!(Op("prod", infer_reduction;
     forward=(p, out, inputs, attrs) -> emit_reduction!(p, :prod, 1, out, inputs[1], attrs[1]),
     backward=Any[(g, y, inputs, attrs) -> MUL(spread(g, inputs[1], attrs[1]), products_of_others(inputs[1], attrs[1]))],
     jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[MUL(t[1], products_of_others(inputs[1], attrs[1]))], attrs),
-    attrs=[:axes, :keep], doc="product over axes"))
+    attrs=[:axes, :keep], scalar=:identity, doc="product over axes"))
 
 # Truth values and positions: constant on purpose --------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ end
 
 const RESHAPE = register!(Op("reshape", (inputs, attrs) -> (filled_dims(inputs[1], attrs[1]), inputs[1].eltype);
     view=view_reshape, backward=Any[(g, y, inputs, attrs) -> reshape_to(g, inputs[1].dims)],
-    jvp=linear_jvp("reshape"), attrs=[:dims], doc="the same elements, in order, in another shape"))
+    jvp=linear_jvp("reshape"), attrs=[:dims], scalar=:identity, doc="the same elements, in order, in another shape"))
 
 function reshape_to(x::Tensor, dims::Vector{Int})
     try
@@ -116,7 +116,7 @@ view_transpose(m::Memory, attrs) = Memory(m.root, m.address, m.eltype, m.dims[at
 
 const TRANSPOSE = register!(Op("transpose", infer_transpose; view=view_transpose,
     backward=Any[(g, y, inputs, attrs) -> permuted(g, invperm(attrs[1]))], jvp=linear_jvp("transpose"), attrs=[:axes],
-    doc="permutation of the axes"))
+    scalar=:identity, doc="permutation of the axes"))
 
 function permuted(x::Tensor, axes::Vector{Int})
     sort(axes) == 1:ndims(x) ||
@@ -181,7 +181,7 @@ view_broadcast_to(m::Memory, attrs) = Memory(m.root, m.address, m.eltype, attrs[
 # The runtime sums a gradient back to its input's shape.
 const BROADCAST_TO = register!(Op("broadcast_to", infer_broadcast_to; view=view_broadcast_to,
     backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("broadcast_to"), attrs=[:dims],
-    doc="the same elements repeated along new or length-one axes"))
+    scalar=:identity, doc="the same elements repeated along new or length-one axes"))
 
 """
     broadcast_to(x, dims)
@@ -483,5 +483,5 @@ left_quotient(a, b) = is_scalar(a) ? quotient(b, a) :
 # Copies ---------------------------------------------------------------------------------------------------------------
 
 const COPY = register!(Op("copy", infer_same; forward=(p, out, inputs, attrs) -> emit_copy!(p, out, inputs[1]),
-    backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("copy"), doc="the same values in memory of their own"))
+    backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("copy"), scalar=:identity, doc="the same values in memory of their own"))
 Base.copy(x::Tensor) = COPY(x)
