@@ -79,22 +79,20 @@ def _stages(axes: Axes) -> None:
 
 def _plan(axes: Axes, tape: Tape) -> None:
     """One rectangle per piece of memory: steps from left to right, bytes from bottom to top."""
-    values = tape._known
-    start = next(i for i, x in enumerate(values) if x.op is not None)
-    loss = next(i for i, x in enumerate(values) if x is tape.graph.outputs[0])
+    values, steps = tape.values, len(tape.program.equations)
+    start = len(values) - steps
+    loss = next(i for i, x in enumerate(values) if x is tape.program.outputs[0])
     for owner, offset in tape.plan.offset.items():
         begin, end = tape.plan.lifetime[owner]
-        node = values[owner]
+        value, op = values[owner], tape.program.equations[owner - start].op
         color = FORWARD if begin <= loss else BACKWARD
         place = (begin - start, offset / 1000)
-        width, height = end - begin + 1, node.nbytes / 1000
+        width, height = end - begin + 1, value.nbytes / 1000
         axes.add_patch(Rectangle(place, width, height, facecolor=color, alpha=0.55, edgecolor="white", linewidth=0.5))
-        assert node.op is not None
         if width >= 6 and height >= 12:
-            axes.text(place[0] + width / 2, place[1] + height / 2, node.op.name, ha="center", va="center", fontsize=5.5)
-    steps = len(values) - start
-    owners = zip(values, tape.plan.storage, strict=True)
-    total = sum(x.nbytes for x, owner in owners if owner in tape.plan.offset and x.op is not None and x.op.view is None)
+            axes.text(place[0] + width / 2, place[1] + height / 2, op.name, ha="center", va="center", fontsize=5.5)
+    owners = zip(tape.program.equations, tape.plan.storage[start:], strict=True)
+    total = sum(x.output.nbytes for x, owner in owners if owner in tape.plan.offset and x.op.view is None)
     axes.set_xlim(0, steps)
     axes.set_ylim(0, tape.plan.size / 1000 * 1.02)
     axes.axvline(loss - start + 1, color="black", linewidth=0.6, linestyle=(0, (3, 2)), zorder=0)

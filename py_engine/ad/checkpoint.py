@@ -14,7 +14,8 @@ from py_engine.ad.containers import Structure, flatten, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import Part, accumulate, gradients
 from py_engine.ad.ops.record import Op, Shape
-from py_engine.ad.recorded import Layout, Recorded, record
+from py_engine.ad.program import Program, close_over
+from py_engine.ad.recorded import Layout
 from py_engine.ad.state import LEVELS, STATE, entering
 from py_engine.ad.tensor import FLOATS, Array, Tensor
 from py_engine.ad.transforms import check_callable
@@ -66,7 +67,7 @@ def checkpoint(function: Function) -> Function:
             inputs = given
             results = list(outputs)
         for places, layout, y in joined:
-            inside, captured = record(nodes, inputs, [y], redraw=False, checks=False)
+            inside, captured = close_over(nodes, inputs, [y], redraw=False, checks=False)
             value = _alone(y) if STATE.trace is None else y
             whole = CHECKPOINT.apply((value, *given, *captured), {"inside": inside, "of": next(_NUMBERS)})
             for k, place in enumerate(places):
@@ -110,11 +111,11 @@ def _joined(outputs: Sequence[Any]) -> list[Joined]:
 # The op ---------------------------------------------------------------------------------------------------
 
 
-def _infer(y: Tensor, *inputs: Tensor, inside: Recorded, of: int) -> tuple[Shape, Any]:
+def _infer(y: Tensor, *inputs: Tensor, inside: Program, of: int) -> tuple[Shape, Any]:
     return y.shape, y.dtype
 
 
-def _view(y: Array, *inputs: Array, inside: Recorded, of: int) -> Array:
+def _view(y: Array, *inputs: Array, inside: Program, of: int) -> Array:
     return y
 
 
@@ -129,7 +130,7 @@ def _pull_back(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> li
 
 
 def _again(
-    inputs: Sequence[Tensor], moving: Sequence[bool], inside: Recorded, of: int
+    inputs: Sequence[Tensor], moving: Sequence[bool], inside: Program, of: int
 ) -> tuple[list[Tensor], Tensor, int]:
     """Return inputs that stand for these, what is computed from them, and the level of those that move."""
     connected, level = STATE.grad_enabled, next(LEVELS)
@@ -153,7 +154,7 @@ def _input(x: Tensor, moves: bool, connected: bool, of: int, level: int) -> Tens
 
 
 def _jvp(
-    tangents: Sequence[Tensor | None], y: Tensor, value: Tensor, *inputs: Tensor, inside: Recorded, of: int
+    tangents: Sequence[Tensor | None], y: Tensor, value: Tensor, *inputs: Tensor, inside: Program, of: int
 ) -> Tensor:
     if tangents[0] is not None:  # traced: the ops inside are part of the graph
         return tangents[0]

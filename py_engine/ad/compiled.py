@@ -14,10 +14,10 @@ import numpy as np
 
 from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, unflatten
-from py_engine.ad.graph import Graph, tracing
 from py_engine.ad.ops.record import Shape
+from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE
-from py_engine.ad.straight_line import DOMAIN_ERRORS, FLOAT64, Program
+from py_engine.ad.straight_line import DOMAIN_ERRORS, FLOAT64, Scalar
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
@@ -58,7 +58,7 @@ class Compiled:
         self.function = function
         self.techniques = techniques
         self.tapes: dict[Make, tuple[Tape, Pack]] = {}
-        self._programs: dict[int, tuple[Program, Pack]] = {}  # of so many float64 numbers
+        self._scalars: dict[int, tuple[Scalar, Pack]] = {}  # of so many float64 numbers
         self._lock = threading.RLock()  # a tape belongs to one thread at a time; a custom rule may call this again
         self.__doc__ = function.__doc__
 
@@ -70,7 +70,7 @@ class Compiled:
         """
         if STATE.differentiating or STATE.trace is not None:
             return self.function(*args)  # a tape's results are arrays: the derivative would be lost
-        found = self._programs.get(len(args))
+        found = self._scalars.get(len(args))
         if found is not None:
             floats = _floats(args)
             if floats is not None:
@@ -110,13 +110,11 @@ class Compiled:
             leaves, returned = flatten(self.function(*(inputs if structure is None else unflatten(structure, inputs))))
             outputs = [_output(leaf) for leaf in (leaves if returned.kind is not NoneType else [None])]
             watched = STATE.watched or ()
-        graph = Graph(inputs, outputs, nodes, watched)
-        graph.prune()
-        tape = Tape(graph, techniques=self.techniques)
+        tape = Tape(traced(nodes, inputs, outputs, watched), techniques=self.techniques)
         pack = _packing(returned)
         self.tapes[make] = tape, pack
-        if tape.program is not None and structure is None and not watched:
-            self._programs[len(inputs)] = tape.program, pack
+        if tape.scalar is not None and structure is None and not watched:
+            self._scalars[len(inputs)] = tape.scalar, pack
         return tape, pack
 
     @property

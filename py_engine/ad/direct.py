@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from py_engine.ad.graph import Graph
 from py_engine.ad.ops.record import Call
+from py_engine.ad.program import Program
 from py_engine.ad.tensor import Array, Tensor
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Direct:
     """The replays of one tape whose arguments and results are the caller's. They use the tape's other memory.
 
     Args:
-        graph: what is computed.
+        program: what is computed.
         inputs: the buffers of its inputs.
         outputs: the buffers of its outputs.
         instructions: how it is computed.
@@ -44,7 +44,7 @@ class Direct:
 
     def __init__(
         self,
-        graph: Graph,
+        program: Program,
         inputs: Sequence[Array],
         outputs: Sequence[Array],
         instructions: Sequence[Instruction],
@@ -52,14 +52,14 @@ class Direct:
     ) -> None:
         readers: dict[int, list[Instruction]] = {}
         for step in instructions:
-            for number in {id(x) for x in step.node.inputs}:
+            for number in {id(x) for x in step.equation.inputs}:
                 readers.setdefault(number, []).append(step)
-        writer = {id(step.node): step for step in instructions}
+        writer = {id(step.equation.output): step for step in instructions}
         calls = {id(call): _Given(call) for step in instructions for call in step.calls}
 
         def places(x: Tensor, buffer: Array, steps: Sequence[Instruction]) -> list[Place]:
             """Return where the calls of these instructions have a buffer; none if one has it in another form."""
-            if buffer.nbytes < LARGE or any(step.node.op is None or step.node.op.view is not None for step in steps):
+            if buffer.nbytes < LARGE or any(step.equation.op.view is not None for step in steps):
                 return []
             found = [calls[id(call)].places(buffer) for step in steps for call in step.calls]
             return [] if None in found else [place for some in found for place in some or ()]
@@ -68,12 +68,12 @@ class Direct:
         self._copied_out: list[tuple[int, Array]] = []
         self._read: list[tuple[int, Array, list[Place]]] = []
         self._new: list[tuple[int, Array, list[Place]]] = []
-        for k, (x, buffer) in enumerate(zip(graph.inputs, inputs, strict=True)):
+        for k, (x, buffer) in enumerate(zip(program.inputs, inputs, strict=True)):
             if found := places(x, buffer, readers.get(id(x), [])):
                 self._read.append((k, buffer, found))
             else:
                 self._copied_in.append((k, buffer))
-        for k, (x, buffer) in enumerate(zip(graph.outputs, outputs, strict=True)):
+        for k, (x, buffer) in enumerate(zip(program.outputs, outputs, strict=True)):
             # What else may lie in its memory are views, which read it, and parts of it, which its writer takes as such.
             if id(x) not in readers and (found := places(x, buffer, [writer[id(x)]])):
                 self._new.append((k, buffer, found))

@@ -11,7 +11,7 @@ import numpy as np
 
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten, paths, unflatten
-from py_engine.ad.graph import Graph, simplify, tracing
+from py_engine.ad.program import Program, simplify, traced, tracing
 from py_engine.ad.tensor import Literal, Tensor
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import TraceError
@@ -77,19 +77,21 @@ def draw(function: Callable[..., Any], *args: Any, simplified: bool = True) -> S
         True
     """
     check_callable("draw", function)
-    graph = _traced(function, args)
+    program = _traced(function, args)
     if simplified:
-        simplify(graph)
-    if len(graph.nodes) > MOST_NODES:
-        raise TraceError(f"draw: the graph has {len(graph.nodes)} ops, more than the {MOST_NODES} that can be shown")
-    boxes = _boxes(graph)
+        program = simplify(program)
+    if len(program.equations) > MOST_NODES:
+        raise TraceError(
+            f"draw: the graph has {len(program.equations)} ops, more than the {MOST_NODES} that can be shown"
+        )
+    boxes = _boxes(program)
     layers = _layers(boxes)
     _order(layers)
     _place(layers)
     return SVG(_picture(layers))
 
 
-def _traced(function: Callable[..., Any], args: Sequence[Any]) -> Graph:
+def _traced(function: Callable[..., Any], args: Sequence[Any]) -> Program:
     leaves, structure = flatten(tuple(args))
     arrays = [leaf if isinstance(leaf, Tensor) else np.asarray(leaf) for leaf in leaves]
     names = [f"x{path.removeprefix('[0]') if len(args) == 1 else path}" for path in paths(structure)]
@@ -97,31 +99,30 @@ def _traced(function: Callable[..., Any], args: Sequence[Any]) -> Graph:
     with tracing() as nodes:
         outputs, _ = flatten(function(*unflatten(structure, inputs)))
         results = [ops.as_tensor(output) for output in outputs]
-    graph = Graph(inputs, results, nodes)
-    graph.prune(checks=False)
-    return graph
+    return traced(nodes, inputs, results, checks=False)
 
 
-def _boxes(graph: Graph) -> list[_Box]:
+def _boxes(program: Program) -> list[_Box]:
     found: dict[int, _Box] = {}
-    results = {id(x) for x in graph.outputs}
-    for x in graph.inputs:
+    results = {id(x) for x in program.outputs}
+    for x in program.inputs:
         kind = "output" if id(x) in results else "input"
         found[id(x)] = _Box((x.name or "x", _described(x)), kind)
-    for x in graph.nodes:
-        assert x.op is not None
-        shown = [_number(a) if isinstance(a, Literal) else "·" for a in x.inputs]
-        label = x.op.name if set(shown) <= {"·"} else f"{x.op.name}({', '.join(shown)})"
-        attributes = ", ".join(f"{key}={value}" for key, value in x.attrs.items())
-        box = _Box((label, _described(x)), "output" if id(x) in results else "op", attributes)
-        for a in x.inputs:
+    for equation in program.equations:
+        y = equation.output
+        shown = [_number(a) if isinstance(a, Literal) else "·" for a in equation.inputs]
+        name = equation.op.name
+        label = name if set(shown) <= {"·"} else f"{name}({', '.join(shown)})"
+        attributes = ", ".join(f"{key}={value}" for key, value in equation.attrs.items())
+        box = _Box((label, _described(y)), "output" if id(y) in results else "op", attributes)
+        for a in equation.inputs:
             if isinstance(a, Literal):
                 continue
             if id(a) not in found:
                 found[id(a)] = _Box((a.name or "constant", _described(a)), "constant")
             _join(found[id(a)], box)
-        found[id(x)] = box
-    for x in graph.outputs:
+        found[id(y)] = box
+    for x in program.outputs:
         if id(x) not in found:  # it depends on no input
             found[id(x)] = _Box((_number(x) if x.size == 1 else x.name or "constant", _described(x)), "output")
     return list(found.values())

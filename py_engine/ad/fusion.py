@@ -32,9 +32,10 @@ from typing import TypeAlias
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.graph import needed_ops, scope_of, topological_sort
+from py_engine.ad.graph import scope_of, topological_sort
 from py_engine.ad.ops.convolution import work
 from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE
+from py_engine.ad.program import traced
 from py_engine.ad.tensor import Array, Tensor
 
 Shape = tuple[int, ...]
@@ -49,7 +50,7 @@ def fuse(outputs: Sequence[Tensor], nodes: list[Tensor]) -> list[Tensor]:
         The outputs, rewritten. Where there was nothing to fuse, nothing is changed.
     """
     own = {id(x) for x in topological_sort(outputs)}
-    beside = [x for x in needed_ops(nodes, outputs) if id(x) not in own]  # checks of what no output needs
+    beside = [x for x in _with_checks(nodes, outputs) if id(x) not in own]
     order = topological_sort([*outputs, *beside])
     uses = Counter(id(x) for node in order for x in node.inputs)
     uses.update(id(x) for x in outputs)
@@ -64,6 +65,16 @@ def fuse(outputs: Sequence[Tensor], nodes: list[Tensor]) -> list[Tensor]:
         return list(outputs)
     found = [replaced.get(id(x), x) for x in outputs]
     nodes[:] = [x for x in topological_sort([*found, *beside]) if x.op is not None and x.data is None]
+    return found
+
+
+def _with_checks(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the ops that the outputs need, and the checks of values that the others make."""
+    found = []
+    for equation in traced(nodes, (), outputs).equations:
+        x = equation.output
+        x.op, x.inputs, x.attrs = equation.op, equation.inputs, equation.attrs
+        found.append(x)
     return found
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,26 +10,22 @@ from numpy.typing import ArrayLike
 
 from py_engine.ad import ops
 from py_engine.ad.memory import keep_freed_memory
-from py_engine.ad.ops.record import ZEROS, Op
-from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, SLICE, TRANSPOSE, Index, assemble
+from py_engine.ad.ops.record import Op
+from py_engine.ad.ops.shape import SLICE, Index, assemble
+from py_engine.ad.program import same
 from py_engine.ad.state import STATE, entering, no_grad, scope
 from py_engine.ad.sums import ADD_IN_ANY_ORDER
-from py_engine.ad.tensor import FLOATS, Literal, Tensor
-from py_engine.ad.written import Watch, written
-from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError, TraceError
+from py_engine.ad.tensor import FLOATS, Tensor
+from py_engine.ad.written import written
+from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError
 
 __all__ = [
-    "Graph",
     "accumulate",
     "backward",
     "described",
     "gradients",
-    "needed_ops",
     "scope",
-    "simplify",
     "topological_sort",
-    "trace",
-    "tracing",
     "unbroadcast",
     "variable",
 ]
@@ -170,7 +164,9 @@ def _first_equals(order: Sequence[Tensor], wanted: set[int]) -> dict[int, int]:
     for node in order:
         assert node.op is not None
         if node.data is None and not (node.op.random or node.op.joint or id(node) in wanted):
-            found = known.setdefault(_equation(node, [first.get(id(x), id(x)) for x in node.inputs]), id(node))
+            found = known.setdefault(
+                same(node.op, [first.get(id(x), id(x)) for x in node.inputs], node.attrs), id(node)
+            )
             if found != id(node):
                 first[id(node)] = found
     return first
@@ -295,173 +291,3 @@ def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:
     for leaf, g in zip(leaves, found, strict=True):
         if g is not None:
             leaf.grad = np.array(g.numpy() if leaf.grad is None else leaf.grad + g.numpy())
-
-
-# Tracing --------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Graph:
-    """A traced function: symbolic inputs, outputs, and every op between them in the order it was made.
-
-    Tensors with data that the ops use are captured by reference: a later `assign` to them is seen. What the function
-    took the values of is `watched`: a replay raises where it has changed.
-    """
-
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-    nodes: list[Tensor]
-    watched: Sequence[Watch] = ()
-
-    def prune(self, checks: bool = True) -> None:
-        """Drop the ops that no output needs, but for their checks of values (see `needed_ops`)."""
-        self.nodes = needed_ops(self.nodes, self.outputs, checks)
-
-
-def needed_ops(nodes: Sequence[Tensor], outputs: Sequence[Tensor], checks: bool = True) -> list[Tensor]:
-    """Return the ops that the outputs need, in order, and the checks of values that the others would make.
-
-    A function refuses the same values whether or not its result depends on them. What a needed op checks is not
-    checked twice.
-    """
-    needed = _needed(nodes, outputs)
-    others: dict[int, Tensor] = {}
-    for node in nodes if checks else ():
-        assert node.op is not None
-        if node.op.checks is not None and id(node) not in needed:
-            others[id(node)] = node
-    if others:
-        others = _checks(nodes, others, needed)
-        needed |= _needed(nodes, [*others.values()])
-    return [
-        node if id(node) in needed else others[id(node)] for node in nodes if id(node) in needed or id(node) in others
-    ]
-
-
-def _needed(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> set[int]:
-    """Return the ids of the outputs, and of the nodes, in order, and their inputs that these need."""
-    needed = {id(x) for x in outputs} | {id(a) for x in outputs for a in x.inputs}
-    for node in reversed(nodes):
-        if id(node) in needed:
-            needed.update(id(x) for x in node.inputs)
-    return needed
-
-
-def _checks(nodes: Sequence[Tensor], others: Mapping[int, Tensor], needed: set[int]) -> dict[int, Tensor]:
-    """Return for ops that are not needed the ops that only make their checks, each once."""
-    known: set[Any] = set()
-    found: dict[int, Tensor] = {}
-    for node in (*(x for x in nodes if id(x) in needed), *others.values()):
-        check = (
-            node.op.checks(*node.inputs, **node.attrs) if node.op is not None and node.op.checks is not None else None
-        )
-        if check is None:
-            continue
-        op, inputs, attrs = check
-        key = op, tuple(map(id, inputs)), tuple(sorted(attrs.items()))
-        if key not in known and id(node) not in needed:
-            found[id(node)] = node if op is node.op else _symbol_of(op, inputs, attrs, node.scope)
-        known.add(key)
-    return found
-
-
-def _symbol_of(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], scope: str) -> Tensor:
-    node = Tensor.symbol(*op.infer(*inputs, **attrs))
-    node.op, node.inputs, node.attrs, node.scope = op, inputs, attrs, scope
-    return node
-
-
-@contextmanager
-def tracing() -> Iterator[list[Tensor]]:
-    """Make every op symbolic, and collect the ops in the order they are made."""
-    if STATE.trace is not None:
-        raise TraceError("a function cannot be compiled inside another one's trace; call it uncompiled there")
-    nodes: list[Tensor] = []
-    with entering(trace=nodes, symbolic=True, watched=[]):
-        yield nodes
-
-
-def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Graph:
-    """Run `function` on symbolic inputs and return the graph of what it did."""
-    with tracing() as nodes:
-        outputs = list(function(*inputs))
-        watched = STATE.watched or ()
-    graph = Graph(list(inputs), outputs, nodes, watched)
-    graph.prune()
-    return graph
-
-
-# Simplification -------------------------------------------------------------------------------------------
-
-
-def simplify(graph: Graph) -> None:
-    """Merge equal ops, fold arithmetic on literals and drop ops that change nothing; in place."""
-    replaced: dict[int, Tensor] = {}
-    known: dict[Any, Tensor] = {}
-    literals: dict[tuple[str, bytes], Tensor] = {(x.dtype.str, x.numpy().tobytes()): x for x in ZEROS.values()}
-
-    def resolve(x: Tensor) -> Tensor:
-        x = replaced.get(id(x), x)
-        if isinstance(x, Literal):
-            x = literals.setdefault((x.dtype.str, x.numpy().tobytes()), x)
-        return x
-
-    for node in graph.nodes:
-        node.inputs = tuple(resolve(x) for x in node.inputs)
-        instead = _simpler(node)
-        if instead is None:
-            assert node.op is not None
-            if node.op.random:
-                continue
-            instead = known.setdefault(_equation(node, [id(x) for x in node.inputs]), node)
-        if instead is not node:
-            replaced[id(node)] = instead
-    graph.outputs = [resolve(x) for x in graph.outputs]
-    graph.prune()
-
-
-def _equation(node: Tensor, numbers: list[int]) -> tuple[Any, ...]:
-    """Return what is the same for nodes that compute the same from inputs of these numbers."""
-    if node.op is not None and node.op.commutes:
-        numbers.sort()
-    return node.op, tuple(numbers), tuple(sorted(node.attrs.items()))
-
-
-def _simpler(node: Tensor) -> Tensor | None:
-    """Return an existing tensor, or a literal, that equals `node`; or shorten `node` itself."""
-    op, inputs = node.op, node.inputs
-    if op is ops.identity or op is ops.stop_gradient:
-        return inputs[0]
-    if op is not None and op.elementwise and node.shape == () and all(isinstance(x, Literal) for x in inputs):
-        return Literal(op.compute([x.data for x in inputs], (), node.dtype, node.attrs))
-    if op is ops.mul:
-        for one, other in (inputs, inputs[::-1]):
-            if _is_one(one) and other.shape == node.shape:
-                return other
-    if op is ops.WHERE and _is_one(inputs[1]) and inputs[2] is ZEROS.get(node.dtype) and inputs[0].shape == node.shape:
-        node.op, node.inputs, node.attrs = ops.ASTYPE, inputs[:1], {"dtype": node.dtype}
-    if op is RESHAPE or op is TRANSPOSE:
-        return _shorter_view(node)
-    return None
-
-
-def _is_one(x: Tensor) -> bool:
-    while x.op is RESHAPE or x.op is BROADCAST_TO:
-        (x,) = x.inputs
-    return isinstance(x, Literal) and x.item() == 1
-
-
-def _shorter_view(node: Tensor) -> Tensor | None:
-    (x,) = node.inputs
-    if x.op is node.op:
-        (base,) = x.inputs
-        if node.op is TRANSPOSE:
-            inner, outer = x.attrs["axes"], node.attrs["axes"]
-            node.attrs = {"axes": tuple(inner[a] for a in outer)}
-        node.inputs = (base,)
-        x = base
-    if node.op is RESHAPE and node.shape == x.shape:
-        return x
-    if node.op is TRANSPOSE and node.attrs["axes"] == tuple(range(x.ndim)):
-        return x
-    return None

@@ -19,9 +19,10 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import Graph, Part, gradients
-from py_engine.ad.ops.record import Equation, Op, Shape
-from py_engine.ad.recorded import Layout, Recorded, nested_trace, record, zeros
+from py_engine.ad.graph import Part, gradients
+from py_engine.ad.ops.record import Check, Op, Shape
+from py_engine.ad.program import Program, close_over, nested_trace
+from py_engine.ad.recorded import Layout, zeros
 from py_engine.ad.state import STATE
 from py_engine.ad.tape import Tape
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Tensor, plain_array
@@ -152,7 +153,7 @@ def _traced(
     carry_structure: Structure,
     sequences: Sequence[Tensor],
     x_structure: Structure,
-) -> tuple[Recorded, list[Tensor], Structure]:
+) -> tuple[Program, list[Tensor], Structure]:
     """Return the body as ops, from the leaves of carry and x and from the tensors it captures to carry and y."""
     old = [Tensor.symbol(x.shape, x.dtype) for x in carries]
     elements = [Tensor.symbol(x.shape[1:], x.dtype) for x in sequences]
@@ -182,7 +183,7 @@ def _traced(
     kinds = {str(x.dtype) for x in (*new, *ys) if x.dtype in FLOATS}
     if len(kinds) > 1:
         raise DTypeError(f"scan: carry and outputs mix {' and '.join(sorted(kinds))}; convert them with astype()")
-    body, captured = record(nodes, [*old, *elements], [*new, *ys])
+    body, captured = close_over(nodes, [*old, *elements], [*new, *ys])
     return body, captured, y_structure
 
 
@@ -208,7 +209,7 @@ class _Parts:
 
 
 def _scanned(
-    body: Recorded,
+    body: Program,
     parts: _Parts,
     carries: list[Tensor],
     sequences: list[Tensor],
@@ -242,7 +243,7 @@ def _scanned(
 
 
 def _segment_body(
-    body: Recorded,
+    body: Program,
     parts: _Parts,
     carries: Sequence[Tensor],
     sequences: Sequence[Tensor],
@@ -250,7 +251,7 @@ def _segment_body(
     pieces: int,
     segment: int | None,
     truncate: int | None,
-) -> tuple[Recorded, list[Tensor]]:
+) -> tuple[Program, list[Tensor]]:
     """Return the loop over one piece as the body of the loop over all of them."""
     old = [Tensor.symbol(x.shape, x.dtype) for x in carries]
     elements = [Tensor.symbol((pieces, *x.shape[1:]), x.dtype) for x in sequences]
@@ -259,7 +260,7 @@ def _segment_body(
         start = [ops.stop_gradient(x) for x in old] if truncate is not None else old
         inside = segment if truncate is not None else None
         new, ys = _scanned(body, parts, start, elements, constants, pieces, inside, None)
-    inner, others = record(nodes, [*old, *elements, *constants], [*new, *ys])
+    inner, others = close_over(nodes, [*old, *elements, *constants], [*new, *ys])
     return inner, [*captured, *others]
 
 
@@ -280,7 +281,7 @@ class Loop:
         derived: whether it is a derivative of another loop, which makes the checks of values.
     """
 
-    body: Recorded
+    body: Program
     carries: int
     sequences: int
     length: int
@@ -293,9 +294,7 @@ class Loop:
     _layouts: dict[bool, Layout] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        symbols = self.body.symbols()
-        with nested_trace():
-            self.results = [(x.shape, x.dtype) for x in self.body(symbols)]
+        self.results = [(x.shape, x.dtype) for x in self.body.outputs]
 
     def __repr__(self) -> str:
         return f"<{self.length} times {self.body!r}>"
@@ -308,8 +307,8 @@ class Loop:
     @property
     def checks(self) -> bool:
         """Whether the body accepts only some values, and no other loop checks them."""
-        inner = (attrs["loop"].checks if op is LOOP else op.checks is not None for op, _, attrs, _ in self.body.steps)
-        return not self.derived and any(inner)
+        steps = self.body.equations
+        return not self.derived and any(x.attrs["loop"].checks if x.op is LOOP else x.op.checks for x in steps)
 
     def layout(self, keep: bool) -> Layout:
         """Return where the results lie: last carries, stacked outputs, sums, and the carries before each step."""
@@ -329,20 +328,12 @@ class Loop:
     def run(self, inputs: Sequence[Array], out: Array, keep: bool) -> None:
         """Compute the loop into the vector `out`."""
         with self._lock:
-            tape = self._tapes.pop() if self._tapes else self._compiled()
+            tape = self._tapes.pop() if self._tapes else Tape(self.body)
         try:
             self._run(tape, inputs, self.layout(keep).arrays(out))
         finally:
             with self._lock:
                 self._tapes.append(tape)
-
-    def _compiled(self) -> Tape:
-        inputs = self.body.symbols()
-        with nested_trace() as nodes:
-            outputs = self.body(inputs)
-        graph = Graph(inputs, outputs, list(nodes))
-        graph.prune()
-        return Tape(graph)
 
     def _run(self, tape: Tape, inputs: Sequence[Array], places: Sequence[Array]) -> None:
         c, s, y = self.carries, self.sequences, self.outputs
@@ -429,7 +420,7 @@ class Loop:
         constants = [*inputs[c + s :], *(upstream[i] for i in sums)]
         after_x = [g for i, g in after.items() if i < c + s]
         after_constant = [g for i, g in after.items() if i >= c + s]
-        body, others = record(
+        body, others = close_over(
             nodes, [*above, *sequences, *constants], [*before, *after_x, *after_constant], checks=False
         )
         body, used = body.without_unused(len(above))
@@ -449,12 +440,13 @@ class Loop:
 
         What the others are computed by needs no rules, whatever their gradients or tangents are.
         """
+        body = self.body
         while True:
-            depends = set(inputs)
-            for k, (op, operands, *_) in enumerate(self.body.steps, len(self.body.inputs)):
-                if not op.constant and any(x in depends for x in operands if isinstance(x, int)):
-                    depends.add(k)
-            found = inputs | {i for i, x in enumerate(self.body.outputs[: self.carries]) if x in depends}
+            depends = {id(body.inputs[i]) for i in inputs}
+            for equation in body.equations:
+                if not equation.op.constant and any(id(x) in depends for x in equation.inputs):
+                    depends.add(id(equation.output))
+            found = inputs | {i for i, x in enumerate(body.outputs[: self.carries]) if id(x) in depends}
             if found == inputs:
                 return inputs
             inputs = found
@@ -492,7 +484,7 @@ class Loop:
         moved_carry = [t for t in found[:c] if t is not None]
         moved_y = [t for t in found[c : c + self.outputs] if t is not None]
         moved_sum = [t for t in found[c + self.outputs :] if t is not None]
-        body, others = record(nodes, first, [*results[:c], *moved_carry, *moved_y, *moved_sum], checks=False)
+        body, others = close_over(nodes, first, [*results[:c], *moved_carry, *moved_y, *moved_sum], checks=False)
         sequences = s + sum(t is not None for t in tangents[c : c + s])
         ahead = Loop(body, c + len(moved_carry), sequences, self.length, len(moved_sum), self.reverse, derived=True)
         return ahead, others
@@ -521,7 +513,7 @@ def _kernel(*arrays: Array, loop: Loop, keep: bool) -> None:
     loop.run(arrays[:-1], arrays[-1], keep)
 
 
-def _checked(*inputs: Tensor, **attrs: Any) -> Equation | None:
+def _checked(*inputs: Tensor, **attrs: Any) -> Check | None:
     return (LOOP, inputs, attrs) if attrs["loop"].checks else None
 
 

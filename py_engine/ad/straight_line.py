@@ -15,12 +15,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from py_engine.ad.graph import Graph
+from py_engine.ad.program import Program
 from py_engine.ad.tensor import Literal, Tensor
 
-__all__ = ["DOMAIN_ERRORS", "FLOAT64", "Program", "straight_line"]
+__all__ = ["DOMAIN_ERRORS", "FLOAT64", "Scalar", "straight_line"]
 
-Program: TypeAlias = Callable[..., tuple[Any, ...]]
+Scalar: TypeAlias = Callable[..., tuple[Any, ...]]
+"""A function of floats."""
 
 FLOAT64 = np.dtype(np.float64)
 
@@ -45,17 +46,17 @@ _FUNCTIONS = {name: getattr(math, name) for name in dir(math) if not name.starts
 _FUNCTIONS |= {"abs": abs, "max": max, "edge": _edge}
 
 
-def straight_line(graph: Graph) -> tuple[str, Program] | None:
-    """Return a graph as Python source and as the function that this defines: floats in, a tuple of them out.
+def straight_line(program: Program) -> tuple[str, Scalar] | None:
+    """Return a program as Python source and as the function that this defines: floats in, a tuple of them out.
 
     None where a value in it is not one float64 number (or the boolean of a comparison), or it is too long. The
     function raises one of `DOMAIN_ERRORS` where numpy would give an infinity or NaN that Python does not.
     """
-    if len(graph.nodes) > LONGEST or not all(_is_float(x) for x in graph.inputs):
+    if len(program.equations) > LONGEST or not all(_is_float(x) for x in program.inputs):
         return None
-    names = {id(x): f"x{i}" for i, x in enumerate(graph.inputs)}
-    uses = Counter(id(x) for node in graph.nodes for x in node.inputs)
-    kept = {id(x) for x in graph.outputs}
+    names = {id(x): f"x{i}" for i, x in enumerate(program.inputs)}
+    uses = Counter(id(x) for equation in program.equations for x in equation.inputs)
+    kept = {id(x) for x in program.outputs}
     inside: dict[int, tuple[str, int]] = {}  # expressions that have no name so far, with their depth
     captured: dict[str, Any] = {}
     lines = [f"def replay({', '.join(names.values())}):"]
@@ -75,14 +76,14 @@ def straight_line(graph: Graph) -> tuple[str, Program] | None:
                 lines.append(f"    {own} = array_{own}.item()")
         return names[id(x)]
 
-    for node in graph.nodes:
-        form = node.op.scalar if node.op is not None else None
-        if form is None or not all(_is_float(x) or _is_truth(x) for x in (node, *node.inputs)):
+    for equation in program.equations:
+        form, y = equation.op.scalar, equation.output
+        if form is None or not all(_is_float(x) or _is_truth(x) for x in (y, *equation.inputs)):
             return None
         if not isinstance(form, str):
-            form = form(node)
+            form = form(equation)
         parts, depth = [], 0
-        for i, x in enumerate(node.inputs):
+        for i, x in enumerate(equation.inputs):
             if id(x) in inside and uses[id(x)] == 1 and form.count(f"{{{i}}}") == 1 and inside[id(x)][1] < DEEPEST:
                 part, deep = inside.pop(id(x))
                 parts.append(f"({part})")
@@ -91,10 +92,10 @@ def straight_line(graph: Graph) -> tuple[str, Program] | None:
                 parts.append(named)
             else:
                 return None
-        inside[id(node)] = form.format(*parts), depth
-        if uses[id(node)] != 1 or id(node) in kept:
-            name(node)
-    results = [name(x) for x in graph.outputs]
+        inside[id(y)] = form.format(*parts), depth
+        if uses[id(y)] != 1 or id(y) in kept:
+            name(y)
+    results = [name(x) for x in program.outputs]
     if None in results:
         return None
     lines.append(f"    return ({''.join(f'{result}, ' for result in results)})")

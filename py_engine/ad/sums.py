@@ -12,13 +12,14 @@ Sums that a program writes are left in the order in which they are written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from py_engine.ad import ops
 from py_engine.ad.ops.record import Op
+from py_engine.ad.program import Equation, Program
 from py_engine.ad.tensor import Literal, Tensor
 
 __all__ = ["ADD_IN_ANY_ORDER", "add_early"]
@@ -26,25 +27,27 @@ __all__ = ["ADD_IN_ANY_ORDER", "add_early"]
 ADD_IN_ANY_ORDER: Op = replace(ops.add, doc="a + b, as part of a sum whose order is free")
 
 
-def add_early(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the ops of a graph in an order in which sums are computed as soon as their terms can be.
-
-    Args:
-        nodes: the ops in order; additions among them are changed.
-        outputs: the graph's results, which stay the same tensors.
-    """
-    uses = Counter(id(x) for node in nodes for x in node.inputs)
-    uses.update(id(x) for x in outputs)
-    sums = [node for node in nodes if node.op is ADD_IN_ANY_ORDER]
-    partial = {id(x) for node in sums for x in node.inputs if x.op is ADD_IN_ANY_ORDER and uses[id(x)] == 1}
-    place = {id(node): i for i, node in enumerate(nodes)}
-    movable = {id(x) for x in nodes if x.op is not None and x.op.elementwise} - {*map(id, sums)}
-    after: list[list[Tensor]] = [[] for _ in nodes]  # what is to follow each op
+def add_early(program: Program) -> Program:
+    """Return the program in an order in which sums are computed as soon as their terms can be."""
+    equations = program.equations
+    made = {id(x.output): x for x in equations}
+    uses = Counter(id(x) for equation in equations for x in equation.inputs)
+    uses.update(id(x) for x in program.outputs)
+    sums = [x for x in equations if x.op is ADD_IN_ANY_ORDER]
+    partial = {
+        id(x)
+        for total in sums
+        for x in total.inputs
+        if id(x) in made and made[id(x)].op is ADD_IN_ANY_ORDER and uses[id(x)] == 1
+    }
+    place = {id(x.output): i for i, x in enumerate(equations)}
+    movable = {id(x.output) for x in equations if x.op.elementwise} - {id(x.output) for x in sums}
+    after: list[list[Equation]] = [[] for _ in equations]  # what is to follow each
     gone: set[int] = set()  # from its old place
     for total in sums:
-        if id(total) in partial:
+        if id(total.output) in partial:
             continue
-        terms, additions = _terms(total, partial)
+        terms, additions = _terms(total, made, partial)
         if len(terms) < 3:
             continue
         gone.update(additions)
@@ -53,43 +56,45 @@ def add_early(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor
         for x in terms:
             ready[id(x)] = place.get(id(x), 0)
             if id(x) in movable and uses[id(x)] == counts[id(x)]:  # nothing else needs it
-                ready[id(x)] = min(ready[id(x)], max(place.get(id(a), 0) for a in x.inputs))
+                ready[id(x)] = min(ready[id(x)], max(place.get(id(a), 0) for a in made[id(x)].inputs))
         running: dict[int, Tensor] = {}  # for each count the sum of the terms that occur so often
         at = 0
+
+        def add(op: Op, *inputs: Tensor) -> Tensor:
+            after[at].append(Equation.of(op, inputs, {}, inputs[0].scope))  # noqa: B023  (called in this round)
+            return after[at][-1].output  # noqa: B023
+
         for x in sorted({id(x): x for x in terms}.values(), key=lambda x: ready[id(x)]):
             at, n = ready[id(x)], counts[id(x)]
             if at < place.get(id(x), 0):
                 gone.add(id(x))
-                after[at].append(x)
-            running[n] = _made(ops.add, (running[n], x), after[at]) if n in running else x
-        parts = [x if n == 1 else _made(ops.mul, (x, _number(n, x)), after[at]) for n, x in running.items()]
+                after[at].append(made[id(x)])
+            running[n] = add(ops.add, running[n], x) if n in running else x
+        parts = [x if n == 1 else add(ops.mul, x, _number(n, x)) for n, x in running.items()]
         found = parts[0]
         for x in parts[1:]:
-            found = _made(ops.add, (found, x), after[at])
-        # Others know the sum by its own tensor: it takes the place of the last op.
-        total.op, total.inputs = found.op, found.inputs
-        after[at][-1] = total
-    return [x for node, more in zip(nodes, after, strict=True) for x in (*([] if id(node) in gone else [node]), *more)]
+            found = add(ops.add, found, x)
+        last = after[at].pop()  # whose result is the sum, which others know by its own variable
+        after[at].append(Equation(last.op, last.inputs, last.attrs, total.outputs, total.scope))
+    order: list[Equation] = []
+    for equation, more in zip(equations, after, strict=True):
+        if id(equation.output) not in gone:
+            order.append(equation)
+        order += more
+    return replace(program, equations=tuple(order))
 
 
-def _terms(total: Tensor, partial: set[int]) -> tuple[list[Tensor], list[int]]:
+def _terms(total: Equation, made: Mapping[int, Equation], partial: set[int]) -> tuple[list[Tensor], list[int]]:
     """Return the terms of a sum, in order, and its additions."""
-    terms, additions, stack = [], [], [total]
+    terms, additions, stack = [], [], [total.output]
     while stack:
         x = stack.pop()
-        if x is total or id(x) in partial:
+        if x is total.output or id(x) in partial:
             additions.append(id(x))
-            stack.extend(reversed(x.inputs))
+            stack.extend(reversed(made[id(x)].inputs))
         else:
             terms.append(x)
     return terms, additions
-
-
-def _made(op: Op, inputs: tuple[Tensor, ...], order: list[Tensor]) -> Tensor:
-    node = Tensor.symbol(inputs[0].shape, inputs[0].dtype)
-    node.op, node.inputs, node.scope = op, inputs, inputs[0].scope
-    order.append(node)
-    return node
 
 
 def _number(n: int, beside: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The tape: a graph compiled into a flat list of numpy calls, each bound to its buffers.
+"""The tape: a program compiled into a flat list of numpy calls, each bound to its buffers.
 
 Contract. `run()` reads the input buffers and the captured tensors, and writes the output buffers and the tape's
 own scratch memory, nothing else; it may destroy any scratch. Outputs are overwritten by the next run. Captured
@@ -11,20 +11,20 @@ from __future__ import annotations
 import contextvars
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from py_engine.ad.direct import Direct
-from py_engine.ad.graph import Graph, simplify
 from py_engine.ad.ops.linalg import MATMUL, suits_blas
 from py_engine.ad.ops.record import CHECKS, Call, Op, Shape
 from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, COPY, RESHAPE, as_index, covers
 from py_engine.ad.plan import ALIGNMENT, Value, plan
+from py_engine.ad.program import Equation, Program, simplify
 from py_engine.ad.state import STATE, entering
-from py_engine.ad.straight_line import Program, straight_line
+from py_engine.ad.straight_line import Scalar, straight_line
 from py_engine.ad.sums import add_early
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
@@ -33,9 +33,9 @@ from py_engine.errors import NonFiniteError, ReplayError, TraceError
 
 @dataclass(frozen=True)
 class Instruction:
-    """One op of the tape: the node it computes, from and into which arrays, by which calls."""
+    """One equation of the tape: from and into which arrays it is computed, by which calls."""
 
-    node: Tensor
+    equation: Equation
     arrays: tuple[Array, ...]
     out: Array
     calls: tuple[Call, ...]
@@ -43,73 +43,71 @@ class Instruction:
 
 
 class Tape:
-    """A compiled graph.
+    """A compiled program.
 
     Args:
-        graph: what to compute; it is changed, and belongs to the tape from now on.
+        program: what to compute.
         results: memory to compute outputs into, by position (gradients into a parameter vector), in C order and
-            apart from everything that the graph reads; the others get memory of their own.
+            apart from everything that the program reads; the others get memory of their own.
         techniques: what to do to be fast.
 
     Attributes:
         inputs: the buffers to fill before `run()`.
         outputs: the buffers that `run()` fills.
         instructions: what `run()` does, in order.
+        program: what it computes, as it is bound: simplified, each output in memory of its own, with the copies that
+            layouts need.
+        values: the variables of that in the order of the plan: inputs, captured tensors, results.
         plan: where each value lies.
-        program: the same as a function of floats, where all values are single numbers; see `straight_line`.
+        scalar: the same as a function of floats, where all values are single numbers; see `straight_line`.
     """
 
     def __init__(
         self,
-        graph: Graph,
+        program: Program,
         results: Mapping[int, Array] | None = None,
         techniques: Techniques = Techniques(),  # noqa: B008  (frozen)
     ) -> None:
         if techniques.simplify:
-            simplify(graph)
-            graph.nodes = add_early(graph.nodes, graph.outputs)
-        found = straight_line(graph) if techniques.straight_line else None
-        self.program: Program | None = found[1] if found else None
-        self._program_source = found[0] if found else ""
-        _isolate_outputs(graph)
+            program = add_early(simplify(program))
+        found = straight_line(program) if techniques.straight_line else None
+        self.scalar: Scalar | None = found[1] if found else None
+        self._scalar_source = found[0] if found else ""
+        program = _isolate_outputs(program)
         if not techniques.views:
-            _copy_views(graph)
-        _straighten(graph)
-        self.graph = graph
-        self._watched = tuple(graph.watched)
+            program = _copy_views(program)
+        self.program = program = _straighten(program)
         self.techniques = techniques
         results = dict(results or {})
         self._scratch: list[Array] = []
 
-        leaves = _captured(graph)
-        self._known: list[Tensor] = [*graph.inputs, *leaves, *graph.nodes]
-        number = {id(x): i for i, x in enumerate(self._known)}
-        output_position = {id(x): k for k, x in enumerate(graph.outputs)}
-        needed_whole = _needed_whole(graph)
+        leaves = _captured(program)
+        self.values = [*program.inputs, *leaves, *(x.output for x in program.equations)]
+        number = {id(x): i for i, x in enumerate(self.values)}
         self.plan = plan(
-            [_value(x, number, output_position, needed_whole, techniques) for x in self._known],
+            _values(program, leaves, number, techniques),
             in_place=techniques.in_place,
             reuse=techniques.reuse_memory,
         )
         self._arena = _aligned_bytes(self.plan.size)
 
-        arrays: list[Array | None] = [None] * len(self._known)
-        self.inputs = [np.zeros(x.shape, x.dtype) for x in graph.inputs]
+        arrays: list[Array | None] = [None] * len(self.values)
+        self.inputs = [np.zeros(x.shape, x.dtype) for x in program.inputs]
         arrays[: len(self.inputs)] = self.inputs
         for x in leaves:
             arrays[number[id(x)]] = x.numpy()
-        for k, x in enumerate(graph.outputs):
+        for k, x in enumerate(program.outputs):
             i = number[id(x)]
             if arrays[i] is None:
                 arrays[i] = _result(results.get(k), x, leaves)
-        self.outputs = [self._memory(number[id(x)], arrays) for x in graph.outputs]
+        self.outputs = [self._memory(number[id(x)], arrays) for x in program.outputs]
         self.instructions: list[Instruction] = []
         self._checks: set[Any] = set()  # that the instructions so far make; their arrays are held by these
-        names = _names(graph, leaves)
+        names = _names(program, leaves)
         with entering(scope=STATE.scope):
-            for x in graph.nodes:
-                STATE.scope = x.scope  # errors of the calls name it
-                self._bind(x, number, arrays, names)
+            for equation in program.equations:
+                STATE.scope = equation.scope  # errors of the calls name it
+                self._bind(equation, number, arrays, names)
         self._calls: list[Call] = [call for step in self.instructions for call in step.calls]
         # Non-finite results are found and explained by diagnose(). Entering a context in which numpy is silent takes
         # a tenth of the time that np.errstate does, which is as much as two calls of a small tape.
@@ -126,7 +124,7 @@ class Tape:
         Raises:
             ReplayError: something whose values are part of the graph has changed.
         """
-        for x in self._watched:
+        for x in self.program.watched:
             x.check()
         self._silent.run(self._run)
 
@@ -139,14 +137,14 @@ class Tape:
 
     def _run_allocating(self) -> None:
         """Compute every op into fresh memory, as an engine without buffers would."""
-        values: dict[int, Array] = {id(x): a for x, a in zip(self.graph.inputs, self.inputs, strict=True)}
+        values: dict[int, Array] = {id(x): a for x, a in zip(self.program.inputs, self.inputs, strict=True)}
         with entering(scope=STATE.scope):
-            for x in self.graph.nodes:
-                assert x.op is not None
-                arrays = [values[id(a)] if id(a) in values else a.numpy() for a in x.inputs]
-                STATE.scope = x.scope
-                values[id(x)] = x.op.compute(arrays, x.shape, x.dtype, x.attrs)
-        for x, out in zip(self.graph.outputs, self.outputs, strict=True):
+            for equation in self.program.equations:
+                x = equation.output
+                arrays = [values[id(a)] if id(a) in values else a.numpy() for a in equation.inputs]
+                STATE.scope = equation.scope
+                values[id(x)] = equation.op.compute(arrays, x.shape, x.dtype, equation.attrs)
+        for x, out in zip(self.program.outputs, self.outputs, strict=True):
             np.copyto(out, values[id(x)])
 
     def __call__(self, *arrays: Array) -> list[Array]:
@@ -186,8 +184,8 @@ class Tape:
             if not self.techniques.preallocate:
                 return [out.copy() for out in self(*arrays)]
             if self._direct is None:
-                self._direct = Direct(self.graph, self.inputs, self.outputs, self.instructions, self._silent)
-            for x in self._watched:
+                self._direct = Direct(self.program, self.inputs, self.outputs, self.instructions, self._silent)
+            for x in self.program.watched:
                 x.check()
             return self._direct(arrays)
         finally:
@@ -211,7 +209,7 @@ class Tape:
     @property
     def source(self) -> str:
         """The tape as straight-line Python, for reading."""
-        return self._program_source or "\n".join(step.text for step in self.instructions)
+        return self._scalar_source or "\n".join(step.text for step in self.instructions)
 
     def diagnose(self) -> NonFiniteError | None:
         """Run once more, op by op, and return an error that names the first op with a NaN or infinite result.
@@ -219,7 +217,7 @@ class Tape:
         Returns None when every result is finite. Inputs and parameters must be those of the run in question.
         """
         with np.errstate(all="ignore"):
-            for x in self._known:
+            for x in self.values:
                 if x.data is not None and x.dtype.kind == "f" and not np.isfinite(x.data).all():
                     return NonFiniteError(f"{x.name or 'a captured tensor'} holds NaN or Inf")
             for i, array in enumerate(self.inputs):
@@ -229,11 +227,10 @@ class Tape:
                 for call in step.calls:
                     call()
                 if step.out.dtype.kind == "f" and not np.isfinite(step.out).all():
-                    assert step.node.op is not None
-                    layer = f" in layer {step.node.scope!r}" if step.node.scope else ""
+                    layer = f" in layer {step.equation.scope!r}" if step.equation.scope else ""
                     return NonFiniteError(
-                        f"op {step.node.op.name!r}{layer} was the first to give NaN or Inf "
-                        f"(result of shape {step.node.shape})"
+                        f"op {step.equation.op.name!r}{layer} was the first to give NaN or Inf "
+                        f"(result of shape {step.out.shape})"
                     )
         return None
 
@@ -244,36 +241,40 @@ class Tape:
         array = arrays[i]
         if array is not None:
             return array
-        x = self._known[i]
+        x = self.values[i]
         if i in self.plan.placed:
-            whole = self._known[self.plan.placed[i]]
+            container = self.plan.placed[i]
+            whole = self.program.equations[container - (len(self.values) - len(self.program.equations))]
             k = next(k for k, part in enumerate(whole.inputs) if part is x)
-            index = as_index(whole.attrs["indices"][k])
-            array = self._memory(self.plan.placed[i], arrays)[index]
+            array = self._memory(container, arrays)[as_index(whole.attrs["indices"][k])]
         else:
             at = self.plan.offset[self.plan.storage[i]]
             array = self._arena[at : at + x.nbytes].view(x.dtype).reshape(x.shape)
         arrays[i] = array
         return array
 
-    def _bind(self, x: Tensor, number: Mapping[int, int], arrays: list[Array | None], names: Mapping[int, str]) -> None:
-        assert x.op is not None
+    def _bind(
+        self, equation: Equation, number: Mapping[int, int], arrays: list[Array | None], names: Mapping[int, str]
+    ) -> None:
+        op, x = equation.op, equation.output
         i = number[id(x)]
-        read = tuple(self._memory(number[id(a)], arrays) for a in x.inputs)
-        text = f"{names[id(x)]} = {x.op.name}({', '.join([names[id(a)] for a in x.inputs] + _shown(x.attrs))})"
-        if x.op.view is not None:
-            arrays[i] = out = x.op.view(*read, **x.attrs)
+        read = tuple(self._memory(number[id(a)], arrays) for a in equation.inputs)
+        operands = [names[id(a)] for a in equation.inputs] + _shown(equation.attrs)
+        text = f"{names[id(x)]} = {op.name}({', '.join(operands)})"
+        if op.view is not None:
+            arrays[i] = out = op.view(*read, **equation.attrs)
             if out.size and not np.may_share_memory(out, read[0]):
-                raise AssertionError(f"the view op {x.op.name} made a copy")
-            self.instructions.append(Instruction(x, read, out, (), f"{text}  # view"))
+                raise AssertionError(f"the view op {op.name} made a copy")
+            self.instructions.append(Instruction(equation, read, out, (), f"{text}  # view"))
             return
         out = self._memory(i, arrays)
-        calls = tuple(x.op.calls(read, out, self._new_scratch, x.attrs))
-        if x.op.checks is not None:
+        calls = tuple(op.calls(read, out, self._new_scratch, equation.attrs))
+        if op.checks is not None:
             calls = tuple(call for call in calls if not self._is_checked(call))
         owner = self.plan.storage[i]
         place = "result" if owner not in self.plan.offset else f"arena[{self.plan.offset[owner]}]"
-        self.instructions.append(Instruction(x, read, out, calls, f"{text}  # {_named(x.dtype)}{x.shape} in {place}"))
+        text += f"  # {_named(x.dtype)}{x.shape} in {place}"
+        self.instructions.append(Instruction(equation, read, out, calls, text))
 
     def _is_checked(self, call: Call) -> bool:
         """Whether a call is a check that an earlier op makes; if it is a check, it is noted."""
@@ -291,43 +292,45 @@ class Tape:
         return memory
 
 
-# Preparing the graph --------------------------------------------------------------------------------------
+# Preparing the program ------------------------------------------------------------------------------------
 
 
-def _isolate_outputs(graph: Graph) -> None:
+def _isolate_outputs(program: Program) -> Program:
     """Give every output a value of its own, computed by an op that writes memory."""
-    seen: set[int] = set()
-    for k, x in enumerate(graph.outputs):
-        if x.op is None or x.data is not None or x.op.view is not None or id(x) in seen:
-            graph.outputs[k] = x = _copy_of(x, graph.nodes)
-        seen.add(id(x))
+    written = {id(x.output) for x in program.equations if x.op.view is None}
+    equations, outputs = [*program.equations], []
+    for x in program.outputs:
+        if id(x) in written:
+            written.remove(id(x))
+        else:
+            equations.append(_copy_of(x))
+            x = equations[-1].output
+        outputs.append(x)
+    return replace(program, equations=tuple(equations), outputs=tuple(outputs))
 
 
-def _copy_of(x: Tensor, nodes: list[Tensor]) -> Tensor:
-    node = Tensor.symbol(x.shape, x.dtype)
-    node.op, node.inputs, node.scope = COPY, (x,), x.scope
-    nodes.append(node)
-    return node
+def _copy_of(x: Tensor) -> Equation:
+    return Equation.of(COPY, (x,), {}, x.scope)
 
 
-def _copy_views(graph: Graph) -> None:
+def _copy_views(program: Program) -> Program:
     """Put a copy behind every view (the technique `views` switched off)."""
     copies: dict[int, Tensor] = {}
-    nodes: list[Tensor] = []
-    for x in graph.nodes:
-        x.inputs = tuple(copies.get(id(a), a) for a in x.inputs)
-        nodes.append(x)
-        if x.op is not None and x.op.view is not None:
-            copies[id(x)] = _copy_of(x, nodes)
-    graph.nodes = nodes
-    graph.outputs = [copies.get(id(x), x) for x in graph.outputs]
+    equations: list[Equation] = []
+    for equation in program.equations:
+        equations.append(equation.reading(tuple([copies.get(id(a), a) for a in equation.inputs])))
+        if equation.op.view is not None:
+            equations.append(_copy_of(equation.output))
+            copies[id(equation.output)] = equations[-1].output
+    outputs = tuple([copies.get(id(x), x) for x in program.outputs])
+    return replace(program, equations=tuple(equations), outputs=outputs)
 
 
 LARGEST_STAGED = 65_536
 """Elements: numpy's buffers hold 8,192 of each operand; copies of up to this many stay in the second-level cache."""
 
 
-def _straighten(graph: Graph) -> None:
+def _straighten(program: Program) -> Program:
     """Insert copies where an op needs another memory layout than its input has.
 
     For elementwise ops that is everything but C order in the result's shape, or a single number: numpy would
@@ -336,51 +339,48 @@ def _straighten(graph: Graph) -> None:
     """
     layout: dict[int, Array] = {}
     straight: dict[tuple[int, Shape], Tensor] = {}
-    nodes: list[Tensor] = []
+    equations: list[Equation] = []
 
-    def seen_as(a: Tensor, op: Op, shape: Shape) -> Tensor:
-        view = Tensor.symbol(shape, a.dtype)
-        view.op, view.inputs, view.attrs, view.scope = op, (a,), {"shape": shape}, a.scope
-        nodes.append(view)
-        return view
+    def made(equation: Equation) -> Tensor:
+        equations.append(equation)
+        return equation.output
+
+    def suits(a: Tensor, y: Tensor) -> bool:
+        if not a.shape or y.size > LARGEST_STAGED:
+            return True
+        return a.shape == y.shape and layout[id(a)].flags.c_contiguous
 
     def copied(a: Tensor, shape: Shape) -> Tensor:
         key = (id(a), shape)
         if key not in straight:
             whole = a.shape != shape and layout[id(a)].flags.c_contiguous
-            if whole and a.size == 1:
-                straight[key] = seen_as(a, RESHAPE, ())
-            elif whole and a.size == math.prod(shape):
-                straight[key] = seen_as(a, RESHAPE, shape)
+            if whole and a.size in (1, math.prod(shape)):
+                straight[key] = made(Equation.of(RESHAPE, (a,), {"shape": () if a.size == 1 else shape}, a.scope))
             else:
-                straight[key] = _copy_of(a if a.shape == shape else seen_as(a, BROADCAST_TO, shape), nodes)
+                if a.shape != shape:
+                    a = made(Equation.of(BROADCAST_TO, (a,), {"shape": shape}, a.scope))
+                straight[key] = made(_copy_of(a))
             layout[id(straight[key])] = _dummy(straight[key])
         return straight[key]
 
-    for x in graph.nodes:
-        op = x.op
-        assert op is not None
-        for a in x.inputs:
+    for equation in program.equations:
+        op, inputs, y = equation.op, equation.inputs, equation.output
+        for a in inputs:
             if id(a) not in layout:
                 layout[id(a)] = _dummy(a)
         if op is RESHAPE:
             try:
-                np.reshape(layout[id(x.inputs[0])], x.shape, copy=False)
+                np.reshape(layout[id(inputs[0])], y.shape, copy=False)
             except ValueError:
-                x.inputs = (copied(x.inputs[0], x.inputs[0].shape),)
+                inputs = (copied(inputs[0], inputs[0].shape),)
         if op.view is not None:
-            layout[id(x)] = op.view(layout[id(x.inputs[0])], **x.attrs)
+            layout[id(y)] = op.view(layout[id(inputs[0])], **equation.attrs)
         elif op.elementwise:
-            x.inputs = tuple(
-                a
-                if not a.shape or x.size > LARGEST_STAGED or (a.shape == x.shape and layout[id(a)].flags.c_contiguous)
-                else copied(a, x.shape)
-                for a in x.inputs
-            )
+            inputs = tuple([a if suits(a, y) else copied(a, y.shape) for a in inputs])
         elif op.accepts is not None:
-            x.inputs = tuple(a if not a.size or op.accepts(layout[id(a)]) else copied(a, a.shape) for a in x.inputs)
-        nodes.append(x)
-    graph.nodes = nodes
+            inputs = tuple([a if not a.size or op.accepts(layout[id(a)]) else copied(a, a.shape) for a in inputs])
+        equations.append(equation.reading(inputs))
+    return replace(program, equations=tuple(equations))
 
 
 def _dummy(x: Tensor) -> Array:
@@ -396,11 +396,11 @@ def _without_memory(shape: Shape, dtype: Any) -> Array:
     return np.lib.stride_tricks.as_strided(np.empty((), dtype), shape, strides, writeable=False)
 
 
-def _captured(graph: Graph) -> list[Tensor]:
+def _captured(program: Program) -> list[Tensor]:
     """Return the tensors with data that the ops use, in order of first use."""
-    own = {id(x) for x in (*graph.inputs, *graph.nodes)}
+    own = {id(x) for x in program.inputs} | {id(equation.output) for equation in program.equations}
     found: dict[int, Tensor] = {}
-    for x in (*(a for node in graph.nodes for a in node.inputs), *graph.outputs):
+    for x in (*(a for equation in program.equations for a in equation.inputs), *program.outputs):
         if id(x) in own:
             continue
         if x.data is None:
@@ -412,65 +412,74 @@ def _captured(graph: Graph) -> list[Tensor]:
     return list(found.values())
 
 
-def _needed_whole(graph: Graph) -> set[int]:
+def _needed_whole(program: Program) -> set[int]:
     """Return the values that some op can use, directly or through views, only in C order without gaps."""
     needed: set[int] = set()
-    for x in reversed(graph.nodes):
-        assert x.op is not None
-        through = x.op.view is not None and id(x) in needed
-        if through or x.op is RESHAPE or (x.op.accepts is not None and x.op is not MATMUL):
-            needed.update(id(a) for a in x.inputs)
+    for equation in reversed(program.equations):
+        op = equation.op
+        through = op.view is not None and id(equation.output) in needed
+        if through or op is RESHAPE or (op.accepts is not None and op is not MATMUL):
+            needed.update(id(a) for a in equation.inputs)
     return needed
 
 
-def _value(
-    x: Tensor,
-    number: Mapping[int, int],
-    outputs: Mapping[int, int],
-    needed_whole: set[int],
-    techniques: Techniques,
-) -> Value:
-    """Describe a tensor to the planner."""
-    if x.op is None or x.data is not None:
-        return Value(x.nbytes, fixed=True)
-    reads = tuple(number[id(a)] for a in x.inputs)
-    if x.op.view is not None:
-        return Value(x.nbytes, reads, view_of=reads[0])
-    # A single number is computed in place in three times the time that numpy takes otherwise.
-    may_overwrite = tuple(
-        number[id(a)]
-        for a in (x.inputs[i] for i in x.op.overwrites if i < len(x.inputs))
-        if x.size > 1
-        and a.shape == x.shape
-        and a.dtype == x.dtype
-        and (a.op is RESHAPE or a.op is None or a.op.view is None)
-    )
-    return Value(
-        x.nbytes,
-        reads,
-        may_overwrite=may_overwrite,
-        parts=tuple(number[id(a)] for a in _placeable(x, needed_whole)) if techniques.place_parts else (),
-        fixed=id(x) in outputs,
-    )
+def _values(
+    program: Program, leaves: Sequence[Tensor], number: Mapping[int, int], techniques: Techniques
+) -> list[Value]:
+    """Describe the inputs, the captured tensors and the results to the planner."""
+    ops_of = {id(equation.output): equation.op for equation in program.equations}
+    results = {id(x) for x in program.outputs}
+    needed_whole = _needed_whole(program)
+    values = [Value(x.nbytes, fixed=True) for x in (*program.inputs, *leaves)]
+    for equation in program.equations:
+        op, y = equation.op, equation.output
+        reads = tuple([number[id(a)] for a in equation.inputs])
+        if op.view is not None:
+            values.append(Value(y.nbytes, reads, view_of=reads[0]))
+            continue
+        # A single number is computed in place in three times the time that numpy takes otherwise.
+        may_overwrite = tuple(
+            [
+                number[id(a)]
+                for a in (equation.inputs[i] for i in op.overwrites if i < len(equation.inputs))
+                if y.size > 1 and a.shape == y.shape and a.dtype == y.dtype and _is_whole(ops_of.get(id(a)))
+            ]
+        )
+        parts = _placeable(equation, ops_of, needed_whole) if techniques.place_parts else []
+        values.append(
+            Value(
+                y.nbytes,
+                reads,
+                may_overwrite=may_overwrite,
+                parts=tuple([number[id(a)] for a in parts]),
+                fixed=id(y) in results,
+            )
+        )
+    return values
 
 
-def _placeable(x: Tensor, needed_whole: set[int]) -> list[Tensor]:
+def _is_whole(op: Op | None) -> bool:
+    """Whether the result of this op, or an input, is all of the memory it lies in, if it has as many elements."""
+    return op is None or op is RESHAPE or op.view is None
+
+
+def _placeable(equation: Equation, ops_of: Mapping[int, Op], needed_whole: set[int]) -> list[Tensor]:
     """Return the inputs of an assembly that may be computed in their places.
 
     Those are results of elementwise ops where the place lies in one piece, and of matrix products, whose rows
     may lie apart.
     """
-    if x.op is not ASSEMBLE or not covers(x.shape, x.attrs["indices"]):
+    if equation.op is not ASSEMBLE or not covers(equation.output.shape, equation.attrs["indices"]):
         return []
-    whole = _dummy(x)
+    whole = _dummy(equation.output)
     parts = []
-    for a, index in zip(x.inputs, x.attrs["indices"], strict=True):
-        place = whole[as_index(index)]
-        if a.op is MATMUL:
+    for a, index in zip(equation.inputs, equation.attrs["indices"], strict=True):
+        place, op = whole[as_index(index)], ops_of.get(id(a))
+        if op is MATMUL:
             fits = place.ndim == 2 and suits_blas(place)
         else:
-            fits = a.op is not None and a.op.elementwise and place.flags.c_contiguous
-        if fits and id(a) not in needed_whole and sum(a is b for b in x.inputs) == 1:
+            fits = op is not None and op.elementwise and place.flags.c_contiguous
+        if fits and id(a) not in needed_whole and sum(a is b for b in equation.inputs) == 1:
             parts.append(a)
     return parts
 
@@ -498,11 +507,11 @@ def _aligned_bytes(size: int) -> Array:
     return memory[start : start + size]
 
 
-def _names(graph: Graph, leaves: Sequence[Tensor]) -> dict[int, str]:
-    names = {id(x): f"x{i}" for i, x in enumerate(graph.inputs)}
+def _names(program: Program, leaves: Sequence[Tensor]) -> dict[int, str]:
+    names = {id(x): f"x{i}" for i, x in enumerate(program.inputs)}
     for i, x in enumerate(leaves):
         names[id(x)] = repr(x.item()) if isinstance(x, Literal) else x.name or f"c{i}"
-    names.update({id(x): f"v{i}" for i, x in enumerate(graph.nodes)})
+    names.update({id(equation.output): f"v{i}" for i, equation in enumerate(program.equations)})
     return names
 
 

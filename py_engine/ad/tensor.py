@@ -138,7 +138,8 @@ class Tensor:
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        self.level = 1 if value else 0
+        if value != (self.level > 0):
+            self.level = 1 if value else 0
 
     @property
     def ndim(self) -> int:

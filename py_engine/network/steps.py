@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from py_engine.ad import ops
 from py_engine.ad.fusion import fuse
-from py_engine.ad.graph import Graph, gradients, tracing
+from py_engine.ad.graph import gradients
 from py_engine.ad.ops.indexing import row_additions
 from py_engine.ad.ops.record import Call
+from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE, no_grad
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
@@ -105,12 +106,11 @@ class Shard:
         rows = {name: g for name, g in named.items() if sparse and g.op in (ops.EMBEDDING_GRADIENT, ops.WORD_GRADIENT)}
         dense = [name for name in named if name not in rows]
         outputs = [value, *(named[name] for name in dense), *(x for g in rows.values() for x in g.inputs)]
-        graph = Graph(inputs, [*outputs, *(new for _, new in updates)], nodes, watched)
-        graph.prune()
+        program = traced(nodes, inputs, [*outputs, *(new for _, new in updates)], watched)
         self.part = part
         self.gradient = gradient
         results = {k + 1: gradient.arrays[name] for k, name in enumerate(dense)}
-        self.tape = Tape(graph, results, techniques)
+        self.tape = Tape(program, results, techniques)
         found_rows = iter(self.tape.outputs[1 + len(dense) : len(outputs)])
         self.rows = {
             name: SparseRows([next(found_rows) for _ in g.inputs], g.op is ops.WORD_GRADIENT, g.attrs["padding_index"])

@@ -25,7 +25,7 @@ from threadpoolctl import ThreadpoolController
 
 from py_engine.ad import ops
 from py_engine.ad.fusion import fuse
-from py_engine.ad.graph import Graph, tracing
+from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
@@ -266,7 +266,7 @@ class Trainer:
         whole = make_step(self.chain, self._objective, x, y, samples, self._gradient, None, how)
         assert isinstance(whole, Replay)
         tape = whole.shards[0].tape
-        if any(step.node.op is not None and step.node.op.couples_batch for step in tape.instructions):
+        if any(step.equation.op.couples_batch for step in tape.instructions):
             return False
         return how.split_batch is True or bytes_per_call(tape) >= SPLIT_BATCH_FROM
 
@@ -291,9 +291,8 @@ class Trainer:
                 if self.techniques.fuse:
                     outputs = fuse(outputs, nodes)
                 watched = STATE.watched or ()
-            graph = Graph(inputs, outputs, nodes, watched)
-            graph.prune()
-            tape = self._forwards[key] = Tape(graph, techniques=self.techniques)
+            program = traced(nodes, inputs, outputs, watched)
+            tape = self._forwards[key] = Tape(program, techniques=self.techniques)
         with self._blas_threads(self.threads):
             return tape(*arrays)
 

@@ -243,7 +243,7 @@ def test_a_check_of_what_is_not_needed_computes_nothing_else_and_is_made_once(ma
         g = pe.compile(f)
         g(x, good)
         ((tape, _),) = g.tapes.values()
-        return [step.node.op.name for step in tape.instructions]
+        return [step.equation.op.name for step in tape.instructions]
 
     f = total(call)
     alone = ops_of(lambda x, i: np.sum(x))
@@ -286,4 +286,4 @@ def test_a_tape_checks_an_array_once_for_all_ops(make, rng):
     ((tape, _),) = f.tapes.values()
     calls = [call.func for step in tape.instructions for call in step.calls if isinstance(call, partial)]
     assert sum(function in CHECKS for function in calls) == 1
-    assert sum(step.node.op.checks is not None for step in tape.instructions) == 2  # the op and its gradient
+    assert sum(step.equation.op.checks is not None for step in tape.instructions) == 2  # the op and its gradient

@@ -14,7 +14,7 @@ import pytest
 import py_engine as pe
 from py_engine import Tensor, ops
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import trace
+from py_engine.ad.program import trace
 from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 
 
@@ -29,7 +29,7 @@ def test_many_tangents_take_one_pass():
     def length(count):
         x = Tensor.symbol((6,), np.float64)
         moves = {x: Tensor(np.ones((count, 6)))}
-        return len(trace(lambda x: push_forward([network(x)], moves, count), [x]).nodes)
+        return len(trace(lambda x: push_forward([network(x)], moves, count), [x]).equations)
 
     assert length(1) == length(100)
 

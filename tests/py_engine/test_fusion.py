@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from py_engine import Techniques, ops
 from py_engine.ad import fusion
 from py_engine.ad.fusion import fuse
-from py_engine.ad.graph import Graph, gradients, tracing
+from py_engine.ad.graph import gradients
+from py_engine.ad.program import traced, tracing
 from py_engine.ad.tape import Tape
 from py_engine.ad.tensor import Literal, Tensor
 from py_engine.errors import NotDifferentiableError
@@ -41,14 +42,12 @@ def compiled(function, arrays, fused):
         if fused:
             (value,) = fuse([value], nodes)
         found = gradients([value], [Literal(np.ones(()))], inputs)
-    graph = Graph(inputs, [value, *(g for g in found if g is not None)], nodes)
-    graph.prune()
-    tape = Tape(graph)
+    tape = Tape(traced(nodes, inputs, [value, *(g for g in found if g is not None)]))
     first = [np.array(a) for a in tape(*arrays)]
     tape.poison(0xFF)
     for again, a in zip(tape(*arrays), first, strict=True):
         np.testing.assert_array_equal(again, a)
-    return first, {step.node.op.name for step in tape.instructions}
+    return first, {step.equation.op.name for step in tape.instructions}
 
 
 @st.composite

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad.graph import gradients, simplify, trace
+from py_engine.ad.graph import gradients
+from py_engine.ad.program import simplify, trace
 from py_engine.ad.tape import Tape
 from py_engine.errors import NotDifferentiableError, ShapeError
 
@@ -295,12 +296,12 @@ def test_scopes_nest_and_label_the_gradient_ops_as_well():
 
 def simplified(function, *shapes):
     """The names of the ops left after simplification, which must not change the values."""
-    graph = trace(lambda *x: [function(*x)], [Tensor.symbol(shape, np.float64) for shape in shapes])
+    program = trace(lambda *x: [function(*x)], [Tensor.symbol(shape, np.float64) for shape in shapes])
     arrays = [np.random.default_rng(k).standard_normal(shape) for k, shape in enumerate(shapes)]
     expected = function(*map(Tensor, arrays)).numpy()
-    simplify(graph)
-    names = [node.op.name for node in graph.nodes]
-    np.testing.assert_array_equal(Tape(graph)(*arrays)[0], expected)
+    program = simplify(program)
+    names = [equation.op.name for equation in program.equations]
+    np.testing.assert_array_equal(Tape(program)(*arrays)[0], expected)
     return names
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from py_engine.ad.gradcheck import gradcheck
-from py_engine.ad.graph import trace
+from py_engine.ad.program import trace
 from py_engine.ad.state import scope
 from py_engine.ad.tensor import Tensor, tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError

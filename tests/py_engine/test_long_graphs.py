@@ -56,4 +56,4 @@ def test_compiled():
     np.testing.assert_allclose(f(1.2), by_hand(1.2, steps))
     np.testing.assert_allclose(f(1.1), by_hand(1.1, steps))
     ((tape, _),) = f.tapes.values()
-    assert len(tape.graph.nodes) >= OPS
+    assert len(tape.program.equations) >= OPS

@@ -13,8 +13,9 @@ import pytest
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.ad.graph import gradients, trace
+from py_engine.ad.graph import gradients
 from py_engine.ad.loops import LOOP
+from py_engine.ad.program import trace
 from py_engine.ad.tape import Tape
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
@@ -265,7 +266,7 @@ def test_no_run_relies_on_what_lies_in_scratch_memory():
     expected = [out.copy() for out in tape(*ARGUMENTS)]
     tapes = [tape]
     for outer in tapes:  # and those of the loops, and of the loops inside them
-        tapes += [inner for x in outer.graph.nodes if x.op is LOOP for inner in x.attrs["loop"]._tapes]
+        tapes += [inner for x in outer.program.equations if x.op is LOOP for inner in x.attrs["loop"]._tapes]
     assert len(tapes) > 4
     for byte in (0x00, 0xFF):
         for each in tapes:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad.graph import gradients, trace
+from py_engine.ad.graph import gradients
+from py_engine.ad.program import trace
 from py_engine.ad.sums import ADD_IN_ANY_ORDER, add_early
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
@@ -72,18 +73,19 @@ def test_random_sums_have_the_values_that_they_have_in_any_order(program, data):
 @settings(max_examples=300)
 @given(steps())
 @example([(3, 0, 0), (3, 1, 1), (0, 3, 4), (0, 5, 2), (0, 6, 6), (0, 7, 1)])  # a sum that is added to itself
-def test_every_op_stands_once_behind_what_it_reads(program):
-    graph = trace(lambda *inputs: values(program, *inputs)[-1:], SYMBOLS)
-    known: set[int] = set()
+def test_every_op_stands_once_behind_what_it_reads(steps):
+    program = trace(lambda *inputs: values(steps, *inputs)[-1:], SYMBOLS)
+    known = {id(x) for x in program.inputs}
 
     def is_there(x: Tensor) -> bool:
-        return id(x) in known or x.op is None
+        return id(x) in known or x.data is not None
 
-    for x in add_early(graph.nodes, graph.outputs):
-        assert id(x) not in known
-        assert all(map(is_there, x.inputs))
-        known.add(id(x))
-    assert all(map(is_there, graph.outputs))
+    found = add_early(program)
+    for equation in found.equations:
+        assert id(equation.output) not in known
+        assert all(map(is_there, equation.inputs))
+        known.add(id(equation.output))
+    assert all(map(is_there, found.outputs))
 
 
 # What becomes of them -------------------------------------------------------------------------------------
@@ -104,7 +106,7 @@ def tape_of(function, *inputs):
 
 
 def names(tape):
-    return [step.node.op.name for step in tape.instructions]
+    return [step.equation.op.name for step in tape.instructions]
 
 
 def test_a_long_loop_keeps_half_its_values_and_none_of_the_terms():

@@ -14,8 +14,9 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad.graph import Graph, gradients, trace, tracing
+from py_engine.ad.graph import gradients
 from py_engine.ad.plan import ALIGNMENT
+from py_engine.ad.program import Program, trace, tracing
 from py_engine.ad.sums import ADD_IN_ANY_ORDER
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
@@ -114,7 +115,7 @@ def test_a_single_number_is_not_computed_in_place(size):
     assert tape.plan.size == ALIGNMENT * (2 if size == 1 else 1)
     for step in tape.instructions:
         in_place = any(np.may_share_memory(step.out, array) for array in step.arrays)
-        assert in_place == (size > 1 and step.node.op is ops.sin)
+        assert in_place == (size > 1 and step.equation.op is ops.sin)
 
 
 def test_parts_are_computed_in_their_places():
@@ -122,7 +123,7 @@ def test_parts_are_computed_in_their_places():
     apart, _, _ = training_tape(sequences, replace(Techniques(), place_parts=False))
 
     def copies(tape):
-        return sum(len(step.calls) for step in tape.instructions if step.node.op.name == "assemble")
+        return sum(len(step.calls) for step in tape.instructions if step.equation.op.name == "assemble")
 
     assert tape.plan.placed and not apart.plan.placed
     assert copies(tape) < copies(apart)
@@ -168,7 +169,7 @@ def test_equal_expressions_are_computed_once():
         f = pe.compile(pe.grad(twice), replace(Techniques(), simplify=simplify))
         f(np.zeros(3))
         ((tape, _),) = f.tapes.values()
-        return sum(step.node.op.name == "exp" for step in tape.instructions)
+        return sum(step.equation.op.name == "exp" for step in tape.instructions)
 
     assert exponentials(True) == 1
     assert exponentials(False) == 2  # differentiation pulls the two back as one, from one of them
@@ -385,7 +386,7 @@ def test_a_result_may_not_be_computed_over_what_the_function_reads():
 def test_arena_and_buffers_are_aligned_to_cache_lines():
     tape, _, _ = training_tape()
     for step in tape.instructions:
-        if step.node.op.view is None and step.text.endswith("]"):  # in the arena
+        if step.equation.op.view is None and step.text.endswith("]"):  # in the arena
             assert step.out.ctypes.data % ALIGNMENT == 0
 
 
@@ -528,9 +529,9 @@ def test_a_function_of_numbers_is_a_program_of_floats_with_the_same_results(name
                 assert type(ours) is np.ndarray and ours.dtype == np.float64 and ours.shape == ()
                 np.testing.assert_allclose(ours, theirs, rtol=1e-12, err_msg=f"at {x}, {y}")
     ((tape, _),) = program.tapes.values()
-    assert tape.program is not None and tape.source == program.source.partition("\n")[2]
+    assert tape.scalar is not None and tape.source == program.source.partition("\n")[2]
     ((tape, _),) = arrays.tapes.values()
-    assert tape.program is None
+    assert tape.scalar is None
 
 
 SPECIAL = [*EDGES, 1.0, -1.0, 0.5, -0.5, -2.0, 3.0, 1 / 3, 709.9, -745.2]
@@ -546,7 +547,7 @@ def test_truth_values_among_single_numbers_are_numpy_s(op):
         expected = x if op.kernel(np.bool_(x > 0), np.bool_(x < 1)) else -x
         assert [compiled(x).item() for _ in range(2)] == [expected] * 2
     ((tape, _),) = compiled.tapes.values()
-    assert tape.program is not None
+    assert tape.scalar is not None
 
 
 @pytest.mark.parametrize("op", SCALAR, ids=lambda op: op.name)
@@ -615,7 +616,7 @@ def test_single_precision_and_arrays_stay_with_numpy():
     for x in (np.float32(0.7), np.full((1,), 0.7), np.full((), 0.7, np.float32)):
         assert f(x).dtype == x.dtype and f(x).shape == x.shape
         np.testing.assert_array_equal(f(x), np.sin(x) * x.dtype.type(0.1))
-    assert all(tape.program is None for tape, _ in f.tapes.values())
+    assert all(tape.scalar is None for tape, _ in f.tapes.values())
 
 
 def test_threads_trace_and_replay_side_by_side():
@@ -710,6 +711,6 @@ def test_a_graph_drops_what_no_output_needs():
         np.exp(x)
         return [x * 2]
 
-    graph = trace(wasteful, symbols((3,)))
-    assert isinstance(graph, Graph)
-    assert [node.op.name for node in graph.nodes] == ["mul"]
+    program = trace(wasteful, symbols((3,)))
+    assert isinstance(program, Program)
+    assert [equation.op.name for equation in program.equations] == ["mul"]

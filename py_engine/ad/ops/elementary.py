@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -39,6 +39,9 @@ from py_engine.ad.ops.record import (
 from py_engine.ad.tensor import FLOATS, Array, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
+if TYPE_CHECKING:
+    from py_engine.ad.program import Equation
+
 # Arithmetic -----------------------------------------------------------------------------------------------
 
 add = elementwise(
@@ -49,7 +52,7 @@ add = elementwise(
     doc="a + b",
     infer=infer_elementwise,
     commutes=True,
-    scalar=lambda node: "{0} or {1}" if node.dtype == np.bool_ else "{0} + {1}",
+    scalar=lambda equation: "{0} or {1}" if equation.output.dtype == np.bool_ else "{0} + {1}",
 )
 sub = elementwise(
     "sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_number, scalar="{0} - {1}"
@@ -62,7 +65,7 @@ mul = elementwise(
     doc="a b",
     infer=infer_elementwise,
     commutes=True,
-    scalar=lambda node: "{0} and {1}" if node.dtype == np.bool_ else "{0} * {1}",
+    scalar=lambda equation: "{0} and {1}" if equation.output.dtype == np.bool_ else "{0} * {1}",
 )
 div = elementwise("div", np.divide, lambda y, a, b: 1 / b, lambda y, a, b: -y / b, doc="a / b", scalar="{0} / {1}")
 neg = elementwise("neg", np.negative, lambda y, x: -1, doc="-x", infer=infer_number, scalar="-{0}")
@@ -82,9 +85,9 @@ def _pow_exponent(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
     return y * log(where(equal(x, 0) * greater_equal(p, 0), 1, x))
 
 
-def _pow_scalar(node: Tensor) -> str:
+def _pow_scalar(equation: Equation) -> str:
     # numpy takes the square root where the exponent is 0.5, which of -0 and of -inf is another one.
-    p = node.inputs[1]
+    p = equation.inputs[1]
     if not isinstance(p, Literal):
         return "pow({0}, {1}) if {1} != 0.5 or {0} > 0.0 else edge()"
     return "pow({0}, {1}) if {0} > 0.0 else edge()" if p.item() == 0.5 else "pow({0}, {1})"
@@ -535,7 +538,7 @@ ASTYPE: Op = register(
         vjp=(lambda g, y, x, dtype: astype(g, x.dtype),),
         jvp=_through(lambda t, dtype: astype(t, dtype)),
         jvp_many=_through_many,
-        scalar=lambda node: "1.0 if {0} else 0.0" if node.dtype in FLOATS else "{0} != 0.0",
+        scalar=lambda equation: "1.0 if {0} else 0.0" if equation.output.dtype in FLOATS else "{0} != 0.0",
         doc="convert to another dtype",
     )
 )

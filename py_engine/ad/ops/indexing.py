@@ -13,7 +13,7 @@ from py_engine.ad.ops.arguments import whole
 from py_engine.ad.ops.elementary import astype, not_equal
 from py_engine.ad.ops.record import (
     Call,
-    Equation,
+    Check,
     Op,
     Scratch,
     Shape,
@@ -116,7 +116,7 @@ def _check_indices(*arrays: Array, shape: Shape, pattern: Pattern, where: str) -
 CHECK_INDICES = check_op("check_indices", _check_indices)
 
 
-def _indices_checked(arrays: tuple[Tensor, ...], shape: Shape, pattern: Pattern) -> Equation:
+def _indices_checked(arrays: tuple[Tensor, ...], shape: Shape, pattern: Pattern) -> Check:
     return CHECK_INDICES, arrays, {"shape": shape, "pattern": pattern, "of": "getitem"}
 
 
@@ -340,7 +340,7 @@ def unpadded(rows: Tensor, ids: Tensor, padding_index: int) -> Tensor:
     return rows * expand_dims(astype(not_equal(ids, padding_index), rows.dtype), -1)
 
 
-def ids_checked(ids: Tensor, vocabulary: int) -> Equation:
+def ids_checked(ids: Tensor, vocabulary: int) -> Check:
     """Return the check of token ids, see `Op.checks`."""
     return CHECK_IDS, (ids,), {"vocabulary": vocabulary, "of": "embedding"}
 

@@ -12,7 +12,7 @@ import numpy as np
 from py_engine.ad.ops.elementary import exp, softplus, square
 from py_engine.ad.ops.record import (
     Call,
-    Equation,
+    Check,
     Op,
     Scratch,
     Shape,
@@ -62,7 +62,7 @@ def _check_labels(labels: Array, classes: int, where: str) -> None:
 CHECK_LABELS = check_op("check_labels", _check_labels)
 
 
-def _labels_checked(logits: Tensor, labels: Tensor) -> Equation:
+def _labels_checked(logits: Tensor, labels: Tensor) -> Check:
     return CHECK_LABELS, (labels,), {"classes": logits.shape[-1], "of": "softmax_cross_entropy"}
 
 

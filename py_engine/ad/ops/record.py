@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Operand, Tensor
 from py_engine.ad.written import guard, watch
 from py_engine.errors import DTypeError, ShapeError
 
+if TYPE_CHECKING:
+    from py_engine.ad.program import Equation
+
 Shape: TypeAlias = tuple[int, ...]
 Infer: TypeAlias = Callable[..., tuple[Shape, Any]]
 Rule: TypeAlias = Callable[..., Tensor | None]
@@ -30,7 +33,7 @@ Tangents: TypeAlias = Sequence[Tensor | None]
 Partial: TypeAlias = "Tensor | float | tuple[Tensor, Tensor]"
 Call: TypeAlias = Callable[[], Any]
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
-Equation: TypeAlias = "tuple[Op, tuple[Tensor, ...], Mapping[str, Any]]"
+Check: TypeAlias = "tuple[Op, tuple[Tensor, ...], Mapping[str, Any]]"
 F = TypeVar("F", bound=Callable[..., Any])
 
 _new, _empty = Tensor.__new__, np.empty  # looked up once: an eager op has no microsecond to lose
@@ -80,7 +83,7 @@ class Op:
             tape runs it where it does not run this op, since no result needs it.
         commutes: whether the result is the same, to the last bit, with its two inputs exchanged.
         scalar: the value for single float64 numbers as Python, with `{0}`, `{1}` for the operands, or a function
-            that gives it for a node; see `straight_line`.
+            that gives it for an equation; see `straight_line`.
         random: each call draws new values, so equal calls must not be merged.
         couples_batch: whether the samples of a batch affect each other's results (batch normalisation does; a
             mean over the batch does not count, since it is a weighted sum over shards).
@@ -106,9 +109,9 @@ class Op:
     overwrites: tuple[int, ...] = ()
     elementwise: bool = False
     accepts: Callable[[Array], bool] | None = None
-    checks: Callable[..., Equation | None] | None = None
+    checks: Callable[..., Check | None] | None = None
     commutes: bool = False
-    scalar: str | Callable[[Tensor], str] | None = None
+    scalar: str | Callable[[Equation], str] | None = None
     random: bool = False
     couples_batch: bool = False
     fused: bool = False
@@ -374,7 +377,7 @@ def check_op(name: str, check: Callable[..., None]) -> Op:
     def bind(arrays: Sequence[Array], out: Array, scratch: Scratch, of: str, **attrs: Any) -> Sequence[Call]:
         return [partial(check, *arrays, **attrs, where=here(of))]
 
-    def itself(*inputs: Tensor, **attrs: Any) -> Equation:
+    def itself(*inputs: Tensor, **attrs: Any) -> Check:
         return op, inputs, attrs
 
     CHECKS.add(check)
@@ -457,7 +460,7 @@ def elementwise(
     bind: Callable[..., Sequence[Call]] | None = None,
     infer: Infer = infer_float,
     commutes: bool = False,
-    scalar: str | Callable[[Tensor], str] | None = None,
+    scalar: str | Callable[[Equation], str] | None = None,
 ) -> Op:
     """Make and register an elementwise op from its kernel and its partial derivatives.
 

@@ -1,0 +1,336 @@
+"""Programs: a traced function as the list of ops that compute it. Passes take a program and return one.
+
+Nothing in a program changes once it is made. Its variables are symbolic tensors, which are known by their identity;
+what a program reads besides its inputs and its own results are constants: numbers, and tensors with data, which are
+captured by reference, so that a later `assign` to them is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from py_engine.ad import ops
+from py_engine.ad.ops.record import ZEROS, Op, Shape
+from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
+from py_engine.ad.state import STATE, entering
+from py_engine.ad.tensor import FLOATS, Literal, Tensor
+from py_engine.ad.written import Watch
+from py_engine.errors import TraceError
+
+__all__ = ["Equation", "Program", "close_over", "nested_trace", "prune", "same", "simplify", "trace", "tracing"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Equation:
+    """An op with its inputs, its attributes, and the variables that are its results.
+
+    Attributes:
+        scope: the layer that it belongs to, for messages.
+    """
+
+    op: Op
+    inputs: tuple[Tensor, ...]
+    attrs: Mapping[str, Any]
+    outputs: tuple[Tensor, ...]
+    scope: str
+
+    @classmethod
+    def of(cls, op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], scope: str) -> Equation:
+        """Return an op on these inputs, with a new variable as its result."""
+        return cls(op, inputs, attrs, (_variable(*op.infer(*inputs, **attrs), scope),), scope)
+
+    @property
+    def output(self) -> Tensor:
+        """The only result."""
+        (found,) = self.outputs
+        return found
+
+    def reading(self, inputs: tuple[Tensor, ...]) -> Equation:
+        """Return the same op with other inputs."""
+        if all(a is b for a, b in zip(inputs, self.inputs, strict=True)):
+            return self
+        return Equation(self.op, inputs, self.attrs, self.outputs, self.scope)
+
+
+def _variable(shape: Shape, dtype: Any, scope: str) -> Tensor:
+    found = Tensor.symbol(shape, dtype)
+    found.scope = scope
+    return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Program:
+    """A function of tensors as the equations that compute it, in order.
+
+    Attributes:
+        watched: what the traced function took the values of: a replay raises where it has changed.
+    """
+
+    inputs: tuple[Tensor, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Tensor, ...]
+    watched: tuple[Watch, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self.equations)} ops>"
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Apply the ops to other inputs, of the same shapes and dtypes."""
+        values = {id(x): value for x, value in zip(self.inputs, inputs, strict=True)}
+        with entering(scope=STATE.scope):
+            for equation in self.equations:
+                found = [values.get(id(x), x) for x in equation.inputs]
+                if (
+                    "inside" in equation.attrs and STATE.trace is None
+                ):  # a checkpoint: how its value was found is not kept
+                    found[0] = Tensor(found[0].data) if found[0].data is not None else found[0]
+                STATE.scope = equation.scope
+                values[id(equation.output)] = equation.op.apply(tuple(found), equation.attrs)
+        return [values.get(id(x), x) for x in self.outputs]
+
+    @property
+    def random(self) -> str | None:
+        """The name of an op that draws anew whenever it is computed, if there is one."""
+        return next((equation.op.name for equation in self.equations if equation.op.random), None)
+
+    def symbols(self) -> list[Tensor]:
+        """Return a new symbolic tensor for each input."""
+        return [Tensor.symbol(x.shape, x.dtype) for x in self.inputs]
+
+    def without_unused(self, first: int) -> tuple[Program, list[bool]]:
+        """Return the function of the first inputs and of those others that it reads, and which these are."""
+        read = {id(x) for equation in self.equations for x in equation.inputs} | {id(x) for x in self.outputs}
+        used = [i < first or id(x) in read for i, x in enumerate(self.inputs)]
+        inputs = tuple(x for x, keep in zip(self.inputs, used, strict=True) if keep)
+        return Program(inputs, self.equations, self.outputs, self.watched), used
+
+
+# Tracing --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def tracing() -> Iterator[list[Tensor]]:
+    """Make every op symbolic, and collect the ops in the order they are made."""
+    if STATE.trace is not None:
+        raise TraceError("a function cannot be compiled inside another one's trace; call it uncompiled there")
+    nodes: list[Tensor] = []
+    with entering(trace=nodes, symbolic=True, watched=[]):
+        yield nodes
+
+
+@contextmanager
+def nested_trace() -> Iterator[list[Tensor]]:
+    """Make every op symbolic, and collect the ops, also inside another trace."""
+    nodes: list[Tensor] = []
+    with entering(trace=nodes, symbolic=True, grad_enabled=True):
+        yield nodes
+
+
+def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Program:
+    """Run `function` on symbolic inputs and return the program of what it did."""
+    with tracing() as nodes:
+        outputs = function(*inputs)
+        watched = STATE.watched or ()
+    return traced(nodes, inputs, outputs, watched)
+
+
+def traced(
+    nodes: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    watched: Iterable[Watch] = (),
+    checks: bool = True,
+) -> Program:
+    """Return the program of collected ops, without those that no output needs; see `prune`."""
+    return prune(Program(tuple(inputs), _equations(nodes), tuple(outputs), tuple(watched)), checks)
+
+
+def _equations(nodes: Iterable[Tensor]) -> tuple[Equation, ...]:
+    found = []
+    for x in nodes:
+        assert x.op is not None
+        found.append(Equation(x.op, x.inputs, x.attrs, (x,), x.scope))
+    return tuple(found)
+
+
+def close_over(
+    nodes: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    redraw: bool = True,
+    checks: bool = True,
+) -> tuple[Program, list[Tensor]]:
+    """Return collected ops as a program, and the tensors from elsewhere that they read: its further inputs.
+
+    Args:
+        nodes: the ops, in order; they may have values, which the program does not hold.
+        inputs: the program's own inputs.
+        outputs: its results.
+        redraw: whether ops that draw random numbers are part of it; if not, what they drew is another input.
+        checks: whether checks of values that the results do not need are part of it, see `prune`.
+    """
+    inner = {id(x) for x in (*inputs, *nodes)}
+    steps = [x for x in _needed_equations(_equations(nodes), outputs, checks) if redraw or not x.op.random]
+    made = {id(x) for x in inputs} | {id(step.output) for step in steps}
+    captured: dict[int, Tensor] = {}
+    for x in (*(a for step in steps for a in step.inputs), *outputs):
+        if id(x) not in made and not isinstance(x, Literal):
+            captured.setdefault(id(x), x)
+    given = [*inputs, *captured.values()]
+    symbols = [Tensor.symbol(x.shape, x.dtype) for x in given]
+    variables = {id(x): symbol for x, symbol in zip(given, symbols, strict=True)}
+    equations: list[Equation] = []
+    for step in steps:
+        x = step.output
+        found = _variable(x.shape, x.dtype, step.scope)
+        reads = tuple(variables.get(id(a), a) for a in step.inputs)
+        equations.append(Equation(step.op, reads, step.attrs, (found,), step.scope))
+        if _made_without_grad(step):  # applied anew it would be recorded
+            equations.append(Equation.of(ops.stop_gradient, (found,), {}, step.scope))
+            found = equations[-1].output
+        variables[id(x)] = found
+    program = Program(tuple(symbols), tuple(equations), tuple(variables.get(id(x), x) for x in outputs))
+    # What an op drew is a constant from here on; whatever else is captured stays part of its own graph.
+    return program, [Tensor(x.data) if id(x) in inner and x.data is not None else x for x in captured.values()]
+
+
+def _made_without_grad(equation: Equation) -> bool:
+    """Whether an op would have a derivative, had it not been made under `no_grad()`."""
+    x = equation.output
+    if x.requires_grad or x.dtype not in FLOATS or equation.op.constant:
+        return False
+    return any(a.requires_grad for a in equation.inputs)
+
+
+# Dead code ------------------------------------------------------------------------------------------------
+
+
+def prune(program: Program, checks: bool = True) -> Program:
+    """Drop the equations that no output needs, but for their checks of values.
+
+    A function refuses the same values whether or not its result depends on them. What a needed op checks is not
+    checked twice.
+    """
+    equations = tuple(_needed_equations(program.equations, program.outputs, checks))
+    return Program(program.inputs, equations, program.outputs, program.watched)
+
+
+def _needed_equations(equations: Sequence[Equation], outputs: Sequence[Tensor], checks: bool) -> list[Equation]:
+    needed = _needed(equations, {id(x) for x in outputs})
+    others = [x for x in equations if x.op.checks is not None and id(x.output) not in needed] if checks else []
+    instead = _checks([x for x in equations if id(x.output) in needed], others) if others else {}
+    if instead:
+        needed = _needed(equations, needed | {id(a) for check in instead.values() for a in check.inputs})
+    found = []
+    for x in equations:
+        if id(x.output) in needed:
+            found.append(x)
+        elif id(x) in instead:
+            found.append(instead[id(x)])
+    return found
+
+
+def _needed(equations: Sequence[Equation], needed: set[int]) -> set[int]:
+    """Return the ids of these variables and of all that they are computed from."""
+    needed = set(needed)
+    for equation in reversed(equations):
+        if any(id(x) in needed for x in equation.outputs):
+            needed.update(id(x) for x in equation.inputs)
+    return needed
+
+
+def _checks(needed: Sequence[Equation], others: Sequence[Equation]) -> dict[int, Equation]:
+    """Return for equations that are not needed those that only make their checks, each check once."""
+    known: set[Any] = set()
+    wanted = {id(x) for x in others}
+    found: dict[int, Equation] = {}
+    for equation in (*needed, *others):
+        check = None if equation.op.checks is None else equation.op.checks(*equation.inputs, **equation.attrs)
+        if check is None:
+            continue
+        op, inputs, attrs = check
+        key = same(op, [id(x) for x in inputs], attrs)
+        if key not in known and id(equation) in wanted:
+            found[id(equation)] = equation if op is equation.op else Equation.of(op, inputs, attrs, equation.scope)
+        known.add(key)
+    return found
+
+
+# Simplification -------------------------------------------------------------------------------------------
+
+
+def same(op: Op, numbers: list[int], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what is equal for ops that compute the same from inputs of these numbers."""
+    if op.commutes:
+        numbers.sort()
+    return op, tuple(numbers), tuple(sorted(attrs.items()))
+
+
+def simplify(program: Program) -> Program:
+    """Merge equal ops (CSE), fold arithmetic on literals and drop ops that change nothing."""
+    replaced: dict[int, Tensor] = {}
+    known: dict[Any, Tensor] = {}
+    made: dict[int, Equation] = {}
+    literals: dict[tuple[str, bytes], Tensor] = {(x.dtype.str, x.numpy().tobytes()): x for x in ZEROS.values()}
+
+    def resolve(x: Tensor) -> Tensor:
+        x = replaced.get(id(x), x)
+        if isinstance(x, Literal):
+            x = literals.setdefault((x.dtype.str, x.numpy().tobytes()), x)
+        return x
+
+    equations = []
+    for equation in program.equations:
+        found = _simpler(equation.reading(tuple([resolve(x) for x in equation.inputs])), made)
+        if isinstance(found, Equation):
+            equations.append(found)
+            made[id(found.output)] = found
+            if found.op.random:
+                continue
+            key = same(found.op, [id(x) for x in found.inputs], found.attrs)
+            found = known.setdefault(key, found.output)
+        if found is not equation.output:
+            replaced[id(equation.output)] = found
+    return prune(Program(program.inputs, tuple(equations), tuple(resolve(x) for x in program.outputs), program.watched))
+
+
+def _simpler(equation: Equation, made: Mapping[int, Equation]) -> Tensor | Equation:
+    """Return an existing tensor, or a literal, that equals the result; or the equation, perhaps a shorter one."""
+    op, inputs, y = equation.op, equation.inputs, equation.output
+    if op is ops.identity or op is ops.stop_gradient:
+        return inputs[0]
+    if op.elementwise and y.shape == () and all(isinstance(x, Literal) for x in inputs):
+        return Literal(op.compute([x.data for x in inputs], (), y.dtype, equation.attrs))
+    if op is ops.mul:
+        for one, other in (inputs, inputs[::-1]):
+            if _is_one(one, made) and other.shape == y.shape:
+                return other
+    if op is ops.WHERE and _is_one(inputs[1], made) and inputs[2] is ZEROS.get(y.dtype) and inputs[0].shape == y.shape:
+        return Equation(ops.ASTYPE, inputs[:1], {"dtype": y.dtype}, equation.outputs, equation.scope)
+    if op is RESHAPE or op is TRANSPOSE:
+        return _shorter_view(equation, made)
+    return equation
+
+
+def _is_one(x: Tensor, made: Mapping[int, Equation]) -> bool:
+    while id(x) in made and made[id(x)].op in (RESHAPE, BROADCAST_TO):
+        (x,) = made[id(x)].inputs
+    return isinstance(x, Literal) and x.item() == 1
+
+
+def _shorter_view(equation: Equation, made: Mapping[int, Equation]) -> Tensor | Equation:
+    (x,) = equation.inputs
+    y, attrs = equation.output, equation.attrs
+    before = made.get(id(x))
+    if before is not None and before.op is equation.op:
+        if equation.op is TRANSPOSE:
+            attrs = {"axes": tuple(before.attrs["axes"][a] for a in attrs["axes"])}
+        (x,) = before.inputs
+    if equation.op is RESHAPE and y.shape == x.shape:
+        return x
+    if equation.op is TRANSPOSE and attrs["axes"] == tuple(range(x.ndim)):
+        return x
+    return Equation(equation.op, (x,), attrs, equation.outputs, equation.scope)
