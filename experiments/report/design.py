@@ -84,13 +84,16 @@ def _plan(axes: Axes, tape: Tape) -> None:
     loss = next(i for i, x in enumerate(values) if x is tape.program.outputs[0])
     for owner, offset in tape.plan.offset.items():
         begin, end = tape.plan.lifetime[owner]
-        value, op = values[owner], tape.program.equations[owner - start].op
+        value, equation = values[owner], tape.equations[owner]
+        assert equation is not None
         color = FORWARD if begin <= loss else BACKWARD
         place = (begin - start, offset / 1000)
         width, height = end - begin + 1, value.nbytes / 1000
         axes.add_patch(Rectangle(place, width, height, facecolor=color, alpha=0.55, edgecolor="white", linewidth=0.5))
         if width >= 6 and height >= 12:
-            axes.text(place[0] + width / 2, place[1] + height / 2, op.name, ha="center", va="center", fontsize=5.5)
+            axes.text(
+                place[0] + width / 2, place[1] + height / 2, equation.op.name, ha="center", va="center", fontsize=5.5
+            )
     owners = zip(tape.program.equations, tape.plan.storage[start:], strict=True)
     total = sum(x.output.nbytes for x, owner in owners if owner in tape.plan.offset and x.op.view is None)
     axes.set_xlim(0, steps)

@@ -7,17 +7,14 @@ from functools import wraps
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from py_engine.ad import ops
-from py_engine.ad.containers import Structure, flatten, unflatten
+from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import Part, accumulate, gradients
+from py_engine.ad.graph import gradients
 from py_engine.ad.ops.record import Op, Shape
 from py_engine.ad.program import Program, close_over
-from py_engine.ad.recorded import Layout
 from py_engine.ad.state import LEVELS, STATE, entering
-from py_engine.ad.tensor import FLOATS, Array, Tensor
+from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
 from py_engine.ad.transforms import check_callable
 
 __all__ = ["CHECKPOINT", "checkpoint"]
@@ -57,30 +54,29 @@ def checkpoint(function: Function) -> Function:
             own = [_alone(x, x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
             nodes: list[Tensor] = []
             with entering(trace=nodes, grad_enabled=True):
-                outputs, made, joined = _called(function, unflatten(structure, own), kwargs)
+                outputs, made = flatten(function(*unflatten(structure, own), **kwargs))
             inputs = [x for x in own if isinstance(x, Tensor)]
             results = [_alone(y) if isinstance(y, Tensor) else y for y in outputs]
         else:
             start = len(STATE.trace)
-            outputs, made, joined = _called(function, args, kwargs)
+            outputs, made = flatten(function(*args, **kwargs))
             nodes = STATE.trace[start:]
             inputs = given
             results = list(outputs)
-        for places, layout, y in joined:
-            inside, captured = close_over(nodes, inputs, [y], redraw=False, checks=False)
-            value = _alone(y) if STATE.trace is None else y
-            whole = CHECKPOINT.apply((value, *given, *captured), {"inside": inside, "of": next(_NUMBERS)})
-            for k, place in enumerate(places):
-                results[place] = whole if layout is None else layout.tensor(whole, k)
+        places = [i for i, y in enumerate(outputs) if isinstance(y, Tensor) and y.dtype in FLOATS]
+        if places:
+            ys = [outputs[i] for i in places]
+            inside, captured = close_over(nodes, inputs, ys, redraw=False, checks=False)
+            values = [_alone(y) for y in ys] if STATE.trace is None else ys
+            attrs = {"inside": inside, "of": next(_NUMBERS)}
+            for i, y in zip(places, CHECKPOINT.apply_several((*values, *given, *captured), attrs), strict=True):
+                results[i] = y
         return unflatten(made, results)
 
     return checkpointed
 
 
 _NUMBERS = count()
-
-Joined = tuple[list[int], Layout | None, Tensor]
-"""Which outputs, where they lie in the vector that holds them (None for a single one), and that vector."""
 
 
 def _alone(x: Tensor, requires_grad: bool = False) -> Tensor:
@@ -90,54 +86,36 @@ def _alone(x: Tensor, requires_grad: bool = False) -> Tensor:
     return Tensor(x.data, requires_grad)
 
 
-def _called(function: Function, args: Any, kwargs: Any) -> tuple[list[Any], Structure, list[Joined]]:
-    outputs, made = flatten(function(*args, **kwargs))
-    return outputs, made, _joined(outputs)
-
-
-def _joined(outputs: Sequence[Any]) -> list[Joined]:
-    """Join the tensors of each float dtype into one, so that the function is recomputed once for all."""
-    found: list[Joined] = []
-    for dtype in FLOATS:
-        places = [i for i, y in enumerate(outputs) if isinstance(y, Tensor) and y.dtype == dtype]
-        if len(places) == 1:
-            found.append((places, None, outputs[places[0]]))
-        elif places:
-            layout = Layout.of([(outputs[i].shape, dtype) for i in places], dtype)
-            found.append((places, layout, layout.pack([outputs[i] for i in places])))
-    return found
-
-
 # The op ---------------------------------------------------------------------------------------------------
 
 
-def _infer(y: Tensor, *inputs: Tensor, inside: Program, of: int) -> tuple[Shape, Any]:
-    return y.shape, y.dtype
+def _infer(*inputs: Tensor, inside: Program, of: int) -> list[tuple[Shape, Any]]:
+    return [(y.shape, y.dtype) for y in inputs[: len(inside.outputs)]]
 
 
-def _view(y: Array, *inputs: Array, inside: Program, of: int) -> Array:
-    return y
+def _view(*inputs: Array, inside: Program, of: int) -> Sequence[Array]:
+    return inputs[: len(inside.outputs)]
 
 
-def _pull_back(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+def _pull_back(cotangents: Sequence[Tensor | None], asked: Sequence[bool], node: Node) -> list[Tensor | None]:
     """Compute the inside anew, from the checkpoint's inputs, and go backward through it."""
-    g = accumulate(parts, node)
-    wanted = asked[1:]
-    again, y, level = _again(node.inputs[1:], wanted, node.attrs["inside"], node.attrs["of"])
+    count = len(cotangents)
+    wanted = asked[count:]
+    again, ys, level = _again(node.inputs[count:], wanted, node.attrs["inside"], node.attrs["of"])
     targets = [x for x, wish in zip(again, wanted, strict=True) if wish]
-    found = iter(gradients([y], [g], targets, through=False, level=level))
-    return [None, *(next(found) if wish else None for wish in wanted)]
+    seeded = [(y, g) for y, g in zip(ys, cotangents, strict=True) if g is not None]
+    found = iter(gradients([y for y, _ in seeded], [g for _, g in seeded], targets, through=False, level=level))
+    return [*[None] * count, *(next(found) if wish else None for wish in wanted)]
 
 
 def _again(
     inputs: Sequence[Tensor], moving: Sequence[bool], inside: Program, of: int
-) -> tuple[list[Tensor], Tensor, int]:
+) -> tuple[list[Tensor], list[Tensor], int]:
     """Return inputs that stand for these, what is computed from them, and the level of those that move."""
     connected, level = STATE.grad_enabled, next(LEVELS)
     with entering(grad_enabled=True):
         again = [_input(x, moves, connected, of, level) for x, moves in zip(inputs, moving, strict=True)]
-        (y,) = inside(again)
-    return again, y, level
+        return again, inside(again), level
 
 
 def _input(x: Tensor, moves: bool, connected: bool, of: int, level: int) -> Tensor:
@@ -154,25 +132,25 @@ def _input(x: Tensor, moves: bool, connected: bool, of: int, level: int) -> Tens
 
 
 def _jvp(
-    tangents: Sequence[Tensor | None], y: Tensor, value: Tensor, *inputs: Tensor, inside: Program, of: int
-) -> Tensor:
-    if tangents[0] is not None:  # traced: the ops inside are part of the graph
-        return tangents[0]
-    again, result, level = _again(inputs, [t is not None for t in tangents[1:]], inside, of)
-    moves = {x: t for x, t in zip(again, tangents[1:], strict=True) if t is not None}
-    (found,) = push_forward([result], moves, level=level)
-    return Tensor(np.zeros(y.shape, y.dtype)) if found is None else found
+    tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, inside: Program, of: int
+) -> Sequence[Tensor | None]:
+    count = len(inside.outputs)
+    if any(t is not None for t in tangents[:count]):  # traced: the ops inside are part of the graph
+        return tangents[:count]
+    again, ys, level = _again(inputs[count:], [t is not None for t in tangents[count:]], inside, of)
+    moves = {x: t for x, t in zip(again, tangents[count:], strict=True) if t is not None}
+    return push_forward(ys, moves, level=level)
 
 
 CHECKPOINT = Op(
     "checkpoint",
     _infer,
+    several=True,
     view=_view,
     vjp=_pull_back,
     joint=True,
     jvp=_jvp,
-    unread=(0,),
-    doc="the first input, which the others determine; its gradient computes it from them once more",
+    doc="the first inputs, which the others determine; their gradient computes them from these once more",
 )
 
 

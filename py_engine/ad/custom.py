@@ -12,11 +12,10 @@ from numpy.typing import ArrayLike
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import Part, accumulate, gradients, variable
+from py_engine.ad.graph import gradients, variable
 from py_engine.ad.ops.record import Op, Shape, as_tensors
-from py_engine.ad.recorded import Layout
 from py_engine.ad.state import LEVELS, STATE, entering
-from py_engine.ad.tensor import FLOATS, Array, Tensor
+from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
 from py_engine.ad.written import guard
 from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
 
@@ -204,21 +203,16 @@ def _kernel(*arrays: Array, rule: _Rule, shape: Shape, dtype: Any) -> None:
     np.copyto(arrays[-1], y)
 
 
-def _pull_back(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+def _pull_back(cotangents: Sequence[Tensor | None], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
     rule: _Rule = node.attrs["rule"]
     if rule.vjp is None:
         raise rule.missing("vjp")
-    g = accumulate(parts, node)
-    found: list[Tensor | None] = [None] * len(asked)
-    for dtype in FLOATS:
-        mine = tuple(wish and x.dtype == dtype for wish, x in zip(asked, node.inputs, strict=True))
-        places = [i for i, wish in enumerate(mine) if wish]
-        if places:
-            layout = Layout.of([(node.inputs[i].shape, dtype) for i in places], dtype)
-            vector = DERIVATIVE.apply((g, node, *node.inputs), {"function": _Pulled(rule, mine), "layout": layout})
-            for k, i in enumerate(places):
-                found[i] = layout.tensor(vector, k)
-    return found
+    (g,) = cotangents
+    assert g is not None
+    kinds = tuple([(x.shape, x.dtype) for x, wish in zip(node.inputs, asked, strict=True) if wish])
+    attrs = {"function": _Pulled(rule, tuple(asked)), "kinds": kinds}
+    found = iter(DERIVATIVE.apply_several((g, node, *node.inputs), attrs))
+    return [next(found) if wish else None for wish in asked]
 
 
 def _jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, rule: _Rule, **attrs: Any) -> Tensor:
@@ -228,12 +222,9 @@ def _jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, rule: _R
         Tensor(np.zeros(x.shape, x.dtype)) if t is None and x.dtype in FLOATS else t
         for t, x in zip(tangents, inputs, strict=True)
     ]
-    layout = Layout.of([(y.shape, y.dtype)], y.dtype)
-    function = _Pushed(rule, tuple(t is not None for t in moves))
-    vector = DERIVATIVE.apply(
-        (y, *inputs, *(t for t in moves if t is not None)), {"function": function, "layout": layout}
-    )
-    return layout.tensor(vector, 0)
+    pushed = {"function": _Pushed(rule, tuple(t is not None for t in moves)), "kinds": ((y.shape, y.dtype),)}
+    (found,) = DERIVATIVE.apply_several((y, *inputs, *(t for t in moves if t is not None)), pushed)
+    return found
 
 
 CUSTOM = Op(
@@ -274,26 +265,27 @@ class _Pushed:
         return self.rule.pushed(values[0], [next(given) if moves else None for moves in self.moving], *inputs)
 
 
-def _infer_derivative(*inputs: Tensor, function: Any, layout: Layout) -> Kind:
-    return (layout.size,), layout.dtype
+def _infer_derivative(*inputs: Tensor, function: Any, kinds: Sequence[Kind]) -> Sequence[Kind]:
+    return kinds
 
 
-def _compute_derivative(*arrays: Array, function: Any, layout: Layout) -> None:
+def _compute_derivative(*arrays: Array, function: Any, kinds: Sequence[Kind]) -> None:
+    count = len(arrays) - len(kinds)
     with _opaque():
-        found = function(*arrays[:-1])
-    for place, part in zip(layout.arrays(arrays[-1]), found, strict=True):
-        place[...] = part.numpy() if isinstance(part, Tensor) else part
+        found = function(*arrays[:count])
+    for out, part in zip(arrays[count:], found, strict=True):
+        out[...] = part.numpy() if isinstance(part, Tensor) else part
 
 
 def _on_tensors(
-    node_inputs: Sequence[Tensor], moving: Sequence[bool], function: Any, layout: Layout
-) -> tuple[list[Tensor], Tensor, int]:
+    inputs: Sequence[Tensor], moving: Sequence[bool], function: Any
+) -> tuple[list[Tensor], list[Tensor], int]:
     """Return inputs that stand for these, what the rule computes from them as a graph, and its level."""
     level = next(LEVELS)
     try:
         with entering(grad_enabled=True):
-            own = [variable(x, level) if moves else x for x, moves in zip(node_inputs, moving, strict=True)]
-            return own, layout.pack([ops.as_tensor(part) for part in function(*own)]), level
+            own = [variable(x, level) if moves else x for x, moves in zip(inputs, moving, strict=True)]
+            return own, [ops.as_tensor(part) for part in function(*own)], level
     except (EngineError, TypeError, AttributeError) as error:
         raise NotDifferentiableError(
             f"{function.rule.label}: a second derivative is taken, so its rules must work on tensors, too: write them "
@@ -301,27 +293,29 @@ def _on_tensors(
         ) from error
 
 
-def _pull_back_derivative(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
-    own, vector, level = _on_tensors(node.inputs, asked, node.attrs["function"], node.attrs["layout"])
-    g = accumulate(parts, node)
+def _pull_back_derivative(
+    cotangents: Sequence[Tensor | None], asked: Sequence[bool], node: Node
+) -> list[Tensor | None]:
+    own, outputs, level = _on_tensors(node.inputs, asked, node.attrs["function"])
+    seeded = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if g is not None]
     targets = [x for x, wish in zip(own, asked, strict=True) if wish]
-    found = iter(gradients([vector], [g], targets, through=False, level=level))
+    found = iter(gradients([y for y, _ in seeded], [g for _, g in seeded], targets, through=False, level=level))
     return [next(found) if wish else None for wish in asked]
 
 
 def _push_derivative(
-    tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, function: Any, layout: Layout
-) -> Tensor:
-    own, vector, level = _on_tensors(inputs, [t is not None for t in tangents], function, layout)
+    tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, function: Any, kinds: Sequence[Kind]
+) -> list[Tensor | None]:
+    own, outputs, level = _on_tensors(inputs, [t is not None for t in tangents], function)
     moves = {x: t for x, t in zip(own, tangents, strict=True) if t is not None}
-    (found,) = push_forward([vector], moves, level=level)
-    return Tensor(np.zeros(y.shape, y.dtype)) if found is None else found
+    return push_forward(outputs, moves, level=level)
 
 
 DERIVATIVE = Op(
     "custom_derivative",
     _infer_derivative,
     kernel=_compute_derivative,
+    several=True,
     vjp=_pull_back_derivative,
     joint=True,
     jvp=_push_derivative,

@@ -54,7 +54,7 @@ class Direct:
         for step in instructions:
             for number in {id(x) for x in step.equation.inputs}:
                 readers.setdefault(number, []).append(step)
-        writer = {id(step.equation.output): step for step in instructions}
+        writer = {id(y): step for step in instructions for y in step.equation.outputs}
         calls = {id(call): _Given(call) for step in instructions for call in step.calls}
 
         def places(x: Tensor, buffer: Array, steps: Sequence[Instruction]) -> list[Place]:

@@ -109,7 +109,7 @@ def _boxes(program: Program) -> list[_Box]:
         kind = "output" if id(x) in results else "input"
         found[id(x)] = _Box((x.name or "x", _described(x)), kind)
     for equation in program.equations:
-        y = equation.output
+        y = equation.outputs[0]
         shown = [_number(a) if isinstance(a, Literal) else "·" for a in equation.inputs]
         name = equation.op.name
         label = name if set(shown) <= {"·"} else f"{name}({', '.join(shown)})"
@@ -121,7 +121,7 @@ def _boxes(program: Program) -> list[_Box]:
             if id(a) not in found:
                 found[id(a)] = _Box((a.name or "constant", _described(a)), "constant")
             _join(found[id(a)], box)
-        found[id(y)] = box
+        found.update((id(y), box) for y in equation.outputs)
     for x in program.outputs:
         if id(x) not in found:  # it depends on no input
             found[id(x)] = _Box((_number(x) if x.size == 1 else x.name or "constant", _described(x)), "output")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from py_engine.ad import ops
 from py_engine.ad.graph import described, scope_of, topological_sort, written_to
 from py_engine.ad.ops.record import Shape, Tangents
 from py_engine.ad.ops.shape import aligned, one_by_one
-from py_engine.ad.tensor import Tensor
+from py_engine.ad.tensor import Node, Result, Tensor
 from py_engine.ad.written import written
 from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 
@@ -44,12 +46,17 @@ def push_forward(
     order = topological_sort(outputs, level=level)
     uses = _uses(order, outputs)
     unchanged: set[int] = set()
+    several: set[int] = set()  # nodes with several results that were pushed through
     tangents: dict[int, Tensor] = {id(x): t for x, t in moves.items()}
     for node in order:
         if node.op is None:
             continue
         moved = [tangents.get(id(x)) for x in node.inputs]
-        if node not in moves and any(t is not None for t in moved):
+        if node.__class__ is Result:
+            if id(node.node) not in several:
+                several.add(id(node.node))
+                _push_several(node.node, moved, count, tangents)
+        elif node not in moves and any(t is not None for t in moved):
             if node.marks is not None and (changed := written(node.marks, unchanged)):
                 raise written_to(node, changed[0])
             with scope_of(node):
@@ -75,9 +82,7 @@ def _push(node: Tensor, moved: Tangents, count: int | None) -> Tensor | None:
     op = node.op
     assert op is not None
     if op.jvp is None:
-        raise NotDifferentiableError(
-            f"a derivative is taken through {described(node)}, but the op has no jvp rule, which forward mode needs"
-        )
+        raise _missing_rule(node)
     if count is None:
         tangent = op.jvp(moved, node, *node.inputs, **node.attrs)
         return None if tangent is None else _checked(tangent, node, node.shape)
@@ -88,6 +93,44 @@ def _push(node: Tensor, moved: Tangents, count: int | None) -> Tensor | None:
     else:
         tangent = (op.jvp_many or one_by_one)(moved, count, node, *node.inputs, **node.attrs)
     return None if tangent is None else _checked(tangent, node, (count, *node.shape))
+
+
+def _push_several(node: Node, moved: Tangents, count: int | None, tangents: dict[int, Tensor]) -> None:
+    """Push tangents through an op with several results, and enter those of its results."""
+    if all(t is None for t in moved):
+        return
+    if node.op.jvp is None:
+        raise _missing_rule(node)
+    if node.marks is not None and (changed := written(node.marks, set())):
+        raise written_to(node, changed[0])
+    with scope_of(node):
+        if count is None:
+            found = node.op.jvp(moved, node, *node.inputs, **node.attrs)
+        else:
+            found = _one_by_one(node, moved, count)
+    for i, t in enumerate(found):
+        x = node.known(i)
+        if t is not None and x is not None and id(x) not in tangents:
+            tangents[id(x)] = t
+
+
+def _one_by_one(node: Node, moved: Tangents, count: int) -> list[Tensor | None]:
+    rows = []
+    for k in range(count):
+        each = [None if t is None else t[k] for t in moved]
+        rows.append(node.op.jvp(each, node, *node.inputs, **node.attrs))  # type: ignore[misc]  # not None
+    columns: list[Tensor | None] = []
+    for (shape, dtype), column in zip(node.kinds, zip(*rows, strict=True), strict=True):
+        still = Tensor(np.zeros(shape, dtype))
+        moves = any(t is not None for t in column)
+        columns.append(ops.stack([still if t is None else t for t in column]) if moves else None)
+    return columns
+
+
+def _missing_rule(node: Tensor | Node) -> NotDifferentiableError:
+    return NotDifferentiableError(
+        f"a derivative is taken through {described(node)}, but the op has no jvp rule, which forward mode needs"
+    )
 
 
 def _checked(tangent: Tensor, node: Tensor, wanted: Shape) -> Tensor:

@@ -15,7 +15,7 @@ from py_engine.ad.ops.shape import SLICE, Index, assemble
 from py_engine.ad.program import same
 from py_engine.ad.state import STATE, entering, no_grad, scope
 from py_engine.ad.sums import ADD_IN_ANY_ORDER
-from py_engine.ad.tensor import FLOATS, Tensor
+from py_engine.ad.tensor import FLOATS, Node, Result, Tensor
 from py_engine.ad.written import written
 from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError
 
@@ -76,6 +76,7 @@ def gradients(
         For each target a tensor of its shape and dtype, or None where no output depends on it.
     """
     wanted = {id(target) for target in targets if target.dtype in FLOATS}
+    order: Sequence[Tensor | Node]
     order, depends = _between(outputs, wanted, through, level)
     first = _first_equals(order, wanted) if STATE.symbolic else {}
     pending: dict[int, list[Part]] = {}
@@ -87,6 +88,11 @@ def gradients(
     outer = scope = STATE.scope
     try:
         for node in reversed(order):
+            if node.__class__ is Node:
+                STATE.scope = scope = node.scope
+                unchanged.clear()  # its rule may be code of the user's own
+                _pull_back_several(node, wanted, depends, pending, first, result)
+                continue
             parts = pending.pop(id(node), None)
             if parts is None:
                 continue
@@ -100,7 +106,7 @@ def gradients(
                 result[id(node)] = accumulate(parts, node)
             if op.joint:
                 unchanged.clear()  # its rule may be code of the user's own
-                _pull_back_jointly(node, parts, depends, pending, first)
+                _pull_back_jointly(node, [accumulate(parts, node)], depends, pending, first)
                 continue
             g = parts[0][0] if len(parts) == 1 and parts[0][1] is None else accumulate(parts, node)
             for i, x in enumerate(node.inputs):
@@ -124,12 +130,13 @@ def gradients(
     return [result.get(id(target)) for target in targets]
 
 
-def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool, level: int) -> tuple[list[Tensor], set[int]]:
+def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool, level: int) -> tuple[list[Any], set[int]]:
     """Return the nodes on the ways from the wanted tensors to the outputs, sorted; and all that depends on those.
 
     Leaves are not among the nodes, and nor are wanted tensors if nothing behind them is asked for.
     """
-    order: list[Tensor] = []
+    order: list[Tensor | Node] = []
+    several: set[int] = set()  # nodes with several results that are there already
     depends = set(wanted)
     seen = set() if through else set(wanted)
     stack: list[Any] = [*reversed(outputs)]  # nodes; and, in tuples of one, nodes whose inputs are above them
@@ -140,6 +147,11 @@ def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool, level: 
             for x in node.inputs:
                 if id(x) in depends:
                     depends.add(id(node))
+                    if node.__class__ is Result:
+                        node = node.node
+                        if id(node) in several:
+                            break
+                        several.add(id(node))
                     order.append(node)
                     break
         elif top.level >= level and top.op is not None and id(top) not in seen:
@@ -151,7 +163,7 @@ def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool, level: 
     return order, depends
 
 
-def _first_equals(order: Sequence[Tensor], wanted: set[int]) -> dict[int, int]:
+def _first_equals(order: Sequence[Any], wanted: set[int]) -> dict[int, int]:
     """Return for each node that an earlier one equals which that is.
 
     Wanted ones stay what they are, and so do those of joint ops, whose rules may change the node (a loop's does).
@@ -162,6 +174,8 @@ def _first_equals(order: Sequence[Tensor], wanted: set[int]) -> dict[int, int]:
     first: dict[int, int] = {}
     known: dict[Any, int] = {}
     for node in order:
+        if node.__class__ is Node:
+            continue
         assert node.op is not None
         if node.data is None and not (node.op.random or node.op.joint or id(node) in wanted):
             found = known.setdefault(
@@ -199,7 +213,7 @@ def _missing_rule(node: Tensor, i: int) -> NotDifferentiableError:
     return NotDifferentiableError(f"a gradient is taken through {described(node)}, but {what}")
 
 
-def written_to(node: Tensor, x: Tensor) -> InPlaceError:
+def written_to(node: Tensor | Node, x: Tensor) -> InPlaceError:
     """Return the error for an array that the node's rules read, and that was written to after the node used it."""
     i = next(i for i, a in enumerate(node.inputs) if a is x)
     return InPlaceError(
@@ -209,13 +223,39 @@ def written_to(node: Tensor, x: Tensor) -> InPlaceError:
     )
 
 
+def _pull_back_several(
+    node: Node,
+    wanted: set[int],
+    depends: set[int],
+    pending: dict[int, list[Part]],
+    first: dict[int, int],
+    result: dict[int, Tensor],
+) -> None:
+    """Pull back an op with several results, each of which may have a gradient."""
+    cotangents: list[Tensor | None] = []
+    for i in range(len(node.kinds)):
+        x = node.known(i)
+        parts = None if x is None else pending.pop(id(x), None)
+        cotangents.append(None if x is None or parts is None else accumulate(parts, x))
+        if id(x) in wanted and cotangents[-1] is not None:
+            result[id(x)] = cotangents[-1]
+    if any(g is not None for g in cotangents):
+        if node.marks is not None and (changed := written(node.marks, set())):
+            raise written_to(node, changed[0])
+        _pull_back_jointly(node, cotangents, depends, pending, first)
+
+
 def _pull_back_jointly(
-    node: Tensor, parts: Sequence[Part], depends: set[int], pending: dict[int, list[Part]], first: dict[int, int]
+    node: Tensor | Node,
+    cotangents: Sequence[Tensor | None],
+    depends: set[int],
+    pending: dict[int, list[Part]],
+    first: dict[int, int],
 ) -> None:
     assert node.op is not None and callable(node.op.vjp)
     asked = [id(x) in depends and x.dtype in FLOATS for x in node.inputs]
     if any(asked):
-        for x, g in zip(node.inputs, node.op.vjp(parts, asked, node), strict=True):
+        for x, g in zip(node.inputs, node.op.vjp(cotangents, asked, node), strict=True):
             if g is not None:
                 pending.setdefault(first.get(id(x), id(x)), []).append((g, None))
 
@@ -261,13 +301,13 @@ def variable(x: Tensor, level: int) -> Tensor:
     return found
 
 
-def described(node: Tensor) -> str:
+def described(node: Tensor | Node) -> str:
     """Return the name of a node's op, and of the layer that it belongs to, for messages."""
     assert node.op is not None
     return f"{node.op.name!r} in layer {node.scope!r}" if node.scope else repr(node.op.name)
 
 
-def scope_of(node: Tensor) -> entering:
+def scope_of(node: Tensor | Node) -> entering:
     """Label the ops made inside with the layer that `node` belongs to."""
     return entering(scope=node.scope)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,12 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import Part, gradients
+from py_engine.ad.graph import gradients
 from py_engine.ad.ops.record import Check, Op, Shape
 from py_engine.ad.program import Program, close_over, nested_trace
-from py_engine.ad.recorded import Layout, zeros
 from py_engine.ad.state import STATE
 from py_engine.ad.tape import Tape
-from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Tensor, plain_array
+from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
@@ -291,7 +290,6 @@ class Loop:
     _tapes: list[Tape] = field(default_factory=list)
     _derived: dict[Any, Any] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.Lock)
-    _layouts: dict[bool, Layout] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.results = [(x.shape, x.dtype) for x in self.body.outputs]
@@ -310,27 +308,24 @@ class Loop:
         steps = self.body.equations
         return not self.derived and any(x.attrs["loop"].checks if x.op is LOOP else x.op.checks for x in steps)
 
-    def layout(self, keep: bool) -> Layout:
-        """Return where the results lie: last carries, stacked outputs, sums, and the carries before each step."""
-        if keep not in self._layouts:
-            stacked = slice(self.carries, self.carries + self.outputs)
-            kinds = [
-                *self.results[: self.carries],
-                *(((self.length, *shape), dtype) for shape, dtype in self.results[stacked]),
-                *self.results[stacked.stop :],
-            ]
-            if keep:
-                kinds += [((self.length, *shape), dtype) for shape, dtype in self.results[: self.carries]]
-            floats = next((dtype for _, dtype in self.results if dtype in FLOATS), np.dtype(np.float64))
-            self._layouts[keep] = Layout.of(kinds, floats)
-        return self._layouts[keep]
+    def kinds(self, keep: bool) -> list[tuple[Shape, Any]]:
+        """Return shape and dtype of each result: last carries, stacked outputs, sums; the carries before each step."""
+        stacked = slice(self.carries, self.carries + self.outputs)
+        kinds = [
+            *self.results[: self.carries],
+            *(((self.length, *shape), dtype) for shape, dtype in self.results[stacked]),
+            *self.results[stacked.stop :],
+        ]
+        if keep:
+            kinds += [((self.length, *shape), dtype) for shape, dtype in self.results[: self.carries]]
+        return kinds
 
-    def run(self, inputs: Sequence[Array], out: Array, keep: bool) -> None:
-        """Compute the loop into the vector `out`."""
+    def run(self, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+        """Compute the loop into these arrays, of `kinds`."""
         with self._lock:
             tape = self._tapes.pop() if self._tapes else Tape(self.body)
         try:
-            self._run(tape, inputs, self.layout(keep).arrays(out))
+            self._run(tape, inputs, outs)
         finally:
             with self._lock:
                 self._tapes.append(tape)
@@ -445,7 +440,7 @@ class Loop:
             depends = {id(body.inputs[i]) for i in inputs}
             for equation in body.equations:
                 if not equation.op.constant and any(id(x) in depends for x in equation.inputs):
-                    depends.add(id(equation.output))
+                    depends.update(map(id, equation.outputs))
             found = inputs | {i for i, x in enumerate(body.outputs[: self.carries]) if id(x) in depends}
             if found == inputs:
                 return inputs
@@ -495,49 +490,55 @@ def _looped(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the last carries, and the stacked outputs and sums, of a loop."""
     inputs = (*carries, *sequences, *constants)
-    symbolic = any(x.data is None for x in inputs) or STATE.symbolic
-    # Traced, it is known only later whether there is a gradient: then the op is changed to keep what that needs.
-    keep = not symbolic and STATE.grad_enabled and any(x.requires_grad for x in inputs)
-    vector = LOOP.apply(inputs, {"loop": loop, "keep": keep})
-    layout = loop.layout(keep)
-    found = [layout.tensor(vector, i) for i in range(len(loop.results))]
-    return found[: loop.carries], found[loop.carries :]
+    # Traced, it is known only later whether there is a gradient that needs the carries of each step; see `_narrow`.
+    symbolic = STATE.symbolic or any(x.data is None for x in inputs)
+    keep = symbolic or (STATE.grad_enabled and any(x.requires_grad for x in inputs))
+    found = LOOP.apply_several(inputs, {"loop": loop, "keep": keep})[: len(loop.results)]
+    return list(found[: loop.carries]), list(found[loop.carries :])
 
 
-def _infer(*inputs: Tensor, loop: Loop, keep: bool) -> tuple[Shape, Any]:
-    layout = loop.layout(keep)
-    return (layout.size,), layout.dtype
+def zeros(shape: Shape, dtype: Any) -> Tensor:
+    """Return zeros that take no memory."""
+    return ops.broadcast_to(Literal(np.zeros((), dtype)), shape)
+
+
+def _infer(*inputs: Tensor, loop: Loop, keep: bool) -> list[tuple[Shape, Any]]:
+    return loop.kinds(keep)
+
+
+def _narrow(attrs: Mapping[str, Any], needed: Sequence[bool]) -> Mapping[str, Any]:
+    return attrs if any(needed[len(attrs["loop"].results) :]) else {**attrs, "keep": False}
 
 
 def _kernel(*arrays: Array, loop: Loop, keep: bool) -> None:
-    loop.run(arrays[:-1], arrays[-1], keep)
+    count = len(loop.results) + (loop.carries if keep else 0)
+    loop.run(arrays[: len(arrays) - count], arrays[len(arrays) - count :])
 
 
 def _checked(*inputs: Tensor, **attrs: Any) -> Check | None:
     return (LOOP, inputs, attrs) if attrs["loop"].checks else None
 
 
-def _pull_back(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+def _pull_back(cotangents: Sequence[Tensor | None], asked: Sequence[bool], node: Node) -> list[Tensor | None]:
     loop: Loop = node.attrs["loop"]
     c, s, n = loop.carries, loop.sequences, len(loop.results)
-    found = loop.layout(node.attrs["keep"]).gradients(parts)
-    given = tuple(g is not None for g in found)
-    back, others, used = loop.backward(given, tuple(asked))
+    found = [g if dtype in FLOATS else None for g, (_, dtype) in zip(cotangents, node.kinds, strict=True)]
+    back, others, used = loop.backward(tuple(g is not None for g in found), tuple(asked))
     moving = [i for i in range(c) if node.inputs[i].dtype in FLOATS]
     above = [zeros(*loop.results[i]) if (g := found[i]) is None else g for i in moving]
-    kept: list[Tensor | None] = [None] * c
+    kept: Sequence[Tensor | None] = [None] * c
     if any(used[len(moving) : len(moving) + c]):
-        node = _keeping(node)
-        layout = loop.layout(True)
-        kept = [layout.tensor(node, n + i) for i in range(c)]
+        kept = (
+            [node.result(n + i) for i in range(c)]
+            if node.attrs["keep"]
+            else LOOP.apply_several(node.inputs, {**node.attrs, "keep": True})[n:]
+        )
     upstream = [g for g in found[c : c + loop.outputs] if g is not None]
     sums = [g for g in found[c + loop.outputs : n] if g is not None]
     others_kept = [g for g in found[n:] if g is not None]
-    sequences = [*kept, *node.inputs[c : c + s], *upstream, *others_kept]
-    constants = [*node.inputs[c + s :], *sums]
     flags = iter(used[len(moving) :])
-    sequences = [x for x in sequences if next(flags)]
-    constants = [x for x in constants if next(flags)]
+    sequences = [x for x in (*kept, *node.inputs[c : c + s], *upstream, *others_kept) if next(flags)]
+    constants = [x for x in (*node.inputs[c + s :], *sums) if next(flags)]
     carries, rest = _looped(
         back, above, [x for x in sequences if x is not None], [x for x in (*constants, *others) if x is not None]
     )
@@ -549,19 +550,7 @@ def _pull_back(parts: Sequence[Part], asked: Sequence[bool], node: Tensor) -> li
     return result
 
 
-def _keeping(node: Tensor) -> Tensor:
-    """Return the loop's node with the carries before each step among its results."""
-    if node.attrs["keep"]:
-        return node
-    attrs = {**node.attrs, "keep": True}
-    if node.data is not None:
-        return LOOP.apply(node.inputs, attrs)
-    node.attrs = attrs
-    node.shape = (attrs["loop"].layout(True).size,)  # more at the end; the rest stays where it is
-    return node
-
-
-def _jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, loop: Loop, keep: bool) -> Tensor:
+def _jvp(tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, loop: Loop, keep: bool) -> list[Tensor | None]:
     c, s, n = loop.carries, loop.sequences, len(loop.results)
     ahead, others = loop.tangent(tuple(t is not None for t in tangents))
     moves: list[Tensor | None] = [
@@ -573,25 +562,28 @@ def _jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, loop: Lo
         return (*inputs[group], *(t for t in moves[group] if t is not None))
 
     attrs = {"loop": ahead, "keep": keep}
-    vector = LOOP.apply((*both(slice(0, c)), *both(slice(c, c + s)), *both(slice(c + s, None)), *others), attrs)
-    layout, own = ahead.layout(keep), loop.layout(keep)
+    results = LOOP.apply_several(
+        (*both(slice(0, c)), *both(slice(c, c + s)), *both(slice(c + s, None)), *others), attrs
+    )
     moving = [i for i, (_, dtype) in enumerate(loop.results) if dtype in FLOATS]
-    parts: list[Tensor | None] = [None] * len(own.places)
+    found: list[Tensor | None] = [None] * len(node.kinds)
     for k, i in enumerate(moving):
-        parts[i] = layout.tensor(vector, c + k)
+        found[i] = results[c + k]
     if keep:
         for k, i in enumerate(i for i in moving if i < c):
-            parts[n + i] = layout.tensor(vector, len(ahead.results) + c + k)
-    return own.pack(parts)
+            found[n + i] = results[len(ahead.results) + c + k]
+    return found
 
 
 LOOP = Op(
     "loop",
     _infer,
     kernel=_kernel,
+    several=True,
+    narrow=_narrow,
     vjp=_pull_back,
     joint=True,
     jvp=_jvp,
     checks=_checked,
-    doc="a body replayed for each step of a sequence; its results lie in one vector",
+    doc="a body replayed for each step of a sequence",
 )

@@ -16,7 +16,7 @@ from py_engine.ad import ops
 from py_engine.ad.ops.record import ZEROS, Op, Shape
 from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
 from py_engine.ad.state import STATE, entering
-from py_engine.ad.tensor import FLOATS, Literal, Tensor
+from py_engine.ad.tensor import FLOATS, Literal, Node, Tensor
 from py_engine.ad.written import Watch
 from py_engine.errors import TraceError
 
@@ -39,8 +39,10 @@ class Equation:
 
     @classmethod
     def of(cls, op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], scope: str) -> Equation:
-        """Return an op on these inputs, with a new variable as its result."""
-        return cls(op, inputs, attrs, (_variable(*op.infer(*inputs, **attrs), scope),), scope)
+        """Return an op on these inputs, with new variables as its results."""
+        kinds = op.infer(*inputs, **attrs)
+        outputs = tuple([_variable(shape, dtype, scope) for shape, dtype in (kinds if op.several else [kinds])])
+        return cls(op, inputs, attrs, outputs, scope)
 
     @property
     def output(self) -> Tensor:
@@ -83,12 +85,18 @@ class Program:
         with entering(scope=STATE.scope):
             for equation in self.equations:
                 found = [values.get(id(x), x) for x in equation.inputs]
-                if (
-                    "inside" in equation.attrs and STATE.trace is None
-                ):  # a checkpoint: how its value was found is not kept
-                    found[0] = Tensor(found[0].data) if found[0].data is not None else found[0]
+                op = equation.op
                 STATE.scope = equation.scope
-                values[id(equation.output)] = equation.op.apply(tuple(found), equation.attrs)
+                if not op.several:
+                    values[id(equation.output)] = op.apply(tuple(found), equation.attrs)
+                    continue
+                if "inside" in equation.attrs and STATE.trace is None:
+                    # A checkpoint: how its values were found is not kept.
+                    for k in range(len(equation.outputs)):
+                        data = found[k].data
+                        found[k] = found[k] if data is None else Tensor(data)
+                results = op.apply_several(tuple(found), equation.attrs)
+                values.update(zip(map(id, equation.outputs), results, strict=True))
         return [values.get(id(x), x) for x in self.outputs]
 
     @property
@@ -138,7 +146,7 @@ def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -
 
 
 def traced(
-    nodes: Sequence[Tensor],
+    nodes: Sequence[Tensor | Node],
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     watched: Iterable[Watch] = (),
@@ -148,16 +156,17 @@ def traced(
     return prune(Program(tuple(inputs), _equations(nodes), tuple(outputs), tuple(watched)), checks)
 
 
-def _equations(nodes: Iterable[Tensor]) -> tuple[Equation, ...]:
+def _equations(nodes: Iterable[Tensor | Node]) -> tuple[Equation, ...]:
     found = []
     for x in nodes:
         assert x.op is not None
-        found.append(Equation(x.op, x.inputs, x.attrs, (x,), x.scope))
+        outputs = tuple([x.result(i) for i in range(len(x.kinds))]) if isinstance(x, Node) else (x,)
+        found.append(Equation(x.op, x.inputs, x.attrs, outputs, x.scope))
     return tuple(found)
 
 
 def close_over(
-    nodes: Sequence[Tensor],
+    nodes: Sequence[Tensor | Node],
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     redraw: bool = True,
@@ -172,9 +181,10 @@ def close_over(
         redraw: whether ops that draw random numbers are part of it; if not, what they drew is another input.
         checks: whether checks of values that the results do not need are part of it, see `prune`.
     """
-    inner = {id(x) for x in (*inputs, *nodes)}
-    steps = [x for x in _needed_equations(_equations(nodes), outputs, checks) if redraw or not x.op.random]
-    made = {id(x) for x in inputs} | {id(step.output) for step in steps}
+    collected = _equations(nodes)
+    inner = {id(x) for x in inputs} | {id(x) for step in collected for x in step.outputs}
+    steps = [x for x in _needed_equations(collected, outputs, checks) if redraw or not x.op.random]
+    made = {id(x) for x in inputs} | {id(x) for step in steps for x in step.outputs}
     captured: dict[int, Tensor] = {}
     for x in (*(a for step in steps for a in step.inputs), *outputs):
         if id(x) not in made and not isinstance(x, Literal):
@@ -184,22 +194,21 @@ def close_over(
     variables = {id(x): symbol for x, symbol in zip(given, symbols, strict=True)}
     equations: list[Equation] = []
     for step in steps:
-        x = step.output
-        found = _variable(x.shape, x.dtype, step.scope)
-        reads = tuple(variables.get(id(a), a) for a in step.inputs)
-        equations.append(Equation(step.op, reads, step.attrs, (found,), step.scope))
-        if _made_without_grad(step):  # applied anew it would be recorded
-            equations.append(Equation.of(ops.stop_gradient, (found,), {}, step.scope))
-            found = equations[-1].output
-        variables[id(x)] = found
+        reads = tuple([variables.get(id(a), a) for a in step.inputs])
+        results = tuple([_variable(x.shape, x.dtype, step.scope) for x in step.outputs])
+        equations.append(Equation(step.op, reads, step.attrs, results, step.scope))
+        for x, found in zip(step.outputs, results, strict=True):
+            if _made_without_grad(step, x):  # applied anew it would be recorded
+                equations.append(Equation.of(ops.stop_gradient, (found,), {}, step.scope))
+                found = equations[-1].output
+            variables[id(x)] = found
     program = Program(tuple(symbols), tuple(equations), tuple(variables.get(id(x), x) for x in outputs))
     # What an op drew is a constant from here on; whatever else is captured stays part of its own graph.
     return program, [Tensor(x.data) if id(x) in inner and x.data is not None else x for x in captured.values()]
 
 
-def _made_without_grad(equation: Equation) -> bool:
-    """Whether an op would have a derivative, had it not been made under `no_grad()`."""
-    x = equation.output
+def _made_without_grad(equation: Equation, x: Tensor) -> bool:
+    """Whether its result `x` would have a derivative, had it not been made under `no_grad()`."""
     if x.requires_grad or x.dtype not in FLOATS or equation.op.constant:
         return False
     return any(a.requires_grad for a in equation.inputs)
@@ -220,14 +229,14 @@ def prune(program: Program, checks: bool = True) -> Program:
 
 def _needed_equations(equations: Sequence[Equation], outputs: Sequence[Tensor], checks: bool) -> list[Equation]:
     needed = _needed(equations, {id(x) for x in outputs})
-    others = [x for x in equations if x.op.checks is not None and id(x.output) not in needed] if checks else []
-    instead = _checks([x for x in equations if id(x.output) in needed], others) if others else {}
+    others = [x for x in equations if x.op.checks is not None and not _is_read(x, needed)] if checks else []
+    instead = _checks([x for x in equations if _is_read(x, needed)], others) if others else {}
     if instead:
         needed = _needed(equations, needed | {id(a) for check in instead.values() for a in check.inputs})
     found = []
     for x in equations:
-        if id(x.output) in needed:
-            found.append(x)
+        if _is_read(x, needed):
+            found.append(x if x.op.narrow is None else _narrowed(x, needed))
         elif id(x) in instead:
             found.append(instead[id(x)])
     return found
@@ -237,9 +246,21 @@ def _needed(equations: Sequence[Equation], needed: set[int]) -> set[int]:
     """Return the ids of these variables and of all that they are computed from."""
     needed = set(needed)
     for equation in reversed(equations):
-        if any(id(x) in needed for x in equation.outputs):
+        if _is_read(equation, needed):
             needed.update(id(x) for x in equation.inputs)
     return needed
+
+
+def _is_read(equation: Equation, needed: set[int]) -> bool:
+    return any(id(x) in needed for x in equation.outputs)
+
+
+def _narrowed(equation: Equation, needed: set[int]) -> Equation:
+    """Return the op with no more results than are needed."""
+    assert equation.op.narrow is not None
+    attrs = equation.op.narrow(equation.attrs, [id(x) in needed for x in equation.outputs])
+    kinds = equation.op.infer(*equation.inputs, **attrs)
+    return Equation(equation.op, equation.inputs, attrs, equation.outputs[: len(kinds)], equation.scope)
 
 
 def _checks(needed: Sequence[Equation], others: Sequence[Equation]) -> dict[int, Equation]:
@@ -272,7 +293,7 @@ def same(op: Op, numbers: list[int], attrs: Mapping[str, Any]) -> tuple[Any, ...
 def simplify(program: Program) -> Program:
     """Merge equal ops (CSE), fold arithmetic on literals and drop ops that change nothing."""
     replaced: dict[int, Tensor] = {}
-    known: dict[Any, Tensor] = {}
+    known: dict[Any, tuple[Tensor, ...]] = {}
     made: dict[int, Equation] = {}
     literals: dict[tuple[str, bytes], Tensor] = {(x.dtype.str, x.numpy().tobytes()): x for x in ZEROS.values()}
 
@@ -284,16 +305,16 @@ def simplify(program: Program) -> Program:
 
     equations = []
     for equation in program.equations:
-        found = _simpler(equation.reading(tuple([resolve(x) for x in equation.inputs])), made)
-        if isinstance(found, Equation):
-            equations.append(found)
-            made[id(found.output)] = found
-            if found.op.random:
-                continue
-            key = same(found.op, [id(x) for x in found.inputs], found.attrs)
-            found = known.setdefault(key, found.output)
-        if found is not equation.output:
+        equation = equation.reading(tuple([resolve(x) for x in equation.inputs]))
+        found = equation if equation.op.several else _simpler(equation, made)
+        if isinstance(found, Tensor):
             replaced[id(equation.output)] = found
+            continue
+        equations.append(found)
+        made.update((id(y), found) for y in found.outputs)
+        if not found.op.random:
+            first = known.setdefault(same(found.op, [id(x) for x in found.inputs], found.attrs), found.outputs)
+            replaced.update((id(y), z) for y, z in zip(found.outputs, first, strict=True) if y is not z)
     return prune(Program(program.inputs, tuple(equations), tuple(resolve(x) for x in program.outputs), program.watched))
 
 

@@ -6,16 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from py_engine.ad.tensor import Tensor
+from typing import Any
 
 __all__ = ["LEVELS", "STATE", "entering", "inside_transform", "no_grad", "scope"]
 
 
 class _State(threading.local):
-    trace: list[Tensor] | None = None  # the ops made so far, where they are collected
+    trace: list[Any] | None = None  # the tensors, and nodes of several results, made so far
     symbolic: bool = False  # ops made now have a shape and a dtype, and no values
     grad_enabled: bool = True  # ops made now can be differentiated
     differentiating: bool = False  # inside a function that grad() was given

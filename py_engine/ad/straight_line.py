@@ -77,7 +77,7 @@ def straight_line(program: Program) -> tuple[str, Scalar] | None:
         return names[id(x)]
 
     for equation in program.equations:
-        form, y = equation.op.scalar, equation.output
+        form, y = equation.op.scalar, equation.outputs[0]
         if form is None or not all(_is_float(x) or _is_truth(x) for x in (y, *equation.inputs)):
             return None
         if not isinstance(form, str):

@@ -30,7 +30,7 @@ ADD_IN_ANY_ORDER: Op = replace(ops.add, doc="a + b, as part of a sum whose order
 def add_early(program: Program) -> Program:
     """Return the program in an order in which sums are computed as soon as their terms can be."""
     equations = program.equations
-    made = {id(x.output): x for x in equations}
+    made = {id(y): x for x in equations for y in x.outputs}
     uses = Counter(id(x) for equation in equations for x in equation.inputs)
     uses.update(id(x) for x in program.outputs)
     sums = [x for x in equations if x.op is ADD_IN_ANY_ORDER]
@@ -40,7 +40,7 @@ def add_early(program: Program) -> Program:
         for x in total.inputs
         if id(x) in made and made[id(x)].op is ADD_IN_ANY_ORDER and uses[id(x)] == 1
     }
-    place = {id(x.output): i for i, x in enumerate(equations)}
+    place = {id(y): i for i, x in enumerate(equations) for y in x.outputs}
     movable = {id(x.output) for x in equations if x.op.elementwise} - {id(x.output) for x in sums}
     after: list[list[Equation]] = [[] for _ in equations]  # what is to follow each
     gone: set[int] = set()  # from its old place
@@ -78,7 +78,7 @@ def add_early(program: Program) -> Program:
         after[at].append(Equation(last.op, last.inputs, last.attrs, total.outputs, total.scope))
     order: list[Equation] = []
     for equation, more in zip(equations, after, strict=True):
-        if id(equation.output) not in gone:
+        if id(equation.outputs[0]) not in gone:
             order.append(equation)
         order += more
     return replace(program, equations=tuple(order))

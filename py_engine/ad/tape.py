@@ -37,7 +37,7 @@ class Instruction:
 
     equation: Equation
     arrays: tuple[Array, ...]
-    out: Array
+    outs: tuple[Array, ...]
     calls: tuple[Call, ...]
     text: str
 
@@ -58,6 +58,7 @@ class Tape:
         program: what it computes, as it is bound: simplified, each output in memory of its own, with the copies that
             layouts need.
         values: the variables of that in the order of the plan: inputs, captured tensors, results.
+        equations: for each of these the equation that it is a result of, if there is one.
         plan: where each value lies.
         scalar: the same as a function of floats, where all values are single numbers; see `straight_line`.
     """
@@ -82,7 +83,10 @@ class Tape:
         self._scratch: list[Array] = []
 
         leaves = _captured(program)
-        self.values = [*program.inputs, *leaves, *(x.output for x in program.equations)]
+        given = [*program.inputs, *leaves]
+        self.values = [*given, *(y for equation in program.equations for y in equation.outputs)]
+        self.equations: list[Equation | None] = [None] * len(given)
+        self.equations += [equation for equation in program.equations for _ in equation.outputs]
         number = {id(x): i for i, x in enumerate(self.values)}
         self.plan = plan(
             _values(program, leaves, number, techniques),
@@ -140,10 +144,15 @@ class Tape:
         values: dict[int, Array] = {id(x): a for x, a in zip(self.program.inputs, self.inputs, strict=True)}
         with entering(scope=STATE.scope):
             for equation in self.program.equations:
-                x = equation.output
+                op, y = equation.op, equation.outputs[0]
                 arrays = [values[id(a)] if id(a) in values else a.numpy() for a in equation.inputs]
                 STATE.scope = equation.scope
-                values[id(x)] = equation.op.compute(arrays, x.shape, x.dtype, equation.attrs)
+                if op.several:
+                    kinds = [(y.shape, y.dtype) for y in equation.outputs]
+                    found = op.compute_several(arrays, kinds, equation.attrs)
+                    values.update(zip(map(id, equation.outputs), found, strict=True))
+                else:
+                    values[id(y)] = op.compute(arrays, y.shape, y.dtype, equation.attrs)
         for x, out in zip(self.program.outputs, self.outputs, strict=True):
             np.copyto(out, values[id(x)])
 
@@ -226,11 +235,13 @@ class Tape:
             for step in self.instructions:
                 for call in step.calls:
                     call()
-                if step.out.dtype.kind == "f" and not np.isfinite(step.out).all():
+                for out in step.outs:
+                    if out.dtype.kind != "f" or np.isfinite(out).all():
+                        continue
                     layer = f" in layer {step.equation.scope!r}" if step.equation.scope else ""
                     return NonFiniteError(
                         f"op {step.equation.op.name!r}{layer} was the first to give NaN or Inf "
-                        f"(result of shape {step.out.shape})"
+                        f"(result of shape {out.shape})"
                     )
         return None
 
@@ -244,7 +255,8 @@ class Tape:
         x = self.values[i]
         if i in self.plan.placed:
             container = self.plan.placed[i]
-            whole = self.program.equations[container - (len(self.values) - len(self.program.equations))]
+            whole = self.equations[container]
+            assert whole is not None
             k = next(k for k, part in enumerate(whole.inputs) if part is x)
             array = self._memory(container, arrays)[as_index(whole.attrs["indices"][k])]
         else:
@@ -256,25 +268,32 @@ class Tape:
     def _bind(
         self, equation: Equation, number: Mapping[int, int], arrays: list[Array | None], names: Mapping[int, str]
     ) -> None:
-        op, x = equation.op, equation.output
-        i = number[id(x)]
-        read = tuple(self._memory(number[id(a)], arrays) for a in equation.inputs)
+        op, numbers = equation.op, [number[id(x)] for x in equation.outputs]
+        read = tuple([self._memory(number[id(a)], arrays) for a in equation.inputs])
         operands = [names[id(a)] for a in equation.inputs] + _shown(equation.attrs)
-        text = f"{names[id(x)]} = {op.name}({', '.join(operands)})"
+        text = f"{', '.join([names[id(x)] for x in equation.outputs])} = {op.name}({', '.join(operands)})"
         if op.view is not None:
-            arrays[i] = out = op.view(*read, **equation.attrs)
-            if out.size and not np.may_share_memory(out, read[0]):
-                raise AssertionError(f"the view op {op.name} made a copy")
-            self.instructions.append(Instruction(equation, read, out, (), f"{text}  # view"))
+            found = op.view(*read, **equation.attrs)
+            outs = tuple(found) if op.several else (found,)
+            for i, out, given in zip(numbers, outs, read, strict=False):
+                arrays[i] = out
+                if out.size and not np.may_share_memory(out, given):
+                    raise AssertionError(f"the view op {op.name} made a copy")
+            self.instructions.append(Instruction(equation, read, outs, (), f"{text}  # view"))
             return
-        out = self._memory(i, arrays)
-        calls = tuple(op.calls(read, out, self._new_scratch, equation.attrs))
+        outs = tuple([self._memory(i, arrays) for i in numbers])
+        calls = tuple(op.calls(read, outs, self._new_scratch, equation.attrs))
         if op.checks is not None:
-            calls = tuple(call for call in calls if not self._is_checked(call))
+            calls = tuple([call for call in calls if not self._is_checked(call)])
+        places = ", ".join(
+            [f"{_named(out.dtype)}{out.shape} in {self._place(i)}" for i, out in zip(numbers, outs, strict=True)]
+        )
+        self.instructions.append(Instruction(equation, read, outs, calls, f"{text}  # {places}"))
+
+    def _place(self, i: int) -> str:
+        """Name the memory of value `i`."""
         owner = self.plan.storage[i]
-        place = "result" if owner not in self.plan.offset else f"arena[{self.plan.offset[owner]}]"
-        text += f"  # {_named(x.dtype)}{x.shape} in {place}"
-        self.instructions.append(Instruction(equation, read, out, calls, text))
+        return "result" if owner not in self.plan.offset else f"arena[{self.plan.offset[owner]}]"
 
     def _is_checked(self, call: Call) -> bool:
         """Whether a call is a check that an earlier op makes; if it is a check, it is noted."""
@@ -297,7 +316,7 @@ class Tape:
 
 def _isolate_outputs(program: Program) -> Program:
     """Give every output a value of its own, computed by an op that writes memory."""
-    written = {id(x.output) for x in program.equations if x.op.view is None}
+    written = {id(y) for x in program.equations if x.op.view is None for y in x.outputs}
     equations, outputs = [*program.equations], []
     for x in program.outputs:
         if id(x) in written:
@@ -320,8 +339,9 @@ def _copy_views(program: Program) -> Program:
     for equation in program.equations:
         equations.append(equation.reading(tuple([copies.get(id(a), a) for a in equation.inputs])))
         if equation.op.view is not None:
-            equations.append(_copy_of(equation.output))
-            copies[id(equation.output)] = equations[-1].output
+            for y in equation.outputs:
+                equations.append(_copy_of(y))
+                copies[id(y)] = equations[-1].output
     outputs = tuple([copies.get(id(x), x) for x in program.outputs])
     return replace(program, equations=tuple(equations), outputs=outputs)
 
@@ -364,7 +384,7 @@ def _straighten(program: Program) -> Program:
         return straight[key]
 
     for equation in program.equations:
-        op, inputs, y = equation.op, equation.inputs, equation.output
+        op, inputs, y = equation.op, equation.inputs, equation.outputs[0]
         for a in inputs:
             if id(a) not in layout:
                 layout[id(a)] = _dummy(a)
@@ -374,7 +394,8 @@ def _straighten(program: Program) -> Program:
             except ValueError:
                 inputs = (copied(inputs[0], inputs[0].shape),)
         if op.view is not None:
-            layout[id(y)] = op.view(layout[id(inputs[0])], **equation.attrs)
+            views = op.view(*[layout[id(a)] for a in inputs], **equation.attrs)
+            layout.update(zip(map(id, equation.outputs), views if op.several else [views], strict=True))
         elif op.elementwise:
             inputs = tuple([a if suits(a, y) else copied(a, y.shape) for a in inputs])
         elif op.accepts is not None:
@@ -398,7 +419,7 @@ def _without_memory(shape: Shape, dtype: Any) -> Array:
 
 def _captured(program: Program) -> list[Tensor]:
     """Return the tensors with data that the ops use, in order of first use."""
-    own = {id(x) for x in program.inputs} | {id(equation.output) for equation in program.equations}
+    own = {id(x) for x in program.inputs} | {id(y) for equation in program.equations for y in equation.outputs}
     found: dict[int, Tensor] = {}
     for x in (*(a for equation in program.equations for a in equation.inputs), *program.outputs):
         if id(x) in own:
@@ -417,7 +438,7 @@ def _needed_whole(program: Program) -> set[int]:
     needed: set[int] = set()
     for equation in reversed(program.equations):
         op = equation.op
-        through = op.view is not None and id(equation.output) in needed
+        through = op.view is not None and any(id(y) in needed for y in equation.outputs)
         if through or op is RESHAPE or (op.accepts is not None and op is not MATMUL):
             needed.update(id(a) for a in equation.inputs)
     return needed
@@ -427,15 +448,22 @@ def _values(
     program: Program, leaves: Sequence[Tensor], number: Mapping[int, int], techniques: Techniques
 ) -> list[Value]:
     """Describe the inputs, the captured tensors and the results to the planner."""
-    ops_of = {id(equation.output): equation.op for equation in program.equations}
+    ops_of = {id(y): equation.op for equation in program.equations for y in equation.outputs}
     results = {id(x) for x in program.outputs}
     needed_whole = _needed_whole(program)
     values = [Value(x.nbytes, fixed=True) for x in (*program.inputs, *leaves)]
     for equation in program.equations:
-        op, y = equation.op, equation.output
+        op, y = equation.op, equation.outputs[0]
         reads = tuple([number[id(a)] for a in equation.inputs])
         if op.view is not None:
-            values.append(Value(y.nbytes, reads, view_of=reads[0]))
+            values += [Value(y.nbytes, reads, view_of=read) for y, read in zip(equation.outputs, reads, strict=False)]
+            continue
+        if op.several:
+            # All are written at once: what is read lives until the last of them, and so do they all.
+            *before, last = equation.outputs
+            values += [Value(x.nbytes, reads, fixed=id(x) in results) for x in before]
+            beside = tuple([number[id(x)] for x in before])
+            values.append(Value(last.nbytes, reads + beside, fixed=id(last) in results))
             continue
         # A single number is computed in place in three times the time that numpy takes otherwise.
         may_overwrite = tuple(
@@ -511,7 +539,8 @@ def _names(program: Program, leaves: Sequence[Tensor]) -> dict[int, str]:
     names = {id(x): f"x{i}" for i, x in enumerate(program.inputs)}
     for i, x in enumerate(leaves):
         names[id(x)] = repr(x.item()) if isinstance(x, Literal) else x.name or f"c{i}"
-    names.update({id(equation.output): f"v{i}" for i, equation in enumerate(program.equations)})
+    results = [y for equation in program.equations for y in equation.outputs]
+    names.update({id(y): f"v{i}" for i, y in enumerate(results)})
     return names
 
 

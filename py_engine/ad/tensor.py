@@ -7,6 +7,7 @@ function is traced, has only a shape and a dtype.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -712,6 +713,57 @@ class Literal(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return self
+
+
+class Node:
+    """An op that was applied and has several results, each of them a `Result`.
+
+    It holds their values, not the tensors: who needs a result once more, as a rule does, gets a tensor of it anew.
+    """
+
+    __slots__ = ("_live", "attrs", "inputs", "kinds", "level", "marks", "op", "scope", "values", "variables")
+
+    def __init__(
+        self, op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], kinds: Sequence[tuple[Any, Any]], level: int
+    ) -> None:
+        self.op, self.inputs, self.attrs, self.kinds, self.level = op, inputs, attrs, tuple(kinds), level
+        self.scope = STATE.scope
+        self.marks: Marks | None = None
+        self.values: Sequence[Any] = (None,) * len(self.kinds)
+        self.variables: tuple[Result, ...] = ()  # the results themselves, where they have no values
+        self._live: list[Any] = [None] * len(self.kinds)
+
+    def result(self, i: int) -> Result:
+        """Return result `i`: always the same tensor, as long as anybody holds it."""
+        if self.variables:
+            return self.variables[i]
+        found = self.known(i)
+        if found is None:
+            found = Result(self, i)
+            self._live[i] = weakref.ref(found)
+        return found
+
+    def known(self, i: int) -> Result | None:
+        """Return result `i` if anybody holds it."""
+        if self.variables:
+            return self.variables[i]
+        return None if self._live[i] is None else self._live[i]()
+
+
+class Result(Tensor):
+    """One of the results of an op that has several."""
+
+    __slots__ = ("index", "node")
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.node, self.index = node, index
+        self.shape, self.dtype = node.kinds[index]
+        self.data = node.values[index]
+        self.op, self.inputs, self.attrs = node.op, node.inputs, node.attrs
+        self.level = node.level if self.dtype in FLOATS else 0
+        self.scope = node.scope
+        self.marks = self.grad = None
+        self.name = ""
 
 
 COMPLEX = "complex numbers are not supported; pass real and imaginary parts separately"

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from py_engine.ad.state import STATE, entering
-from py_engine.ad.tensor import FLOATS, Array, Literal, Mark, Marks, Tensor
+from py_engine.ad.tensor import FLOATS, Array, Literal, Mark, Marks, Result, Tensor
 from py_engine.errors import ReplayError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def guard(op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Marks |
             continue
         last = x
         while base.op is not None and base.op.view is not None:
-            base = base.inputs[0]
+            base = base.inputs[base.index if isinstance(base, Result) else 0]
         if base.op is None and base.__class__ is not Literal:
             data = x.data
             assert data is not None
@@ -99,7 +99,7 @@ def operands_read(
 
     It is found by tracing the rules, vjp and jvp.
     """
-    everything = tuple(i for i in range(len(inputs)) if i not in op.unread)
+    everything = tuple(range(len(inputs)))
     if op.joint:
         return everything
     try:

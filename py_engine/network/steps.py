@@ -382,7 +382,7 @@ def bytes_per_call(tape: Tape) -> float:
     total = weighted = 0.0
     for step in tape.instructions:
         if step.calls:
-            moved = sum(a.nbytes for a in (*step.arrays, step.out))
+            moved = sum(a.nbytes for a in (*step.arrays, *step.outs))
             total += moved
             weighted += moved * moved / len(step.calls)
     return weighted / total if total else 0.0

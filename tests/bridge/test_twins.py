@@ -126,7 +126,6 @@ PYTHON_ONLY = {
     "ad/direct.py": "large arrays used in place by replays; in Julia it stands with compiled functions",
     "ad/draw.py": "pictures of graphs, for which one engine is enough",
     "ad/program.py": "programs; in Julia they stand with graphs",
-    "ad/recorded.py": "what loops, checkpoints and custom rules share; in Julia it stands with each",
     "ad/state.py": "the state of tracing in each thread; in Julia it stands with tensors and graphs",
     "ad/sums.py": "gradients' sums added early; in Julia they are added where they come up",
     "ad/written.py": "writes in place; in Julia they are looked for where tensors and graphs are defined",

@@ -114,7 +114,7 @@ def test_a_single_number_is_not_computed_in_place(size):
     tape = Tape(trace(lambda x: [np.exp(np.sin(np.cos(x)))], [Tensor.symbol((size,), np.dtype(np.float32))]))
     assert tape.plan.size == ALIGNMENT * (2 if size == 1 else 1)
     for step in tape.instructions:
-        in_place = any(np.may_share_memory(step.out, array) for array in step.arrays)
+        in_place = any(np.may_share_memory(step.outs[0], array) for array in step.arrays)
         assert in_place == (size > 1 and step.equation.op is ops.sin)
 
 
@@ -387,7 +387,7 @@ def test_arena_and_buffers_are_aligned_to_cache_lines():
     tape, _, _ = training_tape()
     for step in tape.instructions:
         if step.equation.op.view is None and step.text.endswith("]"):  # in the arena
-            assert step.out.ctypes.data % ALIGNMENT == 0
+            assert step.outs[0].ctypes.data % ALIGNMENT == 0
 
 
 # No allocation --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from py_engine.ad.state import STATE
-from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Operand, Tensor, plain_array, real_array
+from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Operand, Result, Tensor, plain_array, real_array
 from py_engine.ad.written import guard, watch
 from py_engine.errors import DTypeError, ShapeError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from py_engine.ad.program import Equation
 
 Shape: TypeAlias = tuple[int, ...]
-Infer: TypeAlias = Callable[..., tuple[Shape, Any]]
+Infer: TypeAlias = Callable[..., Any]
 Rule: TypeAlias = Callable[..., Tensor | None]
 Tangents: TypeAlias = Sequence[Tensor | None]
 Partial: TypeAlias = "Tensor | float | tuple[Tensor, Tensor]"
@@ -56,7 +56,13 @@ class Op:
 
     Attributes:
         name: the name in the table, in messages and in `print(f.source)`.
-        infer: `infer(*inputs, **attrs)` gives the result's shape and dtype without running it, or raises.
+        infer: `infer(*inputs, **attrs)` gives the result's shape and dtype without running it, or raises; of an op with
+            several results a list of them.
+        several: whether it has several results: then it is applied by `apply_several`, a kernel writes
+            `kernel(*inputs, *outs, **attrs)`, and a view returns as many views, each of the
+            input of its place, which no rule reads.
+        narrow: `narrow(attrs, needed)` for an op with several results, of which only the first may be needed: the
+            attributes that compute no more than these.
         kernel: `kernel(*inputs, out, **attrs)` computes into `out`.
         bind: `bind(inputs, out, scratch, **attrs)` gives the calls that do so, for kernels with something to
             prepare once; `scratch(shape, dtype)` is memory that a call may use and that it never relies on.
@@ -64,9 +70,9 @@ class Op:
         vjp: one rule per input, `rule(g, y, *inputs, **attrs)`, written in ops; `no_gradient` for an input that
             counts as a constant.  A single rule `rule(i, g, y, *inputs, **attrs)` serves ops with any number of
             inputs.  None, or None for an input: the rule is missing, and a gradient that needs it raises.
-        joint: whether `vjp` is one rule for all inputs together, `rule(parts, asked, y)`: from the contributions to
-            the gradient of `y` (see `graph.Part`) and whether each input's is asked for, one gradient per input, or
-            None; for ops that compute these in one go.
+        joint: whether `vjp` is one rule for all inputs together, `rule(cotangents, asked, node)`: from the gradient by
+            each result, or None, and whether each input's is asked for, one gradient per input, or None; for ops that
+            compute these in one go. `node` is the only result, or the `Node` of several.
         jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input that does not move,
             and as the result where nothing does.
         jvp_many: the same for many tangents at once, `rule(tangents, count, y, *inputs, **attrs)`: each of them is
@@ -88,7 +94,6 @@ class Op:
         couples_batch: whether the samples of a batch affect each other's results (batch normalisation does; a
             mean over the batch does not count, since it is a weighted sum over shards).
         fused: whether only the rewriting of graphs (the technique `fuse`) makes it, in place of other ops.
-        unread: the inputs whose values a joint rule does not use; what other rules use is found by tracing them.
         doc: one line for the op reference.
         reads: which inputs' values the rules use, for each choice of inputs that are differentiated by; kept once it
             was found out (see `written.guard`), so that it must not depend on shapes or attributes.
@@ -100,10 +105,12 @@ class Op:
     infer: Infer
     kernel: Callable[..., Any] | None = None
     bind: Callable[..., Sequence[Call]] | None = None
-    view: Callable[..., Array] | None = None
+    view: Callable[..., Any] | None = None
     vjp: tuple[Rule | None, ...] | Callable[..., Any] | None = None
     joint: bool = False
-    jvp: Callable[..., Tensor | None] | None = None
+    several: bool = False
+    narrow: Callable[..., Mapping[str, Any]] | None = None
+    jvp: Callable[..., Any] | None = None
     jvp_many: Callable[..., Tensor] | None = None
     constant: bool = False
     overwrites: tuple[int, ...] = ()
@@ -115,7 +122,6 @@ class Op:
     random: bool = False
     couples_batch: bool = False
     fused: bool = False
-    unread: tuple[int, ...] = ()
     doc: str = ""
     reads: dict[Any, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
     reads_nothing: bool = field(default=False, init=False, repr=False)
@@ -192,24 +198,56 @@ class Op:
             result.op, result.inputs, result.attrs = None, (), NO_ATTRS
         return result
 
+    def apply_several(self, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """Apply an op with several results to tensors: eagerly, or symbolically while a function is traced."""
+        kinds = self.infer(*inputs, **attrs)
+        symbolic = STATE.symbolic or any(x.data is None for x in inputs)
+        level = max(x.level for x in inputs) if inputs and STATE.grad_enabled and not self.constant else 0
+        node = Node(self, inputs, attrs, kinds, level)
+        if symbolic:
+            node.variables = tuple([Result(node, i) for i in range(len(kinds))])
+        else:
+            node.values = self.compute_several([x.data for x in inputs], kinds, attrs)
+            if not level and STATE.trace is None:
+                return tuple([Tensor(array) for array in node.values])
+            read = inputs if self.view is None else inputs[len(kinds) :]
+            if level and any(x.op is None or x.op.view is not None for x in read):
+                node.marks = guard(self, read, attrs)
+        if STATE.trace is not None:
+            STATE.trace.append(node)
+        return tuple([node.result(i) for i in range(len(kinds))])
+
+    def compute_several(
+        self, arrays: Sequence[Any], kinds: Sequence[tuple[Shape, Any]], attrs: Mapping[str, Any]
+    ) -> Sequence[Array]:
+        """Return the values of an op with several results, in fresh memory unless the op is a view."""
+        if self.view is not None:
+            return self.view(*arrays, **attrs)  # type: ignore[no-any-return]
+        assert self.kernel is not None
+        outs = [_empty(shape, dtype) for shape, dtype in kinds]
+        self.kernel(*arrays, *outs, **attrs)
+        return outs
+
     def compute(self, arrays: Sequence[Any], shape: Shape, dtype: Any, attrs: Mapping[str, Any]) -> Array:
         """Return the values of the op for these arrays, in fresh memory unless the op is a view."""
         if self.view is not None:
-            return self.view(*arrays, **attrs)
+            return self.view(*arrays, **attrs)  # type: ignore[no-any-return]
         out = _empty(shape, dtype)
         if self.kernel is not None:
             self.kernel(*arrays, out, **attrs)
         else:
-            for call in self.calls(arrays, out, np.empty, attrs):
+            for call in self.calls(arrays, [out], np.empty, attrs):
                 call()
         return out
 
-    def calls(self, arrays: Sequence[Array], out: Array, scratch: Scratch, attrs: Mapping[str, Any]) -> Sequence[Call]:
-        """Return the calls that compute the op from these arrays into `out`, bound and ready to repeat."""
+    def calls(
+        self, arrays: Sequence[Array], outs: Sequence[Array], scratch: Scratch, attrs: Mapping[str, Any]
+    ) -> Sequence[Call]:
+        """Return the calls that compute the op from these arrays into `outs`, bound and ready to repeat."""
         if self.bind is not None:
-            return self.bind(arrays, out, scratch, **attrs)
+            return self.bind(arrays, *outs, scratch, **attrs)
         assert self.kernel is not None, f"{self.name} has neither kernel nor bind"
-        return [partial(self.kernel, *arrays, out, **attrs)]
+        return [partial(self.kernel, *arrays, *outs, **attrs)]
 
     def rule(self, index: int) -> Rule | None:
         """Return the vjp rule of one input, or None where it is missing."""
