@@ -8,9 +8,7 @@ computed in is new in every replay, so that none shares memory with an argument 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Sequence
-from functools import partial
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -55,7 +53,7 @@ class Direct:
             for number in {id(x) for x in step.equation.inputs}:
                 readers.setdefault(number, []).append(step)
         writer = {id(y): step for step in instructions for y in step.equation.outputs}
-        calls = {id(call): _Given(call) for step in instructions for call in step.calls}
+        calls = {id(call): _Slots(call) for step in instructions for call in step.calls}
 
         def places(x: Tensor, buffer: Array, steps: Sequence[Instruction]) -> list[Place]:
             """Return where the calls of these instructions have a buffer; none if one has it in another form."""
@@ -79,7 +77,7 @@ class Direct:
                 self._new.append((k, buffer, found))
             else:
                 self._copied_out.append((k, buffer))
-        self._calls: list[Call] = [calls[id(call)].call() for step in instructions for call in step.calls]
+        self._calls = [calls[id(call)].call() for step in instructions for call in step.calls]
         self._outputs = list(outputs)
         self._silent = silent
 
@@ -116,48 +114,34 @@ def _put(array: Array, places: Sequence[Place]) -> None:
         arguments[key] = array
 
 
-class _Given:
-    """A call whose arguments can be changed, if it is known what it uses."""
+class _Slots:
+    """A call whose operands can be changed."""
 
     def __init__(self, call: Call) -> None:
         self._plain = call
-        self._function: Any = None
-        self._arguments: list[Any] = []
-        self._named: dict[str, Any] = {}
+        self._operands: list[Any] = list(call.args)
+        self._named: dict[str, Any] = dict(call.keywords)
         self._changes = False
-        if isinstance(call, partial) and _uses_arguments_only(call.func):
-            self._function, self._arguments, self._named = call.func, list(call.args), dict(call.keywords)
 
     def places(self, array: Array) -> list[Place] | None:
-        """Return where the array stands among the arguments; None if the call might use a part of it, too."""
-        if self._function is None:
-            return None
+        """Return where the array stands among the operands; None if the call has a part of it, too."""
         found: list[Place] = []
-        slots: list[tuple[Any, Any]] = [(self._arguments, k) for k in range(len(self._arguments))]
-        for arguments, key in (*slots, *((self._named, key) for key in self._named)):
-            value = arguments[key]
+        slots: list[Place] = [(self._operands, k) for k in range(len(self._operands))]
+        for operands, key in (*slots, *((self._named, key) for key in self._named)):
+            value = operands[key]
             if value is array:
-                found.append((arguments, key))
+                found.append((operands, key))
             elif not _apart(value, array):
                 return None
         self._changes = self._changes or bool(found)
         return found
 
-    def call(self) -> Call:
-        """Return the call; it reads its arguments anew where some of them change."""
+    def call(self) -> Callable[[], Any]:
+        """Return the call; it reads its operands anew where some of them change."""
         if not self._changes:
             return self._plain
-        function, arguments, named = self._function, self._arguments, self._named
-        return (lambda: function(*arguments, **named)) if named else (lambda: function(*arguments))
-
-
-def _uses_arguments_only(function: Any) -> bool:
-    """Whether a function is known to use no array but its arguments: it is numpy's, or a module's."""
-    if isinstance(function, (np.ufunc, type(np.dot))):
-        return True
-    if isinstance(function, BuiltinFunctionType):
-        return isinstance(function.__self__, (ModuleType, np.ufunc))
-    return isinstance(function, FunctionType) and function.__closure__ is None and not function.__defaults__
+        function, operands, named = self._plain.func, self._operands, self._named
+        return (lambda: function(*operands, **named)) if named else (lambda: function(*operands))
 
 
 def _apart(value: Any, array: Array) -> bool:

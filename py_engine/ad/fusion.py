@@ -17,114 +17,301 @@ in either of two ways:
 
 What is least work is chosen, by an estimate of products and of elements moved; op after op where that is least.
 
-The rewriting happens before differentiation, so that gradients follow from the ops' own rules.
+The gradients of the chain are rewritten with it, where they are what differentiating it once makes: the pass finds them
+by what reads the chain's values. A chain whose values are needed elsewhere too, by a second derivative for example, is
+left alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.graph import scope_of, topological_sort
+from py_engine.ad.graph import unbroadcast
 from py_engine.ad.ops.convolution import work
+from py_engine.ad.ops.linalg import MATMUL
+from py_engine.ad.ops.pooling import MAX_POOL, MAX_POOL_GRADIENT
 from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE
-from py_engine.ad.program import traced
-from py_engine.ad.tensor import Array, Tensor
+from py_engine.ad.program import Equation, Program, equations_of, nested_trace, prune
+from py_engine.ad.state import entering
+from py_engine.ad.tensor import Array, Literal, Tensor
 
 Shape = tuple[int, ...]
-Way: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Makes the phases (window, filters, ...) from a convolution and its pool."""
 
 
-def fuse(outputs: Sequence[Tensor], nodes: list[Tensor]) -> list[Tensor]:
-    """Rewrite what the outputs depend on, while it is being traced; `nodes` is the trace, and is put in order anew.
-
-    Returns:
-        The outputs, rewritten. Where there was nothing to fuse, nothing is changed.
-    """
-    own = {id(x) for x in topological_sort(outputs)}
-    beside = [x for x in _with_checks(nodes, outputs) if id(x) not in own]
-    order = topological_sort([*outputs, *beside])
-    uses = Counter(id(x) for node in order for x in node.inputs)
-    uses.update(id(x) for x in outputs)
-    replaced: dict[int, Tensor] = {}
-    for node in order:
-        node.inputs = tuple(replaced.get(id(x), x) for x in node.inputs)
-        chain = _chain(node, uses) if node.op is ops.MAX_POOL else None
+def fuse(program: Program) -> Program:
+    """Return the program with each convolution and the pool behind it as a chain of few calls, with its gradients."""
+    if all(equation.op is not MAX_POOL for equation in program.equations):
+        return program
+    uses = _Uses(program)
+    forward, backward = {}, {}
+    for equation in program.equations:
+        chain = _chain(equation, uses) if equation.op is MAX_POOL else None
         if chain is not None:
-            with scope_of(node):
-                replaced[id(node)] = _rewritten(chain)
-    if not replaced:
-        return list(outputs)
-    found = [replaced.get(id(x), x) for x in outputs]
-    nodes[:] = [x for x in topological_sort([*found, *beside]) if x.op is not None and x.data is None]
-    return found
+            forward[id(equation)] = chain
+            if chain.gradient is not None:
+                backward[id(chain.gradient.start)] = chain
+    if not forward:
+        return program
+    replaced: dict[int, Tensor] = {}
+    equations: list[Equation] = []
+    fused: dict[int, _Fused] = {}
+    for equation in program.equations:
+        inputs = tuple([replaced.get(id(x), x) for x in equation.inputs])
+        if id(equation) in forward:
+            chain = forward[id(equation)]
+            with nested_trace() as nodes, entering(scope=equation.scope):
+                fused[id(chain)] = made = _Fused(chain, replaced)
+            replaced[id(equation.output)] = made.result
+        elif id(equation) in backward:
+            chain = backward[id(equation)]
+            with nested_trace() as nodes, entering(scope=equation.scope):
+                replaced.update(fused[id(chain)].gradients(inputs[0]))
+        else:
+            equations.append(equation.reading(inputs))
+            continue
+        equations += equations_of(nodes)
+    outputs = tuple([replaced.get(id(x), x) for x in program.outputs])
+    return prune(Program(program.inputs, tuple(equations), outputs, program.watched))
 
 
-def _with_checks(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the ops that the outputs need, and the checks of values that the others make."""
-    found = []
-    for equation in traced(nodes, (), outputs).equations:
-        x = equation.output
-        x.op, x.inputs, x.attrs = equation.op, equation.inputs, equation.attrs
-        found.append(x)
-    return found
+# What is rewritten ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+class _Uses:
+    """Which equation makes each value of a program, and which read it."""
+
+    def __init__(self, program: Program) -> None:
+        self.made = {id(y): equation for equation in program.equations for y in equation.outputs}
+        self._readers: dict[int, list[Equation]] = {}
+        for equation in program.equations:
+            for number in {id(x) for x in equation.inputs}:
+                self._readers.setdefault(number, []).append(equation)
+        self._results = {id(x) for x in program.outputs}
+
+    def by(self, x: Tensor) -> Equation | None:
+        """Return the equation that makes `x`, None for inputs and constants."""
+        return self.made.get(id(x))
+
+    def of(self, x: Tensor) -> list[Equation] | None:
+        """Return the equations that read `x`; None where it is a result of the program."""
+        return None if id(x) in self._results else self._readers.get(id(x), [])
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """What differentiating a chain once makes.
+
+    Attributes:
+        start: the gradient of the pool.
+        by_weight, by_bias, by_x: the gradients of the convolution's inputs and of the bias, as many as there are.
+        by_words: those of an embedding that is the convolution's input, where all of `by_x` ends there.
+    """
+
+    start: Equation
+    by_weight: list[Tensor] = field(default_factory=list)
+    by_bias: list[Tensor] = field(default_factory=list)
+    by_x: list[Tensor] = field(default_factory=list)
+    by_words: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
 class Chain:
-    """A convolution, perhaps a bias for each filter, perhaps a relu, and the pool."""
+    """A convolution, perhaps a bias for each filter, perhaps a relu, the pool, and perhaps its gradient.
 
-    conv: Tensor
+    `embedding` is the embedding of texts (N, length) whose word vectors are the channels of the convolution's input.
+    """
+
+    conv: Equation
     bias: Tensor | None
     relu: bool
-    pool: Tensor
+    pool: Equation
+    embedding: Equation | None
+    gradient: Gradient | None
 
 
-def _chain(pool: Tensor, uses: Counter[int]) -> Chain | None:
-    (x,) = pool.inputs
-    relu = x.op is ops.relu and uses[id(x)] == 1
+def _chain(pool: Equation, uses: _Uses) -> Chain | None:
+    """Return the chain that ends in this pool, if there is one that less work can be made of."""
+    (before,) = pool.inputs
+    x, inner = before, []  # the values that are no longer computed
+    relu = (made := uses.by(x)) is not None and made.op is ops.relu
     if relu:
-        (x,) = x.inputs
+        inner.append(x)
+        (x,) = made.inputs  # type: ignore[union-attr]  # there is one
     bias = None
-    if x.op is ops.add and uses[id(x)] == 1:
-        y, other = x.inputs
-        if y.op is ops.CONV and other.shape == (y.shape[1], *(1,) * (y.ndim - 2)) and x.shape == y.shape:
-            x, bias = y, other
-    at, pooled = x.attrs, pool.attrs
-    if (
-        x.op is not ops.CONV
-        or uses[id(x)] != 1
-        or not x.size
-        or at["groups"] != 1
-        or {*at["stride"], *at["dilation"]} != {1}
-        or any(n for pair in pooled["padding"] for n in pair)
-    ):
+    if (made := uses.by(x)) is not None and made.op is ops.add:
+        for y, other in (made.inputs, made.inputs[::-1]):
+            conv = uses.by(y)
+            if conv is not None and conv.op is ops.CONV and x.shape == y.shape:
+                if other.shape == (y.shape[1], *(1,) * (y.ndim - 2)):
+                    inner.append(x)
+                    x, bias = y, other
+                break
+    conv = uses.by(x)
+    if conv is None or conv.op is not ops.CONV or not x.size:
         return None
-    chain = Chain(x, bias, relu, pool)
+    inner.append(x)
+    at = conv.attrs
+    if at["groups"] != 1 or {*at["stride"], *at["dilation"]} != {1} or any(n for p in pool.attrs["padding"] for n in p):
+        return None
+    if any(uses.of(value) is None or len(uses.of(value) or ()) != 1 for value in inner[1:]):
+        return None
+    embedding = _embedding_of(conv, uses)
+    found = _gradient(before, relu, bias, pool, conv, embedding, uses)
+    if found is None:
+        return None
+    chain = Chain(conv, bias, relu, pool, embedding, found[0])
     return chain if _way(chain) is not None else None
 
 
-def _rewritten(chain: Chain) -> Tensor:
-    way = _way(chain)
-    assert way is not None
-    phases = way(chain.conv, chain.pool)
-    samples, filters, *counts = chain.pool.shape
-    if chain.bias is not None:
-        phases = ops.BIASED(phases, ops.reshape(chain.bias, (filters,)))
-    y = ops.PHASE_MAX(phases)
-    if chain.relu:
-        y = ops.relu(y)
-    y = ops.reshape(y, (filters, samples, *counts))
-    result: Tensor = ops.swapaxes(y, 0, 1)
-    return result
+def _gradient(
+    before: Tensor,
+    relu: bool,
+    bias: Tensor | None,
+    pool: Equation,
+    conv: Equation,
+    embedding: Equation | None,
+    uses: _Uses,
+) -> tuple[Gradient | None] | None:
+    """Return a chain's gradient in a tuple, `(None,)` where it has none; None if others need the chain's values."""
+    readers = uses.of(before)
+    if readers is None:
+        return None
+    starts = [x for x in readers if x.op is MAX_POOL_GRADIENT and x.inputs[1] is before and x.inputs[0] is not before]
+    masks = [x for x in readers if relu and x.op is ops.greater and x.inputs[0] is before and _is_zero(x.inputs[1])]
+    if len(readers) != 1 + len(starts) + len(masks) or len(starts) > 1:
+        return None
+    if not starts:
+        return None if masks else (None,)
+    found, g = Gradient(starts[0]), starts[0].output
+    if relu:
+        selected = uses.of(g)
+        if selected is None or len(selected) != 1 or len(masks) != 1 or uses.of(masks[0].output) != selected:
+            return None
+        (where,) = selected
+        mask, chosen, other = where.inputs if where.op is ops.WHERE else (None, None, None)
+        if mask is not masks[0].output or chosen is not g or other is None or not _is_zero(other):
+            return None
+        g = where.output
+    for x in uses.of(g) or (None,):
+        if x is None:
+            return None
+        if x.op is ops.CONV_WEIGHT_GRADIENT and _is_of(x, g, conv.inputs[0], conv):
+            found.by_weight.append(x.output)
+        elif x.op is ops.CONV_INPUT_GRADIENT and _is_of(x, g, conv.inputs[1], conv):
+            found.by_x.append(x.output)
+        elif x.op is ops.SUM and bias is not None and x.output.size == g.shape[1] and 1 not in x.attrs["axes"]:
+            found.by_bias.append(x.output)
+        else:
+            return None
+    if embedding is not None and found.by_x:
+        looked_up = [_embedding_gradient(x, embedding, uses) for x in found.by_x]
+        if all(x is not None for x in looked_up):
+            found.by_words.extend(x.output for x in looked_up if x is not None)
+    return (found,)
+
+
+def _is_zero(x: Tensor) -> bool:
+    return isinstance(x, Literal) and x.item() == 0
+
+
+def _is_of(gradient: Equation, g: Tensor, other: Tensor, conv: Equation) -> bool:
+    """Whether this is a gradient of this convolution."""
+    same = all(gradient.attrs[name] == value for name, value in conv.attrs.items())
+    return gradient.inputs[0] is g and gradient.inputs[1] is other and same
+
+
+def _embedding_of(conv: Equation, uses: _Uses) -> Equation | None:
+    """Return the embedding of texts (N, length) whose word vectors are the channels of a convolution's input."""
+    x, weight = conv.inputs
+    axis = _moving_axis(conv)
+    seen = uses.by(x)
+    if axis is None or seen is None or weight.ndim not in (3, 4):
+        return None
+    length, channels = x.shape[2 + axis], x.size // max(len(x) * x.shape[2 + axis], 1)
+    turned = seen.op is TRANSPOSE and seen.attrs["axes"] == (0, 2, 1)
+    if not turned and not (seen.op is RESHAPE and x.shape == (len(x), 1, length, channels)):
+        return None
+    words = uses.by(seen.inputs[0])
+    if words is None or words.op is not ops.EMBEDDING or words.output.shape != (len(x), length, channels):
+        return None
+    return words
+
+
+def _embedding_gradient(x: Tensor, embedding: Equation, uses: _Uses) -> Equation | None:
+    """Return the gradient of the embedding that the gradient by the convolution's input is all put into."""
+    seen = uses.of(x)
+    if seen is None or len(seen) != 1 or seen[0].op not in (RESHAPE, TRANSPOSE):
+        return None
+    if seen[0].output.shape != embedding.output.shape or seen[0].attrs.get("axes", (0, 2, 1)) != (0, 2, 1):
+        return None
+    last = uses.of(seen[0].output)
+    if last is None or len(last) != 1 or last[0].op is not ops.EMBEDDING_GRADIENT:
+        return None
+    same = last[0].attrs["padding_index"] == embedding.attrs["padding_index"]
+    return last[0] if same and last[0].inputs[1] is embedding.inputs[1] else None
+
+
+# What it becomes ------------------------------------------------------------------------------------------
+
+
+class _Pooled:
+    """The gradient of a maximum over phases: the gradient by its result, the phases, and that result."""
+
+    def __init__(self, g: Tensor, phases: Tensor, top: Tensor) -> None:
+        self.parts = g, phases, top
+        self._spread: Tensor | None = None
+
+    def spread(self) -> Tensor:
+        """Return the gradient by the phases."""
+        if self._spread is None:
+            self._spread = ops.PHASE_MAX_GRADIENT(*self.parts)
+        return self._spread
+
+
+Pull: TypeAlias = Callable[[_Pooled, Gradient], Mapping[str, Tensor]]
+"""Returns from the gradient by the phases those that there are: `by_weight`, `by_x`, `by_words`."""
+
+Way: TypeAlias = Callable[[Chain, Tensor, Tensor, "Tensor | None"], tuple[Tensor, Pull]]
+"""Makes the phases (window, filters, ...) from x, the weight and an embedding's matrix; and their pullback."""
+
+
+class _Fused:
+    """A chain rewritten: its result, and its gradients when they are asked for. Ops made here are traced."""
+
+    def __init__(self, chain: Chain, replaced: Mapping[int, Tensor]) -> None:
+        way = _way(chain)
+        assert way is not None
+        self.chain = chain
+        x, weight = (replaced.get(id(a), a) for a in chain.conv.inputs)
+        words = chain.embedding.inputs[0] if chain.embedding is not None else None
+        phases, self._pull = way(chain, x, weight, words if words is None else replaced.get(id(words), words))
+        samples, filters, *counts = chain.pool.output.shape
+        if chain.bias is not None:
+            bias = replaced.get(id(chain.bias), chain.bias)
+            phases = ops.BIASED(phases, ops.reshape(bias, (filters,)))
+        self._phases, self._top = phases, ops.PHASE_MAX(phases)
+        self._y = ops.relu(self._top) if chain.relu else self._top
+        self.result: Tensor = ops.swapaxes(ops.reshape(self._y, (filters, samples, *counts)), 0, 1)
+
+    def gradients(self, g: Tensor) -> dict[int, Tensor]:
+        """Return from the gradient by the result what takes the place of the chain's gradients."""
+        gradient = self.chain.gradient
+        assert gradient is not None
+        g = ops.reshape(ops.swapaxes(g, 0, 1), self._y.shape)
+        if self.chain.relu:
+            g = ops.WHERE(ops.greater(self._y, 0), g, 0)
+        found = {}
+        if gradient.by_bias:
+            found["by_bias"] = ops.sum(g, tuple(range(1, g.ndim)))
+        found.update(self._pull(_Pooled(g, self._phases, self._top), gradient))
+        return {id(x): ops.reshape(value, x.shape) for name, value in found.items() for x in getattr(gradient, name)}
 
 
 def _way(chain: Chain) -> Way | None:
@@ -138,7 +325,7 @@ def _ways(chain: Chain) -> list[tuple[int, Way | None]]:
     x, weight = conv.inputs
     filters, channels, *kernel = weight.shape
     window = pool.attrs["window"]
-    results, windows = math.prod(conv.shape[2:]), math.prod(pool.shape[2:])
+    results, windows = math.prod(conv.output.shape[2:]), math.prod(pool.output.shape[2:])
     columns = channels * math.prod(kernel) * results
     phases = filters * windows * math.prod(window)
     passes = (chain.bias is not None) + chain.relu
@@ -156,28 +343,49 @@ def _ways(chain: Chain) -> list[tuple[int, Way | None]]:
     return ways
 
 
-def _moving_axis(conv: Tensor) -> int | None:
+def _moving_axis(conv: Equation) -> int | None:
     """Return the only spatial axis along which the kernel moves; None where there is another, or padding."""
-    moving = [axis for axis, n in enumerate(conv.shape[2:]) if n > 1] or [0]
+    moving = [axis for axis, n in enumerate(conv.output.shape[2:]) if n > 1] or [0]
     padded = any(n for pair in conv.attrs["padding"] for n in pair)
     return None if padded or len(moving) > 1 else moving[0]
 
 
-def _wide_kernels(conv: Tensor, pool: Tensor) -> Tensor:
-    x, weight = conv.inputs
+def _wide_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None) -> tuple[Tensor, Pull]:
     filters, channels, *kernel = weight.shape
-    window, stride = pool.attrs["window"], pool.attrs["stride"]
+    window = chain.pool.attrs["window"]
     field = tuple(k + w - 1 for k, w in zip(kernel, window, strict=True))
+    at = {"kernel": field, "stride": chain.pool.attrs["stride"], "padding": chain.conv.attrs["padding"]}
     places = ops.reshape(weight, (filters * channels, math.prod(kernel)))
-    wide = ops.MATMUL(places, Tensor(_embedding(tuple(kernel), window, weight.dtype.str)))
+    into_field = Tensor(_embedding(tuple(kernel), window, weight.dtype.str))
+    wide = MATMUL(places, into_field)
     rows = ops.reshape(wide, (math.prod(window) * filters, channels * math.prod(field)))
-    columns = ops.COLUMNS(x, kernel=field, stride=stride, padding=conv.attrs["padding"])
-    product = ops.MATMUL(rows, columns)
-    return ops.reshape(product, (math.prod(window), filters, product.shape[1]))
+    columns = ops.COLUMNS(x, **at)
+    product = MATMUL(rows, columns)
+
+    def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
+        g = ops.reshape(pooled.spread(), product.shape)
+        found = {}
+        if gradient.by_weight:
+            by_wide = ops.reshape(_by(0, g, product, rows, columns), wide.shape)
+            found["by_weight"] = ops.reshape(_by(0, by_wide, wide, places, into_field), weight.shape)
+        if gradient.by_x:
+            found["by_x"] = ops.COLUMNS_GRADIENT(_by(1, g, product, rows, columns), shape=x.shape, **at)
+        return found
+
+    return ops.reshape(product, (math.prod(window), filters, product.shape[1])), pull
 
 
-def _sliding_kernels(conv: Tensor, pool: Tensor) -> Tensor:
-    x, weight = conv.inputs
+def _by(i: int, g: Tensor, product: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the gradient of a matrix product by one of its operands."""
+    rule = MATMUL.rule(i)
+    assert rule is not None
+    found = rule(g, product, a, b)
+    assert found is not None
+    return unbroadcast(found, (a, b)[i])
+
+
+def _sliding_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None) -> tuple[Tensor, Pull]:
+    conv, pool = chain.conv, chain.pool
     axis = _moving_axis(conv)
     assert axis is not None
     # Other axes follow the channels: an axis that the kernel covers whole is as good as channels.
@@ -185,22 +393,78 @@ def _sliding_kernels(conv: Tensor, pool: Tensor) -> Tensor:
     others = [1, *(k for k in range(2, x.ndim) if k != spatial)]
     length, samples, kernel, filters = x.shape[spatial], len(x), weight.shape[spatial], len(weight)
     channels = math.prod(x.shape[k] for k in others)
-    by_place = ops.reshape(ops.transpose(weight, (spatial, 0, *others)), (kernel * filters, channels))
+    by_place, kernel_back = _rearranged(weight, (spatial, 0, *others), (kernel * filters, channels))
     at = {"window": pool.attrs["window"][axis], "stride": pool.attrs["stride"][axis]}
-    words = _embedded(x, length, channels)
-    if words is not None:
-        return ops.WORD_PHASES(*words.inputs[:1], by_place, words.inputs[1], places=kernel, **at, **words.attrs)
-    rows = ops.reshape(ops.transpose(x, (0, spatial, *others)), (samples * length, channels))
-    return ops.SLIDING(rows, by_place, kernel=kernel, samples=samples, **at)
+    gradient = chain.gradient
+    if words is not None and (gradient is None or len(gradient.by_words) == len(gradient.by_x)):
+        assert chain.embedding is not None
+        return _sliding_words(chain.embedding, words, by_place, kernel_back, kernel, at)
+    rows, rows_back = _rearranged(x, (0, spatial, *others), (samples * length, channels))
+    settings = {"kernel": kernel, "samples": samples, **at}
+
+    def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
+        g = ops.SHIFTED_GRADIENT(pooled.spread(), places=length, dilation=1, **settings)
+        found = {}
+        if gradient.by_x:
+            found["by_x"] = rows_back(MATMUL(ops.transpose(g), by_place))
+        if gradient.by_weight:
+            found["by_weight"] = kernel_back(MATMUL(g, rows))
+        return found
+
+    return ops.SLIDING(rows, by_place, **settings), pull
 
 
-def _embedded(x: Tensor, length: int, channels: int) -> Tensor | None:
-    """Return the embedding of texts (N, length) whose word vectors are the channels of `x`, if that is what x is."""
-    turned = x.op is TRANSPOSE and x.attrs["axes"] == (0, 2, 1)
-    if not turned and not (x.op is RESHAPE and x.shape == (len(x), 1, length, channels)):
-        return None
-    (words,) = x.inputs
-    return words if words.op is ops.EMBEDDING and words.shape == (len(x), length, channels) else None
+def _rearranged(x: Tensor, axes: Sequence[int], shape: Shape) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return `x` with its axes permuted and reshaped, and what turns a gradient by that into one by `x`."""
+    turned = ops.transpose(x, axes)
+
+    def back(g: Tensor) -> Tensor:
+        return ops.transpose(ops.reshape(g, turned.shape), sorted(range(len(axes)), key=axes.__getitem__))
+
+    return ops.reshape(turned, shape), back
+
+
+LONGEST_WINDOW = 127
+"""Places of a window that a byte numbers twice over, as `WORD_SUMS` does."""
+
+
+def _sliding_words(
+    embedding: Equation,
+    words: Tensor,
+    by_place: Tensor,
+    kernel_back: Callable[[Tensor], Tensor],
+    places: int,
+    at: Mapping[str, int],
+) -> tuple[Tensor, Pull]:
+    """The same over word vectors, which are read from their matrix; gradients are sums for each different word."""
+    ids, padding_index = embedding.inputs[1], embedding.attrs["padding_index"]
+    samples, length = ids.shape
+    vocabulary, dimension = words.shape
+
+    def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
+        found: dict[str, Any] = {}
+        if at["window"] > LONGEST_WINDOW:
+            g = ops.SHIFTED_GRADIENT(pooled.spread(), places=length, kernel=places, dilation=1, samples=samples, **at)
+            if gradient.by_words:
+                rows = ops.reshape(MATMUL(ops.transpose(g), by_place), (*ids.shape, dimension))
+                found["by_words"] = ops.EMBEDDING_GRADIENT(
+                    rows, ids, vocabulary=vocabulary, padding_index=padding_index
+                )
+            if gradient.by_weight:
+                rows = ops.reshape(ops.EMBEDDING(words, ids, padding_index=padding_index), (ids.size, dimension))
+                found["by_weight"] = kernel_back(MATMUL(g, rows))
+            return found
+        different = ops.WORDS(ids, vocabulary=vocabulary)
+        sums = ops.WORD_SUMS(*pooled.parts, different, kernel=places, length=length, stride=at["stride"])
+        if gradient.by_words:
+            found["by_words"] = ops.WORD_GRADIENT(
+                sums, by_place, different, vocabulary=vocabulary, padding_index=padding_index
+            )
+        if gradient.by_weight:
+            found["by_weight"] = kernel_back(ops.WORD_KERNEL_GRADIENT(sums, words, different))
+        return found
+
+    return ops.WORD_PHASES(words, by_place, ids, places=places, padding_index=padding_index, **at), pull
 
 
 @lru_cache(maxsize=64)

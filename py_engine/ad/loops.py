@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.graph import gradients
-from py_engine.ad.ops.record import Check, Op, Shape
+from py_engine.ad.ops.record import Call, Check, Op, Shape
 from py_engine.ad.program import Program, close_over, nested_trace
 from py_engine.ad.state import STATE
 from py_engine.ad.tape import Tape
+from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
@@ -287,7 +289,7 @@ class Loop:
     sums: int = 0
     reverse: bool = False
     derived: bool = False
-    _tapes: list[Tape] = field(default_factory=list)
+    _tapes: dict[Techniques, list[Tape]] = field(default_factory=dict)
     _derived: dict[Any, Any] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.Lock)
 
@@ -320,15 +322,16 @@ class Loop:
             kinds += [((self.length, *shape), dtype) for shape, dtype in self.results[: self.carries]]
         return kinds
 
-    def run(self, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+    def run(self, inputs: Sequence[Array], outs: Sequence[Array], techniques: Techniques) -> None:
         """Compute the loop into these arrays, of `kinds`."""
         with self._lock:
-            tape = self._tapes.pop() if self._tapes else Tape(self.body)
+            free = self._tapes.setdefault(techniques, [])
+            tape = free.pop() if free else Tape(self.body, techniques=techniques)
         try:
             self._run(tape, inputs, outs)
         finally:
             with self._lock:
-                self._tapes.append(tape)
+                free.append(tape)
 
     def _run(self, tape: Tape, inputs: Sequence[Array], places: Sequence[Array]) -> None:
         c, s, y = self.carries, self.sequences, self.outputs
@@ -510,9 +513,14 @@ def _narrow(attrs: Mapping[str, Any], needed: Sequence[bool]) -> Mapping[str, An
     return attrs if any(needed[len(attrs["loop"].results) :]) else {**attrs, "keep": False}
 
 
-def _kernel(*arrays: Array, loop: Loop, keep: bool) -> None:
-    count = len(loop.results) + (loop.carries if keep else 0)
-    loop.run(arrays[: len(arrays) - count], arrays[len(arrays) - count :])
+def _kernel(*arrays: Array, loop: Loop, keep: bool, techniques: Techniques | None = None) -> None:
+    first = len(arrays) - len(loop.results) - (loop.carries if keep else 0)
+    loop.run(arrays[:first], arrays[first:], techniques or STATE.techniques or Techniques())
+
+
+def _bind(arrays: Sequence[Array], *rest: Any, **attrs: Any) -> Sequence[Call]:
+    *outs, _ = rest  # and what makes scratch memory
+    return [partial(_kernel, *arrays, *outs, techniques=STATE.techniques, **attrs)]
 
 
 def _checked(*inputs: Tensor, **attrs: Any) -> Check | None:
@@ -579,6 +587,7 @@ LOOP = Op(
     "loop",
     _infer,
     kernel=_kernel,
+    bind=_bind,
     several=True,
     narrow=_narrow,
     vjp=_pull_back,

@@ -20,7 +20,18 @@ from py_engine.ad.tensor import FLOATS, Literal, Node, Tensor
 from py_engine.ad.written import Watch
 from py_engine.errors import TraceError
 
-__all__ = ["Equation", "Program", "close_over", "nested_trace", "prune", "same", "simplify", "trace", "tracing"]
+__all__ = [
+    "Equation",
+    "Program",
+    "close_over",
+    "equations_of",
+    "nested_trace",
+    "prune",
+    "same",
+    "simplify",
+    "trace",
+    "tracing",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,10 +164,11 @@ def traced(
     checks: bool = True,
 ) -> Program:
     """Return the program of collected ops, without those that no output needs; see `prune`."""
-    return prune(Program(tuple(inputs), _equations(nodes), tuple(outputs), tuple(watched)), checks)
+    return prune(Program(tuple(inputs), equations_of(nodes), tuple(outputs), tuple(watched)), checks)
 
 
-def _equations(nodes: Iterable[Tensor | Node]) -> tuple[Equation, ...]:
+def equations_of(nodes: Iterable[Tensor | Node]) -> tuple[Equation, ...]:
+    """Return collected ops as equations."""
     found = []
     for x in nodes:
         assert x.op is not None
@@ -181,7 +193,7 @@ def close_over(
         redraw: whether ops that draw random numbers are part of it; if not, what they drew is another input.
         checks: whether checks of values that the results do not need are part of it, see `prune`.
     """
-    collected = _equations(nodes)
+    collected = equations_of(nodes)
     inner = {id(x) for x in inputs} | {id(x) for step in collected for x in step.outputs}
     steps = [x for x in _needed_equations(collected, outputs, checks) if redraw or not x.op.random]
     made = {id(x) for x in inputs} | {id(x) for step in steps for x in step.outputs}

@@ -17,6 +17,7 @@ class _State(threading.local):
     grad_enabled: bool = True  # ops made now can be differentiated
     differentiating: bool = False  # inside a function that grad() was given
     watched: list[Any] | None = None  # while a function is traced: what it took the values of, see written.Watch
+    techniques: Any = None  # those of the tape that is bound or run: tapes inside it have the same
     scope: str = ""  # the layer whose ops are being made, for messages
 
 

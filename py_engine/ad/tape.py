@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad.direct import Direct
+from py_engine.ad.fusion import fuse
 from py_engine.ad.ops.linalg import MATMUL, suits_blas
 from py_engine.ad.ops.record import CHECKS, Call, Op, Shape
 from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, COPY, RESHAPE, as_index, covers
@@ -69,8 +70,9 @@ class Tape:
         results: Mapping[int, Array] | None = None,
         techniques: Techniques = Techniques(),  # noqa: B008  (frozen)
     ) -> None:
+        program = rewritten(program, techniques)
         if techniques.simplify:
-            program = add_early(simplify(program))
+            program = add_early(program)
         found = straight_line(program) if techniques.straight_line else None
         self.scalar: Scalar | None = found[1] if found else None
         self._scalar_source = found[0] if found else ""
@@ -108,7 +110,7 @@ class Tape:
         self.instructions: list[Instruction] = []
         self._checks: set[Any] = set()  # that the instructions so far make; their arrays are held by these
         names = _names(program, leaves)
-        with entering(scope=STATE.scope):
+        with entering(scope=STATE.scope, techniques=techniques):
             for equation in program.equations:
                 STATE.scope = equation.scope  # errors of the calls name it
                 self._bind(equation, number, arrays, names)
@@ -142,7 +144,7 @@ class Tape:
     def _run_allocating(self) -> None:
         """Compute every op into fresh memory, as an engine without buffers would."""
         values: dict[int, Array] = {id(x): a for x, a in zip(self.program.inputs, self.inputs, strict=True)}
-        with entering(scope=STATE.scope):
+        with entering(scope=STATE.scope, techniques=self.techniques):
             for equation in self.program.equations:
                 op, y = equation.op, equation.outputs[0]
                 arrays = [values[id(a)] if id(a) in values else a.numpy() for a in equation.inputs]
@@ -311,7 +313,18 @@ class Tape:
         return memory
 
 
-# Preparing the program ------------------------------------------------------------------------------------
+# Preparing the program --------------------------------------------------------------------------------------
+
+
+def rewritten(program: Program, techniques: Techniques) -> Program:
+    """Return the program simplified and fused, as the techniques say; once more that changes nothing."""
+    if techniques.simplify:
+        program = simplify(program)
+    if techniques.fuse:
+        fused = fuse(program)
+        if fused is not program:
+            program = simplify(fused) if techniques.simplify else fused
+    return program
 
 
 def _isolate_outputs(program: Program) -> Program:

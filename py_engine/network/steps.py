@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from py_engine.ad import ops
-from py_engine.ad.fusion import fuse
 from py_engine.ad.graph import gradients
 from py_engine.ad.ops.indexing import row_additions
 from py_engine.ad.ops.record import Call
-from py_engine.ad.program import traced, tracing
+from py_engine.ad.program import prune, traced, tracing
 from py_engine.ad.state import STATE, no_grad
-from py_engine.ad.tape import Tape
+from py_engine.ad.tape import Tape, rewritten
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import ConfigurationError, NonFiniteError
@@ -96,28 +95,36 @@ class Shard:
             value = loss(chain(inputs[0], training=True), inputs[1])
             if size != samples:
                 value = value * (size / samples)
-            if techniques.fuse:
-                value, *fused = fuse([value, *(new for _, new in updates)], nodes)
-                updates = [(parameter, new) for (parameter, _), new in zip(updates, fused, strict=True)]
             seed = Literal(np.ones((), value.dtype))
             found = gradients([value], [seed], _trainable(chain))
             watched = STATE.watched or ()
         named = {name: g for name, g in zip(chain.parameters.trainable, found, strict=True) if g is not None}
-        rows = {name: g for name, g in named.items() if sparse and g.op in (ops.EMBEDDING_GRADIENT, ops.WORD_GRADIENT)}
+        program = traced(nodes, inputs, [value, *named.values(), *(new for _, new in updates)], watched)
+        program = rewritten(program, techniques)
+        value, *news = program.outputs[0], *program.outputs[1 + len(named) :]
+        named = dict(zip(named, program.outputs[1 : 1 + len(named)], strict=True))
+        made = {id(y): equation for equation in program.equations for y in equation.outputs}
+        rows = {}
+        for name, g in named.items():
+            last = made.get(id(g))
+            if sparse and last is not None and last.op in (ops.EMBEDDING_GRADIENT, ops.WORD_GRADIENT):
+                rows[name] = last
         dense = [name for name in named if name not in rows]
-        outputs = [value, *(named[name] for name in dense), *(x for g in rows.values() for x in g.inputs)]
-        program = traced(nodes, inputs, [*outputs, *(new for _, new in updates)], watched)
+        outputs = [value, *(named[name] for name in dense), *(x for last in rows.values() for x in last.inputs)]
+        program = prune(replace(program, outputs=(*outputs, *news)))
         self.part = part
         self.gradient = gradient
         results = {k + 1: gradient.arrays[name] for k, name in enumerate(dense)}
         self.tape = Tape(program, results, techniques)
         found_rows = iter(self.tape.outputs[1 + len(dense) : len(outputs)])
         self.rows = {
-            name: SparseRows([next(found_rows) for _ in g.inputs], g.op is ops.WORD_GRADIENT, g.attrs["padding_index"])
-            for name, g in rows.items()
+            name: SparseRows(
+                [next(found_rows) for _ in last.inputs], last.op is ops.WORD_GRADIENT, last.attrs["padding_index"]
+            )
+            for name, last in rows.items()
         }
-        news = self.tape.outputs[len(outputs) :]
-        self.updates = [(parameter.numpy(), new) for (parameter, _), new in zip(updates, news, strict=True)]
+        computed = self.tape.outputs[len(outputs) :]
+        self.updates = [(parameter.numpy(), new) for (parameter, _), new in zip(updates, computed, strict=True)]
 
     def run(self, x: Array, y: Array, rows: Rows) -> None:
         """Gather the rows of this part and replay."""

@@ -24,7 +24,6 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import ThreadpoolController
 
 from py_engine.ad import ops
-from py_engine.ad.fusion import fuse
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE
 from py_engine.ad.tape import Tape
@@ -288,8 +287,6 @@ class Trainer:
             with tracing() as nodes:
                 outputs = [self.chain(inputs[0])]
                 outputs += [self._objective(outputs[0], targets) for targets in inputs[1:]]
-                if self.techniques.fuse:
-                    outputs = fuse(outputs, nodes)
                 watched = STATE.watched or ()
             program = traced(nodes, inputs, outputs, watched)
             tape = self._forwards[key] = Tape(program, techniques=self.techniques)

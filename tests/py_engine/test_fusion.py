@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from py_engine import Techniques, ops
 from py_engine.ad import fusion
-from py_engine.ad.fusion import fuse
 from py_engine.ad.graph import gradients
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.tape import Tape
 from py_engine.ad.tensor import Literal, Tensor
-from py_engine.errors import NotDifferentiableError
 from py_engine.network import (
     SGD,
     Activation,
@@ -39,10 +37,9 @@ def compiled(function, arrays, fused):
     inputs = [Tensor.symbol(a.shape, a.dtype) for a in arrays]
     with tracing() as nodes:
         value = function(*inputs)
-        if fused:
-            (value,) = fuse([value], nodes)
         found = gradients([value], [Literal(np.ones(()))], inputs)
-    tape = Tape(traced(nodes, inputs, [value, *(g for g in found if g is not None)]))
+    program = traced(nodes, inputs, [value, *(g for g in found if g is not None)])
+    tape = Tape(program, techniques=replace(Techniques(), fuse=fused))
     first = [np.array(a) for a in tape(*arrays)]
     tape.poison(0xFF)
     for again, a in zip(tape(*arrays), first, strict=True):
@@ -175,18 +172,6 @@ def test_switching_it_off_changes_no_result(make, threads, rng):
         trainer.close()
     for on, off in zip(*results, strict=True):
         np.testing.assert_allclose(on, off, rtol=1e-9, atol=1e-12)
-
-
-def test_differentiating_what_fusion_made_of_a_gradient_by_words_raises(rng):
-    weight, ids, kernel = rng.standard_normal((7, 40)), rng.integers(0, 7, (2, 18)), rng.standard_normal((3, 40, 3))
-    inputs = [Tensor.symbol(a.shape, a.dtype) for a in (weight, kernel)]
-    with tracing() as nodes:
-        x = ops.transpose(ops.embedding(inputs[0], ids), (0, 2, 1))
-        (value,) = fuse([ops.sum(ops.max_pool(ops.conv(x, inputs[1]), 8) ** 3)], nodes)
-        found = gradients([value], [Literal(np.ones(()))], inputs)
-        for g, message in zip(found, ("'word_gradient'", "'word_kernel_gradient'"), strict=True):
-            with pytest.raises(NotDifferentiableError, match=f"{message}, but it is made by the technique 'fuse'"):
-                gradients([g], [Tensor(np.ones(g.shape))], inputs)
 
 
 @pytest.mark.parametrize("other", [1.0, np.ones(6), np.ones((3, 1, 1))], ids=["number", "row", "filters"])

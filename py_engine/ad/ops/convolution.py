@@ -174,7 +174,7 @@ def put_back(
         for k, s, d, n, length in zip(window, stride, dilation, outputs, whole.shape[2:], strict=True)
     )
     if not tiled:
-        calls.append(partial(whole.fill, 0))
+        calls.append(partial(np.ndarray.fill, whole, 0))
     view = phases_view(whole, window, outputs, stride, dilation)
     parts = np.reshape(phases, view.shape, copy=False)
     if len(blocks) == 1:

@@ -287,7 +287,7 @@ def _embedding(weight: Array, ids: Array, out: Array, padding_index: int) -> Non
 def _bind_embedding(arrays: Sequence[Array], out: Array, scratch: Scratch, padding_index: int) -> Sequence[Call]:
     weight, ids = arrays
     checked = partial(check_ids, ids, len(weight), here("embedding"))
-    return [checked, partial(weight.take, ids, 0, out, "clip")]
+    return [checked, partial(np.ndarray.take, weight, ids, 0, out, "clip")]
 
 
 def _bind_embedding_gradient(
@@ -296,7 +296,7 @@ def _bind_embedding_gradient(
     g, ids = map(np.ascontiguousarray, arrays)  # the tape's are so already
     checked = partial(check_ids, ids, vocabulary, here("embedding_gradient"))
     additions = row_additions(g.reshape(-1, out.shape[1]), ids.reshape(-1), out, 0, padding_index, scratch)
-    return [checked, partial(out.fill, 0), *additions]
+    return [checked, partial(np.ndarray.fill, out, 0), *additions]
 
 
 def row_additions(
@@ -329,7 +329,7 @@ def row_additions(
         partial(np.add.at, out.reshape(-1).view(kind), places.reshape(-1), rows.reshape(-1).view(kind)),
     ]
     if padding_index >= 0:
-        calls.append(partial(out[padding_index, column : column + width].fill, 0))
+        calls.append(partial(np.ndarray.fill, out[padding_index, column : column + width], 0))
     return calls
 
 

@@ -88,7 +88,7 @@ def _bind_loss(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequenc
     weights = np.full(n, 1 / max(n, 1), logits.dtype)
     return [
         *where.calls(),
-        partial(logits.reshape(-1).take, where.places, 0, picked, "clip"),
+        partial(np.ndarray.take, logits.reshape(-1), where.places, 0, picked, "clip"),
         partial(np.subtract, lse.reshape(-1), picked, picked),
         partial(np.dot, weights, picked, out),
     ]
@@ -106,9 +106,9 @@ def _bind_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seq
         *where.calls(),
         *bind_subtract(logits, lse[..., np.newaxis], out),
         partial(np.exp, out, out),
-        partial(flat.take, where.places, 0, picked, "clip"),
+        partial(np.ndarray.take, flat, where.places, 0, picked, "clip"),
         partial(np.subtract, picked, one, less),
-        partial(flat.__setitem__, where.places, less),
+        partial(np.ndarray.__setitem__, flat, where.places, less),
         *([partial(np.multiply, g, 1 / n, scale)] if n > 1 else []),
         partial(np.multiply, out, scale, out),
     ]

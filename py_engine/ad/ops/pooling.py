@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from py_engine.ad.ops import reduction
 from py_engine.ad.ops.convolution import (
     Pairs,
     many_samples,
@@ -29,7 +28,6 @@ from py_engine.ad.ops.convolution import (
     window_view,
     windows_along,
 )
-from py_engine.ad.ops.linalg import MATMUL
 from py_engine.ad.ops.record import (
     Call,
     Op,
@@ -38,11 +36,9 @@ from py_engine.ad.ops.record import (
     as_tensor,
     common_dtype,
     linear_jvp,
-    multilinear_jvp,
     no_gradient,
     register,
 )
-from py_engine.ad.ops.shape import transpose
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError
 
@@ -363,8 +359,6 @@ COLUMNS: Op = register(
         name="columns",
         infer=_infer_columns,
         bind=_bind_columns,
-        vjp=(lambda g, y, x, **at: COLUMNS_GRADIENT(g, shape=x.shape, **at),),
-        jvp=linear_jvp("columns"),
         fused=True,
         doc="the windows of x (N, C, ...) as the columns of a matrix (C * window, N * windows)",
     )
@@ -374,43 +368,11 @@ COLUMNS_GRADIENT: Op = register(
         name="columns_gradient",
         infer=_infer_columns_gradient,
         bind=_bind_columns_gradient,
-        vjp=(lambda u, y, g, shape, **at: COLUMNS(u, **at),),
-        jvp=linear_jvp("columns_gradient"),
         accepts=lambda array: array.flags.c_contiguous,
         fused=True,
         doc="columns added back into their windows",
     )
 )
-
-
-def _infer_shifted(z: Tensor, kernel: int, dilation: int, samples: int, window: int, stride: int) -> tuple[Shape, Any]:
-    rows, places = z.shape
-    length = places // samples - (kernel - 1) * dilation
-    return (window, rows // kernel, samples, (length - window) // stride + 1), z.dtype
-
-
-def _bind_shifted(
-    arrays: Sequence[Array],
-    out: Array,
-    scratch: Scratch,
-    kernel: int,
-    dilation: int,
-    samples: int,
-    window: int,
-    stride: int,
-) -> Sequence[Call]:
-    (z,) = arrays
-    parts = z.reshape(kernel, z.size // kernel)
-    sums = scratch(parts.shape[1:], z.dtype)
-    # All in one piece: sums that reach over the end of a sample are never looked at.
-    used = max(sums.size - (kernel - 1) * dilation, 0)
-    shifted = [part[k * dilation : k * dilation + used] for k, part in enumerate(parts)]
-    first = shifted[0] if kernel == 1 else sums[:used]
-    calls: list[Call] = [partial(np.add, shifted[0], shifted[1], first)] if kernel > 1 else []
-    calls += [partial(np.add, first, part, first) for part in shifted[2:]]
-    source = parts[0] if kernel == 1 else sums
-    calls.append(partial(np.copyto, out, _by_phase(source, out.shape, stride)))
-    return calls
 
 
 def _by_phase(sums: Array, shape: Shape, stride: int) -> Array:
@@ -450,25 +412,11 @@ def _bind_shifted_gradient(
     ]
 
 
-SHIFTED: Op = register(
-    Op(
-        name="shifted_phases",
-        infer=_infer_shifted,
-        bind=_bind_shifted,
-        vjp=(lambda g, y, z, **at: SHIFTED_GRADIENT(g, places=z.shape[1] // at["samples"], **at),),
-        jvp=linear_jvp("shifted_phases"),
-        accepts=lambda array: array.flags.c_contiguous,
-        fused=True,
-        doc="rows (kernel * filters, N * places), each moved by its place in the kernel and added up, by phase",
-    )
-)
 SHIFTED_GRADIENT: Op = register(
     Op(
         name="shifted_phases_gradient",
         infer=_infer_shifted_gradient,
         bind=_bind_shifted_gradient,
-        vjp=(lambda u, y, g, places, **at: SHIFTED(u, **at),),
-        jvp=linear_jvp("shifted_phases_gradient"),
         fused=True,
         doc="phases put back into rows, once for each place in the kernel",
     )
@@ -535,20 +483,11 @@ def _suits(beside: int, kernel: int, filters: int, places: int) -> bool:
     return beside * filters <= FULL and 2 * piece <= 3 * kernel and piece <= places and (places - piece) % beside == 0
 
 
-def _spread(g: Tensor, places: int, **at: int) -> Tensor:
-    return SHIFTED_GRADIENT(g, places=places, dilation=1, **at)
-
-
 SLIDING: Op = register(
     Op(
         name="sliding_phases",
         infer=_infer_sliding,
         bind=_bind_sliding,
-        vjp=(
-            lambda g, y, rows, weight, **at: MATMUL(transpose(_spread(g, len(rows) // at["samples"], **at)), weight),
-            lambda g, y, rows, weight, **at: MATMUL(_spread(g, len(rows) // at["samples"], **at), rows),
-        ),
-        jvp=multilinear_jvp("sliding_phases"),
         accepts=lambda array: array.flags.c_contiguous,
         fused=True,
         doc="a kernel (kernel * filters, channels) moved over rows (N * places, channels), by phase",
@@ -568,23 +507,11 @@ def _bind_biased(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seque
     return calls + [partial(np.add, phase, each, total) for phase, total in zip(phases, out, strict=True)]
 
 
-def _bias_gradient(g: Tensor, y: Tensor, phases: Tensor, bias: Tensor) -> Tensor:
-    # The gradient of a maximum stands in one of the phases, so that those before the pool add up to it.
-    pooled = g.inputs[0] if g.op is PHASE_MAX_GRADIENT else reduction.sum(g, 0)
-    return reduction.sum(pooled, tuple(range(1, pooled.ndim)))
-
-
-def _biased_jvp(t: Sequence[Tensor | None], y: Tensor, phases: Tensor, bias: Tensor) -> Tensor:
-    return BIASED(_or_zeros(t[0], phases), _or_zeros(t[1], bias))
-
-
 BIASED: Op = register(
     Op(
         name="biased_phases",
         infer=_infer_biased,
         bind=_bind_biased,
-        vjp=(lambda g, y, phases, bias: g, _bias_gradient),
-        jvp=_biased_jvp,
         overwrites=(0,),
         accepts=lambda array: array.flags.c_contiguous,
         fused=True,
@@ -601,10 +528,6 @@ def _infer_phase_max_gradient(g: Tensor, phases: Tensor, y: Tensor) -> tuple[Sha
     return phases.shape, g.dtype
 
 
-def _infer_phase_max_gather(u: Tensor, phases: Tensor, y: Tensor) -> tuple[Shape, Any]:
-    return y.shape, u.dtype
-
-
 def _kernel_phase_max(phases: Array, out: Array) -> None:
     np.maximum.reduce(phases, axis=0, out=out)
 
@@ -615,24 +538,11 @@ def _bind_phase_max_gradient(arrays: Sequence[Array], out: Array, scratch: Scrat
     return [*calls, *keep_winners([g] * len(won), won, out)]
 
 
-def _bind_phase_max_gather(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
-    u, phases, y = arrays
-    won, calls = first_of_equals(phases, y, scratch)
-    values = scratch(u.shape, u.dtype)
-    return [
-        *calls,
-        *keep_winners(list(u), won, values),
-        partial(np.add.reduce, values, 0, None, out),
-    ]
-
-
 PHASE_MAX: Op = register(
     Op(
         name="phase_max",
         infer=_infer_phase_max,
         kernel=_kernel_phase_max,
-        vjp=(lambda g, y, phases: PHASE_MAX_GRADIENT(g, phases, y),),
-        jvp=lambda t, y, phases: PHASE_MAX_GATHER(t[0], phases, y),
         fused=True,
         doc="the largest over the first axis",
     )
@@ -642,23 +552,9 @@ PHASE_MAX_GRADIENT: Op = register(
         name="phase_max_gradient",
         infer=_infer_phase_max_gradient,
         bind=_bind_phase_max_gradient,
-        vjp=(lambda u, r, g, phases, y: PHASE_MAX_GATHER(u, phases, y), no_gradient, no_gradient),
-        jvp=lambda t, r, g, phases, y: PHASE_MAX_GRADIENT(_or_zeros(t[0], g), phases, y),
         overwrites=(1,),
         accepts=lambda array: array.flags.c_contiguous,
         fused=True,
         doc="an element for each maximum over the first axis, in zeros, at the first place of that maximum",
-    )
-)
-PHASE_MAX_GATHER: Op = register(
-    Op(
-        name="phase_max_gather",
-        infer=_infer_phase_max_gather,
-        bind=_bind_phase_max_gather,
-        vjp=(lambda g, r, u, phases, y: PHASE_MAX_GRADIENT(g, phases, y), no_gradient, no_gradient),
-        jvp=lambda t, r, u, phases, y: PHASE_MAX_GATHER(_or_zeros(t[0], u), phases, y),
-        accepts=lambda array: array.flags.c_contiguous,
-        fused=True,
-        doc="the elements of another array at the first places of the maxima over the first axis",
     )
 )

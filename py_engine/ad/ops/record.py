@@ -31,7 +31,7 @@ Infer: TypeAlias = Callable[..., Any]
 Rule: TypeAlias = Callable[..., Tensor | None]
 Tangents: TypeAlias = Sequence[Tensor | None]
 Partial: TypeAlias = "Tensor | float | tuple[Tensor, Tensor]"
-Call: TypeAlias = Callable[[], Any]
+Call: TypeAlias = "partial[Any]"
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
 Check: TypeAlias = "tuple[Op, tuple[Tensor, ...], Mapping[str, Any]]"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,7 +65,8 @@ class Op:
             attributes that compute no more than these.
         kernel: `kernel(*inputs, out, **attrs)` computes into `out`.
         bind: `bind(inputs, out, scratch, **attrs)` gives the calls that do so, for kernels with something to
-            prepare once; `scratch(shape, dtype)` is memory that a call may use and that it never relies on.
+            prepare once; `scratch(shape, dtype)` is memory that a call may use and that it never relies on. A call is
+            a `functools.partial`: a function and its operands, the only arrays that it reads and writes.
         view: `view(x, **attrs)` gives the result as a view of its input's memory: no call at all.
         vjp: one rule per input, `rule(g, y, *inputs, **attrs)`, written in ops; `no_gradient` for an input that
             counts as a constant.  A single rule `rule(i, g, y, *inputs, **attrs)` serves ops with any number of
@@ -93,7 +94,8 @@ class Op:
         random: each call draws new values, so equal calls must not be merged.
         couples_batch: whether the samples of a batch affect each other's results (batch normalisation does; a
             mean over the batch does not count, since it is a weighted sum over shards).
-        fused: whether only the rewriting of graphs (the technique `fuse`) makes it, in place of other ops.
+        fused: whether only the technique `fuse` makes it, in place of other ops. Programs are differentiated before
+            that, so that it has no rules.
         doc: one line for the op reference.
         reads: which inputs' values the rules use, for each choice of inputs that are differentiated by; kept once it
             was found out (see `written.guard`), so that it must not depend on shapes or attributes.
@@ -273,13 +275,14 @@ def register(op: Op, *stands_in_for: Any) -> Op:
 
     Raises:
         ValueError: there is one of that name; a rule is missing, and the record does not say that the op, or the
-            input, counts as a constant (fused ops may lack rules: the ops that they stand for have them); or a
+            input, counts as a constant, or that the op is made after differentiation (`fused`); or such an op, or a
             constant has rules.
     """
     if op.name in TABLE:
         raise ValueError(f"there is an op {op.name!r} already")
-    if op.constant and (op.vjp is not None or op.jvp is not None):
-        raise ValueError(f"the op {op.name!r} is constant, so it must not have vjp or jvp rules")
+    if (op.constant or op.fused) and (op.vjp is not None or op.jvp is not None):
+        what = "constant" if op.constant else "fused"
+        raise ValueError(f"the op {op.name!r} is {what}, so it must not have vjp or jvp rules")
     if not op.constant and not op.fused:
         if op.vjp is None or (isinstance(op.vjp, tuple) and None in op.vjp):
             raise ValueError(

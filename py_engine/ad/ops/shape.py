@@ -308,7 +308,7 @@ def _bind_assemble(
 ) -> list[Call]:
     places = [out[as_index(index)] for index in indices]
     least, most = layers(shape, indices)
-    calls: list[Call] = [] if least else [partial(out.fill, 0)]
+    calls: list[Call] = [] if least else [partial(np.ndarray.fill, out, 0)]
     if most <= 1:
         return calls + [
             partial(np.copyto, place, part)
@@ -316,7 +316,7 @@ def _bind_assemble(
             if not _same_memory(place, part)  # the planner may have put the part in its place already
         ]
     if least:
-        calls.append(partial(out.fill, 0))
+        calls.append(partial(np.ndarray.fill, out, 0))
     for place, part in zip(places, arrays, strict=True):
         # Added in one piece: numpy adds to scattered memory through buffers that it allocates.
         total = scratch(place.shape, place.dtype)

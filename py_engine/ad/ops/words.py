@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.ops.indexing import EMBEDDING, EMBEDDING_GRADIENT, check_ids, ids_checked, unpadded
-from py_engine.ad.ops.linalg import MATMUL
-from py_engine.ad.ops.pooling import PHASE_MAX_GRADIENT, SHIFTED_GRADIENT, SLIDING, slide
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, c_ordered, common_dtype, here, no_gradient, register
-from py_engine.ad.ops.shape import reshape, transpose
+from py_engine.ad.ops.indexing import check_ids, ids_checked
+from py_engine.ad.ops.pooling import slide
+from py_engine.ad.ops.record import Call, Op, Scratch, Shape, c_ordered, common_dtype, here, register
 from py_engine.ad.tensor import Array, Tensor
 
 # The different words of a batch ---------------------------------------------------------------------------
@@ -34,14 +32,14 @@ def _bind_words(arrays: Sequence[Array], out: Array, scratch: Scratch, vocabular
     count, words, places = out[:1], out[1 : 1 + room], out[1 + room :]
     ranks = scratch((vocabulary,), np.int64)
     return [
-        partial(ranks.fill, 0),
-        partial(ranks.__setitem__, ids, 1),
+        partial(np.ndarray.fill, ranks, 0),
+        partial(np.ndarray.__setitem__, ranks, ids, 1),
         partial(np.add.accumulate, ranks, 0, None, ranks),
         partial(np.copyto, count, ranks[-1:]),
-        partial(ranks.take, ids, 0, places, "clip"),
+        partial(np.ndarray.take, ranks, ids, 0, places, "clip"),
         partial(np.subtract, places, 1, places),
-        partial(words.fill, 0),
-        partial(words.__setitem__, places, ids),
+        partial(np.ndarray.fill, words, 0),
+        partial(np.ndarray.__setitem__, words, places, ids),
     ]
 
 
@@ -100,12 +98,12 @@ def _bind_sums(
         partial(np.copyto, places, first),
         partial(np.add, places, starts, places),
         partial(np.multiply, words[1 + len(out) :], out.shape[1], cells),
-        partial(out.fill, 0),
+        partial(np.ndarray.fill, out, 0),
     ]
     for k in range(kernel):
         calls += [
             # "clip": where a NaN is the largest, no place is, and anything may be added.
-            partial(cells[k:].take, places, 0, into, "clip"),
+            partial(np.ndarray.take, cells[k:], places, 0, into, "clip"),
             partial(np.add, into, filter_of, into),
             partial(np.add.at, out.reshape(-1)[k * filters :], into, g.reshape(-1)),
         ]
@@ -127,14 +125,14 @@ WORD_SUMS: Op = register(
 def _bind_kernel_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     sums, weight, words = arrays
     memory = scratch((len(sums), weight.shape[1]), weight.dtype)
+    return [partial(_kernel_product, sums, weight, words, memory, out)]
 
-    def product() -> None:
-        ids = different(words)
-        rows = memory[: len(ids)]
-        weight.take(ids, 0, rows, "clip")
-        np.matmul(sums[: len(ids)].T, rows, out)
 
-    return [product]
+def _kernel_product(sums: Array, weight: Array, words: Array, memory: Array, out: Array) -> None:
+    ids = different(words)
+    rows = memory[: len(ids)]
+    weight.take(ids, 0, rows, "clip")
+    np.matmul(sums[: len(ids)].T, rows, out)
 
 
 def _bind_weight_gradient(
@@ -142,15 +140,18 @@ def _bind_weight_gradient(
 ) -> Sequence[Call]:
     sums, kernel, words = arrays
     memory = scratch((len(sums), kernel.shape[1]), kernel.dtype)
-
-    def product() -> None:
-        ids = different(words)
-        out[ids] = np.matmul(sums[: len(ids)], kernel, memory[: len(ids)])
-
-    calls: list[Call] = [partial(out.fill, 0), product]
+    calls: list[Call] = [
+        partial(np.ndarray.fill, out, 0),
+        partial(_weight_product, sums, kernel, words, memory, out),
+    ]
     if padding_index >= 0:
-        calls.append(partial(out[padding_index].fill, 0))
+        calls.append(partial(np.ndarray.fill, out[padding_index], 0))
     return calls
+
+
+def _weight_product(sums: Array, kernel: Array, words: Array, memory: Array, out: Array) -> None:
+    ids = different(words)
+    out[ids] = np.matmul(sums[: len(ids)], kernel, memory[: len(ids)])
 
 
 WORD_KERNEL_GRADIENT: Op = register(
@@ -201,60 +202,8 @@ def _bind_phases(
     weight, kernel, ids = arrays
     rows = scratch((ids.size, weight.shape[1]), weight.dtype)
     checked = partial(check_ids, ids, len(weight), here("embedding"))
-    gather = partial(weight.take, ids.reshape(-1), 0, rows, "clip")
+    gather = partial(np.ndarray.take, weight, ids.reshape(-1), 0, rows, "clip")
     return [checked, gather, *slide(rows, kernel, out, scratch, places, stride)]
-
-
-def _rows(weight: Tensor, ids: Tensor, padding_index: int) -> Tensor:
-    return reshape(EMBEDDING(weight, ids, padding_index=padding_index), (ids.size, weight.shape[1]))
-
-
-def _pooled(g: Tensor, ids: Tensor, at: dict[str, int], vocabulary: int) -> tuple[Tensor, Tensor] | None:
-    """Return the sums for each word and the words, where `g` comes from a maximum over the phases."""
-    if g.op is not PHASE_MAX_GRADIENT or at["window"] > 127:
-        return None
-    words = WORDS(ids, vocabulary=vocabulary)
-    sums = WORD_SUMS(*g.inputs, words, kernel=at["places"], length=ids.shape[1], stride=at["stride"])
-    return sums, words
-
-
-def _spread(g: Tensor, ids: Tensor, at: dict[str, int]) -> Tensor:
-    samples, length = ids.shape
-    window, stride = at["window"], at["stride"]
-    return SHIFTED_GRADIENT(
-        g, places=length, kernel=at["places"], dilation=1, samples=samples, window=window, stride=stride
-    )
-
-
-def _weight_vjp(g: Tensor, y: Tensor, weight: Tensor, kernel: Tensor, ids: Tensor, **at: int) -> Tensor:
-    settings = {"vocabulary": len(weight), "padding_index": at["padding_index"]}
-    found = _pooled(g, ids, at, len(weight))
-    if found is not None:
-        sums, words = found
-        return WORD_GRADIENT(sums, kernel, words, **settings)
-    rows = MATMUL(transpose(_spread(g, ids, at)), kernel)
-    return EMBEDDING_GRADIENT(reshape(rows, (*ids.shape, weight.shape[1])), ids, **settings)
-
-
-def _kernel_vjp(g: Tensor, y: Tensor, weight: Tensor, kernel: Tensor, ids: Tensor, **at: int) -> Tensor:
-    found = _pooled(g, ids, at, len(weight))
-    if found is not None:
-        sums, words = found
-        return WORD_KERNEL_GRADIENT(sums, weight, words)
-    return MATMUL(_spread(g, ids, at), _rows(weight, ids, at["padding_index"]))
-
-
-def _phases_jvp(
-    t: Sequence[Tensor | None], y: Tensor, weight: Tensor, kernel: Tensor, ids: Tensor, **at: int
-) -> Tensor:
-    rest = {"kernel": at["places"], "samples": len(ids), "window": at["window"], "stride": at["stride"]}
-    parts = []
-    if t[0] is not None:
-        moved = unpadded(EMBEDDING(t[0], ids, padding_index=at["padding_index"]), ids, at["padding_index"])
-        parts.append(SLIDING(reshape(moved, (ids.size, weight.shape[1])), kernel, **rest))
-    if t[1] is not None:
-        parts.append(SLIDING(_rows(weight, ids, at["padding_index"]), t[1], **rest))
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 WORD_PHASES: Op = register(
@@ -262,8 +211,6 @@ WORD_PHASES: Op = register(
         name="word_phases",
         infer=_infer_phases,
         bind=_bind_phases,
-        vjp=(_weight_vjp, _kernel_vjp, no_gradient),
-        jvp=_phases_jvp,
         accepts=c_ordered,
         checks=lambda weight, kernel, ids, **at: ids_checked(ids, weight.shape[0]),
         fused=True,
