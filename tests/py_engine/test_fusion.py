@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import py_engine as pe
 from py_engine import Techniques, ops
 from py_engine.ad import fusion
 from py_engine.ad.graph import gradients
@@ -183,3 +184,33 @@ def test_whatever_stands_left_of_the_convolution_in_a_sum(rng, other):
     (plain, _), (fused, _) = (compiled(function, arrays, fused) for fused in (False, True))
     for a, b in zip(plain, fused, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def pooled(x, weight):
+    return ops.sum(ops.square(ops.max_pool(ops.relu(ops.conv(x, weight)), 2)))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_compiled_functions_and_their_gradients_fuse_as_the_trainer_does(fused, rng):
+    arrays = [rng.standard_normal((2, 1, 8, 8)), rng.standard_normal((3, 1, 3, 3))]
+    for function in (pooled, pe.value_and_grad(pooled, (0, 1)), pe.grad(pooled, 1)):
+        compiled_function = pe.compile(function, replace(Techniques(), fuse=fused))
+        compiled_function(*arrays)
+        names = {"phase_max", "columns"} if fused else {"max_pool", "conv"}
+        assert all(f"= {name}(" in compiled_function.source for name in names)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_bodies_of_loops_fuse_with_the_techniques_of_the_tape_around_them(fused, rng):
+    xs, weight = rng.standard_normal((4, 2, 1, 8, 8)), rng.standard_normal((3, 1, 3, 3))
+
+    def total(weight):
+        return pe.scan(lambda carry, x: (carry + pooled(x, weight), None), 0.0, xs)[0]
+
+    for function in (total, pe.value_and_grad(total)):
+        compiled_function = pe.compile(function, replace(Techniques(), fuse=fused))
+        compiled_function(weight)
+        ((tape, _),) = compiled_function.tapes.values()
+        loops = [x.attrs["loop"] for x in tape.program.equations if x.op.name == "loop"]
+        inner = [each for loop in loops for free in loop._tapes.values() for each in free]
+        assert inner and all(("phase_max" in each.source) == fused for each in inner)

@@ -765,6 +765,19 @@ def test_overwriting_is_safe_where_the_record_allows_it(line, example, rng):
                 np.testing.assert_array_equal(arrays[i], node.numpy(), err_msg=f"{node.op.name} over input {i}")
 
 
+@examples(LINES)
+def test_a_call_is_a_function_and_its_operands(line, example, rng):
+    """No array is hidden in a closure or a method: a replay gives a call other arrays by its operands alone."""
+    for node in recorded_nodes(line, example, rng):
+        if node.op.view is None and not node.op.several:
+            out = np.empty(node.shape, node.dtype)
+            for call in node.op.calls([np.array(x.numpy()) for x in node.inputs], [out], np.empty, node.attrs):
+                assert type(call) is partial, node.op.name
+                hidden = [cell.cell_contents for cell in getattr(call.func, "__closure__", None) or ()]
+                hidden.append(getattr(call.func, "__self__", None))
+                assert not any(isinstance(value, (np.ndarray, Tensor)) for value in hidden), node.op.name
+
+
 @examples(DIFFERENTIABLE)
 def test_what_the_rules_read_is_the_same_whatever_shapes_and_attributes(line, example, rng):
     for node in recorded_nodes(line, example, rng):
