@@ -234,12 +234,16 @@ class Trainer:
 
     def _step(self, samples: int, x: Array, y: Array, team: Team | None) -> Step:
         """Return the step for batches of this many samples, planned when it is first needed."""
-        key = (samples, x.shape[1:], y.shape[1:], team)
+        key = self._step_key(samples, x, y, team)
         step = self._steps.get(key)
         if step is None:
             step = make_step(self.chain, self._objective, x, y, samples, self._gradient, team, self.techniques)
             self._steps[key] = step
         return step
+
+    @staticmethod
+    def _step_key(samples: int, x: Array, y: Array, team: Team | None) -> Any:
+        return samples, x.shape[1:], y.shape[1:], team
 
     def _team(self, x: Array, y: Array) -> Team | None:
         """Return the threads to split batches over, or None to leave the threads to BLAS."""
@@ -262,12 +266,15 @@ class Trainer:
             return False
         if self.chain.couples_batch is not None:
             return False
-        whole = make_step(self.chain, self._objective, x, y, samples, self._gradient, None, how)
+        whole = self._step(samples, x, y, None)  # kept, if batches are not split
         assert isinstance(whole, Replay)
         tape = whole.shards[0].tape
         if any(step.equation.op.couples_batch for step in tape.instructions):
             return False
-        return how.split_batch is True or bytes_per_call(tape) >= SPLIT_BATCH_FROM
+        splits = how.split_batch is True or bytes_per_call(tape) >= SPLIT_BATCH_FROM
+        if splits:
+            del self._steps[self._step_key(samples, x, y, None)]
+        return splits
 
     def _objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self._one_hot:

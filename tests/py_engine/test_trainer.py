@@ -36,6 +36,8 @@ from py_engine.network import (
     Reshape,
     Trainer,
 )
+from py_engine.network import trainer as trainer_module
+from py_engine.network.steps import make_step
 from py_engine.network.threads import Team
 
 SAMPLES, STEPS, FEATURES, CLASSES = 61, 3, 5, 4
@@ -129,6 +131,16 @@ def test_an_error_in_a_thread_reaches_the_caller_and_the_team_goes_on():
     team.run([lambda: done.append(2), lambda: done.append(3)])
     team.close()
     assert sorted(done) == [1, 2, 3]
+
+
+def test_a_batch_that_is_not_split_is_planned_once(rng, monkeypatch):
+    made = []
+    monkeypatch.setattr(trainer_module, "make_step", lambda *args: made.append(args[4]) or make_step(*args))
+    model = Chain(Dense(3, 2), dtype=np.float64)
+    trainer = Trainer(model, optimizer=SGD(0.1), batch_size=8, threads=2)
+    trainer.train_epoch(rng.standard_normal((20, 3)), rng.integers(0, 2, 20))
+    trainer.close()
+    assert made == [8, 4]
 
 
 def test_a_partial_last_batch_has_a_plan_of_its_own(batch):
