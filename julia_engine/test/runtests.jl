@@ -4,7 +4,7 @@
 using Test
 using TwinGrad
 
-# The tests' own code runs once: compile it quickly. The engine's modules keep the levels of their own.
+# Test code runs once: compile it quickly. The engine's modules keep their optimisation levels.
 @static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
     Base.Experimental.@optlevel 0
 end

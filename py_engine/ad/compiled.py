@@ -58,7 +58,7 @@ class Compiled:
         self.function = function
         self.techniques = techniques
         self.tapes: dict[Make, tuple[Tape, Pack]] = {}
-        self._scalars: dict[int, tuple[Scalar, Pack]] = {}  # of so many float64 numbers
+        self._scalars: dict[int, tuple[Scalar, Pack]] = {}  # by the number of float64 arguments
         self._lock = threading.RLock()  # a tape belongs to one thread at a time; a custom rule may call this again
         self.__doc__ = function.__doc__
 

@@ -177,7 +177,7 @@ def _made(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], data: Ar
     result = Tensor(data)
     result.scope = STATE.scope
     if STATE.grad_enabled and data.dtype in FLOATS:
-        result.level = max(x.level for x in inputs)
+        result.level = max((x.level for x in inputs), default=0)
     if result.level or STATE.trace is not None:
         result.op, result.inputs, result.attrs = op, inputs, attrs
         result.marks = guard(op, inputs, attrs) if result.level else None

@@ -124,7 +124,7 @@ class _Slots:
         self._changes = False
 
     def places(self, array: Array) -> list[Place] | None:
-        """Return where the array stands among the operands; None if the call has a part of it, too."""
+        """Return the array's places among the operands; None if the call also has a part of it."""
         found: list[Place] = []
         slots: list[Place] = [(self._operands, k) for k in range(len(self._operands))]
         for operands, key in (*slots, *((self._named, key) for key in self._named)):

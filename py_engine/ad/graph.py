@@ -166,7 +166,7 @@ def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool, level: 
 def _first_equals(order: Sequence[Any], wanted: set[int]) -> dict[int, int]:
     """Return for each node that an earlier one equals which that is.
 
-    Wanted ones stay what they are, and so do those of joint ops, whose rules may change the node (a loop's does).
+    Wanted ones stay what they are, and so do ops with joint rules, which may run the user's code.
 
     What is computed twice is one value, and its gradient the sum of both: pulled back once, not twice. Only what is
     traced: the arrays that an op is given otherwise can be written to between two calls.

@@ -30,6 +30,7 @@ __all__ = [
     "same",
     "simplify",
     "trace",
+    "traced",
     "tracing",
 ]
 
@@ -95,18 +96,9 @@ class Program:
         values = {id(x): value for x, value in zip(self.inputs, inputs, strict=True)}
         with entering(scope=STATE.scope):
             for equation in self.equations:
-                found = [values.get(id(x), x) for x in equation.inputs]
-                op = equation.op
+                op, found = equation.op, tuple([values.get(id(x), x) for x in equation.inputs])
                 STATE.scope = equation.scope
-                if not op.several:
-                    values[id(equation.output)] = op.apply(tuple(found), equation.attrs)
-                    continue
-                if "inside" in equation.attrs and STATE.trace is None:
-                    # A checkpoint: how its values were found is not kept.
-                    for k in range(len(equation.outputs)):
-                        data = found[k].data
-                        found[k] = found[k] if data is None else Tensor(data)
-                results = op.apply_several(tuple(found), equation.attrs)
+                results = op.apply_several(found, equation.attrs) if op.several else (op.apply(found, equation.attrs),)
                 values.update(zip(map(id, equation.outputs), results, strict=True))
         return [values.get(id(x), x) for x in self.outputs]
 
@@ -215,7 +207,7 @@ def close_over(
                 found = equations[-1].output
             variables[id(x)] = found
     program = Program(tuple(symbols), tuple(equations), tuple(variables.get(id(x), x) for x in outputs))
-    # What an op drew is a constant from here on; whatever else is captured stays part of its own graph.
+    # What an op drew is a constant from here on; other captured tensors stay part of the graph around.
     return program, [Tensor(x.data) if id(x) in inner and x.data is not None else x for x in captured.values()]
 
 

@@ -49,14 +49,14 @@ class Tape:
     Args:
         program: what to compute.
         results: memory to compute outputs into, by position (gradients into a parameter vector), in C order and
-            apart from everything that the program reads; the others get memory of their own.
+            apart from everything that the program reads; the others get separate memory.
         techniques: what to do to be fast.
 
     Attributes:
         inputs: the buffers to fill before `run()`.
         outputs: the buffers that `run()` fills.
         instructions: what `run()` does, in order.
-        program: what it computes, as it is bound: simplified, each output in memory of its own, with the copies that
+        program: what it computes, as it is bound: simplified, each output in separate memory, with the copies that
             layouts need.
         values: the variables of that in the order of the plan: inputs, captured tensors, results.
         equations: for each of these the equation that it is a result of, if there is one.

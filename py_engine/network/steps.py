@@ -100,7 +100,8 @@ class Shard:
             watched = STATE.watched or ()
         named = {name: g for name, g in zip(chain.parameters.trainable, found, strict=True) if g is not None}
         program = traced(nodes, inputs, [value, *named.values(), *(new for _, new in updates)], watched)
-        program = rewritten(program, techniques)
+        if sparse:  # which op makes a gradient is known only once it is fused
+            program = rewritten(program, techniques)
         value, *news = program.outputs[0], *program.outputs[1 + len(named) :]
         named = dict(zip(named, program.outputs[1 : 1 + len(named)], strict=True))
         made = {id(y): equation for equation in program.equations for y in equation.outputs}

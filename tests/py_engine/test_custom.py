@@ -275,3 +275,9 @@ def test_no_gradient_flows_through_a_stopped_container(run):
 def test_a_stopped_value_does_not_move_in_forward_mode(run):
     found = run(lambda x: pe.jvp(lambda x: x * pe.stop_gradient(x), (x,), (ops.as_tensor(np.ones(3)),))[1])(X)
     np.testing.assert_array_equal(found, X)
+
+
+def test_a_rule_without_inputs_is_a_constant():
+    ones = pe.custom_rule(lambda: np.ones(2))
+    assert not ones().requires_grad
+    np.testing.assert_array_equal(pe.grad(lambda x: np.sum(x * ones()))(np.zeros(2)), np.ones(2))

@@ -204,6 +204,10 @@ class Op:
         """Apply an op with several results to tensors: eagerly, or symbolically while a function is traced."""
         kinds = self.infer(*inputs, **attrs)
         symbolic = STATE.symbolic or any(x.data is None for x in inputs)
+        if self.view is not None and not symbolic and STATE.trace is None:
+            # No rule reads what is passed through: how that was computed is not kept.
+            passed = [Tensor(x.data) for x in inputs[: len(kinds)]]  # type: ignore[arg-type]  # not None
+            inputs = (*passed, *inputs[len(kinds) :])
         level = max(x.level for x in inputs) if inputs and STATE.grad_enabled and not self.constant else 0
         node = Node(self, inputs, attrs, kinds, level)
         if symbolic:
