@@ -13,7 +13,7 @@ import py_engine
 from bridge.errors import TwinGradError
 from bridge.files import write_atomically
 from py_engine import ops
-from py_engine.ad.ops.record import TABLE, Op
+from py_engine.ad.op import TABLE, Op
 
 __all__ = ["build", "op_table"]
 

@@ -11,12 +11,13 @@ from py_engine.ad.compiled import compile
 from py_engine.ad.custom import custom_rule, stop_gradient
 from py_engine.ad.draw import SVG, draw
 from py_engine.ad.gradcheck import gradcheck
-from py_engine.ad.graph import topological_sort
+from py_engine.ad.jacobian import hessian, hvp, jacobian
 from py_engine.ad.loops import scan
-from py_engine.ad.matrices import hessian, hvp, jacobian
+from py_engine.ad.operators import tensor
+from py_engine.ad.reverse import topological_sort
 from py_engine.ad.state import no_grad, scope
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import Tensor, tensor
+from py_engine.ad.tensor import Tensor
 from py_engine.ad.transforms import grad, jvp, value_and_grad, vjp
 from py_engine.errors import EngineError
 

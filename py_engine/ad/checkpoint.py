@@ -10,9 +10,9 @@ from typing import Any
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import gradients
-from py_engine.ad.ops.record import Op, Shape
+from py_engine.ad.op import Op, Shape
 from py_engine.ad.program import Program, close_over
+from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, entering
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
 from py_engine.ad.transforms import check_callable

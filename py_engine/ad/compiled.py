@@ -14,7 +14,7 @@ import numpy as np
 
 from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, unflatten
-from py_engine.ad.ops.record import Shape
+from py_engine.ad.op import Shape
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE
 from py_engine.ad.straight_line import DOMAIN_ERRORS, FLOAT64, Scalar

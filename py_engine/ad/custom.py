@@ -12,11 +12,10 @@ from numpy.typing import ArrayLike
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import gradients, variable
-from py_engine.ad.ops.record import Op, Shape, as_tensors
+from py_engine.ad.op import Op, Shape, as_tensors
+from py_engine.ad.reverse import gradients, variable
 from py_engine.ad.state import LEVELS, STATE, entering
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
-from py_engine.ad.written import guard
 from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
 
 __all__ = ["custom_rule", "stop_gradient"]
@@ -180,7 +179,7 @@ def _made(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], data: Ar
         result.level = max((x.level for x in inputs), default=0)
     if result.level or STATE.trace is not None:
         result.op, result.inputs, result.attrs = op, inputs, attrs
-        result.marks = guard(op, inputs, attrs) if result.level else None
+        result.versions = op.guard(inputs, attrs) if result.level else None
     if STATE.trace is not None:
         STATE.trace.append(result)
     return result

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.graph import described, scope_of, topological_sort, written_to
-from py_engine.ad.ops.record import Shape, Tangents
+from py_engine.ad.mutation import mutated
+from py_engine.ad.op import Shape, Tangents
 from py_engine.ad.ops.shape import aligned, one_by_one
+from py_engine.ad.reverse import described, mutation_error, scope_of, topological_sort
 from py_engine.ad.tensor import Node, Result, Tensor
-from py_engine.ad.written import written
 from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 
 __all__ = ["push_forward"]
@@ -33,7 +33,7 @@ def push_forward(
         outputs: recorded tensors, of any shape.
         moves: the tensors that move, each with its tangent of the same shape and dtype.
         count: how many tangents each array holds along a new leading axis; None: one, without that axis.
-        level: those that move have at least this one, see `graph.gradients`.
+        level: those that move have at least this one, see `reverse.gradients`.
 
     Returns:
         For each output its tangent, of its shape (behind the leading axis) and dtype; None where it stays.
@@ -57,8 +57,8 @@ def push_forward(
                 several.add(id(node.node))
                 _push_several(node.node, moved, count, tangents)
         elif node not in moves and any(t is not None for t in moved):
-            if node.marks is not None and (changed := written(node.marks, unchanged)):
-                raise written_to(node, changed[0])
+            if node.versions is not None and (changed := mutated(node.versions, unchanged)):
+                raise mutation_error(node, changed[0])
             with scope_of(node):
                 tangent = _push(node, moved, count)
             if tangent is not None:
@@ -101,8 +101,8 @@ def _push_several(node: Node, moved: Tangents, count: int | None, tangents: dict
         return
     if node.op.jvp is None:
         raise _missing_rule(node)
-    if node.marks is not None and (changed := written(node.marks, set())):
-        raise written_to(node, changed[0])
+    if node.versions is not None and (changed := mutated(node.versions, set())):
+        raise mutation_error(node, changed[0])
     with scope_of(node):
         if count is None:
             found = node.op.jvp(moved, node, *node.inputs, **node.attrs)

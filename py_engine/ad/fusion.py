@@ -13,7 +13,7 @@ in either of two ways:
 - *sliding kernels*: x is read as rows of channels, where it lies so already (an embedding) without a copy; what the
   kernel sees at one place is then one piece of memory, and every kernel-th of these pieces a row of a matrix. It is for
   kernels that move along one axis; any other axis they cover whole, like channels. Where x is an embedding, its rows
-  are read from the matrix, and the gradients are sums for each different word (`py_engine.ad.ops.words`).
+  are read from the matrix, and the gradients are sums for each different word (`py_engine.ad.ops.fused_text`).
 
 What is least work is chosen, by an estimate of products and of elements moved; op after op where that is least.
 
@@ -33,12 +33,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.graph import unbroadcast
+from py_engine.ad.op import Equation
 from py_engine.ad.ops.convolution import work
 from py_engine.ad.ops.linalg import MATMUL
 from py_engine.ad.ops.pooling import MAX_POOL, MAX_POOL_GRADIENT
 from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE
-from py_engine.ad.program import Equation, Program, equations_of, nested_trace, prune
+from py_engine.ad.program import Program, equations_of, nested_trace, prune
+from py_engine.ad.reverse import unbroadcast
 from py_engine.ad.state import entering
 from py_engine.ad.tensor import Array, Literal, Tensor
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten
-from py_engine.ad.graph import gradients
+from py_engine.ad.reverse import gradients
 from py_engine.ad.tensor import FLOATS, Array, Tensor, plain_array
 from py_engine.errors import DTypeError, GradientCheckError, NotDifferentiableError
 

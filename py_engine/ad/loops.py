@@ -20,9 +20,9 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import gradients
-from py_engine.ad.ops.record import Call, Check, Op, Shape
+from py_engine.ad.op import Call, Check, Op, Shape
 from py_engine.ad.program import Program, close_over, nested_trace
+from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE
 from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques

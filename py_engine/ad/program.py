@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from py_engine.ad import ops
-from py_engine.ad.ops.record import ZEROS, Op, Shape
+from py_engine.ad.mutation import Watch
+from py_engine.ad.op import ZEROS, Equation, Op
 from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
 from py_engine.ad.state import STATE, entering
 from py_engine.ad.tensor import FLOATS, Literal, Node, Tensor
-from py_engine.ad.written import Watch
 from py_engine.errors import TraceError
 
 __all__ = [
-    "Equation",
     "Program",
     "close_over",
     "equations_of",
@@ -33,46 +32,6 @@ __all__ = [
     "traced",
     "tracing",
 ]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Equation:
-    """An op with its inputs, its attributes, and the variables that are its results.
-
-    Attributes:
-        scope: the layer that it belongs to, for messages.
-    """
-
-    op: Op
-    inputs: tuple[Tensor, ...]
-    attrs: Mapping[str, Any]
-    outputs: tuple[Tensor, ...]
-    scope: str
-
-    @classmethod
-    def of(cls, op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], scope: str) -> Equation:
-        """Return an op on these inputs, with new variables as its results."""
-        kinds = op.infer(*inputs, **attrs)
-        outputs = tuple([_variable(shape, dtype, scope) for shape, dtype in (kinds if op.several else [kinds])])
-        return cls(op, inputs, attrs, outputs, scope)
-
-    @property
-    def output(self) -> Tensor:
-        """The only result."""
-        (found,) = self.outputs
-        return found
-
-    def reading(self, inputs: tuple[Tensor, ...]) -> Equation:
-        """Return the same op with other inputs."""
-        if all(a is b for a, b in zip(inputs, self.inputs, strict=True)):
-            return self
-        return Equation(self.op, inputs, self.attrs, self.outputs, self.scope)
-
-
-def _variable(shape: Shape, dtype: Any, scope: str) -> Tensor:
-    found = Tensor.symbol(shape, dtype)
-    found.scope = scope
-    return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -199,7 +158,7 @@ def close_over(
     equations: list[Equation] = []
     for step in steps:
         reads = tuple([variables.get(id(a), a) for a in step.inputs])
-        results = tuple([_variable(x.shape, x.dtype, step.scope) for x in step.outputs])
+        results = tuple([Tensor.symbol(x.shape, x.dtype, scope=step.scope) for x in step.outputs])
         equations.append(Equation(step.op, reads, step.attrs, results, step.scope))
         for x, found in zip(step.outputs, results, strict=True):
             if _made_without_grad(step, x):  # applied anew it would be recorded

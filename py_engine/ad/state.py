@@ -16,7 +16,7 @@ class _State(threading.local):
     symbolic: bool = False  # ops made now have a shape and a dtype, and no values
     grad_enabled: bool = True  # ops made now can be differentiated
     differentiating: bool = False  # inside a function that grad() was given
-    watched: list[Any] | None = None  # while a function is traced: what it took the values of, see written.Watch
+    watched: list[Any] | None = None  # while a function is traced: what it took the values of, see mutation.Watch
     techniques: Any = None  # those of the tape that is bound or run: tapes inside it have the same
     scope: str = ""  # the layer whose ops are being made, for messages
 

@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.direct import Direct
 from py_engine.ad.fusion import fuse
+from py_engine.ad.op import CHECKS, Call, Equation, Op, Shape
 from py_engine.ad.ops.linalg import MATMUL, suits_blas
-from py_engine.ad.ops.record import CHECKS, Call, Op, Shape
 from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, COPY, RESHAPE, as_index, covers
 from py_engine.ad.plan import ALIGNMENT, Value, plan
-from py_engine.ad.program import Equation, Program, simplify
+from py_engine.ad.program import Program, simplify
+from py_engine.ad.reassociation import add_early
 from py_engine.ad.state import STATE, entering
 from py_engine.ad.straight_line import Scalar, straight_line
-from py_engine.ad.sums import add_early
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
+from py_engine.ad.zero_copy import ZeroCopyCall
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
 
 
@@ -119,7 +119,7 @@ class Tape:
         # a tenth of the time that np.errstate does, which is as much as two calls of a small tape.
         self._silent = contextvars.copy_context()
         self._silent.run(np.seterr, all="ignore")
-        self._direct: Direct | None = None  # when first asked for
+        self._zero_copy: ZeroCopyCall | None = None  # when first asked for
         self._replaying = False
 
     # Running ----------------------------------------------------------------------------------------------
@@ -194,11 +194,12 @@ class Tape:
         try:
             if not self.techniques.preallocate:
                 return [out.copy() for out in self(*arrays)]
-            if self._direct is None:
-                self._direct = Direct(self.program, self.inputs, self.outputs, self.instructions, self._silent)
+            if self._zero_copy is None:
+                steps = [(step.equation, step.calls) for step in self.instructions]
+                self._zero_copy = ZeroCopyCall(self.program, self.inputs, self.outputs, steps, self._silent)
             for x in self.program.watched:
                 x.check()
-            return self._direct(arrays)
+            return self._zero_copy(arrays)
         finally:
             self._replaying = False
 

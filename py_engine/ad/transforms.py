@@ -17,8 +17,8 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.containers import LEAF, Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import gradients, variable
 from py_engine.ad.memory import keep_freed_memory
+from py_engine.ad.reverse import gradients, variable
 from py_engine.ad.state import LEVELS, STATE, entering, inside_transform
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.ops.record import as_tensor
+from py_engine.ad.op import as_tensor
 from py_engine.ad.state import scope
 from py_engine.ad.tensor import Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError

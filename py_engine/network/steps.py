@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from py_engine.ad import ops
-from py_engine.ad.graph import gradients
+from py_engine.ad.op import Call
 from py_engine.ad.ops.indexing import row_additions
-from py_engine.ad.ops.record import Call
 from py_engine.ad.program import prune, traced, tracing
+from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE, no_grad
 from py_engine.ad.tape import Tape, rewritten
 from py_engine.ad.techniques import Techniques

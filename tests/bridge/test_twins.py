@@ -120,17 +120,21 @@ RENAMED = {
     "network/__init__.py": "NETWORK.jl",
     "errors.py": "ad/errors.jl",
     "ad/fusion.py": "ad/fused_pooling.jl",
+    "ad/jacobian.py": "ad/matrices.jl",
+    "ad/op.py": "ad/ops/record.jl",
+    "ad/reverse.py": "ad/graph.jl",
 }
 PYTHON_ONLY = {
     "ad/ops/__init__.py": "makes the folder a package",
-    "ad/direct.py": "large arrays used in place by replays; in Julia it stands with compiled functions",
     "ad/draw.py": "pictures of graphs, for which one engine is enough",
+    "ad/mutation.py": "the mutation guard; in Julia it is where tensors and graphs are defined",
+    "ad/operators.py": "the tensor's operators and methods; in Julia they are functions, defined where the ops are",
     "ad/program.py": "programs; in Julia they are in graph.jl",
+    "ad/reassociation.py": "gradients' sums added early; in Julia they are added where they come up",
     "ad/state.py": "the state of tracing in each thread; in Julia it is in tensor.jl",
-    "ad/sums.py": "gradients' sums added early; in Julia they are added where they come up",
-    "ad/written.py": "writes in place; in Julia they are looked for where tensors and graphs are defined",
     "ad/ops/arguments.py": "numpy's own signatures, and what is refused of them; Julia's methods say so themselves",
-    "ad/ops/words.py": "ops that only fusion makes; Julia's stand with its fusion",
+    "ad/zero_copy.py": "large arrays used in place by replays; in Julia that is part of compiled functions",
+    "ad/ops/fused_text.py": "ops that only fusion makes; Julia's stand with its fusion",
 }
 JULIA_ONLY = {
     "ad/copies.jl": "copies of tensors, which keep the graph or refuse; the numpy engine's are methods of its Tensor",

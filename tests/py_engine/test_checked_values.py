@@ -11,7 +11,7 @@ import pytest
 import py_engine as pe
 from py_engine import Techniques, Tensor, ops
 from py_engine.ad.containers import flatten
-from py_engine.ad.ops.record import CHECKS
+from py_engine.ad.op import CHECKS
 from py_engine.errors import EngineError, LabelError, ShapeError
 from py_engine.network import Activation, Chain, Conv1D, Dense, Embedding, Flatten, MaxPool1D, PermuteDims, Trainer
 

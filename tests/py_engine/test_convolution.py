@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad.graph import gradients
+from py_engine.ad.reverse import gradients
 from py_engine.errors import DTypeError, ShapeError
 
 

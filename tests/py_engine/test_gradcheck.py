@@ -7,7 +7,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.ad.ops.record import Op
+from py_engine.ad.op import Op
 from py_engine.errors import DTypeError, EngineError, GradientCheckError, NotDifferentiableError, ShapeError
 
 X = np.linspace(0.3, 1.7, 24).reshape(4, 6)

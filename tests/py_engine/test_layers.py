@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from py_engine.ad.gradcheck import gradcheck
+from py_engine.ad.operators import tensor
 from py_engine.ad.program import trace
 from py_engine.ad.state import scope
-from py_engine.ad.tensor import Tensor, tensor
+from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 from py_engine.network import LAYERS
 from py_engine.network.convolution import (

@@ -13,9 +13,9 @@ import pytest
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.ad.graph import gradients
 from py_engine.ad.loops import LOOP
 from py_engine.ad.program import trace
+from py_engine.ad.reverse import gradients
 from py_engine.ad.tape import Tape
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from py_engine.ad.gradcheck import gradcheck
-from py_engine.ad.tensor import Tensor, tensor
+from py_engine.ad.operators import tensor
+from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, LabelError
 from py_engine.network.losses import LOSSES, check_targets, get
 

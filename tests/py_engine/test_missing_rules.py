@@ -7,7 +7,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.ad.ops.record import Op
+from py_engine.ad.op import Op
 from py_engine.errors import NotDifferentiableError
 
 X = np.array([1.5, 2.5])

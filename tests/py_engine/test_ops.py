@@ -21,9 +21,8 @@ import pytest
 import py_engine as pe
 from py_engine import Tensor, gradcheck, ops
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import gradients
+from py_engine.ad.reverse import gradients
 from py_engine.ad.tensor import FLOATS
-from py_engine.ad.written import operands_read
 from py_engine.errors import GradientCheckError
 
 # Domains: what an operand is drawn from -------------------------------------------------------------------
@@ -783,7 +782,7 @@ def test_what_the_rules_read_is_the_same_whatever_shapes_and_attributes(line, ex
     for node in recorded_nodes(line, example, rng):
         if not node.op.joint:
             differentiated = tuple(x.requires_grad for x in node.inputs)
-            read = operands_read(node.op, node.inputs, node.attrs, differentiated)
+            read = node.op.operands_read(node.inputs, node.attrs, differentiated)
             key = True if len(differentiated) == 1 else differentiated
             assert set(read) <= set(node.op.reads.setdefault(key, read)), node.op.name
 

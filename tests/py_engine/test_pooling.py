@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import py_engine as pe
 from py_engine import Tensor, ops
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import gradients
+from py_engine.ad.reverse import gradients
 from py_engine.errors import DTypeError, ShapeError
 
 POOLS = {"max": ops.max_pool, "avg": ops.avg_pool}

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.ad import direct
+from py_engine.ad import zero_copy
 from py_engine.ad.techniques import Techniques
 
 # The instructions -----------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_arrays_used_where_they_are_give_what_copies_give(program):
     inputs = program.inputs()
     compiled = pe.compile(pe.value_and_grad(program.ours, range(len(inputs))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct, "LARGE", 0)  # all of them
+        patch.setattr(zero_copy, "LARGE", 0)  # all of them
         value, gradients = compiled(*inputs)
         compiled(*[x + 1 for x in inputs])
     ((tape, _),) = compiled.tapes.values()

@@ -16,7 +16,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad.graph import gradients
+from py_engine.ad.reverse import gradients
 
 
 def load_generator() -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from py_engine.ad.mutation import watch_setting
 from py_engine.ad.tensor import NO_VALUE, Tensor
-from py_engine.ad.written import watch_setting
 from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError
 
 __all__ = [

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from py_engine.ad.ops.record import (
+from py_engine.ad.mutation import watch_setting
+from py_engine.ad.op import (
     Call,
     Op,
     Scratch,
@@ -35,7 +36,6 @@ from py_engine.ad.ops.record import (
 )
 from py_engine.ad.ops.shape import one_by_one, reshape
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
-from py_engine.ad.written import watch_setting
 from py_engine.errors import DTypeError, ShapeError
 
 Pairs: TypeAlias = tuple[tuple[int, int], ...]

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.ops.arguments import NO_VALUE, UFUNC_DEFAULTS, as_dtype, refuse, whole
-from py_engine.ad.ops.record import (
+from py_engine.ad.op import (
     NO_ATTRS,
     ZEROS,
     Call,
+    Equation,
     Op,
     Scratch,
     Shape,
@@ -36,11 +37,9 @@ from py_engine.ad.ops.record import (
     no_gradient,
     register,
 )
+from py_engine.ad.ops.arguments import NO_VALUE, UFUNC_DEFAULTS, as_dtype, refuse, whole
 from py_engine.ad.tensor import FLOATS, Array, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
-
-if TYPE_CHECKING:
-    from py_engine.ad.program import Equation
 
 # Arithmetic -----------------------------------------------------------------------------------------------
 
@@ -54,6 +53,9 @@ add = elementwise(
     commutes=True,
     scalar=lambda equation: "{0} or {1}" if equation.output.dtype == np.bool_ else "{0} + {1}",
 )
+ADD_IN_ANY_ORDER: Op = replace(add, doc="a + b, as part of a sum whose order is free")
+"""Sums the contributions to a gradient: `reassociation` chooses the order."""
+
 sub = elementwise(
     "sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_number, scalar="{0} - {1}"
 )

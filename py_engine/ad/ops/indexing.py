@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from py_engine.ad.ops.arguments import whole
-from py_engine.ad.ops.elementary import astype, not_equal
-from py_engine.ad.ops.record import (
+from py_engine.ad.mutation import watch
+from py_engine.ad.op import (
     Call,
     Check,
     Op,
@@ -26,9 +25,10 @@ from py_engine.ad.ops.record import (
     no_gradient,
     register,
 )
+from py_engine.ad.ops.arguments import whole
+from py_engine.ad.ops.elementary import astype, not_equal
 from py_engine.ad.ops.shape import EACH, SLICE, Index, _dummy, expand_dims, moveaxis, only
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
-from py_engine.ad.written import watch
 from py_engine.errors import DTypeError, ShapeError, TraceError
 
 # An advanced index is stored as its basic items with ARRAY where an integer array stands; the arrays themselves

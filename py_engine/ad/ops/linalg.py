@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
-from py_engine.ad.ops.record import (
+from py_engine.ad.op import (
     Call,
     Op,
     Scratch,
@@ -22,6 +21,7 @@ from py_engine.ad.ops.record import (
     multilinear_jvp,
     register,
 )
+from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
 from py_engine.ad.ops.shape import (
     RESHAPE,
     TRANSPOSE,

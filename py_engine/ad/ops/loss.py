@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.ops.elementary import exp, softplus, square
-from py_engine.ad.ops.record import (
+from py_engine.ad.op import (
     Call,
     Check,
     Op,
@@ -25,6 +24,7 @@ from py_engine.ad.ops.record import (
     no_gradient,
     register,
 )
+from py_engine.ad.ops.elementary import exp, softplus, square
 from py_engine.ad.ops.reduction import bind_subtract, logsumexp, many_weighted, mean, sum
 from py_engine.ad.ops.shape import expand_dims
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor

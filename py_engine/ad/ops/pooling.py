@@ -17,6 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from py_engine.ad.op import (
+    Call,
+    Op,
+    Scratch,
+    Shape,
+    as_tensor,
+    common_dtype,
+    linear_jvp,
+    no_gradient,
+    register,
+)
 from py_engine.ad.ops.convolution import (
     Pairs,
     many_samples,
@@ -27,17 +38,6 @@ from py_engine.ad.ops.convolution import (
     put_back,
     window_view,
     windows_along,
-)
-from py_engine.ad.ops.record import (
-    Call,
-    Op,
-    Scratch,
-    Shape,
-    as_tensor,
-    common_dtype,
-    linear_jvp,
-    no_gradient,
-    register,
 )
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, as_tensor, register
+from py_engine.ad.op import Call, Op, Scratch, Shape, as_tensor, register
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError
 

@@ -14,9 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.ops.arguments import NO_VALUE, axis_of, flag, refuse, same_dtype, whole
-from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
-from py_engine.ad.ops.record import (
+from py_engine.ad.op import (
     Call,
     Op,
     Scratch,
@@ -27,6 +25,8 @@ from py_engine.ad.ops.record import (
     linear_jvp,
     register,
 )
+from py_engine.ad.ops.arguments import NO_VALUE, axis_of, flag, refuse, same_dtype, whole
+from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
 from py_engine.ad.ops.shape import behind, broadcast_to, concatenate, only, reshape, transpose
 from py_engine.ad.tensor import FLOATS, Array, Axis, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, wholes
-from py_engine.ad.ops.record import (
+from py_engine.ad.mutation import watch_setting
+from py_engine.ad.op import (
     TABLE,
     Call,
     Op,
@@ -25,8 +25,8 @@ from py_engine.ad.ops.record import (
     linear_jvp,
     register,
 )
+from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, wholes
 from py_engine.ad.tensor import Array, Literal, Operand, Tensor, real_array
-from py_engine.ad.written import watch_setting
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Many tangents at once ------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad import written
-from py_engine.ad.written import COPIED, SMALL
+from py_engine.ad import mutation
+from py_engine.ad.mutation import COPIED, SMALL
 from py_engine.errors import InPlaceError
 
 
@@ -143,7 +143,7 @@ PERMUTED = {
 @pytest.mark.parametrize("write", PERMUTED)
 @pytest.mark.parametrize("limit", [COPIED, 0], ids=["copies", "checksums"])
 def test_a_write_that_only_moves_or_only_turns_signs_is_found(limit, write, dtype, rng, monkeypatch):
-    monkeypatch.setattr(written, "COPIED", limit)
+    monkeypatch.setattr(mutation, "COPIED", limit)
     for size in (2 * SMALL, 40_000, 40_001):
         w = rng.standard_normal(size).astype(dtype)
         _, pullback = pe.vjp(lambda x: np.sum(x * w), np.ones(size, dtype))  # noqa: B023
@@ -169,7 +169,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("limit", [COPIED, 0], ids=["copies", "checksums"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_write_is_found_whatever_the_memory_of_the_array(layout, limit, rng, monkeypatch):
-    monkeypatch.setattr(written, "COPIED", limit)
+    monkeypatch.setattr(mutation, "COPIED", limit)
     base = rng.standard_normal((40, 40))
     w = LAYOUTS[layout](base)
     owner = w if w.flags.writeable else base
@@ -256,7 +256,7 @@ def test_an_array_that_changes_between_two_uses_is_found_even_if_it_is_changed_b
 
 def test_ops_that_read_the_same_array_share_one_copy(monkeypatch):
     made = []
-    monkeypatch.setattr(written.Snapshot, "__init__", lambda self, array, old=written.Snapshot.__init__: (
+    monkeypatch.setattr(mutation.Snapshot, "__init__", lambda self, array, old=mutation.Snapshot.__init__: (
         made.append(array), old(self, array))[1])  # fmt: skip
     w = np.ones(SMALL)
 
@@ -267,12 +267,12 @@ def test_ops_that_read_the_same_array_share_one_copy(monkeypatch):
 
     pe.grad(f)(np.ones(SMALL))
     assert len(made) == 1 and made[0] is w
-    assert id(w) not in written._KNOWN  # freed with the graph
+    assert id(w) not in mutation._KNOWN  # freed with the graph
 
 
 def test_only_what_a_rule_reads_is_copied(monkeypatch):
     made = []
-    monkeypatch.setattr(written, "_mark", lambda data, copied: made.append(data) or b"")
+    monkeypatch.setattr(mutation, "version_of", lambda data, copied: made.append(data) or b"")
     x, w = np.ones((60, 60)), np.full((60, 60), 2.0)
     pe.vjp(lambda w: x @ w, w)
     assert [id(a) for a in made] == [id(x)]  # not the weight: nobody asks for the gradient by x

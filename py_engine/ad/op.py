@@ -1,4 +1,4 @@
-"""The op record: everything the engine knows about one operation, in one place.
+"""The op record: everything the engine knows about one operation, in one place; and its use in programs, `Equation`.
 
 An op is called with tensors, arrays and numbers.  Called eagerly it computes at once; called while a function is
 traced it returns a symbolic tensor, which the planner and the tape turn into a bound call later.  Both use the
@@ -14,17 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from py_engine.ad.state import STATE
+from py_engine.ad import mutation
+from py_engine.ad.mutation import SMALL, Versions, watch
+from py_engine.ad.state import STATE, entering
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Operand, Result, Tensor, plain_array, real_array
-from py_engine.ad.written import guard, watch
 from py_engine.errors import DTypeError, ShapeError
-
-if TYPE_CHECKING:
-    from py_engine.ad.program import Equation
 
 Shape: TypeAlias = tuple[int, ...]
 Infer: TypeAlias = Callable[..., Any]
@@ -98,7 +96,7 @@ class Op:
             that, so that it has no rules.
         doc: one line for the op reference.
         reads: which inputs' values the rules use, for each choice of inputs that are differentiated by; kept once it
-            was found out (see `written.guard`), so that it must not depend on shapes or attributes.
+            was found out (see `Op.guard`), so that it must not depend on shapes or attributes.
         alike: whether the result has shape and dtype of the inputs, where these are floats and equal in both.
         reads_nothing: whether that is known to be none, whichever inputs are differentiated by.
     """
@@ -186,13 +184,13 @@ class Op:
                 self.kernel(*arrays, out)
         else:
             result.data = self.compute(arrays, shape, dtype, attrs)
-        result.marks = None
+        result.versions = None
         if level or symbolic or trace is not None:
             result.op, result.inputs, result.attrs = self, inputs, attrs
             if level and not symbolic and not self.reads_nothing:
                 for x in inputs:
                     if x.op is None or x.op.view is not None:  # given, or a view of what was given
-                        result.marks = guard(self, inputs, attrs)
+                        result.versions = self.guard(inputs, attrs)
                         break
             if trace is not None:
                 trace.append(result)
@@ -218,7 +216,7 @@ class Op:
                 return tuple([Tensor(array) for array in node.values])
             read = inputs if self.view is None else inputs[len(kinds) :]
             if level and any(x.op is None or x.op.view is not None for x in read):
-                node.marks = guard(self, read, attrs)
+                node.versions = self.guard(read, attrs)
         if STATE.trace is not None:
             STATE.trace.append(node)
         return tuple([node.result(i) for i in range(len(kinds))])
@@ -255,6 +253,82 @@ class Op:
         assert self.kernel is not None, f"{self.name} has neither kernel nor bind"
         return [partial(self.kernel, *arrays, *outs, **attrs)]
 
+    def guard(self, inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Versions | None:
+        """Return the versions of those inputs that the op's rules read, and that were given, not computed."""
+        # Small functions are nearly all overhead: every line here is measured.
+        if len(inputs) == 1:
+            key: Any = True
+        elif len(inputs) == 2:
+            key = inputs[0].level > 0, inputs[1].level > 0
+        else:
+            key = tuple([x.level > 0 for x in inputs])
+        read = self.reads.get(key)
+        if read is None:
+            read = self._read_first(inputs, attrs, key)
+        if len(read) == 1:  # nearly always, and without a loop
+            x = inputs[read[0]]
+            if x.op is None and x.__class__ is not Literal:
+                data = x.data
+                assert data is not None
+                return ((x, data.tobytes() if data.nbytes <= SMALL else mutation.version_of(data, not self.joint)),)
+        found: Versions | None = None
+        last = None
+        for i in read:
+            x = base = inputs[i]
+            if x is last:
+                continue
+            last = x
+            while base.op is not None and base.op.view is not None:
+                base = base.inputs[base.index if isinstance(base, Result) else 0]
+            if base.op is None and base.__class__ is not Literal:
+                data = x.data
+                assert data is not None
+                version = data.tobytes() if data.nbytes <= SMALL else mutation.version_of(data, not self.joint)
+                found = ((x, version),) if found is None else (*found, (x, version))
+        return found
+
+    def _read_first(self, inputs: Sequence[Tensor], attrs: Mapping[str, Any], key: Any) -> tuple[int, ...]:
+        self.reads[key] = read = self.operands_read(inputs, attrs, [x.requires_grad for x in inputs])
+        if not read and isinstance(self.vjp, tuple):  # a rule for any number of inputs may read others of more
+            any_float = [x.dtype in FLOATS for x in inputs]
+            object.__setattr__(self, "reads_nothing", not self.operands_read(inputs, attrs, any_float))
+        return read
+
+    def operands_read(
+        self, inputs: Sequence[Tensor], attrs: Mapping[str, Any], needs_grad: Sequence[bool]
+    ) -> tuple[int, ...]:
+        """Return the numbers of the inputs whose values the rules use, where some are differentiated by.
+
+        It is found by tracing the rules, vjp and jvp.
+        """
+        everything = tuple(range(len(inputs)))
+        if self.joint:
+            return everything
+        try:
+            with entering(trace=[], symbolic=True, grad_enabled=True):
+                own = [Tensor.symbol(x.shape, x.dtype) for x in inputs]
+                y = self.apply(tuple(own), attrs)
+                g = Tensor.symbol(y.shape, y.dtype)
+                rules = [self.rule(i) for i, needed in enumerate(needs_grad) if needed]
+                found = [rule(g, y, *own, **attrs) for rule in rules if rule is not None]
+                if self.jvp is not None:
+                    tangents = [
+                        Tensor.symbol(x.shape, x.dtype) if needed else None
+                        for x, needed in zip(own, needs_grad, strict=True)
+                    ]
+                    found.append(self.jvp(tangents, y, *own, **attrs))
+        except Exception:  # a rule that looks at values, or that numpy refuses: it may read whatever it is given
+            return everything
+        y.inputs = ()  # what the rules compute from the result, they do not read from the operands
+        used: set[int] = set()
+        stack = [x for x in found if x is not None]
+        while stack:
+            x = stack.pop()
+            if id(x) not in used:
+                used.add(id(x))
+                stack.extend(x.inputs)
+        return tuple(i for i, x in enumerate(own) if id(x) in used)
+
     def rule(self, index: int) -> Rule | None:
         """Return the vjp rule of one input, or None where it is missing."""
         if self.vjp is None:
@@ -262,6 +336,40 @@ class Op:
         if isinstance(self.vjp, tuple):
             return self.vjp[index]
         return partial(self.vjp, index)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Equation:
+    """An op with its inputs, its attributes, and the variables that are its results.
+
+    Attributes:
+        scope: the layer that it belongs to, for messages.
+    """
+
+    op: Op
+    inputs: tuple[Tensor, ...]
+    attrs: Mapping[str, Any]
+    outputs: tuple[Tensor, ...]
+    scope: str
+
+    @classmethod
+    def of(cls, op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], scope: str) -> Equation:
+        """Return an op on these inputs, with new variables as its results."""
+        kinds = op.infer(*inputs, **attrs)
+        outputs = [Tensor.symbol(shape, dtype, scope=scope) for shape, dtype in (kinds if op.several else [kinds])]
+        return cls(op, inputs, attrs, tuple(outputs), scope)
+
+    @property
+    def output(self) -> Tensor:
+        """The only result."""
+        (found,) = self.outputs
+        return found
+
+    def reading(self, inputs: tuple[Tensor, ...]) -> Equation:
+        """Return the same op with other inputs."""
+        if all(a is b for a, b in zip(inputs, self.inputs, strict=True)):
+            return self
+        return Equation(self.op, inputs, self.attrs, self.outputs, self.scope)
 
 
 def c_ordered(x: Array) -> bool:

@@ -1,4 +1,4 @@
-"""Replays that read large arguments where they are, and compute large results in arrays that the caller keeps.
+"""Zero-copy calls: replays read large arguments where they are, and compute large results in arrays of the caller.
 
 A tape's calls are bound to its own buffers, so that arguments are copied in, and results out. That is not needed where
 all calls that use such a buffer take it whole, as it is: they can be given another array of its make. What a result is
@@ -9,34 +9,34 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from py_engine.ad.ops.record import Call
+from py_engine.ad.op import Call, Equation
 from py_engine.ad.program import Program
-from py_engine.ad.tensor import Array, Tensor
+from py_engine.ad.tensor import Array
 
-if TYPE_CHECKING:
-    from py_engine.ad.tape import Instruction
-
-__all__ = ["LARGE", "Direct"]
+__all__ = ["LARGE", "ZeroCopyCall"]
 
 LARGE = 16_384
 """Bytes: smaller arrays are copied in less time than calls are given others."""
+
+Step: TypeAlias = tuple[Equation, Sequence[Call]]
+"""An equation and the calls that compute it."""
 
 Place: TypeAlias = tuple[Any, int | str]
 """The arguments of a call, a list or a dict, and where in them an array stands."""
 
 
-class Direct:
+class ZeroCopyCall:
     """The replays of one tape whose arguments and results are the caller's. They use the tape's other memory.
 
     Args:
         program: what is computed.
         inputs: the buffers of its inputs.
         outputs: the buffers of its outputs.
-        instructions: how it is computed.
+        steps: how it is computed, in order.
         silent: the context to run in.
     """
 
@@ -45,21 +45,21 @@ class Direct:
         program: Program,
         inputs: Sequence[Array],
         outputs: Sequence[Array],
-        instructions: Sequence[Instruction],
+        steps: Sequence[Step],
         silent: contextvars.Context,
     ) -> None:
-        readers: dict[int, list[Instruction]] = {}
-        for step in instructions:
-            for number in {id(x) for x in step.equation.inputs}:
+        readers: dict[int, list[Step]] = {}
+        for step in steps:
+            for number in {id(x) for x in step[0].inputs}:
                 readers.setdefault(number, []).append(step)
-        writer = {id(y): step for step in instructions for y in step.equation.outputs}
-        calls = {id(call): _Slots(call) for step in instructions for call in step.calls}
+        writer = {id(y): step for step in steps for y in step[0].outputs}
+        slots = {id(call): _Slots(call) for _, calls in steps for call in calls}
 
-        def places(x: Tensor, buffer: Array, steps: Sequence[Instruction]) -> list[Place]:
-            """Return where the calls of these instructions have a buffer; none if one has it in another form."""
-            if buffer.nbytes < LARGE or any(step.equation.op.view is not None for step in steps):
+        def places(buffer: Array, users: Sequence[Step]) -> list[Place]:
+            """Return where the calls of these steps have a buffer; none if one has it in another form."""
+            if buffer.nbytes < LARGE or any(equation.op.view is not None for equation, _ in users):
                 return []
-            found = [calls[id(call)].places(buffer) for step in steps for call in step.calls]
+            found = [slots[id(call)].places(buffer) for _, calls in users for call in calls]
             return [] if None in found else [place for some in found for place in some or ()]
 
         self._copied_in: list[tuple[int, Array]] = []
@@ -67,17 +67,17 @@ class Direct:
         self._read: list[tuple[int, Array, list[Place]]] = []
         self._new: list[tuple[int, Array, list[Place]]] = []
         for k, (x, buffer) in enumerate(zip(program.inputs, inputs, strict=True)):
-            if found := places(x, buffer, readers.get(id(x), [])):
+            if found := places(buffer, readers.get(id(x), [])):
                 self._read.append((k, buffer, found))
             else:
                 self._copied_in.append((k, buffer))
         for k, (x, buffer) in enumerate(zip(program.outputs, outputs, strict=True)):
             # What else may lie in its memory are views, which read it, and parts of it, which its writer takes as such.
-            if id(x) not in readers and (found := places(x, buffer, [writer[id(x)]])):
+            if id(x) not in readers and (found := places(buffer, [writer[id(x)]])):
                 self._new.append((k, buffer, found))
             else:
                 self._copied_out.append((k, buffer))
-        self._calls = [calls[id(call)].call() for step in instructions for call in step.calls]
+        self._calls = [slots[id(call)].call() for _, calls in steps for call in calls]
         self._outputs = list(outputs)
         self._silent = silent
 

@@ -1,4 +1,4 @@
-"""Sums whose order is free: each term is added as soon as it can be.
+"""Reassociation: in sums whose order is free, each term is added as soon as it can be.
 
 The gradient of a value that is used many times is a sum. Backward, its terms come up one by one, and are added when
 the last has: until then all are kept, with all that they were computed from. Nobody has asked for an order, so that a
@@ -18,13 +18,12 @@ from dataclasses import replace
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.ops.record import Op
-from py_engine.ad.program import Equation, Program
+from py_engine.ad.op import Equation, Op
+from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
+from py_engine.ad.program import Program
 from py_engine.ad.tensor import Literal, Tensor
 
-__all__ = ["ADD_IN_ANY_ORDER", "add_early"]
-
-ADD_IN_ANY_ORDER: Op = replace(ops.add, doc="a + b, as part of a sum whose order is free")
+__all__ = ["add_early"]
 
 
 def add_early(program: Program) -> Program:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from py_engine.ad.op import Call, Op, Scratch, Shape, c_ordered, common_dtype, here, register
 from py_engine.ad.ops.indexing import check_ids, ids_checked
 from py_engine.ad.ops.pooling import slide
-from py_engine.ad.ops.record import Call, Op, Scratch, Shape, c_ordered, common_dtype, here, register
 from py_engine.ad.tensor import Array, Tensor
 
 # The different words of a batch ---------------------------------------------------------------------------

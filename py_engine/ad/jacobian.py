@@ -11,7 +11,7 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.containers import unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.graph import gradients
+from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE
 from py_engine.ad.tensor import Tensor
 from py_engine.ad.transforms import Call, Function, check_callable, directional, named_grad, record

@@ -1,9 +1,9 @@
-"""The mutation guard: arrays that were written to in place while a gradient still needed their old values are found.
+"""The mutation guard: finds arrays that were written to in place while a gradient still needs their old values.
 
 Tensors cannot be written to, and the array of a tensor that an op computed is handed out read-only. What remains are
-the arrays that a program gives, and their views. An op that is recorded keeps, of each of those that its rules read,
-what is needed to find any later write: a copy, or of more than `COPIED` bytes, and in loops and checkpoints, a
-checksum. The derivative, before it uses the op's rules, compares.
+the arrays that a program gives, and their views. An op that can be differentiated keeps the version of each of those
+that its rules read: a copy, or of more than `COPIED` bytes, and in loops and checkpoints, a checksum. The derivative,
+before it uses the op's rules, compares.
 
 A copy and a comparison run at the speed of memory, several times faster than any checksum that numpy can compute, and
 miss nothing. Ops that read the same array share one copy as long as the array is as it was. So the price is the memory
@@ -13,31 +13,29 @@ matrix product or a convolution, and about as much as the op itself where an ele
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from py_engine.ad.state import STATE, entering
-from py_engine.ad.tensor import FLOATS, Array, Literal, Mark, Marks, Result, Tensor
+from py_engine.ad.state import STATE
+from py_engine.ad.tensor import Array, Tensor
 from py_engine.errors import ReplayError
-
-if TYPE_CHECKING:
-    from py_engine.ad.ops.record import Op
 
 __all__ = [
     "COPIED",
     "SMALL",
     "Snapshot",
+    "Version",
+    "Versions",
     "Watch",
-    "guard",
-    "operands_read",
+    "mutated",
+    "version_of",
     "watch",
     "watch_setting",
     "watch_settings",
-    "written",
 ]
 
 SMALL = 8192
@@ -48,113 +46,35 @@ COPIED = 1 << 27
 
 Loops and checkpoints, which are there to save memory, keep checksums of all."""
 
+Version: TypeAlias = "bytes | Snapshot | int"
+"""The bytes of an array, a copy of it, or its checksum."""
 
-def guard(op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Marks | None:
-    """Return what finds later writes to those inputs that the op's rules read, and that were given, not computed."""
-    # Small functions are nearly all overhead: every line here is measured.
-    if len(inputs) == 1:
-        key: Any = True
-    elif len(inputs) == 2:
-        key = inputs[0].level > 0, inputs[1].level > 0
-    else:
-        key = tuple([x.level > 0 for x in inputs])
-    read = op.reads.get(key)
-    if read is None:
-        read = _read_first(op, inputs, attrs, key)
-    if len(read) == 1:  # nearly always, and without a loop
-        x = inputs[read[0]]
-        if x.op is None and x.__class__ is not Literal:
-            data = x.data
-            assert data is not None
-            return ((x, data.tobytes() if data.nbytes <= SMALL else _mark(data, COPIED if not op.joint else 0)),)
-    found: Marks | None = None
-    last = None
-    for i in read:
-        x = base = inputs[i]
-        if x is last:
-            continue
-        last = x
-        while base.op is not None and base.op.view is not None:
-            base = base.inputs[base.index if isinstance(base, Result) else 0]
-        if base.op is None and base.__class__ is not Literal:
-            data = x.data
-            assert data is not None
-            mark = data.tobytes() if data.nbytes <= SMALL else _mark(data, COPIED if not op.joint else 0)
-            found = ((x, mark),) if found is None else (*found, (x, mark))
-    return found
+Versions: TypeAlias = tuple[tuple[Tensor, Version], ...]
+"""Tensors that were given to an op, each with the version of its array."""
 
 
-def _read_first(op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any], key: Any) -> tuple[int, ...]:
-    op.reads[key] = read = operands_read(op, inputs, attrs, [x.requires_grad for x in inputs])
-    if not read and isinstance(op.vjp, tuple):  # one rule for any number of inputs may read others when there are more
-        any_float = [x.dtype in FLOATS for x in inputs]
-        object.__setattr__(op, "reads_nothing", not operands_read(op, inputs, attrs, any_float))
-    return read
-
-
-def operands_read(
-    op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Any], moving: Sequence[bool]
-) -> tuple[int, ...]:
-    """Return the numbers of the inputs whose values the op's rules use, where some are differentiated by.
-
-    It is found by tracing the rules, vjp and jvp.
-    """
-    everything = tuple(range(len(inputs)))
-    if op.joint:
-        return everything
-    try:
-        with entering(trace=[], symbolic=True, grad_enabled=True):
-            own = [Tensor.symbol(x.shape, x.dtype) for x in inputs]
-            y = op.apply(tuple(own), attrs)
-            g = Tensor.symbol(y.shape, y.dtype)
-            rules = [op.rule(i) for i, moves in enumerate(moving) if moves]
-            found = [rule(g, y, *own, **attrs) for rule in rules if rule is not None]
-            if op.jvp is not None:
-                tangents = [
-                    Tensor.symbol(x.shape, x.dtype) if moves else None for x, moves in zip(own, moving, strict=True)
-                ]
-                found.append(op.jvp(tangents, y, *own, **attrs))
-    except Exception:  # a rule that looks at values, or that numpy refuses: it may read whatever it is given
-        return everything
-    y.inputs = ()  # what the rules compute from the result, they do not read from the operands
-    used = {id(x) for x in _behind([part for part in found if part is not None])}
-    return tuple(i for i, x in enumerate(own) if id(x) in used)
-
-
-def _behind(outputs: list[Tensor]) -> Iterator[Tensor]:
-    """Yield all that the outputs were computed from, and themselves."""
-    seen: set[int] = set()
-    stack = outputs
-    while stack:
-        x = stack.pop()
-        if id(x) not in seen:
-            seen.add(id(x))
-            yield x
-            stack.extend(x.inputs)
-
-
-def written(marks: Marks, unchanged: set[int]) -> list[Tensor]:
-    """Return the tensors whose arrays were written to since the marks were made.
+def mutated(versions: Versions, unchanged: set[int]) -> list[Tensor]:
+    """Return the tensors whose arrays were written to since their versions were taken.
 
     Args:
-        marks: of an op.
-        unchanged: the marks that were compared before in the same pass and fitted; it is added to.
+        versions: of an op.
+        unchanged: ids of the versions that were compared before in the same pass and fitted; it is added to.
     """
     found = []
-    for x, mark in marks:
+    for x, version in versions:
         data = x.data
         assert data is not None
-        if mark.__class__ is bytes and data.shape == x.shape and data.dtype is x.dtype and data.tobytes() == mark:
+        if version.__class__ is bytes and data.shape == x.shape and data.dtype is x.dtype and data.tobytes() == version:
             continue
         if data.shape != x.shape or data.dtype != x.dtype:  # set in place
             found.append(x)
-        elif mark.__class__ is bytes:
-            if data.tobytes() != mark:
+        elif version.__class__ is bytes:
+            if data.tobytes() != version:
                 found.append(x)
-        elif id(mark) in unchanged:
+        elif id(version) in unchanged:
             pass
-        elif mark.fits(data) if mark.__class__ is Snapshot else mark == _checksum(data):
-            unchanged.add(id(mark))
+        elif version.fits(data) if version.__class__ is Snapshot else version == _checksum(data):
+            unchanged.add(id(version))
         else:
             found.append(x)
     return found
@@ -192,8 +112,9 @@ _KNOWN: WeakValueDictionary[int, Snapshot] = WeakValueDictionary()
 """For the id of an array the copy that was made last, as long as an op needs it."""
 
 
-def _mark(data: Array, copied: int) -> Mark:
-    if _whole(data).nbytes > copied:
+def version_of(data: Array, copied: bool = True) -> Version:
+    """Return the version of an array: a copy, which is shared as long as it fits, or a checksum."""
+    if not copied or _whole(data).nbytes > COPIED:
         return _checksum(data)
     known = _KNOWN.get(id(data))
     if known is None or known.array is not data or not known.fits(data):

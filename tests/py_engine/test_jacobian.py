@@ -10,7 +10,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad import matrices
+from py_engine.ad import jacobian
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
@@ -227,7 +227,7 @@ def test_a_jacobian_sees_the_tensors_around_it(mode):
     ],
 )
 def test_the_mode_follows_from_the_shapes(columns, rows, mode):
-    assert matrices.cheaper(columns, rows, max(columns, rows), None) == mode
+    assert jacobian.cheaper(columns, rows, max(columns, rows), None) == mode
 
 
 def test_arrays_come_back_as_arrays_and_tensors_as_tensors():
@@ -302,4 +302,4 @@ def test_the_transform_and_the_place_are_named():
 
 
 def test_the_examples_are_true():
-    assert doctest.testmod(matrices, extraglobs={"np": np}).failed == 0
+    assert doctest.testmod(jacobian, extraglobs={"np": np}).failed == 0

@@ -11,9 +11,9 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad import direct
+from py_engine.ad import zero_copy
 
-N = direct.LARGE // 8
+N = zero_copy.LARGE // 8
 
 
 def numbers(*shape, seed=0):
@@ -157,7 +157,7 @@ def test_a_replay_without_memory_for_its_results_leaves_nothing_behind(monkeypat
         raise MemoryError
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(direct, "np", SimpleNamespace(empty=full))
+        patch.setattr(zero_copy, "np", SimpleNamespace(empty=full))
         f(numbers(N, seed=1))
     strided = numbers(2 * N, seed=2)[::2]
     np.testing.assert_array_equal(f(strided), np.sin(strided))

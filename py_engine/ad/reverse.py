@@ -1,4 +1,4 @@
-"""Computation graphs: sorting, differentiation, tracing and simplification. Nothing here recurses over a graph."""
+"""Reverse mode: gradients by the ops' vjp rules, from the outputs back. Nothing here recurses over a graph."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 
 from py_engine.ad import ops
 from py_engine.ad.memory import keep_freed_memory
-from py_engine.ad.ops.record import Op
+from py_engine.ad.mutation import mutated
+from py_engine.ad.op import Op
+from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
 from py_engine.ad.ops.shape import SLICE, Index, assemble
 from py_engine.ad.program import same
-from py_engine.ad.state import STATE, entering, no_grad, scope
-from py_engine.ad.sums import ADD_IN_ANY_ORDER
+from py_engine.ad.state import STATE, entering, no_grad
 from py_engine.ad.tensor import FLOATS, Node, Result, Tensor
-from py_engine.ad.written import written
 from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "backward",
     "described",
     "gradients",
-    "scope",
+    "mutation_error",
     "topological_sort",
     "unbroadcast",
     "variable",
@@ -100,8 +100,8 @@ def gradients(
                 STATE.scope = scope = node.scope
             op = node.op
             assert op is not None
-            if node.marks is not None and (changed := written(node.marks, unchanged)):
-                raise written_to(node, changed[0])
+            if node.versions is not None and (changed := mutated(node.versions, unchanged)):
+                raise mutation_error(node, changed[0])
             if id(node) in wanted:
                 result[id(node)] = accumulate(parts, node)
             if op.joint:
@@ -213,7 +213,7 @@ def _missing_rule(node: Tensor, i: int) -> NotDifferentiableError:
     return NotDifferentiableError(f"a gradient is taken through {described(node)}, but {what}")
 
 
-def written_to(node: Tensor | Node, x: Tensor) -> InPlaceError:
+def mutation_error(node: Tensor | Node, x: Tensor) -> InPlaceError:
     """Return the error for an array that the node's rules read, and that was written to after the node used it."""
     i = next(i for i, a in enumerate(node.inputs) if a is x)
     return InPlaceError(
@@ -240,8 +240,8 @@ def _pull_back_several(
         if id(x) in wanted and cotangents[-1] is not None:
             result[id(x)] = cotangents[-1]
     if any(g is not None for g in cotangents):
-        if node.marks is not None and (changed := written(node.marks, set())):
-            raise written_to(node, changed[0])
+        if node.versions is not None and (changed := mutated(node.versions, set())):
+            raise mutation_error(node, changed[0])
         _pull_back_jointly(node, cotangents, depends, pending, first)
 
 
