@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import py_engine
 from bridge.errors import TwinGradError
 from bridge.files import write_atomically
 from py_engine import ops
-from py_engine.ad.op import TABLE, Op
+from py_engine.ad.op import TABLE
 
 __all__ = ["build", "op_table"]
 
@@ -43,13 +41,11 @@ def build(folder: Path) -> Path:
         raise DocumentationError(
             f"the documentation is made with pdoc ({error}): pip install 'twingrad[docs]'"
         ) from None
-    # What belongs to the package without being listed there.
-    functions = [name for name, value in vars(ops).items() if _is_op(name, value)]
     tutorial = (Path(py_engine.__file__).parent / "TUTORIAL.md").read_text(encoding="utf-8")
     kept = py_engine.__doc__, ops.__doc__
     try:
         py_engine.__doc__ = f"{kept[0]}\n{tutorial.replace('```pycon', '```python')}"
-        ops.__all__ = functions  # type: ignore[attr-defined]
+        ops.__all__ = [name for name in vars(ops) if not name.startswith("_")]  # type: ignore[attr-defined]
         ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}"
         pdoc.render.configure(docformat="google", search=True, show_source=False, template_directory=PAGES)
         warnings.filterwarnings("ignore", "Error parsing type annotation", module="pdoc")  # what only mypy can read
@@ -72,13 +68,6 @@ def op_table() -> str:
     head = ["op", "what it computes", "its result", "derivatives"]
     lines = [head, [":---"] * len(head), *_rows()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _is_op(name: str, value: Any) -> bool:
-    """Whether it is an op, or a function of operands that gives a tensor."""
-    if isinstance(value, Op):
-        return name in TABLE and not value.fused
-    return inspect.isfunction(value) and value.__annotations__.get("return") == "Tensor" and not name.startswith("_")
 
 
 def _rows() -> Iterator[list[str]]:

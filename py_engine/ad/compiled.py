@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, unflatten
-from py_engine.ad.op import Shape
+from py_engine.ad.op import Shape, as_tensor
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE
 from py_engine.ad.straight_line import DOMAIN_ERRORS, FLOAT64, Scalar
@@ -202,7 +201,7 @@ def _packing(structure: Structure) -> Pack:
 
 def _output(leaf: Any) -> Tensor:
     if isinstance(leaf, (Tensor, np.ndarray)):
-        return ops.as_tensor(leaf)
+        return as_tensor(leaf)
     if isinstance(leaf, (np.number, np.bool_, int, float)):
         return Literal(np.asarray(leaf))  # nothing beside it has a dtype that it would take
     raise TraceError(

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.op import Op, Shape, as_tensors
+from py_engine.ad.op import Op, Shape, as_tensor, as_tensors
 from py_engine.ad.reverse import gradients, variable
 from py_engine.ad.state import LEVELS, STATE, entering
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
@@ -284,7 +284,7 @@ def _on_tensors(
     try:
         with entering(grad_enabled=True):
             own = [variable(x, level) if moves else x for x, moves in zip(inputs, moving, strict=True)]
-            return own, [ops.as_tensor(part) for part in function(*own)], level
+            return own, [as_tensor(part) for part in function(*own)], level
     except (EngineError, TypeError, AttributeError) as error:
         raise NotDifferentiableError(
             f"{function.rule.label}: a second derivative is taken, so its rules must work on tensors, too: write them "

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad import ops
 from py_engine.ad.containers import flatten, paths, unflatten
+from py_engine.ad.op import as_tensor
 from py_engine.ad.program import Program, simplify, traced, tracing
 from py_engine.ad.tensor import Literal, Tensor
 from py_engine.ad.transforms import check_callable
@@ -98,7 +98,7 @@ def _traced(function: Callable[..., Any], args: Sequence[Any]) -> Program:
     inputs = [Tensor.symbol(a.shape, a.dtype, name) for a, name in zip(arrays, names, strict=True)]
     with tracing() as nodes:
         outputs, _ = flatten(function(*unflatten(structure, inputs)))
-        results = [ops.as_tensor(output) for output in outputs]
+        results = [as_tensor(output) for output in outputs]
     return traced(nodes, inputs, results, checks=False)
 
 

@@ -34,9 +34,23 @@ import numpy as np
 
 from py_engine.ad import ops
 from py_engine.ad.op import Equation
-from py_engine.ad.ops.convolution import work
+from py_engine.ad.ops.convolution import CONV, CONV_INPUT_GRADIENT, CONV_WEIGHT_GRADIENT, work
+from py_engine.ad.ops.elementary import WHERE
+from py_engine.ad.ops.fused_text import WORD_GRADIENT, WORD_KERNEL_GRADIENT, WORD_PHASES, WORD_SUMS, WORDS
+from py_engine.ad.ops.indexing import EMBEDDING, EMBEDDING_GRADIENT
 from py_engine.ad.ops.linalg import MATMUL
-from py_engine.ad.ops.pooling import MAX_POOL, MAX_POOL_GRADIENT
+from py_engine.ad.ops.pooling import (
+    BIASED,
+    COLUMNS,
+    COLUMNS_GRADIENT,
+    MAX_POOL,
+    MAX_POOL_GRADIENT,
+    PHASE_MAX,
+    PHASE_MAX_GRADIENT,
+    SHIFTED_GRADIENT,
+    SLIDING,
+)
+from py_engine.ad.ops.reduction import SUM
 from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE
 from py_engine.ad.program import Program, equations_of, nested_trace, prune
 from py_engine.ad.reverse import unbroadcast
@@ -149,13 +163,13 @@ def _chain(pool: Equation, uses: _Uses) -> Chain | None:
     if (made := uses.by(x)) is not None and made.op is ops.add:
         for y, other in (made.inputs, made.inputs[::-1]):
             conv = uses.by(y)
-            if conv is not None and conv.op is ops.CONV and x.shape == y.shape:
+            if conv is not None and conv.op is CONV and x.shape == y.shape:
                 if other.shape == (y.shape[1], *(1,) * (y.ndim - 2)):
                     inner.append(x)
                     x, bias = y, other
                 break
     conv = uses.by(x)
-    if conv is None or conv.op is not ops.CONV or not x.size:
+    if conv is None or conv.op is not CONV or not x.size:
         return None
     inner.append(x)
     at = conv.attrs
@@ -196,18 +210,18 @@ def _gradient(
         if selected is None or len(selected) != 1 or len(masks) != 1 or uses.of(masks[0].output) != selected:
             return None
         (where,) = selected
-        mask, chosen, other = where.inputs if where.op is ops.WHERE else (None, None, None)
+        mask, chosen, other = where.inputs if where.op is WHERE else (None, None, None)
         if mask is not masks[0].output or chosen is not g or other is None or not _is_zero(other):
             return None
         g = where.output
     for x in uses.of(g) or (None,):
         if x is None:
             return None
-        if x.op is ops.CONV_WEIGHT_GRADIENT and _is_of(x, g, conv.inputs[0], conv):
+        if x.op is CONV_WEIGHT_GRADIENT and _is_of(x, g, conv.inputs[0], conv):
             found.by_weight.append(x.output)
-        elif x.op is ops.CONV_INPUT_GRADIENT and _is_of(x, g, conv.inputs[1], conv):
+        elif x.op is CONV_INPUT_GRADIENT and _is_of(x, g, conv.inputs[1], conv):
             found.by_x.append(x.output)
-        elif x.op is ops.SUM and bias is not None and x.output.size == g.shape[1] and 1 not in x.attrs["axes"]:
+        elif x.op is SUM and bias is not None and x.output.size == g.shape[1] and 1 not in x.attrs["axes"]:
             found.by_bias.append(x.output)
         else:
             return None
@@ -240,7 +254,7 @@ def _embedding_of(conv: Equation, uses: _Uses) -> Equation | None:
     if not turned and not (seen.op is RESHAPE and x.shape == (len(x), 1, length, channels)):
         return None
     words = uses.by(seen.inputs[0])
-    if words is None or words.op is not ops.EMBEDDING or words.output.shape != (len(x), length, channels):
+    if words is None or words.op is not EMBEDDING or words.output.shape != (len(x), length, channels):
         return None
     return words
 
@@ -253,7 +267,7 @@ def _embedding_gradient(x: Tensor, embedding: Equation, uses: _Uses) -> Equation
     if seen[0].output.shape != embedding.output.shape or seen[0].attrs.get("axes", (0, 2, 1)) != (0, 2, 1):
         return None
     last = uses.of(seen[0].output)
-    if last is None or len(last) != 1 or last[0].op is not ops.EMBEDDING_GRADIENT:
+    if last is None or len(last) != 1 or last[0].op is not EMBEDDING_GRADIENT:
         return None
     same = last[0].attrs["padding_index"] == embedding.attrs["padding_index"]
     return last[0] if same and last[0].inputs[1] is embedding.inputs[1] else None
@@ -272,7 +286,7 @@ class _Pooled:
     def spread(self) -> Tensor:
         """Return the gradient by the phases."""
         if self._spread is None:
-            self._spread = ops.PHASE_MAX_GRADIENT(*self.parts)
+            self._spread = PHASE_MAX_GRADIENT(*self.parts)
         return self._spread
 
 
@@ -296,8 +310,8 @@ class _Fused:
         samples, filters, *counts = chain.pool.output.shape
         if chain.bias is not None:
             bias = replaced.get(id(chain.bias), chain.bias)
-            phases = ops.BIASED(phases, ops.reshape(bias, (filters,)))
-        self._phases, self._top = phases, ops.PHASE_MAX(phases)
+            phases = BIASED(phases, ops.reshape(bias, (filters,)))
+        self._phases, self._top = phases, PHASE_MAX(phases)
         self._y = ops.relu(self._top) if chain.relu else self._top
         self.result: Tensor = ops.swapaxes(ops.reshape(self._y, (filters, samples, *counts)), 0, 1)
 
@@ -307,7 +321,7 @@ class _Fused:
         assert gradient is not None
         g = ops.reshape(ops.swapaxes(g, 0, 1), self._y.shape)
         if self.chain.relu:
-            g = ops.WHERE(ops.greater(self._y, 0), g, 0)
+            g = WHERE(ops.greater(self._y, 0), g, 0)
         found = {}
         if gradient.by_bias:
             found["by_bias"] = ops.sum(g, tuple(range(1, g.ndim)))
@@ -360,7 +374,7 @@ def _wide_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None)
     into_field = Tensor(_embedding(tuple(kernel), window, weight.dtype.str))
     wide = MATMUL(places, into_field)
     rows = ops.reshape(wide, (math.prod(window) * filters, channels * math.prod(field)))
-    columns = ops.COLUMNS(x, **at)
+    columns = COLUMNS(x, **at)
     product = MATMUL(rows, columns)
 
     def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
@@ -370,7 +384,7 @@ def _wide_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None)
             by_wide = ops.reshape(_by(0, g, product, rows, columns), wide.shape)
             found["by_weight"] = ops.reshape(_by(0, by_wide, wide, places, into_field), weight.shape)
         if gradient.by_x:
-            found["by_x"] = ops.COLUMNS_GRADIENT(_by(1, g, product, rows, columns), shape=x.shape, **at)
+            found["by_x"] = COLUMNS_GRADIENT(_by(1, g, product, rows, columns), shape=x.shape, **at)
         return found
 
     return ops.reshape(product, (math.prod(window), filters, product.shape[1])), pull
@@ -404,7 +418,7 @@ def _sliding_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | No
     settings = {"kernel": kernel, "samples": samples, **at}
 
     def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
-        g = ops.SHIFTED_GRADIENT(pooled.spread(), places=length, dilation=1, **settings)
+        g = SHIFTED_GRADIENT(pooled.spread(), places=length, dilation=1, **settings)
         found = {}
         if gradient.by_x:
             found["by_x"] = rows_back(MATMUL(ops.transpose(g), by_place))
@@ -412,7 +426,7 @@ def _sliding_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | No
             found["by_weight"] = kernel_back(MATMUL(g, rows))
         return found
 
-    return ops.SLIDING(rows, by_place, **settings), pull
+    return SLIDING(rows, by_place, **settings), pull
 
 
 def _rearranged(x: Tensor, axes: Sequence[int], shape: Shape) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -445,27 +459,27 @@ def _sliding_words(
     def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
         found: dict[str, Any] = {}
         if at["window"] > LONGEST_WINDOW:
-            g = ops.SHIFTED_GRADIENT(pooled.spread(), places=length, kernel=places, dilation=1, samples=samples, **at)
+            g = SHIFTED_GRADIENT(pooled.spread(), places=length, kernel=places, dilation=1, samples=samples, **at)
             if gradient.by_words:
                 rows = ops.reshape(MATMUL(ops.transpose(g), by_place), (*ids.shape, dimension))
-                found["by_words"] = ops.EMBEDDING_GRADIENT(
+                found["by_words"] = EMBEDDING_GRADIENT(
                     rows, ids, vocabulary=vocabulary, padding_index=padding_index
                 )
             if gradient.by_weight:
-                rows = ops.reshape(ops.EMBEDDING(words, ids, padding_index=padding_index), (ids.size, dimension))
+                rows = ops.reshape(EMBEDDING(words, ids, padding_index=padding_index), (ids.size, dimension))
                 found["by_weight"] = kernel_back(MATMUL(g, rows))
             return found
-        different = ops.WORDS(ids, vocabulary=vocabulary)
-        sums = ops.WORD_SUMS(*pooled.parts, different, kernel=places, length=length, stride=at["stride"])
+        different = WORDS(ids, vocabulary=vocabulary)
+        sums = WORD_SUMS(*pooled.parts, different, kernel=places, length=length, stride=at["stride"])
         if gradient.by_words:
-            found["by_words"] = ops.WORD_GRADIENT(
+            found["by_words"] = WORD_GRADIENT(
                 sums, by_place, different, vocabulary=vocabulary, padding_index=padding_index
             )
         if gradient.by_weight:
-            found["by_weight"] = kernel_back(ops.WORD_KERNEL_GRADIENT(sums, words, different))
+            found["by_weight"] = kernel_back(WORD_KERNEL_GRADIENT(sums, words, different))
         return found
 
-    return ops.WORD_PHASES(words, by_place, ids, places=places, padding_index=padding_index, **at), pull
+    return WORD_PHASES(words, by_place, ids, places=places, padding_index=padding_index, **at), pull
 
 
 @lru_cache(maxsize=64)

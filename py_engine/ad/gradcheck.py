@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from py_engine.ad import ops
 from py_engine.ad.containers import flatten
+from py_engine.ad.op import as_tensor
 from py_engine.ad.reverse import gradients
 from py_engine.ad.tensor import FLOATS, Array, Tensor, plain_array
 from py_engine.errors import DTypeError, GradientCheckError, NotDifferentiableError
@@ -60,10 +60,10 @@ def gradcheck(
         raise NotDifferentiableError("gradcheck: at least one float64 argument is needed to differentiate by")
 
     def evaluate(points: list[Array]) -> Tensor:
-        return ops.as_tensor(function(*(Tensor(np.asarray(a), i in moving) for i, a in enumerate(points))))
+        return as_tensor(function(*(Tensor(np.asarray(a), i in moving) for i, a in enumerate(points))))
 
     variables = [Tensor(a, requires_grad=i in moving) for i, a in enumerate(arrays)]
-    output = ops.as_tensor(function(*variables))
+    output = as_tensor(function(*variables))
     for k in range(directions):
         weights = rng.standard_normal(output.shape)
         found = gradients([output], [Tensor(weights)], [variables[i] for i in moving])

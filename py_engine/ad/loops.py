@@ -20,7 +20,7 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.op import Call, Check, Op, Shape
+from py_engine.ad.op import Call, Check, Op, Shape, as_tensor
 from py_engine.ad.program import Program, close_over, nested_trace
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE
@@ -194,7 +194,7 @@ def _like(x: Any, kind: Tensor) -> Tensor:
         return x
     value = np.asarray(x)
     weak = np.isscalar(x) and np.can_cast(value.dtype, kind.dtype, "same_kind")  # 5.5 is no integer
-    return ops.as_tensor(value.astype(kind.dtype) if weak else value)
+    return as_tensor(value.astype(kind.dtype) if weak else value)
 
 
 # Segments -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 from py_engine.ad import ops
 from py_engine.ad.mutation import Watch
 from py_engine.ad.op import ZEROS, Equation, Op
+from py_engine.ad.ops.elementary import ASTYPE, WHERE
 from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
 from py_engine.ad.state import STATE, entering
 from py_engine.ad.tensor import FLOATS, Literal, Node, Tensor
@@ -292,8 +293,8 @@ def _simpler(equation: Equation, made: Mapping[int, Equation]) -> Tensor | Equat
         for one, other in (inputs, inputs[::-1]):
             if _is_one(one, made) and other.shape == y.shape:
                 return other
-    if op is ops.WHERE and _is_one(inputs[1], made) and inputs[2] is ZEROS.get(y.dtype) and inputs[0].shape == y.shape:
-        return Equation(ops.ASTYPE, inputs[:1], {"dtype": y.dtype}, equation.outputs, equation.scope)
+    if op is WHERE and _is_one(inputs[1], made) and inputs[2] is ZEROS.get(y.dtype) and inputs[0].shape == y.shape:
+        return Equation(ASTYPE, inputs[:1], {"dtype": y.dtype}, equation.outputs, equation.scope)
     if op is RESHAPE or op is TRANSPOSE:
         return _shorter_view(equation, made)
     return equation

@@ -18,6 +18,7 @@ from py_engine.ad import ops
 from py_engine.ad.containers import LEAF, Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.memory import keep_freed_memory
+from py_engine.ad.op import as_tensor
 from py_engine.ad.reverse import gradients, variable
 from py_engine.ad.state import LEVELS, STATE, entering, inside_transform
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
@@ -473,5 +474,5 @@ def results(name: str, result: Any) -> tuple[list[Tensor], Structure]:
             path = paths(structure)[k]
             place = f"the function's result, {path}," if path else "the function's result"
             raise NotDifferentiableError(f"{name}: {place} is of {_called(leaf, x.dtype)}{_advice(x.dtype)}")
-        outputs.append(ops.as_tensor(leaf))
+        outputs.append(as_tensor(leaf))
     return outputs, structure

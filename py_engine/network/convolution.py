@@ -11,6 +11,7 @@ from copy import copy
 from typing import Any, ClassVar, TypeVar
 
 from py_engine.ad import ops
+from py_engine.ad.ops.convolution import Pairs, paddings, per_axis, windows_along
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec
@@ -38,13 +39,13 @@ class Windowed(Layer):
     axes: ClassVar[int]
 
     def _sizes(self, name: str, value: Sizes) -> Shape:
-        return self._checked(lambda: ops.per_axis(name, value, self.axes))
+        return self._checked(lambda: per_axis(name, value, self.axes))
 
-    def _padding(self, value: Padding) -> ops.Pairs:
+    def _padding(self, value: Padding) -> Pairs:
         if self.axes == 1 and isinstance(value, Iterable):
             pair: list[Any] = list(value)
             value = [pair] if len(pair) == 2 and not isinstance(pair[0], Iterable) else pair
-        return self._checked(lambda: ops.paddings(value, self.axes))
+        return self._checked(lambda: paddings(value, self.axes))
 
     def _checked(self, setting: Callable[[], T]) -> T:
         try:
@@ -52,10 +53,10 @@ class Windowed(Layer):
         except ShapeError as error:
             raise ConfigurationError(f"{type(self).__name__}: {error}") from None
 
-    def _windows(self, input_shape: Shape, window: Shape, stride: Shape, padding: ops.Pairs, dilation: Shape) -> Shape:
+    def _windows(self, input_shape: Shape, window: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Shape:
         """How many windows a sample has along each spatial axis."""
         try:
-            return ops.windows_along(input_shape[1:], window, stride, padding, dilation, "window")
+            return windows_along(input_shape[1:], window, stride, padding, dilation, "window")
         except ShapeError as error:
             raise self.reject(f"at least a window's size ({error})", input_shape) from None
 

@@ -14,9 +14,9 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from py_engine.ad import ops
 from py_engine.ad.op import Call
-from py_engine.ad.ops.indexing import row_additions
+from py_engine.ad.ops.fused_text import WORD_GRADIENT, different
+from py_engine.ad.ops.indexing import EMBEDDING_GRADIENT, row_additions
 from py_engine.ad.program import prune, traced, tracing
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE, no_grad
@@ -108,7 +108,7 @@ class Shard:
         rows = {}
         for name, g in named.items():
             last = made.get(id(g))
-            if sparse and last is not None and last.op in (ops.EMBEDDING_GRADIENT, ops.WORD_GRADIENT):
+            if sparse and last is not None and last.op in (EMBEDDING_GRADIENT, WORD_GRADIENT):
                 rows[name] = last
         dense = [name for name in named if name not in rows]
         outputs = [value, *(named[name] for name in dense), *(x for last in rows.values() for x in last.inputs)]
@@ -120,7 +120,7 @@ class Shard:
         found_rows = iter(self.tape.outputs[1 + len(dense) : len(outputs)])
         self.rows = {
             name: SparseRows(
-                [next(found_rows) for _ in last.inputs], last.op is ops.WORD_GRADIENT, last.attrs["padding_index"]
+                [next(found_rows) for _ in last.inputs], last.op is WORD_GRADIENT, last.attrs["padding_index"]
             )
             for name, last in rows.items()
         }
@@ -206,7 +206,7 @@ def _rows_by_word(sums: Array, kernel: Array, words: Array, rows: Array) -> None
 def _put_rows(left: Sequence[tuple[Array, Array]], start: int, stop: int, out: Array, memory: Array) -> None:
     """Add rows of different words into those rows of `out`, all zeros, that lie between `start` and `stop`."""
     for k, (words, rows) in enumerate(left):
-        ids = ops.different(words)
+        ids = different(words)
         first, last = np.searchsorted(ids, (start, stop))
         mine, added = ids[first:last], rows[first:last]
         if k:

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import ThreadpoolController
 
 from py_engine.ad import ops
+from py_engine.ad.ops.indexing import check_ids
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE
 from py_engine.ad.tape import Tape
@@ -328,7 +329,7 @@ class Trainer:
         ids = np.ascontiguousarray(array, np.int64)
         if self._checked() is not ids:  # once for each array: that no replay reads elsewhere does not depend on it
             (vocabulary, _) = self.parameters[f"{embedding}.weight"].shape
-            ops.check_ids(ids, vocabulary, f"layer {embedding!r}")
+            check_ids(ids, vocabulary, f"layer {embedding!r}")
             self._checked = weakref.ref(ids)
         return ids
 

@@ -17,6 +17,7 @@ import pytest
 
 from bridge.julia.find import Julia
 from py_engine import network, ops
+from py_engine.ad.op import TABLE
 from py_engine.network import metrics
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def here() -> Lists:
     """What the numpy engine has."""
     return {
         # What only the rewriting of graphs makes is each engine's own.
-        "op": dict.fromkeys((name for name, op in ops.TABLE.items() if not op.fused), ""),
+        "op": dict.fromkeys((name for name, op in TABLE.items() if not op.fused), ""),
         # Functions that are ops themselves stand in the table; the other list holds both.
         "function": dict.fromkeys(public_functions(), ""),
         "layer": dict.fromkeys(network.LAYERS, ""),
@@ -62,12 +63,8 @@ def here() -> Lists:
 
 
 def public_functions() -> Iterable[str]:
-    """Functions of `py_engine.ops` that take operands and return a tensor."""
-    for name, function in inspect.getmembers(ops, inspect.isfunction):
-        hints = inspect.get_annotations(function)
-        takes_operands = any("Operand" in str(hint) for key, hint in hints.items() if key != "return")
-        if not name.startswith(("_", "as_tensor")) and takes_operands and hints.get("return") == "Tensor":
-            yield name
+    """Functions of `py_engine.ops` that are made of ops."""
+    return (name for name, _ in inspect.getmembers(ops, inspect.isfunction) if not name.startswith("_"))
 
 
 def options(function: Any) -> list[str]:

@@ -12,6 +12,7 @@ import py_engine as pe
 from py_engine import Techniques, Tensor, ops
 from py_engine.ad.containers import flatten
 from py_engine.ad.op import CHECKS
+from py_engine.ad.ops.indexing import SCATTER
 from py_engine.errors import EngineError, LabelError, ShapeError
 from py_engine.network import Activation, Chain, Conv1D, Dense, Embedding, Flatten, MaxPool1D, PermuteDims, Trainer
 
@@ -46,7 +47,7 @@ def indices_of(rng, shape):
 
 
 def scattered_of(rng, shape):
-    call = lambda g, i: ops.SCATTER(g, i, pattern=("array",), shape=(N,))  # noqa: E731
+    call = lambda g, i: SCATTER(g, i, pattern=("array",), shape=(N,))  # noqa: E731
     return (rng.standard_normal(shape), rng.integers(-N, N, shape)), call, ShapeError
 
 

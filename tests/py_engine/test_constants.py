@@ -13,6 +13,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
+from py_engine.ad.op import TABLE
 from py_engine.errors import DTypeError, NotDifferentiableError, TraceError
 
 ROWS = np.array([[0.3, -1.6, 2.5, 0.0], [-2.5, 1.7, 0.4, -0.2], [1.5, 0.0, np.inf, -3.4], [np.nan, 4.5, -0.5, 1.0]])
@@ -58,7 +59,7 @@ MASKS = {"dropout_mask"}  # random: its values in replays are tested with the la
 
 
 def test_every_constant_op_of_the_table_is_here():
-    assert {name for name, op in ops.TABLE.items() if op.constant and not op.fused} <= {*CONSTANT, *MASKS}
+    assert {name for name, op in TABLE.items() if op.constant and not op.fused} <= {*CONSTANT, *MASKS}
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import py_engine as pe
-from py_engine import ops
+from py_engine.ad.op import as_tensor
 from py_engine.errors import DTypeError, NotDifferentiableError, ReplayError, ShapeError, TraceError
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
@@ -273,7 +273,7 @@ def test_no_gradient_flows_through_a_stopped_container(run):
 
 @both
 def test_a_stopped_value_does_not_move_in_forward_mode(run):
-    found = run(lambda x: pe.jvp(lambda x: x * pe.stop_gradient(x), (x,), (ops.as_tensor(np.ones(3)),))[1])(X)
+    found = run(lambda x: pe.jvp(lambda x: x * pe.stop_gradient(x), (x,), (as_tensor(np.ones(3)),))[1])(X)
     np.testing.assert_array_equal(found, X)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.ad.op import Op
+from py_engine.ad.op import TABLE, Op, elementwise
 from py_engine.errors import DTypeError, EngineError, GradientCheckError, NotDifferentiableError, ShapeError
 
 X = np.linspace(0.3, 1.7, 24).reshape(4, 6)
@@ -16,17 +16,17 @@ X = np.linspace(0.3, 1.7, 24).reshape(4, 6)
 @pytest.fixture
 def new_op():
     """A way to add elementwise ops to the table for one test."""
-    before = set(ops.TABLE)
+    before = set(TABLE)
 
     def add(ufunc, derivative, name="temporary"):
         def kernel(x, out):  # the bare ufunc would become numpy's stand-in
             ufunc(x, out)
 
-        return ops.elementwise(name, kernel, derivative, doc="for a test")
+        return elementwise(name, kernel, derivative, doc="for a test")
 
     yield add
-    for name in set(ops.TABLE) - before:
-        del ops.TABLE[name]
+    for name in set(TABLE) - before:
+        del TABLE[name]
 
 
 def in_some_elements(mask, factor):
@@ -83,7 +83,7 @@ def test_a_gradient_that_is_mixed_up_between_operands_is_caught():
     pe.gradcheck(lambda a, b: a @ b.T, X, X + 1)
     swapped = Op(
         "swapped",
-        infer=ops.TABLE["mul"].infer,
+        infer=TABLE["mul"].infer,
         kernel=np.multiply,
         vjp=(lambda g, y, a, b: g * a, lambda g, y, a, b: g * b),
     )
@@ -95,13 +95,13 @@ def test_a_gradient_that_is_mixed_up_between_operands_is_caught():
 
 
 def test_a_rule_that_returns_another_shape_is_named():
-    op = Op("odd", infer=ops.TABLE["sin"].infer, kernel=np.sin, vjp=(lambda g, y, x: ops.concatenate([g, g]),))
+    op = Op("odd", infer=TABLE["sin"].infer, kernel=np.sin, vjp=(lambda g, y, x: ops.concatenate([g, g]),))
     with pytest.raises(ShapeError, match=r"a gradient rule returned shape \(8, 6\) for an input of shape \(4, 6\)"):
         pe.gradcheck(op, X)
 
 
 def test_a_rule_that_returns_another_dtype_is_named():
-    op = Op("odd", infer=ops.TABLE["sin"].infer, kernel=np.sin, vjp=(lambda g, y, x: ops.astype(g, np.float32),))
+    op = Op("odd", infer=TABLE["sin"].infer, kernel=np.sin, vjp=(lambda g, y, x: ops.astype(g, np.float32),))
     with pytest.raises(DTypeError, match="a gradient rule returned float32 for an input of float64"):
         pe.gradcheck(op, X)
 

@@ -14,6 +14,7 @@ import pytest
 import py_engine as pe
 from py_engine import ops
 from py_engine.ad.loops import LOOP
+from py_engine.ad.op import as_tensor
 from py_engine.ad.program import trace
 from py_engine.ad.reverse import gradients
 from py_engine.ad.tape import Tape
@@ -143,10 +144,10 @@ def test_containers_are_carried_taken_apart_and_stacked(run):
 
     xs = np.array([0.5, -2.0, 1.5])
     carry, ys = run(f)(3.0, xs)
-    np.testing.assert_array_equal(np.asarray(ops.as_tensor(carry["n"]).numpy()), 3)
-    np.testing.assert_array_equal(ops.as_tensor(ys[0][0]).numpy(), [0, 1, 2])
-    np.testing.assert_array_equal(ops.as_tensor(ys[0][1]).numpy(), [True, False, False])
-    np.testing.assert_allclose(ops.as_tensor(ys[1]["s"]).numpy(), [2.5, -9, -10.5])
+    np.testing.assert_array_equal(np.asarray(as_tensor(carry["n"]).numpy()), 3)
+    np.testing.assert_array_equal(as_tensor(ys[0][0]).numpy(), [0, 1, 2])
+    np.testing.assert_array_equal(as_tensor(ys[0][1]).numpy(), [True, False, False])
+    np.testing.assert_allclose(as_tensor(ys[1]["s"]).numpy(), [2.5, -9, -10.5])
     assert ys[1]["none"] is None
     gradient = run(pe.grad(lambda x: np.sum(f(x, xs)[1][1]["s"])))(3.0)
     np.testing.assert_allclose(gradient, 0.5 + 0.5 * -2 + 0.5 * -2 * 1.5)
@@ -161,7 +162,7 @@ def test_a_body_may_return_what_it_was_given_or_captured(run):
 
     (first, second), ys = run(f)(x, w)
     for found, expected in [(first, x), (second, w), (ys[0], [x] * 3), (ys[1], xs), (ys[2], [w] * 3)]:
-        found = ops.as_tensor(found).numpy()
+        found = as_tensor(found).numpy()
         np.testing.assert_array_equal(found, expected)
         assert not any(np.may_share_memory(found, given) for given in (x, w, xs))
 

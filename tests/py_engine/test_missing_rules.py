@@ -7,7 +7,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.ad.op import Op
+from py_engine.ad.op import TABLE, Op, elementwise, register
 from py_engine.errors import NotDifferentiableError
 
 X = np.array([1.5, 2.5])
@@ -16,7 +16,7 @@ cube = Op("cube", ops.sin.infer, kernel=lambda x, out: np.power(x, 3, out))
 """An op whose author forgot the rules; not in the table, which refuses it."""
 
 
-@pytest.mark.parametrize("op", ops.TABLE.values(), ids=lambda op: op.name)
+@pytest.mark.parametrize("op", TABLE.values(), ids=lambda op: op.name)
 def test_every_op_has_a_rule_for_each_input_or_says_that_it_is_constant(op):
     if op.constant:
         assert op.vjp is None and op.jvp is None
@@ -35,15 +35,15 @@ def test_every_op_has_a_rule_for_each_input_or_says_that_it_is_constant(op):
     ],
 )
 def test_the_table_refuses_an_op_that_does_not_say_what_its_derivative_is(record, message):
-    before = set(ops.TABLE)
+    before = set(TABLE)
     with pytest.raises(ValueError, match=message):
-        ops.register(Op("odd", ops.sin.infer, kernel=np.sin, **record))
-    assert set(ops.TABLE) == before
+        register(Op("odd", ops.sin.infer, kernel=np.sin, **record))
+    assert set(TABLE) == before
 
 
 def test_an_elementwise_op_without_partial_derivatives_is_refused_and_with_none_is_constant():
     with pytest.raises(ValueError, match="lacks a vjp rule"):
-        ops.elementwise("odd", np.floor, doc="for a test", numpy=())
+        elementwise("odd", np.floor, doc="for a test", numpy=())
 
 
 MODES = {

@@ -25,7 +25,8 @@ import numpy as np
 import pytest
 
 import py_engine as pe
-from py_engine import Tensor, ops
+from py_engine import Tensor
+from py_engine.ad.op import NUMPY, Op
 from py_engine.errors import EngineError
 
 SEED = 13
@@ -244,7 +245,7 @@ def of_numpy(key: Any) -> Callable[..., Any]:
 def parameters(key: Any) -> list[inspect.Parameter]:
     """Parameters of numpy's function; of a ufunc's reduction those that the documentation has, as ours."""
     if isinstance(key, tuple):
-        return list(inspect.signature(ops.NUMPY[key]).parameters.values())
+        return list(inspect.signature(NUMPY[key]).parameters.values())
     return list(inspect.signature(key).parameters.values())
 
 
@@ -421,7 +422,7 @@ def swept(key: Any) -> tuple[Counter[str], tuple[str, ...]]:
     wrong = []
     for call in calls(key, np.random.default_rng(SEED)):
         expected, refusal = computed(of_numpy(key), call, wrap=False)
-        result, error = computed(ops.NUMPY[key] if call.direct else of_numpy(key), call, wrap=True)
+        result, error = computed(NUMPY[key] if call.direct else of_numpy(key), call, wrap=True)
         if isinstance(error, EngineError):
             counts["refused"] += 1
             continue
@@ -439,7 +440,7 @@ def swept(key: Any) -> tuple[Counter[str], tuple[str, ...]]:
     return counts, tuple(wrong)
 
 
-@pytest.mark.parametrize("key", ops.NUMPY, ids=name_of)
+@pytest.mark.parametrize("key", NUMPY, ids=name_of)
 def test_each_call_is_numpy_s_or_refused(key):
     counts, wrong = swept(key)
     assert not wrong, f"{name_of(key)}: {counts}\n" + "\n".join(wrong)
@@ -451,9 +452,9 @@ def test_each_call_is_numpy_s_or_refused(key):
 OLD = {"newshape"}  # numpy's own, deprecated and gone in its newer versions
 
 
-@pytest.mark.parametrize("key", [key for key in ops.NUMPY if not isinstance(key, np.ufunc)], ids=name_of)
+@pytest.mark.parametrize("key", [key for key in NUMPY if not isinstance(key, np.ufunc)], ids=name_of)
 def test_signature_is_numpy_s_position_by_position(key):
-    ours = list(inspect.signature(ops.NUMPY[key]).parameters.values())
+    ours = list(inspect.signature(NUMPY[key]).parameters.values())
     if key is np.einsum:  # its first operand is the subscripts, which have a name here
         ours = ours[1:]
     if isinstance(key, tuple):  # numpy's has **kwargs in the place of the last three
@@ -478,12 +479,12 @@ def test_signature_is_numpy_s_position_by_position(key):
         assert len(ours) == len(wanted)
 
 
-@pytest.mark.parametrize("key", [key for key in ops.NUMPY if isinstance(key, np.ufunc)], ids=name_of)
+@pytest.mark.parametrize("key", [key for key in NUMPY if isinstance(key, np.ufunc)], ids=name_of)
 def test_ufuncs_take_their_operands_by_position_alone(key):
     operands = base(key)
-    stand_in = ops.NUMPY[key]
+    stand_in = NUMPY[key]
     assert len(operands) == key.nin
-    if not isinstance(stand_in, ops.Op):
+    if not isinstance(stand_in, Op):
         mine = list(inspect.signature(stand_in).parameters.values())
         assert [p.name for p in mine] == [p.name for p in parameters(key)[: key.nin]]
         assert {p.kind for p in mine} == {inspect.Parameter.POSITIONAL_ONLY}
@@ -605,7 +606,7 @@ def as_function(key: Any, call: Call) -> tuple[Callable[..., Any], np.ndarray]:
     return lambda x: of_numpy(key)(*call.args[:i], x, *call.args[i + 1 :], **call.kwargs), call.args[i]
 
 
-SINGLE = [key for key in ops.NUMPY if key not in (np.concatenate, np.stack, np.shape, np.ndim, np.size)]
+SINGLE = [key for key in NUMPY if key not in (np.concatenate, np.stack, np.shape, np.ndim, np.size)]
 
 
 @pytest.mark.parametrize("key", SINGLE, ids=name_of)
@@ -648,13 +649,12 @@ def test_gradients_are_those_of_finite_differences(key):
 
 def test_counts(capsys):
     total: Counter[str] = Counter()
-    for key in ops.NUMPY:
+    for key in NUMPY:
         total += swept(key)[0]
-    differences = sum(len(swept(key)[1]) for key in ops.NUMPY)
+    differences = sum(len(swept(key)[1]) for key in NUMPY)
     with capsys.disabled():
         print(
-            f"\n{len(ops.NUMPY)} stand-ins: {total['equal']} equal, {total['refused']} refused, "
-            f"differences: {differences}"
+            f"\n{len(NUMPY)} stand-ins: {total['equal']} equal, {total['refused']} refused, differences: {differences}"
         )
     assert differences == 0
     assert total["equal"] > 5000 and total["refused"] > 4000

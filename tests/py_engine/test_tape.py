@@ -14,7 +14,8 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
+from py_engine.ad.op import TABLE
+from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER, ASTYPE, WHERE
 from py_engine.ad.plan import ALIGNMENT
 from py_engine.ad.program import Program, trace, tracing
 from py_engine.ad.reverse import gradients
@@ -536,11 +537,11 @@ def test_a_function_of_numbers_is_a_program_of_floats_with_the_same_results(name
 
 SPECIAL = [*EDGES, 1.0, -1.0, 0.5, -0.5, -2.0, 3.0, 1 / 3, 709.9, -745.2]
 OF_TWO = ("add", "sub", "mul", "div", "pow", "maximum", "minimum", "equal_mask")
-SCALAR = [*(op for op in ops.TABLE.values() if op.scalar is not None), ADD_IN_ANY_ORDER]
+SCALAR = [*(op for op in TABLE.values() if op.scalar is not None), ADD_IN_ANY_ORDER]
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 
-@pytest.mark.parametrize("op", [ops.add, ops.mul, *(ops.TABLE[name] for name in COMPARISONS)], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [ops.add, ops.mul, *(TABLE[name] for name in COMPARISONS)], ids=lambda op: op.name)
 def test_truth_values_among_single_numbers_are_numpy_s(op):
     compiled = pe.compile(lambda x: ops.where(op(x > 0, x < 1), x, -x))
     for x in (-1.0, 0.0, 0.5, 1.0, 2.0):
@@ -554,15 +555,15 @@ def test_truth_values_among_single_numbers_are_numpy_s(op):
 def test_each_op_on_one_number_is_numpy_s_in_every_call_to_the_sign_of_zero(op):
     """Eagerly, by the tape of arrays (the first call of a compiled function) and as floats (the later ones)."""
     call = getattr(ops, op.name, op) if op.name in ("sum", "max", "min") else op
-    if op is ops.WHERE:
+    if op is WHERE:
         function = lambda x, y: ops.where(x > 0, x, y)  # noqa: E731
-    elif op is ops.ASTYPE:
+    elif op is ASTYPE:
         function = lambda x: ops.astype(ops.astype(x, np.bool_), np.float64)  # noqa: E731
     elif op.name in COMPARISONS:
         function = lambda x, y: ops.where(call(x, y), 1.0, 2.0)  # noqa: E731
     else:
         function = call
-    pairs = op is ops.WHERE or op.name in OF_TWO + COMPARISONS or op is ADD_IN_ANY_ORDER
+    pairs = op is WHERE or op.name in OF_TWO + COMPARISONS or op is ADD_IN_ANY_ORDER
     if not pairs:
         rows = [(function, [(x,) for x in SPECIAL])]
     else:

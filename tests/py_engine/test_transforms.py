@@ -11,6 +11,7 @@ import pytest
 import py_engine as pe
 from py_engine import Tensor, ops
 from py_engine.ad import transforms
+from py_engine.ad.op import as_tensor
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
@@ -166,7 +167,7 @@ def test_an_inner_derivative_does_not_confuse_the_outer_variable_with_its_own(ru
 @both
 def test_what_is_a_constant_to_all_outside_is_a_variable_inside(run):
     x = 0.5
-    constants = (pe.stop_gradient, ops.sign, lambda x: np.exp(ops.as_tensor(np.array(0.3))))
+    constants = (pe.stop_gradient, ops.sign, lambda x: np.exp(as_tensor(np.array(0.3))))
     for constant in constants:
         at = constant(x).numpy()
         for derivative in (
@@ -212,7 +213,7 @@ def test_a_gradient_is_taken_inside_no_grad_too():
     with pe.no_grad():
         for argument in (x, x.numpy()):
             gradient = pe.grad(lambda x: np.sum(x**2))(argument)
-            np.testing.assert_array_equal(ops.as_tensor(gradient).numpy(), [2, 4])
+            np.testing.assert_array_equal(as_tensor(gradient).numpy(), [2, 4])
 
 
 def test_a_failure_leaves_nothing_behind():

@@ -16,6 +16,8 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
+from py_engine.ad.op import TABLE
+from py_engine.ad.ops.convolution import paddings, per_axis
 from py_engine.ad.reverse import gradients
 
 
@@ -79,9 +81,9 @@ PARSE: dict[str, Callable[[str], Any]] = {
 def settings(axes: int, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> dict[str, Any]:
     """The attributes of a convolution as the ops have them."""
     return {
-        "stride": ops.per_axis("stride", stride, axes),
-        "padding": ops.paddings(padding, axes),
-        "dilation": ops.per_axis("dilation", dilation, axes),
+        "stride": per_axis("stride", stride, axes),
+        "padding": paddings(padding, axes),
+        "dilation": per_axis("dilation", dilation, axes),
         "groups": groups,
     }
 
@@ -98,25 +100,25 @@ CALLS: dict[str, Callable[..., Tensor]] = {
     "stack": lambda *parts, axis: ops.stack(parts, axis),
     "slice": lambda x, index: x[index],
     "gather": lambda x, i: x[i],
-    "scatter": lambda g, i, shape: ops.TABLE["scatter"](g, i, pattern=("array",), shape=shape),
+    "scatter": lambda g, i, shape: TABLE["scatter"](g, i, pattern=("array",), shape=shape),
     "assemble": lambda *parts, places, shape: ops.assemble(parts, places, shape),
     "tensordot": lambda a, b, axes_a, axes_b: ops.tensordot(a, b, (axes_a, axes_b)),
     "einsum": lambda *operands, subscripts: ops.einsum(subscripts, *operands),
     "clip": lambda x, a_min=None, a_max=None: ops.clip(x, a_min, a_max),
     "dropout": lambda x, rate: ops.dropout(x, rate, np.random.default_rng(1)),
-    "dropout_mask": lambda x, rate: ops.TABLE["dropout_mask"](x, rate=rate, generator=np.random.default_rng(1)),
-    "conv_input_gradient": lambda g, weight, shape, **at: ops.TABLE["conv_input_gradient"](
+    "dropout_mask": lambda x, rate: TABLE["dropout_mask"](x, rate=rate, generator=np.random.default_rng(1)),
+    "conv_input_gradient": lambda g, weight, shape, **at: TABLE["conv_input_gradient"](
         g, weight, lengths=shape[2:], **settings(len(shape) - 2, **at)
     ),
-    "conv_weight_gradient": lambda g, x, shape, **at: ops.TABLE["conv_weight_gradient"](
+    "conv_weight_gradient": lambda g, x, shape, **at: TABLE["conv_weight_gradient"](
         g, x, kernel=shape[2:], **settings(len(shape) - 2, **at)
     ),
-    "max_pool_gradient": lambda g, x, **at: ops.TABLE["max_pool_gradient"](
+    "max_pool_gradient": lambda g, x, **at: TABLE["max_pool_gradient"](
         g, x, ops.max_pool(x, **at), lengths=x.shape[2:], **pooling(**at)
     ),
-    "max_pool_gather": lambda u, x, **at: ops.TABLE["max_pool_gather"](u, x, ops.max_pool(x, **at), **pooling(**at)),
-    "avg_pool_gradient": lambda g, shape, **at: ops.TABLE["avg_pool_gradient"](g, lengths=shape[2:], **pooling(**at)),
-    "softmax_cross_entropy_gradient": lambda g, x, y: ops.TABLE["softmax_cross_entropy_gradient"](
+    "max_pool_gather": lambda u, x, **at: TABLE["max_pool_gather"](u, x, ops.max_pool(x, **at), **pooling(**at)),
+    "avg_pool_gradient": lambda g, shape, **at: TABLE["avg_pool_gradient"](g, lengths=shape[2:], **pooling(**at)),
+    "softmax_cross_entropy_gradient": lambda g, x, y: TABLE["softmax_cross_entropy_gradient"](
         g, x, ops.logsumexp(x, -1), y
     ),
 }
@@ -135,7 +137,7 @@ def test_replay(vector, dtype):
     wanted = [i for i, g in enumerate(vector.gradients) if g is not None]
     expected = [vector.result, *(vector.gradients[i] for i in wanted)]
     attributes = {key: PARSE[key](text) for key, text in vector.attributes.items()}
-    call = CALLS.get(vector.name) or getattr(ops, vector.name, None) or ops.TABLE[vector.name]
+    call = CALLS.get(vector.name) or getattr(ops, vector.name, None) or TABLE[vector.name]
 
     def outputs(*operands: Tensor) -> list[Tensor]:
         y = call(*operands, **attributes)
@@ -154,7 +156,7 @@ def test_replay(vector, dtype):
 
 def test_every_op_and_function_is_covered():
     # Fused ops are made by the rewriting of graphs alone, and tested against what they stand for.
-    own = {name for name, op in ops.TABLE.items() if not op.fused}
+    own = {name for name, op in TABLE.items() if not op.fused}
     assert own | PUBLIC <= {vector.name for vector in VECTORS}
 
 

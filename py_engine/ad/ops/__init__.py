@@ -1,10 +1,14 @@
-"""The op table, and every op as a function on tensors, arrays and numbers; names follow numpy's.
+"""Every op as a function on tensors, arrays and numbers; names follow numpy's.
 
-An op written in one of these modules is part of `py_engine.ops` without being listed here.
+What is written in one of these modules is part of `py_engine.ops` without being listed here: each op under its name in
+the table, and each public function that takes operands and returns a tensor. Nothing else is.
 """
 
 # ruff: noqa: F403
-from py_engine.ad.op import *
+import inspect as _inspect
+from typing import Any as _Any
+
+from py_engine.ad.op import TABLE as _TABLE
 from py_engine.ad.ops.convolution import *
 from py_engine.ad.ops.elementary import *
 from py_engine.ad.ops.fused_text import *
@@ -15,3 +19,17 @@ from py_engine.ad.ops.pooling import *
 from py_engine.ad.ops.random import *
 from py_engine.ad.ops.reduction import *
 from py_engine.ad.ops.shape import *
+
+
+def _is_op(name: str, value: _Any) -> bool:
+    if not _inspect.isfunction(value):
+        return name in _TABLE and value is _TABLE[name]
+    hints = dict(value.__annotations__)
+    if hints.pop("return", None) != "Tensor" or not value.__module__.startswith(__name__):
+        return False
+    return "Operand" in " ".join(hints.values())
+
+
+for _name, _value in [*globals().items()]:
+    if not _name.startswith("_") and not _is_op(_name, _value):
+        del globals()[_name]  # what the modules use: their own modules among it

@@ -352,7 +352,7 @@ ASSEMBLE: Op = register(
 )
 
 
-def assemble(parts: Sequence[Tensor], indices: Sequence[Index], shape: Shape) -> Tensor:
+def assemble(parts: Sequence[Operand], indices: Sequence[Index], shape: Shape) -> Tensor:
     """Add each part into its place, a basic index, in an array of zeros of this shape."""
     return ASSEMBLE(*parts, shape=shape, indices=tuple(indices))
 
