@@ -307,8 +307,8 @@ class Loop:
     @property
     def checks(self) -> bool:
         """Whether the body accepts only some values, and no other loop checks them."""
-        steps = self.body.equations
-        return not self.derived and any(x.attrs["loop"].checks if x.op is LOOP else x.op.checks for x in steps)
+        checked = (x for x in self.body.equations if x.op.checks is not None)
+        return not self.derived and any(x.op.checks(*x.inputs, **x.attrs) is not None for x in checked)  # type: ignore[misc]
 
     def kinds(self, keep: bool) -> list[tuple[Shape, Any]]:
         """Return shape and dtype of each result: last carries, stacked outputs, sums; the carries before each step."""

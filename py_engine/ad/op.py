@@ -32,6 +32,7 @@ Partial: TypeAlias = "Tensor | float | tuple[Tensor, Tensor]"
 Call: TypeAlias = "partial[Any]"
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
 Check: TypeAlias = "tuple[Op, tuple[Tensor, ...], Mapping[str, Any]]"
+Simplify: TypeAlias = "Callable[[Equation, Mapping[int, Equation]], Tensor | Equation | None]"
 F = TypeVar("F", bound=Callable[..., Any])
 
 _new, _empty = Tensor.__new__, np.empty  # looked up once: an eager op has no microsecond to lose
@@ -48,7 +49,7 @@ NUMPY: dict[Any, Callable[..., Any]] = {}
 """numpy's functions and ufuncs, each with the op that stands in for it on tensors."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Op:
     """One operation.
 
@@ -81,12 +82,23 @@ class Op:
             gradient ends there, and the op has no rules.
         overwrites: the inputs whose memory `out` may be.
         elementwise: whether every result element depends on one element of each input, found by broadcasting.
-        accepts: `accepts(array)` tells whether the kernel handles that memory layout; where not, the input is
-            copied into C order first. None accepts every layout.
+        accepts: `accepts(array, **attrs)` tells whether the kernel, or the view, handles that memory layout; where not,
+            the input is copied into C order first. None accepts every layout.
+        strided: whether rows that lie apart, as those of a part of a larger array do, are among what it accepts, and
+            whether its result may be such a part.
+        in_order: of a view: whether it has all elements of its input in their order in memory.
+        slice_index: `slice_index(**attrs)` for an op whose result is a part of its input: the basic index of that part.
+            Gradients by such parts are assembled at once.
+        places: `places(**attrs)` for an op that puts its inputs side by side into its result: numpy's index of each
+            one's place, where a tape may compute it; none where places overlap or leave gaps.
+        simplify: `simplify(equation, made)` gives an equal of an equation that is less to compute: a tensor, or an
+            equation with the same outputs; None where it knows none. `made` has for the id of each variable the equation
+            that makes it.
         checks: `checks(*inputs, **attrs)` for an op that accepts only some values: the op that checks them and
             computes nothing (see `check_op`), its inputs and its attributes; None where these inputs need no check. A
             tape runs it where it does not run this op, since no result needs it.
         commutes: whether the result is the same, to the last bit, with its two inputs exchanged.
+        any_order: whether the terms of a sum of such ops may be added in any order.
         scalar: the value for single float64 numbers as Python, with `{0}`, `{1}` for the operands, or a function
             that gives it for an equation; see `straight_line`.
         random: each call draws new values, so equal calls must not be merged.
@@ -115,9 +127,15 @@ class Op:
     constant: bool = False
     overwrites: tuple[int, ...] = ()
     elementwise: bool = False
-    accepts: Callable[[Array], bool] | None = None
+    accepts: Callable[..., bool] | None = None
+    strided: bool = False
+    in_order: bool = False
+    slice_index: Callable[..., Any] | None = None
+    places: Callable[..., Sequence[Any]] | None = None
+    simplify: Simplify | None = None
     checks: Callable[..., Check | None] | None = None
     commutes: bool = False
+    any_order: bool = False
     scalar: str | Callable[[Equation], str] | None = None
     random: bool = False
     couples_batch: bool = False
@@ -372,7 +390,7 @@ class Equation:
         return Equation(self.op, inputs, self.attrs, self.outputs, self.scope)
 
 
-def c_ordered(x: Array) -> bool:
+def c_ordered(x: Array, **attrs: Any) -> bool:
     """Whether the elements lie in C order without gaps: what kernels that flatten their inputs accept."""
     return x.flags.c_contiguous
 
@@ -614,6 +632,7 @@ def elementwise(
     infer: Infer = infer_float,
     commutes: bool = False,
     scalar: str | Callable[[Equation], str] | None = None,
+    simplify: Simplify | None = None,
 ) -> Op:
     """Make and register an elementwise op from its kernel and its partial derivatives.
 
@@ -625,7 +644,7 @@ def elementwise(
         doc: one line for the op reference.
         numpy: the numpy function it stands in for; None takes `kernel` when that is a ufunc.
         bind: instead of `kernel`, see `Op`.
-        infer, commutes, scalar: see `Op`.
+        infer, commutes, scalar, simplify: see `Op`.
     """
 
     def rule(derivative: Callable[..., Partial] | None) -> Rule:
@@ -658,6 +677,7 @@ def elementwise(
         elementwise=True,
         commutes=commutes,
         scalar=scalar,
+        simplify=simplify,
         doc=doc,
     )
     stands_in_for = numpy if numpy is not None else kernel if isinstance(kernel, np.ufunc) else None

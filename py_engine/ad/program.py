@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from py_engine.ad import ops
 from py_engine.ad.mutation import Watch
 from py_engine.ad.op import ZEROS, Equation, Op
-from py_engine.ad.ops.elementary import ASTYPE, WHERE
-from py_engine.ad.ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
+from py_engine.ad.ops.elementary import stop_gradient
 from py_engine.ad.state import STATE, entering
 from py_engine.ad.tensor import FLOATS, Literal, Node, Tensor
 from py_engine.errors import TraceError
@@ -163,7 +161,7 @@ def close_over(
         equations.append(Equation(step.op, reads, step.attrs, results, step.scope))
         for x, found in zip(step.outputs, results, strict=True):
             if _made_without_grad(step, x):  # applied anew it would be recorded
-                equations.append(Equation.of(ops.stop_gradient, (found,), {}, step.scope))
+                equations.append(Equation.of(stop_gradient, (found,), {}, step.scope))
                 found = equations[-1].output
             variables[id(x)] = found
     program = Program(tuple(symbols), tuple(equations), tuple(variables.get(id(x), x) for x in outputs))
@@ -285,37 +283,7 @@ def simplify(program: Program) -> Program:
 def _simpler(equation: Equation, made: Mapping[int, Equation]) -> Tensor | Equation:
     """Return an existing tensor, or a literal, that equals the result; or the equation, perhaps a shorter one."""
     op, inputs, y = equation.op, equation.inputs, equation.output
-    if op is ops.identity or op is ops.stop_gradient:
-        return inputs[0]
     if op.elementwise and y.shape == () and all(isinstance(x, Literal) for x in inputs):
         return Literal(op.compute([x.data for x in inputs], (), y.dtype, equation.attrs))
-    if op is ops.mul:
-        for one, other in (inputs, inputs[::-1]):
-            if _is_one(one, made) and other.shape == y.shape:
-                return other
-    if op is WHERE and _is_one(inputs[1], made) and inputs[2] is ZEROS.get(y.dtype) and inputs[0].shape == y.shape:
-        return Equation(ASTYPE, inputs[:1], {"dtype": y.dtype}, equation.outputs, equation.scope)
-    if op is RESHAPE or op is TRANSPOSE:
-        return _shorter_view(equation, made)
-    return equation
-
-
-def _is_one(x: Tensor, made: Mapping[int, Equation]) -> bool:
-    while id(x) in made and made[id(x)].op in (RESHAPE, BROADCAST_TO):
-        (x,) = made[id(x)].inputs
-    return isinstance(x, Literal) and x.item() == 1
-
-
-def _shorter_view(equation: Equation, made: Mapping[int, Equation]) -> Tensor | Equation:
-    (x,) = equation.inputs
-    y, attrs = equation.output, equation.attrs
-    before = made.get(id(x))
-    if before is not None and before.op is equation.op:
-        if equation.op is TRANSPOSE:
-            attrs = {"axes": tuple(before.attrs["axes"][a] for a in attrs["axes"])}
-        (x,) = before.inputs
-    if equation.op is RESHAPE and y.shape == x.shape:
-        return x
-    if equation.op is TRANSPOSE and attrs["axes"] == tuple(range(x.ndim)):
-        return x
-    return Equation(equation.op, (x,), attrs, equation.outputs, equation.scope)
+    found = None if op.simplify is None else op.simplify(equation, made)
+    return equation if found is None else found

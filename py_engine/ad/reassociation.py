@@ -19,7 +19,6 @@ import numpy as np
 
 from py_engine.ad import ops
 from py_engine.ad.op import Equation, Op
-from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
 from py_engine.ad.program import Program
 from py_engine.ad.tensor import Literal, Tensor
 
@@ -32,12 +31,9 @@ def add_early(program: Program) -> Program:
     made = {id(y): x for x in equations for y in x.outputs}
     uses = Counter(id(x) for equation in equations for x in equation.inputs)
     uses.update(id(x) for x in program.outputs)
-    sums = [x for x in equations if x.op is ADD_IN_ANY_ORDER]
+    sums = [x for x in equations if x.op.any_order]
     partial = {
-        id(x)
-        for total in sums
-        for x in total.inputs
-        if id(x) in made and made[id(x)].op is ADD_IN_ANY_ORDER and uses[id(x)] == 1
+        id(x) for total in sums for x in total.inputs if id(x) in made and made[id(x)].op.any_order and uses[id(x)] == 1
     }
     place = {id(y): i for i, x in enumerate(equations) for y in x.outputs}
     movable = {id(x.output) for x in equations if x.op.elementwise} - {id(x.output) for x in sums}

@@ -13,7 +13,7 @@ from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.mutation import mutated
 from py_engine.ad.op import Op
 from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
-from py_engine.ad.ops.shape import SLICE, Index, assemble
+from py_engine.ad.ops.shape import Index, assemble
 from py_engine.ad.program import same
 from py_engine.ad.state import STATE, entering, no_grad
 from py_engine.ad.tensor import FLOATS, Node, Result, Tensor
@@ -191,9 +191,9 @@ Part = tuple[Tensor, Index | None]
 
 
 def _pull_back(node: Tensor, op: Op, i: int, x: Tensor, g: Tensor) -> Part | None:
-    if op is SLICE:
+    if op.slice_index is not None:
         # Not put into zeros here: the gradient of an array taken apart by slices is assembled once from all.
-        return g, node.attrs["index"]
+        return g, op.slice_index(**node.attrs)
     rule = op.vjp[i] if op.vjp.__class__ is tuple else op.rule(i)
     if rule is None:
         raise _missing_rule(node, i)

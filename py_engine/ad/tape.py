@@ -19,8 +19,7 @@ import numpy as np
 
 from py_engine.ad.fusion import fuse
 from py_engine.ad.op import CHECKS, Call, Equation, Op, Shape
-from py_engine.ad.ops.linalg import MATMUL, suits_blas
-from py_engine.ad.ops.shape import ASSEMBLE, BROADCAST_TO, COPY, RESHAPE, as_index, covers
+from py_engine.ad.ops.shape import BROADCAST_TO, COPY, RESHAPE
 from py_engine.ad.plan import ALIGNMENT, Value, plan
 from py_engine.ad.program import Program, simplify
 from py_engine.ad.reassociation import add_early
@@ -89,7 +88,7 @@ class Tape:
         self.values = [*given, *(y for equation in program.equations for y in equation.outputs)]
         self.equations: list[Equation | None] = [None] * len(given)
         self.equations += [equation for equation in program.equations for _ in equation.outputs]
-        number = {id(x): i for i, x in enumerate(self.values)}
+        self._number = number = {id(x): i for i, x in enumerate(self.values)}
         self.plan = plan(
             _values(program, leaves, number, techniques),
             in_place=techniques.in_place,
@@ -258,10 +257,13 @@ class Tape:
         x = self.values[i]
         if i in self.plan.placed:
             container = self.plan.placed[i]
-            whole = self.equations[container]
-            assert whole is not None
-            k = next(k for k, part in enumerate(whole.inputs) if part is x)
-            array = self._memory(container, arrays)[as_index(whole.attrs["indices"][k])]
+            whole, memory = self.equations[container], self._memory(container, arrays)
+            assert whole is not None and whole.op.places is not None
+            for part, place in zip(whole.inputs, whole.op.places(**whole.attrs), strict=True):
+                if self.plan.placed.get(self._number[id(part)]) == container:
+                    arrays[self._number[id(part)]] = memory[place]
+            array = arrays[i]
+            assert array is not None
         else:
             at = self.plan.offset[self.plan.storage[i]]
             array = self._arena[at : at + x.nbytes].view(x.dtype).reshape(x.shape)
@@ -384,6 +386,9 @@ def _straighten(program: Program) -> Program:
             return True
         return a.shape == y.shape and layout[id(a)].flags.c_contiguous
 
+    def accepted(op: Op, a: Tensor, attrs: Mapping[str, Any]) -> bool:
+        return op.accepts is None or not a.size or op.accepts(layout[id(a)], **attrs)
+
     def copied(a: Tensor, shape: Shape) -> Tensor:
         key = (id(a), shape)
         if key not in straight:
@@ -402,18 +407,13 @@ def _straighten(program: Program) -> Program:
         for a in inputs:
             if id(a) not in layout:
                 layout[id(a)] = _dummy(a)
-        if op is RESHAPE:
-            try:
-                np.reshape(layout[id(inputs[0])], y.shape, copy=False)
-            except ValueError:
-                inputs = (copied(inputs[0], inputs[0].shape),)
+        if op.elementwise:
+            inputs = tuple([a if suits(a, y) else copied(a, y.shape) for a in inputs])
+        elif op.accepts is not None:
+            inputs = tuple([a if accepted(op, a, equation.attrs) else copied(a, a.shape) for a in inputs])
         if op.view is not None:
             views = op.view(*[layout[id(a)] for a in inputs], **equation.attrs)
             layout.update(zip(map(id, equation.outputs), views if op.several else [views], strict=True))
-        elif op.elementwise:
-            inputs = tuple([a if suits(a, y) else copied(a, y.shape) for a in inputs])
-        elif op.accepts is not None:
-            inputs = tuple([a if not a.size or op.accepts(layout[id(a)]) else copied(a, a.shape) for a in inputs])
         equations.append(equation.reading(inputs))
     return replace(program, equations=tuple(equations))
 
@@ -453,7 +453,7 @@ def _needed_whole(program: Program) -> set[int]:
     for equation in reversed(program.equations):
         op = equation.op
         through = op.view is not None and any(id(y) in needed for y in equation.outputs)
-        if through or op is RESHAPE or (op.accepts is not None and op is not MATMUL):
+        if through or (op.accepts is not None and not op.strided):
             needed.update(id(a) for a in equation.inputs)
     return needed
 
@@ -502,23 +502,22 @@ def _values(
 
 def _is_whole(op: Op | None) -> bool:
     """Whether the result of this op, or an input, is all of the memory it lies in, if it has as many elements."""
-    return op is None or op is RESHAPE or op.view is None
+    return op is None or op.view is None or op.in_order
 
 
 def _placeable(equation: Equation, ops_of: Mapping[int, Op], needed_whole: set[int]) -> list[Tensor]:
-    """Return the inputs of an assembly that may be computed in their places.
+    """Return the inputs that may be computed in their places in the result.
 
     Those are results of elementwise ops where the place lies in one piece, and of matrix products, whose rows
     may lie apart.
     """
-    if equation.op is not ASSEMBLE or not covers(equation.output.shape, equation.attrs["indices"]):
-        return []
+    places = [] if equation.op.places is None else equation.op.places(**equation.attrs)
     whole = _dummy(equation.output)
     parts = []
-    for a, index in zip(equation.inputs, equation.attrs["indices"], strict=True):
-        place, op = whole[as_index(index)], ops_of.get(id(a))
-        if op is MATMUL:
-            fits = place.ndim == 2 and suits_blas(place)
+    for a, index in zip(equation.inputs, places, strict=False):
+        place, op = whole[index], ops_of.get(id(a))
+        if op is not None and op.strided:
+            fits = place.ndim == 2 and op.accepts is not None and op.accepts(place)
         else:
             fits = op is not None and op.elementwise and place.flags.c_contiguous
         if fits and id(a) not in needed_whole and sum(a is b for b in equation.inputs) == 1:

@@ -77,7 +77,7 @@ def test_every_module_is_in_one_layer_and_every_pattern_names_a_module() -> None
             assert any(fnmatch(name, pattern) for name in MODULES), pattern
 
 
-@pytest.mark.parametrize("name", MODULES.keys() - EMPTY - {""})
+@pytest.mark.parametrize("name", sorted(MODULES.keys() - EMPTY - {""}))
 def test_a_module_imports_nothing_of_a_higher_layer_and_never_the_whole_engine(name: str) -> None:
     found = imports(MODULES[name])
     assert "" not in found
@@ -116,3 +116,41 @@ def test_an_import_is_seen_wherever_it_is(source: str) -> None:
     assert imports(source) == {"ad.tape"}
     with pytest.raises(CycleError):
         TopologicalSorter({**{n: imports(s) for n, s in MODULES.items()}, "ad.state": imports(source)}).prepare()
+
+
+# What passes know of ops ----------------------------------------------------------------------------------
+
+PASSES = [name for name in MODULES if name and name not in EMPTY and 2 <= layer(name) <= 5 and name != "ad.fusion"]
+"""All that works on programs and graphs, but for fusion, whose patterns are of certain ops."""
+
+
+def ops_told_apart(source: str) -> list[str]:
+    """The comparisons of an op with one of the table: what tells them apart belongs into a field of the record."""
+
+    def is_op(node: ast.expr) -> bool:
+        return (isinstance(node, ast.Attribute) and node.attr == "op") or (isinstance(node, ast.Name) and node.id == "op")
+
+    def is_free(node: ast.expr) -> bool:
+        return is_op(node) or (isinstance(node, ast.Constant) and node.value is None)
+
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Compare)
+        and any(map(is_op, (node.left, *node.comparators)))
+        and not all(map(is_free, (node.left, *node.comparators)))
+    ]
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_passes_ask_the_record_and_not_which_op_it_is(name: str) -> None:
+    assert {"ad.program", "ad.reverse", "ad.tape", "ad.reassociation", "ad.loops"} <= set(PASSES)
+    assert ops_told_apart(MODULES[name]) == []
+
+
+def test_a_comparison_of_ops_is_seen() -> None:
+    assert ops_told_apart("if x.op is RESHAPE or op in (SUM, MAX) or op is not None or a.op is b.op: pass") == [
+        "x.op is RESHAPE",
+        "op in (SUM, MAX)",
+    ]
+    assert ops_told_apart(MODULES["ad.fusion"])

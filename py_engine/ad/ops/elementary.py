@@ -9,7 +9,7 @@ NaN, as in PyTorch and JAX: an op does not know which of the two would be first 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from py_engine.ad.op import (
     register,
 )
 from py_engine.ad.ops.arguments import NO_VALUE, UFUNC_DEFAULTS, as_dtype, refuse, whole
+from py_engine.ad.ops.shape import is_one
 from py_engine.ad.tensor import FLOATS, Array, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
@@ -53,12 +54,21 @@ add = elementwise(
     commutes=True,
     scalar=lambda equation: "{0} or {1}" if equation.output.dtype == np.bool_ else "{0} + {1}",
 )
-ADD_IN_ANY_ORDER: Op = replace(add, doc="a + b, as part of a sum whose order is free")
-"""Sums the contributions to a gradient: `reassociation` chooses the order."""
+ADD_IN_ANY_ORDER: Op = replace(add, any_order=True, doc="a + b, as part of a sum whose order is free")
+"""Adds the contributions to a gradient: `py_engine.ad.reassociation` chooses their order."""
 
 sub = elementwise(
     "sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_number, scalar="{0} - {1}"
 )
+
+
+def _times_one(equation: Equation, made: Mapping[int, Equation]) -> Tensor | None:
+    for one, other in (equation.inputs, equation.inputs[::-1]):
+        if is_one(one, made) and other.shape == equation.output.shape:
+            return other
+    return None
+
+
 mul = elementwise(
     "mul",
     np.multiply,
@@ -68,6 +78,7 @@ mul = elementwise(
     infer=infer_elementwise,
     commutes=True,
     scalar=lambda equation: "{0} and {1}" if equation.output.dtype == np.bool_ else "{0} * {1}",
+    simplify=_times_one,
 )
 div = elementwise("div", np.divide, lambda y, a, b: 1 / b, lambda y, a, b: -y / b, doc="a / b", scalar="{0} / {1}")
 neg = elementwise("neg", np.negative, lambda y, x: -1, doc="-x", infer=infer_number, scalar="-{0}")
@@ -351,6 +362,14 @@ def _where_jvp(tangents: Sequence[Tensor | None], y: Tensor, condition: Tensor, 
     return WHERE(condition, 0 if moved_a is None else moved_a, 0 if moved_b is None else moved_b)
 
 
+def _as_numbers(equation: Equation, made: Mapping[int, Equation]) -> Equation | None:
+    # 1 where the condition holds and 0 elsewhere.
+    (condition, a, b), y = equation.inputs, equation.output
+    if not is_one(a, made) or b is not ZEROS.get(y.dtype) or condition.shape != y.shape:
+        return None
+    return Equation(ASTYPE, (condition,), {"dtype": y.dtype}, equation.outputs, equation.scope)
+
+
 WHERE: Op = register(
     Op(
         name="where",
@@ -366,6 +385,7 @@ WHERE: Op = register(
         overwrites=(2,),
         elementwise=True,
         scalar="{1} if {0} else {2}",
+        simplify=_as_numbers,
         doc="a where the condition holds, else b",
     )
 )
@@ -560,13 +580,19 @@ def _itself(x: Array) -> Array:
     return x
 
 
+def _input(equation: Equation, made: Mapping[int, Equation]) -> Tensor:
+    return equation.inputs[0]
+
+
 stop_gradient = register(
     Op(
         "stop_gradient",
         _infer_same,
         view=_itself,
         constant=True,
+        in_order=True,
         scalar="{0}",
+        simplify=_input,
         doc="x as a constant: no gradient flows through it",
     )
 )
@@ -578,7 +604,9 @@ identity = register(
         vjp=(lambda g, y, x: g,),
         jvp=_through(lambda t: t),
         jvp_many=_through_many,
+        in_order=True,
         scalar="{0}",
+        simplify=_input,
         doc="x itself, as a new node",
     )
 )

@@ -51,7 +51,7 @@ def _infer_matmul(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
     return (*stacked, a.shape[-2], b.shape[-1]), dtype
 
 
-def suits_blas(x: Array) -> bool:
+def suits_blas(x: Array, **attrs: Any) -> bool:
     """Whether each matrix has its rows or its columns in one piece; numpy multiplies others without BLAS."""
     rows, columns = x.strides[-2:]
     return (columns == x.itemsize and rows >= x.shape[-1] * x.itemsize) or (
@@ -112,6 +112,7 @@ MATMUL: Op = register(
         jvp=multilinear_jvp("matmul"),
         jvp_many=_many_matmul,
         accepts=suits_blas,
+        strided=True,
         doc="matrix product over the last two axes, stacked over the others",
     )
 )

@@ -23,6 +23,7 @@ from py_engine.ad.op import (
     Scratch,
     Shape,
     as_tensor,
+    c_ordered,
     common_dtype,
     linear_jvp,
     no_gradient,
@@ -206,7 +207,7 @@ MAX_POOL_GRADIENT: Op = register(
         bind=_bind_max_gradient,
         vjp=(lambda u, r, g, x, y, lengths, **at: MAX_POOL_GATHER(u, x, y, **at), no_gradient, no_gradient),
         jvp=lambda t, r, g, x, y, **at: MAX_POOL_GRADIENT(_or_zeros(t[0], g), x, y, **at),
-        accepts=lambda array: array.flags.c_contiguous,
+        accepts=c_ordered,
         doc="an element for each window, added into zeros at the place of the window's maximum",
     )
 )
@@ -294,7 +295,7 @@ AVG_POOL_GRADIENT: Op = register(
         vjp=(lambda u, y, g, lengths, **at: AVG_POOL(u, **at),),
         jvp=linear_jvp("avg_pool_gradient"),
         jvp_many=many_samples,
-        accepts=lambda array: array.flags.c_contiguous,
+        accepts=c_ordered,
         doc="an element for each window, divided among all places of the window",
     )
 )
@@ -368,7 +369,7 @@ COLUMNS_GRADIENT: Op = register(
         name="columns_gradient",
         infer=_infer_columns_gradient,
         bind=_bind_columns_gradient,
-        accepts=lambda array: array.flags.c_contiguous,
+        accepts=c_ordered,
         fused=True,
         doc="columns added back into their windows",
     )
@@ -488,7 +489,7 @@ SLIDING: Op = register(
         name="sliding_phases",
         infer=_infer_sliding,
         bind=_bind_sliding,
-        accepts=lambda array: array.flags.c_contiguous,
+        accepts=c_ordered,
         fused=True,
         doc="a kernel (kernel * filters, channels) moved over rows (N * places, channels), by phase",
     )
@@ -513,7 +514,7 @@ BIASED: Op = register(
         infer=_infer_biased,
         bind=_bind_biased,
         overwrites=(0,),
-        accepts=lambda array: array.flags.c_contiguous,
+        accepts=c_ordered,
         fused=True,
         doc="phases (window, filters, ...) with a number added to each filter's",
     )
@@ -553,7 +554,7 @@ PHASE_MAX_GRADIENT: Op = register(
         infer=_infer_phase_max_gradient,
         bind=_bind_phase_max_gradient,
         overwrites=(1,),
-        accepts=lambda array: array.flags.c_contiguous,
+        accepts=c_ordered,
         fused=True,
         doc="an element for each maximum over the first axis, in zeros, at the first place of that maximum",
     )

@@ -14,6 +14,7 @@ from py_engine.ad.mutation import watch_setting
 from py_engine.ad.op import (
     TABLE,
     Call,
+    Equation,
     Op,
     Scratch,
     Shape,
@@ -86,11 +87,30 @@ def _reshape(x: Array, shape: Shape) -> Array:
     return x.reshape(shape)
 
 
+def _is_view(x: Array, shape: Shape) -> bool:
+    try:
+        np.reshape(x, shape, copy=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _shorter_reshape(equation: Equation, made: Mapping[int, Equation]) -> Tensor | Equation:
+    (x,) = equation.inputs
+    before = made.get(id(x))
+    if before is not None and before.op is RESHAPE:
+        (x,) = before.inputs
+    return x if x.shape == equation.output.shape else equation.reading((x,))
+
+
 RESHAPE: Op = register(
     Op(
         name="reshape",
         infer=_infer_reshape,
         view=_reshape,
+        accepts=_is_view,
+        in_order=True,
+        simplify=_shorter_reshape,
         vjp=(lambda g, y, x, shape: RESHAPE(g, shape=x.shape),),
         jvp=linear_jvp("reshape"),
         jvp_many=lambda t, count, y, x, shape: RESHAPE(only(t), shape=(count, *y.shape)),
@@ -152,11 +172,22 @@ def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
+def _shorter_transpose(equation: Equation, made: Mapping[int, Equation]) -> Tensor | Equation:
+    (x,), axes = equation.inputs, equation.attrs["axes"]
+    before = made.get(id(x))
+    if before is not None and before.op is TRANSPOSE:
+        (x,), axes = before.inputs, tuple([before.attrs["axes"][a] for a in axes])
+    if axes == tuple(range(x.ndim)):
+        return x
+    return Equation(TRANSPOSE, (x,), {"axes": axes}, equation.outputs, equation.scope)
+
+
 TRANSPOSE: Op = register(
     Op(
         name="transpose",
         infer=_infer_transpose,
         view=_transpose,
+        simplify=_shorter_transpose,
         vjp=(lambda g, y, x, axes: TRANSPOSE(g, axes=_inverse(axes)),),
         jvp=linear_jvp("transpose"),
         jvp_many=lambda t, count, y, x, axes: TRANSPOSE(only(t), axes=(0, *behind(axes))),
@@ -242,6 +273,13 @@ def broadcast_to(array: Operand, shape: int | Sequence[int], subok: bool = False
     return x if wanted == x.shape else BROADCAST_TO.apply((x,), {"shape": wanted})
 
 
+def is_one(x: Tensor, made: Mapping[int, Equation]) -> bool:
+    """Whether each element of a program's variable is the number 1, as `made` has its equations; see `Op.simplify`."""
+    while id(x) in made and made[id(x)].op in (RESHAPE, BROADCAST_TO):
+        (x,) = made[id(x)].inputs
+    return isinstance(x, Literal) and x.item() == 1
+
+
 # Slices and their transpose -------------------------------------------------------------------------------
 #
 # A basic index is stored as a tuple of integers, (start, stop, step) triples with the slice made explicit, and
@@ -276,6 +314,7 @@ SLICE: Op = register(
         vjp=(lambda g, y, x, index: assemble([g], [index], x.shape),),
         jvp=linear_jvp("slice"),
         jvp_many=lambda t, count, y, x, index: SLICE(only(t), index=(EACH, *index)),
+        slice_index=lambda index: index,
         doc="basic indexing: integers, slices, new axes",
     )
 )
@@ -339,6 +378,10 @@ def _many_parts(
     return assemble([t for t, _ in moved], [index for _, index in moved], (count, *shape))
 
 
+def _places(shape: Shape, indices: tuple[Index, ...]) -> list[Any]:
+    return [as_index(index) for index in indices] if covers(shape, indices) else []
+
+
 ASSEMBLE: Op = register(
     Op(
         name="assemble",
@@ -347,6 +390,7 @@ ASSEMBLE: Op = register(
         vjp=lambda i, g, y, *parts, shape, indices: SLICE(g, index=indices[i]),
         jvp=linear_jvp("assemble"),
         jvp_many=_many_parts,
+        places=_places,
         doc="parts put (where they overlap, added) into their places in an array of zeros",
     )
 )
