@@ -97,14 +97,14 @@ def _view(*inputs: Array, inside: Program, of: int) -> Sequence[Array]:
     return inputs[: len(inside.outputs)]
 
 
-def _pull_back(cotangents: Sequence[Tensor | None], asked: Sequence[bool], node: Node) -> list[Tensor | None]:
+def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Node) -> list[Tensor | None]:
     """Compute the inside anew, from the checkpoint's inputs, and go backward through it."""
     count = len(cotangents)
-    wanted = asked[count:]
+    wanted = needs_grad[count:]
     again, ys, level = _again(node.inputs[count:], wanted, node.attrs["inside"], node.attrs["of"])
     targets = [x for x, wish in zip(again, wanted, strict=True) if wish]
     seeded = [(y, g) for y, g in zip(ys, cotangents, strict=True) if g is not None]
-    found = iter(gradients([y for y, _ in seeded], [g for _, g in seeded], targets, through=False, level=level))
+    found = iter(gradients([y for y, _ in seeded], [g for _, g in seeded], targets, stop_at_targets=True, level=level))
     return [*[None] * count, *(next(found) if wish else None for wish in wanted)]
 
 
@@ -148,7 +148,7 @@ CHECKPOINT = Op(
     several=True,
     view=_view,
     vjp=_pull_back,
-    joint=True,
+    opaque=True,
     jvp=_jvp,
     doc="the first inputs, which the others determine; their gradient computes them from these once more",
 )

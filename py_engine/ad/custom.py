@@ -120,7 +120,7 @@ class _Rule:
 
     # The rules on arrays ----------------------------------------------------------------------------------
 
-    def pulled(self, asked: Sequence[bool], g: Any, y: Any, *inputs: Any) -> list[Any]:
+    def pulled(self, needs_grad: Sequence[bool], g: Any, y: Any, *inputs: Any) -> list[Any]:
         """Return the gradients that are asked for."""
         if self.vjp is None:
             raise self.missing("vjp")
@@ -133,7 +133,7 @@ class _Rule:
             )
         return [
             self._checked(f"the gradient of input {i}", part, x)
-            for i, (part, x, wish) in enumerate(zip(found, inputs, asked, strict=True))
+            for i, (part, x, wish) in enumerate(zip(found, inputs, needs_grad, strict=True))
             if wish
         ]
 
@@ -202,16 +202,16 @@ def _kernel(*arrays: Array, rule: _Rule, shape: Shape, dtype: Any) -> None:
     np.copyto(arrays[-1], y)
 
 
-def _pull_back(cotangents: Sequence[Tensor | None], asked: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Tensor) -> list[Tensor | None]:
     rule: _Rule = node.attrs["rule"]
     if rule.vjp is None:
         raise rule.missing("vjp")
     (g,) = cotangents
     assert g is not None
-    kinds = tuple([(x.shape, x.dtype) for x, wish in zip(node.inputs, asked, strict=True) if wish])
-    attrs = {"function": _Pulled(rule, tuple(asked)), "kinds": kinds}
+    kinds = tuple([(x.shape, x.dtype) for x, wish in zip(node.inputs, needs_grad, strict=True) if wish])
+    attrs = {"function": _Pulled(rule, tuple(needs_grad)), "kinds": kinds}
     found = iter(DERIVATIVE.apply_several((g, node, *node.inputs), attrs))
-    return [next(found) if wish else None for wish in asked]
+    return [next(found) if wish else None for wish in needs_grad]
 
 
 def _jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, rule: _Rule, **attrs: Any) -> Tensor:
@@ -231,7 +231,7 @@ CUSTOM = Op(
     _infer,
     kernel=_kernel,
     vjp=_pull_back,
-    joint=True,
+    opaque=True,
     jvp=_jvp,
     doc="a function of the user's own, with rules of the user's own",
 )
@@ -245,10 +245,10 @@ class _Pulled:
     """The vjp rule as a function of upstream gradient, result and inputs."""
 
     rule: _Rule
-    asked: tuple[bool, ...]
+    needs_grad: tuple[bool, ...]
 
     def __call__(self, *values: Any) -> list[Any]:
-        return self.rule.pulled(self.asked, *values)
+        return self.rule.pulled(self.needs_grad, *values)
 
 
 @dataclass(frozen=True)
@@ -293,13 +293,13 @@ def _on_tensors(
 
 
 def _pull_back_derivative(
-    cotangents: Sequence[Tensor | None], asked: Sequence[bool], node: Node
+    cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Node
 ) -> list[Tensor | None]:
-    own, outputs, level = _on_tensors(node.inputs, asked, node.attrs["function"])
+    own, outputs, level = _on_tensors(node.inputs, needs_grad, node.attrs["function"])
     seeded = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if g is not None]
-    targets = [x for x, wish in zip(own, asked, strict=True) if wish]
-    found = iter(gradients([y for y, _ in seeded], [g for _, g in seeded], targets, through=False, level=level))
-    return [next(found) if wish else None for wish in asked]
+    targets = [x for x, wish in zip(own, needs_grad, strict=True) if wish]
+    found = iter(gradients([y for y, _ in seeded], [g for _, g in seeded], targets, stop_at_targets=True, level=level))
+    return [next(found) if wish else None for wish in needs_grad]
 
 
 def _push_derivative(
@@ -316,7 +316,7 @@ DERIVATIVE = Op(
     kernel=_compute_derivative,
     several=True,
     vjp=_pull_back_derivative,
-    joint=True,
+    opaque=True,
     jvp=_push_derivative,
     doc="a derivative by a rule of the user's own",
 )

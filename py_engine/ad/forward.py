@@ -13,9 +13,9 @@ import numpy as np
 
 from py_engine.ad import ops
 from py_engine.ad.mutation import mutated
-from py_engine.ad.op import Shape, Tangents
+from py_engine.ad.op import Shape, Tangents, described
 from py_engine.ad.ops.shape import aligned, one_by_one
-from py_engine.ad.reverse import described, mutation_error, scope_of, topological_sort
+from py_engine.ad.reverse import mutation_error, scope_of, topological_sort
 from py_engine.ad.tensor import Node, Result, Tensor
 from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 

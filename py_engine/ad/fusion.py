@@ -381,22 +381,20 @@ def _wide_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None)
         g = ops.reshape(pooled.spread(), product.shape)
         found = {}
         if gradient.by_weight:
-            by_wide = ops.reshape(_by(0, g, product, rows, columns), wide.shape)
-            found["by_weight"] = ops.reshape(_by(0, by_wide, wide, places, into_field), weight.shape)
+            by_wide = ops.reshape(_by(0, g, product), wide.shape)
+            found["by_weight"] = ops.reshape(_by(0, by_wide, wide), weight.shape)
         if gradient.by_x:
-            found["by_x"] = COLUMNS_GRADIENT(_by(1, g, product, rows, columns), shape=x.shape, **at)
+            found["by_x"] = COLUMNS_GRADIENT(_by(1, g, product), shape=x.shape, **at)
         return found
 
     return ops.reshape(product, (math.prod(window), filters, product.shape[1])), pull
 
 
-def _by(i: int, g: Tensor, product: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _by(i: int, g: Tensor, product: Tensor) -> Tensor:
     """Return the gradient of a matrix product by one of its operands."""
-    rule = MATMUL.rule(i)
-    assert rule is not None
-    found = rule(g, product, a, b)
+    found = MATMUL.pull([g], [i == 0, i == 1], product)[i]
     assert found is not None
-    return unbroadcast(found, (a, b)[i])
+    return unbroadcast(found, product.inputs[i])
 
 
 def _sliding_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None) -> tuple[Tensor, Pull]:

@@ -373,28 +373,28 @@ class Loop:
                 "draw them for all steps before and pass them in xs"
             )
 
-    def backward(self, given: tuple[bool, ...], asked: tuple[bool, ...]) -> tuple[Loop, list[Tensor], list[bool]]:
+    def backward(self, given: tuple[bool, ...], needs_grad: tuple[bool, ...]) -> tuple[Loop, list[Tensor], list[bool]]:
         """Return the loop that computes the gradients.
 
         Args:
             given: which of the results (carries, outputs, sums, kept carries) have an upstream gradient.
-            asked: which inputs' gradients are wanted; those of all floating carries are always there.
+            needs_grad: which inputs' gradients are wanted; those of all floating carries are always there.
 
         Returns:
             The loop; further constants of its body; and which of (kept carries, sequences, upstream gradients of
             outputs, those of kept carries; constants, upstream gradients of sums) its body reads.
         """
-        key = ("backward", given, asked)
+        key = ("backward", given, needs_grad)
         if key not in self._derived:
             self._differentiable()
-            self._derived[key] = self._backward(given, asked)
+            self._derived[key] = self._backward(given, needs_grad)
         return self._derived[key]  # type: ignore[no-any-return]
 
-    def _backward(self, given: Sequence[bool], asked: Sequence[bool]) -> tuple[Loop, list[Tensor], list[bool]]:
+    def _backward(self, given: Sequence[bool], needs_grad: Sequence[bool]) -> tuple[Loop, list[Tensor], list[bool]]:
         c, s, n = self.carries, self.sequences, len(self.results)
         inputs = self.body.symbols()
         moving = [i for i in range(c) if inputs[i].dtype in FLOATS]
-        wanted = [i for i in range(c, len(inputs)) if asked[i]]
+        wanted = [i for i in range(c, len(inputs)) if needs_grad[i]]
         above = [Tensor.symbol(*self.results[i]) for i in moving]
         upstream = {i: Tensor.symbol(*self.results[i]) for i in range(c, n) if given[i]}
         kept = {i: Tensor.symbol(*self.results[i]) for i in moving if len(given) > n and given[n + i]}
@@ -404,10 +404,10 @@ class Loop:
             results = self.body(inputs)
             seeded = [*zip((results[i] for i in moving), above, strict=True)]
             seeded += [(results[i], g) for i, g in upstream.items()]
-            live = self._depending({i for i, wish in enumerate(asked) if wish})
+            live = self._depending({i for i, wish in enumerate(needs_grad) if wish})
             targets = [i for i in (*moving, *wanted) if i in live]
             found = gradients(
-                [y for y, _ in seeded], [g for _, g in seeded], [inputs[i] for i in targets], through=False
+                [y for y, _ in seeded], [g for _, g in seeded], [inputs[i] for i in targets], stop_at_targets=True
             )
             by_input = {i: g for i, g in zip(targets, found, strict=True) if g is not None}
             for i in (*moving, *wanted):
@@ -527,11 +527,11 @@ def _checked(*inputs: Tensor, **attrs: Any) -> Check | None:
     return (LOOP, inputs, attrs) if attrs["loop"].checks else None
 
 
-def _pull_back(cotangents: Sequence[Tensor | None], asked: Sequence[bool], node: Node) -> list[Tensor | None]:
+def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Node) -> list[Tensor | None]:
     loop: Loop = node.attrs["loop"]
     c, s, n = loop.carries, loop.sequences, len(loop.results)
     found = [g if dtype in FLOATS else None for g, (_, dtype) in zip(cotangents, node.kinds, strict=True)]
-    back, others, used = loop.backward(tuple(g is not None for g in found), tuple(asked))
+    back, others, used = loop.backward(tuple(g is not None for g in found), tuple(needs_grad))
     moving = [i for i in range(c) if node.inputs[i].dtype in FLOATS]
     above = [zeros(*loop.results[i]) if (g := found[i]) is None else g for i in moving]
     kept: Sequence[Tensor | None] = [None] * c
@@ -552,8 +552,8 @@ def _pull_back(cotangents: Sequence[Tensor | None], asked: Sequence[bool], node:
     )
     result: list[Tensor | None] = [None] * len(node.inputs)
     for i, g in zip(moving, carries, strict=True):
-        result[i] = g if asked[i] else None
-    for i, g in zip((i for i in range(c, len(node.inputs)) if asked[i]), rest, strict=True):
+        result[i] = g if needs_grad[i] else None
+    for i, g in zip((i for i in range(c, len(node.inputs)) if needs_grad[i]), rest, strict=True):
         result[i] = g
     return result
 
@@ -591,7 +591,7 @@ LOOP = Op(
     several=True,
     narrow=_narrow,
     vjp=_pull_back,
-    joint=True,
+    opaque=True,
     jvp=_jvp,
     checks=_checked,
     doc="a body replayed for each step of a sequence",

@@ -22,11 +22,12 @@ from py_engine.ad import mutation
 from py_engine.ad.mutation import SMALL, Versions, watch
 from py_engine.ad.state import STATE, entering
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Operand, Result, Tensor, plain_array, real_array
-from py_engine.errors import DTypeError, ShapeError
+from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 
 Shape: TypeAlias = tuple[int, ...]
 Infer: TypeAlias = Callable[..., Any]
 Rule: TypeAlias = Callable[..., Tensor | None]
+Pullback: TypeAlias = Callable[[Sequence[Tensor | None], Sequence[bool], Any], Sequence[Tensor | None]]
 Tangents: TypeAlias = Sequence[Tensor | None]
 Partial: TypeAlias = "Tensor | float | tuple[Tensor, Tensor]"
 Call: TypeAlias = "partial[Any]"
@@ -67,12 +68,12 @@ class Op:
             prepare once; `scratch(shape, dtype)` is memory that a call may use and that it never relies on. A call is
             a `functools.partial`: a function and its operands, the only arrays that it reads and writes.
         view: `view(x, **attrs)` gives the result as a view of its input's memory: no call at all.
-        vjp: one rule per input, `rule(g, y, *inputs, **attrs)`, written in ops; `no_gradient` for an input that
-            counts as a constant.  A single rule `rule(i, g, y, *inputs, **attrs)` serves ops with any number of
-            inputs.  None, or None for an input: the rule is missing, and a gradient that needs it raises.
-        joint: whether `vjp` is one rule for all inputs together, `rule(cotangents, asked, node)`: from the gradient by
-            each result, or None, and whether each input's is asked for, one gradient per input, or None; for ops that
-            compute these in one go. `node` is the only result, or the `Node` of several.
+        vjp: a tuple with one rule for each input, `rule(g, y, *inputs, **attrs)`, written in ops; `no_gradient` for an
+            input that counts as a constant. Or one rule for all, `rule(cotangents, needs_grad, node)`, for any number
+            of inputs, or of results: from the gradient by each result, or None, and whether each input needs one, to
+            one gradient per input, or None; `node` is the only result, or the `Node` of several. None, or None for
+            an input: the rule is missing, and a gradient that needs it raises.
+        opaque: whether its rules may run code of the user's own: they may read and write whatever they are given.
         jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input that does not move,
             and as the result where nothing does.
         jvp_many: the same for many tangents at once, `rule(tangents, count, y, *inputs, **attrs)`: each of them is
@@ -109,6 +110,7 @@ class Op:
         doc: one line for the op reference.
         reads: which inputs' values the rules use, for each choice of inputs that are differentiated by; kept once it
             was found out (see `Op.guard`), so that it must not depend on shapes or attributes.
+        pull: `pull(cotangents, needs_grad, node)`: the vjp in its one form, whichever was given.
         alike: whether the result has shape and dtype of the inputs, where these are floats and equal in both.
         reads_nothing: whether that is known to be none, whichever inputs are differentiated by.
     """
@@ -118,8 +120,8 @@ class Op:
     kernel: Callable[..., Any] | None = None
     bind: Callable[..., Sequence[Call]] | None = None
     view: Callable[..., Any] | None = None
-    vjp: tuple[Rule | None, ...] | Callable[..., Any] | None = None
-    joint: bool = False
+    vjp: tuple[Rule | None, ...] | Pullback | None = None
+    opaque: bool = False
     several: bool = False
     narrow: Callable[..., Mapping[str, Any]] | None = None
     jvp: Callable[..., Any] | None = None
@@ -144,9 +146,11 @@ class Op:
     reads: dict[Any, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
     reads_nothing: bool = field(default=False, init=False, repr=False)
     alike: bool = field(default=False, init=False, repr=False)
+    pull: Pullback = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alike", self.infer in (infer_float, infer_elementwise, infer_number))
+        object.__setattr__(self, "pull", _pullback(self.vjp))
 
     @property
     def differentiable(self) -> bool:
@@ -288,7 +292,7 @@ class Op:
             if x.op is None and x.__class__ is not Literal:
                 data = x.data
                 assert data is not None
-                return ((x, data.tobytes() if data.nbytes <= SMALL else mutation.version_of(data, not self.joint)),)
+                return ((x, data.tobytes() if data.nbytes <= SMALL else mutation.version_of(data, not self.opaque)),)
         found: Versions | None = None
         last = None
         for i in read:
@@ -301,7 +305,7 @@ class Op:
             if base.op is None and base.__class__ is not Literal:
                 data = x.data
                 assert data is not None
-                version = data.tobytes() if data.nbytes <= SMALL else mutation.version_of(data, not self.joint)
+                version = data.tobytes() if data.nbytes <= SMALL else mutation.version_of(data, not self.opaque)
                 found = ((x, version),) if found is None else (*found, (x, version))
         return found
 
@@ -320,15 +324,13 @@ class Op:
         It is found by tracing the rules, vjp and jvp.
         """
         everything = tuple(range(len(inputs)))
-        if self.joint:
+        if self.opaque:
             return everything
         try:
             with entering(trace=[], symbolic=True, grad_enabled=True):
                 own = [Tensor.symbol(x.shape, x.dtype) for x in inputs]
                 y = self.apply(tuple(own), attrs)
-                g = Tensor.symbol(y.shape, y.dtype)
-                rules = [self.rule(i) for i, needed in enumerate(needs_grad) if needed]
-                found = [rule(g, y, *own, **attrs) for rule in rules if rule is not None]
+                found = [*self.pull((Tensor.symbol(y.shape, y.dtype),), needs_grad, y)]
                 if self.jvp is not None:
                     tangents = [
                         Tensor.symbol(x.shape, x.dtype) if needed else None
@@ -347,13 +349,73 @@ class Op:
                 stack.extend(x.inputs)
         return tuple(i for i, x in enumerate(own) if id(x) in used)
 
-    def rule(self, index: int) -> Rule | None:
-        """Return the vjp rule of one input, or None where it is missing."""
-        if self.vjp is None:
-            return None
-        if isinstance(self.vjp, tuple):
-            return self.vjp[index]
-        return partial(self.vjp, index)
+
+def _pullback(vjp: tuple[Rule | None, ...] | Pullback | None) -> Pullback:
+    """Return the one form of a vjp, `pull(cotangents, needs_grad, node)`."""
+    if vjp is None:
+
+        def missing(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Any) -> Any:
+            raise _missing_rule(node, needs_grad.index(True))
+
+        return missing
+    if not isinstance(vjp, tuple):
+        return vjp
+    rules = tuple([_raising(i) if rule is None else rule for i, rule in enumerate(vjp)])
+    # Small functions are nearly all overhead: most ops have one input or two, and do without a loop.
+    if len(rules) == 1:
+        (only,) = rules
+
+        def one(
+            cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Tensor
+        ) -> Sequence[Tensor | None]:
+            (x,), attrs = node.inputs, node.attrs
+            return (only(cotangents[0], node, x, **attrs) if attrs else only(cotangents[0], node, x),)
+
+        return one
+    if len(rules) == 2:
+        first, second = rules
+
+        def two(
+            cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Tensor
+        ) -> Sequence[Tensor | None]:
+            g, (a, b), attrs = cotangents[0], node.inputs, node.attrs
+            return (
+                first(g, node, a, b, **attrs) if needs_grad[0] else None,
+                second(g, node, a, b, **attrs) if needs_grad[1] else None,
+            )
+
+        return two
+
+    def each(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Tensor) -> Sequence[Tensor | None]:
+        g, inputs, attrs = cotangents[0], node.inputs, node.attrs
+        return [
+            rule(g, node, *inputs, **attrs) if needed else None for rule, needed in zip(rules, needs_grad, strict=True)
+        ]
+
+    return each
+
+
+def _raising(i: int) -> Rule:
+    def rule(g: Tensor, y: Tensor, *inputs: Tensor, **attrs: Any) -> None:
+        raise _missing_rule(y, i)
+
+    return rule
+
+
+def _missing_rule(node: Tensor | Node, i: int) -> NotDifferentiableError:
+    assert node.op is not None
+    what = (
+        "it is made by the technique 'fuse' and has no rule; switch that off to differentiate once more"
+        if node.op.fused
+        else f"it has no vjp rule for its input {i}; give its record one, or constant=True if no gradient is to pass it"
+    )
+    return NotDifferentiableError(f"a gradient is taken through {described(node)}, but {what}")
+
+
+def described(node: Tensor | Node) -> str:
+    """Return the name of a node's op, and of the layer that it belongs to, for messages."""
+    assert node.op is not None
+    return f"{node.op.name!r} in layer {node.scope!r}" if node.scope else repr(node.op.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -639,7 +701,7 @@ def elementwise(
     Args:
         name: the op's name.
         kernel: a ufunc, or any function with its signature `kernel(*inputs, out)`.
-        partials: for each input, `partial(y, *inputs, **attrs)`: dy/dinput, written in ops or a number (see `scaled`);
+        partials: for each input, `partial(y, *inputs)`: dy/dinput, written in ops or a number (see `scaled`);
             None for an input that counts as a constant. An op with None for all inputs is constant.
         doc: one line for the op reference.
         numpy: the numpy function it stands in for; None takes `kernel` when that is a ufunc.
@@ -651,16 +713,16 @@ def elementwise(
         if derivative is None:
             return no_gradient
 
-        def vjp(g: Tensor, y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
-            return scaled(g, derivative(y, *inputs, **attrs))
+        def vjp(g: Tensor, y: Tensor, *inputs: Tensor) -> Tensor:
+            return scaled(g, derivative(y, *inputs))
 
         return vjp
 
-    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor | None:
+    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor) -> Tensor | None:
         total = None
         for tangent, derivative in zip(tangents, partials, strict=True):
             if tangent is not None and derivative is not None:
-                term = scaled(tangent, derivative(y, *inputs, **attrs))
+                term = scaled(tangent, derivative(y, *inputs))
                 total = term if total is None else total + term
         return total
 

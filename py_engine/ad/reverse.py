@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from py_engine.ad import ops
 from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.mutation import mutated
-from py_engine.ad.op import Op
+from py_engine.ad.op import described
 from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
 from py_engine.ad.ops.shape import Index, assemble
 from py_engine.ad.program import same
@@ -22,7 +22,6 @@ from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, S
 __all__ = [
     "accumulate",
     "backward",
-    "described",
     "gradients",
     "mutation_error",
     "topological_sort",
@@ -56,7 +55,11 @@ def topological_sort(outputs: Sequence[Tensor], stop: Iterable[Tensor] = (), lev
 
 
 def gradients(
-    outputs: Sequence[Tensor], seeds: Sequence[Tensor], targets: Sequence[Tensor], through: bool = True, level: int = 1
+    outputs: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    stop_at_targets: bool = False,
+    level: int = 1,
 ) -> list[Tensor | None]:
     """Return the vector-Jacobian product of the outputs with the seeds, for each target.
 
@@ -65,10 +68,10 @@ def gradients(
 
     Args:
         outputs: what is differentiated.
-        seeds: for each output the upstream gradient, of its shape and dtype.
+        seeds: for each output its cotangent, of its shape and dtype.
         targets: the tensors to differentiate by; they require a gradient.
-        through: whether a target's gradient includes what reaches it through the others; if not, they are taken
-            as independent of each other, whatever they were computed from.
+        stop_at_targets: whether the targets are taken as independent of each other, whatever they were computed from;
+            if not, a target's gradient includes what reaches it through the others.
         level: the targets have at least this one. What depends on them has it, too, and nothing else is looked at: so
             the cost of a transform inside others does not grow with what these have computed before.
 
@@ -76,10 +79,9 @@ def gradients(
         For each target a tensor of its shape and dtype, or None where no output depends on it.
     """
     wanted = {id(target) for target in targets if target.dtype in FLOATS}
-    order: Sequence[Tensor | Node]
-    order, depends = _between(outputs, wanted, through, level)
+    order, depends = _between(outputs, wanted, stop_at_targets, level)
     first = _first_equals(order, wanted) if STATE.symbolic else {}
-    pending: dict[int, list[Part]] = {}
+    pending: dict[int, list[Term]] = {}
     for i, output in enumerate(outputs):
         if id(output) in depends:
             pending.setdefault(first.get(id(output), id(output)), []).append((seeds[i], None))
@@ -88,57 +90,75 @@ def gradients(
     outer = scope = STATE.scope
     try:
         for node in reversed(order):
+            cotangents: Sequence[Tensor | None]
             if node.__class__ is Node:
                 STATE.scope = scope = node.scope
-                unchanged.clear()  # its rule may be code of the user's own
-                _pull_back_several(node, wanted, depends, pending, first, result)
-                continue
-            parts = pending.pop(id(node), None)
-            if parts is None:
-                continue
-            if node.scope is not scope:
-                STATE.scope = scope = node.scope
-            op = node.op
-            assert op is not None
+                cotangents = _cotangents(node, pending, wanted, result)
+                if all(g is None for g in cotangents):
+                    continue
+            else:
+                terms = pending.pop(id(node), None)
+                if terms is None:
+                    continue
+                if node.scope is not scope:
+                    STATE.scope = scope = node.scope
+                g = terms[0][0] if len(terms) == 1 and terms[0][1] is None else accumulate(terms, node)
+                if id(node) in wanted:
+                    result[id(node)] = g
+                cotangents = (g,)
             if node.versions is not None and (changed := mutated(node.versions, unchanged)):
                 raise mutation_error(node, changed[0])
-            if id(node) in wanted:
-                result[id(node)] = accumulate(parts, node)
-            if op.joint:
-                unchanged.clear()  # its rule may be code of the user's own
-                _pull_back_jointly(node, [accumulate(parts, node)], depends, pending, first)
-                continue
-            g = parts[0][0] if len(parts) == 1 and parts[0][1] is None else accumulate(parts, node)
-            for i, x in enumerate(node.inputs):
-                if id(x) in depends:
-                    part = _pull_back(node, op, i, x, g)
-                    number = first.get(id(x), id(x)) if first else id(x)
-                    if part is None:
-                        pass
-                    elif number in pending:
-                        pending[number].append(part)
-                    else:
-                        pending[number] = [part]
+            op, inputs = node.op, node.inputs
+            index = None
+            if op.slice_index is not None:
+                # Not put into zeros here: the gradient of an array taken apart by slices is assembled once from all.
+                found, index = cotangents, op.slice_index(**node.attrs)
+            else:
+                if op.opaque:
+                    unchanged.clear()
+                if len(inputs) == 1:
+                    needs_grad = _ONE
+                elif len(inputs) == 2:
+                    needs_grad = id(inputs[0]) in depends, id(inputs[1]) in depends
+                else:
+                    needs_grad = tuple([id(x) in depends for x in inputs])
+                found = op.pull(cotangents, needs_grad, node)
+            for i, term in enumerate(found):
+                if term is None:
+                    continue
+                x = inputs[i]
+                if index is None and (term.shape != x.shape or term.dtype is not x.dtype):
+                    term = unbroadcast(term, x)
+                number = first.get(id(x), id(x)) if first else id(x)
+                if number in pending:
+                    pending[number].append((term, index))
+                else:
+                    pending[number] = [(term, index)]
         for target in targets:  # what is left are the leaves
-            parts = pending.pop(id(target), None)
-            if parts is not None:
+            terms = pending.pop(id(target), None)
+            if terms is not None:
                 if target.scope is not scope:
                     STATE.scope = scope = target.scope
-                result[id(target)] = accumulate(parts, target)
+                result[id(target)] = accumulate(terms, target)
     finally:
         STATE.scope = outer
     return [result.get(id(target)) for target in targets]
 
 
-def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool, level: int) -> tuple[list[Any], set[int]]:
-    """Return the nodes on the ways from the wanted tensors to the outputs, sorted; and all that depends on those.
+_ONE: tuple[bool, ...] = (True,)  # of a node's only input: the node is there since that needs a gradient
 
-    Leaves are not among the nodes, and nor are wanted tensors if nothing behind them is asked for.
+
+def _between(
+    outputs: Sequence[Tensor], wanted: set[int], stop_at_wanted: bool, level: int
+) -> tuple[list[Any], set[int]]:
+    """Return the nodes on paths from `wanted` to `outputs` in topological order, and the ids of all their dependents.
+
+    Leaves are not among the nodes, and wanted tensors only if others behind them are wanted, too.
     """
     order: list[Tensor | Node] = []
     several: set[int] = set()  # nodes with several results that are there already
     depends = set(wanted)
-    seen = set() if through else set(wanted)
+    seen = set(wanted) if stop_at_wanted else set()
     stack: list[Any] = [*reversed(outputs)]  # nodes; and, in tuples of one, nodes whose inputs are above them
     while stack:
         top = stack.pop()
@@ -164,9 +184,9 @@ def _between(outputs: Sequence[Tensor], wanted: set[int], through: bool, level: 
 
 
 def _first_equals(order: Sequence[Any], wanted: set[int]) -> dict[int, int]:
-    """Return for each node that an earlier one equals which that is.
+    """Map each duplicate node to its first occurrence (CSE): ids to ids.
 
-    Wanted ones stay what they are, and so do ops with joint rules, which may run the user's code.
+    Wanted nodes stay what they are, and so do opaque ones, which may run code of the user's own.
 
     What is computed twice is one value, and its gradient the sum of both: pulled back once, not twice. Only what is
     traced: the arrays that an op is given otherwise can be written to between two calls.
@@ -177,7 +197,7 @@ def _first_equals(order: Sequence[Any], wanted: set[int]) -> dict[int, int]:
         if node.__class__ is Node:
             continue
         assert node.op is not None
-        if node.data is None and not (node.op.random or node.op.joint or id(node) in wanted):
+        if node.data is None and not (node.op.random or node.op.opaque or id(node) in wanted):
             found = known.setdefault(
                 same(node.op, [first.get(id(x), id(x)) for x in node.inputs], node.attrs), id(node)
             )
@@ -186,31 +206,22 @@ def _first_equals(order: Sequence[Any], wanted: set[int]) -> dict[int, int]:
     return first
 
 
-Part = tuple[Tensor, Index | None]
-"""A contribution to a gradient: a tensor of the whole shape, or of the place given by a basic index."""
+Term = tuple[Tensor, Index | None]
+"""A term of a cotangent: a tensor of the whole shape, or of the place given by a basic index."""
 
 
-def _pull_back(node: Tensor, op: Op, i: int, x: Tensor, g: Tensor) -> Part | None:
-    if op.slice_index is not None:
-        # Not put into zeros here: the gradient of an array taken apart by slices is assembled once from all.
-        return g, op.slice_index(**node.attrs)
-    rule = op.vjp[i] if op.vjp.__class__ is tuple else op.rule(i)
-    if rule is None:
-        raise _missing_rule(node, i)
-    part = rule(g, node, *node.inputs, **node.attrs) if node.attrs else rule(g, node, *node.inputs)
-    if part is None:
-        return None
-    return part if part.shape == x.shape and part.dtype is x.dtype else unbroadcast(part, x), None
-
-
-def _missing_rule(node: Tensor, i: int) -> NotDifferentiableError:
-    assert node.op is not None
-    what = (
-        "it is made by the technique 'fuse' and has no rule; switch that off to differentiate once more"
-        if node.op.fused
-        else f"it has no vjp rule for its input {i}; give its record one, or constant=True if no gradient is to pass it"
-    )
-    return NotDifferentiableError(f"a gradient is taken through {described(node)}, but {what}")
+def _cotangents(
+    node: Node, pending: dict[int, list[Term]], wanted: set[int], result: dict[int, Tensor]
+) -> list[Tensor | None]:
+    """Return the cotangents of an op's several results, each the sum of its terms; None where there are none."""
+    found: list[Tensor | None] = []
+    for i in range(len(node.kinds)):
+        x = node.known(i)
+        terms = None if x is None else pending.pop(id(x), None)
+        found.append(None if x is None or terms is None else accumulate(terms, x))
+        if id(x) in wanted and (g := found[-1]) is not None:
+            result[id(x)] = g
+    return found
 
 
 def mutation_error(node: Tensor | Node, x: Tensor) -> InPlaceError:
@@ -223,49 +234,12 @@ def mutation_error(node: Tensor | Node, x: Tensor) -> InPlaceError:
     )
 
 
-def _pull_back_several(
-    node: Node,
-    wanted: set[int],
-    depends: set[int],
-    pending: dict[int, list[Part]],
-    first: dict[int, int],
-    result: dict[int, Tensor],
-) -> None:
-    """Pull back an op with several results, each of which may have a gradient."""
-    cotangents: list[Tensor | None] = []
-    for i in range(len(node.kinds)):
-        x = node.known(i)
-        parts = None if x is None else pending.pop(id(x), None)
-        cotangents.append(None if x is None or parts is None else accumulate(parts, x))
-        if id(x) in wanted and cotangents[-1] is not None:
-            result[id(x)] = cotangents[-1]
-    if any(g is not None for g in cotangents):
-        if node.versions is not None and (changed := mutated(node.versions, set())):
-            raise mutation_error(node, changed[0])
-        _pull_back_jointly(node, cotangents, depends, pending, first)
-
-
-def _pull_back_jointly(
-    node: Tensor | Node,
-    cotangents: Sequence[Tensor | None],
-    depends: set[int],
-    pending: dict[int, list[Part]],
-    first: dict[int, int],
-) -> None:
-    assert node.op is not None and callable(node.op.vjp)
-    asked = [id(x) in depends and x.dtype in FLOATS for x in node.inputs]
-    if any(asked):
-        for x, g in zip(node.inputs, node.op.vjp(cotangents, asked, node), strict=True):
-            if g is not None:
-                pending.setdefault(first.get(id(x), id(x)), []).append((g, None))
-
-
-def accumulate(parts: Sequence[Part], node: Tensor) -> Tensor:
-    """Return the sum of all contributions to the gradient of `node`."""
-    if len(parts) == 1 and parts[0][1] is None:
-        return parts[0][0]
-    slices = [(g, index) for g, index in parts if index is not None]
-    whole = [g for g, index in parts if index is None]
+def accumulate(terms: Sequence[Term], node: Tensor) -> Tensor:
+    """Return the sum of all terms of the cotangent of `node`."""
+    if len(terms) == 1 and terms[0][1] is None:
+        return terms[0][0]
+    slices = [(g, index) for g, index in terms if index is not None]
+    whole = [g for g, index in terms if index is None]
     if slices:
         whole.append(assemble([g for g, _ in slices], [index for _, index in slices], node.shape))
     total = whole[0]
@@ -299,12 +273,6 @@ def variable(x: Tensor, level: int) -> Tensor:
     found: Tensor = ops.identity(x)
     found.level = level  # here even what is a constant to all outside, as stop_gradient's result is
     return found
-
-
-def described(node: Tensor | Node) -> str:
-    """Return the name of a node's op, and of the layer that it belongs to, for messages."""
-    assert node.op is not None
-    return f"{node.op.name!r} in layer {node.scope!r}" if node.scope else repr(node.op.name)
 
 
 def scope_of(node: Tensor | Node) -> entering:

@@ -609,7 +609,15 @@ def test_gradient_of_the_gradient(line, example, rng, seed):
 
 def has_rule(op, i):
     """Whether input `i` has a derivative of its own."""
-    return op.rule(i) not in (None, no_gradient)
+    return op.vjp is not None and not (isinstance(op.vjp, tuple) and op.vjp[i] is no_gradient)
+
+
+def pulled_back(op, i, g, node):
+    """The gradient by input `i`, which is the only one that is computed."""
+    found = op.pull([g], [k == i for k in range(len(node.inputs))], node)
+    assert len(found) == len(node.inputs)
+    assert all(part is None for k, part in enumerate(found) if k != i), f"{op.name} computes what nobody needs"
+    return found[i]
 
 
 def recorded_nodes(line, example, rng):
@@ -631,6 +639,7 @@ def test_jvp_is_the_transpose_of_vjp(line, example, rng):
             continue
         seed = Tensor(rng.standard_normal(node.shape))
         moving = [i for i, x in enumerate(node.inputs) if x.dtype in FLOATS and has_rule(node.op, i)]
+        together = node.op.pull([seed], [i in moving for i in range(len(node.inputs))], node)
         for only in [moving, *([i] for i in moving)]:
             tangents = [Tensor(rng.standard_normal(x.shape)) if i in only else None for i, x in enumerate(node.inputs)]
             forward = node.op.jvp(tangents, node, *node.inputs, **node.attrs)
@@ -638,7 +647,8 @@ def test_jvp_is_the_transpose_of_vjp(line, example, rng):
             there = np.sum(seed.numpy() * np.broadcast_to(forward.numpy(), node.shape))
             back = 0.0
             for i in only:
-                pulled = node.op.rule(i)(seed, node, *node.inputs, **node.attrs)
+                pulled = pulled_back(node.op, i, seed, node)
+                np.testing.assert_array_equal(pulled.numpy(), together[i].numpy(), err_msg=node.op.name)
                 assert pulled.dtype == node.inputs[i].dtype
                 back += np.sum(pulled.numpy() * tangents[i].numpy())  # the tangent broadcasts as the input did
             np.testing.assert_allclose(there, back, rtol=1e-10, atol=1e-12, err_msg=node.op.name)
@@ -647,7 +657,7 @@ def test_jvp_is_the_transpose_of_vjp(line, example, rng):
 @examples(DIFFERENTIABLE)
 def test_many_tangents_at_once_are_the_same_as_one_after_the_other(line, example, rng):
     for node in recorded_nodes(line, example, rng):
-        if not node.op.differentiable or node.op.joint:
+        if not node.op.differentiable or node.op.opaque:
             continue
         moving = [i for i, x in enumerate(node.inputs) if x.dtype in FLOATS and has_rule(node.op, i)]
         for only in [moving, *([i] for i in moving)]:
@@ -674,26 +684,26 @@ def test_a_rule_wrong_by_a_thousandth_is_caught(line, rng, seed):
     operands = line.arrays(rng, line.examples[0])
     count = len(op.vjp) if isinstance(op.vjp, tuple) else len(operands)
     for i in range(count):
-        right = op.rule(i)
         if not has_rule(op, i) or (i < len(operands) and operands[i].dtype not in FLOATS):
             continue
-
-        def wrong(g, y, *inputs, right=right, **attrs):
-            return 1.001 * right(g, y, *inputs, **attrs)
-
-        with rule_replaced(op, i, wrong, count), pytest.raises(GradientCheckError):
+        with rule_made_wrong(op, i), pytest.raises(GradientCheckError):
             for example in line.examples:
                 gradcheck(partial(line.call, **example.attrs), *line.arrays(rng, example), seed=seed % 1000)
 
 
 @contextmanager
-def rule_replaced(op, i, rule, count):
-    kept = op.vjp
-    object.__setattr__(op, "vjp", tuple(rule if k == i else op.rule(k) for k in range(count)))
+def rule_made_wrong(op, i):
+    right = op.pull
+
+    def wrong(cotangents, needs_grad, node):
+        found = [*right(cotangents, needs_grad, node)]
+        return [1.001 * g if k == i and g is not None else g for k, g in enumerate(found)]
+
+    object.__setattr__(op, "pull", wrong)
     try:
         yield
     finally:
-        object.__setattr__(op, "vjp", kept)
+        object.__setattr__(op, "pull", right)
 
 
 # Kinds of numbers -----------------------------------------------------------------------------------------
@@ -792,7 +802,7 @@ def test_a_call_is_a_function_and_its_operands(line, example, rng):
 @examples(DIFFERENTIABLE)
 def test_what_the_rules_read_is_the_same_whatever_shapes_and_attributes(line, example, rng):
     for node in recorded_nodes(line, example, rng):
-        if not node.op.joint:
+        if not node.op.opaque:
             differentiated = tuple(x.requires_grad for x in node.inputs)
             read = node.op.operands_read(node.inputs, node.attrs, differentiated)
             key = True if len(differentiated) == 1 else differentiated

@@ -139,13 +139,23 @@ def _place_of_each(arrays: Sequence[Tensor], pattern: Pattern) -> int:
     return 0 if together else len(np.broadcast_shapes(*(a.shape for a in arrays)))
 
 
+def _pull_gather(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+    (g,), (x, *arrays) = cotangents, node.inputs
+    return [SCATTER(g, *arrays, pattern=node.attrs["pattern"], shape=x.shape), *[None] * len(arrays)]
+
+
+def _pull_scatter(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+    (g,), (_, *arrays) = cotangents, node.inputs
+    return [GATHER(g, *arrays, pattern=node.attrs["pattern"]), *[None] * len(arrays)]
+
+
 GATHER: Op = register(
     Op(
         name="gather",
         infer=_infer_gather,
         kernel=_gather,
         bind=_bind_gather,
-        vjp=lambda i, g, y, x, *arrays, pattern: SCATTER(g, *arrays, pattern=pattern, shape=x.shape),
+        vjp=_pull_gather,
         jvp=lambda t, y, x, *arrays, pattern: GATHER(t[0], *arrays, pattern=pattern),
         checks=lambda x, *arrays, pattern: _indices_checked(arrays, x.shape, pattern),
         jvp_many=_many_gathered,
@@ -158,7 +168,7 @@ SCATTER: Op = register(
         infer=_infer_scatter,
         kernel=_scatter,
         bind=_bind_scatter,
-        vjp=lambda i, g, y, x, *arrays, pattern, shape: GATHER(g, *arrays, pattern=pattern),
+        vjp=_pull_scatter,
         jvp=lambda t, y, x, *arrays, pattern, shape: SCATTER(t[0], *arrays, pattern=pattern, shape=shape),
         checks=lambda g, *arrays, pattern, shape: _indices_checked(arrays, shape, pattern),
         jvp_many=_many_scattered,

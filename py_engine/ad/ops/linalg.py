@@ -227,7 +227,12 @@ def _bind_einsum(
     return [partial(np.einsum, subscripts, *arrays, out=out, optimize=path)]
 
 
-def _einsum_vjp(i: int, g: Tensor, y: Tensor, *inputs: Tensor, terms: tuple[str, ...], result: str) -> Tensor:
+def _pull_einsum(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+    (g,) = cotangents
+    return [_by_operand(i, g, node.inputs, **node.attrs) if needed else None for i, needed in enumerate(needs_grad)]
+
+
+def _by_operand(i: int, g: Tensor, inputs: tuple[Tensor, ...], terms: tuple[str, ...], result: str) -> Tensor:
     # The gradient of one operand is an einsum of the upstream gradient with the other operands. A letter that
     # stands twice in the operand (a diagonal) gets a second name, tied to the first by an identity matrix; one
     # that stands nowhere else was summed over alone, so its gradient repeats along it.
@@ -273,7 +278,7 @@ EINSUM: Op = register(
         name="einsum",
         infer=_infer_einsum,
         bind=_bind_einsum,
-        vjp=_einsum_vjp,
+        vjp=_pull_einsum,
         jvp=multilinear_jvp("einsum"),
         jvp_many=_many_einsum,
         doc="sum of products in Einstein notation",

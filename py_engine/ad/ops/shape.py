@@ -378,6 +378,11 @@ def _many_parts(
     return assemble([t for t, _ in moved], [index for _, index in moved], (count, *shape))
 
 
+def _pull_assemble(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> list[Tensor | None]:
+    (g,), indices = cotangents, node.attrs["indices"]
+    return [SLICE(g, index=index) if needed else None for index, needed in zip(indices, needs_grad, strict=True)]
+
+
 def _places(shape: Shape, indices: tuple[Index, ...]) -> list[Any]:
     return [as_index(index) for index in indices] if covers(shape, indices) else []
 
@@ -387,7 +392,7 @@ ASSEMBLE: Op = register(
         name="assemble",
         infer=_infer_assemble,
         bind=_bind_assemble,
-        vjp=lambda i, g, y, *parts, shape, indices: SLICE(g, index=indices[i]),
+        vjp=_pull_assemble,
         jvp=linear_jvp("assemble"),
         jvp_many=_many_parts,
         places=_places,
