@@ -21,10 +21,10 @@ import pytest
 import py_engine as pe
 from py_engine import Tensor, gradcheck, ops
 from py_engine.ad.forward import push_forward
-from py_engine.ad.op import NUMPY, TABLE, Op, no_gradient
+from py_engine.ad.op import NUMPY, TABLE, Op, elementwise, no_gradient
 from py_engine.ad.reverse import gradients
 from py_engine.ad.tensor import FLOATS
-from py_engine.errors import GradientCheckError
+from py_engine.errors import DTypeError, GradientCheckError, ShapeError
 
 # Domains: what an operand is drawn from -------------------------------------------------------------------
 
@@ -814,3 +814,91 @@ def test_records_are_complete():
         assert op.doc, f"{op.name} needs a line for the op reference"
         assert sum(way is not None for way in (op.kernel, op.bind, op.view)) >= 1, op.name
         assert (op.jvp is None) == (op.vjp is None), f"{op.name} has one of vjp and jvp, but not both"
+
+
+# An op is one row and one line ------------------------------------------------------------------------------
+
+
+def cube_times(a, b, out=None):
+    y = a * a * a * b  # before `out` is written, whose memory may be an operand's
+    return y if out is None else np.copyto(out, y)
+
+
+@pytest.fixture
+def new():
+    """An op that the table does not have, for one test: its row, and its line."""
+    before = set(TABLE)
+    row = elementwise(
+        "cube_times", cube_times, lambda y, a, b: 3 * a * a * b, lambda y, a, b: a * a * a, doc="a³ b",
+        scalar="{0} * {0} * {0} * {1}",
+    )  # fmt: skip
+    yield Line("cube_times", row, BINARY, like=cube_times)
+    del TABLE["cube_times"]
+    assert set(TABLE) == before
+
+
+GENERIC = [
+    test_values, test_memory_layout_does_not_matter, test_gradient, test_gradient_of_the_gradient,
+    test_jvp_is_the_transpose_of_vjp, test_many_tangents_at_once_are_the_same_as_one_after_the_other,
+    test_float32_stays_float32, test_compiled_is_eager, test_overwriting_is_safe_where_the_record_allows_it,
+    test_a_call_is_a_function_and_its_operands, test_what_the_rules_read_is_the_same_whatever_shapes_and_attributes,
+]  # fmt: skip
+A, B = np.array([[0.5], [-1.5]]), np.array([2.0, 3.0, -0.5])
+
+
+@pytest.mark.parametrize("check", [*GENERIC, test_a_rule_wrong_by_a_thousandth_is_caught], ids=lambda f: f.__name__)
+def test_the_checks_of_all_ops_hold_for_a_new_one(check, new, rng, seed):
+    given = {"rng": rng, "seed": seed}
+    takes = inspect.signature(check).parameters
+    for example in new.examples if "example" in takes else [None]:
+        check(**{name: {"line": new, "example": example, **given}[name] for name in takes})
+
+
+def summed(f):
+    return lambda a, b: np.sum(f(a, b))
+
+
+EVERYWHERE = {
+    "numbers": lambda f: (f(1.5, 2.0), 6.75),
+    "arrays and tensors": lambda f: (f(Tensor(A), B), A**3 * B),
+    "float32": lambda f: (f(np.float32(A), np.float32(B)), np.float32(A**3 * B)),
+    "compile": lambda f: (pe.compile(f)(A, B), A**3 * B),
+    "grad": lambda f: (pe.grad(summed(f))(A, B), 3 * A**2 * B.sum()),
+    "by the other input": lambda f: (pe.grad(summed(f), 1)(A, B), np.full(3, (A**3).sum())),
+    "compiled grad": lambda f: (pe.compile(pe.grad(summed(f)))(A, B), 3 * A**2 * B.sum()),
+    "grad of grad": lambda f: (
+        pe.grad(lambda a: np.sum(pe.grad(summed(f))(a, B)))(A), 6 * A * B.sum()
+    ),
+    "jvp": lambda f: (pe.jvp(f, (A, B), (A, B))[1], 4 * A**3 * B),
+    "jacobian, many tangents at once": lambda f: (
+        pe.jacobian(lambda b: f(A, b), B, mode="forward"), A[:, :, None] ** 3 * np.eye(3)[None]
+    ),
+    "hessian": lambda f: (pe.hessian(lambda b: np.sum(f(b, B)), B), np.diag(6 * B * B)),
+    "hvp": lambda f: (pe.hvp(lambda b: np.sum(f(b, B)), B, B), 6 * B**3),
+    "the body of a scan": lambda f: (
+        pe.grad(lambda b: pe.scan(lambda c, x: (c + f(x, 2.0), None), 0.0, b)[0])(B), 6 * B**2
+    ),
+    "checkpoint": lambda f: (pe.grad(pe.checkpoint(summed(f)))(A, B), 3 * A**2 * B.sum()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", EVERYWHERE)
+def test_a_new_op_works_everywhere(use, new):
+    found, expected = EVERYWHERE[use](new.call)
+    found = found.numpy() if isinstance(found, Tensor) else np.asarray(found)
+    np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == np.float32 else 1e-12)
+    assert found.dtype == np.asarray(expected).dtype
+
+
+def test_a_new_op_is_straight_line_code_on_single_numbers(new):
+    compiled = pe.compile(pe.value_and_grad(new.call))
+    assert compiled(1.5, 2.0) == (6.75, 13.5)
+    assert compiled.source.splitlines()[1].startswith("def replay(") and "cube_times" not in compiled.source
+
+
+def test_a_new_op_has_the_errors_of_all_others(new):
+    message = r"cube_times in layer 'here': shapes \(2,\) and \(3,\) cannot be broadcast"
+    with pytest.raises(ShapeError, match=message), pe.scope("here"):
+        new.call(np.ones(2), np.ones(3))
+    with pytest.raises(DTypeError, match="cube_times: operands of float32 and float64 cannot be mixed"):
+        new.call(np.float32(A), B)
