@@ -25,16 +25,15 @@ from py_engine.errors import ConfigurationError, ReplayError, TraceError
 
 Function = Callable[..., Any]
 Pack: TypeAlias = Callable[[list[Array]], Any]
-Make: TypeAlias = tuple[Structure | None, tuple[tuple[Shape, Any], ...]]
+Signature: TypeAlias = tuple[Structure | None, tuple[tuple[Shape, Any], ...]]
 """The structure of the arguments (None where each is one array), and the arrays' shapes and dtypes."""
 
 
 class Compiled:
-    """A function that is traced once for each make of its arguments, and then replayed.
+    """A function that is traced once for each signature of its arguments, and then replayed.
 
-    That is their containers and the shapes and dtypes of the arrays in them: others are traced once more, and get a
-    tape of their own. Python code runs only while tracing: branches and loops are fixed by the first call, and a
-    branch on a value raises.
+    The signature is their containers and the shapes and dtypes of the arrays in them; each has its own tape. Python
+    code runs only while tracing: branches and loops are fixed by the first call, and a branch on a value raises.
 
     What the function captures:
 
@@ -56,7 +55,7 @@ class Compiled:
     def __init__(self, function: Function, techniques: Techniques = Techniques()) -> None:  # noqa: B008
         self.function = function
         self.techniques = techniques
-        self.tapes: dict[Make, tuple[Tape, Pack]] = {}
+        self.tapes: dict[Signature, tuple[Tape, Pack]] = {}
         self._scalars: dict[int, tuple[Scalar, Pack]] = {}  # by the number of float64 arguments
         self._lock = threading.RLock()  # a tape belongs to one thread at a time; a custom rule may call this again
         self.__doc__ = function.__doc__
@@ -84,26 +83,26 @@ class Compiled:
             if STATE.grad_enabled and any(isinstance(x, Tensor) and x.requires_grad for x in arrays):
                 return self.function(*args)
             arrays = _arrays(arrays)
-        make = structure, tuple([(a.shape, a.dtype) for a in arrays])
+        signature = structure, tuple([(a.shape, a.dtype) for a in arrays])
         with self._lock:
-            tape, pack = self.tapes.get(make) or self._trace(make)
+            tape, pack = self.tapes.get(signature) or self._trace(signature)
             return pack(tape.replay(*arrays))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
         return Compiled(self.function, self.techniques)
 
-    def _trace(self, make: Make) -> tuple[Tape, Pack]:
+    def _trace(self, signature: Signature) -> tuple[Tape, Pack]:
         # All that is made now stays: the collector would only walk over it, again and again in a long graph.
         collecting = gc.isenabled()
         gc.disable()
         try:
-            return self._traced(make)
+            return self._traced(signature)
         finally:
             if collecting:
                 gc.enable()
 
-    def _traced(self, make: Make) -> tuple[Tape, Pack]:
-        structure, kinds = make
+    def _traced(self, signature: Signature) -> tuple[Tape, Pack]:
+        structure, kinds = signature
         inputs = [Tensor.symbol(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(kinds)]
         with tracing() as nodes:
             leaves, returned = flatten(self.function(*(inputs if structure is None else unflatten(structure, inputs))))
@@ -111,7 +110,7 @@ class Compiled:
             watched = STATE.watched or ()
         tape = Tape(traced(nodes, inputs, outputs, watched), techniques=self.techniques)
         pack = _packing(returned)
-        self.tapes[make] = tape, pack
+        self.tapes[signature] = tape, pack
         if tape.scalar is not None and structure is None and not watched:
             self._scalars[len(inputs)] = tape.scalar, pack
         return tape, pack

@@ -1,4 +1,4 @@
-"""Forward mode: tangents pushed through a recorded graph by the ops' jvp rules, one at a time or many at once.
+"""Forward mode: tangents pushed through a graph by the ops' jvp rules, one at a time or many at once.
 
 Many tangents lie in one array along a new leading axis, (count, *shape), and go through the graph in one pass.
 An elementwise op's own rule takes them as they are, by broadcasting; others have a rule for many (`jvp_many`), or
@@ -25,18 +25,18 @@ __all__ = ["push_forward"]
 
 
 def push_forward(
-    outputs: Sequence[Tensor], moves: Mapping[Tensor, Tensor], count: int | None = None, level: int = 1
+    outputs: Sequence[Tensor], tangents: Mapping[Tensor, Tensor], count: int | None = None, level: int = 1
 ) -> list[Tensor | None]:
-    """Return how the outputs move when some tensors that they were computed from move: Jacobian-vector products.
+    """Return the tangents of the outputs, from those of tensors that they depend on: Jacobian-vector products.
 
     Args:
-        outputs: recorded tensors, of any shape.
-        moves: the tensors that move, each with its tangent of the same shape and dtype.
+        outputs: tensors with the graph that computed them, of any shape.
+        tangents: tensors, each with its tangent of the same shape and dtype.
         count: how many tangents each array holds along a new leading axis; None: one, without that axis.
-        level: those that move have at least this one, see `reverse.gradients`.
+        level: the tensors with tangents have at least this one, see `reverse.gradients`.
 
     Returns:
-        For each output its tangent, of its shape (behind the leading axis) and dtype; None where it stays.
+        For each output its tangent, of its shape (behind the leading axis) and dtype; None where that is zero.
 
     Raises:
         NotDifferentiableError: an op has no jvp rule.
@@ -47,27 +47,27 @@ def push_forward(
     uses = _uses(order, outputs)
     unchanged: set[int] = set()
     several: set[int] = set()  # nodes with several results that were pushed through
-    tangents: dict[int, Tensor] = {id(x): t for x, t in moves.items()}
+    found: dict[int, Tensor] = {id(x): t for x, t in tangents.items()}
     for node in order:
         if node.op is None:
             continue
-        moved = [tangents.get(id(x)) for x in node.inputs]
+        given = [found.get(id(x)) for x in node.inputs]
         if node.__class__ is Result:
             if id(node.node) not in several:
                 several.add(id(node.node))
-                _push_several(node.node, moved, count, tangents)
-        elif node not in moves and any(t is not None for t in moved):
+                _push_several(node.node, given, count, found)
+        elif node not in tangents and any(t is not None for t in given):
             if node.versions is not None and (changed := mutated(node.versions, unchanged)):
                 raise mutation_error(node, changed[0])
             with scope_of(node):
-                tangent = _push(node, moved, count)
+                tangent = _push(node, given, count)
             if tangent is not None:
-                tangents[id(node)] = tangent
+                found[id(node)] = tangent
         for x in node.inputs:
             uses[id(x)] -= 1
             if not uses[id(x)]:
-                tangents.pop(id(x), None)  # many tangents are much memory: only as long as they are needed
-    return [tangents.get(id(output)) for output in outputs]
+                found.pop(id(x), None)  # many tangents are much memory: only as long as they are needed
+    return [found.get(id(output)) for output in outputs]
 
 
 def _uses(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[int, int]:
@@ -78,26 +78,26 @@ def _uses(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[int, int]:
     return uses
 
 
-def _push(node: Tensor, moved: Tangents, count: int | None) -> Tensor | None:
+def _push(node: Tensor, given: Tangents, count: int | None) -> Tensor | None:
     op = node.op
     assert op is not None
     if op.jvp is None:
         raise _missing_rule(node)
     if count is None:
-        tangent = op.jvp(moved, node, *node.inputs, **node.attrs)
+        tangent = op.jvp(given, node, *node.inputs, **node.attrs)
         return None if tangent is None else _checked(tangent, node, node.shape)
     if op.elementwise:
         tangent = op.jvp(
-            [None if t is None else aligned(t, node.ndim) for t in moved], node, *node.inputs, **node.attrs
+            [None if t is None else aligned(t, node.ndim) for t in given], node, *node.inputs, **node.attrs
         )
     else:
-        tangent = (op.jvp_many or one_by_one)(moved, count, node, *node.inputs, **node.attrs)
+        tangent = (op.jvp_many or one_by_one)(given, count, node, *node.inputs, **node.attrs)
     return None if tangent is None else _checked(tangent, node, (count, *node.shape))
 
 
-def _push_several(node: Node, moved: Tangents, count: int | None, tangents: dict[int, Tensor]) -> None:
+def _push_several(node: Node, given: Tangents, count: int | None, tangents: dict[int, Tensor]) -> None:
     """Push tangents through an op with several results, and enter those of its results."""
-    if all(t is None for t in moved):
+    if all(t is None for t in given):
         return
     if node.op.jvp is None:
         raise _missing_rule(node)
@@ -105,19 +105,19 @@ def _push_several(node: Node, moved: Tangents, count: int | None, tangents: dict
         raise mutation_error(node, changed[0])
     with scope_of(node):
         if count is None:
-            found = node.op.jvp(moved, node, *node.inputs, **node.attrs)
+            found = node.op.jvp(given, node, *node.inputs, **node.attrs)
         else:
-            found = _one_by_one(node, moved, count)
+            found = _one_by_one(node, given, count)
     for i, t in enumerate(found):
         x = node.known(i)
         if t is not None and x is not None and id(x) not in tangents:
             tangents[id(x)] = t
 
 
-def _one_by_one(node: Node, moved: Tangents, count: int) -> list[Tensor | None]:
+def _one_by_one(node: Node, given: Tangents, count: int) -> list[Tensor | None]:
     rows = []
     for k in range(count):
-        each = [None if t is None else t[k] for t in moved]
+        each = [None if t is None else t[k] for t in given]
         rows.append(node.op.jvp(each, node, *node.inputs, **node.attrs))  # type: ignore[misc]  # not None
     columns: list[Tensor | None] = []
     for (shape, dtype), column in zip(node.kinds, zip(*rows, strict=True), strict=True):

@@ -182,7 +182,7 @@ def _chain(pool: Equation, uses: _Uses) -> Chain | None:
     if found is None:
         return None
     chain = Chain(conv, bias, relu, pool, embedding, found[0])
-    return chain if _way(chain) is not None else None
+    return chain if _lowering(chain) is not None else None
 
 
 def _gradient(
@@ -293,7 +293,7 @@ class _Pooled:
 Pull: TypeAlias = Callable[[_Pooled, Gradient], Mapping[str, Tensor]]
 """Returns from the gradient by the phases those that there are: `by_weight`, `by_x`, `by_words`."""
 
-Way: TypeAlias = Callable[[Chain, Tensor, Tensor, "Tensor | None"], tuple[Tensor, Pull]]
+Lowering: TypeAlias = Callable[[Chain, Tensor, Tensor, "Tensor | None"], tuple[Tensor, Pull]]
 """Makes the phases (window, filters, ...) from x, the weight and an embedding's matrix; and their pullback."""
 
 
@@ -301,12 +301,12 @@ class _Fused:
     """A chain rewritten: its result, and its gradients when they are asked for. Ops made here are traced."""
 
     def __init__(self, chain: Chain, replaced: Mapping[int, Tensor]) -> None:
-        way = _way(chain)
-        assert way is not None
+        lowering = _lowering(chain)
+        assert lowering is not None
         self.chain = chain
         x, weight = (replaced.get(id(a), a) for a in chain.conv.inputs)
         words = chain.embedding.inputs[0] if chain.embedding is not None else None
-        phases, self._pull = way(chain, x, weight, words if words is None else replaced.get(id(words), words))
+        phases, self._pull = lowering(chain, x, weight, words if words is None else replaced.get(id(words), words))
         samples, filters, *counts = chain.pool.output.shape
         if chain.bias is not None:
             bias = replaced.get(id(chain.bias), chain.bias)
@@ -329,13 +329,13 @@ class _Fused:
         return {id(x): ops.reshape(value, x.shape) for name, value in found.items() for x in getattr(gradient, name)}
 
 
-def _way(chain: Chain) -> Way | None:
-    """Return the way to the phases that is least work; None for op after op."""
-    return min(_ways(chain), key=lambda way: way[0])[1]
+def _lowering(chain: Chain) -> Lowering | None:
+    """Return the lowering of a chain to its phases that is least work; None for op after op."""
+    return min(_lowerings(chain), key=lambda found: found[0])[1]
 
 
-def _ways(chain: Chain) -> list[tuple[int, Way | None]]:
-    """Return all ways to the phases, each with its work in the forward pass of one sample."""
+def _lowerings(chain: Chain) -> list[tuple[int, Lowering | None]]:
+    """Return all lowerings of a chain to its phases, each with its work in the forward pass of one sample."""
     conv, pool = chain.conv, chain.pool
     x, weight = conv.inputs
     filters, channels, *kernel = weight.shape
@@ -346,7 +346,7 @@ def _ways(chain: Chain) -> list[tuple[int, Way | None]]:
     passes = (chain.bias is not None) + chain.relu
     plain = work(filters * columns, columns + passes * filters * results + 2 * phases)
     field = channels * math.prod(k + w - 1 for k, w in zip(kernel, window, strict=True))
-    ways: list[tuple[int, Way | None]] = [
+    found: list[tuple[int, Lowering | None]] = [
         (plain, None),
         (work(phases * field, windows * field + phases), _wide_kernels),
     ]
@@ -354,8 +354,8 @@ def _ways(chain: Chain) -> list[tuple[int, Way | None]]:
     if axis is not None and pool.attrs["stride"][axis] >= window[axis]:
         shares = filters * kernel[axis] * x.shape[2 + axis]
         depth = channels * math.prod(kernel) // kernel[axis]
-        ways.append((work(shares * depth, shares + 2 * phases), _sliding_kernels))
-    return ways
+        found.append((work(shares * depth, shares + 2 * phases), _sliding_kernels))
+    return found
 
 
 def _moving_axis(conv: Equation) -> int | None:
@@ -460,9 +460,7 @@ def _sliding_words(
             g = SHIFTED_GRADIENT(pooled.spread(), places=length, kernel=places, dilation=1, samples=samples, **at)
             if gradient.by_words:
                 rows = ops.reshape(MATMUL(ops.transpose(g), by_place), (*ids.shape, dimension))
-                found["by_words"] = EMBEDDING_GRADIENT(
-                    rows, ids, vocabulary=vocabulary, padding_index=padding_index
-                )
+                found["by_words"] = EMBEDDING_GRADIENT(rows, ids, vocabulary=vocabulary, padding_index=padding_index)
             if gradient.by_weight:
                 rows = ops.reshape(EMBEDDING(words, ids, padding_index=padding_index), (ids.size, dimension))
                 found["by_weight"] = kernel_back(MATMUL(g, rows))

@@ -14,7 +14,7 @@ from py_engine.ad.forward import push_forward
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE
 from py_engine.ad.tensor import Tensor
-from py_engine.ad.transforms import Call, Function, check_callable, directional, named_grad, record
+from py_engine.ad.transforms import Function, Linearized, check_callable, directional, linearize, named_grad
 from py_engine.errors import ConfigurationError
 
 AT_ONCE = 100_000
@@ -56,7 +56,7 @@ def jacobian(function: Function, x: Any, *, mode: str | None = None, chunk: int 
     _check_chunk("jacobian", chunk)
     if mode == "reverse" and chunk is not None:
         raise ConfigurationError("jacobian: a chunk is of tangents at once, which only forward mode has")
-    return _matrix(record("jacobian", function, (x,), (0,)), mode, chunk)
+    return _matrix(linearize("jacobian", function, (x,), (0,)), mode, chunk)
 
 
 def hessian(function: Function, x: Any, *, chunk: int | None = None) -> Any:
@@ -83,7 +83,7 @@ def hessian(function: Function, x: Any, *, chunk: int | None = None) -> Any:
     """
     check_callable("hessian", function)
     _check_chunk("hessian", chunk)
-    return _matrix(record("hessian", named_grad("hessian", function), (x,), (0,)), "forward", chunk)
+    return _matrix(linearize("hessian", named_grad("hessian", function), (x,), (0,)), "forward", chunk)
 
 
 def hvp(function: Function, x: Any, v: Any) -> Any:
@@ -117,7 +117,7 @@ def _check_chunk(name: str, chunk: Any) -> None:
         raise ConfigurationError(f"{name}: chunk must be a positive integer or None, got {chunk!r}")
 
 
-def _matrix(call: Call, mode: str | None, chunk: int | None) -> Any:
+def _matrix(call: Linearized, mode: str | None, chunk: int | None) -> Any:
     columns, rows = sum(x.size for x in call.variables), sum(y.size for y in call.outputs)
     longest = max((x.size for x in (*call.variables, *call.outputs)), default=1)
     if mode is None:
@@ -141,7 +141,7 @@ def cheaper(columns: int, rows: int, longest: int, chunk: int | None) -> str:
     return "forward" if forward <= rows * (PASS + longest) else "reverse"
 
 
-def _forward(call: Call, chunk: int) -> list[Tensor]:
+def _forward(call: Linearized, chunk: int) -> list[Tensor]:
     """The derivatives of each output by each variable, from columns of the identity matrix pushed forward."""
     ends = np.cumsum([x.size for x in call.variables]).tolist()
     columns = ends[-1] if ends else 0
@@ -173,7 +173,7 @@ def _unit_vectors(x: Tensor, first: int, count: int) -> Tensor:
     return Tensor(vectors.reshape(count, *x.shape))
 
 
-def _reverse(call: Call) -> list[Tensor]:
+def _reverse(call: Linearized) -> list[Tensor]:
     """The derivatives of each output by each variable, row by row."""
     blocks = []
     for y in call.outputs:

@@ -307,8 +307,10 @@ class Loop:
     @property
     def checks(self) -> bool:
         """Whether the body accepts only some values, and no other loop checks them."""
-        checked = (x for x in self.body.equations if x.op.checks is not None)
-        return not self.derived and any(x.op.checks(*x.inputs, **x.attrs) is not None for x in checked)  # type: ignore[misc]
+        if self.derived:
+            return False
+        steps = [(x, x.op.checks) for x in self.body.equations]
+        return any(check is not None and check(*x.inputs, **x.attrs) is not None for x, check in steps)
 
     def kinds(self, keep: bool) -> list[tuple[Shape, Any]]:
         """Return shape and dtype of each result: last carries, stacked outputs, sums; the carries before each step."""

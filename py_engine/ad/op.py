@@ -93,8 +93,8 @@ class Op:
         places: `places(**attrs)` for an op that puts its inputs side by side into its result: numpy's index of each
             one's place, where a tape may compute it; none where places overlap or leave gaps.
         simplify: `simplify(equation, made)` gives an equal of an equation that is less to compute: a tensor, or an
-            equation with the same outputs; None where it knows none. `made` has for the id of each variable the equation
-            that makes it.
+            equation with the same outputs; None where it knows none. `made` has the equation that makes each variable,
+            by its id.
         checks: `checks(*inputs, **attrs)` for an op that accepts only some values: the op that checks them and
             computes nothing (see `check_op`), its inputs and its attributes; None where these inputs need no check. A
             tape runs it where it does not run this op, since no result needs it.

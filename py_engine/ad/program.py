@@ -70,7 +70,7 @@ class Program:
         return [Tensor.symbol(x.shape, x.dtype) for x in self.inputs]
 
     def without_unused(self, first: int) -> tuple[Program, list[bool]]:
-        """Return the function of the first inputs and of those others that it reads, and which these are."""
+        """Drop unused inputs after the first `first`; also return the mask of those that stay."""
         read = {id(x) for equation in self.equations for x in equation.inputs} | {id(x) for x in self.outputs}
         used = [i < first or id(x) in read for i, x in enumerate(self.inputs)]
         inputs = tuple(x for x, keep in zip(self.inputs, used, strict=True) if keep)

@@ -60,6 +60,6 @@ def scope(name: str) -> Iterator[None]:
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Compute without recording: results made inside cannot be differentiated."""
+    """Compute without a graph: results made inside cannot be differentiated."""
     with entering(grad_enabled=False):
         yield

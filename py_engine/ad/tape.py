@@ -78,7 +78,7 @@ class Tape:
         program = _isolate_outputs(program)
         if not techniques.views:
             program = _copy_views(program)
-        self.program = program = _straighten(program)
+        self.program = program = _legalize_layouts(program)
         self.techniques = techniques
         results = dict(results or {})
         self._scratch: list[Array] = []
@@ -366,7 +366,7 @@ LARGEST_STAGED = 65_536
 """Elements: numpy's buffers hold 8,192 of each operand; copies of up to this many stay in the second-level cache."""
 
 
-def _straighten(program: Program) -> Program:
+def _legalize_layouts(program: Program) -> Program:
     """Insert copies where an op needs another memory layout than its input has.
 
     For elementwise ops that is everything but C order in the result's shape, or a single number: numpy would
@@ -374,7 +374,7 @@ def _straighten(program: Program) -> Program:
     large results, where a copy would have to go to memory and back while those buffers stay in the cache.
     """
     layout: dict[int, Array] = {}
-    straight: dict[tuple[int, Shape], Tensor] = {}
+    legal: dict[tuple[int, Shape], Tensor] = {}
     equations: list[Equation] = []
 
     def made(equation: Equation) -> Tensor:
@@ -391,16 +391,16 @@ def _straighten(program: Program) -> Program:
 
     def copied(a: Tensor, shape: Shape) -> Tensor:
         key = (id(a), shape)
-        if key not in straight:
+        if key not in legal:
             whole = a.shape != shape and layout[id(a)].flags.c_contiguous
             if whole and a.size in (1, math.prod(shape)):
-                straight[key] = made(Equation.of(RESHAPE, (a,), {"shape": () if a.size == 1 else shape}, a.scope))
+                legal[key] = made(Equation.of(RESHAPE, (a,), {"shape": () if a.size == 1 else shape}, a.scope))
             else:
                 if a.shape != shape:
                     a = made(Equation.of(BROADCAST_TO, (a,), {"shape": shape}, a.scope))
-                straight[key] = made(_copy_of(a))
-            layout[id(straight[key])] = _dummy(straight[key])
-        return straight[key]
+                legal[key] = made(_copy_of(a))
+            layout[id(legal[key])] = _dummy(legal[key])
+        return legal[key]
 
     for equation in program.equations:
         op, inputs, y = equation.op, equation.inputs, equation.outputs[0]

@@ -43,7 +43,7 @@ class Tensor(Operators):
     Args:
         data: the array; it is kept by reference, not copied, and must not be written to before the gradients that
             need it are found: that is detected (see `InPlaceError`).
-        requires_grad: whether `backward()` stores a gradient here and ops on it are recorded.
+        requires_grad: whether `backward()` stores a gradient here, and ops on it keep their inputs for that.
 
     `copy.copy` and `copy.deepcopy` of a tensor that was computed, or inside a function that is differentiated or
     traced, are ops: gradients flow through them. Outside, the copy of a leaf is a leaf of its own, with

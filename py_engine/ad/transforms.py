@@ -120,18 +120,18 @@ def check_callable(name: str, function: Any) -> None:
 
 def _differentiated(
     name: str, function: Function, numbers: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Call, list[Tensor | None]]:
-    call = record(name, function, args, numbers, kwargs)
+) -> tuple[Linearized, list[Tensor | None]]:
+    call = linearize(name, function, args, numbers, kwargs)
     output = _scalar(name, call.outputs, call.structure)
-    with entering(grad_enabled=call.recorded):
+    with entering(grad_enabled=call.grad_enabled):
         return call, gradients([output], [_seed(output)], call.variables, level=call.level)
 
 
 def _of_arrays(
     name: str, function: Function, numbers: Sequence[int], args: Sequence[Any]
 ) -> tuple[Tensor, list[Array]]:
-    """The short way where all arguments are arrays, and nobody outside differentiates: a small function's time."""
-    recording, level = STATE.grad_enabled, next(LEVELS)
+    """Fast path: array arguments, no enclosing transform. A small function's time is nearly all overhead."""
+    grad_enabled, level = STATE.grad_enabled, next(LEVELS)
     STATE.grad_enabled = STATE.differentiating = True
     try:
         passed = list(args)
@@ -146,7 +146,7 @@ def _of_arrays(
         STATE.grad_enabled = STATE.differentiating = False
         found = gradients([output], [_seed(output)], variables, level=level)
     finally:
-        STATE.grad_enabled, STATE.differentiating = recording, False
+        STATE.grad_enabled, STATE.differentiating = grad_enabled, False
     return output, _owned(_or_zeros(found, variables), args)
 
 
@@ -164,7 +164,7 @@ def _scalar(name: str, outputs: Sequence[Tensor], structure: Structure) -> Tenso
     return outputs[0]
 
 
-def _by_argument(call: Call, found: Sequence[Tensor | None], single: bool) -> Any:
+def _by_argument(call: Linearized, found: Sequence[Tensor | None], single: bool) -> Any:
     gradients = call.shown(_or_zeros(found, call.variables))
     if single:
         return gradients[0] if call.structures[0] is LEAF else unflatten(call.structures[0], gradients)
@@ -197,7 +197,7 @@ def vjp(function: Function, *args: Any) -> tuple[Any, Function]:
         (array([2., 0.]), array(0.))
     """
     check_callable("vjp", function)
-    call = record("vjp", function, args, range(len(args)))
+    call = linearize("vjp", function, args, range(len(args)))
 
     def pullback(seed: Any) -> tuple[Any, ...]:
         leaves = flatten_as(seed, call.structure, "vjp: the seed")
@@ -244,7 +244,7 @@ def directional(name: str, function: Function, args: Sequence[Any], tangents: Se
     if len(args) != len(tangents):
         raise ShapeError(f"{name}: expected a tangent for each of the {len(args)} arguments, got {len(tangents)}")
     moving = [i for i, t in enumerate(tangents) if t is not None]
-    call = record(name, function, args, moving)
+    call = linearize(name, function, args, moving)
     leaves, moves = [], []
     for i, structure, variables in zip(moving, call.structures, call.by_argument, strict=True):
         place = f"{name}: the tangent of argument {i}"
@@ -281,12 +281,12 @@ def _or_zeros(found: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list
     return [Tensor(np.zeros(x.shape, x.dtype)) if g is None else g for g, x in zip(found, tensors, strict=True)]
 
 
-# Recorded calls -------------------------------------------------------------------------------------------
+# Linearisation --------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Call:
-    """A call of a function that was recorded, to be differentiated by some of its arguments.
+class Linearized:
+    """A call of a function with the graph that it made, to be differentiated by some of its arguments.
 
     Attributes:
         by_argument: for each argument that is differentiated by, the tensors that stood for its leaves.
@@ -294,7 +294,7 @@ class Call:
         outputs: the leaves of the result.
         structure: its structure.
         plain: whether the result goes to somebody who deals in arrays.
-        recorded: whether derivatives may be differentiated once more, from outside.
+        grad_enabled: whether derivatives may be differentiated once more, from outside.
         given: the arrays that belong to the caller.
         level: of its variables, see `Tensor.level`.
     """
@@ -304,7 +304,7 @@ class Call:
     outputs: list[Tensor]
     structure: Structure
     plain: bool
-    recorded: bool
+    grad_enabled: bool
     given: list[Any]
     level: int
 
@@ -327,8 +327,8 @@ class Call:
 
     def derivative(self, others: Sequence[Any] = ()) -> entering:
         """Record the ops made inside only where someone outside may differentiate them, by `others` too."""
-        needed = self.recorded or inside_transform() or any(isinstance(x, Tensor) and x.requires_grad for x in others)
-        return entering(grad_enabled=STATE.grad_enabled and needed)
+        outside = any(isinstance(x, Tensor) and x.requires_grad for x in others)
+        return entering(grad_enabled=STATE.grad_enabled and (self.grad_enabled or outside or inside_transform()))
 
     def shown(self, results: Sequence[Tensor], others: Sequence[Any] = ()) -> list[Any]:
         """Return results as the caller wants them: as arrays of his own where he deals in arrays."""
@@ -363,9 +363,9 @@ def _owned(results: Sequence[Tensor], given: Iterable[Any]) -> list[Array]:
     return arrays
 
 
-def record(
+def linearize(
     name: str, function: Function, args: Sequence[Any], numbers: Sequence[int], kwargs: dict[str, Any] | None = None
-) -> Call:
+) -> Linearized:
     """Call a function so that its result can be differentiated by the arguments `numbers`.
 
     Raises:
@@ -375,7 +375,7 @@ def record(
     passed = list(args)
     opened: dict[int, tuple[list[Tensor], Structure]] = {}
     by_argument, structures, given = [], [], []
-    recording, differentiating = STATE.grad_enabled, STATE.differentiating
+    grad_enabled, differentiating = STATE.grad_enabled, STATE.differentiating
     outside, level = inside_transform(), next(LEVELS)
     STATE.grad_enabled = STATE.differentiating = True
     try:
@@ -392,17 +392,17 @@ def record(
             structures.append(structure)
         outputs, returned = results(name, function(*passed, **kwargs) if kwargs else function(*passed))
     finally:
-        STATE.grad_enabled, STATE.differentiating = recording, differentiating
+        STATE.grad_enabled, STATE.differentiating = grad_enabled, differentiating
     if len(opened) < len(args):
         for i, arg in enumerate(args):
             if i not in opened:
                 given += flatten(arg)[0]
-    plain, recorded = not outside, outside
+    plain, needed = not outside, outside
     for x in given:
         if isinstance(x, Tensor):
             plain = False
-            recorded = recorded or x.requires_grad
-    return Call(by_argument, structures, outputs, returned, plain, recording and recorded, given, level)
+            needed = needed or x.requires_grad
+    return Linearized(by_argument, structures, outputs, returned, plain, grad_enabled and needed, given, level)
 
 
 def _position(name: str, n: int, args: Sequence[Any]) -> int:

@@ -92,7 +92,7 @@ def test_equals_what_it_replaces(network, whole, way, seed):
 
     plain, _ = compiled(function, arrays, fused=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fusion, "_way", lambda chain: (ways := fusion._ways(chain))[way % len(ways)][1])
+        patch.setattr(fusion, "_lowering", lambda chain: (all_ := fusion._lowerings(chain))[way % len(all_)][1])
         fused, _ = compiled(function, arrays, fused=True)
     for found, expected in zip(fused, plain, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)

@@ -22,7 +22,7 @@ LAYERS = [
 
 
 def name_of(path: Path) -> str:
-    """`py_engine/ad/op.py` is `ad.op`, the folder `py_engine/network` is `network`, `py_engine` itself the empty name."""
+    """`py_engine/ad/op.py` is `ad.op`, the folder `py_engine/network` is `network`, `py_engine` the empty name."""
     parts = path.relative_to(ROOT / "py_engine").with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -128,7 +128,7 @@ def ops_told_apart(source: str) -> list[str]:
     """The comparisons of an op with one of the table: what tells them apart belongs into a field of the record."""
 
     def is_op(node: ast.expr) -> bool:
-        return (isinstance(node, ast.Attribute) and node.attr == "op") or (isinstance(node, ast.Name) and node.id == "op")
+        return (getattr(node, "attr", None) or getattr(node, "id", None)) == "op"
 
     def is_free(node: ast.expr) -> bool:
         return is_op(node) or (isinstance(node, ast.Constant) and node.value is None)

@@ -51,7 +51,7 @@ WORDS: Op = register(
         constant=True,
         accepts=c_ordered,
         fused=True,
-        doc="how many different ids there are, these in order, room, and for each id which of them it is",
+        doc="packed unique(ids): count, sorted ids, padding, inverse indices",
     )
 )
 
