@@ -6,20 +6,20 @@ the last few seen.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.spec import BatchNorm, ModelSpec, show
+from bridge.errors import SpecError
+from bridge.spec import ModelSpec, show
 from py_engine.ad.ops.indexing import check_ids
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
 from py_engine.network import losses
 
-__all__ = ["DataCheck", "PerArray", "check_losses"]
+__all__ = ["DataCheck", "PerArray", "check_known", "check_losses"]
 
 T = TypeVar("T")
 
@@ -56,6 +56,9 @@ class DataCheck:
     def __init__(self, spec: ModelSpec, dtype: np.dtype[Any]) -> None:
         self._spec = spec
         self._dtype = dtype
+        inputs = zip(spec.layers, (shape.input for shape in spec.shapes()), strict=True)
+        least = [(layer, layer.least_rows(input)) for layer, input in inputs]
+        self._least_rows = [(layer, rows) for layer, rows in least if rows > 1]
         self.features = PerArray(self._check_features)
         """What the network reads, contiguous in C order: numbers, or int64 token ids that the vocabulary has."""
         self.targets = PerArray(self._check_targets)
@@ -80,13 +83,12 @@ class DataCheck:
 
     def batches(self, rows: int, batch_size: int) -> None:
         """Raise `ConfigurationError` where one of the batches that `rows` are cut into can't be trained on."""
-        if min(batch_size, rows) > 1 and rows % batch_size != 1:
-            return
-        for layer, shape in zip(self._spec.layers, self._spec.shapes(), strict=True):
-            if isinstance(layer, BatchNorm) and math.prod(shape.input[1:]) == 1:
+        smallest = rows % batch_size or batch_size
+        for layer, least in self._least_rows:
+            if smallest < least:
                 raise ConfigurationError(
-                    f"layer {layer.id!r} (batch_norm) needs the variance of a batch, and {rows} rows in batches of "
-                    f"{batch_size} leave a batch of one row: choose another batch size, or leave a row out"
+                    f"layer {layer.id!r} ({layer.op}) needs {least} rows or more in a batch, and {rows} rows in "
+                    f"batches of {batch_size} leave a batch of {smallest}: choose another batch size, or leave rows out"
                 )
 
     def _check_features(self, x: NDArray[Any]) -> NDArray[Any]:
@@ -114,6 +116,21 @@ class DataCheck:
         if np.ndim(y) == 0:
             raise LabelError(f"y: expected one target for every row, found {y!r}")
         return losses.check_targets(self._spec.loss.op, (len(y), *self._spec.output), y, self._dtype)
+
+
+def check_known(
+    spec: ModelSpec, optimizer: str, engine: str, layers: Collection[str], optimizers: Collection[str]
+) -> None:
+    """Raise for what an engine's adapter has no counterpart of: `SpecError` for a layer, else `ConfigurationError`.
+
+    `layers` and `optimizers` are the names of those that it has.
+    """
+    for index, layer in enumerate(spec.layers):
+        if layer.op not in layers:
+            problem = f'layers[{index}] (id "{layer.id}"): the engine {engine} has no {layer.op}'
+            raise SpecError(f'the model "{spec.name}"', [problem])
+    if optimizer not in optimizers:
+        raise ConfigurationError(f"the engine {engine} has no optimizer {optimizer}; it has {', '.join(optimizers)}")
 
 
 def check_losses(found: NDArray[np.float64], steps_before: int) -> None:

@@ -1,15 +1,18 @@
-"""The layers of a model spec: of each, what it may be told, what it makes of a shape, and its parameters.
+"""The layers of a model spec: the settings of each, the shape of its output, and its parameters.
 
-`bridge.spec`, which says how shapes and parameters are laid out, reads them from a file and passes their names on. **A
-new layer** is one class here, named in `AnyLayer`.
+`bridge.spec`, which says how shapes and parameters are laid out, reads them from a file. **A new layer** is one class
+here: its keys, their types, defaults and ranges are declared in it and nowhere else. From the class follow the reading
+and the checking of files, their JSON Schema, the messages of errors, the names and shapes in weights files, what the
+numpy engine's class of the same `op` is made with, and the line of text that reaches the Julia engine.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -41,13 +44,17 @@ class Record(BaseModel):
 PlainName = Literal["glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "zeros", "ones"]
 
 
-class PlainInitialiser(Record):
+class InitialiserTable(Record):
+    """Base of all initialisers."""
+
+
+class PlainInitialiser(InitialiserTable):
     """An initialiser without options: Glorot (Xavier) and He scaled by the fans, zeros, ones."""
 
     name: PlainName
 
 
-class Uniform(Record):
+class Uniform(InitialiserTable):
     """Uniform between `low` and `high`."""
 
     name: Literal["uniform"]
@@ -61,7 +68,7 @@ class Uniform(Record):
         return self
 
 
-class Normal(Record):
+class Normal(InitialiserTable):
     """Normal with the given mean and standard deviation."""
 
     name: Literal["normal"]
@@ -158,13 +165,22 @@ class ParameterSpec:
     """The row that starts at zero, whatever the initialiser says."""
 
 
+LAYERS: dict[str, type[Layer]] = {}
+"""Every layer by its op, in the order in which they are defined: filled by the classes themselves."""
+
+
 class Layer(Record):
-    """Base of all layers; by itself it keeps its input's shape and has no parameters."""
+    """Base of all layers; by itself it keeps its input's shape and has no parameters.
+
+    A subclass whose `op` has one value is a layer of the spec.
+    """
 
     since: ClassVar[int] = 1
     """The opset that brought the op."""
     reads: ClassVar[Reads] = "numbers"
     """What its input may hold. Only an embedding makes numbers of token ids."""
+    lengths: ClassVar[Mapping[str, int]] = {}
+    """Lengths of its input that the numpy engine's layer is made with, by name: of which axis of a sample each is."""
 
     id: Name
     """Unique in the spec; the first part of the names of the layer's parameters."""
@@ -178,10 +194,36 @@ class Layer(Record):
         """The layer's parameters for an `input` that fits, in the order in which they are stored."""
         return {}
 
+    def least_rows(self, input: Shape) -> int:
+        """The fewest samples of shape `input` that the layer can be trained on at a time."""
+        return 1
+
+    def settings(self) -> dict[str, Any]:
+        """What an engine's layer of this op receives, by name: the keys of its table but `id`, `op` and initialisers.
+
+        Engines start from given weights, so that initialisers are not theirs. None leaves a setting out.
+        """
+        return {
+            name: value
+            for name, value in self
+            if name not in Layer.model_fields and not isinstance(value, InitialiserTable)
+        }
+
+    def arguments(self, input: Shape) -> dict[str, Any]:
+        """What the numpy engine's layer of this op is made with, by name: `settings`, and `lengths` of `input`."""
+        return {**{name: input[axis] for name, axis in self.lengths.items()}, **self.settings()}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Enter a layer that has an op in `LAYERS`; the bases of several have none."""
+        for op in get_args(cls.model_fields["op"].annotation):
+            LAYERS[op] = cls
+
 
 class Dense(Layer):
     """``x @ weight + bias`` along the last axis."""
 
+    lengths: ClassVar[Mapping[str, int]] = {"inputs": -1}
     op: Literal["dense"]
     units: Size
     bias: bool = True
@@ -204,6 +246,7 @@ class Recurrent(Layer):
     """Base of the layers that read a sequence step by step, from a state of zeros."""
 
     gates: ClassVar[int] = 1
+    lengths: ClassVar[Mapping[str, int]] = {"inputs": -1}
 
     units: Size
     returns: Literal["last", "sequence"] = "last"
@@ -319,9 +362,10 @@ class Windowed(Layer):
 class Convolution(Windowed):
     """Base of the convolutions: cross-correlations of all channels of a group with its filters, plus a bias each."""
 
+    lengths: ClassVar[Mapping[str, int]] = {"channels": 0}
     filters: Size
     groups: Size = 1
-    """The channels, and the filters, in so many parts that don't see one another."""
+    """Number of independent channel groups; each has as many of the filters as the others."""
     bias: bool = True
     weight_init: Initialiser = GLOROT_UNIFORM
     bias_init: Initialiser = ZEROS
@@ -495,6 +539,10 @@ class Embedding(Layer):
         """The row of `padding_index`, or None."""
         return self.padding_index if self.padding_index >= 0 else None
 
+    def settings(self) -> dict[str, Any]:
+        """See `Layer.settings`; `padding_index` is None for none."""
+        return super().settings() | {"padding_index": self.padding_row}
+
     def output(self, input: Shape) -> Shape:
         """(N, …) becomes (N, …, dimension)."""
         return (*input, self.dimension)
@@ -538,6 +586,7 @@ class RBF(Layer):
     """Radial basis functions along the last axis: ``exp(-beta · ‖x - center‖²)`` for every unit."""
 
     since: ClassVar[int] = 2
+    lengths: ClassVar[Mapping[str, int]] = {"inputs": -1}
     op: Literal["rbf"]
     units: Size
     centers_init: Initialiser = STANDARD_NORMAL
@@ -564,6 +613,7 @@ class BatchNorm(Layer):
     """
 
     since: ClassVar[int] = 2
+    lengths: ClassVar[Mapping[str, int]] = {"channels": 0}
     op: Literal["batch_norm"]
     momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
@@ -578,11 +628,16 @@ class BatchNorm(Layer):
             "running_var": ParameterSpec(shape, ONES, *fans, trainable=False),
         }
 
+    def least_rows(self, input: Shape) -> int:
+        """Two where a sample has one value of each channel, which by itself has no variance."""
+        return 2 if math.prod(input[1:]) == 1 else 1
+
 
 class LayerNorm(Layer):
     """Every row along the last axis, less its mean and by its deviation, times `scale`, plus `shift`."""
 
     since: ClassVar[int] = 2
+    lengths: ClassVar[Mapping[str, int]] = {"features": -1}
     op: Literal["layer_norm"]
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
 
@@ -590,31 +645,6 @@ class LayerNorm(Layer):
         """Scale and shift, each (features,)."""
         shape, fans = input[-1:], (input[-1], input[-1])
         return {"scale": ParameterSpec(shape, ONES, *fans), "shift": ParameterSpec(shape, ZEROS, *fans)}
-
-
-AnyLayer = (
-    Dense
-    | RNN
-    | LSTM
-    | GRU
-    | Flatten
-    | Reshape
-    | Activation
-    | Dropout
-    | Conv1D
-    | Conv2D
-    | MaxPool1D
-    | MaxPool2D
-    | AvgPool1D
-    | AvgPool2D
-    | GlobalMaxPool
-    | GlobalAvgPool
-    | Embedding
-    | PermuteDims
-    | RBF
-    | BatchNorm
-    | LayerNorm
-)
 
 
 # --- Shapes in messages, and their limits ---

@@ -26,17 +26,19 @@ side by side along the last axis. A convolution's `weight` is (filters, channels
 (vocabulary, dimension). A parameter that is not *trainable*, such as a frozen embedding or the running statistics of
 batch normalisation, is stored and passed like any other, but has no gradient, and optimizers leave it alone.
 
-**A new layer** is one class in `bridge.layers`, with its shape rule and its parameters.
+**A new layer** is one class in `bridge.layers`, with its settings, its shape rule and its parameters.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import operator
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -46,6 +48,7 @@ from bridge.explain import LocatedError
 from bridge.layers import (
     GLOROT_UNIFORM,
     GRU,
+    LAYERS,
     LSTM,
     NORMAL,
     ONES,
@@ -54,7 +57,6 @@ from bridge.layers import (
     ZEROS,
     Activation,
     AnyInitialiser,
-    AnyLayer,
     AvgPool1D,
     AvgPool2D,
     BatchNorm,
@@ -210,6 +212,11 @@ AnyLoss = SoftmaxCrossEntropy | BinaryCrossEntropy | MeanSquaredError
 
 # --- The spec ---
 
+if TYPE_CHECKING:  # type checkers read no unions that are computed
+    AnyLayer: TypeAlias = Layer
+else:
+    AnyLayer = functools.reduce(operator.or_, LAYERS.values())
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -339,7 +346,7 @@ class ModelSpec(Record):
         for index, layer in enumerate(self.layers):
             if layer.reads not in (holds, "any"):
                 raise LocatedError(["layers", index], f"{layer.op} {_WRONG_INPUT[holds]}")
-            holds = "numbers" if isinstance(layer, Embedding) else holds
+            holds = "numbers" if layer.reads == "tokens" else holds
             try:
                 output = layer.output(shape)
                 parameters = {f"{layer.id}.{name}": p.shape for name, p in layer.parameters(shape).items()}

@@ -50,7 +50,7 @@ def _reshaped(spec: ModelSpec, axes: int) -> list[int]:
 
 
 def _largest_padding(spec: ModelSpec) -> list[int]:
-    return [max(_numbers(layer.padding)) for layer in spec.layers if isinstance(layer, Convolution)]
+    return [max(_numbers(layer.geometry.padding)) for layer in spec.layers if isinstance(layer, Convolution)]
 
 
 def _numbers(nested: Any) -> Iterator[int]:

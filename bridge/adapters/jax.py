@@ -25,7 +25,7 @@ from jax import lax
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, PerArray, check_losses
+from bridge.checks import DataCheck, PerArray, check_known, check_losses
 from bridge.engine import Evaluation, Optimizer
 from bridge.spec import (
     RBF,
@@ -77,6 +77,7 @@ class JaxSession:
         threads: int = 1,
     ) -> None:
         dtype = np.dtype(dtype)
+        check_known(spec, optimizer.name, "jax", _LAYERS, _UPDATES)
         weights.check(params, spec, dtype)
         if dtype == np.float64:
             jax.config.update("jax_enable_x64", True)

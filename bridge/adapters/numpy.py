@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck
+from bridge.checks import DataCheck, check_known
 from bridge.engine import Evaluation, Optimizer
-from bridge.spec import ModelSpec, Shape
+from bridge.spec import Layer, ModelSpec, Shape
 from py_engine import Techniques, network
 from py_engine.errors import ConfigurationError
 from py_engine.network import Chain, Trainer
@@ -36,6 +37,7 @@ class NumpySession:
         techniques: Mapping[str, Any] | None = None,
     ) -> None:
         dtype = np.dtype(dtype)
+        check_known(spec, optimizer.name, "numpy", network.LAYERS, network.OPTIMIZERS)
         weights.check(params, spec, dtype)
         self._check = DataCheck(spec, dtype)
         chain = build_chain(spec, dtype)
@@ -80,8 +82,17 @@ class NumpySession:
 
 def build_chain(spec: ModelSpec, dtype: DTypeLike) -> Chain:
     """The network of a spec, with initial values of the engine's own."""
-    layers = (_LAYERS[layer.op](layer, shape.input) for layer, shape in zip(spec.layers, spec.shapes(), strict=True))
+    layers = (_build_layer(layer, shape.input) for layer, shape in zip(spec.layers, spec.shapes(), strict=True))
     return Chain(*layers, dtype=dtype)
+
+
+def _build_layer(layer: Layer, input: Shape) -> network.Layer:
+    """The engine's own layer of the same op, made with the same settings by name."""
+    kind: Callable[..., network.Layer] = network.LAYERS[layer.op]
+    arguments = layer.arguments(input)
+    spread = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.VAR_POSITIONAL]
+    values = [value for name in spread for value in arguments.pop(name)]  # Reshape(4, 196)
+    return kind(*values, **arguments, name=layer.id)
 
 
 def _techniques(switches: Mapping[str, Any]) -> Techniques:
@@ -90,41 +101,3 @@ def _techniques(switches: Mapping[str, Any]) -> Techniques:
         if name not in known:
             raise ConfigurationError(f"the numpy engine has no technique {name!r}; it has {', '.join(known)}")
     return Techniques(**switches)
-
-
-def _convolution(kind: Callable[..., network.Layer], layer: Any, input: Shape) -> network.Layer:
-    at = layer.geometry
-    settings = {"stride": at.stride, "padding": at.padding, "dilation": at.dilation, "groups": layer.groups}
-    return kind(input[0], layer.filters, at.size, **settings, bias=layer.bias, name=layer.id)
-
-
-def _pool(kind: Callable[..., network.Layer], layer: Any) -> network.Layer:
-    at = layer.geometry
-    return kind(at.size, at.stride, at.padding, name=layer.id)
-
-
-_LAYERS: dict[str, Callable[[Any, Shape], network.Layer]] = {
-    "dense": lambda layer, input: network.Dense(input[-1], layer.units, bias=layer.bias, name=layer.id),
-    "rnn": lambda layer, input: network.RNN(input[-1], layer.units, layer.activation, layer.returns, name=layer.id),
-    "lstm": lambda layer, input: network.LSTM(input[-1], layer.units, layer.returns, name=layer.id),
-    "gru": lambda layer, input: network.GRU(input[-1], layer.units, layer.returns, name=layer.id),
-    "flatten": lambda layer, input: network.Flatten(name=layer.id),
-    "reshape": lambda layer, input: network.Reshape(*layer.shape, name=layer.id),
-    "activation": lambda layer, input: network.Activation(layer.activation, name=layer.id),
-    "dropout": lambda layer, input: network.Dropout(layer.rate, name=layer.id),
-    "conv1d": lambda layer, input: _convolution(network.Conv1D, layer, input),
-    "conv2d": lambda layer, input: _convolution(network.Conv2D, layer, input),
-    "max_pool1d": lambda layer, input: _pool(network.MaxPool1D, layer),
-    "max_pool2d": lambda layer, input: _pool(network.MaxPool2D, layer),
-    "avg_pool1d": lambda layer, input: _pool(network.AvgPool1D, layer),
-    "avg_pool2d": lambda layer, input: _pool(network.AvgPool2D, layer),
-    "global_max_pool": lambda layer, input: network.GlobalMaxPool(name=layer.id),
-    "global_avg_pool": lambda layer, input: network.GlobalAvgPool(name=layer.id),
-    "embedding": lambda layer, input: network.Embedding(
-        layer.vocabulary, layer.dimension, layer.padding_row, layer.trainable, name=layer.id
-    ),
-    "permute_dims": lambda layer, input: network.PermuteDims(*layer.axes, name=layer.id),
-    "rbf": lambda layer, input: network.RBF(input[-1], layer.units, name=layer.id),
-    "batch_norm": lambda layer, input: network.BatchNorm(input[0], layer.momentum, layer.eps, name=layer.id),
-    "layer_norm": lambda layer, input: network.LayerNorm(input[-1], layer.eps, name=layer.id),
-}

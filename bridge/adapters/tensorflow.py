@@ -21,7 +21,7 @@ import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, PerArray, check_losses
+from bridge.checks import DataCheck, PerArray, check_known, check_losses
 from bridge.engine import Evaluation, Optimizer
 from bridge.layouts import Placed, channels_last
 from bridge.spec import (
@@ -70,6 +70,7 @@ class TensorFlowSession:
         threads: int = 1,
     ) -> None:
         dtype = np.dtype(dtype)
+        check_known(spec, optimizer.name, "tensorflow", _LAYERS, _Updates.KNOWN)
         weights.check(params, spec, dtype)
         _set_threads(threads)
         self._batch_size = batch_size
@@ -501,13 +502,16 @@ _LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, T
 class _Updates:
     """PyTorch's formulas, by TensorFlow's fused updates of variables where there are such."""
 
+    KNOWN: ClassVar[Mapping[str, str]] = {"sgd": "_sgd", "rmsprop": "_rmsprop", "adam": "_adam", "adamw": "_adam"}
+    """The method that updates a variable, by the optimizer's name."""
+
     def __init__(self, optimizer: Optimizer, variables: list[Tensor]) -> None:
         self._optimizer = optimizer
         self._variables = variables
         count = {"sgd": 0, "rmsprop": 1}.get(optimizer.name, 2) + bool(optimizer.momentum)
         self._slots = [[tf.Variable(tf.zeros_like(v), trainable=False) for _ in range(count)] for v in variables]
         self._steps = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-        self._update = {"sgd": self._sgd, "rmsprop": self._rmsprop}.get(optimizer.name, self._adam)
+        self._update = getattr(self, self.KNOWN[optimizer.name])
 
     def __call__(self, gradients: list[Tensor]) -> None:
         """Update every variable."""

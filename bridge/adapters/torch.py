@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, PerArray, check_losses
+from bridge.checks import DataCheck, PerArray, check_known, check_losses
 from bridge.engine import Evaluation, Optimizer
 from bridge.spec import (
     RBF,
@@ -57,6 +57,7 @@ class TorchSession:
         threads: int = 1,
     ) -> None:
         dtype = np.dtype(dtype)
+        check_known(spec, optimizer.name, "torch", _LAYERS, _OPTIMIZERS)
         weights.check(params, spec, dtype)
         torch.set_num_threads(threads)
         self._batch_size = batch_size

@@ -19,6 +19,7 @@ from py_engine.network.initialisers import INITIALISERS, ParameterSpec
 from py_engine.network.layers import (
     ACTIVATIONS,
     GRU,
+    LAYERS,
     LSTM,
     RBF,
     RNN,
@@ -85,28 +86,3 @@ __all__ = [
     "Trainer",
     "accuracy",
 ]
-
-LAYERS: dict[str, type[Layer]] = {
-    "dense": Dense,
-    "rnn": RNN,
-    "lstm": LSTM,
-    "gru": GRU,
-    "flatten": Flatten,
-    "reshape": Reshape,
-    "permute_dims": PermuteDims,
-    "activation": Activation,
-    "dropout": Dropout,
-    "conv1d": Conv1D,
-    "conv2d": Conv2D,
-    "max_pool1d": MaxPool1D,
-    "max_pool2d": MaxPool2D,
-    "avg_pool1d": AvgPool1D,
-    "avg_pool2d": AvgPool2D,
-    "global_max_pool": GlobalMaxPool,
-    "global_avg_pool": GlobalAvgPool,
-    "embedding": Embedding,
-    "rbf": RBF,
-    "batch_norm": BatchNorm,
-    "layer_norm": LayerNorm,
-}
-"""Every layer by the name that a model spec has for it."""

@@ -142,13 +142,13 @@ class Convolution(Windowed):
         return ACTIVATIONS[self.activation](y)
 
 
-class Conv1D(Convolution):
+class Conv1D(Convolution, op="conv1d"):
     """Cross-correlation along a sequence: (channels, length) to (filters, length'). See `Convolution`."""
 
     axes = 1
 
 
-class Conv2D(Convolution):
+class Conv2D(Convolution, op="conv2d"):
     """Cross-correlation over an image: (channels, height, width) to (filters, height', width'). See `Convolution`."""
 
     axes = 2
@@ -186,28 +186,28 @@ class Pool(Windowed):
         return type(self).op(x, self.window, self.stride, self.padding)
 
 
-class MaxPool1D(Pool):
+class MaxPool1D(Pool, op="max_pool1d"):
     """The largest of each window along a sequence, never the padding; of equal ones the first has the gradient."""
 
     axes = 1
     op = staticmethod(ops.max_pool)
 
 
-class MaxPool2D(Pool):
+class MaxPool2D(Pool, op="max_pool2d"):
     """The largest of each window of an image, never the padding; of equal ones the first has the gradient."""
 
     axes = 2
     op = staticmethod(ops.max_pool)
 
 
-class AvgPool1D(Pool):
+class AvgPool1D(Pool, op="avg_pool1d"):
     """The mean of each window along a sequence; the padding counts as zeros."""
 
     axes = 1
     op = staticmethod(ops.avg_pool)
 
 
-class AvgPool2D(Pool):
+class AvgPool2D(Pool, op="avg_pool2d"):
     """The mean of each window of an image; the padding counts as zeros."""
 
     axes = 2
@@ -224,7 +224,7 @@ class GlobalPool(Layer):
         return input_shape[:1]
 
 
-class GlobalMaxPool(GlobalPool):
+class GlobalMaxPool(GlobalPool, op="global_max_pool"):
     """The largest of each channel; of equal ones the first has the gradient."""
 
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
@@ -234,7 +234,7 @@ class GlobalMaxPool(GlobalPool):
         return y
 
 
-class GlobalAvgPool(GlobalPool):
+class GlobalAvgPool(GlobalPool, op="global_avg_pool"):
     """The mean of each channel."""
 
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:

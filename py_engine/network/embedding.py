@@ -13,7 +13,7 @@ from py_engine.network.layers import Layer, Shape, Tensors
 __all__ = ["Embedding", "PermuteDims"]
 
 
-class Embedding(Layer):
+class Embedding(Layer, op="embedding"):
     """A vector for every token id: (...) of integers from 0 to vocabulary - 1 becomes (..., dimension).
 
     Parameter: `weight` (vocabulary, dimension).
@@ -67,7 +67,7 @@ class Embedding(Layer):
         return ops.embedding(parameters["weight"], x, padding)
 
 
-class PermuteDims(Layer):
+class PermuteDims(Layer, op="permute_dims"):
     """The axes of each sample in another order: ``PermuteDims(1, 0)`` makes (T, features) (features, T).
 
     Axes are counted from 0, the batch not among them.

@@ -28,6 +28,7 @@ from py_engine.network.initialisers import InitialiserLike, ParameterSpec, resol
 __all__ = [
     "ACTIVATIONS",
     "GRU",
+    "LAYERS",
     "LSTM",
     "RBF",
     "RNN",
@@ -65,10 +66,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+LAYERS: dict[str, type[Layer]] = {}
+"""Every layer by the name that a model spec has for it: the `op` that its class is defined with."""
+
+
 class Layer(ABC):
     """What all layers share. One of your own overrides `output_shape`, `forward` and perhaps `parameters`.
 
-    The constructor's arguments are kept in attributes of the same names.
+    The constructor's arguments are kept in attributes of the same names. Those of a layer of the model spec, such as
+    ``class Dense(Layer, op="dense")``, have the names that the spec's settings have.
     """
 
     couples_batch: ClassVar[bool] = False
@@ -76,6 +82,14 @@ class Layer(ABC):
 
     only_moves: ClassVar[bool] = False
     """Whether it only rearranges elements, and so takes token ids as well as numbers."""
+
+    def __init_subclass__(cls, op: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if op is None:
+            return
+        if op in LAYERS:
+            raise ConfigurationError(f"{cls.__name__}: the layer {op!r} is {LAYERS[op].__name__} already")
+        LAYERS[op] = cls
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None and (not isinstance(name, str) or not name or "." in name):
@@ -138,7 +152,7 @@ class Layer(ABC):
         return value
 
 
-class Dense(Layer):
+class Dense(Layer, op="dense"):
     """``activation(x @ weight + bias)`` on the last axis of x: (..., inputs) to (..., units).
 
     Parameters: `weight` (inputs, units); `bias` (units,) unless ``bias=False``.
@@ -257,7 +271,7 @@ class Recurrent(Layer):
         return values[:, index * self.units : (index + count) * self.units]
 
 
-class RNN(Recurrent):
+class RNN(Recurrent, op="rnn"):
     """The vanilla recurrent layer, ``h_t = activation(x_t @ weight + h_{t-1} @ recurrent + bias)``.
 
     It `returns` the "last" state or the "sequence" of all; see `Recurrent`.
@@ -286,7 +300,7 @@ class RNN(Recurrent):
         return states
 
 
-class LSTM(Recurrent):
+class LSTM(Recurrent, op="lstm"):
     """Long short-term memory with a forget gate (Gers et al. 2000), without peepholes; gates i, f, g, o.
 
     ``c_t = f * c_{t-1} + i * g`` and ``h_t = o * tanh(c_t)``, where i, f and o are sigmoids and g is the tanh
@@ -308,7 +322,7 @@ class LSTM(Recurrent):
         return states
 
 
-class GRU(Recurrent):
+class GRU(Recurrent, op="gru"):
     """Gated recurrent unit (Cho et al. 2014), with the reset after the product; gates r, z, n.
 
     ``h_t = (1 - z) * n + z * h_{t-1}``, where r and z are sigmoids of their part of ``x_t @ weight + bias +
@@ -331,7 +345,7 @@ class GRU(Recurrent):
         return states
 
 
-class Flatten(Layer):
+class Flatten(Layer, op="flatten"):
     """Each sample as one vector, in C order."""
 
     only_moves = True
@@ -346,7 +360,7 @@ class Flatten(Layer):
         return y
 
 
-class Reshape(Layer):
+class Reshape(Layer, op="reshape"):
     """Each sample in another shape, in C order: ``Reshape(4, 196)`` cuts 784 pixels into 4 segments."""
 
     only_moves = True
@@ -367,7 +381,7 @@ class Reshape(Layer):
         return y
 
 
-class Activation(Layer):
+class Activation(Layer, op="activation"):
     """One of `ACTIVATIONS` by name, on every element (softmax: over the last axis)."""
 
     def __init__(self, activation: str, name: str | None = None) -> None:
@@ -385,7 +399,7 @@ class Activation(Layer):
         return ACTIVATIONS[self.activation](x)
 
 
-class RBF(Layer):
+class RBF(Layer, op="rbf"):
     """Radial basis functions of the last axis: (..., inputs) to ``exp(-beta_j * ||x - centers_j||²)``, (..., units).
 
     The distances are summed from differences, (rows, units, inputs) of them: exact for samples close to a centre
@@ -426,7 +440,7 @@ class RBF(Layer):
         return ops.exp(-parameters["beta"] * ops.sum(ops.square(differences), -1))
 
 
-class Dropout(Layer):
+class Dropout(Layer, op="dropout"):
     """In training, zero each element with probability `rate` and divide the others by 1 - rate; else nothing.
 
     Every call in training, and so every traced copy, draws from a stream of its own, decided by `seed`, the

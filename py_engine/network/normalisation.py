@@ -15,7 +15,7 @@ from py_engine.network.layers import Layer, Shape, Tensors, update
 __all__ = ["BatchNorm", "LayerNorm"]
 
 
-class BatchNorm(Layer):
+class BatchNorm(Layer, op="batch_norm"):
     """Each channel with mean 0 and variance 1, then scaled and shifted (Ioffe and Szegedy 2015).
 
     Channels are the first axis of a sample, (channels, ...). In training, mean and (biased) variance are those of
@@ -81,7 +81,7 @@ class BatchNorm(Layer):
         update(running, (1 - self.momentum) * ops.stop_gradient(running) + self.momentum * found)
 
 
-class LayerNorm(Layer):
+class LayerNorm(Layer, op="layer_norm"):
     """The last axis with mean 0 and (biased) variance 1, then scaled and shifted (Ba et al. 2016).
 
     Parameters: `scale` and `shift`, (features,).
