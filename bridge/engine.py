@@ -66,7 +66,16 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adam": ("betas", "eps"),
     "adamw": ("betas", "eps"),
 }
-"""Each optimizer and the settings it has beside `learning_rate`, `weight_decay` and `clip_norm`, which all have."""
+"""Each optimizer and the settings it has beside `learning_rate`, `weight_decay` and `clip_norm`, which all have.
+
+**A new optimizer** is a row here, with fields of `Optimizer` for settings that no other has. From these follow what
+files and commands accept, the arguments of the numpy engine's class, and the text that reaches the Julia engine.
+"""
+
+# What the numbers of a setting must be.
+_NOT_NEGATIVE = {"at_least": 0.0}
+_POSITIVE = {"above": 0.0}
+_FRACTION = {"at_least": 0.0, "below": 1.0}
 
 
 @dataclass(frozen=True)
@@ -77,17 +86,18 @@ class Optimizer:
     """
 
     name: str
-    """"sgd", "rmsprop", "adam" or "adamw"."""
-    learning_rate: float
-    momentum: float = 0.0
+    """One of `OPTIMIZERS`."""
+    learning_rate: float = field(metadata=_NOT_NEGATIVE)
+    momentum: float = field(default=0.0, metadata=_FRACTION)
     nesterov: bool = False
-    alpha: float = 0.99
+    alpha: float = field(default=0.99, metadata=_FRACTION)
     """How much of its running mean square RMSProp keeps at each step."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float | None = None
+    betas: tuple[float, float] = field(default=(0.9, 0.999), metadata=_FRACTION)
+    """How much of their running means of the gradient and of its square Adam and AdamW keep at each step."""
+    eps: float = field(default=1e-8, metadata=_POSITIVE)
+    weight_decay: float | None = field(default=None, metadata=_NOT_NEGATIVE)
     """Decoupled in adamw, added to the gradient elsewhere. None: the default, 0.01 in adamw and 0 elsewhere."""
-    clip_norm: float | None = None
+    clip_norm: float | None = field(default=None, metadata=_POSITIVE)
     """Upper limit of the norm of the whole gradient; None: no limit."""
 
     def __post_init__(self) -> None:
@@ -98,17 +108,19 @@ class Optimizer:
         if self.weight_decay is None:
             object.__setattr__(self, "weight_decay", 0.01 if self.name == "adamw" else 0.0)
         object.__setattr__(self, "betas", tuple(self.betas))  # JSON has only lists
-        self._check_number("learning_rate", self.learning_rate, at_least=0.0)
-        self._check_number("weight_decay", self.weight_decay, at_least=0.0)
-        self._check_number("momentum", self.momentum, at_least=0.0, below=1.0)
-        self._check_number("alpha", self.alpha, at_least=0.0, below=1.0)
-        self._check_number("eps", self.eps, above=0.0)
+        if not isinstance(self.nesterov, bool):
+            raise ConfigurationError(f"{self.name}: nesterov must be True or False, found {self.nesterov!r}")
         if len(self.betas) != 2:
             raise ConfigurationError(f"{self.name}: betas must be two numbers, found {self.betas!r}")
-        for index, beta in enumerate(self.betas):
-            self._check_number(f"betas[{index}]", beta, at_least=0.0, below=1.0)
-        if self.clip_norm is not None:
-            self._check_number("clip_norm", self.clip_norm, above=0.0)
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if not setting.metadata or (value is None and setting.default is None):
+                continue
+            if isinstance(setting.default, tuple):
+                for index, number in enumerate(value):
+                    self._check_number(f"{setting.name}[{index}]", number, **setting.metadata)
+            else:
+                self._check_number(setting.name, value, **setting.metadata)
         if self.nesterov and not self.momentum:
             raise ConfigurationError(f"{self.name}: nesterov needs a momentum above 0")
         self._check_foreign_settings()

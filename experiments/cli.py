@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from bridge.engine import OPTIMIZERS
 from bridge.errors import TwinGradError, printable, shown
 from experiments import config, provenance
 from experiments.formats import duration, fixed, size
@@ -799,7 +800,7 @@ def _show_built(output: Output, built: Any) -> None:
 )
 @click.option("--epochs", type=Whole(1, config.MOST_EPOCHS), default=5, show_default=True)
 @click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
-@click.option("--optimizer", type=click.Choice(["sgd", "rmsprop", "adam", "adamw"]), default="sgd", show_default=True)
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
 @click.option("--learning-rate", type=float, default=0.015, show_default=True)
 @click.option("--batch-size", type=Whole(1, config.MOST_ROWS), default=100, show_default=True)
 @click.option(

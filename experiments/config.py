@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -32,7 +32,10 @@ MOST_SHOWN = 20
 Source = Literal["paper", "code", "ours"]
 Measure = Literal["time", "own", "variants", "memory", "race", "scaling", "ablation"]
 ProfileName = Literal["full", "quick", "sample"]
-OptimizerName = Literal["sgd", "rmsprop", "adam", "adamw"]
+if TYPE_CHECKING:  # type checkers read no literals that are computed
+    OptimizerName: TypeAlias = str
+else:
+    OptimizerName = Literal[tuple(engines.OPTIMIZERS)]
 PixelScale = Literal["0 to 1", "normalised"]
 MEASURES: tuple[Measure, ...] = ("time", "own", "variants", "memory", "race", "scaling", "ablation")
 PROFILES: tuple[ProfileName, ...] = ("full", "quick", "sample")

@@ -9,6 +9,7 @@ arrays. Numbers that would cost a pass over the vector are folded into others: a
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -55,9 +56,6 @@ class Optimizer(ABC):
     - `clip_value` limits every element of the gradient to ±`clip_value`; `clip_norm` then limits the norm of
       the whole gradient. Clipping changes the gradient vector in place, otherwise it is only read.
     """
-
-    settings: ClassVar[tuple[str, ...]] = ("learning_rate", "weight_decay", "clip_norm", "clip_value")
-    """Names of the attributes that decide what a step does."""
 
     decoupled: ClassVar[bool] = False
     """Whether the rule applies the weight decay itself."""
@@ -166,7 +164,7 @@ class Optimizer(ABC):
             array[...] = state[name]
 
     def __repr__(self) -> str:
-        values = {name: getattr(self, name) for name in self.settings}
+        values = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
         return f"{self._name}({', '.join(f'{name}={v!r}' for name, v in values.items() if v is not None)})"
 
     # How it works.
@@ -247,8 +245,6 @@ class SGD(Optimizer):
     ``gradient + momentum * velocity``, times the learning rate.
     """
 
-    settings = (*Optimizer.settings, "momentum", "nesterov")
-
     def __init__(
         self,
         learning_rate: float = 0.01,
@@ -290,8 +286,6 @@ class RMSProp(Optimizer):
     collected in ``velocity`` where there is momentum, times the learning rate.
     """
 
-    settings = (*Optimizer.settings, "alpha", "eps", "momentum")
-
     def __init__(
         self,
         learning_rate: float = 0.01,
@@ -332,7 +326,6 @@ class Adam(Optimizer):
     ``1 - beta**steps``; the step is ``mean / (sqrt(square) + eps)`` times the learning rate.
     """
 
-    settings = (*Optimizer.settings, "betas", "eps")
     state_names = ("mean", "square")
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import subprocess
 import sys
@@ -109,6 +110,9 @@ def test_optimizers_have_the_settings_of_the_numpy_engines() -> None:
         ({"name": "sgd", "learning_rate": "fast"}, "sgd: learning_rate .* found 'fast'"),
         ({"name": "sgd", "learning_rate": 1.0, "momentum": 1.0}, "momentum must be a number at least 0 and below 1"),
         ({"name": "sgd", "learning_rate": 1.0, "nesterov": True}, "nesterov needs a momentum"),
+        ({"name": "sgd", "learning_rate": 1.0, "nesterov": "no"}, "sgd: nesterov must be True or False, found 'no'"),
+        ({"name": "sgd", "learning_rate": None}, "sgd: learning_rate must be a number at least 0, found None"),
+        ({"name": "sgd", "learning_rate": 1.0, "momentum": (0.5,)}, r"momentum must be a number .* found \(0\.5,\)"),
         (
             {"name": "adam", "learning_rate": 1.0, "momentum": 0.9},
             "adam has no setting 'momentum'; it has learning_rate",
@@ -260,6 +264,25 @@ def test_a_batch_of_one_row_has_no_variance(name: str, model, random_params, ran
         session.loss_and_gradients(x[:1], y[:1])
     assert np.isfinite(session.train_epoch(x, y, np.arange(8))).all()
     assert np.isfinite(session.predict(x[:1])).all()
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_layer_or_an_optimizer_that_an_adapter_has_not_is_refused_by_name(
+    name: str, small_paper_model: ModelSpec, random_params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (available := engine.availability(name)).ok:
+        pytest.skip(available.reason)
+    adapter = importlib.import_module(engine.get(name).module)
+    layers = network.LAYERS if name == "numpy" else adapter._LAYERS
+    optimizers = network.OPTIMIZERS if name == "numpy" else adapter._OPTIMIZERS
+    params = random_params(small_paper_model)
+    with monkeypatch.context() as patched, pytest.raises(SpecError) as caught:
+        patched.delitem(layers, "dense")
+        engine.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1)
+    assert str(caught.value) == f'the model "small": layers[2] (id "output"): the engine {name} has no dense'
+    monkeypatch.delitem(optimizers, "adamw")
+    with pytest.raises(ConfigurationError, match=f"{name} has no optimizer adamw; it has sgd, rmsprop, adam$"):
+        engine.get(name).build(small_paper_model, params, Optimizer("adamw", 0.1), 4, "float32", 1)
 
 
 # --- Techniques, and parameters of an engine's own ---

@@ -250,5 +250,5 @@ def test_using_it_wrongly_says_what_to_do():
 
 def test_repr_shows_the_settings():
     assert repr(SGD(0.015, momentum=0.9)) == (
-        "SGD(learning_rate=0.015, weight_decay=0.0, momentum=0.9, nesterov=False)"
+        "SGD(learning_rate=0.015, momentum=0.9, nesterov=False, weight_decay=0.0)"
     )
