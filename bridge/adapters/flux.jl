@@ -73,21 +73,22 @@ function layer!(w::Weights, k, layer)
         pool = op == "global_max_pool" ? Flux.GlobalMaxPool() : Flux.GlobalMeanPool()
         return x -> in_rows(pool(x))
     elseif op == "embedding"
-        return Flux.Embedding(parameter!(w, k, :weight, layer.dimension, layer.vocabulary; still=layer.padding + 1))
+        return Flux.Embedding(parameter!(w, k, :weight, layer.dimension, layer.vocabulary; still=layer.padding_index))
     elseif occursin("pool", op)
-        return (op[1:3] == "max" ? Flux.MaxPool : Flux.MeanPool)(layer.window; stride=layer.stride, pad=layer.pad)
+        return (op[1:3] == "max" ? Flux.MaxPool : Flux.MeanPool)(layer.window; stride=layer.stride, pad=layer.padding)
     elseif occursin("conv", op)
-        weight = parameter!(w, k, :weight, layer.window..., layer.size[end] ÷ layer.groups, layer.filters; flipped=true)
+        weight = parameter!(w, k, :weight, layer.kernel..., layer.size[end] ÷ layer.groups, layer.filters; flipped=true)
         bias = layer.bias && parameter!(w, k, :bias, layer.filters)
-        return Flux.Conv(weight, bias; stride=layer.stride, pad=layer.pad, dilation=layer.dilation, groups=layer.groups)
+        return Flux.Conv(weight, bias; stride=layer.stride, pad=layer.padding, dilation=layer.dilation, groups=layer.groups)
     elseif op == "dense"
         weight = parameter!(w, k, :weight, layer.units, layer.size[1])
         return Flux.Dense(weight, layer.bias && parameter!(w, k, :bias, layer.units))
     end
+    op in RECURRENT || throw(ConfigurationError("the engine flux has no $op"))
     cell = op == "rnn" ? rnn(ACTIVATIONS[layer.activation]) : op == "lstm" ? lstm : gru
     width = gates(layer) * layer.units
     weight, recurrent = parameter!(w, k, :weight, width, layer.size[1]), parameter!(w, k, :recurrent, width, layer.units)
-    return Recurrent(cell, weight, recurrent, parameter!(w, k, :bias, width), layer.sequence)
+    return Recurrent(cell, weight, recurrent, parameter!(w, k, :bias, width), layer.returns == "sequence")
 end
 
 # The model ------------------------------------------------------------------------------------------------------------
@@ -102,10 +103,11 @@ end
 function new_model(d::Description, w::Weights)
     chain = Flux.Chain((layer!(w, k, layer) for (k, layer) in enumerate(d.layers))...)
     o = d.optimizer
-    rule = o.name == "rmsprop" ? Flux.RMSProp(o.rate, o.first, o.eps) :
-        o.name == "adam" ? Flux.Adam(o.rate, (o.first, o.second), o.eps) :
-        o.nesterov ? Flux.Nesterov(o.rate, o.momentum) :
-        o.momentum > 0 ? Flux.Momentum(o.rate, o.momentum) : Flux.Descent(o.rate)
+    rate = o.learning_rate
+    rule = o isa NETWORK.RMSProp ? Flux.RMSProp(rate, o.alpha, o.eps) :
+        o isa NETWORK.Adam ? Flux.Adam(rate, (o.beta1, o.beta2), o.eps) :
+        o.nesterov ? Flux.Nesterov(rate, o.momentum) :
+        o.momentum > 0 ? Flux.Momentum(rate, o.momentum) : Flux.Descent(rate)
     loss = d.loss == "softmax_cross_entropy" ? Flux.logitcrossentropy :
         d.loss == "binary_cross_entropy" ? Flux.logitbinarycrossentropy : Flux.mse
     return Model(chain, Flux.setup(rule, chain), loss, w.places)

@@ -1,7 +1,7 @@
 """Our Julia engine, in this process: numpy's memory goes in and out as it is, through the engine's entry points.
 
 Julia starts with the first session and with that session's threads; a session with more needs another process. A spec
-reaches Julia as integers and floats. An epoch is cut into short calls, between which ctrl-C is heard.
+reaches Julia as text that is read and never evaluated. An epoch is cut into short calls, between which ctrl-C is heard.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, c_int, c_int64, c_uint8, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint8, c_void_p
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -23,32 +24,12 @@ from bridge.errors import JuliaError, JuliaUnavailableError
 from bridge.julia.ahead import compile_engine
 from bridge.julia.environment import ENGINE
 from bridge.julia.interface import Runtime, literal
-from bridge.spec import (
-    GRU,
-    LSTM,
-    RBF,
-    RNN,
-    Activation,
-    BatchNorm,
-    Convolution,
-    Dense,
-    Dropout,
-    Embedding,
-    Flatten,
-    GlobalPool,
-    Layer,
-    LayerNorm,
-    ModelSpec,
-    PermuteDims,
-    Pool,
-    Recurrent,
-    Reshape,
-)
+from bridge.spec import ModelSpec, Recurrent
 from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.parameters import FlatVector
 from py_engine.network.parameters import Layout as _Layout
 
-__all__ = ["ENGINE", "Entries", "JuliaSession", "describe", "load_engine", "pointers"]
+__all__ = ["ENGINE", "Entries", "JuliaSession", "describe", "line", "load_engine", "pointers"]
 
 Array = NDArray[Any]
 
@@ -58,22 +39,8 @@ _STEPS_PER_CALL = 50
 _CALL_SECONDS = 0.1
 """Calls that take longer are cut into fewer steps."""
 
-# Positions, from 1, in the lists of julia_engine/src/entry.jl.
-_LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
-_OPTIMIZERS = ("sgd", "rmsprop", "adam", "adamw")
-_ACTIVATIONS = ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
-_LAYERS = (
-    *("dense", "rnn", "lstm", "gru", "flatten", "reshape", "activation", "dropout", "conv1d", "conv2d"),
-    *("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "global_max_pool", "global_avg_pool"),
-    *("embedding", "permute_dims", "rbf", "batch_norm", "layer_norm"),
-)
-_RETURNS = ("last", "sequence")
-_INPUTS = ("floats", "ids")
-_TECHNIQUES = (
-    *("replay", "preallocate", "reuse_memory", "in_place", "views", "place_parts", "simplify", "fuse", "fused_loss"),
-    *("concrete", "batched", "flat_parameters", "sparse_columns", "split_batch"),
-)
-_FORMAT = 2
+_FORMAT = 3
+"""Of the descriptions of sessions that julia_engine/src/entry.jl reads."""
 
 
 def describe(
@@ -83,87 +50,54 @@ def describe(
     dtype: np.dtype[Any],
     threads: int,
     techniques: Mapping[str, Any] | None = None,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """A session as the integers and floats that `create` of julia_engine/src/entry.jl reads.
+) -> bytes:
+    """A session as the text that `create` of julia_engine/src/entry.jl reads: a line for each part, and for each layer.
 
     `techniques` are switches of the engine's Techniques (julia_engine/src/ad/techniques.jl) by name; all are on unless
-    set to False. Raises `ConfigurationError` for one that there isn't.
+    set to False. Raises `ConfigurationError` for a switch that is neither True nor False.
     """
-    sample = spec.input.sample
-    holds = "floats" if spec.vocabulary is None else "ids"
-    integers: list[int] = [_FORMAT, 8 * dtype.itemsize, batch_size, threads, _code(_LOSSES, spec.loss.op)]
-    integers += [_code(_OPTIMIZERS, optimizer.name), int(optimizer.nesterov), *_switches(techniques or {})]
-    integers += [_code(_INPUTS, holds), len(sample), *sample, len(spec.layers)]
-    # RMSProp's one decay stands where Adam's first one does.
-    beta1, beta2 = (optimizer.alpha, 0.0) if optimizer.name == "rmsprop" else optimizer.betas
-    floats: list[float] = [optimizer.learning_rate, optimizer.momentum, beta1, beta2, optimizer.eps]
-    floats += [optimizer.weight_decay or 0.0, optimizer.clip_norm or 0.0]
-    for layer in spec.layers:
-        name = layer.id.encode()
-        integers += [_code(_LAYERS, layer.op), len(name), *name, *_arguments(layer)]
-        floats += _numbers(layer)
-    return np.array(integers, np.int64), np.array(floats, np.float64)
-
-
-def _arguments(layer: Layer) -> list[int]:
-    match layer:
-        case Dense():
-            return [layer.units, int(layer.bias)]
-        case RNN():
-            return [layer.units, _code(_ACTIVATIONS, layer.activation), _code(_RETURNS, layer.returns)]
-        case LSTM() | GRU():
-            return [layer.units, _code(_RETURNS, layer.returns)]
-        case Flatten():
-            return []
-        case Reshape():
-            return [len(layer.shape), *layer.shape]
-        case Activation():
-            return [_code(_ACTIVATIONS, layer.activation)]
-        case Dropout():
-            return [0]  # the seed of the numpy engine's sessions
-        case Convolution() | Pool():
-            return _window(layer)
-        case Embedding():
-            return [layer.vocabulary, layer.dimension, layer.padding_index, int(layer.trainable)]
-        case PermuteDims():
-            return [len(layer.axes), *layer.axes]
-        case RBF():
-            return [layer.units]
-        case GlobalPool() | BatchNorm() | LayerNorm():
-            return []
-    raise ConfigurationError(f"layer {layer.id!r}: the Julia engine has no {layer.op}")
-
-
-def _window(layer: Convolution | Pool) -> list[int]:
-    at = layer.geometry
-    integers = [*at.size, *at.stride, *(side for sides in at.padding for side in sides)]
-    if isinstance(layer, Convolution):
-        integers += [*at.dilation, layer.filters, layer.groups, int(layer.bias)]
-    return integers
-
-
-def _numbers(layer: Layer) -> list[float]:
-    match layer:
-        case Dropout():
-            return [layer.rate]
-        case BatchNorm():
-            return [layer.momentum, layer.eps]
-        case LayerNorm():
-            return [layer.eps]
-    return []
-
-
-def _switches(techniques: Mapping[str, Any]) -> list[int]:
-    for name, value in techniques.items():
-        if name not in _TECHNIQUES:
-            raise ConfigurationError(f"the Julia engine has no technique {name!r}; it has {', '.join(_TECHNIQUES)}")
+    switches = techniques or {}
+    for name, value in switches.items():
         if not isinstance(value, bool):
             raise ConfigurationError(f"technique {name}: expected True or False, found {value!r}")
-    return [int(techniques.get(name, True)) for name in _TECHNIQUES]
+    session = {
+        "format": _FORMAT,
+        "dtype": dtype.name,
+        "batch_size": int(batch_size),
+        "threads": int(threads),
+        "loss": spec.loss.op,
+        "holds": "numbers" if spec.vocabulary is None else "ids",
+        "input": spec.input.sample,
+        "layers": len(spec.layers),
+    }
+    return b"".join(
+        [
+            line("session", session),
+            line("optimizer", {"name": optimizer.name, **optimizer.settings()}),
+            line("techniques", switches),
+            *(line("layer", {"id": layer.id, "op": layer.op, **layer.settings()}) for layer in spec.layers),
+        ]
+    )
 
 
-def _code(known: tuple[str, ...], name: str) -> int:
-    return known.index(name) + 1
+def line(subject: str, settings: Mapping[str, Any]) -> bytes:
+    """A line as julia_engine/src/network/lines.jl reads it: what it is about, and settings by name, but for None."""
+    given = (f"{_text(name)}={_text(value)}" for name, value in settings.items() if value is not None)
+    return f"{' '.join([subject, *given])}\n".encode("ascii")
+
+
+def _text(value: Any) -> str:
+    """A setting's value without any sign that has a meaning in a line: such signs in a text stand as %XX."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return repr(float(value))  # the shortest text that reads back as the same number
+        case str():
+            return quote(value, safe="")
+        case tuple():
+            return ",".join(map(_text, value))
+    return str(int(value))
 
 
 @dataclass(frozen=True)
@@ -187,7 +121,7 @@ class Entries:
 
 
 _SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
-    "create": ([c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64], c_int64),
+    "create": ([c_char_p, c_int64, c_void_p, c_int64], c_int64),
     "train": ([c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p], c_int),
     "evaluate": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p], c_int),
     "predict": ([c_int64, c_int64, c_void_p, c_void_p], c_int),
@@ -257,7 +191,7 @@ class JuliaSession:
 
     # For other engines with the same entry points.
     _load = staticmethod(load_engine)
-    _describe: Callable[..., tuple[NDArray[np.int64], NDArray[np.float64]]] = staticmethod(describe)
+    _describe: Callable[..., bytes] = staticmethod(describe)
     _layout = staticmethod(_Layout.of)
 
     def __init__(
@@ -280,7 +214,7 @@ class JuliaSession:
         shapes = {name: p.shape for name, p in spec.in_memory().items()}
         self._parameters = FlatVector(self._layout(shapes), dtype)
         more = {"techniques": techniques} if techniques else {}
-        integers, floats = self._describe(spec, optimizer, batch_size, dtype, threads, **more)
+        description = self._describe(spec, optimizer, batch_size, dtype, threads, **more)
         trained = {name: shapes[name] for name, p in spec.in_memory().items() if p.trainable}
         self._gradient_layout = self._layout(trained)
         for name, array in self._parameters.arrays.items():
@@ -288,9 +222,7 @@ class JuliaSession:
         self._runtime, self._entries = self._load(threads)
         self._runtime.evaluate(f"TwinGrad.AD.interpret({str(_is_planned_at_once(spec) and not techniques).lower()})")
         vector = self._parameters.vector
-        number = self._entries.create(
-            integers.ctypes.data, len(integers), floats.ctypes.data, len(floats), vector.ctypes.data, len(vector)
-        )
+        number = self._entries.create(description, len(description), vector.ctypes.data, len(vector))
         self._raise(-number if number < 0 else 0)
         self._number = number
 

@@ -10,8 +10,8 @@
 # Samples are columns: x has the axes of a sample backwards, then the batch.
 
 using LinearAlgebra: BLAS
-using TwinGrad.Entry: ACTIVATION_CODES, INPUT_CODES, LAYER_CODES, LOSS_CODES, OK, OPTIMIZER_CODES, RETURN_CODES, Reader,
-    TECHNIQUE_CODES, WINDOWED, guarded, read!
+using TwinGrad: ConfigurationError, Entry, NETWORK
+using TwinGrad.Entry: OK, guarded
 
 last_size(x) = size(x, ndims(x))
 in_rows(x) = reshape(x, :, last_size(x))
@@ -22,64 +22,26 @@ struct Description
     batch_size::Int
     threads::Int
     loss::String
-    "`name`, `nesterov`, `rate`, `momentum`, `first` (or alpha), `second`, `eps`"
-    optimizer::NamedTuple
+    optimizer::NETWORK.Optimizer
     input::Vector{Int}
     ids::Bool
     output::Vector{Int}
-    "of each its `op`, the `size` of a sample before it, and the keys of its table in a spec"
+    "how many elements the trained parameters have"
+    trained::Int
+    "of each its `op`, the `size` of a sample before it, and the fields of the Julia engine's layer"
     layers::Vector{NamedTuple}
 end
 
-"""What `PackageSession` of julia_package.py says, from the sizes of all inputs and of the output on."""
-function Description(settings::Reader, numbers::Reader)
-    sizes = [reverse(read!(settings, read!(settings))) for _ in 1:read!(settings)]
-    read!(settings, 2)  # format and bits
-    batch_size, threads = read!(settings, 2)
-    loss, name, nesterov = LOSS_CODES[read!(settings)], OPTIMIZER_CODES[read!(settings)], read!(settings) == 1
-    rate, momentum, first, second, eps, _, _ = read!(numbers, 7)
-    optimizer = (name=name, nesterov=nesterov, rate=rate, momentum=momentum, first=first, second=second, eps=eps)
-    read!(settings, length(TECHNIQUE_CODES))  # of the engine's own
-    ids = INPUT_CODES[read!(settings)] == "ids"
-    input = reverse(read!(settings, read!(settings)))
-    layers = NamedTuple[]
-    for k in 1:read!(settings)
-        op = LAYER_CODES[read!(settings)]
-        read!(settings, read!(settings))  # its name
-        push!(layers, merge((op=op, size=sizes[k]), table(op, settings, numbers)))
-    end
-    return Description(batch_size, threads, loss, optimizer, input, ids, sizes[end], layers)
+function Description(d::Entry.Description)
+    trained = Int[length(spec) for layer in d.layers for (_, spec) in NETWORK.parameters(layer) if spec.trainable]
+    layers = NamedTuple[merge((op=op, size=size), fields(layer)) for (op, size, layer) in zip(d.ops, d.sizes, d.layers)]
+    return Description(d.batch_size, d.threads, d.loss, d.optimizer, d.sizes[1], d.ids, d.sizes[end], sum(trained), layers)
 end
 
-"""The keys of a layer, with axes and sizes in Julia's order."""
-function table(op, settings::Reader, numbers::Reader)
-    op in ("flatten", "global_max_pool", "global_avg_pool") && return NamedTuple()
-    op == "reshape" && return (shape=Tuple(reverse(read!(settings, read!(settings)))),)
-    op == "activation" && return (activation=ACTIVATION_CODES[read!(settings)],)
-    if op == "dropout"
-        read!(settings)  # the seed of the engine's own
-        return (rate=read!(numbers),)
-    elseif op == "permute_dims"
-        axes = read!(settings, read!(settings))
-        n = length(axes)
-        return (order=(ntuple(k -> n - axes[n+1-k], n)..., n + 1),)
-    elseif op == "embedding"
-        vocabulary, dimension, padding, trainable = read!(settings, 4)
-        return (vocabulary=vocabulary, dimension=dimension, padding=padding, trainable=trainable == 1)
-    elseif haskey(WINDOWED, op)
-        axes = WINDOWED[op]
-        window, stride = Tuple(reverse(read!(settings, axes))), Tuple(reverse(read!(settings, axes)))
-        sides = read!(settings, 2 * axes)
-        found = (window=window, stride=stride, pad=Tuple(vcat(([sides[2k-1], sides[2k]] for k in axes:-1:1)...)))
-        occursin("pool", op) && return found
-        dilation, (filters, groups, bias) = Tuple(reverse(read!(settings, axes))), read!(settings, 3)
-        return merge(found, (dilation=dilation, filters=filters, groups=groups, bias=bias == 1))
-    end
-    units = read!(settings)
-    op == "dense" && return (units=units, bias=read!(settings) == 1)
-    activation = op == "rnn" ? ACTIVATION_CODES[read!(settings)] : "tanh"
-    return (units=units, activation=activation, sequence=RETURN_CODES[read!(settings)] == "sequence")
-end
+fields(layer) = (; (name => listed(getfield(layer, name)) for name in fieldnames(typeof(layer)))...)
+listed(value) = value isa Vector ? Tuple(value) : value
+
+const RECURRENT = ("rnn", "lstm", "gru")
 
 """How many rows of gates a recurrent layer's weights have for each unit."""
 gates(layer) = layer.op == "rnn" ? 1 : layer.op == "lstm" ? 4 : 3
@@ -160,7 +122,8 @@ end
 
 reshapes(layer) = layer.op in ("flatten", "reshape", "permute_dims")
 reshaping(layer) = layer.op == "flatten" ? in_rows :
-    layer.op == "reshape" ? (x -> reshape(x, layer.shape..., last_size(x))) : (x -> permutedims(x, layer.order))
+    layer.op == "reshape" ? (x -> reshape(x, layer.dims..., last_size(x))) :
+    (x -> permutedims(x, (layer.axes..., ndims(x))))
 
 function lookup!(w::Weights, layer)
     before, w.frozen = w.frozen, w.frozen + layer.dimension * layer.vocabulary
@@ -177,9 +140,8 @@ struct Session{T}
     vector::Vector{T}
 end
 
-function Session{T}(settings::Reader, numbers::Reader, vector::Vector{T}) where {T}
-    weights = Weights{T}(vector, 0, read!(settings), Place[])
-    d = Description(settings, numbers)
+function Session{T}(d::Description, vector::Vector{T}) where {T}
+    weights = Weights{T}(vector, 0, d.trained, Place[])
     BLAS.set_num_threads(d.threads)
     before = prepare!(d, weights)
     return Session{T}(d, before, new_model(d, weights), vector)
@@ -247,12 +209,10 @@ end
 const SESSIONS = Dict{Int64,Session}()
 const COUNT = Ref{Int64}(0)
 
-function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, parameters::Ptr{Cvoid}, length::Int64)::Int64
+function create(text::Ptr{UInt8}, n::Int64, parameters::Ptr{Cvoid}, length::Int64)::Int64
     return guarded(status -> -Int64(status)) do
-        settings = Reader(copy(unsafe_wrap(Array, integers, n)), 1)
-        numbers = Reader(copy(unsafe_wrap(Array, floats, m)), 1)
-        T = read!(settings) == 32 ? Float32 : Float64
-        SESSIONS[COUNT[]+1] = Session{T}(settings, numbers, unsafe_wrap(Array, Ptr{T}(parameters), length))
+        d = Entry.read_description(Entry.text_at(text, n))
+        SESSIONS[COUNT[]+1] = Session{d.dtype}(Description(d), unsafe_wrap(Array, Ptr{d.dtype}(parameters), length))
         COUNT[] += 1
     end
 end
@@ -304,7 +264,7 @@ free(number::Int64)::Cint = guarded(identity) do
     OK
 end
 
-create_pointer() = @cfunction(create, Int64, (Ptr{Int64}, Int64, Ptr{Float64}, Int64, Ptr{Cvoid}, Int64))
+create_pointer() = @cfunction(create, Int64, (Ptr{UInt8}, Int64, Ptr{Cvoid}, Int64))
 train_pointer() = @cfunction(train, Cint,
     (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Int64, Ptr{Int64}, Int64, Int64, Ptr{Float64}))
 evaluate_pointer() = @cfunction(evaluate, Cint, (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Float64}))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bridge.adapters import julia
 from bridge.adapters.julia_program import ProgramSession
@@ -54,11 +51,7 @@ class PackageSession(ProgramSession):
     @classmethod
     def _describe(
         cls, spec: ModelSpec, optimizer: Optimizer, batch_size: int, dtype: np.dtype[Any], threads: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """A session as `create` of julia_package.jl reads it."""
+    ) -> bytes:
+        """A session as the Julia engine reads it, which julia_package.jl asks to do so."""
         cls._accept(spec, optimizer, cls._source.stem)
-        integers, floats = julia.describe(spec, optimizer, batch_size, dtype, threads)
-        trained = sum(math.prod(p.shape) for p in spec.parameters().values() if p.trainable)
-        sizes = [*(shape.input for shape in spec.shapes()), spec.output]
-        first = [8 * dtype.itemsize, trained, len(sizes), *itertools.chain(*((len(size), *size) for size in sizes))]
-        return np.concatenate([np.array(first, np.int64), integers]), floats
+        return julia.describe(spec, optimizer, batch_size, dtype, threads)

@@ -42,7 +42,7 @@ end
 function layer!(w::Weights, k, layer, f)
     op = layer.op
     op == "flatten" && return Lux.FlattenLayer(), NamedTuple()
-    op == "reshape" && return Lux.ReshapeLayer(layer.shape), NamedTuple()
+    op == "reshape" && return Lux.ReshapeLayer(layer.dims), NamedTuple()
     op == "permute_dims" && return Lux.WrappedFunction(reshaping(layer)), NamedTuple()
     op == "activation" && return activation(layer.activation), NamedTuple()
     op == "dropout" && return Lux.Dropout(layer.rate), NamedTuple()
@@ -50,21 +50,22 @@ function layer!(w::Weights, k, layer, f)
         pool = op == "global_max_pool" ? Lux.GlobalMaxPool() : Lux.GlobalMeanPool()
         return Lux.Chain(; pool=pool, flat=Lux.FlattenLayer()), (pool=NamedTuple(), flat=NamedTuple())
     elseif op == "embedding"
-        weight = parameter!(w, k, :weight, layer.dimension, layer.vocabulary; still=layer.padding + 1)
+        weight = parameter!(w, k, :weight, layer.dimension, layer.vocabulary; still=layer.padding_index)
         return Lux.Embedding(layer.vocabulary => layer.dimension), (weight=weight,)
     elseif occursin("pool", op)
         pool = op[1:3] == "max" ? Lux.MaxPool : Lux.MeanPool
-        return pool(layer.window; stride=layer.stride, pad=layer.pad), NamedTuple()
+        return pool(layer.window; stride=layer.stride, pad=layer.padding), NamedTuple()
     elseif occursin("conv", op)
         channels = layer.size[end]
         values = with_bias(w, k, layer.bias, layer.filters,
-            parameter!(w, k, :weight, layer.window..., channels ÷ layer.groups, layer.filters))
-        return Lux.Conv(layer.window, channels => layer.filters, f; stride=layer.stride, pad=layer.pad,
+            parameter!(w, k, :weight, layer.kernel..., channels ÷ layer.groups, layer.filters))
+        return Lux.Conv(layer.kernel, channels => layer.filters, f; stride=layer.stride, pad=layer.padding,
             dilation=layer.dilation, groups=layer.groups, use_bias=layer.bias, cross_correlation=true), values
     elseif op == "dense"
         values = with_bias(w, k, layer.bias, layer.units, parameter!(w, k, :weight, layer.units, layer.size[1]))
         return Lux.Dense(layer.size[1] => layer.units, f; use_bias=layer.bias), values
     end
+    op in RECURRENT || throw(ConfigurationError("the engine lux has no $op"))
     return recurrent!(w, k, layer)
 end
 
@@ -78,7 +79,7 @@ function recurrent!(w::Weights{T}, k, layer) where {T}
     values = (weight_ih=parameter!(w, k, :weight_ih, width, layer.size[1]),
         weight_hh=parameter!(w, k, :weight_hh, width, layer.units), bias_ih=parameter!(w, k, :bias_ih, width),
         bias_hh=zeros(T, width))
-    layer.sequence || return Lux.Recurrence(cell), values
+    layer.returns == "sequence" || return Lux.Recurrence(cell), values
     steps = Lux.WrappedFunction(outputs -> reshape(reduce(vcat, outputs), layer.units, length(outputs), :))
     return Lux.Chain(; cell=Lux.Recurrence(cell; return_sequence=true), steps=steps), (cell=values, steps=NamedTuple())
 end
@@ -98,10 +99,11 @@ function new_model(d::Description, w::Weights{T}) where {T}
     defaults, states = Lux.setup(Random.default_rng(), model)
     parameters = taking(NamedTuple{names}(last.(made)), defaults)
     o = d.optimizer
-    rule = o.name == "rmsprop" ? Optimisers.RMSProp(o.rate, o.first, o.eps) :
-        o.name == "adam" ? Optimisers.Adam(o.rate, (o.first, o.second), o.eps) :
-        o.nesterov ? Optimisers.Nesterov(o.rate, o.momentum) :
-        o.momentum > 0 ? Optimisers.Momentum(o.rate, o.momentum) : Optimisers.Descent(o.rate)
+    rate = o.learning_rate
+    rule = o isa NETWORK.RMSProp ? Optimisers.RMSProp(rate, o.alpha, o.eps) :
+        o isa NETWORK.Adam ? Optimisers.Adam(rate, (o.beta1, o.beta2), o.eps) :
+        o.nesterov ? Optimisers.Nesterov(rate, o.momentum) :
+        o.momentum > 0 ? Optimisers.Momentum(rate, o.momentum) : Optimisers.Descent(rate)
     loss = d.loss == "softmax_cross_entropy" ? Lux.CrossEntropyLoss(; logits=Val(true)) :
         d.loss == "binary_cross_entropy" ? Lux.BinaryCrossEntropyLoss(; logits=Val(true)) : Lux.MSELoss()
     state = Lux.Training.TrainState(model, parameters, states, rule)

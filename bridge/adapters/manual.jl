@@ -14,15 +14,15 @@ recurrent network gains its speed like this:
 - The learning rate is part of the loss's gradient, so that the update is a subtraction, and that adds up the threads'
   gradients as well.
 
-The entry points are those of julia_engine/src/entry.jl; `create` reads as integers the kind of network, bits and what
-the kind's constructor reads, and as floats the optimizer's settings. The parameters lie one after the other, without
-gaps, those that are trained first. The data are taken to have been checked.
+The entry points are those of julia_engine/src/entry.jl; `create` reads one line, with the kind of network, the dtype and
+what the kind's constructor reads. The parameters lie one after the other, without gaps, those that are trained first. The
+data are taken to have been checked.
 """
 module TwinGradManual
 
 using TwinGrad.AD.Kernels: NO, VECTOR_BYTES, YES, fast_exp, fast_sqrt, fast_tanh, gemm!, gemv!, narrow, tile!, wide
-using TwinGrad.Entry: FAILURE, OK, Reader, guarded, read!
-using TwinGrad.NETWORK: Team, meet!, set_blas_threads, threads_to_use, together
+using TwinGrad.Entry: FAILURE, OK, guarded, text_at
+using TwinGrad.NETWORK: Line, Team, given, meet!, reading, set_blas_threads, threads_to_use, together
 
 """The address `i` elements on."""
 @inline on(p::Ptr{T}, i::Int) where {T} = p + sizeof(T) * i
@@ -113,14 +113,19 @@ struct RNNSession{T} <: Network{T}
     team::Team
 end
 
-function RNNSession{T}(settings::Reader, floats, parameters::Vector{T}) where {T}
-    batch_size, threads, times, features, units, classes = read!(settings, 6)
+"""Whole numbers of a line, by their names."""
+numbers(line::Line, names...) = Int[given(line, name, Int) for name in names]
+
+function RNNSession{T}(line::Line, parameters::Vector{T}) where {T}
+    batch_size, threads, times, features, units, classes =
+        numbers(line, "batch_size", "threads", "times", "features", "units", "classes")
     lanes = 64 ÷ sizeof(T)
     padded = cld(classes, lanes) * lanes
     team = Team(threads_to_use(threads))
     shards = [Shard{T}(cld(batch_size, team.size), times, features, units, classes, padded, length(parameters))
               for _ in 1:team.size]
-    return RNNSession{T}(batch_size, times, features, units, classes, padded, floats[1], parameters, shards, team)
+    return RNNSession{T}(batch_size, times, features, units, classes, padded,
+        given(line, "learning_rate", Float64), parameters, shards, team)
 end
 
 function Shard{T}(columns, times, features, units, classes, padded, parameters) where {T}
@@ -418,7 +423,7 @@ include("manual_text.jl")
 
 # Entry points ---------------------------------------------------------------------------------------------------------
 
-const KINDS = (RNNSession, ImageSession, TextSession)
+const KINDS = Dict("rnn" => RNNSession, "image-cnn" => ImageSession, "text-cnn" => TextSession)
 # Called by `call`: Julia must not infer a method for all kinds of sessions at once.
 const SESSIONS = Dict{Int64,Network}()
 call(f, number, arguments...) = Base.invokelatest(f, SESSIONS[number], arguments...)
@@ -427,14 +432,14 @@ const COUNT = Ref{Int64}(0)
 Data{T}(x::Ptr{Cvoid}, y::Ptr{Cvoid}, order::Ptr{Int64}=Ptr{Int64}(0)) where {T} =
     Data{T}(Ptr{T}(x), Ptr{Int64}(y), order)
 
-function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, parameters::Ptr{Cvoid},
-        length::Int64)::Int64
+function create(text::Ptr{UInt8}, n::Int64, parameters::Ptr{Cvoid}, length::Int64)::Int64
     return guarded(status -> -Int64(status)) do
-        settings = Reader(copy(unsafe_wrap(Array, integers, n)), 1)
-        kind = KINDS[read!(settings)]
-        T = read!(settings) == 32 ? Float32 : Float64
-        vector = unsafe_wrap(Array, Ptr{T}(parameters), length)
-        SESSIONS[COUNT[]+1] = kind{T}(settings, copy(unsafe_wrap(Array, floats, m)), vector)
+        line = Line(chomp(text_at(text, n)))
+        SESSIONS[COUNT[]+1] = reading(line) do
+            kind = KINDS[given(line, "kind", String)]
+            T = given(line, "dtype", String) == "float32" ? Float32 : Float64
+            kind{T}(line, unsafe_wrap(Array, Ptr{T}(parameters), length))
+        end
         COUNT[] += 1
     end
 end
@@ -474,7 +479,7 @@ free(number::Int64)::Cint = guarded(identity) do
     OK
 end
 
-create_pointer() = @cfunction(create, Int64, (Ptr{Int64}, Int64, Ptr{Float64}, Int64, Ptr{Cvoid}, Int64))
+create_pointer() = @cfunction(create, Int64, (Ptr{UInt8}, Int64, Ptr{Cvoid}, Int64))
 train_pointer() = @cfunction(train, Cint,
     (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Int64, Ptr{Int64}, Int64, Int64, Ptr{Float64}))
 evaluate_pointer() = @cfunction(evaluate, Cint, (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Float64}))

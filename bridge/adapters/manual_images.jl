@@ -45,8 +45,9 @@ struct ImageSession{T} <: Network{T}
     team::Team
 end
 
-function ImageSession{T}(settings::Reader, floats, parameters::Vector{T}) where {T}
-    batch_size, threads, height, width, filters, hidden, classes = read!(settings, 7)
+function ImageSession{T}(line::Line, parameters::Vector{T}) where {T}
+    batch_size, threads, height, width, filters, hidden, classes =
+        numbers(line, "batch_size", "threads", "height", "width", "filters", "hidden", "classes")
     across, down = (width - 2) ÷ 2, (height - 2) ÷ 2
     half = cld(across, LANES) * LANES + 1
     features = filters * across * down
@@ -56,8 +57,8 @@ function ImageSession{T}(settings::Reader, floats, parameters::Vector{T}) where 
     shards = [ImageShard{T}(n, zs(half, 2, height, n), zs(features * n + LANES), zs(features * n + LANES),
                   zs(features * n + LANES), zs(LANES, 9), zs(hidden, n), zs(hidden, n), zs(classes, n), zs(n),
                   zs(length(parameters)), Ref(0.0), Ref(0)) for _ in 1:team.size]
-    return ImageSession{T}(batch_size, height, width, filters, hidden, classes, classes, across, down, half, floats[1],
-        parameters, shards, team)
+    return ImageSession{T}(batch_size, height, width, filters, hidden, classes, classes, across, down, half,
+        given(line, "learning_rate", Float64), parameters, shards, team)
 end
 
 prepare!(::ImageSession, h) = nothing

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bridge.adapters import julia
 from bridge.adapters.julia_program import ProgramSession
 from bridge.adapters.manual_kinds import check
 from bridge.engine import Optimizer
@@ -21,13 +21,9 @@ from bridge.spec import Conv2D, Embedding, MaxPool1D, MaxPool2D, ModelSpec
 __all__ = ["ManualJuliaSession"]
 
 _NAME = "manual-julia"
-_KINDS = ("rnn", "image-cnn", "text-cnn")
-"""In the order of manual.jl."""
 
 
-def _describe(
-    spec: ModelSpec, optimizer: Optimizer, batch_size: int, dtype: np.dtype[Any], threads: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _describe(spec: ModelSpec, optimizer: Optimizer, batch_size: int, dtype: np.dtype[Any], threads: int) -> bytes:
     """What `create` of manual.jl reads.
 
     Raises for what manual.jl cannot do: see `bridge.adapters.manual_kinds.check`; and of images there is one size of
@@ -35,22 +31,26 @@ def _describe(
     """
     kind = check(spec, optimizer, _NAME).name
     shapes = [parameter.shape for parameter in spec.parameters().values()]
-    integers, floats = [_KINDS.index(kind) + 1, 8 * dtype.itemsize, batch_size, threads], [optimizer.learning_rate]
+    settings: dict[str, Any] = {"kind": kind, "dtype": dtype.name, "batch_size": batch_size, "threads": threads}
+    settings["learning_rate"] = float(optimizer.learning_rate)
     if kind == "rnn":
         (features, units), classes = shapes[0], shapes[-1][0]
-        integers += [math.prod(spec.input.sample) // features, features, units, classes]
+        times = math.prod(spec.input.sample) // features
+        settings |= {"times": times, "features": features, "units": units, "classes": classes}
     elif kind == "image-cnn":
         _check_geometry(spec)
         _, height, width = spec.shapes()[0].output
-        integers += [height, width, shapes[0][0], *shapes[2]]
+        hidden, classes = shapes[2]
+        settings |= {"height": height, "width": width, "filters": shapes[0][0], "hidden": hidden, "classes": classes}
     else:
-        embedding, conv, pool = spec.layers[0], shapes[1], spec.layers[4]
+        embedding, (filters, _, kernel), pool = spec.layers[0], shapes[1], spec.layers[4]
         assert isinstance(embedding, Embedding)
         assert isinstance(pool, MaxPool1D)
-        integers += [math.prod(spec.input.sample), *shapes[0], conv[0], conv[2], pool.window]
-        integers += [embedding.padding_index, int(embedding.trainable)]
-        floats += [*optimizer.betas, optimizer.eps]
-    return np.array(integers, np.int64), np.array(floats)
+        settings |= {"length": math.prod(spec.input.sample), "filters": filters, "kernel": kernel}
+        settings |= {"vocabulary": embedding.vocabulary, "dimension": embedding.dimension, "window": pool.window}
+        settings |= {"padding": embedding.padding_index, "trained": embedding.trainable}
+        settings |= {"betas": optimizer.betas, "eps": float(optimizer.eps)}
+    return julia.line("network", settings)
 
 
 def _check_geometry(spec: ModelSpec) -> None:

@@ -48,11 +48,13 @@ struct TextSession{T} <: Network{T}
     team::Team
 end
 
-function TextSession{T}(settings::Reader, floats, parameters::Vector{T}) where {T}
-    batch_size, threads, length_, vocabulary, dimension, filters, kernel, window, padding, trained = read!(settings, 10)
+function TextSession{T}(line::Line, parameters::Vector{T}) where {T}
+    batch_size, threads, length_, vocabulary, dimension, filters, kernel, window, padding =
+        numbers(line, "batch_size", "threads", "length", "vocabulary", "dimension", "filters", "kernel", "window", "padding")
+    trained = given(line, "trained", Bool)
     pools = (length_ - kernel + 1) ÷ window
     count = filters * dimension * kernel + filters + filters * pools + 1
-    embedding, others = trained == 1 ? (0, vocabulary * dimension) : (count, 0)
+    embedding, others = trained ? (0, vocabulary * dimension) : (count, 0)
     team = Team(threads_to_use(min(threads, cld(batch_size, LEAST_SAMPLES))))
     n = cld(batch_size, team.size)
     zs(n...) = zeros(T, prod(n))
@@ -61,10 +63,10 @@ function TextSession{T}(settings::Reader, floats, parameters::Vector{T}) where {
     shards = [TextShard{T}(n, zs(dimension, length_, n), zs(dimension, length_, n), zs(padded, length_, n),
                   zs(filters, pools, n), zeros(Int, filters * pools * n), zs(stretch, filters), zs(padded, stretch), zs(stretch, filters), zs(n),
                   zs(count), Ref(0.0), Ref(0)) for _ in 1:team.size]
-    moving = trained == 1 ? vocabulary * dimension + count : count
-    return TextSession{T}(batch_size, length_, vocabulary, dimension, filters, padded, kernel, window, pools, padding, trained == 1,
-        embedding, others, (floats[1], floats[2], floats[3], floats[4]), Ref(0), parameters, zs(moving), zs(moving),
-        zs(moving), shards, team)
+    moving = trained ? vocabulary * dimension + count : count
+    adam = (given(line, "learning_rate", Float64), given(line, "betas", Vector{Float64})..., given(line, "eps", Float64))
+    return TextSession{T}(batch_size, length_, vocabulary, dimension, filters, padded, kernel, window, pools, padding,
+        trained, embedding, others, adam, Ref(0), parameters, zs(moving), zs(moving), zs(moving), shards, team)
 end
 
 """The filters in the order in which they meet the text's numbers."""

@@ -26,9 +26,9 @@ function chain!(d::Description, w::Weights)
             f = ACTIVATIONS[fused ? d.layers[k].activation : "identity"]
             k += fused
             push!(layers, layer.op == "dense" ? SimpleChains.TurboDense{layer.bias}(f, layer.units) :
-                SimpleChains.Conv(f, layer.window, layer.filters))
+                SimpleChains.Conv(f, layer.kernel, layer.filters))
             outputs = layer.op == "dense" ? layer.units : layer.filters
-            inputs = layer.op == "dense" ? layer.size[1] : prod(layer.window) * layer.size[end]
+            inputs = layer.op == "dense" ? layer.size[1] : prod(layer.kernel) * layer.size[end]
             append!(places, w.trained .+ (1:outputs*inputs+layer.bias*outputs))
             w.trained += (inputs + layer.bias) * outputs
             layer.op == "conv2d" && !layer.bias && append!(places, zeros(Int, outputs))
@@ -61,7 +61,7 @@ function new_model(d::Description, w::Weights{T}) where {T}
     chain, places = chain!(d, w)
     parameters = T[place == 0 ? 0 : w.vector[place] for place in places]
     length(parameters) == Int(SimpleChains.numparam(chain)) || error("SimpleChains has other parameters for this network")
-    return Model{T}(chain, parameters, places, d.loss == "mean_squared_error", d.optimizer.rate, d.optimizer.momentum,
+    return Model{T}(chain, parameters, places, d.loss == "mean_squared_error", d.optimizer.learning_rate, d.optimizer.momentum,
         zero(parameters), [zero(parameters) for _ in 1:d.threads])
 end
 

@@ -23,13 +23,13 @@ end
     Kernels.VECTOR_BYTES[] = Kernels.find_vector_bytes()  # asked again whenever the image is loaded
 
     "Train for two steps, the second with a smaller batch, and do all else that a session can."
-    function train(::Type{T}, integers, floats, parameters, rows, features, labels, targets, outputs) where {T}
+    function train(::Type{T}, text, parameters, rows, features, labels, targets, outputs) where {T}
         vector, gradient = fill(T(0.01), parameters), zeros(T, parameters)
         x, order, losses, out = ones(T, features * rows), collect(Int64, 0:rows-1), zeros(2), zeros(T, outputs * rows)
         y = labels ? zeros(Int64, targets * rows) : zeros(T, targets * rows)
         at(array) = Ptr{Cvoid}(pointer(array))
-        GC.@preserve integers floats vector gradient x y order losses out begin
-            s = Entry.create(pointer(integers), length(integers), pointer(floats), length(floats), at(vector), parameters)
+        GC.@preserve text vector gradient x y order losses out begin
+            s = Entry.create(pointer(text), sizeof(text), at(vector), parameters)
             s > 0 || error(Entry.MESSAGE[])
             for status in (Entry.train(s, rows, at(x), at(y), rows, pointer(order), 1, 2, pointer(losses)),
                     Entry.evaluate(s, rows, at(x), at(y), pointer(losses)), Entry.predict(s, rows, at(x), at(out)),
@@ -40,12 +40,11 @@ end
         return nothing
     end
 
-    numbers(T, text) = T[parse(T, word) for word in split(text)]
     for line in eachline(ENV["TWINGRAD_SESSIONS"])
-        integers, floats, rest = split(line, '\t')
-        sizes = numbers(Int64, rest)
-        T = numbers(Int64, integers)[2] == 32 ? Float32 : Float64
-        train(T, numbers(Int64, integers), numbers(Float64, floats), sizes[1:3]..., sizes[4] == 1, sizes[5:6]...)
+        dtype, numbers, description = split(line, '\t'; limit=3)
+        sizes = [parse(Int64, word) for word in split(numbers)]
+        text = replace(description, '\t' => '\n')
+        train(dtype == "float32" ? Float32 : Float64, text, sizes[1:3]..., sizes[4] == 1, sizes[5:6]...)
     end
     for name in names(Entry; all=true)
         occursin(r"^[a-z]+_pointer$", string(name)) && getfield(Entry, name)()

@@ -285,7 +285,7 @@ def _model(
 
 
 def _sessions() -> Iterator[str]:
-    """For sysimage.jl: description, then sizes, one session per line."""
+    """For sysimage.jl, one session per line: dtype, sizes, and the description, its line feeds as tabs."""
     from bridge.adapters.julia import describe
     from py_engine.network.parameters import Layout
 
@@ -297,8 +297,8 @@ def _sessions() -> Iterator[str]:
         sizes = (length, batch + batch // 2, features, labels, targets, outputs)
         for optimizer in _OPTIMIZERS:
             for dtype in ("float32", "float64"):
-                integers, floats = describe(model, optimizer, batch, np.dtype(dtype), 1)
-                yield "\t".join(" ".join(map(str, values)) for values in (integers.tolist(), floats.tolist(), sizes))
+                description = describe(model, optimizer, batch, np.dtype(dtype), 1).decode().replace("\n", "\t")
+                yield f"{dtype}\t{' '.join(map(str, sizes))}\t{description}"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ using ..AD
 using ..AD: Constant, Graph, Tape, Techniques, Tensor, Variable, stack
 
 include("network/initialisers.jl")
+include("network/lines.jl")
 include("network/layers.jl")
 include("network/convolution.jl")
 include("network/embedding.jl")

@@ -1,13 +1,13 @@
 """
 C-callable entry points: what a program in another language, in the same process, needs to train a model.
 
-A session is described by integers and floats alone, works on the caller's memory in place, and is known by a number. Rows,
-classes and token ids count from 0 here, and shapes are those of C order: (N, ..., features). Each getter
-(`train_pointer()`) returns the address of a function:
+A session is described by text, works on the caller's memory in place, and is known by a number. Rows, classes and token ids
+count from 0 here, and shapes are those of C order: (N, ..., features). Each getter (`train_pointer()`) returns the address
+of a function:
 
-- `create(integers, n, floats, m, parameters, length)`: the number of a new session, or minus a status. `parameters` is the
-  flat parameter vector, the parameters that are trained first, then the others, each tensor at a multiple of 16 elements.
-  The session trains it in place; it must outlive the session.
+- `create(text, n, parameters, length)`: the number of a new session, or minus a status. The `n` bytes of text are a
+  description of the session, below. `parameters` is the flat parameter vector, the parameters that are trained first, then
+  the others, each tensor at a multiple of 16 elements. The session trains it in place; it must outlive the session.
 - `train(session, samples, x, y, rows, order, first, last, losses)`: train the steps `first` to `last` (from 1) of an
   epoch over the `rows` rows that `order` names, and store the loss of each step in `losses`, which has one for each step
   of the epoch. So an epoch can be cut into calls.
@@ -21,30 +21,27 @@ classes and token ids count from 0 here, and shapes are those of C order: (N, ..
 All but `create` and `message` return a status: 0; 1 for a mistake of the caller's; 2 when a loss or gradient was not
 finite; 3 for anything else. No exception leaves an entry point. All calls come from the thread that started Julia.
 
-The integers: format (2), bits of a float (32 or 64), batch size, threads, loss, optimizer, nesterov (0 or 1), a 0 or 1 for
-each of `TECHNIQUE_CODES`, what a sample holds (1: floats, 2: Int64 token ids), number of its axes, their lengths, number of
-layers, then for each layer its code, the length of its id, the id's bytes, and what `add_layer!` reads. The floats:
-learning rate, momentum, beta1 or alpha, beta2, eps, weight decay, largest norm (0: none), then what `add_layer!` reads.
+A description has a line (`network/lines.jl`) for each part of a session, and a line feed after each of them:
+
+- `session format=3 dtype=float32 batch_size=100 threads=2 loss=softmax_cross_entropy holds=numbers input=784 layers=3`:
+  samples hold `numbers` or `ids`, and have the shape `input`.
+- `optimizer name=sgd learning_rate=0.1 momentum=0.0 nesterov=false weight_decay=0.0`: the settings that `read_optimizer`
+  reads, beside its type in `network`.
+- `techniques fuse=false`: the switches of [`Techniques`](@ref AD.Techniques) that are not as by default.
+- `layer id=rnn op=rnn units=64 activation=tanh returns=last` for each layer: its name, its op (of `NETWORK.LAYERS`), the
+  settings that `read_layer` reads, beside its type in `network`, and perhaps `inputs`: the name of the layer before, which
+  is whose output it reads.
 """
 module Entry
 
 using ..AD: AD, EngineError, NonFiniteError, ConfigurationError, ShapeError, Techniques
-using ..NETWORK: NETWORK, Activation, Adam, AdamW, BatchNorm, Chain, Data, Dense, Dropout, Embedding, Flatten, GRU,
-    LAYERS, LSTM, Layer, LayerNorm, Optimizer, PermuteDims, RBF, RMSProp, RNN, Reshape, SGD, Trainer
+using ..NETWORK: NETWORK, Data, LAYERS, Layer, Line, Optimizer, Trainer, given, given_or_nothing, reading
 
 const OK, MISTAKE, NOT_FINITE, FAILURE = Cint(0), Cint(1), Cint(2), Cint(3)
 
-# A code is a position in these lists.
-const LOSS_CODES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error")
-const OPTIMIZER_CODES = ("sgd", "rmsprop", "adam", "adamw")
-const ACTIVATION_CODES = ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
-const LAYER_CODES = ("dense", "rnn", "lstm", "gru", "flatten", "reshape", "activation", "dropout", "conv1d", "conv2d",
-    "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "global_max_pool", "global_avg_pool", "embedding", "permute_dims",
-    "rbf", "batch_norm", "layer_norm")
-const RETURN_CODES = ("last", "sequence")
-const INPUT_CODES = ("floats", "ids")
-const TECHNIQUE_CODES = ("replay", "preallocate", "reuse_memory", "in_place", "views", "place_parts", "simplify", "fuse",
-    "fused_loss", "concrete", "batched", "flat_parameters", "sparse_columns", "split_batch")
+const FORMAT = 3
+"""The most bytes of a description. A model of a thousand layers has some hundred thousand."""
+const MOST_BYTES = 10_000_000
 
 const SESSIONS = Dict{Int64,Trainer}()
 const COUNT = Ref{Int64}(0)
@@ -72,38 +69,114 @@ end
 
 # Making a session -----------------------------------------------------------------------------------------------------
 
-"""Reads a description from front to back."""
-mutable struct Reader{T}
-    values::Vector{T}
-    next::Int
+"""What a description says. `sizes` are those of a sample before each layer and after the last, in Julia's order."""
+struct Description
+    dtype::DataType
+    batch_size::Int
+    threads::Int
+    loss::String
+    optimizer::Optimizer
+    techniques::Techniques
+    ids::Bool
+    names::Vector{String}
+    ops::Vector{String}
+    layers::Vector{Layer}
+    sizes::Vector{Vector{Int}}
 end
 
-function read!(r::Reader)
-    r.next <= length(r.values) || throw(ConfigurationError("the description of the session ends too early"))
-    r.next += 1
-    return r.values[r.next-1]
-end
-function read!(r::Reader, n::Integer)
-    0 <= n <= length(r.values) - r.next + 1 || throw(ConfigurationError("the description of the session ends too early"))
-    return [read!(r) for _ in 1:n]
+"""The text of `n` bytes, which must be ASCII: what is not stands as %XX."""
+function text_at(bytes::Ptr{UInt8}, n::Int64)
+    0 <= n <= MOST_BYTES || throw(ConfigurationError("a description has at most $MOST_BYTES bytes, got $n"))
+    text = unsafe_string(bytes, n)
+    isascii(text) || throw(ConfigurationError("a description must be ASCII"))
+    return text
 end
 
-function chosen(codes, code::Integer, what::String)
-    1 <= code <= length(codes) || throw(ConfigurationError("$what $code is not one of 1:$(length(codes))"))
-    return codes[code]
+too_early() = ConfigurationError("the description of the session ends too early")
+
+function read_description(text::String)
+    endswith(text, '\n') || throw(too_early())  # it was cut
+    lines = Line[Line(line) for line in split(chop(text), '\n')]
+    function next(subject::String)
+        isempty(lines) && throw(too_early())
+        line = popfirst!(lines)
+        line.subject == subject || throw(ConfigurationError(
+            "the description of the session: expected a line of the $subject, got $(NETWORK.shortened(line.subject))"))
+        return line
+    end
+    head = next("session")
+    dtype, batch_size, threads, loss, ids, input, expected = reading(head) do
+        format = given(head, "format", Int)
+        format == FORMAT || throw(ConfigurationError("this engine reads descriptions of format $FORMAT, got $format"))
+        whole(name) = NETWORK.whole_number("Trainer", name, given(head, name, Int))
+        (one_of(head, "dtype", ("float32" => Float32, "float64" => Float64)), whole("batch_size"), whole("threads"),
+            given(head, "loss", String), one_of(head, "holds", ("numbers" => false, "ids" => true)),
+            NETWORK.lengths(head, "input"), given(head, "layers", Int))
+    end
+    optimizer, techniques = read_optimizer(next("optimizer")), read_techniques(next("techniques"))
+    length(lines) < expected && throw(too_early())
+    names, ops, layers, sizes = String[], String[], Layer[], Vector{Int}[input]
+    for _ in 1:expected
+        line = next("layer")
+        layer = read_layer(line, names, sizes[end])
+        push!(ops, given(line, "op", String))
+        push!(names, NETWORK.new_id(layer, names))
+        push!(layers, layer)
+        push!(sizes, NETWORK.output_size(layer, sizes[end]))
+    end
+    isempty(lines) || throw(ConfigurationError("the description of the session goes on after its $expected layers"))
+    return Description(dtype, batch_size, threads, loss, optimizer, techniques, ids, names, ops, layers, sizes)
 end
 
-function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, parameters::Ptr{Cvoid}, length::Int64)::Int64
+"""What a setting's word stands for."""
+function one_of(line::Line, name::String, choices)
+    word = given(line, name, String)
+    for (choice, value) in choices
+        word == choice && return value
+    end
+    throw(ConfigurationError("$name: expected one of $(join(map(first, choices), ", ")), got $(NETWORK.shortened(word))"))
+end
+
+"""The type in a table that a setting names."""
+function type_of(line::Line, name::String, table::Dict{String,Any})
+    word = given(line, name, String)
+    return get(table, word) do
+        known = join(sort!(collect(keys(table))), ", ")
+        throw(ConfigurationError("$name: expected one of $known, got $(NETWORK.shortened(word))"))
+    end
+end
+
+read_optimizer(line::Line) =
+    reading(() -> NETWORK.read_optimizer(type_of(line, "name", NETWORK.OPTIMIZERS), line), line)
+
+function read_techniques(line::Line)
+    known, defaults = map(String, fieldnames(Techniques)), Techniques()
+    for name in sort!(collect(keys(line.settings)))
+        name in known || throw(ConfigurationError("the Julia engine has no technique '$name'; it has $(join(known, ", "))"))
+    end
+    return reading(line) do
+        switch(name) = something(given_or_nothing(line, name, Bool), getfield(defaults, Symbol(name)))
+        Techniques(map(switch, known)...)
+    end
+end
+
+"""The layer of a line, after those of these names, for samples of size `input`."""
+function read_layer(line::Line, names::Vector{String}, input::Vector{Int})
+    return reading(line) do
+        before = given_or_nothing(line, "inputs", String)
+        before === nothing || !isempty(names) && before == names[end] ||
+            throw(ConfigurationError("inputs: a layer reads the one before it, got $(NETWORK.shortened(before))"))
+        given(line, "id", String)
+        NETWORK.read_layer(type_of(line, "op", LAYERS), line, input)::Layer
+    end
+end
+
+function create(text::Ptr{UInt8}, n::Int64, parameters::Ptr{Cvoid}, length::Int64)::Int64
     return guarded(status -> -Int64(status)) do
-        settings = Reader(copy(unsafe_wrap(Array, integers, n)), 1)
-        numbers = Reader(copy(unsafe_wrap(Array, floats, m)), 1)
-        format = read!(settings)
-        format == 2 || throw(ConfigurationError("this engine reads session descriptions of format 2, got $format"))
-        bits = read!(settings)
-        bits in (32, 64) || throw(ConfigurationError("expected floats of 32 or 64 bits, got $bits"))
         trainer = AD.interpreting() do
-            bits == 32 ? new_session(Float32, settings, numbers, Ptr{Float32}(parameters), length) :
-                new_session(Float64, settings, numbers, Ptr{Float64}(parameters), length)
+            d = read_description(text_at(text, n))
+            d.dtype === Float32 ? new_session(d, Ptr{Float32}(parameters), length) :
+                new_session(d, Ptr{Float64}(parameters), length)
         end
         COUNT[] += 1
         SESSIONS[COUNT[]] = trainer
@@ -111,93 +184,13 @@ function create(integers::Ptr{Int64}, n::Int64, floats::Ptr{Float64}, m::Int64, 
     end
 end
 
-function new_session(::Type{T}, settings::Reader, numbers::Reader, parameters::Ptr{T}, count::Int64) where {T}
-    batch_size, threads = read!(settings), read!(settings)
-    loss = chosen(LOSS_CODES, read!(settings), "the loss")
-    optimizer = new_optimizer(chosen(OPTIMIZER_CODES, read!(settings), "the optimizer"), read!(settings) == 1,
-        read!(numbers, 7))
-    switches = read!(settings, length(TECHNIQUE_CODES))
-    techniques = Techniques(Bool[s == 1 for s in switches]...)
-    holds = chosen(INPUT_CODES, read!(settings), "what a sample holds")
-    input = reverse(read!(settings, read!(settings)))
-    ids, layers, size = String[], Layer[], input
-    for _ in 1:read!(settings)
-        push!(layers, add_layer!(size, settings, numbers))
-        push!(ids, NETWORK.new_id(layers[end], ids))
-        size = NETWORK.output_size(layers[end], size)
-    end
-    vector = unsafe_wrap(Array, parameters, count)
-    chain = NETWORK.new_chain(0, ids, layers, T, vector)
-    NETWORK.takes_ids(chain) == (holds == "ids") || throw(ConfigurationError(
-        "samples of $holds do not suit a model that begins with $(isempty(layers) ? "nothing" : layers[1])"))
-    whole(name, value) = NETWORK.whole_number("Trainer", name, value)
-    trainer = NETWORK.new_trainer(T, chain, NETWORK.loss_of(loss), optimizer, whole("batch_size", batch_size),
-        whole("threads", threads), 1, techniques)
-    NETWORK.suit!(trainer, input)
+function new_session(d::Description, parameters::Ptr{T}, count::Int64) where {T}
+    chain = NETWORK.new_chain(0, d.names, d.layers, T, unsafe_wrap(Array, parameters, count))
+    NETWORK.takes_ids(chain) == d.ids || throw(ConfigurationError("samples of $(d.ids ? "ids" : "numbers") do not suit a " *
+        "model that begins with $(isempty(d.layers) ? "nothing" : d.layers[1])"))
+    trainer = NETWORK.new_trainer(T, chain, NETWORK.loss_of(d.loss), d.optimizer, d.batch_size, d.threads, 1, d.techniques)
+    NETWORK.suit!(trainer, d.sizes[1])
     return trainer
-end
-
-function new_optimizer(name::String, nesterov::Bool, numbers::Vector{Float64})
-    rate, momentum, beta1, beta2, eps, weight_decay, clip = numbers
-    limit = clip > 0 ? clip : nothing
-    name == "sgd" && return SGD(rate; momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, clip_norm=limit)
-    name == "rmsprop" && return RMSProp(rate, beta1; eps=eps, momentum=momentum, weight_decay=weight_decay, clip_norm=limit)
-    name == "adam" && return Adam(rate, (beta1, beta2); eps=eps, weight_decay=weight_decay, clip_norm=limit)
-    return AdamW(rate, (beta1, beta2); eps=eps, weight_decay=weight_decay, clip_norm=limit)
-end
-
-"""The next layer of the description, for samples of size `input`."""
-function add_layer!(input::Vector{Int}, settings::Reader, numbers::Reader)
-    op = chosen(LAYER_CODES, read!(settings), "the layer code")
-    name = String(UInt8.(read!(settings, read!(settings))))
-    op == "flatten" && return Flatten(name=name)
-    op == "reshape" && return Reshape(reverse(read!(settings, read!(settings)))...; name=name)
-    op == "activation" && return Activation(chosen(ACTIVATION_CODES, read!(settings), "the activation"); name=name)
-    op == "dropout" && return Dropout(read!(numbers); seed=read!(settings), name=name)
-    op == "permute_dims" && return permuted(read!(settings, read!(settings)), name)
-    op in ("global_max_pool", "global_avg_pool") && return LAYERS[op](name=name)
-    if op == "embedding"  # vocabulary, dimension, padding index or -1, trainable
-        vocabulary, dimension, padding, trainable = read!(settings, 4)
-        return Embedding(vocabulary => dimension; padding_index=padding < 0 ? nothing : padding + 1,
-            trainable=trainable == 1, name=name)
-    end
-    isempty(input) && throw(ShapeError("layer \"$name\": a $op layer needs an axis of features"))
-    op == "batch_norm" && return BatchNorm(input[end]; momentum=read!(numbers), eps=read!(numbers), name=name)
-    op == "layer_norm" && return LayerNorm(input[1]; eps=read!(numbers), name=name)
-    haskey(WINDOWED, op) && return windowed(op, name, input, settings)
-    sizes = input[1] => read!(settings)
-    op == "rbf" && return RBF(sizes; name=name)
-    op == "dense" && return Dense(sizes; bias=read!(settings) == 1, name=name)
-    if op == "rnn"
-        activation = chosen(ACTIVATION_CODES, read!(settings), "the activation")
-        return RNN(sizes, activation; returns=chosen(RETURN_CODES, read!(settings), "what is returned"), name=name)
-    end
-    returns = chosen(RETURN_CODES, read!(settings), "what is returned")
-    return op == "lstm" ? LSTM(sizes; returns=returns, name=name) : GRU(sizes; returns=returns, name=name)
-end
-
-# For each: its number of spatial axes.
-const WINDOWED = Dict("conv1d" => 1, "conv2d" => 2, "max_pool1d" => 1, "max_pool2d" => 2, "avg_pool1d" => 1,
-    "avg_pool2d" => 2)
-
-"""
-A convolution or a pool. For each spatial axis: the sizes of the window, the strides, the padding before and after; for a
-convolution then the dilations, filters, groups and bias (0 or 1).
-"""
-function windowed(op::String, name::String, input::Vector{Int}, settings::Reader)
-    axes = WINDOWED[op]
-    window, stride, sides = reverse(read!(settings, axes)), reverse(read!(settings, axes)), read!(settings, 2 * axes)
-    padding = reverse([(sides[2k-1], sides[2k]) for k in 1:axes])
-    occursin("pool", op) && return LAYERS[op](window; stride=stride, padding=padding, name=name)
-    dilation, filters, groups, bias = reverse(read!(settings, axes)), read!(settings), read!(settings), read!(settings)
-    return LAYERS[op](input[end] => filters, window; stride=stride, padding=padding, dilation=dilation, groups=groups,
-        bias=bias == 1, name=name)
-end
-
-"""C order's axes, from 0, are these backwards."""
-function permuted(axes::Vector{Int64}, name::String)
-    n = length(axes)
-    return PermuteDims((n - axes[n+1-k] for k in 1:n)...; name=name)
 end
 
 # Using it -------------------------------------------------------------------------------------------------------------
@@ -316,7 +309,7 @@ function allocated(out::Ptr{Int64})::Cint
     end
 end
 
-create_pointer() = @cfunction(create, Int64, (Ptr{Int64}, Int64, Ptr{Float64}, Int64, Ptr{Cvoid}, Int64))
+create_pointer() = @cfunction(create, Int64, (Ptr{UInt8}, Int64, Ptr{Cvoid}, Int64))
 train_pointer() = @cfunction(train, Cint,
     (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Int64, Ptr{Int64}, Int64, Int64, Ptr{Float64}))
 evaluate_pointer() = @cfunction(evaluate, Cint, (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Float64}))

@@ -5,17 +5,19 @@ using TwinGrad: Entry
 using Random: MersenneTwister, randperm
 
 # The network of `described`: 12 numbers as 3 steps of 4, an RNN with 5 units, 3 classes.
-described(; bits=64, threads=1, batch=10, format=2) = Int64[
-    format, bits, batch, threads, 1, 1, 0, SWITCHES..., 1, 1, 12, 3,
-    6, 1, Int('s'), 2, 3, 4,
-    2, 1, Int('r'), 5, 2, 1,
-    1, 6, codeunits("output")..., 3, 1]
-const SWITCHES = ones(Int64, length(Entry.TECHNIQUE_CODES))
-const RATES = [0.1, 0.0, 0.9, 0.999, 1e-8, 0.0, 0.0]
+described(; dtype="float64", threads=1, batch=10, format=3, holds="numbers", input="12", optimizer=SGD_LINE, techniques="",
+        layers=["id=s op=reshape shape=3,4", "id=r op=rnn units=5 activation=tanh returns=last",
+            "id=output op=dense units=3 bias=true"], count=length(layers), loss="softmax_cross_entropy") =
+    "session format=$format dtype=$dtype batch_size=$batch threads=$threads loss=$loss holds=$holds input=$input " *
+    "layers=$count\noptimizer $optimizer\ntechniques$techniques\n" * join("layer $layer\n" for layer in layers)
+const SGD_LINE = "name=sgd learning_rate=0.1 momentum=0.0 nesterov=false weight_decay=0.0"
+const OPTIMIZER_LINES = (SGD_LINE,
+    "name=rmsprop learning_rate=0.1 alpha=0.9 eps=1e-8 momentum=0.5 weight_decay=0.0 clip_norm=0.5",
+    "name=adam learning_rate=0.1 betas=0.9,0.999 eps=1e-8 weight_decay=0.0",
+    "name=adamw learning_rate=0.1 betas=0.9,0.999 eps=1e-8 weight_decay=0.01")
 
-make_session(integers, floats, vector) = GC.@preserve integers floats vector ccall(Entry.create_pointer(), Int64,
-    (Ptr{Int64}, Int64, Ptr{Float64}, Int64, Ptr{Cvoid}, Int64),
-    integers, length(integers), floats, length(floats), vector, length(vector))
+make_session(text, vector) = GC.@preserve text vector ccall(Entry.create_pointer(), Int64,
+    (Ptr{UInt8}, Int64, Ptr{Cvoid}, Int64), text, sizeof(text), vector, length(vector))
 
 call_train(s, x, y, order, first, last, losses) = GC.@preserve x y order losses ccall(Entry.train_pointer(), Cint,
     (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Int64, Ptr{Int64}, Int64, Int64, Ptr{Float64}),
@@ -40,7 +42,7 @@ end
     chain = twin(T[])
     vector = copy(chain.parameters.vector)
     trainer = Trainer(chain; optimizer=SGD(0.1), batch_size=10, threads=threads)
-    s = make_session(described(bits=8 * sizeof(T), threads=threads), RATES, vector)
+    s = make_session(described(dtype=lowercase(string(T)), threads=threads), vector)
     @test s > 0
     labels, rows = y .- 1, order .- 1
 
@@ -87,24 +89,15 @@ end
     @test occursin("no session $s", last_message())
 end
 
-@testset "every layer, optimizer and loss has a code" begin
-    @test Set(Entry.LAYER_CODES) == Set(keys(LAYERS)) && Set(Entry.OPTIMIZER_CODES) == Set(keys(OPTIMIZERS))
-    @test Set(Entry.LOSS_CODES) == Set(keys(LOSSES)) && Set(Entry.ACTIVATION_CODES) == Set(keys(ACTIVATIONS))
-    @test collect(map(Symbol, Entry.TECHNIQUE_CODES)) == collect(fieldnames(Techniques))
-    head(optimizer) = Int64[2, 32, 10, 1, 1, optimizer, 0, SWITCHES..., 1, 2, 3, 4]
-    layers = Int64[7,
-        3, 1, 97, 5, 2,  # lstm
-        4, 1, 98, 6, 2,  # gru
-        2, 1, 99, 2, 3, 2,  # rnn, relu
-        7, 1, 100, 4,  # sigmoid
-        5, 1, 101,  # flatten
-        8, 1, 102, 0,  # dropout
-        1, 1, 103, 3, 0]  # dense without bias
+@testset "layers and optimizers come by name" begin
+    layers = ["id=a op=lstm units=5 returns=sequence", "id=b op=gru units=6 returns=sequence inputs=a",
+        "id=c op=rnn units=2 activation=relu returns=sequence", "id=d op=activation activation=sigmoid", "id=e op=flatten",
+        "id=f op=dropout rate=0.5", "id=g op=dense units=3 bias=false"]
     chain = Chain(LSTM(4 => 5; returns="sequence"), GRU(5 => 6; returns="sequence"), RNN(6 => 2, relu; returns="sequence"),
         Activation(sigmoid), Flatten(), Dropout(0.5), Dense(6 => 3; bias=false))
-    for optimizer in 1:4
+    for optimizer in OPTIMIZER_LINES
         vector = copy(chain.parameters.vector)
-        s = make_session([head(optimizer); layers], [RATES; 0.5], vector)
+        s = make_session(described(dtype="float32", input="3,4", optimizer=optimizer, layers=layers), vector)
         @test s > 0
         x = randn(MersenneTwister(1), Float32, 4, 3, 20)
         logits = zeros(Float32, 3, 20)
@@ -116,21 +109,120 @@ end
     end
 end
 
+@testset "axes come in C order and are counted from 0" begin
+    layer(text, input) = (line = NETWORK.Line("layer id=a $text");
+        NETWORK.reading(() -> NETWORK.read_layer(NETWORK.LAYERS[NETWORK.given(line, "op", String)], line, input), line))
+    conv = layer("op=conv2d filters=6 kernel=3,2 stride=1,2 padding=1,2,3,4 dilation=5,6 groups=2 bias=true", [28, 27, 4])
+    @test (conv.channels, conv.filters, conv.kernel, conv.stride) == (4, 6, [2, 3], [2, 1])
+    @test (conv.padding, conv.dilation, conv.groups, conv.bias) == ([3, 4, 1, 2], [6, 5], 2, true)
+    pool = layer("op=max_pool1d window=4 stride=2 padding=1,0", [9, 5])
+    @test (pool.window, pool.stride, pool.padding) == ([4], [2], [1, 0])
+    @test layer("op=reshape shape=2,3,4", [24]).dims == [4, 3, 2]
+    @test layer("op=permute_dims axes=2,0,1", [4, 3, 2]).axes == [2, 3, 1]
+    words(text) = layer("op=embedding vocabulary=9 dimension=4 trainable=true$text", [3])
+    @test (words("").padding_index, words(" padding_index=0").padding_index) == (0, 1)
+    norm = layer("op=batch_norm momentum=0.25 eps=1e-3", [7, 3])
+    @test (norm.channels, norm.momentum, norm.eps) == (3, 0.25, 1e-3)
+    @test layer("op=layer_norm eps=0.1", [7, 3]).features == layer("op=rbf units=2", [7, 3]).inputs == 7
+end
+
 @testset "a description that can't be" begin
     vector = copy(twin(Float64[]).parameters.vector)
-    failing(integers, floats=RATES, v=vector) = (@test make_session(integers, floats, v) == -1; last_message())
-    @test occursin("format 2, got 1", failing(described(format=1)))
-    @test occursin("32 or 64", failing(described(bits=16)))
-    @test occursin("ends too early", failing(described()[1:30]))
+    failing(text, v=vector) = (@test make_session(text, v) == -1; last_message())
+    one(layer) = failing(described(layers=[layer]))
+    ruled(optimizer) = failing(described(optimizer=optimizer))
+    @test occursin("format 3, got 2", failing(described(format=2)))
+    @test occursin("dtype: expected one of float32, float64, got \"float16\"", failing(described(dtype="float16")))
     @test occursin("julia -t", failing(described(threads=1000)))
-    @test occursin("learning_rate", failing(described(), [-1.0; RATES[2:end]]))
-    @test occursin("must have $(length(vector)) elements", failing(described(), RATES, vector[1:end-1]))
+    @test occursin("batch_size must be an integer >= 1", failing(described(batch=0)))
+    @test occursin("batch_size: expected a whole number, got \"1e3\"", failing(described(batch="1e3")))
+    @test occursin("unknown loss \"hinge\"", failing(described(loss="hinge")))
+    @test occursin("must have $(length(vector)) elements", failing(described(), vector[1:end-1]))
+    @test occursin("samples of ids do not suit a model that begins with Reshape", failing(described(holds="ids")))
+    for n in 0:ncodeunits(described())-1
+        @test occursin("ends too early", failing(described()[1:n]))
+    end
+    @test occursin("ends too early", failing(described(count=4)))
+    @test occursin("goes on after its 2 layers", failing(described(count=2)))
+    @test occursin("must be ASCII", failing(described(loss="é")))
+    @test occursin("at most 10000000 bytes", failing(" "^10_000_001))
+
+    # Of a line: what is wrong is named with the layer, or the optimizer, and its setting.
+    @test occursin("layer \"a\" (dens): op: expected one of activation, ", one("id=a op=dens units=3 bias=true"))
+    @test occursin("layer \"a\" (dense): there is no setting \"unit\"; there are: ",
+        one("id=a op=dense units=3 bias=true unit=3"))
+    @test occursin("layer \"a\" (dense): the setting units is missing", one("id=a op=dense bias=true"))
+    @test occursin("layer \"a\" (dense): units: expected a whole number, got \"three\"",
+        one("id=a op=dense units=three bias=true"))
+    @test occursin("layer \"a\" (dense): Dense: units must be an integer >= 1", one("id=a op=dense units=-3 bias=true"))
+    @test occursin("layer \"a\" (dense): bias: expected true or false, got \"1\"", one("id=a op=dense units=3 bias=1"))
+    @test occursin("(reshape): shape: expected a whole number, or several", one("id=a op=reshape shape=3,,4"))
+    @test occursin("shape: expected a whole number, or several", one("id=a op=reshape shape=$(join(ones(Int, 100), ","))"))
+    @test occursin("inputs: a layer reads the one before it, got \"b\"", one("id=a op=flatten inputs=b"))
+    @test occursin("layer: units is set twice", one("id=a op=dense units=3 units=4 bias=true"))
+    @test occursin("layer: expected name=value, got \"units\"", one("id=a op=dense units"))
+    @test occursin("id: expected a text, got \"%F\"", one("id=%F op=flatten"))
+    @test occursin("id: expected a text, got \"%ff\"", one("id=%ff op=flatten"))
+    @test occursin("the setting id is missing", one("op=flatten"))
+    @test occursin("two layers are called \"a\"", failing(described(layers=["id=a op=flatten", "id=a op=flatten"])))
+    @test occursin("optimizer sgd: SGD: learning_rate must be", ruled(replace(SGD_LINE, "0.1" => "-1.0")))
+    @test occursin("optimizer adam: the setting betas is missing", ruled(replace(SGD_LINE, "sgd" => "adam")))
+    @test occursin("name: expected one of adam, adamw, rmsprop, sgd, got \"lion\"", ruled("name=lion"))
+    @test occursin("no technique 'fusion'; it has replay, ", failing(described(techniques=" fusion=false")))
+    @test occursin("techniques: fuse: expected true or false, got \"no\"", failing(described(techniques=" fuse=no")))
+
+    s = make_session(described(techniques=" fuse=false sparse_columns=true"), vector)
+    @test Entry.SESSIONS[s].techniques == Techniques(fuse=false)
+    @test ccall(Entry.free_pointer(), Cint, (Int64,), s) == 0
+    text = "\"; exit() # é\0 %="
+    s = make_session(described(layers=["id=$(join("%" * string(byte; base=16, pad=2) for byte in codeunits(text))) op=reshape " *
+        "shape=3,4", "id=r op=rnn units=5 activation=tanh returns=last", "id=output op=dense units=3 bias=true"]), vector)
+    @test s > 0 && Entry.SESSIONS[s].chain.ids[1] == text
+    @test ccall(Entry.free_pointer(), Cint, (Int64,), s) == 0
     counters = zeros(Int64, 2)
     @test ccall(Entry.allocated_pointer(), Cint, (Ptr{Int64},), counters) == 0 && all(>(0), counters)
 end
 
+# A layer that the engine does not have: a type, its methods, and a name.
+struct Gain <: NETWORK.Layer
+    features::Int
+    bound::Float64
+    name::String
+end
+NETWORK.parameters(layer::Gain) = ["gain" => NETWORK.ParameterSpec([layer.features], "ones", layer.features, layer.features)]
+NETWORK.output_size(::Gain, input::Vector{Int}) = input
+NETWORK.forward(layer::Gain, x::AD.Tensor, parameters::Dict{String,AD.Tensor}, training::Bool) =
+    layer.bound .* tanh.(x .* parameters["gain"])
+NETWORK.read_layer(::Type{Gain}, line::NETWORK.Line, input::Vector{Int}) =
+    Gain(NETWORK.features(input), NETWORK.given(line, "bound", Float64), NETWORK.given(line, "id", String))
+
+@testset "a new layer is one type" begin
+    layers = ["id=g op=gain bound=2.0", "id=output op=dense units=3 bias=true"]
+    random = MersenneTwister(7)
+    x, y = randn(random, 12, 40), rand(random, 0:2, 40)
+    vector = [ones(12); zeros(4); 0.1 .* randn(random, 48); zeros(16)]  # every tensor begins at a multiple of 16 elements
+    @test make_session(described(layers=layers), vector) == -1
+    @test occursin("op: expected one of activation, ", last_message()) && occursin("got \"gain\"", last_message())
+    NETWORK.LAYERS["gain"] = Gain
+    try
+        s = make_session(described(layers=layers), vector)
+        @test make_session(described(layers=replace.(layers, "bound=2.0" => "bond=2.0")), vector) == -1
+        @test occursin("layer \"g\" (gain): the setting bound is missing", last_message())
+        @test s > 0 && collect(keys(Entry.SESSIONS[s].chain.parameters)) == ["g.gain", "output.weight", "output.bias"]
+        losses = zeros(4)
+        epochs = [(@test call_train(s, x, y, collect(0:39), 1, 4, losses) == 0; sum(losses)) for _ in 1:20]
+        @test epochs[end] < epochs[1]
+        @test all(vector[1:12] .!= 1) && vector[13:16] == zeros(4)
+        ccall(Entry.free_pointer(), Cint, (Int64,), s)
+    finally
+        delete!(NETWORK.LAYERS, "gain")
+    end
+end
+
 @testset "what is done while the package is compiled" begin
-    foreach(n -> (@test TwinGrad.precompile_session(Float32, n) === nothing), (1, 3))
+    foreach(TwinGrad.PRECOMPILED_OPTIMIZERS) do optimizer
+        @test TwinGrad.precompile_session(Float32, optimizer) === nothing
+    end
     @test TwinGrad.precompile_plan() === nothing
     @test isempty(Entry.SESSIONS)
 end

@@ -1,5 +1,5 @@
 # What the Julia engine has, as lines `kind <tab> name <tab> options` (an optimizer's with their defaults): asked by
-# test_twins.py, which compares the engines.
+# test_twins.py, which compares the engines, with a file of lines that describe layers and optimizers.
 
 using TwinGrad
 using TwinGrad: AD, NETWORK
@@ -20,6 +20,19 @@ for (name, (_, options)) in NETWORK.INITIALISERS
 end
 for (name, rule) in NETWORK.OPTIMIZERS
     println("optimizer\t", name, "\t", join(["$(field)=$(getfield(rule(), field))" for field in fieldnames(rule)], ","))
+end
+# The settings that a layer or an optimizer reads: of lines, with the size of a sample in front.
+for text in eachline(ARGS[1])
+    size, description = split(text, '\t')
+    line = NETWORK.Line(description)
+    if line.subject == "layer"
+        name = line.settings["op"]
+        NETWORK.read_layer(NETWORK.LAYERS[name], line, parse.(Int, split(size, ',')))
+    else
+        name = line.settings["name"]
+        NETWORK.read_optimizer(NETWORK.OPTIMIZERS[name], line)
+    end
+    println("settings\t", name, "\t", join(line.known, ","))
 end
 for name in names(NETWORK)
     thing = getfield(NETWORK, name)

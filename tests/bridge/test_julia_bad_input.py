@@ -236,29 +236,31 @@ def test_an_id_that_came_past_the_spec_is_bytes_to_julia_and_never_evaluated(run
 def test_descriptions_that_are_cut_or_wrong_are_refused(run: Run) -> None:
     run(
         """
+        import re
         from bridge.adapters import julia as adapter
 
         model = build()
         _, entries = adapter.load_engine(1)
-        integers, floats = adapter.describe(spec.load("model.toml"), Optimizer("sgd", 0.1), 4, np.dtype("float32"), 1)
+        text = adapter.describe(spec.load("model.toml"), Optimizer("sgd", 0.1), 4, np.dtype("float32"), 1)
         vector = np.zeros(1024, np.float32)
 
-        def create(integers, floats):
-            status = entries.create(
-                integers.ctypes.data, len(integers), floats.ctypes.data, len(floats), vector.ctypes.data, len(vector)
-            )
+        def create(text):
+            status = entries.create(text, len(text), vector.ctypes.data, len(vector))
             model._raise(-status if status < 0 else 0)
 
-        for end in range(len(integers)):
-            refused(lambda: create(integers[:end], floats), Exception, "ends too early")
-        for end in range(len(floats)):
-            refused(lambda: create(integers, floats[:end]), Exception, "ends too early")
-        refused(lambda: create(integers, floats), Exception, "the parameter vector must have")
-        for place in range(len(integers)):  # nothing of the wrong size is made, and Julia does not crash
-            for value in (-(2**63), -1, 2**40, 2**63 - 1):
-                wrong = integers.copy()
-                wrong[place] = value
-                refused(lambda: create(wrong, floats), Exception)
+        for end in range(len(text)):
+            refused(lambda: create(text[:end]), Exception, "ends too early")
+        refused(lambda: create(text), Exception, "the parameter vector must have")
+        numbers = list(re.finditer(rb"(?<=[=,])[0-9.]+", text))
+        assert len(numbers) > 10
+        for found in numbers:  # nothing of the wrong size is made, and Julia does not crash
+            for value in (-(2**63), -1, 2**40, 2**63 - 1, 10**40, "x", "", "1,", "%00"):
+                wrong = text[: found.start()] + str(value).encode() + text[found.end() :]
+                refused(lambda: create(wrong), Exception)
+        for place in range(len(text)):  # whatever stands there, it is read or refused, and never run
+            byte = (b" ", b"=", b"%", b"\\n", b"\\0", b"\\xff")[place % 6]
+            refused(lambda: create(text[:place] + byte + text[place + 1 :]), Exception)
+        assert os.listdir() == ["model.toml"]
         assert np.isfinite(model.train_epoch(x, y, order)).all()
         """
     )

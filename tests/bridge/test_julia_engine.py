@@ -230,16 +230,30 @@ def test_an_exception_in_julia_comes_with_its_message(
     worker.build(small_paper_model, params, Optimizer("adam", 0.1), 8)
 
 
-def test_the_codes_of_a_description_are_the_engines() -> None:
-    source = " ".join((adapter.ENGINE / "src" / "entry.jl").read_text(encoding="utf-8").split())
-    lists = ("LOSS", "OPTIMIZER", "ACTIVATION", "LAYER", "RETURN", "INPUT", "TECHNIQUE")
-    for name in lists:
-        codes = getattr(adapter, "_LOSSES" if name == "LOSS" else f"_{name}S")
-        assert f"const {name}_CODES = (" + ", ".join(f'"{code}"' for code in codes) + ")" in source
+def test_a_session_is_described_by_a_line_for_each_part_with_settings_by_name(model: Made) -> None:
+    conv = {"op": "conv2d", "filters": 6, "kernel": [3, 2], "padding": [[1, 0], [2, 3]], "bias_init": "ones"}
+    tokens = {"op": "embedding", "vocabulary": 9, "dimension": 4, "padding_index": 2}
+    for layer, text in (
+        (conv, "conv2d filters=6 groups=1 bias=true kernel=3,2 stride=1,1 padding=1,0,2,3 dilation=1,1"),
+        ({"op": "batch_norm", "momentum": 0.25}, "batch_norm momentum=0.25 eps=1e-05"),
+        ({"op": "max_pool2d", "window": 2}, "max_pool2d window=2,2 stride=2,2 padding=0,0,0,0"),
+        (tokens, "embedding vocabulary=9 dimension=4 padding_index=2 trainable=true"),
+        (tokens | {"padding_index": -1}, "embedding vocabulary=9 dimension=4 trainable=true"),
+    ):
+        made = model([4, 6, 5], layer | {"id": "a-1"}, {"op": "flatten"}, DENSE)
+        found = adapter.describe(made, Optimizer("adam", 1, clip_norm=0.5), 8, np.dtype("float32"), 2, {"fuse": False})
+        assert found.decode("ascii").split("\n") == [
+            "session format=3 dtype=float32 batch_size=8 threads=2 loss=softmax_cross_entropy "
+            f"holds={'ids' if layer['op'] == 'embedding' else 'numbers'} input=4,6,5 layers=3",
+            "optimizer name=adam learning_rate=1 betas=0.9,0.999 eps=1e-08 weight_decay=0.0 clip_norm=0.5",
+            "techniques fuse=false",
+            f"layer id=a-1 op={text}",
+            "layer id=layer1 op=flatten",
+            "layer id=layer2 op=dense units=4 bias=true",
+            "",
+        ]
 
 
-def test_a_layers_id_is_data_and_never_code(model: Made) -> None:
-    made = model([12], DENSE | {"id": "layer_x"})
-    integers, floats = adapter.describe(made, Optimizer("sgd", 0.1), 8, np.dtype("float32"), 1)
-    assert integers.dtype == np.int64 and floats.dtype == np.float64
-    assert bytes(integers.astype(np.uint8)).find(b"layer_x") > 0
+def test_a_text_in_a_line_is_data_and_never_ends_it() -> None:
+    line = adapter.line("layer", {"id": 'a=b, c%\n"$(exit())"é', "op": "dense", "units": None})
+    assert line == b"layer id=a%3Db%2C%20c%25%0A%22%24%28exit%28%29%29%22%C3%A9 op=dense\n"

@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+from bridge import layers, spec
+from bridge.adapters import julia as adapter
+from bridge.adapters.numpy import build_chain
+from bridge.engine import OPTIMIZERS, Optimizer
 from bridge.julia.find import Julia
 from py_engine import network, ops
 from py_engine.ad.op import TABLE
@@ -27,12 +31,41 @@ JULIA = ROOT / "julia_engine" / "src"
 Lists = dict[str, dict[str, str]]
 """For each kind (op, layer, ...): the names, and their options as text."""
 
+VALUES = {
+    **{"units": 5, "filters": 6, "kernel": 3, "window": 2, "vocabulary": 9, "dimension": 4},
+    **{"shape": [6, 4], "axes": [1, 0], "activation": "relu", "rate": 0.5},
+}
+"""A value for every key that a layer of a spec must have."""
+
+
+def required_keys(kind: type[layers.Layer]) -> list[str]:
+    """The keys of a layer that have no default."""
+    return [name for name, field in kind.model_fields.items() if field.is_required() and name not in ("id", "op")]
+
+
+def sample(op: str) -> tuple[layers.Layer, tuple[int, ...]]:
+    """A layer with nothing but its required keys, and the shape of an input for it."""
+    kind = layers.LAYERS[op]
+    layer = kind.model_validate({"id": "a", "op": op, **{name: VALUES[name] for name in required_keys(kind)}})
+    return layer, (4, 6, 6) if isinstance(layer, layers.Windowed) and len(layer.axes) == 2 else (4, 6)
+
+
+SAMPLES = {op: sample(op) for op in layers.LAYERS}
+
 
 @pytest.fixture(scope="module")
-def there(julia: Julia) -> Lists:
+def there(julia: Julia, tmp_path_factory: pytest.TempPathFactory) -> Lists:
     """What the Julia engine has."""
     script = Path(__file__).with_name("names.jl")
-    command = [julia.executable, "--startup-file=no", f"--project={JULIA.parent}", str(script)]
+    given = tmp_path_factory.mktemp("twins") / "lines"
+    with given.open("wb") as file:
+        for op, (layer, input) in SAMPLES.items():
+            size = ",".join(map(str, reversed(input)))
+            file.write(f"{size}\t".encode() + adapter.line("layer", {"id": "a", "op": op, **layer.settings()}))
+        for name in OPTIMIZERS:
+            settings = Optimizer(name, 0.1, clip_norm=1.0).settings()
+            file.write(b"\t" + adapter.line("optimizer", {"name": name, **settings}))
+    command = [julia.executable, "--startup-file=no", f"--project={JULIA.parent}", str(script), str(given)]
     done = subprocess.run(command, env=julia.environment(1), capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
     found: Lists = {}
@@ -92,7 +125,7 @@ def settings(text: str) -> dict[str, Any]:
 
 def test_no_engine_lacks_what_the_other_has(there):
     ours = here()
-    assert set(ours) == set(there)
+    assert set(ours) == set(there) - {"settings"}
     lacking = {}
     for kind in ours:
         a, b = set(ours[kind]), set(there[kind])
@@ -106,6 +139,51 @@ def test_no_engine_lacks_what_the_other_has(there):
 def test_options_and_defaults_are_the_same(there, kind):
     theirs = {name: settings(text) for name, text in there[kind].items()}
     assert {name: settings(text) for name, text in here()[kind].items()} == theirs
+
+
+# Settings -------------------------------------------------------------------------------------------------
+
+# Arguments of the numpy engine's layers that are no settings of a spec.
+OF_THE_ENGINE = {
+    "activation": {"dense", "conv1d", "conv2d"},  # in a spec a layer of its own
+    "seed": {"dropout"},  # in a spec no layer draws its own numbers
+    "name": set(network.LAYERS),  # in a spec the id
+}
+
+
+def test_the_spec_knows_the_engines_layers():
+    assert set(layers.LAYERS) == set(network.LAYERS)
+
+
+@pytest.mark.parametrize("op", layers.LAYERS)
+def test_a_layers_settings_and_defaults_are_those_of_its_class_in_the_spec(op):
+    kind, (layer, input) = network.LAYERS[op], SAMPLES[op]
+    parameters = inspect.signature(kind).parameters
+    theirs = {name for name in parameters if op not in OF_THE_ENGINE.get(name, ())}
+    assert theirs == {*layer.lengths, *type(layer).model_fields} - {"id", "op"}
+    arguments = layer.arguments(input)
+    required = {name: arguments[name] for name in (*layer.lengths, *required_keys(type(layer)))}
+    values = [v for name, p in parameters.items() if p.kind is p.VAR_POSITIONAL for v in required.pop(name)]
+    header = {"format": "twingrad-model", "version": 1, "opset": spec.OPSET, "name": "one"}
+    dtype = "int64" if layer.reads == "tokens" else "float32"
+    network_of_one = {"input": {"shape": ["N", *input], "dtype": dtype}, "layers": [layer.model_dump()]}
+    model = spec.parse(header | network_of_one | {"loss": {"op": "mean_squared_error"}})
+    (built,) = build_chain(model, "float32")
+    assert repr(built) == repr(kind(*values, **required, name="a"))
+
+
+@pytest.mark.parametrize("op", layers.LAYERS)
+def test_the_julia_engine_reads_a_layers_settings(there, op):
+    layer, _ = SAMPLES[op]
+    assert set(there["settings"][op].split(",")) == {"id", *layer.settings()}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizers_settings_are_those_of_both_engines(there, name):
+    settings = set(Optimizer(name, 0.1).settings())
+    assert set(there["settings"][name].split(",")) == settings
+    # Clipping element by element is the engines' own.
+    assert set(inspect.signature(network.OPTIMIZERS[name]).parameters) == settings | {"clip_value"}
 
 
 # Files ----------------------------------------------------------------------------------------------------
@@ -140,6 +218,7 @@ JULIA_ONLY = {
     "ad/nesting.jl": "dual numbers that meet tensors; the numpy engine has no dual numbers",
     "ad/watched.jl": "what Julia code may have read of what a traced function captures",
     "functions.jl": "a programmer's own Julia functions, which Python calls",
+    "network/lines.jl": "settings as lines of text, for callers in other languages",
     "entry.jl": "the entry points for callers of C functions, which Python needs none of",
     "*precompile.jl": "what Julia compiles ahead of its first use",
 }

@@ -95,7 +95,7 @@ couples_batch(chain::Chain) = any(couples_batch, chain.layers)
 """Whether the samples are Int64 token ids: the first layer that looks at values is an [`Embedding`](@ref)."""
 function takes_ids(chain::Chain)
     for layer in chain.layers
-        layer isa Union{Flatten,Reshape,PermuteDims} || return layer isa Embedding
+        only_moves(layer) || return layer isa Embedding
     end
     return false
 end

@@ -94,6 +94,11 @@ Base.show(io::IO, layer::Convolutional) = print(io, kind(layer), "(", layer.chan
     length(layer.kernel) == 1 ? layer.kernel[1] : Tuple(layer.kernel),
     layer.activation == "identity" ? "" : ", $(layer.activation)", ")")
 
+LAYERS["conv1d"], LAYERS["conv2d"] = Conv1D, Conv2D
+read_layer(T::Type{<:Convolutional}, line::Line, input::Vector{Int}) = T(channels(input) => given(line, "filters", Int),
+    lengths(line, "kernel"); stride=lengths(line, "stride"), padding=paddings(line), dilation=lengths(line, "dilation"),
+    groups=given(line, "groups", Int), bias=given(line, "bias", Bool), name=given(line, "id", String))
+
 # Pooling --------------------------------------------------------------------------------------------------------------
 
 # What the four pooling layers share.
@@ -135,6 +140,11 @@ forward(layer::Pooling, x::Tensor, parameters::Dict{String,Tensor}, training::Bo
 Base.show(io::IO, layer::Pooling) = print(io, kind(layer), "(", length(layer.window) == 1 ? layer.window[1] :
     Tuple(layer.window), layer.stride == layer.window ? "" : "; stride=$(Tuple(layer.stride))", ")")
 
+LAYERS["max_pool1d"], LAYERS["max_pool2d"] = MaxPool1D, MaxPool2D
+LAYERS["avg_pool1d"], LAYERS["avg_pool2d"] = AvgPool1D, AvgPool2D
+read_layer(T::Type{<:Pooling}, line::Line, input::Vector{Int}) = T(lengths(line, "window");
+    stride=lengths(line, "stride"), padding=paddings(line), name=given(line, "id", String))
+
 for (name, what) in ((:GlobalMaxPool, "Largest element"), (:GlobalAvgPool, "Mean"))
     @eval begin
         @doc $("    $name()\n\n$what of each channel: (W, C) or (W, H, C) to (C,).")
@@ -158,8 +168,8 @@ function forward(layer::Union{GlobalMaxPool,GlobalAvgPool}, x::Tensor, parameter
     return reshape(y, x.dims[end-1:end]...)
 end
 
-merge!(LAYERS, Dict{String,Any}("conv1d" => Conv1D, "conv2d" => Conv2D, "max_pool1d" => MaxPool1D,
-    "max_pool2d" => MaxPool2D, "avg_pool1d" => AvgPool1D, "avg_pool2d" => AvgPool2D, "global_max_pool" => GlobalMaxPool,
-    "global_avg_pool" => GlobalAvgPool))
+LAYERS["global_max_pool"], LAYERS["global_avg_pool"] = GlobalMaxPool, GlobalAvgPool
+read_layer(T::Type{<:Union{GlobalMaxPool,GlobalAvgPool}}, line::Line, input::Vector{Int}) =
+    T(name=given(line, "id", String))
 
 export Conv1D, Conv2D, MaxPool1D, MaxPool2D, AvgPool1D, AvgPool2D, GlobalMaxPool, GlobalAvgPool

@@ -46,6 +46,14 @@ Base.show(io::IO, layer::Embedding) = print(io, "Embedding(", layer.vocabulary, 
     layer.padding_index == 0 ? "" : "; padding_index=$(layer.padding_index)",
     layer.trainable ? "" : layer.padding_index == 0 ? "; trainable=false" : ", trainable=false", ")")
 
+LAYERS["embedding"] = Embedding
+function read_layer(::Type{Embedding}, line::Line, input::Vector{Int})
+    padding = given_or_nothing(line, "padding_index", Int)  # from 0
+    return Embedding(given(line, "vocabulary", Int) => given(line, "dimension", Int);
+        padding_index=padding === nothing ? nothing : padding + 1, trainable=given(line, "trainable", Bool),
+        name=given(line, "id", String))
+end
+
 """
     PermuteDims(axes...)
 
@@ -62,6 +70,7 @@ function PermuteDims(axes::Integer...; name=nothing)
     return PermuteDims(collect(Int, axes), checked_name(name))
 end
 
+only_moves(::PermuteDims) = true
 function output_size(layer::PermuteDims, input::Vector{Int})
     length(input) == length(layer.axes) || throw(rejected(layer, "$(length(layer.axes)) axes", input))
     return input[layer.axes]
@@ -70,5 +79,8 @@ forward(layer::PermuteDims, x::Tensor, parameters::Dict{String,Tensor}, training
     permutedims(x, Int[layer.axes; ndims(x)])
 Base.show(io::IO, layer::PermuteDims) = print(io, "PermuteDims(", join(layer.axes, ", "), ")")
 
-LAYERS["embedding"] = Embedding
 LAYERS["permute_dims"] = PermuteDims
+function read_layer(::Type{PermuteDims}, line::Line, input::Vector{Int})
+    axes = given(line, "axes", Vector{Int})  # from 0, and the first of them is the last here
+    return PermuteDims((length(axes) .- reverse(axes))...; name=given(line, "id", String))
+end

@@ -13,6 +13,17 @@ What all layers share. One of your own is a subtype with methods for [`output_si
 """
 abstract type Layer end
 
+"""Layers by the name that a model spec gives them."""
+const LAYERS = Dict{String,Any}()
+
+"""
+    read_layer(T, line, input)
+
+The layer of type `T` with the settings of a [`Line`](@ref), for samples of size `input`. The names of the settings are the
+model spec's, which gives all of them: defaults are those of the spec.
+"""
+function read_layer end
+
 """
     parameters(layer)
 
@@ -42,6 +53,13 @@ function forward end
 Whether the samples of a batch affect each other's results in training. Such a batch is not split over threads.
 """
 couples_batch(layer::Layer) = false
+
+"""
+    only_moves(layer)
+
+Whether it only rearranges elements, and so takes token ids as well as numbers.
+"""
+only_moves(layer::Layer) = false
 
 layer_name(@nospecialize(layer::Layer)) = isdefined(layer, :name) ? getfield(layer, :name) : nothing
 kind(layer::Layer) = String(nameof(typeof(layer)))
@@ -152,6 +170,10 @@ end
 
 Base.show(io::IO, layer::Dense) = print(io, "Dense(", layer.inputs, " => ", layer.units,
     layer.activation == "identity" ? "" : ", $(layer.activation)", layer.bias ? "" : "; bias=false", ")")
+
+LAYERS["dense"] = Dense
+read_layer(::Type{Dense}, line::Line, input::Vector{Int}) = Dense(features(input) => given(line, "units", Int);
+    bias=given(line, "bias", Bool), name=given(line, "id", String))
 
 # Recurrent layers -----------------------------------------------------------------------------------------------------
 
@@ -279,6 +301,12 @@ Base.show(io::IO, layer::Recurrent) = print(io, kind(layer), "(", layer.inputs, 
     layer isa RNN && layer.activation != "tanh" ? ", $(layer.activation)" : "",
     layer.returns == "last" ? "" : "; returns=\"sequence\"", ")")
 
+LAYERS["rnn"], LAYERS["lstm"], LAYERS["gru"] = RNN, LSTM, GRU
+read_layer(::Type{RNN}, line::Line, input::Vector{Int}) = RNN(features(input) => given(line, "units", Int),
+    given(line, "activation", String); returns=given(line, "returns", String), name=given(line, "id", String))
+read_layer(T::Type{<:Recurrent}, line::Line, input::Vector{Int}) = T(features(input) => given(line, "units", Int);
+    returns=given(line, "returns", String), name=given(line, "id", String))
+
 # Layers without parameters --------------------------------------------------------------------------------------------
 
 """
@@ -291,10 +319,14 @@ struct Flatten <: Layer
 end
 Flatten(; name=nothing) = Flatten(checked_name(name))
 
+only_moves(::Flatten) = true
 output_size(layer::Flatten, input::Vector{Int}) = Int[prod(input)]
 forward(layer::Flatten, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
     reshape(x, prod(x.dims[1:end-1]), size(x, ndims(x)))
 Base.show(io::IO, layer::Flatten) = print(io, "Flatten()")
+
+LAYERS["flatten"] = Flatten
+read_layer(::Type{Flatten}, line::Line, input::Vector{Int}) = Flatten(name=given(line, "id", String))
 
 """
     Reshape(lengths...)
@@ -308,6 +340,7 @@ end
 Reshape(dims::Integer...; name=nothing) =
     Reshape(Int[whole_number("Reshape", "every length", n) for n in dims], checked_name(name))
 
+only_moves(::Reshape) = true
 function output_size(layer::Reshape, input::Vector{Int})
     prod(input) == prod(layer.dims) || throw(rejected(layer, "$(prod(layer.dims)) elements", input))
     return layer.dims
@@ -315,6 +348,10 @@ end
 forward(layer::Reshape, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
     reshape(x, layer.dims..., size(x, ndims(x)))
 Base.show(io::IO, layer::Reshape) = print(io, "Reshape(", join(layer.dims, ", "), ")")
+
+LAYERS["reshape"] = Reshape
+read_layer(::Type{Reshape}, line::Line, input::Vector{Int}) =
+    Reshape(lengths(line, "shape")...; name=given(line, "id", String))
 
 """
     Activation(f)
@@ -335,6 +372,10 @@ function output_size(layer::Activation, input::Vector{Int})
 end
 forward(layer::Activation, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) = activated(layer.activation, x)
 Base.show(io::IO, layer::Activation) = print(io, "Activation(", layer.activation, ")")
+
+LAYERS["activation"] = Activation
+read_layer(::Type{Activation}, line::Line, input::Vector{Int}) =
+    Activation(given(line, "activation", String); name=given(line, "id", String))
 
 """
     Dropout(rate; seed=0)
@@ -365,6 +406,10 @@ function forward(layer::Dropout, x::Tensor, parameters::Dict{String,Tensor}, tra
     return dropout(x, layer.rate, Generator(rand(stream(layer.seed, "$(AD.state().scope)/$(layer.calls)"), Int64)))
 end
 Base.show(io::IO, layer::Dropout) = print(io, "Dropout(", layer.rate, ")")
+
+LAYERS["dropout"] = Dropout
+read_layer(::Type{Dropout}, line::Line, input::Vector{Int}) =
+    Dropout(given(line, "rate", Float64); name=given(line, "id", String))
 
 # Radial basis functions -----------------------------------------------------------------------------------------------
 
@@ -407,6 +452,6 @@ function forward(layer::RBF, x::Tensor, parameters::Dict{String,Tensor}, trainin
 end
 Base.show(io::IO, layer::RBF) = print(io, "RBF(", layer.inputs, " => ", layer.units, ")")
 
-"""Layers by the name that a model spec gives them."""
-const LAYERS = Dict{String,Any}("dense" => Dense, "rnn" => RNN, "lstm" => LSTM, "gru" => GRU, "flatten" => Flatten,
-    "reshape" => Reshape, "activation" => Activation, "dropout" => Dropout, "rbf" => RBF)
+LAYERS["rbf"] = RBF
+read_layer(::Type{RBF}, line::Line, input::Vector{Int}) =
+    RBF(features(input) => given(line, "units", Int); name=given(line, "id", String))

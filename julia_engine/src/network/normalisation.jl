@@ -64,6 +64,10 @@ function forward(layer::BatchNorm, x::Tensor, parameters::Dict{String,Tensor}, t
 end
 Base.show(io::IO, layer::BatchNorm) = print(io, "BatchNorm(", layer.channels, ")")
 
+LAYERS["batch_norm"] = BatchNorm
+read_layer(::Type{BatchNorm}, line::Line, input::Vector{Int}) = BatchNorm(channels(input);
+    momentum=given(line, "momentum", Float64), eps=given(line, "eps", Float64), name=given(line, "id", String))
+
 """
     LayerNorm(features; eps=1e-5, name=nothing)
 
@@ -97,5 +101,6 @@ function forward(layer::LayerNorm, x::Tensor, parameters::Dict{String,Tensor}, t
 end
 Base.show(io::IO, layer::LayerNorm) = print(io, "LayerNorm(", layer.features, ")")
 
-LAYERS["batch_norm"] = BatchNorm
 LAYERS["layer_norm"] = LayerNorm
+read_layer(::Type{LayerNorm}, line::Line, input::Vector{Int}) =
+    LayerNorm(features(input); eps=given(line, "eps", Float64), name=given(line, "id", String))

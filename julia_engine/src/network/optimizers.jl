@@ -126,6 +126,24 @@ end
 """Optimizers by the name that the bridge gives them."""
 const OPTIMIZERS = Dict{String,Any}("sgd" => SGD, "rmsprop" => RMSProp, "adam" => Adam, "adamw" => AdamW)
 
+"""
+    read_optimizer(T, line)
+
+The optimizer of type `T` with the settings of a [`Line`](@ref), which gives all of them but limits that there are not.
+"""
+function read_optimizer end
+
+read_optimizer(::Type{SGD}, line::Line) = SGD(given(line, "learning_rate", Float64);
+    momentum=given(line, "momentum", Float64), nesterov=given(line, "nesterov", Bool), keywords(line)...)
+read_optimizer(::Type{RMSProp}, line::Line) = RMSProp(given(line, "learning_rate", Float64),
+    given(line, "alpha", Float64); eps=given(line, "eps", Float64), momentum=given(line, "momentum", Float64),
+    keywords(line)...)
+read_optimizer(T::Type{<:Union{Adam,AdamW}}, line::Line) = T(given(line, "learning_rate", Float64),
+    given(line, "betas", Vector{Float64}); eps=given(line, "eps", Float64), keywords(line)...)
+
+keywords(line::Line) = (weight_decay=given(line, "weight_decay", Float64),
+    clip_norm=given_or_nothing(line, "clip_norm", Float64))
+
 """Names of the vectors, each as long as the parameters, that a rule keeps between steps."""
 state_names(o::SGD) = o.momentum > 0 ? (:velocity,) : ()
 state_names(o::RMSProp) = o.momentum > 0 ? (:square, :velocity) : (:square,)
