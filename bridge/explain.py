@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from bridge import toml
 from bridge.errors import MOST_COUNTED, printable, shown
 
-__all__ = ["LocatedError", "problems"]
+__all__ = ["LocatedError", "allowed", "problems"]
 
 Schema = Mapping[str, Any]
 Steps = Sequence[int | str]
@@ -60,6 +60,12 @@ def problems(model: type[BaseModel], error: ValidationError, data: object, first
         for place, sentence in sentences.items()
         if not any(other.startswith((f"{place}.", f"{place}[")) for other in sentences)
     }
+
+
+def allowed(model: type[BaseModel]) -> dict[str, str]:
+    """What each key of a table may be, in the words of the messages."""
+    root = model.model_json_schema()
+    return {name: _describe(schema, root) for name, schema in root["properties"].items()}
 
 
 def _explain(detail: Any, root: Schema, data: object) -> tuple[str, str]:

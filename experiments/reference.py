@@ -1,19 +1,22 @@
-"""The documentation as web pages: the API reference from the docstrings, the table of ops, and the tutorial."""
+"""The documentation as web pages: the API reference from the docstrings, the tables of ops and layers, the tutorial."""
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import py_engine
+from bridge import explain, spec, toml
 from bridge.errors import TwinGradError
 from bridge.files import write_atomically
+from bridge.layers import LAYERS
 from py_engine import ops
 from py_engine.ad.op import TABLE
 
-__all__ = ["build", "op_table"]
+__all__ = ["build", "layer_table", "op_table"]
 
 MODULES = (
     *("py_engine", "py_engine.ad.ops", "!py_engine.ad.ops.", "py_engine.network", "py_engine.errors"),
@@ -42,11 +45,12 @@ def build(folder: Path) -> Path:
             f"the documentation is made with pdoc ({error}): pip install 'twingrad[docs]'"
         ) from None
     tutorial = (Path(py_engine.__file__).parent / "TUTORIAL.md").read_text(encoding="utf-8")
-    kept = py_engine.__doc__, ops.__doc__
+    kept = py_engine.__doc__, ops.__doc__, spec.__doc__
     try:
         py_engine.__doc__ = f"{kept[0]}\n{tutorial.replace('```pycon', '```python')}"
         ops.__all__ = [name for name in vars(ops) if not name.startswith("_")]  # type: ignore[attr-defined]
         ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}"
+        spec.__doc__ = f"{kept[2]}\n## The table of layers\n\n{layer_table()}"
         pdoc.render.configure(docformat="google", search=True, show_source=False, template_directory=PAGES)
         warnings.filterwarnings("ignore", "Error parsing type annotation", module="pdoc")  # what only mypy can read
         with tempfile.TemporaryDirectory(prefix="twingrad-docs-") as made:
@@ -58,16 +62,35 @@ def build(folder: Path) -> Path:
     except OSError as error:
         raise DocumentationError(f"{folder} can't be written: {error.strerror}") from None
     finally:
-        py_engine.__doc__, ops.__doc__ = kept
+        py_engine.__doc__, ops.__doc__, spec.__doc__ = kept
         del ops.__all__  # type: ignore[attr-defined]
     return folder / "index.html"
 
 
 def op_table() -> str:
     """The table of ops in Markdown: what each is, and what it has."""
-    head = ["op", "what it computes", "its result", "derivatives"]
-    lines = [head, [":---"] * len(head), *_rows()]
+    return _table(["op", "what it computes", "its result", "derivatives"], _rows())
+
+
+def layer_table() -> str:
+    """The table of a spec's layers in Markdown: what each is, and its keys, with what they may be and defaults."""
+    return _table(["layer", "key", "what it is", "default"], _layer_rows())
+
+
+def _table(head: list[str], rows: Iterator[list[str]]) -> str:
+    lines = [head, [":---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _layer_rows() -> Iterator[list[str]]:
+    for op, kind in LAYERS.items():
+        yield [f"`{op}`", "", (inspect.getdoc(kind) or "").partition("\n")[0], ""]
+        schema = kind.model_json_schema()["properties"]
+        for key, words in explain.allowed(kind).items():
+            if key in ("id", "op"):
+                continue
+            default = f"`{toml.inline(schema[key]['default'])}`" if "default" in schema[key] else ""
+            yield ["", f"`{key}`", words, default]
 
 
 def _rows() -> Iterator[list[str]]:

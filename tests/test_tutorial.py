@@ -15,6 +15,7 @@ import pytest
 
 import py_engine
 from bridge.julia.find import Julia
+from bridge.layers import LAYERS
 from experiments import reference
 from py_engine.ad.op import TABLE
 
@@ -56,11 +57,24 @@ def test_the_pages_show_the_tutorial_every_function_and_every_op(tmp_path: Path)
     assert all(f'id="{name}"' in package for name in py_engine.__all__ if name != "ops")
     ops = (tmp_path / "pages" / "py_engine" / "ad" / "ops.html").read_text(encoding="utf-8")
     assert all(f">{name}</" in ops for name in TABLE)
+    layers = (tmp_path / "pages" / "bridge" / "spec.html").read_text(encoding="utf-8")
+    assert all(f">{op}</" in layers for op in LAYERS)
     network = (tmp_path / "pages" / "py_engine" / "network.html").read_text(encoding="utf-8")
     bases = re.findall(r"class\s+\w+\(py_engine\.network\.([a-z_]+\.\w+)", re.sub(r"<[^>]+>", "", network))
     assert set(bases) <= {"convolution.Windowed"}  # all others are on the page, with the arguments of who inherits them
     assert "Tutorial" not in (py_engine.__doc__ or "")  # the docstring itself is as it was
     assert not hasattr(py_engine.ops, "__all__")
+
+
+def test_the_table_of_layers_has_every_key_with_what_it_may_be() -> None:
+    lines = reference.layer_table().splitlines()
+    for op, kind in LAYERS.items():
+        first = next(number for number, line in enumerate(lines) if line.startswith(f"| `{op}` |"))
+        keys = [key for key in kind.model_fields if key not in ("id", "op")]
+        rows = [line.split(" | ") for line in lines[first + 1 : first + 1 + len(keys)]]
+        assert {row[1] for row in rows} == {f"`{key}`" for key in keys}
+    assert "|  | `units` | an integer from 1 to 16777216 |  |" in lines
+    assert "|  | `bias` | true or false | `true` |" in lines
 
 
 def test_pages_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
