@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from fnmatch import fnmatch
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path.read_text("utf-8") for path in sorted((ROOT / "py_engine").rglob("*.py"))}
 
 
+@cache
 def imports(source: str, typing_only: bool = False) -> set[str]:
     """The engine's modules that a module imports: at its top, in functions and classes, in any branch.
 
