@@ -22,12 +22,22 @@ include("ad/errors.jl")
 using .Errors
 include("ad/kernels/Kernels.jl")
 using .Kernels
-using .Kernels: Called, Stretch, apart, compiling, copy_columns!, fill_ones!, interpret, interpreting, kernel,
+using .Kernels: Called, Segment, Slot, apart, compiling, copy_columns!, fill_ones!, interpret, interpreting, keep!, kernel,
     mixed_bytes, mixed_rows, repeat_last!, zeroed!
 
+# values: a tensor and where it came from; no op
 include("ad/memory.jl")
+include("ad/techniques.jl")
 include("ad/tensor.jl")
-include("ad/ops/record.jl")
+include("ad/state.jl")
+include("ad/containers.jl")
+include("ad/plan.jl")
+
+# ops: the record of an op, its use, and all records
+include("ad/operators.jl")
+include("ad/lowering.jl")
+include("ad/op.jl")
+include("ad/mutation.jl")
 include("ad/ops/elementary.jl")
 include("ad/ops/shape.jl")
 include("ad/ops/reduction.jl")
@@ -37,29 +47,35 @@ include("ad/ops/loss.jl")
 include("ad/ops/convolution.jl")
 include("ad/ops/pooling.jl")
 include("ad/ops/random.jl")
-include("ad/graph.jl")
+
+# programs: tracing, closing over, simplifying
+include("ad/program.jl")
+
+# derivatives: gradients and tangents, of tensors and of dual numbers
+include("ad/reverse.jl")
+include("ad/forward.jl")
+include("ad/transforms.jl")
+include("ad/jacobian.jl")
+include("ad/gradcheck.jl")
+include("ad/dual_numbers.jl")
+using .DualNumbers
+relu(x::Dual) = DualNumbers.by_rule(x, relu, (a, y) -> ifelse(a > 0, one(a), zero(a)))
+include("ad/nesting.jl")
+
+# compilation: passes over programs, and tapes
+include("ad/fusion.jl")
 include("ad/fused_pooling.jl")
-include("ad/plan.jl")
-include("ad/techniques.jl")
 include("ad/tiles.jl")
 include("ad/watched.jl")
 include("ad/tape.jl")
-include("ad/containers.jl")
-include("ad/transforms.jl")
-include("ad/matrices.jl")
-include("ad/checkpoint.jl")
-include("ad/custom.jl")
-include("ad/loops.jl")
 include("ad/straight_line.jl")
 include("ad/compiled.jl")
 include("ad/copies.jl")
-include("ad/forward.jl")
-using .ForwardMode
-sigmoid(x::Dual) = ForwardMode.by_rule(x, sigmoid, (a, y) -> y * (1 - y))
-softplus(x::Dual) = ForwardMode.by_rule(x, softplus, (a, y) -> sigmoid(a))
-relu(x::Dual) = ForwardMode.by_rule(x, relu, (a, y) -> ifelse(a > 0, one(a), zero(a)))
-include("ad/nesting.jl")
-include("ad/gradcheck.jl")
+
+# control: ops made of functions
+include("ad/checkpoint.jl")
+include("ad/custom.jl")
+include("ad/loops.jl")
 
 # Every function on tensors that the numpy engine's `ops` has, by its name there. Ops that are functions themselves are in
 # TABLE; here stand the others, and those that go by another name or convention in Julia.
@@ -76,7 +92,7 @@ for (name, f) in (
     FUNCTIONS[name] = f
 end
 
-export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Graph, Tape, Techniques, Generator
+export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Program, Tape, Techniques, Generator
 export value, item, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
 export gradient, withgradient, grad, value_and_grad, vjp, jvp, jacobian, hessian, hvp, compile, gradcheck
 export stop_gradient, custom_rule, checkpoint, scan

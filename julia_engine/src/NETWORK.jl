@@ -8,7 +8,7 @@ module NETWORK
 using LinearAlgebra: BLAS
 using Random: MersenneTwister, randperm
 using ..AD
-using ..AD: Constant, Graph, Tape, Techniques, Tensor, Variable, stack
+using ..AD: Constant, Tape, Techniques, Tensor, Variable, stack
 
 include("network/initialisers.jl")
 include("network/lines.jl")

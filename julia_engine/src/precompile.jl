@@ -17,8 +17,7 @@ function precompile_workload(T::DataType)
         value = softmax_cross_entropy(h, inputs[2])
         AD.Tensor[value; gradients(AD.Tensor[value], AD.Tensor[AD.literal(T, 1)], parameters)]
     end
-    graph = AD.prune!(Graph(inputs, outputs, nodes))
-    tape = Tape(graph; results=Dict{Int,Any}(2 => zeros(T, 16, 16), 3 => zeros(T, 16)))
+    tape = Tape(AD.traced(nodes, inputs, outputs); results=Dict{Int,Any}(2 => zeros(T, 16, 16), 3 => zeros(T, 16)))
     run!(tape)
     return nothing
 end

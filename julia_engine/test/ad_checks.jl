@@ -14,7 +14,7 @@ const CHECKED = (
     ("gather", (x, i) -> sum(x[i, [1, 2]] .^ 2), LOGITS, [3, 1], 3, ShapeError),
     ("gather", (x, i) -> sum(gather(x, i; dims=1) .^ 2), LOGITS, [1 2; 3 3], 3, ShapeError),
     ("gather", (x, i) -> sum(vec(x)[i] .^ 2), LOGITS, [12, 1], 12, ShapeError),
-    ("scatter", (x, i) -> sum(apply(AD.SCATTER, AD.Tensor[AD.as_tensor(x), AD.index_tensor(i)], Any[2, [3, 6]]) .^ 2),
+    ("scatter", (x, i) -> sum(apply(AD.SCATTER, AD.Tensor[AD.as_tensor(x), AD.index_tensor(i)], AD.attributes(:axis => 2, :dims => [3, 6])) .^ 2),
         LOGITS, [6, 1, 2, 2], 6, ShapeError),
     ("embedding", (x, i) -> sum(embedding(x, i) .^ 2), LOGITS, [1, 4, 2], 4, ShapeError),
     ("embedding", (x, i) -> sum(embedding(x, i; padding_index=2) .^ 2), LOGITS, [1 4 2; 2 3 1], 4, ShapeError),

@@ -144,9 +144,9 @@ allocated_by(program) = @allocated AD.execute!(program)
         op.elementwise || continue
         inputs = [Memory(rand(T, 5, 3)) for _ in 1:3]
         count = name in ("clip", "where", "mul_add") ? 3 : length(op.overwrites) >= 2 || name in ("pow",) ? 2 : 1
-        program = AD.Program()
+        program = AD.Instructions()
         out = Memory(zeros(T, 5, 3))
-        op.forward!(program, out, inputs[1:count], Any[])
+        op.forward!(program, out, inputs[1:count], AD.NO_ATTRS)
         GC.@preserve inputs out program begin
             allocated_by(program)
             @test (name, allocated_by(program)) == (name, 0)

@@ -1,6 +1,6 @@
 # Forward mode on dual numbers, and the transforms of tensors, inside each other; opaque custom rules in what is compiled.
 
-using TwinGrad.AD: ForwardMode
+using TwinGrad.AD: DualNumbers
 
 # Every transform as a function from a function of one number to a derivative of it. `Hidden` keeps the types from telling
 # what a function holds, so that every function is compiled once; that is another way for dual numbers to be found, too.
@@ -123,7 +123,7 @@ end
         (NotDifferentiableError, () -> ForwardBuffers(x -> sum(W .* x), [1.0, 2.0]), "need no buffers"),
         (NotDifferentiableError, () -> derivative(a -> (backward!(sum(late() .* a)); a), 1.0), "use grad()"),
         (NotDifferentiableError, () -> derivative(a -> Float64(sum(Constant([1.0]) .* a)), 1.0), "lose its derivative"),
-        (NotDifferentiableError, () -> derivative(x -> x * derivative(y -> ForwardMode.dual(1.0, k -> 1.0, Val(1), Val(3)), x), 1.0),
+        (NotDifferentiableError, () -> derivative(x -> x * derivative(y -> DualNumbers.dual(1.0, k -> 1.0, Val(1), Val(3)), x), 1.0),
             "kept beyond"),
         (TraceError, () -> derivative(x -> grad(y -> Real[y][1])(x), 1.0), "stack()"),
         (NotDifferentiableError, () -> forward_gradient(sum, [Constant(1.0)]), "stack()"),

@@ -73,10 +73,10 @@ case(x -> x[[1, 3, 3, 2]], "gather", away(3))
 case(x -> x[[1, 3, 3], :, [2 1; 1 2]], "gather", away(3, 2, 2))
 case(x -> x[CartesianIndex.([1, 2, 1], [2, 1, 2])], "gather", away(2, 2))
 case(x -> x[[true, false, true], 2], "gather", away(3, 2))
-case(x -> apply(AD.SCATTER, AD.Tensor[x, Constant([1, 3, 3])], Any[2, [2, 4]]), "scatter", away(2, 3))
+case(x -> apply(AD.SCATTER, AD.Tensor[x, Constant([1, 3, 3])], AD.attributes(:axis => 2, :dims => [2, 4])), "scatter", away(2, 3))
 case(w -> embedding(w, [1 4; 4 2]), "embedding", away(2, 4))
 case(w -> embedding(w, [1, 3, 3]; padding_index=2), "embedding", away(2, 4))
-case(g -> apply(AD.EMBEDDING_GRADIENT, AD.Tensor[g, Constant([1, 3, 3])], Any[4, 1]), "embedding_gradient", away(2, 3))
+case(g -> apply(AD.EMBEDDING_GRADIENT, AD.Tensor[g, Constant([1, 3, 3])], named(AD.EMBEDDING_GRADIENT, 4, 1)), "embedding_gradient", away(2, 3))
 case((a, b) -> a * b, "matmul", away(3, 4), away(4, 2))
 case((a, b) -> a * b, "matmul", away(3, 4), away(4))
 case((a, b) -> a * b', "matmul", away(3), away(4))
@@ -98,18 +98,18 @@ case((g, x, l) -> AD.SOFTMAX_CROSS_ENTROPY_GRADIENT(g, x, l, Constant([2, 1])), 
 case((x, w) -> conv(x, w; stride=(2, 1), padding=((1, 0), 1), dilation=(1, 2), groups=2), "conv", away(6, 5, 4, 2), away(3, 2, 2, 2))
 case((x, w) -> conv(x, w), "conv", away(7, 2, 2), away(3, 2, 3))
 case((x, w) -> conv(x, w), "conv", away(1, 1, 1), away(1, 1, 1))
-case((g, w) -> apply(AD.CONV_INPUT_GRADIENT, AD.Tensor[g, w], Any[[2], [1, 0], [1], 1, [6, 2, 2]]), "conv_input_gradient",
+case((g, w) -> apply(AD.CONV_INPUT_GRADIENT, AD.Tensor[g, w], named(AD.CONV_INPUT_GRADIENT, [2], [1, 0], [1], 1, [6, 2, 2])), "conv_input_gradient",
     away(3, 3, 2), away(3, 2, 3))
-case((g, x) -> apply(AD.CONV_WEIGHT_GRADIENT, AD.Tensor[g, x], Any[[2], [1, 0], [1], 1, [3, 2, 3]]), "conv_weight_gradient",
+case((g, x) -> apply(AD.CONV_WEIGHT_GRADIENT, AD.Tensor[g, x], named(AD.CONV_WEIGHT_GRADIENT, [2], [1, 0], [1], 1, [3, 2, 3])), "conv_weight_gradient",
     away(3, 3, 2), away(6, 2, 2))
 const APART = reshape(Float64.(AD.MersenneTwister(3) |> r -> sortperm(rand(r, 120))), 6, 5, 2, 2) ./ 20  # no near ties
 case(x -> max_pool(x, (2, 3); stride=(2, 1), padding=(1, 0)), "max_pool", APART)
-case((g, x) -> apply(AD.MAX_POOL_GRADIENT, AD.Tensor[g, detach(x)], Any[[2, 2], [2, 1], [0, 0, 1, 1]]), "max_pool_gradient",
+case((g, x) -> apply(AD.MAX_POOL_GRADIENT, AD.Tensor[g, detach(x)], named(AD.MAX_POOL_GRADIENT, [2, 2], [2, 1], [0, 0, 1, 1])), "max_pool_gradient",
     away(3, 6, 2, 2), APART)
-case((t, x) -> apply(AD.MAX_POOL_GATHER, AD.Tensor[t, detach(x)], Any[[2, 2], [2, 1], [0, 0, 1, 1]]), "max_pool_gather",
+case((t, x) -> apply(AD.MAX_POOL_GATHER, AD.Tensor[t, detach(x)], named(AD.MAX_POOL_GATHER, [2, 2], [2, 1], [0, 0, 1, 1])), "max_pool_gather",
     away(6, 5, 2, 2), APART)
 case(x -> avg_pool(x, (2, 3); stride=(2, 1), padding=(1, 0)), "avg_pool", APART)
-case(g -> apply(AD.AVG_POOL_GRADIENT, AD.Tensor[g], Any[[2, 2], [2, 1], [0, 0, 1, 1], [6, 5, 2, 2]]), "avg_pool_gradient",
+case(g -> apply(AD.AVG_POOL_GRADIENT, AD.Tensor[g], named(AD.AVG_POOL_GRADIENT, [2, 2], [2, 1], [0, 0, 1, 1], [6, 5, 2, 2])), "avg_pool_gradient",
     away(3, 6, 2, 2))
 case((x, t) -> binary_cross_entropy(x, t), "softplus", away(3, 2), rand(RANDOM, 3, 2))
 case((x, t) -> mean_squared_error(x, t), "square", away(3, 2), away(3, 2))

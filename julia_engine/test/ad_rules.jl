@@ -16,7 +16,7 @@ along(f) = x -> jvp(f, (x,), (ones(eltype(x), size(x)),))[2]
 
 @testset "every op and every input of it has its rules, or says that it is constant" begin
     named = sort!(collect(AD.TABLE); by=first)
-    pieces = ["barrier" => AD.BARRIER, "checkpointed" => AD.CHECKPOINTED, "custom" => AD.CUSTOM, "opaque" => AD.OPAQUE,
+    pieces = ["barrier" => AD.BARRIER, "checkpoint" => AD.CHECKPOINT, "custom" => AD.CUSTOM, "opaque" => AD.OPAQUE,
         "scan" => AD.SCAN]
     for (name, op) in [named; pieces]
         has_rules = op.backward! !== nothing && op.jvp !== nothing
@@ -181,3 +181,26 @@ end
         end
     end
 end
+
+# A new op: its value and its derivative, and nothing anywhere else.
+row_cube(x::Real) = x^3
+AD.elementwise("row_cube", :(3 * x^2); value=x -> x * x * x, functions=(row_cube,), doc="x³")
+
+@testset "an elementwise op is one row, $T" for T in (Float32, Float64)
+    x, w = T[0.5, -1.5, 2], T[1 2 3; 4 5 6; 7 8 9]
+    f(x) = sum(row_cube.(x) .* w)
+    rows = vec(sum(w; dims=2))
+    slope, curvature = 3 .* x .^ 2 .* rows, 6 .* x .* rows
+    @test value(row_cube.(Constant(x))) == x .^ 3 == compile(x -> row_cube.(x))(x)
+    @test grad(f)(x) ≈ slope && compile(grad(f))(x) ≈ slope && grad(checkpoint(f))(x) ≈ slope
+    @test jvp(f, (x,), (ones(T, 3),))[2] ≈ sum(slope)
+    @test hessian(f, x) ≈ [i == j ? curvature[i] : zero(T) for i in 1:3, j in 1:3] ≈ compile(x -> hessian(f, x))(x)
+    @test forward_gradient(f, x) ≈ slope && derivative(row_cube, T(2)) == 12
+    numbers = compile(a -> row_cube.(a) + a)
+    @test numbers(T(1.5)) === numbers(T(1.5)) === T(1.5)^3 + T(1.5) && occursin("row_cube", source(numbers))
+    total(x) = scan((c, a) -> (c .+ row_cube.(a), nothing), zero(T), x)[1]
+    @test total(x) ≈ sum(x .^ 3) && grad(total)(x) ≈ 3 .* x .^ 2 && isempty(row_cube.(Constant(T[])).dims) == false
+    @test eltype(row_cube.(Constant(x))) === T && (T === Float32 || gradcheck(f, x) === nothing)
+end
+delete!(AD.TABLE, "row_cube")
+delete!(AD.DOTTED, row_cube)

@@ -1,6 +1,6 @@
 # Tapes: replay, memory, techniques, fusion, errors, and long graphs.
 
-using TwinGrad.AD: AD, Graph, Tape, prune!, symbol, tracing, literal
+using TwinGrad.AD: AD, Tape, symbol, traced, tracing, literal
 
 """A recurrent network's training step as a tape: loss, and gradients into one flat vector."""
 function rnn_tape(T; steps=4, features=6, units=5, classes=3, batch=7, techniques=Techniques(), seed=41)
@@ -15,8 +15,7 @@ function rnn_tape(T; steps=4, features=6, units=5, classes=3, batch=7, technique
         loss = rnn_loss(inputs[1], inputs[2], parameters, steps, features)
         Any[loss, gradients([loss], [literal(T, 1)], parameters)...]
     end
-    graph = prune!(Graph(copy(inputs), AD.Tensor[outputs...], nodes))
-    tape = Tape(graph; results=Dict{Int,Any}(i + 1 => p for (i, p) in enumerate(parts)), techniques=techniques)
+    tape = Tape(traced(nodes, inputs, AD.Tensor[outputs...]); results=Dict{Int,Any}(i + 1 => p for (i, p) in enumerate(parts)), techniques=techniques)
     copyto!(tape.inputs[1], randn(random, T, steps * features, batch))
     copyto!(tape.inputs[2], rand(random, 1:classes, batch))
     return tape, flat, parameters

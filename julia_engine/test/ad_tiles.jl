@@ -42,7 +42,7 @@ end
             tolerance = T === Float64 ? 1e-9 : 1e-3
             @test all(isapprox(a, b; rtol=tolerance) for (a, b) in zip(got, expected))
             tape = tape_for(tiled)
-            runs += length(unique(values(tape.runs)))
+            runs += length(unique(values(tape.regions)))
             for byte in (0x00, 0xff)
                 poison!(tape, byte)
                 @test isequal(AD.flatten(tiled(args...))[1], got)
@@ -73,10 +73,10 @@ end
     tape, whole = tape_for(g), untiled_compile(value_and_grad(powers))
     whole(x)
     @test nbytes(tape) < nbytes(tape_for(whole)) / 5
-    run = only(unique(values(tape.runs)))
-    @test length(run.nodes) > 200 && run.n == 10_007 && run.tile < 10_007  # both passes are one run
+    run = only(unique(values(tape.regions)))
+    @test length(run.equations) > 200 && run.n == 10_007 && run.tile < 10_007  # both passes are one run
     @test occursin("a tile of $(run.tile) in", source(g)) && length(split(source(tape), "\n")) == length(tape.steps)
-    @test count(step -> step.node.op === AD.SIN, tape.steps) == 1
+    @test count(step -> step.equation.op === AD.SIN, tape.steps) == 1
     memory = (fill(0.0), zeros(10_007))
     @test run!(memory, g, x)[2] == slope && run!(memory, g, 2 .* x) === memory && memory[2] != slope && g(x) == (value_, slope)
 end
@@ -85,7 +85,7 @@ end
     a, b = randn(300, 40), randn(40, 300)
     f(a, b) = (p = a * b; (tanh.(p) .* p .+ p, vcat(p, 2 .* p), vcat(sin.(p .* p) .+ p, p .* 3)))
     tiled, plain = compile(f), untiled_compile(f)
-    @test all(map(isapprox, tiled(a, b), plain(a, b))) && !isempty(tape_for(tiled).runs)
+    @test all(map(isapprox, tiled(a, b), plain(a, b))) && !isempty(tape_for(tiled).regions)
 end
 
 @testset "draws between runs" begin
@@ -100,7 +100,7 @@ end
     for _ in 1:3
         @test tiled(x) ≈ plain(x)
     end
-    @test length(unique(values(tape_for(tiled).runs))) > 1
+    @test length(unique(values(tape_for(tiled).regions))) > 1
 end
 
 @testset "errors in a run are found" begin
@@ -108,7 +108,7 @@ end
     x = fill(2.5, 100_000)
     f(x)
     tape = tape_for(f)
-    @test !isempty(tape.runs)
+    @test !isempty(tape.regions)
     tape(x)
     @test diagnose(tape) === nothing
     x[77_777] = 0.5
@@ -124,7 +124,7 @@ end
     @test g(x) ≈ grad(f)(x)
     h = compile(grad(x -> sum(grad(t -> sum(sin.(t) .* sin.(t)))(x) .* sin.(x))))
     @test h(x) ≈ 2 .* cos.(2x) .* sin.(x) .+ sin.(2x) .* cos.(x)
-    @test count(step -> step.node.op === AD.COS, tape_for(g).steps) == 1
+    @test count(step -> step.equation.op === AD.COS, tape_for(g).steps) == 1
     draws = compile(grad(x -> sum(dropout(x, 0.5, Generator(1)) .* dropout(x, 0.5, Generator(2)))))
     @test draws(ones(1000)) == grad(x -> sum(dropout(x, 0.5, Generator(1)) .* dropout(x, 0.5, Generator(2))))(ones(1000))
 end

@@ -10,6 +10,7 @@ module SharedVectors  # its short names are nobody else's
 using Test
 using TwinGrad
 using TwinGrad.AD: AD, apply
+using ..Main: named
 
 const VECTORS = joinpath(@__DIR__, "..", "..", "tests", "vectors")
 const BYTES = read(joinpath(VECTORS, "values.bin"))
@@ -100,7 +101,7 @@ CALLS["clip"] = (a, x, bounds...) ->
     isempty(bounds) ? clip(x, bound(a, "a_min"), bound(a, "a_max")) : clip(x, bounds...)
 bound(a, name) = haskey(a, name) ? parse(Float64, a[name]) : nothing
 CALLS["dropout"] = (a, x) -> dropout(x, parse(Float64, a["rate"]), Generator(1))
-CALLS["dropout_mask"] = (a, x) -> apply(AD.DROPOUT_MASK, Tensor[x], Any[parse(Float64, a["rate"]), Generator(1)])
+CALLS["dropout_mask"] = (a, x) -> apply(AD.DROPOUT_MASK, Tensor[x], named(AD.DROPOUT_MASK, parse(Float64, a["rate"]), Generator(1)))
 
 CALLS["reshape"] = (a, x) -> reshape(x, lengths_here(a["shape"]))
 CALLS["expand_dims"] = (a, x) -> expand_dims(x, axes_here(a["axis"], ndims(x) + length(numbers(a["axis"]))))
@@ -117,11 +118,11 @@ CALLS["pad"] = (a, x) -> pad(x, reverse(collect(Iterators.partition(numbers(a["p
 CALLS["getitem"] = CALLS["slice"] = (a, x) -> x[index_here(a["index"])...]
 CALLS["gather"] = (a, x, i) -> gather(x, from_one(i))
 CALLS["scatter"] = (a, g, i) -> apply(AD.SCATTER, Tensor[g, Constant(from_one(i))],
-    Any[length(numbers(a["shape"])), collect(Int, lengths_here(a["shape"]))])
+    named(AD.SCATTER, length(numbers(a["shape"])), collect(Int, lengths_here(a["shape"]))))
 padding_column(a) = parse(Int, get(a, "padding_index", "-1")) + 1
 CALLS["embedding"] = (a, x, i) -> embedding(x, from_one(i); padding_index=padding_column(a))
 CALLS["embedding_gradient"] = (a, g, i) ->
-    apply(AD.EMBEDDING_GRADIENT, Tensor[g, Constant(from_one(i))], Any[parse(Int, a["vocabulary"]), padding_column(a)])
+    apply(AD.EMBEDDING_GRADIENT, Tensor[g, Constant(from_one(i))], named(AD.EMBEDDING_GRADIENT, parse(Int, a["vocabulary"]), padding_column(a)))
 CALLS["assemble"] = (a, xs...) -> AD.assemble(collect(Tensor, xs),
     AD.Index[place_here(s) for s in split(a["places"], "|")], collect(Int, lengths_here(a["shape"])))
 
@@ -144,23 +145,23 @@ padding_here(a) = haskey(a, "padding") ? (v = numbers(a["padding"]); length(v) =
 conv_settings(a, n) = Any[AD.each_axis("stride", setting(a, "stride", 1), n, 1), AD.each_side("padding", padding_here(a), n),
     AD.each_axis("dilation", setting(a, "dilation", 1), n, 1), parse(Int, get(a, "groups", "1"))]
 pool_settings(a, n) = AD.pool_attrs("pool", n, setting(a, "window", 0), setting(a, "stride", nothing), padding_here(a))
-shape_here(a) = Any[reverse(numbers(a["shape"]))]
+shape_here(a) = reverse(numbers(a["shape"]))
 
 CALLS["conv"] = (a, x, w) -> conv(x, w; stride=setting(a, "stride", 1), padding=padding_here(a),
     dilation=setting(a, "dilation", 1), groups=parse(Int, get(a, "groups", "1")))
 for name in ("conv_input_gradient", "conv_weight_gradient")
-    CALLS[name] = (a, g, x) -> apply(TABLE[name], Tensor[g, x], [conv_settings(a, ndims(x) - 2); shape_here(a)])
+    CALLS[name] = (a, g, x) -> apply(TABLE[name], Tensor[g, x], named(TABLE[name], conv_settings(a, ndims(x) - 2)..., shape_here(a)))
 end
 CALLS["max_pool"] = (a, x) -> max_pool(x, setting(a, "window", 0); stride=setting(a, "stride", nothing), padding=padding_here(a))
 CALLS["avg_pool"] = (a, x) -> avg_pool(x, setting(a, "window", 0); stride=setting(a, "stride", nothing), padding=padding_here(a))
 for name in ("max_pool_gradient", "max_pool_gather")
     CALLS[name] = (a, g, x) -> apply(TABLE[name], Tensor[g, x], pool_settings(a, ndims(x) - 2))
 end
-CALLS["avg_pool_gradient"] = (a, g) -> apply(TABLE["avg_pool_gradient"], Tensor[g], [pool_settings(a, ndims(g) - 2); shape_here(a)])
+CALLS["avg_pool_gradient"] = (a, g) -> apply(TABLE["avg_pool_gradient"], Tensor[g], AD.with(pool_settings(a, ndims(g) - 2), :dims => shape_here(a)))
 
 CALLS["softmax_cross_entropy"] = (a, x, labels) -> softmax_cross_entropy(x, from_one(labels))
 CALLS["softmax_cross_entropy_gradient"] = (a, g, x, labels) -> AD.SOFTMAX_CROSS_ENTROPY_GRADIENT(g, x,
-    apply(AD.LOGSUMEXP, Tensor[x], Any[Int[1], false]), Constant(from_one(labels)))
+    apply(AD.LOGSUMEXP, Tensor[x], named(AD.LOGSUMEXP, Int[1], false)), Constant(from_one(labels)))
 
 """Ops called as they are: those of the table, and functions, with tensors alone."""
 plain(name) = (a, xs...) -> (haskey(FUNCTIONS, name) ? FUNCTIONS[name] : TABLE[name])(xs...)

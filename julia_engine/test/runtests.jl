@@ -32,6 +32,9 @@ error_of(f) =
         error
     end
 
+"""The attributes of an op, in the order of their names in its record."""
+named(op, values...) = TwinGrad.AD.Attributes(op.attrs, Any[values...])
+
 """A function of any type: what is called with it is compiled once, not for every function anew."""
 struct Hidden
     f::Any

@@ -1,176 +1,49 @@
-# Checkpoints: functions whose inner values are computed again when a gradient needs them. And what that takes: a piece of
-# a program, as a graph that is applied to other tensors.
+# Checkpoints: functions whose inner values are computed again when a gradient needs them.
 
-# Pieces of programs ---------------------------------------------------------------------------------------------------
-
-Base.show(io::IO, graph::Graph) = print(io, "Graph of ", length(graph.nodes), " ops")
-
-"""Run `f()` and return its result, all ops that it used, recorded or not, in their order, and which it ran under `no_grad`."""
-function making(@nospecialize(f))
-    now = state()
-    outer, constants = now.made, now.constants
-    now.made, now.constants = Tensor[], Set{Tensor}()
-    try
-        return f(), now.made, now.constants
-    finally
-        if outer !== nothing
-            append!(outer, now.made)
-            union!(constants, now.constants)
-        end
-        now.made, now.constants = outer, constants
-    end
-end
-
-"""Run `f()` with every op symbolic, inside another trace too, and return its result and the ops."""
-function tracing_apart(@nospecialize(f))
-    now = state()
-    trace, recording, made = now.trace, now.recording, now.made
-    nodes = Tensor[]
-    now.trace, now.recording, now.made = nodes, true, nothing
-    try
-        return f(), nodes
-    finally
-        now.trace, now.recording, now.made = trace, recording, made
-    end
-end
-
-"""
-    closed(arguments, outputs, nodes, constants)
-
-What was made of `arguments`, as a graph without values, and the tensors from outside that it is a function of as well. Its
-inputs stand for the arguments and then for these: tensors that can be differentiated by, those of a trace around it, and
-random draws, which must not be drawn anew. Constants stay as they are, and results in `constants` have no derivative, though
-they will be computed anew, and recorded.
-"""
-function closed(arguments::Vector{Tensor}, outputs::Vector{Tensor}, nodes::Vector{Tensor}, constants::Set{Tensor})
-    here = Dict{Tensor,Tensor}()
-    inputs, outside, copies = Tensor[], Tensor[], Tensor[]
-    function enter!(x::Tensor)
-        s = symbol(x.eltype, x.dims, x.name)
-        push!(inputs, s)
-        return here[x] = s
-    end
-    function inside(x::Tensor)
-        haskey(here, x) && return here[x]
-        x.data !== nothing && !x.requires_grad && return x
-        push!(outside, x)
-        return enter!(x)
-    end
-    foreach(enter!, arguments)
-    made = Set{Tensor}(nodes)
-    for node in nodes
-        haskey(here, node) && continue
-        if (node.op::Op).random
-            push!(outside, node)
-            enter!(node)
-            continue
-        end
-        node_inputs = Tensor[inside(x) for x in node.inputs]
-        here[node] = Tensor(nothing, node.eltype, node.dims, node.op, node_inputs, node.attrs, node.eltype in FLOATS,
-            nothing, "", node.scope, false)
-        push!(copies, here[node])
-        if node in constants && node.eltype in FLOATS
-            here[node] = Tensor(nothing, node.eltype, node.dims, STOP_GRADIENT, Tensor[here[node]], NO_ATTRS, false, nothing, "",
-                node.scope, false)
-            push!(copies, here[node])
-        end
-    end
-    graph = prune!(Graph(inputs, Tensor[inside(x) for x in outputs], copies))
-    return graph, outside
-end
-
-"""The arrays that a piece of a program reads beside its inputs, those of the pieces inside it included."""
-captured_by(@nospecialize attr) = NO_INPUTS
-captured_by(attrs::Vector{Any}) = Tensor[x for attr in attrs for x in captured_by(attr)]
-captured_by(graph::Graph) = unique(Tensor[
-    Tensor[x for node in graph.nodes for x in node.inputs if x.data !== nothing && !x.literal];
-    Tensor[x for x in graph.outputs if x.data !== nothing && !x.literal];
-    Tensor[x for node in graph.nodes for x in captured_by(node.attrs)]])
-
-"""Apply the ops of a graph to these inputs; return the outputs, and all results in order."""
-function inlined(graph::Graph, inputs::Vector{Tensor})
-    here = Dict{Tensor,Tensor}(zip(graph.inputs, inputs))
-    now = state()
-    outer = now.scope
-    made = Tensor[]
-    try
-        for node in graph.nodes
-            now.scope = node.scope
-            here[node] = apply(node.op::Op, Tensor[get(here, x, x) for x in node.inputs], node.attrs)
-            push!(made, here[node])
-        end
-    finally
-        now.scope = outer
-    end
-    return Tensor[get(here, x, x) for x in graph.outputs], made
-end
-
-"""A piece of a program, recorded on tensors of its own: `(outputs, variables, everything between)`."""
-function recorded_piece(graph::Graph, inputs::Vector{Tensor}, own)
-    now = state()
-    recording = now.recording
-    try
-        now.recording = true
-        variables = Tensor[own(x) for x in inputs]
-        outputs, made = inlined(graph, variables)
-        return outputs, variables, made
-    finally
-        now.recording = recording
-    end
-end
-
-"""Several results as one tensor, flat and of the widest type, unless there is one only; and back."""
-function joined(parts::Vector{Tensor})
-    length(parts) == 1 && return parts[1]
-    T = any(x -> x.eltype === Float64, parts) ? Float64 : parts[1].eltype
-    return concatenate(Tensor[astype(vec(x), T) for x in parts], 1)
-end
-
-function separated(flat::Tensor, like::Vector{Tensor})
-    length(like) == 1 && return Tensor[flat]
-    parts, last = Tensor[], 0
-    for x in like
-        piece = part(flat, last + 1, x.dims)
-        push!(parts, x.eltype in FLOATS ? astype(piece, x.eltype) : piece)
-        last += length(x)
-    end
-    return parts
-end
-
-"""The elements of a flat tensor from `first` on, as many as fill these dimensions."""
-part(flat::Tensor, first::Int, dims::Vector{Int}) =
-    reshape_to(apply(SLICE, Tensor[flat], Any[Index([(first, 1, prod(dims))])]), dims)
-
-# Checkpoints ----------------------------------------------------------------------------------------------------------
-
-# A barrier is its input, but not for the simplification of graphs: what is computed from it again is not merged with what
+# A barrier is its input, but not for the simplification of programs: what is computed from it again is not merged with what
 # was computed from the input itself, and so need not be kept. The attribute keeps barriers of two checkpoints apart.
 const BARRIER = Op("barrier", infer_same; view=itself, backward=Any[(g, y, inputs, attrs) -> g],
-    jvp=(t, y, inputs, attrs) -> t[1], attrs=[:graph], doc="x itself, which no simplification looks through")
+    jvp=(t, y, inputs, attrs) -> t[1], attrs=[:program], doc="x itself, which no simplification looks through")
 
-# The first input is the result, computed without being recorded; the rest is what it was computed from.
-function checkpoint_pullback(g::Tensor, node::Tensor, asked::Vector{Bool})
-    graph = node.attrs[1]::Graph
-    # Values, where nobody will differentiate what is computed here: then the recomputation knows nothing of the past.
-    detached = !state().recording
-    own(x) = x.data === nothing || (x.requires_grad && !detached) ? apply(BARRIER, Tensor[x], Any[graph]) :
-        x.eltype in FLOATS ? Variable(value(x)) : x
-    outputs, variables, made = recorded_piece(graph, node.inputs[2:end], own)
-    seeds = separated(g, outputs)
-    targets = Tensor[x for (x, is_asked) in zip(variables, asked[2:end]) if is_asked]
-    found = Iterators.Stateful(gradients(outputs, seeds, targets; within=made))
-    return Any[nothing; Any[is_asked ? popfirst!(found) : nothing for is_asked in asked[2:end]]]
+# The first inputs are the results, the rest is what they were computed from.
+infer_checkpoint(inputs, attrs) = Kind[(x.dims, x.eltype) for x in inputs[1:length(attrs.program.outputs)]]
+
+"""The inputs once more, the results and the nodes between them, recorded on tensors of their own."""
+function once_more(program::Program, inputs::Vector{Tensor}, own)
+    return entering(:grad_enabled => true) do
+        variables = Tensor[own(x) for x in inputs]
+        outputs, nodes = applied(program, variables)
+        variables, outputs, nodes
+    end
 end
 
-function checkpoint_jvp(t, y, inputs, attrs)
-    outputs, variables, made = recorded_piece(attrs[1]::Graph, inputs[2:end], own_variable_or_index)
-    moves = Dict{Tensor,Tensor}(x => d for (x, d) in zip(variables, t[2:end]) if d !== nothing)
-    return joined(pushed_forward(outputs, moves, made))
+function checkpoint_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, inputs::Vector{Tensor},
+        needs_grad::Vector{Bool})
+    program, n = node.attrs.program::Program, length(cotangents)
+    # Values, where nobody will differentiate what is computed here: then the recomputation knows nothing of the past.
+    is_followed_ = state().grad_enabled
+    own(x) = x.data === nothing || (x.requires_grad && is_followed_) ? apply(BARRIER, Tensor[x], attributes(:program => program)) :
+        x.eltype in FLOATS ? Variable(value(x)) : x
+    variables, outputs, nodes = once_more(program, inputs[n+1:end], own)
+    wanted = needs_grad[n+1:end]
+    seeded = Int[k for k in 1:n if cotangents[k] !== nothing]
+    found = Iterators.Stateful(gradients(outputs[seeded], Tensor[cotangents[k] for k in seeded], variables[wanted]; within=nodes))
+    return Any[fill(nothing, n); Any[is_wanted ? popfirst!(found) : nothing for is_wanted in wanted]]
+end
+
+function checkpoint_jvp(t, results, inputs, attrs)
+    n = length(results)
+    any(!isnothing, t[1:n]) && return t[1:n]  # traced: the ops inside are part of the graph
+    variables, outputs, nodes = once_more(attrs.program::Program, inputs[n+1:end], own_variable_or_index)
+    moves = Dict{Tensor,Tensor}(x => d for (x, d) in zip(variables, t[n+1:end]) if d !== nothing)
+    return pushed_forward(outputs, moves, nodes)
 end
 own_variable_or_index(x::Tensor) = x.eltype in FLOATS ? own_variable(x, next_level()) : x
 
-const CHECKPOINTED = Op("checkpointed", infer_same; view=itself, backward=Joint(checkpoint_pullback),
-    jvp=checkpoint_jvp, attrs=[:graph], doc="a result whose inner values are computed again in the backward pass")
+const CHECKPOINT = Op("checkpoint", infer_checkpoint; several=true,
+    view=(memories, attrs) -> memories[1:length(attrs.program.outputs)], backward=Joint(checkpoint_pullback), jvp=checkpoint_jvp,
+    simplify=(e, made) -> its_input(e, made), attrs=[:program],
+    doc="the first inputs, which the others determine; their gradient computes them from these once more")
 
 """
     checkpoint(f)
@@ -184,29 +57,25 @@ Source: Griewank and Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000).
 function checkpoint(f)
     return function (args...)
         given, structure = flatten(args)
-        differentiable_ = any(x -> has_derivative(x), given)
         plain = is_plain(given)
+        now = state()
         leaves = Any[has_derivative(x) ? own_tensor(x) : x for x in given]
         arguments = Tensor[x for x in leaves if x isa Tensor]
-        (found, result), made, constants = making(() -> unrecorded(() -> flatten(f(unflatten(structure, leaves)...))))
-        outputs = Tensor[as_output(x, "checkpoint") for x in found]
-        floats = Tensor[x for x in outputs if x.eltype in FLOATS]
-        parts = copy(outputs)  # integers have no derivative
-        if !isempty(floats)
-            graph, outside = closed(arguments, floats, made, constants)
-            flat = joined_unrecorded(floats)
-            y = apply(CHECKPOINTED, Tensor[flat; arguments; outside], Any[graph])
-            parts[findall(x -> x.eltype in FLOATS, outputs)] = separated(y, floats)
+        # Eagerly the ops inside are collected here, and given up at the end.
+        nodes = now.trace === nothing ? Tensor[] : now.trace
+        start = length(nodes)
+        found, result = entering(:trace => nodes) do
+            flatten(f(unflatten(structure, leaves)...))
         end
-        return unflatten(result, shown(parts, plain && (!any(x -> x.requires_grad, parts) || depends_on_duals(parts)), given))
+        outputs = Tensor[as_output(x, "checkpoint") for x in found]
+        places = findall(x -> x.eltype in FLOATS, outputs)  # integers have no derivative
+        if !isempty(places)
+            program, outside = close_over(nodes[start+1:end], arguments, outputs[places])
+            outputs[places] = apply_several(CHECKPOINT, Tensor[outputs[places]; arguments; outside], attributes(:program => program))
+        end
+        return unflatten(result, shown(outputs, plain && (!any(x -> x.requires_grad, outputs) || depends_on_duals(outputs)), given))
     end
 end
 
 own_tensor(x::Tensor) = x
 own_tensor(x) = is_dual(x) ? as_tensor(x, float_of(eltype(x))) : Constant(x)
-
-"""The result without the ops that it came from, where it has values already."""
-function joined_unrecorded(outputs::Vector{Tensor})
-    flat = unrecorded(() -> joined(outputs))
-    return flat.data === nothing ? flat : leaf(flat.data, flat.eltype, flat.dims, false, "")
-end

@@ -59,10 +59,10 @@ function anew(compiled::Compiled, @nospecialize(args::Tuple))
     leaves, structure = flatten(args)
     (inside_transform() || any(x -> is_dual(x) || x isa Tensor && x.requires_grad, leaves)) && return compiled.f(args...)
     leaves = as_arguments(leaves, structure)
-    compiled.techniques.replay || return plainly(compiled.f(unflatten(structure, leaves)...))
+    compiled.techniques.replay || return unreplayed(compiled, leaves, structure)
     arrays = Any[value(x) for x in leaves]
     made = tape_for!(compiled, arrays, structure)
-    made === nothing && return plainly(compiled.f(unflatten(structure, leaves)...))
+    made === nothing && return unreplayed(compiled, leaves, structure)
     key, tape, results = made
     last = compiled.last = get!(() -> Replay(tape, structure, results), compiled.replays, key)::Replay
     compiled.code = last.results == LEAF && isempty(tape.watched) ? last.code : nothing
@@ -82,8 +82,8 @@ end
 """
     Replay
 
-How a tape is called: whether its arguments are arrays and numbers without containers, its straight-line code, and where
-its instructions name the memory of its arguments and results, which they are pointed to others by. `captured`: where the
+How a tape is called: whether its arguments are arrays and numbers without containers, its straight-line code, and the
+operands that lie in its arguments and results, which a call points to other memory. `captured`: where the
 arrays lie that it reads in place.
 """
 struct Replay
@@ -100,31 +100,29 @@ function Replay(tape::Tape, structure::Structure, results::Structure)
     t = tape.techniques
     hot = t.preallocate && t.concrete
     plain = hot && structure.kind === :tuple && all(child -> child.kind === :leaf, structure.children)
-    code = plain && isempty(tape.resizable) && isempty(tape.converted) ? straight(tape.graph) : nothing
-    # Functions that are called from a tape have read the addresses that it began with.
-    called = kernel(:call, false)
-    movable = plain && !any(x -> x.kernel == called, tape.program.f64)
-    references(arrays) = Vector{Reference}[movable ? references_to(tape, x) : Reference[] for x in arrays]
-    captured_ = Tuple{UInt,UInt}[extent(x.data) for x in captured(tape.graph) if !x.literal]
-    return Replay(tape, results, plain, code, references(tape.inputs), references(tape.outputs), captured_)
+    code = plain && isempty(tape.resizable) && isempty(tape.converted) ? straight(tape.program) : nothing
+    captured_ = Tuple{UInt,UInt}[extent(x.data) for x in captured(tape.program) if !x.literal]
+    references = plain ? operands_by_slot(tape) : Vector{Reference}[Reference[] for _ in [tape.inputs; tape.outputs]]
+    n = length(tape.inputs)
+    return Replay(tape, results, plain, code, references[1:n], references[n+1:end], captured_)
 end
 
-function references_to(tape::Tape, @nospecialize(x::Array))
-    found = Reference[]
-    sizeof(x) < IN_PLACE_FROM && return found
-    first = UInt(pointer(x))
-    search!(found, tape.program.f32, first, sizeof(x))
-    search!(found, tape.program.f64, first, sizeof(x))
+"""For each argument and result of a tape that is worth it, and that nothing else has read, the operands that lie in it."""
+function operands_by_slot(tape::Tape)
+    arrays, code = Any[tape.inputs; tape.outputs], tape.code
+    found = Vector{Reference}[Reference[] for _ in arrays]
+    fixed = Set{Int}(slot.number for slot in code.slots if slot.instruction == 0)
+    for slot in code.slots
+        x = arrays[slot.number]
+        sizeof(x) >= IN_PLACE_FROM && !(slot.number in fixed) || continue
+        place = slot.single ? place_of(code.f32, slot) : place_of(code.f64, slot)
+        push!(found[slot.number], Reference(place, Int(UInt(unsafe_load(place)) - UInt(pointer(x)))))
+    end
     return found
 end
 
-function search!(found::Vector{Reference}, code::Vector{Instruction{T}}, first::UInt, bytes::Int) where {T}
-    for i in eachindex(code), field in 2:6
-        place = Ptr{Ptr{Cvoid}}(pointer(code, i)) + fieldoffset(Instruction{T}, field)
-        offset = UInt(unsafe_load(place)) - first
-        offset < bytes && push!(found, Reference(place, Int(offset)))
-    end
-end
+place_of(code::Vector{Instruction{T}}, slot::Slot) where {T} =
+    Ptr{Ptr{Cvoid}}(pointer(code, slot.instruction)) + fieldoffset(Instruction{T}, slot.field)
 
 function point!(references::Vector{Reference}, address::Ptr{Cvoid})
     for r in references
@@ -294,9 +292,11 @@ function as_arguments(leaves::Vector{Any}, structure::Structure)
     return Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) : t for (x, t) in zip(leaves, tensors)]
 end
 
-function plainly(@nospecialize(result))
-    leaves, structure = flatten(result)
-    return unflatten(structure, Any[x isa Tensor ? shown(Tensor[x], true, Any[])[1] : x for x in leaves])
+"""The results of the function itself, as arrays."""
+function unreplayed(compiled::Compiled, leaves::Vector{Tensor}, structure::Structure)
+    result = entering(() -> compiled.f(unflatten(structure, leaves)...), :techniques => compiled.techniques)
+    found, results = flatten(result)
+    return unflatten(results, Any[x isa Tensor ? shown(Tensor[x], true, Any[])[1] : x for x in found])
 end
 
 function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure)
@@ -309,9 +309,9 @@ function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure
     watched = watch(compiled.f)
     result, nodes = tracing(() -> compiled.f(unflatten(structure, inputs)...))
     leaves, results = flatten(result)
-    graph = prune!(Graph(inputs, Tensor[as_result(x) for x in leaves], nodes))
-    depends_on_duals(graph.outputs) && return nothing  # the derivative around is not one of a tape
-    tape = Tape(graph; techniques=compiled.techniques)
+    program = traced(nodes, inputs, Tensor[as_result(x) for x in leaves])
+    depends_on_duals(program.outputs) && return nothing  # the derivative around is not one of a tape
+    tape = Tape(program; techniques=compiled.techniques)
     tape.watched = filter(w -> is_unchanged(w) && !is_read_in_place(w, tape), watched)
     compiled.tapes[key] = (tape, results)
     return (key, compiled.tapes[key]...)
@@ -322,8 +322,8 @@ function is_read_in_place(w::Watched, tape::Tape)
     x = w.object
     any(c -> c.source === x || owner_of(c.source) === x, tape.converted) && return true
     x isa Array && isbitstype(eltype(x)) || return false
-    inner = Tensor[t for node in tape.graph.nodes for t in captured_by(node.attrs)]
-    return any(t -> !t.literal && t.data !== nothing && share_bytes(extent(x), extent(t.data::Memory)), [captured(tape.graph); inner])
+    inner = Tensor[t for e in tape.program.equations for t in captured_by(e.attrs)]
+    return any(t -> !t.literal && t.data !== nothing && share_bytes(extent(x), extent(t.data::Memory)), [captured(tape.program); inner])
 end
 
 watched_parts(f::Compiled) = (f.f,)

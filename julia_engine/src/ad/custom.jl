@@ -13,11 +13,11 @@ end
 watched_parts(rule::CustomRule) = rule.opaque ? () : (rule.f, rule.vjp, rule.jvp)
 
 # The first input is the result, the rest what the function was called with.
-function custom_pullback(g::Tensor, node::Tensor, asked::Vector{Bool})
-    rule, inputs = node.attrs[1]::CustomRule, node.inputs[2:end]
+function custom_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, all_inputs::Vector{Tensor}, needs_grad::Vector{Bool})
+    rule, inputs, g = node.attrs.rule::CustomRule, all_inputs[2:end], cotangents[1]::Tensor
     rule.vjp === nothing && throw(NotDifferentiableError("custom rule \"$(rule.name)\": reverse mode was asked for, and it " *
         "has no vjp; give custom_rule(f; vjp=(g, y, inputs...) -> one gradient for each input)"))
-    y = node.inputs[1]
+    y = all_inputs[1]
     found = rule.opaque ? opaque_pullback(rule, g, y, inputs) :
         as_list(rule.vjp(g, as_recorded(node, y), inputs...), length(inputs))
     length(found) == length(inputs) || throw(ShapeError("custom rule \"$(rule.name)\": its vjp must return one gradient " *
@@ -46,17 +46,18 @@ function checked_part(rule::CustomRule, what::String, @nospecialize(part), x::Te
 end
 
 function custom_jvp(t, y, inputs, attrs)
-    rule, given = attrs[1]::CustomRule, inputs[2:end]
+    rule, given = attrs.rule::CustomRule, inputs[2:end]
     rule.jvp === nothing && throw(NotDifferentiableError("custom rule \"$(rule.name)\": forward mode was asked for, and it " *
         "has no jvp; give custom_rule(f; jvp=(tangents, y, inputs...) -> the result's tangent)"))
     tangents = Tuple(moved(t[2:end], given))
-    found = rule.opaque ? opaque(rule, "jvp", (values...) -> rule.jvp(values[1:length(given)], values[length(given)+1:end]...),
-        Tensor[tangents..., inputs[1], given...], inputs[1].dims, y.eltype) : rule.jvp(tangents, y, given...)
+    found = rule.opaque ? opaque(rule, "jvp",
+        listed((values...) -> rule.jvp(values[1:length(given)], values[length(given)+1:end]...)),
+        Tensor[tangents..., inputs[1], given...], Kind[(inputs[1].dims, y.eltype)])[1] : rule.jvp(tangents, y, given...)
     return checked_part(rule, "tangent", found, y)
 end
 
-const CUSTOM = Op("custom", infer_same; view=itself, backward=Joint(custom_pullback), jvp=custom_jvp, attrs=[:rule],
-    doc="a result with derivatives of its own")
+const CUSTOM = Op("custom", infer_same; view=itself, backward=Joint(custom_pullback), jvp=custom_jvp,
+    simplify=(e, made) -> its_input(e, made), attrs=[:rule], doc="a result with derivatives of its own")
 
 """
     custom_rule(f; vjp=nothing, jvp=nothing, name=string(f), opaque=false)
@@ -84,7 +85,7 @@ function (rule::CustomRule)(args...)
     plain = is_plain(args)
     y = rule.opaque ? opaque_value(rule, inputs) : no_grad(() -> as_value(rule, rule.f(inputs...)))
     y.data === nothing || (y = leaf(y.data, y.eltype, y.dims, false, ""))
-    result = apply(CUSTOM, Tensor[y; inputs], Any[rule])
+    result = apply(CUSTOM, Tensor[y; inputs], attributes(:rule => rule))
     return plain ? shown(Tensor[result], true, collect(Any, args))[1] : result
 end
 
@@ -93,21 +94,20 @@ as_value(rule::CustomRule, @nospecialize(y)) = y isa Union{Tensor,Real,AbstractA
 
 # Functions of arrays that the engine does not look into ------------------------------------------------------------------
 
-infer_opaque(inputs, attrs) = (attrs[3], attrs[4])
-
-"""One call of a function on arrays: copies of the inputs in, its result copied out."""
+"""One call of a function on arrays: copies of the inputs in, its results, a list of arrays, copied out."""
 struct OpaqueCall
     f::Any
     name::String
-    copy_in::Program
+    copy_in::Instructions
     arrays::Vector{Any}
-    out::Memory
+    outs::Vector{Memory}
 end
 
 function (c::OpaqueCall)()
     execute!(c.copy_in)
-    result = c.f(map(unwrapped, c.arrays)...)
-    copy_memory!(c.out, Memory(like_opaque(c.name, result, c.out.dims, c.out.eltype)))
+    for (out, result) in zip(c.outs, c.f(map(unwrapped, c.arrays)...))
+        copy_memory!(out, Memory(like_opaque(c.name, result, out.dims, out.eltype)))
+    end
     return nothing
 end
 
@@ -120,17 +120,23 @@ function like_opaque(name::String, @nospecialize(result), dims::Vector{Int}, @no
     return kept(array_)
 end
 
-function forward_opaque(p::Program, out::Memory, inputs::Vector{Memory}, attrs)
+function forward_opaque(p::Instructions, outs::Vector{Memory}, inputs::Vector{Memory}, attrs)
     copies = Memory[new_memory(m.eltype, m.dims) for m in inputs]
-    copy_in = Program()
+    copy_in = Instructions()
     for (copied, m) in zip(copies, inputs)
         emit_copy!(copy_in, copied, m)
     end
-    return emit_call!(p, OpaqueCall(attrs[1], attrs[2], copy_in, Any[m.root for m in copies], out), 0)
+    return emit_call!(p, OpaqueCall(attrs.f, attrs.name, copy_in, Any[m.root for m in copies], outs), 0, [inputs; outs])
 end
 
-"""Append a call of a Julia object that takes no arguments; `bytes` is what its scratch memory counts."""
-function emit_call!(p::Program, @nospecialize(run), bytes::Int)
+"""
+Append a call of a Julia object that takes no arguments; `bytes` is what its scratch memory counts, and `operands` are what it
+reads and writes.
+"""
+function emit_call!(p::Instructions, @nospecialize(run), bytes::Int, operands::Vector{Memory})
+    for m in operands
+        m.address.slot == 0 || keep!(p, Slot(m.address.slot, false, 0, 0))
+    end
     called = Called(run)
     address = pointer_from_objref(called)
     push!(p.roots, Memory(called, address, UInt8, Int[bytes], Int[1]))
@@ -143,38 +149,42 @@ poison!(c::OpaqueCall, byte::Integer) = foreach(a -> fill_bytes!(a, byte), c.arr
 no_second(name) = throw(NotDifferentiableError("custom rule $name: an opaque function of arrays has no second derivative; " *
     "write the rule in ops and leave opaque=false"))
 
-const OPAQUE = Op("opaque", infer_opaque; forward=forward_opaque, attrs=[:f, :name, :dims, :eltype],
-    backward=Joint((g, node, asked) -> no_second(node.attrs[2])), jvp=(t, y, inputs, attrs) -> no_second(attrs[2]),
-    doc="a function of arrays, called as it is")
+const OPAQUE = Op("opaque", (inputs, attrs) -> attrs.kinds; several=true, forward=forward_opaque, attrs=[:f, :name, :kinds],
+    backward=Joint((cotangents, node, inputs, needs_grad) -> no_second(node.attrs.name)),
+    jvp=(t, y, inputs, attrs) -> no_second(attrs.name), doc="a function of arrays, called as it is")
 
-opaque(rule::CustomRule, which::String, @nospecialize(f), inputs::Vector{Tensor}, dims::Vector{Int}, @nospecialize(T)) =
-    apply(OPAQUE, inputs, Any[f, which == "f" ? "\"$(rule.name)\"" : "\"$(rule.name)\": its $which", dims, T])
+"""The results, of these kinds, of a function from arrays to a list of arrays."""
+opaque(rule::CustomRule, which::String, @nospecialize(f), inputs::Vector{Tensor}, kinds::Vector{Kind}) =
+    apply_several(OPAQUE, inputs, attributes(:f => f,
+        :name => which == "f" ? "\"$(rule.name)\"" : "\"$(rule.name)\": its $which", :kinds => kinds))
+
+"""A function of arrays to one array, as one to a list."""
+listed(@nospecialize(f)) = (values...) -> Any[f(values...)]
 
 function opaque_value(rule::CustomRule, inputs::Vector{Tensor})
-    if any(x -> x.data === nothing, inputs) || state().trace !== nothing
+    if any(x -> x.data === nothing, inputs) || state().symbolic
         trial = rule.f((unwrapped(fill!(new_array(x.eltype, x.dims), 1)) for x in inputs)...)
     else
         trial = rule.f((unwrapped(copy(value(x))) for x in inputs)...)
         return as_value(rule, trial isa AbstractArray ? copy(trial) : trial)  # it may return the same memory again and again
     end
     y = as_value(rule, trial)
-    return no_grad(() -> opaque(rule, "f", rule.f, inputs, y.dims, y.eltype))
+    return no_grad(() -> opaque(rule, "f", listed(rule.f), inputs, Kind[(y.dims, y.eltype)])[1])
 end
 
 function opaque_pullback(rule::CustomRule, g::Tensor, y::Tensor, inputs::Vector{Tensor})
-    T = any(x -> x.eltype === Float64, inputs) ? Float64 : y.eltype  # all gradients in one array, of the wider type
-    function flat(values...)
+    floats = Int[i for (i, x) in enumerate(inputs) if x.eltype in FLOATS]
+    function pulled(values...)
         found = as_list(rule.vjp(values...), length(inputs))
         length(found) == length(inputs) || throw(ShapeError("custom rule \"$(rule.name)\": its vjp must return one gradient " *
             "(or nothing) for each of $(length(inputs)) inputs, got $(length(found))"))
-        parts = Any[]
-        for (i, (part, x)) in enumerate(zip(found, inputs))
-            checked = checked_part(rule, "gradient of input $i", part, x)
-            push!(parts, checked === nothing ? zeros(T, length(x)) : T.(vec(value(checked))))
+        return map(floats) do i
+            checked = checked_part(rule, "gradient of input $i", found[i], inputs[i])
+            checked === nothing ? zeros(inputs[i].eltype, size(inputs[i])) : value(checked)
         end
-        return vcat(parts...)
     end
-    both = opaque(rule, "vjp", flat, Tensor[g; y; inputs], Int[sum(length, inputs)], T)
-    each = length(inputs) == 1 ? Tensor[reshape_to(both, inputs[1].dims)] : separated(both, inputs)
-    return Any[x.eltype in FLOATS ? astype(part, x.eltype) : nothing for (part, x) in zip(each, inputs)]
+    each = opaque(rule, "vjp", pulled, Tensor[g; y; inputs], Kind[(inputs[i].dims, inputs[i].eltype) for i in floats])
+    parts = Vector{Any}(nothing, length(inputs))
+    parts[floats] = each
+    return parts
 end

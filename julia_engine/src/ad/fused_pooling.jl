@@ -8,94 +8,96 @@
 # Two shapes have kernels, those that the papers train: images under 3 × 3 or 5 × 5 kernels with pools of 2 × 2, and
 # sequences whose channels lie in one piece (an embedding's, permuted).
 
-"""A convolution and the max-pool behind it that can be one op, with the nodes in between."""
+"""A convolution and the max-pool behind it that can be one op, with what is in between."""
 struct PooledConvolution
-    conv::Tensor
+    conv::Equation
     bias::Union{Nothing,Tensor}
     relu::Bool
     before::Tensor  # what is pooled
-    pool::Tensor
+    pool::Equation
     sequence::Bool
 end
 
-function pooled_convolution(pool::Tensor, users)
-    pool.op === MAX_POOL && Kernels.VECTOR_BYTES[] > 0 && length(pool) > 0 || return nothing
+function pooled_convolution(pool::Equation, uses::Uses, readers::Dict{Tensor,Vector{Equation}})
+    pool.op === MAX_POOL && Kernels.VECTOR_BYTES[] > 0 && length(output(pool)) > 0 || return nothing
     before = pool.inputs[1]
-    before.data === nothing && before.op !== nothing || return nothing
-    relu = before.op === RELU
-    added = relu ? before.inputs[1] : before
-    bias, conv = nothing, added
-    if added.op === ADD
-        k = added.inputs[1].op === CONV ? 1 : 2
-        conv, bias = added.inputs[k], added.inputs[3-k]
-        is_channel_bias(bias, added) || return nothing
+    rectified = by(uses, before, RELU)
+    added = rectified === nothing ? before : rectified.inputs[1]
+    bias, convolved = nothing, added
+    sum_ = by(uses, added, ADD)
+    if sum_ !== nothing
+        k = op_of(sum_.inputs[1], uses) === CONV ? 1 : 2
+        convolved, bias = sum_.inputs[k], sum_.inputs[3-k]
+        is_channel_bias(bias, added, uses) || return nothing
     end
-    conv.op === CONV && conv.data === nothing || return nothing
+    conv = by(uses, convolved, CONV)
+    conv === nothing && return nothing
     # Nobody else may need what is no longer computed.
-    derived(x) = x === pool || (x.op === STEP && relu) || (x.op === MAX_POOL_GRADIENT && x.inputs[2] === before)
-    all(derived, users[before]) || return nothing
-    before === added || length(users[added]) == 1 || return nothing
-    added === conv || length(users[conv]) == 1 || return nothing
-    sequence = suits_sequences(conv, pool)
+    derived(e) = e === pool || (e.op === STEP && rectified !== nothing) ||
+        (e.op === MAX_POOL_GRADIENT && e.inputs[2] === before)
+    length(readers[before]) == uses.counts[before] && all(derived, readers[before]) || return nothing
+    before === added || uses.counts[added] == 1 || return nothing
+    added === convolved || uses.counts[convolved] == 1 || return nothing
+    sequence = suits_sequences(conv, pool, uses)
     sequence || suits_planes(conv, pool) || return nothing
-    return PooledConvolution(conv, bias, relu, before, pool, sequence)
+    return PooledConvolution(conv, bias, rectified !== nothing, before, pool, sequence)
 end
 
 """Whether `bias` has an element for each channel of `x`, and is dense in memory but for axes of length one."""
-is_channel_bias(bias::Tensor, x::Tensor) = bias.op === RESHAPE && length(bias) == x.dims[end-1] &&
+is_channel_bias(bias::Tensor, x::Tensor, uses::Uses) = op_of(bias, uses) === RESHAPE && length(bias) == x.dims[end-1] &&
     ndims(bias) == ndims(x) - 1 && bias.dims[end] == length(bias)
 
-function suits_planes(conv::Tensor, pool::Tensor)
+function suits_planes(conv::Equation, pool::Equation)
     x, w = conv.inputs
-    stride, _, dilation, groups = conv.attrs
-    return ndims(x) == 4 && w.dims[1] == w.dims[2] && w.dims[1] in (3, 5) && all(==(1), stride) && all(==(1), dilation) &&
-           groups == 1 && pool.attrs[1] == [2, 2] == pool.attrs[2] && all(==(0), pool.attrs[3]) && length(w) <= 4096
+    a, b = conv.attrs, pool.attrs
+    return ndims(x) == 4 && w.dims[1] == w.dims[2] && w.dims[1] in (3, 5) && all(==(1), a.stride) && all(==(1), a.dilation) &&
+           a.groups == 1 && b.window == [2, 2] == b.stride && all(==(0), b.padding) && length(w) <= 4096
 end
 
-function suits_sequences(conv::Tensor, pool::Tensor)
-    x, w = conv.inputs
-    _, padding, dilation, groups = conv.attrs
-    return ndims(x) == 3 && x.eltype === Float32 && x.op === TRANSPOSE && x.attrs[1] == [2, 1, 3] && all(==(0), padding) &&
-           all(==(1), dilation) && groups == 1 && all(==(0), pool.attrs[3])
+function suits_sequences(conv::Equation, pool::Equation, uses::Uses)
+    x, a = conv.inputs[1], conv.attrs
+    turned = by(uses, x, TRANSPOSE)
+    return ndims(x) == 3 && x.eltype === Float32 && turned !== nothing && turned.attrs.axes == [2, 1, 3] &&
+           all(==(0), a.padding) && all(==(1), a.dilation) && a.groups == 1 && all(==(0), pool.attrs.padding)
 end
 
 # The ops --------------------------------------------------------------------------------------------------------------
 
 vector_kernel(name::Symbol) = Symbol(name, :_, Kernels.VECTOR_BYTES[])
-address_of(numbers::Vector{Int64}, p::Program) = (push!(p.roots, Memory(numbers)); Ptr{Cvoid}(pointer(numbers)))
+address_of(numbers::Vector{Int64}, p::Instructions) = (push!(p.roots, Memory(numbers)); Ptr{Cvoid}(pointer(numbers)))
 
 """The attributes of split rows: how many of a row's elements there are in each half, padding to the left and above, rows."""
-function split_attrs(conv::Tensor)
-    padding, x = conv.attrs[2], conv.inputs[1]
+function split_attrs(conv::Equation)
+    padding, x = conv.attrs.padding, conv.inputs[1]
     lanes = 64 ÷ sizeof(x.eltype)
     width, rows = x.dims[1] + padding[1] + padding[2], x.dims[2] + padding[3] + padding[4]
-    return Any[cld(cld(width, 2), lanes) * lanes, padding[1], padding[3], rows]
+    return attributes(:half => cld(cld(width, 2), lanes) * lanes, :left => padding[1], :above => padding[3], :rows => rows)
 end
 
 function infer_split_columns(inputs, attrs)
     x, = inputs
-    return Int[2 * attrs[1] * attrs[4] * x.dims[3] * x.dims[4] + 64 ÷ sizeof(x.eltype)], x.eltype
+    return Int[2 * attrs.half * attrs.rows * x.dims[3] * x.dims[4] + 64 ÷ sizeof(x.eltype)], x.eltype
 end
 
 forward_split_columns(p, out, inputs, attrs) = emit!(p, out.eltype, vector_kernel(:split_columns),
     (out.address, inputs[1].address, NOWHERE, NOWHERE), NOWHERE, loop(inputs[1].dims, 1),
-    (NONE, loop(inputs[1].strides, 0), NONE, NONE), Tuple(attrs))
+    (NONE, loop(inputs[1].strides, 0), NONE, NONE), (attrs.half, attrs.left, attrs.above, attrs.rows))
 
 const SPLIT_COLUMNS = register!(Op("split_columns", infer_split_columns; forward=forward_split_columns, fuses="pad, copy",
     attrs=[:half, :left, :above, :rows], doc="images with padding, the even columns of each row before the odd ones"))
 
 # A fused op's attributes: the size of its result, whether there is ReLU, and what its kernels need to know.
 
-infer_as_given(inputs, attrs) = (attrs[1], inputs[1].eltype)
+infer_as_given(inputs, attrs) = (attrs.dims, inputs[1].eltype)
 bias_address(inputs) = length(inputs) == 3 ? inputs[3].address : NOWHERE
 """The largest elements, and which they were, of a fused op's result."""
 which_part(m::Memory) = at_element(m, length(m) ÷ 2)
 
 function plane_numbers!(p, dims, kernel, attrs, @nospecialize(T))
-    half, rows = attrs[3], attrs[4]
+    half, rows = attrs.half, attrs.rows
     channels, filters = kernel[3], kernel[4]
     spare = scratch!(p, T, Int[(1 + prod(kernel)) * 64 ÷ sizeof(T)])
-    return address_of(Int64[dims[1], dims[2], rows, half, channels, filters, dims[4], attrs[2], Int(spare.address)], p)
+    return address_of(Int64[dims[1], dims[2], rows, half, channels, filters, dims[4], attrs.relu, Int(spare.address)], p)
 end
 
 function forward_conv_pool(p, out, inputs, attrs)
@@ -120,12 +122,12 @@ const CONV_POOL_WEIGHT_GRADIENT = register!(Op("conv_pool_weight_gradient", infe
     forward=forward_conv_pool_weight_gradient, accepts=is_dense, attrs=FUSED_POOL_ATTRS,
     fuses="max_pool_gradient, step, mul, conv_weight_gradient", doc="gradient of conv_pool by the weight"))
 
-"""Numbers for the kernels of sequences; attrs hold [kernel, filters, stride, window, stride of the pool]."""
+"""Numbers for the kernels of sequences; `sizes` holds [kernel, filters, stride, window, stride of the pool]."""
 function sequence_numbers!(p, x::Vector{Int}, pooled::Int, attrs, spare::Int)
-    kernel, filters, stride, window, pool_stride = attrs[3]
+    kernel, filters, stride, window, pool_stride = attrs.sizes
     steps = (x[2] - kernel) ÷ stride + 1
     return address_of(Int64[kernel * x[1], stride * x[1], steps, filters, x[3], x[1] * x[2], window, pool_stride, pooled,
-        attrs[2], kernel, spare], p)
+        attrs.relu, kernel, spare], p)
 end
 
 emit_at!(p, out, name, numbers, a, b=NOWHERE, c=NOWHERE) =
@@ -186,8 +188,8 @@ function forward_unpool(p, out, inputs, attrs)
     two(v) = length(v) == 1 ? (v[1], 1) : (v[1], v[2])
     whole, small = two(spatial(out)), two(spatial(g))
     return emit!(p, out.eltype, :unpool, (out.address, g.address, which_part(pooled), NOWHERE), NOWHERE,
-        (small[1], small[2], g.dims[end-1] * g.dims[end], 1), (NONE, (two(attrs[3])..., 0, 0), NONE, NONE),
-        (whole[1], whole[2], attrs[2][1], 0))
+        (small[1], small[2], g.dims[end-1] * g.dims[end], 1), (NONE, (two(attrs.stride)..., 0, 0), NONE, NONE),
+        (whole[1], whole[2], attrs.window[1], 0))
 end
 
 const WINNERS_SUM = register!(Op("winners_sum", infer_as_given; forward=forward_winners_sum, accepts=is_dense,
@@ -198,114 +200,139 @@ const UNPOOL = register!(Op("unpool", infer_as_given; forward=forward_unpool, ac
 
 # The rewrite ----------------------------------------------------------------------------------------------------------
 
-"""Replace convolutions with max-pools behind them, and their gradients, by fused ops; in place."""
-function fuse_pools!(graph::Graph)
-    any(x -> x.op === MAX_POOL, graph.nodes) || return graph
-    users = Dict{Tensor,Vector{Tensor}}(x => Tensor[] for x in graph.nodes)
-    for x in graph.nodes, a in x.inputs
-        haskey(users, a) && push!(users[a], x)
-    end
-    for x in graph.outputs
-        haskey(users, x) && push!(users[x], x)
-    end
-    found = Dict{Tensor,PooledConvolution}()  # by what is pooled
-    for x in graph.nodes
-        it = pooled_convolution(x, users)
-        it === nothing || (found[it.before] = it)
-    end
-    isempty(found) && return graph
-    replaced, fused = Dict{Tensor,Tensor}(), Dict{PooledConvolution,Tuple{Tensor,Tensor}}()
-    unpooled = Dict{Tensor,Tuple{PooledConvolution,Tensor}}()  # gradients before the pool: of what, from which
-    nodes = Tensor[]
-    function put!(scope::String, op::Op, inputs::Vector{Tensor}, attrs::Vector{Any})
-        dims, _ = op.infer(inputs, attrs)
-        x = new_node(op, inputs, dims, attrs)
-        x.scope = scope
-        push!(nodes, x)
-        return x
-    end
-    for x in graph.nodes
-        x.inputs = Tensor[get(replaced, a, a) for a in x.inputs]
-        it = x.op === MAX_POOL ? get(found, x.inputs[1], nothing) : nothing
-        if it !== nothing
-            fused[it] = both, source = fused_pool!(it, x.scope, put!)
-            values = Item[whole_axis(n) for n in x.dims]
-            push!(values, (1, 1, -1))
-            replaced[x] = put!(x.scope, SLICE, Tensor[both], Any[values])
-            continue
-        end
-        from = gradient_before_pool(x, found)
-        if from !== nothing
-            it, g = from
-            both, _ = fused[it]
-            spread = put!(x.scope, UNPOOL, Tensor[g, both], Any[x.dims, it.pool.attrs[1], it.pool.attrs[2]])
-            unpooled[spread] = (it, g)
-            replaced[x] = spread
-            continue
-        end
-        if !isempty(x.inputs) && haskey(unpooled, x.inputs[1])
-            it, g = unpooled[x.inputs[1]]
-            instead = fused_gradient!(x, it, g, fused[it]..., put!)
-            if instead !== nothing
-                replaced[x] = instead
-                continue
-            end
-        end
-        instead = x.op === TRANSPOSE ? shorter_view!(x) : nothing  # a sequence's gradient turned back
-        instead === nothing ? push!(nodes, x) : (replaced[x] = instead)
-    end
-    graph.nodes = nodes
-    graph.outputs = Tensor[get(replaced, x, x) for x in graph.outputs]
-    return prune!(graph)
+"""
+What the rewrite of a program has found and made so far.
+
+- `found`: the convolutions that are fused, by what is pooled.
+- `equations`, `made`: the new program.
+- `replaced`: variables that others stand in place of.
+- `fused`: for each convolution the fused op's result, and what the op reads.
+- `unpooled`: gradients before a pool: of which convolution, from which gradient.
+"""
+struct PoolRewrite
+    found::Dict{Tensor,PooledConvolution}
+    equations::Vector{Equation}
+    made::Made
+    replaced::Dict{Tensor,Tensor}
+    fused::Dict{Tensor,Tuple{Tensor,Tensor}}
+    unpooled::Dict{Tensor,Tuple{PooledConvolution,Tensor}}
 end
 
+function put!(r::PoolRewrite, e::Equation)
+    push!(r.equations, e)
+    foreach(x -> r.made[x] = e, e.outputs)
+    return e.outputs[1]
+end
+put!(r::PoolRewrite, scope::String, op::Op, inputs::Vector{Tensor}, attrs::Attributes) =
+    put!(r, Equation(op, inputs, attrs, scope))
+
+"""Replace convolutions with max-pools behind them, and their gradients, by fused ops."""
+function fuse_pools(program::Program)
+    any(e -> e.op === MAX_POOL, program.equations) || return program
+    uses = Uses(program)
+    readers = Dict{Tensor,Vector{Equation}}(x => Equation[] for x in keys(uses.made))
+    for e in program.equations, a in e.inputs
+        haskey(readers, a) && push!(readers[a], e)
+    end
+    found = Dict{Tensor,PooledConvolution}()
+    for e in program.equations
+        it = pooled_convolution(e, uses, readers)
+        it === nothing || (found[it.before] = it)
+    end
+    isempty(found) && return program
+    r = PoolRewrite(found, Equation[], Made(), Dict{Tensor,Tensor}(), Dict{Tensor,Tuple{Tensor,Tensor}}(),
+        Dict{Tensor,Tuple{PooledConvolution,Tensor}}())
+    for e in program.equations
+        e = reading(e, Tensor[get(r.replaced, a, a) for a in e.inputs])
+        instead = without_pool!(r, e)
+        instead === nothing ? put!(r, e) : (r.replaced[output(e)] = instead)
+    end
+    return prune(Program(program.inputs, r.equations, Tensor[get(r.replaced, x, x) for x in program.outputs]))
+end
+
+"""What stands in place of an equation's result, or `nothing` where that stays."""
+function without_pool!(r::PoolRewrite, e::Equation)
+    it = e.op === MAX_POOL ? get(r.found, e.inputs[1], nothing) : nothing
+    if it !== nothing
+        both, _ = r.fused[it.before] = fused_pool!(r, it, e.scope)
+        values = Item[whole_axis(n) for n in output(e).dims]
+        push!(values, (1, 1, -1))
+        return put!(r, e.scope, SLICE, Tensor[both], attributes(:index => values))
+    end
+    from = gradient_before_pool(r, e)
+    if from !== nothing
+        it, g = from
+        both, _ = r.fused[it.before]
+        spread = put!(r, e.scope, UNPOOL, Tensor[g, both], attributes(:dims => output(e).dims, :window => it.pool.attrs.window,
+            :stride => it.pool.attrs.stride))
+        r.unpooled[spread] = (it, g)
+        return spread
+    end
+    if !isempty(e.inputs) && haskey(r.unpooled, e.inputs[1])
+        instead = fused_gradient!(r, e, r.unpooled[e.inputs[1]]...)
+        instead === nothing || return instead
+    end
+    turned = e.op === TRANSPOSE && op_of(e.inputs[1], r.made) === TRANSPOSE ? r.made[e.inputs[1]].inputs[1] : nothing
+    turned !== nothing && op_of(turned, r.made) === SEQUENCE_POOL_INPUT_GRADIENT || return nothing
+    shorter = shorter_transpose(e, r.made)  # a sequence's gradient turned back
+    return shorter isa Tensor ? shorter : put!(r, shorter)
+end
+
+"""The convolution in the new program."""
+in_rewrite(r::PoolRewrite, it::PooledConvolution) = r.made[output(it.conv)]
+
 """The fused op, and what it reads: split rows, or sequences."""
-function fused_pool!(it::PooledConvolution, scope::String, put!)
-    x, w = it.conv.inputs
-    source = it.sequence ? x.inputs[1] : put!(scope, SPLIT_COLUMNS, Tensor[x], split_attrs(it.conv))
+function fused_pool!(r::PoolRewrite, it::PooledConvolution, scope::String)
+    x, w = in_rewrite(r, it).inputs
+    source = it.sequence ? r.made[x].inputs[1] : put!(r, scope, SPLIT_COLUMNS, Tensor[x], split_attrs(it.conv))
     inputs = Tensor[source, w]
-    it.bias === nothing || push!(inputs, put!(scope, RESHAPE, Tensor[it.bias], Any[Int[length(it.bias)]]))
-    it.sequence && return put!(scope, SEQUENCE_POOL, inputs, sequence_attrs(it, Int[it.pool.dims; 2])), source
-    return put!(scope, CONV_POOL, inputs, plane_attrs(it, Int[it.pool.dims; 2])), source
+    it.bias === nothing || push!(inputs, put!(r, scope, RESHAPE, Tensor[get(r.replaced, it.bias, it.bias)], attributes(:dims => Int[length(it.bias)])))
+    dims = Int[output(it.pool).dims; 2]
+    it.sequence && return put!(r, scope, SEQUENCE_POOL, inputs, sequence_attrs(it, dims)), source
+    return put!(r, scope, CONV_POOL, inputs, plane_attrs(it, dims)), source
 end
 
 function plane_attrs(it::PooledConvolution, dims::Vector{Int})
-    half, _, _, rows = split_attrs(it.conv)
-    return Any[dims, Int(it.relu), half, rows]
+    split = split_attrs(it.conv)
+    return attributes(:dims => dims, :relu => Int(it.relu), :half => split.half, :rows => split.rows)
 end
 
 function sequence_attrs(it::PooledConvolution, dims::Vector{Int})
     w = it.conv.inputs[2]
-    return Any[dims, Int(it.relu), Int[w.dims[1], w.dims[3], it.conv.attrs[1][1], it.pool.attrs[1][1], it.pool.attrs[2][1]]]
+    pool = it.pool.attrs
+    return attributes(:dims => dims, :relu => Int(it.relu),
+        :sizes => Int[w.dims[1], w.dims[3], it.conv.attrs.stride[1], pool.window[1], pool.stride[1]])
 end
 
 """For the gradient by what the convolution gave, bias and all: the convolution, and the gradient by what was pooled."""
-function gradient_before_pool(x::Tensor, found)
-    spread = x
-    if x.op === WHERE && x.inputs[1].op === STEP
-        spread = x.inputs[2]
-        is_number(x.inputs[3], 0) && spread.op === MAX_POOL_GRADIENT && x.inputs[1].inputs[1] === spread.inputs[2] ||
-            return nothing
+function gradient_before_pool(r::PoolRewrite, e::Equation)
+    spread = e
+    if e.op === WHERE && op_of(e.inputs[1], r.made) === STEP
+        spread = get(r.made, e.inputs[2], nothing)
+        is_number(e.inputs[3], 0) && spread !== nothing && spread.op === MAX_POOL_GRADIENT &&
+            r.made[e.inputs[1]].inputs[1] === spread.inputs[2] || return nothing
     end
     spread.op === MAX_POOL_GRADIENT || return nothing
-    it = get(found, spread.inputs[2], nothing)
-    it !== nothing && it.relu == (spread !== x) && it.pool.attrs == spread.attrs || return nothing
+    it = get(r.found, spread.inputs[2], nothing)
+    it !== nothing && it.relu == (spread !== e) && it.pool.attrs == spread.attrs || return nothing
     return it, spread.inputs[1]
 end
 
-"""What computes `x`, a gradient by weight, bias or input, from the winners alone; or nothing."""
-function fused_gradient!(x::Tensor, it::PooledConvolution, g::Tensor, both::Tensor, source::Tensor, put!)
-    input, w = it.conv.inputs
-    if x.op === CONV_WEIGHT_GRADIENT && x.inputs[2] === input
-        op, attrs = it.sequence ? (SEQUENCE_POOL_WEIGHT_GRADIENT, sequence_attrs(it, x.dims)) :
-            (CONV_POOL_WEIGHT_GRADIENT, plane_attrs(it, x.dims))
-        return put!(x.scope, op, Tensor[g, both, source], attrs)
-    elseif x.op === CONV_INPUT_GRADIENT && x.inputs[2] === w && it.sequence
-        turned = put!(x.scope, SEQUENCE_POOL_INPUT_GRADIENT, Tensor[g, both, w], sequence_attrs(it, source.dims))
-        return put!(x.scope, TRANSPOSE, Tensor[turned], Any[Int[2, 1, 3]])
-    elseif x.op === SUM && length(x) == it.conv.dims[end-1] && !(ndims(input) - 1 in x.attrs[1])
-        sums = put!(x.scope, WINNERS_SUM, Tensor[g, both], Any[Int[length(x)]])
-        return put!(x.scope, RESHAPE, Tensor[sums], Any[x.dims])
+"""What computes an equation's result, a gradient by weight, bias or input, from the winners alone; or `nothing`."""
+function fused_gradient!(r::PoolRewrite, e::Equation, it::PooledConvolution, g::Tensor)
+    both, source = r.fused[it.before]
+    input, w = in_rewrite(r, it).inputs
+    y = e.outputs[1]
+    if e.op === CONV_WEIGHT_GRADIENT && e.inputs[2] === input
+        op, attrs = it.sequence ? (SEQUENCE_POOL_WEIGHT_GRADIENT, sequence_attrs(it, y.dims)) :
+            (CONV_POOL_WEIGHT_GRADIENT, plane_attrs(it, y.dims))
+        return put!(r, e.scope, op, Tensor[g, both, source], attrs)
+    elseif e.op === CONV_INPUT_GRADIENT && e.inputs[2] === w && it.sequence
+        turned = put!(r, e.scope, SEQUENCE_POOL_INPUT_GRADIENT, Tensor[g, both, w], sequence_attrs(it, source.dims))
+        return put!(r, e.scope, TRANSPOSE, Tensor[turned], attributes(:axes => Int[2, 1, 3]))
+    elseif e.op === SUM && length(y) == output(it.conv).dims[end-1] && !(ndims(input) - 1 in e.attrs.axes)
+        sums = put!(r, e.scope, WINNERS_SUM, Tensor[g, both], attributes(:dims => Int[length(y)]))
+        return put!(r, e.scope, RESHAPE, Tensor[sums], attributes(:dims => y.dims))
     end
     return nothing
 end

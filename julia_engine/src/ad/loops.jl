@@ -1,13 +1,13 @@
-# Loops over sequences: one node of the graph for all steps, whose body is a tape of its own that is run again and again.
+# Loops over sequences: one op for all steps, whose body is a tape of its own that is run again and again.
 #
 # The derivatives of a loop are loops: reverse mode runs backwards over the carries that the forward loop kept, computes
 # each step again and pulls its gradients back; forward mode carries a tangent beside every value. So any order works, and
-# a loop inside a loop's body is a checkpoint: the outer one keeps only what enters each stretch.
+# a loop inside a loop's body is a checkpoint: the outer one keeps only what enters each segment.
 
 """
     Scan
 
-What a loop does at each step. The graph's inputs are the carries, then this step's part of each sequence, then what is the
+What a loop does at each step. The program's inputs are the carries, then this step's part of each sequence, then what is the
 same at every step; its outputs the new carries, then this step's part of each result.
 
 - `carries`, `sequences`: how many there are.
@@ -15,7 +15,7 @@ same at every step; its outputs the new carries, then this step's part of each r
 - `keeps`: whether the last results are the carries as each step found them, for the backward pass.
 """
 struct Scan
-    graph::Graph
+    program::Program
     carries::Int
     sequences::Int
     steps::Int
@@ -24,13 +24,11 @@ struct Scan
 end
 
 Base.show(io::IO, loop::Scan) = print(io, loop.steps, loop.backwards ? " steps backwards of " : " steps of ",
-    length(loop.graph.nodes), " ops")
+    length(loop.program.equations), " ops")
 
-"""The dimensions of the results: final carries, then what the steps gave, stacked along a new last axis."""
-results_of(loop::Scan) = Vector{Int}[k <= loop.carries ? x.dims : Int[x.dims; loop.steps]
-    for (k, x) in enumerate(loop.graph.outputs)]
-
-infer_scan(inputs, attrs) = (Int[sum(Int[prod(dims) for dims in results_of(attrs[1])])], attrs[1].graph.outputs[1].eltype)
+"""The final carries, then what the steps gave, stacked along a new last axis."""
+infer_scan(inputs, attrs) = (loop = attrs.loop::Scan; Kind[(k <= loop.carries ? x.dims : Int[x.dims; loop.steps], x.eltype)
+    for (k, x) in enumerate(loop.program.outputs)])
 
 # Running --------------------------------------------------------------------------------------------------------------
 
@@ -78,13 +76,9 @@ end
 
 address_of(x::Array) = Ptr{UInt8}(pointer(x))
 
-function forward_scan(p::Program, out::Memory, inputs::Vector{Memory}, attrs)
-    loop = attrs[1]::Scan
-    (own_inputs, outputs), nodes = tracing_apart() do
-        fresh = Tensor[symbol(x.eltype, x.dims, x.name) for x in loop.graph.inputs]
-        fresh, inlined(loop.graph, fresh)[1]
-    end
-    tape = Tape(prune!(Graph(own_inputs, outputs, nodes)))
+function forward_scan(p::Instructions, outs::Vector{Memory}, inputs::Vector{Memory}, attrs)
+    loop = attrs.loop::Scan
+    tape = Tape(loop.program; techniques=state().techniques)
     nc, ns = loop.carries, loop.sequences
     bytes(x) = sizeof(x)
     enter(i, stride) = Transfer(address_of(tape.inputs[i]), Ptr{UInt8}(inputs[i].address), bytes(tape.inputs[i]), 0, stride)
@@ -92,18 +86,11 @@ function forward_scan(p::Program, out::Memory, inputs::Vector{Memory}, attrs)
     fetch = Transfer[enter(i, bytes(tape.inputs[i])) for i in nc+1:nc+ns]
     turn = Transfer[Transfer(address_of(tape.inputs[i]), address_of(tape.outputs[i]), bytes(tape.inputs[i]), 0, 0)
                     for i in 1:nc]
-    store, after, place = Transfer[], Transfer[], Ptr{UInt8}(out.address)
-    for (k, x) in enumerate(tape.outputs)
-        if k <= nc
-            push!(after, Transfer(place, address_of(tape.inputs[k]), bytes(x), 0, 0))
-            place += bytes(x)
-        else
-            push!(store, Transfer(place, address_of(x), bytes(x), bytes(x), 0))
-            place += loop.steps * bytes(x)
-        end
-    end
+    store = Transfer[Transfer(Ptr{UInt8}(outs[k].address), address_of(tape.outputs[k]), bytes(tape.outputs[k]), bytes(tape.outputs[k]), 0)
+                     for k in nc+1:length(outs)]
+    after = Transfer[Transfer(Ptr{UInt8}(outs[k].address), address_of(tape.inputs[k]), bytes(tape.inputs[k]), 0, 0) for k in 1:nc]
     own = nbytes(tape) + sum(Int[bytes(x) for x in tape.inputs]) + sum(Int[bytes(x) for x in tape.outputs])
-    return emit_call!(p, Repetition(tape, loop.steps, loop.backwards, before, fetch, store, turn, after), own)
+    return emit_call!(p, Repetition(tape, loop.steps, loop.backwards, before, fetch, store, turn, after), own, [inputs; outs])
 end
 
 function poison!(r::Repetition, byte::Integer)
@@ -116,34 +103,26 @@ end
 """The same loop, which keeps its carries as results, too."""
 function keeping(loop::Scan)
     loop.keeps && return loop
-    graph = loop.graph
-    more = Graph(graph.inputs, Tensor[graph.outputs; graph.inputs[1:loop.carries]], graph.nodes)
+    program = loop.program
+    more = Program(program.inputs, program.equations, Tensor[program.outputs; program.inputs[1:loop.carries]])
     return Scan(more, loop.carries, loop.sequences, loop.steps, loop.backwards, true)
 end
 
-"""The same loop without its kept carries, where nobody uses them."""
-function forgetting(loop::Scan)
-    graph = loop.graph
-    less = prune!(Graph(graph.inputs, graph.outputs[1:end-loop.carries], copy(graph.nodes)))
-    return Scan(less, loop.carries, loop.sequences, loop.steps, loop.backwards, false)
+"""The attributes of the loop without its kept carries, where nobody needs them."""
+function narrow_scan(attrs::Attributes, needed::Vector{Bool})
+    loop = attrs.loop::Scan
+    loop.keeps && !any(needed[end-loop.carries+1:end]) || return attrs
+    program = loop.program
+    less = prune(Program(program.inputs, program.equations, program.outputs[1:end-loop.carries]))
+    return attributes(:loop => Scan(less, loop.carries, loop.sequences, loop.steps, loop.backwards, false))
 end
 
-captured_by(loop::Scan) = captured_by(loop.graph)
+captured_by(loop::Scan) = captured_by(loop.program)
 
-"""A loop as a node of the graph. Where derivatives may be asked for it keeps its carries."""
+"""The results of a loop on these inputs. Where derivatives may be asked for it keeps its carries."""
 function repeated(loop::Scan, inputs::Vector{Tensor})
-    records = state().recording && any(x -> x.requires_grad, inputs)
-    return apply(SCAN, inputs, Any[records ? keeping(loop) : loop])
-end
-
-"""A loop's results, of its one flat tensor."""
-function results(flat::Tensor, loop::Scan)
-    parts, last = Tensor[], 0
-    for dims in results_of(loop)
-        push!(parts, part(flat, last + 1, dims))
-        last += prod(dims)
-    end
-    return parts
+    records = state().grad_enabled && any(x -> x.requires_grad, inputs)
+    return apply_several(SCAN, inputs, attributes(:loop => records ? keeping(loop) : loop))
 end
 
 like(x::Tensor) = symbol(x.eltype, x.dims, x.name)
@@ -151,45 +130,42 @@ one_step(x::Tensor) = symbol(x.eltype, x.dims[1:end-1])
 zeros_of(x::Tensor) = spread_to(literal(x.eltype, 0), x.dims)
 
 """The carries that depend, at some step, on what a gradient is asked for; the others need no rules."""
-function depending_carries(loop::Scan, asked::Vector{Bool})
-    graph, carries = loop.graph, Set{Int}(i for i in 1:loop.carries if asked[i])
+function depending_carries(loop::Scan, needs_grad::Vector{Bool})
+    program, carries = loop.program, Set{Int}(i for i in 1:loop.carries if needs_grad[i])
     while true
-        depends = Set{Tensor}(x for (i, x) in enumerate(graph.inputs) if i > loop.carries ? asked[i] : i in carries)
-        for node in graph.nodes
-            op = node.op::Op
-            !op.constant && any(i -> node.inputs[i] in depends && !counts_as_constant(op, i), eachindex(node.inputs)) &&
-                push!(depends, node)
+        depends = Set{Tensor}(x for (i, x) in enumerate(program.inputs) if i > loop.carries ? needs_grad[i] : i in carries)
+        for e in program.equations
+            !e.op.constant && any(i -> e.inputs[i] in depends && !counts_as_constant(e.op, i), eachindex(e.inputs)) &&
+                union!(depends, e.outputs)
         end
         before = length(carries)
-        union!(carries, Int[i for i in 1:loop.carries if graph.outputs[i] in depends])
+        union!(carries, Int[i for i in 1:loop.carries if program.outputs[i] in depends])
         length(carries) == before && return sort!(collect(carries))
     end
 end
 
-function scan_pullback(g::Tensor, node::Tensor, asked::Vector{Bool})
-    loop, inputs = node.attrs[1]::Scan, node.inputs
+function scan_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, inputs::Vector{Tensor}, needs_grad::Vector{Bool})
+    loop, results = node.attrs.loop::Scan, node.results
     if !loop.keeps
         loop = keeping(loop)
-        flat = apply(SCAN, inputs, Any[loop])
-        g = concatenate(Tensor[g, zeros_of(part(flat, length(g) + 1, Int[length(flat) - length(g)]))], 1)
-    else
-        flat = node
+        results = apply_several(SCAN, inputs, attributes(:loop => loop))
+        append!(cotangents, fill(nothing, loop.carries))
     end
-    nc, ns, graph = loop.carries, loop.sequences, loop.graph
-    kept_ = results(flat, loop)[end-nc+1:end]
-    upstream = results(g, loop)
+    nc, ns, program = loop.carries, loop.sequences, loop.program
+    kept_carries = results[end-nc+1:end]
+    upstream = Int[k for k in nc+1:length(results) if cotangents[k] !== nothing]
     fixed = inputs[nc+ns+1:end]
-    moving = Int[i for i in eachindex(inputs) if i > nc && asked[i]]
+    moving = Int[i for i in eachindex(inputs) if i > nc && needs_grad[i]]
     summed = Int[i for i in moving if i > nc + ns]
     # The step backwards: carries are the gradients of the carries, and the sums of those of what is the same at all steps.
-    (own, outputs), nodes = tracing_apart() do
-        carried = Tensor[like(x) for x in graph.inputs[1:nc]]
-        sums = Tensor[like(graph.inputs[i]) for i in summed]
-        here = Tensor[like(x) for x in graph.inputs]
-        seeds = Tensor[like(x) for x in graph.outputs[nc+1:end]]
-        outputs, made = inlined(graph, here)
-        targets = [depending_carries(loop, asked); moving]
-        found = gradients(outputs, Tensor[carried; seeds], here[targets]; within=made)
+    (own, outputs), nodes = nested_trace() do
+        carried = Tensor[like(x) for x in program.inputs[1:nc]]
+        sums = Tensor[like(program.inputs[i]) for i in summed]
+        here = symbols(program)
+        seeds = Tensor[like(program.outputs[k]) for k in upstream]
+        outputs, made = applied(program, here)
+        targets = [depending_carries(loop, needs_grad); moving]
+        found = gradients(outputs[[1:nc; upstream]], Tensor[carried; seeds], here[targets]; within=made)
         by_input = Dict{Int,Tensor}(i => f for (i, f) in zip(targets, found) if f !== nothing)
         foreach(i -> get!(() -> zeros_of(here[i]), by_input, i), [1:nc; moving])
         totals = Tensor[ADD(total, by_input[i]) for (total, i) in zip(sums, summed)]
@@ -197,13 +173,14 @@ function scan_pullback(g::Tensor, node::Tensor, asked::Vector{Bool})
         Tensor[carried; sums; here[1:nc+ns]; seeds; here[nc+ns+1:end]],
         Tensor[Tensor[by_input[i] for i in 1:nc]; totals; steps]
     end
-    back = Scan(prune!(Graph(own, outputs, nodes)), nc + length(summed), nc + ns + length(upstream) - nc, loop.steps,
-        !loop.backwards, false)
-    start = Tensor[upstream[1:nc]; Tensor[zeros_of(inputs[i]) for i in summed]]
-    found = results(repeated(back, Tensor[start; kept_; inputs[nc+1:nc+ns]; upstream[nc+1:end]; fixed]), back)
+    back = Scan(traced(nodes, own, outputs), nc + length(summed), nc + ns + length(upstream), loop.steps, !loop.backwards, false)
+    start = Tensor[
+        Tensor[something(cotangents[i], Some(zeros_of(results[i]))) for i in 1:nc]; Tensor[zeros_of(inputs[i]) for i in summed]]
+    seeds = Tensor[cotangents[k] for k in upstream]
+    found = repeated(back, Tensor[start; kept_carries; inputs[nc+1:nc+ns]; seeds; fixed])
     parts = Vector{Any}(nothing, length(inputs))
     for i in 1:nc
-        asked[i] && (parts[i] = found[i])
+        needs_grad[i] && (parts[i] = found[i])
     end
     for (k, i) in enumerate(summed)
         parts[i] = found[nc+k]
@@ -214,14 +191,14 @@ function scan_pullback(g::Tensor, node::Tensor, asked::Vector{Bool})
     return parts
 end
 
-function scan_jvp(t, y, inputs, attrs)
-    loop = attrs[1]::Scan
-    nc, ns, graph = loop.carries, loop.sequences, loop.graph
+function scan_jvp(t, results, inputs, attrs)
+    loop = attrs.loop::Scan
+    nc, ns, program = loop.carries, loop.sequences, loop.program
     moving = Int[i for i in eachindex(inputs) if i <= nc || t[i] !== nothing]
-    (own, outputs), nodes = tracing_apart() do
-        here = Tensor[like(x) for x in graph.inputs]
-        tangents = Tensor[like(graph.inputs[i]) for i in moving]
-        outputs, made = inlined(graph, here)
+    (own, outputs), nodes = nested_trace() do
+        here = symbols(program)
+        tangents = Tensor[like(program.inputs[i]) for i in moving]
+        outputs, made = applied(program, here)
         moves = Dict{Tensor,Tensor}(here[i] => d for (i, d) in zip(moving, tangents))
         moved_ = pushed_forward(outputs, moves, made)
         both(range) = Tensor[here[range]; tangents[[k for (k, i) in enumerate(moving) if i in range]]]
@@ -230,37 +207,13 @@ function scan_jvp(t, y, inputs, attrs)
     end
     tangents = Tensor[t[i] === nothing ? zeros_of(inputs[i]) : t[i] for i in moving]
     both(range) = Tensor[inputs[range]; tangents[[k for (k, i) in enumerate(moving) if i in range]]]
-    doubled = Scan(prune!(Graph(own, outputs, nodes)), 2nc, ns + count(i -> nc < i <= nc + ns, moving), loop.steps,
-        loop.backwards, false)
-    found = results(repeated(doubled, Tensor[both(1:nc); both(nc+1:nc+ns); both(nc+ns+1:length(inputs))]), doubled)
-    return joined_flat(Tensor[found[nc+1:2nc]; found[2nc+1:2nc+length(graph.outputs)-nc]])
+    doubled = Scan(traced(nodes, own, outputs), 2nc, ns + count(i -> nc < i <= nc + ns, moving), loop.steps, loop.backwards, false)
+    found = repeated(doubled, Tensor[both(1:nc); both(nc+1:nc+ns); both(nc+ns+1:length(inputs))])
+    return found[[nc+1:2nc; 2nc+1:nc+length(results)]]
 end
 
-joined_flat(parts::Vector{Tensor}) = concatenate(Tensor[vec(x) for x in parts], 1)
-
-const SCAN = Op("scan", infer_scan; forward=forward_scan, backward=Joint(scan_pullback), jvp=scan_jvp, accepts=is_dense,
-    attrs=[:loop], doc="a loop: one node for all steps")
-
-"""Let loops whose kept carries nobody reads not keep them; in place, before a graph is bound to memory."""
-function forget!(graph::Graph)
-    read = Dict{Tensor,Int}()  # of a loop's flat result the last element in use
-    for x in graph.nodes, a in x.inputs
-        a.op === SCAN || continue
-        last = x.op === SLICE ? (i = x.attrs[1][1]; i[1] + i[2] * (max(i[3], 1) - 1)) : length(a)
-        read[a] = max(get(read, a, 0), last)
-    end
-    for x in graph.outputs
-        x.op === SCAN && (read[x] = length(x))
-    end
-    for x in graph.nodes
-        x.op === SCAN && (x.attrs[1]::Scan).keeps || continue
-        shorter = forgetting(x.attrs[1])
-        dims, _ = infer_scan(x.inputs, Any[shorter])
-        get(read, x, 0) <= dims[1] || continue
-        x.attrs, x.dims = Any[shorter], dims
-    end
-    return graph
-end
+const SCAN = Op("scan", infer_scan; several=true, narrow=narrow_scan, forward=forward_scan, backward=Joint(scan_pullback),
+    jvp=scan_jvp, accepts=is_dense, attrs=[:loop], doc="a loop: one op for all steps")
 
 # What users write -----------------------------------------------------------------------------------------------------
 
@@ -273,7 +226,7 @@ The loop
         carry, ys[t] = f(carry, xs[t])
     end
 
-as one node of the graph, of the same size for any number of steps. Returns `(carry, ys)`.
+as one op, of the same size for any number of steps. Returns `(carry, ys)`.
 
 - `carry`: what is handed on from step to step, a container of arrays of one float type, which keep their sizes.
 - `xs`: what the steps read, a container of arrays whose last axis is the steps; `nothing` if `length` is given.
@@ -390,7 +343,7 @@ function in_stretches(body::Body, inner::Body, carries::Vector{Tensor}, xs::Vect
 end
 
 along_steps(x::Tensor, first::Int, n::Int) = first == 1 && n == x.dims[end] ? x :
-    apply(SLICE, Tensor[x], Any[Index([[whole_axis(m) for m in x.dims[1:end-1]]; (first, 1, n)])])
+    apply(SLICE, Tensor[x], attributes(:index => Index([[whole_axis(m) for m in x.dims[1:end-1]]; (first, 1, n)])))
 
 """One step of the loop over stretches: a loop itself."""
 function in_stretch(body::Body, carry, x, n::Int, stretch::Int, cut::Bool)
@@ -402,7 +355,7 @@ end
 function plain_scan(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, steps::Int)
     own = Tensor[Tensor[like(c) for c in carries]; Tensor[one_step(x) for x in xs]]
     n = length(carries)
-    (outputs, structure), nodes = tracing_apart() do
+    (outputs, structure), nodes = nested_trace() do
         result = body.f(unflatten(body.carry, own[1:n]), unflatten(body.step, own[n+1:end]))
         result isa Tuple && length(result) == 2 ||
             throw(ShapeError("scan: the function must return (carry, y), got $(typeof(result))"))
@@ -418,19 +371,12 @@ function plain_scan(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, ste
     drawn = findfirst(x -> (x.op::Op).random, nodes)
     drawn === nothing || throw(TraceError("scan: random masks cannot be drawn inside a loop's step ($(nodes[drawn].op.name)); " *
         "draw those of all steps before and pass them in xs"))
-    graph, outside = closed(own, outputs, nodes, Set{Tensor}(filter(made_without_recording, nodes)))
-    state().trace === nothing && any(x -> x.data === nothing, outside) && throw(TraceError("scan: the function uses a " *
+    program, outside = close_over(nodes, own, outputs)
+    !state().symbolic && any(x -> x.data === nothing, outside) && throw(TraceError("scan: the function uses a " *
         "tensor that was kept from an earlier trace; return it from there, or compute it here"))
-    loop = Scan(graph, n, length(xs), steps, false, false)
-    inputs = Tensor[carries; xs; outside]
-    flat = repeated(loop, inputs)
-    parts = results(flat, loop)
-    return parts[1:n], parts[n+1:end], structure
+    found = repeated(Scan(program, n, length(xs), steps, false, false), Tensor[carries; xs; outside])
+    return found[1:n], found[n+1:length(outputs)], structure
 end
-
-"""Whether an op would have a derivative, had it not been made under `no_grad`."""
-made_without_recording(x::Tensor) = !x.requires_grad && x.eltype in FLOATS && !(x.op::Op).constant &&
-    any(a -> a.requires_grad, x.inputs)
 
 function alike_carry(@nospecialize(new), carries::Vector{Tensor}, structure::Structure)
     leaves = flatten_as(new, structure, "scan: the carry")

@@ -1,6 +1,22 @@
 # Where the elements of arrays lie, and memory that gradients use again.
 
 """
+    Address
+
+Where an operand of an instruction lies. `slot` is the number of the tape's argument or result (after the arguments) that it
+is an address in, which a replay may put into another place; 0 for memory that stays where it is.
+"""
+struct Address
+    pointer::Ptr{Cvoid}
+    slot::Int
+end
+Base.convert(::Type{Address}, p::Ptr) = Address(p, 0)
+Base.:+(a::Address, bytes::Integer) = Address(a.pointer + bytes, a.slot)
+Base.UInt(a::Address) = UInt(a.pointer)
+Base.Int(a::Address) = Int(a.pointer)
+(::Type{Ptr{T}})(a::Address) where {T} = Ptr{T}(a.pointer)
+
+"""
     Memory
 
 Where an array's elements lie: an address, dimensions and strides in elements. Views are memories, too: they share
@@ -9,13 +25,14 @@ be compiled anew for every element type and number of dimensions.
 """
 struct Memory
     root::Any
-    address::Ptr{Cvoid}
+    address::Address
     eltype::DataType
     dims::Vector{Int}
     strides::Vector{Int}
 end
 
 Memory(m::Memory) = m
+in_slot(m::Memory, slot::Int) = Memory(m.root, Address(m.address.pointer, slot), m.eltype, m.dims, m.strides)
 Memory(x::StridedArray{T}) where {T} =
     Memory(x, Ptr{Cvoid}(pointer(x)), T, collect(Int, size(x)), collect(Int, strides(x)))
 
@@ -86,7 +103,7 @@ function array(m::Memory)
     is_there(m) || throw(InPlaceError("the array of $(m.eltype) behind a tensor of size $(Tuple(m.dims)) $RESIZED"))
     root = m.root
     if root isa Array && eltype(root) === m.eltype && is_dense(m) && length(root) == length(m) &&
-       Ptr{Cvoid}(pointer(root)) == m.address
+       Ptr{Cvoid}(pointer(root)) == m.address.pointer
         return collect(Int, size(root)) == m.dims ? root : reshape(root, m.dims...)
     end
     copied = new_memory(m.eltype, m.dims)

@@ -28,8 +28,8 @@ function forward_gradient_by_ops(@nospecialize(f), @nospecialize(x))
     g = jacobian_of("forward_gradient", v -> one_number(f(v)), as_float(x), :forward)
     return reshape(g, size(x))
 end
-one_number(x::Union{Tensor,Real}) = length(x) == 1 ? reshape_to(as_tensor(x), Int[]) : ForwardMode.number(Val(0), summary_of(x))
-one_number(@nospecialize(x)) = ForwardMode.number(Val(0), x)
+one_number(x::Union{Tensor,Real}) = length(x) == 1 ? reshape_to(as_tensor(x), Int[]) : DualNumbers.number(Val(0), summary_of(x))
+one_number(@nospecialize(x)) = DualNumbers.number(Val(0), x)
 summary_of(x::Tensor) = Array(zeros(size(x)))
 
 """What [`forward_jacobian`](@ref) returns, by the ops' forward-mode rules."""
@@ -40,7 +40,7 @@ one_vector(x::Tensor) = vec(x)
 one_vector(x::Real) = reshape_to(as_tensor(x), Int[1])
 one_vector(x::AbstractArray{<:Union{Float32,Float64,DualNumber}}) = vec(as_tensor(x))
 one_vector(x::Union{AbstractArray,Tuple}) = concatenate(Any[one_vector(e) for e in x], 1)
-one_vector(@nospecialize(x)) = ForwardMode.elements(x)
+one_vector(@nospecialize(x)) = DualNumbers.elements(x)
 
 # Dual numbers inside transforms of tensors ------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ function dual_leaf(x::AbstractArray{<:Dual{N,T,L}}, y::Tensor) where {N,T,L}
     y.eltype in FLOATS || throw(DTypeError("dual numbers of $T meet a tensor; tensors hold Float32 or Float64"))
     state().mixed = true
     partials_ = Any[map(d -> partials(d)[k], x) for k in 1:N]
-    return Tensor(y.data, y.eltype, y.dims, DUAL, Tensor[y], Any[L, partials_], true, nothing, "", "", false)
+    return Tensor(y.data, y.eltype, y.dims, DUAL, Tensor[y], attributes(:level => L, :partials => partials_), true, nothing, "", "", false)
 end
 
 """Whether tensors were computed from dual numbers of a derivative around."""
@@ -71,42 +71,33 @@ depends_on_duals(tensors::Vector{Tensor}) = state().mixed && any(x -> x.requires
 
 """The array of a tensor that was computed from dual numbers, of dual numbers."""
 function with_duals(x::Tensor)
-    levels = unique(Int[node.attrs[1] for node in topological_sort(x) if node.op === DUAL])
+    levels = unique(Int[node.attrs.level for node in topological_sort(x) if node.op === DUAL])
     return recorded(() -> with_levels(x, sort!(levels; rev=true)))
 end
 
 function with_levels(x::Tensor, levels::Vector{Int})
     isempty(levels) && return copy(value(x))
     order, inner = topological_sort(x), levels[2:end]
-    leaves = Tensor[node for node in order if node.op === DUAL && node.attrs[1] == levels[1]]
+    leaves = Tensor[node for node in order if node.op === DUAL && node.attrs.level == levels[1]]
     values = with_levels(x, inner)
     isempty(leaves) && return values
-    counts = unique(Int[length(leaf.attrs[2]) for leaf in leaves])
+    counts = unique(Int[length(leaf.attrs.partials) for leaf in leaves])
     length(counts) == 1 || throw(ShapeError("dual numbers with $(counts[1]) and with $(counts[2]) partials of one level cannot " *
         "meet; each belongs to a derivative of its own, and was kept beyond it"))
     parts = Any[]
     for k in 1:counts[1]
-        moves = Dict{Tensor,Tensor}(y => as_tensor(converted_to(y.eltype, y.attrs[2][k]), y.eltype) for y in leaves)
+        moves = Dict{Tensor,Tensor}(y => as_tensor(converted_to(y.eltype, y.attrs.partials[k]), y.eltype) for y in leaves)
         push!(parts, with_levels(pushed_forward(Tensor[x], moves, order)[1], inner))
     end
     T = promote_type(eltype(values), map(eltype, parts)...)
-    return ForwardMode.as_duals(convert(AbstractArray{T}, values), map(p -> convert(AbstractArray{T}, p), parts),
+    return DualNumbers.as_duals(convert(AbstractArray{T}, values), map(p -> convert(AbstractArray{T}, p), parts),
         Val(counts[1]), Val(levels[1]))
 end
 
 converted_to(T::DataType, x::AbstractArray{<:DualNumber}) = x
 converted_to(T::DataType, x::AbstractArray) = T.(x)
 
-function recorded(@nospecialize(f))
-    now = state()
-    outer = now.recording
-    now.recording = true
-    try
-        return f()
-    finally
-        now.recording = outer
-    end
-end
+recorded(@nospecialize(f)) = entering(f, :grad_enabled => true)
 
 """The same without derivatives of forward mode: numbers, arrays, and containers of them."""
 without_duals(x::DualNumber) = without_duals(x.value)

@@ -1,5 +1,5 @@
 # Tapes whose values are all single numbers, as straight-line Julia code: an instruction costs several times what one
-# addition does. The code is made from the graph and the functions that the ops' records name, the same that the kernels run.
+# addition does. The code is made from the program and the functions that the ops' records name, the same that the kernels run.
 
 """Where straight-line code is compiled, with the optimiser that loops have."""
 module StraightLine
@@ -45,17 +45,17 @@ struct Straight
     results::Int
 end
 
-"""The straight-line code of a graph, or `nothing` where it has other values than numbers of one type."""
-function straight(graph::Graph)
-    isempty(graph.inputs) && return nothing
-    T = graph.inputs[1].eltype
+"""The straight-line code of a program, or `nothing` where it has other values than numbers of one type."""
+function straight(program::Program)
+    isempty(program.inputs) && return nothing
+    T = program.inputs[1].eltype
     suits(x::Tensor) = isempty(x.dims) && x.eltype === T
-    T in FLOATS && all(suits, graph.inputs) && length(graph.nodes) <= STRAIGHT_MOST || return nothing
-    for x in graph.nodes
-        suits(x) && (x.op::Op).scalar !== nothing || return nothing
-        all(a -> suits(a) && (a.data === nothing || a.literal), x.inputs) || return nothing
+    T in FLOATS && all(suits, program.inputs) && length(program.equations) <= STRAIGHT_MOST || return nothing
+    for e in program.equations
+        e.op.scalar !== nothing && suits(output(e)) || return nothing
+        all(a -> suits(a) && (a.data === nothing || a.literal), e.inputs) || return nothing
     end
-    functions, kept = straight_functions(graph, T)
+    functions, kept = straight_functions(program, T)
     foreach(f -> Core.eval(StraightLine, f), functions)
     names = Symbol[f.args[1].args[1] for f in functions]
     name = length(names) == 1 ? names[1] : gensym("straight")
@@ -66,18 +66,20 @@ function straight(graph::Graph)
     find = Core.eval(StraightLine, :(() -> @cfunction($name, Cvoid, (Ptr{$T}, Ptr{$T}, Ptr{$T}))))
     code = compiling(() -> Base.invokelatest(find))::Ptr{Cvoid}
     numbers(n) = zeros(Float64, max(n, 1))
-    return Straight(code, T, numbers(length(graph.inputs)), numbers(length(graph.outputs)), numbers(kept),
-        length(graph.inputs), length(graph.outputs))
+    return Straight(code, T, numbers(length(program.inputs)), numbers(length(program.outputs)), numbers(kept),
+        length(program.inputs), length(program.outputs))
 end
 
-function straight_functions(graph::Graph, T::DataType)
-    part = Dict{Tensor,Int}(x => cld(i, PER_FUNCTION) for (i, x) in enumerate(graph.nodes))
-    parts = max(1, cld(length(graph.nodes), PER_FUNCTION))
-    number = Dict{Tensor,Int}(x => i for (i, x) in enumerate(graph.inputs))
-    output = Dict{Tensor,Int}(x => i for (i, x) in enumerate(graph.outputs))
+function straight_functions(program::Program, T::DataType)
+    equations = program.equations
+    part = Dict{Tensor,Int}(output(e) => cld(i, PER_FUNCTION) for (i, e) in enumerate(equations))
+    parts = max(1, cld(length(equations), PER_FUNCTION))
+    number = Dict{Tensor,Int}(x => i for (i, x) in enumerate(program.inputs))
+    result = Dict{Tensor,Int}(x => i for (i, x) in enumerate(program.outputs))
     place = Dict{Tensor,Int}()  # of what a later function needs
-    for x in graph.nodes, a in x.inputs
-        get(part, a, part[x]) < part[x] && get!(place, a, length(place) + 1)
+    for (i, e) in enumerate(equations), a in e.inputs
+        here = cld(i, PER_FUNCTION)
+        get(part, a, here) < here && get!(place, a, length(place) + 1)
     end
     functions = Expr[]
     for k in 1:parts
@@ -91,14 +93,13 @@ function straight_functions(graph::Graph, T::DataType)
                 name
             end
         end
-        for x in graph.nodes[(k-1)*PER_FUNCTION+1:min(k * PER_FUNCTION, end)]
-            op = x.op::Op
-            f = op.scalar isa Function ? op.scalar(x.attrs) : op.scalar
-            n = f in ONE_OPERAND ? 1 : length(x.inputs)
-            call = :($f($((operand(a) for a in x.inputs[1:n])...)))
+        for e in equations[(k-1)*PER_FUNCTION+1:min(k * PER_FUNCTION, end)]
+            x, f = output(e), e.op.scalar isa Function ? e.op.scalar(e.attrs) : e.op.scalar
+            n = f in ONE_OPERAND ? 1 : length(e.inputs)
+            call = :($f($((operand(a) for a in e.inputs[1:n])...)))
             name = names[x] = Symbol("v", length(names))
             push!(lines, :($name = $call))
-            haskey(output, x) && push!(lines, :(unsafe_store!(y, $name, $(output[x]))))
+            haskey(result, x) && push!(lines, :(unsafe_store!(y, $name, $(result[x]))))
             haskey(place, x) && push!(lines, :(unsafe_store!(kept, $name, $(place[x]))))
         end
         push!(functions, :(@noinline function $(gensym("straight"))(x::Ptr{$T}, y::Ptr{$T}, kept::Ptr{$T})

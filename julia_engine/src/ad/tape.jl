@@ -1,37 +1,39 @@
-# The tape: a graph compiled into a flat list of instructions, each bound to its memory.
+# The tape: a program compiled into a flat list of instructions, each bound to its memory.
 #
 # Contract. `run!` reads the input buffers and the captured tensors, and writes the output buffers and the tape's own
 # scratch memory, nothing else; it may destroy any scratch. Outputs are overwritten by the next run. Captured tensors
 # (parameters) are used in place, so changes made to them between runs are seen. A tape belongs to one thread at a time.
 
-"""One op of the tape: the node it computes, from and into which memories, and where its instructions stand."""
+"""One op of the tape: what it computes, from and into which memories, and where its instructions stand."""
 struct Step
-    node::Tensor
+    equation::Equation
     memories::Vector{Memory}
-    out::Memory
-    place::Int  # its byte in the arena, or -1: memory of its own
+    outs::Vector{Memory}
+    place::Int  # the first result's byte in the arena, or -1: memory of its own
     singles::UnitRange{Int}
     doubles::UnitRange{Int}
 end
 
 """
-    Tape(graph; results=Dict(), techniques=Techniques())
+    Tape(program; results=Dict(), techniques=Techniques())
 
-A compiled graph, which belongs to the tape from then on. `results` gives memory to compute outputs into, by position
+A compiled program. `results` gives memory to compute outputs into, by position
 (gradients into a parameter vector, `reshape(view(vector, range), dims)`); the others get memory of their own. The tape
 keeps alive what it is given; what stands behind an array of `unsafe_wrap` is the caller's to keep alive.
 
+- `program`: what it computes, as the passes have rewritten it.
 - `inputs`: the arrays to fill before [`run!`](@ref).
 - `outputs`: the arrays that `run!` fills.
 - `steps`: what `run!` does, in order.
 - `plan`: where each value lies.
+- `code`: the instructions.
 """
 mutable struct Tape
-    graph::Graph
+    program::Program
     techniques::Techniques
     inputs::Vector{Any}
     outputs::Vector{Any}
-    program::Program
+    code::Instructions
     boxed::Vector{Any}
     steps::Vector{Step}
     plan::Plan
@@ -39,54 +41,63 @@ mutable struct Tape
     known::Vector{Tensor}
     memories::Vector{Union{Nothing,Memory}}
     destinations::Vector{Memory}
-    runs::Dict{Tensor,Run}
+    regions::Regions
     resizable::Vector{Tensor}  # captured vectors of the user's, or views of such
-    converted::Vector{Converted}  # captured arrays that were converted when the graph was traced
+    converted::Vector{Converted}  # captured arrays that were converted when the program was traced
     watched::Vector{Watched}  # what else the function captures, and may have read numbers of while it was traced
     replaying::Bool
 end
 
-function Tape(graph::Graph; results=Dict{Int,Any}(), techniques::Techniques=Techniques())
-    techniques.simplify && simplify!(graph)
-    techniques.fuse && fuse!(graph)
-    forget!(graph)
-    isolate_outputs!(graph)
-    techniques.views || copy_views!(graph)
-    layout = straighten!(graph)
-    outputs = Set{Tensor}(graph.outputs)
-    tiles = techniques.fuse && techniques.concrete && techniques.preallocate
-    runs = tiles ? tiled!(graph, layout, outputs) : Dict{Tensor,Run}()
-    leaves = captured(graph)
-    known = Tensor[graph.inputs; leaves; graph.nodes]
+function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=Techniques())
+    program, regions = rewritten(traced, techniques)
+    made = made_by(program)
+    leaves = captured(program)
+    known = Tensor[program.inputs; leaves; Tensor[x for e in program.equations for x in e.outputs]]
     number = Dict{Tensor,Int}(x => i for (i, x) in enumerate(known))
-    whole = needed_whole(graph, runs)
-    arranged = plan(Value[described(x, number, outputs, whole, runs, techniques) for x in known];
-        in_place=techniques.in_place, reuse=techniques.reuse_memory)
+    values = Value[Value(bytes_of(x); fixed=true) for x in known[1:length(program.inputs)+length(leaves)]]
+    whole = needed_whole(program, regions)
+    outputs = Set{Tensor}(program.outputs)
+    foreach(e -> append!(values, described(e, number, made, outputs, whole, regions, techniques)), program.equations)
+    arranged = plan(values; in_place=techniques.in_place, reuse=techniques.reuse_memory)
     memories = Vector{Union{Nothing,Memory}}(nothing, length(known))
-    inputs = Any[unfilled(new_array(x.eltype, x.dims)) for x in graph.inputs]
+    inputs = Any[unfilled(new_array(x.eltype, x.dims)) for x in program.inputs]
     for (i, x) in enumerate(inputs)
-        memories[i] = Memory(x)
+        memories[i] = in_slot(Memory(x), i)
     end
     for x in leaves
         memories[number[x]] = x.data::Memory
     end
-    destinations = Memory[result_memory(get(results, k, nothing), x, leaves) for (k, x) in enumerate(graph.outputs)]
-    for (x, m) in zip(graph.outputs, destinations)
-        memories[number[x]] = m
+    destinations = Memory[result_memory(get(results, k, nothing), x, leaves) for (k, x) in enumerate(program.outputs)]
+    for (k, (x, m)) in enumerate(zip(program.outputs, destinations))
+        memories[number[x]] = in_slot(m, length(inputs) + k)
     end
-    tape = Tape(graph, techniques, inputs, Any[m.root for m in destinations], Program(), Any[], Step[], arranged,
-        arena_memory(arranged.size), known, memories, destinations, runs,
-        filter(x -> is_resizable(x.data::Memory), leaves), conversions(leaves, graph), Watched[], false)
+    tape = Tape(program, techniques, inputs, Any[m.root for m in destinations], Instructions(), Any[], Step[], arranged,
+        arena_memory(arranged.size), known, memories, destinations, regions,
+        filter(x -> is_resizable(x.data::Memory), leaves), conversions(leaves, program), Watched[], false)
     now = state()
-    outer = now.scope
-    try
-        foreach(x -> bind!(tape, x, number), graph.nodes)
-    finally
-        now.scope = outer
+    entering(:scope => now.scope, :techniques => techniques) do
+        for e in program.equations
+            now.scope = e.scope  # for messages
+            bind!(tape, e, number, made)
+        end
     end
-    techniques.concrete || append!(tape.boxed, boxed(tape.program))
+    techniques.concrete || append!(tape.boxed, boxed(tape.code))
     return tape
 end
+
+"""The program that a tape runs, and its fused regions."""
+function rewritten(program::Program, techniques::Techniques)
+    techniques.simplify && (program = simplify(program))
+    techniques.fuse && (program = fuse(program))
+    program = with_outputs_apart(program)
+    techniques.views || (program = with_copied_views(program))
+    program, layout = legalised(program)
+    regions = Regions()
+    techniques.fuse && techniques.concrete && techniques.preallocate && ((program, regions) = tiled(program, layout))
+    return program, regions
+end
+
+bytes_of(x::Tensor) = length(x) * sizeof(x.eltype)
 
 # Labels and indices count from 1: a fresh tape can be run.
 unfilled(@nospecialize(x::Array)) = eltype(x) === Int64 ? ones!(x) : zeroed!(x)
@@ -133,7 +144,7 @@ function run!(tape::Tape)
         if !tape.techniques.preallocate
             run_allocating!(tape)
         elseif tape.techniques.concrete
-            execute!(tape.program)
+            execute!(tape.code)
         else
             for instruction in tape.boxed
                 execute!(instruction)
@@ -169,16 +180,22 @@ function is_current(tape::Tape)
     return true
 end
 
-boxed(p::Program) = Any[s.single ? p.f32[i] : p.f64[i] for s in p.stretches for i in s.first:s.last]
+boxed(p::Instructions) = Any[s.single ? p.f32[i] : p.f64[i] for s in p.segments for i in s.first:s.last]
 
 """Compute every op into fresh memory, as an engine without buffers would."""
 function run_allocating!(tape::Tape)
-    values = Dict{Tensor,Memory}(x => Memory(a) for (x, a) in zip(tape.graph.inputs, tape.inputs))
-    for x in tape.graph.nodes
-        inputs = Memory[haskey(values, a) ? values[a] : a.data::Memory for a in x.inputs]
-        values[x] = compute(x.op::Op, inputs, x.dims, x.eltype, x.attrs)
+    values = Dict{Tensor,Memory}(x => Memory(a) for (x, a) in zip(tape.program.inputs, tape.inputs))
+    for e in tape.program.equations
+        inputs = Memory[haskey(values, a) ? values[a] : a.data::Memory for a in e.inputs]
+        if e.op.several
+            found = compute_several(e.op, inputs, Kind[(x.dims, x.eltype) for x in e.outputs], e.attrs)
+            foreach((x, m) -> values[x] = m, e.outputs, found)
+        else
+            x = output(e)
+            values[x] = compute(e.op, inputs, x.dims, x.eltype, e.attrs)
+        end
     end
-    for (x, out) in zip(tape.graph.outputs, tape.destinations)
+    for (x, out) in zip(tape.program.outputs, tape.destinations)
         copy_memory!(out, values[x])
     end
 end
@@ -215,7 +232,7 @@ Fill all memory that a run must not rely on with one byte; for tests.
 """
 function poison!(tape::Tape, byte::Integer)
     fill!(tape.arena.root, byte % UInt8)
-    for m in tape.program.roots
+    for m in tape.code.roots
         m.root isa Vector{Int64} && continue  # a generator's state
         fill_bytes!(m.root, byte)
     end
@@ -238,7 +255,7 @@ end)
 
 The bytes of the arena and of the ops' scratch memory; inputs, outputs and parameters not counted.
 """
-nbytes(tape::Tape) = tape.plan.size + sum(Int[length(m) * sizeof(m.eltype) for m in tape.program.roots])
+nbytes(tape::Tape) = tape.plan.size + sum(Int[length(m) * sizeof(m.eltype) for m in tape.code.roots])
 
 """
     source(tape)
@@ -251,16 +268,17 @@ function source(tape::Tape)
 end
 
 function line_of(step::Step, names::Dict{Tensor,String})
-    x = step.node
-    op = x.op::Op
-    operands = String[names[a] for a in x.inputs]
-    for (name, attr) in zip(op.attrs, x.attrs)
+    e = step.equation
+    operands = String[names[a] for a in e.inputs]
+    for (name, attr) in zip(names_of(e.attrs), values_of(e.attrs))
         push!(operands, "$name=$(attr isa Vector{Int} ? Tuple(attr) : attr)")
     end
-    tiled = length(step.out) < length(x) ? "a tile of $(length(step.out)) in " : ""
-    place = op.view !== nothing ? "view" :
-        "$(x.eltype)$(size(x)) in $(tiled)$(step.place >= 0 ? "arena[$(step.place)]" : "result")"
-    return "$(names[x]) = $(op.name)($(join(operands, ", ")))  # $place"
+    x, out = e.outputs[1], step.outs[1]
+    tile = length(out) < length(x) ? "a tile of $(length(out)) in " : ""
+    place = e.op.view !== nothing ? "view" :
+        join(["$(y.eltype)$(size(y))" for y in e.outputs], ", ") *
+        " in $(tile)$(step.place >= 0 ? "arena[$(step.place)]" : "result")"
+    return "$(join([names[y] for y in e.outputs], ", ")) = $(e.op.name)($(join(operands, ", ")))  # $place"
 end
 
 is_finite(m::Memory) = !(m.eltype in FLOATS) || all(isfinite, array(m))
@@ -272,7 +290,7 @@ Run once more, op by op, and return a `NonFiniteError` that names the first op w
 `nothing` when every result is finite. Inputs and parameters must be those of the run in question.
 """
 function diagnose(tape::Tape)
-    isempty(tape.runs) || return diagnose(untiled(tape))
+    isempty(tape.regions) || return diagnose(untiled(tape))
     for x in tape.known
         x.data === nothing || is_finite(x.data) ||
             return NonFiniteError("$(isempty(x.name) ? "a captured tensor" : x.name) holds NaN or Inf")
@@ -280,16 +298,15 @@ function diagnose(tape::Tape)
     for (i, x) in enumerate(tape.inputs)
         eltype(x) in FLOATS && !all(isfinite, x) && return NonFiniteError("input $i (size $(size(x))) holds NaN or Inf")
     end
-    p = tape.program
+    p = tape.code
     for step in tape.steps
         GC.@preserve tape begin
             execute!(p.f32, first(step.singles), last(step.singles))
             execute!(p.f64, first(step.doubles), last(step.doubles))
         end
-        if !is_finite(step.out)
-            layer = isempty(step.node.scope) ? "" : " in layer \"$(step.node.scope)\""
-            return NonFiniteError("op \"$(step.node.op.name)\"$layer was the first to give NaN or Inf (result of size " *
-                                  "$(size(step.node)))")
+        for (x, m) in zip(step.equation.outputs, step.outs)
+            is_finite(m) || return NonFiniteError("op \"$(step.equation.op.name)\"$(in_layer(step.equation.scope)) was the first " *
+                "to give NaN or Inf (result of size $(size(x)))")
         end
     end
     return nothing
@@ -297,8 +314,7 @@ end
 
 """The same tape with all values whole, and the same inputs."""
 function untiled(tape::Tape)
-    graph = Graph(tape.graph.inputs, copy(tape.graph.outputs), copy(tape.graph.nodes))
-    whole = Tape(graph; techniques=Techniques(simplify=false, fuse=false))
+    whole = Tape(tape.program; techniques=Techniques(simplify=false, fuse=false))
     foreach(copyto!, whole.inputs, tape.inputs)
     return whole
 end
@@ -306,77 +322,75 @@ end
 # Building -------------------------------------------------------------------------------------------------------------
 
 """The memory of value `i`, made on first use."""
-function memory_of!(tape::Tape, i::Int)
+function memory_of!(tape::Tape, i::Int, made::Made)
     known = tape.memories[i]
     known === nothing || return known
     x, layout = tape.known[i], tape.plan
     if haskey(layout.placed, i)
-        whole = tape.known[layout.placed[i]]
+        whole = made[tape.known[layout.placed[i]]]
         k = findfirst(part -> part === x, whole.inputs)
-        m = view_slice(memory_of!(tape, layout.placed[i]), whole.attrs[2][k])
+        m = view_slice(memory_of!(tape, layout.placed[i], made), whole.attrs.indices[k])
     else
         address = tape.arena.address + layout.offset[layout.storage[i]]
-        run = get(tape.runs, x, nothing)
-        dims = run !== nothing && x in run.inside ? Int[run.tile] : x.dims
+        region = get(tape.regions, x, nothing)
+        dims = region !== nothing && x in region.inside ? Int[region.tile] : x.dims
         m = Memory(tape.arena.root, address, x.eltype, dims, dense_strides(dims))
     end
     tape.memories[i] = m
     return m
 end
 
-function bind!(tape::Tape, x::Tensor, number::Dict{Tensor,Int})
-    op, i, p = x.op::Op, number[x], tape.program
-    read = Memory[memory_of!(tape, number[a]) for a in x.inputs]
+function bind!(tape::Tape, e::Equation, number::Dict{Tensor,Int}, made::Made)
+    op, p, x = e.op, tape.code, e.outputs[1]
+    read = Memory[memory_of!(tape, number[a], made) for a in e.inputs]
     singles, doubles = length(p.f32), length(p.f64)
-    run = get(tape.runs, x, nothing)
-    state().scope = x.scope  # for messages
+    region = get(tape.regions, x, nothing)
     if op.view !== nothing
-        out = op.view(read[1], x.attrs)
-        out === nothing && error("the view op $(op.name) would need a copy")
-        tape.memories[i] = out
+        outs = op.several ? op.view(read, e.attrs) : Memory[op.view(read[1], e.attrs)]
+        foreach((y, m) -> tape.memories[number[y]] = m, e.outputs, outs)
     else
-        out = memory_of!(tape, i)
-        run === nothing ? op.forward!(p, out, read, x.attrs) : emit_tile!(p, x, out, read, run)
+        outs = Memory[memory_of!(tape, number[y], made) for y in e.outputs]
+        region === nothing ? op.forward!(p, op.several ? outs : outs[1], read, e.attrs) : emit_tile!(p, e, outs[1], read, region)
     end
-    run !== nothing && x === run.nodes[end] && repeat_last!(p, x.eltype === Float32, length(run.nodes), run.tile, run.n)
-    place = get(tape.plan.offset, tape.plan.storage[i], -1)
-    push!(tape.steps, Step(x, read, out, place, singles+1:length(p.f32), doubles+1:length(p.f64)))
+    region !== nothing && x === output(region.equations[end]) &&
+        repeat_last!(p, x.eltype === Float32, length(region.equations), region.tile, region.n)
+    place = get(tape.plan.offset, tape.plan.storage[number[x]], -1)
+    push!(tape.steps, Step(e, read, outs, place, singles+1:length(p.f32), doubles+1:length(p.f64)))
     return nothing
 end
 
-# Preparing the graph --------------------------------------------------------------------------------------------------
+# Preparing the program ------------------------------------------------------------------------------------------------
 
-"""Give every output a value of its own, computed by an op that writes memory."""
-function isolate_outputs!(graph::Graph)
-    seen = Set{Tensor}()
-    for (k, x) in enumerate(graph.outputs)
-        if x.op === nothing || x.data !== nothing || (x.op::Op).view !== nothing || x in seen
-            x = graph.outputs[k] = copy_node!(graph.nodes, x)
+copy_of(x::Tensor, scope::String) = Equation(COPY, Tensor[x], NO_ATTRS, scope)
+
+"""The program with a value of its own for every output, computed by an op that writes memory."""
+function with_outputs_apart(program::Program)
+    made, seen = made_by(program), Set{Tensor}()
+    equations, outputs = copy(program.equations), Tensor[]
+    for x in program.outputs
+        e = get(made, x, nothing)
+        if e === nothing || e.op.view !== nothing || x in seen
+            push!(equations, copy_of(x, e === nothing ? x.scope : e.scope))
+            x = output(equations[end])
         end
+        push!(outputs, x)
         push!(seen, x)
     end
+    return Program(program.inputs, equations, outputs)
 end
 
-new_node(op::Op, inputs::Vector{Tensor}, dims::Vector{Int}, attrs::Vector{Any}) =
-    Tensor(nothing, inputs[1].eltype, dims, op, inputs, attrs, false, nothing, "", inputs[1].scope, false)
-
-function copy_node!(nodes::Vector{Tensor}, x::Tensor)
-    node = new_node(COPY, Tensor[x], x.dims, NO_ATTRS)
-    push!(nodes, node)
-    return node
-end
-
-"""Put a copy behind every view (the technique `views` switched off)."""
-function copy_views!(graph::Graph)
-    copies = Dict{Tensor,Tensor}()
-    nodes = Tensor[]
-    for x in graph.nodes
-        x.inputs = Tensor[get(copies, a, a) for a in x.inputs]
-        push!(nodes, x)
-        (x.op::Op).view === nothing || (copies[x] = copy_node!(nodes, x))
+"""The program with a copy behind every view (the technique `views` switched off)."""
+function with_copied_views(program::Program)
+    copies, equations = Dict{Tensor,Tensor}(), Equation[]
+    for e in program.equations
+        push!(equations, reading(e, Tensor[get(copies, a, a) for a in e.inputs]))
+        e.op.view === nothing && continue
+        for x in e.outputs
+            push!(equations, copy_of(x, e.scope))
+            copies[x] = output(equations[end])
+        end
     end
-    graph.nodes = nodes
-    graph.outputs = Tensor[get(copies, x, x) for x in graph.outputs]
+    return Program(program.inputs, equations, Tensor[get(copies, x, x) for x in program.outputs])
 end
 
 """The memory that `x` will have, as far as its layout goes, without an address."""
@@ -384,42 +398,43 @@ shape_of(x::Tensor) = x.data === nothing ?
     Memory(nothing, NOWHERE, x.eltype, x.dims, dense_strides(x.dims)) : x.data::Memory
 
 """
-Insert copies where an op needs another memory layout than its input has, and return how values lie. Elementwise ops take
-every layout.
+The program with copies where an op needs another memory layout than its input has, and how its values lie. Elementwise ops
+take every layout.
 """
-function straighten!(graph::Graph)
-    layout = Dict{Tensor,Memory}()
-    straight = Dict{Tensor,Tensor}()
-    nodes = Tensor[]
+function legalised(program::Program)
+    layout, dense = Dict{Tensor,Memory}(), Dict{Tensor,Tensor}()
+    equations = Equation[]
+    lies(a) = get!(() -> shape_of(a), layout, a)
+    scope_of = Dict{Tensor,String}(x => e.scope for e in program.equations for x in e.outputs)
     function copied(a::Tensor)
-        haskey(straight, a) && return straight[a]
-        node = copy_node!(nodes, a)
-        layout[node] = shape_of(node)
-        return straight[a] = node
-    end
-    for x in graph.nodes
-        op = x.op::Op
-        for a in x.inputs
-            haskey(layout, a) || (layout[a] = shape_of(a))
+        return get!(dense, a) do
+            e = copy_of(a, get(scope_of, a, a.scope))
+            push!(equations, e)
+            output(e)
         end
-        if op.view !== nothing
-            seen = op.view(layout[x.inputs[1]], x.attrs)
+    end
+    suited(a::Tensor, accepts) = length(a) == 0 || accepts(lies(a).dims, lies(a).strides) ? a : copied(a)
+    for e in program.equations
+        op, inputs = e.op, e.inputs
+        foreach(lies, inputs)
+        if op.view !== nothing && op.several
+            foreach((x, m) -> layout[x] = m, e.outputs, op.view(Memory[lies(a) for a in inputs], e.attrs))
+        elseif op.view !== nothing
+            seen = op.view(lies(inputs[1]), e.attrs)
             if seen === nothing
-                x.inputs = Tensor[copied(x.inputs[1])]
-                seen = op.view(layout[x.inputs[1]], x.attrs)
+                inputs = Tensor[copied(inputs[1])]
+                seen = op.view(lies(inputs[1]), e.attrs)
             end
-            layout[x] = seen
+            layout[output(e)] = seen
         elseif op === MATMUL || op === MATMUL_ADD
-            k = length(x.inputs)
-            x.inputs[k-1] = suited(x.inputs[k-1], factor_layout(x.inputs[k-1], x.dims), layout, copied)
-            x.inputs[k] = suited(x.inputs[k], suits_blas, layout, copied)
+            a, b = inputs[end-1], inputs[end]
+            inputs = Tensor[inputs[1:end-2]; suited(a, factor_layout(a, output(e).dims)); suited(b, suits_blas)]
         elseif op.accepts !== nothing
-            x.inputs = Tensor[suited(a, op.accepts, layout, copied) for a in x.inputs]
+            inputs = Tensor[suited(a, op.accepts) for a in inputs]
         end
-        push!(nodes, x)
+        push!(equations, reading(e, inputs))
     end
-    graph.nodes = nodes
-    return layout
+    return Program(program.inputs, equations, program.outputs), layout
 end
 
 """
@@ -431,13 +446,10 @@ function factor_layout(a::Tensor, dims::Vector{Int})
     return (d, s) -> leading_dimension(d, s, false) > 0
 end
 
-suited(a::Tensor, accepts, layout, copied) =
-    length(a) == 0 || accepts(layout[a].dims, layout[a].strides) ? a : copied(a)
-
 """The tensors with data that the ops use, in order of first use."""
-function captured(graph::Graph)
-    own = Set{Tensor}(graph.inputs)
-    union!(own, graph.nodes)
+function captured(program::Program)
+    own = Set{Tensor}(program.inputs)
+    foreach(e -> union!(own, e.outputs), program.equations)
     found, seen = Tensor[], Set{Tensor}()
     function check(x::Tensor)
         (x in own || x in seen) && return
@@ -447,74 +459,75 @@ function captured(graph::Graph)
         push!(seen, x)
         push!(found, x)
     end
-    for node in graph.nodes
-        foreach(check, node.inputs)
-    end
-    foreach(check, graph.outputs)
+    foreach(e -> foreach(check, e.inputs), program.equations)
+    foreach(check, program.outputs)
     return found
 end
 
-"""What was converted into captured tensors, those of the pieces of programs in the graph included."""
-function conversions(leaves::Vector{Tensor}, graph::Graph)
-    inner = Tensor[x for node in graph.nodes for x in captured_by(node.attrs)]
-    return Converted[x.attrs[1] for x in [leaves; inner] if !isempty(x.attrs) && x.attrs[1] isa Converted]
+"""What was converted into captured tensors, those of the pieces of programs inside included."""
+function conversions(leaves::Vector{Tensor}, program::Program)
+    inner = Tensor[x for e in program.equations for x in captured_by(e.attrs)]
+    return Converted[x.attrs.converted for x in [leaves; inner] if :converted in names_of(x.attrs)]
 end
 
-"""The values that some op, or a run, can use, directly or through views, only without gaps."""
-function needed_whole(graph::Graph, runs::Dict{Tensor,Run})
+"""The values that some op, or a fused region, can use, directly or through views, only without gaps."""
+function needed_whole(program::Program, regions::Regions)
     needed = Set{Tensor}()
-    for (x, run) in runs
-        x === run.nodes[1] && union!(needed, run.from_outside)
+    for (x, region) in regions
+        x === output(region.equations[1]) && union!(needed, region.from_outside)
     end
-    for x in Iterators.reverse(graph.nodes)
-        op = x.op::Op
-        through = op.view !== nothing && x in needed
-        if through || op === RESHAPE || (op.accepts !== nothing && op !== MATMUL)
-            union!(needed, x.inputs)
+    for e in Iterators.reverse(program.equations)
+        through = e.op.view !== nothing && any(x -> x in needed, e.outputs)
+        if through || e.op === RESHAPE || (e.op.accepts !== nothing && e.op !== MATMUL)
+            union!(needed, e.inputs)
         end
     end
     return needed
 end
 
-"""Describe a tensor to the planner."""
-function described(x::Tensor, number::Dict{Tensor,Int}, outputs::Set{Tensor}, whole::Set{Tensor}, runs::Dict{Tensor,Run},
+"""Describe an equation's results to the planner."""
+function described(e::Equation, number::Dict{Tensor,Int}, made::Made, outputs::Set{Tensor}, whole::Set{Tensor}, regions::Regions,
         techniques::Techniques)
-    bytes = length(x) * sizeof(x.eltype)
-    (x.op === nothing || x.data !== nothing) && return Value(bytes; fixed=true)
-    op = x.op::Op
-    reads = Int[number[a] for a in x.inputs]
-    op.view === nothing || return Value(bytes; reads=reads, view_of=reads[1])
-    run = get(runs, x, nothing)
-    run === nothing || return described_in(run, x, number, reads, x in outputs)
+    op, x = e.op, e.outputs[1]
+    reads = Int[number[a] for a in e.inputs]
+    op.view === nothing || return Value[Value(bytes_of(y); reads=reads, view_of=read) for (y, read) in zip(e.outputs, reads)]
+    if op.several  # the last one reads the others, so that all are in use until the op is done
+        others = Int[number[y] for y in e.outputs[1:end-1]]
+        return Value[Value(bytes_of(y); reads=y === e.outputs[end] ? [reads; others] : reads, fixed=y in outputs)
+                     for y in e.outputs]
+    end
+    region = get(regions, x, nothing)
+    region === nothing || return Value[described_in(region, e, number, reads, x in outputs)]
     may_overwrite = Int[]
     for i in op.overwrites
-        i <= length(x.inputs) || continue
-        a = x.inputs[i]
-        a.dims == x.dims && a.eltype === x.eltype && (a.op === nothing || a.op === RESHAPE || (a.op::Op).view === nothing) &&
+        i <= length(e.inputs) || continue
+        a = e.inputs[i]
+        before = op_of(a, made)
+        a.dims == x.dims && a.eltype === x.eltype && (before === nothing || before === RESHAPE || before.view === nothing) &&
             push!(may_overwrite, number[a])
     end
-    parts = techniques.place_parts ? Int[number[a] for a in placeable(x, whole, runs)] : Int[]
-    return Value(bytes; reads=reads, may_overwrite=may_overwrite, parts=parts, fixed=x in outputs)
+    parts = techniques.place_parts ? Int[number[a] for a in placeable(e, made, whole, regions)] : Int[]
+    return Value[Value(bytes_of(x); reads=reads, may_overwrite=may_overwrite, parts=parts, fixed=x in outputs)]
 end
 
 """
 The inputs of an assembly that may be computed in their places: results of elementwise ops and of matrix products, where
 the place is a matrix that BLAS can read, or lies in one piece.
 """
-function placeable(x::Tensor, whole::Set{Tensor}, runs::Dict{Tensor,Run})
+function placeable(e::Equation, made::Made, whole::Set{Tensor}, regions::Regions)
     parts = Tensor[]
-    x.op === ASSEMBLE && covers(x.attrs[1], x.attrs[2]) || return parts
-    seen = shape_of(x)
+    e.op === ASSEMBLE && covers(e.attrs.dims, e.attrs.indices) || return parts
+    seen = shape_of(output(e))
     counts = Dict{Tensor,Int}()
-    for a in x.inputs
+    for a in e.inputs
         counts[a] = get(counts, a, 0) + 1
     end
-    for (a, index) in zip(x.inputs, x.attrs[2])
-        a.op !== nothing && a.data === nothing && counts[a] == 1 && !(a in whole) || continue
-        op = a.op::Op
+    for (a, index) in zip(e.inputs, e.attrs.indices)
+        op = op_of(a, made)
+        op !== nothing && counts[a] == 1 && !(a in whole) || continue
         place = view_slice(seen, index)
         one_piece = is_dense(place)
-        matrix = length(place.dims) == 2 && suits_blas(place.dims, place.strides) && !haskey(runs, a)
+        matrix = length(place.dims) == 2 && suits_blas(place.dims, place.strides) && !haskey(regions, a)
         fits = op === MATMUL || op === MATMUL_ADD ? matrix : op.elementwise && (one_piece || matrix)
         fits && push!(parts, a)
     end
@@ -523,13 +536,13 @@ end
 
 function shown_names(tape::Tape)
     names = Dict{Tensor,String}()
-    for (i, x) in enumerate(tape.graph.inputs)
+    for (i, x) in enumerate(tape.program.inputs)
         names[x] = "x$i"
     end
-    for (i, x) in enumerate(captured(tape.graph))
+    for (i, x) in enumerate(captured(tape.program))
         names[x] = x.literal ? string(item(x)) : isempty(x.name) ? "c$i" : x.name
     end
-    for (i, x) in enumerate(tape.graph.nodes)
+    for (i, x) in enumerate(Tensor[y for e in tape.program.equations for y in e.outputs])
         names[x] = "v$i"
     end
     return names

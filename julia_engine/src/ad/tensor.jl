@@ -18,6 +18,36 @@ abstract type DualNumber <: Real end
 is_dual(@nospecialize(x)) = x isa DualNumber || x isa AbstractArray{<:DualNumber}
 
 """
+    attributes(name => value, ...)
+
+An op's attributes, read by name: `attrs.axes`.
+"""
+struct Attributes
+    names::Vector{Symbol}
+    values::Vector{Any}
+end
+attributes(@nospecialize(pairs...)) = Attributes(Symbol[first(pair) for pair in pairs], Any[last(pair) for pair in pairs])
+
+names_of(attrs::Attributes) = getfield(attrs, :names)
+values_of(attrs::Attributes) = getfield(attrs, :values)
+
+function Base.getproperty(attrs::Attributes, name::Symbol)
+    names = names_of(attrs)
+    for i in eachindex(names)
+        names[i] === name && return values_of(attrs)[i]
+    end
+    throw(ConfigurationError("the op has no attribute \"$name\", but $(join(names, ", "))"))
+end
+
+Base.isempty(attrs::Attributes) = isempty(names_of(attrs))
+Base.:(==)(a::Attributes, b::Attributes) = names_of(a) == names_of(b) && values_of(a) == values_of(b)
+
+"""The same attributes and one more, or only those of these names."""
+with(attrs::Attributes, @nospecialize(pair)) =
+    Attributes([names_of(attrs); first(pair)], Any[values_of(attrs); Any[last(pair)]])
+subset(attrs::Attributes, names::Vector{Symbol}) = Attributes(names, Any[getproperty(attrs, name) for name in names])
+
+"""
     Tensor
 
 An array with a derivative. Make one with [`Variable`](@ref) (it has a gradient) or [`Constant`](@ref).
@@ -26,6 +56,7 @@ An array with a derivative. Make one with [`Variable`](@ref) (it has a gradient)
 - `requires_grad`: whether `backward!` stores a gradient here and ops on it are recorded.
 - `name`, `scope`: for messages: the user's name, and the layer whose op made it.
 - `literal`: a number written in the program, which never changes, so that graphs may fold it.
+- `results`: all results of its op, in order, where that has several; else empty.
 - `level`: of the last transform to begin whose variables it depends on; 0 for a constant, 1 for what depends on variables
   alone. See [`gradients`](@ref).
 - `stamps`: checksums of the arrays that its derivative reads, as they were when it was computed: [`stamp`](@ref).
@@ -36,7 +67,7 @@ mutable struct Tensor <: GraphNode
     dims::Vector{Int}
     op::Union{Nothing,Operator}
     inputs::Vector{Tensor}
-    attrs::Vector{Any}
+    attrs::Attributes
     requires_grad::Bool
     grad::Any
     name::String
@@ -44,78 +75,27 @@ mutable struct Tensor <: GraphNode
     literal::Bool
     stamps::Vector{UInt64}
     level::Int
+    results::Vector{Tensor}
 end
 Tensor(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vector{Int}, op, inputs::Vector{Tensor},
-    attrs::Vector{Any}, requires_grad::Bool, grad, name::String, scope::String, literal::Bool) =
+    attrs::Attributes, requires_grad::Bool, grad, name::String, scope::String, literal::Bool) =
     Tensor(data, T, dims, op, inputs, attrs, requires_grad, grad, name, scope, literal, NO_STAMPS,
-        Int(requires_grad))
+        Int(requires_grad), NO_INPUTS)
 
 const NO_STAMPS = UInt64[]
+
+"""The tensor that stands for an op of a graph: its result, or the first one of several."""
+node_of(x::Tensor) = isempty(x.results) ? x : x.results[1]
+
+"""All results of a tensor's op, itself among them."""
+results_of(x::Tensor) = isempty(x.results) ? Tensor[x] : x.results
 
 """The levels of transforms, in the order in which they begin; 1 is that of `backward!`."""
 const LEVELS = Threads.Atomic{Int}(2)
 next_level() = Threads.atomic_add!(LEVELS, 1)
 
 const NO_INPUTS = Tensor[]
-const NO_ATTRS = Any[]
-
-# What the engine is doing in this task.
-mutable struct State
-    trace::Union{Nothing,Vector{Tensor}}  # while a function is traced: its ops so far, all symbolic
-    recording::Bool  # ops made now can be differentiated
-    differentiating::Bool  # inside a function that grad() was given
-    scope::String  # the layer whose ops are being made
-    made::Union{Nothing,Vector{Tensor}}  # where somebody asked for them: all results of ops, whether recorded or not
-    constants::Set{Tensor}  # those of them that the user's function made under no_grad()
-    reuse::Union{Nothing,Reuse}  # while the rule of a gradient runs: memory for its values
-    mixed::Bool  # whether a dual number has met a tensor in this task
-end
-new_state() = State(nothing, true, false, "", nothing, Set{Tensor}(), nothing, false)
-state() = get!(new_state, task_local_storage(), :TwinGrad)::State
-
-"""
-    scope(f, name)
-
-Run `f()` and label the ops made inside with the layer `name`; nested scopes are joined by a slash.
-"""
-function scope(@nospecialize(f), name::AbstractString)
-    now = state()
-    outer = now.scope
-    now.scope = isempty(outer) ? String(name) : string(outer, "/", name)
-    try
-        return f()
-    finally
-        now.scope = outer
-    end
-end
-
-"""
-    no_grad(f)
-
-Run `f()` without recording: results made inside cannot be differentiated, nor can dual numbers that it returns.
-"""
-function no_grad(@nospecialize(f))
-    now = state()
-    made = now.made
-    before = made === nothing ? 0 : length(made)
-    try
-        return without_duals(unrecorded(f))
-    finally
-        made === nothing || union!(now.constants, made[before+1:end])
-    end
-end
-
-"""`no_grad` of the engine's own, which says nothing about what the user's function means."""
-function unrecorded(@nospecialize(f))
-    now = state()
-    outer = now.recording
-    now.recording = false
-    try
-        return f()
-    finally
-        now.recording = outer
-    end
-end
+const NO_ATTRS = Attributes(Symbol[], Any[])
 
 # Leaves ---------------------------------------------------------------------------------------------------------------
 
@@ -162,8 +142,8 @@ function converted(array, source)
 end
 
 function remember!(x::Tensor, @nospecialize(array), @nospecialize(source))
-    array === source || state().trace === nothing || !(source isa AbstractArray) || source isa AbstractRange ||
-        isbits(source) || (x.attrs = Any[Converted(source)])
+    array === source || !state().symbolic || !(source isa AbstractArray) || source isa AbstractRange ||
+        isbits(source) || (x.attrs = attributes(:converted => Converted(source)))
     return x
 end
 
@@ -196,7 +176,13 @@ A leaf without a gradient. The array is kept by reference.
 """
 Constant(x; name::AbstractString="") = Tensor(x; requires_grad=false, name=name)
 
-"""A tensor without data: an input of a graph that is being traced."""
+"""The values of a tensor as a constant without a history."""
+function detached(x::Tensor)
+    x.data === nothing && value(x)  # which raises
+    return leaf(x.data, x.eltype, x.dims, false, x.name)
+end
+
+"""A tensor without data: an input of a program."""
 symbol(@nospecialize(T::DataType), dims::Vector{Int}, name::AbstractString="") =
     leaf(nothing, T, dims, T in FLOATS, String(name))
 
@@ -294,108 +280,3 @@ function Base.show(io::IO, x::Tensor)
     x.op === nothing || print(io, ", op=", x.op.name)
     print(io, ")")
 end
-
-# Operators: Julia's own rules. `*` is the matrix product, `+` wants equal sizes, dots are elementwise. ------------------
-
-const Scalar = Union{Real,Tensor}  # a tensor stands for a number where it has no dimensions
-
-is_scalar(x::Tensor) = isempty(x.dims)
-is_scalar(x::Real) = true
-is_scalar(x) = false
-
-same_size(name, a, b) = is_scalar(a) || is_scalar(b) || size(a) == size(b) || throw(ShapeError(
-    "$name: sizes $(size(a)) and $(size(b)) differ; use .$name for elementwise broadcasting"))
-
-for (f, op) in ((:+, :ADD), (:-, :SUB))
-    @eval Base.$f(a::Tensor, b::Tensor) = (same_size($(string(f)), a, b); $op(a, b))
-    @eval Base.$f(a::Tensor, b::Union{Real,AbstractArray}) = (same_size($(string(f)), a, b); $op(a, b))
-    @eval Base.$f(a::Union{Real,AbstractArray}, b::Tensor) = (same_size($(string(f)), a, b); $op(a, b))
-end
-Base.:+(a::Tensor) = a
-Base.:-(a::Tensor) = NEG(a)
-product(a, b) = is_scalar(a) || is_scalar(b) ? MUL(a, b) : matmul(a, b)
-Base.:*(a::Tensor, b::Tensor) = product(a, b)
-Base.:*(a::Tensor, b::Union{Real,AbstractArray}) = product(a, b)
-Base.:*(a::Union{Real,AbstractArray}, b::Tensor) = product(a, b)
-Base.:/(a::Tensor, b::Scalar) = quotient(a, b)
-Base.:/(a::Union{Real,AbstractArray}, b::Tensor) = quotient(a, b)
-quotient(a, b) = is_scalar(b) ? DIV(a, b) :
-    throw(ShapeError("/: expected a number to divide by, got an array of size $(size(b)); use ./"))
-Base.:^(a::Tensor, b::Scalar) = power(a, b)
-Base.:^(a::Tensor, b::Integer) = power(a, b)
-Base.:^(a::Real, b::Tensor) = power(a, b)
-power(a, b) = is_scalar(a) && is_scalar(b) ? elementwise_power(a, b) :
-    throw(ShapeError("^: expected numbers, got arrays; use .^"))
-Base.literal_pow(::typeof(^), a::Tensor, ::Val{P}) where {P} = power(a, P)
-
-# Dots: every dotted call is one op at once, so that `sin.(x .* y)` is two nodes of the graph. ----------------------------
-
-struct TensorStyle <: Base.Broadcast.BroadcastStyle end
-Base.BroadcastStyle(::Type{Tensor}) = TensorStyle()
-Base.BroadcastStyle(::TensorStyle, ::Base.Broadcast.BroadcastStyle) = TensorStyle()
-Base.broadcastable(x::Tensor) = x
-Base.Broadcast.materialize(x::Tensor) = x
-
-"""Julia's functions with the op, or function, that stands in for each when it is dotted over tensors."""
-const DOTTED = IdDict{Any,Any}()
-
-Base.Broadcast.broadcasted(::TensorStyle, @nospecialize(f), @nospecialize(args...)) = dotted(f, args)
-
-function dotted(@nospecialize(f), @nospecialize(args))
-    operands = Any[plain(a) for a in args]
-    f === Base.literal_pow && return elementwise_power(operands[2], value_of(operands[3]))
-    stand_in = get(DOTTED, f, nothing)
-    stand_in === nothing && return generic(f, operands)
-    return stand_in(operands...)
-end
-
-plain(x::Base.RefValue) = x[]
-plain(x::Base.Broadcast.Broadcasted) = Base.Broadcast.materialize(x)
-plain(x::Tuple) = collect(x)
-plain(x) = x
-value_of(::Val{P}) where {P} = P
-
-function generic(@nospecialize(f), operands::Vector{Any})
-    parentmodule(f) in (Base, Core, Base.Math) && no_op(f)
-    # A function of the user's own, such as x -> x^2 + sin(x): run it once, on numbers that stand for all elements.
-    result = try
-        f((x isa Tensor || x isa AbstractArray ? Elements(as_tensor(x)) : x for x in operands)...)
-    catch error
-        error isa MethodError && no_op(error.f)
-        error isa StackOverflowError && no_op(f)
-        error isa TypeError && error.got isa Elements && throw(TraceError("a function that is dotted over a tensor runs once for " *
-            "all elements, so it cannot branch on their values; use ifelse.(condition, a, b)"))
-        rethrow()
-    end
-    return result isa Elements ? result.tensor : as_tensor(result)
-end
-
-no_op(@nospecialize(f)) = throw(NotDifferentiableError(
-    "$f is not in the op table, so its derivative would be lost; use an op of TwinGrad, or call it on value(x)"))
-
-"""A tensor that behaves like a number, so that a scalar function can be dotted over it: `(x -> x^2 + 1).(t)`."""
-struct Elements <: Real
-    tensor::Tensor
-end
-Tensor(x::Elements) = x.tensor
-whole(x::Elements) = x.tensor
-whole(x::Real) = x
-for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=)
-    @eval Base.$f(a::Elements, b::Elements) = Elements(DOTTED[$f](a.tensor, b.tensor))
-    for T in (:AbstractFloat, :Integer, :Rational)  # one by one: fewer, wider methods would be ambiguous with Base's
-        @eval Base.$f(a::Elements, b::$T) = Elements(DOTTED[$f](a.tensor, b))
-        @eval Base.$f(a::$T, b::Elements) = Elements(DOTTED[$f](a, b.tensor))
-    end
-end
-Base.:-(a::Elements) = Elements(DOTTED[-](a.tensor))
-"""Functions of one number that are ops when dotted, and that tensors without dimensions take as numbers do."""
-const ON_NUMBERS = (:abs, :abs2, :sign, :sqrt, :inv, :exp, :expm1, :log, :log1p, :sin, :cos, :tan, :asin, :acos, :atan,
-    :sinh, :cosh, :tanh)
-for f in ON_NUMBERS
-    @eval Base.$f(a::Elements) = Elements(DOTTED[$f](a.tensor))
-end
-@static if !(ifelse isa Core.Builtin)  # until Julia 1.6 it takes no methods
-    Base.ifelse(c::Elements, a::Real, b::Real) = Elements(choose(whole(c), whole(a), whole(b)))
-end
-Base.literal_pow(::typeof(^), a::Elements, ::Val{P}) where {P} = Elements(elementwise_power(a.tensor, P))
-Base.promote_rule(::Type{Elements}, ::Type{<:Real}) = Elements

@@ -3,7 +3,7 @@
 
 # Calls ----------------------------------------------------------------------------------------------------------------
 
-inside_transform() = (now = state(); now.differentiating || now.trace !== nothing)
+inside_transform() = (now = state(); now.differentiating || now.symbolic)
 
 """Whether results are to be arrays: no tensor came in, and no transform or trace around is waiting for tensors."""
 is_plain(leaves) = !inside_transform() && !any(x -> x isa Tensor, leaves)
@@ -11,7 +11,8 @@ is_plain(leaves) = !inside_transform() && !any(x -> x isa Tensor, leaves)
 """A tensor that is differentiated by here and nowhere else, of this level."""
 function own_variable(@nospecialize(x), level::Int)
     is_dual(x) && (x = as_tensor(x, float_of(eltype(x))))
-    if x isa Tensor && (x.requires_grad || x.data === nothing || (x.op !== nothing && state().made !== nothing))
+    now = state()
+    if x isa Tensor && (x.requires_grad || x.data === nothing || (x.op !== nothing && now.trace !== nothing && !now.symbolic))
         variable = IDENTITY(x)  # a new node: the tensor outside keeps its own place in the graph
     else
         variable = Variable(x isa Tensor ? value(x) : x)
@@ -65,13 +66,11 @@ derivative; otherwise those that have none are passed as they are.
 """
 function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @nospecialize(args); strict::Bool=true)
     now = state()
-    recording, differentiating = now.recording, now.differentiating
     level, start = next_level(), traced_length(now.trace)
     plain = is_plain(flatten(args)[1])
     given, theirs = Any[args...], Any[]
     variables, arguments, moving = Tensor[], Structure[], Vector{Int}[]
-    try
-        now.recording = now.differentiating = true
+    return entering(:grad_enabled => true, :differentiating => true) do
         for n in numbers
             1 <= n <= length(args) ||
                 throw(ShapeError("$name: there is no argument $n, the function was called with $(length(args))"))
@@ -91,10 +90,8 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
         end
         found, result = flatten(f(given...))
         outputs = Tensor[as_output(x, name) for x in found]
-        return Call(name, variables, arguments, moving, outputs, result, plain, theirs, level, now.trace,
+        Call(name, variables, arguments, moving, outputs, result, plain, theirs, level, now.trace,
             start+1:traced_length(now.trace))
-    finally
-        now.recording, now.differentiating = recording, differentiating
     end
 end
 
@@ -108,13 +105,7 @@ as_output(@nospecialize(x), name::String) = throw(NotDifferentiableError(
 """`f()`, recorded only where someone outside of the call may ask for derivatives of derivatives."""
 function afterwards(@nospecialize(f), call::Call)
     now = state()
-    recording = now.recording
-    now.recording = recording && !(call.plain && !now.mixed)
-    try
-        return f()
-    finally
-        now.recording = recording
-    end
+    return entering(f, :grad_enabled => now.grad_enabled && !(call.plain && !now.mixed))
 end
 
 """The only output, which must be a number."""
@@ -288,36 +279,6 @@ function pushed(name::String, @nospecialize(f), @nospecialize(args::Tuple), @nos
     arrays = shown(Tensor[call.outputs; moved_], plain, theirs)
     n = length(call.outputs)
     return unflatten(call.result, arrays[1:n]), unflatten(call.result, arrays[n+1:end])
-end
-
-"""The derivatives of recorded tensors when leaves move by these tangents; `order` is what stands between them, sorted."""
-function pushed_forward(outputs::Vector{Tensor}, moves::Dict{Tensor,Tensor}, order::Vector{Tensor})
-    needed, stamps = leading_to(outputs, order), Dict{Tensor,UInt64}()
-    for node in order
-        op = node.op
-        (op === nothing || !(node in needed) || haskey(moves, node)) && continue
-        t = Any[counts_as_constant(op::Op, i) ? nothing : get(moves, x, nothing) for (i, x) in enumerate(node.inputs)]
-        all(isnothing, t) && continue
-        (op::Op).jvp === nothing && throw(missing_rule(node, "jvp rule"))
-        check_stamps(node, stamps)
-        op.backward! isa Joint && empty!(stamps)  # whose rule may run the user's code
-        moved_ = op.jvp(t, node, node.inputs, node.attrs)
-        moved_ === nothing || (moves[node] = spread_to(moved_, node.dims))
-    end
-    return Tensor[haskey(moves, x) ? moves[x] : zeros_like(x) for x in outputs]
-end
-
-"""The nodes in `order` that outputs depend on not as on a constant."""
-function leading_to(outputs::Vector{Tensor}, order::Vector{Tensor})
-    needed = Set{Tensor}(outputs)
-    for node in Iterators.reverse(order)
-        node.requires_grad && node.op !== nothing || (delete!(needed, node); continue)
-        node in needed || continue
-        for (i, x) in enumerate(node.inputs)
-            counts_as_constant(node.op::Op, i) || push!(needed, x)
-        end
-    end
-    return needed
 end
 
 """

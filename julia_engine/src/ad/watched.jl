@@ -46,7 +46,7 @@ function watch(@nospecialize(f))
         (isbits(x) || haskey(seen, x)) && continue
         seen[x] = nothing
         if holds_numbers(x)
-            push!(found, Watched(x, checksum(x)::UInt64, NO_ATTRS))
+            push!(found, Watched(x, checksum(x)::UInt64, Any[]))
             continue
         end
         parts = watched_parts(x)

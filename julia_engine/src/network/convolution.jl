@@ -85,7 +85,8 @@ function counts(layer::Layer, input::Vector{Int}, window::Vector{Int}, dilation:
 end
 
 function forward(layer::Convolutional, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
-    y = AD.apply(AD.CONV, Tensor[x, parameters["weight"]], Any[layer.stride, layer.padding, layer.dilation, layer.groups])
+    y = AD.apply(AD.CONV, Tensor[x, parameters["weight"]], AD.attributes(:stride => layer.stride,
+        :padding => layer.padding, :dilation => layer.dilation, :groups => layer.groups))
     layer.bias && (y = y .+ reshape(parameters["bias"], ones(Int, spatial_axes(layer))..., layer.filters))
     return activated(layer.activation, y)
 end
@@ -120,8 +121,8 @@ for (name, axes, op, what) in ((:MaxPool1D, 1, :MAX_POOL, "Largest element"),
         end
 
         function $name(@nospecialize(window); stride=nothing, padding=0, name=nothing)
-            window, stride, padding = configured(() -> AD.pool_attrs($(String(name)), $axes, window, stride, padding))
-            return $name(window, stride, padding, checked_name(name))
+            attrs = configured(() -> AD.pool_attrs($(String(name)), $axes, window, stride, padding))
+            return $name(attrs.window, attrs.stride, attrs.padding, checked_name(name))
         end
         spatial_axes(::$name) = $axes
         pooling_op(::$name) = AD.$op
@@ -135,7 +136,8 @@ function output_size(layer::Pooling, input::Vector{Int})
 end
 
 forward(layer::Pooling, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
-    AD.apply(pooling_op(layer), Tensor[x], Any[layer.window, layer.stride, layer.padding])
+    AD.apply(pooling_op(layer), Tensor[x], AD.attributes(:window => layer.window, :stride => layer.stride,
+        :padding => layer.padding))
 
 Base.show(io::IO, layer::Pooling) = print(io, kind(layer), "(", length(layer.window) == 1 ? layer.window[1] :
     Tuple(layer.window), layer.stride == layer.window ? "" : "; stride=$(Tuple(layer.stride))", ")")
@@ -164,7 +166,7 @@ end
 function forward(layer::Union{GlobalMaxPool,GlobalAvgPool}, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
     window = AD.spatial(x)
     op = layer isa GlobalMaxPool ? AD.MAX_POOL : AD.AVG_POOL
-    y = AD.apply(op, Tensor[x], Any[window, window, zeros(Int, 2 * length(window))])
+    y = AD.apply(op, Tensor[x], AD.attributes(:window => window, :stride => window, :padding => zeros(Int, 2 * length(window))))
     return reshape(y, x.dims[end-1:end]...)
 end
 

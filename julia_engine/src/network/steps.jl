@@ -128,8 +128,8 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
     end
     first_state = length(outputs)
     append!(outputs, Tensor[new for (_, new) in news])
-    tape = Tape(AD.prune!(Graph(copy(inputs), outputs, nodes)); results=results, techniques=techniques)
-    columns = Columns{T}[Columns{T}(layout.offsets[i], layout.dims[i]..., g.attrs[2], Ptr{T}(address(tape.outputs[k+1])),
+    tape = Tape(AD.traced(nodes, inputs, outputs); results=results, techniques=techniques)
+    columns = Columns{T}[Columns{T}(layout.offsets[i], layout.dims[i]..., g.attrs.padding_index, Ptr{T}(address(tape.outputs[k+1])),
         Ptr{Int64}(address(tape.outputs[k+2])), length(tape.outputs[k+2]),
         AD.zeroed!(Vector{Int32}(undef, layout.dims[i][2])))
                          for (i, g, k) in lookups]

@@ -261,7 +261,7 @@ function new_forward_tape(trainer::Trainer, samples::Int, with_loss::Bool)
         with_loss && push!(outputs, objective(trainer)(outputs[1], inputs[2]))
         outputs
     end
-    return Tape(AD.prune!(Graph(copy(inputs), outputs, nodes)); techniques=trainer.techniques)
+    return Tape(AD.traced(nodes, inputs, outputs); techniques=trainer.techniques)
 end
 
 # Looking at it --------------------------------------------------------------------------------------------------------
@@ -602,7 +602,7 @@ function planned(trainer::Trainer{T}, samples::Int) where {T}
         target_type(trainer), samples, threads, trainer.gradient, trainer.techniques, trainer.sparse)
     threads = samples < 2 * trainer.team.size || couples_batch(trainer.chain) ? 1 : trainer.team.size
     shards = make(threads)
-    couples = any(x -> x.op !== nothing && (x.op::AD.Op).couples_batch, shards[1].tape.known)
+    couples = any(e -> e.op.couples_batch, shards[1].tape.program.equations)
     couples && threads > 1 && (shards = make(1))
     trainer.dense = dense_stretches(trainer.parameters.layout, shards[1].columns)
     for block in trainer.blocks, c in shards[1].columns

@@ -9,7 +9,7 @@ module Kernels
 using LinearAlgebra
 using ..Errors: LabelError, ShapeError
 
-export Instruction, Program, execute!
+export Instruction, Instructions, execute!
 
 @static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
     Base.Experimental.@optlevel 3  # the module around asks for quick compilation; loops want the optimiser

@@ -17,6 +17,9 @@ function __init__()
     VECTOR_BYTES[] = find_vector_bytes()
 end
 
+"""The function of single numbers of each elementwise operation, a name here or in `StraightLine`."""
+const SCALARS = Dict{Symbol,Symbol}()
+
 function operation!(name::Symbol, call::Expr)
     kernel = Symbol(:run_, name)
     @eval function $kernel(instruction::Ptr{Instruction{T}}) where {T}
@@ -53,9 +56,11 @@ for (name, f) in (:neg => :-, :square => :square, :reciprocal => :inv, :exp => :
     :abs => :abs, :copy => :identity, :half_power => :half_power, :floor => :floor, :ceil => :ceil, :round => :round, :trunc => :trunc,
     :isnan => :is_nan, :isfinite => :is_finite, :isinf => :is_infinite, :logical_not => :fails)
     operation!(name, :(unary!($f, x)))
+    SCALARS[name] = f
 end
 for (name, fast, slow) in ((:sin, :fast_sin, :slow_sin), (:cos, :fast_cos, :slow_cos), (:tan, :fast_tan, :slow_tan))
     operation!(name, :(guarded!($fast, $slow, x)))
+    SCALARS[name] = Symbol(:any_, name)
 end
 for (name, f) in (:add => :+, :sub => :-, :mul => :*, :div => :/, :pow => :plain_pow, :maximum => :larger,
     :minimum => :smaller, :less => :less, :less_equal => :less_equal, :greater => :greater,
@@ -63,10 +68,21 @@ for (name, f) in (:add => :+, :sub => :-, :mul => :*, :div => :/, :pow => :plain
     :sigmoid_gradient => :sigmoid_gradient, :relu_gradient => :relu_gradient, :add_tanh => :add_tanh,
     :add_sigmoid => :add_sigmoid, :add_relu => :add_relu, :logical_and => :both_hold, :logical_or => :one_holds)
     operation!(name, :(binary!($f, x)))
+    SCALARS[name] = f
 end
-operation!(:clip, :(ternary!(limited, x)))
-operation!(:where, :(ternary!(chosen, x)))
-operation!(:mul_add, :(ternary!(mul_add, x)))
+for (name, f) in (:clip => :limited, :where => :chosen, :mul_add => :mul_add)
+    operation!(name, :(ternary!($f, x)))
+    SCALARS[name] = f
+end
+
+"""Make the kernel of an elementwise operation from a function of single numbers; return where that is found."""
+function new_kernel!(name::Symbol, @nospecialize(f), operands::Int)
+    operation!(name, :($((:unary!, :binary!, :ternary!)[operands])($f, x)))
+    place = Symbol(:value_of_, name)
+    @eval const $place = $f
+    return GlobalRef(@__MODULE__, place)
+end
+
 operation!(:max, :(extremum!(larger, x)))
 operation!(:min, :(extremum!(smaller, x)))
 operation!(:any, :(extremum!(one_holds, x)))
@@ -173,13 +189,13 @@ end
 execute!(x::Instruction{T}) where {T} = execute!([x], 1, 1)
 
 """
-    Stretch
+    Segment
 
 Instructions that run one after the other: those from `first` to `last`, of Float32 or of Float64. Where `tile` is not 0
 they are written for the first `tile` of `n` elements, and are done again for the others; from tile to tile the addresses
 move on that the program's `moves` numbered `moving` name.
 """
-struct Stretch
+struct Segment
     single::Bool
     first::Int
     last::Int
@@ -187,32 +203,50 @@ struct Stretch
     n::Int
     moving::UnitRange{Int}
 end
-Stretch(single, first, last) = Stretch(single, first, last, 0, 0, 1:0)
+Segment(single, first, last) = Segment(single, first, last, 0, 0, 1:0)
 
 """
-    Program
+An operand's address in an instruction: of which argument or result, in which instruction, and which of its fields. Instruction
+0 stands for what is called, which has read the address, so that the argument or result stays where it is.
+"""
+struct Slot
+    number::Int
+    single::Bool
+    instruction::Int
+    field::Int
+end
+
+const NO_SLOTS = Slot[]
+
+"""
+    Instructions
 
 Instructions in the order in which they run. Those of Float32 and of Float64 lie in an array each, so that both are
-concrete; `stretches` says which part of which array comes next, and `moves` which addresses of an instruction (1 is the
-result's) move how many bytes from tile to tile. `roots` keeps scratch memory alive.
+concrete; `segments` says which part of which array comes next, and `moves` which addresses of an instruction (1 is the
+result's) move how many bytes from tile to tile. `roots` keeps scratch memory alive. `slots` says which operands lie in an argument or
+a result of the tape.
 """
-mutable struct Program
+mutable struct Instructions
     f32::Vector{Instruction{Float32}}
     f64::Vector{Instruction{Float64}}
-    stretches::Vector{Stretch}
+    segments::Vector{Segment}
     moves::Vector{Tuple{Int,Int,Int}}  # (instruction, address, bytes)
     roots::Vector{Any}
+    slots::Vector{Slot}
+    Instructions() =
+        new(Instruction{Float32}[], Instruction{Float64}[], Segment[], Tuple{Int,Int,Int}[], Any[], NO_SLOTS)
 end
-Program() = Program(Instruction{Float32}[], Instruction{Float64}[], Stretch[], Tuple{Int,Int,Int}[], Any[])
+
+keep!(p::Instructions, slot::Slot) = (p.slots === NO_SLOTS && (p.slots = Slot[]); push!(p.slots, slot); nothing)
 
 """
     execute!(program)
 
 Run all instructions. Whoever calls this keeps the memory that they use alive.
 """
-@noinline function execute!(p::Program)
-    for k in 1:length(p.stretches)
-        s = @inbounds p.stretches[k]
+@noinline function execute!(p::Instructions)
+    for k in 1:length(p.segments)
+        s = @inbounds p.segments[k]
         if s.tile != 0
             s.single ? execute_tiles!(p.f32, s, p.moves) : execute_tiles!(p.f64, s, p.moves)
         else
@@ -226,7 +260,7 @@ end
 Do a stretch for one tile after the other; its instructions are then what they were. An interrupt waits until then: one
 that left them at some tile would let the next run write outside of its memory.
 """
-@inline function execute_tiles!(code::Vector{Instruction{T}}, s::Stretch, moves::Vector{Tuple{Int,Int,Int}}) where {T}
+@inline function execute_tiles!(code::Vector{Instruction{T}}, s::Segment, moves::Vector{Tuple{Int,Int,Int}}) where {T}
     tiles = cld(s.n, s.tile)
     rest = s.n - (tiles - 1) * s.tile
     Base.sigatomic_begin()
@@ -260,11 +294,11 @@ const LENGTH_AT = fieldoffset(Instruction{Float64}, 7)  # as in those of Float32
 end
 
 """Let the last `count` instructions, which are written for `tile` elements, be done for `n`."""
-function repeat_last!(p::Program, single::Bool, count::Int, tile::Int, n::Int)
-    before = pop!(p.stretches)
+function repeat_last!(p::Instructions, single::Bool, count::Int, tile::Int, n::Int)
+    before = pop!(p.segments)
     first = before.last - count + 1
-    before.first < first && push!(p.stretches, Stretch(single, before.first, first - 1))
-    moved = isempty(p.stretches) ? 0 : maximum(s -> last(s.moving), p.stretches)
-    push!(p.stretches, Stretch(single, first, before.last, tile, n, moved+1:length(p.moves)))
+    before.first < first && push!(p.segments, Segment(single, before.first, first - 1))
+    moved = isempty(p.segments) ? 0 : maximum(s -> last(s.moving), p.segments)
+    push!(p.segments, Segment(single, first, before.last, tile, n, moved+1:length(p.moves)))
     return nothing
 end

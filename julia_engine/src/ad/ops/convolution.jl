@@ -50,9 +50,8 @@ end
 
 function infer_conv(inputs, attrs)
     x, w = inputs[1], inputs[2]
-    stride, padding, dilation, groups = attrs
-    check_convolved(x.dims, w.dims, groups)
-    out = window_counts(spatial(x), spatial(w), stride, padding, dilation)
+    check_convolved(x.dims, w.dims, attrs.groups)
+    out = window_counts(spatial(x), spatial(w), attrs.stride, attrs.padding, attrs.dilation)
     return Int[out; w.dims[end]; x.dims[end]], check_float(common_eltype(Tensor[x, w]))
 end
 
@@ -60,20 +59,20 @@ end
 
 function infer_conv_input_gradient(inputs, attrs)
     g, w = inputs[1], inputs[2]
-    check_convolved(attrs[5], w.dims, attrs[4])
-    check_upstream(g, attrs[5], w.dims, attrs)
-    return attrs[5], check_float(common_eltype(Tensor[g, w]))
+    check_convolved(attrs.dims, w.dims, attrs.groups)
+    check_upstream(g, attrs.dims, w.dims, attrs)
+    return attrs.dims, check_float(common_eltype(Tensor[g, w]))
 end
 
 function infer_conv_weight_gradient(inputs, attrs)
     g, x = inputs[1], inputs[2]
-    check_convolved(x.dims, attrs[5], attrs[4])
-    check_upstream(g, x.dims, attrs[5], attrs)
-    return attrs[5], check_float(common_eltype(Tensor[g, x]))
+    check_convolved(x.dims, attrs.dims, attrs.groups)
+    check_upstream(g, x.dims, attrs.dims, attrs)
+    return attrs.dims, check_float(common_eltype(Tensor[g, x]))
 end
 
 function check_upstream(g::Tensor, x::Vector{Int}, weight::Vector{Int}, attrs)
-    out = window_counts(x[1:end-2], weight[1:end-2], attrs[1], attrs[2], attrs[3])
+    out = window_counts(x[1:end-2], weight[1:end-2], attrs.stride, attrs.padding, attrs.dilation)
     expected = Int[out; weight[end]; x[end]]
     g.dims == expected || throw(ShapeError("expected a gradient of size $(Tuple(expected)), got $(size(g))"))
     return nothing
@@ -82,7 +81,7 @@ end
 # Lowering: the windows of a sample become the rows of a matrix (im2col), so that the rest is a matrix product.
 
 """What the kernels that walk through windows read: sizes, then the input's strides along its first two axes and C."""
-function window_numbers!(p::Program, w::Windows, channels::Int, strides::Vector{Int})
+function window_numbers!(p::Instructions, w::Windows, channels::Int, strides::Vector{Int})
     numbers = Int64[w.dims; w.kernel; w.stride; w.before; w.dilation; w.out; channels; strides]
     push!(p.roots, Memory(numbers))
     return Ptr{Cvoid}(pointer(numbers))
@@ -108,8 +107,8 @@ struct Convolution
 end
 
 function Convolution(x::Vector{Int}, weight::Vector{Int}, attrs)
-    windows = Windows(x[1:end-2], weight[1:end-2], attrs[1], attrs[2], attrs[3])
-    groups = attrs[4]
+    windows = Windows(x[1:end-2], weight[1:end-2], attrs.stride, attrs.padding, attrs.dilation)
+    groups = attrs.groups
     return Convolution(windows, prod(windows.out), prod(weight[1:end-1]), weight[end-1], weight[end] ÷ groups, groups,
         x[end])
 end
@@ -119,7 +118,7 @@ is_pointwise(w::Windows) =
     all(==(1), w.kernel) && all(==(1), w.stride) && all(==(0), w.before) && w.out == w.dims
 
 """The matrix of an image's windows, (pixels, taps), computed into `columns`, or the image itself."""
-function columns!(p::Program, c::Convolution, columns::Memory, x::Memory, numbers::Ptr{Cvoid}, offset::Int)
+function columns!(p::Instructions, c::Convolution, columns::Memory, x::Memory, numbers::Ptr{Cvoid}, offset::Int)
     is_pointwise(c.windows) && is_dense(x) && return matrix(x, offset, Int[c.pixels, c.taps])
     emit!(p, x.eltype, :im2col, (columns.address, at_element(x, offset), NOWHERE, NOWHERE), numbers, ONCE,
         (NONE, NONE, NONE, NONE))
@@ -179,9 +178,9 @@ end
 # The records ----------------------------------------------------------------------------------------------------------
 
 conv_input_gradient(g::Tensor, w::Tensor, x::Vector{Int}, attrs) =
-    apply(CONV_INPUT_GRADIENT, Tensor[g, w], Any[attrs[1:4]; [x]])
+    apply(CONV_INPUT_GRADIENT, Tensor[g, w], with(subset(attrs, CONV_ATTRS), :dims => x))
 conv_weight_gradient(g::Tensor, x::Tensor, w::Vector{Int}, attrs) =
-    apply(CONV_WEIGHT_GRADIENT, Tensor[g, x], Any[attrs[1:4]; [w]])
+    apply(CONV_WEIGHT_GRADIENT, Tensor[g, x], with(subset(attrs, CONV_ATTRS), :dims => w))
 
 const CONV_ATTRS = [:stride, :padding, :dilation, :groups]
 
@@ -191,12 +190,12 @@ const CONV = register!(Op("conv", infer_conv; forward=forward_conv, jvp=multilin
     doc="cross-correlation over the first axis or two, by a weight (kernel..., C / groups, F)"))
 const CONV_INPUT_GRADIENT = register!(Op("conv_input_gradient", infer_conv_input_gradient;
     forward=forward_conv_input_gradient, jvp=multilinear_jvp("conv_input_gradient"), attrs=[CONV_ATTRS; :dims],
-    backward=Any[(g, y, inputs, attrs) -> apply(CONV, Tensor[g, inputs[2]], attrs[1:4]),
+    backward=Any[(g, y, inputs, attrs) -> apply(CONV, Tensor[g, inputs[2]], subset(attrs, CONV_ATTRS)),
         (g, y, inputs, attrs) -> conv_weight_gradient(inputs[1], g, inputs[2].dims, attrs)],
     doc="gradient of conv by its input: each window's part added to where it came from"))
 const CONV_WEIGHT_GRADIENT = register!(Op("conv_weight_gradient", infer_conv_weight_gradient;
     forward=forward_conv_weight_gradient, jvp=multilinear_jvp("conv_weight_gradient"), attrs=[CONV_ATTRS; :dims],
-    backward=Any[(g, y, inputs, attrs) -> apply(CONV, Tensor[inputs[2], g], attrs[1:4]),
+    backward=Any[(g, y, inputs, attrs) -> apply(CONV, Tensor[inputs[2], g], subset(attrs, CONV_ATTRS)),
         (g, y, inputs, attrs) -> conv_input_gradient(inputs[1], g, inputs[2].dims, attrs)],
     doc="gradient of conv by its weight, summed over the batch"))
 
@@ -230,8 +229,9 @@ function conv(@nospecialize(x), @nospecialize(weight); stride=1, padding=0, dila
     n = ndims(a) - 2
     n in (1, 2) || check_convolved(a.dims, w.dims, 1)
     groups >= 1 || throw(ShapeError("conv: groups must be at least 1, got $groups"))
-    return apply(CONV, Tensor[a, w], Any[each_axis("conv: stride", stride, n, 1), each_side("conv: padding", padding, n),
-        each_axis("conv: dilation", dilation, n, 1), Int(groups)])
+    return apply(CONV, Tensor[a, w], attributes(:stride => each_axis("conv: stride", stride, n, 1),
+        :padding => each_side("conv: padding", padding, n), :dilation => each_axis("conv: dilation", dilation, n, 1),
+        :groups => Int(groups)))
 end
 
 FUNCTIONS["conv"] = conv

@@ -6,13 +6,13 @@
 
 # Arithmetic -----------------------------------------------------------------------------------------------------------
 
-const ADD = elementwise("add", (y, a, b) -> 1, (y, a, b) -> 1; functions=(+,), scalar=:+, doc="a + b")
-const SUB = elementwise("sub", (y, a, b) -> 1, (y, a, b) -> -1; functions=(-,), scalar=:-, doc="a - b")
-const MUL = elementwise("mul", (y, a, b) -> b, (y, a, b) -> a; functions=(*,), scalar=:*, doc="a b")
-const DIV = elementwise("div", (y, a, b) -> 1 ./ b, (y, a, b) -> .-y ./ b; functions=(/,), scalar=:/, doc="a / b")
-const NEG = elementwise("neg", (y, x) -> -1; scalar=:-, doc="-x")
-const SQUARE = elementwise("square", (y, x) -> 2 .* x; functions=(abs2,), scalar=:square, doc="x²")
-const RECIPROCAL = elementwise("reciprocal", (y, x) -> NEG(SQUARE(y)); functions=(inv,), scalar=:inv, doc="1 / x")
+const ADD = elementwise("add", 1, 1; functions=(+,), doc="a + b")
+const SUB = elementwise("sub", 1, -1; functions=(-,), doc="a - b")
+const MUL = elementwise("mul", :b, :a; functions=(*,), simplify=(e, made) -> without_one(e, made), doc="a b")
+const DIV = elementwise("div", :(1 / b), :(-y / b); functions=(/,), doc="a / b")
+const NEG = elementwise("neg", -1; doc="-x")
+const SQUARE = elementwise("square", :(2 * x); functions=(abs2,), doc="x²")
+const RECIPROCAL = elementwise("reciprocal", :(-(y^2)); functions=(inv,), doc="1 / x")
 
 # `+` and `*` take any number of operands, `-` one or two.
 DOTTED[+] = (operands...) -> folded(ADD, operands)
@@ -48,16 +48,15 @@ pow_exponent(y, x, p) = MUL(y, LOG(choose(MUL(EQUAL(x, 0), GREATER_EQUAL(p, 0)),
 function forward_pow(p, out, inputs, attrs)
     exponent = inputs[2]
     # Only a number of the program may decide which instruction it is: others may change from replay to replay.
-    attrs != NO_ATTRS && attrs[1] == 0.5 && return emit_elementwise!(p, :half_power, out, inputs[1:1])
-    if attrs != NO_ATTRS && attrs[1] in (3.0, 4.0, 5.0)
-        return emit_elementwise!(p, :whole_power, out, inputs[1:1], (Int(attrs[1]), 0, 0, 0))
-    end
+    number = isempty(attrs) ? nothing : attrs.exponent
+    number == 0.5 && return emit_elementwise!(p, :half_power, out, inputs[1:1])
+    number in (3.0, 4.0, 5.0) && return emit_elementwise!(p, :whole_power, out, inputs[1:1], (Int(number), 0, 0, 0))
     return emit_elementwise!(p, :pow, out, inputs)
 end
 
 # Of single numbers: a whole exponent that the program writes is a product.
 const WHOLE_POWERS = Dict(0.5 => :half_power, 3.0 => :third_power, 4.0 => :fourth_power, 5.0 => :fifth_power)
-scalar_power(attrs) = attrs == NO_ATTRS ? :general_power : get(WHOLE_POWERS, attrs[1], :general_power)
+scalar_power(attrs) = isempty(attrs) ? :general_power : get(WHOLE_POWERS, attrs.exponent, :general_power)
 
 const POW = register!(Op("pow", infer_elementwise; forward=forward_pow, backward=Any[
         partial_rule(pow_base), partial_rule(pow_exponent)],
@@ -71,30 +70,30 @@ function elementwise_power(@nospecialize(x), @nospecialize(p))
         p == 1 && return x
         p == 2 && return SQUARE(x)
         p == -1 && return RECIPROCAL(x)
-        return apply(POW, as_tensors((x, p)), Any[Float64(p)])
+        return apply(POW, as_tensors((x, p)), attributes(:exponent => Float64(p)))
     end
     return POW(x, p)
 end
 
 # Exponentials and logarithms ------------------------------------------------------------------------------------------
 
-const EXP = elementwise("exp", (y, x) -> y; functions=(exp,), scalar=:fast_exp, doc="e to the x")
-const EXPM1 = elementwise("expm1", (y, x) -> y .+ 1; functions=(expm1,), scalar=:fast_expm1, doc="exp(x) - 1, exact near 0")
-const LOG = elementwise("log", (y, x) -> 1 ./ x; functions=(log,), scalar=:fast_log, doc="natural logarithm")
-const LOG1P = elementwise("log1p", (y, x) -> 1 ./ (x .+ 1); functions=(log1p,), scalar=:fast_log1p, doc="log(1 + x), exact near 0")
-const SQRT = elementwise("sqrt", (y, x) -> 0.5 ./ y; functions=(sqrt,), scalar=:fast_sqrt, doc="square root")
+const EXP = elementwise("exp", :y; functions=(exp,), doc="e to the x")
+const EXPM1 = elementwise("expm1", :(y + 1); functions=(expm1,), doc="exp(x) - 1, exact near 0")
+const LOG = elementwise("log", :(1 / x); functions=(log,), doc="natural logarithm")
+const LOG1P = elementwise("log1p", :(1 / (x + 1)); functions=(log1p,), doc="log(1 + x), exact near 0")
+const SQRT = elementwise("sqrt", :(0.5 / y); functions=(sqrt,), doc="square root")
 
 # Trigonometric and hyperbolic functions -------------------------------------------------------------------------------
 
-const SIN = elementwise("sin", (y, x) -> COS(x); functions=(sin,), scalar=:any_sin, doc="sine")
-const COS = elementwise("cos", (y, x) -> NEG(SIN(x)); functions=(cos,), scalar=:any_cos, doc="cosine")
-const TAN = elementwise("tan", (y, x) -> 1 .+ SQUARE(y); functions=(tan,), scalar=:any_tan, doc="tangent")
-const ARCSIN = elementwise("arcsin", (y, x) -> 1 ./ SQRT(1 .- SQUARE(x)); functions=(asin,), scalar=:plain_asin, doc="inverse sine")
-const ARCCOS = elementwise("arccos", (y, x) -> -1 ./ SQRT(1 .- SQUARE(x)); functions=(acos,), scalar=:plain_acos, doc="inverse cosine")
-const ARCTAN = elementwise("arctan", (y, x) -> 1 ./ (1 .+ SQUARE(x)); functions=(atan,), scalar=:plain_atan, doc="inverse tangent")
-const SINH = elementwise("sinh", (y, x) -> COSH(x); functions=(sinh,), scalar=:plain_sinh, doc="hyperbolic sine")
-const COSH = elementwise("cosh", (y, x) -> SINH(x); functions=(cosh,), scalar=:plain_cosh, doc="hyperbolic cosine")
-const TANH = elementwise("tanh", (y, x) -> 1 .- SQUARE(y); functions=(tanh,), scalar=:fast_tanh, doc="hyperbolic tangent")
+const SIN = elementwise("sin", :(cos(x)); functions=(sin,), doc="sine")
+const COS = elementwise("cos", :(-sin(x)); functions=(cos,), doc="cosine")
+const TAN = elementwise("tan", :(1 + y^2); functions=(tan,), doc="tangent")
+const ARCSIN = elementwise("arcsin", :(1 / sqrt((1 - x) * (1 + x))); functions=(asin,), doc="inverse sine")
+const ARCCOS = elementwise("arccos", :(-1 / sqrt((1 - x) * (1 + x))); functions=(acos,), doc="inverse cosine")
+const ARCTAN = elementwise("arctan", :(1 / (1 + x^2)); functions=(atan,), doc="inverse tangent")
+const SINH = elementwise("sinh", :(cosh(x)); functions=(sinh,), doc="hyperbolic sine")
+const COSH = elementwise("cosh", :(sinh(x)); functions=(cosh,), doc="hyperbolic cosine")
+const TANH = elementwise("tanh", :(1 - y^2); functions=(tanh,), doc="hyperbolic tangent")
 
 # Activations ----------------------------------------------------------------------------------------------------------
 
@@ -122,16 +121,12 @@ max(x, 0), elementwise on tensors.
 relu(x::Real) = max(x, zero(x))
 relu(x::Tensor) = RELU(x)
 
-const SIGMOID = elementwise("sigmoid", (y, x) -> y .* (1 .- y); functions=(sigmoid,), scalar=:fast_sigmoid, doc="1 / (1 + exp(-x))")
-const SOFTPLUS = elementwise("softplus", (y, x) -> SIGMOID(x); functions=(softplus,), scalar=:fast_softplus, doc="log(1 + exp(x))")
-const RELU = elementwise("relu", (y, x) -> Where(STEP(y), 1); functions=(relu,), scalar=:relu, doc="max(x, 0)")
-const STEP = elementwise("step"; scalar=:step, doc="1 where x > 0, else 0; derivative 0")
-const SIGN = elementwise("sign"; functions=(sign,), scalar=:signum, doc="-1, 0 or 1; derivative 0")
-const ABS = elementwise("abs", (y, x) -> SIGN(x); functions=(abs,), scalar=:abs, doc="absolute value")
-
-for f in (:sigmoid, :softplus, :relu)
-    @eval $f(x::Elements) = Elements($f(x.tensor))
-end
+const SIGMOID = elementwise("sigmoid", :(y * (1 - y)); functions=(sigmoid,), doc="1 / (1 + exp(-x))")
+const SOFTPLUS = elementwise("softplus", :(sigmoid(x)); functions=(softplus,), doc="log(1 + exp(x))")
+const RELU = elementwise("relu", (y, x) -> Where(STEP(y), 1); functions=(relu,), doc="max(x, 0)")
+const STEP = elementwise("step"; doc="1 where x > 0, else 0; derivative 0")
+const SIGN = elementwise("sign"; functions=(sign,), doc="-1, 0 or 1; derivative 0")
+const ABS = elementwise("abs", :(sign(x)); functions=(abs,), doc="absolute value")
 
 # Choices --------------------------------------------------------------------------------------------------------------
 
@@ -142,12 +137,12 @@ const EQUAL_MASK = elementwise("equal_mask"; inputs=2,
     forward=(p, out, inputs, attrs) -> emit_elementwise!(p, :equal, out, inputs),
     scalar=:equal, doc="1 where a = b, else 0; derivative 0")
 const MAXIMUM = elementwise("maximum", (y, a, b) -> share(y, a, b), (y, a, b) -> share(y, b, a);
-    scalar=:larger, doc="the larger; ties share the gradient")
+    doc="the larger; ties share the gradient")
 const MINIMUM = elementwise("minimum", (y, a, b) -> share(y, a, b), (y, a, b) -> share(y, b, a);
-    scalar=:smaller, doc="the smaller; ties share the gradient")
+    doc="the smaller; ties share the gradient")
 const CLIP = elementwise("clip", (y, x, low, high) -> Where(in_order(EQUAL_MASK(y, x), low, high), 1),
     (y, x, low, high) -> Where(in_order(LESS(x, low), low, high), 1),
-    (y, x, low, high) -> Where(GREATER(MAXIMUM(x, low), high), 1); scalar=:limited, doc="x limited to [low, high]")
+    (y, x, low, high) -> Where(GREATER(MAXIMUM(x, low), high), 1); doc="x limited to [low, high]")
 
 """`holds`, but not where the bounds are the wrong way round, and the result is `high` whatever x is."""
 in_order(holds::Tensor, low::Tensor, high::Tensor) =
@@ -171,7 +166,7 @@ const WHERE = register!(Op("where", infer_elementwise;
     forward=(p, out, inputs, attrs) -> emit_elementwise!(p, :where, out, inputs),
     backward=Any[no_gradient, (g, y, inputs, attrs) -> WHERE(inputs[1], g, 0), (g, y, inputs, attrs) -> WHERE(inputs[1], 0, g)],
     jvp=(t, y, inputs, attrs) -> WHERE(inputs[1], t[2] === nothing ? 0 : t[2], t[3] === nothing ? 0 : t[3]),
-    overwrites=[1, 2, 3], elementwise=true, scalar=:chosen, doc="a where the condition holds, else b"))
+    overwrites=[1, 2, 3], elementwise=true, scalar=:chosen, functions=(ifelse,), doc="a where the condition holds, else b"))
 
 """
     choose(condition, a, b)
@@ -182,13 +177,10 @@ Take `a` where `condition` holds and `b` elsewhere, as `ifelse.(condition, a, b)
 The branch not taken gets gradient zero, but its values are computed: keep them finite where their derivative is used.
 """
 choose(@nospecialize(condition), @nospecialize(a), @nospecialize(b)) = WHERE(condition, a, b)
-DOTTED[ifelse] = choose
 
 # Comparisons: 1 where they hold, else 0, in the operands' element type ----------------------------------------------------
 
-comparison(name, f, doc) = register!(Op(name, infer_elementwise; elementwise=true, constant=true, overwrites=[1, 2], doc=doc,
-    scalar=Symbol(name),
-    forward=(p, out, inputs, attrs) -> emit_elementwise!(p, Symbol(name), out, inputs)), f)
+comparison(name, f, doc) = elementwise(name; inputs=2, functions=(f,), doc=doc)
 
 const LESS = comparison("less", <, "a < b")
 const LESS_EQUAL = comparison("less_equal", <=, "a <= b")
@@ -199,20 +191,16 @@ const NOT_EQUAL = comparison("not_equal", !=, "a ≠ b")
 
 # Truth values and whole numbers: constant on purpose, since between the places where they jump they do not change ---------
 
-constant_op(name, f, doc; operands=1, scalar=Symbol(name)) = register!(Op(name, infer_elementwise; elementwise=true,
-    constant=true, overwrites=collect(1:operands), scalar=scalar, doc=doc,
-    forward=(p, out, inputs, attrs) -> emit_elementwise!(p, Symbol(name), out, inputs)), f)
-
-const FLOOR = constant_op("floor", floor, "the largest whole number that is not above x")
-const CEIL = constant_op("ceil", ceil, "the smallest whole number that is not below x")
-const ROUND = constant_op("round", round, "the nearest whole number, halves to the even one")
-const TRUNC = constant_op("trunc", trunc, "x without its fraction")
-const ISNAN = constant_op("isnan", isnan, "whether x is NaN"; scalar=:is_nan)
-const ISFINITE = constant_op("isfinite", isfinite, "whether x is neither infinite nor NaN"; scalar=:is_finite)
-const ISINF = constant_op("isinf", isinf, "whether x is infinite"; scalar=:is_infinite)
-const LOGICAL_NOT = constant_op("logical_not", !, "whether x is 0"; scalar=:fails)
-const LOGICAL_AND = constant_op("logical_and", &, "whether neither a nor b is 0"; operands=2, scalar=:both_hold)
-const LOGICAL_OR = constant_op("logical_or", |, "whether a or b is not 0"; operands=2, scalar=:one_holds)
+const FLOOR = elementwise("floor"; functions=(floor,), doc="the largest whole number that is not above x")
+const CEIL = elementwise("ceil"; functions=(ceil,), doc="the smallest whole number that is not below x")
+const ROUND = elementwise("round"; functions=(round,), doc="the nearest whole number, halves to the even one")
+const TRUNC = elementwise("trunc"; functions=(trunc,), doc="x without its fraction")
+const ISNAN = elementwise("isnan"; functions=(isnan,), doc="whether x is NaN")
+const ISFINITE = elementwise("isfinite"; functions=(isfinite,), doc="whether x is neither infinite nor NaN")
+const ISINF = elementwise("isinf"; functions=(isinf,), doc="whether x is infinite")
+const LOGICAL_NOT = elementwise("logical_not"; functions=(!,), doc="whether x is 0")
+const LOGICAL_AND = elementwise("logical_and"; inputs=2, functions=(&,), doc="whether neither a nor b is 0")
+const LOGICAL_OR = elementwise("logical_or"; inputs=2, functions=(|,), doc="whether a or b is not 0")
 DOTTED[xor] = (a, b) -> NOT_EQUAL(LOGICAL_NOT(a), LOGICAL_NOT(b))
 
 Base.:!(x::Tensor) = one_truth("!", x) && LOGICAL_NOT(x)
@@ -246,9 +234,11 @@ function refuse_keywords(name::String, kinds, advice::String="")
         (isempty(advice) ? "" : "; " * advice)))
 end
 
-# Scalar functions on tensors without dimensions, as Julia's on numbers.
-for f in ON_NUMBERS
-    @eval Base.$f(x::Tensor) = is_scalar(x) ? DOTTED[$f](x) :
+# Elementary functions on elements, and Julia's own on tensors without dimensions, as on numbers.
+for op in collect(values(TABLE)), f in op.functions
+    length(op.overwrites) == 1 && (op === SIGN || !op.constant) || continue
+    @eval (::$(typeof(f)))(x::Elements) = Elements(DOTTED[$f](x.tensor))
+    parentmodule(f) === @__MODULE__() || @eval (::$(typeof(f)))(x::Tensor) = is_scalar(x) ? DOTTED[$f](x) :
         throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
 end
 for f in (:exp2, :exp10, :log2, :log10, :cbrt, :hypot, :mod, :rem, :div, :fld, :cld, :divrem, :fldmod, :sec, :csc, :cot,
@@ -299,9 +289,9 @@ function forward_astype(p, out, inputs, attrs)
     return emit_loops!(p, T, name, out.dims, Memory[out, x], Vector{Int}[out.strides, x.strides])
 end
 
-const ASTYPE = register!(Op("astype", (inputs, attrs) -> (inputs[1].dims, attrs[1]); forward=forward_astype,
+const ASTYPE = register!(Op("astype", (inputs, attrs) -> (inputs[1].dims, attrs.eltype); forward=forward_astype,
     backward=Any[(g, y, inputs, attrs) -> astype(g, inputs[1].eltype)],
-    jvp=(t, y, inputs, attrs) -> astype(t[1], attrs[1]), attrs=[:eltype], doc="convert to another element type"))
+    jvp=(t, y, inputs, attrs) -> astype(t[1], attrs.eltype), attrs=[:eltype], doc="convert to another element type"))
 
 """
     astype(x, T)
@@ -311,7 +301,7 @@ Convert to Float32, Float64 or Int64; between float types the gradient is conver
 function astype(@nospecialize(x), T::DataType)
     T in (Float32, Float64, Int64) || throw(DTypeError("astype: expected Float32, Float64 or Int64, got $T"))
     t = x isa Tensor || eltype(x) in FLOATS ? as_tensor(x) : index_tensor(x)
-    return t.eltype === T ? t : apply(ASTYPE, Tensor[t], Any[T])
+    return t.eltype === T ? t : apply(ASTYPE, Tensor[t], attributes(:eltype => T))
 end
 for T in (Float32, Float64)
     DOTTED[T] = x -> astype(x, T)
@@ -323,10 +313,11 @@ DOTTED[Int64] = function (x)
     return astype(t, Int64)
 end
 
-infer_same(inputs::Vector{Tensor}, attrs::Vector{Any}) = (inputs[1].dims, inputs[1].eltype)
-itself(m::Memory, attrs::Vector{Any}) = m
+infer_same(inputs::Vector{Tensor}, attrs::Attributes) = (inputs[1].dims, inputs[1].eltype)
+itself(m::Memory, attrs::Attributes) = m
 
 const STOP_GRADIENT = register!(Op("stop_gradient", infer_same; view=itself, constant=true,
-    scalar=:identity, doc="x as a constant: no gradient flows through it"))
+    simplify=(e, made) -> its_input(e, made), scalar=:identity, doc="x as a constant: no gradient flows through it"))
 const IDENTITY = register!(Op("identity", infer_same; view=itself, backward=Any[(g, y, inputs, attrs) -> g],
-    jvp=(t, y, inputs, attrs) -> t[1], scalar=:identity, doc="x itself, as a new node"), identity)
+    jvp=(t, y, inputs, attrs) -> t[1], simplify=(e, made) -> its_input(e, made), scalar=:identity, functions=(identity,),
+    doc="x itself, as a new node"))

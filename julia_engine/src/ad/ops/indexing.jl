@@ -4,32 +4,32 @@
 # pairs; for pairs, index with an array of CartesianIndex.
 
 function infer_gather(inputs, attrs)
-    x, index, axis = inputs[1], inputs[2], attrs[1]
+    x, index, axis = inputs[1], inputs[2], attrs.axis
     1 <= axis <= ndims(x) || throw(ShapeError("axis $axis does not exist in size $(size(x))"))
     index.eltype === Int64 || throw(DTypeError("an index must be of integers, got $(index.eltype)"))
     return Int[x.dims[1:axis-1]; index.dims; x.dims[axis+1:end]], x.eltype
 end
 
-infer_scatter(inputs, attrs) = (attrs[2], inputs[1].eltype)
+infer_scatter(inputs, attrs) = (attrs.dims, inputs[1].eltype)
 
 """Append a gather or a scatter; all memories are without gaps."""
-function emit_indexed!(p::Program, name::Symbol, out::Memory, a::Memory, index::Memory, dims::Vector{Int}, axis::Int)
+function emit_indexed!(p::Instructions, name::Symbol, out::Memory, a::Memory, index::Memory, dims::Vector{Int}, axis::Int)
     n = (prod(dims[1:axis-1]), length(index), prod(dims[axis+1:end]), 1)
     return emit!(p, a.eltype, name, (out.address, a.address, NOWHERE, NOWHERE), index.address, n,
         (NONE, NONE, NONE, NONE), (dims[axis], 0, 0, place!(p, String(name), index.dims)))
 end
 
 forward_gather(p, out, inputs, attrs) =
-    length(out) == 0 ? nothing : emit_indexed!(p, :gather, out, inputs[1], inputs[2], inputs[1].dims, attrs[1])
+    length(out) == 0 ? nothing : emit_indexed!(p, :gather, out, inputs[1], inputs[2], inputs[1].dims, attrs.axis)
 forward_scatter(p, out, inputs, attrs) =
-    length(out) == 0 ? nothing : emit_indexed!(p, :scatter, out, inputs[1], inputs[2], attrs[2], attrs[1])
+    length(out) == 0 ? nothing : emit_indexed!(p, :scatter, out, inputs[1], inputs[2], attrs.dims, attrs.axis)
 
 const GATHER = register!(Op("gather", infer_gather; forward=forward_gather,
-    backward=Any[(g, y, inputs, attrs) -> apply(SCATTER, Tensor[g, inputs[2]], Any[attrs[1], inputs[1].dims]), no_gradient],
+    backward=Any[(g, y, inputs, attrs) -> apply(SCATTER, Tensor[g, inputs[2]], with(attrs, :dims => inputs[1].dims)), no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(GATHER, Tensor[t[1], inputs[2]], attrs), accepts=is_dense, attrs=[:axis],
     doc="elements at positions given by an array of integers along an axis"))
 const SCATTER = register!(Op("scatter", infer_scatter; forward=forward_scatter,
-    backward=Any[(g, y, inputs, attrs) -> apply(GATHER, Tensor[g, inputs[2]], attrs[1:1]), no_gradient],
+    backward=Any[(g, y, inputs, attrs) -> apply(GATHER, Tensor[g, inputs[2]], subset(attrs, [:axis])), no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(SCATTER, Tensor[t[1], inputs[2]], attrs), accepts=is_dense,
     attrs=[:axis, :dims], doc="elements added into an array of zeros at positions given by an array of integers"))
 
@@ -38,7 +38,7 @@ const SCATTER = register!(Op("scatter", infer_scatter; forward=forward_scatter,
 
 The slices of `x` at these positions of an axis, `x[:, ..., index]`; `index` is an array, or a tensor, of integers.
 """
-gather(x::Tensor, index; dims=ndims(x)) = apply(GATHER, Tensor[x, index_tensor(index)], Any[one_axis("gather", dims)])
+gather(x::Tensor, index; dims=ndims(x)) = apply(GATHER, Tensor[x, index_tensor(index)], attributes(:axis => one_axis("gather", dims)))
 
 # Embeddings -----------------------------------------------------------------------------------------------------------
 #
@@ -49,7 +49,7 @@ gather(x::Tensor, index; dims=ndims(x)) = apply(GATHER, Tensor[x, index_tensor(i
 function infer_embedding(inputs, attrs)
     weight, ids = inputs
     ndims(weight) == 2 || throw(ShapeError("expected a matrix (dimension, vocabulary), got size $(size(weight))"))
-    check_ids_tensor(ids, weight.dims[2], attrs[1])
+    check_ids_tensor(ids, weight.dims[2], attrs.padding_index)
     return Int[weight.dims[1]; ids.dims], check_float(weight.eltype)
 end
 
@@ -57,8 +57,8 @@ function infer_embedding_gradient(inputs, attrs)
     g, ids = inputs
     ndims(g) > 0 && g.dims[2:end] == ids.dims || throw(ShapeError(
         "ids of size $(size(ids)) need columns of size (dimension, $(join(ids.dims, ", "))), got $(size(g))"))
-    check_ids_tensor(ids, attrs[1], attrs[2])
-    return Int[g.dims[1], attrs[1]], check_float(g.eltype)
+    check_ids_tensor(ids, attrs.vocabulary, attrs.padding_index)
+    return Int[g.dims[1], attrs.vocabulary], check_float(g.eltype)
 end
 
 function check_ids_tensor(ids::Tensor, vocabulary::Int, padding_index::Int)
@@ -67,23 +67,23 @@ function check_ids_tensor(ids::Tensor, vocabulary::Int, padding_index::Int)
         "padding_index must be 0 (none) or one of the $vocabulary columns, got $padding_index"))
 end
 
-emit_columns!(p::Program, name::Symbol, out::Memory, a::Memory, ids::Memory, vocabulary::Int, left_out::Int) =
+emit_columns!(p::Instructions, name::Symbol, out::Memory, a::Memory, ids::Memory, vocabulary::Int, left_out::Int) =
     emit!(p, a.eltype, name, (out.address, a.address, NOWHERE, NOWHERE), ids.address, (a.dims[1], length(ids), 1, 1),
         (NONE, NONE, NONE, NONE), (vocabulary, left_out, 0, place!(p, String(name), ids.dims)))
 
 forward_embedding(p, out, inputs, attrs) = length(out) == 0 ? nothing :
-    emit_columns!(p, :embedding, out, inputs[1], inputs[2], inputs[1].dims[2], attrs[2] ? attrs[1] : 0)
+    emit_columns!(p, :embedding, out, inputs[1], inputs[2], inputs[1].dims[2], attrs.masked ? attrs.padding_index : 0)
 forward_embedding_gradient(p, out, inputs, attrs) = length(out) == 0 ? nothing :
-    emit_columns!(p, :embedding_gradient, out, inputs[1], inputs[2], attrs[1], attrs[2])
+    emit_columns!(p, :embedding_gradient, out, inputs[1], inputs[2], attrs.vocabulary, attrs.padding_index)
 
 const EMBEDDING = register!(Op("embedding", infer_embedding; forward=forward_embedding,
-    backward=Any[(g, y, inputs, attrs) -> apply(EMBEDDING_GRADIENT, Tensor[g, inputs[2]], Any[inputs[1].dims[2], attrs[1]]),
+    backward=Any[(g, y, inputs, attrs) -> apply(EMBEDDING_GRADIENT, Tensor[g, inputs[2]], attributes(:vocabulary => inputs[1].dims[2], :padding_index => attrs.padding_index)),
         no_gradient],
-    jvp=(t, y, inputs, attrs) -> apply(EMBEDDING, Tensor[t[1], inputs[2]], Any[attrs[1], true]), accepts=is_dense,
+    jvp=(t, y, inputs, attrs) -> apply(EMBEDDING, Tensor[t[1], inputs[2]], attributes(:padding_index => attrs.padding_index, :masked => true)), accepts=is_dense,
     attrs=[:padding_index, :masked], doc="columns of a matrix by their numbers"))
 const EMBEDDING_GRADIENT = register!(Op("embedding_gradient", infer_embedding_gradient;
     forward=forward_embedding_gradient,
-    backward=Any[(u, y, inputs, attrs) -> apply(EMBEDDING, Tensor[u, inputs[2]], Any[attrs[2], true]), no_gradient],
+    backward=Any[(u, y, inputs, attrs) -> apply(EMBEDDING, Tensor[u, inputs[2]], attributes(:padding_index => attrs.padding_index, :masked => true)), no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(EMBEDDING_GRADIENT, Tensor[t[1], inputs[2]], attrs), accepts=is_dense,
     attrs=[:vocabulary, :padding_index], doc="columns added into a matrix of zeros at their numbers"))
 
@@ -96,7 +96,7 @@ range.
 """
 function embedding(@nospecialize(weight), @nospecialize(ids); padding_index::Integer=0)
     x, index = as_tensor(weight), index_tensor(ids)
-    return apply(EMBEDDING, Tensor[x, index], Any[Int(padding_index), false])
+    return apply(EMBEDDING, Tensor[x, index], attributes(:padding_index => Int(padding_index), :masked => false))
 end
 
 """
@@ -106,7 +106,7 @@ The gradient of [`embedding`](@ref) by its matrix, (dimension, vocabulary), from
 """
 function embedding_gradient(@nospecialize(g), @nospecialize(ids); vocabulary::Integer, padding_index::Integer=0)
     index = index_tensor(ids)
-    return apply(EMBEDDING_GRADIENT, Tensor[as_tensor(g), index], Any[Int(vocabulary), Int(padding_index)])
+    return apply(EMBEDDING_GRADIENT, Tensor[as_tensor(g), index], attributes(:vocabulary => Int(vocabulary), :padding_index => Int(padding_index)))
 end
 
 """Check token ids (..., N) that are counted from `base`, as are samples and positions in the message."""
@@ -164,9 +164,9 @@ function indexed(x::Tensor, indices::Vector{Any})
             push!(arrays, (axis, positions(index, n)))
         end
     end
-    result = all(d -> basic[d] == whole_axis(x.dims[d]), eachindex(basic)) ? x : named(() -> apply(SLICE, Tensor[x], Any[basic]))
+    result = all(d -> basic[d] == whole_axis(x.dims[d]), eachindex(basic)) ? x : named(() -> apply(SLICE, Tensor[x], attributes(:index => basic)))
     for (axis, index) in reverse(arrays)
-        result = apply(GATHER, Tensor[result, index], Any[axis])
+        result = apply(GATHER, Tensor[result, index], attributes(:axis => axis))
     end
     return result
 end

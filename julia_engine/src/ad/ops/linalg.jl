@@ -35,7 +35,7 @@ end
 forward_matmul(p, out, inputs, attrs) = emit_matmul!(p, out, inputs[1], inputs[2], 0)
 
 """out = a b + beta out, one instruction for each stretch of equally spaced matrices."""
-function emit_matmul!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int)
+function emit_matmul!(p::Instructions, out::Memory, a::Memory, b::Memory, beta::Int)
     length(out) == 0 && return nothing
     if a.dims[2] == 0
         return beta == 0 ? emit_fill!(p, out, 0) : nothing
@@ -55,7 +55,7 @@ end
 rows_after(m::Memory, n::Int) =
     Memory(m.root, m.address + n * sizeof(m.eltype), m.eltype, Int[m.dims[1] - n; m.dims[2:end]], m.strides)
 
-function emit_blas!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int, lead::Int)
+function emit_blas!(p::Instructions, out::Memory, a::Memory, b::Memory, beta::Int, lead::Int)
     flipped_a = leading_dimension(a.dims, a.strides, false) == 0
     flipped_b = leading_dimension(b.dims, b.strides, false) == 0
     m, k, n = out.dims[1], a.dims[2], out.dims[2]
@@ -92,7 +92,7 @@ The product by tiles: in bands of as many rows as tiles have, and in pieces that
 are. Rows left over, less than a vector of them, are done together with some that are done already, computed once more;
 where the product is added to what is there that cannot be, and they are for BLAS.
 """
-function emit_tiles!(p::Program, out::Memory, a::Memory, b::Memory, beta::Int, lead::Int)
+function emit_tiles!(p::Instructions, out::Memory, a::Memory, b::Memory, beta::Int, lead::Int)
     T, bytes = out.eltype, Kernels.VECTOR_BYTES[]
     m, k, n = out.dims[1], a.dims[2], out.dims[2]
     stacked = out.dims[3:end]
@@ -206,7 +206,7 @@ end
 # Einstein notation ----------------------------------------------------------------------------------------------------
 
 function infer_einsum(inputs, attrs)
-    terms, result = attrs
+    terms, result = attrs.terms, attrs.result
     lengths = Dict{Char,Int}()
     for (x, term) in zip(inputs, terms)
         length(term) == ndims(x) ||
@@ -237,7 +237,7 @@ axes_of(x::Labelled, letters) = Int[findfirst(==(c), x.letters) for c in letters
 lengths_of(x::Labelled, letters) = x.memory.dims[axes_of(x, letters)]
 
 """Sum over the letters that nobody else needs."""
-function summed!(p::Program, x::Labelled, needed)
+function summed!(p::Instructions, x::Labelled, needed)
     gone = Int[d for (d, c) in enumerate(x.letters) if !(c in needed)]
     isempty(gone) && return x
     stay = setdiff(1:length(x.letters), gone)
@@ -247,7 +247,7 @@ function summed!(p::Program, x::Labelled, needed)
 end
 
 """The memory as a stack of matrices with these groups of letters, copied where its layout does not allow that."""
-function as_matrices!(p::Program, x::Labelled, rows, columns, stacked)
+function as_matrices!(p::Instructions, x::Labelled, rows, columns, stacked)
     axes = axes_of(x, [rows; columns; stacked])
     m = Memory(x.memory.root, x.memory.address, x.memory.eltype, x.memory.dims[axes], x.memory.strides[axes])
     dims = Int[prod(lengths_of(x, rows)), prod(lengths_of(x, columns)), prod(lengths_of(x, stacked))]
@@ -260,7 +260,7 @@ function as_matrices!(p::Program, x::Labelled, rows, columns, stacked)
     return Memory(m.root, m.address, m.eltype, dims, strides)
 end
 
-function contracted!(p::Program, x::Labelled, y::Labelled, needed)
+function contracted!(p::Instructions, x::Labelled, y::Labelled, needed)
     both = intersect(x.letters, y.letters)
     stacked = filter(c -> c in needed, both)
     over = setdiff(both, stacked)
@@ -274,7 +274,7 @@ function contracted!(p::Program, x::Labelled, y::Labelled, needed)
 end
 
 function forward_einsum(p, out, inputs, attrs)
-    terms, result = attrs
+    terms, result = attrs.terms, attrs.result
     operands = Labelled[diagonal(m, term) for (m, term) in zip(inputs, terms)]
     total = nothing
     for (k, x) in enumerate(operands)
@@ -293,7 +293,7 @@ end
 # in the operand (a diagonal) gets a second name, tied to the first by an identity matrix; one that stands nowhere else
 # was summed over alone, so its gradient repeats along it.
 function backward_einsum(i, g, y, inputs, attrs)
-    terms, result = attrs
+    terms, result = attrs.terms, attrs.result
     x, term = inputs[i], terms[i]
     operands = Tensor[g; inputs[1:i-1]; inputs[i+1:end]]
     operand_terms = Vector{Char}[[result]; terms[1:i-1]; terms[i+1:end]]
@@ -311,7 +311,7 @@ function backward_einsum(i, g, y, inputs, attrs)
     end
     elsewhere = Set(vcat(operand_terms...))
     wanted = filter(c -> c in elsewhere, unique_letters)
-    gradient = apply(EINSUM, operands, Any[operand_terms, wanted])
+    gradient = apply(EINSUM, operands, attributes(:terms => operand_terms, :result => wanted))
     return spread_to(reshape_to(gradient, Int[c in elsewhere ? n : 1 for (c, n) in zip(unique_letters, x.dims)]), x.dims)
 end
 
@@ -335,7 +335,7 @@ function einsum(subscripts::AbstractString, @nospecialize(operands...))
         stay = Int[d for d in eachindex(term) if x.dims[d] != 1 || !(term[d] in stretched) || count(==(term[d]), term) > 1]
         inputs[k], terms[k] = reshape_to(x, x.dims[stay]), term[stay]
     end
-    return apply(EINSUM, inputs, Any[terms, result])
+    return apply(EINSUM, inputs, attributes(:terms => terms, :result => result))
 end
 
 """The operands' and the result's letters, with the implicit forms and `...` spelled out."""

@@ -91,7 +91,7 @@ replay.
 function softmax_cross_entropy(@nospecialize(x), @nospecialize(y))
     logits, labels = as_tensor(x), index_tensor(y)
     check_labels(logits, labels)
-    lse = apply(LOGSUMEXP, Tensor[logits], Any[Int[1], false])
+    lse = apply(LOGSUMEXP, Tensor[logits], attributes(:axes => Int[1], :keep => false))
     return apply(SOFTMAX_CROSS_ENTROPY, Tensor[logits, lse, labels])
 end
 

@@ -12,15 +12,15 @@ function check_pooled(x::Vector{Int}, window::Vector{Int})
 end
 
 pooled_dims(x::Vector{Int}, attrs) =
-    Int[window_counts(x[1:end-2], attrs[1], attrs[2], attrs[3], ones(Int, length(attrs[1]))); x[end-1:end]]
+    Int[window_counts(x[1:end-2], attrs.window, attrs.stride, attrs.padding, ones(Int, length(attrs.window))); x[end-1:end]]
 
 function infer_pool(inputs, attrs)
-    check_pooled(inputs[1].dims, attrs[1])
+    check_pooled(inputs[1].dims, attrs.window)
     return pooled_dims(inputs[1].dims, attrs), check_float(inputs[1].eltype)
 end
 
 function check_pool_gradient(g::Vector{Int}, x::Vector{Int}, attrs)
-    check_pooled(x, attrs[1])
+    check_pooled(x, attrs.window)
     g == pooled_dims(x, attrs) ||
         throw(ShapeError("expected a gradient of size $(Tuple(pooled_dims(x, attrs))), got $(Tuple(g))"))
     return nothing
@@ -34,25 +34,25 @@ end
 function infer_max_pool_gather(inputs, attrs)
     inputs[1].dims == inputs[2].dims ||
         throw(ShapeError("expected two arrays of one size, got $(size(inputs[1])) and $(size(inputs[2]))"))
-    check_pooled(inputs[2].dims, attrs[1])
+    check_pooled(inputs[2].dims, attrs.window)
     return pooled_dims(inputs[2].dims, attrs), check_float(common_eltype(inputs))
 end
 
 function infer_avg_pool_gradient(inputs, attrs)
-    check_pool_gradient(inputs[1].dims, attrs[4], attrs)
-    return attrs[4], check_float(inputs[1].eltype)
+    check_pool_gradient(inputs[1].dims, attrs.dims, attrs)
+    return attrs.dims, check_float(inputs[1].eltype)
 end
 
 """
 Append a kernel that walks through the windows of `whole` (the side before pooling), plane by plane. Strides of an operand
 are those of its planes, along its two axes and then C and N.
 """
-function emit_pool!(p::Program, name::Symbol, whole::Memory, attrs, out::Memory, operands::Memory...)
+function emit_pool!(p::Instructions, name::Symbol, whole::Memory, attrs, out::Memory, operands::Memory...)
     (length(out) == 0 || length(whole) == 0) && return nothing
-    windows = Windows(spatial(whole), attrs[1], attrs[2], attrs[3], ones(Int, length(attrs[1])))
+    windows = Windows(spatial(whole), attrs.window, attrs.stride, attrs.padding, ones(Int, length(attrs.window)))
     numbers = window_numbers!(p, windows, 1, Int[0, 0, 0])
     planes(m) = length(m.dims) == 3 ? (m.strides[1], 0, m.strides[2], m.strides[3]) : loop(m.strides, 0)
-    at = addresses(Ptr{Cvoid}[out.address; [m.address for m in operands]])
+    at = addresses(Address[out.address; [m.address for m in operands]])
     strides = ntuple(k -> k == 1 ? planes(out) : k <= length(operands) + 1 ? planes(operands[k-1]) : NONE, Val(4))
     return emit!(p, out.eltype, name, at, numbers, (out.dims[end-1], out.dims[end], 1, 1), strides)
 end
@@ -84,11 +84,11 @@ const MAX_POOL_GATHER = register!(Op("max_pool_gather", infer_max_pool_gather; a
     doc="the elements that stand where the largest of each window of the second operand are"))
 const AVG_POOL = register!(Op("avg_pool", infer_pool; attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> emit_pool!(p, :avg_pool, inputs[1], attrs, out, inputs[1]),
-    backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL_GRADIENT, Tensor[g], Any[attrs[1:3]; [inputs[1].dims]])],
+    backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL_GRADIENT, Tensor[g], with(attrs, :dims => inputs[1].dims))],
     jvp=linear_jvp("avg_pool"), doc="mean of each window over the first axis or two; padding counts as zeros"))
 const AVG_POOL_GRADIENT = register!(Op("avg_pool_gradient", infer_avg_pool_gradient; attrs=[POOL_ATTRS; :dims],
     forward=(p, out, inputs, attrs) -> forward_pool_gradient(:avg_pool_gradient, p, out, inputs, attrs),
-    backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL, Tensor[g], attrs[1:3])],
+    backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL, Tensor[g], subset(attrs, POOL_ATTRS))],
     jvp=linear_jvp("avg_pool_gradient"), doc="gradient of avg_pool: each element spread evenly over its window"))
 
 """Window, stride and padding as attributes. Padding is at most half the window, so that none is all padding."""
@@ -98,7 +98,7 @@ function pool_attrs(what::String, n::Int, @nospecialize(window), @nospecialize(s
     sides = each_side("$what: padding", padding, n)
     all(d -> 2 * max(sides[2d-1], sides[2d]) <= sizes[d], 1:n) || throw(ShapeError(
         "$what: padding must be at most half the window, got $(Tuple(sides)) for a window of size $(Tuple(sizes))"))
-    return Any[sizes, steps, sides]
+    return attributes(:window => sizes, :stride => steps, :padding => sides)
 end
 
 for (name, op, what) in ((:max_pool, :MAX_POOL, "largest element"), (:avg_pool, :AVG_POOL, "mean"))

@@ -14,7 +14,7 @@ Generator(seed::Integer) = Generator(Int64[seed % Int64, 0])
 infer_mask(inputs, attrs) = (inputs[1].dims, check_float(inputs[1].eltype))
 
 function forward_mask(p, out, inputs, attrs)
-    rate, generator = attrs
+    rate, generator = attrs.rate, attrs.generator
     length(out) == 0 && return nothing
     drawn = is_dense(out) ? out : scratch!(p, out.eltype, out.dims)
     memory = Memory(generator.state)
@@ -38,5 +38,5 @@ Source: Srivastava et al., "Dropout", JMLR 15 (2014), in the inverted form that 
 function dropout(x::Tensor, rate::Real, generator::Generator)
     0 <= rate < 1 ||
         throw(ConfigurationError("dropout: the rate must be at least 0 and below 1, got $rate"))
-    return rate == 0 ? x : x .* apply(DROPOUT_MASK, Tensor[x], Any[Float64(rate), generator])
+    return rate == 0 ? x : x .* apply(DROPOUT_MASK, Tensor[x], attributes(:rate => Float64(rate), :generator => generator))
 end

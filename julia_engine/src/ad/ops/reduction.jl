@@ -17,10 +17,10 @@ kept_dims(dims::Vector{Int}, axes::Vector{Int}) = Int[d in axes ? 1 : dims[d] fo
 reduced_dims(dims, axes, keep) = keep ? kept_dims(dims, axes) : Int[dims[d] for d in eachindex(dims) if !(d in axes)]
 
 infer_reduction(inputs, attrs) =
-    (reduced_dims(inputs[1].dims, attrs[1], attrs[2]), check_float(inputs[1].eltype))
+    (reduced_dims(inputs[1].dims, attrs.axes, attrs.keep), check_float(inputs[1].eltype))
 
 function infer_extremum(inputs, attrs)
-    any(d -> inputs[1].dims[d] == 0, attrs[1]) &&
+    any(d -> inputs[1].dims[d] == 0, attrs.axes) &&
         throw(ShapeError("no largest or smallest element along an empty axis of size $(size(inputs[1]))"))
     return infer_reduction(inputs, attrs)
 end
@@ -35,11 +35,11 @@ spread(reduced::Tensor, x::Tensor, axes::Vector{Int}) = reshape_to(reduced, kept
 """Apply a reduction with Julia's `dims` convention."""
 function reduced(op::Op, x::Tensor, dims)
     axes = normalize_axes(dims, ndims(x))
-    return apply(op, Tensor[x], Any[axes, !(dims isa Colon)])
+    return apply(op, Tensor[x], attributes(:axes => axes, :keep => !(dims isa Colon)))
 end
 
 """Append a reduction: the neutral element, then the elements, added up or compared with it."""
-function emit_reduction!(p::Program, name::Symbol, neutral::Real, out::Memory, x::Memory, axes::Vector{Int})
+function emit_reduction!(p::Instructions, name::Symbol, neutral::Real, out::Memory, x::Memory, axes::Vector{Int})
     whole = kept_view(out, kept_dims(x.dims, axes))
     emit_fill!(p, out, neutral)
     return emit_loops!(p, x.eltype, name, x.dims, Memory[out, x], Vector{Int}[spread_strides(whole, x.dims), x.strides])
@@ -48,8 +48,8 @@ end
 # Sums -----------------------------------------------------------------------------------------------------------------
 
 const SUM = register!(Op("sum", infer_reduction;
-    forward=(p, out, inputs, attrs) -> emit_reduction!(p, :sum, 0, out, inputs[1], attrs[1]),
-    backward=Any[(g, y, inputs, attrs) -> spread_to(spread(g, inputs[1], attrs[1]), inputs[1].dims)],
+    forward=(p, out, inputs, attrs) -> emit_reduction!(p, :sum, 0, out, inputs[1], attrs.axes),
+    backward=Any[(g, y, inputs, attrs) -> spread_to(spread(g, inputs[1], attrs.axes), inputs[1].dims)],
     jvp=linear_jvp("sum"), attrs=[:axes, :keep], scalar=:identity, doc="sum over axes"))
 
 # Julia's functions of an array, or of another function and an array; keywords beyond `dims` are refused by name.
@@ -67,7 +67,7 @@ Base.count(x::Tensor; dims=:) = sum(NOT_EQUAL(x, 0); dims=dims)
 Base.count(f::Function, x::Tensor; dims=:) = count(as_tensor(dotted(f, (x,))); dims=dims)
 
 count_over(x::Tensor, dims) = prod(x.dims[normalize_axes(dims, ndims(x))])
-whole_sum(x::Tensor, axes::Vector{Int}) = apply(SUM, Tensor[x], Any[axes, true])
+whole_sum(x::Tensor, axes::Vector{Int}) = apply(SUM, Tensor[x], attributes(:axes => axes, :keep => true))
 
 """The mean of no elements is NaN."""
 function Statistics.mean(x::Tensor; dims=:, kinds...)
@@ -99,7 +99,7 @@ end
 """
 Append an instruction that runs over columns: `out` and `a` are seen whole, `b` holds one element per column.
 """
-function emit_columns!(p::Program, name::Symbol, axes::Vector{Int}, out::Union{Nothing,Memory}, a::Memory,
+function emit_columns!(p::Instructions, name::Symbol, axes::Vector{Int}, out::Union{Nothing,Memory}, a::Memory,
         b::Union{Nothing,Memory})
     others = setdiff(1:length(a.dims), axes)
     whole = out === nothing ? Memory[a] : Memory[out, a]
@@ -134,12 +134,12 @@ function emit_straightened!(p, name, axes, others, out, a, b)
 end
 
 """Memory of one element per column."""
-column_scratch!(p::Program, x::Memory, axes::Vector{Int}) = scratch!(p, x.eltype, kept_dims(x.dims, axes))
+column_scratch!(p::Instructions, x::Memory, axes::Vector{Int}) = scratch!(p, x.eltype, kept_dims(x.dims, axes))
 
 function forward_norm(p, out, inputs, attrs)
     x, = inputs
     length(x) == 0 && return emit_fill!(p, out, 0)
-    return emit_columns!(p, :norm, attrs[1], nothing, x, kept_view(out, kept_dims(x.dims, attrs[1])))
+    return emit_columns!(p, :norm, attrs.axes, nothing, x, kept_view(out, kept_dims(x.dims, attrs.axes)))
 end
 
 function direction(y, x, axes)
@@ -148,8 +148,8 @@ function direction(y, x, axes)
 end
 
 const NORM = register!(Op("norm", infer_reduction; forward=forward_norm,
-    backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs[1]) .* direction(y, inputs[1], attrs[1])],
-    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[t[1] .* direction(y, inputs[1], attrs[1])], attrs),
+    backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs.axes) .* direction(y, inputs[1], attrs.axes)],
+    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[t[1] .* direction(y, inputs[1], attrs.axes)], attrs),
     attrs=[:axes, :keep], doc="Euclidean norm over axes; subgradient 0 at the origin"))
 
 """Euclidean norm of all elements, or over `dims`."""
@@ -168,9 +168,9 @@ end
 to_winners(g, y, x, axes) = ((won, n) = winners(y, x, axes); where_holds(won, apply(DIV, Tensor[g, n])))
 
 extremum(name, neutral, doc) = register!(Op(name, infer_extremum;
-    forward=(p, out, inputs, attrs) -> emit_reduction!(p, Symbol(name), neutral, out, inputs[1], attrs[1]),
-    backward=Any[(g, y, inputs, attrs) -> to_winners(spread(g, inputs[1], attrs[1]), y, inputs[1], attrs[1])],
-    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[to_winners(t[1], y, inputs[1], attrs[1])], attrs),
+    forward=(p, out, inputs, attrs) -> emit_reduction!(p, Symbol(name), neutral, out, inputs[1], attrs.axes),
+    backward=Any[(g, y, inputs, attrs) -> to_winners(spread(g, inputs[1], attrs.axes), y, inputs[1], attrs.axes)],
+    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[to_winners(t[1], y, inputs[1], attrs.axes)], attrs),
     attrs=[:axes, :keep], scalar=:identity, doc=doc))
 
 const MAX = extremum("max", -Inf, "largest element over axes; ties share the gradient")
@@ -198,21 +198,21 @@ function without_each(columns::Tensor)
 end
 
 const PROD = register!(Op("prod", infer_reduction;
-    forward=(p, out, inputs, attrs) -> emit_reduction!(p, :prod, 1, out, inputs[1], attrs[1]),
-    backward=Any[(g, y, inputs, attrs) -> MUL(spread(g, inputs[1], attrs[1]), products_of_others(inputs[1], attrs[1]))],
-    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[MUL(t[1], products_of_others(inputs[1], attrs[1]))], attrs),
+    forward=(p, out, inputs, attrs) -> emit_reduction!(p, :prod, 1, out, inputs[1], attrs.axes),
+    backward=Any[(g, y, inputs, attrs) -> MUL(spread(g, inputs[1], attrs.axes), products_of_others(inputs[1], attrs.axes))],
+    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[MUL(t[1], products_of_others(inputs[1], attrs.axes))], attrs),
     attrs=[:axes, :keep], scalar=:identity, doc="product over axes"))
 
 # Truth values and positions: constant on purpose --------------------------------------------------------------------------
 
 quantifier(name, neutral, doc) = register!(Op(name, infer_reduction; constant=true, attrs=[:axes, :keep], doc=doc,
-    forward=(p, out, inputs, attrs) -> emit_reduction!(p, Symbol(name), neutral, out, inputs[1], attrs[1])))
+    forward=(p, out, inputs, attrs) -> emit_reduction!(p, Symbol(name), neutral, out, inputs[1], attrs.axes)))
 const ANY = quantifier("any", 0, "whether any element over axes is not 0")
 const ALL = quantifier("all", 1, "whether all elements over axes are not 0")
 
 position_of(name, doc) = register!(Op(name, (inputs, attrs) -> (infer_extremum(inputs, attrs)[1], Int64); constant=true,
-    attrs=[:axes, :keep], doc=doc, forward=(p, out, inputs, attrs) -> emit_columns!(p, Symbol(name), attrs[1], nothing,
-        inputs[1], kept_view(out, kept_dims(inputs[1].dims, attrs[1])))))
+    attrs=[:axes, :keep], doc=doc, forward=(p, out, inputs, attrs) -> emit_columns!(p, Symbol(name), attrs.axes, nothing,
+        inputs[1], kept_view(out, kept_dims(inputs[1].dims, attrs.axes)))))
 const ARGMAX = position_of("argmax", "position, from 1, of the largest element over axes; the first of equal ones")
 const ARGMIN = position_of("argmin", "position, from 1, of the smallest element over axes; the first of equal ones")
 
@@ -246,17 +246,17 @@ finite(y) = choose(EQUAL(y, -Inf), 0, y)
 function forward_logsumexp(p, out, inputs, attrs)
     x, = inputs
     powers = scratch!(p, x.eltype, x.dims)
-    total = kept_view(out, kept_dims(x.dims, attrs[1]))
-    emit_columns!(p, :shift, attrs[1], powers, x, total)
+    total = kept_view(out, kept_dims(x.dims, attrs.axes))
+    emit_columns!(p, :shift, attrs.axes, powers, x, total)
     emit_elementwise!(p, :exp, powers, Memory[powers])
-    return emit_columns!(p, :add_log_sum, attrs[1], nothing, powers, total)
+    return emit_columns!(p, :add_log_sum, attrs.axes, nothing, powers, total)
 end
 
 probabilities(y, x, axes) = EXP(x .- finite(spread(y, x, axes)))
 
 const LOGSUMEXP = register!(Op("logsumexp", infer_extremum; forward=forward_logsumexp,
-    backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs[1]) .* probabilities(y, inputs[1], attrs[1])],
-    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[t[1] .* probabilities(y, inputs[1], attrs[1])], attrs),
+    backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs.axes) .* probabilities(y, inputs[1], attrs.axes)],
+    jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[t[1] .* probabilities(y, inputs[1], attrs.axes)], attrs),
     attrs=[:axes, :keep], doc="log of the sum of exponentials over axes, without overflow"))
 
 """
@@ -266,32 +266,32 @@ log(sum(exp.(x))) without overflow.
 """
 logsumexp(x::Tensor; dims=:) = reduced(LOGSUMEXP, x, dims)
 
-infer_softmax(inputs, attrs) = (inputs[1].dims, infer_extremum(inputs, Any[attrs[1], true])[2])
+infer_softmax(inputs, attrs) = (inputs[1].dims, infer_extremum(inputs, attributes(:axes => attrs.axes, :keep => true))[2])
 
 function forward_softmax(p, out, inputs, attrs)
     x, = inputs
-    emit_columns!(p, :shift, attrs[1], out, x, column_scratch!(p, x, attrs[1]))
+    emit_columns!(p, :shift, attrs.axes, out, x, column_scratch!(p, x, attrs.axes))
     emit_elementwise!(p, :exp, out, Memory[out])
-    return emit_columns!(p, :normalise, attrs[1], out, out, nothing)
+    return emit_columns!(p, :normalise, attrs.axes, out, out, nothing)
 end
 
 function forward_log_softmax(p, out, inputs, attrs)
     x, = inputs
     powers = scratch!(p, x.eltype, x.dims)
-    emit_columns!(p, :shift, attrs[1], out, x, column_scratch!(p, x, attrs[1]))
+    emit_columns!(p, :shift, attrs.axes, out, x, column_scratch!(p, x, attrs.axes))
     emit_elementwise!(p, :exp, powers, Memory[out])
-    return emit_columns!(p, :subtract_log_sum, attrs[1], out, powers, nothing)
+    return emit_columns!(p, :subtract_log_sum, attrs.axes, out, powers, nothing)
 end
 
 softmax_pull(g, y, axes) = y .* (g .- whole_sum(g .* y, axes))
 
 const SOFTMAX = register!(Op("softmax", infer_softmax; forward=forward_softmax, overwrites=[1],
-    backward=Any[(g, y, inputs, attrs) -> softmax_pull(g, y, attrs[1])],
-    jvp=(t, y, inputs, attrs) -> softmax_pull(t[1], y, attrs[1]), attrs=[:axes],
+    backward=Any[(g, y, inputs, attrs) -> softmax_pull(g, y, attrs.axes)],
+    jvp=(t, y, inputs, attrs) -> softmax_pull(t[1], y, attrs.axes), attrs=[:axes],
     doc="exponentials that sum to one over axes, without overflow"))
 const LOG_SOFTMAX = register!(Op("log_softmax", infer_softmax; forward=forward_log_softmax, overwrites=[1],
-    backward=Any[(g, y, inputs, attrs) -> g .- EXP(y) .* whole_sum(g, attrs[1])],
-    jvp=(t, y, inputs, attrs) -> t[1] .- whole_sum(EXP(y) .* t[1], attrs[1]), attrs=[:axes],
+    backward=Any[(g, y, inputs, attrs) -> g .- EXP(y) .* whole_sum(g, attrs.axes)],
+    jvp=(t, y, inputs, attrs) -> t[1] .- whole_sum(EXP(y) .* t[1], attrs.axes), attrs=[:axes],
     doc="logarithm of softmax, without overflow"))
 
 """
@@ -299,14 +299,14 @@ const LOG_SOFTMAX = register!(Op("log_softmax", infer_softmax; forward=forward_l
 
 Exponentials that sum to one over `dims`: over the first axis, where features lie, unless told otherwise.
 """
-softmax(x::Tensor; dims=1) = apply(SOFTMAX, Tensor[x], Any[normalize_axes(dims, ndims(x))])
+softmax(x::Tensor; dims=1) = apply(SOFTMAX, Tensor[x], attributes(:axes => normalize_axes(dims, ndims(x))))
 
 """
     log_softmax(x; dims=1)
 
 Logarithm of [`softmax`](@ref).
 """
-log_softmax(x::Tensor; dims=1) = apply(LOG_SOFTMAX, Tensor[x], Any[normalize_axes(dims, ndims(x))])
+log_softmax(x::Tensor; dims=1) = apply(LOG_SOFTMAX, Tensor[x], attributes(:axes => normalize_axes(dims, ndims(x))))
 """The name that NNlib and Flux have for [`log_softmax`](@ref)."""
 const logsoftmax = log_softmax
 for f in (:softmax, :log_softmax)

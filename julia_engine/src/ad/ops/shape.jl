@@ -55,14 +55,15 @@ function reshaped_strides(dims::Vector{Int}, strides::Vector{Int}, new::Vector{I
     return result
 end
 
-function view_reshape(m::Memory, attrs::Vector{Any})
-    strides = reshaped_strides(m.dims, m.strides, attrs[1])
-    return strides === nothing ? nothing : Memory(m.root, m.address, m.eltype, attrs[1], strides)
+function view_reshape(m::Memory, attrs::Attributes)
+    strides = reshaped_strides(m.dims, m.strides, attrs.dims)
+    return strides === nothing ? nothing : Memory(m.root, m.address, m.eltype, attrs.dims, strides)
 end
 
-const RESHAPE = register!(Op("reshape", (inputs, attrs) -> (filled_dims(inputs[1], attrs[1]), inputs[1].eltype);
+const RESHAPE = register!(Op("reshape", (inputs, attrs) -> (filled_dims(inputs[1], attrs.dims), inputs[1].eltype);
     view=view_reshape, backward=Any[(g, y, inputs, attrs) -> reshape_to(g, inputs[1].dims)],
-    jvp=linear_jvp("reshape"), attrs=[:dims], scalar=:identity, doc="the same elements, in order, in another shape"))
+    jvp=linear_jvp("reshape"), attrs=[:dims], simplify=(e, made) -> shorter_reshape(e, made), scalar=:identity,
+    doc="the same elements, in order, in another shape"))
 
 function reshape_to(x::Tensor, dims::Vector{Int})
     try
@@ -70,7 +71,7 @@ function reshape_to(x::Tensor, dims::Vector{Int})
     catch error
         error isa ShapeError ? throw(ShapeError("reshape: $(error.message)")) : rethrow()
     end
-    return dims == x.dims ? x : apply(RESHAPE, Tensor[x], Any[dims])
+    return dims == x.dims ? x : apply(RESHAPE, Tensor[x], attributes(:dims => dims))
 end
 
 to_length(n::Integer) = n >= 0 ? Int(n) : throw(ShapeError("reshape: lengths are not negative, got $n; write : for what is left over"))
@@ -111,17 +112,17 @@ Remove axes of length one: these, or all of them. `dropdims(x; dims)` is Julia's
 squeeze(x::Tensor, dims=:) =
     dropdims(x; dims=dims isa Colon ? Tuple(d for d in 1:ndims(x) if x.dims[d] == 1) : dims)
 
-infer_transpose(inputs, attrs) = (inputs[1].dims[attrs[1]], inputs[1].eltype)
-view_transpose(m::Memory, attrs) = Memory(m.root, m.address, m.eltype, m.dims[attrs[1]], m.strides[attrs[1]])
+infer_transpose(inputs, attrs) = (inputs[1].dims[attrs.axes], inputs[1].eltype)
+view_transpose(m::Memory, attrs) = Memory(m.root, m.address, m.eltype, m.dims[attrs.axes], m.strides[attrs.axes])
 
 const TRANSPOSE = register!(Op("transpose", infer_transpose; view=view_transpose,
-    backward=Any[(g, y, inputs, attrs) -> permuted(g, invperm(attrs[1]))], jvp=linear_jvp("transpose"), attrs=[:axes],
-    scalar=:identity, doc="permutation of the axes"))
+    backward=Any[(g, y, inputs, attrs) -> permuted(g, invperm(attrs.axes))], jvp=linear_jvp("transpose"), attrs=[:axes],
+    simplify=(e, made) -> shorter_transpose(e, made), scalar=:identity, doc="permutation of the axes"))
 
 function permuted(x::Tensor, axes::Vector{Int})
     sort(axes) == 1:ndims(x) ||
         throw(ShapeError("permutedims: axes $(Tuple(axes)) are no permutation of the axes of size $(size(x))"))
-    return issorted(axes) ? x : apply(TRANSPOSE, Tensor[x], Any[axes])
+    return issorted(axes) ? x : apply(TRANSPOSE, Tensor[x], attributes(:axes => axes))
 end
 
 Base.permutedims(x::Tensor, axes) = permuted(x, axis_list(axes))
@@ -170,13 +171,13 @@ function moveaxis(x::Tensor, source, destination)
 end
 
 function infer_broadcast_to(inputs, attrs)
-    x, dims = inputs[1], attrs[1]
+    x, dims = inputs[1], attrs.dims
     fits = length(x.dims) <= length(dims) && all(d -> x.dims[d] == 1 || x.dims[d] == dims[d], eachindex(x.dims))
     fits || throw(ShapeError("an array of size $(size(x)) cannot be broadcast to $(Tuple(dims))"))
     return dims, x.eltype
 end
 
-view_broadcast_to(m::Memory, attrs) = Memory(m.root, m.address, m.eltype, attrs[1], spread_strides(m, attrs[1]))
+view_broadcast_to(m::Memory, attrs) = Memory(m.root, m.address, m.eltype, attrs.dims, spread_strides(m, attrs.dims))
 
 # The runtime sums a gradient back to its input's shape.
 const BROADCAST_TO = register!(Op("broadcast_to", infer_broadcast_to; view=view_broadcast_to,
@@ -189,7 +190,7 @@ const BROADCAST_TO = register!(Op("broadcast_to", infer_broadcast_to; view=view_
 Repeat the elements along axes of length one, and along new axes at the end.
 """
 broadcast_to(x::Tensor, dims) = spread_to(x, axis_list(dims))
-spread_to(x::Tensor, dims::Vector{Int}) = dims == x.dims ? x : apply(BROADCAST_TO, Tensor[x], Any[dims])
+spread_to(x::Tensor, dims::Vector{Int}) = dims == x.dims ? x : apply(BROADCAST_TO, Tensor[x], attributes(:dims => dims))
 
 # Slices and their transpose -------------------------------------------------------------------------------------------
 #
@@ -225,16 +226,16 @@ function check_index(dims::Vector{Int}, index::Index)
 end
 
 function infer_slice(inputs, attrs)
-    check_index(inputs[1].dims, attrs[1])
-    return sliced_dims(attrs[1]), inputs[1].eltype
+    check_index(inputs[1].dims, attrs.index)
+    return sliced_dims(attrs.index), inputs[1].eltype
 end
 
-const SLICE = register!(Op("slice", infer_slice; view=(m, attrs) -> view_slice(m, attrs[1]),
-    backward=Any[(g, y, inputs, attrs) -> assemble([g], Index[attrs[1]], inputs[1].dims)], jvp=linear_jvp("slice"),
+const SLICE = register!(Op("slice", infer_slice; view=(m, attrs) -> view_slice(m, attrs.index),
+    backward=Any[(g, y, inputs, attrs) -> assemble([g], Index[attrs.index], inputs[1].dims)], jvp=linear_jvp("slice"),
     attrs=[:index], doc="basic indexing: numbers, ranges, colons"))
 
 function infer_assemble(inputs, attrs)
-    dims, indices = attrs
+    dims, indices = attrs.dims, attrs.indices
     for (part, index) in zip(inputs, indices)
         check_index(dims, index)
         sliced_dims(index) == part.dims || throw(ShapeError(
@@ -270,9 +271,9 @@ function counted_layers(dims::Vector{Int}, indices::Vector{Index})
     for index in indices
         part = view_slice(memory, index)
         one_more = Memory(counts, part.address, Float32, part.dims, part.strides)
-        program = Program()
-        emit_elementwise!(program, :add, one_more, Memory[one_more, Memory(fill(1.0f0))])
-        GC.@preserve counts program execute!(program)
+        code = Instructions()
+        emit_elementwise!(code, :add, one_more, Memory[one_more, Memory(fill(1.0f0))])
+        GC.@preserve counts code execute!(code)
     end
     return Int(minimum(counts)), Int(maximum(counts))
 end
@@ -281,9 +282,9 @@ end
 covers(dims::Vector{Int}, indices::Vector{Index}) = layers(dims, indices) == (1, 1)
 
 function forward_assemble(p, out, inputs, attrs)
-    least, most = layers(attrs[1], attrs[2])
+    least, most = layers(attrs.dims, attrs.indices)
     least > 0 && most <= 1 || emit_fill!(p, out, 0)
-    for (part, index) in zip(inputs, attrs[2])
+    for (part, index) in zip(inputs, attrs.indices)
         place = view_slice(out, index)
         if most > 1
             emit_elementwise!(p, :add, place, Memory[place, part])
@@ -294,11 +295,11 @@ function forward_assemble(p, out, inputs, attrs)
 end
 
 const ASSEMBLE = register!(Op("assemble", infer_assemble; forward=forward_assemble,
-    backward=(i, g, y, inputs, attrs) -> apply(SLICE, Tensor[g], Any[attrs[2][i]]), jvp=linear_jvp("assemble"),
+    backward=(i, g, y, inputs, attrs) -> apply(SLICE, Tensor[g], attributes(:index => attrs.indices[i])), jvp=linear_jvp("assemble"),
     attrs=[:dims, :indices], doc="parts put (where they overlap, added) into their places in an array of zeros"))
 
 """Add each part into its place, a basic index, in an array of zeros."""
-assemble(parts::Vector{Tensor}, indices::Vector{Index}, dims::Vector{Int}) = apply(ASSEMBLE, parts, Any[dims, indices])
+assemble(parts::Vector{Tensor}, indices::Vector{Index}, dims::Vector{Int}) = apply(ASSEMBLE, parts, attributes(:dims => dims, :indices => indices))
 
 function check_eltypes(name::String, parts::Vector{Tensor})
     try

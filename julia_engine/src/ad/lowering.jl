@@ -1,0 +1,144 @@
+# Lowering: the instructions that ops' kernels are made of, appended to a list.
+
+Base.length(p::Instructions) = length(p.f32) + length(p.f64)
+
+"""Memory that an op's instructions may use and that no run relies on."""
+function scratch!(p::Instructions, @nospecialize(T::DataType), dims::Vector{Int})
+    memory = new_memory(T, dims)
+    push!(p.roots, memory)
+    return memory
+end
+
+const Loop = NTuple{4,Int}
+const NONE = (0, 0, 0, 0)
+const ONCE = (1, 1, 1, 1)
+const NOWHERE = Address(C_NULL, 0)
+const Addresses = NTuple{4,Address}  # of the result and up to three operands
+
+"""Integers are moved, never computed with, as elements of the same size."""
+carrier(@nospecialize(T)) = T === Int64 ? Float64 : T
+
+"""Append one instruction."""
+function emit!(p::Instructions, @nospecialize(T::DataType), name::Symbol, at::Addresses, index::Union{Ptr,Address}, n::Loop,
+        strides::NTuple{4,Loop}, i::Loop=NONE, f::Tuple{Float64,Float64}=(0.0, 0.0))
+    single = carrier(T) === Float32
+    code = kernel(name, single)
+    places = convert(Address, index)
+    if single
+        push!(p.f32, Instruction{Float32}(code, at[1].pointer, at[2].pointer, at[3].pointer, at[4].pointer, places.pointer, n,
+            strides..., i, f))
+    else
+        push!(p.f64, Instruction{Float64}(code, at[1].pointer, at[2].pointer, at[3].pointer, at[4].pointer, places.pointer, n,
+            strides..., i, f))
+    end
+    last = single ? length(p.f32) : length(p.f64)
+    for k in 1:4
+        at[k].slot == 0 || keep!(p, Slot(at[k].slot, single, last, k + 1))  # the first field is the kernel
+    end
+    places.slot == 0 || keep!(p, Slot(places.slot, single, last, 6))
+    if !isempty(p.segments) && p.segments[end].single == single && p.segments[end].tile == 0
+        p.segments[end] = Segment(single, p.segments[end].first, last)
+    else
+        push!(p.segments, Segment(single, last, last))
+    end
+    return nothing
+end
+
+loop(v::Vector{Int}, default::Int) = ntuple(d -> d <= length(v) ? v[d] : default, Val(4))
+
+"""Strides of `m` seen in the dimensions `dims`: 0 along axes on which its elements repeat."""
+spread_strides(m::Memory, dims::Vector{Int}) =
+    Int[d > length(m.dims) || (m.dims[d] == 1 && dims[d] != 1) ? 0 : m.strides[d] for d in eachindex(dims)]
+
+"""Drop axes of length one, and join neighbours that all operands walk through in one stride."""
+function coalesced(dims::Vector{Int}, strides::Vector{Vector{Int}})
+    n = Int[]
+    s = [Int[] for _ in strides]
+    for d in eachindex(dims)
+        dims[d] == 1 && continue
+        if !isempty(n) && all(k -> strides[k][d] == s[k][end] * n[end], eachindex(strides))
+            n[end] *= dims[d]
+        else
+            push!(n, dims[d])
+            for k in eachindex(strides)
+                push!(s[k], strides[k][d])
+            end
+        end
+    end
+    return n, s
+end
+
+"""
+Append one op that walks through `dims` with an operand's strides each (the result's first): one instruction, or
+several where the operands' layouts need more than four loops.
+"""
+function emit_loops!(p::Instructions, @nospecialize(T::DataType), name::Symbol, dims::Vector{Int}, operands::Vector{Memory},
+        strides::Vector{Vector{Int}}, i::Loop=NONE, f::Tuple{Float64,Float64}=(0.0, 0.0))
+    any(==(0), dims) && return nothing
+    n, s = coalesced(dims, strides)
+    at = Address[m.address for m in operands]
+    name === :copy && (name = copy_kernel(T, n, s))
+    if length(n) <= 4
+        emit!(p, T, name, addresses(at), NOWHERE, loop(n, 1), loops(s), i, f)
+        return nothing
+    end
+    inner = Vector{Int}[v[1:4] for v in s]
+    for place in CartesianIndices(Tuple(n[5:end]))
+        moved_at = Address[at[k] + sizeof(operands[k].eltype) * sum((place[d] - 1) * s[k][4+d] for d in 1:length(place))
+                              for k in eachindex(at)]
+        emit!(p, T, name, addresses(moved_at), NOWHERE, loop(n[1:4], 1), loops(inner), i, f)
+    end
+    return nothing
+end
+
+addresses(at::Vector{Address}) = ntuple(k -> k <= length(at) ? at[k] : NOWHERE, Val(4))
+loops(s::Vector{Vector{Int}}) = ntuple(k -> k <= length(s) ? loop(s[k], 0) : NONE, Val(4))
+
+"""Append an elementwise op, with broadcasting."""
+function emit_elementwise!(p::Instructions, name::Symbol, out::Memory, inputs::Vector{Memory}, i::Loop=NONE,
+        f::Tuple{Float64,Float64}=(0.0, 0.0))
+    T = isempty(inputs) ? out.eltype : inputs[1].eltype
+    operands, strides = Memory[out], Vector{Int}[out.strides]
+    for m in inputs
+        push!(operands, m)
+        push!(strides, spread_strides(m, out.dims))
+    end
+    return emit_loops!(p, T, name, out.dims, operands, strides, i, f)
+end
+
+"""Copies of matrices that lie by rows into such that lie by columns have a kernel of their own, from one vector's length on."""
+function copy_kernel(@nospecialize(T::DataType), n::Vector{Int}, s::Vector{Vector{Int}})
+    bytes = Kernels.VECTOR_BYTES[]
+    turns = length(n) >= 2 && bytes > 0 && s[1][1] == 1 && s[2][1] > 1 && s[2][2] == 1 && s[1][2] > 1
+    return turns && min(n[1], n[2]) >= bytes ÷ sizeof(T) ? Symbol(:turn_, bytes) : :copy
+end
+
+emit_copy!(p::Instructions, out::Memory, x::Memory) = emit_elementwise!(p, :copy, out, Memory[x])
+emit_fill!(p::Instructions, out::Memory, v::Real) = emit_elementwise!(p, :fill, out, Memory[], NONE, (Float64(v), 0.0))
+
+function copy_memory!(out::Memory, x::Memory)
+    code = Instructions()
+    emit_copy!(code, out, x)
+    GC.@preserve out x execute!(code)
+    return nothing
+end
+
+"""`m` itself where it has no gaps, else scratch memory that a copy is made into first."""
+function dense!(p::Instructions, m::Memory)
+    is_dense(m) && return m
+    copied = scratch!(p, m.eltype, m.dims)
+    emit_copy!(p, copied, m)
+    return copied
+end
+
+"""
+The address of what messages say of an op that checks integers at every run: op, layer, the integers' size. It is an
+instruction's last number.
+"""
+function place!(p::Instructions, op::String, dims::Vector{Int})
+    place = Kernels.Place(op, state().scope, dims)
+    push!(p.roots, Memory(place, pointer_from_objref(place), UInt8, Int[0], Int[1]))
+    return Int(pointer_from_objref(place))
+end
+
+same_place(a::Memory, b::Memory) = a.address.pointer == b.address.pointer && a.strides == b.strides && a.dims == b.dims

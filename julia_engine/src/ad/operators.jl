@@ -1,0 +1,98 @@
+# Operators on tensors, by Julia's own rules: `*` is the matrix product, `+` wants equal sizes, dots are elementwise.
+
+const Scalar = Union{Real,Tensor}  # a tensor stands for a number where it has no dimensions
+
+is_scalar(x::Tensor) = isempty(x.dims)
+is_scalar(x::Real) = true
+is_scalar(x) = false
+
+same_size(name, a, b) = is_scalar(a) || is_scalar(b) || size(a) == size(b) || throw(ShapeError(
+    "$name: sizes $(size(a)) and $(size(b)) differ; use .$name for elementwise broadcasting"))
+
+for (f, op) in ((:+, :ADD), (:-, :SUB))
+    @eval Base.$f(a::Tensor, b::Tensor) = (same_size($(string(f)), a, b); $op(a, b))
+    @eval Base.$f(a::Tensor, b::Union{Real,AbstractArray}) = (same_size($(string(f)), a, b); $op(a, b))
+    @eval Base.$f(a::Union{Real,AbstractArray}, b::Tensor) = (same_size($(string(f)), a, b); $op(a, b))
+end
+Base.:+(a::Tensor) = a
+Base.:-(a::Tensor) = NEG(a)
+product(a, b) = is_scalar(a) || is_scalar(b) ? MUL(a, b) : matmul(a, b)
+Base.:*(a::Tensor, b::Tensor) = product(a, b)
+Base.:*(a::Tensor, b::Union{Real,AbstractArray}) = product(a, b)
+Base.:*(a::Union{Real,AbstractArray}, b::Tensor) = product(a, b)
+Base.:/(a::Tensor, b::Scalar) = quotient(a, b)
+Base.:/(a::Union{Real,AbstractArray}, b::Tensor) = quotient(a, b)
+quotient(a, b) = is_scalar(b) ? DIV(a, b) :
+    throw(ShapeError("/: expected a number to divide by, got an array of size $(size(b)); use ./"))
+Base.:^(a::Tensor, b::Scalar) = power(a, b)
+Base.:^(a::Tensor, b::Integer) = power(a, b)
+Base.:^(a::Real, b::Tensor) = power(a, b)
+power(a, b) = is_scalar(a) && is_scalar(b) ? elementwise_power(a, b) :
+    throw(ShapeError("^: expected numbers, got arrays; use .^"))
+Base.literal_pow(::typeof(^), a::Tensor, ::Val{P}) where {P} = power(a, P)
+
+# Dots: every dotted call is one op at once, so that `sin.(x .* y)` is two nodes of the graph. ----------------------------
+
+struct TensorStyle <: Base.Broadcast.BroadcastStyle end
+Base.BroadcastStyle(::Type{Tensor}) = TensorStyle()
+Base.BroadcastStyle(::TensorStyle, ::Base.Broadcast.BroadcastStyle) = TensorStyle()
+Base.broadcastable(x::Tensor) = x
+Base.Broadcast.materialize(x::Tensor) = x
+
+"""Julia's functions with the op, or function, that stands in for each when it is dotted over tensors."""
+const DOTTED = IdDict{Any,Any}()
+
+Base.Broadcast.broadcasted(::TensorStyle, @nospecialize(f), @nospecialize(args...)) = dotted(f, args)
+
+function dotted(@nospecialize(f), @nospecialize(args))
+    operands = Any[plain(a) for a in args]
+    f === Base.literal_pow && return elementwise_power(operands[2], value_of(operands[3]))
+    stand_in = get(DOTTED, f, nothing)
+    stand_in === nothing && return generic(f, operands)
+    return stand_in(operands...)
+end
+
+plain(x::Base.RefValue) = x[]
+plain(x::Base.Broadcast.Broadcasted) = Base.Broadcast.materialize(x)
+plain(x::Tuple) = collect(x)
+plain(x) = x
+value_of(::Val{P}) where {P} = P
+
+function generic(@nospecialize(f), operands::Vector{Any})
+    parentmodule(f) in (Base, Core, Base.Math) && no_op(f)
+    # A function of the user's own, such as x -> x^2 + sin(x): run it once, on numbers that stand for all elements.
+    result = try
+        f((x isa Tensor || x isa AbstractArray ? Elements(as_tensor(x)) : x for x in operands)...)
+    catch error
+        error isa MethodError && no_op(error.f)
+        error isa StackOverflowError && no_op(f)
+        error isa TypeError && error.got isa Elements && throw(TraceError("a function that is dotted over a tensor runs once for " *
+            "all elements, so it cannot branch on their values; use ifelse.(condition, a, b)"))
+        rethrow()
+    end
+    return result isa Elements ? result.tensor : as_tensor(result)
+end
+
+no_op(@nospecialize(f)) = throw(NotDifferentiableError(
+    "$f is not in the op table, so its derivative would be lost; use an op of TwinGrad, or call it on value(x)"))
+
+"""A tensor that behaves like a number, so that a scalar function can be dotted over it: `(x -> x^2 + 1).(t)`."""
+struct Elements <: Real
+    tensor::Tensor
+end
+Tensor(x::Elements) = x.tensor
+whole(x::Elements) = x.tensor
+whole(x::Real) = x
+for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=)
+    @eval Base.$f(a::Elements, b::Elements) = Elements(DOTTED[$f](a.tensor, b.tensor))
+    for T in (:AbstractFloat, :Integer, :Rational)  # one by one: fewer, wider methods would be ambiguous with Base's
+        @eval Base.$f(a::Elements, b::$T) = Elements(DOTTED[$f](a.tensor, b))
+        @eval Base.$f(a::$T, b::Elements) = Elements(DOTTED[$f](a, b.tensor))
+    end
+end
+Base.:-(a::Elements) = Elements(DOTTED[-](a.tensor))
+@static if !(ifelse isa Core.Builtin)  # until Julia 1.6 it takes no methods
+    Base.ifelse(c::Elements, a::Real, b::Real) = Elements(choose(whole(c), whole(a), whole(b)))
+end
+Base.literal_pow(::typeof(^), a::Elements, ::Val{P}) where {P} = Elements(elementwise_power(a.tensor, P))
+Base.promote_rule(::Type{Elements}, ::Type{<:Real}) = Elements

@@ -1,0 +1,286 @@
+# Programs: a traced function as the list of ops that compute it. Passes take a program and return one.
+#
+# Nothing in a program changes once it is made. Its variables are symbolic tensors, which are known by their identity; what
+# a program reads besides its inputs and its own results are literals, and tensors with data, which are captured by
+# reference, so that a later `assign!` to them is seen.
+
+"""
+    Equation
+
+An op with its inputs, its attributes, and the variables that are its results. `scope` is the layer that it belongs to, for
+messages.
+"""
+struct Equation
+    op::Op
+    inputs::Vector{Tensor}
+    attrs::Attributes
+    outputs::Vector{Tensor}
+    scope::String
+end
+
+"""An op on these inputs, with new variables as its results."""
+Equation(op::Op, inputs::Vector{Tensor}, attrs::Attributes, scope::String) =
+    Equation(op, inputs, attrs, Tensor[symbol(T, dims) for (dims, T) in kinds_of(op, inputs, attrs)], scope)
+
+"""The only result."""
+output(e::Equation) = only(e.outputs)
+
+"""The same op with other inputs."""
+reading(e::Equation, inputs::Vector{Tensor}) = Equation(e.op, inputs, e.attrs, e.outputs, e.scope)
+
+"""The equations that compute each variable of a program."""
+const Made = Dict{Tensor,Equation}
+
+"""The op that computes a variable, or `nothing` for what is no result of the program."""
+op_of(x::Tensor, made::Made) = (e = get(made, x, nothing); e === nothing ? nothing : e.op)
+
+"""
+    Program
+
+A function of tensors as the equations that compute it, in order.
+"""
+struct Program
+    inputs::Vector{Tensor}
+    equations::Vector{Equation}
+    outputs::Vector{Tensor}
+end
+
+Base.show(io::IO, program::Program) = print(io, "Program of ", length(program.equations), " ops")
+
+made_by(program::Program) = Made(x => e for e in program.equations for x in e.outputs)
+
+"""New symbolic tensors like the inputs of a program."""
+symbols(program::Program) = Tensor[symbol(x.eltype, x.dims, x.name) for x in program.inputs]
+
+"""Apply the ops of a program to these inputs; return the outputs, and the nodes between them in order."""
+function applied(program::Program, inputs::Vector{Tensor})
+    here = Dict{Tensor,Tensor}(zip(program.inputs, inputs))
+    now, nodes = state(), Tensor[]
+    entering(:scope => now.scope) do
+        for e in program.equations
+            now.scope = e.scope
+            found = apply_all(e.op, Tensor[get(here, x, x) for x in e.inputs], e.attrs)
+            push!(nodes, found[1])
+            for (x, y) in zip(e.outputs, found)
+                here[x] = y
+            end
+        end
+    end
+    return Tensor[get(here, x, x) for x in program.outputs], nodes
+end
+
+# Tracing --------------------------------------------------------------------------------------------------------------
+
+"""Run `f()` with every op symbolic; return its result and the ops in the order they were made."""
+function tracing(@nospecialize(f))
+    state().symbolic &&
+        throw(TraceError("a function cannot be compiled inside another one's trace; call it uncompiled there"))
+    nodes = Tensor[]
+    return entering(f, :trace => nodes, :symbolic => true), nodes
+end
+
+"""Run `f()` with every op symbolic, inside another trace too, and return its result and the ops."""
+function nested_trace(@nospecialize(f))
+    nodes = Tensor[]
+    return entering(f, :trace => nodes, :symbolic => true, :grad_enabled => true), nodes
+end
+
+"""
+    trace(f, inputs)
+
+Run `f(inputs...)` on symbolic inputs and return the program of what it did; `f` returns a list of tensors.
+"""
+function trace(@nospecialize(f), inputs::Vector{Tensor})
+    outputs, nodes = tracing(() -> f(inputs...))
+    return traced(nodes, inputs, Tensor[as_tensor(x) for x in outputs])
+end
+
+"""The program of collected ops, without those that no output needs."""
+traced(nodes::Vector{Tensor}, inputs::Vector{Tensor}, outputs::Vector{Tensor}) =
+    prune(Program(copy(inputs), equations_of(nodes), outputs))
+
+"""Collected ops as equations."""
+equations_of(nodes::Vector{Tensor}) =
+    Equation[Equation(x.op::Op, x.inputs, x.attrs, results_of(x), x.scope) for x in nodes]
+
+"""
+    close_over(nodes, arguments, outputs)
+
+What was made of `arguments`, as a program, and the tensors from outside that it is a function of as well: its further
+inputs. These are tensors that can be differentiated by, those of a trace around it, and random draws, which must not be
+drawn anew. Constants stay as they are. Results made under `no_grad` have no derivative, though they are computed anew, and
+recorded.
+"""
+function close_over(nodes::Vector{Tensor}, arguments::Vector{Tensor}, outputs::Vector{Tensor})
+    here = Dict{Tensor,Tensor}()
+    inputs, outside, equations = Tensor[], Tensor[], Equation[]
+    function enter!(x::Tensor)
+        s = symbol(x.eltype, x.dims, x.name)
+        push!(inputs, s)
+        return here[x] = s
+    end
+    function inside(x::Tensor)
+        haskey(here, x) && return here[x]
+        x.data !== nothing && !x.requires_grad && return x
+        push!(outside, x)
+        return enter!(x)
+    end
+    foreach(enter!, arguments)
+    for e in needed(equations_of(nodes), outputs)
+        all(x -> haskey(here, x), e.outputs) && continue
+        if e.op.random
+            push!(outside, output(e))
+            enter!(output(e))
+            continue
+        end
+        results = Tensor[symbol(x.eltype, x.dims) for x in e.outputs]
+        push!(equations, Equation(e.op, Tensor[inside(x) for x in e.inputs], e.attrs, results, e.scope))
+        for (x, result) in zip(e.outputs, results)
+            if made_without_grad(e, x)
+                push!(equations, Equation(STOP_GRADIENT, Tensor[result], NO_ATTRS, e.scope))
+                result = output(equations[end])
+            end
+            here[x] = result
+        end
+    end
+    return prune(Program(inputs, equations, Tensor[inside(x) for x in outputs])), outside
+end
+
+"""Whether a result would have a derivative, had it not been made under `no_grad`."""
+made_without_grad(e::Equation, x::Tensor) = !x.requires_grad && x.eltype in FLOATS && !e.op.constant &&
+    any(a -> a.requires_grad, e.inputs)
+
+"""The arrays that a piece of a program reads beside its inputs, those of the pieces inside it included."""
+captured_by(@nospecialize attr) = NO_INPUTS
+captured_by(attrs::Attributes) = Tensor[x for attr in values_of(attrs) for x in captured_by(attr)]
+captured_by(program::Program) = unique(Tensor[
+    Tensor[x for e in program.equations for x in e.inputs if x.data !== nothing && !x.literal];
+    Tensor[x for x in program.outputs if x.data !== nothing && !x.literal];
+    Tensor[x for e in program.equations for x in captured_by(e.attrs)]])
+
+# Dead code ------------------------------------------------------------------------------------------------------------
+
+"""Drop the equations that no output needs, and results that none does."""
+prune(program::Program) = Program(program.inputs, needed(program.equations, program.outputs), program.outputs)
+
+function needed(equations::Vector{Equation}, outputs::Vector{Tensor})
+    read, found = Set{Tensor}(outputs), Equation[]
+    for e in Iterators.reverse(equations)
+        any(x -> x in read, e.outputs) || continue
+        union!(read, e.inputs)
+        push!(found, e.op.narrow === nothing ? e : narrowed(e, read))
+    end
+    return reverse!(found)
+end
+
+"""The op with no more results than are needed."""
+function narrowed(e::Equation, read::Set{Tensor})
+    attrs = e.op.narrow(e.attrs, Bool[x in read for x in e.outputs])::Attributes
+    return Equation(e.op, e.inputs, attrs, e.outputs[1:length(kinds_of(e.op, e.inputs, attrs))], e.scope)
+end
+
+# Simplification -------------------------------------------------------------------------------------------------------
+
+"""Merge equal ops (CSE), fold arithmetic on literals, and drop ops that change nothing."""
+function simplify(program::Program)
+    replaced, made = Dict{Tensor,Tensor}(), Made()
+    known = Dict{Vector{UInt},Vector{Tensor}}()
+    literals = Dict{Vector{UInt},Tensor}()
+    function resolve(x::Tensor)
+        x = get(replaced, x, x)
+        x.literal && (x = get!(literals, UInt[objectid(x.eltype), literal_bits(x)], x))
+        return x
+    end
+    equations = Equation[]
+    for e in program.equations
+        found = simpler(reading(e, Tensor[resolve(x) for x in e.inputs]), made)
+        if found isa Equation
+            push!(equations, found)
+            foreach(x -> made[x] = found, found.outputs)
+            found.op.random && continue
+            found = get!(known, fingerprint(found.op, found.inputs, found.attrs), found.outputs)
+        end
+        for (x, instead) in zip(e.outputs, found::Vector{Tensor})
+            instead === x || (replaced[x] = instead)
+        end
+    end
+    return prune(Program(program.inputs, equations, Tensor[resolve(x) for x in program.outputs]))
+end
+
+literal_bits(x::Tensor) = x.eltype === Float32 ? UInt(reinterpret(UInt32, item(x)::Float32)) :
+    reinterpret(UInt, item(x)::Float64)
+
+"""What an op is applied to, in numbers: equal for ops that compute the same."""
+function fingerprint(op::Op, inputs::Vector{Tensor}, attrs::Attributes)
+    key = UInt[objectid(op)]
+    for x in inputs
+        push!(key, objectid(x))
+    end
+    for attr in values_of(attrs)
+        write_down!(key, attr)
+    end
+    return key
+end
+
+write_down!(key::Vector{UInt}, x::Int) = (push!(key, x % UInt); nothing)
+write_down!(key::Vector{UInt}, x::Float64) = (push!(key, reinterpret(UInt, x)); nothing)
+write_down!(key::Vector{UInt}, x::Bool) = (push!(key, UInt(x)); nothing)
+write_down!(key::Vector{UInt}, x::Char) = (push!(key, UInt(x)); nothing)
+write_down!(key::Vector{UInt}, x::Item) = (push!(key, x[1] % UInt, x[2] % UInt, x[3] % UInt); nothing)
+function write_down!(key::Vector{UInt}, x::Union{Vector{Int},Index,Vector{Index},Vector{Char},Vector{Vector{Char}}})
+    push!(key, UInt(length(x)))
+    for item in x
+        write_down!(key, item)
+    end
+end
+write_down!(key::Vector{UInt}, @nospecialize(x)) = (push!(key, objectid(x)); nothing)
+
+"""What the results equal, existing tensors or literals; or the equation, perhaps a shorter one."""
+function simpler(e::Equation, made::Made)
+    e.op.elementwise && all(x -> one_number(x, made) !== nothing, e.inputs) && return folded(e, made)
+    found = e.op.simplify === nothing ? nothing : e.op.simplify(e, made)
+    return found === nothing ? e : found isa Tensor ? Tensor[found] : found
+end
+
+"""An elementwise op on literals, or on arrays of one number each, which is computed here and repeated without memory of its own."""
+function folded(e::Equation, made::Made)
+    y = output(e)
+    data = compute(e.op, Memory[one_number(x, made).data::Memory for x in e.inputs], Int[], y.eltype, e.attrs)
+    number = literal(y.eltype, data.root[])
+    return isempty(y.dims) ? Tensor[number] : Equation(BROADCAST_TO, Tensor[number], attributes(:dims => y.dims), e.outputs, e.scope)
+end
+
+"""The literal that all elements are equal to, or `nothing`."""
+function one_number(x::Tensor, made::Made)
+    while op_of(x, made) === RESHAPE || op_of(x, made) === BROADCAST_TO
+        x = made[x].inputs[1]
+    end
+    return x.literal ? x : nothing
+end
+
+# The rules of ops' records.
+
+"""For an op that is its input but for derivatives: the input."""
+its_input(e::Equation, made::Made) = e.inputs[1:length(e.outputs)]
+
+"""For a product: the other factor of one."""
+without_one(e::Equation, made::Made) = is_one(e.inputs[1], made) && e.inputs[2].dims == output(e).dims ? e.inputs[2] :
+    is_one(e.inputs[2], made) && e.inputs[1].dims == output(e).dims ? e.inputs[1] : nothing
+
+is_one(x::Tensor, made::Made) = (number = one_number(x, made); number !== nothing && item(number) == 1)
+
+"""For a reshape: its input, or a reshape of what that is a reshape of."""
+function shorter_reshape(e::Equation, made::Made)
+    x = e.inputs[1]
+    op_of(x, made) === RESHAPE && (x = made[x].inputs[1])
+    return output(e).dims == x.dims ? x : reading(e, Tensor[x])
+end
+
+"""For a permutation of axes: its input, or one permutation in place of two."""
+function shorter_transpose(e::Equation, made::Made)
+    x, axes = e.inputs[1], e.attrs.axes
+    if op_of(x, made) === TRANSPOSE
+        x, axes = made[x].inputs[1], made[x].attrs.axes[axes]
+    end
+    return issorted(axes) ? x : Equation(TRANSPOSE, Tensor[x], attributes(:axes => axes), e.outputs, e.scope)
+end

@@ -1,0 +1,272 @@
+# Reverse mode: the vector-Jacobian product of a graph, by the rules of its ops. Nothing here recurses over a graph.
+
+const Replaced = Dict{Tensor,Tensor}
+const NONE_REPLACED = Replaced()
+const NO_COTANGENTS = Union{Nothing,Tensor}[]
+
+"""
+    topological_sort(outputs, level=0)
+
+Every tensor of at least this level that the outputs depend on through others of it, and themselves, each after its inputs.
+An op with several results is there once, by the first. In place of what is `replaced` stands what replaces it.
+"""
+function topological_sort(outputs::Vector{Tensor}, level::Int=0, replaced::Replaced=NONE_REPLACED)
+    order = Tensor[]
+    seen = Set{Tensor}()
+    stack = Tuple{Tensor,Bool}[(node_of(x), false) for x in reverse(outputs)]
+    while !isempty(stack)
+        node, inputs_done = pop!(stack)
+        if inputs_done
+            push!(order, node)
+        elseif node.level >= level && !(node in seen)
+            push!(seen, node)
+            push!(stack, (node, true))
+            for x in Iterators.reverse(node.inputs)
+                x = node_of(get(replaced, x, x))
+                x in seen || push!(stack, (x, false))
+            end
+        end
+    end
+    return order
+end
+topological_sort(output::Tensor) = topological_sort(Tensor[output])
+
+# Differentiation ------------------------------------------------------------------------------------------------------
+
+"""
+A gradient as it comes together: the sum so far, whether nobody else has seen that sum, and parts that belong into places
+of the whole.
+"""
+mutable struct Pending
+    total::Union{Nothing,Tensor}
+    own::Bool
+    parts::Vector{Tensor}
+    places::Vector{Index}
+end
+Pending() = Pending(nothing, false, Tensor[], Index[])
+
+"""
+    gradients(outputs, seeds, targets; within=nothing, level=1, span=nothing)
+
+The vector-Jacobian product of the outputs with the seeds, for each target: a tensor of its size and element type, or
+`nothing` where no output depends on it.
+
+Reverse mode, by the ops' own rules, which are ops again: eager tensors give values, symbolic ones extend the graph, and
+either can be differentiated once more.
+
+`within`: the tensors to go through, sorted, where they are known; what the targets were computed from is not looked at.
+
+`level`: the targets have at least this one. What depends on them has it, too, and nothing else is looked at: so the cost of
+a transform inside others does not grow with what these have computed before. `span` is the part of the trace that was made
+since the transform began; `nothing` stands for all of it.
+"""
+function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vector{Tensor};
+        within::Union{Nothing,Vector{Tensor}}=nothing, level::Int=1, span::Union{Nothing,UnitRange{Int}}=nothing)
+    wanted = Set{Tensor}(targets)
+    order, depends, replaced = nodes_between(outputs, targets, wanted, within, level, span)
+    pending = Dict{Tensor,Pending}()
+    for (x, seed) in zip(outputs, seeds)
+        output = get(replaced, x, x)
+        output in depends && add_part!(get!(Pending, pending, output), seed, nothing)
+    end
+    result = Dict{Tensor,Tensor}()
+    now = state()
+    stamps = Dict{Tensor,UInt64}()
+    # Not where values may be read later on: by a derivative of this one, or by whoever asked for all results.
+    reuse = now.grad_enabled || now.trace !== nothing ? nothing : Reuse()
+    reuse === nothing || keep_freed_memory()
+    entering(:scope => now.scope, :reuse => now.reuse) do
+        for node in Iterators.reverse(order)
+            several = !isempty(node.results)
+            (several ? any(x -> haskey(pending, x), node.results) : haskey(pending, node)) || continue
+            now.scope, now.reuse = node.scope, reuse
+            g, cotangents = nothing, NO_COTANGENTS
+            if !several
+                g = accumulated(pop!(pending, node), node, reuse)
+                node in wanted && (result[node] = g)
+            else
+                cotangents = Union{Nothing,Tensor}[
+                    haskey(pending, x) ? accumulated(pop!(pending, x), x, reuse) : nothing for x in node.results]
+                for (x, cotangent) in zip(node.results, cotangents)
+                    cotangent !== nothing && x in wanted && (result[x] = cotangent)
+                end
+            end
+            (node.op === nothing || (within !== nothing && node in wanted)) && continue
+            check_stamps(node, stamps)
+            inputs = isempty(replaced) ? node.inputs : Tensor[get(replaced, x, x) for x in node.inputs]
+            needs_grad = Bool[x in depends && x.eltype in FLOATS for x in inputs]
+            joint = (node.op::Op).backward!
+            if joint isa Joint
+                now.reuse = nothing  # such a rule runs the user's code, which may keep what it sees
+                parts = joint.rule(several ? cotangents : Union{Nothing,Tensor}[g], node, inputs, needs_grad)
+                empty!(stamps)
+                for (x, part) in zip(inputs, parts)
+                    part === nothing || add_part!(get!(Pending, pending, x), unbroadcast(part::Tensor, x), reuse)
+                end
+                continue
+            end
+            for (i, x) in enumerate(inputs)
+                needs_grad[i] && pull_back!(pending, node, inputs, i, x, g::Tensor, reuse)
+            end
+            node in wanted || waits!(reuse, g.data, -1)
+            recycle!(reuse, g.data)
+        end
+    end
+    return Union{Nothing,Tensor}[get(result, target, nothing) for target in targets]
+end
+
+"""
+The nodes that outputs depend on, sorted; the tensors among them, and the targets themselves, that depend on the targets; and
+what the first of equal nodes stands in place of.
+"""
+function nodes_between(outputs::Vector{Tensor}, targets::Vector{Tensor}, wanted::Set{Tensor},
+        within::Union{Nothing,Vector{Tensor}}, level::Int, span::Union{Nothing,UnitRange{Int}})
+    order = within === nothing ? topological_sort(outputs, level) : Tensor[targets; within]
+    depends = Set{Tensor}(targets)
+    for node in order
+        node.op !== nothing && node.requires_grad && any(x -> x in depends, node.inputs) || continue
+        isempty(node.results) ? push!(depends, node) : union!(depends, node.results)
+    end
+    within === nothing && state().symbolic || return order, depends, NONE_REPLACED
+    replaced = equal_nodes(depends, wanted, span)
+    isempty(replaced) && return order, depends, replaced
+    return topological_sort(Tensor[get(replaced, x, x) for x in outputs], level, replaced), depends, replaced
+end
+
+"""
+For nodes in `depends` that are computed in the same way, but not for those `wanted`: the first of them, which is read in place
+of the others. Found before a graph is differentiated: what a loop computes anew each time, and is the same, has one
+gradient. What does not depend on the wanted stays as it is: among it are the variables of the transforms around, which may
+be equal, too.
+"""
+function equal_nodes(depends::Set{Tensor}, wanted::Set{Tensor}, span::Union{Nothing,UnitRange{Int}})
+    known, replaced = Dict{Vector{UInt},Tensor}(), Replaced()
+    trace = state().trace::Vector{Tensor}
+    for k in something(span, 1:length(trace))  # in the order they were made, so that the first one is there for all
+        node = trace[k]
+        op = node.op::Op
+        node in depends && !op.random && !any(x -> x in wanted, results_of(node)) || continue
+        first = get!(known, fingerprint(op, Tensor[get(replaced, x, x) for x in node.inputs], node.attrs), node)
+        first === node && continue
+        for (x, instead) in zip(results_of(node), results_of(first))
+            replaced[x] = instead
+        end
+    end
+    return replaced
+end
+
+function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, inputs::Vector{Tensor}, i::Int, x::Tensor, g::Tensor,
+        reuse::Union{Nothing,Reuse})
+    op = node.op::Op
+    if op === SLICE
+        # Not put into zeros here: the gradient of an array taken apart by slices is assembled once from all.
+        slot = get!(Pending, pending, x)
+        push!(slot.parts, g)
+        waits!(reuse, g.data)
+        push!(slot.places, node.attrs.index::Index)
+        return nothing
+    end
+    r = rule(op, i)
+    r === nothing && throw(missing_rule(node, "backward rule for its input $i"))
+    part = r(g, node, inputs, node.attrs)
+    part === nothing && return nothing
+    add_part!(get!(Pending, pending, x), unbroadcast(part::Tensor, x), reuse)
+    return nothing
+end
+
+"""
+Add a contribution at once, not when all are there: so each can be freed, or fused into the product that made it. From the
+third on into the sum that is there already, where there are values and nobody differentiates them.
+"""
+function add_part!(slot::Pending, part::Tensor, reuse::Union{Nothing,Reuse})
+    total = slot.total
+    if total === nothing
+        slot.total = part
+        waits!(reuse, part.data)
+    elseif slot.own && part.data !== nothing && !part.requires_grad
+        compute!(ADD, total.data::Memory, Memory[total.data::Memory, part.data::Memory], NO_ATTRS)
+    else
+        slot.total = ADD(total, part)
+        waits!(reuse, total.data, -1)
+        waits!(reuse, slot.total.data)
+        slot.own = slot.total.op === nothing && slot.total.data !== nothing
+    end
+    return nothing
+end
+
+function accumulated(slot::Pending, node::Tensor, reuse::Union{Nothing,Reuse})
+    isempty(slot.parts) || add_part!(slot, assemble(slot.parts, slot.places, node.dims), reuse)
+    foreach(x -> waits!(reuse, x.data, -1), slot.parts)
+    return slot.total::Tensor
+end
+
+"""Sum a gradient over the axes along which `x` was broadcast, to the size of `x`."""
+function unbroadcast(g::Tensor, x::Tensor)
+    g.eltype === x.eltype || throw(DTypeError("a gradient rule returned $(g.eltype) for an input of $(x.eltype)"))
+    g.dims == x.dims && return g
+    axes = Int[d for d in 1:ndims(g) if d > ndims(x) || (x.dims[d] == 1 && g.dims[d] != 1)]
+    summed = ndims(g) >= ndims(x) ? apply(SUM, Tensor[g], attributes(:axes => axes, :keep => true)) : g
+    length(summed) == length(x) ||
+        throw(ShapeError("a gradient rule returned size $(size(g)) for an input of size $(size(x))"))
+    return reshape_to(summed, x.dims)
+end
+
+"""
+    backward!(output; seed=nothing)
+
+Add the derivative of `output` to `.grad` of every leaf that requires it. `seed` is the upstream gradient, with the
+output's size; it must be given unless the output is a single number.
+"""
+function backward!(output::Tensor; seed=nothing)
+    output.requires_grad || throw(NotDifferentiableError(
+        "backward!: this tensor does not depend on any Variable"))
+    depends_on_duals(Tensor[output]) && throw(NotDifferentiableError("backward!: this tensor was computed from dual numbers of " *
+        "derivative() or its kin, and .grad cannot hold their derivatives; use grad() instead"))
+    if seed === nothing
+        length(output) == 1 || throw(ShapeError("backward!: a seed of size $(size(output)) must be given, since the " *
+            "tensor is not a single number; or reduce it first, for example with sum()"))
+        upstream = Constant(fill!(new_array(output.eltype, output.dims), 1))
+    else
+        upstream = Constant(seed isa Real ? fill(output.eltype(seed)) : output.eltype.(value(seed)))
+        upstream.dims == output.dims ||
+            throw(ShapeError("backward!: expected a seed of size $(size(output)), got $(size(upstream))"))
+    end
+    leaves = Tensor[x for x in topological_sort(output) if x.op === nothing && x.requires_grad]
+    found = no_grad(() -> gradients(Tensor[output], Tensor[upstream], leaves))
+    for (leaf, g) in zip(leaves, found)
+        g === nothing && continue
+        leaf.grad = leaf.grad === nothing ? copy(value(g)) : leaf.grad .+ value(g)
+    end
+    return nothing
+end
+
+"""
+    backward!(order::Vector{Tensor}; seed=nothing)
+
+The papers' form: `backward!(topological_sort(y))` differentiates the last node. Gradients of the order's variables are
+set, not added up.
+"""
+function backward!(order::Vector{Tensor}; seed=nothing)
+    for x in order
+        x.grad = nothing
+    end
+    return backward!(order[end]; seed=seed)
+end
+
+"""
+    forward!(order::Vector{Tensor})
+
+The papers' form: compute every node of a sorted graph again, in place, and return the value of the last one. Change the
+leaves with `assign!` in between.
+"""
+function forward!(order::Vector{Tensor})
+    for x in order
+        op = x.op
+        (op === nothing || op.view !== nothing) && continue
+        out = op.several ? Memory[y.data::Memory for y in x.results] : x.data::Memory
+        compute!(op, out, Memory[a.data::Memory for a in x.inputs], x.attrs)
+        isempty(x.stamps) || (x.stamps = stamps_of(x))
+    end
+    return value(order[end])
+end
+forward!(output::Tensor) = forward!(topological_sort(output))
