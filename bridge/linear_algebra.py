@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ _BLAS = re.compile(r"\bBLAS_INFO=(\w+)")
 _CAPABILITY = re.compile(r"CPU capability usage: (\S+)")
 
 
+@cache
 def of_numpy() -> str:
-    """numpy's BLAS: "openblas 0.3.31 Haswell"."""
+    """numpy's BLAS: "openblas 0.3.31 Haswell"; looked up once, since it takes going through all loaded libraries."""
     import numpy as np
     from threadpoolctl import threadpool_info
 

@@ -43,6 +43,12 @@ CHOOSERS = (
 """Files that serve every engine or system. What they import or name for some of them only (`bridge.julia`, files in
 Julia and C++) counts for these alone: their adapters import it themselves, or the key's starting points name it."""
 
+_IN_EXPRESSIONS = (".jl", ".cpp", *PROJECTS.values(), "import_module")
+"""Without any of these words in its text, a Python file leads to others by its import statements alone."""
+
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""The fields of statements that hold statements."""
+
 _INCLUDE = re.compile(r'\binclude\((?:joinpath\(@__DIR__, *)?"([^"]+)"')
 _USING = re.compile(r"^\s*(?:using|import) +(\w+)", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
@@ -131,7 +137,7 @@ class Sources:
 
     def _of_python(self, name: str, text: str) -> Iterator[str]:
         package = PurePosixPath(name).parent
-        for node in _run(ast.parse(text)):
+        for node in _run(ast.parse(text), expressions=any(word in text for word in _IN_EXPRESSIONS)):
             for module in _imported(node, package):
                 if name not in CHOOSERS or not f"{module}.".startswith("bridge.julia."):
                     yield from self._module(module)
@@ -171,20 +177,32 @@ class Sources:
             yield path
 
 
-def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those behind `if TYPE_CHECKING:`."""
+def _run(tree: ast.AST, expressions: bool) -> Iterator[ast.AST]:
+    """All nodes, or the statements alone, but for those behind `if TYPE_CHECKING:`."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
         yield node
-        if isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and _is_type_checking(node.test):
             waiting += node.orelse
+            continue
+        if not expressions:  # a tenth of the nodes
+            for block in _BLOCKS:
+                waiting += getattr(node, block, ())
             continue
         for value in vars(node).values():  # as ast.iter_child_nodes does, in a third of the time
             if isinstance(value, list):
                 waiting += [item for item in value if isinstance(item, ast.AST)]
             elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
                 waiting.append(value)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    """Whether a condition is `TYPE_CHECKING` or `typing.TYPE_CHECKING`."""
+    match test:
+        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+            return True
+    return False
 
 
 def _imported(node: ast.AST, package: PurePosixPath) -> Iterator[str]:

@@ -24,6 +24,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -325,7 +326,9 @@ class Memory:
 
     def _read(self) -> dict[str, Any]:
         try:
-            content = json.loads(self._path().read_text(encoding="utf-8"))
+            path = self._path()
+            status = path.stat()
+            content = _parsed(path, status.st_ino, status.st_size, status.st_mtime_ns)
         except (OSError, ValueError):
             content = None
         if not isinstance(content, dict) or content.get("format") != self.FORMAT:
@@ -333,8 +336,8 @@ class Memory:
         chosen = content.get("chosen")
         return {
             "chosen": chosen if isinstance(chosen, str) else None,
-            "proofs": _dictionary(content.get("proofs")),
-            "notes": _dictionary(content.get("notes")),
+            "proofs": dict(_dictionary(content.get("proofs"))),
+            "notes": dict(_dictionary(content.get("notes"))),
         }
 
     def _write(self, content: Mapping[str, Any]) -> None:
@@ -345,6 +348,12 @@ class Memory:
 
     def _path(self) -> Path:
         return (self._cache or cache_folder()) / "julia.json"
+
+
+@lru_cache(maxsize=4)
+def _parsed(path: Path, *_identity: int) -> Any:
+    """What a JSON file holds, parsed again when it is another file or has changed: a study asks a thousand times."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _proved(entry: Any) -> Julia | None:

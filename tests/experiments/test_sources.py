@@ -215,6 +215,12 @@ IMPORTS = {
     "lazy = lambda: __import__('importlib').import_module('bridge.other')": True,
     "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import bridge.other": False,
     "import typing\nif typing.TYPE_CHECKING:\n    import json\nelse:\n    import bridge.other": True,
+    "import typing\nif not typing.TYPE_CHECKING:\n    import bridge.other": True,
+    "for _ in ():\n    pass\nelse:\n    import bridge.other": True,
+    "try:\n    pass\nexcept ImportError:\n    import bridge.other": True,
+    "try:\n    pass\nfinally:\n    import bridge.other": True,
+    "match 1:\n    case 1:\n        import bridge.other": True,
+    "with a:\n    while b:\n        import bridge.other": True,
     "# import bridge.other": False,
     "'import bridge.other'": False,
     "import os": False,
@@ -227,6 +233,14 @@ def test_every_way_to_import_is_followed(tree: Callable[..., set[str]], code: st
     found = tree(files | {"bridge/third.py": ""}, "bridge.one")
     expected = {"bridge/other.py", "bridge/third.py"} if IMPORTS[code] else set()
     assert found - {"bridge/__init__.py", "bridge/one.py"} == expected
+
+
+def test_the_statements_of_a_file_lead_where_all_of_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expressions are looked through only where a file's text has a word that makes it necessary."""
+    monkeypatch.setattr(sources, "_IN_EXPRESSIONS", ("",))  # which every text has
+    whole = Sources(ROOT)
+    for name in SOURCES.names:
+        assert SOURCES._file(name) == whole._file(name), name
 
 
 def test_a_packages_own_file_counts_with_its_modules(tree: Callable[..., set[str]]) -> None:
