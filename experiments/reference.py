@@ -51,6 +51,7 @@ def build(folder: Path) -> Path:
         ops.__all__ = [name for name in vars(ops) if not name.startswith("_")]  # type: ignore[attr-defined]
         ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}"
         spec.__doc__ = f"{kept[2]}\n## The table of layers\n\n{layer_table()}"
+        folder.mkdir(parents=True, exist_ok=True)  # before the pages are made, which takes a while
         pdoc.render.configure(docformat="google", search=True, show_source=False, template_directory=PAGES)
         warnings.filterwarnings("ignore", "Error parsing type annotation", module="pdoc")  # what only mypy can read
         with tempfile.TemporaryDirectory(prefix="twingrad-docs-") as made:

@@ -108,6 +108,8 @@ _RC = {
     "svg.hashsalt": "twingrad",  # element ids would be random otherwise
     "savefig.facecolor": "white",
     "figure.facecolor": "white",
+    "figure.autolayout": False,  # a figure without a layout engine stays without one
+    "figure.constrained_layout.use": False,
 }
 
 
@@ -140,7 +142,7 @@ def save(figure: Figure, stem: Path, notice: str | None = None) -> None:
     `notice` is printed above everything else; it is how a figure made from sample data says so.
     """
     figure.draw_without_rendering()  # lays it out
-    figure.set_layout_engine("none")  # and it stays so
+    figure.set_layout_engine(None)  # and it stays so; with "none" matplotlib would draw each file twice
     for legend in figure.legends:
         _pin(figure, legend)
     box = figure.get_tightbbox()
