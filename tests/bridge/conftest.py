@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +26,10 @@ from bridge.worker import Worker
 
 Data = tuple[NDArray[Any], NDArray[Any]]
 
-JULIA_ENGINE = Path(__file__).parents[2] / "julia_engine"
+SGD = Optimizer("sgd", 0.1)
+
+ROOT = Path(__file__).parents[2]
+JULIA_ENGINE = ROOT / "julia_engine"
 
 JULIA_GROUPS = {
     "ops": (
@@ -178,6 +185,100 @@ def session_of(workers: Callable[[str], Worker], request: pytest.FixtureRequest)
         return worker
 
     return make
+
+
+ONE_BY_ONE = """
+import contextlib, io, json, os, sys, traceback
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:
+    asked, said, failure = json.loads(line), io.StringIO(), ""
+    os.chdir(asked["folder"])
+    with contextlib.redirect_stdout(said):
+        try:
+            exec(compile(asked["program"], "<program>", "exec"), {"__name__": "program"})
+        except BaseException:
+            failure = traceback.format_exc()
+    print(json.dumps([said.getvalue(), failure]), file=answers, flush=True)
+"""
+"""Runs the programs that it is given line by line, each in names of its own, and says what each printed or ended in."""
+
+
+@pytest.fixture(scope="module")
+def julia_process(julia: Julia, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, Path], str]]:
+    """Runs Python programs in one process, in which Julia starts once: `julia_process(program, folder)`.
+
+    It is for programs that may follow others: what each of them defines is its own, but Julia is the same. Returns what
+    the program prints; fails with its traceback, or with the last words of the process.
+    """
+    log = tmp_path_factory.mktemp("julia") / "stderr.txt"
+    variables = {"TWINGRAD_JULIA": julia.executable, "TWINGRAD_SYSIMAGE": "0", "PYTHONPATH": str(ROOT)}
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", ONE_BY_ONE],
+            env=os.environ | variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            encoding="utf-8",
+        ) as process,
+    ):
+        assert process.stdin is not None and process.stdout is not None
+        given, answers = process.stdin, process.stdout
+
+        def run(program: str, folder: Path) -> str:
+            print(json.dumps({"program": textwrap.dedent(program), "folder": str(folder)}), file=given, flush=True)
+            answer = answers.readline()
+            if not answer:
+                pytest.fail(f"the process ended with code {process.wait()}:\n{log.read_text(encoding='utf-8')}")
+            said, failure = json.loads(answer)
+            if failure:
+                pytest.fail(failure)
+            return str(said)
+
+        yield run
+        process.kill()
+
+
+@pytest.fixture
+def compare_with_torch(
+    session_of: Callable[..., Session], random_params: Callable[..., Params], random_data: Callable[..., Data]
+) -> Callable[..., None]:
+    """Compares what an engine and PyTorch compute of a model, at first and after two steps.
+
+    ‖a - b‖ / ‖b‖ is at most 1e-10 in float64 and 1e-5 in float32, for every tensor.
+    """
+
+    def compare(
+        name: str,
+        made: ModelSpec,
+        dtype: str = "float64",
+        optimizer: Optimizer = SGD,
+        batch: int = 6,
+        rows: int = 12,
+    ) -> None:
+        params, (x, y) = random_params(made, dtype), random_data(made, rows, dtype)
+        computed = []
+        for engine_name in (name, "torch"):
+            session = session_of(engine_name, made, params, optimizer, batch, dtype)
+            loss, gradients = session.loss_and_gradients(x, y)
+            found = {"output": session.predict(x), "loss": loss}
+            found |= {f"gradient of {key}": gradient for key, gradient in gradients.items()}
+            found["losses"] = session.train_epoch(x, y, np.arange(rows)[::-1])
+            found |= session.params()
+            if rows % batch:  # evaluating is compiled, too, and takes its time
+                evaluation = session.evaluate(x, y)
+                found |= {"loss afterwards": evaluation.loss, "accuracy": evaluation.accuracy}
+            computed.append(found)
+        assert list(computed[0]) == list(computed[1])
+        for key, expected in computed[1].items():
+            assert np.shape(computed[0][key]) == np.shape(expected), key
+            distance, size = np.linalg.norm(computed[0][key] - expected), np.linalg.norm(expected)
+            tolerance = 1e-5 if dtype == "float32" else 1e-10
+            assert np.all(np.isnan(expected)) or distance <= tolerance * max(size, 1e-3), f"{key}: {distance / size}"
+
+    return compare
 
 
 @pytest.fixture

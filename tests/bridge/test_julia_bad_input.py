@@ -49,16 +49,28 @@ def refused(work, kind, *words):
 
 
 @pytest.fixture
-def run(julia: Julia, small_paper_model: ModelSpec, tmp_path: Path, seed: int) -> Run:
-    """Runs Python code that has data and `build` for a model with 3 time steps, 5 features, 6 units and 4 classes."""
+def folder(small_paper_model: ModelSpec, tmp_path: Path) -> Path:
+    """Where the code finds its model."""
     (tmp_path / "model.toml").write_text(small_paper_model.dump(), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def run_beside_others(julia_process: Made, folder: Path, seed: int) -> Run:
+    """The same as `run`, in one process for all tests that may share one."""
+    return lambda code: julia_process(BEGINNING.format(seed=seed) + textwrap.dedent(code), folder)
+
+
+@pytest.fixture
+def run(julia: Julia, folder: Path, seed: int) -> Run:
+    """Runs Python code that has data and `build` for a model with 3 time steps, 5 features, 6 units and 4 classes."""
 
     def run(code: str) -> None:
         program = BEGINNING.format(seed=seed) + textwrap.dedent(code)
         done = subprocess.run(
             [sys.executable, "-X", "faulthandler", "-c", program],
-            cwd=tmp_path,
-            env={**os.environ, "TWINGRAD_JULIA": julia.executable, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+            cwd=folder,
+            env={**os.environ, "TWINGRAD_JULIA": julia.executable, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -74,8 +86,8 @@ def run(julia: Julia, small_paper_model: ModelSpec, tmp_path: Path, seed: int) -
 # Arrays.
 
 
-def test_arrays_of_every_layout_are_read_right_and_never_written(run: Run) -> None:
-    run(
+def test_arrays_of_every_layout_are_read_right_and_never_written(run_beside_others: Run) -> None:
+    run_beside_others(
         """
         def everything(x, y, order, params=None):
             model = build(params=params)
@@ -125,8 +137,8 @@ def test_arrays_of_every_layout_are_read_right_and_never_written(run: Run) -> No
     )
 
 
-def test_what_is_no_array_of_the_right_kind_is_named(run: Run) -> None:
-    run(
+def test_what_is_no_array_of_the_right_kind_is_named(run_beside_others: Run) -> None:
+    run_beside_others(
         """
         from bridge.errors import WeightsError
         from py_engine.errors import DTypeError, LabelError, ShapeError
@@ -211,8 +223,8 @@ def test_no_spec_has_code_for_an_id_or_a_name(code: str, small_paper_model: Mode
             spec.parse({**honest, "layers": [{**honest["layers"][0], "id": text}, *honest["layers"][1:]]})
 
 
-def test_an_id_that_came_past_the_spec_is_bytes_to_julia_and_never_evaluated(run: Run) -> None:
-    run(
+def test_an_id_that_came_past_the_spec_is_bytes_to_julia_and_never_evaluated(run_beside_others: Run) -> None:
+    run_beside_others(
         f"""
         from bridge import weights
         from bridge.adapters.julia import JuliaSession
@@ -233,8 +245,8 @@ def test_an_id_that_came_past_the_spec_is_bytes_to_julia_and_never_evaluated(run
     )
 
 
-def test_descriptions_that_are_cut_or_wrong_are_refused(run: Run) -> None:
-    run(
+def test_descriptions_that_are_cut_or_wrong_are_refused(run_beside_others: Run) -> None:
+    run_beside_others(
         """
         import re
         from bridge.adapters import julia as adapter

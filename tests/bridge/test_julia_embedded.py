@@ -1,6 +1,7 @@
 """libjulia in a Python process: values, exceptions, entry points, threads, signals, and what must not share a process.
 
-Every test runs a program of its own: Julia starts once in a process, and never in that of the tests.
+Julia starts once in a process, and never in that of the tests: they run programs, in a process of their own where they
+are about its start, its end or its settings, and otherwise in one for all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bridge.julia.find import Julia
 ROOT = Path(bridge_julia.__file__).parents[2]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+RunBesideOthers = Callable[[str], str]
 
 START = "from bridge import julia\nhere = julia.runtime(threads={threads}, way='embedded')\n"
 
@@ -52,11 +54,17 @@ def run(julia: Julia, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.fixture
+def run_beside_others(julia_process: Callable[[str, Path], str], tmp_path: Path) -> RunBesideOthers:
+    """Runs Python code with a running Julia `here`, after other such code in the same process."""
+    return lambda code: julia_process(START.format(threads=2) + textwrap.dedent(code), tmp_path)
+
+
 # What can be asked.
 
 
-def test_values_come_as_python_values(run: Run) -> None:
-    run(
+def test_values_come_as_python_values(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         r"""
         expected = {
             "1 + 1": 2,
@@ -81,8 +89,8 @@ def test_values_come_as_python_values(run: Run) -> None:
     )
 
 
-def test_exceptions_come_with_julias_message_and_leave_julia_usable(run: Run) -> None:
-    run(
+def test_exceptions_come_with_julias_message_and_leave_julia_usable(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         """
         expected = {
             "sqrt(-1.0)": "DomainError with -1.0",
@@ -108,8 +116,8 @@ def test_exceptions_come_with_julias_message_and_leave_julia_usable(run: Run) ->
     )
 
 
-def test_an_exception_that_can_not_be_shown_is_named(run: Run) -> None:
-    run(
+def test_an_exception_that_can_not_be_shown_is_named(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         """
         here.evaluate("struct Shy <: Exception end; Base.showerror(io::IO, ::Shy) = error(); nothing")
         try:
@@ -120,8 +128,8 @@ def test_an_exception_that_can_not_be_shown_is_named(run: Run) -> None:
     )
 
 
-def test_entry_points_work_on_numpys_memory(run: Run) -> None:
-    run(
+def test_entry_points_work_on_numpys_memory(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         """
         import ctypes
         import numpy as np
@@ -153,8 +161,8 @@ def test_entry_points_work_on_numpys_memory(run: Run) -> None:
     )
 
 
-def test_a_path_with_anything_in_it_is_no_code(run: Run) -> None:
-    run(
+def test_a_path_with_anything_in_it_is_no_code(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         r"""
         from bridge.julia.interface import literal
 
@@ -207,8 +215,8 @@ def test_the_kernels_of_the_blas(run: Run, julia: Julia) -> None:
     assert run(ask, OPENBLAS_CORETYPE="Prescott").stdout.split()[0] == "Prescott"
 
 
-def test_there_is_one_julia_in_a_process(run: Run) -> None:
-    run(
+def test_there_is_one_julia_in_a_process(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         """
         assert julia.runtime() is here
         assert julia.runtime(threads=2, way="embedded") is here
@@ -282,8 +290,8 @@ def test_another_libunwind_in_the_process_is_refused(run: Run, julia: Julia, tmp
 # Who may call it.
 
 
-def test_other_threads_are_refused(run: Run) -> None:
-    run(
+def test_other_threads_are_refused(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         """
         import ctypes, threading
 
@@ -330,8 +338,8 @@ def test_it_is_started_from_the_main_thread_only(run: Run) -> None:
     )
 
 
-def test_a_forked_process_is_refused(run: Run) -> None:
-    run(
+def test_a_forked_process_is_refused(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         """
         import os
 
@@ -348,8 +356,8 @@ def test_a_forked_process_is_refused(run: Run) -> None:
     )
 
 
-def test_python_threads_run_while_julia_computes(run: Run) -> None:
-    run(
+def test_python_threads_run_while_julia_computes(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         """
         import threading
 
@@ -366,15 +374,15 @@ def test_python_threads_run_while_julia_computes(run: Run) -> None:
     )
 
 
-def test_exceptions_on_all_threads_while_garbage_is_collected(run: Run) -> None:
-    run("assert all(here.evaluate('TwinGradRuntime.catches()') is True for _ in range(20))")
+def test_exceptions_on_all_threads_while_garbage_is_collected(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others("assert all(here.evaluate('TwinGradRuntime.catches()') is True for _ in range(20))")
 
 
 # Signals.
 
 
-def test_ctrl_c_interrupts_python_and_leaves_julia_usable(run: Run) -> None:
-    run(
+def test_ctrl_c_interrupts_python_and_leaves_julia_usable(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         """
         import os, signal, time
 
@@ -389,8 +397,8 @@ def test_ctrl_c_interrupts_python_and_leaves_julia_usable(run: Run) -> None:
     )
 
 
-def test_ctrl_c_while_julia_computes_is_heard_when_the_call_ends(run: Run) -> None:
-    run(
+def test_ctrl_c_while_julia_computes_is_heard_when_the_call_ends(run_beside_others: RunBesideOthers) -> None:
+    run_beside_others(
         """
         import os, signal, threading
 

@@ -1,7 +1,7 @@
 """A programmer's own Julia functions from Python: values, derivatives, errors; here, in another process, under torch.
 
 Everything in Julia happens in a worker's process, where this process's torch can't be in its way; what runs in the same
-process as Julia is run by a Python of its own.
+process as Julia is run by a Python of its own. Both start once for most tests, since Julia's start takes seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import pytest
 
 import bridge.julia
 from bridge.errors import JuliaError
+from bridge.julia import remote
+from bridge.worker import Worker
 from py_engine.errors import ConfigurationError, NotDifferentiableError
 
 pytestmark = pytest.mark.usefixtures("julia")
@@ -30,6 +32,32 @@ def in_own_python(program: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.fixture
+def in_python(julia_process, tmp_path):
+    """Runs a program in the process that such programs share."""
+    return lambda program: julia_process(program, tmp_path)
+
+
+class Kept(Worker):
+    """A worker that functions don't end: one after the other is made in it."""
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def kept(julia):
+    worker = Kept("julia", 1)
+    yield worker
+    Worker.close(worker)
+
+
+@pytest.fixture
+def one_process(kept, monkeypatch):
+    """Functions with a process of their own, or under torch, get the same one."""
+    monkeypatch.setattr(remote, "Worker", lambda *_: kept)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +103,7 @@ def test_sizes_may_change_from_call_to_call(product):
         ("f(x) = x", "g", "defines no g"),
     ],
 )
+@pytest.mark.usefixtures("one_process")
 def test_code_that_is_no_function_is_refused(code, name, message):
     with pytest.raises(JuliaError, match=message):
         bridge.julia.function(code, name, process=True)
@@ -89,6 +118,7 @@ def test_code_that_is_no_function_is_refused(code, name, message):
         ("x -> sum(x) > 0 ? x : -x", True, ConfigurationError, "branch|condition|value"),
     ],
 )
+@pytest.mark.usefixtures("one_process")
 def test_errors_inside_the_function_are_told_in_its_own_words(code, replay, error, message):
     function = bridge.julia.function(code, replay=replay, process=True)
     try:
@@ -98,6 +128,7 @@ def test_errors_inside_the_function_are_told_in_its_own_words(code, replay, erro
         function.close()
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_function_that_runs_at_every_call_may_branch_on_values():
     function = bridge.julia.function("x -> sum(x) > 0 ? x : -x", replay=False, process=True)
     try:
@@ -148,8 +179,8 @@ def test_a_closed_function_can_not_be_called():
         function.value(np.ones(2))
 
 
-def test_py_engine_differentiates_through_it_eagerly_and_compiled():
-    in_own_python(f"""
+def test_py_engine_differentiates_through_it_eagerly_and_compiled(in_python):
+    in_python(f"""
         import numpy as np, py_engine as pe
         from bridge import julia
 
@@ -169,8 +200,8 @@ def test_py_engine_differentiates_through_it_eagerly_and_compiled():
     """)
 
 
-def test_derivatives_have_derivatives_in_both_modes_eagerly_and_compiled():
-    in_own_python(f"""
+def test_derivatives_have_derivatives_in_both_modes_eagerly_and_compiled(in_python):
+    in_python(f"""
         import numpy as np, py_engine as pe
         from bridge import julia
 
@@ -199,8 +230,8 @@ def test_derivatives_have_derivatives_in_both_modes_eagerly_and_compiled():
     """)
 
 
-def test_derivatives_by_a_number_beside_arrays_of_another_precision_have_the_numbers():
-    in_own_python("""
+def test_derivatives_by_a_number_beside_arrays_of_another_precision_have_the_numbers(in_python):
+    in_python("""
         import numpy as np, py_engine as pe
         from bridge import julia
 
@@ -217,8 +248,8 @@ def test_derivatives_by_a_number_beside_arrays_of_another_precision_have_the_num
     """)
 
 
-def test_the_derivatives_of_a_closed_function_are_closed():
-    in_own_python("""
+def test_the_derivatives_of_a_closed_function_are_closed(in_python):
+    in_python("""
         from bridge import julia
         from bridge.errors import JuliaError
 
@@ -235,10 +266,10 @@ def test_the_derivatives_of_a_closed_function_are_closed():
     """)
 
 
-def test_a_file_of_julia_code_has_several_functions(tmp_path):
+def test_a_file_of_julia_code_has_several_functions(in_python, tmp_path):
     path = tmp_path / "physics.jl"
     path.write_text("half(x) = x / 2\nkinetic(m, v) = half(m) * sum(v .* v)\n", encoding="utf-8")
-    out = in_own_python(f"""
+    out = in_python(f"""
         import numpy as np
         from bridge import julia
 
@@ -250,8 +281,8 @@ def test_a_file_of_julia_code_has_several_functions(tmp_path):
     assert "array([3., 6.])" in out
 
 
-def test_a_function_may_keep_its_arguments_and_write_to_them():
-    in_own_python("""
+def test_a_function_may_keep_its_arguments_and_write_to_them(in_python):
+    in_python("""
         import numpy as np
         from bridge import julia
 
@@ -312,6 +343,7 @@ def test_torch_differentiates_through_it_across_processes():
     assert torch.autograd.gradgradcheck(energy, (w, x))
 
 
+@pytest.mark.usefixtures("one_process")
 def test_arrays_beside_torch_tensors_may_be_written_to_before_the_derivative():
     torch = pytest.importorskip("torch")
     weighted = bridge.julia.torch_function("(x, y) -> sum(x .* y)")
@@ -322,6 +354,7 @@ def test_arrays_beside_torch_tensors_may_be_written_to_before_the_derivative():
     assert x.grad.tolist() == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.usefixtures("one_process")
 def test_tensors_that_numpy_has_no_type_for_are_refused_by_their_place():
     torch = pytest.importorskip("torch")
     product = bridge.julia.torch_function("(x, y) -> x .* y")
@@ -331,6 +364,7 @@ def test_tensors_that_numpy_has_no_type_for_are_refused_by_their_place():
             product(x, y)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_torch_arguments_without_gradient_and_integers_are_left_alone():
     torch = pytest.importorskip("torch")
     rows = bridge.julia.torch_function("(x, places) -> sum(x[places])")

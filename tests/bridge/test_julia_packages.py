@@ -27,7 +27,7 @@ from bridge.adapters.simplechains import SimpleChainsSession
 from bridge.engine import Optimizer
 from bridge.errors import SpecError
 from bridge.julia import packages
-from bridge.julia.find import Julia
+from bridge.julia.find import Julia, Memory
 from bridge.julia.start import Status
 from py_engine.errors import ConfigurationError
 
@@ -48,10 +48,8 @@ NEEDED = {
 }
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
-    """A folder in which Julia finds the packages."""
-    folder = tmp_path / "library"
+def library(folder: Path) -> Path:
+    """Make a folder in which Julia finds the packages."""
     for name, uuid in PACKAGES.items():
         source = folder / name / "src"
         source.mkdir(parents=True)
@@ -64,26 +62,43 @@ def library(tmp_path: Path) -> Path:
     return folder
 
 
+def look_into(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let Julia look for packages in a library, and keep beside it what it compiles and what is known of them."""
+    patch.setenv("JULIA_LOAD_PATH", f"{folder}:")
+    patch.setenv("JULIA_DEPOT_PATH", f"{folder.with_name('depot')}:")
+    patch.setattr(packages, "Memory", lambda: Memory(folder.with_name("memory")))
+
+
 @pytest.fixture
-def with_library(library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("JULIA_LOAD_PATH", f"{library}:")
-    monkeypatch.setenv("JULIA_DEPOT_PATH", f"{tmp_path / 'depot'}:")
-    return library
+def own_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A library that nothing is known of yet, and that the test may change."""
+    look_into(library(tmp_path / "library"), monkeypatch)
+    return tmp_path / "library"
+
+
+@pytest.fixture(scope="module")
+def common_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for the other tests, whose packages are compiled once."""
+    return library(tmp_path_factory.mktemp("packages") / "library")
+
+
+@pytest.fixture
+def with_library(common_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_into(common_library, monkeypatch)
 
 
 # --- Whether the packages are there ---
 
 
-def test_a_package_is_found_where_julia_looks_and_loaded_once(
-    julia: Julia, with_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("julia", "own_library")
+def test_a_package_is_found_where_julia_looks_and_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packages.package("Flux", ("setup", "update!")) == packages.Package("0.14.99", "")
     monkeypatch.setattr("subprocess.run", lambda *a, **k: pytest.fail("Julia was started once more"))
     assert packages.package("Flux", ("setup", "update!")).version == "0.14.99"
 
 
-def test_a_package_that_julia_lacks_or_cannot_use(julia: Julia, with_library: Path) -> None:
-    shutil.rmtree(with_library / "Lux")
+def test_a_package_that_julia_lacks_or_cannot_use(julia: Julia, own_library: Path) -> None:
+    shutil.rmtree(own_library / "Lux")
     found = packages.package("Lux")
     assert f"Julia {julia.version} has no package Lux: " in found.problem
     assert 'Pkg.add("Lux")' in found.problem
@@ -91,7 +106,7 @@ def test_a_package_that_julia_lacks_or_cannot_use(julia: Julia, with_library: Pa
         "it is too old or too new, and lacks train_on_the_moon."
         in packages.package("Flux", ("setup", "train_on_the_moon")).problem
     )
-    (with_library / "Flux" / "src" / "Flux.jl").write_text('module Flux\nerror("out of order")\nend')
+    (own_library / "Flux" / "src" / "Flux.jl").write_text('module Flux\nerror("out of order")\nend')
     assert "out of order" in packages.package("Flux").problem
 
 
@@ -101,6 +116,7 @@ def test_environments_and_depots_are_looked_into(julia: Julia, tmp_path: Path, m
     home = tmp_path / "environments" / "v{}.{}".format(*julia.release)
     home.mkdir(parents=True)
     (home / "Project.toml").write_text('[deps]\nNoSuchPackage = "587475ba-b771-5e3f-ad9e-33799f191a9d"\n')
+    monkeypatch.setattr(packages, "Memory", lambda: Memory(tmp_path / "memory"))
     problem = packages.package("NoSuchPackage").problem
     assert f"named in {home / 'Project.toml'}" in problem
     assert "loading it ended with exit code 1" in problem
@@ -118,10 +134,9 @@ def test_without_julia_its_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> N
 OLDEST = {"flux": (1, 6), "lux": (1, 10), "simplechains": (1, 10)}
 
 
+@pytest.mark.usefixtures("with_library")
 @pytest.mark.parametrize("name", OLDEST)
-def test_an_engine_is_there_with_all_of_its_packages(
-    name: str, julia: Julia, with_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_is_there_with_all_of_its_packages(name: str, julia: Julia, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = "{}.{}".format(*OLDEST[name])
     if julia.release < OLDEST[name]:
         assert f"needs Julia {wanted} or later, found {julia.version}" in engine.availability(name).reason
@@ -135,9 +150,7 @@ def test_an_engine_is_there_with_all_of_its_packages(
 
 
 @pytest.mark.parametrize("missing", ["Lux", "Optimisers", "Zygote"])
-def test_lux_needs_its_companions(
-    missing: str, julia: Julia, with_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lux_needs_its_companions(missing: str, julia: Julia, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def package(name: str, *_: Any) -> packages.Package:
@@ -384,8 +397,9 @@ CASES: dict[str, tuple[list[int], str, list[dict[str, Any]], str, Optimizer]] = 
 IN = {name: ("flux", "lux") + (("simplechains",) if name.startswith("small") else ()) for name in CASES}
 
 
+@pytest.mark.usefixtures("julia", "with_library")
 def test_sessions_compute_what_the_numpy_engine_does(
-    julia: Julia, with_library: Path, tmp_path: Path, model: Made, random_params: Made, random_data: Made
+    tmp_path: Path, model: Made, random_params: Made, random_data: Made
 ) -> None:
     """Within what finite differences in float64 allow."""
     rows, expected = 8, {}

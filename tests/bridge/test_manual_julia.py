@@ -35,7 +35,7 @@ def worker(julia: Julia, request: pytest.FixtureRequest) -> Iterator[Worker]:
         yield made
 
 
-# The bytes that Julia allocates in one call of 5 steps, and in one of 50.
+# For each network the bytes that Julia allocates in one call of 5 steps, and in one of 50.
 ALLOCATIONS = """
 import json, sys
 import numpy as np
@@ -43,24 +43,29 @@ from bridge import spec, weights
 from bridge.adapters.manual_julia import ManualJuliaSession
 from bridge.engine import Optimizer
 
-name, threads, rng = sys.argv[1], int(sys.argv[2]), np.random.default_rng(0)
-model = spec.load(f"experiments/models/{name}.toml")
-if name == "imdb-cnn":
-    x, y, optimizer = rng.integers(0, 12849, (5000, 130)), rng.random((5000, 1), np.float32), Optimizer("adam", 0.001)
-else:
-    x, y, optimizer = rng.random((5000, 784), np.float32), rng.integers(0, 10, 5000), Optimizer("sgd", 0.01)
-made = weights.initialise(model, 0, np.float32)
-session = ManualJuliaSession(model, made, optimizer, 100, "float32", threads)
+def of_steps(name, threads):
+    model, rng = spec.load(f"experiments/models/{name}.toml"), np.random.default_rng(0)
+    if name == "imdb-cnn":
+        x, y = rng.integers(0, 12849, (5000, 130)), rng.random((5000, 1), np.float32)
+        optimizer = Optimizer("adam", 0.001)
+    else:
+        x, y, optimizer = rng.random((5000, 784), np.float32), rng.integers(0, 10, 5000), Optimizer("sgd", 0.01)
+    made = weights.initialise(model, 0, np.float32)
+    session = ManualJuliaSession(model, made, optimizer, 100, "float32", threads)
 
-def allocated(steps):
-    session._steps_per_call = steps  # whatever the machine is busy with
-    before, _ = session.allocated()
-    session.train_epoch(x, y, np.arange(100 * steps))
-    return session.allocated()[0] - before
+    def allocated(steps):
+        session._steps_per_call = steps  # whatever the machine is busy with
+        before, _ = session.allocated()
+        session.train_epoch(x, y, np.arange(100 * steps))
+        return session.allocated()[0] - before
 
-allocated(5)
-print(json.dumps([min(allocated(steps) for _ in range(3)) for steps in (5, 50)]))
+    allocated(5)
+    return [min(allocated(steps) for _ in range(3)) for steps in (5, 50)]
+
+threads, *names = sys.argv[1:]
+print(json.dumps({name: of_steps(name, int(threads)) for name in names}))
 """
+PAPERS = ("mnist-rnn", "mnist-cnn", "imdb-cnn")
 ROOT = Path(spec.__file__).parents[1]
 
 
@@ -213,14 +218,19 @@ def test_a_partial_batch_sees_nothing_of_the_one_before(
     assert_close(worker.params(), after, 0)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", ["mnist-rnn", "mnist-cnn", "imdb-cnn"])
-def test_steps_allocate_nothing(julia: Julia, name: str, threads: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALLOCATIONS, name, str(threads)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+@pytest.fixture(scope="module", params=[1, 2])
+def allocations(julia: Julia, request: pytest.FixtureRequest) -> dict[str, list[int]]:
+    """Of the papers' networks, with one thread and with two."""
+    command = [sys.executable, "-c", ALLOCATIONS, str(request.param), *PAPERS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    five, fifty = json.loads(done.stdout)
+    found: dict[str, list[int]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_steps_allocate_nothing(allocations: dict[str, list[int]], name: str) -> None:
+    five, fifty = allocations[name]
     assert five < 10_000
     assert fifty - five < 45 * 16, "the smallest thing that Julia allocates has 16 bytes"
 

@@ -1,20 +1,20 @@
-"""TensorFlow and JAX compute what PyTorch computes: every layer, loss and optimizer, from the same weights and data.
+"""TensorFlow and JAX compute what PyTorch computes of whole networks, from the same weights and data.
 
-In float64 to 1e-10 for single parts, in float32 to 1e-5 for the papers' networks: ‖a - b‖ / ‖b‖ for every tensor.
+In float64 to 1e-10, in float32 to 1e-5 for the papers' networks: ‖a - b‖ / ‖b‖ for every tensor. Single layers, losses
+and optimizers are in `test_reference_layers.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bridge import engine, spec
 from bridge.engine import Optimizer
-from bridge.spec import ModelSpec
 
 Made = Callable[..., Any]
 Layers = list[dict[str, Any]]
@@ -25,78 +25,6 @@ WITH_XLA = (*REFERENCES, "tensorflow-xla")
 
 MODELS = Path(spec.__file__).parents[1] / "experiments" / "models"
 SGD = Optimizer("sgd", 0.1)
-
-SEQUENCE, IMAGE = [4, 11], [4, 7, 6]
-
-# Every layer has a dense one below it, so that its gradient by its input counts.
-LAYERS: dict[str, tuple[list[int], dict[str, Any]]] = {
-    "dense": (SEQUENCE, {"op": "dense", "units": 7}),
-    "dense without bias": (SEQUENCE, {"op": "dense", "units": 7, "bias": False}),
-    **{
-        f"rnn {activation}": (SEQUENCE, {"op": "rnn", "units": 6, "activation": activation})
-        for activation in ("tanh", "relu", "identity")
-    },
-    **{
-        f"{op} {returns}": (SEQUENCE, {"op": op, "units": 6, "returns": returns})
-        for op in ("rnn", "lstm", "gru")
-        for returns in ("last", "sequence")
-    },
-    "rnn of many steps": ([40, 3], {"op": "rnn", "units": 3, "returns": "sequence"}),
-    "lstm of many steps": ([40, 3], {"op": "lstm", "units": 3}),
-    "gru of many steps": ([40, 3], {"op": "gru", "units": 3}),
-    "flatten": (IMAGE, {"op": "flatten"}),
-    "reshape": (SEQUENCE, {"op": "reshape", "shape": [2, 2, 5]}),
-    **{
-        f"activation {name}": (SEQUENCE, {"op": "activation", "activation": name})
-        for name in ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
-    },
-    "dropout of nothing": (SEQUENCE, {"op": "dropout", "rate": 0.0}),
-    "conv1d": (SEQUENCE, {"op": "conv1d", "filters": 3, "kernel": 3}),
-    "conv1d of all kinds": (
-        SEQUENCE,
-        {"op": "conv1d", "filters": 6, "kernel": 2, "stride": 2, "padding": [2, 1], "dilation": 2, "groups": 2},
-    ),
-    "conv2d": (IMAGE, {"op": "conv2d", "filters": 3, "kernel": [3, 2], "bias": False}),
-    "conv2d of all kinds": (
-        IMAGE,
-        {
-            "op": "conv2d",
-            "filters": 8,
-            "kernel": [2, 3],
-            "stride": [2, 1],
-            "padding": [[1, 0], [2, 1]],
-            "dilation": [3, 2],
-            "groups": 4,
-        },
-    ),
-    **{
-        f"{kind}_pool1d {options}": (SEQUENCE, {"op": f"{kind}_pool1d", **options})
-        for kind in ("max", "avg")
-        for options in ({"window": 2}, {"window": 3, "stride": 2, "padding": [1, 0]}, {"window": 5, "padding": 2})
-    },
-    **{
-        f"{kind}_pool2d {options}": (IMAGE, {"op": f"{kind}_pool2d", **options})
-        for kind in ("max", "avg")
-        for options in (
-            {"window": 2},
-            {"window": [2, 1], "stride": [1, 2], "padding": [[1, 0], [0, 0]]},
-            {"window": 3, "stride": 1, "padding": 1},
-        )
-    },
-    "global_max_pool": (IMAGE, {"op": "global_max_pool"}),
-    "global_avg_pool": (SEQUENCE, {"op": "global_avg_pool"}),
-    "permute_dims": (IMAGE, {"op": "permute_dims", "axes": [1, 2, 0]}),
-    "rbf": (SEQUENCE, {"op": "rbf", "units": 3}),
-    "batch_norm": (IMAGE, {"op": "batch_norm", "momentum": 0.3}),
-    "batch_norm of features": ([6], {"op": "batch_norm"}),
-    "layer_norm": (SEQUENCE, {"op": "layer_norm", "eps": 1e-3}),
-}
-
-EMBEDDINGS: dict[str, dict[str, Any]] = {
-    "trained": {},
-    "frozen": {"trainable": False},
-    "with padding": {"padding_index": 0},
-}
 
 RELU = {"op": "activation", "activation": "relu"}
 CONV = {"op": "conv2d", "filters": 5, "kernel": 2}
@@ -127,27 +55,6 @@ NETWORKS: dict[str, tuple[list[int], Layers]] = {
     "the last layer a convolution": ([2, 8, 7], [CONV]),
 }
 
-LOSSES: dict[str, tuple[Layers, str]] = {
-    "a class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], "softmax_cross_entropy"),
-    "a class for every row": ([{"op": "dense", "units": 4}], "softmax_cross_entropy"),
-    "yes or no": ([{"op": "flatten"}, {"op": "dense", "units": 1}], "binary_cross_entropy"),
-    "yes or no for every row": ([{"op": "dense", "units": 2}], "binary_cross_entropy"),
-    "a number": ([{"op": "flatten"}, {"op": "dense", "units": 1}], "mean_squared_error"),
-}
-
-OPTIMIZERS = [
-    Optimizer("sgd", 0.1, weight_decay=0.1),
-    Optimizer("sgd", 0.1, momentum=0.9),
-    Optimizer("sgd", 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-    Optimizer("rmsprop", 0.01),
-    Optimizer("rmsprop", 0.01, alpha=0.9, momentum=0.5, eps=1e-3, weight_decay=0.1),
-    Optimizer("adam", 0.01),
-    Optimizer("adam", 0.01, betas=(0.8, 0.99), eps=1e-3, weight_decay=0.1),
-    Optimizer("adam", 0.01, betas=(0.0, 0.99)),
-    Optimizer("adamw", 0.01, weight_decay=0.3),
-    Optimizer("sgd", 0.5, clip_norm=0.1),
-]
-
 
 @pytest.fixture(params=REFERENCES)
 def reference(request: pytest.FixtureRequest) -> str:
@@ -155,88 +62,18 @@ def reference(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture
-def compare(session_of: Made, random_params: Made, random_data: Made) -> Callable[..., None]:
-    """Compares what an engine and PyTorch compute of a model, at first and after two steps."""
-
-    def compare(
-        name: str, made: ModelSpec, dtype: str = "float64", optimizer: Optimizer = SGD, batch: int = 6, rows: int = 12
-    ) -> None:
-        params, (x, y) = random_params(made, dtype), random_data(made, rows, dtype)
-        for array in (name for name in params if name.endswith("running_var")):
-            params[array] = np.abs(params[array]) + 0.1
-        computed = []
-        for engine_name in (name, "torch"):
-            session = session_of(engine_name, made, params, optimizer, batch, dtype)
-            loss, gradients = session.loss_and_gradients(x, y)
-            found = {"output": session.predict(x), "loss": loss}
-            found |= {f"gradient of {key}": gradient for key, gradient in gradients.items()}
-            found["losses"] = session.train_epoch(x, y, np.arange(rows)[::-1])
-            found |= session.params()
-            if rows % batch:  # evaluating is compiled, too, and takes its time
-                evaluation = session.evaluate(x, y)
-                found |= {"loss afterwards": evaluation.loss, "accuracy": evaluation.accuracy}
-            computed.append(found)
-        assert list(computed[0]) == list(computed[1])
-        for key, expected in computed[1].items():
-            assert np.shape(computed[0][key]) == np.shape(expected), key
-            distance, size = np.linalg.norm(computed[0][key] - expected), np.linalg.norm(expected)
-            tolerance = 1e-5 if dtype == "float32" else 1e-10
-            assert np.all(np.isnan(expected)) or distance <= tolerance * max(size, 1e-3), f"{key}: {distance / size}"
-
-    return compare
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers(reference: str, layer: str, model: Made, compare: Made) -> None:
-    shape, described = LAYERS[layer]
-    made = model(shape, {"op": "dense", "units": 5}, described, loss="mean_squared_error", dtype="float64")
-    compare(reference, made)
-
-
-@pytest.mark.parametrize("embedding", EMBEDDINGS)
-def test_embeddings(reference: str, embedding: str, model: Made, compare: Made) -> None:
-    made = model(
-        [7],
-        {"op": "embedding", "vocabulary": 9, "dimension": 3, **EMBEDDINGS[embedding]},
-        {"op": "permute_dims", "axes": [1, 0]},
-        {"op": "conv1d", "filters": 2, "kernel": 3},
-        {"op": "flatten"},
-        {"op": "dense", "units": 1},
-        loss="binary_cross_entropy",
-        dtype="int64",
-    )
-    compare(reference, made, optimizer=Optimizer("adam", 0.01))
-
-
 @pytest.mark.parametrize("reference", WITH_XLA, indirect=True)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_networks(reference: str, network: str, model: Made, compare: Made) -> None:
+def test_networks(reference: str, network: str, model: Made, compare_with_torch: Made) -> None:
     shape, layers = NETWORKS[network]
-    compare(reference, model(shape, *layers, loss="mean_squared_error", dtype="float64"))
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_losses(reference: str, loss: str, model: Made, compare: Made) -> None:
-    layers, op = LOSSES[loss]
-    compare(reference, model([4, 3], *layers, loss=op, dtype="float64"), batch=7)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: f"{optimizer.name} {optimizer.settings()}")
-def test_optimizers(reference: str, optimizer: Optimizer, small_paper_model: ModelSpec, compare: Made) -> None:
-    compare(reference, small_paper_model, "float64", optimizer, batch=3)
+    compare_with_torch(reference, model(shape, *layers, loss="mean_squared_error", dtype="float64"))
 
 
 @pytest.mark.parametrize("reference", WITH_XLA, indirect=True)
 @pytest.mark.parametrize("name", ["mnist-rnn", "mnist-cnn", "imdb-cnn"])
-def test_the_papers_networks(reference: str, name: str, compare: Made) -> None:
+def test_the_papers_networks(reference: str, name: str, compare_with_torch: Made) -> None:
     optimizer = Optimizer("adam", 0.001) if "imdb" in name else Optimizer("sgd", 0.015)
-    compare(reference, spec.load(MODELS / f"{name}.toml"), "float32", optimizer, batch=20, rows=50)
-
-
-def test_no_layer_is_left_out() -> None:
-    tested = {layer["op"] for _, layer in LAYERS.values()} | {"embedding"}
-    assert tested == {op for kind in get_args(spec.AnyLayer) for op in get_args(kind.model_fields["op"].annotation)}
+    compare_with_torch(reference, spec.load(MODELS / f"{name}.toml"), "float32", optimizer, batch=20, rows=50)
 
 
 # --- What is not PyTorch's ---

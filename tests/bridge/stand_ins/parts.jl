@@ -1,5 +1,10 @@
 # Arithmetic that the stand-ins for Julia packages share.
 
+# Each of them computes with a few numbers: compile it quickly.
+@static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
+    Base.Experimental.@optlevel 0
+end
+
 """Call `each(output position, input position, kernel position)` for all that lies in the input."""
 function windows(each, input, kernel, output, stride, pad, dilation)
     for o in CartesianIndices(output), k in CartesianIndices(kernel)

@@ -1,0 +1,165 @@
+"""TensorFlow and JAX compute what PyTorch computes: every layer, loss and optimizer, from the same weights and data.
+
+In float64 to 1e-10: ‖a - b‖ / ‖b‖ for every tensor. Whole networks are in `test_references.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import pytest
+
+from bridge import spec
+from bridge.engine import Optimizer
+from bridge.spec import ModelSpec
+
+Made = Callable[..., Any]
+Layers = list[dict[str, Any]]
+
+SEQUENCE, IMAGE = [4, 11], [4, 7, 6]
+
+# Every layer has a dense one below it, so that its gradient by its input counts.
+LAYERS: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "dense": (SEQUENCE, {"op": "dense", "units": 7}),
+    "dense without bias": (SEQUENCE, {"op": "dense", "units": 7, "bias": False}),
+    **{
+        f"rnn {activation}": (SEQUENCE, {"op": "rnn", "units": 6, "activation": activation})
+        for activation in ("tanh", "relu", "identity")
+    },
+    **{
+        f"{op} {returns}": (SEQUENCE, {"op": op, "units": 6, "returns": returns})
+        for op in ("rnn", "lstm", "gru")
+        for returns in ("last", "sequence")
+    },
+    "rnn of many steps": ([40, 3], {"op": "rnn", "units": 3, "returns": "sequence"}),
+    "lstm of many steps": ([40, 3], {"op": "lstm", "units": 3}),
+    "gru of many steps": ([40, 3], {"op": "gru", "units": 3}),
+    "flatten": (IMAGE, {"op": "flatten"}),
+    "reshape": (SEQUENCE, {"op": "reshape", "shape": [2, 2, 5]}),
+    **{
+        f"activation {name}": (SEQUENCE, {"op": "activation", "activation": name})
+        for name in ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
+    },
+    "dropout of nothing": (SEQUENCE, {"op": "dropout", "rate": 0.0}),
+    "conv1d": (SEQUENCE, {"op": "conv1d", "filters": 3, "kernel": 3}),
+    "conv1d of all kinds": (
+        SEQUENCE,
+        {"op": "conv1d", "filters": 6, "kernel": 2, "stride": 2, "padding": [2, 1], "dilation": 2, "groups": 2},
+    ),
+    "conv2d": (IMAGE, {"op": "conv2d", "filters": 3, "kernel": [3, 2], "bias": False}),
+    "conv2d of all kinds": (
+        IMAGE,
+        {
+            "op": "conv2d",
+            "filters": 8,
+            "kernel": [2, 3],
+            "stride": [2, 1],
+            "padding": [[1, 0], [2, 1]],
+            "dilation": [3, 2],
+            "groups": 4,
+        },
+    ),
+    **{
+        f"{kind}_pool1d {options}": (SEQUENCE, {"op": f"{kind}_pool1d", **options})
+        for kind in ("max", "avg")
+        for options in ({"window": 2}, {"window": 3, "stride": 2, "padding": [1, 0]}, {"window": 5, "padding": 2})
+    },
+    **{
+        f"{kind}_pool2d {options}": (IMAGE, {"op": f"{kind}_pool2d", **options})
+        for kind in ("max", "avg")
+        for options in (
+            {"window": 2},
+            {"window": [2, 1], "stride": [1, 2], "padding": [[1, 0], [0, 0]]},
+            {"window": 3, "stride": 1, "padding": 1},
+        )
+    },
+    "global_max_pool": (IMAGE, {"op": "global_max_pool"}),
+    "global_avg_pool": (SEQUENCE, {"op": "global_avg_pool"}),
+    "permute_dims": (IMAGE, {"op": "permute_dims", "axes": [1, 2, 0]}),
+    "rbf": (SEQUENCE, {"op": "rbf", "units": 3}),
+    "batch_norm": (IMAGE, {"op": "batch_norm", "momentum": 0.3}),
+    "batch_norm of features": ([6], {"op": "batch_norm"}),
+    "layer_norm": (SEQUENCE, {"op": "layer_norm", "eps": 1e-3}),
+}
+
+EMBEDDINGS: dict[str, dict[str, Any]] = {
+    "trained": {},
+    "frozen": {"trainable": False},
+    "with padding": {"padding_index": 0},
+}
+
+LOSSES: dict[str, tuple[Layers, str]] = {
+    "a class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], "softmax_cross_entropy"),
+    "a class for every row": ([{"op": "dense", "units": 4}], "softmax_cross_entropy"),
+    "yes or no": ([{"op": "flatten"}, {"op": "dense", "units": 1}], "binary_cross_entropy"),
+    "yes or no for every row": ([{"op": "dense", "units": 2}], "binary_cross_entropy"),
+    "a number": ([{"op": "flatten"}, {"op": "dense", "units": 1}], "mean_squared_error"),
+}
+
+OPTIMIZERS = [
+    Optimizer("sgd", 0.1, weight_decay=0.1),
+    Optimizer("sgd", 0.1, momentum=0.9),
+    Optimizer("sgd", 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    Optimizer("rmsprop", 0.01),
+    Optimizer("rmsprop", 0.01, alpha=0.9, momentum=0.5, eps=1e-3, weight_decay=0.1),
+    Optimizer("adam", 0.01),
+    Optimizer("adam", 0.01, betas=(0.8, 0.99), eps=1e-3, weight_decay=0.1),
+    Optimizer("adam", 0.01, betas=(0.0, 0.99)),
+    Optimizer("adamw", 0.01, weight_decay=0.3),
+    Optimizer("sgd", 0.5, clip_norm=0.1),
+]
+
+
+@pytest.fixture(params=("tensorflow", "jax"))
+def reference(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly() -> Iterator[None]:
+    """Have JAX compile without most of its optimisations: each case is compiled for a few calls, and values count."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        yield
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers(reference: str, layer: str, model: Made, compare_with_torch: Made) -> None:
+    shape, described = LAYERS[layer]
+    made = model(shape, {"op": "dense", "units": 5}, described, loss="mean_squared_error", dtype="float64")
+    compare_with_torch(reference, made)
+
+
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_embeddings(reference: str, embedding: str, model: Made, compare_with_torch: Made) -> None:
+    made = model(
+        [7],
+        {"op": "embedding", "vocabulary": 9, "dimension": 3, **EMBEDDINGS[embedding]},
+        {"op": "permute_dims", "axes": [1, 0]},
+        {"op": "conv1d", "filters": 2, "kernel": 3},
+        {"op": "flatten"},
+        {"op": "dense", "units": 1},
+        loss="binary_cross_entropy",
+        dtype="int64",
+    )
+    compare_with_torch(reference, made, optimizer=Optimizer("adam", 0.01))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses(reference: str, loss: str, model: Made, compare_with_torch: Made) -> None:
+    layers, op = LOSSES[loss]
+    compare_with_torch(reference, model([4, 3], *layers, loss=op, dtype="float64"), batch=7)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: f"{optimizer.name} {optimizer.settings()}")
+def test_optimizers(
+    reference: str, optimizer: Optimizer, small_paper_model: ModelSpec, compare_with_torch: Made
+) -> None:
+    compare_with_torch(reference, small_paper_model, "float64", optimizer, batch=3)
+
+
+def test_no_layer_is_left_out() -> None:
+    tested = {layer["op"] for _, layer in LAYERS.values()} | {"embedding"}
+    assert tested == {op for kind in get_args(spec.AnyLayer) for op in get_args(kind.model_fields["op"].annotation)}
