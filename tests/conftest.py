@@ -25,6 +25,16 @@ MUST_BE_THERE = ("torch", "tensorflow", "jax", "autograd", "memray", "jinja2", "
 SKIPPED_IN_CI = ("does not apply: ", "needs the real data")
 """How the reasons begin for which CI may skip a test, too; any other fails the run there."""
 
+LONGEST = (
+    *("test_julia_suite_programs.py", "test_julia_suite_ops.py", "test_benchmarks.py", "test_paper.py"),
+    *("test_reference_layers.py", "test_references.py", "test_cli.py", "test_parity.py", "test_julia_suite_sweep.py"),
+    *("test_julia_packages.py", "test_julia_function.py", "test_packaging.py", "test_tutorial.py", "test_limits.py"),
+)
+"""The test files that take longest begin first, so that no worker is left alone with one of them at the end."""
+
+OF_THE_REPORT = ("test_paper.py", "test_report.py", "test_figures.py", "test_html.py")
+"""Test files for one worker: they look at the same report, which takes a while to make."""
+
 SEED_VARIABLE = "TWINGRAD_TEST_SEED"
 
 # In CI the same examples every time: a failure there must be the change's, not the draw's.
@@ -60,8 +70,23 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The longest first, so that no worker is left alone with it at the end.
-    items.sort(key=lambda item: item.path.name != "test_benchmarks.py")
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give pytest-xdist's workers whole files, as `--dist loadfile` does, and those of the report to one worker."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "the report" if Path(file).name in OF_THE_REPORT else file
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,10 +100,16 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.fixture
-def seed(request: pytest.FixtureRequest) -> int:
+def seeded_by(request: pytest.FixtureRequest) -> str:
+    """What a test's seed follows from, beside that of the run: its name and its parameters."""
+    return str(request.node.nodeid)
+
+
+@pytest.fixture
+def seed(seeded_by: str) -> int:
     """A seed of the test's own, whatever other tests run with it; printed where the test fails."""
     run = os.environ[SEED_VARIABLE]
-    digest = hashlib.sha256(f"{run} {request.node.nodeid}".encode()).digest()
+    digest = hashlib.sha256(f"{run} {seeded_by}".encode()).digest()
     value = int.from_bytes(digest[:4], "little")
     print(f"seed of this test: {value} (from --seed {run})")
     return value

@@ -156,21 +156,9 @@ def test_time_is_measured_with_one_and_with_two_threads(rows: dict[str, dict[tup
     assert set(rows["training.Epoch.time_100_steps"]) == set(product(ENGINES, ("1", "2")))
 
 
-def test_the_pages_show_every_engine(asv: Asv) -> None:
-    asv("publish")
-    pages = asv.folder / "html_dir"
-    assert (pages / "index.html").is_file()
-    index = json.loads((pages / "index.json").read_text(encoding="utf-8"))
-    assert set(index["benchmarks"]) == ALL
-    for name in BY_ENGINE:
-        shown = {value.strip("'") for value in index["benchmarks"][name]["params"][0]}
-        assert shown == set(ENGINES)
-
-
-def test_the_graphs_have_a_point_for_every_commit(asv: Asv, pages: ModuleType, browser: Any) -> None:
-    """In a browser, with what was measured standing for the commits before, too."""
-    if pages.local("https://web/jquery.flot.min.js", pages.SCRIPTS) is None:
-        pytest.skip("needs the scripts of asv's pages without the web: Debian's package libjs-jquery-flot")
+@pytest.fixture(scope="module")
+def commits(asv: Asv, rows: dict[str, dict[tuple[str, ...], Any]]) -> int:
+    """How many commits the pages show: what was measured stands for those before, too, once `rows` has been read."""
     (file,) = (path for path in (asv.folder / "results_dir").glob("*/*.json") if path.name != "machine.json")
     saved = json.loads(file.read_text(encoding="utf-8"))
     earlier = subprocess.run(
@@ -181,11 +169,29 @@ def test_the_graphs_have_a_point_for_every_commit(asv: Asv, pages: ModuleType, b
         name = file.name.replace(saved["commit_hash"][:8], commit[:8])
         file.with_name(name).write_text(json.dumps(saved | {"commit_hash": commit}), encoding="utf-8")
     asv("publish")
+    return len(earlier) + 1
+
+
+@pytest.mark.usefixtures("commits")
+def test_the_pages_show_every_engine(asv: Asv) -> None:
+    pages = asv.folder / "html_dir"
+    assert (pages / "index.html").is_file()
+    index = json.loads((pages / "index.json").read_text(encoding="utf-8"))
+    assert set(index["benchmarks"]) == ALL
+    for name in BY_ENGINE:
+        shown = {value.strip("'") for value in index["benchmarks"][name]["params"][0]}
+        assert shown == set(ENGINES)
+
+
+def test_the_graphs_have_a_point_for_every_commit(asv: Asv, commits: int, pages: ModuleType, browser: Any) -> None:
+    """In a browser, with what was measured standing for the commits before, too."""
+    if pages.local("https://web/jquery.flot.min.js", pages.SCRIPTS) is None:
+        pytest.skip("needs the scripts of asv's pages without the web: Debian's package libjs-jquery-flot")
     shown = pages.points(browser, asv.folder / "html_dir")
     assert set(shown) == ALL
     assert {name for name, lines in shown.items() if lines} >= BY_ENGINE | OF_PY_ENGINE
     for lines in shown.values():
-        assert set(lines.values()) <= {len(earlier) + 1}
+        assert set(lines.values()) <= {commits}
 
 
 def test_what_a_commit_lacks_is_not_available_rather_than_failed() -> None:

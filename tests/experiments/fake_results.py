@@ -7,12 +7,13 @@ it can be taken for a result. Values come from a fixed generator.
 from __future__ import annotations
 
 import csv
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.config import load_paper, papers
+from experiments.config import Paper, load_paper, papers
 from experiments.microbenchmarks.functions import CHUNKED, SMALL
 from experiments.microbenchmarks.measure import FORWARD_MODE
 from experiments.microbenchmarks.registry import SYSTEMS
@@ -54,6 +55,12 @@ _BYTES = {
 Rows = dict[str, list[dict[str, Any]]]
 
 
+@cache
+def about(paper: str) -> Paper:
+    """A paper that comes with the project, read once."""
+    return load_paper(paper)
+
+
 def rows(
     paper: str = "mnist-rnn-e",
     seeds: int = 3,
@@ -65,8 +72,8 @@ def rows(
     """Rows for every tidy file, as a finished sweep of one paper would leave them."""
     found: Rows = {name: [] for name in COLUMNS}
     generator = np.random.default_rng(7)
-    about = load_paper(paper)
-    epochs = about.training.epochs.value
+    described = about(paper)
+    epochs = described.training.epochs.value
     for engine in engines:
         base = {
             "paper": paper,
@@ -84,9 +91,9 @@ def rows(
         }
         for seed in range(seeds):
             _add_run(found, base, "time", seed, epochs, generator)
-            if engine in about.own:
+            if engine in described.own:
                 _add_run(found, base, "own", seed, epochs, generator)
-            for variant in about.variants if engine in VARIED else ():
+            for variant in described.variants if engine in VARIED else ():
                 _add_variant(found, base, seed, variant.id, epochs)
         _add_run(found, base, "memory", 0, epochs, generator)
         if engine in ABLATED:
@@ -130,7 +137,7 @@ def rows(
                 "engine_digest": " ".join(["e" * 64] * len(engines)),
             }
         )
-    for shown in map(load_paper, papers()):
+    for shown in map(about, papers()):
         if shown.microbenchmarks and paper in (shown.key, shown.runs_of_paper):
             _add_microbenchmarks(found, base | {"paper": shown.key}, shown.microbenchmarks.systems.value)
     return found

@@ -1,0 +1,13 @@
+"""The test files that begin first, or go to one worker, are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def test_the_order_names_test_files_that_are_there(request: pytest.FixtureRequest) -> None:
+    (conftest,) = (found for found in request.config.pluginmanager.get_plugins() if hasattr(found, "LONGEST"))
+    there = {path.name for path in Path(__file__).parent.rglob("test_*.py")}
+    assert {*conftest.LONGEST, *conftest.OF_THE_REPORT} <= there
