@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from bridge import spec
-from bridge.engine import Optimizer
+from bridge.engine import Evaluation, Optimizer
 from bridge.spec import ModelSpec
 
 Made = Callable[..., Any]
@@ -222,7 +222,32 @@ def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 @pytest.fixture
-def compare(session_of: Made, random_params: Made, random_data: Made) -> Callable[..., None]:
+def seeded_by(request: pytest.FixtureRequest) -> str:
+    """The same for all pairs of engines, which compute the same case."""
+    settings = {name: value for name, value in request.node.callspec.params.items() if name != "pair"}
+    return f"{request.node.originalname} {sorted(settings.items())}"
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[tuple[str, str], Any]:
+    """What engines have computed, by case and engine."""
+    return {}
+
+
+@pytest.fixture
+def once(known: dict[tuple[str, str], Any], seeded_by: str) -> Callable[[str, Callable[[str], Any]], Any]:
+    """Let an engine compute this case, if it has not done so in another pair: `once(name, compute)`."""
+
+    def once(name: str, compute: Callable[[str], Any]) -> Any:
+        if (seeded_by, name) not in known:
+            known[seeded_by, name] = compute(name)
+        return known[seeded_by, name]
+
+    return once
+
+
+@pytest.fixture
+def compare(session_of: Made, random_params: Made, random_data: Made, once: Made) -> Callable[..., None]:
     """Compares all that two engines compute of a model without training it."""
 
     def compare(
@@ -234,17 +259,19 @@ def compare(session_of: Made, random_params: Made, random_data: Made) -> Callabl
         optimizer: Optimizer = SGD,  # engines written by hand refuse all but the network's own
     ) -> None:
         params, (x, y) = random_params(made, dtype, scale), random_data(made, 1100, dtype)
-        computed, accuracies = [], []
-        for name in pair:
+
+        def computed(name: str) -> tuple[dict[str, Any], float]:
             session = session_of(name, made, params, optimizer, batch, dtype)
             loss, gradients = session.loss_and_gradients(x[:batch], y[:batch])
             evaluation = session.evaluate(x, y)
             tensors = {"outputs": session.predict(x), "loss": loss, "loss of all": evaluation.loss}
-            computed.append(tensors | {f"gradient of {name}": gradient for name, gradient in gradients.items()})
-            accuracies.append(evaluation.accuracy)
-        assert_close(*computed, TOLERANCE[dtype])
+            tensors |= {f"gradient of {key}": gradient for key, gradient in gradients.items()}
+            return tensors, evaluation.accuracy
+
+        (found, accuracy), (expected, other) = (once(name, computed) for name in pair)
+        assert_close(found, expected, TOLERANCE[dtype])
         a_near_tie = 1 / len(x) if dtype == "float32" else 0.0
-        assert accuracies[0] == pytest.approx(accuracies[1], abs=a_near_tie + 1e-12, nan_ok=True)
+        assert accuracy == pytest.approx(other, abs=a_near_tie + 1e-12, nan_ok=True)
 
     return compare
 
@@ -322,15 +349,17 @@ def test_twenty_steps_of_every_optimizer(
     session_of: Made,
     random_params: Made,
     random_data: Made,
+    once: Made,
 ) -> None:
     params, (x, y) = random_params(small_paper_model, dtype), random_data(small_paper_model, 78, dtype)
-    trained = []
-    for name in pair:
+
+    def trained(name: str) -> dict[str, Any]:
         session = session_of(name, small_paper_model, params, optimizer, 4, dtype)
         losses = session.train_epoch(x, y, np.arange(78))  # the last batch has 2 rows
         assert losses.shape == (20,)
-        trained.append({"losses": losses, **session.params()})
-    assert_close(*trained, TOLERANCE[dtype])
+        return {"losses": losses, **session.params()}
+
+    assert_close(*(once(name, trained) for name in pair), TOLERANCE[dtype])
 
 
 STATEFUL: dict[str, Layers] = {
@@ -351,21 +380,24 @@ def test_what_is_not_trained_is_the_same_after_training(
     session_of: Made,
     random_params: Made,
     random_data: Made,
+    once: Made,
 ) -> None:
     made = model(INPUT, *STATEFUL[layers], loss="mean_squared_error")
     params, (x, y) = random_params(made, dtype), random_data(made, 78, dtype)
-    trained = []
-    for name in pair:
+
+    def trained(name: str) -> dict[str, Any]:
         session = session_of(name, made, params, Optimizer("adam", 0.01), 4, dtype)
         losses = session.train_epoch(x, y, np.arange(78))
         session.loss_and_gradients(x, y)  # changes nothing, running statistics included
-        trained.append({"losses": losses, "outputs": session.predict(x), **session.params()})
         assert set(session.params()) == set(made.parameters())
-    assert_close(*trained, 10 * TOLERANCE[dtype])
+        return {"losses": losses, "outputs": session.predict(x), **session.params()}
+
+    ours, theirs = (once(name, trained) for name in pair)
+    assert_close(ours, theirs, 10 * TOLERANCE[dtype])
     for name, parameter in made.parameters().items():
         if parameter.zero_row is not None:
-            np.testing.assert_array_equal(trained[0][name][parameter.zero_row], params[name][parameter.zero_row])
-        assert (trained[0][name] != params[name]).any() == (parameter.trainable or "running" in name)
+            np.testing.assert_array_equal(ours[name][parameter.zero_row], params[name][parameter.zero_row])
+        assert (ours[name] != params[name]).any() == (parameter.trainable or "running" in name)
 
 
 # The papers' networks.
@@ -388,6 +420,7 @@ def test_the_papers_networks_train_as_in_torch(
     random_params: Made,
     random_data: Made,
     rng: np.random.Generator,
+    once: Made,
 ) -> None:
     """Within what rounding does: in float32 another CPU's kernels pick other winners of near ties under a max-pool.
 
@@ -396,29 +429,39 @@ def test_the_papers_networks_train_as_in_torch(
     made, (optimizer, batch) = published(network), PAPERS[network]
     tolerance = 1e-3 if any("max_pool" in layer.op for layer in made.layers) else 1e-4
     params, (x, y) = random_params(made, scale=0.1), random_data(made, 1050)
-    ours, theirs = (session_of(name, made, params, optimizer, batch) for name in pair)
-    steps = 0
-    while steps < 50:
-        order = rng.permutation(1050)
-        losses, torch_losses = ours.train_epoch(x, y, order), theirs.train_epoch(x, y, order)
+    steps = -(-1050 // batch)
+    orders = [rng.permutation(1050) for _ in range(-(-50 // steps))]
+
+    def trained(name: str) -> tuple[list[Any], Evaluation]:
+        session = session_of(name, made, params, optimizer, batch)
+        return [session.train_epoch(x, y, order) for order in orders], session.evaluate(x, y)
+
+    (epochs, ours), (torch_epochs, theirs) = (once(name, trained) for name in pair)
+    for losses, torch_losses in zip(epochs, torch_epochs, strict=True):
         assert losses.dtype == np.float64
-        assert len(losses) == -(-1050 // batch)
+        assert len(losses) == steps
         np.testing.assert_allclose(losses, torch_losses, atol=tolerance)
-        steps += len(losses)
-    assert ours.evaluate(x, y).loss == pytest.approx(theirs.evaluate(x, y).loss, abs=tolerance)
-    assert ours.evaluate(x, y).accuracy == pytest.approx(theirs.evaluate(x, y).accuracy, abs=0.005)
+    assert ours.loss == pytest.approx(theirs.loss, abs=tolerance)
+    assert ours.accuracy == pytest.approx(theirs.accuracy, abs=0.005)
 
 
 @pytest.mark.parametrize(("network", "pair"), PAPERS_WITH_TORCH)
 def test_the_papers_networks_have_the_parameters_of_torch_after_an_epoch(
-    pair: tuple[str, str], network: str, published: Made, session_of: Made, random_params: Made, random_data: Made
+    pair: tuple[str, str],
+    network: str,
+    published: Made,
+    session_of: Made,
+    random_params: Made,
+    random_data: Made,
+    once: Made,
 ) -> None:
     """In float64: the winner of a max-pool's window may be another after the rounding of float32."""
     made, (optimizer, batch) = published(network), PAPERS[network]
     params, (x, y) = random_params(made, "float64", scale=0.1), random_data(made, 1050, "float64")
-    trained = []
-    for name in pair:
+
+    def trained(name: str) -> dict[str, Any]:
         session = session_of(name, made, params, optimizer, batch, "float64")
         losses = session.train_epoch(x, y, np.arange(1050))
-        trained.append({"losses": losses, "outputs": session.predict(x), **session.params()})
-    assert_close(*trained, TOLERANCE["float64"])
+        return {"losses": losses, "outputs": session.predict(x), **session.params()}
+
+    assert_close(*(once(name, trained) for name in pair), TOLERANCE["float64"])
