@@ -282,7 +282,7 @@ IN_THE_README = {
     "84 MB": "the size of a download",
     "862 MB": "the size of a download",
     "3 GB": "disk that asv takes",
-    "2.75 MB": "compared with the committed results (test_readme.py)",
+    "3.22 MB": "compared with the committed results (test_readme.py)",
     "2.93 kB": "compared with the committed results (test_readme.py)",
     "1.01 GB": "compared with the committed results (test_readme.py)",
 }
