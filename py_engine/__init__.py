@@ -6,13 +6,13 @@ array([0.84147098, 0.90929743])
 """
 
 from py_engine.ad import ops
-from py_engine.ad.checkpoint import checkpoint
-from py_engine.ad.compiled import compile
-from py_engine.ad.custom import custom_rule, stop_gradient
+from py_engine.ad.compile.compiled import compile
+from py_engine.ad.control.checkpoint import checkpoint
+from py_engine.ad.control.custom import custom_rule, stop_gradient
+from py_engine.ad.control.scan import scan
 from py_engine.ad.draw import SVG, draw
 from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.jacobian import hessian, hvp, jacobian
-from py_engine.ad.loops import scan
 from py_engine.ad.operators import tensor
 from py_engine.ad.reverse import topological_sort
 from py_engine.ad.state import no_grad, scope

@@ -37,7 +37,7 @@ def modules() -> dict[str, str]:
     for path in sorted(PYTHON.rglob("*.py")):
         parts = path.relative_to(PYTHON).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        if name not in ("", "ad"):
+        if name not in ("", "ad", "ad.compile", "ad.control"):
             found[name] = path.read_text("utf-8")
     return found
 

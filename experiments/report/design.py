@@ -19,7 +19,7 @@ from bridge.engine import Optimizer
 from experiments.config import model_path
 from experiments.formats import size
 from experiments.report import style
-from py_engine.ad.tape import Tape
+from py_engine.ad.compile.tape import Tape
 
 MODEL = "mnist-rnn"
 BATCH = 100

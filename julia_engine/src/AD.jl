@@ -31,7 +31,6 @@ include("ad/techniques.jl")
 include("ad/tensor.jl")
 include("ad/state.jl")
 include("ad/containers.jl")
-include("ad/plan.jl")
 
 # ops: the record of an op, its use, and all records
 include("ad/operators.jl")
@@ -63,19 +62,20 @@ relu(x::Dual) = DualNumbers.by_rule(x, relu, (a, y) -> ifelse(a > 0, one(a), zer
 include("ad/nesting.jl")
 
 # compilation: passes over programs, and tapes
-include("ad/fusion.jl")
-include("ad/fused_pooling.jl")
-include("ad/tiles.jl")
-include("ad/watched.jl")
-include("ad/tape.jl")
-include("ad/straight_line.jl")
-include("ad/compiled.jl")
+include("ad/compile/plan.jl")
+include("ad/compile/fusion.jl")
+include("ad/compile/fused_pooling.jl")
+include("ad/compile/tiles.jl")
+include("ad/compile/watched.jl")
+include("ad/compile/tape.jl")
+include("ad/compile/straight_line.jl")
+include("ad/compile/compiled.jl")
 include("ad/copies.jl")
 
 # control: ops made of functions
-include("ad/checkpoint.jl")
-include("ad/custom.jl")
-include("ad/loops.jl")
+include("ad/control/checkpoint.jl")
+include("ad/control/custom.jl")
+include("ad/control/scan.jl")
 
 # Every function on tensors that the numpy engine's `ops` has, by its name there. Ops that are functions themselves are in
 # TABLE; here stand the others, and those that go by another name or convention in Julia.

@@ -14,13 +14,13 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from py_engine.ad.compile.tape import Tape, rewritten
 from py_engine.ad.op import Call
 from py_engine.ad.ops.fused_text import WORD_GRADIENT, different
 from py_engine.ad.ops.indexing import EMBEDDING_GRADIENT, row_additions
 from py_engine.ad.program import prune, traced, tracing
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE, no_grad
-from py_engine.ad.tape import Tape, rewritten
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import ConfigurationError, NonFiniteError

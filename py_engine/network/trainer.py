@@ -24,10 +24,10 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import ThreadpoolController
 
 from py_engine.ad import ops
+from py_engine.ad.compile.tape import Tape
 from py_engine.ad.ops.indexing import check_ids
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE
-from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError

@@ -196,22 +196,22 @@ RENAMED = {
     "errors.py": "ad/errors.jl",
 }
 PYTHON_ONLY = {
-    "ad/ops/__init__.py": "makes the folder a package",
+    **{f"ad/{folder}/__init__.py": "makes the folder a package" for folder in ("ops", "compile", "control")},
     "ad/draw.py": "pictures of graphs, for which one engine is enough",
-    "ad/reassociation.py": "gradients' sums added early; in Julia they are added where they come up",
+    "ad/compile/reassociation.py": "gradients' sums added early; in Julia they are added where they come up",
     "ad/ops/arguments.py": "numpy's own signatures, and what is refused of them; Julia's methods say so themselves",
-    "ad/zero_copy.py": "large arrays used in place by replays; in Julia that is part of compiled functions",
+    "ad/compile/zero_copy.py": "large arrays used in place by replays; in Julia that is part of compiled functions",
     "ad/ops/fused_text.py": "ops that only fusion makes; Julia's stand with its fusion",
 }
 JULIA_ONLY = {
     "ad/copies.jl": "copies of tensors, which keep the graph or refuse; the numpy engine's are methods of its Tensor",
     "ad/dual_numbers.jl": "forward mode of plain Julia functions, by numbers that carry derivatives",
-    "ad/fused_pooling.jl": "convolutions with the max-pool behind them; the numpy engine's are in fusion and ops",
+    "ad/compile/fused_pooling.jl": "convolutions with their max-pool; the numpy engine's are in fusion and ops",
     "ad/lowering.jl": "the instructions that kernels are made of; the numpy engine's kernels are numpy's calls",
-    "ad/tiles.jl": "fused regions of elementwise ops, done in pieces that stay in the cache; numpy has calls instead",
+    "ad/compile/tiles.jl": "fused regions of elementwise ops, done tile by tile; numpy has calls instead",
     "ad/kernels/*": "the loops that a tape runs; the numpy engine's are numpy's",
     "ad/nesting.jl": "dual numbers that meet tensors; the numpy engine has no dual numbers",
-    "ad/watched.jl": "what Julia code may have read of what a traced function captures",
+    "ad/compile/watched.jl": "what Julia code may have read of what a traced function captures",
     "functions.jl": "a programmer's own Julia functions, which Python calls",
     "network/lines.jl": "settings as lines of text, for callers in other languages",
     "entry.jl": "the entry points for callers of C functions, which Python needs none of",

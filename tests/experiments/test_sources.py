@@ -321,7 +321,7 @@ def test_modules_are_imported_by_a_computed_name_only_where_the_key_knows() -> N
     elsewhere = {
         "experiments/data/__init__.py",  # data counts by its digest
         "experiments/gradbench/protocol.py",  # makes no record
-        "py_engine/ad/straight_line.py",  # runs arithmetic that it has generated itself
+        "py_engine/ad/compile/straight_line.py",  # runs arithmetic that it has generated itself
     }
     assert found - elsewhere == {"bridge/engine.py", "experiments/microbenchmarks/serve.py"}
 

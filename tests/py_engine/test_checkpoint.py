@@ -11,9 +11,9 @@ import pytest
 
 import py_engine as pe
 from py_engine import ops
+from py_engine.ad.compile.tape import Tape
 from py_engine.ad.program import trace
 from py_engine.ad.reverse import gradients
-from py_engine.ad.tape import Tape
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import Techniques, ops
-from py_engine.ad import fusion
+from py_engine.ad.compile import fusion
+from py_engine.ad.compile.tape import Tape
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.reverse import gradients
-from py_engine.ad.tape import Tape
 from py_engine.ad.tensor import Literal, Tensor
 from py_engine.network import (
     SGD,

@@ -13,11 +13,11 @@ import pytest
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.ad.loops import LOOP
+from py_engine.ad.compile.tape import Tape
+from py_engine.ad.control.scan import LOOP
 from py_engine.ad.op import as_tensor
 from py_engine.ad.program import trace
 from py_engine.ad.reverse import gradients
-from py_engine.ad.tape import Tape
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from py_engine.ad.plan import ALIGNMENT, Plan, Value, plan
+from py_engine.ad.compile.plan import ALIGNMENT, Plan, Value, plan
 
 # Random lists of values -----------------------------------------------------------------------------------
 

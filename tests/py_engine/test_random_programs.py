@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import ops
-from py_engine.ad import zero_copy
+from py_engine.ad.compile import zero_copy
 from py_engine.ad.techniques import Techniques
 
 # The instructions -----------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import Tensor, ops
+from py_engine.ad.compile.reassociation import add_early
+from py_engine.ad.compile.tape import Tape
 from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
 from py_engine.ad.program import trace
-from py_engine.ad.reassociation import add_early
 from py_engine.ad.reverse import gradients
-from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 
 # Random graphs --------------------------------------------------------------------------------------------

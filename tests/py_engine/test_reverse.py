@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import Tensor, ops
+from py_engine.ad.compile.tape import Tape
 from py_engine.ad.op import as_tensor
 from py_engine.ad.program import simplify, trace
 from py_engine.ad.reverse import gradients
-from py_engine.ad.tape import Tape
 from py_engine.errors import NotDifferentiableError, ShapeError
 
 # Order ----------------------------------------------------------------------------------------------------

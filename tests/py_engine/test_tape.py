@@ -14,12 +14,12 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
+from py_engine.ad.compile.plan import ALIGNMENT
+from py_engine.ad.compile.tape import Tape
 from py_engine.ad.op import TABLE
 from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER, ASTYPE, WHERE
-from py_engine.ad.plan import ALIGNMENT
 from py_engine.ad.program import Program, trace, tracing
 from py_engine.ad.reverse import gradients
-from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
 

@@ -11,7 +11,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad import zero_copy
+from py_engine.ad.compile import zero_copy
 
 N = zero_copy.LARGE // 8
 

@@ -55,7 +55,7 @@ add = elementwise(
     scalar=lambda equation: "{0} or {1}" if equation.output.dtype == np.bool_ else "{0} + {1}",
 )
 ADD_IN_ANY_ORDER: Op = replace(add, any_order=True, doc="a + b, as part of a sum whose order is free")
-"""Adds the contributions to a gradient: `py_engine.ad.reassociation` chooses their order."""
+"""Adds the contributions to a gradient: `py_engine.ad.compile.reassociation` chooses their order."""
 
 sub = elementwise(
     "sub", np.subtract, lambda y, a, b: 1, lambda y, a, b: -1, doc="a - b", infer=infer_number, scalar="{0} - {1}"

@@ -317,7 +317,7 @@ def avg_pool(
 
 # Convolution and pooling in one ---------------------------------------------------------------------------
 #
-# What the technique `fuse` makes of a convolution whose result is pooled (see `py_engine.ad.fusion`): the phases of
+# What `py_engine.ad.compile.fusion` makes of a convolution whose result is pooled: the phases of
 # the result come straight out of a matrix product; the order in which a pool would have to look for them never exists.
 # All arrays have the channels first and the samples in the inner axes, so that calls run over long pieces of memory.
 

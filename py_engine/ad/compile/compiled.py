@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from py_engine.ad.compile.straight_line import DOMAIN_ERRORS, FLOAT64, Scalar
+from py_engine.ad.compile.tape import Tape
 from py_engine.ad.containers import Structure, flatten, unflatten
 from py_engine.ad.op import Shape, as_tensor
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE
-from py_engine.ad.straight_line import DOMAIN_ERRORS, FLOAT64, Scalar
-from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
 from py_engine.ad.transforms import check_callable

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad import ops
+from py_engine.ad.compile.tape import Tape
 from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Call, Check, Op, Shape, as_tensor
 from py_engine.ad.program import Program, close_over, nested_trace
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE
-from py_engine.ad.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Tensor, plain_array
 from py_engine.ad.transforms import check_callable

@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.fusion import fuse
+from py_engine.ad.compile.fusion import fuse
+from py_engine.ad.compile.plan import ALIGNMENT, Value, plan
+from py_engine.ad.compile.reassociation import add_early
+from py_engine.ad.compile.straight_line import Scalar, straight_line
+from py_engine.ad.compile.zero_copy import ZeroCopyCall
 from py_engine.ad.op import CHECKS, Call, Equation, Op, Shape
 from py_engine.ad.ops.shape import BROADCAST_TO, COPY, RESHAPE
-from py_engine.ad.plan import ALIGNMENT, Value, plan
 from py_engine.ad.program import Program, simplify
-from py_engine.ad.reassociation import add_early
 from py_engine.ad.state import STATE, entering
-from py_engine.ad.straight_line import Scalar, straight_line
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
-from py_engine.ad.zero_copy import ZeroCopyCall
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
 
 

@@ -1,0 +1,1 @@
+"""Ops made of functions: loops, checkpoints, custom rules."""
