@@ -11,6 +11,7 @@ BASE    ?= HEAD~1
 HISTORY ?= HEAD~120..HEAD
 STEPS   ?= 14
 POINTS  ?= 12
+SEED    ?= random
 ARGS    ?=
 
 SHELL := bash
@@ -18,7 +19,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help reproduce test lint docs bench bench-compare bench-history clean
+.PHONY: help reproduce test campaign lint docs bench bench-compare bench-history clean
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
@@ -31,7 +32,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) PROFILE=full|quick RESULTS=folder RANGE=a..b BASE=commit" \
-	  && echo "             HISTORY=a..b STEPS=number ARGS=..."
+	  && echo "             HISTORY=a..b STEPS=number SEED=number ARGS=..."
 
 reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
 	$(BIN)/python -m bridge.julia.install || echo "Going on without the Julia engine; its rows will say so."
@@ -41,6 +42,9 @@ test: lint ## ruff, mypy and all tests
 	$(BIN)/python -m bridge.julia.install
 	@bash tests/install_browser.sh
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10 $(ARGS)
+
+campaign: $(VENV)/.dev ## the random tests, killed runs among them, with a hundred times the draws of `make test`: hours
+	TWINGRAD_TEST_PROFILE=campaign $(BIN)/python -m pytest -n 2 --dist loadfile -m campaign --seed $(SEED) $(ARGS)
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -37,10 +37,17 @@ OF_THE_REPORT = ("test_paper.py", "test_report.py", "test_figures.py", "test_htm
 
 SEED_VARIABLE = "TWINGRAD_TEST_SEED"
 
-# In CI the same examples every time: a failure there must be the change's, not the draw's.
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("local", deadline=None, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+PROFILE_VARIABLE = "TWINGRAD_TEST_PROFILE"
+"""`campaign`: tests marked so draw a hundred times as much, without limits of time (`make campaign`)."""
+
+CAMPAIGN = os.environ.get(PROFILE_VARIABLE) == "campaign"
+
+# In CI the same examples every time: a failure there must be the change's, not the draw's. A test that needs more than
+# others asks for a multiple of the profile's number.
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("local", deadline=None, print_blob=True, max_examples=50)
+settings.register_profile("campaign", deadline=None, print_blob=True, max_examples=5000)
+settings.load_profile("campaign" if CAMPAIGN else "ci" if os.environ.get("CI") else "local")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,6 +77,9 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if CAMPAIGN:
+        for item in items:
+            item.add_marker(pytest.mark.timeout(0), append=False)
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 

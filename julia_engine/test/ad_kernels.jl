@@ -64,10 +64,10 @@ close(a::T, b::T) where {T} = isnan(b) ? isnan(a) : a == b || isapprox(a, b; rto
 end
 
 @testset "loops over any layout" begin
-    seed = 11
+    seed = seeded(11)
     @info "random layouts" seed
     random = AD.MersenneTwister(seed)
-    for trial in 1:200
+    for trial in 1:draws(100)
         n = rand(random, 1:6)
         dims = rand(random, 1:3, n)
         base = randn(random, (2 .* dims)...)
@@ -94,11 +94,11 @@ const has_bytes = Kernels.VECTOR_BYTES[]
 
 @testset "products of any layout, $T, vectors of $bytes bytes" for T in (Float32, Float64), bytes in unique((0, min(32, has_bytes), has_bytes))
     Kernels.VECTOR_BYTES[] = bytes
-    seed = 12
+    seed = seeded(12)
     @info "random products" seed
     random = AD.MersenneTwister(seed)
     lay(x) = rand(random, Bool) ? Constant(x) : permutedims(Constant(permutedims(x, (2, 1))), (2, 1))
-    for trial in 1:150
+    for trial in 1:draws(75)
         m, k, n = rand(random, (1, 2, 3, 7, 16, 33, 48, 64, 84, 112), 3)
         a, b, c = randn(random, T, m, k), randn(random, T, k, n), randn(random, T, m, n)
         @test value(lay(a) * lay(b)) ≈ a * b rtol = 100eps(T)

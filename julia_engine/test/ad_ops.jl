@@ -2,8 +2,8 @@
 
 using TwinGrad.AD: AD, apply, differentiable
 
-const RANDOM = AD.MersenneTwister(21)
-@info "random operands" seed = 21
+const RANDOM = AD.MersenneTwister(seeded(21))
+@info "random operands" seed = seeded(21)
 away(dims...) = (x = randn(RANDOM, dims...); x .+ 0.3 .* sign.(x))  # from 0, where some functions have kinks
 positive(dims...) = 0.3 .+ rand(RANDOM, dims...)
 inside(dims...) = 1.6 .* rand(RANDOM, dims...) .- 0.8  # (-1, 1)

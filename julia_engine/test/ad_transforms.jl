@@ -143,11 +143,11 @@ function run_lines(lines, x, y)
 end
 
 @testset "jvp, vjp and finite differences agree on random programs" begin
-    seed = 51
+    seed = seeded(51)
     @info "random programs" seed
     random = AD.MersenneTwister(seed)
     worst_pair, worst_difference = 0.0, 0.0
-    for trial in 1:3000
+    for trial in 1:draws(600)
         lines = random_lines(random, rand(random, 1:9))
         x, y, dx, dy, u = (randn(random, 3) for _ in 1:5)
         f(x, y) = run_lines(lines, x, y)

@@ -3,8 +3,8 @@
 using TwinGrad.AD: AD, apply
 using Random: MersenneTwister, randperm, shuffle!
 
-const WRITES = MersenneTwister(71)
-@info "random writes" seed = 71
+const WRITES = MersenneTwister(seeded(71))
+@info "random writes" seed = seeded(71)
 
 """The pullback of `sum(w .* sin.(w))` by an array that can be reached through `w`, seen in the way `see`."""
 multiplied(w) = vjp(v -> sum(v .* sin.(v)), w)[2]

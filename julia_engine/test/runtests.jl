@@ -14,6 +14,12 @@ const CHOSEN = isempty(ARGS) ? FILES : ARGS
 
 # What the files share.
 
+"""How many times a random test draws: a hundred times as often in a campaign."""
+draws(n) = get(ENV, "TWINGRAD_TEST_PROFILE", "") == "campaign" ? 100n : n
+
+"""The seed of a random test, by its number in the files and the seed of the whole run."""
+seeded(n) = n + parse(Int, get(ENV, "TWINGRAD_TEST_SEED", "0"))
+
 """The message of the engine's error that `f()` ends in; empty if it doesn't."""
 message_of(f) =
     try

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(1860)
 def test_the_julia_engine_passes_its_tests_of_programs_and_transforms(
     julia_groups: Mapping[str, Sequence[str]], run_julia_tests: Callable[..., dict[str, int]]

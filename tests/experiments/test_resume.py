@@ -12,11 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from experiments.results import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ["run", "mnist-cnn-batch100", "--profile", "sample", "--engines", "numpy,manual"]
-KILLS = 3
+KILLS = 20 if os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign" else 3
 
 
 def started(tmp_path: Path, results: str) -> subprocess.Popen[bytes]:
@@ -61,13 +63,12 @@ def alive(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line]
 
 
-def test_a_run_killed_at_random_moments_ends_with_the_results_of_an_undisturbed_one(tmp_path: Path) -> None:
+@pytest.mark.campaign
+def test_a_run_killed_at_random_moments_ends_with_the_results_of_an_undisturbed_one(tmp_path: Path, seed: int) -> None:
     begin = time.monotonic()
     expected = finished(tmp_path, "undisturbed")
     whole = time.monotonic() - begin
     assert len(expected) == 2 * 2 + 1
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
     moments = random.Random(seed)
     kept = 0
     for _ in range(KILLS):

@@ -68,7 +68,8 @@ def gradient_by_numpy(shape, index, weights):
     return total
 
 
-@settings(max_examples=300)
+@pytest.mark.campaign
+@settings(max_examples=3 * settings.default.max_examples)
 @given(arrays_with_indices(), st.integers(0, 2**32 - 1))
 def test_any_index_gives_what_numpy_gives(case, seed):
     shape, index = case

@@ -102,7 +102,8 @@ class Machine:
                 self.check(i)
 
 
-@settings(max_examples=500)
+@pytest.mark.campaign
+@settings(max_examples=5 * settings.default.max_examples)
 @given(value_lists(), st.booleans(), st.booleans())
 def test_every_value_is_intact_whenever_it_is_read(values, in_place, reuse):
     planned = plan(values, in_place, reuse)

@@ -289,9 +289,10 @@ def assert_close(ours, theirs, what):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11 * scale, err_msg=what)
 
 
+pytestmark = pytest.mark.campaign
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-many_draws = settings(max_examples=300, suppress_health_check=slow)
-more_draws = settings(max_examples=600, suppress_health_check=slow)
+many_draws = settings(max_examples=3 * settings.default.max_examples, suppress_health_check=slow)
+more_draws = settings(max_examples=4 * settings.default.max_examples, suppress_health_check=slow)
 
 
 @many_draws

@@ -55,7 +55,8 @@ SYMBOLS = [Tensor.symbol((3,), np.dtype(np.float64)) for _ in range(2)]
 INPUTS = [np.array([1.0, -2.0, 3.0]), np.array([0.0, 5.0, -7.0])]
 
 
-@settings(max_examples=300)
+@pytest.mark.campaign
+@settings(max_examples=3 * settings.default.max_examples)
 @given(steps(), st.data())
 def test_random_sums_have_the_values_that_they_have_in_any_order(program, data):
     results = data.draw(st.lists(st.integers(0, len(program) - 1), min_size=1, max_size=3))
@@ -71,7 +72,8 @@ def test_random_sums_have_the_values_that_they_have_in_any_order(program, data):
             np.testing.assert_array_equal(found, expected)
 
 
-@settings(max_examples=300)
+@pytest.mark.campaign
+@settings(max_examples=3 * settings.default.max_examples)
 @given(steps())
 @example([(3, 0, 0), (3, 1, 1), (0, 3, 4), (0, 5, 2), (0, 6, 6), (0, 7, 1)])  # a sum that is added to itself
 def test_every_op_stands_once_behind_what_it_reads(steps):

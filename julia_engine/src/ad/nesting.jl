@@ -97,7 +97,7 @@ end
 converted_to(T::DataType, x::AbstractArray{<:DualNumber}) = x
 converted_to(T::DataType, x::AbstractArray) = T.(x)
 
-recorded(@nospecialize(f)) = entering(f, :grad_enabled => true)
+recorded(@nospecialize(f)) = @entering grad_enabled=true f()
 
 """The same without derivatives of forward mode: numbers, arrays, and containers of them."""
 without_duals(x::DualNumber) = without_duals(x.value)

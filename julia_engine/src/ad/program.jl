@@ -56,7 +56,7 @@ symbols(program::Program) = Tensor[symbol(x.eltype, x.dims, x.name) for x in pro
 function applied(program::Program, inputs::Vector{Tensor})
     here = Dict{Tensor,Tensor}(zip(program.inputs, inputs))
     now, nodes = state(), Tensor[]
-    entering(:scope => now.scope) do
+    @entering scope=now.scope begin
         for e in program.equations
             now.scope = e.scope
             found = apply_all(e.op, Tensor[get(here, x, x) for x in e.inputs], e.attrs)
@@ -76,13 +76,13 @@ function tracing(@nospecialize(f))
     state().symbolic &&
         throw(TraceError("a function cannot be compiled inside another one's trace; call it uncompiled there"))
     nodes = Tensor[]
-    return entering(f, :trace => nodes, :symbolic => true), nodes
+    return (@entering trace=nodes symbolic=true f()), nodes
 end
 
 """Run `f()` with every op symbolic, inside another trace too, and return its result and the ops."""
 function nested_trace(@nospecialize(f))
     nodes = Tensor[]
-    return entering(f, :trace => nodes, :symbolic => true, :grad_enabled => true), nodes
+    return (@entering trace=nodes symbolic=true grad_enabled=true f()), nodes
 end
 
 """

@@ -75,7 +75,7 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
     # Not where values may be read later on: by a derivative of this one, or by whoever asked for all results.
     reuse = now.grad_enabled || now.trace !== nothing ? nothing : Reuse()
     reuse === nothing || keep_freed_memory()
-    entering(:scope => now.scope, :reuse => now.reuse) do
+    @entering scope=now.scope reuse=now.reuse begin
         for node in Iterators.reverse(order)
             several = !isempty(node.results)
             (several ? any(x -> haskey(pending, x), node.results) : haskey(pending, node)) || continue

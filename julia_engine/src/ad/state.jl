@@ -26,21 +26,26 @@ new_state() = State(nothing, false, true, false, "", Techniques(), nothing, fals
 state() = get!(new_state, task_local_storage(), :TwinGrad)::State
 
 """
-    entering(f, field => value, ...)
+    @entering field=value ... expression
 
-Run `f()` with these fields of the state changed, and give them back what they were.
+Evaluate the expression with these fields of the state changed, and restore them. A macro, since a function would need a
+closure, and Julia would compile that anew for each function that a transform receives.
 """
-function entering(@nospecialize(f), @nospecialize(changes...))
-    now = state()
-    before = Any[getfield(now, first(change)) for change in changes]
-    try
-        for (field, value) in changes
-            setfield!(now, field, value)
-        end
-        return f()
-    finally
-        for (change, value) in zip(changes, before)
-            setfield!(now, first(change), value)
+macro entering(arguments...)
+    changes, expression = arguments[1:end-1], esc(arguments[end])
+    fields = Symbol[change.args[1] for change in changes]
+    now, before = gensym("now"), Symbol[gensym(field) for field in fields]
+    keep = [:($kept = $now.$field) for (kept, field) in zip(before, fields)]
+    change = [:($now.$field = $(esc(change.args[2]))) for (field, change) in zip(fields, changes)]
+    restore = [:($now.$field = $kept) for (kept, field) in zip(before, fields)]
+    return quote
+        $now = state()
+        $(keep...)
+        try
+            $(change...)
+            $expression
+        finally
+            $(restore...)
         end
     end
 end
@@ -52,7 +57,7 @@ Run `f()` and label the ops made inside with the layer `name`; nested scopes are
 """
 function scope(@nospecialize(f), name::AbstractString)
     outer = state().scope
-    return entering(f, :scope => isempty(outer) ? String(name) : string(outer, "/", name))
+    return @entering scope=(isempty(outer) ? String(name) : string(outer, "/", name)) f()
 end
 
 """
@@ -63,4 +68,4 @@ Run `f()` without recording: results made inside cannot be differentiated, nor c
 no_grad(@nospecialize(f)) = without_duals(unrecorded(f))
 
 """`no_grad` of the engine's own, which says nothing about what the user's function means."""
-unrecorded(@nospecialize(f)) = entering(f, :grad_enabled => false)
+unrecorded(@nospecialize(f)) = @entering grad_enabled=false f()

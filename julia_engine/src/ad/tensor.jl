@@ -69,17 +69,17 @@ mutable struct Tensor <: GraphNode
     inputs::Vector{Tensor}
     attrs::Attributes
     requires_grad::Bool
+    literal::Bool  # beside the other, since two lone ones would make every tensor a size class larger
     grad::Any
     name::String
     scope::String
-    literal::Bool
     stamps::Vector{UInt64}
     level::Int
     results::Vector{Tensor}
 end
 Tensor(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vector{Int}, op, inputs::Vector{Tensor},
     attrs::Attributes, requires_grad::Bool, grad, name::String, scope::String, literal::Bool) =
-    Tensor(data, T, dims, op, inputs, attrs, requires_grad, grad, name, scope, literal, NO_STAMPS,
+    Tensor(data, T, dims, op, inputs, attrs, requires_grad, literal, grad, name, scope, NO_STAMPS,
         Int(requires_grad), NO_INPUTS)
 
 const NO_STAMPS = UInt64[]

@@ -70,7 +70,7 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
     plain = is_plain(flatten(args)[1])
     given, theirs = Any[args...], Any[]
     variables, arguments, moving = Tensor[], Structure[], Vector{Int}[]
-    return entering(:grad_enabled => true, :differentiating => true) do
+    return @entering grad_enabled=true differentiating=true begin
         for n in numbers
             1 <= n <= length(args) ||
                 throw(ShapeError("$name: there is no argument $n, the function was called with $(length(args))"))
@@ -105,7 +105,7 @@ as_output(@nospecialize(x), name::String) = throw(NotDifferentiableError(
 """`f()`, recorded only where someone outside of the call may ask for derivatives of derivatives."""
 function afterwards(@nospecialize(f), call::Call)
     now = state()
-    return entering(f, :grad_enabled => now.grad_enabled && !(call.plain && !now.mixed))
+    return @entering grad_enabled=(now.grad_enabled && !(call.plain && !now.mixed)) f()
 end
 
 """The only output, which must be a number."""

@@ -294,7 +294,7 @@ end
 
 """The results of the function itself, as arrays."""
 function unreplayed(compiled::Compiled, leaves::Vector{Tensor}, structure::Structure)
-    result = entering(() -> compiled.f(unflatten(structure, leaves)...), :techniques => compiled.techniques)
+    result = @entering techniques=compiled.techniques compiled.f(unflatten(structure, leaves)...)
     found, results = flatten(result)
     return unflatten(results, Any[x isa Tensor ? shown(Tensor[x], true, Any[])[1] : x for x in found])
 end

@@ -75,7 +75,7 @@ function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=T
         arena_memory(arranged.size), known, memories, destinations, regions,
         filter(x -> is_resizable(x.data::Memory), leaves), conversions(leaves, program), Watched[], false)
     now = state()
-    entering(:scope => now.scope, :techniques => techniques) do
+    @entering scope=now.scope techniques=techniques begin
         for e in program.equations
             now.scope = e.scope  # for messages
             bind!(tape, e, number, made)

@@ -10,7 +10,7 @@ infer_checkpoint(inputs, attrs) = Kind[(x.dims, x.eltype) for x in inputs[1:leng
 
 """The inputs once more, the results and the nodes between them, recorded on tensors of their own."""
 function once_more(program::Program, inputs::Vector{Tensor}, own)
-    return entering(:grad_enabled => true) do
+    return @entering grad_enabled=true begin
         variables = Tensor[own(x) for x in inputs]
         outputs, nodes = applied(program, variables)
         variables, outputs, nodes
@@ -64,9 +64,7 @@ function checkpoint(f)
         # Eagerly the ops inside are collected here, and given up at the end.
         nodes = now.trace === nothing ? Tensor[] : now.trace
         start = length(nodes)
-        found, result = entering(:trace => nodes) do
-            flatten(f(unflatten(structure, leaves)...))
-        end
+        found, result = @entering trace=nodes flatten(f(unflatten(structure, leaves)...))
         outputs = Tensor[as_output(x, "checkpoint") for x in found]
         places = findall(x -> x.eltype in FLOATS, outputs)  # integers have no derivative
         if !isempty(places)
