@@ -39,7 +39,7 @@ error_of(f) =
     end
 
 """The attributes of an op, in the order of their names in its record."""
-named(op, values...) = TwinGrad.AD.Attributes(op.attrs, Any[values...])
+named(op, values...) = TwinGrad.AD.attributes((name => value for (name, value) in zip(op.attrs, values))...)
 
 """A function of any type: what is called with it is compiled once, not for every function anew."""
 struct Hidden

@@ -152,7 +152,7 @@ made_without_grad(e::Equation, x::Tensor) = !x.requires_grad && x.eltype in FLOA
 
 """The arrays that a piece of a program reads beside its inputs, those of the pieces inside it included."""
 captured_by(@nospecialize attr) = NO_INPUTS
-captured_by(attrs::Attributes) = Tensor[x for attr in values_of(attrs) for x in captured_by(attr)]
+captured_by(attrs::Attributes) = Tensor[x for pair in pairs_of(attrs) for x in captured_by(pair.second)]
 captured_by(program::Program) = unique(Tensor[
     Tensor[x for e in program.equations for x in e.inputs if x.data !== nothing && !x.literal];
     Tensor[x for x in program.outputs if x.data !== nothing && !x.literal];
@@ -216,7 +216,7 @@ function fingerprint(op::Op, inputs::Vector{Tensor}, attrs::Attributes)
     for x in inputs
         push!(key, objectid(x))
     end
-    for attr in values_of(attrs)
+    for (_, attr) in pairs_of(attrs)
         write_down!(key, attr)
     end
     return key

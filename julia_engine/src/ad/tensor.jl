@@ -23,29 +23,27 @@ is_dual(@nospecialize(x)) = x isa DualNumber || x isa AbstractArray{<:DualNumber
 An op's attributes, read by name: `attrs.axes`.
 """
 struct Attributes
-    names::Vector{Symbol}
-    values::Vector{Any}
+    pairs::Vector{Pair{Symbol,Any}}
 end
-attributes(@nospecialize(pairs...)) = Attributes(Symbol[first(pair) for pair in pairs], Any[last(pair) for pair in pairs])
+attributes(@nospecialize(pairs...)) = Attributes(Pair{Symbol,Any}[pair for pair in pairs])
 
-names_of(attrs::Attributes) = getfield(attrs, :names)
-values_of(attrs::Attributes) = getfield(attrs, :values)
+"""The pairs of name and value, in order."""
+pairs_of(attrs::Attributes) = getfield(attrs, :pairs)
+has_attribute(attrs::Attributes, name::Symbol) = any(pair -> pair.first === name, pairs_of(attrs))
 
 function Base.getproperty(attrs::Attributes, name::Symbol)
-    names = names_of(attrs)
-    for i in eachindex(names)
-        names[i] === name && return values_of(attrs)[i]
+    for pair in pairs_of(attrs)
+        pair.first === name && return pair.second
     end
-    throw(ConfigurationError("the op has no attribute \"$name\", but $(join(names, ", "))"))
+    throw(ConfigurationError("the op has no attribute \"$name\", but $(join(first.(pairs_of(attrs)), ", "))"))
 end
 
-Base.isempty(attrs::Attributes) = isempty(names_of(attrs))
-Base.:(==)(a::Attributes, b::Attributes) = names_of(a) == names_of(b) && values_of(a) == values_of(b)
+Base.isempty(attrs::Attributes) = isempty(pairs_of(attrs))
+Base.:(==)(a::Attributes, b::Attributes) = pairs_of(a) == pairs_of(b)
 
 """The same attributes and one more, or only those of these names."""
-with(attrs::Attributes, @nospecialize(pair)) =
-    Attributes([names_of(attrs); first(pair)], Any[values_of(attrs); Any[last(pair)]])
-subset(attrs::Attributes, names::Vector{Symbol}) = Attributes(names, Any[getproperty(attrs, name) for name in names])
+with(attrs::Attributes, @nospecialize(pair)) = Attributes(Pair{Symbol,Any}[pairs_of(attrs); pair])
+subset(attrs::Attributes, names::Vector{Symbol}) = Attributes(filter(pair -> pair.first in names, pairs_of(attrs)))
 
 """
     Tensor
@@ -95,7 +93,7 @@ const LEVELS = Threads.Atomic{Int}(2)
 next_level() = Threads.atomic_add!(LEVELS, 1)
 
 const NO_INPUTS = Tensor[]
-const NO_ATTRS = Attributes(Symbol[], Any[])
+const NO_ATTRS = attributes()
 
 # Leaves ---------------------------------------------------------------------------------------------------------------
 

@@ -270,7 +270,7 @@ end
 function line_of(step::Step, names::Dict{Tensor,String})
     e = step.equation
     operands = String[names[a] for a in e.inputs]
-    for (name, attr) in zip(names_of(e.attrs), values_of(e.attrs))
+    for (name, attr) in pairs_of(e.attrs)
         push!(operands, "$name=$(attr isa Vector{Int} ? Tuple(attr) : attr)")
     end
     x, out = e.outputs[1], step.outs[1]
@@ -467,7 +467,7 @@ end
 """What was converted into captured tensors, those of the pieces of programs inside included."""
 function conversions(leaves::Vector{Tensor}, program::Program)
     inner = Tensor[x for e in program.equations for x in captured_by(e.attrs)]
-    return Converted[x.attrs.converted for x in [leaves; inner] if :converted in names_of(x.attrs)]
+    return Converted[x.attrs.converted for x in [leaves; inner] if has_attribute(x.attrs, :converted)]
 end
 
 """The values that some op, or a fused region, can use, directly or through views, only without gaps."""
