@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +12,7 @@ import pytest
 import py_engine as pe
 from py_engine import Techniques, Tensor, ops
 from py_engine.ad.containers import flatten
-from py_engine.ad.op import CHECKS
+from py_engine.ad.op import CHECKS, all_below
 from py_engine.ad.ops.indexing import SCATTER
 from py_engine.errors import EngineError, LabelError, ShapeError
 from py_engine.network import Activation, Chain, Conv1D, Dense, Embedding, Flatten, MaxPool1D, PermuteDims, Trainer
@@ -130,6 +131,21 @@ def test_labels_of_every_integer_dtype_are_checked(dtype, classes, rng):
             else:
                 with pytest.raises(LabelError, match=f"label {value} in row 2 is not one of the {classes} classes"):
                     call(logits, labels)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+def test_a_check_of_a_batch_allocates_no_more_than_a_view(dtype):
+    labels = np.arange(1000).astype(dtype) % N
+    assert all_below(labels, N)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(10):
+            all_below(labels, N)
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 500, f"a check had {peak} bytes at once"
 
 
 def test_no_element_of_nothing_is_refused():
