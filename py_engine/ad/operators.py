@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -26,6 +27,50 @@ from py_engine.ad.tensor import COMPLEX, NO_VALUE, Array, Axis, Literal, Operand
 from py_engine.errors import DTypeError, MissingAttributeError, NotDifferentiableError, ShapeError
 
 __all__ = ["MISSING", "Operators", "tensor"]
+
+Binary: TypeAlias = Callable[[Tensor, Operand], Tensor]
+
+
+def _operator(op: Callable[..., Tensor]) -> Binary:
+    def operator(self: Tensor, other: Operand) -> Tensor:
+        return op(self, other)
+
+    return operator
+
+
+def _reflected(op: Callable[..., Tensor]) -> Binary:
+    def operator(self: Tensor, other: Operand) -> Tensor:
+        return op(other, self)
+
+    return operator
+
+
+def _refused(name: str) -> Binary:
+    def operator(self: Tensor, other: Operand) -> Tensor:
+        raise _unsupported(name)
+
+    return operator
+
+
+def _unsupported(name: str) -> NotDifferentiableError:
+    if name.removeprefix("numpy.") in SHAPE_FROM_VALUES:
+        return NotDifferentiableError(
+            f"{name} has a result whose shape depends on values, which no op has; call it on .numpy() if only the "
+            "values are wanted, or use where() and a reduction"
+        )
+    return NotDifferentiableError(
+        f"{name} is not in the op table, so its derivative would be lost; use an op of py_engine.ops, make "
+        "it one with custom_rule(), or call it on .numpy() if only the values are wanted"
+    )
+
+
+SHAPE_FROM_VALUES = frozenset(
+    (
+        *("argwhere", "compress", "delete", "extract", "flatnonzero", "intersect1d", "nonzero", "setdiff1d"),
+        *("setxor1d", "trim_zeros", "union1d", "unique", "unique_all", "unique_counts", "unique_inverse"),
+        "unique_values",
+    )
+)
 
 
 class Operators:
@@ -164,80 +209,40 @@ class Operators:
 
     # Operators --------------------------------------------------------------------------------------------
 
-    def __add__(self: Tensor, other: Operand) -> Tensor:
-        return ops.add(self, other)
-
-    def __radd__(self: Tensor, other: Operand) -> Tensor:
-        return ops.add(other, self)
-
-    def __sub__(self: Tensor, other: Operand) -> Tensor:
-        return ops.sub(self, other)
-
-    def __rsub__(self: Tensor, other: Operand) -> Tensor:
-        return ops.sub(other, self)
-
-    def __mul__(self: Tensor, other: Operand) -> Tensor:
-        return ops.mul(self, other)
-
-    def __rmul__(self: Tensor, other: Operand) -> Tensor:
-        return ops.mul(other, self)
-
-    def __truediv__(self: Tensor, other: Operand) -> Tensor:
-        return ops.div(self, other)
-
-    def __rtruediv__(self: Tensor, other: Operand) -> Tensor:
-        return ops.div(other, self)
-
-    def __pow__(self: Tensor, other: Operand) -> Tensor:
-        return ops.pow(self, other)
-
-    def __rpow__(self: Tensor, other: Operand) -> Tensor:
-        return ops.pow(other, self)
-
-    def __matmul__(self: Tensor, other: Operand) -> Tensor:
-        return ops.matmul(self, other)
-
-    def __rmatmul__(self: Tensor, other: Operand) -> Tensor:
-        return ops.matmul(other, self)
-
-    def __and__(self: Tensor, other: Operand) -> Tensor:
-        return bitwise("&", ops.logical_and, self, other)
-
-    def __rand__(self: Tensor, other: Operand) -> Tensor:
-        return bitwise("&", ops.logical_and, other, self)
-
-    def __or__(self: Tensor, other: Operand) -> Tensor:
-        return bitwise("|", ops.logical_or, self, other)
-
-    def __ror__(self: Tensor, other: Operand) -> Tensor:
-        return bitwise("|", ops.logical_or, other, self)
-
-    def __xor__(self: Tensor, other: Operand) -> Tensor:
-        return bitwise("^", ops.not_equal, self, other)
-
-    def __rxor__(self: Tensor, other: Operand) -> Tensor:
-        return bitwise("^", ops.not_equal, other, self)
-
-    def __invert__(self: Tensor) -> Tensor:
-        return bitwise("~", ops.logical_not, self)
-
-    def __mod__(self: Tensor, other: Operand) -> Tensor:
-        raise _unsupported("% (numpy.remainder)")
-
-    def __floordiv__(self: Tensor, other: Operand) -> Tensor:
-        raise _unsupported("// (numpy.floor_divide; numpy.floor(x / y) is there)")
-
-    def __divmod__(self: Tensor, other: Operand) -> Tensor:
-        raise _unsupported("divmod (numpy.divmod)")
-
-    def __lshift__(self: Tensor, other: Operand) -> Tensor:
-        raise _unsupported("<< (numpy.left_shift)")
-
-    def __rshift__(self: Tensor, other: Operand) -> Tensor:
-        raise _unsupported(">> (numpy.right_shift)")
-
-    __rmod__, __rfloordiv__, __rdivmod__ = __mod__, __floordiv__, __divmod__
-    __rlshift__, __rrshift__ = __lshift__, __rshift__
+    __add__: Binary = _operator(ops.add)
+    __radd__: Binary = _reflected(ops.add)
+    __sub__: Binary = _operator(ops.sub)
+    __rsub__: Binary = _reflected(ops.sub)
+    __mul__: Binary = _operator(ops.mul)
+    __rmul__: Binary = _reflected(ops.mul)
+    __truediv__: Binary = _operator(ops.div)
+    __rtruediv__: Binary = _reflected(ops.div)
+    __pow__: Binary = _operator(ops.pow)
+    __rpow__: Binary = _reflected(ops.pow)
+    __matmul__: Binary = _operator(ops.matmul)
+    __rmatmul__: Binary = _reflected(ops.matmul)
+    __and__: Binary = _operator(partial(bitwise, "&", ops.logical_and))
+    __rand__: Binary = _reflected(partial(bitwise, "&", ops.logical_and))
+    __or__: Binary = _operator(partial(bitwise, "|", ops.logical_or))
+    __ror__: Binary = _reflected(partial(bitwise, "|", ops.logical_or))
+    __xor__: Binary = _operator(partial(bitwise, "^", ops.not_equal))
+    __rxor__: Binary = _reflected(partial(bitwise, "^", ops.not_equal))
+    __mod__: Binary = _refused("% (numpy.remainder)")
+    __rmod__: Binary = __mod__
+    __floordiv__: Binary = _refused("// (numpy.floor_divide; numpy.floor(x / y) is there)")
+    __rfloordiv__: Binary = __floordiv__
+    __divmod__: Binary = _refused("divmod (numpy.divmod)")
+    __rdivmod__: Binary = __divmod__
+    __lshift__: Binary = _refused("<< (numpy.left_shift)")
+    __rlshift__: Binary = __lshift__
+    __rshift__: Binary = _refused(">> (numpy.right_shift)")
+    __rrshift__: Binary = __rshift__
+    __lt__: Binary = _operator(ops.less)
+    __le__: Binary = _operator(ops.less_equal)
+    __gt__: Binary = _operator(ops.greater)
+    __ge__: Binary = _operator(ops.greater_equal)
+    __eq__: Binary = _operator(ops.equal)  # type: ignore[assignment]  # elementwise, as numpy's
+    __ne__: Binary = _operator(ops.not_equal)  # type: ignore[assignment]
 
     def __pos__(self: Tensor) -> Tensor:
         return self
@@ -248,23 +253,8 @@ class Operators:
     def __abs__(self: Tensor) -> Tensor:
         return ops.abs(self)
 
-    def __lt__(self: Tensor, other: Operand) -> Tensor:
-        return ops.less(self, other)
-
-    def __le__(self: Tensor, other: Operand) -> Tensor:
-        return ops.less_equal(self, other)
-
-    def __gt__(self: Tensor, other: Operand) -> Tensor:
-        return ops.greater(self, other)
-
-    def __ge__(self: Tensor, other: Operand) -> Tensor:
-        return ops.greater_equal(self, other)
-
-    def __eq__(self: Tensor, other: Operand) -> Tensor:  # type: ignore[override]  # elementwise, as numpy's
-        return ops.equal(self, other)
-
-    def __ne__(self: Tensor, other: Operand) -> Tensor:  # type: ignore[override]
-        return ops.not_equal(self, other)
+    def __invert__(self: Tensor) -> Tensor:
+        return bitwise("~", ops.logical_not, self)
 
     __hash__ = object.__hash__
 
@@ -329,15 +319,24 @@ class Operators:
             )
         return ops.astype(self, dtype)
 
+    # Those whose parameters are those of numpy's function, the tensor first.
+    ravel, squeeze, swapaxes, round, dot = ops.ravel, ops.squeeze, ops.swapaxes, ops.round, ops.dot
+    sum, prod, mean, max, min = ops.sum, ops.prod, ops.mean, ops.max, ops.min
+    argmax, argmin = ops.argmax, ops.argmin
+
+    def any(self: Tensor, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: bool = True) -> Tensor:
+        """Whether any element over axes is not zero."""
+        return ops.any(self, axis, out, keepdims, where=where)
+
+    def all(self: Tensor, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: bool = True) -> Tensor:
+        """Whether all elements over axes are not zero."""
+        return ops.all(self, axis, out, keepdims, where=where)
+
     def reshape(self: Tensor, *shape: int | Sequence[int], order: str = "C", copy: bool | None = None) -> Tensor:
         """Return the same elements, in C order, in another shape; one length may be -1."""
         if not shape:
             raise DTypeError("reshape: the lengths are missing; x.reshape(()) is a tensor without axes")
         return ops.reshape(self, _flat(shape), order, copy=copy)
-
-    def ravel(self: Tensor, order: str = "C") -> Tensor:
-        """Return the elements, in C order, as one axis."""
-        return ops.ravel(self, order)
 
     def flatten(self: Tensor, order: str = "C") -> Tensor:
         """Return the elements, in C order, as one axis in memory of its own."""
@@ -351,61 +350,11 @@ class Operators:
         """Permute the axes; reverse them when none is given."""
         return ops.transpose(self, _flat(axes) if axes and axes != (None,) else None)
 
-    def squeeze(self: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
-        """Remove axes of length one."""
-        return ops.squeeze(self, axis)
-
-    def swapaxes(self: Tensor, axis1: int, axis2: int) -> Tensor:
-        """Exchange two axes."""
-        return ops.swapaxes(self, axis1, axis2)
-
     def clip(
         self: Tensor, min: Operand | None = NO_VALUE, max: Operand | None = NO_VALUE, out: None = None, **kwargs: Any
     ) -> Tensor:
         """Limit the elements to [min, max]; None leaves that side open."""
         return ops.clip(self, None if min is NO_VALUE else min, None if max is NO_VALUE else max, out, **kwargs)
-
-    def round(self: Tensor, decimals: int = 0, out: None = None) -> Tensor:
-        """Round to the nearest number of so many decimals, halves to even; derivative 0."""
-        return ops.round(self, decimals, out)
-
-    def sum(
-        self: Tensor,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: None = None,
-        *,
-        keepdims: bool = False,
-        initial: None = NO_VALUE,
-        where: bool = True,
-    ) -> Tensor:
-        """Sum over axes."""
-        return ops.sum(self, axis, dtype, out, keepdims, initial, where)
-
-    def prod(
-        self: Tensor,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: None = None,
-        *,
-        keepdims: bool = False,
-        initial: None = NO_VALUE,
-        where: bool = True,
-    ) -> Tensor:
-        """Product over axes."""
-        return ops.prod(self, axis, dtype, out, keepdims, initial, where)
-
-    def mean(
-        self: Tensor,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: None = None,
-        *,
-        keepdims: bool = False,
-        where: bool = True,
-    ) -> Tensor:
-        """Arithmetic mean over axes."""
-        return ops.mean(self, axis, dtype, out, keepdims, where=where)
 
     def var(
         self: Tensor,
@@ -434,71 +383,6 @@ class Operators:
     ) -> Tensor:
         """Standard deviation over axes."""
         return ops.std(self, axis, dtype, out, ddof, keepdims, where=where, mean=mean)
-
-    def max(
-        self: Tensor,
-        axis: Axis = None,
-        out: None = None,
-        *,
-        keepdims: bool = False,
-        initial: None = NO_VALUE,
-        where: bool = True,
-    ) -> Tensor:
-        """Largest element over axes."""
-        return ops.max(self, axis, out, keepdims, initial, where)
-
-    def min(
-        self: Tensor,
-        axis: Axis = None,
-        out: None = None,
-        *,
-        keepdims: bool = False,
-        initial: None = NO_VALUE,
-        where: bool = True,
-    ) -> Tensor:
-        """Smallest element over axes."""
-        return ops.min(self, axis, out, keepdims, initial, where)
-
-    def argmax(self: Tensor, axis: int | None = None, out: None = None, *, keepdims: bool = False) -> Tensor:
-        """Position of the largest element along an axis, of equal ones the first."""
-        return ops.argmax(self, axis, out, keepdims=keepdims)
-
-    def argmin(self: Tensor, axis: int | None = None, out: None = None, *, keepdims: bool = False) -> Tensor:
-        """Position of the smallest element along an axis, of equal ones the first."""
-        return ops.argmin(self, axis, out, keepdims=keepdims)
-
-    def any(self: Tensor, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: bool = True) -> Tensor:
-        """Whether any element over axes is not zero."""
-        return ops.any(self, axis, out, keepdims, where=where)
-
-    def all(self: Tensor, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: bool = True) -> Tensor:
-        """Whether all elements over axes are not zero."""
-        return ops.all(self, axis, out, keepdims, where=where)
-
-    def dot(self: Tensor, other: Operand, out: None = None) -> Tensor:
-        """Inner product, as numpy.dot."""
-        return ops.dot(self, other, out)
-
-
-def _unsupported(name: str) -> NotDifferentiableError:
-    if name.removeprefix("numpy.") in SHAPE_FROM_VALUES:
-        return NotDifferentiableError(
-            f"{name} has a result whose shape depends on values, which no op has; call it on .numpy() if only the "
-            "values are wanted, or use where() and a reduction"
-        )
-    return NotDifferentiableError(
-        f"{name} is not in the op table, so its derivative would be lost; use an op of py_engine.ops, make "
-        "it one with custom_rule(), or call it on .numpy() if only the values are wanted"
-    )
-
-
-SHAPE_FROM_VALUES = frozenset(
-    (
-        *("argwhere", "compress", "delete", "extract", "flatnonzero", "intersect1d", "nonzero", "setdiff1d"),
-        *("setxor1d", "trim_zeros", "union1d", "unique", "unique_all", "unique_counts", "unique_inverse"),
-        "unique_values",
-    )
-)
 
 
 def _flat(shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
@@ -556,8 +440,8 @@ class _Missing:
 
 for _name, _method in vars(Operators).items():
     if isinstance(_method, (FunctionType, property)):
-        if isinstance(_method, FunctionType):
-            _method.__qualname__ = f"Tensor.{_method.__name__}"  # for Python's own messages
+        if isinstance(_method, FunctionType) and _method.__module__ == __name__:
+            _method.__name__, _method.__qualname__ = _name, f"Tensor.{_name}"  # for Python's own messages
             _method.__annotations__.pop("self", None)  # for help()
         setattr(Tensor, _name, _method)
 for _name, _advice in MISSING.items():

@@ -553,6 +553,8 @@ def method_arguments(name: str) -> Iterator[tuple[list[Any], dict[str, Any]]]:
     for p in inspect.signature(getattr(Tensor, name)).parameters.values():
         if p.name in VALUES and not (name in ("reshape", "transpose") and p.name in ("shape", "axes")):
             for value in values_of(p):
+                if value is NO_VALUE:  # which only numpy's functions have for "not given"
+                    continue
                 yield first, {p.name: value}
                 if name in ("sum", "mean", "max", "min", "any", "all", "prod", "std", "var"):  # by position
                     names = list(inspect.signature(getattr(Tensor, name)).parameters.values())[1:]
