@@ -16,8 +16,6 @@ import numpy as np
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ShapeError
 
-__all__ = ["LEAF", "Structure", "flatten", "flatten_as", "paths", "unflatten"]
-
 
 @dataclass(frozen=True, slots=True)
 class Structure:

@@ -16,8 +16,6 @@ from py_engine.ad.tensor import Literal, Tensor
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import TraceError
 
-__all__ = ["SVG", "draw"]
-
 MOST_NODES = 400
 """More than this is no picture any more."""
 

@@ -19,8 +19,6 @@ from py_engine.ad.reverse import mutation_error, scope_of, topological_sort
 from py_engine.ad.tensor import Node, Result, Tensor
 from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 
-__all__ = ["push_forward"]
-
 # The sweep ------------------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,6 @@ import os
 import sys
 from functools import cache
 
-__all__ = ["keep_freed_memory"]
-
 KEPT = 256 << 20
 """Bytes that may stay with the process although nothing needs them."""
 

@@ -24,20 +24,6 @@ from py_engine.ad.state import STATE
 from py_engine.ad.tensor import Array, Tensor
 from py_engine.errors import ReplayError
 
-__all__ = [
-    "COPIED",
-    "SMALL",
-    "Snapshot",
-    "Version",
-    "Versions",
-    "Watch",
-    "mutated",
-    "version_of",
-    "watch",
-    "watch_setting",
-    "watch_settings",
-]
-
 SMALL = 8192
 """Bytes: up to here each op keeps a copy of its own, which takes less time than to look for one to share."""
 

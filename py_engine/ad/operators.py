@@ -26,8 +26,6 @@ from py_engine.ad.state import STATE
 from py_engine.ad.tensor import COMPLEX, NO_VALUE, Array, Axis, Literal, Operand, Tensor, plain_array, real_array
 from py_engine.errors import DTypeError, MissingAttributeError, NotDifferentiableError, ShapeError
 
-__all__ = ["MISSING", "Operators", "tensor"]
-
 Binary: TypeAlias = Callable[[Tensor, Operand], Tensor]
 
 

@@ -19,19 +19,6 @@ from py_engine.ad.state import STATE, entering
 from py_engine.ad.tensor import FLOATS, Literal, Node, Tensor
 from py_engine.errors import TraceError
 
-__all__ = [
-    "Program",
-    "close_over",
-    "equations_of",
-    "nested_trace",
-    "prune",
-    "same",
-    "simplify",
-    "trace",
-    "traced",
-    "tracing",
-]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Program:

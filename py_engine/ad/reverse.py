@@ -19,16 +19,6 @@ from py_engine.ad.state import STATE, entering, no_grad
 from py_engine.ad.tensor import FLOATS, Node, Result, Tensor
 from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError
 
-__all__ = [
-    "accumulate",
-    "backward",
-    "gradients",
-    "mutation_error",
-    "topological_sort",
-    "unbroadcast",
-    "variable",
-]
-
 # Sorting --------------------------------------------------------------------------------------------------
 
 

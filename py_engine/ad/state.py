@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-__all__ = ["LEVELS", "STATE", "entering", "inside_transform", "no_grad", "scope"]
-
 
 class _State(threading.local):
     trace: list[Any] | None = None  # the tensors, and nodes of several results, made so far

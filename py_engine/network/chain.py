@@ -16,8 +16,6 @@ from py_engine.network.initialisers import ParameterSpec, initialise_all
 from py_engine.network.layers import Layer
 from py_engine.network.parameters import Parameters
 
-__all__ = ["Chain"]
-
 Shape = tuple[int, ...]
 
 

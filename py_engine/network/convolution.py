@@ -17,17 +17,6 @@ from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec
 from py_engine.network.layers import ACTIVATIONS, Layer, Shape, Tensors
 
-__all__ = [
-    "AvgPool1D",
-    "AvgPool2D",
-    "Conv1D",
-    "Conv2D",
-    "GlobalAvgPool",
-    "GlobalMaxPool",
-    "MaxPool1D",
-    "MaxPool2D",
-]
-
 T = TypeVar("T")
 Sizes = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[Sequence[int]]

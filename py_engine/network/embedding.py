@@ -10,8 +10,6 @@ from py_engine.errors import ConfigurationError
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec
 from py_engine.network.layers import Layer, Shape, Tensors
 
-__all__ = ["Embedding", "PermuteDims"]
-
 
 class Embedding(Layer, op="embedding"):
     """A vector for every token id: (...) of integers from 0 to vocabulary - 1 becomes (..., dimension).

@@ -20,16 +20,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from py_engine.errors import ConfigurationError
 
-__all__ = [
-    "INITIALISERS",
-    "InitialiserLike",
-    "ParameterSpec",
-    "initialise",
-    "initialise_all",
-    "resolve",
-    "stream",
-]
-
 Shape = tuple[int, ...]
 Values = NDArray[np.float64]
 InitialiserLike = str | Mapping[str, Any]

@@ -25,23 +25,6 @@ from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec, resolve, stream
 
-__all__ = [
-    "ACTIVATIONS",
-    "GRU",
-    "LAYERS",
-    "LSTM",
-    "RBF",
-    "RNN",
-    "Activation",
-    "Dense",
-    "Dropout",
-    "Flatten",
-    "Layer",
-    "Reshape",
-    "collect_updates",
-    "update",
-]
-
 Shape = tuple[int, ...]
 Tensors = Mapping[str, Tensor]
 

@@ -17,8 +17,6 @@ from py_engine.ad import ops
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, LabelError
 
-__all__ = ["LOSSES", "Loss", "check_targets", "get"]
-
 Shape = tuple[int, ...]
 
 

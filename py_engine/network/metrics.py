@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from py_engine.errors import ShapeError
 
-__all__ = ["Accuracy", "Mean", "accuracy"]
-
 
 class Mean:
     """A running mean in float64, such as the loss of an epoch, weighted by the samples in each batch."""

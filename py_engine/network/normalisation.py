@@ -12,8 +12,6 @@ from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import ParameterSpec
 from py_engine.network.layers import Layer, Shape, Tensors, update
 
-__all__ = ["BatchNorm", "LayerNorm"]
-
 
 class BatchNorm(Layer, op="batch_norm"):
     """Each channel with mean 0 and variance 1, then scaled and shifted (Ioffe and Szegedy 2015).

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
 from py_engine.network.threads import Task, Team
 
-__all__ = ["OPTIMIZERS", "SGD", "Adam", "AdamW", "Optimizer", "RMSProp"]
-
 Vector = NDArray[Any]
 
 BLOCK = 65_536

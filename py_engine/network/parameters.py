@@ -21,8 +21,6 @@ from py_engine.ad.state import inside_transform
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ParameterError, TraceError
 
-__all__ = ["ALIGNMENT", "FlatVector", "Layout", "Parameters"]
-
 ALIGNMENT = 16
 """Every tensor starts at a multiple of this many elements: 64 bytes, a cache line, for float32."""
 

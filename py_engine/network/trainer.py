@@ -38,8 +38,6 @@ from py_engine.network.optimizers import SGD, SPLIT_FROM, Optimizer
 from py_engine.network.steps import Replay, Rows, Step, bytes_per_call, make_step
 from py_engine.network.threads import Team
 
-__all__ = ["Evaluation", "Trainer"]
-
 SPLIT_BATCH_FROM = 512 * 1024
 """Bytes that the calls in which the time goes by must move before "auto" splits the batch over threads."""
 

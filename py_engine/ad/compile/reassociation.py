@@ -22,8 +22,6 @@ from py_engine.ad.op import Equation, Op
 from py_engine.ad.program import Program
 from py_engine.ad.tensor import Literal, Tensor
 
-__all__ = ["add_early"]
-
 
 def add_early(program: Program) -> Program:
     """Return the program in an order in which sums are computed as soon as their terms can be."""

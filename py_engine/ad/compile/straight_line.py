@@ -18,8 +18,6 @@ import numpy as np
 from py_engine.ad.program import Program
 from py_engine.ad.tensor import Literal, Tensor
 
-__all__ = ["DOMAIN_ERRORS", "FLOAT64", "Scalar", "straight_line"]
-
 Scalar: TypeAlias = Callable[..., tuple[Any, ...]]
 """A function of floats."""
 

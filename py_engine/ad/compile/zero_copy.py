@@ -17,8 +17,6 @@ from py_engine.ad.op import Call, Equation
 from py_engine.ad.program import Program
 from py_engine.ad.tensor import Array
 
-__all__ = ["LARGE", "ZeroCopyCall"]
-
 LARGE = 16_384
 """Bytes: smaller arrays are copied in less time than calls are given others."""
 

@@ -17,8 +17,6 @@ from py_engine.ad.state import LEVELS, STATE, entering
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
 from py_engine.ad.transforms import check_callable
 
-__all__ = ["CHECKPOINT", "checkpoint"]
-
 Function = Callable[..., Any]
 
 

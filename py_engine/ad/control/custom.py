@@ -18,8 +18,6 @@ from py_engine.ad.state import LEVELS, STATE, entering
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
 from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
 
-__all__ = ["custom_rule", "stop_gradient"]
-
 Function = Callable[..., Any]
 Kind = tuple[Shape, Any]
 

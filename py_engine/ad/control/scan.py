@@ -30,8 +30,6 @@ from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Tensor, p
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
-__all__ = ["LOOP", "scan"]
-
 Body = Callable[[Any, Any], tuple[Any, Any]]
 
 

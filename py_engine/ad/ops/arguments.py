@@ -16,20 +16,6 @@ from py_engine.ad.mutation import watch_setting
 from py_engine.ad.tensor import NO_VALUE, Tensor
 from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError
 
-__all__ = [
-    "NO_VALUE",
-    "UFUNC_DEFAULTS",
-    "as_dtype",
-    "axis_of",
-    "checked",
-    "flag",
-    "refuse",
-    "same_dtype",
-    "shown",
-    "whole",
-    "wholes",
-]
-
 _INT = {int}
 
 UFUNC_DEFAULTS: dict[str, tuple[Any, ...]] = {

@@ -37,9 +37,9 @@ from py_engine.ad.op import (
     no_gradient,
     register,
 )
-from py_engine.ad.ops.arguments import NO_VALUE, UFUNC_DEFAULTS, as_dtype, refuse, whole
+from py_engine.ad.ops.arguments import UFUNC_DEFAULTS, as_dtype, refuse, whole
 from py_engine.ad.ops.shape import is_one
-from py_engine.ad.tensor import FLOATS, Array, Literal, Operand, Tensor
+from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Arithmetic -----------------------------------------------------------------------------------------------

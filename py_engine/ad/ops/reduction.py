@@ -25,10 +25,10 @@ from py_engine.ad.op import (
     linear_jvp,
     register,
 )
-from py_engine.ad.ops.arguments import NO_VALUE, axis_of, flag, refuse, same_dtype, whole
+from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
 from py_engine.ad.ops.shape import behind, broadcast_to, concatenate, only, reshape, transpose
-from py_engine.ad.tensor import FLOATS, Array, Axis, Literal, Operand, Tensor
+from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 Axes: TypeAlias = tuple[int, ...]
