@@ -98,5 +98,5 @@ def _rows() -> Iterator[list[str]]:
     for name, op in sorted(TABLE.items()):
         result = "elementwise" if op.elementwise else "a view" if op.view is not None else "—"
         doc = f"{op.doc} (made by fusion only)" if op.fused else op.doc
-        derivatives = "of any order" if op.differentiable else "none"
+        derivatives = "of any order" if op.vjp is not None else "none"
         yield [f"`{name}`", doc.replace("|", "\\|"), result, derivatives]

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
+from operator import add
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -125,7 +126,7 @@ class Op:
     several: bool = False
     narrow: Callable[..., Mapping[str, Any]] | None = None
     jvp: Callable[..., Any] | None = None
-    jvp_many: Callable[..., Tensor] | None = None
+    jvp_many: Callable[..., Tensor | None] | None = None
     constant: bool = False
     overwrites: tuple[int, ...] = ()
     elementwise: bool = False
@@ -151,11 +152,6 @@ class Op:
     def __post_init__(self) -> None:
         object.__setattr__(self, "alike", self.infer in (infer_float, infer_elementwise, infer_number))
         object.__setattr__(self, "pull", _pullback(self.vjp))
-
-    @property
-    def differentiable(self) -> bool:
-        """Whether there are rules for its derivatives."""
-        return self.vjp is not None
 
     def __call__(self, *operands: Operand, **attrs: Any) -> Tensor:
         """Apply the op to tensors, arrays and numbers."""
@@ -185,8 +181,7 @@ class Op:
             try:
                 shape, dtype = self.infer(*inputs, **attrs)
             except (ShapeError, DTypeError) as error:
-                where = f" in layer {STATE.scope!r}" if STATE.scope else ""
-                raise type(error)(f"{self.name}{where}: {error}") from None
+                raise type(error)(f"{here(self.name)}: {error}") from None
         if level and (self.constant or not STATE.grad_enabled or dtype not in FLOATS):
             level = 0
         result = _new(Tensor)
@@ -354,7 +349,7 @@ def _pullback(vjp: tuple[Rule | None, ...] | Pullback | None) -> Pullback:
     """Return the one form of a vjp, `pull(cotangents, needs_grad, node)`."""
     if vjp is None:
 
-        def missing(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Any) -> Any:
+        def missing(cotangents: Tangents, needs_grad: Sequence[bool], node: Any) -> Tangents:
             raise _missing_rule(node, needs_grad.index(True))
 
         return missing
@@ -365,9 +360,7 @@ def _pullback(vjp: tuple[Rule | None, ...] | Pullback | None) -> Pullback:
     if len(rules) == 1:
         (only,) = rules
 
-        def one(
-            cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Tensor
-        ) -> Sequence[Tensor | None]:
+        def one(cotangents: Tangents, needs_grad: Sequence[bool], node: Tensor) -> Tangents:
             (x,), attrs = node.inputs, node.attrs
             return (only(cotangents[0], node, x, **attrs) if attrs else only(cotangents[0], node, x),)
 
@@ -375,9 +368,7 @@ def _pullback(vjp: tuple[Rule | None, ...] | Pullback | None) -> Pullback:
     if len(rules) == 2:
         first, second = rules
 
-        def two(
-            cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Tensor
-        ) -> Sequence[Tensor | None]:
+        def two(cotangents: Tangents, needs_grad: Sequence[bool], node: Tensor) -> Tangents:
             g, (a, b), attrs = cotangents[0], node.inputs, node.attrs
             return (
                 first(g, node, a, b, **attrs) if needs_grad[0] else None,
@@ -386,7 +377,7 @@ def _pullback(vjp: tuple[Rule | None, ...] | Pullback | None) -> Pullback:
 
         return two
 
-    def each(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Tensor) -> Sequence[Tensor | None]:
+    def each(cotangents: Tangents, needs_grad: Sequence[bool], node: Tensor) -> Tangents:
         g, inputs, attrs = cotangents[0], node.inputs, node.attrs
         return [
             rule(g, node, *inputs, **attrs) if needed else None for rule, needed in zip(rules, needs_grad, strict=True)
@@ -660,6 +651,18 @@ def common_dtype(inputs: Sequence[Tensor]) -> Any:
     return dtype
 
 
+def float_only(dtype: Any) -> Any:
+    """Return the dtype if it is float32 or float64, else raise `DTypeError`."""
+    if dtype not in FLOATS:
+        raise DTypeError(f"expected float32 or float64, got {dtype}; convert with astype()")
+    return dtype
+
+
+def infer_same(x: Tensor, **attrs: Any) -> tuple[Shape, Any]:
+    """Shape and dtype of an op whose result has those of its input."""
+    return x.shape, x.dtype
+
+
 def infer_elementwise(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
     """Shape and dtype of an elementwise op."""
     shape, dtype = inputs[0].shape, inputs[0].dtype
@@ -672,9 +675,7 @@ def infer_elementwise(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
 def infer_float(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
     """Shape and dtype of an elementwise op that is defined for floats only."""
     shape, dtype = infer_elementwise(*inputs)
-    if dtype not in FLOATS:
-        raise DTypeError(f"expected float32 or float64, got {dtype}; convert with astype()")
-    return shape, dtype
+    return shape, float_only(dtype)
 
 
 def infer_number(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
@@ -719,13 +720,9 @@ def elementwise(
 
         return vjp
 
-    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor) -> Tensor | None:
-        total = None
-        for tangent, derivative in zip(tangents, partials, strict=True):
-            if tangent is not None and derivative is not None:
-                term = scaled(tangent, derivative(y, *inputs))
-                total = term if total is None else total + term
-        return total
+    def jvp(tangents: Tangents, y: Tensor, *inputs: Tensor) -> Tensor | None:
+        moves = [(t, d) for t, d in zip(tangents, partials, strict=True) if t is not None and d is not None]
+        return total([scaled(t, derivative(y, *inputs)) for t, derivative in moves])
 
     constant = bool(partials) and not any(partials)
     op = Op(
@@ -768,26 +765,26 @@ def scaled(g: Tensor, derivative: Partial) -> Tensor:
     return g if derivative == 1 else -g if derivative == -1 else g * derivative
 
 
+def total(terms: Sequence[Tensor]) -> Tensor | None:
+    """Return the sum of the terms, from the first to the last; None if there are none."""
+    return reduce(add, terms) if terms else None
+
+
 def linear_jvp(op_name: str) -> Callable[..., Tensor]:
     """Return the jvp of an op that is linear in all its inputs together: the op itself, on the tangents."""
 
-    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
+    def jvp(tangents: Tangents, y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
         moved = [Tensor(np.zeros(x.shape, x.dtype)) if t is None else t for t, x in zip(tangents, inputs, strict=True)]
         return TABLE[op_name].apply(tuple(moved), attrs)
 
     return jvp
 
 
-def multilinear_jvp(op_name: str) -> Callable[..., Tensor]:
+def multilinear_jvp(op_name: str) -> Callable[..., Tensor | None]:
     """Return the jvp of an op that is linear in each input: the sum over the inputs that move."""
 
-    def jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
-        total = None
-        for i, tangent in enumerate(tangents):
-            if tangent is not None:
-                term = TABLE[op_name].apply((*inputs[:i], tangent, *inputs[i + 1 :]), attrs)
-                total = term if total is None else total + term
-        assert total is not None
-        return total
+    def jvp(tangents: Tangents, y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor | None:
+        op, moves = TABLE[op_name], [(i, t) for i, t in enumerate(tangents) if t is not None]
+        return total([op.apply((*inputs[:i], t, *inputs[i + 1 :]), attrs) for i, t in moves])
 
     return jvp

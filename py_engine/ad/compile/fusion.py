@@ -416,7 +416,7 @@ def _sliding_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | No
     settings = {"kernel": kernel, "samples": samples, **at}
 
     def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
-        g = SHIFTED_GRADIENT(pooled.spread(), places=length, dilation=1, **settings)
+        g = SHIFTED_GRADIENT(pooled.spread(), places=length, **settings)
         found = {}
         if gradient.by_x:
             found["by_x"] = rows_back(MATMUL(ops.transpose(g), by_place))
@@ -457,7 +457,7 @@ def _sliding_words(
     def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
         found: dict[str, Any] = {}
         if at["window"] > LONGEST_WINDOW:
-            g = SHIFTED_GRADIENT(pooled.spread(), places=length, kernel=places, dilation=1, samples=samples, **at)
+            g = SHIFTED_GRADIENT(pooled.spread(), places=length, kernel=places, samples=samples, **at)
             if gradient.by_words:
                 rows = ops.reshape(MATMUL(ops.transpose(g), by_place), (*ids.shape, dimension))
                 found["by_words"] = EMBEDDING_GRADIENT(rows, ids, vocabulary=vocabulary, padding_index=padding_index)

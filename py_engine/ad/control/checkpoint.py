@@ -10,7 +10,7 @@ from typing import Any
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.op import Op, Shape
+from py_engine.ad.op import Op, Shape, infer_same
 from py_engine.ad.program import Program, close_over
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, entering
@@ -152,18 +152,10 @@ CHECKPOINT = Op(
 )
 
 
-def _infer_same(x: Tensor, of: int) -> tuple[Shape, Any]:
-    return x.shape, x.dtype
-
-
-def _itself(x: Array, of: int) -> Array:
-    return x
-
-
 BARRIER = Op(
     "barrier",
-    _infer_same,
-    view=_itself,
+    infer_same,
+    view=lambda x, of: x,
     vjp=(lambda g, y, x, of: g,),
     jvp=lambda tangents, y, x, of: tangents[0],
     doc="x, but what is computed from it is never merged with what was computed from x before",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, TypeAlias
@@ -31,12 +30,14 @@ from py_engine.ad.op import (
     Tangents,
     as_tensors,
     common_dtype,
+    float_only,
     multilinear_jvp,
     register,
+    total,
 )
-from py_engine.ad.ops.shape import one_by_one, reshape
-from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
-from py_engine.errors import DTypeError, ShapeError
+from py_engine.ad.ops.shape import add_into, one_by_one, reshape
+from py_engine.ad.tensor import Array, Operand, Tensor
+from py_engine.errors import ShapeError
 
 Pairs: TypeAlias = tuple[tuple[int, int], ...]
 """Before and after, for each spatial axis."""
@@ -99,20 +100,6 @@ def windows_along(lengths: Shape, window: Shape, stride: Shape, padding: Pairs, 
 
 
 # Windows and columns --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The settings of one convolution, and what follows from them."""
-
-    stride: Shape
-    padding: Pairs
-    dilation: Shape
-    groups: int
-
-    def outputs(self, lengths: Shape, kernel: Shape) -> Shape:
-        """The lengths of the result."""
-        return windows_along(lengths, kernel, self.stride, self.padding, self.dilation, "kernel")
 
 
 def padded(x: Array, padding: Pairs, fill: float, calls: list[Call]) -> Array:
@@ -183,13 +170,7 @@ def put_back(
         memory = scratch((parts[blocks[0]].size,), phases.dtype)
         for block in blocks:
             part, place = parts[block], view[block]
-            total = memory[: part.size].reshape(part.shape)
-            # Added in one piece: numpy adds to scattered memory through buffers that it allocates.
-            calls += [
-                partial(np.copyto, total, place),
-                partial(np.add, total, part, total),
-                partial(np.copyto, place, total),
-            ]
+            calls += add_into(place, part, memory[: part.size].reshape(part.shape))
     if whole is not out:
         inside = tuple(slice(before, before + n) for n, (before, _) in zip(out.shape[2:], padding, strict=True))
         calls.append(partial(np.copyto, out, whole[(slice(None), slice(None), *inside)]))
@@ -209,16 +190,10 @@ def work(products: int, moved: int) -> int:
 
 def _columns(windows: Array, groups: int, scratch: Scratch, calls: list[Call]) -> Array:
     """Return windows (N, C, *kernel, *outputs) as (N, groups, C/groups * kernel, outputs), copied where need be."""
-    n, c = windows.shape[:2]
-    axes = (windows.ndim - 2) // 2
-    kernel, outputs = windows.shape[2 : 2 + axes], windows.shape[2 + axes :]
-    shape = (n, groups, c // groups * math.prod(kernel), math.prod(outputs))
-    try:
-        return np.reshape(windows, shape, copy=False)
-    except ValueError:
-        columns = scratch(shape, windows.dtype)
-        calls.append(partial(np.copyto, columns.reshape(windows.shape), windows))
-        return columns
+    samples, channels, *lengths = windows.shape
+    kernel, outputs = lengths[: len(lengths) // 2], lengths[len(lengths) // 2 :]
+    shape = (samples, groups, channels // groups * math.prod(kernel), math.prod(outputs))
+    return _whole(windows, shape, scratch, calls)
 
 
 def _whole(x: Array, shape: Shape, scratch: Scratch, calls: list[Call]) -> Array:
@@ -232,13 +207,6 @@ def _whole(x: Array, shape: Shape, scratch: Scratch, calls: list[Call]) -> Array
 
 
 # Convolution ----------------------------------------------------------------------------------------------
-
-
-def _check_kinds(a: Tensor, b: Tensor) -> Any:
-    dtype = common_dtype((a, b))
-    if dtype not in FLOATS:
-        raise DTypeError(f"expected float32 or float64, got {dtype}; convert with astype()")
-    return dtype
 
 
 def _check_groups(channels: int, filters: int, groups: int) -> None:
@@ -261,8 +229,8 @@ def _infer_conv(
             f"a weight of shape {weight.shape} with {groups} groups needs {weight.shape[1] * groups} channels, "
             f"x of shape {x.shape} has {x.shape[1]}"
         )
-    outputs = Geometry(stride, padding, dilation, groups).outputs(x.shape[2:], weight.shape[2:])
-    return (x.shape[0], weight.shape[0], *outputs), _check_kinds(x, weight)
+    outputs = windows_along(x.shape[2:], weight.shape[2:], stride, padding, dilation, "kernel")
+    return (x.shape[0], weight.shape[0], *outputs), float_only(common_dtype((x, weight)))
 
 
 def _bind_conv(
@@ -297,10 +265,10 @@ def _infer_input_gradient(
     g: Tensor, weight: Tensor, lengths: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
 ) -> tuple[Shape, Any]:
     _check_groups(weight.shape[1] * groups, weight.shape[0], groups)
-    outputs = Geometry(stride, padding, dilation, groups).outputs(lengths, weight.shape[2:])
+    outputs = windows_along(lengths, weight.shape[2:], stride, padding, dilation, "kernel")
     if g.shape[1:] != (weight.shape[0], *outputs):
         raise ShapeError(f"expected an upstream gradient (N, {weight.shape[0]}, *{outputs}), got shape {g.shape}")
-    return (g.shape[0], weight.shape[1] * groups, *lengths), _check_kinds(g, weight)
+    return (g.shape[0], weight.shape[1] * groups, *lengths), float_only(common_dtype((g, weight)))
 
 
 def _bind_input_gradient(
@@ -366,10 +334,10 @@ def _infer_weight_gradient(
             f"expected g and x (N, C, *lengths) with {len(stride)} spatial axes, got shapes {g.shape} and {x.shape}"
         )
     _check_groups(x.shape[1], g.shape[1], groups)
-    outputs = Geometry(stride, padding, dilation, groups).outputs(x.shape[2:], kernel)
+    outputs = windows_along(x.shape[2:], kernel, stride, padding, dilation, "kernel")
     if g.shape[0] != x.shape[0] or g.shape[2:] != outputs:
         raise ShapeError(f"expected an upstream gradient ({x.shape[0]}, F, *{outputs}), got shape {g.shape}")
-    return (g.shape[1], x.shape[1] // groups, *kernel), _check_kinds(g, x)
+    return (g.shape[1], x.shape[1] // groups, *kernel), float_only(common_dtype((g, x)))
 
 
 def _bind_weight_gradient(
@@ -396,17 +364,17 @@ def _bind_weight_gradient(
     return calls
 
 
-def many_samples(tangents: Tangents, count: int, y: Tensor, x: Tensor, *others: Tensor, **attrs: Any) -> Tensor:
+def many_samples(tangents: Tangents, count: int, y: Tensor, x: Tensor, *others: Tensor, **attrs: Any) -> Tensor | None:
     """The rule for many tangents of an op that is linear in x, sample by sample: those of all are one large batch."""
     assert y.op is not None
-    terms = []
     t, *rest = tangents
+    terms = []
     if t is not None:
         batch = y.op(reshape(t, (count * x.shape[0], *x.shape[1:])), *others, **attrs)
         terms.append(reshape(batch, (count, *y.shape)))
     if any(t is not None for t in rest):
         terms.append(one_by_one([None, *rest], count, y, x, *others, **attrs))
-    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+    return total(terms)
 
 
 CONV: Op = register(

@@ -34,6 +34,7 @@ from py_engine.ad.op import (
     infer_elementwise,
     infer_float,
     infer_number,
+    infer_same,
     no_gradient,
     register,
 )
@@ -529,37 +530,14 @@ def _invert(x: Operand, /) -> Tensor:
 # Conversions ----------------------------------------------------------------------------------------------
 
 
-def _infer_astype(x: Tensor, dtype: Any) -> tuple[Shape, Any]:
-    return x.shape, dtype
-
-
-def _copy(x: Array, out: Array, **attrs: Any) -> None:
-    np.copyto(out, x, casting="unsafe")
-
-
-def _through(
-    convert: Callable[..., Tensor],
-) -> Callable[..., Tensor]:
-    def jvp(tangents: Sequence[Tensor | None], y: Tensor, x: Tensor, **attrs: Any) -> Tensor:
-        assert tangents[0] is not None
-        return convert(tangents[0], **attrs)
-
-    return jvp
-
-
-def _through_many(tangents: Sequence[Tensor | None], count: int, y: Tensor, x: Tensor, **attrs: Any) -> Tensor:
-    assert tangents[0] is not None
-    return astype(tangents[0], y.dtype)
-
-
 ASTYPE: Op = register(
     Op(
         name="astype",
-        infer=_infer_astype,
-        kernel=_copy,
+        infer=lambda x, dtype: (x.shape, dtype),
+        kernel=lambda x, out, dtype: np.copyto(out, x, casting="unsafe"),
         vjp=(lambda g, y, x, dtype: astype(g, x.dtype),),
-        jvp=_through(lambda t, dtype: astype(t, dtype)),
-        jvp_many=_through_many,
+        jvp=lambda t, y, x, dtype: astype(t[0], dtype),
+        jvp_many=lambda t, count, y, x, dtype: astype(t[0], dtype),
         scalar=lambda equation: "1.0 if {0} else 0.0" if equation.output.dtype in FLOATS else "{0} != 0.0",
         doc="convert to another dtype",
     )
@@ -572,41 +550,29 @@ def astype(x: Operand, dtype: DTypeLike) -> Tensor:
     return x if x.dtype == dtype else ASTYPE(x, dtype=dtype)
 
 
-def _infer_same(x: Tensor) -> tuple[Shape, Any]:
-    return x.shape, x.dtype
-
-
-def _itself(x: Array) -> Array:
-    return x
-
-
-def _input(equation: Equation, made: Mapping[int, Equation]) -> Tensor:
-    return equation.inputs[0]
-
-
 stop_gradient = register(
     Op(
         "stop_gradient",
-        _infer_same,
-        view=_itself,
+        infer_same,
+        view=lambda x: x,
         constant=True,
         in_order=True,
         scalar="{0}",
-        simplify=_input,
+        simplify=lambda equation, made: equation.inputs[0],
         doc="x as a constant: no gradient flows through it",
     )
 )
 identity = register(
     Op(
         "identity",
-        _infer_same,
-        view=_itself,
+        infer_same,
+        view=lambda x: x,
         vjp=(lambda g, y, x: g,),
-        jvp=_through(lambda t: t),
-        jvp_many=_through_many,
+        jvp=lambda t, y, x: t[0],
+        jvp_many=lambda t, count, y, x: t[0],
         in_order=True,
         scalar="{0}",
-        simplify=_input,
+        simplify=lambda equation, made: equation.inputs[0],
         doc="x itself, as a new node",
     )
 )

@@ -22,10 +22,6 @@ from py_engine.ad.tensor import Array, Tensor
 # The different words of a batch ---------------------------------------------------------------------------
 
 
-def _room(ids: Tensor, vocabulary: int) -> int:
-    return min(ids.size, vocabulary)
-
-
 def _bind_words(arrays: Sequence[Array], out: Array, scratch: Scratch, vocabulary: int) -> Sequence[Call]:
     ids = arrays[0].reshape(-1)
     room = out.size - 1 - ids.size
@@ -46,7 +42,7 @@ def _bind_words(arrays: Sequence[Array], out: Array, scratch: Scratch, vocabular
 WORDS: Op = register(
     Op(
         name="words",
-        infer=lambda ids, vocabulary: ((1 + _room(ids, vocabulary) + ids.size,), ids.dtype),
+        infer=lambda ids, vocabulary: ((1 + min(ids.size, vocabulary) + ids.size,), ids.dtype),
         bind=_bind_words,
         constant=True,
         accepts=c_ordered,

@@ -17,9 +17,11 @@ from py_engine.ad.op import (
     Tangents,
     as_tensors,
     common_dtype,
+    float_only,
     implements,
     multilinear_jvp,
     register,
+    total,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
 from py_engine.ad.ops.shape import (
@@ -32,8 +34,8 @@ from py_engine.ad.ops.shape import (
     swapaxes,
     transpose,
 )
-from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
-from py_engine.errors import ConfigurationError, DTypeError, ShapeError
+from py_engine.ad.tensor import Array, Operand, Tensor
+from py_engine.errors import ConfigurationError, ShapeError
 
 # Matrix products ------------------------------------------------------------------------------------------
 
@@ -45,10 +47,7 @@ def _infer_matmul(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
         stacked = a.shape[:-2] if len(a.shape) == len(b.shape) == 2 else np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise ShapeError(f"the leading axes of shapes {a.shape} and {b.shape} do not fit") from None
-    dtype = common_dtype((a, b))
-    if dtype not in FLOATS:
-        raise DTypeError(f"expected float32 or float64, got {dtype}; convert with astype()")
-    return (*stacked, a.shape[-2], b.shape[-1]), dtype
+    return (*stacked, a.shape[-2], b.shape[-1]), float_only(common_dtype((a, b)))
 
 
 def suits_blas(x: Array, **attrs: Any) -> bool:
@@ -81,7 +80,7 @@ def _turned(x: Tensor) -> Tensor:
     return TRANSPOSE.apply((x,), {"axes": (1, 0)}) if len(x.shape) == 2 else swapaxes(x, -1, -2)
 
 
-def _many_matmul(tangents: Tangents, count: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _many_matmul(tangents: Tangents, count: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
     terms = []
     moved_a, moved_b = tangents
     if moved_a is not None:
@@ -96,7 +95,7 @@ def _many_matmul(tangents: Tangents, count: int, y: Tensor, a: Tensor, b: Tensor
             terms.append(reshape(columns, (count, a.shape[0], 1)))
         else:
             terms.append(MATMUL(a, aligned(moved_b, y.ndim)))
-    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+    return total(terms)
 
 
 MATMUL: Op = register(
@@ -126,7 +125,7 @@ def matmul(x1: Operand, x2: Operand, /) -> Tensor:
         raise ShapeError(f"matmul: at least one axis is needed, got shapes {a.shape} and {b.shape}")
     if a.ndim == 1:
         product = matmul(reshape(a, (1, -1)), b)
-        return reshape(product, product.shape[:-1] if b.ndim == 1 else _without(product.shape, -2))
+        return reshape(product, product.shape[:-1] if b.ndim == 1 else (*product.shape[:-2], product.shape[-1]))
     if b.ndim == 1:
         column = RESHAPE.apply((b,), {"shape": (*b.shape, 1)})
         product = matmul(a, column)
@@ -136,12 +135,6 @@ def matmul(x1: Operand, x2: Operand, /) -> Tensor:
         rows = MATMUL(reshape(a, (math.prod(a.shape[:-1]), a.shape[-1])), b)
         return reshape(rows, (*a.shape[:-1], b.shape[-1]))
     return MATMUL(a, b)
-
-
-def _without(shape: Shape, axis: int) -> Shape:
-    lengths = list(shape)
-    del lengths[axis]
-    return tuple(lengths)
 
 
 @implements(np.dot)
@@ -258,19 +251,17 @@ def _by_operand(i: int, g: Tensor, inputs: tuple[Tensor, ...], terms: tuple[str,
 
 def _many_einsum(
     tangents: Tangents, count: int, y: Tensor, *inputs: Tensor, terms: tuple[str, ...], result: str
-) -> Tensor:
+) -> Tensor | None:
     used = set("".join(terms))
     each = next((letter for letter in _LETTERS if letter not in used), "")
     if not each:
         return one_by_one(tangents, count, y, *inputs, terms=terms, result=result)
-    total = None
+    found = []
     for i, t in enumerate(tangents):
         if t is not None:
             lettered = (*terms[:i], each + terms[i], *terms[i + 1 :])
-            term = EINSUM(*inputs[:i], t, *inputs[i + 1 :], terms=lettered, result=each + result)
-            total = term if total is None else total + term
-    assert total is not None
-    return total
+            found.append(EINSUM(*inputs[:i], t, *inputs[i + 1 :], terms=lettered, result=each + result))
+    return total(found)
 
 
 EINSUM: Op = register(

@@ -15,6 +15,7 @@ from py_engine.ad.op import (
     Op,
     Scratch,
     Shape,
+    Tangents,
     all_below,
     as_tensor,
     as_tensors,
@@ -23,6 +24,7 @@ from py_engine.ad.op import (
     here,
     no_gradient,
     register,
+    total,
 )
 from py_engine.ad.ops.elementary import exp, softplus, square
 from py_engine.ad.ops.reduction import bind_subtract, logsumexp, many_weighted, mean, sum
@@ -37,18 +39,14 @@ from py_engine.errors import DTypeError, LabelError, ShapeError
 # a fused op, too. Its rule for `logits` is the total derivative, through the logsumexp as well.
 
 
-class _Labels:
-    """Positions of each row's label in the flat logits, recomputed in place at every replay."""
-
-    def __init__(self, labels: Array, classes: int, scratch: Scratch) -> None:
-        self.checked, self.labels, self.classes = labels, labels.reshape(-1), classes
-        n = self.labels.size
-        self.rows = np.arange(n, dtype=np.intp) * classes
-        self.places = scratch((n,), np.intp)
-
-    def calls(self) -> Sequence[Call]:
-        checked = partial(_check_labels, self.checked, self.classes, here("softmax_cross_entropy"))
-        return [checked, partial(np.add, self.rows, self.labels, self.places, casting="unsafe")]  # labels may be uint64
+def _label_places(labels: Array, classes: int, scratch: Scratch) -> tuple[Array, list[Call]]:
+    """Return the place of each row's label in the flat logits, and the calls that check the labels and find it."""
+    rows = np.arange(labels.size, dtype=np.intp) * classes
+    places = scratch(rows.shape, np.intp)
+    return places, [
+        partial(_check_labels, labels, classes, here("softmax_cross_entropy")),
+        partial(np.add, rows, labels.reshape(-1), places, casting="unsafe"),  # labels may be uint64
+    ]
 
 
 def _check_labels(labels: Array, classes: int, where: str) -> None:
@@ -83,12 +81,12 @@ def _check_labels_shape(logits: Tensor, labels: Tensor) -> None:
 def _bind_loss(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     logits, lse, labels = arrays
     n = labels.size
-    where = _Labels(labels, logits.shape[-1], scratch)
+    places, calls = _label_places(labels, logits.shape[-1], scratch)
     picked = scratch((n,), logits.dtype)
     weights = np.full(n, 1 / max(n, 1), logits.dtype)
     return [
-        *where.calls(),
-        partial(np.ndarray.take, logits.reshape(-1), where.places, 0, picked, "clip"),
+        *calls,
+        partial(np.ndarray.take, logits.reshape(-1), places, 0, picked, "clip"),
         partial(np.subtract, lse.reshape(-1), picked, picked),
         partial(np.dot, weights, picked, out),
     ]
@@ -97,30 +95,37 @@ def _bind_loss(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequenc
 def _bind_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     g, logits, lse, labels = arrays
     n = labels.size
-    where = _Labels(labels, logits.shape[-1], scratch)
+    places, calls = _label_places(labels, logits.shape[-1], scratch)
     flat = out.reshape(-1)
     picked, less = scratch((n,), logits.dtype), scratch((n,), logits.dtype)  # two: a single number, see _bind_shift
     one = np.ones((), logits.dtype)
     scale = scratch((), logits.dtype) if n > 1 else g  # of a single row the mean is itself
     return [
-        *where.calls(),
+        *calls,
         *bind_subtract(logits, lse[..., np.newaxis], out),
         partial(np.exp, out, out),
-        partial(np.ndarray.take, flat, where.places, 0, picked, "clip"),
+        partial(np.ndarray.take, flat, places, 0, picked, "clip"),
         partial(np.subtract, picked, one, less),
-        partial(np.ndarray.__setitem__, flat, where.places, less),
+        partial(np.ndarray.__setitem__, flat, places, less),
         *([partial(np.multiply, g, 1 / n, scale)] if n > 1 else []),
         partial(np.multiply, out, scale, out),
     ]
 
 
-def _infer_gradient(g: Tensor, logits: Tensor, lse: Tensor, labels: Tensor) -> tuple[Shape, Any]:
-    return logits.shape, logits.dtype
-
-
 def _tangent(u: Tensor, g: Tensor, logits: Tensor, lse: Tensor, labels: Tensor) -> Tensor:
     # The derivative of exp(logits - lse) g / n with respect to logits (and minus that to lse), times u.
     return u * exp(logits - expand_dims(lse, -1)) * (g * (1 / max(math.prod(labels.shape), 1)))
+
+
+def _gradient_jvp(t: Tangents, y: Tensor, g: Tensor, logits: Tensor, lse: Tensor, labels: Tensor) -> Tensor | None:
+    terms = []
+    if t[0] is not None:
+        terms.append(t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels))
+    if t[1] is not None:
+        terms.append(_tangent(t[1], g, logits, lse, labels))
+    if t[2] is not None:
+        terms.append(-_tangent(expand_dims(t[2], -1), g, logits, lse, labels))
+    return total(terms)
 
 
 SOFTMAX_CROSS_ENTROPY: Op = register(
@@ -145,7 +150,7 @@ SOFTMAX_CROSS_ENTROPY: Op = register(
 SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = register(
     Op(
         name="softmax_cross_entropy_gradient",
-        infer=_infer_gradient,
+        infer=lambda g, logits, lse, labels: (logits.shape, logits.dtype),
         bind=_bind_gradient,
         vjp=(
             lambda u, y, g, logits, lse, labels: sum(
@@ -155,28 +160,12 @@ SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = register(
             lambda u, y, g, logits, lse, labels: -sum(_tangent(u, g, logits, lse, labels), -1),
             no_gradient,
         ),
-        jvp=lambda t, y, g, logits, lse, labels: _gradient_jvp(t, y, g, logits, lse, labels),
+        jvp=_gradient_jvp,
         accepts=c_ordered,
         checks=lambda g, logits, lse, labels: _labels_checked(logits, labels),
         doc="(softmax(logits) - one_hot(labels)) g / n",
     )
 )
-
-
-def _gradient_jvp(
-    t: Sequence[Tensor | None], y: Tensor, g: Tensor, logits: Tensor, lse: Tensor, labels: Tensor
-) -> Tensor:
-    terms = []
-    if t[0] is not None:
-        terms.append(t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels))
-    if t[1] is not None:
-        terms.append(_tangent(t[1], g, logits, lse, labels))
-    if t[2] is not None:
-        terms.append(-_tangent(expand_dims(t[2], -1), g, logits, lse, labels))
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 def softmax_cross_entropy(logits: Operand, labels: Operand) -> Tensor:

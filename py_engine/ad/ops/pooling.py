@@ -25,6 +25,7 @@ from py_engine.ad.op import (
     as_tensor,
     c_ordered,
     common_dtype,
+    float_only,
     linear_jvp,
     no_gradient,
     register,
@@ -40,8 +41,8 @@ from py_engine.ad.ops.convolution import (
     window_view,
     windows_along,
 )
-from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
-from py_engine.errors import DTypeError, ShapeError
+from py_engine.ad.tensor import Array, Operand, Tensor
+from py_engine.errors import ShapeError
 
 # What the ops share ---------------------------------------------------------------------------------------
 
@@ -49,8 +50,7 @@ from py_engine.errors import DTypeError, ShapeError
 def _infer_pool(x: Tensor, window: Shape, stride: Shape, padding: Pairs) -> tuple[Shape, Any]:
     if not window or x.ndim != len(window) + 2:
         raise ShapeError(f"expected x (N, C, *lengths) with at least one spatial axis, got shape {x.shape}")
-    if x.dtype not in FLOATS:
-        raise DTypeError(f"expected float32 or float64, got {x.dtype}; convert with astype()")
+    float_only(x.dtype)
     for axis, (k, pair) in enumerate(zip(window, padding, strict=True)):
         if max(pair) > k // 2:
             raise ShapeError(
@@ -186,10 +186,6 @@ def _bind_max_gather(
     return calls
 
 
-def _or_zeros(tangent: Tensor | None, x: Tensor) -> Tensor:
-    return Tensor(np.zeros(x.shape, x.dtype)) if tangent is None else tangent
-
-
 MAX_POOL: Op = register(
     Op(
         name="max_pool",
@@ -206,7 +202,7 @@ MAX_POOL_GRADIENT: Op = register(
         infer=_infer_pool_gradient,
         bind=_bind_max_gradient,
         vjp=(lambda u, r, g, x, y, lengths, **at: MAX_POOL_GATHER(u, x, y, **at), no_gradient, no_gradient),
-        jvp=lambda t, r, g, x, y, **at: MAX_POOL_GRADIENT(_or_zeros(t[0], g), x, y, **at),
+        jvp=lambda t, r, g, x, y, **at: None if t[0] is None else MAX_POOL_GRADIENT(t[0], x, y, **at),
         accepts=c_ordered,
         doc="an element for each window, added into zeros at the place of the window's maximum",
     )
@@ -221,7 +217,7 @@ MAX_POOL_GATHER: Op = register(
             no_gradient,
             no_gradient,
         ),
-        jvp=lambda t, r, u, x, y, **at: MAX_POOL_GATHER(_or_zeros(t[0], u), x, y, **at),
+        jvp=lambda t, r, u, x, y, **at: None if t[0] is None else MAX_POOL_GATHER(t[0], x, y, **at),
         doc="for each window the element of another array at the place of the window's maximum",
     )
 )
@@ -340,10 +336,6 @@ def _bind_columns(
     return calls
 
 
-def _infer_columns_gradient(g: Tensor, shape: Shape, kernel: Shape, stride: Shape, padding: Pairs) -> tuple[Shape, Any]:
-    return shape, g.dtype
-
-
 def _bind_columns_gradient(
     arrays: Sequence[Array], out: Array, scratch: Scratch, shape: Shape, kernel: Shape, stride: Shape, padding: Pairs
 ) -> Sequence[Call]:
@@ -367,7 +359,7 @@ COLUMNS: Op = register(
 COLUMNS_GRADIENT: Op = register(
     Op(
         name="columns_gradient",
-        infer=_infer_columns_gradient,
+        infer=lambda g, shape, **at: (shape, g.dtype),
         bind=_bind_columns_gradient,
         accepts=c_ordered,
         fused=True,
@@ -376,47 +368,29 @@ COLUMNS_GRADIENT: Op = register(
 )
 
 
-def _by_phase(sums: Array, shape: Shape, stride: int) -> Array:
-    """Return sums (filters, N, places), in one piece, as a view (window, filters, N, windows)."""
-    _, filters, samples, _ = shape
-    size = sums.itemsize
-    places = sums.size // max(filters * samples, 1)
-    strides = (size, samples * places * size, places * size, stride * size)
-    return as_strided(sums, shape, strides, writeable=sums.flags.writeable)
-
-
-def _infer_shifted_gradient(
-    g: Tensor, places: int, kernel: int, dilation: int, samples: int, window: int, stride: int
-) -> tuple[Shape, Any]:
-    return (kernel * g.shape[1], samples * places), g.dtype
-
-
 def _bind_shifted_gradient(
     arrays: Sequence[Array],
     out: Array,
     scratch: Scratch,
     places: int,
     kernel: int,
-    dilation: int,
     samples: int,
     window: int,
     stride: int,
 ) -> Sequence[Call]:
     (g,) = arrays
-    size = out.size // kernel
-    reach = (kernel - 1) * dilation
-    memory = np.zeros(reach + size, g.dtype)  # places of no window stay zeros
-    shifted = as_strided(memory[reach:], (kernel, size), (-dilation * memory.itemsize, memory.itemsize))
-    return [
-        partial(np.copyto, _by_phase(memory[reach:], g.shape, stride), g),
-        partial(np.copyto, out.reshape(kernel, size), shifted),
-    ]
+    size, item = out.size // kernel, g.itemsize
+    memory = np.zeros(kernel - 1 + size, g.dtype)  # places of no window stay zeros
+    rows = memory[kernel - 1 :]
+    by_phase = as_strided(rows, g.shape, (item, samples * places * item, places * item, stride * item))
+    shifted = as_strided(rows, (kernel, size), (-item, item))
+    return [partial(np.copyto, by_phase, g), partial(np.copyto, out.reshape(kernel, size), shifted)]
 
 
 SHIFTED_GRADIENT: Op = register(
     Op(
         name="shifted_phases_gradient",
-        infer=_infer_shifted_gradient,
+        infer=lambda g, places, kernel, samples, **at: ((kernel * g.shape[1], samples * places), g.dtype),
         bind=_bind_shifted_gradient,
         fused=True,
         doc="phases put back into rows, once for each place in the kernel",
@@ -429,19 +403,6 @@ def _infer_sliding(
 ) -> tuple[Shape, Any]:
     length = len(rows) // samples - kernel + 1
     return (window, len(weight) // kernel, samples, (length - window) // stride + 1), common_dtype((rows, weight))
-
-
-def _bind_sliding(
-    arrays: Sequence[Array],
-    out: Array,
-    scratch: Scratch,
-    kernel: int,
-    samples: int,
-    window: int,
-    stride: int,
-) -> Sequence[Call]:
-    rows, weight = arrays
-    return slide(rows, weight, out, scratch, kernel, stride)
 
 
 FULL = 16
@@ -488,16 +449,14 @@ SLIDING: Op = register(
     Op(
         name="sliding_phases",
         infer=_infer_sliding,
-        bind=_bind_sliding,
+        bind=lambda arrays, out, scratch, kernel, stride, **at: slide(
+            arrays[0], arrays[1], out, scratch, kernel, stride
+        ),
         accepts=c_ordered,
         fused=True,
         doc="a kernel (kernel * filters, channels) moved over rows (N * places, channels), by phase",
     )
 )
-
-
-def _infer_biased(phases: Tensor, bias: Tensor) -> tuple[Shape, Any]:
-    return phases.shape, common_dtype((phases, bias))
 
 
 def _bind_biased(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
@@ -511,7 +470,7 @@ def _bind_biased(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seque
 BIASED: Op = register(
     Op(
         name="biased_phases",
-        infer=_infer_biased,
+        infer=lambda phases, bias: (phases.shape, common_dtype((phases, bias))),
         bind=_bind_biased,
         overwrites=(0,),
         accepts=c_ordered,
@@ -519,18 +478,6 @@ BIASED: Op = register(
         doc="phases (window, filters, ...) with a number added to each filter's",
     )
 )
-
-
-def _infer_phase_max(phases: Tensor) -> tuple[Shape, Any]:
-    return phases.shape[1:], phases.dtype
-
-
-def _infer_phase_max_gradient(g: Tensor, phases: Tensor, y: Tensor) -> tuple[Shape, Any]:
-    return phases.shape, g.dtype
-
-
-def _kernel_phase_max(phases: Array, out: Array) -> None:
-    np.maximum.reduce(phases, axis=0, out=out)
 
 
 def _bind_phase_max_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
@@ -542,8 +489,8 @@ def _bind_phase_max_gradient(arrays: Sequence[Array], out: Array, scratch: Scrat
 PHASE_MAX: Op = register(
     Op(
         name="phase_max",
-        infer=_infer_phase_max,
-        kernel=_kernel_phase_max,
+        infer=lambda phases: (phases.shape[1:], phases.dtype),
+        kernel=lambda phases, out: np.maximum.reduce(phases, axis=0, out=out),
         fused=True,
         doc="the largest over the first axis",
     )
@@ -551,7 +498,7 @@ PHASE_MAX: Op = register(
 PHASE_MAX_GRADIENT: Op = register(
     Op(
         name="phase_max_gradient",
-        infer=_infer_phase_max_gradient,
+        infer=lambda g, phases, y: (phases.shape, g.dtype),
         bind=_bind_phase_max_gradient,
         overwrites=(1,),
         accepts=c_ordered,

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from py_engine.ad.op import Call, Op, Scratch, Shape, as_tensor, register
-from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
-from py_engine.errors import ConfigurationError, DTypeError
-
-
-def _infer_mask(x: Tensor, rate: float, generator: np.random.Generator) -> tuple[Shape, Any]:
-    if x.dtype not in FLOATS:
-        raise DTypeError(f"expected float32 or float64, got {x.dtype}")
-    return x.shape, x.dtype
+from py_engine.ad.op import Call, Op, Scratch, as_tensor, float_only, register
+from py_engine.ad.tensor import Array, Operand, Tensor
+from py_engine.errors import ConfigurationError
 
 
 def _bind_mask(
@@ -33,7 +26,7 @@ def _bind_mask(
 DROPOUT_MASK: Op = register(
     Op(
         name="dropout_mask",
-        infer=_infer_mask,
+        infer=lambda x, rate, generator: (x.shape, float_only(x.dtype)),
         bind=_bind_mask,
         constant=True,
         random=True,

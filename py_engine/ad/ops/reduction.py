@@ -21,6 +21,7 @@ from py_engine.ad.op import (
     Shape,
     Tangents,
     as_tensor,
+    float_only,
     implements,
     linear_jvp,
     register,
@@ -28,7 +29,7 @@ from py_engine.ad.op import (
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
 from py_engine.ad.ops.shape import behind, broadcast_to, concatenate, only, reshape, transpose
-from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Literal, Operand, Tensor
+from py_engine.ad.tensor import NO_VALUE, Array, Axis, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 Axes: TypeAlias = tuple[int, ...]
@@ -60,9 +61,7 @@ def kept(shape: Shape, axes: Axes) -> Shape:
 
 
 def _infer(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
-    if x.dtype not in FLOATS:
-        raise DTypeError(f"expected float32 or float64, got {x.dtype}; convert with astype()")
-    return _reduced(x.shape, axes, keepdims), x.dtype
+    return _reduced(x.shape, axes, keepdims), float_only(x.dtype)
 
 
 def _reduced(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
@@ -102,8 +101,11 @@ def _bind_sum(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes,
     return [partial(np.add.reduce, x, axes, None, out, keepdims)]
 
 
-def _kernel_sum(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
-    np.add.reduce(x, axes, None, out=out, keepdims=keepdims)
+def _reducing(ufunc: np.ufunc) -> Callable[..., None]:
+    def kernel(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
+        ufunc.reduce(x, axes, None, out=out, keepdims=keepdims)
+
+    return kernel
 
 
 def _many_sum(t: Tangents, count: int, y: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
@@ -116,8 +118,7 @@ def many_weighted(tangents: Tangents, count: int, y: Tensor, x: Tensor, *others:
     Every element of x counts for one element of y: the gradient by x with ones upstream has all derivatives.
     """
     assert y.op is not None
-    derivatives, *_ = y.op.pull([Tensor(np.ones(y.shape, y.dtype))], [True, *[False] * len(others)], y)
-    assert derivatives is not None
+    derivatives = only(y.op.pull([Tensor(np.ones(y.shape, y.dtype))], [True, *[False] * len(others)], y))
     axes, keepdims = attrs.get("axes", range(x.ndim)), attrs.get("keepdims", False)
     return sum(only(tangents) * derivatives, behind(axes), keepdims=keepdims)
 
@@ -126,7 +127,7 @@ SUM: Op = register(
     Op(
         name="sum",
         infer=_infer,
-        kernel=_kernel_sum,
+        kernel=_reducing(np.add),
         bind=_bind_sum,
         vjp=(lambda g, y, x, axes, keepdims: broadcast_to(spread(g, x, axes) if g.shape else g, x.shape),),
         jvp=linear_jvp("sum"),
@@ -199,8 +200,7 @@ def var(
     Where `ddof` is the count or more, the divisor is 0, as numpy's: infinity, or NaN where all elements are equal.
     """
     x = as_tensor(a)
-    if not (dtype is None is out and (where is NO_VALUE or where is True) and (mean is NO_VALUE or mean is None)):
-        _refuse("var", x, dtype, out, NO_VALUE, where, mean=mean)
+    _refuse("var", x, dtype, out, NO_VALUE, where, mean=mean)
     axes = normalize_axes(axis, x.ndim)
     divisor = _divisor("var", x, axes, ddof, correction)
     total = sum(square(x - _mean(x, axes, keepdims=True)), axes, keepdims=keepdims)
@@ -225,8 +225,7 @@ def std(
     Where `ddof` is the count or more, the divisor is 0, as numpy's: infinity, or NaN where all elements are equal.
     """
     x = as_tensor(a)
-    if not (dtype is None is out and (where is NO_VALUE or where is True) and (mean is NO_VALUE or mean is None)):
-        _refuse("std", x, dtype, out, NO_VALUE, where, mean=mean)
+    _refuse("std", x, dtype, out, NO_VALUE, where, mean=mean)
     axes = normalize_axes(axis, x.ndim)
     divisor = _divisor("std", x, axes, ddof, correction)
     total = NORM(x - _mean(x, axes, keepdims=True), axes=axes, keepdims=flag(keepdims))
@@ -314,14 +313,11 @@ def _winners(y: Tensor, x: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
 
 
 def _extremum(name: str, ufunc: np.ufunc, doc: str) -> Op:
-    def kernel(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
-        ufunc.reduce(x, axes, None, out=out, keepdims=keepdims)
-
     return register(
         Op(
             name=name,
             infer=_infer_extremum,
-            kernel=kernel,
+            kernel=_reducing(ufunc),
             vjp=(lambda g, y, x, axes, keepdims: _to_winners(g, y, x, axes),),
             jvp=lambda t, y, x, axes, keepdims: _of_winners(t[0], y, x, axes, keepdims),
             jvp_many=many_weighted,
@@ -374,10 +370,6 @@ def min(
 # Products -------------------------------------------------------------------------------------------------
 
 
-def _kernel_prod(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
-    np.multiply.reduce(x, axes, None, out=out, keepdims=keepdims)
-
-
 def _products_of_others(x: Tensor, axes: Axes) -> Tensor:
     """Return for each element the product of the others over axes: no division, so that any of them may be 0."""
     order = tuple(a for a in range(x.ndim) if a not in axes) + axes
@@ -391,9 +383,8 @@ def _without_each(rows: Tensor) -> Tensor:
     # Pair by pair: without the one of a pair, there remain the other and what remains without the pair.
     count = rows.shape[1]
     if count <= 1:
-        return WHERE(
-            equal(rows, rows), 1, Literal(np.ones((), rows.dtype))
-        )  # ones that read the rows, as those of more columns do
+        # Ones that read the rows, as those of more columns do.
+        return WHERE(equal(rows, rows), 1, Literal(np.ones((), rows.dtype)))
     half = count // 2
     left, right, odd = rows[:, :half], rows[:, half : 2 * half], rows[:, 2 * half :]
     without = _without_each(concatenate([left * right, odd], axis=1))
@@ -404,7 +395,7 @@ PROD: Op = register(
     Op(
         name="prod",
         infer=_infer,
-        kernel=_kernel_prod,
+        kernel=_reducing(np.multiply),
         vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _products_of_others(x, axes),),
         jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _products_of_others(x, axes), axes, keepdims=keepdims),
         doc="product over axes",
@@ -424,8 +415,7 @@ def prod(
 ) -> Tensor:
     """Product over `axis` (all axes when None)."""
     x = as_tensor(a)
-    if not (dtype is None is out and initial is NO_VALUE and (where is NO_VALUE or where is True)):
-        _refuse("prod", x, dtype, out, initial, where)
+    _refuse("prod", x, dtype, out, initial, where)
     return PROD(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
 
@@ -437,10 +427,7 @@ def _infer_truth(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
 
 
 def _quantifier(name: str, ufunc: np.ufunc, doc: str) -> Op:
-    def kernel(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
-        ufunc.reduce(x, axes, None, out=out, keepdims=keepdims)
-
-    return register(Op(name=name, infer=_infer_truth, kernel=kernel, constant=True, doc=doc))
+    return register(Op(name=name, infer=_infer_truth, kernel=_reducing(ufunc), constant=True, doc=doc))
 
 
 ANY = _quantifier("any", np.logical_or, "whether any element over axes is not 0")
@@ -453,8 +440,7 @@ def any(
 ) -> Tensor:
     """Whether any element over `axis` (all axes when None) is not 0."""
     x = as_tensor(a)
-    if not (out is None and (where is NO_VALUE or where is True)):
-        _refuse("any", x, None, out, NO_VALUE, where)
+    _refuse("any", x, None, out, NO_VALUE, where)
     return ANY(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
 
@@ -464,8 +450,7 @@ def all(
 ) -> Tensor:
     """Whether all elements over `axis` (all axes when None) are not 0."""
     x = as_tensor(a)
-    if not (out is None and (where is NO_VALUE or where is True)):
-        _refuse("all", x, None, out, NO_VALUE, where)
+    _refuse("all", x, None, out, NO_VALUE, where)
     return ALL(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
 

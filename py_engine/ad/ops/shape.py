@@ -23,6 +23,7 @@ from py_engine.ad.op import (
     as_tensors,
     common_dtype,
     implements,
+    infer_same,
     linear_jvp,
     register,
 )
@@ -68,10 +69,6 @@ def one_by_one(tangents: Tangents, count: int, y: Tensor, *inputs: Tensor, **att
 # Reshape and permute --------------------------------------------------------------------------------------
 
 
-def _infer_reshape(x: Tensor, shape: Shape) -> tuple[Shape, Any]:
-    return _reshaped(x.shape, shape), x.dtype
-
-
 @lru_cache(maxsize=1024)
 def _reshaped(old: Shape, new: Shape) -> Shape:
     size, known = math.prod(old), math.prod(n for n in new if n != -1)
@@ -81,10 +78,6 @@ def _reshaped(old: Shape, new: Shape) -> Shape:
     if -1 in shape or math.prod(shape) != size:
         raise ShapeError(f"an array of shape {old} ({size} elements) cannot be reshaped to {shape}")
     return shape
-
-
-def _reshape(x: Array, shape: Shape) -> Array:
-    return x.reshape(shape)
 
 
 def _is_view(x: Array, shape: Shape) -> bool:
@@ -106,8 +99,8 @@ def _shorter_reshape(equation: Equation, made: Mapping[int, Equation]) -> Tensor
 RESHAPE: Op = register(
     Op(
         name="reshape",
-        infer=_infer_reshape,
-        view=_reshape,
+        infer=lambda x, shape: (_reshaped(x.shape, shape), x.dtype),
+        view=lambda x, shape: x.reshape(shape),
         accepts=_is_view,
         in_order=True,
         simplify=_shorter_reshape,
@@ -160,14 +153,6 @@ def _dummy(shape: Shape) -> Array:
     return np.broadcast_to(np.empty((), np.bool_), shape)  # a shape to try numpy's own rules on, without memory
 
 
-def _infer_transpose(x: Tensor, axes: tuple[int, ...]) -> tuple[Shape, Any]:
-    return tuple(x.shape[a] for a in axes), x.dtype
-
-
-def _transpose(x: Array, axes: tuple[int, ...]) -> Array:
-    return x.transpose(axes)
-
-
 def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
@@ -185,8 +170,8 @@ def _shorter_transpose(equation: Equation, made: Mapping[int, Equation]) -> Tens
 TRANSPOSE: Op = register(
     Op(
         name="transpose",
-        infer=_infer_transpose,
-        view=_transpose,
+        infer=lambda x, axes: (tuple(x.shape[a] for a in axes), x.dtype),
+        view=lambda x, axes: x.transpose(axes),
         simplify=_shorter_transpose,
         vjp=(lambda g, y, x, axes: TRANSPOSE(g, axes=_inverse(axes)),),
         jvp=linear_jvp("transpose"),
@@ -301,16 +286,11 @@ def _infer_slice(x: Tensor, index: Index) -> tuple[Shape, Any]:
         raise ShapeError(f"{error}; the shape is {x.shape}") from None
 
 
-def _slice(x: Array, index: Index) -> Array:
-    view: Array = x[as_index(index)]
-    return view
-
-
 SLICE: Op = register(
     Op(
         name="slice",
         infer=_infer_slice,
-        view=_slice,
+        view=lambda x, index: x[as_index(index)],
         vjp=(lambda g, y, x, index: assemble([g], [index], x.shape),),
         jvp=linear_jvp("slice"),
         jvp_many=lambda t, count, y, x, index: SLICE(only(t), index=(EACH, *index)),
@@ -357,14 +337,16 @@ def _bind_assemble(
     if least:
         calls.append(partial(np.ndarray.fill, out, 0))
     for place, part in zip(places, arrays, strict=True):
-        # Added in one piece: numpy adds to scattered memory through buffers that it allocates.
-        total = scratch(place.shape, place.dtype)
-        calls += [
-            partial(np.copyto, total, place),
-            partial(np.add, total, part, total),
-            partial(np.copyto, place, total),
-        ]
+        calls += add_into(place, part, scratch(place.shape, place.dtype))
     return calls
+
+
+def add_into(place: Array, part: Array, total: Array) -> list[Call]:
+    """Return the calls that add a part into its place, by way of the memory `total`, which lies in one piece.
+
+    numpy would add to scattered memory through buffers that it allocates.
+    """
+    return [partial(np.copyto, total, place), partial(np.add, total, part, total), partial(np.copyto, place, total)]
 
 
 def _same_memory(a: Array, b: Array) -> bool:
@@ -410,13 +392,6 @@ def _along(axis: int, item: Item) -> Index:
     return (*[(0, None, 1)] * axis, item)
 
 
-def _check_dtypes(name: str, parts: Sequence[Tensor]) -> None:
-    try:
-        common_dtype(parts)
-    except DTypeError as error:
-        raise DTypeError(f"{name}: {error}") from None
-
-
 @implements(np.concatenate)
 def concatenate(
     arrays: Sequence[Operand],
@@ -428,13 +403,7 @@ def concatenate(
     casting: str = "same_kind",
 ) -> Tensor:
     """Join arrays along an axis they have; along None as vectors, one after the other."""
-    if out is not None or casting != "same_kind":
-        refuse("concatenate", out=(out,), casting=(casting, "same_kind"))
-    parts = as_tensors(_items(arrays, "concatenate"))
-    if not parts:
-        raise ShapeError("concatenate: at least one array is needed")
-    _check_dtypes("concatenate", parts)
-    same_dtype("concatenate", dtype, parts[0])
+    parts = _joined("concatenate", arrays, out, dtype, casting)
     if axis is None:
         return concatenate([ravel(part) for part in parts])
     first = parts[0]
@@ -458,13 +427,7 @@ def stack(
     casting: str = "same_kind",
 ) -> Tensor:
     """Join arrays of one shape along a new axis."""
-    if out is not None or casting != "same_kind":
-        refuse("stack", out=(out,), casting=(casting, "same_kind"))
-    parts = as_tensors(_items(arrays, "stack"))
-    if not parts:
-        raise ShapeError("stack: at least one array is needed")
-    _check_dtypes("stack", parts)
-    same_dtype("stack", dtype, parts[0])
+    parts = _joined("stack", arrays, out, dtype, casting)
     shape = parts[0].shape
     if any(part.shape != shape for part in parts):
         raise ShapeError(f"stack: all shapes must be equal, got {' and '.join(str(p.shape) for p in parts)}")
@@ -473,13 +436,23 @@ def stack(
     return assemble(parts, places, (*shape[:axis], len(parts), *shape[axis:]))
 
 
-def _items(arrays: Any, function: str) -> Sequence[Operand]:
-    """Return the arrays to be joined: those of a sequence, or the rows of one array."""
-    if isinstance(arrays, Tensor) and arrays.shape:
-        return [*arrays]
-    if isinstance(arrays, (list, tuple)) or (isinstance(arrays, np.ndarray) and arrays.ndim):
-        return arrays  # type: ignore[return-value]
-    raise DTypeError(f"{function}: expected a list or tuple of arrays, got {type(arrays).__name__}")
+def _joined(function: str, arrays: Any, out: Any, dtype: Any, casting: Any) -> tuple[Tensor, ...]:
+    """Return the arrays to be joined, of one dtype: those of a sequence, or the rows of one array."""
+    if out is not None or casting != "same_kind":
+        refuse(function, out=(out,), casting=(casting, "same_kind"))
+    if isinstance(arrays, (Tensor, np.ndarray)) and arrays.shape:
+        arrays = [*arrays]
+    if not isinstance(arrays, (list, tuple)):
+        raise DTypeError(f"{function}: expected a list or tuple of arrays, got {type(arrays).__name__}")
+    parts = as_tensors(arrays)
+    if not parts:
+        raise ShapeError(f"{function}: at least one array is needed")
+    try:
+        common_dtype(parts)
+    except DTypeError as error:
+        raise DTypeError(f"{function}: {error}") from None
+    same_dtype(function, dtype, parts[0])
+    return parts
 
 
 @implements(np.pad)
@@ -571,19 +544,11 @@ def _padding_values(values: Any, x: Tensor) -> list[tuple[Tensor, Tensor]]:
 # Copies ---------------------------------------------------------------------------------------------------
 
 
-def _infer_copy(x: Tensor) -> tuple[Shape, Any]:
-    return x.shape, x.dtype
-
-
-def _copy(x: Array, out: Array) -> None:
-    np.copyto(out, x)
-
-
 COPY: Op = register(
     Op(
         name="copy",
-        infer=_infer_copy,
-        kernel=_copy,
+        infer=infer_same,
+        kernel=lambda x, out: np.copyto(out, x),
         vjp=(lambda g, y, x: g,),
         jvp=linear_jvp("copy"),
         jvp_many=lambda t, count, y, x: only(t),
