@@ -88,8 +88,7 @@ def scan(
     segment = _segment(steps, checkpoint)
     if truncate is not None and not _is_count(truncate):
         raise ConfigurationError(f"scan: truncate must be a number of steps from 1 on, got {truncate!r}")
-    parts = _Parts(len(carries), len(sequences), len(captured))
-    last, ys = _scanned(body, parts, carries, sequences, captured, steps, segment, truncate)
+    last, ys = _scanned(body, carries, sequences, captured, steps, segment, truncate)
     return unflatten(carry_structure, last), unflatten(y_structure, ys)
 
 
@@ -198,18 +197,8 @@ def _like(x: Any, kind: Tensor) -> Tensor:
 # Segments -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """How many of a body's inputs are carries, elements of sequences and captured tensors."""
-
-    carries: int
-    sequences: int
-    captured: int
-
-
 def _scanned(
     body: Program,
-    parts: _Parts,
     carries: list[Tensor],
     sequences: list[Tensor],
     captured: list[Tensor],
@@ -222,8 +211,8 @@ def _scanned(
     if pieces is None or steps <= pieces or (pieces == 1 and truncate is None):
         inside = segment if truncate is not None and segment is not None and segment < steps else None
         if inside is not None:
-            return _scanned(body, parts, carries, sequences, captured, steps, inside, None)
-        return _looped(Loop(body, parts.carries, parts.sequences, steps), carries, sequences, captured)
+            return _scanned(body, carries, sequences, captured, steps, inside, None)
+        return _looped(Loop(body, len(carries), len(sequences), steps), carries, sequences, captured)
     # The first piece takes what is left over, so that all others are of one length and the last is a whole one.
     whole = (steps - 1) // pieces if truncate is not None else steps // pieces
     first = steps - whole * pieces
@@ -231,11 +220,11 @@ def _scanned(
     if first:
         inside = segment if truncate is not None else None
         start = [x[:first] for x in sequences]
-        carries, y = _scanned(body, parts, carries, start, captured, first, inside, None)
+        carries, y = _scanned(body, carries, start, captured, first, inside, None)
         ys.append(y)
-    inner, captured = _segment_body(body, parts, carries, sequences, captured, pieces, segment, truncate)
+    inner, captured = _segment_body(body, carries, sequences, captured, pieces, segment, truncate)
     rest = [ops.reshape(x[first:], (whole, pieces, *x.shape[1:])) for x in sequences]
-    carries, y = _looped(Loop(inner, parts.carries, parts.sequences, whole), carries, rest, captured)
+    carries, y = _looped(Loop(inner, len(carries), len(sequences), whole), carries, rest, captured)
     ys.append([ops.reshape(a, (whole * pieces, *a.shape[2:])) for a in y])
     joined = [a[0] if len(a) == 1 else ops.concatenate(a) for a in zip(*ys, strict=True)]
     return carries, joined
@@ -243,7 +232,6 @@ def _scanned(
 
 def _segment_body(
     body: Program,
-    parts: _Parts,
     carries: Sequence[Tensor],
     sequences: Sequence[Tensor],
     captured: Sequence[Tensor],
@@ -258,7 +246,7 @@ def _segment_body(
     with nested_trace() as nodes:
         start = [ops.stop_gradient(x) for x in old] if truncate is not None else old
         inside = segment if truncate is not None else None
-        new, ys = _scanned(body, parts, start, elements, constants, pieces, inside, None)
+        new, ys = _scanned(body, start, elements, constants, pieces, inside, None)
     inner, others = close_over(nodes, [*old, *elements, *constants], [*new, *ys])
     return inner, [*captured, *others]
 
@@ -335,10 +323,9 @@ class Loop:
 
     def _run(self, tape: Tape, inputs: Sequence[Array], places: Sequence[Array]) -> None:
         c, s, y = self.carries, self.sequences, self.outputs
-        for buffer, array in zip(tape.inputs[:c], inputs[:c], strict=True):
-            np.copyto(buffer, array)
-        for buffer, array in zip(tape.inputs[c + s :], inputs[c + s :], strict=True):
-            np.copyto(buffer, array)
+        for part in (slice(c), slice(c + s, None)):
+            for buffer, array in zip(tape.inputs[part], inputs[part], strict=True):
+                np.copyto(buffer, array)
         last, stacked = places[:c], places[c : c + y]
         sums, kept = places[c + y : c + y + self.sums], places[c + y + self.sums :]
         for total in sums:
@@ -366,12 +353,17 @@ class Loop:
 
     # Derivatives ------------------------------------------------------------------------------------------
 
-    def _differentiable(self) -> None:
-        if self.body.random is not None:
-            raise TraceError(
-                f"scan: the function draws random numbers ({self.body.random}), which its derivative would draw anew; "
-                "draw them for all steps before and pass them in xs"
-            )
+    def _derive(self, make: Callable[..., Any], *flags: tuple[bool, ...]) -> Any:
+        """Return what `make(*flags)` makes: a derivative of this loop, made once for the same flags."""
+        key = (make.__name__, *flags)
+        if key not in self._derived:
+            if self.body.random is not None:
+                raise TraceError(
+                    f"scan: the function draws random numbers ({self.body.random}), which its derivative would draw "
+                    "anew; draw them for all steps before and pass them in xs"
+                )
+            self._derived[key] = make(*flags)
+        return self._derived[key]
 
     def backward(self, given: tuple[bool, ...], needs_grad: tuple[bool, ...]) -> tuple[Loop, list[Tensor], list[bool]]:
         """Return the loop that computes the gradients.
@@ -384,11 +376,7 @@ class Loop:
             The loop; further constants of its body; and which of (kept carries, sequences, upstream gradients of
             outputs, those of kept carries; constants, upstream gradients of sums) its body reads.
         """
-        key = ("backward", given, needs_grad)
-        if key not in self._derived:
-            self._differentiable()
-            self._derived[key] = self._backward(given, needs_grad)
-        return self._derived[key]  # type: ignore[no-any-return]
+        return self._derive(self._backward, given, needs_grad)  # type: ignore[no-any-return]
 
     def _backward(self, given: Sequence[bool], needs_grad: Sequence[bool]) -> tuple[Loop, list[Tensor], list[bool]]:
         c, s, n = self.carries, self.sequences, len(self.results)
@@ -455,11 +443,7 @@ class Loop:
         Its inputs are carries, their tangents, sequences, tangents of those that move, constants, theirs; its
         results the carries, their tangents, the tangents of all floating outputs, those of all floating sums.
         """
-        key = ("tangent", moving)
-        if key not in self._derived:
-            self._differentiable()
-            self._derived[key] = self._tangent(moving)
-        return self._derived[key]  # type: ignore[no-any-return]
+        return self._derive(self._tangent, moving)  # type: ignore[no-any-return]
 
     def _tangent(self, moving: Sequence[bool]) -> tuple[Loop, list[Tensor]]:
         c, s = self.carries, self.sequences
