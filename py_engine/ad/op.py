@@ -93,6 +93,10 @@ class Op:
             Gradients by such parts are assembled at once.
         places: `places(**attrs)` for an op that puts its inputs side by side into its result: numpy's index of each
             one's place, where a tape may compute it; none where places overlap or leave gaps.
+        sum_rows: `sum_rows(shards, out, **attrs)` for an op that adds rows into a matrix of zeros, from its inputs'
+            arrays on each shard of a batch: the calls that compute the sum over the shards in `out`, without a matrix
+            for each. In two lists: for each shard those that leave its rows and zero its share of `out`; then, for each
+            thread, those that add its share of the sum.
         simplify: `simplify(equation, made)` gives an equal of an equation that is less to compute: a tensor, or an
             equation with the same outputs; None where it knows none. `made` has the equation that makes each variable,
             by its id.
@@ -135,6 +139,7 @@ class Op:
     in_order: bool = False
     slice_index: Callable[..., Any] | None = None
     places: Callable[..., Sequence[Any]] | None = None
+    sum_rows: Callable[..., tuple[list[list[Call]], list[list[Call]]]] | None = None
     simplify: Simplify | None = None
     checks: Callable[..., Check | None] | None = None
     commutes: bool = False
@@ -403,7 +408,7 @@ def _missing_rule(node: Tensor | Node, i: int) -> NotDifferentiableError:
     return NotDifferentiableError(f"a gradient is taken through {described(node)}, but {what}")
 
 
-def described(node: Tensor | Node) -> str:
+def described(node: Tensor | Node | Equation) -> str:
     """Return the name of a node's op, and of the layer that it belongs to, for messages."""
     assert node.op is not None
     return f"{node.op.name!r} in layer {node.scope!r}" if node.scope else repr(node.op.name)

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -16,8 +15,6 @@ from numpy.typing import NDArray
 
 from py_engine.ad.compile.tape import Tape, rewritten
 from py_engine.ad.op import Call
-from py_engine.ad.ops.fused_text import WORD_GRADIENT, different
-from py_engine.ad.ops.indexing import EMBEDDING_GRADIENT, row_additions
 from py_engine.ad.program import prune, traced, tracing
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE, no_grad
@@ -48,21 +45,6 @@ class Step(Protocol):
         """Explain a NaN or infinity of the last run."""
 
 
-@dataclass(frozen=True)
-class SparseRows:
-    """What the gradient of an embedding is made of.
-
-    Attributes:
-        arrays: rows and their ids; or where it is `by_word`, the sums for each different word, the kernel, the words.
-        by_word: whether the op that would make a matrix of them is `WORD_GRADIENT`, not `EMBEDDING_GRADIENT`.
-        padding_index: the row that stays zero, or -1.
-    """
-
-    arrays: list[Array]
-    by_word: bool
-    padding_index: int
-
-
 class Shard:
     """A part of a batch: its tape, which gathers nothing and allocates nothing, and its gradient vector.
 
@@ -74,7 +56,7 @@ class Shard:
         sparse: whether gradients of embeddings are left out of it, as the rows that are to be added up.
 
     Attributes:
-        rows: of each parameter whose gradient is left sparse: what it is to be summed from.
+        rows: for each parameter whose gradient is left sparse, the equation that would make it, its inputs' arrays.
     """
 
     def __init__(
@@ -108,7 +90,7 @@ class Shard:
         rows = {}
         for name, g in named.items():
             last = made.get(id(g))
-            if sparse and last is not None and last.op in (EMBEDDING_GRADIENT, WORD_GRADIENT):
+            if sparse and last is not None and last.op.sum_rows is not None:
                 rows[name] = last
         dense = [name for name in named if name not in rows]
         outputs = [value, *(named[name] for name in dense), *(x for last in rows.values() for x in last.inputs)]
@@ -118,12 +100,7 @@ class Shard:
         results = {k + 1: gradient.arrays[name] for k, name in enumerate(dense)}
         self.tape = Tape(program, results, techniques)
         found_rows = iter(self.tape.outputs[1 + len(dense) : len(outputs)])
-        self.rows = {
-            name: SparseRows(
-                [next(found_rows) for _ in last.inputs], last.op is WORD_GRADIENT, last.attrs["padding_index"]
-            )
-            for name, last in rows.items()
-        }
+        self.rows = {name: (last, [next(found_rows) for _ in last.inputs]) for name, last in rows.items()}
         computed = self.tape.outputs[len(outputs) :]
         self.updates = [(parameter.numpy(), new) for (parameter, _), new in zip(updates, computed, strict=True)]
 
@@ -141,91 +118,6 @@ class Shard:
         return self.tape.outputs[0].item()  # type: ignore[no-any-return]
 
 
-class RowSums:
-    """The gradient of an embedding from the rows that all shards found, summed without a matrix per shard.
-
-    Every thread adds all rows, in a part of the columns: none waits for another, and none writes where another
-    does. The shards leave their rows cut into those columns.
-    """
-
-    def __init__(self, name: str, shards: Sequence[Shard], gradient: Array) -> None:
-        found = [shard.rows[name].arrays for shard in shards]
-        ends = np.cumsum([0, *(ids.size for _, ids in found)])
-        dimension, padding_index = gradient.shape[1], shards[0].rows[name].padding_index
-        edges = column_edges(dimension, len(shards))
-        ids = np.empty(ends[-1], np.int64)
-        parts = [np.empty((len(ids), stop - start), gradient.dtype) for start, stop in itertools.pairwise(edges)]
-        self.leave: list[list[Call]] = []
-        """For each shard the calls that leave its rows here, and zero its share of the sum."""
-        for k, (rows, mine) in enumerate(found):
-            place = slice(ends[k], ends[k + 1])
-            flat = rows.reshape(-1, dimension)
-            zeroed = slice(len(gradient) * k // len(found), len(gradient) * (k + 1) // len(found))
-            calls: list[Call] = [partial(gradient[zeroed].fill, 0), partial(np.copyto, ids[place], mine.reshape(-1))]
-            for (start, stop), part in zip(itertools.pairwise(edges), parts, strict=True):
-                calls.append(partial(np.copyto, part[place], flat[:, start:stop]))
-            self.leave.append(calls)
-        self.add = [
-            row_additions(part, ids, gradient, start, padding_index, np.empty)
-            for start, part in zip(edges, parts, strict=False)
-        ]
-        """For each thread the calls that add up its columns."""
-
-
-class WordSums:
-    """The gradient of an embedding from the sums that all shards found for their different words.
-
-    Each shard leaves a row for each of its words; every thread then puts all rows of a part of the vocabulary in
-    their places, so that none waits for another, and none writes where another does.
-    """
-
-    def __init__(self, name: str, shards: Sequence[Shard], gradient: Array) -> None:
-        found = [shard.rows[name].arrays for shard in shards]
-        padding_index = shards[0].rows[name].padding_index
-        edges = [len(gradient) * k // len(shards) for k in range(len(shards) + 1)]
-        rows = [np.empty((len(sums), gradient.shape[1]), gradient.dtype) for sums, _, _ in found]
-        self.leave: list[list[Call]] = []
-        """As of `RowSums`."""
-        for k, (sums, kernel, words) in enumerate(found):
-            zeroed = gradient[edges[k] : edges[k + 1]]
-            self.leave.append([partial(zeroed.fill, 0), partial(_rows_by_word, sums, kernel, words, rows[k])])
-        left = [(words, part) for (_, _, words), part in zip(found, rows, strict=True)]
-        self.add: list[list[Call]] = []
-        for start, stop in itertools.pairwise(edges):
-            calls: list[Call] = [partial(_put_rows, left, start, stop, gradient, np.empty_like(rows[0]))]
-            if start <= padding_index < stop:
-                calls.append(partial(gradient[padding_index].fill, 0))
-            self.add.append(calls)
-
-
-def _rows_by_word(sums: Array, kernel: Array, words: Array, rows: Array) -> None:
-    count = int(words[0])
-    np.matmul(sums[:count], kernel, rows[:count])
-
-
-def _put_rows(left: Sequence[tuple[Array, Array]], start: int, stop: int, out: Array, memory: Array) -> None:
-    """Add rows of different words into those rows of `out`, all zeros, that lie between `start` and `stop`."""
-    for k, (words, rows) in enumerate(left):
-        ids = different(words)
-        first, last = np.searchsorted(ids, (start, stop))
-        mine, added = ids[first:last], rows[first:last]
-        if k:
-            total = memory[: len(mine)]
-            out.take(mine, 0, total, "clip")
-            added = np.add(total, added, total)
-        out[mine] = added
-
-
-def column_edges(dimension: int, threads: int) -> list[int]:
-    """Where to cut a matrix of so many columns for the threads: between pairs, and not into slivers."""
-    parts = max(1, min(threads, dimension // NARROWEST))
-    return [*(2 * round(dimension * k / parts / 2) for k in range(parts)), dimension]
-
-
-NARROWEST = 8
-"""Columns that a thread should have at least."""
-
-
 class Replay:
     """Replay one tape, or one per thread with their gradients summed."""
 
@@ -234,15 +126,14 @@ class Replay:
         self.updates = shards[0].updates  # what has any couples its batch and is not split
         self._team = team
         first, *others = shards
-        sums = [
-            (WordSums if found.by_word else RowSums)(name, shards, first.gradient.arrays[name])
-            for name, found in first.rows.items()
-        ]
-        self._leave = [[call for s in sums for call in s.leave[k]] for k in range(len(shards))]
+        self._leave: list[list[Call]] = [[] for _ in shards]
         added: list[list[Call]] = [[] for _ in shards]
-        for s in sums:
-            for thread, calls in zip(added, s.add, strict=False):
-                thread.extend(calls)
+        for name, (last, _) in first.rows.items():
+            assert last.op.sum_rows is not None
+            found = [shard.rows[name][1] for shard in shards]
+            leave, add = last.op.sum_rows(found, first.gradient.arrays[name], **last.attrs)
+            for calls, more in (*zip(self._leave, leave, strict=True), *zip(added, add, strict=False)):
+                calls += more
         self._add = [partial(_call_all, calls) for calls in added if calls]
         self._dense = [
             (first.gradient.vector[run], shard.gradient.vector[run])

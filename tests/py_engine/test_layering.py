@@ -122,9 +122,8 @@ def test_an_import_is_seen_wherever_it_is(source: str) -> None:
 
 # What passes know of ops ----------------------------------------------------------------------------------
 
-PASSES = [
-    name for name in MODULES if name and name not in EMPTY and 2 <= layer(name) <= 5 and name != "ad.compile.fusion"
-]
+PASSES = [x for x in MODULES if x and x not in EMPTY and 2 <= layer(x) <= 5 and x != "ad.compile.fusion"]
+PASSES.append("network.steps")
 """All that works on programs and graphs, but for fusion, whose patterns are of certain ops."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,43 @@ def _weight_product(sums: Array, kernel: Array, words: Array, memory: Array, out
     out[ids] = np.matmul(sums[: len(ids)], kernel, memory[: len(ids)])
 
 
+def _sum_word_rows(
+    shards: Sequence[Sequence[Array]], out: Array, vocabulary: int, padding_index: int
+) -> tuple[list[list[Call]], list[list[Call]]]:
+    """See `Op.sum_rows`. Every thread puts all rows of a part of the vocabulary in their places.
+
+    So none waits for another, and none writes where another does.
+    """
+    edges = [vocabulary * k // len(shards) for k in range(len(shards) + 1)]
+    left = [(words, np.empty((len(sums), out.shape[1]), out.dtype)) for sums, _, words in shards]
+    leave: list[list[Call]] = []
+    add: list[list[Call]] = []
+    for (start, stop), (sums, kernel, words), (_, rows) in zip(pairwise(edges), shards, left, strict=True):
+        leave.append([partial(out[start:stop].fill, 0), partial(_rows_by_word, sums, kernel, words, rows)])
+        add.append([partial(_put_rows, left, start, stop, out, np.empty_like(left[0][1]))])
+        if start <= padding_index < stop:
+            add[-1].append(partial(out[padding_index].fill, 0))
+    return leave, add
+
+
+def _rows_by_word(sums: Array, kernel: Array, words: Array, rows: Array) -> None:
+    count = int(words[0])
+    np.matmul(sums[:count], kernel, rows[:count])
+
+
+def _put_rows(left: Sequence[tuple[Array, Array]], start: int, stop: int, out: Array, memory: Array) -> None:
+    """Add rows of different words into those rows of `out`, all zeros, that lie between `start` and `stop`."""
+    for k, (words, rows) in enumerate(left):
+        ids = different(words)
+        first, last = np.searchsorted(ids, (start, stop))
+        found, added = ids[first:last], rows[first:last]
+        if k:
+            total = memory[: len(found)]
+            out.take(found, 0, total, "clip")
+            added = np.add(total, added, total)
+        out[found] = added
+
+
 WORD_KERNEL_GRADIENT: Op = register(
     Op(
         name="word_kernel_gradient",
@@ -168,6 +206,7 @@ WORD_GRADIENT: Op = register(
             common_dtype((sums, kernel)),
         ),
         bind=_bind_weight_gradient,
+        sum_rows=_sum_word_rows,
         accepts=c_ordered,
         fused=True,
         doc="gradient of word_phases by its word vectors, from the sums for each word",

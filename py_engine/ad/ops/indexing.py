@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -343,6 +344,39 @@ def row_additions(
     return calls
 
 
+def _sum_rows(
+    shards: Sequence[Sequence[Array]], out: Array, vocabulary: int, padding_index: int
+) -> tuple[list[list[Call]], list[list[Call]]]:
+    """See `Op.sum_rows`. Every thread adds all rows in a part of the columns, so that none waits for another."""
+    ends = np.cumsum([0, *(ids.size for _, ids in shards)])
+    dimension = out.shape[1]
+    edges = _column_edges(dimension, len(shards))
+    all_ids = np.empty(ends[-1], np.int64)
+    parts = [np.empty((len(all_ids), stop - start), out.dtype) for start, stop in pairwise(edges)]
+    leave: list[list[Call]] = []
+    for k, (rows, ids) in enumerate(shards):
+        place = slice(ends[k], ends[k + 1])
+        zeroed = out[vocabulary * k // len(shards) : vocabulary * (k + 1) // len(shards)]
+        leave.append([partial(zeroed.fill, 0), partial(np.copyto, all_ids[place], ids.reshape(-1))])
+        for (start, stop), part in zip(pairwise(edges), parts, strict=True):
+            leave[k].append(partial(np.copyto, part[place], rows.reshape(-1, dimension)[:, start:stop]))
+    add = [
+        [*row_additions(part, all_ids, out, start, padding_index, np.empty)]
+        for start, part in zip(edges, parts, strict=False)
+    ]
+    return leave, add
+
+
+NARROWEST = 8
+"""Columns that a thread should have at least."""
+
+
+def _column_edges(dimension: int, threads: int) -> list[int]:
+    """Where to cut the columns of a matrix for the threads: between pairs, and not into slivers."""
+    parts = max(1, min(threads, dimension // NARROWEST))
+    return [*(2 * round(dimension * k / parts / 2) for k in range(parts)), dimension]
+
+
 def unpadded(rows: Tensor, ids: Tensor, padding_index: int) -> Tensor:
     """Rows with those at padding positions set to zero."""
     if padding_index < 0:
@@ -390,6 +424,7 @@ EMBEDDING_GRADIENT: Op = register(
             t[0], ids, vocabulary=vocabulary, padding_index=padding_index
         ),
         accepts=c_ordered,
+        sum_rows=_sum_rows,
         checks=lambda g, ids, vocabulary, padding_index: ids_checked(ids, vocabulary),
         doc="rows added into a matrix of zeros at their numbers",
     )
