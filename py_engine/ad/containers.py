@@ -153,7 +153,7 @@ def flatten_as(value: Any, structure: Structure, name: str) -> list[Any]:
         set(value) == set(structure.keys) if kind is dict else kind is NoneType or len(value) == len(structure.children)
     )
     if not same:
-        what = f"one leaf ({type(value).__name__})" if found is None else str(_outline(value))
+        what = f"one leaf ({type(value).__name__})" if found is None else str(_structure(value, []))
         raise ShapeError(f"{name}: expected {structure}, got {what}")
     if kind is NoneType:
         return []
@@ -163,7 +163,3 @@ def flatten_as(value: Any, structure: Structure, name: str) -> list[Any]:
         for item, child, step in zip(items, structure.children, _steps(structure), strict=True)
         for leaf in flatten_as(item, child, name + step)
     ]
-
-
-def _outline(value: Any) -> Structure:
-    return _structure(value, [])

@@ -15,7 +15,8 @@ from py_engine.ad import ops
 from py_engine.ad.mutation import mutated
 from py_engine.ad.op import Shape, Tangents, described
 from py_engine.ad.ops.shape import aligned, one_by_one
-from py_engine.ad.reverse import mutation_error, scope_of, topological_sort
+from py_engine.ad.reverse import mutation_error, topological_sort
+from py_engine.ad.state import entering
 from py_engine.ad.tensor import Node, Result, Tensor
 from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 
@@ -57,7 +58,7 @@ def push_forward(
         elif node not in tangents and any(t is not None for t in given):
             if node.versions is not None and (changed := mutated(node.versions, unchanged)):
                 raise mutation_error(node, changed[0])
-            with scope_of(node):
+            with entering(scope=node.scope):
                 tangent = _push(node, given, count)
             if tangent is not None:
                 found[id(node)] = tangent
@@ -101,7 +102,7 @@ def _push_several(node: Node, given: Tangents, count: int | None, tangents: dict
         raise _missing_rule(node)
     if node.versions is not None and (changed := mutated(node.versions, set())):
         raise mutation_error(node, changed[0])
-    with scope_of(node):
+    with entering(scope=node.scope):
         if count is None:
             found = node.op.jvp(given, node, *node.inputs, **node.attrs)
         else:

@@ -1,4 +1,4 @@
-"""Freed memory is kept for the next gradient.
+"""Memory: arrays that start on a cache line; and freed memory, which is kept for the next gradient.
 
 A gradient taken eagerly holds all values of the forward pass and frees them at once. The C library then gives them
 back to the system, page by page, only to fetch them again for the next gradient: that costs several times the
@@ -15,13 +15,26 @@ import os
 import sys
 from functools import cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 KEPT = 256 << 20
 """Bytes that may stay with the process although nothing needs them."""
 
 LARGEST = 32 << 20
 """Bytes: larger arrays go back to the system one by one; the C library allows no more."""
 
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register."""
+
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt, in glibc's malloc.h
+
+
+def aligned_zeros(size: int) -> NDArray[np.uint8]:
+    """Return bytes that are zero and start on a cache line, which numpy alone does not promise."""
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size]
 
 
 @cache

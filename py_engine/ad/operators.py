@@ -307,14 +307,8 @@ class Operators:
         self: Tensor, dtype: DTypeLike, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> Tensor:
         """Convert to another dtype."""
-        if not (order == "K" and casting == "unsafe" and subok is True and copy is True):
-            arguments.refuse(
-                "ndarray.astype",
-                order=(order, "K"),
-                casting=(casting, "unsafe"),
-                subok=(subok, True),
-                copy=(copy, True),
-            )
+        given = {"order": (order, "K"), "casting": (casting, "unsafe"), "subok": (subok, True), "copy": (copy, True)}
+        arguments.refuse("ndarray.astype", **given)
         return ops.astype(self, dtype)
 
     # Those whose parameters are those of numpy's function, the tensor first.

@@ -15,7 +15,7 @@ from py_engine.ad.op import described
 from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
 from py_engine.ad.ops.shape import Index, assemble
 from py_engine.ad.program import same
-from py_engine.ad.state import STATE, entering, no_grad
+from py_engine.ad.state import STATE, no_grad
 from py_engine.ad.tensor import FLOATS, Node, Result, Tensor
 from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError
 
@@ -263,11 +263,6 @@ def variable(x: Tensor, level: int) -> Tensor:
     found: Tensor = ops.identity(x)
     found.level = level  # here even what is a constant to all outside, as stop_gradient's result is
     return found
-
-
-def scope_of(node: Tensor | Node) -> entering:
-    """Label the ops made inside with the layer that `node` belongs to."""
-    return entering(scope=node.scope)
 
 
 def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from py_engine.ad import ops
+from py_engine.ad.op import here
 from py_engine.ad.state import STATE
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
@@ -29,23 +30,13 @@ Shape = tuple[int, ...]
 Tensors = Mapping[str, Tensor]
 
 
-def identity(x: Tensor) -> Tensor:
-    """`x` itself."""
-    return x
-
-
-def softmax(x: Tensor) -> Tensor:
-    """Softmax over the last axis."""
-    return ops.softmax(x, axis=-1)
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": identity,
+    "identity": lambda x: x,
     "tanh": ops.tanh,
     "relu": ops.relu,
     "sigmoid": ops.sigmoid,
     "softplus": ops.softplus,
-    "softmax": softmax,
+    "softmax": ops.softmax,  # over the last axis
 }
 
 
@@ -101,8 +92,7 @@ class Layer(ABC):
 
     def reject(self, expected: str, input_shape: Shape) -> ShapeError:
         """The error for `output_shape` to raise: samples of `input_shape` don't fit, `expected` would."""
-        where = f" in layer {STATE.scope!r}" if STATE.scope else ""
-        return ShapeError(f"{self!r}{where}: expected samples of {expected}, actual shape {input_shape}")
+        return ShapeError(f"{here(repr(self))}: expected samples of {expected}, actual shape {input_shape}")
 
     def __repr__(self) -> str:
         shown = []

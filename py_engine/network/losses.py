@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,28 +37,6 @@ class Loss:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean loss, a scalar tensor."""
         return self.function(outputs, targets)
-
-
-def softmax_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all targets of ``-log softmax(outputs)[target]``, without overflow at any logit.
-
-    `outputs` are logits (N, ..., classes), `targets` integers (N, ...): one label per sample, or one per time
-    step.
-    """
-    return ops.softmax_cross_entropy(outputs, targets)
-
-
-def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean of ``-target * log sigmoid(output) - (1 - target) * log sigmoid(-output)``, without overflow.
-
-    `outputs` are logits; `targets`, 0 to 1, have their shape.
-    """
-    return ops.binary_cross_entropy(outputs, targets)
-
-
-def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all elements of ``(output - target)²``."""
-    return ops.mean_squared_error(outputs, targets)
 
 
 def get(name: str) -> Loss:
@@ -110,10 +89,6 @@ def _binary(outputs_shape: Shape, targets: NDArray[Any], dtype: np.dtype[Any]) -
     return values
 
 
-def _real(outputs_shape: Shape, targets: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return _reals("mean_squared_error", outputs_shape, targets, dtype)
-
-
 def _reals(loss: str, outputs_shape: Shape, targets: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Targets in the outputs' own shape and dtype.
 
@@ -146,8 +121,8 @@ def _row(where: tuple[int, ...]) -> str:
 LOSSES: dict[str, Loss] = {
     loss.name: loss
     for loss in (
-        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes, counts_answers=True),
-        Loss("binary_cross_entropy", binary_cross_entropy, _binary, counts_answers=True),
-        Loss("mean_squared_error", mean_squared_error, _real, counts_answers=False),
+        Loss("softmax_cross_entropy", ops.softmax_cross_entropy, _classes, counts_answers=True),
+        Loss("binary_cross_entropy", ops.binary_cross_entropy, _binary, counts_answers=True),
+        Loss("mean_squared_error", ops.mean_squared_error, partial(_reals, "mean_squared_error"), counts_answers=False),
     )
 }

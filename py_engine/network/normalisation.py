@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from py_engine.ad import ops
-from py_engine.ad.state import STATE
+from py_engine.ad.op import here
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import ParameterSpec
@@ -61,9 +61,8 @@ class BatchNorm(Layer, op="batch_norm"):
             return x * factor + (shift - ops.reshape(parameters["running_mean"], aligned) * factor)
         count = math.prod(x.shape) // self.channels
         if count < 2:
-            where = f" in layer {STATE.scope!r}" if STATE.scope else ""
             raise ShapeError(
-                f"{self!r}{where}: in training every channel needs more than one value in a batch, actual {count} "
+                f"{here(repr(self))}: in training every channel needs more than one value in a batch, actual {count} "
                 f"(batch of shape {x.shape}); take another batch size, also for what remains at the end"
             )
         axes = (0, *range(2, x.ndim))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from py_engine.ad.memory import aligned_zeros
 from py_engine.ad.state import inside_transform
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ParameterError, TraceError
@@ -60,7 +61,7 @@ class FlatVector:
 
     def __init__(self, layout: Layout, dtype: DTypeLike) -> None:
         self.layout = layout
-        self.vector = _aligned_zeros(layout.size, np.dtype(dtype))
+        self.vector = aligned_zeros(layout.size * np.dtype(dtype).itemsize).view(dtype)
         self.arrays = layout.views(self.vector)
 
     def zeros_like(self) -> FlatVector:
@@ -91,7 +92,7 @@ class Parameters(FlatVector):
             raise ConfigurationError(f"parameters are float32 or float64, actual {np.dtype(dtype)}")
         self.layout = Layout.of({name: shape for name, shape in shapes.items() if name not in frozen})
         rest = Layout.of({name: shape for name, shape in shapes.items() if name in frozen})
-        self.memory = _aligned_zeros(self.layout.size + rest.size, np.dtype(dtype))
+        self.memory = aligned_zeros((self.layout.size + rest.size) * np.dtype(dtype).itemsize).view(dtype)
         self.vector = self.memory[: self.layout.size]
         views = self.layout.views(self.vector) | rest.views(self.memory[self.layout.size :])
         self.arrays = {name: views[name] for name in shapes}
@@ -183,11 +184,3 @@ class Parameters(FlatVector):
                 raise ParameterError(f"parameter {name}: expected real numbers, actual dtype {array.dtype}")
         for name, array in arrays.items():
             self.arrays[name][...] = array
-
-
-def _aligned_zeros(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Zeros that start on a cache line, which numpy alone does not promise."""
-    line = 64
-    buffer = np.zeros(size * dtype.itemsize + line, np.uint8)
-    start = -buffer.ctypes.data % line
-    return buffer[start : start + size * dtype.itemsize].view(dtype)

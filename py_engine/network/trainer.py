@@ -26,8 +26,7 @@ from threadpoolctl import ThreadpoolController
 from py_engine.ad import ops
 from py_engine.ad.compile.tape import Tape
 from py_engine.ad.ops.indexing import check_ids
-from py_engine.ad.program import traced, tracing
-from py_engine.ad.state import STATE
+from py_engine.ad.program import trace
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
@@ -289,12 +288,12 @@ class Trainer:
         key = tuple((a.shape, a.dtype) for a in arrays)
         tape = self._forwards.get(key)
         if tape is None:
-            inputs = [Tensor.symbol(a.shape, a.dtype) for a in arrays]
-            with tracing() as nodes:
-                outputs = [self.chain(inputs[0])]
-                outputs += [self._objective(outputs[0], targets) for targets in inputs[1:]]
-                watched = STATE.watched or ()
-            program = traced(nodes, inputs, outputs, watched)
+
+            def outputs(x: Tensor, *targets: Tensor) -> list[Tensor]:
+                y = self.chain(x)
+                return [y, *(self._objective(y, t) for t in targets)]
+
+            program = trace(outputs, [Tensor.symbol(a.shape, a.dtype) for a in arrays])
             tape = self._forwards[key] = Tape(program, techniques=self.techniques)
         with self._blas_threads(self.threads):
             return tape(*arrays)

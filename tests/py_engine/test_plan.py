@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from py_engine.ad.compile.plan import ALIGNMENT, Plan, Value, plan
+from py_engine.ad.compile.plan import Plan, Value, plan
+from py_engine.ad.memory import ALIGNMENT
 
 # Random lists of values -----------------------------------------------------------------------------------
 

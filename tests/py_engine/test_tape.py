@@ -14,8 +14,8 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad.compile.plan import ALIGNMENT
 from py_engine.ad.compile.tape import Tape
+from py_engine.ad.memory import ALIGNMENT
 from py_engine.ad.op import TABLE
 from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER, ASTYPE, WHERE
 from py_engine.ad.program import Program, trace, tracing

@@ -10,8 +10,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register."""
+from py_engine.ad.memory import ALIGNMENT
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad.compile.fusion import fuse
-from py_engine.ad.compile.plan import ALIGNMENT, Value, plan
+from py_engine.ad.compile.plan import Value, plan
 from py_engine.ad.compile.reassociation import add_early
 from py_engine.ad.compile.straight_line import Scalar, straight_line
 from py_engine.ad.compile.zero_copy import ZeroCopyCall
-from py_engine.ad.op import CHECKS, Call, Equation, Op, Shape
+from py_engine.ad.memory import aligned_zeros
+from py_engine.ad.op import CHECKS, Call, Equation, Op, Shape, described
 from py_engine.ad.ops.shape import BROADCAST_TO, COPY, RESHAPE
 from py_engine.ad.program import Program, simplify
 from py_engine.ad.state import STATE, entering
@@ -94,7 +95,7 @@ class Tape:
             in_place=techniques.in_place,
             reuse=techniques.reuse_memory,
         )
-        self._arena = _aligned_bytes(self.plan.size)
+        self._arena = aligned_zeros(self.plan.size)
 
         arrays: list[Array | None] = [None] * len(self.values)
         self.inputs = [np.zeros(x.shape, x.dtype) for x in program.inputs]
@@ -240,10 +241,8 @@ class Tape:
                 for out in step.outs:
                     if out.dtype.kind != "f" or np.isfinite(out).all():
                         continue
-                    layer = f" in layer {step.equation.scope!r}" if step.equation.scope else ""
                     return NonFiniteError(
-                        f"op {step.equation.op.name!r}{layer} was the first to give NaN or Inf "
-                        f"(result of shape {out.shape})"
+                        f"op {described(step.equation)} was the first to give NaN or Inf (result of shape {out.shape})"
                     )
         return None
 
@@ -540,12 +539,6 @@ def _result(given: Array | None, x: Tensor, captured: Sequence[Tensor]) -> Array
                 "change while the function still reads it"
             )
     return given
-
-
-def _aligned_bytes(size: int) -> Array:
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size]
 
 
 def _names(program: Program, leaves: Sequence[Tensor]) -> dict[int, str]:
