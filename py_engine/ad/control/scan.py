@@ -206,49 +206,30 @@ def _scanned(
     segment: int | None,
     truncate: int | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the last carries and the stacked outputs of a loop, in segments if these are asked for."""
-    pieces = truncate if truncate is not None else segment
+    """Return the last carries and the stacked outputs of a loop, perhaps as a loop over pieces, each of them a loop."""
+    if truncate is not None and steps <= truncate:
+        truncate = None
+    pieces, inside = (segment, None) if truncate is None else (truncate, segment)
     if pieces is None or steps <= pieces or (pieces == 1 and truncate is None):
-        inside = segment if truncate is not None and segment is not None and segment < steps else None
-        if inside is not None:
-            return _scanned(body, carries, sequences, captured, steps, inside, None)
         return _looped(Loop(body, len(carries), len(sequences), steps), carries, sequences, captured)
     # The first piece takes what is left over, so that all others are of one length and the last is a whole one.
     whole = (steps - 1) // pieces if truncate is not None else steps // pieces
     first = steps - whole * pieces
     ys: list[list[Tensor]] = []
     if first:
-        inside = segment if truncate is not None else None
-        start = [x[:first] for x in sequences]
-        carries, y = _scanned(body, carries, start, captured, first, inside, None)
+        carries, y = _scanned(body, carries, [x[:first] for x in sequences], captured, first, inside, None)
         ys.append(y)
-    inner, captured = _segment_body(body, carries, sequences, captured, pieces, segment, truncate)
-    rest = [ops.reshape(x[first:], (whole, pieces, *x.shape[1:])) for x in sequences]
-    carries, y = _looped(Loop(inner, len(carries), len(sequences), whole), carries, rest, captured)
-    ys.append([ops.reshape(a, (whole * pieces, *a.shape[2:])) for a in y])
-    joined = [a[0] if len(a) == 1 else ops.concatenate(a) for a in zip(*ys, strict=True)]
-    return carries, joined
-
-
-def _segment_body(
-    body: Program,
-    carries: Sequence[Tensor],
-    sequences: Sequence[Tensor],
-    captured: Sequence[Tensor],
-    pieces: int,
-    segment: int | None,
-    truncate: int | None,
-) -> tuple[Program, list[Tensor]]:
-    """Return the loop over one piece as the body of the loop over all of them."""
     old = [Tensor.symbol(x.shape, x.dtype) for x in carries]
     elements = [Tensor.symbol((pieces, *x.shape[1:]), x.dtype) for x in sequences]
     constants = [Tensor.symbol(x.shape, x.dtype) for x in captured]
     with nested_trace() as nodes:
         start = [ops.stop_gradient(x) for x in old] if truncate is not None else old
-        inside = segment if truncate is not None else None
-        new, ys = _scanned(body, start, elements, constants, pieces, inside, None)
-    inner, others = close_over(nodes, [*old, *elements, *constants], [*new, *ys])
-    return inner, [*captured, *others]
+        new, y = _scanned(body, start, elements, constants, pieces, inside, None)
+    piece, others = close_over(nodes, [*old, *elements, *constants], [*new, *y])
+    rest = [ops.reshape(x[first:], (whole, pieces, *x.shape[1:])) for x in sequences]
+    carries, y = _looped(Loop(piece, len(carries), len(sequences), whole), carries, rest, [*captured, *others])
+    ys.append([ops.reshape(a, (whole * pieces, *a.shape[2:])) for a in y])
+    return carries, [a[0] if len(a) == 1 else ops.concatenate(a) for a in zip(*ys, strict=True)]
 
 
 # The op ---------------------------------------------------------------------------------------------------
