@@ -165,10 +165,7 @@ class Pool(Windowed):
         """(channels, ...) to (channels, ...) with shorter axes."""
         if len(input_shape) != self.axes + 1:
             raise self.reject(f"shape (channels, {self._spatial()})", input_shape)
-        return (
-            input_shape[0],
-            *self._windows(input_shape, self.window, self.stride, self.padding, (1,) * self.axes),
-        )
+        return (input_shape[0], *self._windows(input_shape, self.window, self.stride, self.padding, (1,) * self.axes))
 
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
         """One op."""

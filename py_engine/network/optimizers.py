@@ -172,13 +172,7 @@ class Optimizer(ABC):
         return type(self).__name__
 
     def _number(
-        self,
-        name: str,
-        value: float,
-        *,
-        at_least: float = -math.inf,
-        above: float = -math.inf,
-        below: float = math.inf,
+        self, name: str, value: float, *, at_least: float = -math.inf, above: float = -math.inf, below: float = math.inf
     ) -> float:
         """`value` as a float, or an error that says which setting is wrong and what it may be."""
         number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)

@@ -91,9 +91,7 @@ class Tape:
         self.equations += [equation for equation in program.equations for _ in equation.outputs]
         self._number = number = {id(x): i for i, x in enumerate(self.values)}
         self.plan = plan(
-            _values(program, leaves, number, techniques),
-            in_place=techniques.in_place,
-            reuse=techniques.reuse_memory,
+            _values(program, leaves, number, techniques), in_place=techniques.in_place, reuse=techniques.reuse_memory
         )
         self._arena = aligned_zeros(self.plan.size)
 

@@ -234,13 +234,7 @@ def _infer_conv(
 
 
 def _bind_conv(
-    arrays: Sequence[Array],
-    out: Array,
-    scratch: Scratch,
-    stride: Shape,
-    padding: Pairs,
-    dilation: Shape,
-    groups: int,
+    arrays: Sequence[Array], out: Array, scratch: Scratch, stride: Shape, padding: Pairs, dilation: Shape, groups: int
 ) -> Sequence[Call]:
     x, weight = arrays
     calls: list[Call] = []

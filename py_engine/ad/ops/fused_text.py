@@ -137,10 +137,7 @@ def _bind_weight_gradient(
 ) -> Sequence[Call]:
     sums, kernel, words = arrays
     memory = scratch((len(sums), kernel.shape[1]), kernel.dtype)
-    calls: list[Call] = [
-        partial(np.ndarray.fill, out, 0),
-        partial(_weight_product, sums, kernel, words, memory, out),
-    ]
+    calls: list[Call] = [partial(np.ndarray.fill, out, 0), partial(_weight_product, sums, kernel, words, memory, out)]
     if padding_index >= 0:
         calls.append(partial(np.ndarray.fill, out[padding_index], 0))
     return calls
@@ -226,13 +223,7 @@ def _infer_phases(
 
 
 def _bind_phases(
-    arrays: Sequence[Array],
-    out: Array,
-    scratch: Scratch,
-    places: int,
-    window: int,
-    stride: int,
-    padding_index: int,
+    arrays: Sequence[Array], out: Array, scratch: Scratch, places: int, window: int, stride: int, padding_index: int
 ) -> Sequence[Call]:
     weight, kernel, ids = arrays
     rows = scratch((ids.size, weight.shape[1]), weight.dtype)

@@ -24,16 +24,7 @@ from py_engine.ad.op import (
     total,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
-from py_engine.ad.ops.shape import (
-    RESHAPE,
-    TRANSPOSE,
-    aligned,
-    broadcast_to,
-    one_by_one,
-    reshape,
-    swapaxes,
-    transpose,
-)
+from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE, aligned, broadcast_to, one_by_one, reshape, swapaxes, transpose
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 
@@ -104,10 +95,7 @@ MATMUL: Op = register(
         infer=_infer_matmul,
         kernel=_matmul,
         bind=_bind_matmul,
-        vjp=(
-            lambda g, y, a, b: MATMUL(g, _turned(b)),
-            lambda g, y, a, b: _gradient_of_right(g, a, b),
-        ),
+        vjp=(lambda g, y, a, b: MATMUL(g, _turned(b)), lambda g, y, a, b: _gradient_of_right(g, a, b)),
         jvp=multilinear_jvp("matmul"),
         jvp_many=_many_matmul,
         accepts=suits_blas,

@@ -148,13 +148,7 @@ def _bind_max(
 
 
 def _bind_max_gradient(
-    arrays: Sequence[Array],
-    out: Array,
-    scratch: Scratch,
-    lengths: Shape,
-    window: Shape,
-    stride: Shape,
-    padding: Pairs,
+    arrays: Sequence[Array], out: Array, scratch: Scratch, lengths: Shape, window: Shape, stride: Shape, padding: Pairs
 ) -> Sequence[Call]:
     g, x, y = arrays
     calls: list[Call] = []
@@ -257,13 +251,7 @@ def _bind_avg(
 
 
 def _bind_avg_gradient(
-    arrays: Sequence[Array],
-    out: Array,
-    scratch: Scratch,
-    lengths: Shape,
-    window: Shape,
-    stride: Shape,
-    padding: Pairs,
+    arrays: Sequence[Array], out: Array, scratch: Scratch, lengths: Shape, window: Shape, stride: Shape, padding: Pairs
 ) -> Sequence[Call]:
     (g,) = arrays
     share = scratch(g.shape, g.dtype)

@@ -14,18 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import (
-    Call,
-    Op,
-    Scratch,
-    Shape,
-    Tangents,
-    as_tensor,
-    float_only,
-    implements,
-    linear_jvp,
-    register,
-)
+from py_engine.ad.op import Call, Op, Scratch, Shape, Tangents, as_tensor, float_only, implements, linear_jvp, register
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
 from py_engine.ad.ops.shape import behind, broadcast_to, concatenate, only, reshape, transpose
