@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
 from operator import add
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ Scratch: TypeAlias = Callable[[Shape, Any], Array]
 Check: TypeAlias = "tuple[Op, tuple[Tensor, ...], Mapping[str, Any]]"
 Simplify: TypeAlias = "Callable[[Equation, Mapping[int, Equation]], Tensor | Equation | None]"
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 
 _new, _empty = Tensor.__new__, np.empty  # looked up once: an eager op has no microsecond to lose
 
@@ -483,6 +484,14 @@ def register(op: Op, *stands_in_for: Any) -> Op:
     for function in stands_in_for:
         NUMPY[function] = op
     return op
+
+
+def _registered(make: Callable[P, Op]) -> Callable[P, Op]:
+    return lambda *args, **fields: register(make(*args, **fields))
+
+
+define = _registered(Op)
+"""Make an op of the fields of its record, and enter it into the table; see `register`."""
 
 
 def implements(*functions: Any) -> Callable[[F], F]:

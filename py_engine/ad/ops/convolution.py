@@ -30,9 +30,9 @@ from py_engine.ad.op import (
     Tangents,
     as_tensors,
     common_dtype,
+    define,
     float_only,
     multilinear_jvp,
-    register,
     total,
 )
 from py_engine.ad.ops.shape import add_into, one_by_one, reshape
@@ -371,46 +371,40 @@ def many_samples(tangents: Tangents, count: int, y: Tensor, x: Tensor, *others: 
     return total(terms)
 
 
-CONV: Op = register(
-    Op(
-        name="conv",
-        infer=_infer_conv,
-        bind=_bind_conv,
-        vjp=(
-            lambda g, y, x, weight, **at: CONV_INPUT_GRADIENT(g, weight, lengths=x.shape[2:], **at),
-            lambda g, y, x, weight, **at: CONV_WEIGHT_GRADIENT(g, x, kernel=weight.shape[2:], **at),
-        ),
-        jvp=multilinear_jvp("conv"),
-        jvp_many=many_samples,
-        doc="cross-correlation over the spatial axes, channels first",
-    )
+CONV: Op = define(
+    name="conv",
+    infer=_infer_conv,
+    bind=_bind_conv,
+    vjp=(
+        lambda g, y, x, weight, **at: CONV_INPUT_GRADIENT(g, weight, lengths=x.shape[2:], **at),
+        lambda g, y, x, weight, **at: CONV_WEIGHT_GRADIENT(g, x, kernel=weight.shape[2:], **at),
+    ),
+    jvp=multilinear_jvp("conv"),
+    jvp_many=many_samples,
+    doc="cross-correlation over the spatial axes, channels first",
 )
-CONV_INPUT_GRADIENT: Op = register(
-    Op(
-        name="conv_input_gradient",
-        infer=_infer_input_gradient,
-        bind=_bind_input_gradient,
-        vjp=(
-            lambda u, y, g, weight, lengths, **at: CONV(u, weight, **at),
-            lambda u, y, g, weight, lengths, **at: CONV_WEIGHT_GRADIENT(g, u, kernel=weight.shape[2:], **at),
-        ),
-        jvp=multilinear_jvp("conv_input_gradient"),
-        jvp_many=many_samples,
-        doc="gradient of conv by its input: the transposed convolution",
-    )
+CONV_INPUT_GRADIENT: Op = define(
+    name="conv_input_gradient",
+    infer=_infer_input_gradient,
+    bind=_bind_input_gradient,
+    vjp=(
+        lambda u, y, g, weight, lengths, **at: CONV(u, weight, **at),
+        lambda u, y, g, weight, lengths, **at: CONV_WEIGHT_GRADIENT(g, u, kernel=weight.shape[2:], **at),
+    ),
+    jvp=multilinear_jvp("conv_input_gradient"),
+    jvp_many=many_samples,
+    doc="gradient of conv by its input: the transposed convolution",
 )
-CONV_WEIGHT_GRADIENT: Op = register(
-    Op(
-        name="conv_weight_gradient",
-        infer=_infer_weight_gradient,
-        bind=_bind_weight_gradient,
-        vjp=(
-            lambda u, y, g, x, kernel, **at: CONV(x, u, **at),
-            lambda u, y, g, x, kernel, **at: CONV_INPUT_GRADIENT(g, u, lengths=x.shape[2:], **at),
-        ),
-        jvp=multilinear_jvp("conv_weight_gradient"),
-        doc="gradient of conv by its weight",
-    )
+CONV_WEIGHT_GRADIENT: Op = define(
+    name="conv_weight_gradient",
+    infer=_infer_weight_gradient,
+    bind=_bind_weight_gradient,
+    vjp=(
+        lambda u, y, g, x, kernel, **at: CONV(x, u, **at),
+        lambda u, y, g, x, kernel, **at: CONV_INPUT_GRADIENT(g, u, lengths=x.shape[2:], **at),
+    ),
+    jvp=multilinear_jvp("conv_weight_gradient"),
+    doc="gradient of conv by its weight",
 )
 
 

@@ -29,6 +29,7 @@ from py_engine.ad.op import (
     as_tensors,
     broadcast,
     common_dtype,
+    define,
     elementwise,
     implements,
     infer_elementwise,
@@ -371,24 +372,22 @@ def _as_numbers(equation: Equation, made: Mapping[int, Equation]) -> Equation | 
     return Equation(ASTYPE, (condition,), {"dtype": y.dtype}, equation.outputs, equation.scope)
 
 
-WHERE: Op = register(
-    Op(
-        name="where",
-        infer=_infer_where,
-        kernel=_where,
-        bind=_bind_where,
-        vjp=(
-            no_gradient,
-            lambda g, y, condition, a, b: WHERE(condition, g, 0),
-            lambda g, y, condition, a, b: WHERE(condition, 0, g),
-        ),
-        jvp=_where_jvp,
-        overwrites=(2,),
-        elementwise=True,
-        scalar="{1} if {0} else {2}",
-        simplify=_as_numbers,
-        doc="a where the condition holds, else b",
-    )
+WHERE: Op = define(
+    name="where",
+    infer=_infer_where,
+    kernel=_where,
+    bind=_bind_where,
+    vjp=(
+        no_gradient,
+        lambda g, y, condition, a, b: WHERE(condition, g, 0),
+        lambda g, y, condition, a, b: WHERE(condition, 0, g),
+    ),
+    jvp=_where_jvp,
+    overwrites=(2,),
+    elementwise=True,
+    scalar="{1} if {0} else {2}",
+    simplify=_as_numbers,
+    doc="a where the condition holds, else b",
 )
 
 
@@ -530,17 +529,15 @@ def _invert(x: Operand, /) -> Tensor:
 # Conversions ----------------------------------------------------------------------------------------------
 
 
-ASTYPE: Op = register(
-    Op(
-        name="astype",
-        infer=lambda x, dtype: (x.shape, dtype),
-        kernel=lambda x, out, dtype: np.copyto(out, x, casting="unsafe"),
-        vjp=(lambda g, y, x, dtype: astype(g, x.dtype),),
-        jvp=lambda t, y, x, dtype: astype(t[0], dtype),
-        jvp_many=lambda t, count, y, x, dtype: astype(t[0], dtype),
-        scalar=lambda equation: "1.0 if {0} else 0.0" if equation.output.dtype in FLOATS else "{0} != 0.0",
-        doc="convert to another dtype",
-    )
+ASTYPE: Op = define(
+    name="astype",
+    infer=lambda x, dtype: (x.shape, dtype),
+    kernel=lambda x, out, dtype: np.copyto(out, x, casting="unsafe"),
+    vjp=(lambda g, y, x, dtype: astype(g, x.dtype),),
+    jvp=lambda t, y, x, dtype: astype(t[0], dtype),
+    jvp_many=lambda t, count, y, x, dtype: astype(t[0], dtype),
+    scalar=lambda equation: "1.0 if {0} else 0.0" if equation.output.dtype in FLOATS else "{0} != 0.0",
+    doc="convert to another dtype",
 )
 
 
@@ -550,29 +547,25 @@ def astype(x: Operand, dtype: DTypeLike) -> Tensor:
     return x if x.dtype == dtype else ASTYPE(x, dtype=dtype)
 
 
-stop_gradient = register(
-    Op(
-        "stop_gradient",
-        infer_same,
-        view=lambda x: x,
-        constant=True,
-        in_order=True,
-        scalar="{0}",
-        simplify=lambda equation, made: equation.inputs[0],
-        doc="x as a constant: no gradient flows through it",
-    )
+stop_gradient = define(
+    "stop_gradient",
+    infer_same,
+    view=lambda x: x,
+    constant=True,
+    in_order=True,
+    scalar="{0}",
+    simplify=lambda equation, made: equation.inputs[0],
+    doc="x as a constant: no gradient flows through it",
 )
-identity = register(
-    Op(
-        "identity",
-        infer_same,
-        view=lambda x: x,
-        vjp=(lambda g, y, x: g,),
-        jvp=lambda t, y, x: t[0],
-        jvp_many=lambda t, count, y, x: t[0],
-        in_order=True,
-        scalar="{0}",
-        simplify=lambda equation, made: equation.inputs[0],
-        doc="x itself, as a new node",
-    )
+identity = define(
+    "identity",
+    infer_same,
+    view=lambda x: x,
+    vjp=(lambda g, y, x: g,),
+    jvp=lambda t, y, x: t[0],
+    jvp_many=lambda t, count, y, x: t[0],
+    in_order=True,
+    scalar="{0}",
+    simplify=lambda equation, made: equation.inputs[0],
+    doc="x itself, as a new node",
 )

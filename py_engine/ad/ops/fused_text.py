@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.op import Call, Op, Scratch, Shape, c_ordered, common_dtype, here, register
+from py_engine.ad.op import Call, Op, Scratch, Shape, c_ordered, common_dtype, define, here
 from py_engine.ad.ops.indexing import check_ids, ids_checked
 from py_engine.ad.ops.pooling import slide
 from py_engine.ad.tensor import Array, Tensor
@@ -40,16 +40,14 @@ def _bind_words(arrays: Sequence[Array], out: Array, scratch: Scratch, vocabular
     ]
 
 
-WORDS: Op = register(
-    Op(
-        name="words",
-        infer=lambda ids, vocabulary: ((1 + min(ids.size, vocabulary) + ids.size,), ids.dtype),
-        bind=_bind_words,
-        constant=True,
-        accepts=c_ordered,
-        fused=True,
-        doc="packed unique(ids): count, sorted ids, padding, inverse indices",
-    )
+WORDS: Op = define(
+    name="words",
+    infer=lambda ids, vocabulary: ((1 + min(ids.size, vocabulary) + ids.size,), ids.dtype),
+    bind=_bind_words,
+    constant=True,
+    accepts=c_ordered,
+    fused=True,
+    doc="packed unique(ids): count, sorted ids, padding, inverse indices",
 )
 
 
@@ -107,15 +105,13 @@ def _bind_sums(
     return calls
 
 
-WORD_SUMS: Op = register(
-    Op(
-        name="word_sums",
-        infer=_infer_sums,
-        bind=_bind_sums,
-        accepts=c_ordered,
-        fused=True,
-        doc="a pool's gradient added up for each different word (room, kernel * filters), from the pool's phases",
-    )
+WORD_SUMS: Op = define(
+    name="word_sums",
+    infer=_infer_sums,
+    bind=_bind_sums,
+    accepts=c_ordered,
+    fused=True,
+    doc="a pool's gradient added up for each different word (room, kernel * filters), from the pool's phases",
 )
 
 
@@ -185,29 +181,25 @@ def _put_rows(left: Sequence[tuple[Array, Array]], start: int, stop: int, out: A
         out[found] = added
 
 
-WORD_KERNEL_GRADIENT: Op = register(
-    Op(
-        name="word_kernel_gradient",
-        infer=lambda sums, weight, words: ((sums.shape[1], weight.shape[1]), common_dtype((sums, weight))),
-        bind=_bind_kernel_gradient,
-        accepts=c_ordered,
-        fused=True,
-        doc="gradient of word_phases by its kernel, from the sums for each word",
-    )
+WORD_KERNEL_GRADIENT: Op = define(
+    name="word_kernel_gradient",
+    infer=lambda sums, weight, words: ((sums.shape[1], weight.shape[1]), common_dtype((sums, weight))),
+    bind=_bind_kernel_gradient,
+    accepts=c_ordered,
+    fused=True,
+    doc="gradient of word_phases by its kernel, from the sums for each word",
 )
-WORD_GRADIENT: Op = register(
-    Op(
-        name="word_gradient",
-        infer=lambda sums, kernel, words, vocabulary, padding_index: (
-            (vocabulary, kernel.shape[1]),
-            common_dtype((sums, kernel)),
-        ),
-        bind=_bind_weight_gradient,
-        sum_rows=_sum_word_rows,
-        accepts=c_ordered,
-        fused=True,
-        doc="gradient of word_phases by its word vectors, from the sums for each word",
-    )
+WORD_GRADIENT: Op = define(
+    name="word_gradient",
+    infer=lambda sums, kernel, words, vocabulary, padding_index: (
+        (vocabulary, kernel.shape[1]),
+        common_dtype((sums, kernel)),
+    ),
+    bind=_bind_weight_gradient,
+    sum_rows=_sum_word_rows,
+    accepts=c_ordered,
+    fused=True,
+    doc="gradient of word_phases by its word vectors, from the sums for each word",
 )
 
 
@@ -232,14 +224,12 @@ def _bind_phases(
     return [checked, gather, *slide(rows, kernel, out, scratch, places, stride)]
 
 
-WORD_PHASES: Op = register(
-    Op(
-        name="word_phases",
-        infer=_infer_phases,
-        bind=_bind_phases,
-        accepts=c_ordered,
-        checks=lambda weight, kernel, ids, **at: ids_checked(ids, weight.shape[0]),
-        fused=True,
-        doc="a kernel (places * filters, dimension) moved over the word vectors of texts (N, T), by phase",
-    )
+WORD_PHASES: Op = define(
+    name="word_phases",
+    infer=_infer_phases,
+    bind=_bind_phases,
+    accepts=c_ordered,
+    checks=lambda weight, kernel, ids, **at: ids_checked(ids, weight.shape[0]),
+    fused=True,
+    doc="a kernel (places * filters, dimension) moved over the word vectors of texts (N, T), by phase",
 )

@@ -22,9 +22,9 @@ from py_engine.ad.op import (
     as_tensor,
     c_ordered,
     check_op,
+    define,
     here,
     no_gradient,
-    register,
 )
 from py_engine.ad.ops.arguments import whole
 from py_engine.ad.ops.elementary import astype, not_equal
@@ -150,31 +150,27 @@ def _pull_scatter(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> 
     return [GATHER(g, *arrays, pattern=node.attrs["pattern"]), *[None] * len(arrays)]
 
 
-GATHER: Op = register(
-    Op(
-        name="gather",
-        infer=_infer_gather,
-        kernel=_gather,
-        bind=_bind_gather,
-        vjp=_pull_gather,
-        jvp=lambda t, y, x, *arrays, pattern: GATHER(t[0], *arrays, pattern=pattern),
-        checks=lambda x, *arrays, pattern: _indices_checked(arrays, x.shape, pattern),
-        jvp_many=_many_gathered,
-        doc="indexing with integer arrays",
-    )
+GATHER: Op = define(
+    name="gather",
+    infer=_infer_gather,
+    kernel=_gather,
+    bind=_bind_gather,
+    vjp=_pull_gather,
+    jvp=lambda t, y, x, *arrays, pattern: GATHER(t[0], *arrays, pattern=pattern),
+    checks=lambda x, *arrays, pattern: _indices_checked(arrays, x.shape, pattern),
+    jvp_many=_many_gathered,
+    doc="indexing with integer arrays",
 )
-SCATTER: Op = register(
-    Op(
-        name="scatter",
-        infer=_infer_scatter,
-        kernel=_scatter,
-        bind=_bind_scatter,
-        vjp=_pull_scatter,
-        jvp=lambda t, y, x, *arrays, pattern, shape: SCATTER(t[0], *arrays, pattern=pattern, shape=shape),
-        checks=lambda g, *arrays, pattern, shape: _indices_checked(arrays, shape, pattern),
-        jvp_many=_many_scattered,
-        doc="elements added into an array of zeros at positions given by integer arrays",
-    )
+SCATTER: Op = define(
+    name="scatter",
+    infer=_infer_scatter,
+    kernel=_scatter,
+    bind=_bind_scatter,
+    vjp=_pull_scatter,
+    jvp=lambda t, y, x, *arrays, pattern, shape: SCATTER(t[0], *arrays, pattern=pattern, shape=shape),
+    checks=lambda g, *arrays, pattern, shape: _indices_checked(arrays, shape, pattern),
+    jvp_many=_many_scattered,
+    doc="elements added into an array of zeros at positions given by integer arrays",
 )
 
 
@@ -389,45 +385,41 @@ def ids_checked(ids: Tensor, vocabulary: int) -> Check:
     return CHECK_IDS, (ids,), {"vocabulary": vocabulary, "of": "embedding"}
 
 
-EMBEDDING: Op = register(
-    Op(
-        name="embedding",
-        infer=_infer_embedding,
-        kernel=_embedding,
-        bind=_bind_embedding,
-        vjp=(
-            lambda g, y, weight, ids, padding_index: EMBEDDING_GRADIENT(
-                g, ids, vocabulary=weight.shape[0], padding_index=padding_index
-            ),
-            no_gradient,
+EMBEDDING: Op = define(
+    name="embedding",
+    infer=_infer_embedding,
+    kernel=_embedding,
+    bind=_bind_embedding,
+    vjp=(
+        lambda g, y, weight, ids, padding_index: EMBEDDING_GRADIENT(
+            g, ids, vocabulary=weight.shape[0], padding_index=padding_index
         ),
-        jvp=lambda t, y, weight, ids, padding_index: unpadded(
-            EMBEDDING(t[0], ids, padding_index=padding_index), ids, padding_index
-        ),
-        accepts=c_ordered,
-        checks=lambda weight, ids, padding_index: ids_checked(ids, weight.shape[0]),
-        doc="rows of a matrix by their numbers",
-    )
+        no_gradient,
+    ),
+    jvp=lambda t, y, weight, ids, padding_index: unpadded(
+        EMBEDDING(t[0], ids, padding_index=padding_index), ids, padding_index
+    ),
+    accepts=c_ordered,
+    checks=lambda weight, ids, padding_index: ids_checked(ids, weight.shape[0]),
+    doc="rows of a matrix by their numbers",
 )
-EMBEDDING_GRADIENT: Op = register(
-    Op(
-        name="embedding_gradient",
-        infer=_infer_embedding_gradient,
-        bind=_bind_embedding_gradient,
-        vjp=(
-            lambda u, y, g, ids, vocabulary, padding_index: unpadded(
-                EMBEDDING(u, ids, padding_index=padding_index), ids, padding_index
-            ),
-            no_gradient,
+EMBEDDING_GRADIENT: Op = define(
+    name="embedding_gradient",
+    infer=_infer_embedding_gradient,
+    bind=_bind_embedding_gradient,
+    vjp=(
+        lambda u, y, g, ids, vocabulary, padding_index: unpadded(
+            EMBEDDING(u, ids, padding_index=padding_index), ids, padding_index
         ),
-        jvp=lambda t, y, g, ids, vocabulary, padding_index: EMBEDDING_GRADIENT(
-            t[0], ids, vocabulary=vocabulary, padding_index=padding_index
-        ),
-        accepts=c_ordered,
-        sum_rows=_sum_rows,
-        checks=lambda g, ids, vocabulary, padding_index: ids_checked(ids, vocabulary),
-        doc="rows added into a matrix of zeros at their numbers",
-    )
+        no_gradient,
+    ),
+    jvp=lambda t, y, g, ids, vocabulary, padding_index: EMBEDDING_GRADIENT(
+        t[0], ids, vocabulary=vocabulary, padding_index=padding_index
+    ),
+    accepts=c_ordered,
+    sum_rows=_sum_rows,
+    checks=lambda g, ids, vocabulary, padding_index: ids_checked(ids, vocabulary),
+    doc="rows added into a matrix of zeros at their numbers",
 )
 
 

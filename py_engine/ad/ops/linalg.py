@@ -17,10 +17,10 @@ from py_engine.ad.op import (
     Tangents,
     as_tensors,
     common_dtype,
+    define,
     float_only,
     implements,
     multilinear_jvp,
-    register,
     total,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
@@ -89,19 +89,17 @@ def _many_matmul(tangents: Tangents, count: int, y: Tensor, a: Tensor, b: Tensor
     return total(terms)
 
 
-MATMUL: Op = register(
-    Op(
-        name="matmul",
-        infer=_infer_matmul,
-        kernel=_matmul,
-        bind=_bind_matmul,
-        vjp=(lambda g, y, a, b: MATMUL(g, _turned(b)), lambda g, y, a, b: _gradient_of_right(g, a, b)),
-        jvp=multilinear_jvp("matmul"),
-        jvp_many=_many_matmul,
-        accepts=suits_blas,
-        strided=True,
-        doc="matrix product over the last two axes, stacked over the others",
-    )
+MATMUL: Op = define(
+    name="matmul",
+    infer=_infer_matmul,
+    kernel=_matmul,
+    bind=_bind_matmul,
+    vjp=(lambda g, y, a, b: MATMUL(g, _turned(b)), lambda g, y, a, b: _gradient_of_right(g, a, b)),
+    jvp=multilinear_jvp("matmul"),
+    jvp_many=_many_matmul,
+    accepts=suits_blas,
+    strided=True,
+    doc="matrix product over the last two axes, stacked over the others",
 )
 
 
@@ -252,16 +250,14 @@ def _many_einsum(
     return total(found)
 
 
-EINSUM: Op = register(
-    Op(
-        name="einsum",
-        infer=_infer_einsum,
-        bind=_bind_einsum,
-        vjp=_pull_einsum,
-        jvp=multilinear_jvp("einsum"),
-        jvp_many=_many_einsum,
-        doc="sum of products in Einstein notation",
-    )
+EINSUM: Op = define(
+    name="einsum",
+    infer=_infer_einsum,
+    bind=_bind_einsum,
+    vjp=_pull_einsum,
+    jvp=multilinear_jvp("einsum"),
+    jvp_many=_many_einsum,
+    doc="sum of products in Einstein notation",
 )
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -21,9 +21,9 @@ from py_engine.ad.op import (
     as_tensors,
     c_ordered,
     check_op,
+    define,
     here,
     no_gradient,
-    register,
     total,
 )
 from py_engine.ad.ops.elementary import exp, softplus, square
@@ -128,43 +128,39 @@ def _gradient_jvp(t: Tangents, y: Tensor, g: Tensor, logits: Tensor, lse: Tensor
     return total(terms)
 
 
-SOFTMAX_CROSS_ENTROPY: Op = register(
-    Op(
-        name="softmax_cross_entropy",
-        infer=_infer_loss,
-        bind=_bind_loss,
-        vjp=(
-            lambda g, y, logits, lse, labels: SOFTMAX_CROSS_ENTROPY_GRADIENT(g, logits, lse, labels),
-            no_gradient,  # the rule for the logits contains it
-            no_gradient,
-        ),
-        jvp=lambda t, y, logits, lse, labels: sum(
-            t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
-        ),
-        jvp_many=many_weighted,
-        accepts=c_ordered,
-        checks=lambda logits, lse, labels: _labels_checked(logits, labels),
-        doc="mean of -log softmax(logits)[label]",
-    )
+SOFTMAX_CROSS_ENTROPY: Op = define(
+    name="softmax_cross_entropy",
+    infer=_infer_loss,
+    bind=_bind_loss,
+    vjp=(
+        lambda g, y, logits, lse, labels: SOFTMAX_CROSS_ENTROPY_GRADIENT(g, logits, lse, labels),
+        no_gradient,  # the rule for the logits contains it
+        no_gradient,
+    ),
+    jvp=lambda t, y, logits, lse, labels: sum(
+        t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
+    ),
+    jvp_many=many_weighted,
+    accepts=c_ordered,
+    checks=lambda logits, lse, labels: _labels_checked(logits, labels),
+    doc="mean of -log softmax(logits)[label]",
 )
-SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = register(
-    Op(
-        name="softmax_cross_entropy_gradient",
-        infer=lambda g, logits, lse, labels: (logits.shape, logits.dtype),
-        bind=_bind_gradient,
-        vjp=(
-            lambda u, y, g, logits, lse, labels: sum(
-                u * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
-            ),
-            lambda u, y, g, logits, lse, labels: _tangent(u, g, logits, lse, labels),
-            lambda u, y, g, logits, lse, labels: -sum(_tangent(u, g, logits, lse, labels), -1),
-            no_gradient,
+SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = define(
+    name="softmax_cross_entropy_gradient",
+    infer=lambda g, logits, lse, labels: (logits.shape, logits.dtype),
+    bind=_bind_gradient,
+    vjp=(
+        lambda u, y, g, logits, lse, labels: sum(
+            u * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
         ),
-        jvp=_gradient_jvp,
-        accepts=c_ordered,
-        checks=lambda g, logits, lse, labels: _labels_checked(logits, labels),
-        doc="(softmax(logits) - one_hot(labels)) g / n",
-    )
+        lambda u, y, g, logits, lse, labels: _tangent(u, g, logits, lse, labels),
+        lambda u, y, g, logits, lse, labels: -sum(_tangent(u, g, logits, lse, labels), -1),
+        no_gradient,
+    ),
+    jvp=_gradient_jvp,
+    accepts=c_ordered,
+    checks=lambda g, logits, lse, labels: _labels_checked(logits, labels),
+    doc="(softmax(logits) - one_hot(labels)) g / n",
 )
 
 

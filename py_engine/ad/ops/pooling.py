@@ -25,10 +25,10 @@ from py_engine.ad.op import (
     as_tensor,
     c_ordered,
     common_dtype,
+    define,
     float_only,
     linear_jvp,
     no_gradient,
-    register,
 )
 from py_engine.ad.ops.convolution import (
     Pairs,
@@ -180,40 +180,34 @@ def _bind_max_gather(
     return calls
 
 
-MAX_POOL: Op = register(
-    Op(
-        name="max_pool",
-        infer=_infer_pool,
-        bind=_bind_max,
-        vjp=(lambda g, y, x, **at: MAX_POOL_GRADIENT(g, x, y, lengths=x.shape[2:], **at),),
-        jvp=lambda t, y, x, **at: MAX_POOL_GATHER(t[0], x, y, **at),
-        doc="the largest element of each window",
-    )
+MAX_POOL: Op = define(
+    name="max_pool",
+    infer=_infer_pool,
+    bind=_bind_max,
+    vjp=(lambda g, y, x, **at: MAX_POOL_GRADIENT(g, x, y, lengths=x.shape[2:], **at),),
+    jvp=lambda t, y, x, **at: MAX_POOL_GATHER(t[0], x, y, **at),
+    doc="the largest element of each window",
 )
-MAX_POOL_GRADIENT: Op = register(
-    Op(
-        name="max_pool_gradient",
-        infer=_infer_pool_gradient,
-        bind=_bind_max_gradient,
-        vjp=(lambda u, r, g, x, y, lengths, **at: MAX_POOL_GATHER(u, x, y, **at), no_gradient, no_gradient),
-        jvp=lambda t, r, g, x, y, **at: None if t[0] is None else MAX_POOL_GRADIENT(t[0], x, y, **at),
-        accepts=c_ordered,
-        doc="an element for each window, added into zeros at the place of the window's maximum",
-    )
+MAX_POOL_GRADIENT: Op = define(
+    name="max_pool_gradient",
+    infer=_infer_pool_gradient,
+    bind=_bind_max_gradient,
+    vjp=(lambda u, r, g, x, y, lengths, **at: MAX_POOL_GATHER(u, x, y, **at), no_gradient, no_gradient),
+    jvp=lambda t, r, g, x, y, **at: None if t[0] is None else MAX_POOL_GRADIENT(t[0], x, y, **at),
+    accepts=c_ordered,
+    doc="an element for each window, added into zeros at the place of the window's maximum",
 )
-MAX_POOL_GATHER: Op = register(
-    Op(
-        name="max_pool_gather",
-        infer=_infer_max_gather,
-        bind=_bind_max_gather,
-        vjp=(
-            lambda g, r, u, x, y, **at: MAX_POOL_GRADIENT(g, x, y, lengths=x.shape[2:], **at),
-            no_gradient,
-            no_gradient,
-        ),
-        jvp=lambda t, r, u, x, y, **at: None if t[0] is None else MAX_POOL_GATHER(t[0], x, y, **at),
-        doc="for each window the element of another array at the place of the window's maximum",
-    )
+MAX_POOL_GATHER: Op = define(
+    name="max_pool_gather",
+    infer=_infer_max_gather,
+    bind=_bind_max_gather,
+    vjp=(
+        lambda g, r, u, x, y, **at: MAX_POOL_GRADIENT(g, x, y, lengths=x.shape[2:], **at),
+        no_gradient,
+        no_gradient,
+    ),
+    jvp=lambda t, r, u, x, y, **at: None if t[0] is None else MAX_POOL_GATHER(t[0], x, y, **at),
+    doc="for each window the element of another array at the place of the window's maximum",
 )
 
 
@@ -260,28 +254,24 @@ def _bind_avg_gradient(
     return calls + put_back(phases, out, scratch, window, stride, padding)
 
 
-AVG_POOL: Op = register(
-    Op(
-        name="avg_pool",
-        infer=_infer_pool,
-        bind=_bind_avg,
-        vjp=(lambda g, y, x, **at: AVG_POOL_GRADIENT(g, lengths=x.shape[2:], **at),),
-        jvp=linear_jvp("avg_pool"),
-        jvp_many=many_samples,
-        doc="the mean of each window",
-    )
+AVG_POOL: Op = define(
+    name="avg_pool",
+    infer=_infer_pool,
+    bind=_bind_avg,
+    vjp=(lambda g, y, x, **at: AVG_POOL_GRADIENT(g, lengths=x.shape[2:], **at),),
+    jvp=linear_jvp("avg_pool"),
+    jvp_many=many_samples,
+    doc="the mean of each window",
 )
-AVG_POOL_GRADIENT: Op = register(
-    Op(
-        name="avg_pool_gradient",
-        infer=_infer_pool_gradient,
-        bind=_bind_avg_gradient,
-        vjp=(lambda u, y, g, lengths, **at: AVG_POOL(u, **at),),
-        jvp=linear_jvp("avg_pool_gradient"),
-        jvp_many=many_samples,
-        accepts=c_ordered,
-        doc="an element for each window, divided among all places of the window",
-    )
+AVG_POOL_GRADIENT: Op = define(
+    name="avg_pool_gradient",
+    infer=_infer_pool_gradient,
+    bind=_bind_avg_gradient,
+    vjp=(lambda u, y, g, lengths, **at: AVG_POOL(u, **at),),
+    jvp=linear_jvp("avg_pool_gradient"),
+    jvp_many=many_samples,
+    accepts=c_ordered,
+    doc="an element for each window, divided among all places of the window",
 )
 
 
@@ -335,24 +325,20 @@ def _bind_columns_gradient(
     return put_back(phases, out, scratch, kernel, stride, padding)
 
 
-COLUMNS: Op = register(
-    Op(
-        name="columns",
-        infer=_infer_columns,
-        bind=_bind_columns,
-        fused=True,
-        doc="the windows of x (N, C, ...) as the columns of a matrix (C * window, N * windows)",
-    )
+COLUMNS: Op = define(
+    name="columns",
+    infer=_infer_columns,
+    bind=_bind_columns,
+    fused=True,
+    doc="the windows of x (N, C, ...) as the columns of a matrix (C * window, N * windows)",
 )
-COLUMNS_GRADIENT: Op = register(
-    Op(
-        name="columns_gradient",
-        infer=lambda g, shape, **at: (shape, g.dtype),
-        bind=_bind_columns_gradient,
-        accepts=c_ordered,
-        fused=True,
-        doc="columns added back into their windows",
-    )
+COLUMNS_GRADIENT: Op = define(
+    name="columns_gradient",
+    infer=lambda g, shape, **at: (shape, g.dtype),
+    bind=_bind_columns_gradient,
+    accepts=c_ordered,
+    fused=True,
+    doc="columns added back into their windows",
 )
 
 
@@ -375,14 +361,12 @@ def _bind_shifted_gradient(
     return [partial(np.copyto, by_phase, g), partial(np.copyto, out.reshape(kernel, size), shifted)]
 
 
-SHIFTED_GRADIENT: Op = register(
-    Op(
-        name="shifted_phases_gradient",
-        infer=lambda g, places, kernel, samples, **at: ((kernel * g.shape[1], samples * places), g.dtype),
-        bind=_bind_shifted_gradient,
-        fused=True,
-        doc="phases put back into rows, once for each place in the kernel",
-    )
+SHIFTED_GRADIENT: Op = define(
+    name="shifted_phases_gradient",
+    infer=lambda g, places, kernel, samples, **at: ((kernel * g.shape[1], samples * places), g.dtype),
+    bind=_bind_shifted_gradient,
+    fused=True,
+    doc="phases put back into rows, once for each place in the kernel",
 )
 
 
@@ -433,17 +417,13 @@ def _suits(beside: int, kernel: int, filters: int, places: int) -> bool:
     return beside * filters <= FULL and 2 * piece <= 3 * kernel and piece <= places and (places - piece) % beside == 0
 
 
-SLIDING: Op = register(
-    Op(
-        name="sliding_phases",
-        infer=_infer_sliding,
-        bind=lambda arrays, out, scratch, kernel, stride, **at: slide(
-            arrays[0], arrays[1], out, scratch, kernel, stride
-        ),
-        accepts=c_ordered,
-        fused=True,
-        doc="a kernel (kernel * filters, channels) moved over rows (N * places, channels), by phase",
-    )
+SLIDING: Op = define(
+    name="sliding_phases",
+    infer=_infer_sliding,
+    bind=lambda arrays, out, scratch, kernel, stride, **at: slide(arrays[0], arrays[1], out, scratch, kernel, stride),
+    accepts=c_ordered,
+    fused=True,
+    doc="a kernel (kernel * filters, channels) moved over rows (N * places, channels), by phase",
 )
 
 
@@ -455,16 +435,14 @@ def _bind_biased(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seque
     return calls + [partial(np.add, phase, each, total) for phase, total in zip(phases, out, strict=True)]
 
 
-BIASED: Op = register(
-    Op(
-        name="biased_phases",
-        infer=lambda phases, bias: (phases.shape, common_dtype((phases, bias))),
-        bind=_bind_biased,
-        overwrites=(0,),
-        accepts=c_ordered,
-        fused=True,
-        doc="phases (window, filters, ...) with a number added to each filter's",
-    )
+BIASED: Op = define(
+    name="biased_phases",
+    infer=lambda phases, bias: (phases.shape, common_dtype((phases, bias))),
+    bind=_bind_biased,
+    overwrites=(0,),
+    accepts=c_ordered,
+    fused=True,
+    doc="phases (window, filters, ...) with a number added to each filter's",
 )
 
 
@@ -474,23 +452,19 @@ def _bind_phase_max_gradient(arrays: Sequence[Array], out: Array, scratch: Scrat
     return [*calls, *keep_winners([g] * len(won), won, out)]
 
 
-PHASE_MAX: Op = register(
-    Op(
-        name="phase_max",
-        infer=lambda phases: (phases.shape[1:], phases.dtype),
-        kernel=lambda phases, out: np.maximum.reduce(phases, axis=0, out=out),
-        fused=True,
-        doc="the largest over the first axis",
-    )
+PHASE_MAX: Op = define(
+    name="phase_max",
+    infer=lambda phases: (phases.shape[1:], phases.dtype),
+    kernel=lambda phases, out: np.maximum.reduce(phases, axis=0, out=out),
+    fused=True,
+    doc="the largest over the first axis",
 )
-PHASE_MAX_GRADIENT: Op = register(
-    Op(
-        name="phase_max_gradient",
-        infer=lambda g, phases, y: (phases.shape, g.dtype),
-        bind=_bind_phase_max_gradient,
-        overwrites=(1,),
-        accepts=c_ordered,
-        fused=True,
-        doc="an element for each maximum over the first axis, in zeros, at the first place of that maximum",
-    )
+PHASE_MAX_GRADIENT: Op = define(
+    name="phase_max_gradient",
+    infer=lambda g, phases, y: (phases.shape, g.dtype),
+    bind=_bind_phase_max_gradient,
+    overwrites=(1,),
+    accepts=c_ordered,
+    fused=True,
+    doc="an element for each maximum over the first axis, in zeros, at the first place of that maximum",
 )

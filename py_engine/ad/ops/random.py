@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from py_engine.ad.op import Call, Op, Scratch, as_tensor, float_only, register
+from py_engine.ad.op import Call, Op, Scratch, as_tensor, define, float_only
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ConfigurationError
 
@@ -23,15 +23,13 @@ def _bind_mask(
     ]
 
 
-DROPOUT_MASK: Op = register(
-    Op(
-        name="dropout_mask",
-        infer=lambda x, rate, generator: (x.shape, float_only(x.dtype)),
-        bind=_bind_mask,
-        constant=True,
-        random=True,
-        doc="0 with probability rate, else 1 / (1 - rate), in the shape of x",
-    )
+DROPOUT_MASK: Op = define(
+    name="dropout_mask",
+    infer=lambda x, rate, generator: (x.shape, float_only(x.dtype)),
+    bind=_bind_mask,
+    constant=True,
+    random=True,
+    doc="0 with probability rate, else 1 / (1 - rate), in the shape of x",
 )
 
 

@@ -14,7 +14,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import Call, Op, Scratch, Shape, Tangents, as_tensor, float_only, implements, linear_jvp, register
+from py_engine.ad.op import (
+    Call,
+    Op,
+    Scratch,
+    Shape,
+    Tangents,
+    as_tensor,
+    define,
+    float_only,
+    implements,
+    linear_jvp,
+    register,
+)
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
 from py_engine.ad.ops.shape import behind, broadcast_to, concatenate, only, reshape, transpose
@@ -112,18 +124,16 @@ def many_weighted(tangents: Tangents, count: int, y: Tensor, x: Tensor, *others:
     return sum(only(tangents) * derivatives, behind(axes), keepdims=keepdims)
 
 
-SUM: Op = register(
-    Op(
-        name="sum",
-        infer=_infer,
-        kernel=_reducing(np.add),
-        bind=_bind_sum,
-        vjp=(lambda g, y, x, axes, keepdims: broadcast_to(spread(g, x, axes) if g.shape else g, x.shape),),
-        jvp=linear_jvp("sum"),
-        jvp_many=_many_sum,
-        scalar="{0} + 0.0",
-        doc="sum over axes",
-    )
+SUM: Op = define(
+    name="sum",
+    infer=_infer,
+    kernel=_reducing(np.add),
+    bind=_bind_sum,
+    vjp=(lambda g, y, x, axes, keepdims: broadcast_to(spread(g, x, axes) if g.shape else g, x.shape),),
+    jvp=linear_jvp("sum"),
+    jvp_many=_many_sum,
+    scalar="{0} + 0.0",
+    doc="sum over axes",
 )
 
 
@@ -250,16 +260,14 @@ def _direction(y: Tensor, x: Tensor, axes: Axes) -> Tensor:
     return div(x, where(equal(length, 0), 1, length))  # 0 / 1 at the origin: the subgradient there is 0
 
 
-NORM: Op = register(
-    Op(
-        name="norm",
-        infer=_infer,
-        kernel=_kernel_norm,
-        vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _direction(y, x, axes),),
-        jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _direction(y, x, axes), axes, keepdims=keepdims),
-        jvp_many=many_weighted,
-        doc="Euclidean norm over axes; subgradient 0 at the origin",
-    )
+NORM: Op = define(
+    name="norm",
+    infer=_infer,
+    kernel=_kernel_norm,
+    vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _direction(y, x, axes),),
+    jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _direction(y, x, axes), axes, keepdims=keepdims),
+    jvp_many=many_weighted,
+    doc="Euclidean norm over axes; subgradient 0 at the origin",
 )
 
 
@@ -302,17 +310,15 @@ def _winners(y: Tensor, x: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
 
 
 def _extremum(name: str, ufunc: np.ufunc, doc: str) -> Op:
-    return register(
-        Op(
-            name=name,
-            infer=_infer_extremum,
-            kernel=_reducing(ufunc),
-            vjp=(lambda g, y, x, axes, keepdims: _to_winners(g, y, x, axes),),
-            jvp=lambda t, y, x, axes, keepdims: _of_winners(t[0], y, x, axes, keepdims),
-            jvp_many=many_weighted,
-            scalar="{0}",
-            doc=doc,
-        )
+    return define(
+        name=name,
+        infer=_infer_extremum,
+        kernel=_reducing(ufunc),
+        vjp=(lambda g, y, x, axes, keepdims: _to_winners(g, y, x, axes),),
+        jvp=lambda t, y, x, axes, keepdims: _of_winners(t[0], y, x, axes, keepdims),
+        jvp_many=many_weighted,
+        scalar="{0}",
+        doc=doc,
     )
 
 
@@ -380,15 +386,13 @@ def _without_each(rows: Tensor) -> Tensor:
     return concatenate([without[:, :half] * right, without[:, :half] * left, without[:, half:]], axis=1)
 
 
-PROD: Op = register(
-    Op(
-        name="prod",
-        infer=_infer,
-        kernel=_reducing(np.multiply),
-        vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _products_of_others(x, axes),),
-        jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _products_of_others(x, axes), axes, keepdims=keepdims),
-        doc="product over axes",
-    )
+PROD: Op = define(
+    name="prod",
+    infer=_infer,
+    kernel=_reducing(np.multiply),
+    vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _products_of_others(x, axes),),
+    jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _products_of_others(x, axes), axes, keepdims=keepdims),
+    doc="product over axes",
 )
 
 
@@ -532,16 +536,14 @@ def _finite(y: Tensor) -> Tensor:
     return where(equal(y, -np.inf), 0, y)
 
 
-LOGSUMEXP: Op = register(
-    Op(
-        name="logsumexp",
-        infer=_infer_extremum,
-        bind=_bind_logsumexp,
-        vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * exp(x - _finite(spread(y, x, axes))),),
-        jvp=lambda t, y, x, axes, keepdims: sum(t[0] * exp(x - _finite(spread(y, x, axes))), axes, keepdims=keepdims),
-        jvp_many=many_weighted,
-        doc="log of the sum of exponentials over axes, without overflow",
-    )
+LOGSUMEXP: Op = define(
+    name="logsumexp",
+    infer=_infer_extremum,
+    bind=_bind_logsumexp,
+    vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * exp(x - _finite(spread(y, x, axes))),),
+    jvp=lambda t, y, x, axes, keepdims: sum(t[0] * exp(x - _finite(spread(y, x, axes))), axes, keepdims=keepdims),
+    jvp_many=many_weighted,
+    doc="log of the sum of exponentials over axes, without overflow",
 )
 
 
@@ -598,27 +600,23 @@ def _many_log_softmax(tangents: Tangents, count: int, y: Tensor, x: Tensor, axes
     return t - sum(exp(y) * t, behind(axes), keepdims=True)
 
 
-SOFTMAX: Op = register(
-    Op(
-        name="softmax",
-        infer=_infer_same,
-        bind=_bind_softmax,
-        vjp=(lambda g, y, x, axes: _softmax_pull(g, y, axes),),
-        jvp=lambda t, y, x, axes: _softmax_pull(t[0], y, axes),
-        jvp_many=_many_softmax,
-        doc="exponentials that sum to one over axes, without overflow",
-    )
+SOFTMAX: Op = define(
+    name="softmax",
+    infer=_infer_same,
+    bind=_bind_softmax,
+    vjp=(lambda g, y, x, axes: _softmax_pull(g, y, axes),),
+    jvp=lambda t, y, x, axes: _softmax_pull(t[0], y, axes),
+    jvp_many=_many_softmax,
+    doc="exponentials that sum to one over axes, without overflow",
 )
-LOG_SOFTMAX: Op = register(
-    Op(
-        name="log_softmax",
-        infer=_infer_same,
-        bind=_bind_log_softmax,
-        vjp=(lambda g, y, x, axes: g - exp(y) * sum(g, axes, keepdims=True),),
-        jvp=lambda t, y, x, axes: t[0] - sum(exp(y) * t[0], axes, keepdims=True),
-        jvp_many=_many_log_softmax,
-        doc="logarithm of softmax, without overflow",
-    )
+LOG_SOFTMAX: Op = define(
+    name="log_softmax",
+    infer=_infer_same,
+    bind=_bind_log_softmax,
+    vjp=(lambda g, y, x, axes: g - exp(y) * sum(g, axes, keepdims=True),),
+    jvp=lambda t, y, x, axes: t[0] - sum(exp(y) * t[0], axes, keepdims=True),
+    jvp_many=_many_log_softmax,
+    doc="logarithm of softmax, without overflow",
 )
 
 

@@ -22,10 +22,10 @@ from py_engine.ad.op import (
     as_tensor,
     as_tensors,
     common_dtype,
+    define,
     implements,
     infer_same,
     linear_jvp,
-    register,
 )
 from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, wholes
 from py_engine.ad.tensor import Array, Literal, Operand, Tensor, real_array
@@ -96,19 +96,17 @@ def _shorter_reshape(equation: Equation, made: Mapping[int, Equation]) -> Tensor
     return x if x.shape == equation.output.shape else equation.reading((x,))
 
 
-RESHAPE: Op = register(
-    Op(
-        name="reshape",
-        infer=lambda x, shape: (_reshaped(x.shape, shape), x.dtype),
-        view=lambda x, shape: x.reshape(shape),
-        accepts=_is_view,
-        in_order=True,
-        simplify=_shorter_reshape,
-        vjp=(lambda g, y, x, shape: RESHAPE(g, shape=x.shape),),
-        jvp=linear_jvp("reshape"),
-        jvp_many=lambda t, count, y, x, shape: RESHAPE(only(t), shape=(count, *y.shape)),
-        doc="the same elements in another shape, in C order",
-    )
+RESHAPE: Op = define(
+    name="reshape",
+    infer=lambda x, shape: (_reshaped(x.shape, shape), x.dtype),
+    view=lambda x, shape: x.reshape(shape),
+    accepts=_is_view,
+    in_order=True,
+    simplify=_shorter_reshape,
+    vjp=(lambda g, y, x, shape: RESHAPE(g, shape=x.shape),),
+    jvp=linear_jvp("reshape"),
+    jvp_many=lambda t, count, y, x, shape: RESHAPE(only(t), shape=(count, *y.shape)),
+    doc="the same elements in another shape, in C order",
 )
 
 
@@ -167,17 +165,15 @@ def _shorter_transpose(equation: Equation, made: Mapping[int, Equation]) -> Tens
     return Equation(TRANSPOSE, (x,), {"axes": axes}, equation.outputs, equation.scope)
 
 
-TRANSPOSE: Op = register(
-    Op(
-        name="transpose",
-        infer=lambda x, axes: (tuple(x.shape[a] for a in axes), x.dtype),
-        view=lambda x, axes: x.transpose(axes),
-        simplify=_shorter_transpose,
-        vjp=(lambda g, y, x, axes: TRANSPOSE(g, axes=_inverse(axes)),),
-        jvp=linear_jvp("transpose"),
-        jvp_many=lambda t, count, y, x, axes: TRANSPOSE(only(t), axes=(0, *behind(axes))),
-        doc="permutation of the axes",
-    )
+TRANSPOSE: Op = define(
+    name="transpose",
+    infer=lambda x, axes: (tuple(x.shape[a] for a in axes), x.dtype),
+    view=lambda x, axes: x.transpose(axes),
+    simplify=_shorter_transpose,
+    vjp=(lambda g, y, x, axes: TRANSPOSE(g, axes=_inverse(axes)),),
+    jvp=linear_jvp("transpose"),
+    jvp_many=lambda t, count, y, x, axes: TRANSPOSE(only(t), axes=(0, *behind(axes))),
+    doc="permutation of the axes",
 )
 
 
@@ -235,16 +231,14 @@ def _broadcast_to(x: Array, shape: Shape) -> Array:
     return np.broadcast_to(x, shape)
 
 
-BROADCAST_TO: Op = register(
-    Op(
-        name="broadcast_to",
-        infer=_infer_broadcast_to,
-        view=_broadcast_to,
-        vjp=(lambda g, y, x, shape: g,),  # the runtime sums a gradient back to its input's shape
-        jvp=linear_jvp("broadcast_to"),
-        jvp_many=lambda t, count, y, x, shape: aligned(only(t), y.ndim),
-        doc="the same elements repeated along new or length-one axes",
-    )
+BROADCAST_TO: Op = define(
+    name="broadcast_to",
+    infer=_infer_broadcast_to,
+    view=_broadcast_to,
+    vjp=(lambda g, y, x, shape: g,),  # the runtime sums a gradient back to its input's shape
+    jvp=linear_jvp("broadcast_to"),
+    jvp_many=lambda t, count, y, x, shape: aligned(only(t), y.ndim),
+    doc="the same elements repeated along new or length-one axes",
 )
 
 
@@ -286,17 +280,15 @@ def _infer_slice(x: Tensor, index: Index) -> tuple[Shape, Any]:
         raise ShapeError(f"{error}; the shape is {x.shape}") from None
 
 
-SLICE: Op = register(
-    Op(
-        name="slice",
-        infer=_infer_slice,
-        view=lambda x, index: x[as_index(index)],
-        vjp=(lambda g, y, x, index: assemble([g], [index], x.shape),),
-        jvp=linear_jvp("slice"),
-        jvp_many=lambda t, count, y, x, index: SLICE(only(t), index=(EACH, *index)),
-        slice_index=lambda index: index,
-        doc="basic indexing: integers, slices, new axes",
-    )
+SLICE: Op = define(
+    name="slice",
+    infer=_infer_slice,
+    view=lambda x, index: x[as_index(index)],
+    vjp=(lambda g, y, x, index: assemble([g], [index], x.shape),),
+    jvp=linear_jvp("slice"),
+    jvp_many=lambda t, count, y, x, index: SLICE(only(t), index=(EACH, *index)),
+    slice_index=lambda index: index,
+    doc="basic indexing: integers, slices, new axes",
 )
 
 
@@ -369,17 +361,15 @@ def _places(shape: Shape, indices: tuple[Index, ...]) -> list[Any]:
     return [as_index(index) for index in indices] if covers(shape, indices) else []
 
 
-ASSEMBLE: Op = register(
-    Op(
-        name="assemble",
-        infer=_infer_assemble,
-        bind=_bind_assemble,
-        vjp=_pull_assemble,
-        jvp=linear_jvp("assemble"),
-        jvp_many=_many_parts,
-        places=_places,
-        doc="parts put (where they overlap, added) into their places in an array of zeros",
-    )
+ASSEMBLE: Op = define(
+    name="assemble",
+    infer=_infer_assemble,
+    bind=_bind_assemble,
+    vjp=_pull_assemble,
+    jvp=linear_jvp("assemble"),
+    jvp_many=_many_parts,
+    places=_places,
+    doc="parts put (where they overlap, added) into their places in an array of zeros",
 )
 
 
@@ -544,17 +534,15 @@ def _padding_values(values: Any, x: Tensor) -> list[tuple[Tensor, Tensor]]:
 # Copies ---------------------------------------------------------------------------------------------------
 
 
-COPY: Op = register(
-    Op(
-        name="copy",
-        infer=infer_same,
-        kernel=lambda x, out: np.copyto(out, x),
-        vjp=(lambda g, y, x: g,),
-        jvp=linear_jvp("copy"),
-        jvp_many=lambda t, count, y, x: only(t),
-        scalar="{0}",
-        doc="the same values in memory of their own, in C order",
-    )
+COPY: Op = define(
+    name="copy",
+    infer=infer_same,
+    kernel=lambda x, out: np.copyto(out, x),
+    vjp=(lambda g, y, x: g,),
+    jvp=linear_jvp("copy"),
+    jvp_many=lambda t, count, y, x: only(t),
+    scalar="{0}",
+    doc="the same values in memory of their own, in C order",
 )
 
 
