@@ -735,8 +735,12 @@ def elementwise(
         return vjp
 
     def jvp(tangents: Tangents, y: Tensor, *inputs: Tensor) -> Tensor | None:
-        moves = [(t, d) for t, d in zip(tangents, partials, strict=True) if t is not None and d is not None]
-        return total([scaled(t, derivative(y, *inputs)) for t, derivative in moves])
+        found = None
+        for tangent, derivative in zip(tangents, partials, strict=True):
+            if tangent is not None and derivative is not None:
+                term = scaled(tangent, derivative(y, *inputs))
+                found = term if found is None else found + term
+        return found
 
     constant = bool(partials) and not any(partials)
     op = Op(
