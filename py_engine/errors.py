@@ -37,7 +37,7 @@ class DTypeError(EngineError, TypeError):
 
 
 class NotDifferentiableError(DTypeError):
-    """A gradient was asked for through integers, booleans or an op that has none."""
+    """A gradient by integers or booleans, or through an op without a rule."""
 
 
 class MissingAttributeError(EngineError, AttributeError):

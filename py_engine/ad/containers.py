@@ -19,7 +19,7 @@ from py_engine.errors import ShapeError
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a container is without its leaves; hashable, and equal for containers of the same make.
+    """What a container is without its leaves; hashable, and equal for containers of the same types and keys.
 
     Attributes:
         kind: the type, or None for a leaf.
@@ -55,7 +55,7 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
     >>> unflatten(structure, [4.0, 5.0, 6.0])
     {'weights': [4.0, 5.0], 'bias': 6.0}
     """
-    if value.__class__ in _PLAIN:  # nearly always: the way without any detour
+    if value.__class__ in _PLAIN:  # nearly always
         return [value], LEAF
     leaves: list[Any] = []
     return leaves, _structure(value, leaves)

@@ -66,7 +66,7 @@ def draw(function: Callable[..., Any], *args: Any, simplified: bool = True) -> S
         that uses them. Write it into a file, or leave it as the last value of a notebook's cell.
 
     Raises:
-        ConfigurationError: `function` is none.
+        ConfigurationError: `function` is not callable.
         TraceError: the function branches on a value, or its graph has more than 400 nodes.
 
     Example:

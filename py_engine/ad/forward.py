@@ -121,8 +121,9 @@ def _one_by_one(node: Node, given: Tangents, count: int) -> list[Tensor | None]:
     columns: list[Tensor | None] = []
     for (shape, dtype), column in zip(node.kinds, zip(*rows, strict=True), strict=True):
         still = Tensor(np.zeros(shape, dtype))
-        moves = any(t is not None for t in column)
-        columns.append(ops.stack([still if t is None else t for t in column]) if moves else None)
+        columns.append(
+            ops.stack([still if t is None else t for t in column]) if any(t is not None for t in column) else None
+        )
     return columns
 
 
@@ -133,7 +134,7 @@ def _missing_rule(node: Tensor | Node) -> NotDifferentiableError:
 
 
 def _checked(tangent: Tensor, node: Tensor, wanted: Shape) -> Tensor:
-    """Return a rule's result in the whole shape: where only a broadcast input moves, the rule knows no more."""
+    """Return a rule's result in the whole shape: where only a broadcast input has a tangent, the rule knows no more."""
     assert node.op is not None
     if tangent.dtype != node.dtype:
         raise DTypeError(f"{node.op.name}: a jvp rule returned {tangent.dtype} for a result of {node.dtype}")

@@ -55,21 +55,21 @@ def gradcheck(
     arrays = [plain_array(arg) for arg in args]
     if any(a.dtype == np.float32 for a in arrays):
         raise DTypeError("gradcheck: float32 is too coarse for finite differences; pass float64 arrays")
-    moving = [i for i, a in enumerate(arrays) if a.dtype in FLOATS]
-    if not moving:
+    floats = [i for i, a in enumerate(arrays) if a.dtype in FLOATS]
+    if not floats:
         raise NotDifferentiableError("gradcheck: at least one float64 argument is needed to differentiate by")
 
     def evaluate(points: list[Array]) -> Tensor:
-        return as_tensor(function(*(Tensor(np.asarray(a), i in moving) for i, a in enumerate(points))))
+        return as_tensor(function(*(Tensor(np.asarray(a), i in floats) for i, a in enumerate(points))))
 
-    variables = [Tensor(a, requires_grad=i in moving) for i, a in enumerate(arrays)]
+    variables = [Tensor(a, requires_grad=i in floats) for i, a in enumerate(arrays)]
     output = as_tensor(function(*variables))
     for k in range(directions):
         weights = rng.standard_normal(output.shape)
-        found = gradients([output], [Tensor(weights)], [variables[i] for i in moving])
-        steps = {i: rng.standard_normal(arrays[i].shape) for i in moving}
+        found = gradients([output], [Tensor(weights)], [variables[i] for i in floats])
+        steps = {i: rng.standard_normal(arrays[i].shape) for i in floats}
         analytic = 0.0
-        for i, g in zip(moving, found, strict=True):
+        for i, g in zip(floats, found, strict=True):
             if g is not None:
                 if g.shape != arrays[i].shape:
                     raise GradientCheckError(
@@ -78,8 +78,8 @@ def gradcheck(
                 analytic += float(np.sum(g.numpy() * steps[i]))
 
         def difference(h: float, weights: Array = weights, steps: dict[int, Array] = steps) -> float:
-            ahead = evaluate([a + h * steps[i] if i in moving else a for i, a in enumerate(arrays)])
-            behind = evaluate([a - h * steps[i] if i in moving else a for i, a in enumerate(arrays)])
+            ahead = evaluate([a + h * steps[i] if i in floats else a for i, a in enumerate(arrays)])
+            behind = evaluate([a - h * steps[i] if i in floats else a for i, a in enumerate(arrays)])
             return float(np.sum(weights * (ahead.numpy() - behind.numpy()))) / (2 * h)
 
         coarse, fine = difference(2e-4), difference(1e-4)

@@ -30,7 +30,7 @@ def jacobian(function: Function, x: Any, *, mode: str | None = None, chunk: int 
     Args:
         function: takes an array, a tensor or a nested container of them, and returns the same.
         x: where it is differentiated.
-        mode: "forward" pushes many tangents at once through the recorded graph, "reverse" pulls one seed back for
+        mode: "forward" pushes many tangents at once through the graph, "reverse" pulls one seed back for
             each element of the result. None takes the one that costs less by the shapes: reverse for few results of
             many inputs, and forward in general.
         chunk: how many tangents at once in forward mode; None: as many as fit into the cache. Compiled, every chunk
@@ -148,12 +148,12 @@ def _forward(call: Linearized, chunk: int) -> list[Tensor]:
     passes: list[list[Tensor]] = [[] for _ in call.outputs]
     for start in range(0, columns, chunk):
         stop = min(start + chunk, columns)
-        moves = {
+        tangents = {
             x: _unit_vectors(x, start - (end - x.size), stop - start)
             for x, end in zip(call.variables, ends, strict=True)
             if end > start and end - x.size < stop
         }
-        pushed = push_forward(call.outputs, moves, stop - start, call.level)
+        pushed = push_forward(call.outputs, tangents, stop - start, call.level)
         for found, y, t in zip(passes, call.outputs, pushed, strict=True):
             found.append(Tensor(np.zeros((stop - start, *y.shape), y.dtype)) if t is None else t)
     blocks = []

@@ -4,8 +4,8 @@ A gradient taken eagerly holds all values of the forward pass and frees them at 
 back to the system, page by page, only to fetch them again for the next gradient: that costs several times the
 arithmetic on arrays of 10,000 elements, and twenty times on arrays of 100,000.
 
-It is the whole process that this is set for, so it is done when the first gradient is asked for, not by an import: a
-process that only trains networks by tapes, or measures another engine, is left alone.
+The setting is the whole process's, so that it is made with the first eager gradient, not by an import: a process that
+only trains networks by tapes, or measures another engine, is left alone.
 """
 
 from __future__ import annotations

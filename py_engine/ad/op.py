@@ -76,8 +76,8 @@ class Op:
             one gradient per input, or None; `node` is the only result, or the `Node` of several. None, or None for
             an input: the rule is missing, and a gradient that needs it raises.
         opaque: whether its rules may run code of the user's own: they may read and write whatever they are given.
-        jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input that does not move,
-            and as the result where nothing does.
+        jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input without a
+            tangent, and as the result where that is zero.
         jvp_many: the same for many tangents at once, `rule(tangents, count, y, *inputs, **attrs)`: each of them is
             (count, *shape), and so is the result. An elementwise op needs none, since its jvp broadcasts; None takes
             the tangents one by one.
@@ -792,17 +792,17 @@ def linear_jvp(op_name: str) -> Callable[..., Tensor]:
     """Return the jvp of an op that is linear in all its inputs together: the op itself, on the tangents."""
 
     def jvp(tangents: Tangents, y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
-        moved = [Tensor(np.zeros(x.shape, x.dtype)) if t is None else t for t, x in zip(tangents, inputs, strict=True)]
-        return TABLE[op_name].apply(tuple(moved), attrs)
+        whole = [Tensor(np.zeros(x.shape, x.dtype)) if t is None else t for t, x in zip(tangents, inputs, strict=True)]
+        return TABLE[op_name].apply(tuple(whole), attrs)
 
     return jvp
 
 
 def multilinear_jvp(op_name: str) -> Callable[..., Tensor | None]:
-    """Return the jvp of an op that is linear in each input: the sum over the inputs that move."""
+    """Return the jvp of an op that is linear in each input: the sum over the inputs with a tangent."""
 
     def jvp(tangents: Tangents, y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor | None:
-        op, moves = TABLE[op_name], [(i, t) for i, t in enumerate(tangents) if t is not None]
-        return total([op.apply((*inputs[:i], t, *inputs[i + 1 :]), attrs) for i, t in moves])
+        op, known = TABLE[op_name], [(i, t) for i, t in enumerate(tangents) if t is not None]
+        return total([op.apply((*inputs[:i], t, *inputs[i + 1 :]), attrs) for i, t in known])
 
     return jvp

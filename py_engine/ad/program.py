@@ -147,7 +147,7 @@ def close_over(
         results = tuple([Tensor.symbol(x.shape, x.dtype, scope=step.scope) for x in step.outputs])
         equations.append(Equation(step.op, reads, step.attrs, results, step.scope))
         for x, found in zip(step.outputs, results, strict=True):
-            if _made_without_grad(step, x):  # applied anew it would be recorded
+            if _made_without_grad(step, x):  # applied anew it would have a derivative
                 equations.append(Equation.of(stop_gradient, (found,), {}, step.scope))
                 found = equations[-1].output
             variables[id(x)] = found

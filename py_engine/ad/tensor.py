@@ -128,7 +128,7 @@ class Tensor(Operators):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient reaches this tensor: a leaf of which that is asked, or what depends on one."""
+        """Whether gradients are computed for this tensor: a leaf with `requires_grad`, or a result of one."""
         return self.level > 0
 
     @requires_grad.setter
@@ -217,7 +217,7 @@ class Literal(Tensor):
 class Node:
     """An op that was applied and has several results, each of them a `Result`.
 
-    It holds their values, not the tensors: who needs a result once more, as a rule does, gets a tensor of it anew.
+    It holds their values, not the tensors: a rule that needs a result once more gets a new tensor of it.
     """
 
     __slots__ = ("_live", "attrs", "inputs", "kinds", "level", "op", "scope", "values", "variables", "versions")
@@ -233,7 +233,7 @@ class Node:
         self._live: list[Any] = [None] * len(self.kinds)
 
     def result(self, i: int) -> Result:
-        """Return result `i`: always the same tensor, as long as anybody holds it."""
+        """Return result `i`: always the same tensor, as long as it is referenced."""
         if self.variables:
             return self.variables[i]
         found = self.known(i)
@@ -243,7 +243,7 @@ class Node:
         return found
 
     def known(self, i: int) -> Result | None:
-        """Return result `i` if anybody holds it."""
+        """Return result `i` if it is referenced."""
         if self.variables:
             return self.variables[i]
         return None if self._live[i] is None else self._live[i]()
@@ -269,18 +269,18 @@ COMPLEX = "complex numbers are not supported; pass real and imaginary parts sepa
 
 
 def check_class(x: Any) -> None:
-    """Raise `DTypeError` for an array of a class of its own, such as a matrix or a masked array."""
+    """Raise `DTypeError` for an array of a subclass, such as a matrix or a masked array."""
     kind = x.__class__
     if isinstance(x, np.ndarray) and kind is not np.ndarray and kind is not np.memmap:
-        way = "x.filled(value) and a mask of one's own" if isinstance(x, np.ma.MaskedArray) else "numpy.asarray(x)"
-        raise DTypeError(f"a {kind.__module__}.{kind.__name__} has rules that tensors do not follow; pass {way}")
+        instead = "x.filled(value) and a mask of one's own" if isinstance(x, np.ma.MaskedArray) else "numpy.asarray(x)"
+        raise DTypeError(f"a {kind.__module__}.{kind.__name__} has rules that tensors do not follow; pass {instead}")
 
 
 def plain_array(x: Any, dtype: DTypeLike | None = None) -> Array:
     """Return what numpy makes of `x` as an array.
 
     Raises:
-        DTypeError: it is an array of a class of its own.
+        DTypeError: it is an array of a subclass.
         ShapeError: it is made of lists of different lengths.
     """
     check_class(x)
@@ -289,9 +289,9 @@ def plain_array(x: Any, dtype: DTypeLike | None = None) -> Array:
     except EngineError:
         raise
     except ValueError as error:
-        raise ShapeError(f"expected an array of numbers, got a {type(x).__name__} that is none: {error}") from None
+        raise ShapeError(f"a {type(x).__name__} is not an array of numbers: {error}") from None
     except (TypeError, OverflowError) as error:
-        raise DTypeError(f"expected an array of numbers, got a {type(x).__name__} that is none: {error}") from None
+        raise DTypeError(f"a {type(x).__name__} is not an array of numbers: {error}") from None
 
 
 def real_array(x: Array, given: Any = NO_VALUE) -> Array:
@@ -302,8 +302,8 @@ def real_array(x: Array, given: Any = NO_VALUE) -> Array:
         given: what it was made of, for messages; not given: the array itself.
 
     Raises:
-        DTypeError: it holds something else, in another byte order, or is of a class of its own, whose operators
-            are others (a matrix) or whose elements may be missing (a masked array).
+        DTypeError: it holds something else, in another byte order, or is of a subclass, whose operators
+            differ (a matrix) or whose elements may be missing (a masked array).
     """
     check_class(x)
     if x.dtype.kind not in "fiub":

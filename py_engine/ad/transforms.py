@@ -48,7 +48,7 @@ def grad(function: Function, argnums: int | Sequence[int] = 0) -> Function:
     Raises:
         ShapeError: the result is not a scalar, or there is no such argument.
         NotDifferentiableError: something in the argument is not of float32 or float64; names its place.
-        ConfigurationError: `function` is none, or `argnums` are no integers.
+        ConfigurationError: `function` is not callable, or `argnums` are no integers.
 
     Example:
         >>> grad(lambda x: np.sum(x**3))(np.array([1.0, 2.0]))
@@ -215,14 +215,14 @@ def jvp(function: Function, args: Sequence[Any], tangents: Sequence[Any]) -> tup
     Args:
         function: takes arrays, tensors or nested containers of them and returns the same.
         args: a tuple of its arguments.
-        tangents: a tuple of the directions in which they move: for each argument a container of its structure with
-            arrays of its shapes and dtypes, or None for one that does not move (which may then be anything).
+        tangents: a tuple: for each argument a container of its structure with arrays of its shapes and dtypes, or None
+            for one that counts as a constant (which may then be anything).
 
     Returns:
         `(y, tangent)`, both of the structure and the shapes of the function's result.
 
     Raises:
-        NotDifferentiableError: something in an argument that moves, or in the result, is not of float32 or float64.
+        NotDifferentiableError: something in an argument with a tangent, or in the result, is not of float32 or float64.
         ShapeError, DTypeError: a tangent does not fit its argument; names the place, expected and actual.
 
     Example:
@@ -243,16 +243,16 @@ def directional(name: str, function: Function, args: Sequence[Any], tangents: Se
             )
     if len(args) != len(tangents):
         raise ShapeError(f"{name}: expected a tangent for each of the {len(args)} arguments, got {len(tangents)}")
-    moving = [i for i, t in enumerate(tangents) if t is not None]
-    call = linearize(name, function, args, moving)
-    leaves, moves = [], []
-    for i, structure, variables in zip(moving, call.structures, call.by_argument, strict=True):
+    numbers = [i for i, t in enumerate(tangents) if t is not None]
+    call = linearize(name, function, args, numbers)
+    leaves, known = [], []
+    for i, structure, variables in zip(numbers, call.structures, call.by_argument, strict=True):
         place = f"{name}: the tangent of argument {i}"
         given = flatten_as(tangents[i], structure, place)
         leaves += given
-        moves += alike(given, variables, structure, place)
+        known += alike(given, variables, structure, place)
     with call.derivative(leaves):
-        found = push_forward(call.outputs, dict(zip(call.variables, moves, strict=True)), level=call.level)
+        found = push_forward(call.outputs, dict(zip(call.variables, known, strict=True)), level=call.level)
     return call.value(leaves), unflatten(call.structure, call.shown(_or_zeros(found, call.outputs), leaves))
 
 
@@ -289,11 +289,11 @@ class Linearized:
     """A call of a function with the graph that it made, to be differentiated by some of its arguments.
 
     Attributes:
-        by_argument: for each argument that is differentiated by, the tensors that stood for its leaves.
+        by_argument: for each argument that is differentiated by, the variables in the place of its leaves.
         structures: their structures.
         outputs: the leaves of the result.
         structure: its structure.
-        plain: whether the result goes to somebody who deals in arrays.
+        plain: whether the caller receives arrays.
         grad_enabled: whether derivatives may be differentiated once more, from outside.
         given: the arrays that belong to the caller.
         level: of its variables, see `Tensor.level`.
@@ -331,7 +331,7 @@ class Linearized:
         return entering(grad_enabled=STATE.grad_enabled and (self.grad_enabled or outside or inside_transform()))
 
     def shown(self, results: Sequence[Tensor], others: Sequence[Any] = ()) -> list[Any]:
-        """Return results as the caller wants them: as arrays of his own where he deals in arrays."""
+        """Return results as the caller wants them: as arrays that are only his where he passed arrays."""
         if not self.plain or inside_transform() or (others and any(isinstance(x, Tensor) for x in others)):
             return list(results)
         return _owned(results, (*self.given, *others))
@@ -339,7 +339,7 @@ class Linearized:
     def value(self, others: Sequence[Any] = ()) -> Any:
         """Return what the function returned as the caller wants it."""
         shown = self.shown(self.outputs, others)
-        # What was not computed but captured is somebody else's.
+        # What was captured, not computed, belongs to others.
         return unflatten(
             self.structure,
             [np.array(x) if y.op is None and x is y.data else x for x, y in zip(shown, self.outputs, strict=True)],

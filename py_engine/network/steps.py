@@ -31,7 +31,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Step(Protocol):
-    """A way to compute loss and gradients of batches of one size.
+    """Computes loss and gradients of batches of one size.
 
     `updates` are pairs of a parameter that is not trained and the new value that the last run found for it.
     """
@@ -182,7 +182,7 @@ def _runs(layout: Layout, without: Collection[str]) -> list[slice]:
 
 
 class Eager:
-    """Record, differentiate and forget at every step, as an engine without a graph to replay does."""
+    """Build the graph, differentiate and forget it at every step, as an engine without replay does."""
 
     def __init__(self, chain: Chain, loss: Loss, gradient: FlatVector) -> None:
         self._chain = chain
@@ -240,7 +240,7 @@ def make_step(
     team: Team | None,
     techniques: Techniques,
 ) -> Step:
-    """Return the way to compute batches of `samples` rows that the techniques ask for.
+    """Return the step for batches of `samples` rows that the techniques choose.
 
     With a `team` the batch is split into one shard per thread of it.
     """

@@ -3,7 +3,7 @@
 A mini-batch is gathered straight into the tape's input buffers, the tape leaves the gradients in one flat vector,
 and the optimizer runs over that vector: a step allocates no arrays.
 
-With more than one thread there are two ways to use them, and `Techniques.split_batch` chooses. Either BLAS spreads
+More than one thread is used in one of two forms, which `Techniques.split_batch` chooses. Either BLAS spreads
 each matrix product over all threads, or the batch is split into shards, one per thread, each with buffers and a
 gradient vector of its own and BLAS at one thread, summed at the end. Splitting pays where the ops are large: every
 numpy call takes the interpreter's lock for a moment, and many short calls in two threads wait for each other.
@@ -123,7 +123,7 @@ class Trainer:
         Args:
             x: (samples, ...), of the parameters' dtype; integers where the chain begins with an embedding.
             y: (samples, ...), targets of the loss.
-            order: row numbers, cut into batches as they stand; None takes every row as it stands.
+            order: row numbers, cut into batches in this order; None takes all rows in order.
 
         Returns:
             The loss of each step, before its update.

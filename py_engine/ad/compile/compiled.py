@@ -135,7 +135,7 @@ def compile(function: Function, techniques: Techniques = Techniques()) -> Compil
     See `Compiled` for what is fixed by tracing. Arguments are given by position.
 
     Raises:
-        ConfigurationError: `function` is none, or `techniques` are something else.
+        ConfigurationError: `function` is not callable, or `techniques` are something else.
     """
     check_callable("compile", function)
     if not isinstance(techniques, Techniques):

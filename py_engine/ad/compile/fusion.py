@@ -6,7 +6,7 @@ Both sides are equal to the last bit of the maximum, and its place is the same w
 keeps the order of numbers. Adding a number does, too, but its rounding makes equals of numbers that are nearly so, and
 the first of equals has the gradient: the bias is added before. On the right, relu works on what the pool leaves over,
 and the phases (for each place in a pooling window, the results that stand there) come out of the matrix product itself,
-in either of two ways:
+with one of two lowerings:
 
 - *wide kernels*: the columns hold the whole field that one pooling window sees, and the matrix holds the kernel once
   for each place of the window, with zeros around it. Fewer columns, more products; best for small windows.
@@ -245,7 +245,7 @@ def _is_of(gradient: Equation, g: Tensor, other: Tensor, conv: Equation) -> bool
 def _embedding_of(conv: Equation, uses: _Uses) -> Equation | None:
     """Return the embedding of texts (N, length) whose word vectors are the channels of a convolution's input."""
     x, weight = conv.inputs
-    axis = _moving_axis(conv)
+    axis = _sliding_axis(conv)
     seen = uses.by(x)
     if axis is None or seen is None or weight.ndim not in (3, 4):
         return None
@@ -298,7 +298,7 @@ Lowering: TypeAlias = Callable[[Chain, Tensor, Tensor, "Tensor | None"], tuple[T
 
 
 class _Fused:
-    """A chain rewritten: its result, and its gradients when they are asked for. Ops made here are traced."""
+    """A chain rewritten: its result, and on demand its gradients. Ops made here are traced."""
 
     def __init__(self, chain: Chain, replaced: Mapping[int, Tensor]) -> None:
         lowering = _lowering(chain)
@@ -350,7 +350,7 @@ def _lowerings(chain: Chain) -> list[tuple[int, Lowering | None]]:
         (plain, None),
         (work(phases * field, windows * field + phases), _wide_kernels),
     ]
-    axis = _moving_axis(conv)
+    axis = _sliding_axis(conv)
     if axis is not None and pool.attrs["stride"][axis] >= window[axis]:
         shares = filters * kernel[axis] * x.shape[2 + axis]
         depth = channels * math.prod(kernel) // kernel[axis]
@@ -358,11 +358,11 @@ def _lowerings(chain: Chain) -> list[tuple[int, Lowering | None]]:
     return found
 
 
-def _moving_axis(conv: Equation) -> int | None:
+def _sliding_axis(conv: Equation) -> int | None:
     """Return the only spatial axis along which the kernel moves; None where there is another, or padding."""
-    moving = [axis for axis, n in enumerate(conv.output.shape[2:]) if n > 1] or [0]
+    sliding = [axis for axis, n in enumerate(conv.output.shape[2:]) if n > 1] or [0]
     padded = any(n for pair in conv.attrs["padding"] for n in pair)
-    return None if padded or len(moving) > 1 else moving[0]
+    return None if padded or len(sliding) > 1 else sliding[0]
 
 
 def _wide_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None) -> tuple[Tensor, Pull]:
@@ -399,7 +399,7 @@ def _by(i: int, g: Tensor, product: Tensor) -> Tensor:
 
 def _sliding_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None) -> tuple[Tensor, Pull]:
     conv, pool = chain.conv, chain.pool
-    axis = _moving_axis(conv)
+    axis = _sliding_axis(conv)
     assert axis is not None
     # Other axes follow the channels: an axis that the kernel covers whole is as good as channels.
     spatial = 2 + axis

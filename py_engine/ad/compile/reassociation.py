@@ -1,8 +1,8 @@
 """Reassociation: in sums whose order is free, each term is added as soon as it can be.
 
 The gradient of a value that is used many times is a sum. Backward, its terms come up one by one, and are added when
-the last has: until then all are kept, with all that they were computed from. Nobody has asked for an order, so that a
-term may as well be added, and what it was computed from forgotten, once it is there; and terms that are the same, once
+the last has: until then all are kept, with all that they were computed from. Their order is free, so that a term
+can be added, and what it was computed from forgotten, as soon as it is there; and terms that are the same, once
 equal expressions are merged, are added once and multiplied. In a long loop over large arrays that halves the memory,
 and saves the time of fetching from there what no longer is in the cache.
 

@@ -27,7 +27,7 @@ DOMAIN_ERRORS = (ArithmeticError, ValueError)
 """What Python raises where numpy gives an infinity or NaN."""
 
 LONGEST = 20_000
-"""Ops: Python compiles so many in about a second."""
+"""Ops: Python compiles this number in about a second."""
 
 DEEPEST = 16
 """A value that only one other needs stands inside its expression, up to this depth: no name, no storing."""

@@ -117,7 +117,7 @@ class Tape:
         # a tenth of the time that np.errstate does, which is as much as two calls of a small tape.
         self._silent = contextvars.copy_context()
         self._silent.run(np.seterr, all="ignore")
-        self._zero_copy: ZeroCopyCall | None = None  # when first asked for
+        self._zero_copy: ZeroCopyCall | None = None  # made by the first replay
         self._replaying = False
 
     # Running ----------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Tape:
         were.
 
         Raises:
-            ReplayError: a custom rule that this replay runs asks for a replay of the same tape.
+            ReplayError: a custom rule that this replay runs replays the same tape.
         """
         if self._replaying:
             raise ReplayError(

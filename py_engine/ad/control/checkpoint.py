@@ -31,7 +31,7 @@ def checkpoint(function: Function) -> Function:
         function: takes positional arguments (arrays, tensors, containers of them) and returns tensors in containers.
 
     Raises:
-        ConfigurationError: `function` is none.
+        ConfigurationError: `function` is not callable.
 
     Example:
         >>> block = checkpoint(lambda x: np.tanh(np.sin(x) * 2))
@@ -99,24 +99,24 @@ def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], 
     """Compute the inside anew, from the checkpoint's inputs, and go backward through it."""
     count = len(cotangents)
     wanted = needs_grad[count:]
-    again, ys, level = _again(node.inputs[count:], wanted, node.attrs["inside"], node.attrs["of"])
-    targets = [x for x, wish in zip(again, wanted, strict=True) if wish]
+    again, ys, level = _recomputed(node.inputs[count:], wanted, node.attrs["inside"], node.attrs["of"])
+    targets = [x for x, needed in zip(again, wanted, strict=True) if needed]
     seeded = [(y, g) for y, g in zip(ys, cotangents, strict=True) if g is not None]
     found = iter(gradients([y for y, _ in seeded], [g for _, g in seeded], targets, stop_at_targets=True, level=level))
-    return [*[None] * count, *(next(found) if wish else None for wish in wanted)]
+    return [*[None] * count, *(next(found) if needed else None for needed in wanted)]
 
 
-def _again(
-    inputs: Sequence[Tensor], moving: Sequence[bool], inside: Program, of: int
+def _recomputed(
+    inputs: Sequence[Tensor], needs_grad: Sequence[bool], inside: Program, of: int
 ) -> tuple[list[Tensor], list[Tensor], int]:
-    """Return inputs that stand for these, what is computed from them, and the level of those that move."""
+    """Return new variables for these inputs, what is computed from them, and the level of the variables."""
     connected, level = STATE.grad_enabled, next(LEVELS)
     with entering(grad_enabled=True):
-        again = [_input(x, moves, connected, of, level) for x, moves in zip(inputs, moving, strict=True)]
+        again = [_input(x, needed, connected, of, level) for x, needed in zip(inputs, needs_grad, strict=True)]
         return again, inside(again), level
 
 
-def _input(x: Tensor, moves: bool, connected: bool, of: int, level: int) -> Tensor:
+def _input(x: Tensor, needs_grad: bool, connected: bool, of: int, level: int) -> Tensor:
     if x.data is None or STATE.trace is not None:
         found = BARRIER.apply((x,), {"of": of})
     elif connected and x.requires_grad:
@@ -124,7 +124,7 @@ def _input(x: Tensor, moves: bool, connected: bool, of: int, level: int) -> Tens
         found = ops.identity(x)
     else:
         found = Tensor(x.data)
-    if moves:
+    if needs_grad:
         found.level = level
     return found
 
@@ -135,9 +135,9 @@ def _jvp(
     count = len(inside.outputs)
     if any(t is not None for t in tangents[:count]):  # traced: the ops inside are part of the graph
         return tangents[:count]
-    again, ys, level = _again(inputs[count:], [t is not None for t in tangents[count:]], inside, of)
-    moves = {x: t for x, t in zip(again, tangents[count:], strict=True) if t is not None}
-    return push_forward(ys, moves, level=level)
+    again, ys, level = _recomputed(inputs[count:], [t is not None for t in tangents[count:]], inside, of)
+    known = {x: t for x, t in zip(again, tangents[count:], strict=True) if t is not None}
+    return push_forward(ys, known, level=level)
 
 
 CHECKPOINT = Op(

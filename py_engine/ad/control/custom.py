@@ -119,7 +119,7 @@ class _Rule:
     # The rules on arrays ----------------------------------------------------------------------------------
 
     def pulled(self, needs_grad: Sequence[bool], g: Any, y: Any, *inputs: Any) -> list[Any]:
-        """Return the gradients that are asked for."""
+        """Return the gradients that are needed."""
         if self.vjp is None:
             raise self.missing("vjp")
         found = self.vjp(g, y, *inputs)
@@ -131,8 +131,8 @@ class _Rule:
             )
         return [
             self._checked(f"the gradient of input {i}", part, x)
-            for i, (part, x, wish) in enumerate(zip(found, inputs, needs_grad, strict=True))
-            if wish
+            for i, (part, x, needed) in enumerate(zip(found, inputs, needs_grad, strict=True))
+            if needed
         ]
 
     def pushed(self, y: Any, tangents: Sequence[Any], *inputs: Any) -> list[Any]:
@@ -206,21 +206,21 @@ def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], 
         raise rule.missing("vjp")
     (g,) = cotangents
     assert g is not None
-    kinds = tuple([(x.shape, x.dtype) for x, wish in zip(node.inputs, needs_grad, strict=True) if wish])
+    kinds = tuple([(x.shape, x.dtype) for x, needed in zip(node.inputs, needs_grad, strict=True) if needed])
     attrs = {"function": _Pulled(rule, tuple(needs_grad)), "kinds": kinds}
     found = iter(DERIVATIVE.apply_several((g, node, *node.inputs), attrs))
-    return [next(found) if wish else None for wish in needs_grad]
+    return [next(found) if needed else None for needed in needs_grad]
 
 
 def _jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, rule: _Rule, **attrs: Any) -> Tensor:
     if rule.jvp is None:
         raise rule.missing("jvp")
-    moves = [
+    known = [
         Tensor(np.zeros(x.shape, x.dtype)) if t is None and x.dtype in FLOATS else t
         for t, x in zip(tangents, inputs, strict=True)
     ]
-    pushed = {"function": _Pushed(rule, tuple(t is not None for t in moves)), "kinds": ((y.shape, y.dtype),)}
-    (found,) = DERIVATIVE.apply_several((y, *inputs, *(t for t in moves if t is not None)), pushed)
+    pushed = {"function": _Pushed(rule, tuple(t is not None for t in known)), "kinds": ((y.shape, y.dtype),)}
+    (found,) = DERIVATIVE.apply_several((y, *inputs, *(t for t in known if t is not None)), pushed)
     return found
 
 
@@ -254,12 +254,12 @@ class _Pushed:
     """The jvp rule as a function of result, inputs and the tangents of those inputs that have one."""
 
     rule: _Rule
-    moving: tuple[bool, ...]
+    given: tuple[bool, ...]
 
     def __call__(self, *values: Any) -> list[Any]:
-        inputs = values[1 : 1 + len(self.moving)]
-        given = iter(values[1 + len(self.moving) :])
-        return self.rule.pushed(values[0], [next(given) if moves else None for moves in self.moving], *inputs)
+        inputs = values[1 : 1 + len(self.given)]
+        tangents = iter(values[1 + len(self.given) :])
+        return self.rule.pushed(values[0], [next(tangents) if given else None for given in self.given], *inputs)
 
 
 def _infer_derivative(*inputs: Tensor, function: Any, kinds: Sequence[Kind]) -> Sequence[Kind]:
@@ -275,13 +275,13 @@ def _compute_derivative(*arrays: Array, function: Any, kinds: Sequence[Kind]) ->
 
 
 def _on_tensors(
-    inputs: Sequence[Tensor], moving: Sequence[bool], function: Any
+    inputs: Sequence[Tensor], needs_grad: Sequence[bool], function: Any
 ) -> tuple[list[Tensor], list[Tensor], int]:
-    """Return inputs that stand for these, what the rule computes from them as a graph, and its level."""
+    """Return new variables for these inputs, what the rule computes from them as a graph, and its level."""
     level = next(LEVELS)
     try:
         with entering(grad_enabled=True):
-            own = [variable(x, level) if moves else x for x, moves in zip(inputs, moving, strict=True)]
+            own = [variable(x, level) if needed else x for x, needed in zip(inputs, needs_grad, strict=True)]
             return own, [as_tensor(part) for part in function(*own)], level
     except (EngineError, TypeError, AttributeError) as error:
         raise NotDifferentiableError(
@@ -295,17 +295,17 @@ def _pull_back_derivative(
 ) -> list[Tensor | None]:
     own, outputs, level = _on_tensors(node.inputs, needs_grad, node.attrs["function"])
     seeded = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if g is not None]
-    targets = [x for x, wish in zip(own, needs_grad, strict=True) if wish]
+    targets = [x for x, needed in zip(own, needs_grad, strict=True) if needed]
     found = iter(gradients([y for y, _ in seeded], [g for _, g in seeded], targets, stop_at_targets=True, level=level))
-    return [next(found) if wish else None for wish in needs_grad]
+    return [next(found) if needed else None for needed in needs_grad]
 
 
 def _push_derivative(
     tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, function: Any, kinds: Sequence[Kind]
 ) -> list[Tensor | None]:
     own, outputs, level = _on_tensors(inputs, [t is not None for t in tangents], function)
-    moves = {x: t for x, t in zip(own, tangents, strict=True) if t is not None}
-    return push_forward(outputs, moves, level=level)
+    known = {x: t for x, t in zip(own, tangents, strict=True) if t is not None}
+    return push_forward(outputs, known, level=level)
 
 
 DERIVATIVE = Op(

@@ -53,10 +53,10 @@ def scan(
             one dtype.
         xs: an array, or a container of arrays, whose first axis is the sequence; None if there is none.
         length: the number of steps; needed without `xs`.
-        checkpoint: keep the carry only at the start of each segment of so many steps, and recompute the others in
-            the backward pass. True takes segments of about the square root of the length, and so memory that grows
+        checkpoint: keep the carry only at the start of each segment of this number of steps, and recompute the others
+            in the backward pass. True takes segments of about the square root of the length, and so memory that grows
             with the square root; the price is one more forward pass. False keeps all carries.
-        truncate: gradients flow through at most so many steps: the sequence is cut into pieces, the last ones of
+        truncate: gradients flow through at most that number of steps: the sequence is cut into pieces, the last ones of
             just this length, between which the carry is a constant (truncated back-propagation through time).
 
     Returns:
@@ -66,7 +66,7 @@ def scan(
         ShapeError: the function's carry is of another structure or shape than it was; elements of `xs` differ in
             their number, or that is not `length`; the number of steps is not known.
         DTypeError: the carry changes its dtype, floats of two dtypes are mixed, or something is no real number.
-        ConfigurationError: `length`, `checkpoint` or `truncate` is no number of steps; `function` is none.
+        ConfigurationError: `length`, `checkpoint` or `truncate` is no number of steps; `function` is not callable.
         TraceError: the function branches on a value.
 
     Source: truncation after Williams and Peng, Neural Computation 2 (1990); the square root after Chen et al.,
@@ -315,7 +315,7 @@ class Loop:
         saved = list(zip(kept, tape.inputs, strict=False))
         made = list(zip(stacked, tape.outputs[c : c + y], strict=True))
         added = list(zip(sums, tape.outputs[c + y :], strict=True))
-        moved = list(zip(tape.inputs[:c], tape.outputs[:c], strict=True))
+        carried = list(zip(tape.inputs[:c], tape.outputs[:c], strict=True))
         copy, add, run = np.copyto, np.add, tape.run
         for t in reversed(range(self.length)) if self.reverse else range(self.length):
             for source, buffer in taken:
@@ -327,7 +327,7 @@ class Loop:
                 place[t] = result
             for total, result in added:
                 add(total, result, total)
-            for buffer, result in moved:
+            for buffer, result in carried:
                 copy(buffer, result)
         for place, buffer in zip(last, tape.inputs[:c], strict=True):
             copy(place, buffer)
@@ -362,26 +362,26 @@ class Loop:
     def _backward(self, given: Sequence[bool], needs_grad: Sequence[bool]) -> tuple[Loop, list[Tensor], list[bool]]:
         c, s, n = self.carries, self.sequences, len(self.results)
         inputs = self.body.symbols()
-        moving = [i for i in range(c) if inputs[i].dtype in FLOATS]
+        floating = [i for i in range(c) if inputs[i].dtype in FLOATS]
         wanted = [i for i in range(c, len(inputs)) if needs_grad[i]]
-        above = [Tensor.symbol(*self.results[i]) for i in moving]
+        above = [Tensor.symbol(*self.results[i]) for i in floating]
         upstream = {i: Tensor.symbol(*self.results[i]) for i in range(c, n) if given[i]}
-        kept = {i: Tensor.symbol(*self.results[i]) for i in moving if len(given) > n and given[n + i]}
+        kept = {i: Tensor.symbol(*self.results[i]) for i in floating if len(given) > n and given[n + i]}
         outputs = [i for i in upstream if i < c + self.outputs]
         sums = [i for i in upstream if i >= c + self.outputs]
         with nested_trace() as nodes:
             results = self.body(inputs)
-            seeded = [*zip((results[i] for i in moving), above, strict=True)]
+            seeded = [*zip((results[i] for i in floating), above, strict=True)]
             seeded += [(results[i], g) for i, g in upstream.items()]
-            live = self._depending({i for i, wish in enumerate(needs_grad) if wish})
-            targets = [i for i in (*moving, *wanted) if i in live]
+            dependents = self._depending({i for i, needed in enumerate(needs_grad) if needed})
+            targets = [i for i in (*floating, *wanted) if i in dependents]
             found = gradients(
                 [y for y, _ in seeded], [g for _, g in seeded], [inputs[i] for i in targets], stop_at_targets=True
             )
             by_input = {i: g for i, g in zip(targets, found, strict=True) if g is not None}
-            for i in (*moving, *wanted):
+            for i in (*floating, *wanted):
                 by_input.setdefault(i, zeros(inputs[i].shape, inputs[i].dtype))
-            before = [by_input[i] + kept[i] if i in kept else by_input[i] for i in moving]
+            before = [by_input[i] + kept[i] if i in kept else by_input[i] for i in floating]
             after = {i: by_input[i] for i in wanted}
         sequences = [*inputs[: c + s], *(upstream[i] for i in outputs), *kept.values()]
         constants = [*inputs[c + s :], *(upstream[i] for i in sums)]
@@ -418,38 +418,44 @@ class Loop:
                 return inputs
             inputs = found
 
-    def tangent(self, moving: tuple[bool, ...]) -> tuple[Loop, list[Tensor]]:
+    def tangent(self, given: tuple[bool, ...]) -> tuple[Loop, list[Tensor]]:
         """Return the loop that carries the tangents beside the values; all floating carries have one.
 
-        Its inputs are carries, their tangents, sequences, tangents of those that move, constants, theirs; its
+        Its inputs are carries, their tangents, sequences, tangents of those in `given`, constants, theirs; its
         results the carries, their tangents, the tangents of all floating outputs, those of all floating sums.
         """
-        return self._derive(self._tangent, moving)  # type: ignore[no-any-return]
+        return self._derive(self._tangent, given)  # type: ignore[no-any-return]
 
-    def _tangent(self, moving: Sequence[bool]) -> tuple[Loop, list[Tensor]]:
+    def _tangent(self, given: Sequence[bool]) -> tuple[Loop, list[Tensor]]:
         c, s = self.carries, self.sequences
         inputs = self.body.symbols()
         tangents = [
-            Tensor.symbol(x.shape, x.dtype) if x.dtype in FLOATS and (i < c or moving[i]) else None
+            Tensor.symbol(x.shape, x.dtype) if x.dtype in FLOATS and (i < c or given[i]) else None
             for i, x in enumerate(inputs)
         ]
         with nested_trace() as nodes:
             results = self.body(inputs)
-            live = self._depending({i for i, moves in enumerate(moving) if moves})
-            moves = {x: t for i, (x, t) in enumerate(zip(inputs, tangents, strict=True)) if t is not None and i in live}
-            pushed = push_forward(results, moves)
+            dependents = self._depending({i for i, has_tangent in enumerate(given) if has_tangent})
+            known = {
+                x: t for i, (x, t) in enumerate(zip(inputs, tangents, strict=True)) if t is not None and i in dependents
+            }
+            pushed = push_forward(results, known)
             found = [
                 (zeros(y.shape, y.dtype) if t is None else t) if y.dtype in FLOATS else None
                 for y, t in zip(results, pushed, strict=True)
             ]
         groups = [slice(0, c), slice(c, c + s), slice(c + s, None)]
         first = [x for group in groups for x in (*inputs[group], *(t for t in tangents[group] if t is not None))]
-        moved_carry = [t for t in found[:c] if t is not None]
-        moved_y = [t for t in found[c : c + self.outputs] if t is not None]
-        moved_sum = [t for t in found[c + self.outputs :] if t is not None]
-        body, others = close_over(nodes, first, [*results[:c], *moved_carry, *moved_y, *moved_sum], checks=False)
+        carry_tangents = [t for t in found[:c] if t is not None]
+        y_tangents = [t for t in found[c : c + self.outputs] if t is not None]
+        sum_tangents = [t for t in found[c + self.outputs :] if t is not None]
+        body, others = close_over(
+            nodes, first, [*results[:c], *carry_tangents, *y_tangents, *sum_tangents], checks=False
+        )
         sequences = s + sum(t is not None for t in tangents[c : c + s])
-        ahead = Loop(body, c + len(moved_carry), sequences, self.length, len(moved_sum), self.reverse, derived=True)
+        ahead = Loop(
+            body, c + len(carry_tangents), sequences, self.length, len(sum_tangents), self.reverse, derived=True
+        )
         return ahead, others
 
 
@@ -497,10 +503,10 @@ def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], 
     c, s, n = loop.carries, loop.sequences, len(loop.results)
     found = [g if dtype in FLOATS else None for g, (_, dtype) in zip(cotangents, node.kinds, strict=True)]
     back, others, used = loop.backward(tuple(g is not None for g in found), tuple(needs_grad))
-    moving = [i for i in range(c) if node.inputs[i].dtype in FLOATS]
-    above = [zeros(*loop.results[i]) if (g := found[i]) is None else g for i in moving]
+    floating = [i for i in range(c) if node.inputs[i].dtype in FLOATS]
+    above = [zeros(*loop.results[i]) if (g := found[i]) is None else g for i in floating]
     kept: Sequence[Tensor | None] = [None] * c
-    if any(used[len(moving) : len(moving) + c]):
+    if any(used[len(floating) : len(floating) + c]):
         kept = (
             [node.result(n + i) for i in range(c)]
             if node.attrs["keep"]
@@ -509,14 +515,14 @@ def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], 
     upstream = [g for g in found[c : c + loop.outputs] if g is not None]
     sums = [g for g in found[c + loop.outputs : n] if g is not None]
     others_kept = [g for g in found[n:] if g is not None]
-    flags = iter(used[len(moving) :])
+    flags = iter(used[len(floating) :])
     sequences = [x for x in (*kept, *node.inputs[c : c + s], *upstream, *others_kept) if next(flags)]
     constants = [x for x in (*node.inputs[c + s :], *sums) if next(flags)]
     carries, rest = _looped(
         back, above, [x for x in sequences if x is not None], [x for x in (*constants, *others) if x is not None]
     )
     result: list[Tensor | None] = [None] * len(node.inputs)
-    for i, g in zip(moving, carries, strict=True):
+    for i, g in zip(floating, carries, strict=True):
         result[i] = g if needs_grad[i] else None
     for i, g in zip((i for i in range(c, len(node.inputs)) if needs_grad[i]), rest, strict=True):
         result[i] = g
@@ -526,24 +532,24 @@ def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], 
 def _jvp(tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, loop: Loop, keep: bool) -> list[Tensor | None]:
     c, s, n = loop.carries, loop.sequences, len(loop.results)
     ahead, others = loop.tangent(tuple(t is not None for t in tangents))
-    moves: list[Tensor | None] = [
+    known: list[Tensor | None] = [
         zeros(x.shape, x.dtype) if t is None and i < c and x.dtype in FLOATS else t
         for i, (x, t) in enumerate(zip(inputs, tangents, strict=True))
     ]
 
     def both(group: slice) -> tuple[Tensor, ...]:
-        return (*inputs[group], *(t for t in moves[group] if t is not None))
+        return (*inputs[group], *(t for t in known[group] if t is not None))
 
     attrs = {"loop": ahead, "keep": keep}
     results = LOOP.apply_several(
         (*both(slice(0, c)), *both(slice(c, c + s)), *both(slice(c + s, None)), *others), attrs
     )
-    moving = [i for i, (_, dtype) in enumerate(loop.results) if dtype in FLOATS]
+    floating = [i for i, (_, dtype) in enumerate(loop.results) if dtype in FLOATS]
     found: list[Tensor | None] = [None] * len(node.kinds)
-    for k, i in enumerate(moving):
+    for k, i in enumerate(floating):
         found[i] = results[c + k]
     if keep:
-        for k, i in enumerate(i for i in moving if i < c):
+        for k, i in enumerate(i for i in floating if i < c):
             found[n + i] = results[len(ahead.results) + c + k]
     return found
 

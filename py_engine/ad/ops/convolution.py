@@ -178,7 +178,7 @@ def put_back(
 
 
 def work(products: int, moved: int) -> int:
-    """Return what to expect of a way to compute something, in multiplications of a matrix product.
+    """Return the expected cost of a lowering, in multiplications of a matrix product.
 
     Args:
         products: multiplications of its matrix products.
@@ -247,7 +247,7 @@ def _bind_conv(
     return calls
 
 
-# The gradient by x, in the way that is less work:
+# The gradient by x, by the lowering that is less work:
 #
 # - as a convolution of the upstream gradient, with zeros put between its elements (the stride) and around it, with the
 #   weight turned round and its two channel axes exchanged: products for each position of x;

@@ -360,8 +360,8 @@ def _bind_where(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequen
 
 
 def _where_jvp(tangents: Sequence[Tensor | None], y: Tensor, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    _, moved_a, moved_b = tangents
-    return WHERE(condition, 0 if moved_a is None else moved_a, 0 if moved_b is None else moved_b)
+    _, tangent_a, tangent_b = tangents
+    return WHERE(condition, 0 if tangent_a is None else tangent_a, 0 if tangent_b is None else tangent_b)
 
 
 def _as_numbers(equation: Equation, made: Mapping[int, Equation]) -> Equation | None:
@@ -459,7 +459,7 @@ ROUND = _rounding("round", np.rint, "the nearest whole number, halves to the eve
 
 @implements(np.round, np.around)
 def round(a: Operand, decimals: int = 0, out: None = None) -> Tensor:
-    """Round to the nearest number of so many decimals, halves to the even one; derivative 0."""
+    """Round to the nearest number with `decimals` decimals, halves to the even one; derivative 0."""
     if out is not None:
         refuse("round", out=(out,))
     digits = whole(decimals, "round: decimals")

@@ -62,30 +62,30 @@ def _matmul(a: Array, b: Array, out: Array) -> None:
 
 def _gradient_of_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if b.op is TRANSPOSE and b.ndim == 2:
-        # Turned twice, so that what is turned back on the way to the origin of `b` arrives there in C order.
-        return _turned(MATMUL(_turned(g), a))
-    return MATMUL(_turned(a), g)
+        # Transposed twice: the vjp of `b`'s transposition then gives a gradient in C order.
+        return _transposed(MATMUL(_transposed(g), a))
+    return MATMUL(_transposed(a), g)
 
 
-def _turned(x: Tensor) -> Tensor:
+def _transposed(x: Tensor) -> Tensor:
     return TRANSPOSE.apply((x,), {"axes": (1, 0)}) if len(x.shape) == 2 else swapaxes(x, -1, -2)
 
 
 def _many_matmul(tangents: Tangents, count: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
     terms = []
-    moved_a, moved_b = tangents
-    if moved_a is not None:
+    tangent_a, tangent_b = tangents
+    if tangent_a is not None:
         if b.ndim == 2:  # all the rows there are in one product
-            rows = MATMUL(reshape(moved_a, (count * math.prod(a.shape[:-1]), a.shape[-1])), b)
+            rows = MATMUL(reshape(tangent_a, (count * math.prod(a.shape[:-1]), a.shape[-1])), b)
             terms.append(reshape(rows, (count, *a.shape[:-1], b.shape[-1])))
         else:
-            terms.append(MATMUL(aligned(moved_a, y.ndim), b))
-    if moved_b is not None:
+            terms.append(MATMUL(aligned(tangent_a, y.ndim), b))
+    if tangent_b is not None:
         if a.ndim == 2 and b.ndim == 2 and b.shape[1] == 1:  # a matrix times many vectors is a matrix product
-            columns = MATMUL(reshape(moved_b, (count, b.shape[0])), swapaxes(a, 0, 1))
+            columns = MATMUL(reshape(tangent_b, (count, b.shape[0])), swapaxes(a, 0, 1))
             terms.append(reshape(columns, (count, a.shape[0], 1)))
         else:
-            terms.append(MATMUL(a, aligned(moved_b, y.ndim)))
+            terms.append(MATMUL(a, aligned(tangent_b, y.ndim)))
     return total(terms)
 
 
@@ -94,7 +94,7 @@ MATMUL: Op = define(
     infer=_infer_matmul,
     kernel=_matmul,
     bind=_bind_matmul,
-    vjp=(lambda g, y, a, b: MATMUL(g, _turned(b)), lambda g, y, a, b: _gradient_of_right(g, a, b)),
+    vjp=(lambda g, y, a, b: MATMUL(g, _transposed(b)), lambda g, y, a, b: _gradient_of_right(g, a, b)),
     jvp=multilinear_jvp("matmul"),
     jvp_many=_many_matmul,
     accepts=suits_blas,

@@ -412,7 +412,7 @@ def slide(rows: Array, weight: Array, out: Array, scratch: Scratch, kernel: int,
 
 
 def _suits(beside: int, kernel: int, filters: int, places: int) -> bool:
-    """Whether so many copies of the filters cost less than they save, and reach the last place."""
+    """Whether `beside` copies of the filters cost less than they save, and reach the last place."""
     piece = kernel + beside - 1
     return beside * filters <= FULL and 2 * piece <= 3 * kernel and piece <= places and (places - piece) % beside == 0
 

@@ -38,7 +38,7 @@ EACH: tuple[int, int | None, int] = (0, None, 1)
 
 
 def only(tangents: Tangents) -> Tensor:
-    """Return the tangent of the first input, of which it is known that it moves."""
+    """Return the tangent of the first input, which is known to have one."""
     t = tangents[0]
     assert t is not None
     return t
@@ -348,8 +348,8 @@ def _same_memory(a: Array, b: Array) -> bool:
 def _many_parts(
     tangents: Tangents, count: int, y: Tensor, *parts: Tensor, shape: Shape, indices: tuple[Index, ...]
 ) -> Tensor:
-    moved = [(t, (EACH, *index)) for t, index in zip(tangents, indices, strict=True) if t is not None]
-    return assemble([t for t, _ in moved], [index for _, index in moved], (count, *shape))
+    known = [(t, (EACH, *index)) for t, index in zip(tangents, indices, strict=True) if t is not None]
+    return assemble([t for t, _ in known], [index for _, index in known], (count, *shape))
 
 
 def _pull_assemble(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> list[Tensor | None]:
