@@ -56,7 +56,7 @@ end
         kernel = Symbol(:run_, name)
         single, double = (Core.eval(Kernels, :(() -> @cfunction($kernel, Cvoid, (Ptr{Instruction{$T}},))))
                           for T in (Float32, Float64))
-        Kernels.KERNELS[name] = (single, double)
+        Kernels.KERNELS[name] = Kernels.Kernel(kernel, single, double)
     end
 
     # As a new process finds it.

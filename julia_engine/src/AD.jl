@@ -12,11 +12,10 @@ using LinearAlgebra: I, dot, norm
 using Random: MersenneTwister
 using Serialization: Serialization
 using Statistics: Statistics, mean, std, var
+using ..Versions: Versions
 
 # Building graphs runs once: compile it quickly, and keep the optimiser for the kernels, a module of their own.
-@static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
-    Base.Experimental.@optlevel 0
-end
+Base.Experimental.@optlevel 0
 
 include("ad/errors.jl")
 using .Errors

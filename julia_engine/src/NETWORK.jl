@@ -8,6 +8,7 @@ module NETWORK
 using LinearAlgebra: BLAS
 using Random: MersenneTwister, randperm
 using ..AD
+using ..Versions: Versions
 using ..AD: Constant, Tape, Techniques, Tensor, Variable, stack
 
 include("network/initialisers.jl")

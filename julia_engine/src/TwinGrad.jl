@@ -9,6 +9,8 @@ TwinGrad's Julia engine: automatic differentiation and neural networks with the 
 """
 module TwinGrad
 
+include("versions.jl")
+
 include("AD.jl")
 using .AD
 for name in names(AD)

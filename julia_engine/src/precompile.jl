@@ -22,7 +22,7 @@ function precompile_workload(T::DataType)
     return nothing
 end
 
-if ccall(:jl_generating_output, Cint, ()) == 1
+if Versions.writes_code()
     AD.Kernels.VECTOR_BYTES[] = AD.Kernels.find_vector_bytes()  # asked again whenever the package is loaded
     precompile_workload(Float32)
     precompile_workload(Float64)

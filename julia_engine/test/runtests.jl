@@ -5,9 +5,7 @@ using Test
 using TwinGrad
 
 # Test code runs once: compile it quickly. The engine's modules keep their optimisation levels.
-@static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
-    Base.Experimental.@optlevel 0
-end
+Base.Experimental.@optlevel 0
 
 const FILES = sort!([f[1:end-3] for f in readdir(@__DIR__) if endswith(f, ".jl") && f != "runtests.jl"])
 const CHOSEN = isempty(ARGS) ? FILES : ARGS

@@ -61,6 +61,7 @@ JULIA_GROUPS = {
         "ad_transforms",
         "ad_watched",
         "ad_written",
+        "versions",
     ),
 }
 """The files of `julia_engine/test` in groups: each a process and a `test_julia_suite_*.py`.

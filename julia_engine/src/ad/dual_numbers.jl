@@ -9,13 +9,12 @@ module DualNumbers
 
 using ..AD: AD, DualNumber, Elements, GraphNode, sigmoid
 using ..Errors: NotDifferentiableError, ShapeError
+using ...Versions: Versions
 
 export Dual, partials, primal, derivative, forward_gradient, forward_gradient!, forward_jacobian, forward_jacobian!
 export ForwardBuffers
 
-@static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
-    Base.Experimental.@optlevel 3  # the module around asks for quick compilation; loops want the optimiser
-end
+Base.Experimental.@optlevel 3  # the module around asks for quick compilation; loops want the optimiser
 
 """
     Dual{N,T,L}
@@ -49,7 +48,7 @@ primal(x::Real) = x
 # without them.
 
 const WORDS = IdDict{Any,String}(Float64 => "double", Float32 => "float")
-const SEPARATE = 5  # partials that are kept as numbers
+const SEPARATE = Versions.MISALIGNS_VECTORS ? typemax(Int) : 5  # partials that are kept as numbers
 const LONGEST = 16  # elements in a piece
 
 Vec{W,T} = NTuple{W,VecElement{T}}
@@ -396,9 +395,6 @@ both(a::Held, b::Held) = Held(max(a.level, b.level), a.tensors | b.tensors, a.un
 """Types that are not looked into: they hold no numbers of a calculation."""
 const CLOSED = Union{Module,Type,Task,Method,Symbol,AbstractString,IO,Ptr,Regex,Exception}
 
-"""Arrays, and what they are made of from Julia 1.11 on."""
-const CONTAINERS = isdefined(Core, :GenericMemory) ? Union{Array,getfield(Core, :GenericMemory)} : Array
-
 function held_by_type(@nospecialize(T), seen::Set{Any}=Set{Any}())
     T === Union{} && return NOTHING_HELD
     T isa Union && return both(held_by_type(T.a, seen), held_by_type(T.b, seen))
@@ -409,7 +405,7 @@ function held_by_type(@nospecialize(T), seen::Set{Any}=Set{Any}())
     T in seen && return NOTHING_HELD
     push!(seen, T)
     T <: Dual && return Held(T.parameters[3]::Int, false, false)
-    T <: CONTAINERS && return held_by_type(eltype(T), seen)
+    T <: Versions.CONTAINERS && return held_by_type(eltype(T), seen)
     held = NOTHING_HELD
     isstructtype(T) || return held
     for field in fieldtypes(T)
@@ -425,7 +421,7 @@ function held_by_value(@nospecialize(x), seen::IdDict{Any,Nothing})
     held.unknown && !haskey(seen, x) || return held
     seen[x] = nothing
     held = NOTHING_HELD
-    if x isa CONTAINERS
+    if x isa Versions.CONTAINERS
         for i in eachindex(x)
             isassigned(x, i) && (held = both(held, held_by_value(x[i], seen)))
         end

@@ -91,7 +91,7 @@ for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=)
     end
 end
 Base.:-(a::Elements) = Elements(DOTTED[-](a.tensor))
-@static if !(ifelse isa Core.Builtin)  # until Julia 1.6 it takes no methods
+@static if Versions.IFELSE_TAKES_METHODS
     Base.ifelse(c::Elements, a::Real, b::Real) = Elements(choose(whole(c), whole(a), whole(b)))
 end
 Base.literal_pow(::typeof(^), a::Elements, ::Val{P}) where {P} = Elements(elementwise_power(a.tensor, P))

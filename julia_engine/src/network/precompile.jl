@@ -48,8 +48,8 @@ function precompile_plan()
     return nothing
 end
 
-if ccall(:jl_generating_output, Cint, ()) == 1
-    if VERSION >= v"1.9"
+if Versions.writes_code()
+    if Versions.KEEPS_MACHINE_CODE
         foreach(optimizer -> precompile_session(Float32, optimizer), PRECOMPILED_OPTIMIZERS)
     end
     precompile_plan()

@@ -43,8 +43,8 @@ end
 """How many threads a team may have: those of Julia, unless this code runs in a parallel region already."""
 function threads_to_use(wanted::Int)
     ccall(:jl_in_threaded_region, Cint, ()) == 0 || return 1
-    @static if VERSION < v"1.8"
-        Threads.threadid() == 1 || return 1  # there, `@threads` would run one after the other
+    @static if Versions.THREADS_FROM_FIRST_ALONE
+        Threads.threadid() == 1 || return 1 
     end
     return min(wanted, Threads.nthreads())
 end
@@ -76,7 +76,7 @@ end
 
 # BLAS threads ---------------------------------------------------------------------------------------------------------
 
-@static if isdefined(BLAS, :get_num_threads)
+@static if Versions.BLAS_TELLS_THREADS
     blas_threads() = BLAS.get_num_threads()
 else
     function blas_threads()

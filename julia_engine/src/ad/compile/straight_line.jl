@@ -9,9 +9,7 @@ using ..Kernels: TURNS, add_relu, add_sigmoid, add_tanh, both_hold, chosen, equa
     is_infinite, is_nan, larger, less, less_equal, limited, mul_add, not_equal, one_holds, plain_acos, plain_asin, plain_atan, plain_cosh, plain_pow, plain_sinh,
     relu, relu_gradient, sigmoid_gradient, signum, slow_cos, slow_sin, slow_tan, smaller, square, step, tanh_gradient
 
-@static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
-    Base.Experimental.@optlevel 3
-end
+Base.Experimental.@optlevel 3
 
 @inline any_sin(x::T) where {T} = abs(x) <= T(TURNS) ? fast_sin(x) : slow_sin(x)
 @inline any_cos(x::T) where {T} = abs(x) <= T(TURNS) ? fast_cos(x) : slow_cos(x)
@@ -47,7 +45,7 @@ end
 
 """The straight-line code of a program, or `nothing` where it has other values than numbers of one type."""
 function straight(program::Program)
-    isempty(program.inputs) && return nothing
+    (isempty(program.inputs) || Versions.writes_code()) && return nothing
     T = program.inputs[1].eltype
     suits(x::Tensor) = isempty(x.dims) && x.eltype === T
     T in FLOATS && all(suits, program.inputs) && length(program.equations) <= STRAIGHT_MOST || return nothing

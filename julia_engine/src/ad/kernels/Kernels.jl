@@ -8,12 +8,11 @@ module Kernels
 
 using LinearAlgebra
 using ..Errors: LabelError, ShapeError
+using ...Versions: Versions
 
 export Instruction, Instructions, execute!
 
-@static if isdefined(Base, :Experimental) && isdefined(Base.Experimental, Symbol("@optlevel"))
-    Base.Experimental.@optlevel 3  # the module around asks for quick compilation; loops want the optimiser
-end
+Base.Experimental.@optlevel 3  # the module around asks for quick compilation; loops want the optimiser
 
 include("compilation.jl")
 include("instruction.jl")

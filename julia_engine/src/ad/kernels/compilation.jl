@@ -4,7 +4,6 @@
 # milliseconds. It can interpret instead, where `jl_options.compile_enabled` says so when a method is first called. A method
 # once interpreted stays so for dynamic calls; code compiled later does not mind, since it infers its callees anew.
 
-const INTERPRETS = v"1.5" <= VERSION < v"1.6"  # tried there alone; from 1.9 on compiled code is kept with the package
 const WANTED = Ref(true)
 const COMPILE, INTERPRET = Int8(1), Int8(3)  # JL_OPTIONS_COMPILE_ON, JL_OPTIONS_COMPILE_MIN
 
@@ -32,7 +31,7 @@ interpret(wanted::Bool) = (WANTED[] = wanted; nothing)
 compiling(@nospecialize(f)) = switched(f, COMPILE)
 
 function switched(@nospecialize(f), mode::Int8)
-    INTERPRETS && ccall(:jl_generating_output, Cint, ()) == 0 || return f()
+    Versions.INTERPRETS && !Versions.writes_code() || return f()
     switch = compile_switch()
     before = unsafe_load(switch)
     before == COMPILE || before == INTERPRET || return f()  # Julia was started with another wish

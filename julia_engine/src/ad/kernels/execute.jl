@@ -5,8 +5,17 @@
 # after the other. That is what a branch over operation codes compiles to, without compiling the operations that nobody
 # uses.
 
-"""What finds the address of a kernel, by operation: one function for Float32, one for Float64."""
-const KERNELS = Dict{Symbol,Tuple{Function,Function}}()
+"""
+What finds the address of a kernel: the function's name, and for Float32 and for Float64 a function that returns the address.
+"""
+struct Kernel
+    name::Symbol
+    single::Function
+    double::Function
+end
+
+"""The kernels by operation."""
+const KERNELS = Dict{Symbol,Kernel}()
 
 """Addresses already found."""
 const ADDRESSES = Dict{Tuple{Symbol,Bool},Ptr{Cvoid}}()
@@ -27,10 +36,15 @@ function operation!(name::Symbol, call::Expr)
         $call
         return nothing
     end
-    KERNELS[name] = (
-        @eval(() -> @cfunction($kernel, Cvoid, (Ptr{Instruction{Float32}},))),
-        @eval(() -> @cfunction($kernel, Cvoid, (Ptr{Instruction{Float64}},))),
-    )
+    KERNELS[name] = Kernel(kernel, (@eval(() -> $(address_of(kernel, T))) for T in (Float32, Float64))...)
+end
+
+address_of(kernel::Symbol, T::DataType) = :(@cfunction($kernel, Cvoid, (Ptr{Instruction{$T}},)))
+
+function address(kernel::Kernel, single::Bool)
+    Versions.ADDRESSES_IN_PROCESS && !Versions.writes_code() &&
+        return Core.eval(@__MODULE__, address_of(kernel.name, single ? Float32 : Float64))::Ptr{Cvoid}
+    return compiling(single ? kernel.single : kernel.double)::Ptr{Cvoid}
 end
 
 """
@@ -41,9 +55,7 @@ The address of an operation's kernel, for Float32 or for Float64.
 function kernel(name::Symbol, single::Bool)
     lock(ADDRESSES_LOCK)
     try
-        return get!(ADDRESSES, (name, single)) do
-            compiling(KERNELS[name][single ? 1 : 2])::Ptr{Cvoid}
-        end
+        return get!(() -> address(KERNELS[name], single), ADDRESSES, (name, single))
     finally
         unlock(ADDRESSES_LOCK)
     end

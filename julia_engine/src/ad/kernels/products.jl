@@ -1,12 +1,7 @@
 # Matrix products by BLAS, called at its addresses: nothing is wrapped, copied or allocated.
 
 using LinearAlgebra.BLAS: @blasfunc
-@static if isdefined(LinearAlgebra.BLAS, :libblastrampoline)
-    using LinearAlgebra.BLAS: libblastrampoline
-    const LIBBLAS = libblastrampoline
-else
-    const LIBBLAS = LinearAlgebra.BLAS.libblas
-end
+using ...Versions: LIBBLAS
 const BlasInt = LinearAlgebra.BlasInt
 
 for (T, gemm, gemv) in ((:Float32, :sgemm_, :sgemv_), (:Float64, :dgemm_, :dgemv_))

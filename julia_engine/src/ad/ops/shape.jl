@@ -359,7 +359,7 @@ function joined_rows(rows, parts)
     return concatenate(lines, 1)
 end
 
-@static if isdefined(Base, :stack)  # from Julia 1.9 on
+@static if Versions.HAS_STACK
     import Base: stack
 end
 
@@ -463,7 +463,7 @@ for (f, advice) in ((:sort, "sort value(x); permute x by sortperm(value(x))"), (
 end
 for f in (:det, :logdet, :tr, :pinv, :rank, :cond, :eigvals, :eigen, :svd, :qr, :lu, :cholesky, :diag, :diagm, :cross,
         :kron, :triu, :tril, :normalize, :opnorm)
-    owner = f === :kron && !isdefined(LinearAlgebra, f) ? Base : LinearAlgebra
+    owner = f === :kron ? Versions.KRON_OWNER : LinearAlgebra
     advice = f === :tr ? "; write einsum(\"ii->\", x)" : f === :diag ? "; write einsum(\"ii->i\", x)" :
         f === :normalize ? "; write x ./ norm(x)" : f in (:triu, :tril) ? "; multiply by a mask" : ""
     @eval $owner.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(

@@ -1,0 +1,59 @@
+"""
+What differs between versions of Julia, each with its reason. Nowhere else does the engine ask which Julia this is.
+
+Features are asked for by name where there is a name to ask for; a version is compared where only its behaviour differs.
+"""
+module Versions
+
+import LinearAlgebra
+
+"""
+1.9 and later keep machine code with a package (package images); before, each process compiles everything again. What a
+workload makes there is worth its time; on 1.5 the code of steps that it would keep, inferred alone, allocates.
+"""
+const KEEPS_MACHINE_CODE = VERSION >= v"1.9-"
+
+"""
+In a package image, `@cfunction` gives an address that calls its function by dynamic dispatch, with a box for the argument:
+16 bytes and 35 ns per call, in place of 0 bytes and 2 to 10 ns. There, addresses of kernels are made by the running process.
+"""
+const ADDRESSES_IN_PROCESS = KEEPS_MACHINE_CODE
+
+"""
+1.11 exchanges the two alignments of a copy that JuliaLang/julia#51152 introduced: tuples of `VecElement` in memory are then
+read as if aligned to their size, and the process crashes (#57713). Of its mends (#56938, #57722, #57845) 1.12.0 has all, and
+1.10 has one alignment only; which of the 1.11 releases have them is not known here, so that none of these uses such tuples.
+"""
+const MISALIGNS_VECTORS = v"1.11-" <= VERSION < v"1.12-"
+
+"""
+1.5 can be told through its options to interpret what runs once, in place of compiling it for seconds. Tried on 1.5 alone;
+`Base.Experimental.@compiler_options` came with 1.6, and works on whole modules; 1.9 keeps compiled code.
+"""
+const INTERPRETS = v"1.5" <= VERSION < v"1.6-"
+
+"""Before 1.8 `@threads` in a thread other than the first runs its iterations one after the other."""
+const THREADS_FROM_FIRST_ALONE = VERSION < v"1.8-"
+
+"""`stack` is a function of Base from 1.9 on."""
+const HAS_STACK = isdefined(Base, :stack)
+
+"""`ifelse` is a builtin that takes no methods before 1.7."""
+const IFELSE_TAKES_METHODS = !(ifelse isa Core.Builtin)
+
+"""`kron` belongs to LinearAlgebra before 1.6, to Base from there on."""
+const KRON_OWNER = isdefined(LinearAlgebra, :kron) ? LinearAlgebra : Base
+
+"""Arrays, and from 1.11 on what they are made of, `GenericMemory`."""
+const CONTAINERS = isdefined(Core, :GenericMemory) ? Union{Array,getfield(Core, :GenericMemory)} : Array
+
+"""BLAS is reached through libblastrampoline from 1.7 on."""
+const LIBBLAS = isdefined(LinearAlgebra.BLAS, :libblastrampoline) ? LinearAlgebra.BLAS.libblastrampoline : LinearAlgebra.BLAS.libblas
+
+"""BLAS can be asked for its number of threads from 1.6 on."""
+const BLAS_TELLS_THREADS = isdefined(LinearAlgebra.BLAS, :get_num_threads)
+
+"""Whether this process writes a package's code: what it evaluates in a module that is closed would be lost, or an error."""
+writes_code() = ccall(:jl_generating_output, Cint, ()) == 1
+
+end
