@@ -3,11 +3,12 @@
     julia = find()
     print(julia.version, julia.executable)
 
-Looked for in this order: what `TWINGRAD_JULIA` names (then nothing else), the one remembered from before, `julia` on
-PATH, the one that juliapkg uses, the one that `bridge.julia.install` made. With `TWINGRAD_CACHE` set to another folder,
-those that were installed or used without the setting come last. A Julia counts when it is 1.5 or later,
-starts with threads, and throws and catches exceptions: a mismatched system library can make every exception end in a
-segmentation fault. What a proof found is remembered until the files change.
+Looked for in this order: the one that juliacall has started in this process; what `TWINGRAD_JULIA`,
+`PYTHON_JULIACALL_EXE` or `PYTHON_JULIAPKG_EXE` names; the one that juliapkg has resolved; `julia` on PATH; the one that
+`bridge.julia.install` made. The first four must agree, and where there is one of them, nothing else is looked for.
+With `TWINGRAD_CACHE` set to another folder, those that were installed or used without the setting come last. A Julia
+counts when it is 1.5 or later, starts with threads, and throws and catches exceptions: a mismatched system library can
+make every exception end in a segmentation fault. What a proof found is remembered until the files change.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,10 +34,14 @@ from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
 from bridge.julia.environment import cache_folder, child_environment, default_cache_folder
 
-__all__ = ["INSTALL", "OLDEST", "Julia", "Memory", "find", "own_executable", "prove"]
+__all__ = ["INSTALL", "OLDEST", "RUNNING", "Julia", "Memory", "find", "named", "own_executable", "prove", "running"]
 
 OLDEST = (1, 5)
 VARIABLE = "TWINGRAD_JULIA"
+VARIABLES = (VARIABLE, "PYTHON_JULIACALL_EXE", "PYTHON_JULIAPKG_EXE")
+"""Where a user may name a Julia: for TwinGrad, for juliacall, for juliapkg."""
+
+RUNNING = "started by juliacall in this process"
 
 INSTALL = "python -m bridge.julia.install"
 """The command that sets Julia up."""
@@ -63,8 +69,8 @@ class Julia:
     executable: str
     """What to run; for TwinGrad's own, a script that names the folders of its libraries first."""
     source: str
-    """How it was found: "TWINGRAD_JULIA", "PATH", "juliapkg" or "installed by TwinGrad"; and, with `TWINGRAD_CACHE`
-    set, whether it is one that was installed or used without the setting."""
+    """How it was found: `RUNNING`, the name of a variable, "PATH", "juliapkg" or "installed by TwinGrad"; and, with
+    `TWINGRAD_CACHE` set, whether it is one that was installed or used without the setting."""
     version: str
     bindir: str
     libjulia: str
@@ -92,14 +98,19 @@ class Julia:
 def find() -> Julia:
     """The Julia to use. Raises `JuliaUnavailableError`, which says what was tried and what to do."""
     memory = Memory()
-    if setting := os.environ.get(VARIABLE):
-        return memory.prove(_named(setting), VARIABLE)
-    if (kept := memory.chosen()) is not None:
-        return kept
+    wanted = [memory.prove(executable, source) for executable, source in _wanted()]
+    for other in wanted[1:]:
+        if other.bindir != wanted[0].bindir:
+            raise JuliaUnavailableError(
+                f"two Julias are wanted: {wanted[0]} and {other}; a process can have one. Let the settings name the "
+                "same, or unset one of them"
+            )
+    if wanted:
+        return wanted[0]
     problems = []
     for executable, source in _candidates():
         try:
-            found = memory.prove(executable, source)
+            found = memory.prove(executable, source, again=False)
         except JuliaUnavailableError as error:
             problems.append(str(error))
             continue
@@ -166,11 +177,31 @@ def own_executable(cache: Path | None = None) -> str:
     return str((cache or cache_folder()) / OWN_PREFIX / "usr" / "bin" / "julia")
 
 
+def running() -> str | None:
+    """The Julia that juliacall has started in this process, if it has."""
+    config = getattr(sys.modules.get("juliacall"), "CONFIG", {})
+    return str(config["exepath"]) if config.get("inited") and config.get("exepath") else None
+
+
+def named() -> str | None:
+    """The first variable by which the user names a Julia, if there is one."""
+    return next((name for name in VARIABLES if os.environ.get(name)), None)
+
+
+def _wanted() -> Iterator[tuple[str, str]]:
+    """Those that this process has, or that the user names, each with where."""
+    if (running_here := running()) is not None:
+        yield running_here, RUNNING
+    for name in VARIABLES:
+        if setting := os.environ.get(name):
+            yield _named(setting, name), name
+
+
 def _candidates() -> Iterator[tuple[str, str]]:
-    if on_path := shutil.which("julia"):
-        yield on_path, "PATH"
     if (used := _juliapkg_executable()) is not None:
         yield used, "juliapkg"
+    if on_path := shutil.which("julia"):
+        yield on_path, "PATH"
     yield from _installed(None, "installed by TwinGrad")
     with contextlib.suppress(OSError):
         default = default_cache_folder()
@@ -188,7 +219,7 @@ def _installed(cache: Path | None, source: str) -> Iterator[tuple[str, str]]:
             yield own, source
 
 
-def _named(setting: str) -> str:
+def _named(setting: str, variable: str) -> str:
     """The program that the user's setting means: a file, a folder that holds one, or a name on PATH."""
     path = Path(setting).expanduser()
     for program in (path, path / "bin" / "julia", path / "julia"):
@@ -197,7 +228,7 @@ def _named(setting: str) -> str:
     if os.sep not in setting and (on_path := shutil.which(setting)):
         return on_path
     raise JuliaUnavailableError(
-        f"{VARIABLE}={setting} names no Julia: expected the program, its folder, or a name on PATH. Correct it, or "
+        f"{variable}={setting} names no Julia: expected the program, its folder, or a name on PATH. Correct it, or "
         "unset it to let TwinGrad look for one"
     )
 
@@ -264,7 +295,7 @@ def ending(status: int) -> str:
 
 
 def _advice(source: str) -> str:
-    change = f"name another one in {VARIABLE}, or unset it" if source == VARIABLE else f"name another one in {VARIABLE}"
+    change = f"name another one in {source}, or unset it" if source in VARIABLES else f"name another one in {VARIABLE}"
     return f"To use another: {change}, or install one for TwinGrad with: {INSTALL}"
 
 
@@ -297,14 +328,23 @@ class Memory:
         return _proved(content["proofs"].get(content["chosen"]))
 
     def choose(self, julia: Julia) -> None:
-        """Use this one from now on."""
-        self._write(self._read() | {"chosen": julia.executable})
+        """Keep for those with another cache that this one is used."""
+        content = self._read()
+        if content["chosen"] != julia.executable:
+            self._write(content | {"chosen": julia.executable})
 
-    def prove(self, executable: str, source: str) -> Julia:
-        """The proof of this Julia that is remembered, or a new one."""
+    def prove(self, executable: str, source: str, again: bool = True) -> Julia:
+        """The proof of this Julia that is remembered, or a new one; not `again` where a remembered one failed."""
         known = _proved(self._read()["proofs"].get(executable))
         if known is None:
-            known = prove(executable, source)
+            key = "failed", executable, _mark(executable)
+            if not again and (problem := self.recall(*key)) is not None:
+                raise JuliaUnavailableError(str(problem))
+            try:
+                known = prove(executable, source)
+            except JuliaUnavailableError as error:
+                self.note(*key, value=str(error))
+                raise
             content = self._read()
             content["proofs"][executable] = {**dataclasses.asdict(known), "files": _fingerprint(known)}
             self._write(content)
@@ -373,8 +413,18 @@ def _dictionary(value: Any) -> dict[str, Any]:
 
 def _fingerprint(julia: Julia) -> list[list[Any]]:
     """Size and time of the files that a Julia stands on: another version in their place changes one of them."""
-    described: list[list[Any]] = []
-    for path in (julia.executable, julia.libjulia, julia.sysimage, *julia.preload):
-        status = os.stat(path)
-        described.append([path, status.st_size, status.st_mtime_ns])
-    return described
+    return [_described(path) for path in (julia.executable, julia.libjulia, julia.sysimage, *julia.preload)]
+
+
+def _mark(path: str) -> str:
+    """What a file is known by: another one in its place has another mark."""
+    try:
+        return str(_described(path)[1:])
+    except OSError:
+        return "gone"
+
+
+def _described(path: str) -> list[Any]:
+    """A file's path, size and time. Raises OSError where it is gone."""
+    status = os.stat(path)
+    return [path, status.st_size, status.st_mtime_ns]

@@ -65,7 +65,7 @@ def _find_or_install(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
     try:
         return finding.find(), None
     except JuliaUnavailableError as error:
-        if os.environ.get(finding.VARIABLE):
+        if finding.named() or finding.running():
             raise
         say(str(error).splitlines()[0])
     if _offline():

@@ -33,10 +33,13 @@ from bridge.julia.interface import (
     process_kept,
 )
 
-__all__ = ["OLDEST", "JuliacallRuntime", "Project", "obstacle", "prepare", "running", "version"]
+__all__ = ["OLDEST", "PROJECT_VARIABLE", "JuliacallRuntime", "Project", "obstacle", "prepare", "running", "version"]
 
 OLDEST = (1, 10, 3)
 """The first Julia that juliacall supports."""
+
+PROJECT_VARIABLE = "PYTHON_JULIACALL_PROJECT"
+"""Where a user names the project that has PythonCall.jl."""
 
 CONTACT_SECONDS = 15
 """How long a server may stand still while juliapkg is preparing."""
@@ -160,10 +163,9 @@ def _settings(julia: Julia, threads: int, project: Project | None, sysimage: str
     }
     if sysimage is not None:
         ours["PYTHON_JULIACALL_SYSIMAGE"] = sysimage
-    places = {"PYTHON_JULIACALL_EXE", "PYTHON_JULIACALL_PROJECT"}
-    if project is not None and not places & os.environ.keys():  # juliacall takes both or neither
+    if project is not None:  # juliacall takes both or neither; where it has both, it looks for nothing
         ours["PYTHON_JULIACALL_EXE"] = project.executable
-        ours["PYTHON_JULIACALL_PROJECT"] = project.project
+        ours[PROJECT_VARIABLE] = project.project
     users = {name: os.environ[name] for name in ours if name in os.environ}
     return environment.settings(threads, julia.kernels) | ours | users
 

@@ -20,7 +20,7 @@ from bridge.julia import juliacall
 from bridge.julia.embedded import EmbeddedRuntime
 from bridge.julia.find import INSTALL, Julia, Memory, ending, find
 from bridge.julia.interface import EMBEDDED, JULIACALL, WAYS, Runtime
-from bridge.julia.juliacall import JuliacallRuntime, Project
+from bridge.julia.juliacall import PROJECT_VARIABLE, JuliacallRuntime, Project
 
 __all__ = [
     "Status",
@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 VARIABLE = "TWINGRAD_JULIA_WAY"
+
+_NO_PROJECT = f"PythonCall.jl is not set up: {INSTALL}"
 
 VERIFICATION_SECONDS = 600.0
 """PythonCall.jl is compiled when it is loaded for the first time, which takes minutes on a slow machine."""
@@ -113,9 +115,12 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
     else:
         chosen, notes = choose(julia, memory)
     if chosen == JULIACALL:
-        if not juliacall.running() and (reason := juliacall.obstacle(julia)) is not None:
-            raise JuliaUnavailableError(reason)
-        _runtime = JuliacallRuntime(julia, count, known_project(julia, memory), notes, sysimage)
+        project = known_project(julia, memory)
+        if not juliacall.running():
+            reason = juliacall.obstacle(julia) or (_NO_PROJECT if project is None else None)
+            if reason is not None:  # juliacall itself would download what it lacks
+                raise JuliaUnavailableError(reason)
+        _runtime = JuliacallRuntime(julia, count, project, notes, sysimage)
     else:
         if sysimage is None:
             from bridge.julia import sysimage as images  # here, since it is a command as well
@@ -144,7 +149,7 @@ def choose(julia: Julia, memory: Memory) -> tuple[str, list[str]]:
     """The way to start this Julia, and why not the other one; what isn't known yet is found out."""
     reason = juliacall.obstacle(julia)
     if reason is None and known_project(julia, memory) is None:
-        reason = f"PythonCall.jl is not set up: {INSTALL}"
+        reason = _NO_PROJECT
     if reason is None:
         seen = verdict(JULIACALL, julia, memory) or verify(JULIACALL, julia, memory)
         if seen.ok:
@@ -155,7 +160,7 @@ def choose(julia: Julia, memory: Memory) -> tuple[str, list[str]]:
 
 def verdict(way: str, julia: Julia, memory: Memory) -> Verdict | None:
     """What is known of a way in from before; None: nothing yet."""
-    match memory.recall(*_key(way, julia)):
+    match memory.recall(*_key(way, julia, memory)):
         case {"ok": bool(ok), "reason": str(reason)}:
             return Verdict(ok, reason)
     return None
@@ -189,7 +194,7 @@ def verify(way: str, julia: Julia, memory: Memory) -> Verdict:
     else:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         seen = Verdict(False, f"{way} {ending(done.returncode)}: {said[-1] if said else 'no message'}")
-    memory.note(*_key(way, julia), value=dataclasses.asdict(seen))
+    memory.note(*_key(way, julia, memory), value=dataclasses.asdict(seen))
     return seen
 
 
@@ -213,7 +218,11 @@ def demonstrate(way: str, julia: dict[str, Any], project: dict[str, str] | None)
 
 
 def known_project(julia: Julia, memory: Memory) -> Project | None:
-    """Where PythonCall.jl has been set up for this Julia, in this Python environment."""
+    """The project with PythonCall.jl for this Julia: the one that the user names, or that was set up in this Python."""
+    if (named := os.environ.get(PROJECT_VARIABLE)) is not None:
+        if not os.path.isdir(named):
+            raise JuliaUnavailableError(f"{PROJECT_VARIABLE}={named} names no folder: correct it, or unset it")
+        return Project(julia.executable, named)
     match memory.recall("project", julia.executable, sys.prefix):
         case {"executable": str(executable), "project": str(project)} if os.path.isdir(project):
             return Project(executable, project)
@@ -225,9 +234,12 @@ def remember_project(julia: Julia, memory: Memory, project: Project) -> None:
     memory.note("project", julia.executable, sys.prefix, value=dataclasses.asdict(project))
 
 
-def _key(way: str, julia: Julia) -> tuple[str, ...]:
-    version = juliacall.version() if way == JULIACALL else ""
-    return ("verdict", way, julia.executable, julia.version, sys.prefix, platform.python_version(), version or "")
+def _key(way: str, julia: Julia, memory: Memory) -> tuple[str, ...]:
+    key = ("verdict", way, julia.executable, julia.version, sys.prefix, platform.python_version())
+    if way == EMBEDDED:
+        return key
+    project = known_project(julia, memory)
+    return (*key, juliacall.version() or "", project.project if project else "")
 
 
 def _thread_count(threads: int | None) -> int:

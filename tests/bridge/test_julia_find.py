@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,7 +82,9 @@ def starts(program: str) -> int:
 @pytest.fixture(autouse=True)
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting, nothing remembered, nothing on PATH, nothing of juliapkg's; two cores."""
-    monkeypatch.delenv("TWINGRAD_JULIA", raising=False)
+    for name in find.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "juliacall", raising=False)
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
@@ -133,7 +138,7 @@ def test_a_setting_that_names_a_broken_julia_is_an_error_too(
         find.find()
 
 
-def test_path_comes_before_juliapkg_and_that_before_our_own(
+def test_juliapkg_comes_before_path_and_that_before_our_own(
     fake_julia: FakeJulia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = fake_julia("cache/julia/debian-11/usr/bin/julia", version="1.5.3")
@@ -142,12 +147,45 @@ def test_path_comes_before_juliapkg_and_that_before_our_own(
     monkeypatch.setattr(find, "_juliapkg_executable", lambda: of_juliapkg)
     on_path = fake_julia("bin/julia")
     order = []
-    for program in (on_path, of_juliapkg, own):
+    for program in (of_juliapkg, on_path, own):
         order.append(find.find())
-        Memory().forget()
         Path(program).write_text("#!/bin/sh\nexit 1\n")
-    assert [julia.source for julia in order] == ["PATH", "juliapkg", "installed by TwinGrad"]
-    assert [julia.version for julia in order] == ["1.11.2", "1.10.4", "1.5.3"]
+    assert [julia.source for julia in order] == ["juliapkg", "PATH", "installed by TwinGrad"]
+    assert [julia.version for julia in order] == ["1.10.4", "1.11.2", "1.5.3"]
+
+
+@pytest.mark.parametrize("variable", find.VARIABLES)
+def test_each_variable_names_a_julia_and_nothing_else_is_looked_for(
+    variable: str, fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_path = fake_julia("bin/julia")
+    monkeypatch.setenv(variable, fake_julia("other/julia"))
+    assert find.find().source == variable
+    assert starts(on_path) == 0
+    monkeypatch.setenv(variable, "/nowhere/julia")
+    with pytest.raises(JuliaUnavailableError, match=f"{variable}=/nowhere/julia names no Julia"):
+        find.find()
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations((find.RUNNING, *find.VARIABLES), 2)))
+def test_two_that_disagree_are_both_named(
+    first: str, second: str, fake_julia: FakeJulia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def want(place: str, program: str) -> None:
+        if place == find.RUNNING:
+            monkeypatch.setitem(sys.modules, "juliacall", SimpleNamespace(CONFIG={"inited": True, "exepath": program}))
+        else:
+            monkeypatch.setenv(place, program)
+
+    one, other = fake_julia("one/julia"), fake_julia("other/julia", version="1.10.4")
+    want(first, one)
+    want(second, one)
+    assert find.find().source == first  # they agree, and the first says where it was found
+    want(second, other)
+    with pytest.raises(JuliaUnavailableError) as caught:
+        find.find()
+    for expected in (one, other, first, second):
+        assert expected in str(caught.value)
 
 
 def test_our_own_counts_only_when_it_is_whole(fake_julia: FakeJulia) -> None:
@@ -278,16 +316,30 @@ def test_what_was_proved_is_not_started_again(fake_julia: FakeJulia) -> None:
     assert starts(program) == 1
 
 
-def test_the_remembered_one_comes_before_one_that_is_new_on_path(
+def test_one_that_is_new_on_path_is_taken(
     fake_julia: FakeJulia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remembered = fake_julia("bin/julia")
+    fake_julia("bin/julia")
     find.find()
     fake_julia("newer/julia", version="1.12.1")
     monkeypatch.setenv("PATH", str(tmp_path / "newer"))
-    assert find.find().executable == remembered
-    Memory().forget()
     assert find.find().version == "1.12.1"
+
+
+def test_one_that_failed_is_not_tried_at_every_start(fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = fake_julia("bin/julia", ending=CRASHING, said=2)
+    own = fake_julia("cache/julia/debian-11/usr/bin/julia", version="1.5.3")
+    Path(own).parents[2].joinpath("twingrad-julia.json").touch()
+    assert find.find() == find.find()
+    assert (starts(broken), starts(own)) == (1, 1)
+    fake_julia("bin/julia")  # mended
+    assert find.find().source == "PATH"
+    with pytest.raises(JuliaUnavailableError):  # whoever names it means it: it is tried each time
+        monkeypatch.setenv("TWINGRAD_JULIA", fake_julia("other/julia", ending=CRASHING, said=2))
+        find.find()
+    with pytest.raises(JuliaUnavailableError):
+        find.find()
+    assert starts(os.environ["TWINGRAD_JULIA"]) == 2
 
 
 def test_a_remembered_one_is_proved_again_when_its_files_change(fake_julia: FakeJulia) -> None:

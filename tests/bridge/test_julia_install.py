@@ -397,6 +397,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.found: str | None = None
+        self.installed: tuple[str, str] | None = None
         self.juliapkg: str | None = None
         self.debian = False
         self.juliacall_works = True
@@ -425,17 +426,22 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     def candidates() -> Iterator[tuple[str, str]]:
         if here.found is not None:
             yield here.found, "PATH"
+        if here.installed is not None:
+            yield here.installed
 
     def prepare(executable: str | None = None) -> Project:
         here.asked.append(f"juliapkg {Path(executable).name if executable else 'any'}")
         if here.juliapkg is None:
             raise JuliaUnavailableError("juliapkg: Name or service not known")
+        if executable is None:
+            here.installed = here.juliapkg, "juliapkg"
         return Project(executable or here.juliapkg, str(tmp_path))
 
     def install_debian(folder: Path, prove: Callable[[str], object], say: object) -> None:
         here.asked.append("debian")
         if not here.debian:
             raise JuliaUnavailableError("this system has no apt-get")
+        here.installed = find.own_executable(), "installed by TwinGrad"
 
     def obstacle(julia: Julia) -> str | None:
         if julia.release >= juliacall.OLDEST:
@@ -450,7 +456,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
             return start.Verdict(False, reason)
         works = here.embedding_works if way == "embedded" else here.juliacall_works and project is not None
         seen = start.Verdict(works, "" if works else f"{way} crashed")
-        memory.note(*start._key(way, julia), value={"ok": seen.ok, "reason": seen.reason})
+        memory.note(*start._key(way, julia, memory), value={"ok": seen.ok, "reason": seen.reason})
         return seen
 
     own = tmp_path / "julia-1.5.3"
@@ -497,9 +503,12 @@ def test_a_second_call_asks_nothing(machine: Machine, tmp_path: Path, capsys: py
 def test_again_forgets_what_was_remembered(machine: Machine, tmp_path: Path) -> None:
     machine.found = machine.juliapkg = program(tmp_path, "1.11.2")
     install.main([])
-    machine.found = machine.juliapkg = program(tmp_path, "1.12.1")
-    assert install.set_up(lambda line: None).version == "1.11.2"
-    assert install.set_up(lambda line: None, again=True).version == "1.12.1"
+    first = list(machine.asked)
+    machine.asked.clear()
+    install.set_up(lambda line: None)
+    assert machine.asked == []
+    install.set_up(lambda line: None, again=True)
+    assert machine.asked == first
 
 
 def test_without_a_julia_juliapkg_is_asked_first(machine: Machine, tmp_path: Path) -> None:

@@ -162,10 +162,10 @@ def test_what_the_user_has_set_stays(run: Run) -> None:
     assert settings_seen(done) == {**users, "THREADS": "2"}
 
 
-def test_a_program_of_the_users_is_not_joined_with_a_project_of_ours(run: Run) -> None:
-    done = run("JuliacallRuntime(facts, 2, Project('/ours/julia', '/ours/p'))", PYTHON_JULIACALL_EXE="/theirs/julia")
+def test_a_program_of_the_users_gets_the_project_that_was_set_up_for_it(run: Run) -> None:
+    done = run("JuliacallRuntime(facts, 2, Project('/theirs/julia', '/ours/p'))", PYTHON_JULIACALL_EXE="/theirs/julia")
     assert settings_seen(done)["EXE"] == "/theirs/julia"
-    assert "PROJECT" not in settings_seen(done)
+    assert settings_seen(done)["PROJECT"] == "/ours/p"
 
 
 def test_the_environment_is_afterwards_as_it_was(run: Run) -> None:
@@ -328,6 +328,32 @@ def test_a_way_that_leads_to_another_julia_does_not_count(
 def test_a_project_that_is_gone_is_no_project(memory: Memory, tmp_path: Path) -> None:
     start.remember_project(FACTS, memory, Project(FACTS.executable, str(tmp_path / "gone")))
     assert start.known_project(FACTS, memory) is None
+
+
+def test_the_project_that_the_user_names_is_taken(
+    memory: Memory, searched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start.remember_project(FACTS, memory, Project(FACTS.executable, "/ours"))
+    monkeypatch.setenv("PYTHON_JULIACALL_PROJECT", str(tmp_path))
+    assert start.known_project(FACTS, memory) == Project(FACTS.executable, str(tmp_path))
+    assert start.choose(FACTS, memory) == ("juliacall", [])
+    monkeypatch.setenv("PYTHON_JULIACALL_PROJECT", str(tmp_path / "gone"))
+    with pytest.raises(JuliaUnavailableError, match=r"PYTHON_JULIACALL_PROJECT=.*gone names no folder"):
+        start.known_project(FACTS, memory)
+
+
+def test_nothing_is_downloaded_when_julia_starts(run: Run, tmp_path: Path) -> None:
+    # Without a project juliacall would ask juliapkg, which downloads: it is not even imported.
+    done = run("julia.runtime(way='juliacall')", status=1, TWINGRAD_JULIA=fake_julia(tmp_path))
+    assert "PythonCall.jl is not set up: python -m bridge.julia.install" in done.stderr
+    assert "settings" not in done.stdout
+
+
+def test_the_users_variables_lead_to_juliacall(run: Run, tmp_path: Path) -> None:
+    users = {"PYTHON_JULIACALL_EXE": fake_julia(tmp_path), "PYTHON_JULIACALL_PROJECT": str(tmp_path)}
+    done = run("print(julia.runtime().info())", **users)
+    assert "Info(way='juliacall', version='1.11.2'" in done.stdout
+    assert settings_seen(done)["PROJECT"] == str(tmp_path)
 
 
 def fake_julia(folder: Path) -> str:
