@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
-import importlib.util
-import io
 import json
 import os
 import shutil
@@ -34,7 +31,19 @@ from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
 from bridge.julia.environment import cache_folder, child_environment, default_cache_folder
 
-__all__ = ["INSTALL", "OLDEST", "RUNNING", "Julia", "Memory", "find", "named", "own_executable", "prove", "running"]
+__all__ = [
+    "INSTALL",
+    "OLDEST",
+    "RUNNING",
+    "Julia",
+    "Memory",
+    "find",
+    "named",
+    "own_executable",
+    "prove",
+    "resolved_by_juliapkg",
+    "running",
+]
 
 OLDEST = (1, 5)
 VARIABLE = "TWINGRAD_JULIA"
@@ -198,8 +207,8 @@ def _wanted() -> Iterator[tuple[str, str]]:
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    if (used := _juliapkg_executable()) is not None:
-        yield used, "juliapkg"
+    if (resolved := resolved_by_juliapkg()) is not None:
+        yield resolved[0], "juliapkg"
     if on_path := shutil.which("julia"):
         yield on_path, "PATH"
     yield from _installed(None, "installed by TwinGrad")
@@ -233,16 +242,30 @@ def _named(setting: str, variable: str) -> str:
     )
 
 
-def _juliapkg_executable() -> str | None:
-    """The Julia that juliapkg has set up already, in this Python environment; nothing is installed or downloaded."""
-    if importlib.util.find_spec("juliapkg") is None:
+def resolved_by_juliapkg() -> tuple[str, str] | None:
+    """The Julia that juliapkg has set up for this Python, and its project; None where it has none.
+
+    Read from what juliapkg has written: juliapkg itself waits for others that resolve, and may download.
+    """
+    project = _juliapkg_project()
+    try:
+        executable = json.loads((project / "pyjuliapkg" / "meta.json").read_text(encoding="utf-8"))["executable"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    with contextlib.redirect_stdout(io.StringIO()):
-        try:
-            juliapkg = importlib.import_module("juliapkg")
-            return str(juliapkg.executable()) if juliapkg.resolve(dry_run=True) else None
-        except Exception:  # whatever is wrong with its folder: it has no Julia for us
-            return None
+    return (executable, str(project)) if isinstance(executable, str) and Path(executable).is_file() else None
+
+
+def _juliapkg_project() -> Path:
+    """The project that juliapkg uses: as the user says, that of the virtual environment, or the user's own."""
+    if setting := os.environ.get("PYTHON_JULIAPKG_PROJECT"):
+        return Path(setting)
+    prefix = sys.prefix if sys.prefix != sys.base_prefix else os.environ.get("CONDA_PREFIX")
+    if prefix:
+        return Path(prefix) / "julia_env"
+    depot = os.environ.get("JULIA_DEPOT_PATH", "").split(os.pathsep)[0]
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        return Path(depot or Path.home() / ".julia") / "environments" / "pyjuliapkg"
+    return Path(os.devnull)
 
 
 def _proof_environment() -> dict[str, str]:

@@ -13,12 +13,14 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from bridge import toml
 from bridge.errors import JuliaUnavailableError
 from bridge.julia import juliacall
 from bridge.julia.embedded import EmbeddedRuntime
-from bridge.julia.find import INSTALL, Julia, Memory, ending, find
+from bridge.julia.find import INSTALL, Julia, Memory, ending, find, resolved_by_juliapkg
 from bridge.julia.interface import EMBEDDED, JULIACALL, WAYS, Runtime
 from bridge.julia.juliacall import PROJECT_VARIABLE, JuliacallRuntime, Project
 
@@ -226,7 +228,17 @@ def known_project(julia: Julia, memory: Memory) -> Project | None:
     match memory.recall("project", julia.executable, sys.prefix):
         case {"executable": str(executable), "project": str(project)} if os.path.isdir(project):
             return Project(executable, project)
+    resolved = resolved_by_juliapkg()
+    if resolved is not None and resolved[0] == julia.executable and _has_pythoncall(resolved[1]):
+        return Project(*resolved)
     return None
+
+
+def _has_pythoncall(project: str) -> bool:
+    try:
+        return "PythonCall" in toml.parse(toml.read(Path(project) / "Project.toml")).get("deps", {})
+    except toml.TomlError:
+        return False
 
 
 def remember_project(julia: Julia, memory: Memory, project: Project) -> None:

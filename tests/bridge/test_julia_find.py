@@ -74,6 +74,13 @@ def fake_julia(tmp_path: Path) -> FakeJulia:
     return make
 
 
+def resolved(tmp_path: Path, program: str) -> None:
+    """juliapkg has set this Julia up."""
+    meta = tmp_path / "julia_env" / "pyjuliapkg" / "meta.json"
+    meta.parent.mkdir(parents=True, exist_ok=True)
+    meta.write_text(json.dumps({"meta_version": 8, "executable": program}))
+
+
 def starts(program: str) -> int:
     log = Path(f"{program}.log")
     return len(log.read_text().splitlines()) if log.exists() else 0
@@ -89,7 +96,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(find, "_juliapkg_executable", lambda: None)
+    monkeypatch.setattr(find, "_juliapkg_project", lambda: tmp_path / "julia_env")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
 
@@ -144,7 +151,7 @@ def test_juliapkg_comes_before_path_and_that_before_our_own(
     own = fake_julia("cache/julia/debian-11/usr/bin/julia", version="1.5.3")
     Path(own).parents[2].joinpath("twingrad-julia.json").touch()
     of_juliapkg = fake_julia("env/julia", version="1.10.4")
-    monkeypatch.setattr(find, "_juliapkg_executable", lambda: of_juliapkg)
+    resolved(tmp_path, of_juliapkg)
     on_path = fake_julia("bin/julia")
     order = []
     for program in (of_juliapkg, on_path, own):
@@ -194,17 +201,16 @@ def test_our_own_counts_only_when_it_is_whole(fake_julia: FakeJulia) -> None:
         find.find()
 
 
-def test_one_that_does_not_work_is_passed_over(fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_julia("bin/julia", ending=CRASHING, said=2)
-    sound = fake_julia("env/julia")
-    monkeypatch.setattr(find, "_juliapkg_executable", lambda: sound)
+def test_one_that_does_not_work_is_passed_over(fake_julia: FakeJulia, tmp_path: Path) -> None:
+    resolved(tmp_path, fake_julia("env/julia", ending=CRASHING, said=2))
+    sound = fake_julia("bin/julia")
     assert find.find().executable == sound
 
 
-def test_when_none_works_each_is_named_with_its_reason(fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_none_works_each_is_named_with_its_reason(fake_julia: FakeJulia, tmp_path: Path) -> None:
     first = fake_julia("bin/julia", version="1.4.2", said=1)
     second = fake_julia("env/julia", ending=CRASHING, said=2)
-    monkeypatch.setattr(find, "_juliapkg_executable", lambda: second)
+    resolved(tmp_path, second)
     with pytest.raises(JuliaUnavailableError) as caught:
         find.find()
     assert f"{first} (PATH) is too old" in str(caught.value)
@@ -307,6 +313,14 @@ def test_the_proof_is_not_disturbed_by_the_users_settings_of_julia(
     assert "JULIA_NUM_THREADS='2'" in seen
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"executable": 7}', '{"executable": "/gone/julia"}'])
+def test_what_juliapkg_has_written_may_be_damaged(content: str, fake_julia: FakeJulia, tmp_path: Path) -> None:
+    resolved(tmp_path, fake_julia("env/julia"))
+    (tmp_path / "julia_env" / "pyjuliapkg" / "meta.json").write_text(content)
+    on_path = fake_julia("bin/julia")
+    assert find.find().executable == on_path
+
+
 # The memory.
 
 
@@ -350,14 +364,14 @@ def test_a_remembered_one_is_proved_again_when_its_files_change(fake_julia: Fake
     assert starts(program) == 2
 
 
-def test_a_remembered_one_that_is_gone_is_forgotten(fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remembered_one_that_is_gone_is_forgotten(fake_julia: FakeJulia, tmp_path: Path) -> None:
     program = fake_julia("bin/julia")
     find.find()
     Path(program).unlink()
     with pytest.raises(JuliaUnavailableError):
         find.find()
     other = fake_julia("env/julia")
-    monkeypatch.setattr(find, "_juliapkg_executable", lambda: other)
+    resolved(tmp_path, other)
     assert find.find().executable == other
 
 
@@ -417,13 +431,13 @@ def test_another_cache_hides_no_julia_that_was_installed_in_the_usual_one(
 
 
 def test_another_cache_hides_no_julia_that_was_used_without_it(
-    fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch
+    fake_julia: FakeJulia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_juliapkg = fake_julia("env/julia", version="1.10.4")
     monkeypatch.delenv("TWINGRAD_CACHE")
-    monkeypatch.setattr(find, "_juliapkg_executable", lambda: of_juliapkg)
+    resolved(tmp_path, of_juliapkg)
     assert find.find().source == "juliapkg"
-    monkeypatch.setattr(find, "_juliapkg_executable", lambda: None)  # as in another environment of Python's
+    (tmp_path / "julia_env" / "pyjuliapkg" / "meta.json").unlink()  # as in another environment of Python's
     monkeypatch.setenv("TWINGRAD_CACHE", str(Path(of_juliapkg).parents[1] / "other"))
     found = find.find()
     assert (found.executable, found.source) == (of_juliapkg, "juliapkg, found where TWINGRAD_CACHE is not set")

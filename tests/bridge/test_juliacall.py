@@ -342,6 +342,17 @@ def test_the_project_that_the_user_names_is_taken(
         start.known_project(FACTS, memory)
 
 
+def test_the_project_that_juliapkg_has_resolved_is_taken(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "resolved_by_juliapkg", lambda: (FACTS.executable, str(tmp_path)))
+    assert start.known_project(FACTS, memory) is None  # resolved for others, without PythonCall.jl
+    (tmp_path / "Project.toml").write_text('[deps]\nPythonCall = "6099a3de-0909-46bc-b1f4-468b9a2dfc0d"\n')
+    assert start.known_project(FACTS, memory) == Project(FACTS.executable, str(tmp_path))
+    monkeypatch.setattr(start, "resolved_by_juliapkg", lambda: ("/another/julia", str(tmp_path)))
+    assert start.known_project(FACTS, memory) is None
+
+
 def test_nothing_is_downloaded_when_julia_starts(run: Run, tmp_path: Path) -> None:
     # Without a project juliacall would ask juliapkg, which downloads: it is not even imported.
     done = run("julia.runtime(way='juliacall')", status=1, TWINGRAD_JULIA=fake_julia(tmp_path))
