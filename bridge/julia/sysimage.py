@@ -42,6 +42,9 @@ COMMAND = "python -m bridge.julia.sysimage"
 VARIABLE = "TWINGRAD_SYSIMAGE"
 """Set to 0, it lets Julia start as if there were no image."""
 
+KEEPS_MACHINE_CODE = (1, 9)
+"""From this Julia on package images do what a system image does here."""
+
 BYTES_NEEDED = 1_500_000_000
 """What is written while an image is made, with room to spare; 200 MB of it remain."""
 
@@ -67,7 +70,7 @@ except TwinGradError as error:
 
 def usable(julia: Julia) -> tuple[str | None, str]:
     """The image to start this Julia with, and a note on it; None when there is none that fits."""
-    if os.environ.get(VARIABLE, "").lower() in ("0", "false", "no", "off"):
+    if os.environ.get(VARIABLE, "").lower() in ("0", "false", "no", "off") or julia.release >= KEEPS_MACHINE_CODE:
         return None, ""
     try:
         folder = _folder()
@@ -104,6 +107,8 @@ def build(julia: Julia, say: Say = print) -> Path:
 
     Takes some minutes. Raises `JuliaUnavailableError`, with nothing changed, when it can't be made or does not work.
     """
+    if julia.release >= KEEPS_MACHINE_CODE:
+        raise JuliaUnavailableError(f"{julia} keeps compiled code with the package itself, and needs no system image")
     compiler = _compiler()
     try:
         target = path_for(julia)

@@ -55,6 +55,15 @@ def left() -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
+def test_a_julia_that_keeps_compiled_code_needs_no_image(stand_in: Julia) -> None:
+    sysimage.build(stand_in, lambda line: None)
+    assert sysimage.usable(stand_in)[0]
+    newer = dataclasses.replace(stand_in, version="1.9.0")
+    assert sysimage.usable(newer) == (None, "")
+    with pytest.raises(JuliaUnavailableError, match="keeps compiled code"):
+        sysimage.build(newer)
+
+
 def test_without_an_image_nothing_is_said(stand_in: Julia) -> None:
     assert sysimage.usable(stand_in) == (None, "")
 

@@ -215,6 +215,7 @@ JULIA_ONLY = {
     "functions.jl": "a programmer's own Julia functions, which Python calls",
     "network/lines.jl": "settings as lines of text, for callers in other languages",
     "entry.jl": "the entry points for callers of C functions, which Python needs none of",
+    "versions.jl": "what differs between versions of Julia, each with its reason",
     "*precompile.jl": "what Julia compiles ahead of its first use",
 }
 

@@ -188,3 +188,12 @@ function opaque_pullback(rule::CustomRule, g::Tensor, y::Tensor, inputs::Vector{
     parts[floats] = each
     return parts
 end
+
+"""
+    chain_rule(f; name=string(f))
+
+A function that computes the same as `f`, differentiated by the rules that ChainRulesCore has for it, `rrule` and `frule`: those
+that packages for Zygote define. Opaque, as [`custom_rule`](@ref) explains. From Julia 1.9 on, where ChainRulesCore is loaded;
+compiled functions of ours have an `rrule` there as well, so that a layer of Flux or Lux may hold one.
+"""
+function chain_rule end
