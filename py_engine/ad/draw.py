@@ -158,7 +158,10 @@ def _layers(boxes: list[_Box]) -> list[list[_Box]]:
             upper = box
             for layer in range(box.layer + 1, below.layer):
                 point = _Box(layer=layer, above=[upper])
-                _replace(upper.below, k if upper is box else 0, point)
+                if upper is box:
+                    box.below[k] = point
+                else:
+                    upper.below.append(point)
                 layers[layer].append(point)
                 upper = point
             if upper is not box:
@@ -167,24 +170,20 @@ def _layers(boxes: list[_Box]) -> list[list[_Box]]:
     return layers
 
 
-def _replace(items: list[_Box], k: int, item: _Box) -> None:
-    if k < len(items):
-        items[k] = item
-    else:
-        items.append(item)
-
-
 def _order(layers: list[list[_Box]]) -> None:
     """Put each box at the mean place of its neighbours, downwards and upwards in turn."""
+    for layer in layers:
+        _number_boxes(layer)
     for sweep in range(_SWEEPS):
-        for layer in layers if sweep % 2 == 0 else layers[::-1]:
-            for k, box in enumerate(layer):
-                box.x = float(k)
         downwards = sweep % 2 == 0
         for layer in layers if downwards else layers[::-1]:
             layer.sort(key=lambda box: _mean(box.above if downwards else box.below, box.x))
-            for k, box in enumerate(layer):
-                box.x = float(k)
+            _number_boxes(layer)
+
+
+def _number_boxes(layer: list[_Box]) -> None:
+    for k, box in enumerate(layer):
+        box.x = float(k)
 
 
 def _mean(boxes: Iterable[_Box], otherwise: float) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.containers import unflatten
 from py_engine.ad.forward import push_forward
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE
 from py_engine.ad.tensor import Tensor
@@ -113,7 +114,7 @@ def hvp(function: Function, x: Any, v: Any) -> Any:
 
 
 def _check_chunk(name: str, chunk: Any) -> None:
-    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
+    if chunk is not None and not is_whole(chunk, 1):
         raise ConfigurationError(f"{name}: chunk must be a positive integer or None, got {chunk!r}")
 
 

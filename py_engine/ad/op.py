@@ -205,8 +205,10 @@ class Op:
                 self.kernel(*arrays, out, **attrs)
             else:
                 self.kernel(*arrays, out)
+        elif self.view is not None:
+            result.data = self.view(*arrays, **attrs)
         else:
-            result.data = self.compute(arrays, shape, dtype, attrs)
+            (result.data,) = self.compute(arrays, [(shape, dtype)], attrs)
         result.versions = None
         if level or symbolic or trace is not None:
             result.op, result.inputs, result.attrs = self, inputs, attrs
@@ -234,7 +236,7 @@ class Op:
         if symbolic:
             node.variables = tuple([Result(node, i) for i in range(len(kinds))])
         else:
-            node.values = self.compute_several([x.data for x in inputs], kinds, attrs)
+            node.values = self.compute([x.data for x in inputs], kinds, attrs)
             if not level and STATE.trace is None:
                 return tuple([Tensor(array) for array in node.values])
             read = inputs if self.view is None else inputs[len(kinds) :]
@@ -244,28 +246,20 @@ class Op:
             STATE.trace.append(node)
         return tuple([node.result(i) for i in range(len(kinds))])
 
-    def compute_several(
+    def compute(
         self, arrays: Sequence[Any], kinds: Sequence[tuple[Shape, Any]], attrs: Mapping[str, Any]
     ) -> Sequence[Array]:
-        """Return the values of an op with several results, in fresh memory unless the op is a view."""
+        """Return the results for these arrays, of these shapes and dtypes, in fresh memory unless the op is a view."""
         if self.view is not None:
-            return self.view(*arrays, **attrs)  # type: ignore[no-any-return]
-        assert self.kernel is not None
+            found = self.view(*arrays, **attrs)
+            return found if self.several else (found,)
         outs = [_empty(shape, dtype) for shape, dtype in kinds]
-        self.kernel(*arrays, *outs, **attrs)
-        return outs
-
-    def compute(self, arrays: Sequence[Any], shape: Shape, dtype: Any, attrs: Mapping[str, Any]) -> Array:
-        """Return the values of the op for these arrays, in fresh memory unless the op is a view."""
-        if self.view is not None:
-            return self.view(*arrays, **attrs)  # type: ignore[no-any-return]
-        out = _empty(shape, dtype)
         if self.kernel is not None:
-            self.kernel(*arrays, out, **attrs)
+            self.kernel(*arrays, *outs, **attrs)
         else:
-            for call in self.calls(arrays, [out], np.empty, attrs):
+            for call in self.calls(arrays, outs, np.empty, attrs):
                 call()
-        return out
+        return outs
 
     def calls(
         self, arrays: Sequence[Array], outs: Sequence[Array], scratch: Scratch, attrs: Mapping[str, Any]

@@ -271,6 +271,6 @@ def _simpler(equation: Equation, made: Mapping[int, Equation]) -> Tensor | Equat
     """Return an existing tensor, or a literal, that equals the result; or the equation, perhaps a shorter one."""
     op, inputs, y = equation.op, equation.inputs, equation.output
     if op.elementwise and y.shape == () and all(isinstance(x, Literal) for x in inputs):
-        return Literal(op.compute([x.data for x in inputs], (), y.dtype, equation.attrs))
+        return Literal(op.compute([x.data for x in inputs], [((), y.dtype)], equation.attrs)[0])
     found = None if op.simplify is None else op.simplify(equation, made)
     return equation if found is None else found

@@ -19,6 +19,7 @@ from py_engine.ad.containers import LEAF, Structure, flatten, flatten_as, paths,
 from py_engine.ad.forward import push_forward
 from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.op import as_tensor
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.reverse import gradients, variable
 from py_engine.ad.state import LEVELS, STATE, entering, inside_transform
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
@@ -102,9 +103,8 @@ def _numbers(name: str, function: Function, argnums: int | Sequence[int]) -> tup
     check_callable(name, function)
     single = not isinstance(argnums, (tuple, list, range))
     numbers: tuple[Any, ...] = (argnums,) if single else tuple(argnums)  # type: ignore[arg-type]
-    for n in numbers:
-        if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
-            raise ConfigurationError(f"{name}: argnums must be an integer or integers, got {argnums!r}")
+    if not all(map(is_whole, numbers)):
+        raise ConfigurationError(f"{name}: argnums must be an integer or integers, got {argnums!r}")
     return numbers, single
 
 

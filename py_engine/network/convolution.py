@@ -6,20 +6,18 @@ Settings are one whole number, or one for each spatial axis; padding also a pair
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Any, ClassVar, TypeVar
 
 from py_engine.ad import ops
-from py_engine.ad.ops.convolution import Pairs, paddings, per_axis, windows_along
+from py_engine.ad.ops.convolution import Padding, Pairs, Sizes, paddings, per_axis, windows_along
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec
 from py_engine.network.layers import ACTIVATIONS, Layer, Shape, Tensors
 
 T = TypeVar("T")
-Sizes = int | Sequence[int]
-Padding = int | Sequence[int] | Sequence[Sequence[int]]
 
 
 class Windowed(Layer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from py_engine.ad import ops
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec
@@ -37,11 +38,7 @@ class Embedding(Layer, op="embedding"):
         super().__init__(name)
         self.vocabulary = self._whole_number("vocabulary", vocabulary)
         self.dimension = self._whole_number("dimension", dimension)
-        if padding_index is not None and (
-            isinstance(padding_index, bool)
-            or not isinstance(padding_index, int)
-            or not 0 <= padding_index < self.vocabulary
-        ):
+        if padding_index is not None and not (is_whole(padding_index, 0) and padding_index < self.vocabulary):
             raise ConfigurationError(
                 f"Embedding: padding_index must be None or an id from 0 to {self.vocabulary - 1}, "
                 f"actual {padding_index!r}"
@@ -75,9 +72,7 @@ class PermuteDims(Layer, op="permute_dims"):
 
     def __init__(self, *axes: int, name: str | None = None) -> None:
         super().__init__(name)
-        if any(isinstance(axis, bool) or not isinstance(axis, int) for axis in axes) or (
-            sorted(axes) != list(range(len(axes))) or not axes
-        ):
+        if not axes or not all(map(is_whole, axes)) or sorted(axes) != list(range(len(axes))):
             raise ConfigurationError(
                 f"PermuteDims: expected each of the axes 0, 1, ... of a sample once, actual {axes!r}"
             )

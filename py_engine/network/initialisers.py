@@ -18,6 +18,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import DTypeLike, NDArray
 
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.errors import ConfigurationError
 
 Shape = tuple[int, ...]
@@ -141,7 +142,7 @@ def initialise(spec: ParameterSpec, generator: Generator, dtype: DTypeLike = np.
 
 def stream(seed: int, name: str) -> Generator:
     """The random stream of one named part of a model, decided by the seed and the name alone."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+    if not is_whole(seed, 0):
         raise ConfigurationError(f"a seed must be an integer >= 0, actual {seed!r}")
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=tuple(name.encode())))
 

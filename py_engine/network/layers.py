@@ -17,10 +17,9 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import numpy as np
-
 from py_engine.ad import ops
 from py_engine.ad.op import here
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.state import STATE
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
@@ -105,9 +104,8 @@ class Layer(ABC):
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _whole_number(self, name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            kind = type(self).__name__
-            raise ConfigurationError(f"{kind}: {name} must be an integer >= 1, actual {value!r}")
+        if not is_whole(value, 1):
+            raise ConfigurationError(f"{type(self).__name__}: {name} must be an integer >= 1, actual {value!r}")
         return int(value)
 
     def _one_of(self, name: str, value: str, allowed: Any) -> str:

@@ -25,6 +25,7 @@ from threadpoolctl import ThreadpoolController
 
 from py_engine.ad import ops
 from py_engine.ad.compile.tape import Tape
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.indexing import check_ids
 from py_engine.ad.program import trace
 from py_engine.ad.techniques import Techniques
@@ -82,7 +83,7 @@ class Trainer:
         if not isinstance(chain, Chain):
             raise ConfigurationError(f"Trainer: expected a Chain of layers, actual {chain!r}")
         for name, value in (("batch_size", batch_size), ("threads", self.threads), ("accumulate", accumulate)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            if not is_whole(value, 1):
                 raise ConfigurationError(f"Trainer: {name} must be an integer >= 1, actual {value!r}")
         if techniques.split_batch not in (True, False, "auto"):
             raise ConfigurationError(

@@ -144,15 +144,11 @@ class Tape:
         values: dict[int, Array] = {id(x): a for x, a in zip(self.program.inputs, self.inputs, strict=True)}
         with entering(scope=STATE.scope, techniques=self.techniques):
             for equation in self.program.equations:
-                op, y = equation.op, equation.outputs[0]
                 arrays = [values[id(a)] if id(a) in values else a.numpy() for a in equation.inputs]
                 STATE.scope = equation.scope
-                if op.several:
-                    kinds = [(y.shape, y.dtype) for y in equation.outputs]
-                    found = op.compute_several(arrays, kinds, equation.attrs)
-                    values.update(zip(map(id, equation.outputs), found, strict=True))
-                else:
-                    values[id(y)] = op.compute(arrays, y.shape, y.dtype, equation.attrs)
+                kinds = [(y.shape, y.dtype) for y in equation.outputs]
+                found = equation.op.compute(arrays, kinds, equation.attrs)
+                values.update(zip(map(id, equation.outputs), found, strict=True))
         for x, out in zip(self.program.outputs, self.outputs, strict=True):
             np.copyto(out, values[id(x)])
 

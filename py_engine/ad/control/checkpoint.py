@@ -10,11 +10,11 @@ from typing import Any
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.op import Op, Shape, infer_same
+from py_engine.ad.op import Op, infer_same
 from py_engine.ad.program import Program, close_over
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, entering
-from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
+from py_engine.ad.tensor import FLOATS, Node, Tensor
 from py_engine.ad.transforms import check_callable
 
 Function = Callable[..., Any]
@@ -87,14 +87,6 @@ def _alone(x: Tensor, requires_grad: bool = False) -> Tensor:
 # The op ---------------------------------------------------------------------------------------------------
 
 
-def _infer(*inputs: Tensor, inside: Program, of: int) -> list[tuple[Shape, Any]]:
-    return [(y.shape, y.dtype) for y in inputs[: len(inside.outputs)]]
-
-
-def _view(*inputs: Array, inside: Program, of: int) -> Sequence[Array]:
-    return inputs[: len(inside.outputs)]
-
-
 def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Node) -> list[Tensor | None]:
     """Compute the inside anew, from the checkpoint's inputs, and go backward through it."""
     count = len(cotangents)
@@ -142,9 +134,9 @@ def _jvp(
 
 CHECKPOINT = Op(
     "checkpoint",
-    _infer,
+    lambda *inputs, inside, of: [(y.shape, y.dtype) for y in inputs[: len(inside.outputs)]],
     several=True,
-    view=_view,
+    view=lambda *inputs, inside, of: inputs[: len(inside.outputs)],
     vjp=_pull_back,
     opaque=True,
     jvp=_jvp,

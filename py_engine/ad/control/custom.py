@@ -186,10 +186,6 @@ def _made(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], data: Ar
 # The function as an op ------------------------------------------------------------------------------------
 
 
-def _infer(*inputs: Tensor, rule: _Rule, shape: Shape, dtype: Any) -> Kind:
-    return shape, dtype
-
-
 def _kernel(*arrays: Array, rule: _Rule, shape: Shape, dtype: Any) -> None:
     y = rule.value(arrays[:-1])
     if y.shape != shape or y.dtype != dtype:
@@ -226,7 +222,7 @@ def _jvp(tangents: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, rule: _R
 
 CUSTOM = Op(
     "custom",
-    _infer,
+    lambda *inputs, rule, shape, dtype: (shape, dtype),
     kernel=_kernel,
     vjp=_pull_back,
     opaque=True,
@@ -260,10 +256,6 @@ class _Pushed:
         inputs = values[1 : 1 + len(self.given)]
         tangents = iter(values[1 + len(self.given) :])
         return self.rule.pushed(values[0], [next(tangents) if given else None for given in self.given], *inputs)
-
-
-def _infer_derivative(*inputs: Tensor, function: Any, kinds: Sequence[Kind]) -> Sequence[Kind]:
-    return kinds
 
 
 def _compute_derivative(*arrays: Array, function: Any, kinds: Sequence[Kind]) -> None:
@@ -310,7 +302,7 @@ def _push_derivative(
 
 DERIVATIVE = Op(
     "custom_derivative",
-    _infer_derivative,
+    lambda *inputs, function, kinds: kinds,
     kernel=_compute_derivative,
     several=True,
     vjp=_pull_back_derivative,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,8 @@ from py_engine.ad import ops
 from py_engine.ad.compile.tape import Tape
 from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
-from py_engine.ad.op import Call, Check, Op, Shape, as_tensor
+from py_engine.ad.op import Call, Op, Shape, as_tensor
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.program import Program, close_over, nested_trace
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE
@@ -86,7 +87,7 @@ def scan(
     steps = _length(sequences, names, length)
     body, captured, y_structure = _traced(function, carries, carry_structure, sequences, x_structure)
     segment = _segment(steps, checkpoint)
-    if truncate is not None and not _is_count(truncate):
+    if truncate is not None and not is_whole(truncate, 1):
         raise ConfigurationError(f"scan: truncate must be a number of steps from 1 on, got {truncate!r}")
     last, ys = _scanned(body, carries, sequences, captured, steps, segment, truncate)
     return unflatten(carry_structure, last), unflatten(y_structure, ys)
@@ -114,7 +115,7 @@ def _check_dtypes(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
 
 
 def _length(sequences: Sequence[Tensor], names: Sequence[str], length: int | None) -> int:
-    if length is not None and not _is_count(length, least=0):
+    if length is not None and not is_whole(length, 0):
         raise ConfigurationError(f"scan: length must be a number of steps, got {length!r}")
     for x, name in zip(sequences, names, strict=True):
         if not x.shape:
@@ -134,15 +135,11 @@ def _segment(steps: int, checkpoint: bool | int) -> int | None:
         return None
     if checkpoint is True:
         return max(1, math.isqrt(steps))
-    if not _is_count(checkpoint):
+    if not is_whole(checkpoint, 1):
         raise ConfigurationError(
             f"scan: checkpoint must be True, False or a number of steps from 1 on, got {checkpoint!r}"
         )
     return int(checkpoint)
-
-
-def _is_count(n: Any, least: int = 1) -> bool:
-    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and int(n) >= least
 
 
 def _traced(
@@ -476,14 +473,6 @@ def zeros(shape: Shape, dtype: Any) -> Tensor:
     return ops.broadcast_to(Literal(np.zeros((), dtype)), shape)
 
 
-def _infer(*inputs: Tensor, loop: Loop, keep: bool) -> list[tuple[Shape, Any]]:
-    return loop.kinds(keep)
-
-
-def _narrow(attrs: Mapping[str, Any], needed: Sequence[bool]) -> Mapping[str, Any]:
-    return attrs if any(needed[len(attrs["loop"].results) :]) else {**attrs, "keep": False}
-
-
 def _kernel(*arrays: Array, loop: Loop, keep: bool, techniques: Techniques | None = None) -> None:
     first = len(arrays) - len(loop.results) - (loop.carries if keep else 0)
     loop.run(arrays[:first], arrays[first:], techniques or STATE.techniques or Techniques())
@@ -492,10 +481,6 @@ def _kernel(*arrays: Array, loop: Loop, keep: bool, techniques: Techniques | Non
 def _bind(arrays: Sequence[Array], *rest: Any, **attrs: Any) -> Sequence[Call]:
     *outs, _ = rest  # and what makes scratch memory
     return [partial(_kernel, *arrays, *outs, techniques=STATE.techniques, **attrs)]
-
-
-def _checked(*inputs: Tensor, **attrs: Any) -> Check | None:
-    return (LOOP, inputs, attrs) if attrs["loop"].checks else None
 
 
 def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], node: Node) -> list[Tensor | None]:
@@ -554,16 +539,16 @@ def _jvp(tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, loop: L
     return found
 
 
-LOOP = Op(
+LOOP: Op = Op(
     "loop",
-    _infer,
+    lambda *inputs, loop, keep: loop.kinds(keep),
     kernel=_kernel,
     bind=_bind,
     several=True,
-    narrow=_narrow,
+    narrow=lambda attrs, needed: attrs if any(needed[len(attrs["loop"].results) :]) else {**attrs, "keep": False},
     vjp=_pull_back,
     opaque=True,
     jvp=_jvp,
-    checks=_checked,
+    checks=lambda *inputs, **attrs: (LOOP, inputs, attrs) if attrs["loop"].checks else None,
     doc="a body replayed for each step of a sequence",
 )

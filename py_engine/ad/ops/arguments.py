@@ -74,6 +74,11 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
+def is_whole(value: Any, least: float = -np.inf) -> bool:
+    """Whether a value is an integer, of Python or numpy, and at least `least`; truth values are none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
+
+
 def whole(value: Any, what: str) -> int:
     """Return an integer of any kind as a Python int.
 

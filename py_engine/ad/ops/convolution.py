@@ -35,6 +35,7 @@ from py_engine.ad.op import (
     multilinear_jvp,
     total,
 )
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import add_into, one_by_one, reshape
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ShapeError
@@ -42,10 +43,16 @@ from py_engine.errors import ShapeError
 Pairs: TypeAlias = tuple[tuple[int, int], ...]
 """Before and after, for each spatial axis."""
 
+Sizes: TypeAlias = int | Sequence[int]
+"""A setting for all spatial axes, or one for each."""
+
+Padding: TypeAlias = Sizes | Sequence[Sequence[int]]
+"""The same, or for each spatial axis a pair, before and after."""
+
 # Settings -------------------------------------------------------------------------------------------------
 
 
-def per_axis(name: str, value: int | Sequence[int], axes: int, least: int = 1) -> Shape:
+def per_axis(name: str, value: Sizes, axes: int, least: int = 1) -> Shape:
     """Return one whole number per spatial axis; a single one serves all.
 
     Raises:
@@ -53,14 +60,14 @@ def per_axis(name: str, value: int | Sequence[int], axes: int, least: int = 1) -
     """
     watch_setting(value)
     numbers: list[Any] = list(value) if isinstance(value, Iterable) else [value] * axes
-    if len(numbers) != axes or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in numbers):
+    if len(numbers) != axes or not all(map(is_whole, numbers)):
         raise ShapeError(f"{name} must be a whole number, or {axes} of them, actual {value!r}")
     if any(n < least for n in numbers):
         raise ShapeError(f"{name} must be at least {least}, actual {value!r}")
     return tuple(int(n) for n in numbers)
 
 
-def paddings(value: int | Sequence[int] | Sequence[Sequence[int]], axes: int) -> Pairs:
+def paddings(value: Padding, axes: int) -> Pairs:
     """Return (before, after) per spatial axis, from one number, one per axis, or one pair per axis.
 
     Raises:
@@ -74,9 +81,8 @@ def paddings(value: int | Sequence[int] | Sequence[Sequence[int]], axes: int) ->
     if len(each) != axes:
         raise wrong
     pairs = [list(n) if isinstance(n, Iterable) else [n, n] for n in each]
-    for pair in pairs:
-        if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in pair):
-            raise wrong
+    if not all(len(pair) == 2 and all(is_whole(n, 0) for n in pair) for pair in pairs):
+        raise wrong
     return tuple((int(before), int(after)) for before, after in pairs)
 
 
@@ -409,12 +415,7 @@ CONV_WEIGHT_GRADIENT: Op = define(
 
 
 def conv(
-    x: Operand,
-    weight: Operand,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | Sequence[Sequence[int]] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
+    x: Operand, weight: Operand, stride: Sizes = 1, padding: Padding = 0, dilation: Sizes = 1, groups: int = 1
 ) -> Tensor:
     """Cross-correlate `x` (N, C, *lengths) with `weight` (F, C / groups, *kernel).
 

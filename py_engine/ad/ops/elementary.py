@@ -231,22 +231,10 @@ def _share(y: Tensor, mine: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return equal(y, mine), 1 - 0.5 * equal_mask(mine, other)
 
 
-def _maximum(a: Array, b: Array, out: Array) -> None:
-    np.maximum(a, b, out=out)
-
-
-def _minimum(a: Array, b: Array, out: Array) -> None:
-    np.minimum(a, b, out=out)
-
-
 def _equal_mask(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     a, b = arrays
     mask = scratch(out.shape, np.bool_)
     return [partial(np.equal, a, b, mask), partial(np.copyto, out, mask)]
-
-
-def _clip(x: Array, low: Array, high: Array, out: Array) -> None:
-    np.clip(x, low, high, out=out)
 
 
 def _inside(y: Tensor, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -256,10 +244,6 @@ def _inside(y: Tensor, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 def _at_low(y: Tensor, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return less(x, low) if _in_order(low, high) else less(x, low) * less_equal(low, high)
-
-
-def _at_high(y: Tensor, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    return greater(maximum(x, low), high)
 
 
 def _in_order(low: Tensor, high: Tensor) -> bool:
@@ -278,7 +262,7 @@ equal_mask = elementwise(
 )
 maximum = elementwise(
     "maximum",
-    _maximum,
+    lambda a, b, out: np.maximum(a, b, out=out),
     lambda y, a, b: _share(y, a, b),
     lambda y, a, b: _share(y, b, a),
     doc="the larger; ties share the gradient",
@@ -287,14 +271,21 @@ maximum = elementwise(
 )
 minimum = elementwise(
     "minimum",
-    _minimum,
+    lambda a, b, out: np.minimum(a, b, out=out),
     lambda y, a, b: _share(y, a, b),
     lambda y, a, b: _share(y, b, a),
     doc="the smaller; ties share the gradient",
     numpy=np.minimum,
     scalar="{0} if {0} < {1} or {0} != {0} else {1}",
 )
-CLIP = elementwise("clip", _clip, _inside, _at_low, _at_high, doc="x limited to [low, high]")
+CLIP = elementwise(
+    "clip",
+    lambda x, low, high, out: np.clip(x, low, high, out=out),
+    _inside,
+    _at_low,
+    lambda y, x, low, high: greater(maximum(x, low), high),
+    doc="x limited to [low, high]",
+)
 
 
 @implements(np.clip)

@@ -53,10 +53,6 @@ def _result_shape(x: Tensor, arrays: Sequence[Tensor], pattern: Pattern) -> Shap
         raise ShapeError(f"{error}; the shape is {x.shape}") from None
 
 
-def _infer_gather(x: Tensor, *arrays: Tensor, pattern: Pattern) -> tuple[Shape, Any]:
-    return _result_shape(x, arrays, pattern), x.dtype
-
-
 def _gather(x: Array, *rest: Array, pattern: Pattern, where: str = "") -> None:
     *arrays, out = rest
     if pattern == (ARRAY,) and x.flags.c_contiguous and out.flags.c_contiguous:
@@ -86,10 +82,6 @@ def _check_range(index: Array, length: int, where: str) -> None:
         f"{where or here('getitem')}: index {index[at]} is out of range for an axis of length {length}, "
         f"at position {at[0] if len(at) == 1 else at} of the indices"
     )
-
-
-def _infer_scatter(g: Tensor, *arrays: Tensor, pattern: Pattern, shape: Shape) -> tuple[Shape, Any]:
-    return shape, g.dtype
 
 
 def _scatter(g: Array, *rest: Array, pattern: Pattern, shape: Shape, where: str = "") -> None:
@@ -152,7 +144,7 @@ def _pull_scatter(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> 
 
 GATHER: Op = define(
     name="gather",
-    infer=_infer_gather,
+    infer=lambda x, *arrays, pattern: (_result_shape(x, arrays, pattern), x.dtype),
     kernel=_gather,
     bind=_bind_gather,
     vjp=_pull_gather,
@@ -163,7 +155,7 @@ GATHER: Op = define(
 )
 SCATTER: Op = define(
     name="scatter",
-    infer=_infer_scatter,
+    infer=lambda g, *arrays, pattern, shape: (shape, g.dtype),
     kernel=_scatter,
     bind=_bind_scatter,
     vjp=_pull_scatter,

@@ -31,7 +31,9 @@ from py_engine.ad.op import (
     no_gradient,
 )
 from py_engine.ad.ops.convolution import (
+    Padding,
     Pairs,
+    Sizes,
     many_samples,
     padded,
     paddings,
@@ -88,13 +90,7 @@ def _infer_pool_gradient(
     return (*g.shape[:2], *lengths), g.dtype
 
 
-def _settings(
-    name: str,
-    x: Tensor,
-    window: int | Sequence[int],
-    stride: int | Sequence[int] | None,
-    padding: int | Sequence[int] | Sequence[Sequence[int]],
-) -> dict[str, Any]:
+def _settings(name: str, x: Tensor, window: Sizes, stride: Sizes | None, padding: Padding) -> dict[str, Any]:
     axes = max(x.ndim - 2, 0)
     try:
         sizes = per_axis("window", window, axes)
@@ -211,12 +207,7 @@ MAX_POOL_GATHER: Op = define(
 )
 
 
-def max_pool(
-    x: Operand,
-    window: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] | Sequence[Sequence[int]] = 0,
-) -> Tensor:
+def max_pool(x: Operand, window: Sizes, stride: Sizes | None = None, padding: Padding = 0) -> Tensor:
     """Return the largest element of each window of `x` (N, C, *lengths).
 
     Args:
@@ -275,12 +266,7 @@ AVG_POOL_GRADIENT: Op = define(
 )
 
 
-def avg_pool(
-    x: Operand,
-    window: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] | Sequence[Sequence[int]] = 0,
-) -> Tensor:
+def avg_pool(x: Operand, window: Sizes, stride: Sizes | None = None, padding: Padding = 0) -> Tensor:
     """Return the mean of each window of `x` (N, C, *lengths); padding counts as zeros.
 
     Args and errors as `max_pool`.

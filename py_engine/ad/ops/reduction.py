@@ -25,7 +25,6 @@ from py_engine.ad.op import (
     float_only,
     implements,
     linear_jvp,
-    register,
 )
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
@@ -198,11 +197,9 @@ def var(
 
     Where `ddof` is the count or more, the divisor is 0, as numpy's: infinity, or NaN where all elements are equal.
     """
-    x = as_tensor(a)
-    _refuse("var", x, dtype, out, NO_VALUE, where, mean=mean)
-    axes = normalize_axes(axis, x.ndim)
-    divisor = _divisor("var", x, axes, ddof, correction)
-    total = sum(square(x - _mean(x, axes, keepdims=True)), axes, keepdims=keepdims)
+    _refuse("var", x := as_tensor(a), dtype, out, NO_VALUE, where, mean=mean)
+    centred, axes, divisor = _deviations("var", x, axis, ddof, correction)
+    total = sum(square(centred), axes, keepdims=keepdims)
     return total * (1 / divisor) if divisor else div(total, 0.0)
 
 
@@ -223,27 +220,23 @@ def std(
 
     Where `ddof` is the count or more, the divisor is 0, as numpy's: infinity, or NaN where all elements are equal.
     """
-    x = as_tensor(a)
-    _refuse("std", x, dtype, out, NO_VALUE, where, mean=mean)
-    axes = normalize_axes(axis, x.ndim)
-    divisor = _divisor("std", x, axes, ddof, correction)
-    total = NORM(x - _mean(x, axes, keepdims=True), axes=axes, keepdims=flag(keepdims))
+    _refuse("std", x := as_tensor(a), dtype, out, NO_VALUE, where, mean=mean)
+    centred, axes, divisor = _deviations("std", x, axis, ddof, correction)
+    total = NORM(centred, axes=axes, keepdims=flag(keepdims))
     return total * (1 / math.sqrt(divisor)) if divisor else div(total, 0.0)
 
 
-_mean = mean
-
-
-def _divisor(function: str, x: Tensor, axes: Axes, ddof: Any, correction: Any) -> float:
-    """Return count - ddof, or 0 where that is negative."""
+def _deviations(function: str, x: Tensor, axis: Axis, ddof: Any, correction: Any) -> tuple[Tensor, Axes, float]:
+    """Return x minus its mean, the axes, and the divisor: count - ddof, or 0 where that is negative."""
     if correction is not NO_VALUE:
         if not (isinstance(ddof, (int, float)) and ddof == 0):
             raise ConfigurationError(f"{function}: ddof and correction mean the same; give one of them")
         ddof = correction
     if not isinstance(ddof, (int, float, np.integer, np.floating)):
         raise DTypeError(f"{function}: ddof must be a number, got {ddof!r}")
+    axes = normalize_axes(axis, x.ndim)
     left = math.prod(x.shape[a] for a in axes) - float(ddof)
-    return left if not left <= 0 else 0.0
+    return x - mean(x, axes, keepdims=True), axes, left if not left <= 0 else 0.0
 
 
 def _kernel_norm(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
@@ -415,12 +408,11 @@ def prod(
 # Truth values and positions: constant on purpose ----------------------------------------------------------
 
 
-def _infer_truth(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
-    return _reduced(x.shape, axes, keepdims), np.dtype(np.bool_)
-
-
 def _quantifier(name: str, ufunc: np.ufunc, doc: str) -> Op:
-    return register(Op(name=name, infer=_infer_truth, kernel=_reducing(ufunc), constant=True, doc=doc))
+    def infer(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
+        return _reduced(x.shape, axes, keepdims), np.dtype(np.bool_)
+
+    return define(name, infer, _reducing(ufunc), constant=True, doc=doc)
 
 
 ANY = _quantifier("any", np.logical_or, "whether any element over axes is not 0")
@@ -458,7 +450,7 @@ def _position(name: str, find: Callable[..., Any], doc: str) -> Op:
     def kernel(x: Array, out: Array, axis: int | None, keepdims: bool) -> None:
         find(x, axis, out, keepdims=keepdims)
 
-    return register(Op(name=name, infer=_infer_position, kernel=kernel, constant=True, doc=doc))
+    return define(name, _infer_position, kernel, constant=True, doc=doc)
 
 
 ARGMAX = _position("argmax", np.argmax, "position of the largest element along an axis, of equal ones the first")

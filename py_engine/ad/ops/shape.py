@@ -151,10 +151,6 @@ def _dummy(shape: Shape) -> Array:
     return np.broadcast_to(np.empty((), np.bool_), shape)  # a shape to try numpy's own rules on, without memory
 
 
-def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(axes)), key=axes.__getitem__))
-
-
 def _shorter_transpose(equation: Equation, made: Mapping[int, Equation]) -> Tensor | Equation:
     (x,), axes = equation.inputs, equation.attrs["axes"]
     before = made.get(id(x))
@@ -170,7 +166,7 @@ TRANSPOSE: Op = define(
     infer=lambda x, axes: (tuple(x.shape[a] for a in axes), x.dtype),
     view=lambda x, axes: x.transpose(axes),
     simplify=_shorter_transpose,
-    vjp=(lambda g, y, x, axes: TRANSPOSE(g, axes=_inverse(axes)),),
+    vjp=(lambda g, y, x, axes: TRANSPOSE(g, axes=tuple(sorted(range(y.ndim), key=axes.__getitem__))),),
     jvp=linear_jvp("transpose"),
     jvp_many=lambda t, count, y, x, axes: TRANSPOSE(only(t), axes=(0, *behind(axes))),
     doc="permutation of the axes",
@@ -357,10 +353,6 @@ def _pull_assemble(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) ->
     return [SLICE(g, index=index) if needed else None for index, needed in zip(indices, needs_grad, strict=True)]
 
 
-def _places(shape: Shape, indices: tuple[Index, ...]) -> list[Any]:
-    return [as_index(index) for index in indices] if covers(shape, indices) else []
-
-
 ASSEMBLE: Op = define(
     name="assemble",
     infer=_infer_assemble,
@@ -368,7 +360,7 @@ ASSEMBLE: Op = define(
     vjp=_pull_assemble,
     jvp=linear_jvp("assemble"),
     jvp_many=_many_parts,
-    places=_places,
+    places=lambda shape, indices: [as_index(index) for index in indices] if covers(shape, indices) else [],
     doc="parts put (where they overlap, added) into their places in an array of zeros",
 )
 
