@@ -179,12 +179,19 @@ class Layer(Record):
     """The opset that brought the op."""
     reads: ClassVar[Reads] = "numbers"
     """What its input may hold. Only an embedding makes numbers of token ids."""
+    channels_last: ClassVar[bool] = False
+    """Whether frameworks that keep the channels of a sample last compute it so, see `bridge.layouts`."""
     lengths: ClassVar[Mapping[str, int]] = {}
     """Lengths of its input that the numpy engine's layer is made with, by name: of which axis of a sample each is."""
 
     id: Name
     """Unique in the spec; the first part of the names of the layer's parameters."""
     op: str
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether it treats all elements of a sample alike, whatever the order of their axes."""
+        return False
 
     def output(self, input: Shape) -> Shape:
         """The shape of what the layer makes of `input`. Raises `ValueError` when `input` doesn't fit."""
@@ -327,6 +334,11 @@ class Activation(Layer):
     op: Literal["activation"]
     activation: Literal["identity", "tanh", "relu", "sigmoid", "softplus", "softmax"]
 
+    @property
+    def elementwise(self) -> bool:
+        """All but softmax are."""
+        return self.activation != "softmax"
+
 
 class Dropout(Layer):
     """In training, each element becomes 0 with probability `rate` and is divided by 1 - rate otherwise."""
@@ -334,11 +346,17 @@ class Dropout(Layer):
     op: Literal["dropout"]
     rate: Annotated[float, Field(ge=0, lt=1)]
 
+    @property
+    def elementwise(self) -> bool:
+        """Yes."""
+        return True
+
 
 class Windowed(Layer):
     """Base of the layers that move a kernel or a window over the axes after the first, which is that of channels."""
 
     since: ClassVar[int] = 2
+    channels_last: ClassVar[bool] = True
     axes: ClassVar[tuple[str, ...]]
     """What the axes are called."""
 
@@ -499,6 +517,7 @@ class GlobalPool(Layer):
     """Base of the layers that make one number of every channel."""
 
     since: ClassVar[int] = 2
+    channels_last: ClassVar[bool] = True
 
     def output(self, input: Shape) -> Shape:
         """(N, channels, …) becomes (N, channels)."""
@@ -613,6 +632,7 @@ class BatchNorm(Layer):
     """
 
     since: ClassVar[int] = 2
+    channels_last: ClassVar[bool] = True
     lengths: ClassVar[Mapping[str, int]] = {"channels": 0}
     op: Literal["batch_norm"]
     momentum: Annotated[float, Field(gt=0, le=1)] = 0.1

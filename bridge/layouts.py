@@ -14,26 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.spec import (
-    Activation,
-    BatchNorm,
-    Convolution,
-    Dense,
-    Dropout,
-    Flatten,
-    GlobalPool,
-    Layer,
-    ModelSpec,
-    PermuteDims,
-    Pool,
-    Shape,
-)
+from bridge.spec import Dense, Flatten, Layer, ModelSpec, PermuteDims, Shape
 
 __all__ = ["Placed", "channels_last"]
 
 Axes = tuple[int, ...]
-
-_CHANNELS_LAST = (Convolution, Pool, GlobalPool, BatchNorm)
 
 
 @dataclass(frozen=True)
@@ -75,8 +60,8 @@ def channels_last(spec: ModelSpec) -> list[Placed]:
             rows = np.arange(math.prod(shape.input)).reshape(shape.input).transpose(stored).ravel()
             stored = (0,)
         else:
-            wanted = stored if _any_order(layer) else in_order
-            if isinstance(layer, _CHANNELS_LAST):
+            wanted = stored if layer.elementwise else in_order
+            if layer.channels_last:
                 wanted = (*in_order[1:], 0)
             placed.append(Placed(layer, shape.input, _move(stored, wanted), rows if layer.op == "dense" else None))
             rows = None if layer.op == "dense" else rows
@@ -89,10 +74,5 @@ def _move(stored: Axes, wanted: Axes) -> Axes | None:
     return None if stored == wanted else tuple(stored.index(axis) for axis in wanted)
 
 
-def _any_order(layer: Layer) -> bool:
-    """Whether it treats all elements of a sample alike."""
-    return isinstance(layer, Dropout) or (isinstance(layer, Activation) and layer.activation != "softmax")
-
-
 def _next_is_dense(layers: Sequence[Layer]) -> bool:
-    return next((isinstance(layer, Dense) for layer in layers if not _any_order(layer)), False)
+    return next((isinstance(layer, Dense) for layer in layers if not layer.elementwise), False)
