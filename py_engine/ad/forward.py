@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from py_engine.ad import ops
 from py_engine.ad.mutation import mutated
 from py_engine.ad.op import Shape, Tangents, described
@@ -106,25 +104,11 @@ def _push_several(node: Node, given: Tangents, count: int | None, tangents: dict
         if count is None:
             found = node.op.jvp(given, node, *node.inputs, **node.attrs)
         else:
-            found = _one_by_one(node, given, count)
+            found = one_by_one(given, count, node, *node.inputs, **node.attrs)
     for i, t in enumerate(found):
         x = node.known(i)
         if t is not None and x is not None and id(x) not in tangents:
             tangents[id(x)] = t
-
-
-def _one_by_one(node: Node, given: Tangents, count: int) -> list[Tensor | None]:
-    rows = []
-    for k in range(count):
-        each = [None if t is None else t[k] for t in given]
-        rows.append(node.op.jvp(each, node, *node.inputs, **node.attrs))  # type: ignore[misc]  # not None
-    columns: list[Tensor | None] = []
-    for (shape, dtype), column in zip(node.kinds, zip(*rows, strict=True), strict=True):
-        still = Tensor(np.zeros(shape, dtype))
-        columns.append(
-            ops.stack([still if t is None else t for t in column]) if any(t is not None for t in column) else None
-        )
-    return columns
 
 
 def _missing_rule(node: Tensor | Node) -> NotDifferentiableError:

@@ -268,7 +268,9 @@ class Tape:
     ) -> None:
         op, numbers = equation.op, [number[id(x)] for x in equation.outputs]
         read = tuple([self._memory(number[id(a)], arrays) for a in equation.inputs])
-        operands = [names[id(a)] for a in equation.inputs] + _shown(equation.attrs)
+        operands = [names[id(a)] for a in equation.inputs] + [
+            f"{key}={value!r}" for key, value in equation.attrs.items()
+        ]
         text = f"{', '.join([names[id(x)] for x in equation.outputs])} = {op.name}({', '.join(operands)})"
         if op.view is not None:
             found = op.view(*read, **equation.attrs)
@@ -545,7 +547,3 @@ def _names(program: Program, leaves: Sequence[Tensor]) -> dict[int, str]:
 
 
 _named = lru_cache(str)  # a dtype's name takes numpy longer than all else about an instruction
-
-
-def _shown(attrs: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={value!r}" for key, value in attrs.items()]

@@ -451,8 +451,7 @@ ROUND = _rounding("round", np.rint, "the nearest whole number, halves to the eve
 @implements(np.round, np.around)
 def round(a: Operand, decimals: int = 0, out: None = None) -> Tensor:
     """Round to the nearest number with `decimals` decimals, halves to the even one; derivative 0."""
-    if out is not None:
-        refuse("round", out=(out,))
+    refuse("round", out=(out,))
     digits = whole(decimals, "round: decimals")
     if not digits:
         return ROUND(a)
@@ -463,8 +462,7 @@ def round(a: Operand, decimals: int = 0, out: None = None) -> Tensor:
 
 @implements(np.fix)
 def _fix(x: Operand, out: None = None) -> Tensor:
-    if out is not None:
-        refuse("fix", out=(out,))
+    refuse("fix", out=(out,))
     return trunc(x)
 
 

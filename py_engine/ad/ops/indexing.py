@@ -278,15 +278,10 @@ def _check_ids(ids: Tensor, vocabulary: int, padding_index: int) -> None:
         raise ShapeError(f"padding_index must be -1 (none) or a row of the {vocabulary}, got {padding_index}")
 
 
-def _embedding(weight: Array, ids: Array, out: Array, padding_index: int) -> None:
-    check_ids(ids, len(weight), here("embedding"))
-    weight.take(ids, 0, out, "clip")  # the default mode copies through a buffer
-
-
 def _bind_embedding(arrays: Sequence[Array], out: Array, scratch: Scratch, padding_index: int) -> Sequence[Call]:
     weight, ids = arrays
     checked = partial(check_ids, ids, len(weight), here("embedding"))
-    return [checked, partial(np.ndarray.take, weight, ids, 0, out, "clip")]
+    return [checked, partial(np.ndarray.take, weight, ids, 0, out, "clip")]  # the default copies through a buffer
 
 
 def _bind_embedding_gradient(
@@ -380,7 +375,6 @@ def ids_checked(ids: Tensor, vocabulary: int) -> Check:
 EMBEDDING: Op = define(
     name="embedding",
     infer=_infer_embedding,
-    kernel=_embedding,
     bind=_bind_embedding,
     vjp=(
         lambda g, y, weight, ids, padding_index: EMBEDDING_GRADIENT(

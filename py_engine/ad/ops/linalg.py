@@ -241,7 +241,7 @@ def _many_einsum(
     used = set("".join(terms))
     each = next((letter for letter in _LETTERS if letter not in used), "")
     if not each:
-        return one_by_one(tangents, count, y, *inputs, terms=terms, result=result)
+        return one_by_one(tangents, count, y, *inputs, terms=terms, result=result)  # type: ignore[no-any-return]
     found = []
     for i, t in enumerate(tangents):
         if t is not None:

@@ -14,18 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import (
-    Call,
-    Op,
-    Scratch,
-    Shape,
-    Tangents,
-    as_tensor,
-    define,
-    float_only,
-    implements,
-    linear_jvp,
-)
+from py_engine.ad.op import Call, Op, Scratch, Shape, Tangents, as_tensor, define, float_only, implements, linear_jvp
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
 from py_engine.ad.ops.shape import behind, broadcast_to, concatenate, only, reshape, transpose
@@ -302,8 +291,8 @@ def _winners(y: Tensor, x: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
     return won, sum(ones, axes, keepdims=True)
 
 
-def _extremum(name: str, ufunc: np.ufunc, doc: str) -> Op:
-    return define(
+def _extremum(name: str, ufunc: np.ufunc, what: str, *stands_in_for: Any) -> tuple[Op, Callable[..., Tensor]]:
+    op = define(
         name=name,
         infer=_infer_extremum,
         kernel=_reducing(ufunc),
@@ -311,48 +300,36 @@ def _extremum(name: str, ufunc: np.ufunc, doc: str) -> Op:
         jvp=lambda t, y, x, axes, keepdims: _of_winners(t[0], y, x, axes, keepdims),
         jvp_many=many_weighted,
         scalar="{0}",
-        doc=doc,
+        doc=f"{what} element over axes; ties share the gradient",
     )
 
+    @implements(*stands_in_for)
+    def extremum(
+        a: Operand,
+        axis: Axis = None,
+        out: None = None,
+        keepdims: bool = NO_VALUE,
+        initial: None = NO_VALUE,
+        where: bool = NO_VALUE,
+    ) -> Tensor:
+        x = as_tensor(a)
+        if not (out is None and initial is NO_VALUE and (where is NO_VALUE or where is True)):
+            _refuse(name, x, None, out, initial, where)
+        attrs = {"axes": normalize_axes(axis, len(x.shape)), "keepdims": keepdims is not NO_VALUE and flag(keepdims)}
+        return op.apply((x,), attrs)
 
-MAX = _extremum("max", np.maximum, "largest element over axes; ties share the gradient")
-MIN = _extremum("min", np.minimum, "smallest element over axes; ties share the gradient")
-
-
-@implements(np.max, np.amax)
-def max(
-    a: Operand,
-    axis: Axis = None,
-    out: None = None,
-    keepdims: bool = NO_VALUE,
-    initial: None = NO_VALUE,
-    where: bool = NO_VALUE,
-) -> Tensor:
-    """Largest element over `axis` (all axes when None); ties share the gradient equally."""
-    x = as_tensor(a)
-    if not (out is None and initial is NO_VALUE and (where is NO_VALUE or where is True)):
-        _refuse("max", x, None, out, initial, where)
-    return MAX.apply(
-        (x,), {"axes": normalize_axes(axis, len(x.shape)), "keepdims": keepdims is not NO_VALUE and flag(keepdims)}
-    )
+    about = f"{what.capitalize()} element over `axis` (all axes when None); ties share the gradient equally."
+    return op, _named(extremum, name, about)
 
 
-@implements(np.min, np.amin)
-def min(
-    a: Operand,
-    axis: Axis = None,
-    out: None = None,
-    keepdims: bool = NO_VALUE,
-    initial: None = NO_VALUE,
-    where: bool = NO_VALUE,
-) -> Tensor:
-    """Smallest element over `axis` (all axes when None); ties share the gradient equally."""
-    x = as_tensor(a)
-    if not (out is None and initial is NO_VALUE and (where is NO_VALUE or where is True)):
-        _refuse("min", x, None, out, initial, where)
-    return MIN.apply(
-        (x,), {"axes": normalize_axes(axis, len(x.shape)), "keepdims": keepdims is not NO_VALUE and flag(keepdims)}
-    )
+def _named(function: Callable[..., Tensor], name: str, doc: str) -> Callable[..., Tensor]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+MAX, max = _extremum("max", np.maximum, "largest", np.max, np.amax)
+MIN, min = _extremum("min", np.minimum, "smallest", np.min, np.amin)
 
 
 # Products -------------------------------------------------------------------------------------------------
@@ -408,35 +385,25 @@ def prod(
 # Truth values and positions: constant on purpose ----------------------------------------------------------
 
 
-def _quantifier(name: str, ufunc: np.ufunc, doc: str) -> Op:
+def _quantifier(name: str, ufunc: np.ufunc, what: str, stands_in_for: Any) -> tuple[Op, Callable[..., Tensor]]:
     def infer(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
         return _reduced(x.shape, axes, keepdims), np.dtype(np.bool_)
 
-    return define(name, infer, _reducing(ufunc), constant=True, doc=doc)
+    op = define(name, infer, _reducing(ufunc), constant=True, doc="whether " + what.format("axes"))
+
+    @implements(stands_in_for)
+    def quantifier(
+        a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE
+    ) -> Tensor:
+        x = as_tensor(a)
+        _refuse(name, x, None, out, NO_VALUE, where)
+        return op(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+
+    return op, _named(quantifier, name, "Whether " + what.format("`axis` (all axes when None)") + ".")
 
 
-ANY = _quantifier("any", np.logical_or, "whether any element over axes is not 0")
-ALL = _quantifier("all", np.logical_and, "whether all elements over axes are not 0")
-
-
-@implements(np.any)
-def any(
-    a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE
-) -> Tensor:
-    """Whether any element over `axis` (all axes when None) is not 0."""
-    x = as_tensor(a)
-    _refuse("any", x, None, out, NO_VALUE, where)
-    return ANY(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
-
-
-@implements(np.all)
-def all(
-    a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE
-) -> Tensor:
-    """Whether all elements over `axis` (all axes when None) are not 0."""
-    x = as_tensor(a)
-    _refuse("all", x, None, out, NO_VALUE, where)
-    return ALL(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+ANY, any = _quantifier("any", np.logical_or, "any element over {} is not 0", np.any)
+ALL, all = _quantifier("all", np.logical_and, "all elements over {} are not 0", np.all)
 
 
 def _infer_position(x: Tensor, axis: int | None, keepdims: bool) -> tuple[Shape, Any]:
@@ -446,31 +413,27 @@ def _infer_position(x: Tensor, axis: int | None, keepdims: bool) -> tuple[Shape,
     return _reduced(x.shape, axes, keepdims), np.dtype(np.intp)
 
 
-def _position(name: str, find: Callable[..., Any], doc: str) -> Op:
+def _position(name: str, find: Any, what: str) -> tuple[Op, Callable[..., Tensor]]:
     def kernel(x: Array, out: Array, axis: int | None, keepdims: bool) -> None:
         find(x, axis, out, keepdims=keepdims)
 
-    return define(name, _infer_position, kernel, constant=True, doc=doc)
+    doc = f"position of the {what} element along an axis, of equal ones the first"
+    op = define(name, _infer_position, kernel, constant=True, doc=doc)
+
+    @implements(find)
+    def position(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
+        x = as_tensor(a)
+        refuse(name, out=(out,))
+        return op(x, axis=None if axis is None else axis_of(axis, x.ndim, name), keepdims=flag(keepdims))
+
+    about = (
+        f"Position of the {what} element along `axis`, or among all (in C order) when None; of equal ones the first."
+    )
+    return op, _named(position, name, about)
 
 
-ARGMAX = _position("argmax", np.argmax, "position of the largest element along an axis, of equal ones the first")
-ARGMIN = _position("argmin", np.argmin, "position of the smallest element along an axis, of equal ones the first")
-
-
-@implements(np.argmax)
-def argmax(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
-    """Position of the largest element along `axis`, or among all (in C order) when None; of equal ones the first."""
-    x = as_tensor(a)
-    refuse("argmax", out=(out,))
-    return ARGMAX(x, axis=None if axis is None else axis_of(axis, x.ndim, "argmax"), keepdims=flag(keepdims))
-
-
-@implements(np.argmin)
-def argmin(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
-    """Position of the smallest element along `axis`, or among all (in C order) when None; of equal ones the first."""
-    x = as_tensor(a)
-    refuse("argmin", out=(out,))
-    return ARGMIN(x, axis=None if axis is None else axis_of(axis, x.ndim, "argmin"), keepdims=flag(keepdims))
+ARGMAX, argmax = _position("argmax", np.argmax, "largest")
+ARGMIN, argmin = _position("argmin", np.argmin, "smallest")
 
 
 # Exponential kin ------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from py_engine.ad.op import (
     linear_jvp,
 )
 from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, wholes
-from py_engine.ad.tensor import Array, Literal, Operand, Tensor, real_array
+from py_engine.ad.tensor import Array, Literal, Node, Operand, Tensor, real_array
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Many tangents at once ------------------------------------------------------------------------------------
@@ -54,16 +54,21 @@ def aligned(t: Tensor, ndim: int) -> Tensor:
     return reshape(t, (t.shape[0], *(1,) * (ndim + 1 - t.ndim), *t.shape[1:]))
 
 
-def one_by_one(tangents: Tangents, count: int, y: Tensor, *inputs: Tensor, **attrs: Any) -> Tensor:
+def one_by_one(tangents: Tangents, count: int, y: Tensor | Node, *inputs: Tensor, **attrs: Any) -> Any:
     """The rule for many tangents that every op has: its rule for one, on each of them."""
     op = y.op
     assert op is not None and op.jvp is not None
-    still = Tensor(np.zeros(y.shape, y.dtype))
-    found = []
-    for k in range(count):
-        t = op.jvp([None if t is None else t[k] for t in tangents], y, *inputs, **attrs)
-        found.append(still if t is None else broadcast_to(t, y.shape))
-    return stack(found)
+    rows = [op.jvp([None if t is None else t[k] for t in tangents], y, *inputs, **attrs) for k in range(count)]
+    if isinstance(y, Node):
+        return [_stacked(found, *kind) for found, kind in zip(zip(*rows, strict=True), y.kinds, strict=True)]
+    return _stacked(rows, y.shape, y.dtype)
+
+
+def _stacked(rows: Tangents, shape: Shape, dtype: Any) -> Tensor | None:
+    if all(t is None for t in rows):
+        return None
+    still = Tensor(np.zeros(shape, dtype))
+    return stack([still if t is None else broadcast_to(t, shape) for t in rows])
 
 
 # Reshape and permute --------------------------------------------------------------------------------------
