@@ -62,7 +62,7 @@ def draw(function: Callable[..., Any], *args: Any, simplified: bool = True) -> S
         simplified: as a compiled function runs it, without repetitions and idle ops; otherwise as it was written.
 
     Returns:
-        An SVG text: inputs are blue, results green, arrays that the function captures grey. Numbers stand in the op
+        An SVG text: inputs are blue, results green, arrays that the function captures grey. Numbers are shown in the op
         that uses them. Write it into a file, or leave it as the last value of a notebook's cell.
 
     Raises:

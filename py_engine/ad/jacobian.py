@@ -195,5 +195,5 @@ def _unit(y: Tensor, k: int) -> Tensor:
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:
     if all(row.data is not None and not row.requires_grad for row in rows) and STATE.trace is None:
-        return Tensor(np.stack([row.numpy() for row in rows]))  # nobody differentiates it: no op for a thousand rows
+        return Tensor(np.stack([row.numpy() for row in rows]))  # not differentiated: no op for a thousand rows
     return ops.stack(rows)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Techniques:
-    """What the engine does to be fast. The papers' names for the techniques stand in brackets.
+    """What the engine does to be fast. The papers' names for the techniques are in brackets.
 
     Attributes:
         replay: build and sort the graph once and replay it for every batch (topological sort once); off: record
@@ -18,7 +18,7 @@ class Techniques:
         preallocate: compute into buffers that exist before the step (pre-allocation, in-place `forward!` and
             `backward!`, gradients reset and not reallocated); off: every op allocates its result.
         reuse_memory: values that are never alive together share memory (memory reuse); off: each has its own.
-        in_place: an op may write over an input that nobody needs any more; off: never.
+        in_place: an op may write over an input that no later op reads; off: never.
         views: slices, reshapes and transposes are views (`@views`); off: they are copied.
         place_parts: the parts of a concatenation, and the gradients of slices, are computed in their place in
             the whole; off: they are copied there.

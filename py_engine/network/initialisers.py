@@ -112,7 +112,7 @@ INITIALISERS: dict[str, Initialiser] = {
 
 
 def resolve(initialiser: InitialiserLike) -> tuple[Initialiser, dict[str, float]]:
-    """The function and the options that `initialiser` stands for.
+    """The function and the options that `initialiser` names.
 
     Raises `ConfigurationError` for an unknown name, an unknown option, or an option
     that is not a finite number.

@@ -5,7 +5,7 @@
 Both sides are equal to the last bit of the maximum, and its place is the same where the gradient is not zero: relu
 keeps the order of numbers. Adding a number does, too, but its rounding makes equals of numbers that are nearly so, and
 the first of equals has the gradient: the bias is added before. On the right, relu works on what the pool leaves over,
-and the phases (for each place in a pooling window, the results that stand there) come out of the matrix product itself,
+and the phases (for each place in a pooling window, the results at that place) come out of the matrix product itself,
 with one of two lowerings:
 
 - *wide kernels*: the columns hold the whole field that one pooling window sees, and the matrix holds the kernel once

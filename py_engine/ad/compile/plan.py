@@ -21,7 +21,7 @@ class Value:
         nbytes: the size in bytes.
         reads: the values its computation reads.
         view_of: the value whose memory it is a view of.
-        may_overwrite: values it reads whose memory it may take over, if nobody needs them afterwards.
+        may_overwrite: values it reads whose memory it may take over, if no later step reads them.
         parts: values that can be computed in their places inside this one.
         fixed: it has memory of its own outside the arena: inputs, parameters, results.
     """
@@ -58,7 +58,7 @@ def plan(values: Sequence[Value], in_place: bool = True, reuse: bool = True) -> 
 
     Args:
         values: in the order they are computed.
-        in_place: whether results may overwrite values that nobody needs any more.
+        in_place: whether results may overwrite values that no later step reads.
         reuse: whether storages that are never alive together may share bytes of the arena.
     """
     placed = _place(values)

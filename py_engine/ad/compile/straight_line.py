@@ -30,7 +30,7 @@ LONGEST = 20_000
 """Ops: Python compiles this number in about a second."""
 
 DEEPEST = 16
-"""A value that only one other needs stands inside its expression, up to this depth: no name, no storing."""
+"""A value with one reader is inlined in the reader's expression, up to this depth: no name, no storing."""
 
 _VALUE = re.compile(r"\bv\d+\b")
 """The name of a value that is stored."""
@@ -104,7 +104,7 @@ def straight_line(program: Program) -> tuple[str, Scalar] | None:
 
 
 def _with_few_names(lines: list[str]) -> list[str]:
-    """Use the name of a value again once nobody reads it any more.
+    """Reuse the name of a value after its last reader.
 
     Python then frees the number at once, and makes the next one where it was, not all of them at the end.
     """

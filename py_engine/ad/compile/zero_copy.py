@@ -24,7 +24,7 @@ Step: TypeAlias = tuple[Equation, Sequence[Call]]
 """An equation and the calls that compute it."""
 
 Place: TypeAlias = tuple[Any, int | str]
-"""The arguments of a call, a list or a dict, and where in them an array stands."""
+"""The arguments of a call, a list or a dict, and where in them an array is."""
 
 
 class ZeroCopyCall:

@@ -256,7 +256,7 @@ def _bind_conv(
 # The gradient by x, by the lowering that is less work:
 #
 # - as a convolution of the upstream gradient, with zeros put between its elements (the stride) and around it, with the
-#   weight turned round and its two channel axes exchanged: products for each position of x;
+#   weight flipped and its two channel axes exchanged: products for each position of x;
 # - as columns, the product of the weight and the upstream gradient, added back into their windows: products for each
 #   position of the result.
 
@@ -303,10 +303,10 @@ def _bind_input_gradient(
     calls.append(partial(np.copyto, spread[tuple(to)], g[tuple(taken)]))
     ones = (1,) * len(kernel)
     columns = _columns(window_view(spread, kernel, lengths, ones, dilation), groups, scratch, calls)
-    turned = weight.reshape(groups, filters // groups, per_group, *kernel).swapaxes(1, 2)
-    turned = turned[(slice(None), slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
+    flipped = weight.reshape(groups, filters // groups, per_group, *kernel).swapaxes(1, 2)
+    flipped = flipped[(slice(None), slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
     rows = scratch((groups, per_group, columns.shape[2]), weight.dtype)
-    calls.append(partial(np.copyto, rows.reshape(turned.shape), turned))
+    calls.append(partial(np.copyto, rows.reshape(flipped.shape), flipped))
     result = out.reshape(n, groups, per_group, math.prod(lengths))
     calls.append(partial(np.matmul, rows, columns, result))
     return calls

@@ -169,7 +169,7 @@ def _softplus(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence
 
 
 def _relu(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
-    # numpy's maximum is vectorised for two arrays, and not for an array and a number. Zeros that nobody ever writes
+    # numpy's maximum is vectorised for two arrays, and not for an array and a number. Zeros that are never written
     # take no memory where they are many: the system maps one page of zeros over and over.
     (x,) = arrays
     straight = x.flags.c_contiguous and out.flags.c_contiguous and x.shape == out.shape

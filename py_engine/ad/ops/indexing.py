@@ -32,7 +32,7 @@ from py_engine.ad.ops.shape import EACH, SLICE, Index, _dummy, expand_dims, move
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError, TraceError
 
-# An advanced index is stored as its basic items with ARRAY where an integer array stands; the arrays themselves
+# An advanced index is stored as its basic items with ARRAY in the place of each integer array; these themselves
 # are inputs of the op, so that they may change from replay to replay.
 ARRAY = "array"
 Pattern: TypeAlias = tuple[Any, ...]
@@ -126,7 +126,7 @@ def _many_scattered(
 
 
 def _place_of_each(arrays: Sequence[Tensor], pattern: Pattern) -> int:
-    """Where numpy puts the leading axis: behind those of the index arrays if these don't stand side by side."""
+    """Where numpy puts the leading axis: behind those of the index arrays if these are not adjacent."""
     advanced = [k for k, item in enumerate(pattern) if item == ARRAY or isinstance(item, int)]
     together = advanced[-1] - advanced[0] + 1 == len(advanced)
     return 0 if together else len(np.broadcast_shapes(*(a.shape for a in arrays)))
@@ -183,7 +183,7 @@ def getitem(x: Operand, index: Any) -> Tensor:
     axis = 0  # of x: the one that the next item speaks of
     for item in items:
         if item is Ellipsis:
-            # One that stands for no axis stays: numpy does not take index arrays on its two sides as side by side.
+            # One for no axis stays: to numpy, index arrays on its two sides are not adjacent.
             pattern.extend([(0, None, 1)] * (x.ndim - used) or [Ellipsis])
             axis += x.ndim - used
             continue

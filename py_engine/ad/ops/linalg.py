@@ -213,8 +213,8 @@ def _pull_einsum(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> l
 
 def _by_operand(i: int, g: Tensor, inputs: tuple[Tensor, ...], terms: tuple[str, ...], result: str) -> Tensor:
     # The gradient of one operand is an einsum of the upstream gradient with the other operands. A letter that
-    # stands twice in the operand (a diagonal) gets a second name, tied to the first by an identity matrix; one
-    # that stands nowhere else was summed over alone, so its gradient repeats along it.
+    # occurs twice in the operand (a diagonal) gets a second name, tied to the first by an identity matrix; one
+    # that occurs nowhere else was summed over alone, so its gradient repeats along it.
     x, term = inputs[i], terms[i]
     operands = [g, *inputs[:i], *inputs[i + 1 :]]
     operand_terms = [result, *terms[:i], *terms[i + 1 :]]
@@ -282,7 +282,7 @@ def einsum(subscripts: str, *operands: Operand, out: None = None, optimize: Any 
         for letter, n in zip(term, x.shape, strict=False)
         if n != 1
     }
-    # An axis of length one broadcasts against a longer one of the same letter: it is dropped where it stands.
+    # An axis of length one broadcasts against a longer one of the same letter: it is dropped.
     flat = [_without_ones(x, term, stretched) for x, term in zip(inputs, terms, strict=True)]
     return EINSUM(*(x for x, _ in flat), terms=tuple(term for _, term in flat), result=result)
 

@@ -3,7 +3,7 @@
 Windows that would reach beyond the (padded) input are left out. A maximum belongs to the first element, in C order,
 that has it: the gradient goes there, undivided.
 
-All work on *phases*: for each place in a window, the elements that stand there, for all windows at once. A maximum over
+All work on *phases*: for each place in a window, the elements at that place, for all windows at once. A maximum over
 the phases is as many calls as a window has elements, each over all windows.
 """
 
@@ -372,7 +372,7 @@ def slide(rows: Array, weight: Array, out: Array, scratch: Scratch, kernel: int,
 
     What the kernel sees at one place is a piece of memory, `kernel` rows long; pieces that follow each other are the
     rows of a matrix. So a result is one long sum, in the order in which the other frameworks' kernels add: rounded as
-    theirs are, it breaks nearly all near-ties in a pool as they do. Few filters stand several times side by side,
+    theirs are, it breaks nearly all near-ties in a pool as they do. Few filters are repeated side by side,
     each time one row further down, with zeros around: their products with longer pieces take less time.
     """
     _, filters, samples, _ = out.shape

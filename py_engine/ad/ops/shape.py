@@ -471,7 +471,7 @@ def pad(
     lengths = [before + n + after for (before, after), n in zip(widths, x.shape, strict=True)]
     inner: list[Item] = [(before, before + n, 1) for (before, _), n in zip(widths, x.shape, strict=True)]
     parts, places = [x], [tuple(inner)]
-    # One axis after the other: the constants of the last one stand in the corners, as numpy's do.
+    # One axis after the other: the constants of the last one fill the corners, as numpy's do.
     for axis, ((before, after), sides) in enumerate(zip(widths, values, strict=True)):
         outside = [(0, n, 1) for n in lengths[:axis]]
         n = lengths[axis]
