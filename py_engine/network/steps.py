@@ -136,9 +136,9 @@ class Replay:
                 calls += more
         self._add = [partial(_call_all, calls) for calls in added if calls]
         self._dense = [
-            (first.gradient.vector[run], shard.gradient.vector[run])
+            (first.gradient.vector[part], shard.gradient.vector[part])
             for shard in others
-            for run in _runs(first.gradient.layout, first.rows)
+            for part in _dense_parts(first.gradient.layout, first.rows)
         ]
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
@@ -168,17 +168,17 @@ def _call_all(calls: Sequence[Call]) -> None:
         call()
 
 
-def _runs(layout: Layout, without: Collection[str]) -> list[slice]:
+def _dense_parts(layout: Layout, without: Collection[str]) -> list[slice]:
     """The pieces of a vector that hold other tensors than those of these names."""
-    runs: list[slice] = []
+    parts: list[slice] = []
     starts = [*layout.offsets.values(), layout.size]
     for name, start, stop in zip(layout.offsets, starts, starts[1:], strict=False):
         if name in without or start == stop:
             continue
-        if runs and runs[-1].stop == start:
-            start = runs.pop().start
-        runs.append(slice(start, stop))
-    return runs
+        if parts and parts[-1].stop == start:
+            start = parts.pop().start
+        parts.append(slice(start, stop))
+    return parts
 
 
 class Eager:
