@@ -158,7 +158,7 @@ def watch_setting(value: Any) -> None:
     if isinstance(value, np.ndarray):
         watch(value, "an array")
     elif isinstance(value, list):
-        with suppress(ValueError):  # of lists of different lengths: whoever reads it refuses it
+        with suppress(ValueError):  # of lists of different lengths: its reader refuses it
             watch(value, "a list")
 
 

@@ -1,4 +1,4 @@
-"""What the engine does in this thread: whether it traces, records derivatives or is inside a transform."""
+"""What the engine does in this thread: whether it traces, keeps the graph or is inside a transform."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ class Techniques:
     """What the engine does to be fast. The papers' names for the techniques are in brackets.
 
     Attributes:
-        replay: build and sort the graph once and replay it for every batch (topological sort once); off: record
-            and differentiate eagerly at every step.
+        replay: build and sort the graph once and replay it for every batch (topological sort once); off: build
+            and differentiate it eagerly at every step.
         preallocate: compute into buffers that exist before the step (pre-allocation, in-place `forward!` and
             `backward!`, gradients reset and not reallocated); off: every op allocates its result.
         reuse_memory: values that are never alive together share memory (memory reuse); off: each has its own.

@@ -326,7 +326,7 @@ class Linearized:
         return result
 
     def derivative(self, others: Sequence[Any] = ()) -> entering:
-        """Record the ops made inside only where someone outside may differentiate them, by `others` too."""
+        """Keep the graph of ops made inside only where an enclosing transform may need it, for `others` too."""
         outside = any(isinstance(x, Tensor) and x.requires_grad for x in others)
         return entering(grad_enabled=STATE.grad_enabled and (self.grad_enabled or outside or inside_transform()))
 

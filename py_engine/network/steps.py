@@ -203,7 +203,7 @@ class Eager:
 
     def diagnose(self) -> NonFiniteError | None:
         """Nothing was kept that could tell which op it was."""
-        return NonFiniteError("the eager step keeps no record of where it arose; switch the technique replay on")
+        return NonFiniteError("the eager step does not keep where it arose; switch the technique replay on")
 
 
 class SampleBySample:
