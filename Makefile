@@ -12,6 +12,7 @@ HISTORY ?= HEAD~120..HEAD
 STEPS   ?= 14
 POINTS  ?= 12
 SEED    ?= random
+JULIA   ?=
 ARGS    ?=
 
 SHELL := bash
@@ -32,16 +33,18 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) PROFILE=full|quick RESULTS=folder RANGE=a..b BASE=commit" \
-	  && echo "             HISTORY=a..b STEPS=number SEED=number ARGS=..."
+	  && echo "             HISTORY=a..b STEPS=number SEED=number JULIA=program" \
+	  && echo "             ARGS=..."
 
 reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
 	$(BIN)/python -m bridge.julia.install || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
 
-test: lint ## ruff, mypy and all tests
-	$(BIN)/python -m bridge.julia.install
-	@bash tests/install_browser.sh
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10 $(ARGS)
+test: lint ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
+	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m bridge.julia.install
+	$(if $(JULIA),,@bash tests/install_browser.sh)
+	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10 \
+	  $(if $(JULIA),-m julia) $(ARGS)
 
 campaign: $(VENV)/.dev ## the random tests, killed runs among them, with a hundred times the draws of `make test`: hours
 	TWINGRAD_TEST_PROFILE=campaign $(BIN)/python -m pytest -n 2 --dist loadfile -m campaign --seed $(SEED) $(ARGS)

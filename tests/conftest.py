@@ -77,9 +77,11 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if CAMPAIGN:
-        for item in items:
+    for item in items:
+        if CAMPAIGN:
             item.add_marker(pytest.mark.timeout(0), append=False)
+        if "julia" in item.nodeid.lower() or "julia" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.julia)
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
