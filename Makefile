@@ -43,7 +43,7 @@ reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, table
 test: lint ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
 	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m bridge.julia.install
 	$(if $(JULIA),,@bash tests/install_browser.sh)
-	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10 \
+	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10 \
 	  $(if $(JULIA),-m julia) $(ARGS)
 
 campaign: $(VENV)/.dev ## the random tests, killed runs among them, with a hundred times the draws of `make test`: hours

@@ -41,9 +41,6 @@ const HAS_STACK = isdefined(Base, :stack)
 """`ifelse` is a builtin that takes no methods before 1.7."""
 const IFELSE_TAKES_METHODS = !(ifelse isa Core.Builtin)
 
-"""`kron` belongs to LinearAlgebra before 1.6, to Base from there on."""
-const KRON_OWNER = isdefined(LinearAlgebra, :kron) ? LinearAlgebra : Base
-
 """Arrays, and from 1.11 on what they are made of, `GenericMemory`."""
 const CONTAINERS = isdefined(Core, :GenericMemory) ? Union{Array,getfield(Core, :GenericMemory)} : Array
 

@@ -16,7 +16,6 @@ end
 @testset "features are those of their versions" begin
     @test Versions.HAS_STACK == (VERSION >= v"1.9")
     @test Versions.IFELSE_TAKES_METHODS == (VERSION >= v"1.7")
-    @test (Versions.KRON_OWNER === Base) == (VERSION >= v"1.6")
     @test (Versions.CONTAINERS === Array) == (VERSION < v"1.11")
     @test !(Versions.INTERPRETS && Versions.KEEPS_MACHINE_CODE)
     @test !Versions.writes_code()

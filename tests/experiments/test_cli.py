@@ -490,7 +490,7 @@ def test_reproduce_makes_everything_from_the_sample_and_says_so(
 ) -> None:
     pytest.importorskip("typst")
     start = time.time()
-    options = ["reproduce", "--profile", "quick", "--engines", "numpy", "--threads", "1"]
+    options = ["reproduce", "--profile", "sample", "--engines", "numpy", "--threads", "1"]
     said = twingrad(*options, "--json", "reproduce.json")
     assert said.code == 0, said.err
     report = tmp_path / "results" / "report"

@@ -36,6 +36,7 @@ Base.literal_pow(::typeof(^), a::Tensor, ::Val{P}) where {P} = power(a, P)
 struct TensorStyle <: Base.Broadcast.BroadcastStyle end
 Base.BroadcastStyle(::Type{Tensor}) = TensorStyle()
 Base.BroadcastStyle(::TensorStyle, ::Base.Broadcast.BroadcastStyle) = TensorStyle()
+Base.BroadcastStyle(::TensorStyle, ::Base.Broadcast.Unknown) = TensorStyle()
 Base.broadcastable(x::Tensor) = x
 Base.Broadcast.materialize(x::Tensor) = x
 
@@ -79,6 +80,7 @@ no_op(@nospecialize(f)) = throw(NotDifferentiableError(
 """A tensor that behaves like a number, so that a scalar function can be dotted over it: `(x -> x^2 + 1).(t)`."""
 struct Elements <: Real
     tensor::Tensor
+    Elements(tensor::Tensor) = new(tensor)  # of nothing else: Base converts to other numbers by their constructors
 end
 Tensor(x::Elements) = x.tensor
 whole(x::Elements) = x.tensor

@@ -13,14 +13,14 @@ struct Watched
 end
 
 is_unchanged(w::Watched) = holds_numbers(w.object) ? checksum(w.object)::UInt64 == w.checksum : same_parts(w.object, w.parts)
-holds_numbers(@nospecialize(x)) = x isa Array ? isbitstype(eltype(x)) : x isa BitArray
+holds_numbers(@nospecialize(x)) = x isa Versions.CONTAINERS ? isbitstype(eltype(x)) : x isa BitArray
 
 """Stands for a field or an item that has no value yet."""
 struct Undefined end
 
-count_parts(@nospecialize(x)) = x isa Array ? length(x) : nfields(x)
-has_part(@nospecialize(x), i::Int) = x isa Array ? isassigned(x, i) : isdefined(x, i)
-part_of(@nospecialize(x), i::Int) = !has_part(x, i) ? Undefined() : x isa Array ? x[i] : getfield(x, i)
+count_parts(@nospecialize(x)) = x isa Versions.CONTAINERS ? length(x) : nfields(x)
+has_part(@nospecialize(x), i::Int) = x isa Versions.CONTAINERS ? isassigned(x, i) : isdefined(x, i)
+part_of(@nospecialize(x), i::Int) = !has_part(x, i) ? Undefined() : x isa Versions.CONTAINERS ? x[i] : getfield(x, i)
 
 function same_parts(@nospecialize(x), parts::Vector{Any})
     count_parts(x) == length(parts) || return false
@@ -52,7 +52,7 @@ function watch(@nospecialize(f))
         parts = watched_parts(x)
         if parts === nothing
             parts = Any[part_of(x, i) for i in 1:count_parts(x)]
-            x isa Array || ismutable(x) ? push!(found, Watched(x, UInt64(0), parts)) : nothing
+            x isa Versions.CONTAINERS || ismutable(x) ? push!(found, Watched(x, UInt64(0), parts)) : nothing
         end
         append!(waiting, parts)
     end

@@ -244,8 +244,13 @@ end
 for f in (:exp2, :exp10, :log2, :log10, :cbrt, :hypot, :mod, :rem, :div, :fld, :cld, :divrem, :fldmod, :sec, :csc, :cot,
         :sinpi, :cospi, :sind, :cosd, :tand, :sincos, :asec, :acsc, :acot, :sech, :csch, :coth, :asinh, :acosh, :atanh,
         :copysign, :flipsign, :rad2deg, :deg2rad, :sinc, :cosc)
-    @eval Base.$f(x::Tensor, @nospecialize(rest...)) = no_op($f)
+    @eval Base.$f(x::Tensor) = no_op($f)
+    @eval Base.$f(x::Tensor, @nospecialize(y)) = no_op($f)
     @eval Base.$f(a::Union{Real,AbstractArray}, x::Tensor) = no_op($f)
+end
+Base.hypot(x::Tensor, y, z, @nospecialize(rest...)) = no_op(hypot)
+for f in (:div, :rem, :divrem), mode in (:Nearest, :ToZero, :FromZero, :Up, :Down)
+    @eval Base.$f(x::Tensor, y, ::RoundingMode{$(QuoteNode(mode))}) = no_op($f)
 end
 Base.atan(x::Tensor, y) = no_op(atan)
 Base.atan(x::Real, y::Tensor) = no_op(atan)

@@ -455,20 +455,19 @@ for (f, advice) in ((:sort, "sort value(x); permute x by sortperm(value(x))"), (
         (:repeat, "write broadcast_to() and reshape(), or an index with repetitions"),
         (:circshift, "write cat() of two slices"), (:mapslices, "write ops with dims"),
         (:partialsort, "sort value(x)"), (:unique, "take unique(value(x))"))
-    @eval Base.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
-        $("$f is no op of TwinGrad; $advice")))
-    f in (:findall, :findfirst, :findlast, :accumulate, :mapslices) &&
-        @eval Base.$f(f::Function, x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
-            $("$f is no op of TwinGrad; $advice")))
+    signatures = f in (:findall, :findfirst, :findlast, :findmax, :findmin, :accumulate, :mapslices) ?
+        ((:(x::Tensor),), (:(f::Function), :(x::Tensor))) : ((:(x::Tensor), :(@nospecialize(args...))),)
+    for signature in signatures
+        @eval Base.$f($(signature...); kinds...) = throw(ConfigurationError($("$f is no op of TwinGrad; $advice")))
+    end
 end
 for f in (:det, :logdet, :tr, :pinv, :rank, :cond, :eigvals, :eigen, :svd, :qr, :lu, :cholesky, :diag, :diagm, :cross,
         :kron, :triu, :tril, :normalize, :opnorm)
-    owner = f === :kron ? Versions.KRON_OWNER : LinearAlgebra
     advice = f === :tr ? "; write einsum(\"ii->\", x)" : f === :diag ? "; write einsum(\"ii->i\", x)" :
         f === :normalize ? "; write x ./ norm(x)" : f in (:triu, :tril) ? "; multiply by a mask" : ""
-    @eval $owner.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
+    @eval LinearAlgebra.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
         $("$f is no op of TwinGrad" * advice)))
-    f in (:cross, :kron) && @eval $owner.$f(a::Union{Number,AbstractArray}, x::Tensor) = throw(ConfigurationError(
+    f in (:cross, :kron) && @eval LinearAlgebra.$f(a::Union{Number,AbstractArray}, x::Tensor) = throw(ConfigurationError(
         $("$f is no op of TwinGrad")))
 end
 LinearAlgebra.mul!(x::Tensor, @nospecialize(args...)) = in_place()
