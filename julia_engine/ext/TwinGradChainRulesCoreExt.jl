@@ -14,7 +14,7 @@ ours(x::AbstractArray) = collect(x)
 ours(x::Real) = x
 ours(x) = throw(DTypeError("chain_rule: expected the derivative by an array or a number, got a $(typeof(x))"))
 
-function TwinGrad.chain_rule(f; name::AbstractString=string(f))
+function TwinGrad.AD.by_chain_rules(f, name::String)
     function pullback(g, y, inputs...)
         found = rrule(f, inputs...)
         found === nothing && throw(NotDifferentiableError("chain_rule: there is no rrule of $name for " *

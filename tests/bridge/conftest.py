@@ -46,6 +46,7 @@ JULIA_GROUPS = {
     ),
     "sweep": ("ad_sweep",),
     "programs": (
+        "ad_chain_rules",
         "ad_checkpoint",
         "ad_compiled",
         "ad_copies",

@@ -196,4 +196,8 @@ A function that computes the same as `f`, differentiated by the rules that Chain
 that packages for Zygote define. Opaque, as [`custom_rule`](@ref) explains. From Julia 1.9 on, where ChainRulesCore is loaded;
 compiled functions of ours have an `rrule` there as well, so that a layer of Flux or Lux may hold one.
 """
-function chain_rule end
+chain_rule(f; name::AbstractString=string(f)) = by_chain_rules(f, String(name))
+
+# The extension has a method for names that are Strings.
+by_chain_rules(@nospecialize(f), @nospecialize(name)) = throw(ConfigurationError(
+    "chain_rule: ChainRulesCore is not loaded; write `using ChainRulesCore` first, in Julia 1.9 or later"))
