@@ -248,6 +248,8 @@ def test_torch_is_kept_out_in_both_orders(run: Run, stand_in: Path) -> None:
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Memory:
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
+    for name in ("PYTHON_JULIACALL_EXE", "PYTHON_JULIACALL_PROJECT", "PYTHON_JULIAPKG_EXE"):
+        monkeypatch.delenv(name, raising=False)
     return Memory()
 
 
