@@ -175,6 +175,20 @@ def test_switching_it_off_changes_no_result(make, threads, rng):
         np.testing.assert_allclose(on, off, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("window", [fusion.LONGEST_WINDOW, fusion.LONGEST_WINDOW + 3])
+def test_a_window_of_words_too_long_for_a_byte_is_fused_by_rows(window, rng):
+    x, y = rng.integers(0, 11, (3, window + 2)), rng.integers(0, 3, 3)
+    found = []
+    for switch in (True, False):
+        layers = [Embedding(11, 40), PermuteDims(1, 0), Conv1D(40, 3, 3), Activation("relu"), MaxPool1D(window)]
+        trainer = Trainer(Chain(*layers, Flatten(), dtype=np.float64), techniques=replace(Techniques(), fuse=switch))
+        found.append(trainer.loss_and_gradients(x, y)[1])
+        assert ("word_sums" in trainer.source) == (switch and window <= fusion.LONGEST_WINDOW)
+        assert ("sliding_phases" in trainer.source) == (switch and window > fusion.LONGEST_WINDOW)
+    for name, g in found[0].items():
+        np.testing.assert_allclose(g, found[1][name], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("other", [1.0, np.ones(6), np.ones((3, 1, 1))], ids=["number", "row", "filters"])
 def test_whatever_stands_left_of_the_convolution_in_a_sum(rng, other):
     def function(x, weight):

@@ -276,22 +276,11 @@ def _embedding_gradient(x: Tensor, embedding: Equation, uses: _Uses) -> Equation
 # What it becomes ------------------------------------------------------------------------------------------
 
 
-class _Pooled:
-    """The gradient of a maximum over phases: the gradient by its result, the phases, and that result."""
+Pooled: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""What `PHASE_MAX_GRADIENT` takes: the gradient by a maximum over phases, the phases, and the maximum."""
 
-    def __init__(self, g: Tensor, phases: Tensor, top: Tensor) -> None:
-        self.parts = g, phases, top
-        self._spread: Tensor | None = None
-
-    def spread(self) -> Tensor:
-        """Return the gradient by the phases."""
-        if self._spread is None:
-            self._spread = PHASE_MAX_GRADIENT(*self.parts)
-        return self._spread
-
-
-Pull: TypeAlias = Callable[[_Pooled, Gradient], Mapping[str, Tensor]]
-"""Returns from the gradient by the phases those that there are: `by_weight`, `by_x`, `by_words`."""
+Pull: TypeAlias = Callable[[Pooled, Gradient], Mapping[str, Tensor]]
+"""Returns from a pool's gradient those that there are: `by_weight`, `by_x`, `by_words`."""
 
 Lowering: TypeAlias = Callable[[Chain, Tensor, Tensor, "Tensor | None"], tuple[Tensor, Pull]]
 """Makes the phases (window, filters, ...) from x, the weight and an embedding's matrix; and their pullback."""
@@ -325,7 +314,7 @@ class _Fused:
         found = {}
         if gradient.by_bias:
             found["by_bias"] = ops.sum(g, tuple(range(1, g.ndim)))
-        found.update(self._pull(_Pooled(g, self._phases, self._top), gradient))
+        found.update(self._pull((g, self._phases, self._top), gradient))
         return {id(x): ops.reshape(value, x.shape) for name, value in found.items() for x in getattr(gradient, name)}
 
 
@@ -377,8 +366,8 @@ def _wide_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None)
     columns = COLUMNS(x, **at)
     product = MATMUL(rows, columns)
 
-    def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
-        g = ops.reshape(pooled.spread(), product.shape)
+    def pull(pooled: Pooled, gradient: Gradient) -> dict[str, Tensor]:
+        g = ops.reshape(PHASE_MAX_GRADIENT(*pooled), product.shape)
         found = {}
         if gradient.by_weight:
             by_wide = ops.reshape(_by(0, g, product), wide.shape)
@@ -409,14 +398,15 @@ def _sliding_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | No
     by_place, kernel_back = _rearranged(weight, (spatial, 0, *others), (kernel * filters, channels))
     at = {"window": pool.attrs["window"][axis], "stride": pool.attrs["stride"][axis]}
     gradient = chain.gradient
-    if words is not None and (gradient is None or len(gradient.by_words) == len(gradient.by_x)):
+    in_words = gradient is None or len(gradient.by_words) == len(gradient.by_x)
+    if words is not None and in_words and at["window"] <= LONGEST_WINDOW:
         assert chain.embedding is not None
         return _sliding_words(chain.embedding, words, by_place, kernel_back, kernel, at)
     rows, rows_back = _rearranged(x, (0, spatial, *others), (samples * length, channels))
     settings = {"kernel": kernel, "samples": samples, **at}
 
-    def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
-        g = SHIFTED_GRADIENT(pooled.spread(), places=length, **settings)
+    def pull(pooled: Pooled, gradient: Gradient) -> dict[str, Tensor]:
+        g = SHIFTED_GRADIENT(PHASE_MAX_GRADIENT(*pooled), places=length, **settings)
         found = {}
         if gradient.by_x:
             found["by_x"] = rows_back(MATMUL(ops.transpose(g), by_place))
@@ -451,22 +441,12 @@ def _sliding_words(
 ) -> tuple[Tensor, Pull]:
     """The same over word vectors, which are read from their matrix; gradients are sums for each different word."""
     ids, padding_index = embedding.inputs[1], embedding.attrs["padding_index"]
-    samples, length = ids.shape
-    vocabulary, dimension = words.shape
+    length, vocabulary = ids.shape[1], len(words)
 
-    def pull(pooled: _Pooled, gradient: Gradient) -> dict[str, Tensor]:
+    def pull(pooled: Pooled, gradient: Gradient) -> dict[str, Tensor]:
         found: dict[str, Any] = {}
-        if at["window"] > LONGEST_WINDOW:
-            g = SHIFTED_GRADIENT(pooled.spread(), places=length, kernel=places, samples=samples, **at)
-            if gradient.by_words:
-                rows = ops.reshape(MATMUL(ops.transpose(g), by_place), (*ids.shape, dimension))
-                found["by_words"] = EMBEDDING_GRADIENT(rows, ids, vocabulary=vocabulary, padding_index=padding_index)
-            if gradient.by_weight:
-                rows = ops.reshape(EMBEDDING(words, ids, padding_index=padding_index), (ids.size, dimension))
-                found["by_weight"] = kernel_back(MATMUL(g, rows))
-            return found
         different = WORDS(ids, vocabulary=vocabulary)
-        sums = WORD_SUMS(*pooled.parts, different, kernel=places, length=length, stride=at["stride"])
+        sums = WORD_SUMS(*pooled, different, kernel=places, length=length, stride=at["stride"])
         if gradient.by_words:
             found["by_words"] = WORD_GRADIENT(
                 sums, by_place, different, vocabulary=vocabulary, padding_index=padding_index
