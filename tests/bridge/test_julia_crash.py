@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from bridge.engine import Optimizer
 from bridge.errors import WorkerError
 from bridge.julia import start
 from bridge.julia.embedded import _SIGNATURES
-from bridge.julia.find import Julia, Memory, _fingerprint
+from bridge.julia.find import Julia, Memory, _fingerprint, find
 from bridge.julia.interface import EMBEDDED, JULIACALL
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
@@ -30,7 +31,7 @@ void jl_init_with_image(const char *bindir, const char *image) { fputs("no memor
 
 @pytest.fixture
 def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Julia:
-    """The Julia that is remembered as proved, in a cache of this test's own."""
+    """The first Julia on PATH, remembered as proved in a cache of this test's own."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs a C compiler, for a libjulia that crashes: cc or gcc")
@@ -46,10 +47,10 @@ def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Julia:
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TWINGRAD_JULIA", raising=False)
     monkeypatch.delenv("TWINGRAD_JULIA_WAY", raising=False)
-    memory = Memory()
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     proof = vars(julia) | {"files": _fingerprint(julia)}
-    memory._write({"chosen": julia.executable, "proofs": {julia.executable: proof}, "notes": {}})
-    assert memory.chosen() == julia
+    Memory()._write({"chosen": None, "proofs": {julia.executable: proof}, "notes": {}})
+    assert find() == julia
     return julia
 
 
