@@ -153,9 +153,18 @@ def keep_winners(values: Sequence[Array], won: Array, out: Array) -> list[Call]:
     ]
 
 
+def _covers_all(x: Array, window: Shape, padding: Pairs) -> bool:
+    """Whether there is one window, of all of x, whose elements lie in one piece."""
+    return x.shape[2:] == window and x.flags.c_contiguous and not any(n for pair in padding for n in pair)
+
+
 def _bind_max(
     arrays: Sequence[Array], out: Array, scratch: Scratch, window: Shape, stride: Shape, padding: Pairs
 ) -> Sequence[Call]:
+    if _covers_all(arrays[0], window, padding) and out.flags.c_contiguous:
+        rows = arrays[0].reshape(out.size, math.prod(window))
+        return [partial(np.maximum.reduce, rows, 1, None, out.reshape(out.size))]
+
     def bind(block: slice, scratch: Scratch) -> list[Call]:
         calls: list[Call] = []
         phases = _phases(arrays[0][block], out.shape[2:], -np.inf, scratch, calls, window, stride, padding)
@@ -167,6 +176,16 @@ def _bind_max(
 def _bind_max_gradient(
     arrays: Sequence[Array], out: Array, scratch: Scratch, lengths: Shape, window: Shape, stride: Shape, padding: Pairs
 ) -> Sequence[Call]:
+    if _covers_all(arrays[1], window, padding) and out.flags.c_contiguous and arrays[0].flags.c_contiguous:
+        g, rows = arrays[0].reshape(-1), arrays[1].reshape(arrays[0].size, math.prod(window))
+        first, places = np.arange(0, rows.size, rows.shape[1]), scratch(g.shape, np.intp)
+        return [
+            partial(np.argmax, rows, 1, places),
+            partial(np.add, places, first, places),
+            partial(np.ndarray.fill, out, 0),
+            partial(np.put, out, places, g),
+        ]
+
     def bind(block: slice, scratch: Scratch) -> list[Call]:
         g, x, y = (array[block] for array in arrays)
         calls: list[Call] = []
