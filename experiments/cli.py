@@ -22,6 +22,7 @@ import click
 
 from bridge.engine import OPTIMIZERS
 from bridge.errors import TwinGradError, printable, shown
+from bridge.schedule import SCHEDULES
 from experiments import config, provenance
 from experiments.formats import duration, fixed, size
 from experiments.output import Output
@@ -789,6 +790,8 @@ def _show_built(output: Output, built: Any) -> None:
     epilog=examples(
         "train mnist-rnn --data mnist --epochs 5 --save weights.safetensors",
         "train imdb-cnn --data imdb --optimizer adam --learning-rate 0.001 --batch-size 64",
+        "train mnist-cnn --data mnist --momentum 0.9 --schedule cosine --warmup 100 --validation 0.1 --patience 3",
+        "train mnist-rnn --data mnist --epochs 50 --checkpoint run.safetensors --resume --curve curve.png",
         "train model.toml --data rows.npz --engine torch --optimizer adam --learning-rate 0.001",
     ),
 )
@@ -802,7 +805,37 @@ def _show_built(output: Output, built: Any) -> None:
 @click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
 @click.option("--learning-rate", type=float, default=0.015, show_default=True)
+@click.option("--momentum", type=float, default=0.0, show_default=True, help="Of sgd and rmsprop.")
+@click.option("--nesterov", is_flag=True, help="Nesterov's momentum, of sgd.")
+@click.option("--weight-decay", type=float, help="Default: 0, and 0.01 in adamw.")
+@click.option("--clip-norm", type=float, help="The largest norm of a step's gradient (default: no limit).")
+@click.option(
+    "--schedule", type=click.Choice(SCHEDULES), default="constant", show_default=True, help="Of the learning rate."
+)
+@click.option(
+    "--warmup", type=Whole(0, config.MOST_ROWS), default=0, show_default=True, help="Steps in which the rate grows."
+)
+@click.option(
+    "--step-epochs",
+    type=Whole(1, config.MOST_EPOCHS),
+    default=10,
+    show_default=True,
+    help="Of --schedule step: after how many epochs the rate falls, again and again.",
+)
+@click.option("--step-factor", type=float, default=0.1, show_default=True, help="Of --schedule step: to which part.")
 @click.option("--batch-size", type=Whole(1, config.MOST_ROWS), default=100, show_default=True)
+@click.option(
+    "--validation",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="The share of the training rows that is kept apart and evaluated after each epoch.",
+)
+@click.option(
+    "--patience",
+    type=Whole(1, config.MOST_EPOCHS),
+    help="Stop after so many epochs without a better validation loss, and keep the best weights.",
+)
 @click.option(
     "--seed", type=Whole(0, config.LARGEST_SEED), default=0, show_default=True, help="Of weights and batches."
 )
@@ -811,14 +844,23 @@ def _show_built(output: Output, built: Any) -> None:
 @click.option(
     "--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the trained weights (safetensors)."
 )
+@click.option(
+    "--checkpoint", metavar="FILE", type=click.Path(path_type=Path), help="Write all of the training after each epoch."
+)
+@click.option("--resume", is_flag=True, help="Go on from --checkpoint, if the file is there.")
+@click.option("--curve", metavar="FILE", help="The losses as a picture (.png, .svg, .pdf), or '-': in the terminal.")
 @option_data
 @reporting
 def train(output: Output, **options: Any) -> None:
-    """Train the network of SPEC, a model file or the name of a model that comes with TwinGrad."""
-    from experiments import byhand
+    """Train the network of SPEC, a model file or the name of a model that comes with TwinGrad.
+
+    With --checkpoint FILE --resume an interrupted command is given again as it was, and ends with the same weights as
+    if it had never been interrupted.
+    """
+    from experiments import training
 
     options["threads"] = provenance.threads(options["threads"])
-    byhand.train(byhand.Training(**options), output)
+    training.train(training.Training(**options), output)
 
 
 @cli.command(
@@ -839,10 +881,10 @@ def train(output: Output, **options: Any) -> None:
 @reporting
 def predict(output: Output, **options: Any) -> None:
     """Let the network of SPEC with WEIGHTS say what it makes of INPUT: an .npy of rows, or a data set's test rows."""
-    from experiments import byhand
+    from experiments import prediction
 
     options["threads"] = provenance.threads(options["threads"])
-    byhand.predict(byhand.Prediction(**options), output)
+    prediction.predict(prediction.Prediction(**options), output)
 
 
 @cli.command(

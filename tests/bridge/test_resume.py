@@ -1,4 +1,4 @@
-"""Learning rates that change from step to step are the same in every engine; a resumed training is an undisturbed one."""
+"""Learning rates that change are the same in every engine; a resumed training is an undisturbed one."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_the_registry_says_which_engines_can(
     session = session_of("numpy", network, random_params(network), Optimizer("sgd", 0.1), BATCH)
     assert isinstance(session, Scheduling) and isinstance(session, Resumable)
     jax = session_of("jax", network, random_params(network), Optimizer("sgd", 0.1), BATCH)
-    with pytest.raises(ConfigurationError, match="engine jax: its learning rate cannot change .* numpy, julia, torch"):
+    with pytest.raises(ConfigurationError, match=r"engine jax: its learning rate cannot change .* numpy, julia, torch"):
         jax.state()
     with pytest.raises(ConfigurationError, match="engine jax"):
         jax.train_steps(*random_data(network, ROWS), np.arange(ROWS), np.ones(STEPS))
