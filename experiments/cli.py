@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 from bridge.engine import OPTIMIZERS
 from bridge.errors import TwinGradError, printable, shown
@@ -91,6 +92,50 @@ class Names(click.ParamType):
         return "A,B"
 
 
+def completing(*lists: Callable[[], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
+    """What a shell offers for a word: names out of lists, also after a comma, and files where none of them fits."""
+
+    def complete(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+        before, comma, last = begun.rpartition(",")
+        names = [name for names in lists for name in names() if name.startswith(last)]
+        found = [CompletionItem(before + comma + name) for name in names]
+        return found or [CompletionItem(begun, type="file")]
+
+    return complete
+
+
+def _engines() -> list[str]:
+    from bridge import engine
+
+    return engine.names()
+
+
+def _data_sets() -> list[str]:
+    from experiments import data
+
+    return sorted(data.LOADERS)
+
+
+class Seeds(click.ParamType):
+    """A number of seeds, or seeds between commas."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The seeds, each once."""
+        if isinstance(value, tuple):
+            return value
+        seeds = Whole(0, config.MOST_SEEDS - 1)
+        if "," not in value:
+            return tuple(range(Whole(1, config.MOST_SEEDS).convert(value, param, ctx)))
+        found = [seeds.convert(part.strip(), param, ctx) for part in value.removesuffix(",").split(",")]
+        return tuple(dict.fromkeys(found))
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """How `--help` shows it."""
+        return "N|A,B"
+
+
 class Whole(click.IntRange):
     """A whole number in a stated range, which `--help` shows; what is none is repeated in a message, but shortened."""
 
@@ -148,7 +193,10 @@ option_profile = click.option(
     "sample is always reproduced with it).",
 )
 option_engines = click.option(
-    "--engines", type=Names(), help="Engines to use (default: all that the paper file names)."
+    "--engines",
+    type=Names(),
+    shell_complete=completing(_engines),
+    help="Engines to use (default: all that the paper file names).",
 )
 option_threads = click.option(
     "--threads", type=Whole(1, config.MOST_THREADS), help="Threads of an engine (default: 2)."
@@ -274,14 +322,30 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
         "run mnist-rnn-d mnist-rnn-e --engines numpy,torch --seeds 2",
         "run imdb-cnn-a --measure time,memory --profile quick --results /tmp/results",
         "run imdb-cnn-a --measure ablation --engines numpy",
+        "run mnist-rnn-e --seeds 3,5 --set training.learning_rate=0.05 --results faster",
     ),
 )
-@click.argument("papers", nargs=-1, required=True, metavar="PAPER...")
+@click.argument("papers", nargs=-1, required=True, metavar="PAPER...", shell_complete=completing(config.papers))
 @option_engines
-@click.option("--seeds", type=Whole(1, config.MOST_SEEDS), help="Number of seeds, from 0 (default: the paper file's).")
+@click.option(
+    "--seeds", type=Seeds(), help="Number of seeds, from 0, or these seeds: 3,5 (default: the paper file's number)."
+)
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Another value than the paper file's, such as training.learning_rate=0.1, with --results of its own.",
+)
 @option_profile
 @option_threads
-@click.option("--measure", "measures", type=Names(), help="Which measures, see below (default: the paper file's).")
+@click.option(
+    "--measure",
+    "measures",
+    type=Names(),
+    shell_complete=completing(lambda: MEASURES),
+    help="Which measures, see below (default: the paper file's).",
+)
 @option_results()
 @option_data
 @reporting
@@ -289,7 +353,8 @@ def run(
     output: Output,
     papers: tuple[str, ...],
     engines: list[str] | None,
-    seeds: int | None,
+    seeds: tuple[int, ...] | None,
+    settings: tuple[str, ...],
     profile: config.ProfileName,
     threads: int | None,
     measures: list[str] | None,
@@ -302,12 +367,17 @@ def run(
     the results folder already is not repeated: give an interrupted command again, and it goes on where it
     stopped.
     """
-    from experiments import run
+    from experiments import changed, run
     from experiments.results import Results
 
     jobs = []
     for name in papers:
-        jobs += run.plan(_paper(name), profile, engines, seeds, measures, threads)
+        chosen = changed.changed(_paper(name), settings)
+        jobs += run.plan(chosen, profile, engines, max(seeds) + 1 if seeds else None, measures, threads)
+    if seeds:
+        seeded = {job.measure for job in jobs if job.seed}
+        jobs = [job for job in jobs if job.seed in seeds or job.measure not in seeded]
+    changed.note(results_dir, settings)
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
@@ -322,7 +392,7 @@ def run(
         "race mnist-cnn-batch100", "race imdb-cnn-a --engines numpy,julia,torch,jax --rounds 5 --threads 2 --base jax"
     ),
 )
-@click.argument("paper")
+@click.argument("paper", shell_complete=completing(config.papers))
 @option_engines
 @click.option(
     "--rounds",
@@ -352,7 +422,7 @@ def race(
     each engine, or the part of one that the paper file names, in an order that rotates. Ratios are taken
     within a round.
     """
-    from experiments import run
+    from experiments import changed, run
     from experiments.measure import race
     from experiments.results import Results
 
@@ -361,6 +431,7 @@ def race(
     names = jobs[0].engines
     if base is not None and base not in names:
         raise click.UsageError(f"--base {base}: not among the engines of this race ({', '.join(names)})")
+    changed.note(results_dir, ())
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
@@ -408,7 +479,9 @@ def _show(output: Output, outcome: Outcome) -> None:
     lines = run.summary(outcome.records)
     if lines:
         output.say()
-        headers = ["PAPER", "ENGINE", "SEEDS", "FIRST EPOCH", "LATER EPOCHS", "TEST ACCURACY", "ALLOCATED", "PEAK"]
+        sample = any(record.get("data", {}).get("source") == "sample" for record in outcome.records)
+        accuracy = "ACCURACY (SAMPLE)" if sample else "TEST ACCURACY"
+        headers = ["PAPER", "ENGINE", "SEEDS", "FIRST EPOCH", "LATER EPOCHS", accuracy, "ALLOCATED", "PEAK"]
         used = [index for index in range(len(headers)) if any(line[index] != "-" for line in lines)]
         cells = [[line[index] for index in used] for line in lines]
         table(output.console, [headers[index] for index in used], cells, numbers=2)
@@ -533,7 +606,7 @@ def _show_micro(output: Output, records: Sequence[dict[str, Any]], tables: bool 
     short_help="Make tables, figures and page from results.",
     epilog=examples("report", "report --results /tmp/results --output /tmp/report", "report my-study.toml"),
 )
-@click.argument("papers", nargs=-1, metavar="[PAPER]...")
+@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(config.papers))
 @option_results()
 @click.option("--output", "out_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: DIR/report.")
 @option_data
@@ -581,7 +654,7 @@ def archive(output: Output, results_dir: Path, out_file: Path | None) -> None:
     short_help="Make the PDF from results.",
     epilog=examples("paper", "paper --results results --output mine.pdf", "paper my-study.toml --results results"),
 )
-@click.argument("papers", nargs=-1, metavar="[PAPER]...")
+@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(config.papers))
 @option_results(default=None)
 @click.option(
     "--output", "out_pdf", metavar="FILE", type=click.Path(path_type=Path), help="Default: DIR/report/paper.pdf."
@@ -611,7 +684,7 @@ def paper(
     short_help="Do everything, from raw data to the finished paper.",
     epilog=examples("reproduce", "reproduce --profile quick", "reproduce mnist-rnn-e --results /tmp/results"),
 )
-@click.argument("papers", nargs=-1, metavar="[PAPER]...")
+@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(config.papers))
 @option_profile
 @option_engines
 @option_threads
@@ -632,12 +705,13 @@ def reproduce(
     An interrupted command goes on where it stopped when it is given again. Engines that are not there are left
     out, and the tables say so.
     """
-    from experiments import run
+    from experiments import changed, run
     from experiments.results import Results
 
     chosen = [_paper(name) for name in papers or config.papers()]
     for item in chosen:  # a mistake in the options is told before the data are fetched
         run.plan(item, profile, engines, None, None, threads)
+    changed.note(results_dir, ())
     results = Results(results_dir)
     sweep = run.Sweep(results, data_dir, download(output.console))
     stages = Stages(output.console)
@@ -721,8 +795,10 @@ def _suites(
 
 def _refresh_tidy(output: Output, results_dir: Path) -> None:
     """Make tidy anew from raw where it is older or damaged, and the folder is not a committed one."""
+    from experiments import changed
     from experiments.results import COMMITTED, Results, Tidy, TidyError
 
+    changed.refuse(results_dir)
     results = Results(results_dir)
     if (results_dir / COMMITTED).exists():
         return
@@ -795,14 +871,17 @@ def _show_built(output: Output, built: Any) -> None:
         "train model.toml --data rows.npz --engine torch --optimizer adam --learning-rate 0.001",
     ),
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=completing(config.models))
 @click.option(
     "--data",
     required=True,
+    shell_complete=completing(_data_sets),
     help="A data set's name, or an .npz with x_train, y_train (and x_test, y_test).",
 )
 @click.option("--epochs", type=Whole(1, config.MOST_EPOCHS), default=5, show_default=True)
-@click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
+@click.option(
+    "--engine", default="numpy", show_default=True, shell_complete=completing(_engines), help="See `twingrad list`."
+)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
 @click.option("--learning-rate", type=float, default=0.015, show_default=True)
 @click.option("--momentum", type=float, default=0.0, show_default=True, help="Of sgd and rmsprop.")
@@ -864,16 +943,38 @@ def train(output: Output, **options: Any) -> None:
 
 
 @cli.command(
+    short_help="Check a model file, and draw its layers.",
+    epilog=examples("check mnist-cnn", "check model.toml --json -"),
+)
+@click.argument("spec", shell_complete=completing(config.models))
+@reporting
+def check(output: Output, spec: str) -> None:
+    """Check the model of SPEC, a file or the name of a model that comes with TwinGrad, and draw it.
+
+    From the input down to the loss: each layer with its settings, the shape of what comes out of it, and its
+    parameters. What is wrong in a file is named by its key.
+    """
+    from experiments import check, rows
+
+    found = rows.load_spec(spec)
+    for line in check.drawn(found):
+        output.say(line)
+    output.add(check.rows(found))
+
+
+@cli.command(
     short_help="Let a trained network say what it makes of rows.",
     epilog=examples(
         "predict mnist-rnn weights.safetensors mnist",
         "predict model.toml weights.safetensors rows.npy --save predictions.npy",
     ),
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=completing(config.models))
 @click.argument("weights", type=click.Path(path_type=Path))
-@click.argument("input")
-@click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
+@click.argument("input", shell_complete=completing(_data_sets))
+@click.option(
+    "--engine", default="numpy", show_default=True, shell_complete=completing(_engines), help="See `twingrad list`."
+)
 @option_threads
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the network's outputs (.npy).")
 @click.option("--show", type=Whole(0, config.MOST_ROWS), default=10, show_default=True, help="How many rows to print.")
@@ -924,6 +1025,24 @@ def docs(output: Output, folder: Path) -> None:
     from experiments import reference
 
     output.say(f"The first page: {reference.build(folder)}")
+
+
+@cli.command(
+    short_help="Print what lets a shell complete commands, options and names.",
+    epilog=examples("completion bash > ~/.local/share/bash-completion/completions/twingrad"),
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that lets SHELL complete this command: its options, papers, models, engines and data sets.
+
+    \b
+    bash  twingrad completion bash > ~/.local/share/bash-completion/completions/twingrad
+    zsh   twingrad completion zsh > a file _twingrad in a folder of $fpath
+    fish  twingrad completion fish > ~/.config/fish/completions/twingrad.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None  # click has these three
+    click.echo(kind(cli, {}, COMMAND, f"_{COMMAND.upper()}_COMPLETE").source())
 
 
 # -----------------------------------------------------------------------------------------------------------

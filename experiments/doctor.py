@@ -35,6 +35,13 @@ WITHOUT_AVX512 = ("HASWELL", "ZEN", "SANDYBRIDGE", "NEHALEM", "PRESCOTT", "CORE2
 """Kernels that leave it unused."""
 
 
+EXPECTED = {
+    "mnist": "train-images-idx3-ubyte.gz and its three siblings",
+    "imdb": "aclImdb_v1.tar.gz (or train.csv and test.csv) and glove.6B.50d.txt",
+}
+"""The files of each data set; README.md has all forms that are read."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing looked at: what was found, and what to do when it is not as it should be.
@@ -184,8 +191,8 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
             yield Finding(f"data {name}", "note", "a part of it is not on this machine yet", dataset.notice or "")
         else:
             advice = (
-                "a run downloads it; without a network put it in a folder and name that with --data-dir or "
-                "TWINGRAD_DATA, or the embedded sample stands in for it"
+                f"a run downloads it; without a network put {EXPECTED[name]} in a folder and name that with "
+                "--data-dir or TWINGRAD_DATA, or the embedded sample stands in for it"
             )
             yield Finding(f"data {name}", "note", "not on this machine yet", advice)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge import weights
+from bridge import engine, weights
 from bridge.engine import Optimizer
 from bridge.files import write_atomically
 from bridge.spec import ModelSpec
@@ -44,6 +44,7 @@ def predict(request: Prediction, output: Output) -> None:
         check_place("--save", request.save, InputError)
     params = weights.load(request.weights, spec)
     given = _rows_to_predict(request, spec, output)
+    engine.get(request.engine).prepare()
     with Worker(request.engine, request.threads) as worker:
         worker.build(spec, params, Optimizer("sgd", 0.0), max(1, min(1000, len(given.x))), spec.dtype)
         outputs = worker.predict(given.x)

@@ -71,8 +71,8 @@ def load_dataset(name: str, file: str, data_dir: Path | None, output: Output) ->
     if name not in data.LOADERS:
         raise InputError(f"{name}: neither an {file} file nor a data set ({', '.join(sorted(data.LOADERS))})")
     dataset = data.load(name, data_dir, progress=download(output.console))
-    if dataset.notice:
-        output.say(dataset.notice)
+    if dataset.line:
+        output.say(dataset.line)
     return dataset
 
 

@@ -258,8 +258,8 @@ class Sweep:
         key = _data_key(paper)
         if key not in self._datasets:
             dataset = data.load(paper.dataset, self.data_dir, progress=self.download, **paper.loader_options())
-            if dataset.notice:
-                progress.note(dataset.notice)
+            if dataset.line:
+                progress.note(dataset.line)
             for note in dataset.notes:
                 progress.note(note)
             self._datasets[key] = dataset
@@ -530,12 +530,13 @@ def described(record: Record) -> str:
         word = "left out" if record["error_kind"] == "unavailable" else "FAILED"
         return f"{word}: {record['error'].splitlines()[0]}"
     row = rows([record])[0]
+    right = "accuracy of the sample" if record["data"]["source"] == "sample" else "test accuracy"
     match record["config"]["measure"]:
         case "own":
-            return f"test accuracy {fraction(row['test_accuracy'])}  (in all {took})"
+            return f"{right} {fraction(row['test_accuracy'])}  (in all {took})"
         case "time":
             later = row["later_epoch_seconds"] or row["first_epoch_seconds"]
-            return f"test accuracy {fraction(row['test_accuracy'])}  {duration(later)} per epoch  (in all {took})"
+            return f"{right} {fraction(row['test_accuracy'])}  {duration(later)} per epoch  (in all {took})"
         case "memory":
             allocated = row["bytes_later_epochs"]
             allocated = row["bytes_first_epoch"] if allocated is None else allocated

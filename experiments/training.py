@@ -142,6 +142,7 @@ def train(request: Training, output: Output) -> None:
     score = Score.of(spec, rows.is_sample)
     shown = _columns(validation is not None, test is not None and test.y is not None, schedule, score)
     lines = Lines(output.console, list(shown.values()))
+    engine.get(request.engine).prepare()
     with Worker(request.engine, request.threads) as worker:
         worker.build(spec, kept.params, rule, request.batch_size, spec.dtype)
         if kept.state:

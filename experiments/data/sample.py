@@ -46,6 +46,7 @@ def digits(name: str, instead_of: str, reason: str) -> Dataset:
         **arrays,
         digest=combined_digest((key, array_digest(array)) for key, array in arrays.items()),
         origin=f"{SAMPLE_LABEL}: scikit-learn's 8 x 8 digits scaled to {SIDE} x {SIDE}",
+        instead_of=instead_of,
         notice=(
             f"{SAMPLE_LABEL[0].upper()}{SAMPLE_LABEL[1:]}, not {instead_of}: {len(train):,} training and "
             f"{len(test):,} test images of scikit-learn's 8 x 8 digits, scaled to {SIDE} x {SIDE}, because "
