@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from bridge import toml
 from bridge.errors import TwinGradError, shown
 from bridge.files import write_atomically
@@ -75,9 +77,9 @@ def _value(text: str) -> Any:
 
 def _problems(error: ValueError) -> str:
     """What pydantic found, each with the key that it is about."""
-    listed = getattr(error, "errors", list)()
-    lines = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in listed]
-    return "; ".join(lines) or str(error)
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
 
 
 def note(results_dir: Path, settings: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from bridge.engine import OPTIMIZERS
 from bridge.errors import TwinGradError, printable, shown
 from bridge.schedule import SCHEDULES
 from experiments import config, provenance
+from experiments.extras import remedy
 from experiments.formats import duration, fixed, size
 from experiments.output import Output
 from experiments.progress import Progress, Stages, download, table
@@ -1094,7 +1095,7 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
         package = str(error.name).partition(".")[0]
         if package in ("py_engine", "bridge", "experiments"):
             raise
-        _complain(f"this needs the package {package}: pip install 'twingrad[experiments]'")
+        _complain(f"this needs the package {package}: {remedy(package)}")
         return USER_ERROR
     except MemoryError as error:
         _complain(f"not enough memory: {error or 'none is left'}; see the sizes in what was asked for")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import math
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from bridge.files import write_atomically
 from experiments.errors import explain
+from experiments.extras import remedy
 from experiments.formats import significant
 from experiments.rows import InputError
 
@@ -23,9 +25,13 @@ LINES = (("loss", "training", "●"), ("validation_loss", "validation", "○"), 
 
 
 def check(target: str) -> None:
-    """Raise `InputError` for a file that is no picture."""
-    if target != TERMINAL and Path(target).suffix not in SUFFIXES:
+    """Raise `InputError` for a file that is no picture, and where none can be drawn."""
+    if target == TERMINAL:
+        return
+    if Path(target).suffix not in SUFFIXES:
         raise InputError(f"--curve: expected a file that ends in {', '.join(SUFFIXES)}, or -, found {target}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError(f"--curve {target} needs matplotlib: {remedy('matplotlib')}; --curve - needs nothing")
 
 
 def picture(history: Sequence[dict[str, Any]], path: Path) -> None:

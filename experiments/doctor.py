@@ -19,6 +19,7 @@ from bridge.errors import TwinGradError
 from bridge.julia.environment import kernels_for
 from bridge.worker import environment
 from experiments import config, provenance, sources
+from experiments.extras import EXTRAS
 from experiments.formats import size
 from experiments.results import Results
 
@@ -83,9 +84,11 @@ def python() -> Iterator[Finding]:
     head, dirty = provenance.commit()
     changed = {True: ", with changes that are not committed", False: "", None: ""}[dirty]
     yield Finding("TwinGrad", "ok", f"{_version('twingrad') or 'not installed, run from'} {_source(head, changed)}")
-    for name in ("filelock", "jinja2", "pandas", "seaborn", "scikit-learn"):
-        if _version(name) is None:
-            yield Finding(name, "problem", "not installed", "pip install 'twingrad[experiments]'")
+    for name, extra in EXTRAS.items():
+        missing = [package for package in extra.packages if _version(package) is None]
+        if missing:
+            found = f"not installed ({', '.join(missing)})"
+            yield Finding(f"extra {name}", "note", found, f"for {extra.purpose}: pip install 'twingrad[{name}]'")
 
 
 def numpy_and_blas() -> Iterator[Finding]:
@@ -179,11 +182,12 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
     for name in sorted({config.load_paper(key).dataset for key in config.papers()}):
         try:
             dataset = data.load(name, data_dir, allow_download=False)
+        except data.NoSampleError:
+            advice = f"put {EXPECTED[name]} in a folder and name that with --data-dir or TWINGRAD_DATA"
+            yield Finding(f"data {name}", "note", "not on this machine", advice)
+            continue
         except TwinGradError as error:
             yield Finding(f"data {name}", "problem", "cannot be used", str(error))
-            continue
-        except ImportError as error:
-            yield Finding(f"data {name}", "problem", f"needs {error.name}", "pip install 'twingrad[experiments]'")
             continue
         if dataset.source == "real":
             yield Finding(f"data {name}", "ok", f"{len(dataset.y_train):,} training rows in {dataset.origin}")
@@ -221,11 +225,6 @@ def disk(results_dir: Path) -> Iterator[Finding]:
 
 def tools() -> Iterator[Finding]:
     """What single outputs need."""
-    typst = _version("typst")
-    if typst:
-        yield Finding("typst", "ok", typst)
-    else:
-        yield Finding("typst", "note", "not installed", "no PDF without it: pip install 'twingrad[experiments]'")
     memray = _version("memray")
     if memray:
         yield Finding("memray", "ok", memray)

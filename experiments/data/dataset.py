@@ -27,6 +27,10 @@ class IncompleteError(DataError):
     """A folder holds some files of a dataset but not all of them."""
 
 
+class NoSampleError(DataError):
+    """Neither the data nor the package that carries the embedded sample is there."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test rows, with where they came from.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.data.dataset import SAMPLE_LABEL, DataError, Dataset, array_digest, combined_digest
+from experiments.data.dataset import SAMPLE_LABEL, Dataset, NoSampleError, array_digest, combined_digest
 
 SIDE = 28
 TRAIN_ROWS = 1500
@@ -28,10 +28,10 @@ def digits(name: str, instead_of: str, reason: str) -> Dataset:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError(
-            f"neither {instead_of} nor its embedded sample can be had: {reason}; and scikit-learn, which "
-            f"carries the sample, can't be imported ({error}). Install scikit-learn, or name a folder that "
-            f"holds {instead_of}"
+        raise NoSampleError(
+            f"neither {instead_of} nor its embedded sample is available: {reason}; and scikit-learn, which "
+            f"carries the sample, can't be imported ({error}). pip install 'twingrad[data]', or name a folder that "
+            f"holds {instead_of} with --data-dir or TWINGRAD_DATA"
         ) from error
     source = load_digits()
     images = bilinear(source.images / GREY_LEVELS, SIDE)
