@@ -13,6 +13,7 @@ STEPS   ?= 14
 POINTS  ?= 12
 SEED    ?= random
 JULIA   ?=
+TAG     ?=
 ARGS    ?=
 
 SHELL := bash
@@ -20,7 +21,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help reproduce test campaign lint docs bench bench-compare bench-history clean
+.PHONY: help reproduce test campaign lint docs bench bench-compare bench-history site release clean
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
@@ -33,7 +34,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) PROFILE=full|quick RESULTS=folder RANGE=a..b BASE=commit" \
-	  && echo "             HISTORY=a..b STEPS=number SEED=number JULIA=program" \
+	  && echo "             HISTORY=a..b STEPS=number SEED=number JULIA=program TAG=v1.2.3" \
 	  && echo "             ARGS=..."
 
 reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
@@ -49,9 +50,10 @@ test: lint ## ruff, mypy and all tests; with JULIA=program those that use Julia,
 campaign: $(VENV)/.dev ## the random tests, killed runs among them, with a hundred times the draws of `make test`: hours
 	TWINGRAD_TEST_PROFILE=campaign $(BIN)/python -m pytest -n 2 --dist loadfile -m campaign --seed $(SEED) $(ARGS)
 
-lint: $(VENV)/.dev ## ruff and mypy
+lint: $(VENV)/.dev ## ruff, mypy, and the schema of the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/mypy
 
 docs: $(VENV)/.dev ## the API reference, the table of ops and the tutorial as web pages, in build/docs
@@ -80,6 +82,21 @@ bench-history: $(VENV)/.dev ## a few benchmarks of STEPS commits of HISTORY=a..b
 	@bash tests/install_browser.sh
 	-$(BIN)/python tests/benchmark_pages.py .asv/html $(POINTS)
 	@echo "To look at .asv/html: $(BIN)/python -m asv preview"
+
+site: ## the pages of `make docs` and `make bench` in one folder, build/site
+	rm -rf build/site
+	mkdir -p build/site
+	cp -r build/docs/. build/site
+	$(if $(wildcard .asv/html),cp -r .asv/html build/site/speed)
+
+release: $(VENV)/.run ## what a release has: packages, PDF, page and raw results in build/release; TAG=v1.2.3 checks the version
+	rm -rf build/release build/report
+	mkdir -p build/release
+	$(BIN)/python tests/release_notes.py $(TAG) > build/release-notes.md
+	$(BIN)/python -m hatchling build -d build/release
+	$(BIN)/twingrad paper --results paper/results --output build/release/paper.pdf
+	$(BIN)/twingrad report --results paper/results --output build/report
+	cp build/report/report.html paper/results/raw.tar.xz build/release
 
 clean: ## remove .venv and what tools leave behind; results, data and .asv stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
