@@ -226,3 +226,13 @@ end
     @test TwinGrad.precompile_plan() === nothing
     @test isempty(Entry.SESSIONS)
 end
+
+@testset "what is precompiled has every layer, loss and optimizer" begin
+    word(line, name) = match(Regex("\\b$name=(\\S+)"), line)[1]
+    sessions = TwinGrad.PRECOMPILED_SESSIONS
+    own = [name for (name, layer) in NETWORK.LAYERS if parentmodule(layer) === NETWORK]
+    @test Set(word(layer, "op") for session in sessions for layer in session[5]) == Set(own)
+    @test Set(word(session[4], "name") for session in sessions) == Set(keys(NETWORK.OPTIMIZERS))
+    @test Set(session[1] for session in sessions) == Set(keys(NETWORK.LOSSES))
+    foreach(session -> TwinGrad.precompile_session(Float32, session...), sessions)
+end
