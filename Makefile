@@ -41,9 +41,12 @@ reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, table
 	$(BIN)/python -m bridge.julia.install || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
 
-test: lint ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
-	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m bridge.julia.install
-	$(if $(JULIA),,@bash tests/install_browser.sh)
+# The linters run while Julia and the browser are set up.
+test: $(VENV)/.dev ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
+	@$(MAKE) --no-print-directory lint & lint=$$!; \
+	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m bridge.julia.install; \
+	$(if $(JULIA),,bash tests/install_browser.sh;) \
+	wait $$lint
 	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10 \
 	  $(if $(JULIA),-m julia) $(ARGS)
 
@@ -120,15 +123,16 @@ $(VENV)/.venv:
 	"$$found" -m venv $(VENV)
 	@touch $@
 
-# The build backend first, so that it is pinned like everything else.
+# The build backend first, so that it is pinned like everything else. Modules are compiled when they are first imported:
+# most never are.
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.venv
 	@echo "Installing what the experiments need into $(VENV)"
-	$(PIP) install --quiet -c constraints.txt hatchling
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[experiments,torch,tensorflow,jax,microbenchmarks,memory]'
+	$(PIP) install --quiet --no-compile -c constraints.txt hatchling
+	$(PIP) install --quiet --no-compile -c constraints.txt --no-build-isolation -e '.[experiments,torch,tensorflow,jax,microbenchmarks,memory]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.venv
 	@echo "Installing the experiments, the tests and the benchmarks into $(VENV)"
-	$(PIP) install --quiet -c constraints.txt hatchling
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[all]'
+	$(PIP) install --quiet --no-compile -c constraints.txt hatchling
+	$(PIP) install --quiet --no-compile -c constraints.txt --no-build-isolation -e '.[all]'
 	@touch $(VENV)/.run $@
