@@ -82,10 +82,10 @@ class Training:
         if self.patience is not None and not self.validation:
             raise InputError("--patience stops by the validation loss: give --validation, such as 0.1, too")
         if self.resume and self.checkpoint is None:
-            raise InputError("--resume goes on from the file that --checkpoint names: give that, too")
+            raise InputError("--resume resumes from the file that --checkpoint names: give that, too")
         if self.checkpoint is not None and self.checkpoint.exists() and not self.resume:
             raise InputError(
-                f"--checkpoint: {self.checkpoint} is there already: give --resume to go on from it, or another file"
+                f"--checkpoint: {self.checkpoint} exists: give --resume to resume from it, or another file"
             )
         if self.curve is not None:
             curve.check(self.curve)

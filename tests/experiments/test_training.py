@@ -188,7 +188,7 @@ def test_a_drawn_curve_has_its_marks_where_the_losses_are() -> None:
     ("options", "expected"),
     [
         (["--patience", "3"], "--patience stops by the validation loss: give --validation"),
-        (["--resume"], "--resume goes on from the file that --checkpoint names"),
+        (["--resume"], "--resume resumes from the file that --checkpoint names"),
         (["--curve", "curve.txt"], "--curve: expected a file that ends in .png, .svg, .pdf, or -, found curve.txt"),
         (["--validation", "0.001"], "leaves none of a part"),
         (["--validation", "1"], "--validation"),
@@ -198,7 +198,7 @@ def test_a_drawn_curve_has_its_marks_where_the_losses_are() -> None:
         (["--engine", "jax", "--schedule", "cosine"], "engine jax: its learning rate cannot change"),
         (["--engine", "manual", "--checkpoint", "c.safetensors"], "engines that can do both: numpy, julia, torch"),
         (["--checkpoint", "no/such/c.safetensors"], "existing folder"),
-        (["--checkpoint", "rows.npz"], "rows.npz is there already: give --resume"),
+        (["--checkpoint", "rows.npz"], "rows.npz exists: give --resume"),
         (["--checkpoint", "rows.npz", "--resume"], "not a safetensors file"),
         (["--checkpoint", "weights.safetensors", "--resume"], "no checkpoint of `twingrad train`"),
     ],
