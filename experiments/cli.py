@@ -298,11 +298,14 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
     marks = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
     rows = [[marks[item.state], item.name, item.found] for item in findings]
     table(output.console, ["", "", ""], rows, numbers=3)
-    advice = [item for item in findings if item.advice]
+    advice: dict[str, list[str]] = {}  # each once, with all that it is about
+    for item in findings:
+        if item.advice:
+            advice.setdefault(item.advice, []).append(item.name)
     if advice:
         output.say()
-    for item in advice:
-        output.say(f"{item.name}: {item.advice}")
+    for text, names in advice.items():
+        output.say(f"{', '.join(names)}: {text}")
     output.add(vars(item) for item in findings)
     problems = [item for item in findings if item.state == "problem"]
     for item in problems:
