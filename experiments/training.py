@@ -240,8 +240,9 @@ def _cell(key: str, value: Any, score: Score) -> str:
 
 
 def _best(history: list[dict[str, Any]]) -> int:
-    """The first epoch with the least validation loss."""
-    return int(min(history, key=lambda row: row["validation_loss"])["epoch"])
+    """The first epoch with the least validation loss; one that is no number is none."""
+    losses = [row["validation_loss"] for row in history]
+    return 1 + losses.index(min(losses, key=lambda loss: math.inf if math.isnan(loss) else loss))
 
 
 def _is_over(history: list[dict[str, Any]], patience: int | None) -> bool:

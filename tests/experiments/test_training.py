@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from experiments import cli, curve
+from experiments import cli, curve, training
 
 ROOT = Path(__file__).parents[2]
 KILLS = 60 if os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign" else 1
@@ -225,3 +225,12 @@ def test_a_loss_that_is_not_finite_names_its_epoch_and_step(train: Any) -> None:
     assert code == 1 and "error: epoch 1: step " in said
     order = np.random.default_rng([0, 1]).permutation(250)
     assert f"step {np.flatnonzero(order == 100)[0] // 40 + 1} of the epoch" in said
+
+
+def test_a_validation_loss_that_is_no_number_is_not_the_best() -> None:
+    def history(*losses: float) -> list[dict[str, Any]]:
+        return [{"epoch": epoch, "validation_loss": loss} for epoch, loss in enumerate(losses, 1)]
+
+    assert training._best(history(float("nan"), 2.0, 1.0, 1.0)) == 3
+    assert training._is_over(history(1.0, float("nan"), float("nan")), 2)
+    assert not training._is_over(history(float("nan"), 2.0, 3.0), 2)
