@@ -694,7 +694,7 @@ def test_plain_lines_tell_of_every_run(paper: Paper, tmp_path: Path) -> None:
     lines = text.getvalue().splitlines()
     assert lines[0] == "invented rows"
     assert [line[:5] for line in lines[1:]] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
-    assert "test accuracy 0.9000" in lines[1] and "4.00 MB allocated per epoch  peak 1.00 MB" in lines[2]
+    assert "accuracy of the sample 0.9000" in lines[1] and "4.00 MB allocated per epoch  peak 1.00 MB" in lines[2]
 
 
 def test_progress_on_a_terminal_shows_bars_and_the_same_lines(paper: Paper, tmp_path: Path) -> None:
