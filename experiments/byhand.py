@@ -20,7 +20,7 @@ from bridge.engine import Optimizer
 from bridge.errors import TwinGradError, shown
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
-from experiments import config, data
+from experiments import data, papers
 from experiments.data.dataset import Dataset
 from experiments.formats import duration, fixed, fraction
 from experiments.output import Output, check_place
@@ -141,7 +141,7 @@ def load_spec(name: str) -> ModelSpec:
     """The spec in a file, or the one of this name that comes with the project."""
     if name.endswith(".toml") or os.sep in name:
         return model_spec.load(name)
-    return model_spec.load(config.model_path(name))
+    return model_spec.load(papers.model_path(name))
 
 
 def load_rows(name: str, data_dir: Path | None, spec: ModelSpec, output: Output) -> tuple[Rows, Rows | None]:

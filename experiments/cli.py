@@ -22,15 +22,30 @@ import click
 
 from bridge.engine import OPTIMIZERS
 from bridge.errors import TwinGradError, printable, shown
-from experiments import config, provenance
+from experiments import provenance
 from experiments.formats import duration, fixed, size
 from experiments.output import Output
+from experiments.papers import (
+    LARGEST_SEED,
+    MOST_EPOCHS,
+    MOST_ROUNDS,
+    MOST_ROWS,
+    MOST_SEEDS,
+    MOST_THREADS,
+    PROFILES,
+    Measure,
+    Paper,
+    ProfileName,
+    load_paper,
+    models,
+    paper_keys,
+)
 from experiments.progress import Progress, Stages, download, table
 from py_engine.errors import EngineError, NonFiniteError
 
 if TYPE_CHECKING:
     from experiments.results import Results
-    from experiments.run import Job, Outcome, Sweep
+    from experiments.sweep import Job, Outcome, Sweep
 
 COMMAND = "twingrad"
 USER_ERROR, RUN_FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
@@ -105,17 +120,17 @@ class Whole(click.IntRange):
         self.fail(f"{shown(value)} is not a whole number from {self.min} to {self.max:,}", param, ctx)
 
 
-def _paper(name: str) -> config.Paper:
+def _paper(name: str) -> Paper:
     """A paper, checked in full: one of the user's own also for tables and figures that nothing produces.
 
     A test does so for the others. Without what reports need, nothing can be reported either.
     """
-    found = config.load_paper(name)
+    found = load_paper(name)
     if not found.comes_along:
         with contextlib.suppress(ImportError):
             from experiments import report
 
-            found.check_producers(report.parts.PRODUCERS, report.figures.PRODUCERS)
+            found.check_producers(report.row_helpers.PRODUCERS, report.figures.PRODUCERS)
     return found
 
 
@@ -140,7 +155,7 @@ option_data = click.option(
 )
 option_profile = click.option(
     "--profile",
-    type=click.Choice(config.PROFILES),
+    type=click.Choice(PROFILES),
     default="full",
     show_default=True,
     help="full: as the paper did it; quick: few seeds, to see that everything works; sample: the least (the embedded "
@@ -149,12 +164,10 @@ option_profile = click.option(
 option_engines = click.option(
     "--engines", type=Names(), help="Engines to use (default: all that the paper file names)."
 )
-option_threads = click.option(
-    "--threads", type=Whole(1, config.MOST_THREADS), help="Threads of an engine (default: 2)."
-)
+option_threads = click.option("--threads", type=Whole(1, MOST_THREADS), help="Threads of an engine (default: 2).")
 
 
-MEASURES: dict[config.Measure, str] = {
+MEASURES: dict[Measure, str] = {
     "time": "time and accuracy, from the same weights in every engine",
     "own": "accuracy, from each engine's own initialisation",
     "variants": "other networks on the same data",
@@ -207,7 +220,7 @@ def list_(output: Output) -> None:
     from experiments import data
 
     rows = []
-    for key in config.papers():
+    for key in paper_keys():
         paper = _paper(key)
         rows.append([key, paper.model, paper.dataset, paper.title])
         output.add([{"kind": "paper", "name": key, "model": paper.model, "title": paper.title}])
@@ -222,9 +235,9 @@ def list_(output: Output) -> None:
     output.say()
     table(output.console, ["ENGINE", "LABEL", "AVAILABLE", "VERSION OR REASON"], rows, numbers=4)
     output.say()
-    models = {name: str(path) for name, path in config.models().items()}
-    table(output.console, ["MODEL", "FILE"], list(models.items()), numbers=2)
-    output.add({"kind": "model", "name": name, "file": path} for name, path in models.items())
+    files = {name: str(path) for name, path in models().items()}
+    table(output.console, ["MODEL", "FILE"], list(files.items()), numbers=2)
+    output.add({"kind": "model", "name": name, "file": path} for name, path in files.items())
     output.say()
     table(output.console, ["DATA"], [[name] for name in sorted(data.LOADERS)])
     output.add({"kind": "data", "name": name} for name in sorted(data.LOADERS))
@@ -277,7 +290,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
 )
 @click.argument("papers", nargs=-1, required=True, metavar="PAPER...")
 @option_engines
-@click.option("--seeds", type=Whole(1, config.MOST_SEEDS), help="Number of seeds, from 0 (default: the paper file's).")
+@click.option("--seeds", type=Whole(1, MOST_SEEDS), help="Number of seeds, from 0 (default: the paper file's).")
 @option_profile
 @option_threads
 @click.option("--measure", "measures", type=Names(), help="Which measures, see below (default: the paper file's).")
@@ -289,7 +302,7 @@ def run(
     papers: tuple[str, ...],
     engines: list[str] | None,
     seeds: int | None,
-    profile: config.ProfileName,
+    profile: ProfileName,
     threads: int | None,
     measures: list[str] | None,
     results_dir: Path,
@@ -301,16 +314,16 @@ def run(
     the results folder already is not repeated: give an interrupted command again, and it goes on where it
     stopped.
     """
-    from experiments import run
+    from experiments import sweep as sweeps
     from experiments.results import Results
 
     jobs = []
     for name in papers:
-        jobs += run.plan(_paper(name), profile, engines, seeds, measures, threads)
+        jobs += sweeps.plan(_paper(name), profile, engines, seeds, measures, threads)
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
-        outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs)
+        outcome = _sweep(output, sweeps.Sweep(results, data_dir, download(output.console)), jobs)
         results.write_tidy()
     _show(output, outcome)
 
@@ -325,7 +338,7 @@ def run(
 @option_engines
 @click.option(
     "--rounds",
-    type=Whole(1, config.MOST_ROUNDS),
+    type=Whole(1, MOST_ROUNDS),
     help="Rounds that count, after one that does not (default: the paper file's).",
 )
 @option_threads
@@ -341,7 +354,7 @@ def race(
     rounds: int | None,
     threads: int | None,
     base: str | None,
-    profile: config.ProfileName,
+    profile: ProfileName,
     results_dir: Path,
     data_dir: Path | None,
 ) -> None:
@@ -351,19 +364,19 @@ def race(
     each engine, or the part of one that the paper file names, in an order that rotates. Ratios are taken
     within a round.
     """
-    from experiments import run
-    from experiments.measure import race
+    from experiments import sweep as sweeps
+    from experiments.measures import race
     from experiments.results import Results
 
     chosen = _paper(paper)
-    jobs = run.plan(chosen, profile, engines, None, ["race"], threads, rounds)[:1]
+    jobs = sweeps.plan(chosen, profile, engines, None, ["race"], threads, rounds)[:1]
     names = jobs[0].engines
     if base is not None and base not in names:
         raise click.UsageError(f"--base {base}: not among the engines of this race ({', '.join(names)})")
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
-        outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs, again=True)
+        outcome = _sweep(output, sweeps.Sweep(results, data_dir, download(output.console)), jobs, again=True)
         results.write_tidy()
     for record in outcome.records:
         if not record.get("race"):
@@ -400,11 +413,11 @@ def _sweep(output: Output, sweep: Sweep, jobs: Sequence[Job], again: bool = Fals
 
 def _show(output: Output, outcome: Outcome) -> None:
     """The runs of a sweep as tables, and for programs one row each."""
-    from experiments import run
-    from experiments.measure import race
+    from experiments import sweep as sweeps
+    from experiments.measures import race
 
-    output.add(run.rows(outcome.records))
-    lines = run.summary(outcome.records)
+    output.add(sweeps.rows(outcome.records))
+    lines = sweeps.summary(outcome.records)
     if lines:
         output.say()
         headers = ["PAPER", "ENGINE", "SEEDS", "FIRST EPOCH", "LATER EPOCHS", "TEST ACCURACY", "ALLOCATED", "PEAK"]
@@ -414,7 +427,7 @@ def _show(output: Output, outcome: Outcome) -> None:
     for record in outcome.records:
         if record.get("race"):
             _show_race(output, record, race.standings(record["race"]))
-    lines = run.growth(outcome.records)
+    lines = sweeps.growth(outcome.records)
     if lines:
         output.say()
         table(output.console, ["PAPER", "ENGINE", "QUANTITY", "VALUE", "MICROSECONDS PER STEP"], lines, numbers=3)
@@ -475,9 +488,7 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
 @option_profile
 @option_results()
 @reporting
-def microbench(
-    output: Output, paper: str, systems: list[str] | None, profile: config.ProfileName, results_dir: Path
-) -> None:
+def microbench(output: Output, paper: str, systems: list[str] | None, profile: ProfileName, results_dir: Path) -> None:
     """Time small functions and their gradients, as PAPER's tables of micro-benchmarks do (default: imdb-cnn-c).
 
     Every system has a process of its own with one thread; its value and gradients are checked against those written by
@@ -620,7 +631,7 @@ def paper(
 def reproduce(
     output: Output,
     papers: tuple[str, ...],
-    profile: config.ProfileName,
+    profile: ProfileName,
     engines: list[str] | None,
     threads: int | None,
     results_dir: Path,
@@ -631,21 +642,21 @@ def reproduce(
     An interrupted command goes on where it stopped when it is given again. Engines that are not there are left
     out, and the tables say so.
     """
-    from experiments import run
+    from experiments import sweep as sweeps
     from experiments.results import Results
 
-    chosen = [_paper(name) for name in papers or config.papers()]
+    chosen = [_paper(name) for name in papers or paper_keys()]
     for item in chosen:  # a mistake in the options is told before the data are fetched
-        run.plan(item, profile, engines, None, None, threads)
+        sweeps.plan(item, profile, engines, None, None, threads)
     results = Results(results_dir)
-    sweep = run.Sweep(results, data_dir, download(output.console))
+    sweep = sweeps.Sweep(results, data_dir, download(output.console))
     stages = Stages(output.console)
     sample = False
     with _locked(output, results):
         _tell_older(output, results)
         with stages.stage("data"):
             jobs = _jobs(output, sweep, chosen, profile, engines, threads)
-        for measure, title in run.TITLES.items():
+        for measure, title in sweeps.TITLES.items():
             part = [job for job in jobs if job.measure == measure]
             if part:
                 with stages.stage(title):
@@ -679,13 +690,13 @@ def reproduce(
 def _jobs(
     output: Output,
     sweep: Sweep,
-    papers: Sequence[config.Paper],
-    profile: config.ProfileName,
+    papers: Sequence[Paper],
+    profile: ProfileName,
     engines: list[str] | None,
     threads: int | None,
 ) -> list[Job]:
     """The jobs of papers; where only the embedded sample is at hand, those of the profile that is made for it."""
-    from experiments import run
+    from experiments import sweep as sweeps
 
     jobs = []
     progress = Progress(output.console, 0)
@@ -696,14 +707,14 @@ def _jobs(
         fitting = sweep.fitting(paper, profile, progress)
         if fitting != profile:
             output.say(f"{paper.key}: profile {fitting}, since only the embedded sample is at hand")
-        jobs += run.plan(paper, fitting, engines, None, None, threads)
+        jobs += sweeps.plan(paper, fitting, engines, None, None, threads)
     return jobs
 
 
 def _suites(
     sweep: Sweep,
-    papers: Sequence[config.Paper],
-    profile: config.ProfileName,
+    papers: Sequence[Paper],
+    profile: ProfileName,
     engines: list[str] | None,
     progress: Progress,
 ) -> list[Any]:
@@ -798,14 +809,12 @@ def _show_built(output: Output, built: Any) -> None:
     required=True,
     help="A data set's name, or an .npz with x_train, y_train (and x_test, y_test).",
 )
-@click.option("--epochs", type=Whole(1, config.MOST_EPOCHS), default=5, show_default=True)
+@click.option("--epochs", type=Whole(1, MOST_EPOCHS), default=5, show_default=True)
 @click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
 @click.option("--learning-rate", type=float, default=0.015, show_default=True)
-@click.option("--batch-size", type=Whole(1, config.MOST_ROWS), default=100, show_default=True)
-@click.option(
-    "--seed", type=Whole(0, config.LARGEST_SEED), default=0, show_default=True, help="Of weights and batches."
-)
+@click.option("--batch-size", type=Whole(1, MOST_ROWS), default=100, show_default=True)
+@click.option("--seed", type=Whole(0, LARGEST_SEED), default=0, show_default=True, help="Of weights and batches.")
 @option_threads
 @click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Start from these weights.")
 @click.option(
@@ -834,7 +843,7 @@ def train(output: Output, **options: Any) -> None:
 @click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
 @option_threads
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the network's outputs (.npy).")
-@click.option("--show", type=Whole(0, config.MOST_ROWS), default=10, show_default=True, help="How many rows to print.")
+@click.option("--show", type=Whole(0, MOST_ROWS), default=10, show_default=True, help="How many rows to print.")
 @option_data
 @reporting
 def predict(output: Output, **options: Any) -> None:
@@ -855,9 +864,7 @@ def predict(output: Output, **options: Any) -> None:
     required=True,
     help="The engine that computes and differentiates.",
 )
-@click.option(
-    "--threads", type=Whole(1, config.MOST_THREADS), default=1, show_default=True, help="Threads of the engine."
-)
+@click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="Threads of the engine.")
 def gradbench(engine: str, threads: int) -> None:
     """Be a tool of GradBench, the benchmark of differentiable programming.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import shown
 from experiments import formats
-from experiments.config import MEASURES, PROFILES
+from experiments.papers import MEASURES, PROFILES
 
 if TYPE_CHECKING:
     import pandas as pd

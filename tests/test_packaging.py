@@ -193,9 +193,9 @@ def test_the_papers_and_models_load_from_the_wheel(unpacked: Path) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(unpacked)!r})
-import experiments.config as config
-assert config.__file__.startswith({str(unpacked)!r}), config.__file__
-print(*(config.load_paper(key).key for key in config.papers()))
+import experiments.papers as papers
+assert papers.__file__.startswith({str(unpacked)!r}), papers.__file__
+print(*(papers.load_paper(key).key for key in papers.paper_keys()))
 """
     done = run_isolated(code, unpacked)
     assert done.returncode == 0, done.stderr

@@ -15,9 +15,10 @@ import pytest
 
 from bridge import engine
 from bridge.julia.find import Julia
-from experiments import config, formats
+from experiments import formats, papers
 from experiments.cli import cli
-from experiments.report import select, tables
+from experiments.report import tables
+from experiments.report.view import one_machine, view_of
 from experiments.results import Tidy
 
 ROOT = Path(__file__).parents[1]
@@ -89,7 +90,7 @@ def races(results: Tidy) -> str:
     """A row for each race, a column for each engine that took part in any of them."""
     rows, labels, machines = [], {}, []
     for key in RACES:
-        view = select.view(config.load_paper(key), results)
+        view = view_of(papers.load_paper(key), results)
         raced = [row for row in tables.race(view).rows if row["step_us_median"]]
         assert all(row["data"] == "real" for row in raced)
         machines += [row["machine"] for row in raced]
@@ -98,7 +99,7 @@ def races(results: Tidy) -> str:
             cells = {row["engine"]: race_cell(row) for row in raced if row["threads"] == threads}
             rows.append((f"`{key}`, {threads} thread{'s' if threads > 1 else ''}", cells))
     engines = [name for name in engine.names() if name in labels]
-    lines = [[f"step \\[µs\\], {select.one_machine(machines, 'the races')}", *(labels[name] for name in engines)]]
+    lines = [[f"step \\[µs\\], {one_machine(machines, 'the races')}", *(labels[name] for name in engines)]]
     lines.append([":---", *("---:" for _ in engines)])
     lines += [[title, *(cells.get(name, "—") for name in engines)] for title, cells in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -110,7 +111,7 @@ def race_cell(row: dict[str, Any]) -> str:
 
 
 def test_its_allocations_are_those_of_the_committed_results() -> None:
-    view = select.view(config.load_paper("mnist-rnn-e"), Tidy.load(ROOT / "paper" / "results"))
+    view = view_of(papers.load_paper("mnist-rnn-e"), Tidy.load(ROOT / "paper" / "results"))
     allocated = {item["engine"]: item for item in tables.allocations(view).rows if "engine" in item}
     for name in ("numpy", "julia", "torch"):
         assert formats.size(allocated[name]["bytes_later_epochs"]) in README
@@ -119,14 +120,14 @@ def test_its_allocations_are_those_of_the_committed_results() -> None:
 def test_its_word_about_accuracies_is_true_of_the_committed_results() -> None:
     assert "From the same weights all engines end within half a point of PyTorch's test accuracy." in README
     results = Tidy.load(ROOT / "paper" / "results")
-    rows = [row for key in config.papers() for row in tables.parity(select.view(config.load_paper(key), results)).rows]
+    rows = [row for key in papers.paper_keys() for row in tables.parity(view_of(papers.load_paper(key), results)).rows]
     differences = [row["max_test_accuracy_difference"] for row in rows if row.get("seeds")]
     assert len(differences) > 30
     assert max(differences) <= 0.005
 
 
 def test_its_lists_of_studies_engines_and_extras_are_complete() -> None:
-    assert named_in("study") == config.papers()
+    assert named_in("study") == papers.paper_keys()
     assert named_in("engine") == sorted(engine.names())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (extras,) = re.findall(r"^pip install '\.\[(.*)\]'", SHELL, flags=re.MULTILINE)

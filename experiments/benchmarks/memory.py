@@ -48,7 +48,7 @@ class Allocated(_Memory):
         with imports():
             import memray  # noqa: F401
 
-            from experiments.measure.memory import read_capture
+            from experiments.measures.memory import read_capture
         self.read_capture = read_capture
         super().setup(engine)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.measure.race import rotated
-from experiments.measure.task import Watcher
+from experiments.measures.race import rotated
+from experiments.measures.task import Watcher
 from experiments.microbenchmarks.functions import CHUNKED, SMALL, benchmark
 from experiments.microbenchmarks.process import Entrant, UnsupportedError
 from experiments.microbenchmarks.registry import BenchmarkError

@@ -16,10 +16,10 @@ from typing import Literal
 
 import pandas as pd
 
-from experiments.config import Claim
 from experiments.formats import fixed, fraction, given, nanoseconds, percent, scientific, significant, size
-from experiments.report import microbenchmarks, parts
-from experiments.report.select import MEASURE_NAMES, View, with_image
+from experiments.papers import Claim
+from experiments.report import microbenchmarks, row_helpers
+from experiments.report.view import MEASURE_NAMES, View, with_image
 
 Verdict = Literal["reproduced", "not reproduced", "not tested", "not testable"]
 """Of a study's statement; "not tested" where an engine of ours stands for one that is not run here."""
@@ -27,7 +27,7 @@ Verdict = Literal["reproduced", "not reproduced", "not tested", "not testable"]
 OnOurs = Literal["holds", "does not hold", "not measured", ""]
 """Of the same statement with our engine in the place of the study's; empty where no engine of ours takes part."""
 
-OURS = frozenset((*parts.OURS, "numpy-eager", "numpy-compiled", "julia-eager", "julia-compiled", "julia-forward"))
+OURS = frozenset((*row_helpers.OURS, "numpy-eager", "numpy-compiled", "julia-eager", "julia-compiled", "julia-forward"))
 """Engines, and systems of the micro-benchmarks, that are none of a study's."""
 
 DIFFERENCES = ("accuracy", "loss")
@@ -167,28 +167,28 @@ def _quantity(view: View, claim: Claim, engine: str, of: str) -> float:
 
 
 def _run(measure: str, column: str) -> Callable[[View, str, str], float | None]:
-    return lambda view, engine, _: parts.or_none(view.ok(measure, engine)[column].mean())
+    return lambda view, engine, _: row_helpers.or_none(view.ok(measure, engine)[column].mean())
 
 
 def _own(column: str) -> Callable[[View, str, str], float | None]:
     def value(view: View, engine: str, _: str) -> float | None:
-        return parts.or_none(parts.own_runs(view, engine)[column].mean())
+        return row_helpers.or_none(row_helpers.own_runs(view, engine)[column].mean())
 
     return value
 
 
 def _first_to_later(view: View, engine: str, _: str) -> float | None:
     runs = view.ok("time", engine)
-    return parts.or_none((runs["first_epoch_seconds"] / runs["later_epoch_seconds"]).mean())
+    return row_helpers.or_none((runs["first_epoch_seconds"] / runs["later_epoch_seconds"]).mean())
 
 
 def _average(view: View, engine: str, _: str) -> float | None:
-    return parts.or_none(parts.epoch_average(view, engine).mean())
+    return row_helpers.or_none(row_helpers.epoch_average(view, engine).mean())
 
 
 def _step(view: View, engine: str, _: str) -> float | None:
     rounds = view.race[(view.race["engine"] == engine) & (view.race["threads"] == view.race["threads"].max())]
-    return parts.or_none(rounds["microseconds_per_step"].median())
+    return row_helpers.or_none(rounds["microseconds_per_step"].median())
 
 
 def _saved(column: str, alone: bool = False) -> Callable[[View, str, str], float | None]:
@@ -199,7 +199,7 @@ def _variant(column: str) -> Callable[[View, str, str], float | None]:
     def value(view: View, engine: str, of: str) -> float | None:
         rows = view.variants[(view.variants["engine"] == engine) & (view.variants["variant"] == of)]
         rows = rows[rows["epoch"] > 1] if column == "seconds" else rows[rows["epoch"] == rows["epoch"].max()]
-        return parts.or_none(rows[column].mean())
+        return row_helpers.or_none(rows[column].mean())
 
     return value
 
@@ -224,7 +224,7 @@ _MEASURED: dict[str, tuple[str, Callable[[View, str, str], float | None]]] = {
     **{
         name: ("memory", _run("memory", name)) for name in ("bytes_first_epoch", "bytes_later_epochs", "peak_rss_bytes")
     },
-    "bytes_all_epochs": ("memory", lambda view, engine, _: parts.memory_of(view, engine)["total"]),
+    "bytes_all_epochs": ("memory", lambda view, engine, _: row_helpers.memory_of(view, engine)["total"]),
     "first_to_later_seconds": ("time", _first_to_later),
     "average_epoch_seconds": ("time", _average),
     "step_microseconds": ("race", _step),

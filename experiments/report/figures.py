@@ -1,6 +1,6 @@
 """The figures of the report, each drawn by one producer from the tidy results.
 
-A producer takes the rows that one paper may show (`select.View`) and returns a matplotlib figure, or raises
+A producer takes the rows that one paper may show (`View`) and returns a matplotlib figure, or raises
 `NotDrawnError` with the reason; then a panel with that reason stands in its place. What a paper reports is drawn hollow
 or in a panel of its own, with its machine named, never as if it had been measured here.
 """
@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from experiments import data
-from experiments.config import Output, Reported
 from experiments.data.dataset import Dataset
 from experiments.formats import fixed, fraction, given, significant, size
+from experiments.papers import Output, Reported
 from experiments.report import architecture as drawing
-from experiments.report import select, style
-from experiments.report.parts import (
+from experiments.report import style
+from experiments.report.row_helpers import (
     PARITY_TOLERANCE,
     REFERENCE,
     SCALED,
@@ -32,8 +32,8 @@ from experiments.report.parts import (
     of_memory,
     reported_name,
 )
-from experiments.report.select import MEASURE_NAMES, ReportError, View
 from experiments.report.style import COLUMN
+from experiments.report.view import MEASURE_NAMES, ReportError, View, one_machine
 
 Producer = Callable[[View], Figure]
 PRODUCERS: dict[str, Producer] = {}
@@ -372,7 +372,7 @@ def _bar_scale(axes: Axes, values: np.ndarray) -> None:
 @producer
 def variants(view: View) -> Figure:
     """Test accuracy by epoch of the paper's network and of its variants, in a panel for each engine."""
-    select.one_machine(view.variants["machine"], f"the variants of {view.paper.key}")
+    one_machine(view.variants["machine"], f"the variants of {view.paper.key}")
     engines = [engine for engine in view.engines() if (view.variants["engine"] == engine).any()]
     if not engines:
         raise NotDrawnError(f"variants of {view.paper.key}: not run")
@@ -402,7 +402,7 @@ def variants(view: View) -> Figure:
 @producer
 def ablation(view: View) -> Figure:
     """How much longer a step takes without each technique, in each engine, on a logarithmic axis."""
-    select.one_machine(view.ablation["machine"], f"the ablation of {view.paper.key}")
+    one_machine(view.ablation["machine"], f"the ablation of {view.paper.key}")
     engines = [engine for engine in view.engines() if (view.ablation["engine"] == engine).any()]
     if not engines:
         raise NotDrawnError(f"ablation of {view.paper.key}: not run")
@@ -557,7 +557,7 @@ def race(view: View) -> Figure:
     """Time per step of each round, and the median, for every engine and number of threads."""
     if not len(view.race):
         raise NotDrawnError(f"no race was run: twingrad race {view.paper.key}")
-    select.one_machine(view.race["machine"], f"the race of {view.paper.key}")
+    one_machine(view.race["machine"], f"the race of {view.paper.key}")
     engines = [engine for engine in view.engines() if (view.race["engine"] == engine).any()]
     threads = sorted(view.race["threads"].unique(), reverse=True)
     figure = style.new(COLUMN, 0.5 + (0.22 * len(engines) + 0.25) * len(threads))
@@ -590,7 +590,7 @@ def scaling(view: View) -> Figure:
     """Step time against batch size and sequence length, logarithmic, with a guide of linear growth."""
     if not len(view.scaling):
         raise NotDrawnError(f"no scaling run: twingrad run {view.paper.key}")
-    select.one_machine(view.scaling["machine"], f"the scaling runs of {view.paper.key}")
+    one_machine(view.scaling["machine"], f"the scaling runs of {view.paper.key}")
     present = {quantity: name for quantity, name in SCALED.items() if (view.scaling["quantity"] == quantity).any()}
     figure = style.new(COLUMN, 2.1)
     panels = np.atleast_1d(figure.subplots(1, len(present), sharey=True))

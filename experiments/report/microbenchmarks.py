@@ -12,15 +12,14 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.config import Paper
 from experiments.formats import MISSING, nanoseconds, significant, size
 from experiments.microbenchmarks.functions import BENCHMARKS, CHUNKED, SMALL
 from experiments.microbenchmarks.measure import FORWARD_MODE
 from experiments.microbenchmarks.registry import SYSTEMS
-from experiments.report import select
-from experiments.report.parts import or_none, producer
-from experiments.report.select import View
+from experiments.papers import Paper
+from experiments.report.row_helpers import or_none, producer
 from experiments.report.table import Column, Row, Table, column, empty
+from experiments.report.view import View, one_machine
 
 ALL = "all"
 """The function of a claim that is about all of them: the geometric mean."""
@@ -392,7 +391,7 @@ def _present(view: View, suite: str) -> pd.DataFrame:
 
 def _machine(view: View, suite: str) -> str:
     """The CPU model of a suite; MixedMachinesError where there are several."""
-    return select.one_machine(_present(view, suite)["machine"], f"the micro-benchmarks of {view.paper.key}")
+    return one_machine(_present(view, suite)["machine"], f"the micro-benchmarks of {view.paper.key}")
 
 
 def _nanoseconds(seconds: float | None) -> float | None:

@@ -25,9 +25,9 @@ from experiments.formats import (
 )
 from experiments.microbenchmarks.functions import SMALL
 from experiments.microbenchmarks.registry import SYSTEMS
-from experiments.report import claims, microbenchmarks, parts
-from experiments.report.parts import PARITY_TOLERANCE, REFERENCE
-from experiments.report.select import View
+from experiments.report import claims, microbenchmarks, row_helpers
+from experiments.report.row_helpers import PARITY_TOLERANCE, REFERENCE
+from experiments.report.view import View
 
 Numbers = dict[str, dict[str, Any]]
 """Name -> {"value": the number, "text": how it is printed}; names without a value are left out."""
@@ -62,7 +62,7 @@ def of_paper(view: View) -> Numbers:
             text = fraction(value, 3) if item.quantity.endswith("accuracy") else given(value)
             _add(found, f"{name}.{epoch}", value, text)
         if kind == "rerun":
-            _add(found, "rerun.source", parts.MEASURED_ONCE, f"{parts.MEASURED_ONCE}: {item.where}")
+            _add(found, "rerun.source", row_helpers.MEASURED_ONCE, f"{row_helpers.MEASURED_ONCE}: {item.where}")
     _add(found, "parity.tolerance", PARITY_TOLERANCE, power_of_ten(PARITY_TOLERANCE))
     return found
 
@@ -111,7 +111,7 @@ def _add_engine(found: Numbers, view: View, engine: str) -> None:
     for name, value in (
         ("bytes_first", memory["bytes_first_epoch"].mean()),
         ("bytes_later", memory["bytes_later_epochs"].mean()),
-        ("bytes_total", parts.memory_of(view, engine)["total"]),
+        ("bytes_total", row_helpers.memory_of(view, engine)["total"]),
         ("peak", memory["peak_rss_bytes"].mean()),
     ):
         _add(found, f"{engine}.{name}", value, size)
@@ -121,9 +121,9 @@ def _add_engine(found: Numbers, view: View, engine: str) -> None:
     _add(found, f"{engine}.later_ratio", time["later_epoch_seconds"].mean() / reference, fixed)
     bytes_of_reference = view.ok("memory", REFERENCE)["bytes_later_epochs"].mean()
     _add(found, f"{engine}.bytes_ratio", bytes_of_reference / memory["bytes_later_epochs"].mean(), _in_two_digits)
-    for quantity in parts.SCALED:
+    for quantity in row_helpers.SCALED:
         part = view.scaling[(view.scaling["quantity"] == quantity) & (view.scaling["engine"] == engine)]
-        _add(found, f"{engine}.growth.{quantity}", parts.scaling_exponent(part), fixed)
+        _add(found, f"{engine}.growth.{quantity}", row_helpers.scaling_exponent(part), fixed)
 
 
 def _add_race(found: Numbers, view: View, threads: int) -> None:
@@ -137,11 +137,11 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
             if other in steps and engine != other:
                 ratios = (steps[engine] / steps[other]).dropna()
                 _add(found, f"race.{threads}.{engine}.{name}", ratios.median(), fixed)
-        rival = parts.best_rival(steps)
+        rival = row_helpers.best_rival(steps)
         if len(rival) and engine != rival.name:
             ratio = (steps[engine] / rival).dropna().median()
             _add(found, f"race.{threads}.{engine}.ratio_to_rival", ratio, fixed)
-    rival = parts.best_rival(steps)
+    rival = row_helpers.best_rival(steps)
     if len(rival):
         _add(found, f"race.{threads}.rival", view.label(str(rival.name)), view.label(str(rival.name)))
         for name in ("step_us", "ratio"):
@@ -211,7 +211,7 @@ def _add_verdicts(found: Numbers, view: View) -> None:
 
 def _add_agreement(found: Numbers, view: View) -> None:
     """The largest difference of any engine from the reference, in step losses and in test accuracy."""
-    losses = {engine: parts.loss_differences(view, engine) for engine in view.engines() if engine != REFERENCE}
+    losses = {engine: row_helpers.loss_differences(view, engine) for engine in view.engines() if engine != REFERENCE}
     for engine, values in losses.items():
         _add(found, f"{engine}.max_loss_difference", values.max(), scientific)
     steps = max((values.index.get_level_values("step").nunique() for values in losses.values()), default=0)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from bridge.errors import TwinGradError
-from experiments import cli, config, records, report, run
-from experiments.report import ReportError, select, tables
+from experiments import cli, papers, records, report, sweep
+from experiments.report import ReportError, tables
+from experiments.report.view import view_of
 from experiments.results import (
     COLUMNS,
     SCHEMA,
@@ -68,7 +69,7 @@ def record(measure: str = "time") -> dict[str, Any]:
     }
 
 
-MEASURES = [*config.MEASURES, records.MICRO]
+MEASURES = [*papers.MEASURES, records.MICRO]
 
 
 @pytest.fixture
@@ -87,9 +88,9 @@ def use(results: Results) -> list[str]:
     with results.locked() as notes:
         loaded = results.records()
         results.write_tidy()
-    run.rows(loaded)
-    run.summary(loaded)
-    run.growth(loaded)
+    sweep.rows(loaded)
+    sweep.summary(loaded)
+    sweep.growth(loaded)
     Tidy.load(results.root)
     return notes
 
@@ -118,8 +119,8 @@ def read_to_the_end(found: dict[str, Any]) -> None:
     current = found if found["schema"] == SCHEMA else _as_current(found)
     for name, rows in tidy_rows([current]).items():
         _csv(COLUMNS[name], rows)
-    run.summary([current])
-    run.growth([current])
+    sweep.summary([current])
+    sweep.growth([current])
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -284,7 +285,7 @@ def damage(path: Path, source: random.Random) -> None:
 
 def test_tables_damaged_at_random_are_reported_or_refused(fake: Any, tmp_path: Path) -> None:
     source = random.Random(19)
-    paper = config.load_paper("mnist-rnn-e")
+    paper = papers.load_paper("mnist-rnn-e")
     base = fake.write(tmp_path, fake.rows(seeds=1, engines=("numpy", "torch")))
     good = {name: (base / "tidy" / f"{name}.csv").read_bytes() for name in COLUMNS}
     outcomes = {"reported": 0, "refused": 0}
@@ -294,7 +295,7 @@ def test_tables_damaged_at_random_are_reported_or_refused(fake: Any, tmp_path: P
         damage(path, source)
         try:
             with report._foreseen(paper):
-                view = select.view(paper, Tidy.load(base))
+                view = view_of(paper, Tidy.load(base))
                 tables.make(paper.tables[source.randrange(len(paper.tables))], view)
             outcomes["reported"] += 1
         except TwinGradError as error:

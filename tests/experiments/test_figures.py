@@ -18,16 +18,16 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from bridge import spec as model_spec
-from experiments import config, report
-from experiments.config import Output, load_paper
+from experiments import papers, report
 from experiments.data import SAMPLE_LABEL
+from experiments.papers import Output, load_paper
 from experiments.report import architecture, figures, style
 from experiments.report.figures import NotDrawnError
-from experiments.report.select import MixedMachinesError, ReportError, View
+from experiments.report.view import MixedMachinesError, ReportError, View
 
 ViewOf = Callable[..., View]
 NEEDS_RUNS = sorted(set(figures.PRODUCERS) - {"architecture", "recurrent_cell", "dataset_examples", "review_examples"})
-ASKED_FOR = [(key, item.producer) for key in config.papers() for item in load_paper(key).figures]
+ASKED_FOR = [(key, item.producer) for key in papers.paper_keys() for item in load_paper(key).figures]
 """Every figure that a paper names."""
 
 
@@ -318,10 +318,10 @@ def test_a_network_without_a_vanilla_cell_has_none_to_draw() -> None:
         architecture.cell(spec)
 
 
-@pytest.mark.parametrize("name", sorted(config.models()))
+@pytest.mark.parametrize("name", sorted(papers.models()))
 def test_every_network_that_comes_with_the_project_can_be_drawn(name: str) -> None:
     with style.theme():
-        assert texts(architecture.network(model_spec.load(config.model_path(name))))
+        assert texts(architecture.network(model_spec.load(papers.model_path(name))))
 
 
 # ----------------------------------------------------------------------------------------------------------

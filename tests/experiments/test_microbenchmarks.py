@@ -17,16 +17,16 @@ import pytest
 from rich.console import Console
 
 from bridge.engine import availability
-from experiments.config import ConfigError, load_paper
 from experiments.microbenchmarks import measure, process, sweep
 from experiments.microbenchmarks import registry as systems
 from experiments.microbenchmarks.functions import BENCHMARKS, CHUNKED, SMALL, benchmark, flat, read, shapes_of
 from experiments.microbenchmarks.measure import Sizes
 from experiments.microbenchmarks.process import Process, UnsupportedError, WrongGradientError, largest_error
 from experiments.microbenchmarks.registry import FOLDER, SYSTEMS, BenchmarkError, Found, System
+from experiments.papers import PaperFileError, load_paper
 from experiments.progress import Progress
 from experiments.report import claims, microbenchmarks, tables
-from experiments.report.select import View
+from experiments.report.view import View
 from experiments.results import Results, Tidy
 from experiments.sources import SOURCES
 
@@ -385,7 +385,7 @@ def test_systems_are_asked_for_by_name() -> None:
     paper = load_paper("imdb-cnn-c")
     with pytest.raises(BenchmarkError, match="no system 'caffe'; systems: numpy-eager"):
         sweep.plan(paper, "sample", ["caffe"])
-    with pytest.raises(ConfigError, match="mnist-rnn-e has no micro-benchmarks; papers that have: imdb-cnn-c"):
+    with pytest.raises(PaperFileError, match="mnist-rnn-e has no micro-benchmarks; papers that have: imdb-cnn-c"):
         sweep.plan(load_paper("mnist-rnn-e"))
     assert sweep.of_engines(paper, "full", ["numpy", "torch"]) == ["numpy-eager", "numpy-compiled", "torch"]
 

@@ -10,8 +10,8 @@ import pytest
 
 from bridge import engine, weights
 from bridge.errors import TwinGradError, WeightsError
-from experiments import cli, config, network
-from experiments.config import ConfigError
+from experiments import cli, papers
+from experiments.papers import PaperFileError, network
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,14 +92,14 @@ def test_a_mistake_in_the_model_names_the_models_file(folder: Path) -> None:
 def test_the_key_of_a_paper_that_comes_along_is_taken(folder: Path) -> None:
     text = (folder / "my-study.toml").read_text(encoding="utf-8").replace('"my-study"', '"mnist-cnn"')
     (folder / "mnist-cnn.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match="a paper that comes with TwinGrad has it"):
-        config.load_paper(folder / "mnist-cnn.toml")
+    with pytest.raises(PaperFileError, match="a paper that comes with TwinGrad has it"):
+        papers.load_paper(folder / "mnist-cnn.toml")
 
 
-@pytest.mark.parametrize("key", config.papers())
+@pytest.mark.parametrize("key", papers.paper_keys())
 def test_every_fact_of_every_paper_is_held_against_its_model(key: str) -> None:
     """Each one, changed, is found to be wrong: none is compared with itself or not at all."""
-    paper = config.load_paper(key)
+    paper = papers.load_paper(key)
     for name, setting in paper.network.items():
         assert network.disagreement(name, setting.value, paper.spec()) is None
         for other in ("nothing", -1, [], [setting.value, -1]):
@@ -109,7 +109,7 @@ def test_every_fact_of_every_paper_is_held_against_its_model(key: str) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["hidden.weight", "output.bias"])
 def test_weights_that_are_not_finite_are_refused_by_name(value: float, name: str, folder: Path) -> None:
-    spec = config.load_paper(folder / "my-study.toml").spec()
+    spec = papers.load_paper(folder / "my-study.toml").spec()
     params = weights.initialise(spec, 0)
     params[name].flat[3] = value
     weights.save(folder / "w.safetensors", params)
@@ -123,7 +123,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(value: float, name: str
 def test_training_from_weights_that_are_not_finite_is_refused_before_it_begins(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = config.load_paper(folder / "my-study.toml").spec()
+    spec = papers.load_paper(folder / "my-study.toml").spec()
     weights.save("w.safetensors", weights.initialise(spec, 0) | {"output.bias": np.full(10, np.inf, np.float32)})
     command = ["train", "own/my-net.toml", "--data", "mnist", "--epochs", "1", "--weights", "w.safetensors"]
     assert cli.invoke(command) == 2

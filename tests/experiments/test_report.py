@@ -21,13 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import engine as engines
-from experiments import config, formats, report
-from experiments.config import ConfigError, load_paper
+from experiments import formats, papers, report
 from experiments.data import SAMPLE_LABEL
 from experiments.microbenchmarks import registry
-from experiments.report import MixedMachinesError, ReportError, claims, figures, numbers, parts, select, table, tables
-from experiments.report.select import View
+from experiments.papers import PaperFileError, load_paper
+from experiments.report import MixedMachinesError, ReportError, claims, figures, numbers, row_helpers, table, tables
 from experiments.report.table import Table
+from experiments.report.view import TRAINED, View
 from experiments.results import ResultsError, Tidy
 
 ViewOf = Callable[..., View]
@@ -59,7 +59,7 @@ def runs_of(sweep: Any, engine: str, measure: str = "time") -> list[dict[str, An
 # What the papers ask for
 
 
-@pytest.mark.parametrize("key", config.papers())
+@pytest.mark.parametrize("key", papers.paper_keys())
 def test_everything_that_a_paper_names_has_a_producer(key: str) -> None:
     load_paper(key).check_producers(tables.PRODUCERS, figures.PRODUCERS)
 
@@ -67,10 +67,10 @@ def test_everything_that_a_paper_names_has_a_producer(key: str) -> None:
 def test_a_table_that_nothing_produces_is_an_error(
     full_results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (config.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
-    wrong = config.loads(text.replace('producer = "parity"', 'producer = "paritty"', 1))
-    monkeypatch.setattr(config, "load_paper", lambda name: wrong)
-    with pytest.raises(ConfigError, match=r'id "parity".*nothing produces \'paritty\'.*did you mean \'parity\''):
+    text = (papers.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
+    wrong = papers.loads(text.replace('producer = "parity"', 'producer = "paritty"', 1))
+    monkeypatch.setattr(report, "load_paper", lambda name: wrong)
+    with pytest.raises(PaperFileError, match=r'id "parity".*nothing produces \'paritty\'.*did you mean \'parity\''):
         report.build(full_results, tmp_path)
     assert not list(tmp_path.iterdir()), "an error found before anything is written"
 
@@ -359,8 +359,8 @@ def test_a_technique_is_told_by_what_its_absence_costs(fake: ModuleType, view_of
 # Claims
 
 
-def claim(**settings: Any) -> config.Claim:
-    return config.Claim(id="claim", text="it is so", where="Section I", **settings)
+def claim(**settings: Any) -> papers.Claim:
+    return papers.Claim(id="claim", text="it is so", where="Section I", **settings)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ def test_the_bytes_of_the_whole_run_are_those_of_as_many_epochs_as_were_trained(
     sweep = fake.rows(seeds=1)
     sweep["epochs"] = [item for item in sweep["epochs"] if item["measure"] != "memory" or item["epoch"] <= 2]
     view = view_of(sweep)
-    first, later, total = parts.memory_of(view, "torch").values()
+    first, later, total = row_helpers.memory_of(view, "torch").values()
     assert first and later and total == pytest.approx(first + 4 * later)
 
 
@@ -461,12 +461,12 @@ def test_why_claims_cannot_be_tested_is_told_once_below_their_table(fake: Module
     )
 
 
-@pytest.mark.parametrize("key", config.papers())
+@pytest.mark.parametrize("key", papers.paper_keys())
 def test_every_claim_of_a_paper_gets_a_verdict(key: str, fake: ModuleType, view_of: ViewOf) -> None:
     paper = load_paper(key)
     assert paper.claims
     made = tables.PRODUCERS["claims"](view_of(fake.rows(paper.runs_of_paper or key, seeds=2), paper=key))
-    assert [item["claim"] for item in made.rows] == config.ids(paper.claims)
+    assert [item["claim"] for item in made.rows] == papers.ids(paper.claims)
     for item, stated in zip(made.rows, paper.claims, strict=True):
         assert item["number"], "the number behind it, or why there is none"
         assert (item["value"] is None) == (item["verdict"] == "not testable" or item["on_ours"] == "not measured")
@@ -530,7 +530,7 @@ def test_no_claim_about_an_engine_of_ours_can_be_called_reproduced() -> None:
     labels = {name: item.label for name, item in (engines.ENGINES | registry.SYSTEMS).items()}
     known = {name for name, label in labels.items() if label.startswith(("TwinGrad", "Hand-written"))}
     assert known == claims.OURS
-    stated = [item for key in config.papers() for item in load_paper(key).claims]
+    stated = [item for key in papers.paper_keys() for item in load_paper(key).claims]
     assert len(stated) >= 50
     decided = [item for item in stated if claims.stand_ins(item)]
     assert 0 < len(decided) < len(stated)
@@ -541,7 +541,7 @@ def test_no_claim_about_an_engine_of_ours_can_be_called_reproduced() -> None:
 def test_time_with_compilation_and_without_it_are_claims_of_their_own() -> None:
     mixed = ("total_seconds", "average_epoch_seconds")
     found = 0
-    for key in config.papers():
+    for key in papers.paper_keys():
         stated = {item.id: item for item in load_paper(key).claims}
         for item in stated.values():
             if item.quantity in mixed:
@@ -626,8 +626,8 @@ def test_a_table_without_any_data_is_not_silent(fake: ModuleType, view_of: ViewO
 
 
 def test_systems_that_nothing_stands_for_are_named(fake: ModuleType, view_of: ViewOf) -> None:
-    text = (config.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
-    alone = config.loads(text.replace('name = "flux"\nreported_as = "Flux"', 'name = "flux"', 1))
+    text = (papers.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
+    alone = papers.loads(text.replace('name = "flux"\nreported_as = "Flux"', 'name = "flux"', 1))
     made = tables.missing(dataclasses.replace(view_of(fake.rows(seeds=5)), paper=alone))
     reasons = {item["row"]: item["reason"] for item in made.rows}
     assert "Flux" in reasons and "reported only" in reasons["Flux"]
@@ -681,7 +681,7 @@ def test_the_newest_run_decides_data_and_profile(fake: ModuleType, view_of: View
     assert (view.data_source, view.profile) == ("sample", "quick")
     assert row(tables.performance(view), "numpy")["seeds"] == 2
     assert set(view.race["data_source"]) == {"sample"}
-    assert view.left_out == len([run for run in old["runs"] if run["measure"] in select.TRAINED])
+    assert view.left_out == len([run for run in old["runs"] if run["measure"] in TRAINED])
     assert f"{view.left_out} older or other runs" in notes(tables.provenance(view))
     assert (view_of(new, old).data_source, view.profile) == ("sample", "quick"), "whatever their order in the file"
 

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 
 from bridge import engine as engines
-from experiments.config import Paper, Reported
 from experiments.formats import MISSING, fraction, given, significant, size, with_spread
-from experiments.report import select
-from experiments.report.select import MEASURE_NAMES, View
+from experiments.papers import Paper, Reported
 from experiments.report.table import Column, Row, Table, column, empty
+from experiments.report.view import MEASURE_NAMES, TRAINED, View, with_image
 
 REFERENCE = "torch"
 """The engine that the others are compared with."""
@@ -261,7 +260,7 @@ def image_notes(view: View, measures: Iterable[str]) -> list[str]:
     found = [
         view.label(engine)
         for engine in view.engines()
-        if any(select.with_image(view.ok(measure, engine)).any() for measure in measures if measure in select.TRAINED)
+        if any(with_image(view.ok(measure, engine)).any() for measure in measures if measure in TRAINED)
     ]
     return [f"Started from a compiled system image of Julia: {', '.join(found)}."] if found else []
 

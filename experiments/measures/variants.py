@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.measure import time as timing
-from experiments.measure.task import Assignment, Parts
+from experiments.measures import training
+from experiments.measures.task import Assignment, Parts
 
 
 def run(given: Assignment) -> Parts:
@@ -13,7 +13,7 @@ def run(given: Assignment) -> Parts:
     rows: list[dict[str, Any]] = []
     for name, task in given.variants.items():
         with given.start() as worker:
-            found = timing.measure(worker, task, given.watcher)
+            found = training.measure(worker, task, given.watcher)
             blas = given.blas(worker)
         found["epochs"][0]["seconds"] += found["startup"]["build_seconds"]
         rows += [{"variant": name, "model": task.spec.name, **epoch} for epoch in found["epochs"]]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.worker import Worker
-from experiments.measure.memory import read_capture
-from experiments.measure.task import Assignment, Parts, Task, Watcher
-from experiments.workspace import Workspace
+from experiments.measures.memory import read_capture
+from experiments.measures.task import Assignment, Parts, Task, Watcher
+from experiments.run_arrays import RunArrays
 
 REPEATS = 3
 """Timed chunks; the fastest counts, since nothing but other work on the machine makes one slower than another."""
@@ -54,7 +54,7 @@ def run(given: Assignment) -> Parts:
     few = rows_needed(task.batch_size)
     part = replace(dataset, **{name: getattr(dataset, name)[:few] for name in _ARRAYS})
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    with Workspace(part, task.work.folder) as work, given.start() as worker:
+    with RunArrays(part, task.work.folder) as work, given.start() as worker:
         small = replace(task, work=work)
         for configuration in configurations(tuple(given.settings["techniques"])):
             row = measure(worker, small, configuration, task.steps_per_epoch, given.watcher)

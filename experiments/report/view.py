@@ -17,9 +17,9 @@ import pandas as pd
 
 from bridge import engine as engines
 from bridge.errors import TwinGradError
-from experiments.config import PROFILES, Paper, Runs
 from experiments.data import SAMPLE_LABEL
 from experiments.microbenchmarks import registry
+from experiments.papers import PROFILES, Paper, Runs
 from experiments.results import Tidy
 
 MEASURE_NAMES = {
@@ -167,7 +167,7 @@ class View:
         return str(rows["missing"].iloc[-1]).partition("\n")[0] if len(rows) else "not run"
 
 
-def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
+def view_of(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     """Choose the rows of `paper` that may stand together."""
     runs = _of(tidy.runs, paper)
     race, scaling, ablation, variants = (_of(getattr(tidy, name), paper) for name in FRAMES)

@@ -16,8 +16,8 @@ from typing import Any
 from bridge import engine as engines
 from bridge.errors import TwinGradError
 from bridge.worker import Worker
-from experiments.lanes import MOST, Lane, side_by_side
-from experiments.measure.task import Assignment, Parts, Task, Watcher
+from experiments.measures.task import Assignment, Parts, Task, Watcher
+from experiments.slots import MOST, Slot, side_by_side
 from py_engine.errors import EngineError
 
 STEPS = 600
@@ -37,13 +37,13 @@ def run(given: Assignment) -> Parts:
         ready: dict[str, Worker] = {}
         failures: dict[str, str] = {}
 
-        def begin(name: str, lane: Lane) -> None:
+        def begin(name: str, slot: Slot) -> None:
             with failing(name, failures):
-                worker = stack.enter_context(lane.start(name, given.threads))
+                worker = stack.enter_context(slot.start(name, given.threads))
                 enter(worker, given.task)
                 ready[name] = worker
 
-        side_by_side(begin, given.engines, [given.lane] * MOST)
+        side_by_side(begin, given.engines, [given.slot] * MOST)
         workers = {name: ready[name] for name in given.engines if name in ready}
         labels = {name: engines.get(name).label for name in workers}
         asked = given.settings

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bridge.worker import Worker
-from experiments.measure.task import Assignment, Parts, RunError, Task, Watcher
+from experiments.measures.task import Assignment, Parts, RunError, Task, Watcher
 
 T = TypeVar("T")
 

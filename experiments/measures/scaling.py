@@ -15,7 +15,7 @@ from typing import Any
 from bridge import spec as model_spec
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
-from experiments.measure.task import Assignment, Parts, RunError, Task, Watcher
+from experiments.measures.task import Assignment, Parts, RunError, Task, Watcher
 
 REPEATS = 3
 SAMPLES = 20_000

@@ -20,10 +20,11 @@ from bridge import spec as model_spec
 from bridge import toml
 from bridge.errors import TwinGradError, printable, shown
 from bridge.spec import ModelSpec
-from experiments import data, network
+from experiments import data
+from experiments.papers import network
 
-PAPERS_DIR = Path(__file__).parent / "papers"
-MODELS_DIR = Path(__file__).parent / "models"
+PAPERS_DIR = Path(__file__).parent
+MODELS_DIR = PAPERS_DIR.parent / "models"
 FORMAT = "twingrad-paper"
 VERSION = 1
 MOST_SHOWN = 20
@@ -106,7 +107,7 @@ Items = Annotated[list[T], Field(max_length=MOST_ITEMS)]
 Table = Annotated[dict[str, T], Field(max_length=MOST_ITEMS)]
 
 
-class ConfigError(TwinGradError):
+class PaperFileError(TwinGradError):
     """A paper file that cannot be used: names the file, the place in it, what was expected and found."""
 
 
@@ -156,7 +157,7 @@ class Training(_Record):
     """On how many of the training rows (the first ones) accuracy and loss are evaluated; all when absent."""
 
 
-class OwnTraining(_Record):
+class NativeTraining(_Record):
     """How an engine trains from its own initialisation: what differs from `Training`, as the study had it."""
 
     model: Setting[ModelName] | None = None
@@ -396,7 +397,7 @@ class Paper(_Record):
     """Parameters that start from what comes with the dataset: parameter name -> name there."""
     network: Table[Setting[Any]]
     training: Training
-    own: Table[OwnTraining] = {}
+    own: Table[NativeTraining] = {}
     """The engines that also train from their own initialisation, and how."""
     variants: Items[Variant] = []
     runs: Profiles[Runs]
@@ -497,7 +498,7 @@ class Paper(_Record):
         return _loaded(self.model_file(name))
 
     def check(self, source: str) -> None:
-        """Raise ConfigError for what does not fit together with other files; `source` names this one.
+        """Raise PaperFileError for what does not fit together with other files; `source` names this one.
 
         Those are the models, the data set's options, the registry of engines, and the report's producers.
         """
@@ -506,8 +507,8 @@ class Paper(_Record):
             spec = self.spec()
             others = {f"variants.{item.id}.model": self.spec(item.model.value) for item in self.variants}
             others |= {f"own.{name}.model": self.spec(own.model.value) for name, own in self.own.items() if own.model}
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {error}") from None
+        except PaperFileError as error:
+            raise PaperFileError(f"{source}: {error}") from None
         for place, other in others.items():
             if (other.input, other.target) != (spec.input, spec.target):
                 problems.append(f"{place}: {other.name} does not read and compare the same data as {spec.name}")
@@ -525,11 +526,11 @@ class Paper(_Record):
                 near = _did_you_mean(row.name, engines.names())
                 problems.append(f"engines[{index}].name: no engine {shown(row.name)}{near}")
         problems += self._wrong_data()
-        if self.runs_of_paper and self.runs_of_paper not in papers():
-            near = _did_you_mean(self.runs_of_paper, papers())
+        if self.runs_of_paper and self.runs_of_paper not in paper_keys():
+            near = _did_you_mean(self.runs_of_paper, paper_keys())
             problems.append(f"runs_of_paper: no paper {shown(self.runs_of_paper)}{near}")
         if problems:
-            raise ConfigError(f"{source}: {_joined(iter(problems))}")
+            raise PaperFileError(f"{source}: {_joined(iter(problems))}")
 
     def _wrong_data(self) -> Iterator[str]:
         if self.dataset not in data.LOADERS:
@@ -543,11 +544,11 @@ class Paper(_Record):
                 yield f"data.{_short(key)}: {self.dataset} has no such option{near}; options: {known}"
 
     def check_producers(self, tables: Collection[str], figures: Collection[str]) -> None:
-        """Raise ConfigError for a table or figure that nothing produces."""
+        """Raise PaperFileError for a table or figure that nothing produces."""
         for kind, outputs, known in (("tables", self.tables, tables), ("figures", self.figures, figures)):
             for index, output in enumerate(outputs):
                 if output.producer not in known:
-                    raise ConfigError(
+                    raise PaperFileError(
                         f'paper {self.key}: {kind}[{index}] (id "{output.id}").producer: nothing produces '
                         f"{output.producer!r}{_did_you_mean(output.producer, known)}; "
                         f"known: {', '.join(sorted(known))}"
@@ -559,7 +560,7 @@ def ids(outputs: Sequence[Output | Claim | Variant]) -> list[str]:
     return [output.id for output in outputs]
 
 
-def papers() -> list[str]:
+def paper_keys() -> list[str]:
     """The keys of all papers that can be run, sorted."""
     return sorted(path.stem for path in PAPERS_DIR.glob("*.toml"))
 
@@ -569,22 +570,24 @@ def load_paper(name: str | Path) -> Paper:
     path = Path(name)
     if path.suffix == ".toml":
         if not path.exists():
-            raise ConfigError(f"no paper file {path}")
+            raise PaperFileError(f"no paper file {path}")
     else:
         path = PAPERS_DIR / f"{name}.toml"
-        if str(name) not in papers():
-            known = papers()
-            raise ConfigError(
+        if str(name) not in paper_keys():
+            known = paper_keys()
+            raise PaperFileError(
                 f"no paper {shown(str(name))}{_did_you_mean(str(name), known)}; papers: {', '.join(known)}"
             )
     try:
         text = toml.read(path)
     except toml.TomlError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise PaperFileError(f"{path}: {error}") from None
     paper = loads(text, source=str(path), expected_key=path.stem)
     paper._file = path
-    if not paper.comes_along and paper.key in papers():
-        raise ConfigError(f'{path}: key is "{paper.key}", and a paper that comes with TwinGrad has it: choose another')
+    if not paper.comes_along and paper.key in paper_keys():
+        raise PaperFileError(
+            f'{path}: key is "{paper.key}", and a paper that comes with TwinGrad has it: choose another'
+        )
     paper.check(str(path))
     return paper
 
@@ -594,13 +597,13 @@ def loads(text: str, source: str = "<string>", expected_key: str | None = None) 
     try:
         document = toml.parse(text)
     except toml.TomlError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        raise PaperFileError(f"{source}: {error}") from None
     try:
         paper = Paper.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_joined(_lines(error, document))}") from None
+        raise PaperFileError(f"{source}: {_joined(_lines(error, document))}") from None
     if expected_key is not None and paper.key != expected_key:
-        raise ConfigError(f'{source}: key is "{paper.key}", expected "{_short(expected_key)}" as the file is named')
+        raise PaperFileError(f'{source}: key is "{paper.key}", expected "{_short(expected_key)}" as the file is named')
     return paper
 
 
@@ -626,7 +629,9 @@ def model_path(name: str) -> Path:
     """The spec file of a model that comes with the project."""
     known = models()
     if name not in known:
-        raise ConfigError(f"no model {shown(name)}{_did_you_mean(name, known)}; models: {', '.join(known) or 'none'}")
+        raise PaperFileError(
+            f"no model {shown(name)}{_did_you_mean(name, known)}; models: {', '.join(known) or 'none'}"
+        )
     return known[name]
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.worker import Worker
-from experiments.measure import time as timing
-from experiments.measure.task import Assignment, Parts, Task, Watcher
+from experiments.measures import training
+from experiments.measures.task import Assignment, Parts, Task, Watcher
 
 
 def run(given: Assignment) -> Parts:
@@ -26,7 +26,7 @@ def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
     times: other runs may go on beside this one.
     """
     params = task.with_pretrained(worker.own_parameters(task.spec, task.seed, task.dtype))
-    found = timing.measure(worker, task, watcher, params)
+    found = training.measure(worker, task, watcher, params)
     del found["step_losses"]  # from other weights than anybody else's: nothing to compare them with
     del found["startup"]
     for epoch in found["epochs"]:

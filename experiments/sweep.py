@@ -25,26 +25,25 @@ from bridge.engine import Optimizer
 from bridge.errors import EngineUnavailableError, TwinGradError, WorkerError
 from bridge.worker import environment
 from experiments import data, provenance, sources
-from experiments.config import (
+from experiments.data.dataset import Dataset
+from experiments.data.dataset import Progress as Download
+from experiments.formats import duration, fixed, fraction, size
+from experiments.measures import ablation, memory, native, race, scaling, training, variants
+from experiments.measures.task import Assignment, RunError, Task, Watcher
+from experiments.papers import (
     MEASURES,
-    ConfigError,
     Measure,
-    OwnTraining,
+    NativeTraining,
     Paper,
+    PaperFileError,
     ProfileName,
     Runs,
     Setting,
 )
-from experiments.data.dataset import Dataset
-from experiments.data.dataset import Progress as Download
-from experiments.formats import duration, fixed, fraction, size
-from experiments.lanes import Lane, lanes, side_by_side
-from experiments.measure import ablation, memory, own, race, scaling, variants
-from experiments.measure import time as timing
-from experiments.measure.task import Assignment, RunError, Task, Watcher
 from experiments.progress import Progress
 from experiments.results import COLUMNS, SCHEMA, Record, Results, ResultsError, hashes, key_of, tidy_rows
-from experiments.workspace import Workspace
+from experiments.run_arrays import RunArrays
+from experiments.slots import Slot, side_by_side, slots
 from py_engine.errors import EngineError
 
 TITLES: dict[Measure, str] = {
@@ -59,15 +58,15 @@ TITLES: dict[Measure, str] = {
 """The measures in the order in which `reproduce` takes them, with a heading for each."""
 
 MODULES: dict[Measure, ModuleType] = {
-    "time": timing,
-    "own": own,
+    "time": training,
+    "own": native,
     "variants": variants,
     "memory": memory,
     "race": race,
     "scaling": scaling,
     "ablation": ablation,
 }
-"""The module of each measure, whose `run` makes the parts of a record; see `experiments.measure.task.Assignment`."""
+"""The module of each measure, whose `run` makes the parts of a record; see `experiments.measures.task.Assignment`."""
 
 WORKER = "bridge.worker_process"
 """The module that a worker runs."""
@@ -155,7 +154,7 @@ def plan(
 ) -> list[Job]:
     """The jobs of a paper, seed by seed, so that what a machine does to one engine it does to the others too.
 
-    What is None is taken from the paper file, whose threads are cut to the cores there are. Raises ConfigError
+    What is None is taken from the paper file, whose threads are cut to the cores there are. Raises PaperFileError
     for an unknown measure, EngineUnavailableError for an engine asked for that is not there, and
     TooManyThreadsError for threads asked for.
     """
@@ -166,7 +165,7 @@ def plan(
     chosen = [measure for measure in MEASURES if measure in (measures or runs.measures.value)]
     unknown = sorted(set(measures or ()) - set(MEASURES))
     if unknown:
-        raise ConfigError(f"no measure {unknown[0]!r}; measures: {', '.join(MEASURES)}")
+        raise PaperFileError(f"no measure {unknown[0]!r}; measures: {', '.join(MEASURES)}")
     cores = provenance.cores()
     asked = threads or paper.training.threads.value
     usual = provenance.threads(threads, asked)
@@ -249,7 +248,7 @@ class Sweep:
         for job in jobs:
             by_dataset.setdefault(_data_key(job.paper), []).append(job)
         for part in by_dataset.values():
-            with Workspace(self._load(part[0].paper, progress), self.results.work) as work:
+            with RunArrays(self._load(part[0].paper, progress), self.results.work) as work:
                 self._all(part, work, outcome, progress, again)
         outcome.seconds = time.perf_counter() - start
         return outcome
@@ -265,11 +264,11 @@ class Sweep:
             self._datasets[key] = dataset
         return self._datasets[key]
 
-    def _all(self, jobs: Sequence[Job], work: Workspace, outcome: Outcome, progress: Progress, again: bool) -> None:
+    def _all(self, jobs: Sequence[Job], work: RunArrays, outcome: Outcome, progress: Progress, again: bool) -> None:
         found: dict[int, Record] = {}
         reused: list[int] = []
 
-        def one(numbered: tuple[int, Job], lane: Lane) -> None:
+        def one(numbered: tuple[int, Job], slot: Slot) -> None:
             number, job = numbered
             task = task_of(job, work)
             record = skeleton(job, task, work.dataset)
@@ -278,29 +277,29 @@ class Sweep:
                 found[number] = known
                 reused.append(number)
                 progress.finish(str(job), "was finished before")
-            elif self._run(job, task, record, lane, progress):
+            elif self._run(job, task, record, slot, progress):
                 found[number] = record
 
         groups = itertools.groupby(enumerate(jobs), lambda numbered: (numbered[1].measure, numbered[1].threads))
         for (measure, threads), alike in groups:
-            side_by_side(one, alike, lanes(threads, provenance.cores()) if measure in UNTIMED else [Lane()])
+            side_by_side(one, alike, slots(threads, provenance.cores()) if measure in UNTIMED else [Slot()])
         outcome.records += [found[number] for number in range(len(jobs))]
         outcome.reused += len(reused)
 
-    def _run(self, job: Job, task: Task, record: Record, lane: Lane, progress: Progress) -> bool:
-        """Run a job and save its record, whatever came of it; False when its lane was stopped."""
+    def _run(self, job: Job, task: Task, record: Record, slot: Slot, progress: Progress) -> bool:
+        """Run a job and save its record, whatever came of it; False when its slot was stopped."""
         progress.start(str(job), job.parts)
         self._prepare(job.engines)
         start = time.perf_counter()
         try:
-            for parts in MODULES[job.measure].run(assignment(job, task, lane, progress)):
+            for parts in MODULES[job.measure].run(assignment(job, task, slot, progress)):
                 record.update(parts)
             if "failures" in record:
                 _note_failures(job, record)
         except ResultsError:  # no place to write is no failure of this run: stop
             raise
         except (TwinGradError, EngineError) as error:
-            if lane.stopped:  # its worker was ended, which says nothing about the run
+            if slot.stopped:  # its worker was ended, which says nothing about the run
                 return False
             kind = "unavailable" if isinstance(error, EngineUnavailableError) else "failed"
             died = f"{job.named}: " if isinstance(error, WorkerError) else ""
@@ -317,11 +316,11 @@ class Sweep:
                 engines.get(name).prepare()
 
 
-def assignment(job: Job, task: Task, lane: Lane, watcher: Watcher) -> Assignment:
+def assignment(job: Job, task: Task, slot: Slot, watcher: Watcher) -> Assignment:
     """What the job's measure is given to run."""
     models = {item.id: item.model.value for item in job.paper.variants} if job.measure == "variants" else {}
     others = {name: task_of(job, task.work, model) for name, model in models.items()}
-    return Assignment(job.engines, job.threads, task, settings(job), lane, watcher, others)
+    return Assignment(job.engines, job.threads, task, settings(job), slot, watcher, others)
 
 
 def _note_failures(job: Job, record: Record) -> None:
@@ -342,13 +341,13 @@ def _data_key(paper: Paper) -> str:
     return key_of({"name": paper.dataset, "options": paper.loader_options()})
 
 
-def task_of(job: Job, work: Workspace, model: str | None = None) -> Task:
+def task_of(job: Job, work: RunArrays, model: str | None = None) -> Task:
     """The training that a job measures, with the paper's network or with another `model`."""
     paper, runs, training = job.paper, job.runs, job.paper.training
-    differing = paper.own.get(job.engines[0], OwnTraining()) if job.measure == "own" else OwnTraining()
+    differing = paper.own.get(job.engines[0], NativeTraining()) if job.measure == "own" else NativeTraining()
     pixels, batch_size = differing.pixels or training.pixels, differing.batch_size or training.batch_size
     if batch_size.value > len(work.dataset.y_train):
-        raise ConfigError(
+        raise PaperFileError(
             f"paper {paper.key}: a mini-batch (batch_size) of {batch_size.value:,} rows is more than the "
             f"{len(work.dataset.y_train):,} training rows of {work.dataset.name}"
         )
@@ -371,9 +370,9 @@ def task_of(job: Job, work: Workspace, model: str | None = None) -> Task:
     )
 
 
-def optimizer_of(paper: Paper, differing: OwnTraining | None = None) -> Optimizer:
+def optimizer_of(paper: Paper, differing: NativeTraining | None = None) -> Optimizer:
     """The optimizer of a paper's training, or what differs from it."""
-    training, differing = paper.training, differing or OwnTraining()
+    training, differing = paper.training, differing or NativeTraining()
     momentum = training.momentum.value if training.momentum and not differing.optimizer else 0.0
     name, rate = differing.optimizer or training.optimizer, differing.learning_rate or training.learning_rate
     settings: dict[str, Any] = {"momentum": momentum} if momentum else {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge.weights import Params
 from bridge.worker import Worker
-from experiments.measure.task import Assignment, Parts, Task, Watcher
+from experiments.measures.task import Assignment, Parts, Task, Watcher
 
 STEP_LOSSES = 100
 """How many losses from the first step on are recorded: what shows whether engines agree."""
