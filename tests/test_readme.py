@@ -18,7 +18,7 @@ from bridge.julia.find import Julia
 from experiments import formats, papers
 from experiments.cli import cli
 from experiments.report import tables
-from experiments.report.view import one_machine, view_of
+from experiments.report.view import one_machine, paper_view
 from experiments.results import Tidy
 
 ROOT = Path(__file__).parents[1]
@@ -90,7 +90,7 @@ def races(results: Tidy) -> str:
     """A row for each race, a column for each engine that took part in any of them."""
     rows, labels, machines = [], {}, []
     for key in RACES:
-        view = view_of(papers.load_paper(key), results)
+        view = paper_view(papers.load_paper(key), results)
         raced = [row for row in tables.race(view).rows if row["step_us_median"]]
         assert all(row["data"] == "real" for row in raced)
         machines += [row["machine"] for row in raced]
@@ -111,7 +111,7 @@ def race_cell(row: dict[str, Any]) -> str:
 
 
 def test_its_allocations_are_those_of_the_committed_results() -> None:
-    view = view_of(papers.load_paper("mnist-rnn-e"), Tidy.load(ROOT / "paper" / "results"))
+    view = paper_view(papers.load_paper("mnist-rnn-e"), Tidy.load(ROOT / "paper" / "results"))
     allocated = {item["engine"]: item for item in tables.allocations(view).rows if "engine" in item}
     for name in ("numpy", "julia", "torch"):
         assert formats.size(allocated[name]["bytes_later_epochs"]) in README
@@ -120,7 +120,9 @@ def test_its_allocations_are_those_of_the_committed_results() -> None:
 def test_its_word_about_accuracies_is_true_of_the_committed_results() -> None:
     assert "From the same weights all engines end within half a point of PyTorch's test accuracy." in README
     results = Tidy.load(ROOT / "paper" / "results")
-    rows = [row for key in papers.paper_keys() for row in tables.parity(view_of(papers.load_paper(key), results)).rows]
+    rows = [
+        row for key in papers.paper_keys() for row in tables.parity(paper_view(papers.load_paper(key), results)).rows
+    ]
     differences = [row["max_test_accuracy_difference"] for row in rows if row.get("seeds")]
     assert len(differences) > 30
     assert max(differences) <= 0.005

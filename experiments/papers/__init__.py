@@ -1,7 +1,8 @@
 """Paper files: one TOML per study, naming its model, dataset, settings, reported numbers, tables and figures.
 
-A paper is data, not code: a new study is a new file in `experiments/papers`. Each setting carries its source
-(`paper`, `code` or `ours`), and what a study reported is kept apart from anything measured here.
+A paper is data, not code: a new study is a new file beside this one (`experiments.papers.file` says how it is read).
+Each setting carries its source (`paper`, `code` or `ours`), and what a study reported is kept apart from anything
+measured here.
 """
 
 from __future__ import annotations
@@ -21,12 +22,10 @@ from bridge import toml
 from bridge.errors import TwinGradError, printable, shown
 from bridge.spec import ModelSpec
 from experiments import data
-from experiments.papers import network
+from experiments.papers import file, network
 
 PAPERS_DIR = Path(__file__).parent
 MODELS_DIR = PAPERS_DIR.parent / "models"
-FORMAT = "twingrad-paper"
-VERSION = 1
 MOST_SHOWN = 20
 """Problems of one file that a message names."""
 
@@ -118,11 +117,19 @@ class _Record(BaseModel):
 
 
 class Setting(_Record, Generic[T]):
-    """One value with the place it comes from: the paper's text, its authors' code, or our own choice."""
+    """One value with the place it comes from: the paper's text, its authors' code, or our own choice.
+
+    A bare value is our own.
+    """
 
     value: T
-    source: Source
+    source: Source = "ours"
     note: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, given: Any) -> Any:
+        return given if isinstance(given, dict | Setting) else {"value": given}
 
 
 class EngineRow(_Record):
@@ -380,7 +387,7 @@ class Paper(_Record):
     """A study to reproduce, as its file in `experiments/papers` describes it."""
 
     format: Literal["twingrad-paper"]
-    version: Literal[1]
+    version: Literal[1, 2]
     key: Identifier
     title: str
     authors: Items[str]
@@ -562,7 +569,7 @@ def ids(outputs: Sequence[Output | Claim | Variant]) -> list[str]:
 
 def paper_keys() -> list[str]:
     """The keys of all papers that can be run, sorted."""
-    return sorted(path.stem for path in PAPERS_DIR.glob("*.toml"))
+    return sorted(path.stem for path in PAPERS_DIR.glob("[!_]*.toml"))
 
 
 def load_paper(name: str | Path) -> Paper:
@@ -595,8 +602,8 @@ def load_paper(name: str | Path) -> Paper:
 def loads(text: str, source: str = "<string>", expected_key: str | None = None) -> Paper:
     """A paper from TOML text, without looking at other files; `source` names it in errors."""
     try:
-        document = toml.parse(text)
-    except toml.TomlError as error:
+        document = file.document(text)
+    except (toml.TomlError, file.RowError) as error:
         raise PaperFileError(f"{source}: {error}") from None
     try:
         paper = Paper.model_validate(document)

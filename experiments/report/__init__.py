@@ -25,7 +25,7 @@ from bridge.files import write_atomically
 from experiments.papers import MODELS_DIR, PAPERS_DIR, Paper, load_paper, paper_keys
 from experiments.report import design, figures, html, numbers, row_helpers, table, tables
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
-from experiments.report.view import MixedMachinesError, ReportError, View, view_of
+from experiments.report.view import MixedMachinesError, ReportError, View, paper_view
 from experiments.results import COLUMNS, ResultsError, Tidy, explain
 
 __all__ = ["Built", "MixedMachinesError", "ReportError", "build", "made_from"]
@@ -69,7 +69,7 @@ def build(
     sections = []
     for paper in chosen:
         with _foreseen(paper):
-            sections.append(_paper(view_of(paper, tidy, Path(data_dir) if data_dir is not None else None), built))
+            sections.append(_paper(paper_view(paper, tidy, Path(data_dir) if data_dir is not None else None), built))
     document = {
         "schema": SCHEMA,
         "made_from": made_from(results_dir, papers),

@@ -167,7 +167,7 @@ class View:
         return str(rows["missing"].iloc[-1]).partition("\n")[0] if len(rows) else "not run"
 
 
-def view_of(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
+def paper_view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     """Choose the rows of `paper` that may stand together."""
     runs = _of(tidy.runs, paper)
     race, scaling, ablation, variants = (_of(getattr(tidy, name), paper) for name in FRAMES)

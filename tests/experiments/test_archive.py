@@ -20,7 +20,7 @@ from experiments.archive import ArchiveError
 from experiments.cli import invoke
 from experiments.papers import load_paper
 from experiments.report import tables
-from experiments.report.view import view_of
+from experiments.report.view import paper_view
 from experiments.results import COLUMNS, COMMITTED, SCHEMA, Record, Results, ResultsError, Tidy
 
 COMMITTED_RESULTS = Path(__file__).resolve().parents[2] / "paper" / "results"
@@ -308,12 +308,12 @@ def test_records_of_the_first_schema_make_tables(packed: bool, tmp_path: Path) -
         assert len(results.records()) == len(made) == 10
         results.write_tidy()
     assert results.tidy_is_current()
-    view = view_of(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
+    view = paper_view(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
     assert set(view.ok("time")["cpu_model"]) == {"AMD EPYC"} and view.ok("time")["blas"].notna().any()
     assert len(view.race) and len(view.scaling) and len(view.ok("memory"))
     for name in ("performance", "race", "provenance"):
         assert any(row.get("engine") == "torch" for row in tables.PRODUCERS[name](view).rows)
-    assert len(view_of(load_paper("imdb-cnn-c"), Tidy.load(tmp_path)).microbenchmarks)
+    assert len(paper_view(load_paper("imdb-cnn-c"), Tidy.load(tmp_path)).microbenchmarks)
 
 
 def test_tidy_files_of_the_first_schema_make_tables(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_tidy_files_of_the_first_schema_make_tables(tmp_path: Path) -> None:
     for path in Results(tmp_path).tidy.glob("*.csv"):
         frame = pd.read_csv(path, dtype=str)
         frame.drop(columns=[name for name in older if name in frame]).to_csv(path, index=False)
-    view = view_of(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
+    view = paper_view(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
     assert {row.get("machine") for row in tables.PRODUCERS["performance"](view).rows} >= {"AMD EPYC"}
 
 

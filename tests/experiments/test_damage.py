@@ -16,7 +16,7 @@ import pytest
 from bridge.errors import TwinGradError
 from experiments import cli, papers, records, report, sweep
 from experiments.report import ReportError, tables
-from experiments.report.view import view_of
+from experiments.report.view import paper_view
 from experiments.results import (
     COLUMNS,
     SCHEMA,
@@ -295,7 +295,7 @@ def test_tables_damaged_at_random_are_reported_or_refused(fake: Any, tmp_path: P
         damage(path, source)
         try:
             with report._foreseen(paper):
-                view = view_of(paper, Tidy.load(base))
+                view = paper_view(paper, Tidy.load(base))
                 tables.make(paper.tables[source.randrange(len(paper.tables))], view)
             outcomes["reported"] += 1
         except TwinGradError as error:

@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from experiments import papers
-from experiments.papers import Paper, load_paper
+from experiments.papers import Paper, file, load_paper
 from experiments.report import figures, numbers, row_helpers, table, tables
 from experiments.report.view import ReportError, View
 from experiments.results import COLUMNS
@@ -235,8 +234,8 @@ OF_THE_FILES: dict[str, str] = {}
 
 @pytest.mark.parametrize("key", PAPERS)
 def test_a_paper_s_file_has_measured_numbers_only_where_a_source_stands(key: str) -> None:
-    """In `[[reported]]`, `[[cited]]` and `[[claims]]`, which have `where`, and in settings with a source."""
-    content = tomllib.loads((papers.PAPERS_DIR / f"{key}.toml").read_text(encoding="utf-8"))
+    """In what it reports, cites and claims, which have `where`, and in settings with a source."""
+    content = file.document((papers.PAPERS_DIR / f"{key}.toml").read_text(encoding="utf-8"))
     for kind in ("reported", "cited", "claims"):
         assert all(item["where"] for item in content.get(kind, ()))
     rest = {
