@@ -24,6 +24,7 @@ from bridge.engine import OPTIMIZERS
 from bridge.errors import TwinGradError, printable, shown
 from experiments import provenance
 from experiments.formats import duration, fixed, size
+from experiments.measures.registry import MEASURES
 from experiments.output import Output
 from experiments.papers import (
     LARGEST_SEED,
@@ -33,7 +34,6 @@ from experiments.papers import (
     MOST_SEEDS,
     MOST_THREADS,
     PROFILES,
-    Measure,
     Paper,
     ProfileName,
     load_paper,
@@ -167,18 +167,6 @@ option_engines = click.option(
 option_threads = click.option("--threads", type=Whole(1, MOST_THREADS), help="Threads of an engine (default: 2).")
 
 
-MEASURES: dict[Measure, str] = {
-    "time": "time and accuracy, from the same weights in every engine",
-    "own": "accuracy, from each engine's own initialisation",
-    "variants": "other networks on the same data",
-    "memory": "bytes allocated per epoch, and peak memory",
-    "race": "time per step, engines alternating",
-    "scaling": "time per step over batch size and sequence length",
-    "ablation": "what each technique of our engines brings",
-}
-"""What `--help` says of each measure."""
-
-
 def examples(*lines: str) -> str:
     """The end of a help text."""
     return "\b\nExamples:\n" + "\n".join(f"  {COMMAND} {line}" for line in lines)
@@ -280,7 +268,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
 
 @cli.command(
     short_help="Train the networks of papers with each engine, and measure.",
-    epilog="\n".join(["\b", "Measures:", *(f"  {name:<10}{text}" for name, text in MEASURES.items()), "\n"])
+    epilog="\n".join(["\b", "Measures:", *(f"  {name:<10}{one.about}" for name, one in MEASURES.items()), "\n"])
     + examples(
         "run mnist-cnn",
         "run mnist-rnn-d mnist-rnn-e --engines numpy,torch --seeds 2",
@@ -311,8 +299,7 @@ def run(
     """Train the networks of papers with each engine, and measure.
 
     Each (paper, engine, seed) runs in a fresh process; time and memory are separate runs. A run that is in
-    the results folder already is not repeated: give an interrupted command again, and it goes on where it
-    stopped.
+    the results folder already is not repeated: run an interrupted command again to resume it.
     """
     from experiments import sweep as sweeps
     from experiments.results import Results
@@ -323,7 +310,8 @@ def run(
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
-        outcome = _sweep(output, sweeps.Sweep(results, data_dir, download(output.console)), jobs)
+        with _progress(output, results, len(jobs)) as progress:
+            outcome = sweeps.Sweep(results, data_dir, download(output.console)).run(jobs, progress)
         results.write_tidy()
     _show(output, outcome)
 
@@ -358,7 +346,7 @@ def race(
     results_dir: Path,
     data_dir: Path | None,
 ) -> None:
-    """Let engines train alternately, so that a machine's moods meet all of them, and compare their steps.
+    """Let engines train alternately, so that machine drift affects all equally, and compare their steps.
 
     Every engine keeps one process for the whole race; the idle ones are stopped. A round is one epoch of
     each engine, or the part of one that the paper file names, in an order that rotates. Ratios are taken
@@ -376,7 +364,8 @@ def race(
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
-        outcome = _sweep(output, sweeps.Sweep(results, data_dir, download(output.console)), jobs, again=True)
+        with _progress(output, results, len(jobs)) as progress:
+            outcome = sweeps.Sweep(results, data_dir, download(output.console)).run(jobs, progress, again=True)
         results.write_tidy()
     for record in outcome.records:
         if not record.get("race"):
@@ -396,41 +385,34 @@ def _tell_older(output: Output, results: Results) -> None:
         )
 
 
-def _sweep(output: Output, sweep: Sweep, jobs: Sequence[Job], again: bool = False) -> Outcome:
-    """Run jobs with their progress shown; after ctrl-C say what is kept."""
-    progress = Progress(output.console, len(jobs))
+@contextlib.contextmanager
+def _progress(output: Output, results: Results, count: int) -> Iterator[Progress]:
+    """Show the progress of runs; after ctrl-C say what is kept."""
+    progress = Progress(output.console, count)
     try:
         with progress.show():
-            return sweep.run(jobs, progress, again)
+            yield progress
     except (KeyboardInterrupt, Terminated):
         output.say()
         output.say(
-            f"interrupted: {progress.done} of {len(jobs)} runs are finished and kept in {sweep.results.raw}; "
-            "give the same command again to go on with the others"
+            f"interrupted: {progress.done} of {count} runs are finished and kept in {results.raw}; "
+            "run the same command again to resume it"
         )
         raise
 
 
 def _show(output: Output, outcome: Outcome) -> None:
     """The runs of a sweep as tables, and for programs one row each."""
-    from experiments import sweep as sweeps
+    from experiments import summary
     from experiments.measures import race
 
-    output.add(sweeps.rows(outcome.records))
-    lines = sweeps.summary(outcome.records)
-    if lines:
-        output.say()
-        headers = ["PAPER", "ENGINE", "SEEDS", "FIRST EPOCH", "LATER EPOCHS", "TEST ACCURACY", "ALLOCATED", "PEAK"]
-        used = [index for index in range(len(headers)) if any(line[index] != "-" for line in lines)]
-        cells = [[line[index] for index in used] for line in lines]
-        table(output.console, [headers[index] for index in used], cells, numbers=2)
+    output.add(summary.rows(outcome.records))
     for record in outcome.records:
         if record.get("race"):
             _show_race(output, record, race.standings(record["race"]))
-    lines = sweeps.growth(outcome.records)
-    if lines:
+    for headers, lines, words in summary.tables(outcome.records):
         output.say()
-        table(output.console, ["PAPER", "ENGINE", "QUANTITY", "VALUE", "MICROSECONDS PER STEP"], lines, numbers=3)
+        table(output.console, headers, lines, numbers=words)
     output.say()
     reused = f" ({outcome.reused} of them were there already)" if outcome.reused else ""
     done = sum(record["status"] == "ok" for record in outcome.records)
@@ -639,8 +621,7 @@ def reproduce(
 ) -> None:
     """Do everything: runs, measurements, tables, figures, the HTML page and the PDF, of all papers or of those named.
 
-    An interrupted command goes on where it stopped when it is given again. Engines that are not there are left
-    out, and the tables say so.
+    Run an interrupted command again to resume it. Engines that are not there are left out, and the tables say so.
     """
     from experiments import sweep as sweeps
     from experiments.results import Results
@@ -656,11 +637,12 @@ def reproduce(
         _tell_older(output, results)
         with stages.stage("data"):
             jobs = _jobs(output, sweep, chosen, profile, engines, threads)
-        for measure, title in sweeps.TITLES.items():
-            part = [job for job in jobs if job.measure == measure]
+        for measure in MEASURES.values():
+            part = [job for job in jobs if job.kind is measure]
             if part:
-                with stages.stage(title):
-                    outcome = _sweep(output, sweep, part)
+                with stages.stage(measure.title):
+                    with _progress(output, results, len(part)) as progress:
+                        outcome = sweep.run(part, progress)
                     _show(output, outcome)
                     sample |= any(record["data"]["source"] == "sample" for record in outcome.records)
         suites = _suites(sweep, chosen, profile, engines, Progress(output.console, 0))

@@ -69,14 +69,10 @@ def slots(threads: int, available: int) -> list[Slot]:
 
 
 def side_by_side(work: Callable[[T, Slot], None], items: Iterable[T], places: Sequence[Slot]) -> None:
-    """Do the work of each item in the first slot that is free; with one slot in this thread.
+    """Do the work of each item in the first slot that is free.
 
     The first failure, and ctrl-C, stop all slots, and are raised once these have ended.
     """
-    if len(places) == 1:
-        for item in items:
-            work(item, places[0])
-        return
     waiting: queue.SimpleQueue[T] = queue.SimpleQueue()
     for item in items:
         waiting.put(item)

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
-import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from bridge import engine as engines
@@ -27,52 +25,19 @@ from bridge.worker import environment
 from experiments import data, provenance, sources
 from experiments.data.dataset import Dataset
 from experiments.data.dataset import Progress as Download
-from experiments.formats import duration, fixed, fraction, size
-from experiments.measures import ablation, memory, native, race, scaling, training, variants
-from experiments.measures.task import Assignment, RunError, Task, Watcher
-from experiments.papers import (
-    MEASURES,
-    Measure,
-    NativeTraining,
-    Paper,
-    PaperFileError,
-    ProfileName,
-    Runs,
-    Setting,
-)
+from experiments.measures.measure import Measure
+from experiments.measures.registry import MEASURES
+from experiments.measures.task import Assignment, Task, Watcher
+from experiments.papers import NativeTraining, Paper, PaperFileError, ProfileName, Runs
 from experiments.progress import Progress
-from experiments.results import COLUMNS, SCHEMA, Record, Results, ResultsError, hashes, key_of, tidy_rows
+from experiments.results import SCHEMA, Record, Results, ResultsError, hashes, key_of
 from experiments.run_arrays import RunArrays
 from experiments.slots import Slot, side_by_side, slots
+from experiments.summary import described
 from py_engine.errors import EngineError
-
-TITLES: dict[Measure, str] = {
-    "time": "time and accuracy: every seed in a fresh process",
-    "own": "accuracy from each engine's own initialisation",
-    "variants": "variants: other networks on the same data",
-    "memory": "memory: bytes allocated and peak, in runs of their own",
-    "race": "race: engines alternating",
-    "scaling": "scaling: step time against batch size and sequence length",
-    "ablation": "ablation: what each technique of an engine brings",
-}
-"""The measures in the order in which `reproduce` takes them, with a heading for each."""
-
-MODULES: dict[Measure, ModuleType] = {
-    "time": training,
-    "own": native,
-    "variants": variants,
-    "memory": memory,
-    "race": race,
-    "scaling": scaling,
-    "ablation": ablation,
-}
-"""The module of each measure, whose `run` makes the parts of a record; see `experiments.measures.task.Assignment`."""
 
 WORKER = "bridge.worker_process"
 """The module that a worker runs."""
-
-UNTIMED: tuple[Measure, ...] = ("own", "memory")
-"""Measures in which no time takes part: they run with one thread, unless told otherwise, and side by side."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +47,7 @@ class Job:
     paper: Paper
     engines: tuple[str, ...]
     seed: int
-    measure: Measure
+    measure: str
     threads: int
     """As many as it runs with here."""
     profile: ProfileName
@@ -96,37 +61,29 @@ class Job:
         return self.paper.runs_of(self.profile)
 
     @property
-    def parts(self) -> int:
-        """How many steps of progress it has."""
-        match self.measure:
-            case "time" | "own":
-                return self.epochs
-            case "variants":
-                return self.epochs * len(self.paper.variants)
-            case "memory":
-                return 2 * self.epochs
-            case "race":
-                return self.rounds + 1
-            case "scaling":
-                return len(_values(self.runs.batch_sizes)) + len(_values(self.runs.sequence_lengths))
-            case _:
-                return len(list(ablation.configurations(techniques(self.engines[0]))))
+    def kind(self) -> Measure:
+        """The record of its measure."""
+        return MEASURES[self.measure]
+
+    def option(self, name: str) -> Any:
+        """The value of a key under the `[runs]` of its profile; None where there is none."""
+        return self.runs.option(name)
 
     @property
     def epochs(self) -> int:
         """How many epochs it trains."""
-        fewer = self.runs.memory_epochs if self.measure == "memory" else None
-        return fewer.value if fewer else self.paper.epochs(self.profile)
+        fewer: int | None = self.option(self.kind.epochs) if self.kind.epochs else None
+        return fewer or self.paper.epochs(self.profile)
 
     @property
     def named(self) -> str:
         """The run in a message: "study mnist-rnn-e, engine numpy, measure time, seed 3"."""
-        engine = "" if self.measure == "race" else f"engine {self.engines[0]}, "
+        engine = "" if self.kind.plan == "together" else f"engine {self.engines[0]}, "
         return f"study {self.paper.key}, {engine}measure {self.measure}, seed {self.seed}"
 
     def __str__(self) -> str:
-        if self.measure == "race":
-            return f"{self.paper.key}  race of {', '.join(self.engines)}  threads {self.threads}"
+        if self.kind.plan == "together":
+            return f"{self.paper.key}  {self.measure} of {', '.join(self.engines)}  threads {self.threads}"
         return f"{self.paper.key}  {self.engines[0]:<13}  {self.measure:<7}  seed {self.seed}"
 
 
@@ -162,35 +119,43 @@ def plan(
         return []
     runs = paper.runs_of(profile)
     names = checked_engines(paper, engine_names, runs)
-    chosen = [measure for measure in MEASURES if measure in (measures or runs.measures.value)]
-    unknown = sorted(set(measures or ()) - set(MEASURES))
-    if unknown:
+    if unknown := sorted(set(measures or ()) - set(MEASURES)):
         raise PaperFileError(f"no measure {unknown[0]!r}; measures: {', '.join(MEASURES)}")
-    cores = provenance.cores()
     asked = threads or paper.training.threads.value
     usual = provenance.threads(threads, asked)
     jobs: list[Job] = []
-    for measure in chosen:
-        if measure in ("time", "memory", "own", "variants"):
-            counts = {name: _seed_count(paper, runs, name, measure, seeds, bool(engine_names)) for name in names}
-            alone = runs.memory_threads.value if measure == "memory" else 1
-            number = (threads or alone) if measure in UNTIMED else usual
-            for seed in range(max(counts.values())):
-                for name in names:
-                    if seed < counts[name]:
-                        wanted = number if measure in UNTIMED else asked
-                        jobs.append(Job(paper, (name,), seed, measure, number, profile, threads_asked=wanted))
-        elif measure == "race":
-            numbers: dict[int, int] = {}
-            for wanted in [threads] if threads else runs.race_threads.value:
-                numbers.setdefault(min(wanted, cores), wanted)
-            count = rounds or runs.race_rounds.value
-            jobs += [Job(paper, tuple(names), 0, "race", n, profile, count, wanted) for n, wanted in numbers.items()]
+    for name, measure in MEASURES.items():
+        if name not in (measures or runs.measures.value):
+            continue
+        among = runs.engines_of(measure)
+        chosen = names if engine_names and not measure.fixed_engines else _those(names, among)
+        if measure.plan == "together":
+            count = rounds or (runs.option(measure.rounds) if measure.rounds else 0)
+            for here, wanted in _threads(threads, runs.option(measure.threads) if measure.threads else [asked]).items():
+                jobs.append(Job(paper, tuple(chosen), 0, name, here, profile, count, wanted))
+        elif measure.plan == "engines":
+            jobs += [Job(paper, (engine,), 0, name, usual, profile, threads_asked=asked) for engine in chosen]
         else:
-            usually = runs.engines_of(measure) or []
-            able = names if engine_names and measure == "scaling" else [name for name in names if name in usually]
-            jobs += [Job(paper, (name,), 0, measure, usual, profile, threads_asked=asked) for name in able]
+            alone = threads or (runs.option(measure.threads) if measure.threads else 1)
+            here, wanted = (usual, asked) if measure.timed else (alone, alone)
+            counts = {engine: paper.seeds_of(profile, measure, engine, seeds) for engine in chosen}
+            for seed in range(max(counts.values(), default=0)):
+                able = [engine for engine in chosen if seed < counts[engine]]
+                jobs += [Job(paper, (engine,), seed, name, here, profile, threads_asked=wanted) for engine in able]
     return jobs
+
+
+def _those(names: list[str], among: list[str] | None) -> list[str]:
+    """The engines that a measure is for."""
+    return [name for name in names if among is None or name in among]
+
+
+def _threads(asked: int | None, planned: list[int]) -> dict[int, int]:
+    """The numbers of threads of a measure of all engines: as many as there are cores for -> as the paper has it."""
+    numbers: dict[int, int] = {}
+    for wanted in [asked] if asked else planned:
+        numbers.setdefault(min(wanted, provenance.cores()), wanted)
+    return numbers
 
 
 def checked_engines(paper: Paper, names: Sequence[str] | None, runs: Runs | None = None) -> list[str]:
@@ -203,23 +168,6 @@ def checked_engines(paper: Paper, names: Sequence[str] | None, runs: Runs | None
         if not found.ok:
             raise EngineUnavailableError(f"engine {name}: {found.reason}")
     return list(names)
-
-
-def _seed_count(paper: Paper, runs: Runs, engine: str, measure: Measure, seeds: int | None, asked: bool) -> int:
-    """How many seeds an engine runs; `asked` when the user named it."""
-    among = runs.engines_of(measure)
-    if measure == "own" and engine not in paper.own:
-        return 0
-    if among is not None and engine not in among and not asked:
-        return 0
-    planned = runs.seed_count(engine, measure)
-    if seeds is None or (measure in ("own", "variants") and not planned):
-        return planned
-    return min(seeds, runs.memory_seeds.value) if measure == "memory" else seeds
-
-
-def _values(setting: Setting[list[int]] | None) -> list[int]:
-    return setting.value if setting else []
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -242,16 +190,19 @@ class Sweep:
 
     def run(self, jobs: Sequence[Job], progress: Progress, again: bool = False) -> Outcome:
         """Run every job that has no record yet; with `again` every job."""
-        outcome = Outcome()
         start = time.perf_counter()
-        by_dataset: dict[str, list[Job]] = {}
-        for job in jobs:
-            by_dataset.setdefault(_data_key(job.paper), []).append(job)
-        for part in by_dataset.values():
-            with RunArrays(self._load(part[0].paper, progress), self.results.work) as work:
-                self._all(part, work, outcome, progress, again)
-        outcome.seconds = time.perf_counter() - start
-        return outcome
+        found: dict[int, Record] = {}
+        reused: list[int] = []
+        for part in _by_data(jobs):
+            with RunArrays(self._load(part[0][1].paper, progress), self.results.work) as work:
+                one = partial(self._job, work=work, found=found, reused=reused, progress=progress, again=again)
+                for alike, places in _side_by_side(part):
+                    if len(places) > 1:
+                        side_by_side(one, alike, places)
+                        continue
+                    for job in alike:
+                        one(job, places[0])
+        return Outcome([found[number] for number in range(len(jobs))], len(reused), time.perf_counter() - start)
 
     def _load(self, paper: Paper, progress: Progress) -> Dataset:
         key = _data_key(paper)
@@ -264,35 +215,31 @@ class Sweep:
             self._datasets[key] = dataset
         return self._datasets[key]
 
-    def _all(self, jobs: Sequence[Job], work: RunArrays, outcome: Outcome, progress: Progress, again: bool) -> None:
-        found: dict[int, Record] = {}
-        reused: list[int] = []
-
-        def one(numbered: tuple[int, Job], slot: Slot) -> None:
-            number, job = numbered
-            task = task_of(job, work)
-            record = skeleton(job, task, work.dataset)
-            known = None if again else self.results.finished(record["key"])
-            if known is not None:
-                found[number] = known
-                reused.append(number)
-                progress.finish(str(job), "was finished before")
-            elif self._run(job, task, record, slot, progress):
-                found[number] = record
-
-        groups = itertools.groupby(enumerate(jobs), lambda numbered: (numbered[1].measure, numbered[1].threads))
-        for (measure, threads), alike in groups:
-            side_by_side(one, alike, slots(threads, provenance.cores()) if measure in UNTIMED else [Slot()])
-        outcome.records += [found[number] for number in range(len(jobs))]
-        outcome.reused += len(reused)
-
-    def _run(self, job: Job, task: Task, record: Record, slot: Slot, progress: Progress) -> bool:
-        """Run a job and save its record, whatever came of it; False when its slot was stopped."""
-        progress.start(str(job), job.parts)
+    def _job(
+        self,
+        numbered: tuple[int, Job],
+        slot: Slot,
+        work: RunArrays,
+        found: dict[int, Record],
+        reused: list[int],
+        progress: Progress,
+        again: bool,
+    ) -> None:
+        """Run a job that has no record yet, and save its record, whatever came of it, unless its slot was stopped."""
+        number, job = numbered
+        task = task_of(job, work)
+        record = skeleton(job, task, work.dataset)
+        known = None if again else self.results.finished(record["key"])
+        if known is not None:
+            found[number] = known
+            reused.append(number)
+            progress.finish(str(job), "was finished before")
+            return
+        progress.start(str(job), job.kind.steps(job))
         self._prepare(job.engines)
         start = time.perf_counter()
         try:
-            for parts in MODULES[job.measure].run(assignment(job, task, slot, progress)):
+            for parts in job.kind.run(assignment(job, task, slot, progress)):
                 record.update(parts)
             if "failures" in record:
                 _note_failures(job, record)
@@ -300,14 +247,14 @@ class Sweep:
             raise
         except (TwinGradError, EngineError) as error:
             if slot.stopped:  # its worker was ended, which says nothing about the run
-                return False
+                return
             kind = "unavailable" if isinstance(error, EngineUnavailableError) else "failed"
             died = f"{job.named}: " if isinstance(error, WorkerError) else ""
             record.update(status="failed", error=f"{died}{error}", error_kind=kind)
         record["seconds"] = time.perf_counter() - start
         self.results.save(record)
+        found[number] = record
         progress.finish(str(job), described(record))
-        return True
 
     def _prepare(self, names: Sequence[str]) -> None:
         for name in names:
@@ -316,11 +263,24 @@ class Sweep:
                 engines.get(name).prepare()
 
 
+def _by_data(jobs: Sequence[Job]) -> list[list[tuple[int, Job]]]:
+    """The jobs, each with its number, by the data that they load."""
+    groups: dict[str, list[tuple[int, Job]]] = {}
+    for number, job in enumerate(jobs):
+        groups.setdefault(_data_key(job.paper), []).append((number, job))
+    return list(groups.values())
+
+
+def _side_by_side(jobs: Sequence[tuple[int, Job]]) -> Iterator[tuple[list[tuple[int, Job]], list[Slot]]]:
+    """Jobs that may run at the same time, with the slots for them: one slot where times count."""
+    for (name, threads), alike in itertools.groupby(jobs, lambda numbered: (numbered[1].measure, numbered[1].threads)):
+        yield list(alike), [Slot()] if MEASURES[name].timed else slots(threads, provenance.cores())
+
+
 def assignment(job: Job, task: Task, slot: Slot, watcher: Watcher) -> Assignment:
     """What the job's measure is given to run."""
-    models = {item.id: item.model.value for item in job.paper.variants} if job.measure == "variants" else {}
-    others = {name: task_of(job, task.work, model) for name, model in models.items()}
-    return Assignment(job.engines, job.threads, task, settings(job), slot, watcher, others)
+    others = {name: task_of(job, task.work, model) for name, model in job.kind.models(job).items()}
+    return Assignment(job.engines, job.threads, task, job.kind.settings(job), slot, watcher, others)
 
 
 def _note_failures(job: Job, record: Record) -> None:
@@ -343,8 +303,8 @@ def _data_key(paper: Paper) -> str:
 
 def task_of(job: Job, work: RunArrays, model: str | None = None) -> Task:
     """The training that a job measures, with the paper's network or with another `model`."""
-    paper, runs, training = job.paper, job.runs, job.paper.training
-    differing = paper.own.get(job.engines[0], NativeTraining()) if job.measure == "own" else NativeTraining()
+    paper, training = job.paper, job.paper.training
+    differing = paper.own.get(job.engines[0], NativeTraining()) if job.kind.native else NativeTraining()
     pixels, batch_size = differing.pixels or training.pixels, differing.batch_size or training.batch_size
     if batch_size.value > len(work.dataset.y_train):
         raise PaperFileError(
@@ -354,7 +314,7 @@ def task_of(job: Job, work: RunArrays, model: str | None = None) -> Task:
     name = model or (differing.model.value if differing.model else paper.model)
     spec = paper.spec(name)
     known = training.train_evaluation_rows
-    rows = runs.memory_rows if job.measure == "memory" else None
+    rows = job.option(job.kind.rows) if job.kind.rows else None
     return Task(
         spec=spec,
         optimizer=optimizer_of(paper, differing),
@@ -366,7 +326,7 @@ def task_of(job: Job, work: RunArrays, model: str | None = None) -> Task:
         pretrained={name: setting.value for name, setting in paper.pretrained.items() if name in spec.parameters()},
         pixels=pixels.value if pixels else "0 to 1",
         known_rows=known.value if known else None,
-        rows_per_epoch=min(rows.value, len(work.dataset.y_train)) if rows else None,
+        rows_per_epoch=min(rows, len(work.dataset.y_train)) if rows else None,
     )
 
 
@@ -377,24 +337,6 @@ def optimizer_of(paper: Paper, differing: NativeTraining | None = None) -> Optim
     name, rate = differing.optimizer or training.optimizer, differing.learning_rate or training.learning_rate
     settings: dict[str, Any] = {"momentum": momentum} if momentum else {}
     return Optimizer(name.value, rate.value, **settings)
-
-
-def settings(job: Job) -> dict[str, Any]:
-    """What a measure is told besides the training: its own settings, by value."""
-    runs = job.runs
-    match job.measure:
-        case "race":
-            return {"rounds": job.rounds, "steps": runs.race_steps.value if runs.race_steps else None}
-        case "scaling":
-            return {
-                "batch_sizes": _values(runs.batch_sizes),
-                "sequence_lengths": _values(runs.sequence_lengths),
-            }
-        case "variants":
-            return {"variants": {one.id: job.paper.spec(one.model.value).digest for one in job.paper.variants}}
-        case "ablation":
-            return {"techniques": list(techniques(job.engines[0]))}
-    return {}
 
 
 def asked(job: Job, task: Task) -> dict[str, Any]:
@@ -414,13 +356,13 @@ def asked(job: Job, task: Task) -> dict[str, Any]:
             "rows_per_epoch": task.rows_per_epoch,
             "pretrained": dict(task.pretrained),
         },
-        "settings": settings(job),
+        "settings": job.kind.settings(job),
     }
 
 
 def starts(job: Job) -> list[str]:
     """Where the closure of the sources that decide a job starts: the measure, the worker and the adapters."""
-    return [MODULES[job.measure].__name__, WORKER, *(engines.get(name).module for name in job.engines)]
+    return [job.kind.run.__module__, WORKER, *(engines.get(name).module for name in job.engines)]
 
 
 def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
@@ -428,12 +370,13 @@ def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
     registered = {name: engines.get(name) for name in job.engines}
     digests = {name: provenance.engine_digest(row.module) for name, row in registered.items()}
     versions = {name: row.availability().versions for name, row in registered.items()}
-    kinds = ("training.", "pretrained.", *(f"own.{name}." for name in job.engines if job.measure == "own"))
+    kinds = ("training.", "pretrained.", *(f"own.{name}." for name in job.engines if job.kind.native))
     training = {name: setting.value for name, setting in job.paper.settings() if name.startswith(kinds)}
+    alone = job.kind.plan != "together"
     config: dict[str, Any] = {
         "paper": job.paper.key,
         "engine": ",".join(job.engines),
-        "label": "Race" if job.measure == "race" else registered[job.engines[0]].label,
+        "label": registered[job.engines[0]].label if alone else job.measure.capitalize(),
         "seed": job.seed,
         "measure": job.measure,
         "threads": job.threads,
@@ -442,13 +385,9 @@ def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
         "batch_size": task.batch_size,
         "epochs": task.epochs,
         "training": training,
-        **settings(job),
+        **job.kind.settings(job),
+        **job.kind.config(job, task),
     }
-    if job.measure == "race":
-        rows, steps = race.chunk(len(dataset.y_train), task.batch_size, config["steps"])
-        config |= {"engines": list(job.engines), "steps": steps, "rows": rows}
-    if job.measure == "memory":
-        config["rows"] = task.rows_per_epoch
     origin = {
         **provenance.summary(),
         "threads": job.threads,
@@ -484,7 +423,7 @@ def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
         "provenance": origin,
         "blas": {},
     }
-    if job.measure == "race":
+    if not alone:
         record["entrants"] = {
             name: {"label": row.label, "engine_digest": digests[name], "versions": versions[name], "error": None}
             for name, row in registered.items()
@@ -502,96 +441,3 @@ def _weights_digest(task: Task) -> str:
     if same not in _WEIGHTS:
         _WEIGHTS[same] = weights.digest(task.initial_weights())
     return _WEIGHTS[same]
-
-
-def techniques(engine: str) -> tuple[str, ...]:
-    """The switches of an engine, by the names that it gives them; RunError for an engine that has none."""
-    if engine == "numpy":
-        from py_engine.ad.techniques import Techniques
-
-        return tuple(item.name for item in dataclasses.fields(Techniques))
-    if engine == "julia":
-        from bridge.julia import environment
-
-        source = Path(environment.ENGINE, "src", "ad", "techniques.jl").read_text(encoding="utf-8")
-        return tuple(re.findall(r"^    (\w+)::Bool$", source, re.MULTILINE))
-    raise RunError(f"engine {engine} has no switches for its techniques: an ablation is for numpy and julia")
-
-
-# -----------------------------------------------------------------------------------------------------------
-# In words
-
-
-def described(record: Record) -> str:
-    """One run in a few words, as its line of progress says it."""
-    took = duration(record["seconds"])
-    if record["status"] != "ok":
-        word = "left out" if record["error_kind"] == "unavailable" else "FAILED"
-        return f"{word}: {record['error'].splitlines()[0]}"
-    row = rows([record])[0]
-    match record["config"]["measure"]:
-        case "own":
-            return f"test accuracy {fraction(row['test_accuracy'])}  (in all {took})"
-        case "time":
-            later = row["later_epoch_seconds"] or row["first_epoch_seconds"]
-            return f"test accuracy {fraction(row['test_accuracy'])}  {duration(later)} per epoch  (in all {took})"
-        case "memory":
-            allocated = row["bytes_later_epochs"]
-            allocated = row["bytes_first_epoch"] if allocated is None else allocated
-            return f"{size(allocated)} allocated per epoch  peak {size(row['peak_rss_bytes'])}  (in all {took})"
-        case "race":
-            absent = [name for name, entrant in record["entrants"].items() if entrant["error"]]
-            without = f"  without {', '.join(absent)}" if absent else ""
-            return f"{record['config']['rounds']} rounds{without}  (in all {took})"
-        case "variants":
-            return f"{len({row['variant'] for row in record['variants']})} variants  (in all {took})"
-        case "ablation":
-            return f"{len(record['ablation'])} configurations  (in all {took})"
-        case _:
-            return f"{len(record['scaling'])} points  (in all {took})"
-
-
-def rows(records: Iterable[Record]) -> list[Record]:
-    """The rows of `tidy/runs.csv` for records."""
-    return [{name: row.get(name) for name in COLUMNS["runs"]} for row in tidy_rows(records)["runs"]]
-
-
-def summary(records: Iterable[Record]) -> list[list[str]]:
-    """A line for each paper and engine: seeds, seconds of the first and of a later epoch, accuracy, memory."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for row in rows(records):
-        if row["status"] == "ok" and row["measure"] in ("time", "memory"):
-            groups.setdefault((row["paper"], row["engine"]), []).append(row)
-    return [
-        [
-            paper,
-            engine,
-            str(len({row["seed"] for row in group})),
-            _mean(group, "first_epoch_seconds", duration),
-            _mean(group, "later_epoch_seconds", duration),
-            _mean(group, "test_accuracy", fraction),
-            _mean(group, "bytes_later_epochs", size),
-            _mean(group, "peak_rss_bytes", size),
-        ]
-        for (paper, engine), group in groups.items()
-    ]
-
-
-def growth(records: Iterable[Record]) -> list[list[str]]:
-    """A line for each point of the scaling series."""
-    return [
-        [
-            record["config"]["paper"],
-            record["config"]["engine"],
-            row["quantity"].replace("_", " "),
-            str(row["value"]),
-            fixed(row["microseconds_per_step"], 1),
-        ]
-        for record in records
-        for row in record.get("scaling", ())
-    ]
-
-
-def _mean(group: Sequence[Record], name: str, text: Callable[[float], str]) -> str:
-    values = [row[name] for row in group if row[name] is not None]
-    return text(statistics.fmean(values)) if values else "-"

@@ -1,1 +1,1 @@
-"""What is measured, one module each: time, own, variants, memory, race (engines alternating), scaling and ablation."""
+"""What is measured: one file for each measure; see `experiments.measures.measure`."""

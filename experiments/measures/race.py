@@ -11,14 +11,18 @@ import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge import engine as engines
 from bridge.errors import TwinGradError
 from bridge.worker import Worker
+from experiments.measures.measure import Measure
 from experiments.measures.task import Assignment, Parts, Task, Watcher
 from experiments.slots import MOST, Slot, side_by_side
 from py_engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from experiments.sweep import Job
 
 STEPS = 600
 """Steps of a chunk at least: those of an epoch of MNIST in batches of 100. Small data is gone through several times."""
@@ -150,3 +154,30 @@ def standings(rows: Sequence[Mapping[str, Any]], base: str | None = None) -> lis
             }
         )
     return found
+
+
+def _chunk(job: Job, task: Task) -> dict[str, Any]:
+    rows, steps = chunk(len(task.work.dataset.y_train), task.batch_size, job.option("race_steps"))
+    return {"engines": list(job.engines), "steps": steps, "rows": rows}
+
+
+MEASURE = Measure(
+    name="race",
+    place=5,
+    title="race: engines alternating",
+    about="time per step, engines alternating",
+    words="race",
+    run=run,
+    form={"race": [{"engine": "text", "label": "text", "round": "count", "microseconds_per_step": "number"}]},
+    plan="together",
+    options={"race_rounds": "rounds", "race_threads": "threads list", "race_steps?": "count"},
+    threads="race_threads",
+    rounds="race_rounds",
+    settings=lambda job: {"rounds": job.rounds, "steps": job.option("race_steps")},
+    config=_chunk,
+    steps=lambda job: job.rounds + 1,
+    columns=(
+        *("key", "paper", "engine", "label", "threads", "data_source", "round", "microseconds_per_step"),
+        *("cpu_model", "machine", "commit", "created"),
+    ),
+)

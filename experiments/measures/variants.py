@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.measures import training
+from experiments.measures.measure import EPOCH, Measure
 from experiments.measures.task import Assignment, Parts
 
 
@@ -18,3 +19,27 @@ def run(given: Assignment) -> Parts:
         found["epochs"][0]["seconds"] += found["startup"]["build_seconds"]
         rows += [{"variant": name, "model": task.spec.name, **epoch} for epoch in found["epochs"]]
         yield {"variants": rows, **blas}
+
+
+MEASURE = Measure(
+    name="variants",
+    place=4,
+    title="variants: other networks on the same data",
+    about="other networks on the same data",
+    words="variants of the network",
+    run=run,
+    form={"variants": [{"variant": "text", "model?": "text", **EPOCH}]},
+    options={"variant_engines?": "engines", "variant_seeds?": "seeds"},
+    engines="variant_engines",
+    only_listed=True,
+    seeds=("variant_seeds",),
+    models=lambda job: {one.id: one.model.value for one in job.paper.variants},
+    settings=lambda job: {"variants": {one.id: job.paper.spec(one.model.value).digest for one in job.paper.variants}},
+    steps=lambda job: job.epochs * len(job.paper.variants),
+    columns=(
+        *("key", "paper", "engine", "label", "seed", "threads", "profile", "variant", "model", "epoch", "seconds"),
+        *("train_accuracy", "test_accuracy", "test_loss", "data_source", "engine_digest", "cpu_model", "machine"),
+        "created",
+    ),
+    later=True,
+)

@@ -29,7 +29,7 @@ from experiments.progress import Progress
 from experiments.results import SCHEMA, Record, Results, hashes
 from experiments.sources import ROOT, SOURCES
 
-MEASURE = "microbenchmarks"
+MEASURE = measure.MEASURE.name
 THREADS = 1
 """The functions are small: more threads would be waited for."""
 

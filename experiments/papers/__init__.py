@@ -14,7 +14,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
 from bridge import engine as engines
 from bridge import spec as model_spec
@@ -22,7 +31,10 @@ from bridge import toml
 from bridge.errors import TwinGradError, printable, shown
 from bridge.spec import ModelSpec
 from experiments import data
+from experiments.measures.measure import Measure
+from experiments.measures.registry import MEASURES
 from experiments.papers import file, network
+from experiments.quantities import QUANTITIES
 
 PAPERS_DIR = Path(__file__).parent
 MODELS_DIR = PAPERS_DIR.parent / "models"
@@ -30,57 +42,15 @@ MOST_SHOWN = 20
 """Problems of one file that a message names."""
 
 Source = Literal["paper", "code", "ours"]
-Measure = Literal["time", "own", "variants", "memory", "race", "scaling", "ablation"]
 ProfileName = Literal["full", "quick", "sample"]
 if TYPE_CHECKING:  # type checkers read no literals that are computed
     OptimizerName: TypeAlias = str
+    MeasureName: TypeAlias = str
 else:
     OptimizerName = Literal[tuple(engines.OPTIMIZERS)]
+    MeasureName = Literal[tuple(MEASURES)]
 PixelScale = Literal["0 to 1", "normalised"]
-MEASURES: tuple[Measure, ...] = ("time", "own", "variants", "memory", "race", "scaling", "ablation")
 PROFILES: tuple[ProfileName, ...] = ("full", "quick", "sample")
-
-ClaimQuantity = Literal[
-    "first_epoch_seconds",
-    "later_epoch_seconds",
-    "first_to_later_seconds",
-    "total_seconds",
-    "average_epoch_seconds",
-    "step_microseconds",
-    "bytes_first_epoch",
-    "bytes_later_epochs",
-    "bytes_all_epochs",
-    "peak_rss_bytes",
-    "train_accuracy",
-    "test_accuracy",
-    "test_loss",
-    "own_train_accuracy",
-    "own_test_accuracy",
-    "own_test_loss",
-    "technique_time_saved",
-    "technique_bytes_saved",
-    "technique_alone_bytes_saved",
-    "variant_test_accuracy",
-    "variant_late_gain_accuracy",
-    "variant_later_epoch_seconds",
-    "gradient_nanoseconds",
-    "gradient_to_forward",
-    "chunked_gradient_nanoseconds",
-]
-"""What a claim may be about. Seconds and bytes are compared by ratios, accuracies and losses by differences."""
-ABOUT_SOMETHING = (
-    "technique_time_saved",
-    "technique_bytes_saved",
-    "technique_alone_bytes_saved",
-    "variant_test_accuracy",
-    "variant_late_gain_accuracy",
-    "variant_later_epoch_seconds",
-    "gradient_nanoseconds",
-    "gradient_to_forward",
-    "chunked_gradient_nanoseconds",
-)
-"""Quantities of a technique ("all": all of them together), of a variant or of a function of the micro-benchmarks
-("all": the geometric mean over them), which the claim names in `of`."""
 
 T = TypeVar("T")
 
@@ -93,6 +63,15 @@ MOST_ITEMS = 1_000
 LONGEST_TEXT = 10_000
 """Characters of every text in it."""
 
+
+def _quantity(name: str) -> str:
+    if name not in QUANTITIES:
+        near = _did_you_mean(name, QUANTITIES)
+        raise ValueError(f"no quantity {shown(name)}{near}; quantities: {', '.join(QUANTITIES)}")
+    return name
+
+
+QuantityName = Annotated[str, AfterValidator(_quantity)]
 Epochs = Annotated[int, Field(ge=1, le=MOST_EPOCHS)]
 Seeds = Annotated[int, Field(ge=1, le=MOST_SEEDS)]
 Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
@@ -189,8 +168,25 @@ class Variant(_Record):
     model: Setting[ModelName]
 
 
-class Runs(_Record):
-    """How often a profile runs what. Seeds count from 0; `engine_seeds` allows single engines fewer of them."""
+KINDS: dict[str, Any] = {
+    "seeds": Setting[Seeds],
+    "seeds by engine": Table[Setting[Seeds]],
+    "epochs": Setting[Epochs],
+    "rounds": Setting[Rounds],
+    "count": Setting[Count],
+    "counts": Setting[Items[Count]],
+    "threads": Setting[Threads],
+    "threads list": Setting[Items[Threads]],
+    "engines": Setting[Items[str]],
+}
+"""What the options of a measure may be."""
+
+
+class RunsOfAll(_Record):
+    """How often a profile runs what, apart from the options that measures have of their own.
+
+    Seeds count from 0; `engine_seeds` allows single engines fewer of them.
+    """
 
     engines: Setting[Items[str]] | None = None
     """The engines that run at all; those of the paper when absent."""
@@ -198,58 +194,69 @@ class Runs(_Record):
     """Fewer epochs than `training` says."""
     seeds: Setting[Seeds]
     engine_seeds: Table[Setting[Seeds]] = {}
-    measures: Setting[Items[Measure]]
-    memory_seeds: Setting[Seeds]
-    memory_threads: Setting[Threads]
-    memory_epochs: Setting[Epochs] | None = None
-    """Epochs of the runs of memory, where the second one is like all that follow; those of the others when absent."""
-    memory_rows: Setting[Count] | None = None
-    """Training rows of an epoch in the runs of memory; what they allocate is scaled up to a whole epoch."""
-    memory_engines: Setting[Items[str]] | None = None
-    own_seeds: Setting[Seeds] | None = None
-    own_engine_seeds: Table[Setting[Seeds]] = {}
-    variant_engines: Setting[Items[str]] | None = None
-    variant_seeds: Setting[Seeds] | None = None
-    race_rounds: Setting[Rounds]
-    race_threads: Setting[Items[Threads]]
-    race_steps: Setting[Count] | None = None
-    """Steps of a round, where an epoch has more of them or the data are few."""
-    scaling_engines: Setting[Items[str]] | None = None
-    batch_sizes: Setting[Items[Count]] | None = None
-    sequence_lengths: Setting[Items[Count]] | None = None
-    ablation_engines: Setting[Items[str]] | None = None
+    measures: Setting[Items[MeasureName]]
 
     @model_validator(mode="after")
-    def _a_later_epoch(self) -> Runs:
-        if self.memory_rows and (not self.memory_epochs or self.memory_epochs.value < 2):
-            raise ValueError("memory_rows needs memory_epochs of at least 2: a later epoch says what a step allocates")
+    def _usable(self) -> RunsOfAll:
+        for measure in MEASURES.values():
+            if problem := measure.check(self.option):
+                raise ValueError(problem)
         return self
 
-    def seed_count(self, engine: str, measure: str = "time") -> int:
-        """How many seeds `engine` runs for `measure`."""
-        if measure == "own":
-            return _fewest(self.own_seeds, self.own_engine_seeds.get(engine))
-        if measure == "variants":
-            return _fewest(self.variant_seeds)
-        count = _fewest(self.seeds, self.engine_seeds.get(engine))
-        return min(count, self.memory_seeds.value) if measure == "memory" else count
+    def option(self, name: str) -> Any:
+        """The value of a key; None where there is none."""
+        setting = getattr(self, name)
+        return setting.value if isinstance(setting, Setting) else setting
 
-    def engines_of(self, measure: str) -> list[str] | None:
+    def seed_count(self, engine: str, measure: Measure, asked: int | None = None) -> int:
+        """How many seeds an engine runs for a measure; `asked` stands in the place of its first limit."""
+        limits = [self._seeds(name, engine) for name in measure.seeds]
+        planned = min(limits)
+        return planned if asked is None or not planned else min([asked, *limits[1:]])
+
+    def _seeds(self, name: str, engine: str) -> int:
+        """The seeds of an option, or the fewer of a single engine."""
+        by_engine = getattr(self, name.replace("seeds", "engine_seeds"), {})
+        given = [self.option(name), by_engine[engine].value if engine in by_engine else None]
+        return min((count for count in given if count is not None), default=0)
+
+    def engines_of(self, measure: Measure) -> list[str] | None:
         """The engines that alone run a measure; None when it is all of them."""
-        lists = {
-            "memory": self.memory_engines,
-            "variants": self.variant_engines,
-            "scaling": self.scaling_engines,
-            "ablation": self.ablation_engines,
-        }
-        found = lists.get(measure)
-        if found is not None:
-            return found.value
-        return None if measure in ("time", "memory", "race", "own") else []
+        found: list[str] | None = self.option(measure.engines) if measure.engines else None
+        return [] if found is None and measure.only_listed else found
+
+    def engine_names(self) -> dict[str, Collection[str]]:
+        """The engines that each key names."""
+        found: dict[str, Collection[str]] = {"engines": self.option("engines") or [], "engine_seeds": self.engine_seeds}
+        for name, kind in _options().items():
+            if kind in ("engines", "seeds by engine"):
+                found[name] = self.option(name) or ()
+        return found
 
 
-def _fewest(*settings: Setting[int] | None) -> int:
-    return min((setting.value for setting in settings if setting is not None), default=0)
+def _options() -> dict[str, str]:
+    """The options of all measures, with their kinds."""
+    return {name.removesuffix("?"): kind for measure in MEASURES.values() for name, kind in measure.options.items()}
+
+
+def _field(name: str, kind: str) -> tuple[Any, Any]:
+    """A measure's option as a field: its type, and its default or that it must be given."""
+    if kind == "seeds by engine":
+        return KINDS[kind], {}
+    return (KINDS[kind] | None, None) if name.endswith("?") else (KINDS[kind], ...)
+
+
+_FIELDS: dict[str, Any] = {
+    name.removesuffix("?"): _field(name, kind)
+    for measure in MEASURES.values()
+    for name, kind in measure.options.items()
+}
+
+if TYPE_CHECKING:
+    Runs: TypeAlias = RunsOfAll
+else:
+    Runs = create_model("Runs", __base__=RunsOfAll, **_FIELDS)
+    """How often a profile runs what, with the options of every measure."""
 
 
 class Profiles(_Record, Generic[T]):
@@ -351,11 +358,12 @@ class Claim(_Record):
     id: Identifier
     text: str
     where: str
-    quantity: ClaimQuantity | None = None
+    quantity: QuantityName | None = None
     engine: str = ""
     than: str = ""
     of: str = ""
-    """The technique or the variant that a quantity is about."""
+    """The technique ("all": all of them together), the variant, or the function of the micro-benchmarks ("all": the
+    geometric mean over them) that a quantity is about."""
     stands_for: str = "the study's own engine"
     """What an engine of ours stands for in this claim."""
     low: float | None = None
@@ -368,8 +376,9 @@ class Claim(_Record):
             raise ValueError("give either a quantity to test or the reason why the claim is untestable")
         if self.quantity is not None and (not self.engine or (self.low is None and self.high is None)):
             raise ValueError("a test needs an engine and at least one of low and high")
-        if (self.quantity in ABOUT_SOMETHING) != bool(self.of):
-            raise ValueError(f"`of` goes with {', '.join(ABOUT_SOMETHING)}, and only with them")
+        about = [name for name, quantity in QUANTITIES.items() if quantity.about]
+        if (self.quantity in about) != bool(self.of):
+            raise ValueError(f"`of` goes with {', '.join(about)}, and only with them")
         return self
 
 
@@ -381,6 +390,8 @@ class Output(_Record):
     title: str
     reproduces: str = ""
     caption: str = ""
+    quantities: Items[QuantityName] = []
+    """What the producers `quantities` and `bars` show."""
 
 
 class Paper(_Record):
@@ -440,13 +451,7 @@ class Paper(_Record):
             if twice:
                 raise ValueError(f"{kind} given twice: {', '.join(twice)}")
         for profile in PROFILES:
-            runs = self.runs_of(profile)
-            for place, found in {
-                "engines": runs.engines.value if runs.engines else [],
-                "engine_seeds": runs.engine_seeds,
-                "own_engine_seeds": runs.own_engine_seeds,
-                **{f"{measure}_engines": runs.engines_of(measure) or [] for measure in MEASURES},
-            }.items():
+            for place, found in self.runs_of(profile).engine_names().items():
                 unknown = sorted(set(found) - set(names))
                 if unknown:
                     raise ValueError(f"runs.{profile}.{place}: {unknown[0]!r} is not among the engines")
@@ -471,6 +476,12 @@ class Paper(_Record):
         """How many epochs a profile trains."""
         fewer = self.runs_of(profile).epochs
         return fewer.value if fewer else self.training.epochs.value
+
+    def seeds_of(self, profile: ProfileName, measure: Measure, engine: str, asked: int | None = None) -> int:
+        """How many seeds an engine runs for a measure in a profile; `asked`: of as many as the user asks for."""
+        if measure.native and engine not in self.own:
+            return 0
+        return self.runs_of(profile).seed_count(engine, measure, asked)
 
     def loader_options(self) -> dict[str, Any]:
         """What the dataset's loader is given."""

@@ -13,7 +13,7 @@ reports and cites stands in rows. A file of version 1, of TwinGrad 0.1, says eve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def completed(given: Document) -> Document:
         profiles = {name: _filled(runs.get(name, {}), _of(names, usual["runs"][name])) for name in usual["runs"]}
         found["runs"] = runs | profiles
     for kind in ("tables", "figures"):
-        found[kind] = _each(given.get(kind, []), lambda item, kind=kind: _output(item, usual[kind]))
+        found[kind] = _each(given.get(kind, []), partial(_output, usual=usual[kind]))
     found["reported"] = _rows(given.get("reported", []), "reported", REPORTED)
     found["cited"] = _rows(given.get("cited", []), "cited", CITED)
     if isinstance(claims := given.get("claims"), dict):

@@ -22,11 +22,12 @@ from typing import Any
 
 from bridge.errors import TwinGradError, shown
 from bridge.files import write_atomically
+from experiments.measures.registry import TABLES
 from experiments.papers import MODELS_DIR, PAPERS_DIR, Paper, load_paper, paper_keys
 from experiments.report import design, figures, html, numbers, row_helpers, table, tables
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
 from experiments.report.view import MixedMachinesError, ReportError, View, paper_view
-from experiments.results import COLUMNS, ResultsError, Tidy, explain
+from experiments.results import ResultsError, Tidy, explain
 
 __all__ = ["Built", "MixedMachinesError", "ReportError", "build", "made_from"]
 
@@ -104,7 +105,7 @@ def _foreseen(paper: Paper) -> Iterator[None]:
 
 def foreign(tidy: Tidy) -> list[str]:
     """The papers of the user's own that have results, whose files must be named to be reported."""
-    found = {str(key) for name in COLUMNS for key in getattr(tidy, name).get("paper", ())}
+    found = {str(key) for frame in (tidy.runs, *tidy.tables.values()) for key in frame["paper"]}
     return sorted(found - set(paper_keys()))
 
 
@@ -135,8 +136,8 @@ def _papers(tidy: Tidy, names: Sequence[str] | None, results_dir: Path) -> list[
     """The papers to report: those named, or all that have any result."""
     if names is not None:
         return [load_paper(name) for name in names]
-    found = {*tidy.runs["paper"], *tidy.race["paper"], *tidy.scaling["paper"]}
-    small = {*tidy.microbenchmarks["paper"]}
+    found = {*tidy.runs["paper"], *(key for name in TABLES for key in tidy.tables[name]["paper"])}
+    small = {*tidy.tables["microbenchmarks"]["paper"]}
     known = [load_paper(key) for key in paper_keys()]
     chosen = [paper for paper in known if (paper.runs_of_paper or paper.key) in found or paper.key in small]
     if not chosen:

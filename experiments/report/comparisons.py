@@ -8,9 +8,10 @@ import pandas as pd
 
 from experiments.formats import MISSING, fixed, fraction, percent, significant, size
 from experiments.measures.ablation import FLOAT32, STEPS_COUNTED
+from experiments.quantities import INHERITING, QUANTITIES, memory_of, native_runs
 from experiments.report import claims as verdicts
 from experiments.report import row_helpers
-from experiments.report.row_helpers import producer
+from experiments.report.row_helpers import Cell, engine_table, producer
 from experiments.report.table import Row, Table, column
 from experiments.report.view import View, one_machine
 
@@ -42,39 +43,16 @@ TECHNIQUES = {
 @producer
 def first_and_average_times(view: View) -> Table:
     """Seconds of the first epoch, and the average of those that follow, without and with the evaluation."""
-    rows: list[Row] = []
-    for engine in view.engines():
-        time, epochs = view.ok("time", engine), view.epochs_of("time", engine)
-        evaluated = epochs[epochs["epoch"] > 1].groupby("key")["seconds_with_evaluation"].mean()
-        rows.append(
-            {
-                **row_helpers.measured(view, engine, "time"),
-                "seeds": len(time),
-                **row_helpers.mean_and_spread("first_epoch_s", time["first_epoch_seconds"]),
-                **row_helpers.mean_and_spread("average_s", time["later_epoch_seconds"]),
-                **row_helpers.mean_and_spread("average_with_evaluation_s", evaluated),
-            }
-        )
-    quantities = ("seconds_first_epoch", "seconds_per_epoch")
-    for row in row_helpers.reported_rows(view.paper, quantities):
-        rows.append({**row, "first_epoch_s": row.get("seconds_first_epoch"), "average_s": row.get("seconds_per_epoch")})
-    names = ("first_epoch_s", "average_s", "average_with_evaluation_s")
-    return row_helpers.table_of(
-        view,
-        "first_and_average_times",
-        ("seeds", *(field for name in names for field in (name, f"{name}_sd")), "words"),
-        [
-            row_helpers.mean_column("first epoch [s]", "first_epoch_s", "seconds_first_epoch"),
-            row_helpers.mean_column("average [s]", "average_s", "seconds_per_epoch"),
-            row_helpers.mean_column("with evaluation [s]", "average_with_evaluation_s"),
-        ],
-        rows,
-        [
-            "The average is that of the epochs after the first; the first contains what is built for it.",
-            *row_helpers.seeds_note(view),
-        ],
-        "time",
+    cells = (
+        Cell("first_epoch_s", "first epoch [s]", "first_epoch_seconds", "seconds_first_epoch"),
+        Cell("average_s", "average [s]", "later_epoch_seconds", "seconds_per_epoch"),
+        Cell("average_with_evaluation_s", "with evaluation [s]", "later_evaluated_seconds"),
     )
+    notes = (
+        "The average is that of the epochs after the first; the first contains what is built for it.",
+        *row_helpers.seeds_note(view),
+    )
+    return engine_table(view, "first_and_average_times", ("time",), cells, notes)
 
 
 @producer
@@ -83,7 +61,7 @@ def first_and_average_allocations(view: View) -> Table:
     paper = view.paper
     rows: list[Row] = []
     for engine in view.engines():
-        memory = row_helpers.memory_of(view, engine)
+        memory = memory_of(view, engine)
         rows.append(
             {
                 **row_helpers.measured(view, engine, "memory"),
@@ -112,34 +90,17 @@ def first_and_average_allocations(view: View) -> Table:
 @producer
 def memory(view: View) -> Table:
     """Peak resident memory and bytes allocated of every framework: two figures, in columns of their own."""
-    rows: list[Row] = []
-    for engine in view.engines():
-        allocated = row_helpers.memory_of(view, engine)
-        rows.append(
-            {
-                **row_helpers.measured(view, engine, "memory"),
-                **row_helpers.mean_and_spread("peak_rss_bytes", view.ok("memory", engine)["peak_rss_bytes"]),
-                "bytes_first_epoch": allocated["first"],
-                "bytes_later_epochs": allocated["later"],
-            }
-        )
-    return row_helpers.table_of(
-        view,
-        "memory",
-        ("peak_rss_bytes", "peak_rss_bytes_sd", "bytes_first_epoch", "bytes_later_epochs"),
-        [
-            column("peak resident", "peak_rss_bytes", size),
-            column("allocated, 1st epoch", "bytes_first_epoch", size),
-            column("allocated, later epochs", "bytes_later_epochs", size),
-        ],
-        rows,
-        [
-            "Peak resident is the process's high-water mark (VmHWM) in a run of its own, imported packages and data "
-            "included. Allocated is the sum of what an epoch asks for, freed or not: two figures that do not compare.",
-            *row_helpers.copies_note(view),
-        ],
-        "memory",
+    cells = (
+        Cell("peak_rss_bytes", "peak resident", "peak_rss_bytes"),
+        Cell("bytes_first_epoch", "allocated, 1st epoch", "bytes_first_epoch", spread=False),
+        Cell("bytes_later_epochs", "allocated, later epochs", "bytes_later_epochs", spread=False),
     )
+    notes = (
+        "Peak resident is the process's high-water mark (VmHWM) in a run of its own, imported packages and data "
+        "included. Allocated is the sum of what an epoch asks for, freed or not: two figures that do not compare.",
+        *row_helpers.copies_note(view),
+    )
+    return engine_table(view, "memory", ("memory",), cells, notes, seeds="")
 
 
 @producer
@@ -220,33 +181,10 @@ def _reported_memory(view: View, names: dict[str, str]) -> list[Row]:
 @producer
 def accuracy(view: View) -> Table:
     """Accuracy on training and test data and the test loss after the last epoch, from the same initial weights."""
-    rows: list[Row] = []
-    for engine in view.engines():
-        runs = view.ok("time", engine)
-        rows.append(
-            {
-                **row_helpers.measured(view, engine, "time"),
-                "seeds": len(runs),
-                **row_helpers.mean_and_spread("train_accuracy", runs["train_accuracy"]),
-                **row_helpers.mean_and_spread("test_accuracy", runs["test_accuracy"]),
-                **row_helpers.mean_and_spread("test_loss", runs["test_loss"]),
-            }
-        )
-    rows += list(row_helpers.reported_rows(view.paper, ("train_accuracy", "test_accuracy", "test_loss")))
     names = ("train_accuracy", "test_accuracy", "test_loss")
-    return row_helpers.table_of(
-        view,
-        "accuracy",
-        ("seeds", *(field for name in names for field in (name, f"{name}_sd")), "words"),
-        [
-            row_helpers.accuracy_column("train accuracy", "train_accuracy"),
-            row_helpers.accuracy_column("test accuracy", "test_accuracy"),
-            row_helpers.accuracy_column("test loss", "test_loss"),
-        ],
-        rows,
-        [*row_helpers.seeds_note(view), *_evaluated_note(view)],
-        "time",
-    )
+    cells = [Cell(name, QUANTITIES[name].label, name, name) for name in names]
+    notes = (*row_helpers.seeds_note(view), *_evaluated_note(view))
+    return engine_table(view, "accuracy", ("time",), cells, notes)
 
 
 @producer
@@ -256,7 +194,7 @@ def own_accuracy(view: View) -> Table:
     rows: list[Row] = []
     differs: list[str] = []
     for engine in view.engines():
-        shared, own = view.ok("time", engine), row_helpers.own_runs(view, engine)
+        shared, own = view.ok("time", engine), native_runs(view, engine)
         measures = ("time", "own") if engine in paper.own else ("time",)
         settings = ", ".join(f"{name.replace('_', ' ')} {item.value}" for name, item in _differing(view, engine))
         if settings:
@@ -277,7 +215,7 @@ def own_accuracy(view: View) -> Table:
         words = {f"own_{name}_words": row.get(f"{name}_words") for name in ("train_accuracy", "test_accuracy")}
         rows.append({**row, **cells, **words})
     names = ("shared_test_accuracy", "own_train_accuracy", "own_test_accuracy")
-    ours = [view.label(name) for name in view.engines() if name in row_helpers.OURS and len(view.ok("time", name))]
+    ours = [view.label(name) for name in view.engines() if name in INHERITING and len(view.ok("time", name))]
     return row_helpers.table_of(
         view,
         "own_accuracy",
@@ -319,12 +257,12 @@ def _evaluated_note(view: View) -> list[str]:
 def variants(view: View) -> Table:
     """The paper's network and its variants: accuracy and loss after the last epoch, seconds of an epoch."""
     paper = view.paper
-    one_machine(view.variants["machine"], f"the variants of {paper.key}")
+    one_machine(view.table("variants")["machine"], f"the variants of {paper.key}")
     titles = {variant.id: variant.title for variant in paper.variants}
     rows: list[Row] = []
     for engine in view.engines():
         planned = view.planned(engine, "variants")
-        found = view.variants[view.variants["engine"] == engine]
+        found = view.table("variants")[view.table("variants")["engine"] == engine]
         if not planned and not len(found) and any(view.planned(name, "variants") for name in view.engines()):
             continue  # this comparison is not planned for all engines
         runs, base = view.ok("time", engine), row_helpers.measured(view, engine, "variants")
@@ -386,8 +324,8 @@ def ablation_julia(view: View) -> Table:
 
 def _ablation(view: View, engine: str) -> Table:
     """Time and bytes with all techniques, without each one, with each one alone, and with none; and the claims."""
-    found = view.ablation[view.ablation["engine"] == engine]
-    one_machine(view.ablation["machine"], f"the ablation of {view.paper.key}")
+    found = view.table("ablation")[view.table("ablation")["engine"] == engine]
+    one_machine(view.table("ablation")["machine"], f"the ablation of {view.paper.key}")
     numbers = {
         (row["configuration"], "" if pd.isna(row["technique"]) else row["technique"]): row
         for _, row in found.iterrows()

@@ -20,7 +20,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from experiments import data
 from experiments.data.dataset import Dataset
 from experiments.formats import fixed, fraction, given, significant, size
+from experiments.measures.registry import WORDS
 from experiments.papers import Output, Reported
+from experiments.quantities import QUANTITIES
 from experiments.report import architecture as drawing
 from experiments.report import style
 from experiments.report.row_helpers import (
@@ -33,9 +35,9 @@ from experiments.report.row_helpers import (
     reported_name,
 )
 from experiments.report.style import COLUMN
-from experiments.report.view import MEASURE_NAMES, ReportError, View, one_machine
+from experiments.report.view import ReportError, View, one_machine
 
-Producer = Callable[[View], Figure]
+Producer = Callable[..., Figure]
 PRODUCERS: dict[str, Producer] = {}
 
 SYSTEMS = {"Own": "own", "PyTorch": "torch", "Flux": "flux", "TensorFlow": "tensorflow"}
@@ -56,7 +58,8 @@ def make(output: Output, view: View, stem: Path) -> str | None:
     """Draw the figure that a paper's file asks for as `<stem>.svg` and `.png`; the reason when it is not drawn."""
     with style.theme():
         try:
-            figure, reason = PRODUCERS[output.producer](view), None
+            asked = [output.quantities] if output.quantities else []
+            figure, reason = PRODUCERS[output.producer](view, *asked), None
         except NotDrawnError as error:
             figure, reason = _instead(str(error)), str(error)
         style.save(figure, stem, view.notice)
@@ -158,6 +161,32 @@ def recurrent_cell(view: View) -> Figure:
 
 # ----------------------------------------------------------------------------------------------------------
 # Bars
+
+
+@producer
+def bars(view: View, names: Sequence[str] = ("later_epoch_seconds",)) -> Figure:
+    """Any quantities of engines, which a paper's file names: a panel for each, with the spread over the runs."""
+    told = [QUANTITIES[name] for name in names]
+    engines = list(dict.fromkeys(engine for one in told for engine in _engines(view, one.measure)))
+    figure = style.new(COLUMN, len(told) * (0.55 + 0.24 * len(engines)))
+    panels = figure.subplots(len(told), 1, squeeze=False)[:, 0]
+    for axes, quantity in zip(panels, told, strict=True):
+        longest = 0.0
+        for position, engine in enumerate(engines):
+            value = quantity.value(view, engine)
+            if value is None:
+                continue
+            spread = _sd(np.atleast_1d(quantity.values(view, engine)))
+            look = {"color": style.look(engine).color, "edgecolor": "black", "linewidth": 0.5}
+            axes.barh(position, value, 0.7, xerr=spread or None, error_kw={"elinewidth": 0.8, "capsize": 2}, **look)
+            _beside(axes, value + spread, position, quantity.unit.show(value))
+            longest = max(longest, value + spread)
+        _rows(axes, [view.label(engine) for engine in engines])
+        axes.set_xlim(0, longest * 1.4 or 1)
+        unit = quantity.unit
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _, unit=unit: unit.number(value)))
+        axes.set_xlabel(f"{quantity.label}{f' [{unit.symbol}]' if unit.symbol else ''}")
+    return figure
 
 
 @producer
@@ -372,8 +401,8 @@ def _bar_scale(axes: Axes, values: np.ndarray) -> None:
 @producer
 def variants(view: View) -> Figure:
     """Test accuracy by epoch of the paper's network and of its variants, in a panel for each engine."""
-    one_machine(view.variants["machine"], f"the variants of {view.paper.key}")
-    engines = [engine for engine in view.engines() if (view.variants["engine"] == engine).any()]
+    one_machine(view.table("variants")["machine"], f"the variants of {view.paper.key}")
+    engines = [engine for engine in view.engines() if (view.table("variants")["engine"] == engine).any()]
     if not engines:
         raise NotDrawnError(f"variants of {view.paper.key}: not run")
     titles = {variant.id: variant.title for variant in view.paper.variants}
@@ -382,7 +411,7 @@ def variants(view: View) -> Figure:
     lines = zip(("-", "--", ":", "-."), ("o", "s", "^", "v"), strict=True)
     styles = dict(zip(["", *titles], lines, strict=False))
     for axes, engine in zip(panels, engines, strict=True):
-        rows = view.variants[view.variants["engine"] == engine]
+        rows = view.table("variants")[view.table("variants")["engine"] == engine]
         frames = {"": view.epochs_of("time", engine)}
         frames |= {name: rows[rows["variant"] == name] for name in titles}
         for name, frame in frames.items():
@@ -402,13 +431,13 @@ def variants(view: View) -> Figure:
 @producer
 def ablation(view: View) -> Figure:
     """How much longer a step takes without each technique, in each engine, on a logarithmic axis."""
-    one_machine(view.ablation["machine"], f"the ablation of {view.paper.key}")
-    engines = [engine for engine in view.engines() if (view.ablation["engine"] == engine).any()]
+    one_machine(view.table("ablation")["machine"], f"the ablation of {view.paper.key}")
+    engines = [engine for engine in view.engines() if (view.table("ablation")["engine"] == engine).any()]
     if not engines:
         raise NotDrawnError(f"ablation of {view.paper.key}: not run")
     factors: dict[str, pd.Series] = {}
     for engine in engines:
-        rows = view.ablation[view.ablation["engine"] == engine]
+        rows = view.table("ablation")[view.table("ablation")["engine"] == engine]
         steps = rows.set_index(["configuration", rows["technique"].fillna("")])["microseconds_per_step"]
         factors[engine] = steps["without"] / steps["all", ""]
         factors[engine]["all of them"] = steps["none", ""] / steps["all", ""]
@@ -555,15 +584,15 @@ def loss_first_steps(view: View) -> Figure:
 @producer
 def race(view: View) -> Figure:
     """Time per step of each round, and the median, for every engine and number of threads."""
-    if not len(view.race):
+    if not len(view.table("race")):
         raise NotDrawnError(f"no race was run: twingrad race {view.paper.key}")
-    one_machine(view.race["machine"], f"the race of {view.paper.key}")
-    engines = [engine for engine in view.engines() if (view.race["engine"] == engine).any()]
-    threads = sorted(view.race["threads"].unique(), reverse=True)
+    one_machine(view.table("race")["machine"], f"the race of {view.paper.key}")
+    engines = [engine for engine in view.engines() if (view.table("race")["engine"] == engine).any()]
+    threads = sorted(view.table("race")["threads"].unique(), reverse=True)
     figure = style.new(COLUMN, 0.5 + (0.22 * len(engines) + 0.25) * len(threads))
     panels = np.atleast_1d(figure.subplots(len(threads), 1, sharex=True))
     for axes, count in zip(panels, threads, strict=True):
-        rounds = view.race[view.race["threads"] == count]
+        rounds = view.table("race")[view.table("race")["threads"] == count]
         medians = rounds.groupby("engine")["microseconds_per_step"].median()
         for position, engine in enumerate(engines):
             values = rounds.loc[rounds["engine"] == engine, "microseconds_per_step"]
@@ -580,7 +609,7 @@ def race(view: View) -> Figure:
             _beside(axes, values.max(), position, text)
         _rows(axes, [view.label(engine) for engine in engines])
         axes.set_title(f"{count} thread{'s' if count != 1 else ''} each", loc="left")
-    panels[-1].set_xlim(0, view.race["microseconds_per_step"].max() * 1.45)
+    panels[-1].set_xlim(0, view.table("race")["microseconds_per_step"].max() * 1.45)
     panels[-1].set_xlabel(f"µs per step (ratio to {view.label(REFERENCE)})")
     return figure
 
@@ -588,14 +617,16 @@ def race(view: View) -> Figure:
 @producer
 def scaling(view: View) -> Figure:
     """Step time against batch size and sequence length, logarithmic, with a guide of linear growth."""
-    if not len(view.scaling):
+    if not len(view.table("scaling")):
         raise NotDrawnError(f"no scaling run: twingrad run {view.paper.key}")
-    one_machine(view.scaling["machine"], f"the scaling runs of {view.paper.key}")
-    present = {quantity: name for quantity, name in SCALED.items() if (view.scaling["quantity"] == quantity).any()}
+    one_machine(view.table("scaling")["machine"], f"the scaling runs of {view.paper.key}")
+    present = {
+        quantity: name for quantity, name in SCALED.items() if (view.table("scaling")["quantity"] == quantity).any()
+    }
     figure = style.new(COLUMN, 2.1)
     panels = np.atleast_1d(figure.subplots(1, len(present), sharey=True))
     for axes, (quantity, name) in zip(panels, present.items(), strict=True):
-        part = view.scaling[view.scaling["quantity"] == quantity]
+        part = view.table("scaling")[view.table("scaling")["quantity"] == quantity]
         for engine in view.engines():
             line = part[part["engine"] == engine].sort_values("value")
             if len(line):
@@ -628,7 +659,7 @@ def _engines(view: View, measure: str) -> list[str]:
     if not engines:
         reasons = dict.fromkeys(view.why_missing(engine, measure) or "" for engine in view.engines())
         why = "; ".join(filter(None, reasons)) or f"not planned in the profile {view.profile}"
-        raise NotDrawnError(f"{MEASURE_NAMES[measure]} of {view.paper.key}: {why}")
+        raise NotDrawnError(f"{WORDS[measure]} of {view.paper.key}: {why}")
     return engines
 
 

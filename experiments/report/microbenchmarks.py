@@ -17,12 +17,10 @@ from experiments.microbenchmarks.functions import BENCHMARKS, CHUNKED, SMALL
 from experiments.microbenchmarks.measure import FORWARD_MODE
 from experiments.microbenchmarks.registry import SYSTEMS
 from experiments.papers import Paper
+from experiments.quantities import ALL
 from experiments.report.row_helpers import or_none, producer
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View, one_machine
-
-ALL = "all"
-"""The function of a claim that is about all of them: the geometric mean."""
 
 DEFINITIONS = (
     "SINCOS: sin(cos(x)) of a number. LOOP: r = 1, then 500 times r = r sin(x), at x = 2. LOGSUMEXP: log(sum(exp(x))) "
@@ -94,7 +92,7 @@ def systems(view: View, suite: str) -> list[str]:
     """The systems of a suite in the order of the paper's file: measured, planned, or only known to be missing."""
     given = view.paper.microbenchmarks
     named = given.systems.value if given else []
-    found = view.microbenchmarks.loc[view.microbenchmarks["suite"] == suite, "engine"]
+    found = view.table("microbenchmarks").loc[view.table("microbenchmarks")["suite"] == suite, "engine"]
     planned = [name for name in named if name in SYSTEMS and suite in SYSTEMS[name].suites]
     return planned + sorted(set(found) - set(planned))
 
@@ -315,7 +313,9 @@ def missing_notes(view: View, suite: str) -> list[str]:
         if whole:
             reasons.setdefault(whole, []).append(view.label(name))
             continue
-        rows = view.microbenchmarks[(view.microbenchmarks["suite"] == suite) & (view.microbenchmarks["engine"] == name)]
+        rows = view.table("microbenchmarks")[
+            (view.table("microbenchmarks")["suite"] == suite) & (view.table("microbenchmarks")["engine"] == name)
+        ]
         for reason, part in rows[rows["missing"].notna()].groupby("missing"):
             titles = dict.fromkeys(BENCHMARKS[item].title for item in part["benchmark"] if item in BENCHMARKS)
             reasons.setdefault(str(reason), []).append(f"{view.label(name)} ({', '.join(titles)})")
@@ -335,14 +335,16 @@ def missing_systems(view: View) -> list[tuple[str, str]]:
 
 def _why(view: View, suite: str, name: str) -> str:
     """Why a system has no number in a suite; empty when it has."""
-    rows = view.microbenchmarks[(view.microbenchmarks["suite"] == suite) & (view.microbenchmarks["engine"] == name)]
+    rows = view.table("microbenchmarks")[
+        (view.table("microbenchmarks")["suite"] == suite) & (view.table("microbenchmarks")["engine"] == name)
+    ]
     if rows["missing"].isna().any():
         return ""
     if len(rows):
         return str(rows["missing"].iloc[-1]).partition("\n")[0]
     given = view.paper.microbenchmarks
-    if given and len(view.microbenchmarks):
-        profile = view.microbenchmarks["profile"].iloc[-1]
+    if given and len(view.table("microbenchmarks")):
+        profile = view.table("microbenchmarks")["profile"].iloc[-1]
         few = given.profile(profile).systems
         if few and name not in few.value:
             return f"not planned in profile {profile}"
@@ -386,7 +388,9 @@ def _both(header: str, name: str) -> Column:
 
 def _present(view: View, suite: str) -> pd.DataFrame:
     """The rows of a suite but for those that say what is missing."""
-    return view.microbenchmarks[(view.microbenchmarks["suite"] == suite) & view.microbenchmarks["missing"].isna()]
+    return view.table("microbenchmarks")[
+        (view.table("microbenchmarks")["suite"] == suite) & view.table("microbenchmarks")["missing"].isna()
+    ]
 
 
 def _machine(view: View, suite: str) -> str:

@@ -7,13 +7,15 @@ engine that has no number has a row all the same, and a note says why it is empt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pandas as pd
 
-from experiments.formats import MISSING, fixed, fraction, power_of_ten, scientific, significant, size
-from experiments.papers import MEASURES, Output, Setting
+from experiments.formats import MISSING, fixed, fraction, power_of_ten, scientific, significant
+from experiments.measures.registry import MEASURES, WORDS
+from experiments.papers import Output, Setting
+from experiments.quantities import BYTES, QUANTITIES
 from experiments.report import comparisons as comparisons  # its producers enter themselves
 from experiments.report import microbenchmarks as microbenchmarks  # and so do these
 from experiments.report import row_helpers
@@ -23,17 +25,19 @@ from experiments.report.row_helpers import (
     PRODUCERS,
     REFERENCE,
     SCALED,
+    Cell,
+    engine_table,
     loss_differences,
     producer,
     scaling_exponent,
 )
 from experiments.report.table import Column, Row, Table, column, empty
-from experiments.report.view import MEASURE_NAMES, View, one_machine
+from experiments.report.view import View, one_machine
 
 
 def make(output: Output, view: View) -> Table:
     """The table that a paper's file asks for, under its id and title there."""
-    table = PRODUCERS[output.producer](view)
+    table = PRODUCERS[output.producer](view, *([output.quantities] if output.quantities else []))
     title = output.title + (f" (the paper's {output.reproduces})" if output.reproduces else "")
     notes = (output.caption, *table.notes) if output.caption else table.notes
     return replace(table, id=output.id, title=title, notes=notes, producer=output.producer)
@@ -116,142 +120,52 @@ def training_accuracy(view: View) -> Table:
 @producer
 def performance(view: View) -> Table:
     """The whole run of all epochs: training time, bytes allocated, test accuracy."""
-    paper = view.paper
-    rows: list[Row] = []
-    for engine in view.engines():
-        time, memory = view.ok("time", engine), row_helpers.memory_of(view, engine)
-        rows.append(
-            {
-                **row_helpers.measured(view, engine, "time", "memory"),
-                "seeds": len(time),
-                **row_helpers.mean_and_spread("total_s", time["total_seconds"]),
-                "allocated_bytes": memory["total"],
-                **row_helpers.mean_and_spread("test_accuracy", time["test_accuracy"]),
-            }
-        )
-    for row in row_helpers.reported_rows(paper, ("seconds_total", "gibibytes_total", "test_accuracy")):
-        gibibytes = row.get("gibibytes_total")
-        rows.append(
-            {**row, "total_s": row.get("seconds_total"), "allocated_bytes": gibibytes and gibibytes * row_helpers.GIB}
-        )
-    return row_helpers.table_of(
-        view,
-        "performance",
-        ("seeds", "total_s", "total_s_sd", "allocated_bytes", "test_accuracy", "test_accuracy_sd", "words"),
-        [
-            row_helpers.mean_column("time [s]", "total_s", "seconds_total"),
-            row_helpers.bytes_column("allocated", "allocated_bytes", "gibibytes_total"),
-            row_helpers.accuracy_column("test accuracy", "test_accuracy"),
-        ],
-        rows,
-        [
-            "Time is training alone, all epochs; evaluation, imports and start-up are not in it.",
-            "Time and allocation come from separate runs.",
-            *row_helpers.seeds_note(view),
-            *row_helpers.gibibytes_note(paper),
-        ],
-        "time",
-        "memory",
+    cells = (
+        Cell("total_s", "time [s]", "total_seconds", "seconds_total"),
+        Cell("allocated_bytes", "allocated", "bytes_all_epochs", "gibibytes_total", spread=False),
+        Cell("test_accuracy", "test accuracy", "test_accuracy", "test_accuracy"),
     )
+    notes = (
+        "Time is training alone, all epochs; evaluation, imports and start-up are not in it.",
+        "Time and allocation come from separate runs.",
+        *row_helpers.seeds_note(view),
+        *row_helpers.gibibytes_note(view.paper),
+    )
+    return engine_table(view, "performance", ("time", "memory"), cells, notes)
 
 
 @producer
 def summary(view: View) -> Table:
     """Average time per epoch, test accuracy after the last epoch, and bytes allocated in the first and later epochs."""
-    paper = view.paper
-    rows: list[Row] = []
-    for engine in view.engines():
-        time, memory = view.ok("time", engine), row_helpers.memory_of(view, engine)
-        rows.append(
-            {
-                **row_helpers.measured(view, engine, "time", "memory"),
-                "seeds": len(time),
-                **row_helpers.mean_and_spread("epoch_s", row_helpers.epoch_average(view, engine)),
-                **row_helpers.mean_and_spread("test_accuracy", time["test_accuracy"]),
-                "test_accuracy_min": row_helpers.or_none(time["test_accuracy"].min()),
-                "test_accuracy_max": row_helpers.or_none(time["test_accuracy"].max()),
-                "bytes_first_epoch": memory["first"],
-                "bytes_later_epochs": memory["later"],
-            }
-        )
-    for row in row_helpers.reported_rows(paper, ("seconds_per_epoch", "test_accuracy", "bytes_per_epoch")):
-        rows.append({**row, "epoch_s": row.get("seconds_per_epoch")})
-    return row_helpers.table_of(
-        view,
-        "summary",
-        (
-            "seeds",
-            "epoch_s",
-            "epoch_s_sd",
-            "test_accuracy",
-            "test_accuracy_sd",
-            "test_accuracy_min",
-            "test_accuracy_max",
-            "bytes_first_epoch",
-            "bytes_later_epochs",
-            "words",
-        ),
-        [
-            column("seeds", "seeds"),
-            row_helpers.mean_column("time per epoch [s]", "epoch_s", "seconds_per_epoch"),
-            row_helpers.accuracy_column("test accuracy", "test_accuracy"),
-            row_helpers.bytes_column("allocated, 1st epoch", "bytes_first_epoch", "bytes_per_epoch"),
-            row_helpers.bytes_column("later epochs", "bytes_later_epochs"),
-        ],
-        rows,
-        [
-            f"Mean ± standard deviation over the seeds; time is the average of all {paper.training.epochs.value} "
-            "epochs of a run, the first included.",
-            "Time and allocation come from separate runs.",
-        ],
-        "time",
-        "memory",
-        wide=True,
+    cells = (
+        Cell("epoch_s", "time per epoch [s]", "average_epoch_seconds", "seconds_per_epoch"),
+        Cell("test_accuracy", "test accuracy", "test_accuracy", "test_accuracy", extremes=True),
+        Cell("bytes_first_epoch", "allocated, 1st epoch", "bytes_first_epoch", "bytes_per_epoch", spread=False),
+        Cell("bytes_later_epochs", "later epochs", "bytes_later_epochs", spread=False),
     )
+    notes = (
+        "Mean ± standard deviation over the seeds; time is the average of all "
+        f"{view.paper.training.epochs.value} epochs of a run, the first included.",
+        "Time and allocation come from separate runs.",
+    )
+    return engine_table(view, "summary", ("time", "memory"), cells, notes, seeds="column", wide=True)
 
 
 @producer
 def epoch_times(view: View) -> Table:
     """Start-up, first epoch and the average of the later ones; with and without the evaluation."""
-    paper = view.paper
-    rows: list[Row] = []
-    for engine in view.engines():
-        time, epochs = view.ok("time", engine), view.epochs_of("time", engine)
-        later = epochs[epochs["epoch"] > 1].groupby("key")["seconds_with_evaluation"].mean()
-        rows.append(
-            {
-                **row_helpers.measured(view, engine, "time"),
-                "seeds": len(time),
-                **row_helpers.mean_and_spread("import_s", time["import_seconds"]),
-                **row_helpers.mean_and_spread("first_epoch_s", time["first_epoch_seconds"]),
-                **row_helpers.mean_and_spread("later_epochs_s", time["later_epoch_seconds"]),
-                **row_helpers.mean_and_spread("later_epochs_with_evaluation_s", later),
-            }
-        )
-    rows += [
-        {**row, "later_epochs_s": row.get("seconds_per_epoch")}
-        for row in row_helpers.reported_rows(paper, ("seconds_per_epoch",))
-    ]
-    names = ("import_s", "first_epoch_s", "later_epochs_s", "later_epochs_with_evaluation_s")
-    return row_helpers.table_of(
-        view,
-        "epoch_times",
-        ("seeds", *(field for name in names for field in (name, f"{name}_sd")), "words"),
-        [
-            row_helpers.mean_column("start-up [s]", "import_s"),
-            row_helpers.mean_column("first epoch [s]", "first_epoch_s"),
-            row_helpers.mean_column("later epochs [s]", "later_epochs_s", "seconds_per_epoch"),
-            row_helpers.mean_column("with evaluation [s]", "later_epochs_with_evaluation_s"),
-        ],
-        rows,
-        [
-            "The first epoch contains everything that is built or compiled for it; start-up is the import of the "
-            "engine's packages in a fresh process; evaluation is that of the test data.",
-            *row_helpers.seeds_note(view),
-        ],
-        "time",
-        wide=True,
+    cells = (
+        Cell("import_s", "start-up [s]", "import_seconds"),
+        Cell("first_epoch_s", "first epoch [s]", "first_epoch_seconds"),
+        Cell("later_epochs_s", "later epochs [s]", "later_epoch_seconds", "seconds_per_epoch"),
+        Cell("later_epochs_with_evaluation_s", "with evaluation [s]", "later_evaluated_seconds"),
     )
+    notes = (
+        "The first epoch contains everything that is built or compiled for it; start-up is the import of the "
+        "engine's packages in a fresh process; evaluation is that of the test data.",
+        *row_helpers.seeds_note(view),
+    )
+    return engine_table(view, "epoch_times", ("time",), cells, notes, wide=True)
 
 
 @producer
@@ -259,8 +173,8 @@ def race(view: View) -> Table:
     """Time per step with the engines alternating; the ratio to the reference is paired within each round."""
     paper = view.paper
     rows: list[Row] = []
-    for threads in sorted(view.race["threads"].unique(), reverse=True) or [None]:
-        rounds = view.race if threads is None else view.race[view.race["threads"] == threads]
+    for threads in sorted(view.table("race")["threads"].unique(), reverse=True) or [None]:
+        rounds = view.table("race") if threads is None else view.table("race")[view.table("race")["threads"] == threads]
         one_machine(rounds["machine"], f"the race of {paper.key}")
         table = rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")
         for engine in view.engines():
@@ -317,71 +231,43 @@ def race(view: View) -> Table:
 @producer
 def allocations(view: View) -> Table:
     """Bytes allocated in the first epoch, in each later one and in all; nothing about resident memory."""
-    paper = view.paper
-    rows: list[Row] = []
-    for engine in view.engines():
-        memory = row_helpers.memory_of(view, engine)
-        rows.append(
-            {
-                **row_helpers.measured(view, engine, "memory"),
-                "seeds": len(view.ok("memory", engine)),
-                "bytes_first_epoch": memory["first"],
-                "bytes_later_epochs": memory["later"],
-                "bytes_total": memory["total"],
-            }
-        )
-    for row in row_helpers.reported_rows(paper, ("gibibytes_total", "bytes_per_epoch", "gibibytes_per_epoch")):
-        total, later = row.get("gibibytes_total"), row.get("gibibytes_per_epoch")
-        rows.append(
-            {
-                **row,
-                "bytes_total": total and total * row_helpers.GIB,
-                "bytes_later_epochs": later and later * row_helpers.GIB,
-            }
-        )
-    return row_helpers.table_of(
-        view,
-        "allocations",
-        ("seeds", "bytes_first_epoch", "bytes_later_epochs", "bytes_total", "words"),
-        [
-            row_helpers.bytes_column("first epoch", "bytes_first_epoch", "bytes_per_epoch"),
-            row_helpers.bytes_column("later epochs", "bytes_later_epochs", "gibibytes_per_epoch"),
-            row_helpers.bytes_column("all epochs", "bytes_total", "gibibytes_total"),
-        ],
-        rows,
-        [
-            "The sum of all allocations of an epoch, freed or not, as an allocation profiler counts them; what stays "
-            "resident is another figure, in a table of its own.",
-            *row_helpers.gibibytes_note(paper),
-        ],
-        "memory",
+    cells = (
+        Cell("bytes_first_epoch", "first epoch", "bytes_first_epoch", "bytes_per_epoch", spread=False),
+        Cell("bytes_later_epochs", "later epochs", "bytes_later_epochs", "gibibytes_per_epoch", spread=False),
+        Cell("bytes_total", "all epochs", "bytes_all_epochs", "gibibytes_total", spread=False),
     )
+    notes = (
+        "The sum of all allocations of an epoch, freed or not, as an allocation profiler counts them; what stays "
+        "resident is another figure, in a table of its own.",
+        *row_helpers.gibibytes_note(view.paper),
+    )
+    return engine_table(view, "allocations", ("memory",), cells, notes)
 
 
 @producer
 def peak_memory(view: View) -> Table:
     """Peak resident memory of training; nothing about bytes allocated."""
-    rows: list[Row] = [
-        {
-            **row_helpers.measured(view, engine, "memory"),
-            "seeds": len(view.ok("memory", engine)),
-            **row_helpers.mean_and_spread("peak_rss_bytes", view.ok("memory", engine)["peak_rss_bytes"]),
-        }
-        for engine in view.engines()
-    ]
-    return row_helpers.table_of(
-        view,
-        "peak_memory",
-        ("seeds", "peak_rss_bytes", "peak_rss_bytes_sd"),
-        [column("peak resident", "peak_rss_bytes", size)],
-        rows,
-        [
-            "The process's high-water mark (VmHWM), reset after imports and data, before the model is built; it "
-            "contains the imported packages and the data. Taken in a run of its own.",
-            *row_helpers.copies_note(view),
-        ],
-        "memory",
+    notes = (
+        "The process's high-water mark (VmHWM), reset after imports and data, before the model is built; it "
+        "contains the imported packages and the data. Taken in a run of its own.",
+        *row_helpers.copies_note(view),
     )
+    return engine_table(
+        view, "peak_memory", ("memory",), [Cell("peak_rss_bytes", "peak resident", "peak_rss_bytes")], notes
+    )
+
+
+@producer
+def quantities(view: View, names: Sequence[str] = ("later_epoch_seconds", "test_accuracy", "peak_rss_bytes")) -> Table:
+    """Any quantities of engines, which a paper's file names."""
+    told = [QUANTITIES[name] for name in names]
+    units = {one.name: f" [{one.unit.symbol}]" if one.unit.symbol and one.unit is not BYTES else "" for one in told}
+    cells = [
+        Cell(one.name, f"{one.label}{units[one.name]}", one.name, spread=one.unit is not BYTES and not one.about)
+        for one in told
+    ]
+    measures = tuple(dict.fromkeys(one.measure for one in told))
+    return engine_table(view, "quantities", measures, cells, ["Means over the runs."], seeds="")
 
 
 @producer
@@ -439,7 +325,7 @@ def parity(view: View) -> Table:
 @producer
 def scaling(view: View) -> Table:
     """Step time of every engine against batch size and sequence length, and how steeply it grows."""
-    frame = view.scaling
+    frame = view.table("scaling")
     machine = one_machine(frame["machine"], f"the scaling runs of {view.paper.key}")
     where = f", {machine}" if machine else ": nothing was run"
     rows: list[Row] = []
@@ -501,14 +387,14 @@ def missing(view: View) -> Table:
                 rows.append(
                     {
                         "row": view.label(engine),
-                        "measure": MEASURE_NAMES[measure],
+                        "measure": WORDS[measure],
                         "reason": reason,
                     }
                 )
     for engine, reason in view.absent().items():
         rows.append({"row": view.label(engine), "measure": "everything", "reason": reason})
     for name, reason in microbenchmarks.missing_systems(view):
-        rows.append({"row": name, "measure": MEASURE_NAMES["microbenchmarks"], "reason": reason})
+        rows.append({"row": name, "measure": WORDS["microbenchmarks"], "reason": reason})
     named = {item.row for item in paper.reported if item.kind == "paper"}
     stood_for = {engine.reported_as for engine in paper.engines}
     for name in sorted(named - stood_for):

@@ -310,10 +310,10 @@ def test_records_of_the_first_schema_make_tables(packed: bool, tmp_path: Path) -
     assert results.tidy_is_current()
     view = paper_view(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
     assert set(view.ok("time")["cpu_model"]) == {"AMD EPYC"} and view.ok("time")["blas"].notna().any()
-    assert len(view.race) and len(view.scaling) and len(view.ok("memory"))
+    assert len(view.table("race")) and len(view.table("scaling")) and len(view.ok("memory"))
     for name in ("performance", "race", "provenance"):
         assert any(row.get("engine") == "torch" for row in tables.PRODUCERS[name](view).rows)
-    assert len(paper_view(load_paper("imdb-cnn-c"), Tidy.load(tmp_path)).microbenchmarks)
+    assert len(paper_view(load_paper("imdb-cnn-c"), Tidy.load(tmp_path)).table("microbenchmarks"))
 
 
 def test_tidy_files_of_the_first_schema_make_tables(tmp_path: Path) -> None:

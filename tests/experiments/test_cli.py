@@ -21,6 +21,7 @@ import pytest
 from bridge import engine
 from bridge.engine import Availability, Registered
 from experiments import cli, papers
+from experiments.measures.registry import MEASURES
 from experiments.report import Built
 from experiments.results import COMMITTED, Results
 
@@ -107,7 +108,7 @@ def test_the_command_alone_shows_its_help(twingrad: Any) -> None:
 def test_help_tells_of_every_measure(twingrad: Any) -> None:
     measures = twingrad("run", "--help").out.partition("Measures:")[2].partition("Examples:")[0]
     told = re.findall(r"^    (\w+) +\S", measures, flags=re.MULTILINE)
-    assert told == [*papers.MEASURES]
+    assert told == [*MEASURES]
 
 
 def test_the_module_is_the_same_command() -> None:

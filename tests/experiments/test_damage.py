@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from bridge.errors import TwinGradError
-from experiments import cli, papers, records, report, sweep
+from experiments import cli, papers, records, report, summary
+from experiments.measures.registry import RECORDED
 from experiments.report import ReportError, tables
 from experiments.report.view import paper_view
 from experiments.results import (
@@ -53,9 +54,11 @@ def record(measure: str = "time") -> dict[str, Any]:
         "scaling": {"scaling": [{"quantity": "batch_size", "value": 10, "microseconds_per_step": 2.0}]},
         "ablation": {"ablation": [{"configuration": "all", "technique": "", "microseconds_per_step": 2.0, "steps": 3}]},
         "variants": {"variants": [{"variant": "static", "model": "m", **epochs[0]}]},
-        records.MICRO: {
+        "microbenchmarks": {
             "entrants": {"numpy": entrant},
-            records.MICRO: [timed | {"benchmark": "b", "size": 1, "chunk": 0, "what": "forward", "nanoseconds": 2.0}],
+            "microbenchmarks": [
+                timed | {"benchmark": "b", "size": 1, "chunk": 0, "what": "forward", "nanoseconds": 2.0}
+            ],
         },
     }
     about = {"paper": "mnist-rnn-e", "engine": "numpy", "label": "TwinGrad numpy", "seed": 0, "measure": measure}
@@ -69,7 +72,7 @@ def record(measure: str = "time") -> dict[str, Any]:
     }
 
 
-MEASURES = [*papers.MEASURES, records.MICRO]
+MEASURES = [*RECORDED]
 
 
 @pytest.fixture
@@ -88,9 +91,8 @@ def use(results: Results) -> list[str]:
     with results.locked() as notes:
         loaded = results.records()
         results.write_tidy()
-    sweep.rows(loaded)
-    sweep.summary(loaded)
-    sweep.growth(loaded)
+    summary.rows(loaded)
+    summary.tables(loaded)
     Tidy.load(results.root)
     return notes
 
@@ -119,8 +121,7 @@ def read_to_the_end(found: dict[str, Any]) -> None:
     current = found if found["schema"] == SCHEMA else _as_current(found)
     for name, rows in tidy_rows([current]).items():
         _csv(COLUMNS[name], rows)
-    sweep.summary([current])
-    sweep.growth([current])
+    summary.tables([current])
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -334,7 +335,8 @@ def test_a_repeated_row_is_named_with_the_first_one_and_its_table(name: str, res
         with pytest.raises(TidyError, match=said):
             Tidy.load(results.root)
     path.write_text("\n".join([header, *lines, ""]))
-    assert lines and len(getattr(Tidy.load(results.root), name)) == len(lines)
+    tidy = Tidy.load(results.root)
+    assert lines and len((vars(tidy) | tidy.tables)[name]) == len(lines)
 
 
 def test_a_fifo_among_the_records_is_not_waited_for(results: Results) -> None:

@@ -329,7 +329,7 @@ def test_a_suite_is_recorded_once_with_where_it_comes_from(results: Results, mon
     assert [set(record["blas"]) for record in first] == [{"manual", "numpy-compiled"}, {"numpy-compiled"}]
     tidy = Tidy.load(results.root)
     assert tidy.runs.empty, "no engine of a paper's tables was trained"
-    rows = tidy.microbenchmarks
+    rows = tidy.tables["microbenchmarks"]
     assert set(rows["engine"]) == {"manual", "numpy-compiled"}
     assert (rows["paper"] == "imdb-cnn-c").all() and (rows["threads"] == 1).all()
     assert (
@@ -448,7 +448,9 @@ def test_tables_without_any_run_show_what_is_cited_and_say_so(fake: ModuleType, 
 
 
 def test_gradients_by_chunk_size_name_their_own_rounds(view: View) -> None:
-    rows = view.microbenchmarks[(view.microbenchmarks["chunk"] == 0) | (view.microbenchmarks["round"] == 1)]
+    rows = view.table("microbenchmarks")[
+        (view.table("microbenchmarks")["chunk"] == 0) | (view.table("microbenchmarks")["round"] == 1)
+    ]
     fewer = dataclasses.replace(view, microbenchmarks=rows)
     count = int(rows["round"].max())
     assert count > 1

@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import engine as engines
-from experiments import formats, papers, report
+from experiments import formats, papers, quantities, report
 from experiments.data import SAMPLE_LABEL
 from experiments.microbenchmarks import registry
 from experiments.papers import PaperFileError, load_paper
-from experiments.report import MixedMachinesError, ReportError, claims, figures, numbers, row_helpers, table, tables
+from experiments.report import MixedMachinesError, ReportError, claims, figures, numbers, table, tables
 from experiments.report.table import Table
 from experiments.report.view import TRAINED, View
 from experiments.results import ResultsError, Tidy
@@ -420,7 +420,7 @@ def test_the_bytes_of_the_whole_run_are_those_of_as_many_epochs_as_were_trained(
     sweep = fake.rows(seeds=1)
     sweep["epochs"] = [item for item in sweep["epochs"] if item["measure"] != "memory" or item["epoch"] <= 2]
     view = view_of(sweep)
-    first, later, total = row_helpers.memory_of(view, "torch").values()
+    first, later, total = quantities.memory_of(view, "torch").values()
     assert first and later and total == pytest.approx(first + 4 * later)
 
 
@@ -429,7 +429,7 @@ def test_a_technique_that_leaves_nothing_to_save_is_no_missing_run(fake: ModuleT
     for item in sweep["ablation"]:
         item["bytes_per_epoch"] = 0.0
     view = view_of(sweep, paper="imdb-cnn-a")
-    assert claims.saved(view, "julia", "replay", "bytes_per_epoch") == 0.0
+    assert quantities.saved(view, "julia", "replay", "bytes_per_epoch") == 0.0
     found = claims.examine(claim(quantity="technique_bytes_saved", engine="julia", of="replay", low=0.1), view)
     assert (found.verdict, found.on_ours, found.value) == ("not tested", "does not hold", 0.0)
 
@@ -473,7 +473,8 @@ def test_every_claim_of_a_paper_gets_a_verdict(key: str, fake: ModuleType, view_
         assert not stated.untestable or item["verdict"] == "not testable"
 
 
-STEADY = [name for name in claims.STEADY if not name.startswith("variant")]
+CONTAINING = [name for name, item in quantities.QUANTITIES.items() if item.compilation]
+STEADY = [name for name, item in quantities.QUANTITIES.items() if item.compilation is False and not item.about]
 STAND_INS = ("julia", "numpy")
 
 
@@ -504,14 +505,12 @@ def test_a_verdict_is_a_study_s_own_only_where_its_own_engines_were_tested(
         sweep["race"] = [item for item in sweep["race"] if item["engine"] != name]
     view = view_of(sweep, paper="imdb-cnn-a")
     seen = set()
-    quantities = (*claims.WITH_COMPILATION, *STEADY, "test_accuracy")
-    for quantity, (engine, than) in itertools.product(quantities, SIDES):
+    asked = (*CONTAINING, *STEADY, "test_accuracy")
+    for quantity, (engine, than) in itertools.product(asked, SIDES):
         for limit in ({"low": -1e30}, {"high": -1e30}):
             found = claims.examine(claim(quantity=quantity, engine=engine, than=than, **limit), view)
             ours = engine in STAND_INS or than in STAND_INS
-            lacking = bool({engine, than} & {*gone}) or (
-                image and quantity in claims.WITH_COMPILATION and "julia" in (engine, than)
-            )
+            lacking = bool({engine, than} & {*gone}) or (image and quantity in CONTAINING and "julia" in (engine, than))
             holds = "low" in limit
             assert (found.verdict == "not tested") == ours == bool(found.on_ours) == bool(found.in_place)
             if ours:
@@ -680,7 +679,7 @@ def test_the_newest_run_decides_data_and_profile(fake: ModuleType, view_of: View
     view = view_of(old, new)
     assert (view.data_source, view.profile) == ("sample", "quick")
     assert row(tables.performance(view), "numpy")["seeds"] == 2
-    assert set(view.race["data_source"]) == {"sample"}
+    assert set(view.table("race")["data_source"]) == {"sample"}
     assert view.left_out == len([run for run in old["runs"] if run["measure"] in TRAINED])
     assert f"{view.left_out} older or other runs" in notes(tables.provenance(view))
     assert (view_of(new, old).data_source, view.profile) == ("sample", "quick"), "whatever their order in the file"
@@ -713,8 +712,8 @@ def test_rounds_of_two_races_are_not_paired(fake: ModuleType, view_of: ViewOf) -
         for item in partial[name]:
             item |= {"created": "2002-01-01T00:00:00+00:00", "key": item["key"] + "-new"}
     view = view_of(whole, partial)
-    assert view.race.groupby("threads")["key"].nunique().tolist() == [1, 1]
-    assert set(view.race["engine"]) == set(ENGINES), "a later race of two engines does not hide the others"
+    assert view.table("race").groupby("threads")["key"].nunique().tolist() == [1, 1]
+    assert set(view.table("race")["engine"]) == set(ENGINES), "a later race of two engines does not hide the others"
     for run in partial["runs"]:
         if run["measure"] == "race":
             run["engine_digest"] = run["engine_digest"].replace("e", "f")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import json
 import os
@@ -19,9 +20,11 @@ from rich.console import Console
 from bridge.engine import ENGINES, Availability, Evaluation, Registered
 from bridge.errors import EngineUnavailableError, WorkerError
 from bridge.worker import Worker
-from experiments import data, papers, provenance, slots, sources, sweep
+from experiments import cli, data, papers, provenance, slots, sources, summary, sweep
 from experiments.data.dataset import Dataset
 from experiments.machine import machine
+from experiments.measures import ablation, memory, race
+from experiments.measures.registry import MEASURES
 from experiments.measures.task import RunError
 from experiments.papers import Paper, PaperFileError
 from experiments.progress import Progress
@@ -100,7 +103,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda engine, epoch: None))
     monkeypatch.setattr(slots, "Worker", FakeWorker)
     monkeypatch.setattr(data, "load", lambda *_, **__: invented())
-    monkeypatch.setattr(sweep.memory, "read_capture", lambda _path: (4_000_000, 12))
+    monkeypatch.setattr(memory, "read_capture", lambda _path: (4_000_000, 12))
     monkeypatch.setattr(provenance, "cores", lambda: 2)
     monkeypatch.setattr(Registered, "availability", lambda self: Availability(True, "", {"numpy": "2.0"}))
 
@@ -199,7 +202,7 @@ def test_on_one_core_everything_runs_with_one_thread(paper: Paper, monkeypatch: 
 
 def test_unknown_measures_and_engines_are_refused(paper: Paper) -> None:
     with pytest.raises(
-        PaperFileError, match="no measure 'speed'; measures: time, own, variants, memory, race, scaling"
+        PaperFileError, match="no measure 'speed'; measures: time, memory, own, variants, race, scaling"
     ):
         sweep.plan(paper, measures=["time", "speed"])
     with pytest.raises(EngineUnavailableError, match="did you mean 'torch'"):
@@ -273,19 +276,19 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
         build(self, spec, params, *rest)
 
     times = [3.0, 1.0, 2.0]  # of all techniques, which are measured so often
-    measure = sweep.ablation.measure
+    measure = ablation.measure
 
     def timed(worker: Any, task: Any, configuration: Any, *rest: Any) -> Record:
         row = measure(worker, task, configuration, *rest)
         return row | {"microseconds_per_step": times.pop()} if configuration.kind == "all" else row
 
     monkeypatch.setattr(FakeWorker, "build", spy)
-    monkeypatch.setattr(sweep.ablation, "measure", timed)
-    monkeypatch.setattr(sweep.ablation, "read_capture", lambda _path: (5_000, 1))
+    monkeypatch.setattr(ablation, "measure", timed)
+    monkeypatch.setattr(ablation, "read_capture", lambda _path: (5_000, 1))
     record = only(
         swept(tmp_path, [Job(papers.load_paper("mnist-rnn-e"), ("numpy",), 0, "ablation", 2, "full")]).records
     )
-    names = sweep.techniques("numpy")
+    names = ablation.techniques("numpy")
     assert record["status"] == "ok", record["error"]
     assert len(record["ablation"]) == len(built) - 2 == 2 + 2 * (len(names) + 1)
     assert built.count(({}, "float32")) == 3 and built[0] != ({}, "float32")
@@ -298,11 +301,11 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
 
 
 def test_both_engines_tell_their_techniques() -> None:
-    numpy, julia = sweep.techniques("numpy"), sweep.techniques("julia")
+    numpy, julia = ablation.techniques("numpy"), ablation.techniques("julia")
     assert {"replay", "preallocate", "fused_loss", "split_batch"} <= set(numpy) & set(julia)
     assert "concrete" in julia
     with pytest.raises(RunError, match="engine torch has no switches"):
-        sweep.techniques("torch")
+        ablation.techniques("torch")
 
 
 def test_memory_of_a_part_of_an_epoch_is_scaled_to_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +313,7 @@ def test_memory_of_a_part_of_an_epoch_is_scaled_to_all_of_it(tmp_path: Path, mon
     runs = paper.runs.full.model_copy(update={"memory_rows": papers.Setting(value=30, source="ours")})
     paper = paper.model_copy(update={"runs": paper.runs.model_copy(update={"full": runs})})
     captures = iter([(2_000, 20), (7_000, 70), (1_000, 10)])  # build, and two epochs
-    monkeypatch.setattr(sweep.memory, "read_capture", lambda _path: next(captures))
+    monkeypatch.setattr(memory, "read_capture", lambda _path: next(captures))
     record = only(swept(tmp_path, [Job(paper, ("numpy",), 0, "memory", 1, "full")]).records)
     assert [len(rows) for _, rows, _ in FakeWorker.seen] == [30] * 4
     # Of 300 rows: the first epoch has nine tenths of its steps like those of the second.
@@ -324,7 +327,7 @@ def test_a_round_of_a_race_can_be_part_of_an_epoch(tmp_path: Path) -> None:
     record = only(swept(tmp_path, [Job(paper, ("numpy", "torch"), 0, "race", 2, "full", rounds=2)]).records)
     assert (record["config"]["steps"], record["config"]["rows"]) == (steps.value, steps.value)
     taken = [len(rows) for _, rows, _ in FakeWorker.seen]
-    assert taken == 2 * [sweep.race.FIRST_STEPS] + 2 * 3 * [steps.value]
+    assert taken == 2 * [race.FIRST_STEPS] + 2 * 3 * [steps.value]
 
 
 def test_rows_that_a_network_cannot_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -552,7 +555,7 @@ def test_every_entrant_of_a_race_has_its_own_linear_algebra(paper: Paper, tmp_pa
     record = only(swept(tmp_path, jobs).records)
     expected = {name: f"{name} blas" for name in ("numpy", "torch", "manual")}
     assert record["blas"] == expected
-    assert {row["engine"]: row["blas"] for row in sweep.rows([record])} == expected
+    assert {row["engine"]: row["blas"] for row in summary.rows([record])} == expected
 
 
 def test_titles_and_notes_do_not_change_the_key(paper: Paper, tmp_path: Path) -> None:
@@ -613,7 +616,7 @@ def test_an_interrupted_sweep_keeps_what_is_finished_and_resumes(
     assert len(list((tmp_path / "raw").glob("*.json"))) == 4
 
 
-@pytest.mark.parametrize("measure", sweep.UNTIMED)
+@pytest.mark.parametrize("measure", [name for name, measure in MEASURES.items() if not measure.timed])
 def test_runs_without_times_go_on_side_by_side(measure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(2)
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda _engine, _epoch: together.wait(60)))
@@ -681,8 +684,9 @@ def test_an_engine_that_falls_out_of_a_race_leaves_the_others_in_it(
 
 def test_the_summary_has_one_line_for_each_engine(paper: Paper, tmp_path: Path) -> None:
     jobs = sweep.plan(paper, engine_names=["numpy", "torch"], seeds=3, measures=["time", "memory"])
-    lines = sweep.summary(swept(tmp_path, jobs).records)
-    assert [line[:3] for line in lines] == [["mnist-rnn-e", "numpy", "3"], ["mnist-rnn-e", "torch", "3"]]
+    ((headers, lines, words),) = summary.tables(swept(tmp_path, jobs).records)
+    assert headers == ["PAPER", "ENGINE", "SEEDS", "FIRST EPOCH", "LATER EPOCHS", "TEST ACCURACY", "ALLOCATED", "PEAK"]
+    assert words == 2 and [line[:3] for line in lines] == [["mnist-rnn-e", "numpy", "3"], ["mnist-rnn-e", "torch", "3"]]
     assert lines[0][5:] == ["0.9000", "4.00 MB", "1.00 MB"]
 
 
@@ -696,7 +700,7 @@ def test_plain_lines_tell_of_every_run(paper: Paper, tmp_path: Path) -> None:
     lines = text.getvalue().splitlines()
     assert lines[0] == "invented rows"
     assert [line[:5] for line in lines[1:]] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
-    assert "test accuracy 0.9000" in lines[1] and "4.00 MB allocated per epoch  peak 1.00 MB" in lines[2]
+    assert "test accuracy 0.9000" in lines[1] and "allocated 4.00 MB  peak 1.00 MB" in lines[2]
 
 
 def test_progress_on_a_terminal_shows_bars_and_the_same_lines(paper: Paper, tmp_path: Path) -> None:
@@ -730,3 +734,23 @@ def test_what_all_keys_have_in_common_is_computed_once(paper: Paper, monkeypatch
     assert len(drawn) == len(set(drawn)) == len(starts) == len({job.seed for job in jobs}) > 1
     assert len(parsed) == len(set(parsed)) > 50
     assert len({record["key"] for record in records}) == len(jobs) > 3 * len(starts)
+
+
+# The way from a paper's file to a session ----------------------------------------------------------------------------
+
+
+def test_from_the_command_to_a_session_it_is_nine_hops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six functions here; then the worker's side of the pipe, its process, and the engine's session."""
+    way: list[str] = []
+
+    real = FakeWorker.build
+
+    def build(self: FakeWorker, *given: Any, **options: Any) -> None:
+        real(self, *given, **options)
+        ours = Path(sweep.__file__).parent
+        way[:] = [frame.function for frame in inspect.stack() if Path(frame.filename).is_relative_to(ours)]
+
+    monkeypatch.setattr(FakeWorker, "build", build)
+    options = ["--engines", "numpy", "--seeds", "1", "--measure", "time", "--results", str(tmp_path)]
+    cli.cli.main(["run", "mnist-rnn-e", *options], standalone_mode=False)
+    assert way[::-1] == ["command", "run", "run", "_job", "run", "build"]
