@@ -119,6 +119,7 @@ def made_from(results_dir: Path, papers: Sequence[str] | None = None) -> str:
     for folder, pattern in (
         (results_dir / "tidy", "*.csv"),
         (here, "*.py"),
+        (here.parent, "quantities.py"),
         (PAPERS_DIR, "*.toml"),
         (MODELS_DIR, "*.toml"),
     ):
