@@ -130,8 +130,7 @@ def saved(view: View, engine: str, technique: str, column: str, alone: bool = Fa
     `technique` is "all" for all of them against none; `column` is one of the ablation's tidy file. `alone`: the
     technique as the only one against none, where the others leave it nothing to save.
     """
-    rows = view.table("ablation")
-    rows = rows[rows["engine"] == engine]
+    rows = view.table("ablation", engine)
     found = dict(zip(zip(rows["configuration"], rows["technique"].fillna(""), strict=True), rows[column], strict=True))
     this = ("alone", technique) if alone else ("all", "")
     other = ("none", "") if alone or technique == ALL else ("without", technique)
@@ -160,10 +159,9 @@ def _evaluated(view: View, engine: str, _: str) -> Any:
 
 def _step(view: View, engine: str, _: str) -> Any:
     """The median over the rounds of the race with the most threads."""
-    race = view.table("race")
-    return race[(race["engine"] == engine) & (race["threads"] == race["threads"].max())][
-        "microseconds_per_step"
-    ].median()
+    most = view.table("race")["threads"].max()
+    rounds = view.table("race", engine)
+    return rounds[rounds["threads"] == most]["microseconds_per_step"].median()
 
 
 def _saved(column: str, alone: bool = False) -> Callable[[View, str, str], Any]:
@@ -180,8 +178,8 @@ def _variant(column: str) -> Callable[[View, str, str], Any]:
 
 def variant_rows(view: View, engine: str, variant: str) -> pd.DataFrame:
     """The epochs of an engine's runs of a variant."""
-    rows = view.table("variants")
-    return rows[(rows["engine"] == engine) & (rows["variant"] == variant)]
+    rows = view.table("variants", engine)
+    return rows[rows["variant"] == variant]
 
 
 def _variant_gain(view: View, engine: str, of: str) -> float | None:

@@ -105,6 +105,12 @@ def hashes(asked: Mapping[str, Any], decided_by: Mapping[str, Any]) -> Record:
     return {"key": key, "job": job, "asked": plain(asked), "decided_by": plain(decided_by)}
 
 
+def unfinished(asked: Mapping[str, Any], decided_by: Mapping[str, Any], **parts: Any) -> Record:
+    """A record before its run: its hashes, and what is known of it by then."""
+    state = {"status": "ok", "error": None, "error_kind": None}
+    return {"schema": SCHEMA, **hashes(asked, decided_by), **state, **parts, "blas": {}}
+
+
 @dataclass(frozen=True)
 class Results:
     """A results folder. Reading needs no lock; writing happens inside `with results.locked():`."""

@@ -30,7 +30,7 @@ from experiments.measures.registry import MEASURES
 from experiments.measures.task import Assignment, Task, Watcher
 from experiments.papers import NativeTraining, Paper, PaperFileError, ProfileName, Runs
 from experiments.progress import Progress
-from experiments.results import SCHEMA, Record, Results, ResultsError, hashes, key_of
+from experiments.results import Record, Results, ResultsError, key_of, unfinished
 from experiments.run_arrays import RunArrays
 from experiments.slots import Slot, side_by_side, slots
 from experiments.summary import described
@@ -406,23 +406,9 @@ def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
         "machine": origin["machine"]["digest"],
         **{name: origin[name] for name in ("threads", "openblas_coretype", "python", "numpy", "weights_digest")},
     }
-    record: Record = {
-        "schema": SCHEMA,
-        **hashes(asked(job, task), decided_by),
-        "status": "ok",
-        "error": None,
-        "error_kind": None,
-        "config": config,
-        "data": {
-            "name": dataset.name,
-            "source": dataset.source,
-            "digest": dataset.digest,
-            "train_rows": len(dataset.y_train),
-            "test_rows": len(dataset.y_test),
-        },
-        "provenance": origin,
-        "blas": {},
-    }
+    rows = {"train_rows": len(dataset.y_train), "test_rows": len(dataset.y_test)}
+    about = {"name": dataset.name, "source": dataset.source, "digest": dataset.digest, **rows}
+    record = unfinished(asked(job, task), decided_by, config=config, data=about, provenance=origin)
     if not alone:
         record["entrants"] = {
             name: {"label": row.label, "engine_digest": digests[name], "versions": versions[name], "error": None}

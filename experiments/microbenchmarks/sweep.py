@@ -26,7 +26,7 @@ from experiments.microbenchmarks.registry import (
 )
 from experiments.papers import Microbenchmarks, Paper, PaperFileError, ProfileName, load_paper, paper_keys
 from experiments.progress import Progress
-from experiments.results import SCHEMA, Record, Results, hashes
+from experiments.results import Record, Results, unfinished
 from experiments.sources import ROOT, SOURCES
 
 MEASURE = measure.MEASURE.name
@@ -179,27 +179,19 @@ def skeleton(job: Job) -> Record:
         "libraries": {name: seen.libraries for name, seen in found.items()},
         "machine": origin["machine"]["digest"],
     }
-    return {
-        "schema": SCHEMA,
-        **hashes(asked, decided_by),
-        "status": "ok",
-        "error": None,
-        "error_kind": None,
-        "config": config,
-        "data": {"name": "none", "source": "none", "digest": ""},
-        "provenance": {**origin, "threads": THREADS, "engine_digest": " ".join(digests.values()), "versions": {}},
-        "blas": {},
-        "entrants": {
-            name: {
-                "label": SYSTEMS[name].label,
-                "engine_digest": digests[name],
-                "versions": versions[name],
-                "error": seen.reason or None,
-                "available": seen.ok,
-            }
-            for name, seen in found.items()
-        },
+    origin |= {"threads": THREADS, "engine_digest": " ".join(digests.values()), "versions": {}}
+    entrants = {
+        name: {
+            "label": SYSTEMS[name].label,
+            "engine_digest": digests[name],
+            "versions": versions[name],
+            "error": seen.reason or None,
+            "available": seen.ok,
+        }
+        for name, seen in found.items()
     }
+    nothing = {"name": "none", "source": "none", "digest": ""}
+    return unfinished(asked, decided_by, config=config, data=nothing, provenance=origin, entrants=entrants)
 
 
 def _start(job: Job, record: Record, entrants: dict[str, Entrant], stack: contextlib.ExitStack) -> dict[str, str]:

@@ -13,7 +13,7 @@ from experiments.report import claims as verdicts
 from experiments.report import row_helpers
 from experiments.report.row_helpers import Cell, engine_table, producer
 from experiments.report.table import Row, Table, column
-from experiments.report.view import View, one_machine
+from experiments.report.view import View
 
 TECHNIQUES = {
     "replay": "graph built and sorted once, replayed (a, c, e)",
@@ -257,12 +257,11 @@ def _evaluated_note(view: View) -> list[str]:
 def variants(view: View) -> Table:
     """The paper's network and its variants: accuracy and loss after the last epoch, seconds of an epoch."""
     paper = view.paper
-    one_machine(view.table("variants")["machine"], f"the variants of {paper.key}")
     titles = {variant.id: variant.title for variant in paper.variants}
     rows: list[Row] = []
     for engine in view.engines():
         planned = view.planned(engine, "variants")
-        found = view.table("variants")[view.table("variants")["engine"] == engine]
+        found = view.table("variants", engine)
         if not planned and not len(found) and any(view.planned(name, "variants") for name in view.engines()):
             continue  # this comparison is not planned for all engines
         runs, base = view.ok("time", engine), row_helpers.measured(view, engine, "variants")
@@ -324,8 +323,7 @@ def ablation_julia(view: View) -> Table:
 
 def _ablation(view: View, engine: str) -> Table:
     """Time and bytes with all techniques, without each one, with each one alone, and with none; and the claims."""
-    found = view.table("ablation")[view.table("ablation")["engine"] == engine]
-    one_machine(view.table("ablation")["machine"], f"the ablation of {view.paper.key}")
+    found = view.table("ablation", engine)
     numbers = {
         (row["configuration"], "" if pd.isna(row["technique"]) else row["technique"]): row
         for _, row in found.iterrows()

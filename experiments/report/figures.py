@@ -35,7 +35,7 @@ from experiments.report.row_helpers import (
     reported_name,
 )
 from experiments.report.style import COLUMN
-from experiments.report.view import ReportError, View, one_machine
+from experiments.report.view import ReportError, View
 
 Producer = Callable[..., Figure]
 PRODUCERS: dict[str, Producer] = {}
@@ -225,8 +225,7 @@ def time_per_epoch(view: View) -> Figure:
     if reported:
         axes.set_title("measured here", loc="left")
         _reported_bars(panels[1], reported)
-        where = f"reported by the paper (machine: {view.paper.environment.description})".replace(" GB", "\u00a0GB")
-        panels[1].set_title(textwrap.fill(where, 44), loc="left")
+        panels[1].set_title(_reported_where(view, 44), loc="left")
         panels[1].set_xlabel("seconds per epoch")
     return figure
 
@@ -361,9 +360,8 @@ def _by_epoch(
     groups: list[tuple[Axes, dict[str, pd.Series], bool]] = [(panels[0], measured, True)]
     if reported:
         groups.append((panels[1], reported, False))
-        where = f"reported by the paper (machine: {view.paper.environment.description})".replace(" GB", "\u00a0GB")
         panels[0].set_title("measured here", loc="left")
-        panels[1].set_title(textwrap.fill(where, 50), loc="left")
+        panels[1].set_title(_reported_where(view, 50), loc="left")
     for axes, systems, ours in groups:
         width = 0.84 / len(systems)
         for index, (name, values) in enumerate(systems.items()):
@@ -380,7 +378,7 @@ def _by_epoch(
         if not ours:
             axes.legend(loc="upper right", ncols=len(systems), bbox_to_anchor=(1.0, -0.16))
     panels[-1].set_xlabel("epoch", loc="left")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, panels[0])
     return figure
 
 
@@ -401,8 +399,7 @@ def _bar_scale(axes: Axes, values: np.ndarray) -> None:
 @producer
 def variants(view: View) -> Figure:
     """Test accuracy by epoch of the paper's network and of its variants, in a panel for each engine."""
-    one_machine(view.table("variants")["machine"], f"the variants of {view.paper.key}")
-    engines = [engine for engine in view.engines() if (view.table("variants")["engine"] == engine).any()]
+    engines = [engine for engine in view.engines() if len(view.table("variants", engine))]
     if not engines:
         raise NotDrawnError(f"variants of {view.paper.key}: not run")
     titles = {variant.id: variant.title for variant in view.paper.variants}
@@ -411,7 +408,7 @@ def variants(view: View) -> Figure:
     lines = zip(("-", "--", ":", "-."), ("o", "s", "^", "v"), strict=True)
     styles = dict(zip(["", *titles], lines, strict=False))
     for axes, engine in zip(panels, engines, strict=True):
-        rows = view.table("variants")[view.table("variants")["engine"] == engine]
+        rows = view.table("variants", engine)
         frames = {"": view.epochs_of("time", engine)}
         frames |= {name: rows[rows["variant"] == name] for name in titles}
         for name, frame in frames.items():
@@ -424,20 +421,19 @@ def variants(view: View) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.clean(axes)
     panels[0].set_ylabel("test accuracy")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, panels[0])
     return figure
 
 
 @producer
 def ablation(view: View) -> Figure:
     """How much longer a step takes without each technique, in each engine, on a logarithmic axis."""
-    one_machine(view.table("ablation")["machine"], f"the ablation of {view.paper.key}")
-    engines = [engine for engine in view.engines() if (view.table("ablation")["engine"] == engine).any()]
+    engines = [engine for engine in view.engines() if len(view.table("ablation", engine))]
     if not engines:
         raise NotDrawnError(f"ablation of {view.paper.key}: not run")
     factors: dict[str, pd.Series] = {}
     for engine in engines:
-        rows = view.table("ablation")[view.table("ablation")["engine"] == engine]
+        rows = view.table("ablation", engine)
         steps = rows.set_index(["configuration", rows["technique"].fillna("")])["microseconds_per_step"]
         factors[engine] = steps["without"] / steps["all", ""]
         factors[engine]["all of them"] = steps["none", ""] / steps["all", ""]
@@ -457,7 +453,7 @@ def ablation(view: View) -> Figure:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, trim=True)))
     _rows(axes, [name.replace("_", " ") for name in names])
     axes.set_xlabel("step time without the technique / with all of them")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, axes)
     return figure
 
 
@@ -503,7 +499,7 @@ def accuracy_over_epochs(view: View) -> Figure:
     axes.set_xlabel("epoch")
     axes.set_ylabel("training accuracy")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, axes)
     style.clean(axes)
     return figure
 
@@ -533,7 +529,7 @@ def loss_over_epochs(view: View) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.clean(axes)
     panels[0].set_ylabel("loss")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, panels[0])
     return figure
 
 
@@ -562,7 +558,7 @@ def loss_first_steps(view: View) -> Figure:
             difference = difference[difference > 0]  # equal to the last bit has no place on a logarithmic axis
             lower.plot(difference.index, difference, look.marker, color=look.color, markersize=2)
     upper.set_ylabel("loss")
-    figure.legend(*upper.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, upper)
     lower.axhline(PARITY_TOLERANCE, color="black", linewidth=0.7, linestyle="--")
     lower.annotate(
         "tolerance",
@@ -584,15 +580,15 @@ def loss_first_steps(view: View) -> Figure:
 @producer
 def race(view: View) -> Figure:
     """Time per step of each round, and the median, for every engine and number of threads."""
-    if not len(view.table("race")):
+    every = view.table("race")
+    if not len(every):
         raise NotDrawnError(f"no race was run: twingrad race {view.paper.key}")
-    one_machine(view.table("race")["machine"], f"the race of {view.paper.key}")
-    engines = [engine for engine in view.engines() if (view.table("race")["engine"] == engine).any()]
-    threads = sorted(view.table("race")["threads"].unique(), reverse=True)
+    engines = [engine for engine in view.engines() if len(view.table("race", engine))]
+    threads = sorted(every["threads"].unique(), reverse=True)
     figure = style.new(COLUMN, 0.5 + (0.22 * len(engines) + 0.25) * len(threads))
     panels = np.atleast_1d(figure.subplots(len(threads), 1, sharex=True))
     for axes, count in zip(panels, threads, strict=True):
-        rounds = view.table("race")[view.table("race")["threads"] == count]
+        rounds = every[every["threads"] == count]
         medians = rounds.groupby("engine")["microseconds_per_step"].median()
         for position, engine in enumerate(engines):
             values = rounds.loc[rounds["engine"] == engine, "microseconds_per_step"]
@@ -609,7 +605,7 @@ def race(view: View) -> Figure:
             _beside(axes, values.max(), position, text)
         _rows(axes, [view.label(engine) for engine in engines])
         axes.set_title(f"{count} thread{'s' if count != 1 else ''} each", loc="left")
-    panels[-1].set_xlim(0, view.table("race")["microseconds_per_step"].max() * 1.45)
+    panels[-1].set_xlim(0, every["microseconds_per_step"].max() * 1.45)
     panels[-1].set_xlabel(f"µs per step (ratio to {view.label(REFERENCE)})")
     return figure
 
@@ -617,16 +613,14 @@ def race(view: View) -> Figure:
 @producer
 def scaling(view: View) -> Figure:
     """Step time against batch size and sequence length, logarithmic, with a guide of linear growth."""
-    if not len(view.table("scaling")):
+    points = view.table("scaling")
+    if not len(points):
         raise NotDrawnError(f"no scaling run: twingrad run {view.paper.key}")
-    one_machine(view.table("scaling")["machine"], f"the scaling runs of {view.paper.key}")
-    present = {
-        quantity: name for quantity, name in SCALED.items() if (view.table("scaling")["quantity"] == quantity).any()
-    }
+    present = {quantity: name for quantity, name in SCALED.items() if (points["quantity"] == quantity).any()}
     figure = style.new(COLUMN, 2.1)
     panels = np.atleast_1d(figure.subplots(1, len(present), sharey=True))
     for axes, (quantity, name) in zip(panels, present.items(), strict=True):
-        part = view.table("scaling")[view.table("scaling")["quantity"] == quantity]
+        part = points[points["quantity"] == quantity]
         for engine in view.engines():
             line = part[part["engine"] == engine].sort_values("value")
             if len(line):
@@ -645,7 +639,7 @@ def scaling(view: View) -> Figure:
         axes.set_xlabel(name.lower())
         style.clean(axes, "both")
     panels[0].set_ylabel("µs per step")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, panels[0])
     return figure
 
 
@@ -661,6 +655,16 @@ def _engines(view: View, measure: str) -> list[str]:
         why = "; ".join(filter(None, reasons)) or f"not planned in the profile {view.profile}"
         raise NotDrawnError(f"{WORDS[measure]} of {view.paper.key}: {why}")
     return engines
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+
+
+def _reported_where(view: View, width: int) -> str:
+    """The title of a panel with what the study reports."""
+    machine = view.paper.environment.description.replace(" GB", "\u00a0GB")
+    return textwrap.fill(f"reported by the paper (machine: {machine})", width)
 
 
 def _nested(largest: float, index: int, count: int, least: float = 2.0) -> float:

@@ -92,7 +92,7 @@ def systems(view: View, suite: str) -> list[str]:
     """The systems of a suite in the order of the paper's file: measured, planned, or only known to be missing."""
     given = view.paper.microbenchmarks
     named = given.systems.value if given else []
-    found = view.table("microbenchmarks").loc[view.table("microbenchmarks")["suite"] == suite, "engine"]
+    found = view.tables["microbenchmarks"].loc[view.tables["microbenchmarks"]["suite"] == suite, "engine"]
     planned = [name for name in named if name in SYSTEMS and suite in SYSTEMS[name].suites]
     return planned + sorted(set(found) - set(planned))
 
@@ -313,8 +313,8 @@ def missing_notes(view: View, suite: str) -> list[str]:
         if whole:
             reasons.setdefault(whole, []).append(view.label(name))
             continue
-        rows = view.table("microbenchmarks")[
-            (view.table("microbenchmarks")["suite"] == suite) & (view.table("microbenchmarks")["engine"] == name)
+        rows = view.tables["microbenchmarks"][
+            (view.tables["microbenchmarks"]["suite"] == suite) & (view.tables["microbenchmarks"]["engine"] == name)
         ]
         for reason, part in rows[rows["missing"].notna()].groupby("missing"):
             titles = dict.fromkeys(BENCHMARKS[item].title for item in part["benchmark"] if item in BENCHMARKS)
@@ -335,16 +335,16 @@ def missing_systems(view: View) -> list[tuple[str, str]]:
 
 def _why(view: View, suite: str, name: str) -> str:
     """Why a system has no number in a suite; empty when it has."""
-    rows = view.table("microbenchmarks")[
-        (view.table("microbenchmarks")["suite"] == suite) & (view.table("microbenchmarks")["engine"] == name)
+    rows = view.tables["microbenchmarks"][
+        (view.tables["microbenchmarks"]["suite"] == suite) & (view.tables["microbenchmarks"]["engine"] == name)
     ]
     if rows["missing"].isna().any():
         return ""
     if len(rows):
         return str(rows["missing"].iloc[-1]).partition("\n")[0]
     given = view.paper.microbenchmarks
-    if given and len(view.table("microbenchmarks")):
-        profile = view.table("microbenchmarks")["profile"].iloc[-1]
+    if given and len(view.tables["microbenchmarks"]):
+        profile = view.tables["microbenchmarks"]["profile"].iloc[-1]
         few = given.profile(profile).systems
         if few and name not in few.value:
             return f"not planned in profile {profile}"
@@ -388,8 +388,8 @@ def _both(header: str, name: str) -> Column:
 
 def _present(view: View, suite: str) -> pd.DataFrame:
     """The rows of a suite but for those that say what is missing."""
-    return view.table("microbenchmarks")[
-        (view.table("microbenchmarks")["suite"] == suite) & view.table("microbenchmarks")["missing"].isna()
+    return view.tables["microbenchmarks"][
+        (view.tables["microbenchmarks"]["suite"] == suite) & view.tables["microbenchmarks"]["missing"].isna()
     ]
 
 

@@ -105,8 +105,7 @@ def _add_engine(found: Numbers, view: View, engine: str) -> None:
     _add(found, f"{engine}.later_ratio", time["later_epoch_seconds"].mean() / reference, fixed)
     bytes_of_reference = view.ok("memory", REFERENCE)["bytes_later_epochs"].mean()
     _add(found, f"{engine}.bytes_ratio", bytes_of_reference / memory["bytes_later_epochs"].mean(), _in_two_digits)
-    points = view.table("scaling")
-    points = points[points["engine"] == engine]
+    points = view.table("scaling", engine)
     for scaled in row_helpers.SCALED:
         exponent = row_helpers.scaling_exponent(points[points["quantity"] == scaled])
         _add(found, f"{engine}.growth.{scaled}", exponent, fixed)
@@ -114,7 +113,8 @@ def _add_engine(found: Numbers, view: View, engine: str) -> None:
 
 def _add_race(found: Numbers, view: View, threads: int) -> None:
     """Median step times and paired ratios of the race at a number of threads."""
-    rounds = view.table("race")[view.table("race")["threads"] == threads]
+    rounds = view.table("race")
+    rounds = rounds[rounds["threads"] == threads]
     steps = rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")
     _add(found, f"race.{threads}.rounds", len(steps), str(len(steps)))
     for engine in steps:
@@ -149,9 +149,8 @@ def _add_own(found: Numbers, view: View) -> None:
 def _add_techniques(found: Numbers, view: View) -> None:
     """The share of time and of bytes, in per cent, that each technique saves, and all of them together."""
     for engine in view.table("ablation")["engine"].unique():
-        rows = view.table("ablation")[
-            (view.table("ablation")["engine"] == engine) & (view.table("ablation")["configuration"] == "without")
-        ]
+        rows = view.table("ablation", engine)
+        rows = rows[rows["configuration"] == "without"]
         for technique in (ALL, *rows["technique"].unique()):
             for name, quantity in (("time_saved", "microseconds_per_step"), ("bytes_saved", "bytes_per_epoch")):
                 share = saved(view, engine, technique, quantity)
@@ -169,7 +168,7 @@ def _add_variants(found: Numbers, view: View) -> None:
 
 def _add_microbenchmarks(found: Numbers, view: View) -> None:
     """Gradients of small functions beside other systems', and the worst ratio of forward mode to C++."""
-    if not len(view.table("microbenchmarks")):
+    if not len(view.tables["microbenchmarks"]):
         return
     for of in (ALL, *SMALL):
         times = {name: microbenchmarks.gradient_time(view, name, of) for name in SYSTEMS}

@@ -32,7 +32,7 @@ from experiments.report.row_helpers import (
     scaling_exponent,
 )
 from experiments.report.table import Column, Row, Table, column, empty
-from experiments.report.view import View, one_machine
+from experiments.report.view import View
 
 
 def make(output: Output, view: View) -> Table:
@@ -173,9 +173,9 @@ def race(view: View) -> Table:
     """Time per step with the engines alternating; the ratio to the reference is paired within each round."""
     paper = view.paper
     rows: list[Row] = []
-    for threads in sorted(view.table("race")["threads"].unique(), reverse=True) or [None]:
-        rounds = view.table("race") if threads is None else view.table("race")[view.table("race")["threads"] == threads]
-        one_machine(rounds["machine"], f"the race of {paper.key}")
+    every = view.table("race")
+    for threads in sorted(every["threads"].unique(), reverse=True) or [None]:
+        rounds = every if threads is None else every[every["threads"] == threads]
         table = rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")
         for engine in view.engines():
             steps = table[engine].dropna() if engine in table else pd.Series(dtype=float)
@@ -326,7 +326,7 @@ def parity(view: View) -> Table:
 def scaling(view: View) -> Table:
     """Step time of every engine against batch size and sequence length, and how steeply it grows."""
     frame = view.table("scaling")
-    machine = one_machine(frame["machine"], f"the scaling runs of {view.paper.key}")
+    machine = view.machine(["scaling"])
     where = f", {machine}" if machine else ": nothing was run"
     rows: list[Row] = []
     growth: list[Row] = []

@@ -56,21 +56,23 @@ class View:
         """What every output must say about its data, or None for the real dataset."""
         return f"{SAMPLE_LABEL}, not {self.paper.dataset.upper()}" if self.data_source == "sample" else None
 
-    def table(self, measure: str) -> pd.DataFrame:
-        """The rows of a measure with a tidy file of its own."""
-        return self.tables[measure]
+    def table(self, measure: str, engine: str | None = None) -> pd.DataFrame:
+        """The rows of a measure with a tidy file of its own, of all engines or of one; refuses to mix machines."""
+        rows = self.tables[measure]
+        one_machine(rows["machine"], f"the {WORDS[measure]} runs of {self.paper.key}")
+        return rows if engine is None else rows[rows["engine"] == engine]
 
     def engines(self) -> list[str]:
         """The engines of the paper's file in its order but for absent ones, then any others that were run."""
         names, absent = self.paper.engine_names(), self.absent()
         trained = self.runs[self.runs["measure"].isin(TRAINED)]
-        found = [*trained["engine"], *(engine for name in TABLES for engine in self.table(name)["engine"])]
+        found = [*trained["engine"], *(engine for name in TABLES for engine in self.tables[name]["engine"])]
         return [name for name in names if name not in absent] + sorted(set(found) - set(names))
 
     def absent(self) -> dict[str, str]:
         """The optional engines of the paper's file that nothing was measured of, with the reason."""
         done = self.runs[self.runs["measure"].isin(TRAINED) & (self.runs["status"] == "ok")]
-        measured = {*done["engine"], *(engine for name in TABLES for engine in self.table(name)["engine"])}
+        measured = {*done["engine"], *(engine for name in TABLES for engine in self.tables[name]["engine"])}
         return {
             row.name: next(filter(None, (self.why_missing(row.name, one) for one in (*TRAINED, *TABLES))), "not run")
             for row in self.paper.engines
@@ -133,7 +135,7 @@ class View:
             failed = runs[runs["status"] != "ok"]
         wanted = self.planned(engine, measure)
         if kind.columns:
-            rows = self.table(measure)
+            rows = self.tables[measure]
             rows = rows[rows["engine"] == engine]
             done = rows["seed"].nunique() if kind.plan == "seeds" else int(len(rows) > 0)
         else:
@@ -149,7 +151,7 @@ class View:
 
     def _why_no_system(self, name: str) -> str | None:
         """Why a system of the micro-benchmarks has no number at all."""
-        rows = self.table("microbenchmarks")
+        rows = self.tables["microbenchmarks"]
         rows = rows[rows["engine"] == name]
         if rows["missing"].isna().any():
             return None
