@@ -1,4 +1,4 @@
-"""What is told of engines: one record for each quantity, with where it comes from, its unit and its label.
+"""The quantities that are reported of engines: one record each, with its source, its unit and its label.
 
 Claims, tables, figures, the paper's text and the terminal ask for a quantity by its name. A new one is a record in
 `QUANTITIES`.
@@ -65,7 +65,7 @@ SHARE = Unit("%", lambda value: f"{percent(value)} saved", percent)
 
 @dataclass(frozen=True)
 class Quantity:
-    """One thing that is told of an engine."""
+    """One number that is reported of an engine."""
 
     name: str
     label: str

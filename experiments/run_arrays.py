@@ -114,7 +114,7 @@ class RunArrays:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def rows(self, part: Part, form: Form = FLAT, limit: int | None = None) -> Rows:
-        """The training or test rows in the form that a network reads; with a `limit` only so many of the first.
+        """The training or test rows in the form that a network reads; with a `limit` only the first ones, this many.
 
         Raises RowsError when the rows cannot have this form.
         """

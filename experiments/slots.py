@@ -1,6 +1,6 @@
 """Where jobs run: one after the other, or, in measures in which time plays no part, several at a time.
 
-Each job has fresh worker processes either way; side by side, every slot has cores of its own.
+Each job has fresh worker processes either way; side by side, every slot has its own cores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Slot:
     def start(self, engine: str, threads: int, counting: bool = False) -> Worker:
         """A fresh worker of an engine; EngineUnavailableError, without a process for it, where that cannot be used.
 
-        `counting`: with all that it allocates to be seen, where that needs settings of its own. Raises WorkerError
+        `counting`: with all that it allocates to be seen, where that needs its own settings. Raises WorkerError
         when the slot is stopped.
         """
         found = engines.availability(engine)
@@ -60,7 +60,7 @@ class Slot:
 
 
 def slots(threads: int, available: int) -> list[Slot]:
-    """As many slots as the available cores have room for workers of so many threads: 1 to `MOST`."""
+    """The slots that fit on the available cores, for workers with this number of threads: 1 to `MOST`."""
     count = min(MOST, available // threads)
     if count < 2:
         return [Slot()]

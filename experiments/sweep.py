@@ -3,7 +3,7 @@
 A job is one (paper, engine, seed, measure). All engines of a paper start from the same weights and see the
 same batches: both follow from the seed. A job whose record is there is not repeated; one that failed is
 recorded with its message and tried again the next time. Jobs in whose results no time takes part run several at a
-time, each on a core of its own.
+time, each on its own core.
 """
 
 from __future__ import annotations

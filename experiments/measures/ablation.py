@@ -70,7 +70,7 @@ def run(given: Assignment) -> Parts:
 def configurations(names: tuple[str, ...]) -> Iterator[Configuration]:
     """All techniques but each one, with all of them in between; then each one alone, then none.
 
-    An engine that is told of its switches first knows that its process is for an ablation. All of them are measured
+    An engine that receives its switches first knows that its process is for an ablation. All of them are measured
     several times, since every row is compared with them, and beside these rows: what is slow and wasteful comes later,
     and leaves its traces in the process.
     """
@@ -111,7 +111,7 @@ def measure(
 
 
 def _warm(worker: Worker, task: Task) -> float:
-    """Train until a step takes as long as it will go on to take: the seconds of one.
+    """Train until the time of a step is steady: the seconds of one.
 
     The first steps compile, and in a fresh process the next hundred are still slower than those that follow.
     """

@@ -1,4 +1,4 @@
-"""What a measure is: one record, in a file of its own beside this one.
+"""What a measure is: one record, in its own file beside this one.
 
 A file `experiments/measures/<any>.py` with `MEASURE = Measure(...)` is all that a measure takes: papers and commands
 know its name and its keys under `[runs]`, sweeps plan and run it, and its rows get a tidy table and lines in the

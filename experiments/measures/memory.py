@@ -6,7 +6,7 @@ TensorFlow takes its memory from a pool as long as oneDNN is on, so it is counte
 `Registered.counting`. XLA allocates one piece for all that a step computes, and uses its parts again within the step.
 `build` counts to the first epoch, imports and data to none. Where a paper's file says so, an epoch is only a part of
 the rows, and what it allocates is scaled up to all of them. The peak is the kernel's VmHWM, reset after imports and
-data and before `build`; it is taken in a run of its own, since memray needs memory itself.
+data and before `build`; it is taken in a separate run, since memray needs memory itself.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def run(given: Assignment) -> Parts:
 def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
     """Train in a fresh worker from the engine's own weights; what `training.measure` gives, but for times.
 
-    Other runs may go on beside this one.
+    Other runs may happen at the same time.
     """
     params = task.with_pretrained(worker.own_parameters(task.spec, task.seed, task.dtype))
     found = training.measure(worker, task, watcher, params)

@@ -1,4 +1,4 @@
-"""A race: engines train alternately, so that whatever the machine does meets all of them, and steps are compared.
+"""A race: engines train alternately, so that machine drift affects all of them equally, and steps are compared.
 
 Each engine keeps one process; those that wait are stopped. Before the race they are built and take their first steps,
 which may happen side by side. In a round every engine trains one epoch, or as many steps as the paper's file says, in

@@ -121,7 +121,7 @@ class Task:
     def preload(self, worker: Worker) -> None:
         """Have the data in the worker's memory, so that reading it counts for nothing that follows.
 
-        Once more after `build`, where a framework may make a copy of its own.
+        Once more after `build`, where a framework may make its own copy.
         """
         for rows in dict.fromkeys((self.train_rows, self.test_rows, self.evaluated_rows)):
             worker.preload(rows.x, rows.y)

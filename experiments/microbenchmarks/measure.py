@@ -1,4 +1,4 @@
-"""Rounds in which the systems take turns, so that whatever the machine does meets all of them.
+"""Rounds in which the systems alternate, so that machine drift affects all of them equally.
 
 Each system keeps one process. For each function all are made ready and their gradients checked; then they are timed in
 rounds, in an order that starts one later each time.

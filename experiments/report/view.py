@@ -57,7 +57,7 @@ class View:
         return f"{SAMPLE_LABEL}, not {self.paper.dataset.upper()}" if self.data_source == "sample" else None
 
     def table(self, measure: str, engine: str | None = None) -> pd.DataFrame:
-        """The rows of a measure with a tidy file of its own, of all engines or of one; refuses to mix machines."""
+        """The rows of a measure with its own tidy file, of all engines or of one; refuses to mix machines."""
         rows = self.tables[measure]
         one_machine(rows["machine"], f"the {WORDS[measure]} runs of {self.paper.key}")
         return rows if engine is None else rows[rows["engine"] == engine]
@@ -159,7 +159,7 @@ class View:
 
 
 def paper_view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
-    """Choose the rows of `paper` that may stand together."""
+    """The rows of `paper` that may be shown together."""
     runs = _of(tidy.runs, paper)
     tables = {name: _of(tidy.tables[name], paper) for name in TABLES}
     trained = runs[runs["measure"].isin(TRAINED)]
@@ -300,4 +300,4 @@ def _suites(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 _CHOSEN = {"together": _one_race, "engines": _newest_of_each, "seeds": _newest_seeds}
-"""Which rows of a measure's own table stand together, by how it is planned; the second argument are its runs."""
+"""The rows of a measure's own table that are shown together, by how it is planned; given its rows and its runs."""
