@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.formats import duration, significant
 from experiments.measures.registry import MEASURES
-from experiments.quantities import QUANTITIES
+from experiments.quantities import QUANTITIES, Quantity
 from experiments.results import COLUMNS, Record, tidy_rows
 
 
@@ -32,9 +32,18 @@ def described(record: Record) -> str:
         return f"{len(list(measure.table(record)))} rows{took}"
     row = rows([record])[0]
     told = [QUANTITIES[name] for name in measure.summary]
+    sample = record["data"]["source"] == "sample"
     return (
-        "  ".join(f"{one.label} {one.unit.show(row[one.column])}" for one in told if row[one.column] is not None) + took
+        "  ".join(
+            f"{_label(one, sample)} {one.unit.show(row[one.column])}" for one in told if row[one.column] is not None
+        )
+        + took
     )
+
+
+def _label(quantity: Quantity, sample: bool) -> str:
+    """What a quantity is called; accuracy on the embedded sample is not that on a study's test data."""
+    return quantity.label.replace("test accuracy", "accuracy of the sample") if sample else quantity.label
 
 
 def tables(records: Iterable[Record]) -> list[tuple[list[str], list[list[str]], int]]:
@@ -47,6 +56,7 @@ def tables(records: Iterable[Record]) -> list[tuple[list[str], list[list[str]], 
 def _trainings(records: list[Record]) -> tuple[list[str], list[list[str]], int]:
     """A line for each paper and engine with its seeds and the means of its quantities."""
     told = [QUANTITIES[name] for one in MEASURES.values() if not one.columns for name in one.summary]
+    sample = any(record["data"]["source"] == "sample" for record in records)
     groups: dict[tuple[str, str], list[Record]] = {}
     for row in rows(records):
         if row["status"] == "ok" and not MEASURES[row["measure"]].columns:
@@ -59,14 +69,14 @@ def _trainings(records: list[Record]) -> tuple[list[str], list[list[str]], int]:
         [*place, str(len({row["seed"] for row in group})), *map(_mean, told, values[place])]
         for place, group in groups.items()
     ]
-    headers = ["PAPER", "ENGINE", "SEEDS", *(one.label.upper() for one in told)]
+    headers = ["PAPER", "ENGINE", "SEEDS", *(_label(one, sample).upper() for one in told)]
     used = [index for index in range(len(headers)) if any(line[index] != "-" for line in lines)]
     return [headers[index] for index in used], [[line[index] for index in used] for line in lines], 2
 
 
-def _mean(quantity: Any, values: list[float | None]) -> str:
+def _mean(quantity: Quantity, values: list[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return str(quantity.unit.show(statistics.fmean(known))) if known else "-"
+    return quantity.unit.show(statistics.fmean(known)) if known else "-"
 
 
 def _table(name: str, records: list[Record]) -> tuple[list[str], list[list[str]], int]:

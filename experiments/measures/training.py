@@ -73,5 +73,5 @@ MEASURE = Measure(
     words="time and accuracy",
     run=run,
     form={"epochs": [EPOCH], "step_losses": ["loss?"]},
-    summary=("first_epoch_seconds", "later_epoch_seconds", "test_accuracy"),
+    summary=("test_accuracy", "first_epoch_seconds", "later_epoch_seconds"),
 )

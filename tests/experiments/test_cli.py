@@ -285,7 +285,7 @@ def test_a_run_is_recorded_and_resumed(twingrad: Any, tmp_path: Path) -> None:
     said = twingrad(*run_some("--seeds", "2", "--json", "run.json"))
     assert said.code == 0
     assert "embedded sample" in said.out
-    assert re.search(r"\[2/2\] mnist-rnn-e  manual +time +seed 1  test accuracy 0\.\d{4}", said.out)
+    assert re.search(r"\[2/2\] mnist-rnn-e  manual +time +seed 1  accuracy of the sample 0\.\d{4}", said.out)
     document = json.loads(Path("run.json").read_text())
     assert document.keys() == {"schema", "command", "provenance", "rows", "errors"}
     assert (document["command"], document["errors"]) == ("run", [])
@@ -303,7 +303,7 @@ def test_json_to_standard_output_is_json_alone(twingrad: Any) -> None:
     said = twingrad(*run_some("--seeds", "1", "--json", "-"))
     assert said.code == 0
     assert len(json.loads(said.out)["rows"]) == 1
-    assert "test accuracy" in said.err
+    assert "accuracy of the sample" in said.err
 
 
 def test_a_mistake_is_in_the_json_too(twingrad: Any) -> None:

@@ -685,9 +685,14 @@ def test_an_engine_that_falls_out_of_a_race_leaves_the_others_in_it(
 def test_the_summary_has_one_line_for_each_engine(paper: Paper, tmp_path: Path) -> None:
     jobs = sweep.plan(paper, engine_names=["numpy", "torch"], seeds=3, measures=["time", "memory"])
     ((headers, lines, words),) = summary.tables(swept(tmp_path, jobs).records)
-    assert headers == ["PAPER", "ENGINE", "SEEDS", "FIRST EPOCH", "LATER EPOCHS", "TEST ACCURACY", "ALLOCATED", "PEAK"]
+    assert headers == [
+        "PAPER",
+        "ENGINE",
+        "SEEDS",
+        *("ACCURACY OF THE SAMPLE", "FIRST EPOCH", "LATER EPOCHS", "ALLOCATED", "PEAK"),
+    ]
     assert words == 2 and [line[:3] for line in lines] == [["mnist-rnn-e", "numpy", "3"], ["mnist-rnn-e", "torch", "3"]]
-    assert lines[0][5:] == ["0.9000", "4.00 MB", "1.00 MB"]
+    assert (lines[0][3], lines[0][6:]) == ("0.9000", ["4.00 MB", "1.00 MB"])
 
 
 def test_plain_lines_tell_of_every_run(paper: Paper, tmp_path: Path) -> None:
@@ -700,7 +705,7 @@ def test_plain_lines_tell_of_every_run(paper: Paper, tmp_path: Path) -> None:
     lines = text.getvalue().splitlines()
     assert lines[0] == "invented rows"
     assert [line[:5] for line in lines[1:]] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
-    assert "test accuracy 0.9000" in lines[1] and "allocated 4.00 MB  peak 1.00 MB" in lines[2]
+    assert "accuracy of the sample 0.9000" in lines[1] and "allocated 4.00 MB  peak 1.00 MB" in lines[2]
 
 
 def test_progress_on_a_terminal_shows_bars_and_the_same_lines(paper: Paper, tmp_path: Path) -> None:
