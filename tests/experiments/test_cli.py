@@ -356,7 +356,7 @@ def test_an_interrupted_run_says_what_is_kept_and_resumes(
         out, err = process.communicate(timeout=60)
     assert process.returncode == code
     kept = int(re.search(r"interrupted: (\d+) of 50 runs are finished and kept", out)[1])  # type: ignore[index]
-    assert "give the same command again" in out
+    assert "run the same command again" in out
     assert "Traceback" not in out + err
     assert len(list((tmp_path / "results" / "raw").glob("*.json"))) == kept >= 1
     assert json.loads(Path("run.json").read_text())["errors"] == ["interrupted"]
