@@ -130,7 +130,7 @@ def test_the_module_is_the_same_command() -> None:
         (["run", "mnist-rnn-e", "--engines", "numpy,torhc"], "did you mean 'torch'"),
         (["run", "mnist-rnn-e", "--engines", "numpy,,torch"], "empty name"),
         (["run", "mnist-rnn-e", "--engines", "numpy,numpy"], "names something twice"),
-        (["run", "mnist-rnn-e", "--measure", "speed"], "no measure 'speed'; measures: time, own, variants"),
+        (["run", "mnist-rnn-e", "--measure", "speed"], "no measure 'speed'; measures: time, memory, own"),
         (["run", "mnist-rnn-e", "--seeds", "0"], "'0' is not a whole number from 1"),
         (["run", "mnist-rnn-e", "--profile", "half"], "'half' is not one of 'full', 'quick'"),
         (["run", "mnist-rnn-e", "--data-dir", "/nowhere"], "/nowhere"),
