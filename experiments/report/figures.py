@@ -44,6 +44,10 @@ SYSTEMS = {"Own": "own", "PyTorch": "torch", "Flux": "flux", "TensorFlow": "tens
 """How the rows that papers report are drawn: the look of the engine, or `own` for a paper's own."""
 
 
+VISIBLE = 0.01
+"""Curves that are nowhere farther apart than this share of the picture's height are drawn as one."""
+
+
 class NotDrawnError(ReportError):
     """There is nothing to draw; the message says why."""
 
@@ -272,29 +276,29 @@ def test_accuracy(view: View) -> Figure:
 
 @producer
 def memory_per_epoch(view: View) -> Figure:
-    """Bytes allocated in the first epoch and in each later one, as pairs of bars on a logarithmic axis."""
+    """Bytes allocated in the first epoch (filled) and in each later one (hollow), on a logarithmic axis."""
     engines = _engines(view, "memory")
-    figure = style.new(COLUMN, 0.55 + 0.36 * len(engines))
+    figure = style.new(COLUMN, 0.55 + 0.24 * len(engines))
     axes = figure.subplots()
-    pairs = {
-        engine: view.ok("memory", engine)[["bytes_first_epoch", "bytes_later_epochs"]].mean().clip(lower=1)
-        for engine in engines
-    }
-    everything = np.concatenate([pair.dropna() for pair in pairs.values()])
+    names = ("bytes_first_epoch", "bytes_later_epochs")
+    pairs = {engine: view.ok("memory", engine)[[*names]].mean().clip(lower=1).dropna() for engine in engines}
+    everything = np.concatenate([*pairs.values()])
     if not len(everything):
         raise NotDrawnError(f"no memory run of {view.paper.key} has counted its allocations")
     axes.set_xscale("log")
     for position, engine in enumerate(engines):
-        for offset, value, alpha in zip((-0.2, 0.2), pairs[engine], (1.0, 0.4), strict=True):
-            if np.isfinite(value):
-                color = style.look(engine).color
-                axes.barh(position + offset, value, 0.36, color=color, alpha=alpha, edgecolor="black", linewidth=0.5)
-                _beside(axes, value, position + offset, size(value))
-    axes.set_xlim(10 ** np.floor(np.log10(everything.min()) - 0.3), everything.max() * 8)
+        look, pair = style.look(engine), pairs[engine]
+        axes.plot(pair, [position] * len(pair), color=look.color, linewidth=0.8, alpha=0.6)
+        for name, value in pair.items():
+            filled = look.color if name == names[0] else "white"
+            axes.plot(value, position, look.marker, color=look.color, markerfacecolor=filled, markersize=4)
+        if len(pair):
+            _beside(axes, pair.max(), position, ", later ".join(size(value) for value in pair))
+    axes.set_xlim(10 ** np.floor(np.log10(everything.min()) - 0.3), everything.max() * 3e4)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value, trim=True)))
     axes.xaxis.set_minor_locator(NullLocator())
     _rows(axes, [view.label(engine) for engine in engines])
-    axes.set_xlabel("allocated: first epoch, each later one (pale)")
+    axes.set_xlabel("allocated: first epoch, each later one (hollow)")
     return figure
 
 
@@ -354,7 +358,7 @@ def _by_epoch(
     label: str,
     formatter: FuncFormatter,
 ) -> Figure:
-    """Groups of bars, one group for each epoch and one bar for each system."""
+    """A group for each epoch: bars from zero, or markers on a logarithmic axis, where a bar has no beginning."""
     figure = style.new(COLUMN, 2.1 + (1.5 if reported else 0))
     panels = np.atleast_1d(figure.subplots(2 if reported else 1, 1))
     groups: list[tuple[Axes, dict[str, pd.Series], bool]] = [(panels[0], measured, True)]
@@ -364,13 +368,20 @@ def _by_epoch(
         panels[1].set_title(_reported_where(view, 50), loc="left")
     for axes, systems, ours in groups:
         width = 0.84 / len(systems)
+        logarithmic = _scale(axes, np.concatenate([values.dropna() for values in systems.values()]))
         for index, (name, values) in enumerate(systems.items()):
-            color = style.look(name if ours else SYSTEMS.get(name, name)).color
-            looks = {"color": color} if ours else {"facecolor": "white", "edgecolor": color, "linestyle": "--"}
+            look = style.look(name if ours else SYSTEMS.get(name, name))
             places = values.index.to_numpy(dtype=float) + (index - (len(systems) - 1) / 2) * width
             text = view.label(name) if ours else "The paper's own" if name == "Own" else name
+            if logarithmic:
+                filled = look.color if ours else "white"
+                axes.plot(
+                    places, values, look.marker, color=look.color, markerfacecolor=filled, markersize=3, label=text
+                )
+                continue
+            hollow = {"facecolor": "white", "edgecolor": look.color, "linestyle": "--"}
+            looks = {"color": look.color} if ours else hollow
             axes.bar(places, values, 0.9 * width, label=text, linewidth=0.8, **looks)
-        _bar_scale(axes, np.concatenate([values.dropna() for values in systems.values()]))
         axes.yaxis.set_major_formatter(formatter)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel(label)
@@ -382,18 +393,19 @@ def _by_epoch(
     return figure
 
 
-def _bar_scale(axes: Axes, values: np.ndarray) -> None:
-    """Bars from zero where all of them can be seen so, else on a logarithmic axis that begins below the shortest."""
+def _scale(axes: Axes, values: np.ndarray) -> bool:
+    """An axis from zero where all values can be seen so, else a logarithmic one; whether it is that."""
     low, high = float(values.min()), float(values.max())
     if high <= 15 * low:
         axes.set_ylim(0, 1.08 * high)
         axes.yaxis.set_major_locator(MaxNLocator(4))
-        return
+        return False
     axes.set_yscale("log")
     axes.set_ylim(low / 2, 1.6 * high)
     decades = np.log10(high / low)
     axes.yaxis.set_major_locator(LogLocator(base=10 if decades < 4 else 100, subs=(1, 3) if decades < 1.8 else (1,)))
     axes.yaxis.set_minor_locator(NullLocator())
+    return True
 
 
 @producer
@@ -464,24 +476,15 @@ def ablation(view: View) -> Figure:
 @producer
 def accuracy_over_epochs(view: View) -> Figure:
     """Training accuracy by epoch: measured with filled markers, reported hollow and dashed."""
-    engines = _engines(view, "time")
     figure = style.new(COLUMN, 2.9)
     axes = figure.subplots()
-    for engine in engines:
-        by_epoch = view.epochs_of("time", engine).groupby("epoch")["train_accuracy"]
-        mean, look = by_epoch.mean(), style.look(engine)
-        # Engines that agree draw the same line: the size of the markers keeps each of them visible.
-        axes.plot(
-            mean.index,
-            mean,
-            color=look.color,
-            marker=look.marker,
-            markersize=_nested(7, engines.index(engine), len(engines)),
-            label=view.label(engine),
-        )
-        spread = by_epoch.std()
+    for engines in _agreeing(view, _engines(view, "time"), ["train_accuracy"]):
+        _by_epoch_line(axes, view, engines, "train_accuracy")
+        by_epoch = view.epochs_of("time", engines[0]).groupby("epoch")["train_accuracy"]
+        mean, spread = by_epoch.mean(), by_epoch.std()
         if spread.notna().any():
-            axes.fill_between(mean.index, mean - spread, mean + spread, color=look.color, alpha=0.15, linewidth=0)
+            color = style.look(engines[0]).color
+            axes.fill_between(mean.index, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
     for item in view.paper.reported_for("train_accuracy"):
         if not item.by_epoch:
             continue
@@ -507,22 +510,13 @@ def accuracy_over_epochs(view: View) -> Figure:
 @producer
 def loss_over_epochs(view: View) -> Figure:
     """Training and test loss after each epoch, mean over the seeds."""
-    engines = _engines(view, "time")
     figure = style.new(COLUMN, 2.0)
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, name, title in zip(panels, ("train_loss", "test_loss"), ("training", "test"), strict=True):
-        for engine in engines:
-            mean = view.epochs_of("time", engine).groupby("epoch")[name].mean()
-            look = style.look(engine)
-            marker_size = _nested(6, engines.index(engine), len(engines))
-            axes.plot(
-                mean.index,
-                mean,
-                color=look.color,
-                marker=look.marker,
-                markersize=marker_size,
-                label=view.label(engine),
-            )
+    names = ("train_loss", "test_loss")
+    groups = _agreeing(view, _engines(view, "time"), names)
+    for axes, name, title in zip(panels, names, ("training", "test"), strict=True):
+        for engines in groups:
+            _by_epoch_line(axes, view, engines, name)
         axes.set_title(title)
         axes.margins(0.1, 0.15)  # the markers are large beside so low a panel
         axes.set_xlabel("epoch")
@@ -533,32 +527,55 @@ def loss_over_epochs(view: View) -> Figure:
     return figure
 
 
+def _agreeing(view: View, engines: Sequence[str], names: Sequence[str]) -> list[list[str]]:
+    """Engines whose curves at the first seed are one line to the eye, together: those need no line each."""
+    curves = {}
+    for engine in engines:
+        epochs = view.epochs_of("time", engine)
+        curves[engine] = epochs[epochs["seed"] == epochs["seed"].min()].groupby("epoch")[[*names]].mean()
+    height = max(1e-9, float(pd.concat(curves.values()).max().max() - pd.concat(curves.values()).min().min()))
+    groups: list[list[str]] = []
+    for engine, curve in curves.items():
+        near = [group for group in groups if (curve - curves[group[0]]).abs().max().max() < VISIBLE * height]
+        if near:
+            near[0].append(engine)
+        else:
+            groups.append([engine])
+    return groups
+
+
+def _by_epoch_line(axes: Axes, view: View, engines: Sequence[str], name: str) -> None:
+    """The mean of a column by epoch, of the first of some engines that agree; the label counts the others."""
+    mean, look = view.epochs_of("time", engines[0]).groupby("epoch")[name].mean(), style.look(engines[0])
+    text = view.label(engines[0]) + (f" and {len(engines) - 1} more" if len(engines) > 1 else "")
+    axes.plot(mean.index, mean, color=look.color, marker=look.marker, markersize=5, label=text)
+
+
 @producer
 def loss_first_steps(view: View) -> Figure:
-    """Loss of the first steps at the lowest seed, and below it the difference from the reference over all seeds."""
+    """Loss of the first steps at the lowest seed, and below it the difference from the reference over all seeds.
+
+    Engines that agree within the tolerance have one line, the first one's.
+    """
     engines = [engine for engine in _engines(view, "time") if (view.steps["engine"] == engine).any()]
     if not engines:
         raise NotDrawnError(f"no run of {view.paper.key} has kept its first steps' losses")
     figure = style.new(COLUMN, 2.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.2, 1))
-    for index, engine in enumerate(engines):
-        steps = view.steps[view.steps["engine"] == engine]
-        steps = steps[steps["seed"] == steps["seed"].min()].sort_values("step")
+    for engine in engines:
         look = style.look(engine)
-        # The lines lie on each other, so each next one is thinner.
-        upper.plot(
-            steps["step"],
-            steps["loss"],
-            color=look.color,
-            linewidth=_nested(3.2, index, len(engines), 0.6),
-            label=view.label(engine),
-        )
+        difference = loss_differences(view, engine).groupby("step").max()
+        if engine == engines[0] or (difference > PARITY_TOLERANCE).any():
+            steps = view.steps[view.steps["engine"] == engine]
+            steps = steps[steps["seed"] == steps["seed"].min()].sort_values("step")
+            color = "black" if engine == engines[0] else look.color
+            upper.plot(steps["step"], steps["loss"], color=color, linewidth=1)
         if engine != REFERENCE:
-            difference = loss_differences(view, engine).groupby("step").max()
             difference = difference[difference > 0]  # equal to the last bit has no place on a logarithmic axis
-            lower.plot(difference.index, difference, look.marker, color=look.color, markersize=2)
+            label = view.label(engine)
+            lower.plot(difference.index, difference, look.marker, color=look.color, markersize=2, label=label)
     upper.set_ylabel("loss")
-    _legend(figure, upper)
+    _legend(figure, lower)
     lower.axhline(PARITY_TOLERANCE, color="black", linewidth=0.7, linestyle="--")
     lower.annotate(
         "tolerance",
@@ -665,11 +682,6 @@ def _reported_where(view: View, width: int) -> str:
     """The title of a panel with what the study reports."""
     machine = view.paper.environment.description.replace(" GB", "\u00a0GB")
     return textwrap.fill(f"reported by the paper (machine: {machine})", width)
-
-
-def _nested(largest: float, index: int, count: int, least: float = 2.0) -> float:
-    """The size of the marker or line of one of `count` engines: those that agree lie on each other, ever smaller."""
-    return largest - (largest - least) * index / max(1, count - 1)
 
 
 def _instead(reason: str) -> Figure:
