@@ -34,7 +34,7 @@ ASKED_FOR = [(key, item.producer) for key in papers.paper_keys() for item in loa
 
 def suited(producer: str) -> str:
     """A paper that asks for a figure: mnist-rnn-e where it does."""
-    return "mnist-rnn-e" if ("mnist-rnn-e", producer) in ASKED_FOR else dict(map(reversed, ASKED_FOR))[producer]
+    return next((key for key, name in reversed(ASKED_FOR) if name == producer), "mnist-rnn-e")
 
 
 @pytest.fixture(autouse=True)

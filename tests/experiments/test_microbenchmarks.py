@@ -351,7 +351,7 @@ def test_a_system_that_is_not_there_has_a_row_with_the_reason(
     monkeypatch.setattr(systems, "_found", lambda system: Found({}, _why(system)))
     (record,) = run(results, [dataclasses.replace(job, systems=("manual", "zygote"))])
     assert record["status"] == "ok" and sweep.absent(record) == ["Zygote: no Zygote here"]
-    rows = Tidy.load(results.root).microbenchmarks
+    rows = Tidy.load(results.root).tables["microbenchmarks"]
     assert list(rows.loc[rows["engine"] == "zygote", "missing"]) == ["no Zygote here"]
 
 
@@ -451,7 +451,7 @@ def test_gradients_by_chunk_size_name_their_own_rounds(view: View) -> None:
     rows = view.table("microbenchmarks")[
         (view.table("microbenchmarks")["chunk"] == 0) | (view.table("microbenchmarks")["round"] == 1)
     ]
-    fewer = dataclasses.replace(view, microbenchmarks=rows)
+    fewer = dataclasses.replace(view, tables={**view.tables, "microbenchmarks": rows})
     count = int(rows["round"].max())
     assert count > 1
     assert any(
@@ -482,7 +482,7 @@ def test_a_run_of_few_systems_does_not_take_the_place_of_a_whole_one(fake: Modul
         for row in whole["microbenchmarks"]
         if row["suite"] == "gradients" and row["engine"] == "torch"
     ]
-    rows = view_of(whole, few, paper="imdb-cnn-c").microbenchmarks
+    rows = view_of(whole, few, paper="imdb-cnn-c").table("microbenchmarks")
     assert "few" not in set(rows["key"])
 
 

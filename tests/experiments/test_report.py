@@ -717,7 +717,9 @@ def test_rounds_of_two_races_are_not_paired(fake: ModuleType, view_of: ViewOf) -
     for run in partial["runs"]:
         if run["measure"] == "race":
             run["engine_digest"] = run["engine_digest"].replace("e", "f")
-    assert set(view_of(whole, partial).race["engine"]) == {"numpy", "torch"}, "but the older source of an engine does"
+    assert set(view_of(whole, partial).table("race")["engine"]) == {"numpy", "torch"}, (
+        "but the older source of an engine does"
+    )
 
 
 def test_an_engine_of_a_later_release_is_shown_after_the_papers_own(fake: ModuleType, view_of: ViewOf) -> None:
