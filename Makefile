@@ -13,6 +13,7 @@ STEPS   ?= 14
 POINTS  ?= 12
 SEED    ?= random
 JULIA   ?=
+TAG     ?=
 ARGS    ?=
 
 SHELL := bash
@@ -20,7 +21,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help reproduce test campaign lint docs bench bench-compare bench-history clean
+.PHONY: help reproduce test campaign lint docs bench bench-compare bench-history site release clean
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
@@ -33,25 +34,29 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) PROFILE=full|quick RESULTS=folder RANGE=a..b BASE=commit" \
-	  && echo "             HISTORY=a..b STEPS=number SEED=number JULIA=program" \
+	  && echo "             HISTORY=a..b STEPS=number SEED=number JULIA=program TAG=v1.2.3" \
 	  && echo "             ARGS=..."
 
 reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
 	$(BIN)/python -m bridge.julia.install || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
 
-test: lint ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
-	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m bridge.julia.install
-	$(if $(JULIA),,@bash tests/install_browser.sh)
+# The linters run while Julia and the browser are set up.
+test: $(VENV)/.dev ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
+	@$(MAKE) --no-print-directory lint & lint=$$!; \
+	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m bridge.julia.install; \
+	$(if $(JULIA),,bash tests/install_browser.sh;) \
+	wait $$lint
 	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10 \
 	  $(if $(JULIA),-m julia) $(ARGS)
 
 campaign: $(VENV)/.dev ## the random tests, killed runs among them, with a hundred times the draws of `make test`: hours
 	TWINGRAD_TEST_PROFILE=campaign $(BIN)/python -m pytest -n 2 --dist loadfile -m campaign --seed $(SEED) $(ARGS)
 
-lint: $(VENV)/.dev ## ruff and mypy
+lint: $(VENV)/.dev ## ruff, mypy, and the schema of the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/mypy
 
 docs: $(VENV)/.dev ## the API reference, the table of ops and the tutorial as web pages, in build/docs
@@ -81,6 +86,21 @@ bench-history: $(VENV)/.dev ## a few benchmarks of STEPS commits of HISTORY=a..b
 	-$(BIN)/python tests/benchmark_pages.py .asv/html $(POINTS)
 	@echo "To look at .asv/html: $(BIN)/python -m asv preview"
 
+site: ## the pages of `make docs` and `make bench` in one folder, build/site
+	rm -rf build/site
+	mkdir -p build/site
+	cp -r build/docs/. build/site
+	$(if $(wildcard .asv/html),cp -r .asv/html build/site/speed)
+
+release: $(VENV)/.run ## what a release has: packages, PDF, page and raw results in build/release; TAG=v1.2.3 checks the version
+	rm -rf build/release build/report
+	mkdir -p build/release
+	$(BIN)/python tests/release_notes.py $(TAG) > build/release-notes.md
+	$(BIN)/python -m hatchling build -d build/release
+	$(BIN)/twingrad paper --results paper/results --output build/release/paper.pdf
+	$(BIN)/twingrad report --results paper/results --output build/report
+	cp build/report/report.html paper/results/raw.tar.xz build/release
+
 clean: ## remove .venv and what tools leave behind; results, data and .asv stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -not -path './.asv/*' -prune -exec rm -rf {} +
@@ -103,15 +123,16 @@ $(VENV)/.venv:
 	"$$found" -m venv $(VENV)
 	@touch $@
 
-# The build backend first, so that it is pinned like everything else.
+# The build backend first, so that it is pinned like everything else. Modules are compiled when they are first imported:
+# most never are.
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.venv
 	@echo "Installing what the experiments need into $(VENV)"
-	$(PIP) install --quiet -c constraints.txt hatchling
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[experiments,torch,tensorflow,jax,microbenchmarks,memory]'
+	$(PIP) install --quiet --no-compile -c constraints.txt hatchling
+	$(PIP) install --quiet --no-compile -c constraints.txt --no-build-isolation -e '.[experiments,torch,tensorflow,jax,microbenchmarks,memory]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.venv
 	@echo "Installing the experiments, the tests and the benchmarks into $(VENV)"
-	$(PIP) install --quiet -c constraints.txt hatchling
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[all]'
+	$(PIP) install --quiet --no-compile -c constraints.txt hatchling
+	$(PIP) install --quiet --no-compile -c constraints.txt --no-build-isolation -e '.[all]'
 	@touch $(VENV)/.run $@

@@ -51,8 +51,11 @@ __all__ = [
     "Evaluation",
     "Optimizer",
     "Registered",
+    "Resumable",
+    "Scheduling",
     "Session",
     "availability",
+    "check_resumable",
     "get",
     "names",
 ]
@@ -215,6 +218,31 @@ class Preloading(Protocol):
         ...
 
 
+@runtime_checkable
+class Scheduling(Protocol):
+    """A session whose learning rate can change from step to step."""
+
+    def train_steps(
+        self, x: NDArray[Any], y: NDArray[Any], order: NDArray[np.int64], rates: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """`Session.train_epoch` with a learning rate for each step, (steps,)."""
+        ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A session that can go on where another one was, bit for bit: one that was built with the same arguments, but for
+    the parameters, which are then those that the other had."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All that training depends on beside the parameters: the optimizer's arrays, its steps, random streams."""
+        ...
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Take over a `state`, before anything is trained. Raises `ParameterError` for one that does not fit."""
+        ...
+
+
 class Counting(Protocol):
     """A session whose runtime counts what it allocates."""
 
@@ -302,6 +330,8 @@ class Registered:
     """The BLAS of what it runs on besides Python packages."""
     prepare: Callable[[], None] = _nothing_to_do
     """What is done once, before its sessions are timed: compiling what stays compiled on this machine."""
+    resumable: bool = False
+    """Whether its sessions are `Scheduling` and `Resumable`."""
     techniques: bool = False
     """Whether `build` takes `techniques`: settings of what makes it fast, by name, to see what each of them brings."""
 
@@ -397,6 +427,16 @@ def get(name: str) -> Registered:
 def availability(name: str) -> Availability:
     """Whether the engine of this name can be used here, and if not, why."""
     return get(name).availability()
+
+
+def check_resumable(name: str) -> None:
+    """Raise `ConfigurationError` for an engine whose sessions have one learning rate, and no state to save."""
+    if not get(name).resumable:
+        able = ", ".join(row.name for row in ENGINES.values() if row.resumable)
+        raise ConfigurationError(
+            f"engine {name}: its learning rate cannot change during a training, and its training cannot be resumed; "
+            f"engines that can do both: {able}"
+        )
 
 
 def _suggestion(name: str, known: Mapping[str, object]) -> str:
@@ -519,17 +559,22 @@ def _of_packages(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) 
 
 
 _ROWS = (
-    Registered("numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",), techniques=True),
-    Registered("julia", "TwinGrad Julia", "bridge.adapters.julia:JuliaSession", (), techniques=True, **_JULIA),
+    Registered(
+        "numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",), resumable=True, techniques=True
+    ),
+    Registered(
+        "julia", "TwinGrad Julia", "bridge.adapters.julia:JuliaSession", (), resumable=True, techniques=True, **_JULIA
+    ),
     Registered("manual", "Hand-written numpy", "bridge.adapters.manual:ManualSession", ("numpy",)),
     Registered("manual-julia", "Hand-written Julia", "bridge.adapters.manual_julia:ManualJuliaSession", (), **_JULIA),
-    Registered("torch", "PyTorch", "bridge.adapters.torch:TorchSession", ("torch",), extra="torch"),
+    Registered("torch", "PyTorch", "bridge.adapters.torch:TorchSession", ("torch",), extra="torch", resumable=True),
     Registered(
         "torch-compile",
         "PyTorch compiled",
         "bridge.adapters.torch_compile:TorchCompileSession",
         ("torch",),
         extra="torch",
+        resumable=True,
         lacks=_lacks_compiler,
     ),
     Registered("tensorflow", "TensorFlow", "bridge.adapters.tensorflow:TensorFlowSession", **_TENSORFLOW),

@@ -25,7 +25,7 @@ from bridge.files import write_atomically
 from bridge.spec import ModelSpec
 from py_engine.network import initialisers
 
-__all__ = ["Params", "check", "digest", "initialise", "load", "metadata", "save"]
+__all__ = ["Params", "check", "digest", "initialise", "load", "metadata", "opened", "save"]
 
 Params = dict[str, NDArray[Any]]
 """Parameters by their full names, such as ``rnn.weight``."""
@@ -77,7 +77,7 @@ def load(path: str | os.PathLike[str], spec: ModelSpec | None = None, dtype: DTy
     With a `spec` they come in its order and must be exactly its parameters, in its dtype unless another is
     given. Raises `WeightsError`, naming the file and every tensor at fault.
     """
-    with _open(path) as file:
+    with opened(path) as file:
         names = file.keys()
         kinds = {name: file.get_slice(name).get_dtype() for name in names}
         unfit = [_misfit(name, kind) for name, kind in kinds.items() if kind not in _DTYPES][: MOST_COUNTED + 1]
@@ -92,7 +92,7 @@ def load(path: str | os.PathLike[str], spec: ModelSpec | None = None, dtype: DTy
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """The free text that `save` put beside the parameters."""
-    with _open(path) as file:
+    with opened(path) as file:
         return dict(file.metadata() or {})
 
 
@@ -120,7 +120,7 @@ def digest(params: Mapping[str, NDArray[Any]]) -> str:
 
 
 @contextmanager
-def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
+def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A safetensors file, with its faults as `WeightsError`."""
     try:
         status = os.stat(path)

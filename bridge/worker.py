@@ -33,7 +33,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import bridge.errors
 import py_engine.errors
@@ -181,6 +181,12 @@ class Worker:
             Path(path).unlink()
         return _take_array(losses)
 
+    def train_steps(self, x: Array, y: Array, order: Array, rates: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `Scheduling.train_steps`; `seconds` is then the time of exactly this."""
+        arguments = {"x": self._path(x), "y": self._path(y)}
+        with self._passed([np.asarray(order), rates]) as (rows, each):
+            return _take_array(self._call("train_steps", order=rows, rates=each, **arguments))
+
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
         return Evaluation(**self._call("evaluate", x=self._path(x), y=self._path(y)))
@@ -197,6 +203,17 @@ class Worker:
     def params(self) -> dict[str, NDArray[Any]]:
         """See `Session.params`."""
         return _take_arrays(self._call("params"))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """See `Resumable.state`."""
+        return _take_arrays(self._call("state"))
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """See `Resumable.load_state`."""
+        path = self._new_file("safetensors")
+        save_file({name: np.asarray(array, order="C") for name, array in state.items()}, path)
+        self._call("load_state", state=str(path))
+        path.unlink()
 
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""

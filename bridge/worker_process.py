@@ -148,6 +148,12 @@ class _Server:
         losses, seconds = _timed(lambda: session.train_epoch(features, targets, rows))
         return {"result": self._write_array(losses), "seconds": seconds}
 
+    def do_train_steps(self, x: str, y: str, order: str, rates: str) -> Answer:
+        session, features, targets = self._resumable, self._data(x), self._data(y)
+        rows, each = _read_array(order), _read_array(rates)
+        losses, seconds = _timed(lambda: session.train_steps(features, targets, rows, each))
+        return {"result": self._write_array(losses), "seconds": seconds}
+
     def do_evaluate(self, x: str, y: str) -> Answer:
         session, features, targets = self._built, self._data(x), self._data(y)
         found, seconds = _timed(lambda: session.evaluate(features, targets))
@@ -167,6 +173,13 @@ class _Server:
         params, seconds = _timed(self._built.params)
         return {"result": self._write_arrays(params), "seconds": seconds}
 
+    def do_state(self) -> Answer:
+        return {"result": self._write_arrays(self._resumable.state())}
+
+    def do_load_state(self, state: str) -> Answer:
+        self._resumable.load_state(load_file(state))
+        return {"result": None}
+
     def do_linear_algebra(self) -> Answer:
         return {"result": self._built.linear_algebra()}
 
@@ -181,6 +194,11 @@ class _Server:
         if self._session is None:
             raise EngineUnavailableError(f"engine {self._engine.name}: nothing is built yet; call build first")
         return self._session
+
+    @property
+    def _resumable(self) -> Any:
+        engines.check_resumable(self._engine.name)
+        return self._built
 
     # A programmer's own Julia functions, in place of a session, by their places in a list.
 
@@ -227,7 +245,7 @@ class _Server:
 
     def _write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> str:
         path = self._new_file("safetensors")
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+        save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, path)
         return str(path)
 
     def _new_file(self, suffix: str) -> Path:

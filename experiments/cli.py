@@ -19,10 +19,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 from bridge.engine import OPTIMIZERS
 from bridge.errors import TwinGradError, printable, shown
+from bridge.schedule import SCHEDULES
 from experiments import provenance
+from experiments.extras import remedy
 from experiments.formats import duration, fixed, size
 from experiments.measures.registry import MEASURES
 from experiments.output import Output
@@ -105,6 +108,50 @@ class Names(click.ParamType):
         return "A,B"
 
 
+def completing(*lists: Callable[[], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
+    """What a shell offers for a word: names out of lists, also after a comma, and files where none of them fits."""
+
+    def complete(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+        before, comma, last = begun.rpartition(",")
+        names = [name for names in lists for name in names() if name.startswith(last)]
+        found = [CompletionItem(before + comma + name) for name in names]
+        return found or [CompletionItem(begun, type="file")]
+
+    return complete
+
+
+def _engines() -> list[str]:
+    from bridge import engine
+
+    return engine.names()
+
+
+def _data_sets() -> list[str]:
+    from experiments import data
+
+    return sorted(data.LOADERS)
+
+
+class Seeds(click.ParamType):
+    """A number of seeds, or seeds between commas."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The seeds, each once."""
+        if isinstance(value, tuple):
+            return value
+        seeds = Whole(0, MOST_SEEDS - 1)
+        if "," not in value:
+            return tuple(range(Whole(1, MOST_SEEDS).convert(value, param, ctx)))
+        found = [seeds.convert(part.strip(), param, ctx) for part in value.removesuffix(",").split(",")]
+        return tuple(dict.fromkeys(found))
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """How `--help` shows it."""
+        return "N|A,B"
+
+
 class Whole(click.IntRange):
     """A whole number in a stated range, which `--help` shows; what is none is repeated in a message, but shortened."""
 
@@ -162,7 +209,10 @@ option_profile = click.option(
     "sample is always reproduced with it).",
 )
 option_engines = click.option(
-    "--engines", type=Names(), help="Engines to use (default: all that the paper file names)."
+    "--engines",
+    type=Names(),
+    shell_complete=completing(_engines),
+    help="Engines to use (default: all that the paper file names).",
 )
 option_threads = click.option("--threads", type=Whole(1, MOST_THREADS), help="Threads of an engine (default: 2).")
 
@@ -274,14 +324,30 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
         "run mnist-rnn-d mnist-rnn-e --engines numpy,torch --seeds 2",
         "run imdb-cnn-a --measure time,memory --profile quick --results /tmp/results",
         "run imdb-cnn-a --measure ablation --engines numpy",
+        "run mnist-rnn-e --seeds 3,5 --set training.learning_rate=0.05 --results faster",
     ),
 )
-@click.argument("papers", nargs=-1, required=True, metavar="PAPER...")
+@click.argument("papers", nargs=-1, required=True, metavar="PAPER...", shell_complete=completing(paper_keys))
 @option_engines
-@click.option("--seeds", type=Whole(1, MOST_SEEDS), help="Number of seeds, from 0 (default: the paper file's).")
+@click.option(
+    "--seeds", type=Seeds(), help="Number of seeds, from 0, or these seeds: 3,5 (default: the paper file's number)."
+)
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Another value than the paper file's, such as training.learning_rate=0.1, with --results of its own.",
+)
 @option_profile
 @option_threads
-@click.option("--measure", "measures", type=Names(), help="Which measures, see below (default: the paper file's).")
+@click.option(
+    "--measure",
+    "measures",
+    type=Names(),
+    shell_complete=completing(lambda: MEASURES),
+    help="Which measures, see below (default: the paper file's).",
+)
 @option_results()
 @option_data
 @reporting
@@ -289,7 +355,8 @@ def run(
     output: Output,
     papers: tuple[str, ...],
     engines: list[str] | None,
-    seeds: int | None,
+    seeds: tuple[int, ...] | None,
+    settings: tuple[str, ...],
     profile: ProfileName,
     threads: int | None,
     measures: list[str] | None,
@@ -301,12 +368,18 @@ def run(
     Each (paper, engine, seed) runs in a fresh process; time and memory are separate runs. A run that is in
     the results folder already is not repeated: run an interrupted command again to resume it.
     """
+    from experiments import changed
     from experiments import sweep as sweeps
     from experiments.results import Results
 
     jobs = []
     for name in papers:
-        jobs += sweeps.plan(_paper(name), profile, engines, seeds, measures, threads)
+        chosen = changed.changed(_paper(name), settings)
+        jobs += sweeps.plan(chosen, profile, engines, max(seeds) + 1 if seeds else None, measures, threads)
+    if seeds:
+        seeded = {job.measure for job in jobs if job.seed}
+        jobs = [job for job in jobs if job.seed in seeds or job.measure not in seeded]
+    changed.note(results_dir, settings)
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
@@ -322,7 +395,7 @@ def run(
         "race mnist-cnn-batch100", "race imdb-cnn-a --engines numpy,julia,torch,jax --rounds 5 --threads 2 --base jax"
     ),
 )
-@click.argument("paper")
+@click.argument("paper", shell_complete=completing(paper_keys))
 @option_engines
 @click.option(
     "--rounds",
@@ -352,6 +425,7 @@ def race(
     each engine, or the part of one that the paper file names, in an order that rotates. Ratios are taken
     within a round.
     """
+    from experiments import changed
     from experiments import sweep as sweeps
     from experiments.measures import race
     from experiments.results import Results
@@ -361,6 +435,7 @@ def race(
     names = jobs[0].engines
     if base is not None and base not in names:
         raise click.UsageError(f"--base {base}: not among the engines of this race ({', '.join(names)})")
+    changed.note(results_dir, ())
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
@@ -525,7 +600,7 @@ def _show_micro(output: Output, records: Sequence[dict[str, Any]], tables: bool 
     short_help="Make tables, figures and page from results.",
     epilog=examples("report", "report --results /tmp/results --output /tmp/report", "report my-study.toml"),
 )
-@click.argument("papers", nargs=-1, metavar="[PAPER]...")
+@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(paper_keys))
 @option_results()
 @click.option("--output", "out_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: DIR/report.")
 @option_data
@@ -573,7 +648,7 @@ def archive(output: Output, results_dir: Path, out_file: Path | None) -> None:
     short_help="Make the PDF from results.",
     epilog=examples("paper", "paper --results results --output mine.pdf", "paper my-study.toml --results results"),
 )
-@click.argument("papers", nargs=-1, metavar="[PAPER]...")
+@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(paper_keys))
 @option_results(default=None)
 @click.option(
     "--output", "out_pdf", metavar="FILE", type=click.Path(path_type=Path), help="Default: DIR/report/paper.pdf."
@@ -603,7 +678,7 @@ def paper(
     short_help="Do everything, from raw data to the finished paper.",
     epilog=examples("reproduce", "reproduce --profile quick", "reproduce mnist-rnn-e --results /tmp/results"),
 )
-@click.argument("papers", nargs=-1, metavar="[PAPER]...")
+@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(paper_keys))
 @option_profile
 @option_engines
 @option_threads
@@ -623,12 +698,14 @@ def reproduce(
 
     Run an interrupted command again to resume it. Engines that are not there are left out, and the tables say so.
     """
+    from experiments import changed
     from experiments import sweep as sweeps
     from experiments.results import Results
 
     chosen = [_paper(name) for name in papers or paper_keys()]
     for item in chosen:  # a mistake in the options is told before the data are fetched
         sweeps.plan(item, profile, engines, None, None, threads)
+    changed.note(results_dir, ())
     results = Results(results_dir)
     sweep = sweeps.Sweep(results, data_dir, download(output.console))
     stages = Stages(output.console)
@@ -713,8 +790,10 @@ def _suites(
 
 def _refresh_tidy(output: Output, results_dir: Path) -> None:
     """Make tidy anew from raw where it is older or damaged, and the folder is not a committed one."""
+    from experiments import changed
     from experiments.results import COMMITTED, Results, Tidy, TidyError
 
+    changed.refuse(results_dir)
     results = Results(results_dir)
     if (results_dir / COMMITTED).exists():
         return
@@ -782,34 +861,96 @@ def _show_built(output: Output, built: Any) -> None:
     epilog=examples(
         "train mnist-rnn --data mnist --epochs 5 --save weights.safetensors",
         "train imdb-cnn --data imdb --optimizer adam --learning-rate 0.001 --batch-size 64",
+        "train mnist-cnn --data mnist --momentum 0.9 --schedule cosine --warmup 100 --validation 0.1 --patience 3",
+        "train mnist-rnn --data mnist --epochs 50 --checkpoint run.safetensors --resume --curve curve.png",
         "train model.toml --data rows.npz --engine torch --optimizer adam --learning-rate 0.001",
     ),
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=completing(models))
 @click.option(
     "--data",
     required=True,
+    shell_complete=completing(_data_sets),
     help="A data set's name, or an .npz with x_train, y_train (and x_test, y_test).",
 )
 @click.option("--epochs", type=Whole(1, MOST_EPOCHS), default=5, show_default=True)
-@click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
+@click.option(
+    "--engine", default="numpy", show_default=True, shell_complete=completing(_engines), help="See `twingrad list`."
+)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
 @click.option("--learning-rate", type=float, default=0.015, show_default=True)
+@click.option("--momentum", type=float, default=0.0, show_default=True, help="Of sgd and rmsprop.")
+@click.option("--nesterov", is_flag=True, help="Nesterov's momentum, of sgd.")
+@click.option("--weight-decay", type=float, help="Default: 0, and 0.01 in adamw.")
+@click.option("--clip-norm", type=float, help="The largest norm of a step's gradient (default: no limit).")
+@click.option(
+    "--schedule", type=click.Choice(SCHEDULES), default="constant", show_default=True, help="Of the learning rate."
+)
+@click.option("--warmup", type=Whole(0, MOST_ROWS), default=0, show_default=True, help="Steps in which the rate grows.")
+@click.option(
+    "--step-epochs",
+    type=Whole(1, MOST_EPOCHS),
+    default=10,
+    show_default=True,
+    help="Of --schedule step: after how many epochs the rate falls, again and again.",
+)
+@click.option("--step-factor", type=float, default=0.1, show_default=True, help="Of --schedule step: to which part.")
 @click.option("--batch-size", type=Whole(1, MOST_ROWS), default=100, show_default=True)
+@click.option(
+    "--validation",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="The share of the training rows that is kept apart and evaluated after each epoch.",
+)
+@click.option(
+    "--patience",
+    type=Whole(1, MOST_EPOCHS),
+    help="Stop after so many epochs without a better validation loss, and keep the best weights.",
+)
 @click.option("--seed", type=Whole(0, LARGEST_SEED), default=0, show_default=True, help="Of weights and batches.")
 @option_threads
 @click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Start from these weights.")
 @click.option(
     "--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the trained weights (safetensors)."
 )
+@click.option(
+    "--checkpoint", metavar="FILE", type=click.Path(path_type=Path), help="Write all of the training after each epoch."
+)
+@click.option("--resume", is_flag=True, help="Go on from --checkpoint, if the file is there.")
+@click.option("--curve", metavar="FILE", help="The losses as a picture (.png, .svg, .pdf), or '-': in the terminal.")
 @option_data
 @reporting
 def train(output: Output, **options: Any) -> None:
-    """Train the network of SPEC, a model file or the name of a model that comes with TwinGrad."""
-    from experiments import byhand
+    """Train the network of SPEC, a model file or the name of a model that comes with TwinGrad.
+
+    With --checkpoint FILE --resume an interrupted command is given again as it was, and ends with the same weights as
+    if it had never been interrupted.
+    """
+    from experiments import training
 
     options["threads"] = provenance.threads(options["threads"])
-    byhand.train(byhand.Training(**options), output)
+    training.train(training.Training(**options), output)
+
+
+@cli.command(
+    short_help="Check a model file, and draw its layers.",
+    epilog=examples("check mnist-cnn", "check model.toml --json -"),
+)
+@click.argument("spec", shell_complete=completing(models))
+@reporting
+def check(output: Output, spec: str) -> None:
+    """Check the model of SPEC, a file or the name of a model that comes with TwinGrad, and draw it.
+
+    From the input down to the loss: each layer with its settings, the shape of what comes out of it, and its
+    parameters. What is wrong in a file is named by its key.
+    """
+    from experiments import check, rows
+
+    found = rows.load_spec(spec)
+    for line in check.drawn(found):
+        output.say(line)
+    output.add(check.rows(found))
 
 
 @cli.command(
@@ -819,10 +960,12 @@ def train(output: Output, **options: Any) -> None:
         "predict model.toml weights.safetensors rows.npy --save predictions.npy",
     ),
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=completing(models))
 @click.argument("weights", type=click.Path(path_type=Path))
-@click.argument("input")
-@click.option("--engine", default="numpy", show_default=True, help="See `twingrad list`.")
+@click.argument("input", shell_complete=completing(_data_sets))
+@click.option(
+    "--engine", default="numpy", show_default=True, shell_complete=completing(_engines), help="See `twingrad list`."
+)
 @option_threads
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the network's outputs (.npy).")
 @click.option("--show", type=Whole(0, MOST_ROWS), default=10, show_default=True, help="How many rows to print.")
@@ -830,10 +973,10 @@ def train(output: Output, **options: Any) -> None:
 @reporting
 def predict(output: Output, **options: Any) -> None:
     """Let the network of SPEC with WEIGHTS say what it makes of INPUT: an .npy of rows, or a data set's test rows."""
-    from experiments import byhand
+    from experiments import prediction
 
     options["threads"] = provenance.threads(options["threads"])
-    byhand.predict(byhand.Prediction(**options), output)
+    prediction.predict(prediction.Prediction(**options), output)
 
 
 @cli.command(
@@ -871,6 +1014,24 @@ def docs(output: Output, folder: Path) -> None:
     from experiments import reference
 
     output.say(f"The first page: {reference.build(folder)}")
+
+
+@cli.command(
+    short_help="Print what lets a shell complete commands, options and names.",
+    epilog=examples("completion bash > ~/.local/share/bash-completion/completions/twingrad"),
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that lets SHELL complete this command: its options, papers, models, engines and data sets.
+
+    \b
+    bash  twingrad completion bash > ~/.local/share/bash-completion/completions/twingrad
+    zsh   twingrad completion zsh > a file _twingrad in a folder of $fpath
+    fish  twingrad completion fish > ~/.config/fish/completions/twingrad.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None  # click has these three
+    click.echo(kind(cli, {}, COMMAND, f"_{COMMAND.upper()}_COMPLETE").source())
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -922,7 +1083,7 @@ def invoke(arguments: Iterable[str] | None = None) -> int:
         package = str(error.name).partition(".")[0]
         if package in ("py_engine", "bridge", "experiments"):
             raise
-        _complain(f"this needs the package {package}: pip install 'twingrad[experiments]'")
+        _complain(f"this needs the package {package}: {remedy(package)}")
         return USER_ERROR
     except MemoryError as error:
         _complain(f"not enough memory: {error or 'none is left'}; see the sizes in what was asked for")

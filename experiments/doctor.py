@@ -19,6 +19,7 @@ from bridge.errors import TwinGradError
 from bridge.julia.environment import kernels_for
 from bridge.worker import environment
 from experiments import papers, provenance, sources
+from experiments.extras import EXTRAS
 from experiments.formats import size
 from experiments.results import Results
 
@@ -33,6 +34,13 @@ AVX512 = {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
 
 WITHOUT_AVX512 = ("HASWELL", "ZEN", "SANDYBRIDGE", "NEHALEM", "PRESCOTT", "CORE2")
 """Kernels that leave it unused."""
+
+
+EXPECTED = {
+    "mnist": "train-images-idx3-ubyte.gz and its three siblings",
+    "imdb": "aclImdb_v1.tar.gz (or train.csv and test.csv) and glove.6B.50d.txt",
+}
+"""The files of each data set; README.md has all forms that are read."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,11 @@ def python() -> Iterator[Finding]:
     head, dirty = provenance.commit()
     changed = {True: ", with changes that are not committed", False: "", None: ""}[dirty]
     yield Finding("TwinGrad", "ok", f"{_version('twingrad') or 'not installed, run from'} {_source(head, changed)}")
-    for name in ("filelock", "jinja2", "pandas", "seaborn", "scikit-learn"):
-        if _version(name) is None:
-            yield Finding(name, "problem", "not installed", "pip install 'twingrad[experiments]'")
+    for name, extra in EXTRAS.items():
+        missing = [package for package in extra.packages if _version(package) is None]
+        if missing:
+            found = f"not installed ({', '.join(missing)})"
+            yield Finding(f"extra {name}", "note", found, f"for {extra.purpose}: pip install 'twingrad[{name}]'")
 
 
 def numpy_and_blas() -> Iterator[Finding]:
@@ -172,11 +182,12 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
     for name in sorted({papers.load_paper(key).dataset for key in papers.paper_keys()}):
         try:
             dataset = data.load(name, data_dir, allow_download=False)
+        except data.NoSampleError:
+            advice = f"put {EXPECTED[name]} in a folder and name that with --data-dir or TWINGRAD_DATA"
+            yield Finding(f"data {name}", "note", "not on this machine", advice)
+            continue
         except TwinGradError as error:
             yield Finding(f"data {name}", "problem", "cannot be used", str(error))
-            continue
-        except ImportError as error:
-            yield Finding(f"data {name}", "problem", f"needs {error.name}", "pip install 'twingrad[experiments]'")
             continue
         if dataset.source == "real":
             yield Finding(f"data {name}", "ok", f"{len(dataset.y_train):,} training rows in {dataset.origin}")
@@ -184,8 +195,8 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
             yield Finding(f"data {name}", "note", "a part of it is not on this machine yet", dataset.notice or "")
         else:
             advice = (
-                "a run downloads it; without a network put it in a folder and name that with --data-dir or "
-                "TWINGRAD_DATA, or the embedded sample stands in for it"
+                f"a run downloads it; without a network put {EXPECTED[name]} in a folder and name that with "
+                "--data-dir or TWINGRAD_DATA, or the embedded sample stands in for it"
             )
             yield Finding(f"data {name}", "note", "not on this machine yet", advice)
 
@@ -214,11 +225,6 @@ def disk(results_dir: Path) -> Iterator[Finding]:
 
 def tools() -> Iterator[Finding]:
     """What single outputs need."""
-    typst = _version("typst")
-    if typst:
-        yield Finding("typst", "ok", typst)
-    else:
-        yield Finding("typst", "note", "not installed", "no PDF without it: pip install 'twingrad[experiments]'")
     memray = _version("memray")
     if memray:
         yield Finding("memray", "ok", memray)

@@ -99,6 +99,64 @@ def table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]
         console.print("  ".join(cells).rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
+class Lines:
+    """A table that is printed row by row, as its numbers come in, under heads that are printed with the first."""
+
+    LEAST = 7
+    """Characters of a column; wide numbers may push a row out of line."""
+
+    def __init__(self, console: Console, heads: Sequence[str]) -> None:
+        self.console = console
+        self._heads: Sequence[str] | None = heads
+        self._widths = [max(len(head), self.LEAST) for head in heads]
+
+    def row(self, cells: Sequence[str]) -> None:
+        """Print a row."""
+        rows, self._heads = [cells] if self._heads is None else [self._heads, cells], None
+        for one in rows:
+            text = "  ".join(cell.rjust(width) for cell, width in zip(one, self._widths, strict=True))
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Steps:
+    """How far a long piece of work is: a bar on a terminal, anywhere else a line now and then."""
+
+    SECONDS = 30.0
+    """Between two lines where there is no terminal."""
+
+    def __init__(self, console: Console, what: str, total: int) -> None:
+        self.console = console
+        self.what = what
+        self.total = total
+        self._said = time.monotonic()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        # Drawn between the timed parts only, as in `Progress`.
+        self._bars = (
+            Bars(*columns, console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+        )
+
+    def __enter__(self) -> Steps:
+        if self._bars is not None:
+            self._bars.start()
+            self._bar = self._bars.add_task(escape(self.what), total=self.total)
+            self._bars.refresh()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def show(self, done: int, note: str) -> None:
+        """Say that `done` steps of all are done, and a word beside it."""
+        if self._bars is not None:
+            self._bars.update(self._bar, completed=done, description=escape(f"{self.what}, {note}"))
+            self._bars.refresh()
+        elif time.monotonic() - self._said > self.SECONDS and done < self.total:
+            self._said = time.monotonic()
+            text = f"{self.what}: {done:,} of {self.total:,} steps, {note}"
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def download(console: Console) -> Callable[[str, int, int], None]:
     """A callback for downloads: a line when a file begins to arrive."""
     begun: set[str] = set()

@@ -208,8 +208,8 @@ class Sweep:
         key = _data_key(paper)
         if key not in self._datasets:
             dataset = data.load(paper.dataset, self.data_dir, progress=self.download, **paper.loader_options())
-            if dataset.notice:
-                progress.note(dataset.notice)
+            if dataset.line:
+                progress.note(dataset.line)
             for note in dataset.notes:
                 progress.note(note)
             self._datasets[key] = dataset

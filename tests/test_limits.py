@@ -19,7 +19,8 @@ import pytest
 
 from bridge import spec, toml, weights
 from bridge.errors import TwinGradError, printable, shown
-from experiments import byhand, cli, papers
+from experiments import cli, papers
+from experiments import rows as input_rows
 from experiments.data import glove, imdb, mnist
 from experiments.gradbench import protocol
 
@@ -150,7 +151,7 @@ def _npz(folder: Path) -> Callable[[], str]:
             + b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }".ljust(117)
             + b"\n",
         )
-    return lambda: refusal(lambda: byhand._load_npz(path))
+    return lambda: refusal(lambda: input_rows.load_npz(path))
 
 
 def _messages(*lines: str) -> Callable[[Path], Callable[[], str]]:

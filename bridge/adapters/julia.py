@@ -6,10 +6,11 @@ reaches Julia as text that is read and never evaluated. An epoch is cut into sho
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint8, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint8, c_void_p
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -25,11 +26,11 @@ from bridge.julia.ahead import compile_engine
 from bridge.julia.environment import ENGINE
 from bridge.julia.interface import Runtime, literal
 from bridge.spec import ModelSpec, Recurrent
-from py_engine.errors import ConfigurationError, NonFiniteError
+from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError, ShapeError
 from py_engine.network.parameters import FlatVector
 from py_engine.network.parameters import Layout as _Layout
 
-__all__ = ["ENGINE", "Entries", "JuliaSession", "describe", "line", "load_engine", "pointers"]
+__all__ = ["ENGINE", "Entries", "EntrySession", "JuliaSession", "describe", "line", "load_engine", "pointers"]
 
 Array = NDArray[Any]
 
@@ -109,6 +110,9 @@ class Entries:
     evaluate: Callable[..., int]
     predict: Callable[..., int]
     gradients: Callable[..., int]
+    learning_rate: Callable[..., int]
+    state: Callable[..., int]
+    load_state: Callable[..., int]
     free: Callable[..., int]
     message: Callable[..., int]
     allocated: Callable[..., int]
@@ -126,6 +130,9 @@ _SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
     "evaluate": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p], c_int),
     "predict": ([c_int64, c_int64, c_void_p, c_void_p], c_int),
     "gradients": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "learning_rate": ([c_int64, c_double], c_int),
+    "state": ([c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "load_state": ([c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
     "free": ([c_int64], c_int),
     "message": ([POINTER(c_uint8), c_int64], c_int64),
     "allocated": ([c_void_p], c_int),
@@ -183,13 +190,10 @@ end
 """
 
 
-class JuliaSession:
-    """A `Session` of julia_engine. All calls come from the thread that made the first session of the process.
+class EntrySession:
+    """A `Session` of what has the entry points of julia_engine/src/entry.jl that all Julia engines have."""
 
-    After an error of a step the session stays usable: the parameters are those before that step.
-    """
-
-    # For other engines with the same entry points.
+    # For other engines than our own.
     _load = staticmethod(load_engine)
     _describe: Callable[..., bytes] = staticmethod(describe)
     _layout = staticmethod(_Layout.of)
@@ -228,10 +232,17 @@ class JuliaSession:
 
     def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
         """See `Session.train_epoch`."""
+        return self._train(x, y, order, None)
+
+    def _train(
+        self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        """An epoch in several calls: short ones, and with `rates` none in which the learning rate changes."""
         x, y = self._check.batch(x, y)
         order = self._check.order(order, x)
         self._check.batches(len(order), self._batch_size)
         steps = -(-len(order) // self._batch_size)
+        changes = self._changes(rates, steps)
         losses = np.empty(steps, np.float64)
         samples, at_x, at_y, rows, at_order = len(x), x.ctypes.data, y.ctypes.data, len(order), order.ctypes.data
         at_losses, train = losses.ctypes.data, self._entries.train
@@ -239,6 +250,9 @@ class JuliaSession:
         before = time.perf_counter()
         while done < steps:
             last = min(done + self._steps_per_call, steps)
+            if rates is not None:
+                last = min(last, changes[bisect.bisect_right(changes, done)])
+                self._raise(self._entries.learning_rate(self._number, rates[done]))
             status = train(self._number, samples, at_x, at_y, rows, at_order, done + 1, last, at_losses)
             if status:
                 self._raise(status)
@@ -249,6 +263,15 @@ class JuliaSession:
             elif seconds < _CALL_SECONDS / 4:
                 self._steps_per_call = min(2 * self._steps_per_call, _STEPS_PER_CALL)
         return losses
+
+    @staticmethod
+    def _changes(rates: NDArray[np.float64] | None, steps: int) -> list[int]:
+        """After how many steps the learning rate becomes another one, and the number of all."""
+        if rates is None:
+            return [steps]
+        if rates.shape != (steps,):
+            raise ShapeError(f"expected a learning rate for each of {steps} steps, found shape {rates.shape}")
+        return [*(np.flatnonzero(np.diff(rates)) + 1).tolist(), steps]
 
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
@@ -301,3 +324,38 @@ class JuliaSession:
         """Raise what an entry point's status and message say; nothing for status 0."""
         if status:
             raise {1: ConfigurationError, 2: NonFiniteError}.get(status, JuliaError)(self._entries.last_message())
+
+
+class JuliaSession(EntrySession):
+    """A `Session` of julia_engine. All calls come from the thread that made the first session of the process.
+
+    After an error of a step the session stays usable: the parameters are those before that step.
+    """
+
+    def train_steps(
+        self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """See `Scheduling.train_steps`."""
+        return self._train(x, y, order, rates)
+
+    def state(self) -> dict[str, Array]:
+        """See `Resumable.state`."""
+        sizes = np.zeros(3, np.int64)
+        self._raise(self._entries.state(self._number, sizes.ctypes.data, None, None, None))
+        dtype = self._parameters.vector.dtype
+        numbers, first, second = (np.empty(n, t) for n, t in zip(sizes, (np.int64, dtype, dtype), strict=True))
+        places = (sizes.ctypes.data, numbers.ctypes.data, first.ctypes.data, second.ctypes.data)
+        self._raise(self._entries.state(self._number, *places))
+        return {"numbers": numbers, "first": first, "second": second}
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """See `Resumable.load_state`."""
+        dtype = self._parameters.vector.dtype
+        expected = {"numbers": np.dtype(np.int64), "first": dtype, "second": dtype}
+        if {name: array.dtype for name, array in state.items()} != expected:
+            raise ParameterError(f"expected the arrays {', '.join(expected)} of a Julia session in {dtype}")
+        arrays = [np.ascontiguousarray(state[name]) for name in expected]
+        sizes = np.array([array.size for array in arrays], np.int64)
+        status = self._entries.load_state(self._number, sizes.ctypes.data, *(array.ctypes.data for array in arrays))
+        if status:
+            raise ParameterError(self._entries.last_message())

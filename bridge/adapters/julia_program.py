@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.adapters.julia import Entries, JuliaSession, load_engine, pointers
+from bridge.adapters.julia import Entries, EntrySession, load_engine, pointers
 from bridge.checks import check_losses
 from bridge.julia.interface import Runtime, literal
 from py_engine.network.parameters import Layout
@@ -26,7 +27,7 @@ _included: dict[str, Entries] = {}
 """The entry points of the modules that have been included, by name."""
 
 
-class ProgramSession(JuliaSession):
+class ProgramSession(EntrySession):
     """A `Session` of a Julia file that offers what the Julia engine's entry points do, but for messages and counters.
 
     After an epoch with a loss that is not finite the parameters are those that it led to.
@@ -44,7 +45,7 @@ class ProgramSession(JuliaSession):
         if cls._module not in _included:
             here.evaluate(f"Base.include(Main, {literal(cls._source)}); nothing")
             own = pointers(here, cls._module, _OWN)
-            _included[cls._module] = Entries(**own, message=engine.message, allocated=engine.allocated)
+            _included[cls._module] = dataclasses.replace(engine, **own)
         return here, _included[cls._module]
 
     @staticmethod

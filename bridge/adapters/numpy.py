@@ -46,12 +46,20 @@ class NumpySession:
         switches = _techniques(techniques or {})
         self.trainer = Trainer(chain, spec.loss.op, rule, batch_size, threads, techniques=switches)
 
-    def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
+    def train_epoch(
+        self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
         """See `Session.train_epoch`."""
         x, y = self._check.batch(x, y)
         order = self._check.order(order, x)
         self._check.batches(len(order), self.trainer.batch_size)
-        return self.trainer.train_epoch(x, y, order)
+        return self.trainer.train_epoch(x, y, order, rates)
+
+    def train_steps(
+        self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """See `Scheduling.train_steps`."""
+        return self.train_epoch(x, y, order, rates)
 
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
@@ -70,6 +78,14 @@ class NumpySession:
     def params(self) -> dict[str, Array]:
         """See `Session.params`."""
         return self.trainer.parameters.as_dict()
+
+    def state(self) -> dict[str, Array]:
+        """See `Resumable.state`."""
+        return self.trainer.state()
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """See `Resumable.load_state`."""
+        self.trainer.load_state(state)
 
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""

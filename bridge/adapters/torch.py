@@ -36,6 +36,7 @@ from bridge.spec import (
     Recurrent,
     Shape,
 )
+from py_engine.errors import ParameterError, ShapeError
 
 __all__ = ["Built", "TorchSession", "UnrolledRecurrent", "unrolled"]
 
@@ -59,6 +60,7 @@ class TorchSession:
         dtype = np.dtype(dtype)
         check_known(spec, optimizer.name, "torch", _LAYERS, _OPTIMIZERS)
         weights.check(params, spec, dtype)
+        torch.manual_seed(0)  # of what dropout draws
         torch.set_num_threads(threads)
         self._batch_size = batch_size
         self._clip_norm = optimizer.clip_norm
@@ -72,6 +74,20 @@ class TorchSession:
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = _build_optimizer(trained, optimizer)
         self._trained = trained
+
+    def train_steps(
+        self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """See `Scheduling.train_steps`."""
+        starts = range(0, len(order), self._batch_size)
+        if rates.shape != (len(starts),):
+            raise ShapeError(f"expected a learning rate for each of {len(starts)} steps, found shape {rates.shape}")
+        losses = np.empty(len(starts))
+        for step, start in enumerate(starts):
+            for group in self._optimizer.param_groups:
+                group["lr"] = float(rates[step])
+            (losses[step],) = self.train_epoch(x, y, order[start : start + self._batch_size])
+        return losses
 
     def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
         """See `Session.train_epoch`."""
@@ -127,6 +143,27 @@ class TorchSession:
     def params(self) -> dict[str, Array]:
         """See `Session.params`."""
         return {name: place.value() for name, place in self._places.items()}
+
+    def state(self) -> dict[str, Array]:
+        """See `Resumable.state`."""
+        kept = self._optimizer.state_dict()["state"]
+        found = {f"{index}.{name}": value for index, values in kept.items() for name, value in values.items()}
+        arrays = {name: value.numpy().copy() for name, value in found.items() if isinstance(value, Tensor)}
+        return arrays | {"random": torch.get_rng_state().numpy(), "steps": np.array(self._steps)}
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """See `Resumable.load_state`."""
+        if not {"random", "steps"} <= state.keys():
+            raise ParameterError(f"expected the state of a session of PyTorch, found {', '.join(state)}")
+        kept: dict[int, dict[str, Tensor]] = {}
+        for name, array in state.items():
+            index, _, key = name.partition(".")
+            if key:
+                kept.setdefault(int(index), {})[key] = torch.tensor(array)
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": kept, "param_groups": groups})
+        torch.set_rng_state(torch.tensor(state["random"]))
+        self._steps = int(state["steps"])
 
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""

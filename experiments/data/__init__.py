@@ -25,9 +25,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.data.dataset import SAMPLE_LABEL, DataError, Dataset, IncompleteError, Progress
+from experiments.data.dataset import SAMPLE_LABEL, DataError, Dataset, IncompleteError, NoSampleError, Progress
 
-__all__ = ["LOADERS", "SAMPLE_LABEL", "DataError", "Dataset", "IncompleteError", "Progress", "load", "options"]
+__all__ = [
+    "LOADERS",
+    "SAMPLE_LABEL",
+    "DataError",
+    "Dataset",
+    "IncompleteError",
+    "NoSampleError",
+    "Progress",
+    "load",
+    "options",
+]
 
 LOADERS = {"imdb": "experiments.data.imdb", "mnist": "experiments.data.mnist"}
 """Dataset name -> the module whose `load` reads it."""

@@ -27,6 +27,10 @@ class IncompleteError(DataError):
     """A folder holds some files of a dataset but not all of them."""
 
 
+class NoSampleError(DataError):
+    """Neither the data nor the package that carries the embedded sample is there."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test rows, with where they came from.
@@ -48,6 +52,8 @@ class Dataset:
     """Where the rows came from, in words: a folder, or the embedded sample."""
     notice: str | None = None
     """None for real data; for a sample, the sentence that every output prints. It is a sample where any part is."""
+    instead_of: str = ""
+    """What the sample stands in for: "MNIST"."""
     vocabulary: tuple[str, ...] | None = None
     """For text: the word of each row number. Row 0 is padding, row 1 stands for every other word."""
     pretrained: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
@@ -56,6 +62,16 @@ class Dataset:
     """For text: the first training rows as they were written."""
     notes: tuple[str, ...] = ()
     """What else a user should know of how the data was read; nothing that changes what it is."""
+
+    @property
+    def line(self) -> str | None:
+        """The notice in one short line, for a terminal: what it is not, and how to get that."""
+        if not self.instead_of:
+            return self.notice
+        return (
+            f"The embedded sample, not {self.instead_of}: its numbers say nothing about it. Real data: --data-dir "
+            "FOLDER or TWINGRAD_DATA (`twingrad doctor` says what is looked for)"
+        )
 
 
 def combined_digest(parts: Iterable[tuple[str, str]]) -> str:

@@ -7,6 +7,7 @@ answer, and within `CONTACT_SECONDS` it is known that none does.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import threading
 import time
@@ -60,6 +61,9 @@ def refusal(allow_download: bool) -> str | None:
         return "downloads are switched off"
     if os.environ.get(OFFLINE_VARIABLE, "").lower() not in ("", "0", "false", "no"):
         return f"downloads are switched off by {OFFLINE_VARIABLE}"
+    missing = [name for name in ("pooch", "requests") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"downloads need {' and '.join(missing)}: pip install 'twingrad[data]'"
     return None
 
 

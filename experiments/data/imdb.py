@@ -161,6 +161,7 @@ def load(
         y_test=arrays["y_test"].astype(np.int64),
         digest=combined_digest((name, array_digest(arrays[name])) for name in sorted(arrays)),
         origin=str(source) if words_from is None else f"{source} and {words_from}",
+        instead_of="" if notice is None else "all of IMDB (its word vectors are random)",
         notice=notice,
         vocabulary=encoded.to_words(arrays["vocabulary"]),
         pretrained={"glove": arrays["glove"]} if with_vectors else {},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.data.dataset import SAMPLE_LABEL, DataError, Dataset, array_digest, combined_digest
+from experiments.data.dataset import SAMPLE_LABEL, Dataset, NoSampleError, array_digest, combined_digest
 
 SIDE = 28
 TRAIN_ROWS = 1500
@@ -28,10 +28,10 @@ def digits(name: str, instead_of: str, reason: str) -> Dataset:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError(
-            f"neither {instead_of} nor its embedded sample can be had: {reason}; and scikit-learn, which "
-            f"carries the sample, can't be imported ({error}). Install scikit-learn, or name a folder that "
-            f"holds {instead_of}"
+        raise NoSampleError(
+            f"neither {instead_of} nor its embedded sample is available: {reason}; and scikit-learn, which "
+            f"carries the sample, can't be imported ({error}). pip install 'twingrad[data]', or name a folder that "
+            f"holds {instead_of} with --data-dir or TWINGRAD_DATA"
         ) from error
     source = load_digits()
     images = bilinear(source.images / GREY_LEVELS, SIDE)
@@ -46,6 +46,7 @@ def digits(name: str, instead_of: str, reason: str) -> Dataset:
         **arrays,
         digest=combined_digest((key, array_digest(array)) for key, array in arrays.items()),
         origin=f"{SAMPLE_LABEL}: scikit-learn's 8 x 8 digits scaled to {SIDE} x {SIDE}",
+        instead_of=instead_of,
         notice=(
             f"{SAMPLE_LABEL[0].upper()}{SAMPLE_LABEL[1:]}, not {instead_of}: {len(train):,} training and "
             f"{len(test):,} test images of scikit-learn's 8 x 8 digits, scaled to {SIDE} x {SIDE}, because "

@@ -51,6 +51,7 @@ def reviews(name: str, instead_of: str, reason: str, rows: int, length: int, dim
         y_test=y[TRAIN_ROWS:],
         digest=combined_digest((key, array_digest(array)) for key, array in ({"x": x, "y": y} | pretrained).items()),
         origin=f"{SAMPLE_LABEL}: generated reviews" + (" and random word vectors" if pretrained else ""),
+        instead_of=instead_of,
         notice=(
             f"{SAMPLE_LABEL[0].upper()}{SAMPLE_LABEL[1:]}, not {instead_of}: {TRAIN_ROWS:,} training and "
             f"{TEST_ROWS:,} test reviews of made-up words"

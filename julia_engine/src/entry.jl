@@ -11,6 +11,10 @@ of a function:
 - `train(session, samples, x, y, rows, order, first, last, losses)`: train the steps `first` to `last` (from 1) of an
   epoch over the `rows` rows that `order` names, and store the loss of each step in `losses`, which has one for each step
   of the epoch. So an epoch can be cut into calls.
+- `learning_rate(session, rate)`: the learning rate from the next step on.
+- `state(session, sizes, numbers, first, second)`: what a checkpoint needs beside the parameters, as
+  [`training_state`](@ref NETWORK.training_state) says: the lengths of the three arrays in `sizes`, and these where they
+  are not null; `load_state` takes the same, and reads them. Vectors are of the session's dtype, numbers of 64 bits.
 - `evaluate(session, samples, x, y, out)`: mean loss and accuracy, two floats.
 - `predict(session, samples, x, out)`: the model's outputs.
 - `gradients(session, samples, x, y, loss, vector)`: the loss of one batch, and its gradient in the layout of the
@@ -251,6 +255,35 @@ function train_steps(trainer::Trainer, samples, x, y, rows, order, first, last, 
     NETWORK.train_steps!(trainer, data, losses, Int(first), Int(last))
 end
 
+function learning_rate(number::Int64, rate::Float64)::Cint
+    return guarded(identity) do
+        session(number).optimizer.learning_rate = NETWORK.setting("optimizer", "learning_rate", rate; at_least=0.0)
+        OK
+    end
+end
+
+function state(number::Int64, sizes::Ptr{Int64}, numbers::Ptr{Int64}, first::Ptr{Cvoid}, second::Ptr{Cvoid})::Cint
+    return guarded(identity) do
+        found = NETWORK.training_state(session(number))
+        for (i, (to, from)) in enumerate(zip((numbers, first, second), (found.numbers, found.first, found.second)))
+            unsafe_store!(sizes, length(from), i)
+            to == C_NULL || GC.@preserve from NETWORK.copy_bytes!(Ptr{UInt8}(to), NETWORK.address(from), sizeof(from))
+        end
+        OK
+    end
+end
+
+function load_state(number::Int64, sizes::Ptr{Int64}, numbers::Ptr{Int64}, first::Ptr{Cvoid}, second::Ptr{Cvoid})::Cint
+    return guarded(identity) do
+        load_state!(session(number), [unsafe_load(sizes, i) for i in 1:3], numbers, first, second)
+        OK
+    end
+end
+
+load_state!(trainer::Trainer{T}, sizes::Vector{Int64}, numbers, first, second) where {T} = NETWORK.load_state!(trainer,
+    (numbers=unsafe_wrap(Array, numbers, sizes[1]), first=unsafe_wrap(Array, Ptr{T}(first), sizes[2]),
+        second=unsafe_wrap(Array, Ptr{T}(second), sizes[3]), total=T[]))
+
 const NO_ORDER = Ptr{Int64}(0)
 
 function evaluate(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, out::Ptr{Float64})::Cint
@@ -312,6 +345,9 @@ end
 create_pointer() = @cfunction(create, Int64, (Ptr{UInt8}, Int64, Ptr{Cvoid}, Int64))
 train_pointer() = @cfunction(train, Cint,
     (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Int64, Ptr{Int64}, Int64, Int64, Ptr{Float64}))
+learning_rate_pointer() = @cfunction(learning_rate, Cint, (Int64, Float64))
+state_pointer() = @cfunction(state, Cint, (Int64, Ptr{Int64}, Ptr{Int64}, Ptr{Cvoid}, Ptr{Cvoid}))
+load_state_pointer() = @cfunction(load_state, Cint, (Int64, Ptr{Int64}, Ptr{Int64}, Ptr{Cvoid}, Ptr{Cvoid}))
 evaluate_pointer() = @cfunction(evaluate, Cint, (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Float64}))
 predict_pointer() = @cfunction(predict, Cint, (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}))
 gradients_pointer() = @cfunction(gradients, Cint, (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Float64}, Ptr{Cvoid}))

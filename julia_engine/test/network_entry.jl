@@ -219,10 +219,17 @@ NETWORK.read_layer(::Type{Gain}, line::NETWORK.Line, input::Vector{Int}) =
     end
 end
 
+@testset "what is precompiled has every layer, loss and optimizer" begin
+    word(line, name) = match(Regex("\\b$name=(\\S+)"), line)[1]
+    sessions = TwinGrad.PRECOMPILED_SESSIONS
+    own = [name for (name, layer) in NETWORK.LAYERS if parentmodule(layer) === NETWORK]
+    @test Set(word(layer, "op") for session in sessions for layer in session[5]) == Set(own)
+    @test Set(word(session[4], "name") for session in sessions) == Set(keys(NETWORK.OPTIMIZERS))
+    @test Set(session[1] for session in sessions) == Set(keys(NETWORK.LOSSES))
+end
+
 @testset "what is done while the package is compiled" begin
-    foreach(TwinGrad.PRECOMPILED_OPTIMIZERS) do optimizer
-        @test TwinGrad.precompile_session(Float32, optimizer) === nothing
-    end
-    @test TwinGrad.precompile_plan() === nothing
+    foreach(session -> @test(TwinGrad.precompile_session(Float32, session...) === nothing), TwinGrad.PRECOMPILED_SESSIONS)
+    @test TwinGrad.precompile_trainer(Float32) === TwinGrad.precompile_plan() === nothing
     @test isempty(Entry.SESSIONS)
 end

@@ -276,3 +276,19 @@ end
     @test occursin("make a new trainer", message_of(() -> train_epoch!(trainer, x, y)))
     @test train_epoch!(Trainer(model()), view(x, :, 1:53), UInt8.(y)) == train_epoch!(Trainer(model()), x, y)
 end
+
+@testset "a trainer goes on from a state bit for bit" begin
+    x, y, order = problem()
+    new() = Trainer(Chain(Dense(12 => 16, relu), Dropout(0.5), Dense(16 => 3); dtype=eltype(x)); optimizer=Adam(0.01),
+        batch_size=20, threads=1, accumulate=2)
+    whole, first, second = new(), new(), new()
+    expected = [train_epoch!(whole, x, y, order) for _ in 1:4]
+    begun = [train_epoch!(first, x, y, order) for _ in 1:2]
+    second.chain.parameters.vector .= first.chain.parameters.vector
+    NETWORK.load_state!(second, NETWORK.training_state(first))
+    @test [begun; [train_epoch!(second, x, y, order) for _ in 1:2]] == expected
+    @test second.chain.parameters.vector == whole.chain.parameters.vector
+    other = Trainer(Chain(Dense(12 => 3); dtype=eltype(x)); threads=1)
+    @test occursin("another network", message_of(() -> NETWORK.load_state!(other, NETWORK.training_state(first))))
+    @test_throws ParameterError NETWORK.load_state!(second, (numbers=Int[1], first=[], second=[], total=[]))
+end

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +30,10 @@ from py_engine.ad.ops.indexing import check_ids
 from py_engine.ad.program import trace
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Tensor
-from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ParameterError, ShapeError
 from py_engine.network import losses
 from py_engine.network.chain import Chain
+from py_engine.network.layers import Dropout
 from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Optimizer
 from py_engine.network.steps import Replay, Rows, Step, bytes_per_call, make_step
@@ -118,19 +119,23 @@ class Trainer:
 
     # Training ---------------------------------------------------------------------------------------------
 
-    def train_epoch(self, x: ArrayLike, y: ArrayLike, order: ArrayLike | None = None) -> NDArray[np.float64]:
+    def train_epoch(
+        self, x: ArrayLike, y: ArrayLike, order: ArrayLike | None = None, rates: ArrayLike | None = None
+    ) -> NDArray[np.float64]:
         """Train once on all samples, or on those that `order` names, in its order.
 
         Args:
             x: (samples, ...), of the parameters' dtype; integers where the chain begins with an embedding.
             y: (samples, ...), targets of the loss.
             order: row numbers, cut into batches in this order; None takes all rows in order.
+            rates: (steps,), the learning rate of each step, for a schedule; the optimizer keeps the last. None: the
+                optimizer's own for all.
 
         Returns:
             The loss of each step, before its update.
 
         Raises:
-            ShapeError, LabelError: the data does not suit the model; nothing was trained.
+            ShapeError, LabelError: the data or the rates do not suit the model; nothing was trained.
             NonFiniteError: a loss or gradient became NaN or infinite; names the step, from 1 on, and the op and layer
                 that first produced it. The parameters are those before that step.
         """
@@ -138,6 +143,9 @@ class Trainer:
         rows = self._rows(order, len(x))
         team = self._team(x, y)
         found = np.empty(-(-len(rows) // self.batch_size), np.float64)
+        steps_rates = None if rates is None else np.asarray(rates, np.float64)
+        if steps_rates is not None and steps_rates.shape != found.shape:
+            raise ShapeError(f"expected a learning rate for each of {len(found)} steps, got shape {steps_rates.shape}")
         with self._blas_threads(1 if team is not None else self.threads):
             # Both are planned first: a batch that the model can't take is an error before anything is trained.
             sizes = {min(self.batch_size, len(rows)), len(rows) % self.batch_size or self.batch_size}
@@ -147,6 +155,8 @@ class Trainer:
                 step = steps[len(batch)]
                 loss = found[number] = step.run(x, y, batch)
                 self._check(step, loss, number + 1)
+                if steps_rates is not None:
+                    self.optimizer.learning_rate = float(steps_rates[number])
                 self._update()
                 for parameter, new in step.updates:
                     np.copyto(parameter, new)
@@ -158,6 +168,41 @@ class Trainer:
         with self._blas_threads(self.threads):
             loss = self._step(len(x), x, y, None).run(x, y, np.arange(len(x)))
         return loss, self._gradient.as_dict()
+
+    # Checkpoints ------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return copies of all that a checkpoint needs beside the parameters and the settings.
+
+        The optimizer's arrays (``optimizer.velocity``), the streams of dropout layers (``dropout.<layer>``), and what
+        is accumulated of an update. A new trainer of the same chain and settings that loads the parameters and this
+        goes on bit for bit as this one would.
+        """
+        if not self.techniques.replay and self._dropouts():
+            raise ConfigurationError("eager steps of a dropout layer can't be resumed: switch the technique replay on")
+        found = {f"optimizer.{name}": array for name, array in self.optimizer.state().items()}
+        found |= {f"dropout.{name}": layer.state() for name, layer in self._dropouts().items()}
+        if self.accumulate > 1:
+            found |= {"pending": np.array(self._pending, np.int64), "total": self._total.vector.copy()}
+        return found
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Copy a `state` back in. Raises `ParameterError`, and changes nothing, if it doesn't fit."""
+        expected = self.state()
+        if state.keys() != expected.keys() or (
+            self.accumulate > 1 and state["total"].shape != self._total.vector.shape
+        ):
+            raise ParameterError(f"Trainer.load_state: expected {', '.join(expected)}; found {', '.join(state)}")
+        prefix = "optimizer."
+        self.optimizer.load_state({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        for name, layer in self._dropouts().items():
+            layer.load_state(state[f"dropout.{name}"])
+        if self.accumulate > 1:
+            self._pending = int(state["pending"])
+            self._total.vector[...] = state["total"]
+
+    def _dropouts(self) -> dict[str, Dropout]:
+        return {name: layer for name, layer in self.chain.layers.items() if isinstance(layer, Dropout)}
 
     # Evaluation -------------------------------------------------------------------------------------------
 

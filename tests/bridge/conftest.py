@@ -50,6 +50,7 @@ JULIA_GROUPS = {
         "ad_checkpoint",
         "ad_compiled",
         "ad_copies",
+        "ad_differentiation_interface",
         "ad_forward",
         "ad_interface",
         "ad_loops",
@@ -62,6 +63,8 @@ JULIA_GROUPS = {
         "ad_transforms",
         "ad_watched",
         "ad_written",
+        "campaign",
+        "package",
         "versions",
     ),
 }

@@ -19,9 +19,9 @@ import pytest
 from bridge import weights
 from bridge.errors import WeightsError
 from bridge.files import descriptor, obstacle, replacing, write_atomically
-from experiments.byhand import _save_array
 from experiments.data import encoded
 from experiments.output import Output
+from experiments.prediction import _save_array
 from experiments.report.paper import _write as write_pdf
 from experiments.results import Results
 

@@ -22,6 +22,7 @@ from bridge.errors import JuliaUnavailableError
 from bridge.julia import juliacall, start
 from bridge.julia.find import Julia, Memory
 from bridge.julia.juliacall import Project
+from bridge.spec import ModelSpec
 
 ROOT = Path(bridge_julia.__file__).parents[2]
 
@@ -463,12 +464,37 @@ def test_a_juliapkg_that_fails_is_quoted(juliapkg: None, monkeypatch: pytest.Mon
 # The real thing.
 
 
-def test_the_real_juliacall(julia: Julia) -> None:
+@pytest.fixture
+def run_really(julia: Julia, tmp_path: Path) -> Callable[[str], str]:
+    """Runs a program in which Julia is started by the real juliacall; skips the test where that cannot be."""
     memory = Memory()
     way, notes = start.choose(julia, memory)
     if way != "juliacall":
         pytest.skip(f"does not apply: Julia is not started by juliacall here: {'; '.join(notes)}")
-    code = """
+    project = start.known_project(julia, memory)
+    assert project is not None
+
+    def run(code: str) -> str:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+            # Where a program itself imports juliacall, these lead to the same Julia, and nothing is downloaded.
+            "PYTHON_JULIACALL_EXE": project.executable,
+            "PYTHON_JULIACALL_PROJECT": project.project,
+            "PYTHON_JULIACALL_THREADS": "2",
+            "PYTHON_JULIACALL_HANDLE_SIGNALS": "yes",
+        }
+        program = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)]
+        done = subprocess.run(program, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_the_real_juliacall(run_really: Callable[[str], str]) -> None:
+    run_really(
+        """
         from bridge import julia
         here = julia.runtime(threads=2)
         assert here.info().way == "juliacall", here.info()
@@ -480,7 +506,105 @@ def test_the_real_juliacall(julia: Julia) -> None:
             assert str(error).startswith("DomainError with -1.0") and "Stacktrace" not in str(error), error
         assert here.evaluate("TwinGradRuntime.catches()") is True
         """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    )
+
+
+OF_OTHERS = """
+import juliacall
+
+module = juliacall.newmodule("OfOthers")
+module.seval("using Statistics; count = Ref(0); spread(x) = (count[] += 1; std(x))")
+spread = module.spread
+
+def calls():
+    return module.seval("count[]")
+"""
+"""A package of somebody else's that uses juliacall as its documentation says."""
+
+TRAINING = """
+import gc
+import numpy as np
+from bridge import julia, spec
+from bridge.engine import Optimizer
+
+model = spec.loads({spec!r})
+rng = np.random.default_rng(0)
+x, y, order = rng.standard_normal((40, 15), dtype=np.float32), rng.integers(0, 4, 40), np.arange(40)
+
+def build():
+    return julia.build(model, optimizer=Optimizer("adam", 0.01), batch_size=8, threads=2)
+"""
+
+
+@pytest.mark.parametrize("first", ["theirs", "ours"])
+def test_another_package_that_uses_juliacall_lives_beside_ours(
+    run_really: Callable[[str], str], small_paper_model: ModelSpec, tmp_path: Path, first: str
+) -> None:
+    (tmp_path / "of_others.py").write_text(OF_OTHERS, encoding="utf-8")
+    starts = ["import of_others\n", "session = build()\n"]
+    run_really(
+        TRAINING.format(spec=small_paper_model.dump())
+        + "".join(starts if first == "theirs" else starts[::-1])
+        + """
+import os
+
+import juliacall
+assert julia.runtime().info().way == "juliacall"
+assert np.isfinite(session.train_epoch(x, y, order)).all()
+assert abs(of_others.spread(x[:, 0]) - x[:, 0].std(ddof=1)) < 1e-6
+assert np.isfinite(session.train_epoch(x, y, order)).all() and of_others.calls() == 1
+assert juliacall.Main.seval("Base.active_project()").startswith(os.environ["PYTHON_JULIACALL_PROJECT"])
+assert juliacall.Main.seval("isdefined(Main, :gradient)") is False
+energy = julia.function("(w, x) -> sum(abs2, tanh.(w * x))")
+assert np.isfinite(energy(np.ones((3, 2)), np.ones((5, 3))))
+"""
+    )
+
+
+def test_collecting_garbage_on_both_sides_changes_no_result(
+    run_really: Callable[[str], str], small_paper_model: ModelSpec
+) -> None:
+    run_really(
+        TRAINING.format(spec=small_paper_model.dump())
+        + """
+def trained(collecting):
+    session, losses = build(), []
+    for _ in range(10):
+        losses.append(session.train_epoch(x, y, order))
+        if collecting:
+            import juliacall
+            held = [juliacall.Main.rand(100) for _ in range(20)]  # Julia's, held by Python
+            lent = juliacall.Main.Ref(rng.standard_normal(1000))  # Python's, held by Julia
+            del held, lent
+            gc.collect()
+            juliacall.Main.GC.gc()
+    return np.concatenate(losses), session.params()
+
+plain, collected = trained(False), trained(True)
+np.testing.assert_array_equal(plain[0], collected[0])
+for name, value in plain[1].items():
+    np.testing.assert_array_equal(value, collected[1][name])
+"""
+    )
+
+
+def test_julias_own_threads_may_work_beside_a_session(
+    run_really: Callable[[str], str], small_paper_model: ModelSpec
+) -> None:
+    run_really(
+        TRAINING.format(spec=small_paper_model.dump())
+        + """
+alone = build().train_epoch(x, y, order)
+import juliacall
+juliacall.Main.seval('''begin
+    done = Threads.Atomic{Int}(0)
+    others = [Threads.@spawn(for _ in 1:200
+        sum(rand(1000)); yield(); Threads.atomic_add!(done, 1)
+    end) for _ in 1:2]
+end; nothing''')
+beside = build().train_epoch(x, y, order)
+juliacall.Main.seval("foreach(wait, others)")
+assert juliacall.Main.seval("done[]") == 400
+np.testing.assert_array_equal(alone, beside)
+"""
+    )

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,12 +90,12 @@ def test_every_command_explains_itself_with_an_example_and_writes_json(command: 
     said = twingrad(command, "--help")
     assert said.code == 0
     assert f"twingrad {command}" in said.out.split("Examples:")[1]
-    assert ("--json FILE" in said.out) == (command != "gradbench")  # whose standard output is JSON already
+    assert ("--json FILE" in said.out) == (command not in ("gradbench", "completion"))  # which other programs read
 
 
 def test_the_commands_are_those_of_the_readme(twingrad: Any) -> None:
     expected = {"list", "run", "race", "microbench", "report", "paper", "reproduce", "train", "predict", "doctor"}
-    expected |= {"archive", "gradbench", "docs"}
+    expected |= {"archive", "check", "completion", "docs", "gradbench"}
     assert expected == set(COMMANDS)
     said = twingrad("--help")
     assert said.code == 0 and all(name in said.out for name in expected)
@@ -399,6 +400,114 @@ def test_output_that_nobody_reads_ends_the_command_quietly() -> None:
         assert process.stderr.read() == ""
 
 
+# Checking a model, and running a study that is changed ---------------------------------------------------------------
+
+
+def test_a_model_is_drawn_with_its_shapes_and_parameters(twingrad: Any) -> None:
+    said = twingrad("check", "mnist-cnn", "--json", "check.json")
+    assert said.code == 0
+    assert re.search(r"^conv +conv2d filters=6 .*\(N, 6, 26, 26\) +54  weight \(6, 1, 3, 3\)$", said.out, re.M)
+    assert "loss         softmax_cross_entropy" in said.out and "targets (N) classes" in said.out
+    assert "mnist-cnn: 8 layers, 86,070 parameters (344 kB in float32)" in said.out
+    rows = json.loads(Path("check.json").read_text())["rows"]
+    assert [row["layer"] for row in rows][:2] == ["image", "conv"] and rows[1]["output"] == [6, 26, 26]
+    for name in papers.models():
+        assert twingrad("check", name).code == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("units = 64", "units = 0", 'layers[1] (id "rnn").units: found 0'),
+        ("units = 64", "unit = 64", 'layers[1] (id "rnn").unit:'),
+        ("shape = [4, 196]", "shape = [4, 195]", "layers[0]"),
+    ],
+)
+def test_what_is_wrong_in_a_model_is_named_by_its_key(key: str, value: str, expected: str, twingrad: Any) -> None:
+    text = papers.model_path("mnist-rnn").read_text()
+    assert key in text
+    Path("net.toml").write_text(text.replace(key, value))
+    said = twingrad("check", "net.toml")
+    assert said.code == 2 and said.err.startswith("error: net.toml") and expected in said.err
+
+
+def test_seeds_by_number_and_by_name(twingrad: Any) -> None:
+    options = run_some("--profile", "sample", "--results", "some", "--json", "-")
+    said = twingrad(*options, "--seeds", "1,3")
+    assert said.code == 0 and sorted({row["seed"] for row in json.loads(said.out)["rows"]}) == [1, 3]
+    for given in ("0", "a", "3,x", "5000", "1,,2"):
+        assert twingrad(*options, "--seeds", given).code == 2
+
+
+def test_a_changed_study_has_a_folder_of_its_own(twingrad: Any) -> None:
+    options = run_some("--profile", "sample", "--seeds", "1", "--json", "-")
+    usual = json.loads(twingrad(*options).out)["rows"]
+    slower = ["--set", "training.learning_rate=0.0001", "--set", "training.batch_size=300"]
+    refused = twingrad(*options, *slower)
+    assert refused.code == 2 and "give --results with a new folder for --set" in refused.err
+    said = twingrad(*options, *slower, "--results", "slow")
+    assert said.code == 0, said.err
+    changed = json.loads(said.out)["rows"]
+    (record,) = (json.loads(file.read_text()) for file in Path("slow/raw").glob("*.json"))
+    assert record["config"]["batch_size"] == 300 and record["config"]["training"]["training.learning_rate"] == 0.0001
+    assert changed[0]["test_accuracy"] < usual[0]["test_accuracy"]
+    assert twingrad(*options, *slower, "--results", "slow").code == 0
+    for command in (options, ["report"], ["race", "mnist-rnn-e", "--engines", "manual"]):
+        again = twingrad(*command, "--results", "slow")
+        assert again.code == 2 and "--set training.batch_size=300 training.learning_rate=0.0001" in again.err
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("training.learnin_rate=0.1", "has no such setting; training has batch_size,"),
+        ("a.b.c=1", "there is no such section"),
+        ("training.optimizer=adm", "training.optimizer.value"),
+        ("training.learning_rate", "expected section.key=value"),
+        ("network.units=65", "units"),
+        ("title=x", "has no such setting"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_by_its_key(setting: str, expected: str, twingrad: Any) -> None:
+    said = twingrad(*run_some("--set", setting, "--results", "other"))
+    assert said.code == 2 and said.err.startswith("error: --set") and expected in said.err
+    assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("twingrad ru", ["run"]),
+        ("twingrad run mnist-r", ["mnist-rnn-d", "mnist-rnn-e"]),
+        ("twingrad run mnist-cnn --engines numpy,ja", ["numpy,jax"]),
+        ("twingrad train mnist-c", ["mnist-cnn", "mnist-cnn-bias"]),
+        ("twingrad train mnist-cnn --sched", ["--schedule"]),
+        ("twingrad train mnist-cnn --schedule co", ["constant", "cosine"]),
+    ],
+)
+def test_bash_completes_commands_options_and_names(
+    line: str, expected: list[str], twingrad: Any, tmp_path: Path
+) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("does not apply: there is no bash")
+    program = tmp_path / "twingrad"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m experiments "$@"\n')
+    program.chmod(0o755)
+    script = twingrad("completion", "bash").out.replace("complete -o nosort", ": complete -o nosort")
+    words = f"COMP_WORDS=({line}); COMP_CWORD={len(line.split()) - 1}"
+    asked = f"{script}\n{words}\n_twingrad_completion {program}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(
+        ["bash", "-c", asked], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    assert sorted(done.stdout.split()) == expected
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script_too(shell: str, twingrad: Any) -> None:
+    said = twingrad("completion", shell)
+    assert said.code == 0 and f"_TWINGRAD_COMPLETE={shell}_complete" in said.out
+
+
 # By hand --------------------------------------------------------------------------------------------------------------
 
 
@@ -439,7 +548,7 @@ def test_prediction_for_a_data_set_says_how_good_it_is(twingrad: Any) -> None:
     assert twingrad("train", "mnist-rnn", "--data", "mnist", "--epochs", "1", "--save", "w.safetensors").code == 0
     said = twingrad("predict", "mnist-rnn", "w.safetensors", "mnist")
     assert said.code == 0
-    assert re.search(r"accuracy 0\.\d{4} on 297 rows", said.out)
+    assert re.search(r"accuracy \(of the sample\) 0\.\d{4} on 297 rows", said.out)
 
 
 def test_training_goes_on_from_weights(twingrad: Any, rows: Path) -> None:

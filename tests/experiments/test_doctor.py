@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import tomllib
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from bridge.engine import Availability, Registered
 from experiments import doctor, provenance
 from experiments.data.dataset import Dataset
 from experiments.doctor import Finding
+from experiments.extras import EXTRAS, remedy
+
+ROOT = Path(__file__).parents[2]
 
 BLAS = {"internal_api": "openblas", "version": "0.3.30"}
 
@@ -94,8 +99,26 @@ def test_missing_packages_say_which_extra_brings_them(monkeypatch: pytest.Monkey
     monkeypatch.setattr(doctor, "_version", lambda _: None)
     for findings in (doctor.python(), doctor.tools()):
         for finding in findings:
-            if finding.found == "not installed":
-                assert "pip install 'twingrad[" in finding.advice
+            if finding.name != "TwinGrad" and finding.found.startswith("not installed"):
+                assert finding.state == "note" and "pip install 'twingrad[" in finding.advice
+
+
+def test_the_extras_are_those_of_the_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name, extra in EXTRAS.items():
+        wanted = {re.split(r"[>=\[]", item)[0] for item in project["optional-dependencies"][name]} - {"twingrad"}
+        assert wanted == set(extra.packages)
+        for module in extra.modules:
+            assert remedy(module).startswith("pip install 'twingrad[")
+    assert remedy("sklearn") == "pip install 'twingrad[data]'"
+
+
+def test_data_that_is_nowhere_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path))
+    monkeypatch.delenv("TWINGRAD_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    finding = one(doctor.data(None), "data mnist")
+    assert finding.state == "note" and "train-images-idx3-ubyte.gz" in finding.advice
 
 
 def test_data_of_which_a_part_is_random_says_which(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A graph of 100,000 ops is built, sorted, differentiated and compiled without recursion."""
+"""A graph of 20,000 ops, far more than the stack has room for, is made, differentiated and compiled without recursion."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import py_engine as pe
 
-OPS = 100_000
+OPS = 20_000
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from py_engine.errors import (
     EngineError,
     LabelError,
     NonFiniteError,
+    ParameterError,
     ShapeError,
 )
 from py_engine.network import (
@@ -556,3 +557,41 @@ def test_what_is_no_optimizer_is_refused(optimizer):
 def test_what_is_no_chain_is_refused(chain):
     with pytest.raises(ConfigurationError, match="Trainer: expected a Chain of layers, actual"):
         Trainer(chain)
+
+
+def test_a_trainer_goes_on_from_a_state_bit_for_bit(batch):
+    x, y = batch
+
+    def make():
+        chain = Chain(Dense(STEPS * FEATURES, 16, "relu"), Dropout(0.5), Dense(16, CLASSES))
+        return Trainer(chain, optimizer=Adam(0.01), batch_size=30, threads=1, accumulate=2)
+
+    whole, first, second = make(), make(), make()
+    expected = [whole.train_epoch(x, y) for _ in range(4)]
+    begun = [first.train_epoch(x, y) for _ in range(2)]
+    second.parameters.load(first.parameters.as_dict())
+    second.load_state(first.state())
+    np.testing.assert_array_equal([*begun, *(second.train_epoch(x, y) for _ in range(2))], expected)
+    np.testing.assert_array_equal(second.parameters.vector, whole.parameters.vector)
+    with pytest.raises(ParameterError, match=r"Trainer\.load_state: expected optimizer\.steps"):
+        second.load_state({})
+    eager = Trainer(first.chain, techniques=Techniques(replay=False), threads=1)
+    with pytest.raises(ConfigurationError, match="eager steps of a dropout layer can't be resumed"):
+        eager.state()
+
+
+def test_each_step_has_its_own_learning_rate(batch):
+    x, y = batch
+    starts = range(0, len(x), 20)
+    rates = np.linspace(0.1, 0.0, len(starts))
+    at_once, step_by_step = (
+        Trainer(Chain(Dense(STEPS * FEATURES, CLASSES)), batch_size=20, threads=1) for _ in range(2)
+    )
+    losses = at_once.train_epoch(x, y, rates=rates)
+    expected = []
+    for start, rate in zip(starts, rates, strict=True):
+        step_by_step.optimizer.learning_rate = rate
+        expected += [*step_by_step.train_epoch(x, y, range(start, min(start + 20, len(x))))]
+    np.testing.assert_array_equal(losses, expected)
+    with pytest.raises(ShapeError, match="a learning rate for each of"):
+        at_once.train_epoch(x, y, rates=[0.1])

@@ -7,6 +7,7 @@
 """Dual numbers, and derivatives by them."""
 module DualNumbers
 
+using LinearAlgebra: LinearAlgebra, Bidiagonal, Diagonal, Hermitian, SymTridiagonal, Symmetric, Tridiagonal
 using ..AD: AD, DualNumber, Elements, GraphNode, sigmoid
 using ..Errors: NotDifferentiableError, ShapeError
 using ...Versions: Versions
@@ -523,9 +524,15 @@ buffers_of(::Val{0}, ::Val, x::AbstractArray) = throw(NotDifferentiableError("fo
 
 function buffers_of(::Val{L}, ::Val{N}, x::AbstractArray) where {L,N}
     T = float(eltype(x))
-    seeded = similar(x, dual_type(Val(N), T, Val(L)))
+    seeded = memory_like(x, dual_type(Val(N), T, Val(L)))
     return ForwardBuffers{N,T,L,typeof(seeded)}(seeded)
 end
+
+"""Matrices that hold only some of their elements; derivatives are by all of them."""
+const Structured = Union{Diagonal,Bidiagonal,Tridiagonal,SymTridiagonal,Symmetric,Hermitian,LinearAlgebra.AbstractTriangular}
+
+memory_like(x::AbstractArray, ::Type{T}) where {T} = similar(x, T)
+memory_like(x::Structured, ::Type{T}) where {T} = Matrix{T}(undef, size(x))
 
 function check_buffers(buffers::ForwardBuffers, x::AbstractArray)
     axes(buffers.seeded) == axes(x) || throw(ShapeError(
@@ -616,12 +623,12 @@ not_an_array(name, x) = NotDifferentiableError("$name: expected an array of real
 
 function forward_gradient_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N,T,L}
     seeded = buffers.seeded
-    isempty(x) && return similar(x, T)
+    isempty(x) && return memory_like(x, T)
     hold!(seeded, x)
     move!(seeded, 1, min(N, length(x)))
     y = f(seeded)
     has_tensors(y) && return AD.forward_gradient_by_ops(f, x)
-    g = similar(x, partial_type(Val(L), number(Val(L), y), T))
+    g = memory_like(x, partial_type(Val(L), number(Val(L), y), T))
     put_partials!(g, Val(L), y, 1, min(N, length(x)))
     rest!(seeded, 1, min(N, length(x)))
     for first in N+1:N:length(x)

@@ -290,3 +290,19 @@ function stop_gradient(x)
     leaves, structure = flatten(x)
     return unflatten(structure, Any[leaf isa Tensor ? STOP_GRADIENT(leaf) : without_duals(leaf) for leaf in leaves])
 end
+
+"""
+    AutoTwinGrad(; compile=false)
+
+This engine as a backend of DifferentiationInterface, where that package is loaded (Julia 1.10 and later):
+
+    using DifferentiationInterface, TwinGrad
+    value_and_gradient(f, AutoTwinGrad(), x)
+
+With `compile=true`, what `prepare_gradient` makes is a compiled function (see [`compile`](@ref)); all else is computed eagerly.
+"""
+AutoTwinGrad(; compile::Bool=false) = backend_of(compile)
+
+# The extension has a method for a Bool.
+backend_of(@nospecialize(compile)) = throw(ConfigurationError("AutoTwinGrad: DifferentiationInterface is not loaded; write " *
+    "`using DifferentiationInterface` first, in Julia 1.10 or later"))

@@ -390,21 +390,43 @@ mutable struct Dropout <: Layer
     seed::Int
     name::Union{Nothing,String}
     calls::Int
+    streams::Vector{Generator}  # of all traced copies; an eager call's is never used again
+    loaded::Vector{Int64}  # where the streams of a resumed training were, two numbers each
 end
 
 function Dropout(@nospecialize(rate); seed=0, name=nothing)
     rate isa Real && !(rate isa Bool) && 0 <= rate < 1 ||
         throw(ConfigurationError("Dropout: rate must be a number >= 0 and < 1, got $(repr(rate))"))
     check_seed(seed)
-    return Dropout(Float64(rate), Int(seed), checked_name(name), 0)
+    return Dropout(Float64(rate), Int(seed), checked_name(name), 0, Generator[], Int64[])
 end
 
 output_size(layer::Dropout, input::Vector{Int}) = input
 function forward(layer::Dropout, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
     training || return x
     layer.calls += 1
-    return dropout(x, layer.rate, Generator(rand(stream(layer.seed, "$(AD.state().scope)/$(layer.calls)"), Int64)))
+    generator = Generator(rand(stream(layer.seed, "$(AD.state().scope)/$(layer.calls)"), Int64))
+    if x.data === nothing
+        push!(layer.streams, generator)
+        restore!(layer, length(layer.streams))
+    end
+    return dropout(x, layer.rate, generator)
 end
+
+"""Where the streams of all traced copies of a dropout layer are, in the order in which they were traced."""
+stream_states(layer::Dropout) = Int64[number for generator in layer.streams for number in generator.state]
+
+"""Let the streams go on from such numbers; a copy that is traced later goes on from its own."""
+function load_streams!(layer::Dropout, numbers::Vector{Int64})
+    layer.loaded = copy(numbers)
+    for i in eachindex(layer.streams)
+        restore!(layer, i)
+    end
+    return nothing
+end
+
+restore!(layer::Dropout, i::Int) =
+    (2i <= length(layer.loaded) && copyto!(layer.streams[i].state, 1, layer.loaded, 2i - 1, 2); nothing)
 Base.show(io::IO, layer::Dropout) = print(io, "Dropout(", layer.rate, ")")
 
 LAYERS["dropout"] = Dropout

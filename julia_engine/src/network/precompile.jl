@@ -1,37 +1,64 @@
-# A training session done once while the package is compiled, for the same reason as in ../precompile.jl. The steps not
+# Training sessions done once while the package is compiled, for the same reason as in ../precompile.jl. The steps not
 # before Julia 1.9: there only inferred code would be kept, with which 1.5 makes steps that allocate.
 
-function precompile_session(T::DataType, optimizer::String)
-    data = "loss=softmax_cross_entropy holds=numbers input=4"
+"""
+Sessions that between them have every layer, loss and optimizer, small enough that what takes time is to compile them: for each
+the loss, what samples hold and their size, the optimizer, and the layers.
+"""
+const PRECOMPILED_SESSIONS = (
+    ("softmax_cross_entropy", "numbers", "12", "name=sgd learning_rate=0.1 momentum=0.5 nesterov=true weight_decay=0.1",
+        ("op=reshape shape=3,4", "op=lstm units=3 returns=sequence", "op=gru units=3 returns=sequence",
+            "op=layer_norm eps=1e-5", "op=rnn units=3 activation=tanh returns=last", "op=activation activation=tanh",
+            "op=dense units=2 bias=true")),
+    ("softmax_cross_entropy", "numbers", "1,8,8", "name=adam learning_rate=0.1 betas=0.9,0.999 eps=1e-8 weight_decay=0.0",
+        ("op=conv2d filters=4 kernel=3,3 stride=1,1 padding=1,1,1,1 dilation=1,1 groups=1 bias=true",
+            "op=batch_norm momentum=0.1 eps=1e-5", "op=activation activation=relu",
+            "op=max_pool2d window=2,2 stride=2,2 padding=0,0,0,0",
+            "op=conv2d filters=4 kernel=2,2 stride=1,1 padding=0,0,0,0 dilation=1,1 groups=2 bias=false",
+            "op=avg_pool2d window=2,2 stride=1,1 padding=0,0,0,0", "op=dropout rate=0.5", "op=flatten",
+            "op=dense units=2 bias=true")),
+    ("binary_cross_entropy", "ids", "8", "name=rmsprop learning_rate=0.1 alpha=0.9 eps=1e-8 momentum=0.5 weight_decay=0.0 " *
+            "clip_norm=1.0",
+        ("op=embedding vocabulary=9 dimension=4 padding_index=0 trainable=true", "op=permute_dims axes=1,0",
+            "op=conv1d filters=4 kernel=3 stride=1 padding=0,0 dilation=1 groups=1 bias=true", "op=activation activation=relu",
+            "op=max_pool1d window=2 stride=2 padding=0,0", "op=avg_pool1d window=2 stride=1 padding=0,0", "op=global_max_pool",
+            "op=dense units=1 bias=true")),
+    ("mean_squared_error", "numbers", "2,4", "name=adamw learning_rate=0.1 betas=0.9,0.999 eps=1e-8 weight_decay=0.01",
+        ("op=conv1d filters=3 kernel=2 stride=1 padding=0,0 dilation=1 groups=1 bias=false", "op=global_avg_pool",
+            "op=activation activation=sigmoid", "op=rbf units=3", "op=activation activation=softplus")))
+
+function precompile_session(T::DataType, loss::String, holds::String, input::String, optimizer::String, layers)
     text = """
-        session format=$(Entry.FORMAT) dtype=$(lowercase(string(T))) batch_size=2 threads=1 $data layers=3
+        session format=$(Entry.FORMAT) dtype=$(lowercase(string(T))) batch_size=2 threads=1 loss=$loss holds=$holds input=$input layers=$(length(layers))
         optimizer $optimizer
         techniques
-        layer id=a op=reshape shape=2,2
-        layer id=b op=rnn units=3 activation=tanh returns=last
-        layer id=c op=dense units=2 bias=true
-        """
-    chain = Chain(Reshape(2, 2), RNN(2 => 3), Dense(3 => 2); dtype=T)
-    vector, gradient = copy(chain.parameters.vector), copy(chain.parameters.vector)
-    x, y, order, losses, logits = T[1 2 3; 4 5 6; 7 8 9; 1 2 3], Int64[0, 1, 0], Int64[2, 1, 0], zeros(2), zeros(T, 2, 3)
+        """ * join("layer id=l$n $layer\n" for (n, layer) in enumerate(layers))
+    made = Entry.read_description(text)
+    vector = copy(NETWORK.new_chain(0, made.names, made.layers, T, nothing).parameters.vector)
+    gradient, outputs = copy(vector), prod(made.sizes[end])
+    x = [(holds == "ids" ? Int64 : T)(k % 8) for k in 1:prod(made.sizes[1]), _ in 1:3]
+    y = loss == "softmax_cross_entropy" ? Int64[0, 1, 0] : zeros(T, outputs, 3)
+    order, losses, out = Int64[2, 1, 0], zeros(2), zeros(T, outputs, 3)
     at(a) = Ptr{Cvoid}(pointer(a))
-    GC.@preserve text vector gradient x y order losses logits begin
+    GC.@preserve text vector gradient x y order losses out begin
         s = Entry.create(pointer(text), sizeof(text), at(vector), length(vector))
-        Entry.train(s, 3, at(x), at(y), 3, pointer(order), 1, 2, pointer(losses))
-        Entry.evaluate(s, 3, at(x), at(y), pointer(losses))
-        Entry.predict(s, 3, at(x), at(logits))
-        Entry.gradients(s, 3, at(x), at(y), pointer(losses), at(gradient))
-        Entry.free(s)
+        done = [Entry.train(s, 3, at(x), at(y), 3, pointer(order), 1, 2, pointer(losses)),
+            Entry.evaluate(s, 3, at(x), at(y), pointer(losses)), Entry.predict(s, 3, at(x), at(out)),
+            Entry.gradients(s, 3, at(x), at(y), pointer(losses), at(gradient)), Entry.free(s)]
+        all(iszero, done) || error("precompiling a session: $(Entry.MESSAGE[])")
     end
-    trainer = Trainer(chain; batch_size=2, threads=1)
-    train_epoch!(trainer, x, y .+ 1, order .+ 1)
-    evaluate(trainer, x, y .+ 1)
-    predict(trainer, x)
     return nothing
 end
 
-const PRECOMPILED_OPTIMIZERS = ("name=sgd learning_rate=0.1 momentum=0.0 nesterov=false weight_decay=0.0",
-    "name=adam learning_rate=0.1 betas=0.9,0.999 eps=1e-8 weight_decay=0.0")
+"""The first network of the studies, as a program in Julia trains it."""
+function precompile_trainer(T::DataType)
+    x, y = T[1 2 3; 4 5 6; 7 8 9; 1 2 3], [1, 2, 1]
+    trainer = Trainer(Chain(Reshape(2, 2), RNN(2 => 3), Dense(3 => 2); dtype=T); batch_size=2, threads=1)
+    train_epoch!(trainer, x, y)
+    evaluate(trainer, x, y)
+    predict(trainer, x)
+    return nothing
+end
 
 """What comes before the first step: inferred code of it is kept from Julia 1.5 on."""
 function precompile_plan()
@@ -50,7 +77,9 @@ end
 
 if Versions.writes_code()
     if Versions.KEEPS_MACHINE_CODE
-        foreach(optimizer -> precompile_session(Float32, optimizer), PRECOMPILED_OPTIMIZERS)
+        AD.Kernels.precompile_kernels(Float32)  # those of larger sizes, too
+        foreach(session -> precompile_session(Float32, session...), PRECOMPILED_SESSIONS)
+        precompile_trainer(Float32)
     end
     precompile_plan()
 end

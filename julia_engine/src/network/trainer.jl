@@ -185,6 +185,58 @@ end
 gradient_shard(trainer::Trainer{T}, rows::Int) where {T} = make_shards(T, trainer.chain, objective(trainer), trainer.input,
     target_size(trainer), target_type(trainer), rows, 1, trainer.gradient, trainer.techniques)[1]
 
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+"""
+    training_state(trainer)
+
+All that a checkpoint needs beside the parameters and the settings, as copies: `(numbers, first, second, total)`. The
+numbers are the updates and the mini-batches since the last one, then for each dropout layer how many numbers its streams
+have, and these. The vectors are the optimizer's own, and what is accumulated of an update.
+
+A new trainer of the same chain and settings that has the same parameters and takes this over by [`load_state!`](@ref)
+goes on bit for bit as this one would.
+"""
+function training_state(trainer::Trainer)
+    trainer.techniques.replay || isempty(dropouts(trainer)) || throw(ConfigurationError(
+        "eager steps of a dropout layer cannot be resumed: switch the technique replay on"))
+    numbers = Int64[trainer.state.steps, trainer.pending]
+    for layer in dropouts(trainer)
+        found = stream_states(layer)
+        append!(push!(numbers, length(found)), found)
+    end
+    return (numbers=numbers, first=copy(trainer.state.first), second=copy(trainer.state.second), total=copy(trainer.total))
+end
+
+dropouts(trainer::Trainer) = Dropout[layer for layer in trainer.chain.layers if layer isa Dropout]
+
+"""
+    load_state!(trainer, state)
+
+Take over what [`training_state`](@ref) gave. Throws a `ParameterError`, and changes nothing, if it does not fit.
+"""
+function load_state!(trainer::Trainer{T}, state) where {T}
+    numbers, layers = state.numbers, dropouts(trainer)
+    streams, next = Vector{Int64}[], 3
+    for _ in layers
+        count = next <= length(numbers) ? numbers[next] : -1
+        0 <= count <= length(numbers) - next || throw(unfit_state())
+        push!(streams, numbers[next+1:next+count])
+        next += count + 1
+    end
+    length(numbers) == next - 1 && length(state.first) == length(trainer.state.first) &&
+        length(state.second) == length(trainer.state.second) && length(state.total) == length(trainer.total) ||
+        throw(unfit_state())
+    trainer.state.steps, trainer.pending = numbers[1], numbers[2]
+    copyto!(trainer.state.first, state.first)
+    copyto!(trainer.state.second, state.second)
+    copyto!(trainer.total, state.total)
+    foreach(load_streams!, layers, streams)
+    return nothing
+end
+
+unfit_state() = ParameterError("load_state!: this state is of another network, optimizer or element type")
+
 # Evaluation -----------------------------------------------------------------------------------------------------------
 
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -360,6 +361,9 @@ def _copy_views(program: Program) -> Program:
 LARGEST_STAGED = 65_536
 """Elements: numpy's buffers hold 8,192 of each operand; copies of up to this many stay in the second-level cache."""
 
+MANY_PRODUCTS = 8
+"""Products from which on a copy of the matrix that they read transposed costs nothing beside them."""
+
 
 def _legalize_layouts(program: Program) -> Program:
     """Insert copies where an op needs another memory layout than its input has.
@@ -367,9 +371,12 @@ def _legalize_layouts(program: Program) -> Program:
     For elementwise ops that is everything but C order in the result's shape, or a single number: numpy would
     iterate over other operands through buffers that it allocates at every call, and copies in less time. Not so for
     large results, where a copy would have to go to memory and back while those buffers stay in the cache.
+
+    A transposed matrix of many products, such as the recurrent weight backward, is copied: BLAS packs rows faster.
     """
     layout: dict[int, Array] = {}
     legal: dict[tuple[int, Shape], Tensor] = {}
+    products = Counter(id(a) for equation in program.equations if equation.op.strided for a in equation.inputs)
     equations: list[Equation] = []
 
     def made(equation: Equation) -> Tensor:
@@ -382,7 +389,10 @@ def _legalize_layouts(program: Program) -> Program:
         return a.shape == y.shape and layout[id(a)].flags.c_contiguous
 
     def accepted(op: Op, a: Tensor, attrs: Mapping[str, Any]) -> bool:
-        return op.accepts is None or not a.size or op.accepts(layout[id(a)], **attrs)
+        if op.accepts is None or not a.size:
+            return True
+        turned = a.ndim > 1 and layout[id(a)].strides[-1] != a.dtype.itemsize
+        return op.accepts(layout[id(a)], **attrs) and not (turned and products[id(a)] >= MANY_PRODUCTS)
 
     def copied(a: Tensor, shape: Shape) -> Tensor:
         key = (id(a), shape)

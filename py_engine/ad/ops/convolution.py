@@ -13,7 +13,9 @@ op's own whose rows are in the order (channel, kernel position) of the weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, TypeAlias
@@ -194,12 +196,91 @@ def work(products: int, moved: int) -> int:
     return products + 24 * moved
 
 
-def _columns(windows: Array, groups: int, scratch: Scratch, calls: list[Call]) -> Array:
-    """Return windows (N, C, *kernel, *outputs) as (N, groups, C/groups * kernel, outputs), copied where need be."""
-    samples, channels, *lengths = windows.shape
-    kernel, outputs = lengths[: len(lengths) // 2], lengths[len(lengths) // 2 :]
-    shape = (samples, groups, channels // groups * math.prod(kernel), math.prod(outputs))
-    return _whole(windows, shape, scratch, calls)
+def _second_level_cache() -> int:
+    """Return the bytes of a core's second-level cache; a mebibyte where the system doesn't say."""
+    try:
+        return os.sysconf("SC_LEVEL2_CACHE_SIZE") or 2**20
+    except (ValueError, OSError):
+        return 2**20
+
+
+BLOCK_BYTES = _second_level_cache() // 2
+"""Bytes that ops of many samples work on at a time: from one call to the next they stay in the cache."""
+
+
+def blocks(samples: int, each: int) -> list[slice]:
+    """Return equal pieces of so many samples, with `each` bytes a sample: at most `BLOCK_BYTES`, or one sample."""
+    most = min(max(BLOCK_BYTES // max(each, 1), 1), samples)
+    size = next((n for n in range(most, 0, -1) if samples % n == 0), 1)
+    return [slice(start, start + size) for start in range(0, samples, size)]
+
+
+def in_blocks(
+    samples: int, each: int, scratch: Scratch, bind: Callable[[slice, Scratch], Sequence[Call]]
+) -> list[Call]:
+    """Return the calls that `bind` gives for each of the `blocks` in turn, all with the same scratch memory."""
+    calls: list[Call] = []
+    memory: list[Array] = []
+
+    def first(shape: Shape, dtype: Any) -> Array:
+        memory.append(scratch(shape, dtype))
+        return memory[-1]
+
+    for block in blocks(samples, each):
+        again = iter(memory)
+        calls += bind(block, (lambda shape, dtype: next(again)) if calls else first)  # noqa: B023  (used at once)
+    return calls
+
+
+def _columns(
+    x: Array,
+    padding: Pairs,
+    kernel: Shape,
+    outputs: Shape,
+    stride: Shape,
+    dilation: Shape,
+    groups: int,
+    scratch: Scratch,
+) -> Iterator[tuple[slice, list[Call], Array]]:
+    """Yield which samples, the calls that make their columns, and these: (samples, groups, C/groups * kernel, outputs).
+
+    Padding that is negative is cut off. All columns are in the same memory, so that each is to be used before the next
+    is made. Without padding, where the windows lie like columns, there is no call.
+    """
+    kept = (slice(max(-before, 0), n + min(after, 0)) for n, (before, after) in zip(x.shape[2:], padding, strict=True))
+    x = x[(slice(None), slice(None), *kept)]
+    padding = tuple((max(before, 0), max(after, 0)) for before, after in padding)
+    samples, channels, *lengths = x.shape
+    rows, places = channels // groups * math.prod(kernel), math.prod(outputs)
+    pads = any(n for pair in padding for n in pair)
+    if not pads:
+        try:
+            yield (
+                slice(0, samples),
+                [],
+                np.reshape(
+                    window_view(x, kernel, outputs, stride, dilation), (samples, groups, rows, places), copy=False
+                ),
+            )
+            return
+        except ValueError:
+            pass
+    pieces = blocks(samples, groups * rows * places * x.itemsize)
+    size = pieces[0].stop if pieces else 0
+    memory = scratch((size, channels, *kernel, *outputs), x.dtype)
+    columns = memory.reshape(size, groups, rows, places)
+    # The border is written once, here: nothing else ever writes to this memory.
+    border = [n + before + after for n, (before, after) in zip(lengths, padding, strict=True)]
+    whole = np.zeros((size, channels, *border), x.dtype) if pads else x
+    inside = tuple(slice(before, before + n) for n, (before, _) in zip(lengths, padding, strict=True))
+    for block in pieces:
+        calls: list[Call] = []
+        part = x[block]
+        if pads:
+            calls.append(partial(np.copyto, whole[(slice(None), slice(None), *inside)], part))
+            part = whole
+        calls.append(partial(np.copyto, memory, window_view(part, kernel, outputs, stride, dilation)))
+        yield block, calls, columns
 
 
 def _whole(x: Array, shape: Shape, scratch: Scratch, calls: list[Call]) -> Array:
@@ -245,20 +326,59 @@ def _bind_conv(
     x, weight = arrays
     calls: list[Call] = []
     filters, kernel, outputs = weight.shape[0], weight.shape[2:], out.shape[2:]
-    windows = window_view(padded(x, padding, 0, calls), kernel, outputs, stride, dilation)
-    columns = _columns(windows, groups, scratch, calls)
-    rows = _whole(weight, (groups, filters // groups, columns.shape[2]), scratch, calls)
+    rows = _whole(weight, (groups, filters // groups, math.prod(weight.shape[1:])), scratch, calls)
     result = out.reshape(len(x), groups, filters // groups, math.prod(outputs))
-    calls.append(partial(np.matmul, rows, columns, result))
+    for block, made, columns in _columns(x, padding, kernel, outputs, stride, dilation, groups, scratch):
+        calls += [*made, partial(np.matmul, rows, columns, result[block])]
     return calls
 
 
 # The gradient by x, by the lowering that is less work:
 #
-# - as a convolution of the upstream gradient, with zeros put between its elements (the stride) and around it, with the
-#   weight flipped and its two channel axes exchanged: products for each position of x;
-# - as columns, the product of the weight and the upstream gradient, added back into their windows: products for each
-#   position of the result.
+# - as convolutions of the upstream gradient, with the weight flipped and its two channel axes exchanged: one for each
+#   of the `stride` positions of x that different elements of the kernel reach;
+# - as columns, the product of the weight and the upstream gradient, added back into their windows.
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Along one axis, positions of x that a kernel with a stride reaches by the same of its elements."""
+
+    positions: slice
+    count: int
+    """Of positions."""
+    elements: slice
+    """Of the kernel, from the last to the first."""
+    taps: int
+    """How many elements."""
+    padding: tuple[int, int]
+    """Of the upstream gradient, before and after; what is negative is cut off."""
+    dilation: int
+    """Of the elements, on the upstream gradient."""
+
+
+def _phases(
+    length: int, outputs: int, kernel: int, stride: int, padding: tuple[int, int], dilation: int
+) -> list[_Phase]:
+    """Return the phases of an axis of x. Those that no element reaches have none."""
+    apart = math.gcd(stride, dilation)
+    found = []
+    for first in range(min(stride, length)):
+        count = len(range(first, length, stride))
+        taps = [k for k in range(kernel) if (first + padding[0] - k * dilation) % stride == 0]
+        elements, before, after = slice(0, 0), 0, 0
+        if taps:
+            # Position first + stride * t is reached from output t + start, by the last element, and by the others from
+            # further on.
+            start = (first + padding[0] - taps[-1] * dilation) // stride
+            whole = count + dilation // apart * (len(taps) - 1)
+            before = -min(start, outputs)  # all is zero where the windows begin behind the last output
+            after = max(whole - outputs - before, -outputs)
+            before = whole - outputs - after
+            elements = slice(taps[-1], None, -(stride // apart))
+        positions = slice(first, None, stride)
+        found.append(_Phase(positions, count, elements, len(taps), (before, after), dilation // apart))
+    return found
 
 
 def _infer_input_gradient(
@@ -284,31 +404,34 @@ def _bind_input_gradient(
     g, weight = arrays
     n, filters, per_group, kernel = len(g), weight.shape[0], weight.shape[1], weight.shape[2:]
     channels, places, outputs = per_group * groups, math.prod(kernel), math.prod(g.shape[2:])
-    gathered = n * filters * places * math.prod(lengths)
+    axes = map(_phases, lengths, g.shape[2:], kernel, stride, padding, dilation)
+    phases = list(product(*axes))
+    gathered = sum(n * filters * math.prod(axis.taps * axis.count for axis in phase) for phase in phases)
     added = n * channels * places * outputs
     if work(added * filters // groups, 3 * added) < work(gathered * per_group, gathered):
         return _add_columns_back(g, weight, out, scratch, stride, padding, dilation, groups)
     calls: list[Call] = []
-    # Output position o lies at place o * stride + (kernel - 1) * dilation - padding of the spread gradient.
-    reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
-    spread = np.zeros((n, filters, *(a + b for a, b in zip(lengths, reach, strict=True))), g.dtype)
-    to: list[slice] = [slice(None), slice(None)]
-    taken: list[slice] = [slice(None), slice(None)]
-    for count, size, s, r, (before, _) in zip(g.shape[2:], spread.shape[2:], stride, reach, padding, strict=True):
-        start = r - before
-        first = max(0, -(start // s)) if start < 0 else 0
-        last = min(count, (size - 1 - start) // s + 1)
-        taken.append(slice(first, max(first, last)))
-        to.append(slice(start + first * s, start + max(first, last - 1) * s + 1, s) if last > first else slice(0, 0))
-    calls.append(partial(np.copyto, spread[tuple(to)], g[tuple(taken)]))
-    ones = (1,) * len(kernel)
-    columns = _columns(window_view(spread, kernel, lengths, ones, dilation), groups, scratch, calls)
-    flipped = weight.reshape(groups, filters // groups, per_group, *kernel).swapaxes(1, 2)
-    flipped = flipped[(slice(None), slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
-    rows = scratch((groups, per_group, columns.shape[2]), weight.dtype)
-    calls.append(partial(np.copyto, rows.reshape(flipped.shape), flipped))
-    result = out.reshape(n, groups, per_group, math.prod(lengths))
-    calls.append(partial(np.matmul, rows, columns, result))
+    across = weight.reshape(groups, filters // groups, per_group, *kernel).swapaxes(1, 2)
+    for phase in phases:
+        target = out[(slice(None), slice(None), *(axis.positions for axis in phase))]
+        counts, taps = tuple(axis.count for axis in phase), tuple(axis.taps for axis in phase)
+        if not math.prod(taps):
+            calls.append(partial(np.copyto, target, 0))
+            continue
+        rows = scratch((groups, per_group, filters // groups * math.prod(taps)), weight.dtype)
+        flipped = across[(slice(None), slice(None), slice(None), *(axis.elements for axis in phase))]
+        calls.append(partial(np.copyto, rows.reshape(flipped.shape), flipped))
+        pads, apart = tuple(axis.padding for axis in phase), tuple(axis.dilation for axis in phase)
+        ones, results = (1,) * len(kernel), None
+        for block, made, columns in _columns(g, pads, taps, counts, ones, apart, groups, scratch):
+            shape = (len(columns), groups, per_group, math.prod(counts))
+            if len(phases) == 1:
+                calls += [*made, partial(np.matmul, rows, columns, out[block].reshape(shape))]
+                continue
+            if results is None:
+                results = scratch(shape, out.dtype)
+            calls += [*made, partial(np.matmul, rows, columns, results)]
+            calls.append(partial(np.copyto, target[block], results.reshape(target[block].shape)))
     return calls
 
 
@@ -350,17 +473,22 @@ def _bind_weight_gradient(
     dilation: Shape,
     groups: int,
 ) -> Sequence[Call]:
-    # One product over all samples and positions: both sides are brought into the order (channel, N, position).
+    # Sample by sample, the longer side first: BLAS is slow at few rows and columns with a long sum.
     g, x = arrays
     calls: list[Call] = []
     n, filters, outputs = g.shape[0], g.shape[1], g.shape[2:]
-    windows = window_view(padded(x, padding, 0, calls), kernel, outputs, stride, dilation)
-    places = n * math.prod(outputs)
-    per_group = x.shape[1] // groups * math.prod(kernel)
-    left = _whole(g.swapaxes(0, 1), (groups, filters // groups, places), scratch, calls)
-    right = _whole(np.moveaxis(windows, 0, 1 + len(kernel)), (groups, per_group, places), scratch, calls)
-    result = out.reshape(groups, filters // groups, per_group)
-    calls.append(partial(np.matmul, left, right.swapaxes(1, 2), result))
+    rows, places = x.shape[1] // groups * math.prod(kernel), math.prod(outputs)
+    upstream = _whole(g, (n, groups, filters // groups, places), scratch, calls).swapaxes(2, 3)
+    total = scratch((groups, rows, filters // groups), out.dtype)
+    calls.append(partial(np.ndarray.fill, total, 0))
+    products: Array | None = None
+    for block, made, columns in _columns(x, padding, kernel, outputs, stride, dilation, groups, scratch):
+        if products is None:
+            products = scratch((len(columns), *total.shape), out.dtype)
+        calls += [*made, partial(np.matmul, columns, upstream[block], products)]
+        calls += [partial(np.add, total, product, total) for product in products]
+    result = out.reshape(groups, filters // groups, rows)
+    calls.append(partial(np.copyto, result, total.swapaxes(1, 2)))
     return calls
 
 

@@ -10,7 +10,7 @@ the phases is as many calls as a window has elements, each over all windows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from py_engine.ad.ops.convolution import (
     Padding,
     Pairs,
     Sizes,
+    in_blocks,
     many_samples,
     padded,
     paddings,
@@ -78,6 +79,24 @@ def _phases(
     phases = scratch((math.prod(window), *view.shape[len(window) :]), x.dtype)
     calls.append(partial(np.copyto, phases.reshape(view.shape), view))
     return phases
+
+
+def _in_blocks(
+    each: Array,
+    arrays: int,
+    padding: Pairs,
+    window: Shape,
+    scratch: Scratch,
+    bind: Callable[[slice, Scratch], list[Call]],
+) -> list[Call]:
+    """Return the calls of a pool, block by block of the samples of `each`, which has an element for each window.
+
+    So many arrays of phases are in use together. What is padded is kept whole: each block would need its own border.
+    """
+    if any(n for pair in padding for n in pair):
+        return bind(slice(None), scratch)
+    bytes_each = arrays * math.prod(window) * each.nbytes // max(len(each), 1)
+    return in_blocks(len(each), bytes_each, scratch, bind)
 
 
 def _infer_pool_gradient(
@@ -134,24 +153,48 @@ def keep_winners(values: Sequence[Array], won: Array, out: Array) -> list[Call]:
     ]
 
 
+def _covers_all(x: Array, window: Shape, padding: Pairs) -> bool:
+    """Whether there is one window, of all of x, whose elements lie in one piece."""
+    return x.shape[2:] == window and x.flags.c_contiguous and not any(n for pair in padding for n in pair)
+
+
 def _bind_max(
     arrays: Sequence[Array], out: Array, scratch: Scratch, window: Shape, stride: Shape, padding: Pairs
 ) -> Sequence[Call]:
-    calls: list[Call] = []
-    phases = _phases(arrays[0], out.shape[2:], -np.inf, scratch, calls, window, stride, padding)
-    calls.append(partial(np.maximum.reduce, phases, 0, None, out))
-    return calls
+    if _covers_all(arrays[0], window, padding) and out.flags.c_contiguous:
+        rows = arrays[0].reshape(out.size, math.prod(window))
+        return [partial(np.maximum.reduce, rows, 1, None, out.reshape(out.size))]
+
+    def bind(block: slice, scratch: Scratch) -> list[Call]:
+        calls: list[Call] = []
+        phases = _phases(arrays[0][block], out.shape[2:], -np.inf, scratch, calls, window, stride, padding)
+        return [*calls, partial(np.maximum.reduce, phases, 0, None, out[block])]
+
+    return _in_blocks(out, 2, padding, window, scratch, bind)
 
 
 def _bind_max_gradient(
     arrays: Sequence[Array], out: Array, scratch: Scratch, lengths: Shape, window: Shape, stride: Shape, padding: Pairs
 ) -> Sequence[Call]:
-    g, x, y = arrays
-    calls: list[Call] = []
-    phases = _phases(x, g.shape[2:], -np.inf, scratch, calls, window, stride, padding)
-    won, more = first_of_equals(phases, y, scratch)
-    calls += [*more, *keep_winners([g] * len(won), won, phases)]
-    return calls + put_back(phases, out, scratch, window, stride, padding)
+    if _covers_all(arrays[1], window, padding) and out.flags.c_contiguous and arrays[0].flags.c_contiguous:
+        g, rows = arrays[0].reshape(-1), arrays[1].reshape(arrays[0].size, math.prod(window))
+        first, places = np.arange(0, rows.size, rows.shape[1]), scratch(g.shape, np.intp)
+        return [
+            partial(np.argmax, rows, 1, places),
+            partial(np.add, places, first, places),
+            partial(np.ndarray.fill, out, 0),
+            partial(np.put, out, places, g),
+        ]
+
+    def bind(block: slice, scratch: Scratch) -> list[Call]:
+        g, x, y = (array[block] for array in arrays)
+        calls: list[Call] = []
+        phases = _phases(x, g.shape[2:], -np.inf, scratch, calls, window, stride, padding)
+        won, more = first_of_equals(phases, y, scratch)
+        calls += [*more, *keep_winners([g] * len(won), won, phases)]
+        return calls + put_back(phases, out[block], scratch, window, stride, padding)
+
+    return _in_blocks(arrays[0], 4, padding, window, scratch, bind)
 
 
 def _infer_max_gather(

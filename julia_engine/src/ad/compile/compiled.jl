@@ -257,7 +257,7 @@ function give!(results, @nospecialize(found))
     return results
 end
 
-function numbers_from(code::Straight, replay::Replay, args::NTuple{N,T}) where {N,T}
+function numbers_from(code::Straight, replay::Replay, args::Tuple{T,Vararg{T}}) where {T}
     run!(code, args)
     return together(replay.results, Any[result(code, T, i) for i in 1:code.results])
 end

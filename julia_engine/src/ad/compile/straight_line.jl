@@ -109,10 +109,10 @@ function straight_functions(program::Program, T::DataType)
 end
 
 """Run the code on numbers."""
-@inline function run!(code::Straight, numbers::NTuple{N,T}) where {N,T}
+@inline function run!(code::Straight, numbers::Tuple{T,Vararg{T}}) where {T}
     GC.@preserve code begin
         x = Ptr{T}(pointer(code.inputs))
-        for i in 1:N
+        for i in 1:length(numbers)
             unsafe_store!(x, numbers[i], i)
         end
         ccall(code.code, Cvoid, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Cvoid}), x, pointer(code.outputs), pointer(code.kept))

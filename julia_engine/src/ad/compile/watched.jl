@@ -37,6 +37,7 @@ none of a function's own, or is read at every replay.
 watched_parts(@nospecialize(x)) = nothing
 watched_parts(x::Tensor) = x.data === nothing ? () : ((x.data::Memory).root,)
 watched_parts(::Union{Operator,Type,Module,Symbol,AbstractString,Task,IO,Method,Core.SimpleVector,Base.AbstractLock}) = ()
+watched_parts(::Generator) = ()  # every replay draws from it, and so changes it
 
 """All that can change and is reached from what a function captures, as it is now."""
 function watch(@nospecialize(f))

@@ -39,6 +39,10 @@ function operation!(name::Symbol, call::Expr)
     KERNELS[name] = Kernel(kernel, (@eval(() -> $(address_of(kernel, T))) for T in (Float32, Float64))...)
 end
 
+"""Compile all kernels for an element type, to be kept in the package's image."""
+precompile_kernels(T::DataType) =
+    foreach(kernel -> precompile(getfield(@__MODULE__, kernel.name), (Ptr{Instruction{T}},)), values(KERNELS))
+
 address_of(kernel::Symbol, T::DataType) = :(@cfunction($kernel, Cvoid, (Ptr{Instruction{$T}},)))
 
 function address(kernel::Kernel, single::Bool)

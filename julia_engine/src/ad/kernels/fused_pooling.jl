@@ -37,13 +37,13 @@ end
 
 @inline load(::Type{V}, p::Ptr) where {V} = unsafe_load(Ptr{V}(p))
 @inline store!(p::Ptr, v::V) where {V} = unsafe_store!(Ptr{V}(p), v)
-@inline numbered(::Type{Vec{W,T}}) where {W,T} = ntuple(i -> VecElement{T}(i - 1), Val(W))
-@inline total(v::Vec{W,T}) where {W,T} = (s = zero(T); for e in v
+@inline numbered(::Type{Tuple{VecElement{T},Vararg{VecElement{T},M}}}) where {T,M} = ntuple(i -> VecElement{T}(i - 1), Val(M + 1))
+@inline total(v::Lanes{T}) where {T} = (s = zero(T); for e in v
     s += e.value
 end; s)
 
 """ReLU, if asked for, on the largest elements; which they were becomes -1 where nothing came through."""
-@inline function activated(v::V, which::V, relu::Bool) where {T,W,V<:Vec{W,T}}
+@inline function activated(v::V, which::V, relu::Bool) where {T,V<:Lanes{T}}
     relu || return v, which
     zeros = repeated(V, zero(T))
     return where_at_most(v, zeros, zeros, v), where_greater(v, zeros, which, repeated(V, -one(T)))

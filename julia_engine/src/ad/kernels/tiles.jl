@@ -7,6 +7,8 @@
 # left to BLAS.
 
 const Vec{W,T} = NTuple{W,VecElement{T}}
+"""Vectors of any length but 0, whose type tells that of their elements."""
+const Lanes{T} = Tuple{VecElement{T},Vararg{VecElement{T}}}
 
 for (W, T, suffix) in ((16, Float32, "v16f32"), (8, Float32, "v8f32"), (8, Float64, "v8f64"), (4, Float64, "v4f64"))
     @eval @inline multiply_add(a::Vec{$W,$T}, b::Vec{$W,$T}, c::Vec{$W,$T}) =

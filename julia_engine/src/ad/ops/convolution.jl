@@ -168,10 +168,18 @@ function forward_conv_weight_gradient(p, out, inputs, attrs)
     c = Convolution(x.dims, out.dims, attrs)
     numbers = window_numbers!(p, c.windows, c.channels, image_strides(x))
     columns = scratch!(p, out.eltype, Int[c.pixels, c.taps])
+    # BLAS is fastest where the longer side of a long sum is that of the columns: the transpose, then, and that once turned.
+    turns = c.taps > c.filters
+    total = turns ? scratch!(p, out.eltype, Int[length(out)]) : out
     each_image(c, x) do image, filters, result
-        a = columns!(p, c, columns, x, numbers, image)
-        emit_matmul!(p, matrix(out, filters, Int[c.taps, c.filters]), turned(a),
-            matrix(g, result, Int[c.pixels, c.filters]), result < c.groups * c.pixels * c.filters ? 0 : 1)
+        a, b = columns!(p, c, columns, x, numbers, image), matrix(g, result, Int[c.pixels, c.filters])
+        beta = result < c.groups * c.pixels * c.filters ? 0 : 1
+        turns ? emit_matmul!(p, matrix(total, filters, Int[c.filters, c.taps]), turned(b), a, beta) :
+            emit_matmul!(p, matrix(total, filters, Int[c.taps, c.filters]), turned(a), b, beta)
+    end
+    turns || return nothing
+    for filters in 0:c.taps*c.filters:length(out)-1
+        emit_copy!(p, matrix(out, filters, Int[c.taps, c.filters]), turned(matrix(total, filters, Int[c.filters, c.taps])))
     end
 end
 

@@ -245,7 +245,7 @@ for f in (:exp2, :exp10, :log2, :log10, :cbrt, :hypot, :mod, :rem, :div, :fld, :
         :sinpi, :cospi, :sind, :cosd, :tand, :sincos, :asec, :acsc, :acot, :sech, :csch, :coth, :asinh, :acosh, :atanh,
         :copysign, :flipsign, :rad2deg, :deg2rad, :sinc, :cosc)
     @eval Base.$f(x::Tensor) = no_op($f)
-    @eval Base.$f(x::Tensor, @nospecialize(y)) = no_op($f)
+    @eval Base.$f(x::Tensor, @nospecialize(y::Union{Number,AbstractArray,GraphNode,Elements})) = no_op($f)
     @eval Base.$f(a::Union{Real,AbstractArray}, x::Tensor) = no_op($f)
 end
 Base.hypot(x::Tensor, y, z, @nospecialize(rest...)) = no_op(hypot)

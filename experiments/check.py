@@ -1,0 +1,95 @@
+"""A model as a drawing: its layers from the input down to the loss, with shapes and parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from bridge.spec import Layer, ModelSpec, Shape
+from experiments.formats import size
+
+_HIDDEN = ("id", "op")
+
+
+def drawn(spec: ModelSpec) -> list[str]:
+    """The model as lines of text: a box for each layer, and beside it what comes out and what is learned there."""
+    places = [
+        (layer.id, _described(layer), layer_shape.output, _parameters(spec, layer))
+        for layer, layer_shape in _rows(spec)
+    ]
+    name_width = max(len("input"), len("loss"), *(len(place[0]) for place in places))
+    text_width = max(len(spec.input.dtype), len(spec.loss.op), *(len(place[1]) for place in places))
+    shape_width = max(len(_shape(spec.input.sample)), *(len(_shape(place[2])) for place in places))
+    count_width = max(len(_count(place[3])) for place in places)
+
+    def line(name: str, text: str, shape: str, count: str = "", detail: str = "") -> str:
+        cells = [
+            name.ljust(name_width),
+            text.ljust(text_width),
+            shape.rjust(shape_width),
+            count.rjust(count_width),
+            detail,
+        ]
+        return "  ".join(cells).rstrip()
+
+    arrow = f"{'│':>{name_width // 2 + 1}}"
+    lines = [line("input", spec.input.dtype, _shape(spec.input.sample))]
+    for name, text, output, parameters in places:
+        detail = ", ".join(f"{key} {shape}" for key, (shape, _) in parameters.items())
+        frozen = " (not all trained)" if not all(trained for _, trained in parameters.values()) else ""
+        lines += [arrow, line(name, text, _shape(output), _count(parameters), detail + frozen)]
+    targets = f"{_shape(spec.target.shape)} {'classes' if spec.target.kind == 'classes' else 'numbers'}"
+    lines += [arrow, line("loss", spec.loss.op, "", "", f"targets {targets}")]
+    found = spec.parameters().values()
+    total = sum(math.prod(p.shape) for p in found)
+    trained = sum(math.prod(p.shape) for p in found if p.trainable)
+    held = size(total * (8 if spec.dtype == "float64" else 4))
+    rest = "" if trained == total else f", {trained:,} of them trained"
+    lines += ["", f"{spec.name}: {len(spec.layers)} layers, {total:,} parameters{rest} ({held} in {spec.dtype})"]
+    return lines
+
+
+def rows(spec: ModelSpec) -> list[dict[str, Any]]:
+    """The same for programs: a row for each layer."""
+    return [
+        {
+            "layer": layer.id,
+            "op": layer.op,
+            "settings": layer.model_dump(exclude=set(_HIDDEN)),
+            "input": list(layer_shape.input),
+            "output": list(layer_shape.output),
+            "parameters": {name: list(shape) for name, (shape, _) in _parameters(spec, layer).items()},
+        }
+        for layer, layer_shape in _rows(spec)
+    ]
+
+
+def _rows(spec: ModelSpec) -> list[tuple[Layer, Any]]:
+    return list(zip(spec.layers, spec.shapes(), strict=True))
+
+
+def _described(layer: Layer) -> str:
+    """The op, and the settings that its user wrote or that are not as by default."""
+    given = layer.model_dump(exclude=set(_HIDDEN), exclude_defaults=True)
+    return " ".join([layer.op, *(f"{name}={_value(value)}" for name, value in given.items())])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("name", value))
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _parameters(spec: ModelSpec, layer: Layer) -> dict[str, tuple[Shape, bool]]:
+    """The shape of each parameter of a layer, by its own name, and whether it is trained."""
+    start = f"{layer.id}."
+    found = {name.removeprefix(start): p for name, p in spec.parameters().items() if name.startswith(start)}
+    return {name: (p.shape, p.trainable) for name, p in found.items()}
+
+
+def _count(parameters: dict[str, tuple[Shape, bool]]) -> str:
+    return f"{sum(math.prod(shape) for shape, _ in parameters.values()):,}" if parameters else ""
+
+
+def _shape(sample: Shape) -> str:
+    return f"({', '.join(['N', *map(str, sample)])})"

@@ -1,0 +1,94 @@
+"""Checkpoints of `twingrad train`: everything that a training needs to go on as if it had never been interrupted.
+
+A checkpoint is one safetensors file, written whole or not at all: the parameters (`params.<name>`), the session's own
+state (`state.<name>`: the optimizer's arrays, random streams), the best parameters so far where training may stop early
+(`best.<name>`), and in the metadata the settings, the finished epochs, and what was measured in them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save as to_safetensors
+
+from bridge import weights
+from bridge.errors import WeightsError, shown
+from bridge.files import write_atomically
+from experiments.errors import explain
+from experiments.rows import InputError
+
+FORMAT, VERSION = "twingrad-checkpoint", "1"
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass
+class Checkpoint:
+    """A training after a number of epochs."""
+
+    settings: dict[str, Any]
+    """What decides the training, by the option that sets it; see `differences`."""
+    params: Arrays
+    state: Arrays
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """What was measured in each finished epoch."""
+    best: Arrays = field(default_factory=dict)
+    """The parameters with the least validation loss; empty where nothing is selected by it."""
+
+    def save(self, path: Path) -> None:
+        """Write it to `path`, in the place of the one before, whole or not at all."""
+        groups = {"params": self.params, "state": self.state, "best": self.best}
+        arrays = {
+            f"{group}.{name}": np.asarray(array, order="C")
+            for group, own in groups.items()
+            for name, array in own.items()
+        }
+        about = {
+            "format": FORMAT,
+            "version": VERSION,
+            "settings": json.dumps(self.settings),
+            "history": json.dumps(self.history),
+        }
+        try:
+            write_atomically(path, to_safetensors(arrays, about))
+        except OSError as error:
+            raise InputError(explain(error, path, "--checkpoint with another file")) from error
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint. Raises `InputError` for a file that is none, or damaged."""
+    try:
+        with weights.opened(path) as file:
+            about: Mapping[str, str] = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    except WeightsError as error:
+        raise InputError(f"--checkpoint: {error}") from None
+    if about.get("format") != FORMAT or about.get("version") != VERSION:
+        raise InputError(f"--checkpoint: {path} is no checkpoint of `twingrad train` (format {FORMAT} {VERSION})")
+    groups: dict[str, Arrays] = {"params": {}, "state": {}, "best": {}}
+    try:
+        for name, array in arrays.items():
+            group, _, own = name.partition(".")
+            groups[group][own] = array
+        settings, history = json.loads(about["settings"]), json.loads(about["history"])
+    except (KeyError, ValueError) as error:
+        raise InputError(f"--checkpoint: {path} is damaged: {shown(str(error))}") from None
+    return Checkpoint(settings, history=history, **groups)
+
+
+def differences(path: Path, made_with: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise `InputError` where a checkpoint was made with other settings than those that are asked for."""
+    wrong = [
+        f"{name} {made_with.get(name)}, not {asked.get(name)}"
+        for name in dict.fromkeys((*made_with, *asked))
+        if made_with.get(name) != asked.get(name)
+    ]
+    if wrong:
+        raise InputError(
+            f"--checkpoint: {path} was made with {'; '.join(wrong)}. Give the same options, or another file"
+        )

@@ -1,0 +1,137 @@
+"""Rows to train on and to predict from: a data set, or a file of the user's own, as a model's input wants them."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridge import spec as model_spec
+from bridge.errors import TwinGradError, shown
+from bridge.spec import ModelSpec
+from experiments import data, papers
+from experiments.data.dataset import Dataset
+from experiments.output import Output
+from experiments.progress import download
+
+MOST_BYTES = 16_000_000_000
+"""Of all arrays in an .npz together, unpacked."""
+MOST_ARRAYS = 100
+
+_UNREADABLE = (OSError, ValueError, EOFError, MemoryError)
+
+
+class InputError(TwinGradError):
+    """Rows, labels or a file of the user's that cannot be used; names it, what was expected and found."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to work on, with their targets where those are known."""
+
+    x: NDArray[Any]
+    y: NDArray[Any] | None
+    is_sample: bool = False
+    """Whether they are of the embedded sample, on which an accuracy means nothing."""
+
+
+def load_spec(name: str) -> ModelSpec:
+    """The spec in a file, or the one of this name that comes with the project."""
+    if name.endswith(".toml") or os.sep in name:
+        return model_spec.load(name)
+    return model_spec.load(papers.model_path(name))
+
+
+def load_rows(name: str, data_dir: Path | None, spec: ModelSpec, output: Output) -> tuple[Rows, Rows | None]:
+    """Training and test rows of a data set or of an .npz file, shaped as the spec's input wants them."""
+    if not name.endswith(".npz"):
+        found = load_dataset(name, ".npz", data_dir, output)
+        is_sample = found.source == "sample"
+        training = Rows(found.x_train, found.y_train, is_sample)
+        test: Rows | None = Rows(found.x_test, found.y_test, is_sample)
+    else:
+        arrays = load_npz(Path(name))
+        if "x_train" not in arrays or "y_train" not in arrays:
+            raise InputError(f"{name}: expected the arrays x_train and y_train, found {', '.join(arrays) or 'none'}")
+        training = Rows(arrays["x_train"], arrays["y_train"])
+        test = Rows(arrays["x_test"], arrays["y_test"]) if {"x_test", "y_test"} <= arrays.keys() else None
+    return fitted(training, spec, name), fitted(test, spec, name) if test else None
+
+
+def load_dataset(name: str, file: str, data_dir: Path | None, output: Output) -> Dataset:
+    """The data set of this name; `file` is the kind of file that could have been meant."""
+    if name not in data.LOADERS:
+        raise InputError(f"{name}: neither an {file} file nor a data set ({', '.join(sorted(data.LOADERS))})")
+    dataset = data.load(name, data_dir, progress=download(output.console))
+    if dataset.line:
+        output.say(dataset.line)
+    return dataset
+
+
+def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
+    """Rows as the spec reads them, targets as its loss wants them; InputError when they do not allow it."""
+    sample = spec.input.sample
+    if rows.x.dtype.kind not in "fiub":
+        raise InputError(f"{source}: rows must be numbers, found dtype {rows.x.dtype}")
+    if spec.input.dtype == "int64" and rows.x.dtype.kind == "f":
+        raise InputError(f"{source}: model {spec.name} reads token ids (whole numbers), found dtype {rows.x.dtype}")
+    if rows.x.ndim == 0 or math.prod(rows.x.shape[1:]) != math.prod(sample):
+        expected = ", ".join(["N", *map(str, sample)])
+        raise InputError(f"{source}: model {spec.name} expects rows of shape ({expected}), found {rows.x.shape}")
+    x = np.ascontiguousarray(rows.x.reshape(len(rows.x), *sample), dtype=spec.input.dtype)
+    if rows.y is None:
+        return Rows(x, None, rows.is_sample)
+    if len(rows.y) != len(x):
+        raise InputError(f"{source}: {len(x)} rows but {len(rows.y)} labels")
+    target = spec.target
+    if target.kind == "classes":
+        return Rows(x, rows.y.astype(np.int64) if rows.y.dtype.kind in "iu" else rows.y, rows.is_sample)
+    if math.prod(rows.y.shape[1:]) != math.prod(target.shape):
+        expected = ", ".join(["N", *map(str, target.shape)])
+        raise InputError(f"{source}: model {spec.name} expects targets of shape ({expected}), found {rows.y.shape}")
+    return Rows(x, rows.y.reshape(len(rows.y), *target.shape).astype(spec.dtype), rows.is_sample)
+
+
+def load_npy(path: Path) -> NDArray[Any]:
+    """The array of an .npy file; `InputError` for any other."""
+    try:
+        _check_file(path)
+        loaded = np.load(path, allow_pickle=False)
+    except _UNREADABLE as error:
+        raise InputError(f"{path}: not an array that can be read: {shown(str(error))}") from None
+    if not isinstance(loaded, np.ndarray):
+        raise InputError(f"{path}: holds several arrays; expected an .npy file with one")
+    return loaded
+
+
+def load_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file by name; `InputError` for any other, and for one that unpacks to too much."""
+    try:
+        _check_file(path)
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > MOST_BYTES:
+            raise InputError(f"{path}: unpacks to {size:,} bytes; expected at most {MOST_BYTES:,}")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files[:MOST_ARRAYS]}
+    except (*_UNREADABLE, NotImplementedError, RuntimeError, AttributeError, zlib.error, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: not an .npz file that can be read: {shown(str(error))}") from None
+    return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+
+
+def _check_file(path: Path) -> None:
+    """Raise `InputError` for what is no regular file: another would be waited for, or is not to be read twice."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: this is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")

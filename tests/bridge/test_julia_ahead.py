@@ -1,0 +1,37 @@
+"""Whoever waits for Julia to compile the engine is told so, and nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bridge.julia import ahead
+from bridge.julia.find import Julia
+
+
+@pytest.fixture
+def slow(julia: Julia, tmp_path: Path) -> Julia:
+    """A Julia that takes a second for anything."""
+    program = tmp_path / "julia"
+    program.write_text("#!/bin/sh\nexec sleep 1\n", encoding="utf-8")
+    program.chmod(0o755)
+    return replace(julia, executable=str(program))
+
+
+def test_compiling_says_what_it_does_and_how_long(
+    slow: Julia, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ahead, "PATIENCE", 0.1)
+    monkeypatch.setattr(ahead, "EVERY", (0.3, 0.3))
+    ahead.compile_engine(slow)
+    first, *others, last = capsys.readouterr().err.splitlines()
+    assert first == "compiling the Julia engine (once per machine)"
+    assert others and all(line.startswith(f"{first}: ") for line in others)
+    assert last.startswith(f"{first}: done in ")
+
+
+def test_what_is_compiled_already_is_loaded_in_silence(slow: Julia, capsys: pytest.CaptureFixture[str]) -> None:
+    ahead.compile_engine(slow)
+    assert capsys.readouterr().err == ""

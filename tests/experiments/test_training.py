@@ -1,0 +1,227 @@
+"""`twingrad train`: schedules, validation, early stopping, checkpoints, and what it shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from experiments import cli, curve
+
+ROOT = Path(__file__).parents[2]
+KILLS = 60 if os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign" else 1
+
+NETWORK = """
+format = "twingrad-model"
+version = 1
+opset = 2
+name = "small"
+input = {{ shape = ["N", 8] }}
+loss = {{ op = "{loss}" }}
+layers = [
+    {{ id = "hidden", op = "dense", units = 12 }},
+    {{ id = "tanh", op = "activation", activation = "tanh" }},
+    {{ id = "noise", op = "dropout", rate = 0.2 }},
+    {{ id = "output", op = "dense", units = {units} }},
+]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Path:
+    """A folder with a network and rows for it, and a regression."""
+    monkeypatch.delenv("TWINGRAD_DATA", raising=False)
+    monkeypatch.setenv("TWINGRAD_OFFLINE", "1")
+    monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("net.toml").write_text(NETWORK.format(loss="softmax_cross_entropy", units=3))
+    Path("line.toml").write_text(NETWORK.format(loss="mean_squared_error", units=1))
+    x = rng.standard_normal((300, 8)).astype(np.float32)
+    classes = np.argmax(x[:, :3], axis=1)
+    np.savez("rows.npz", x_train=x[:250], y_train=classes[:250], x_test=x[250:], y_test=classes[250:])
+    np.savez("line.npz", x_train=x[:250], y_train=x[:250, :1], x_test=x[250:], y_test=x[250:, :1])
+    return tmp_path
+
+
+@pytest.fixture
+def train(capsys: pytest.CaptureFixture[str]) -> Any:
+    """`train(options)` gives code, what was printed, and the epochs."""
+
+    def call(*options: str, spec: str = "net.toml", data: str = "rows.npz") -> tuple[int, str, list[dict[str, Any]]]:
+        base = ["train", spec, "--data", data, "--batch-size", "40", "--threads", "1", "--json", "said.json"]
+        capsys.readouterr()
+        code = cli.invoke([*base, "--learning-rate", "0.1", *options])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        said = Path("said.json")
+        return code, out + err, json.loads(said.read_text())["rows"] if said.exists() else []
+
+    return call
+
+
+def same(first: str, second: str) -> None:
+    one, two = load_file(first), load_file(second)
+    assert one.keys() == two.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, two[name], err_msg=name)
+
+
+FULL = ["--momentum", "0.9", "--weight-decay", "0.001", "--clip-norm", "1", "--schedule", "cosine", "--warmup", "5"]
+
+
+def test_a_resumed_training_ends_with_the_same_bits(train: Any) -> None:
+    options = ["--optimizer", "adam", "--schedule", "step", "--step-epochs", "2", "--warmup", "5"]
+    options += ["--validation", "0.2", "--patience", "9"]
+    assert train(*options, "--epochs", "5", "--save", "whole.safetensors")[0] == 0
+    whole = train(*options, "--epochs", "5", "--checkpoint", "a.safetensors")[2]
+    assert train(*options, "--epochs", "2", "--checkpoint", "b.safetensors")[0] == 0
+    code, said, rows = train(
+        *(*options, "--epochs", "5", "--checkpoint", "b.safetensors", "--resume", "--save", "resumed.safetensors")
+    )
+    assert code == 0 and "resuming after epoch 2 from b.safetensors" in said
+    same("whole.safetensors", "resumed.safetensors")
+    same("a.safetensors", "b.safetensors")
+    timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in part] for part in (whole, rows)]
+    assert timeless[0] == timeless[1]
+    again = train(*options, "--epochs", "5", "--checkpoint", "b.safetensors", "--resume")
+    assert again[0] == 0 and again[2] == rows  # nothing was left to do
+
+
+@pytest.mark.campaign
+def test_killed_at_any_moment_it_loses_nothing(folder: Path, rng: np.random.Generator) -> None:
+    options = ["train", "net.toml", "--data", "rows.npz", "--batch-size", "40", "--threads", "1", *FULL]
+    options += ["--epochs", "200", "--seed", "3"]
+    command = [sys.executable, "-m", "experiments", *options, "--checkpoint"]
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, "whole.safetensors"], env=variables, check=True, capture_output=True)
+    for _ in range(KILLS):
+        process = subprocess.Popen(
+            [*command, "killed.safetensors", "--resume"],
+            env=variables,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        while process.poll() is None and not Path("killed.safetensors").exists():
+            time.sleep(0.01)
+        time.sleep(float(rng.uniform(0, 0.4)))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        load_file("killed.safetensors")
+    subprocess.run([*command, "killed.safetensors", "--resume"], env=variables, check=True, capture_output=True)
+    same("whole.safetensors", "killed.safetensors")
+
+
+def test_an_interrupted_write_leaves_the_checkpoint_before(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert train("--epochs", "2", "--checkpoint", "run.safetensors")[0] == 0
+    before = Path("run.safetensors").read_bytes()
+
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", broken)
+    assert train("--epochs", "4", "--checkpoint", "run.safetensors", "--resume")[0] == cli.INTERRUPTED
+    assert Path("run.safetensors").read_bytes() == before
+    assert not list(Path().glob(".*.part"))
+
+
+def test_early_stopping_keeps_the_best_weights(train: Any) -> None:
+    code, said, rows = train(
+        *("--epochs", "60", "--learning-rate", "3", "--validation", "0.3", "--patience", "4"),
+        *("--momentum", "0.9", "--save", "best.safetensors"),
+    )
+    assert code == 0
+    losses = [row["validation_loss"] for row in rows]
+    best = int(np.argmin(losses)) + 1
+    assert len(rows) == best + 4 < 60
+    assert f"the best epoch is {best}, and its weights are those that are kept" in said
+    x = np.load("rows.npz")["x_test"]
+    np.save("x.npy", x)
+    assert cli.invoke(["predict", "net.toml", "best.safetensors", "x.npy", "--threads", "1", "--json", "p.json"]) == 0
+    found = [row["class"] for row in json.loads(Path("p.json").read_text())["rows"]]
+    assert np.mean(found == np.load("rows.npz")["y_test"]) == pytest.approx(rows[best - 1]["test_accuracy"])
+
+
+def test_the_learning_rate_follows_the_schedule(train: Any) -> None:
+    rows = train("--epochs", "4", "--schedule", "step", "--step-epochs", "2", "--step-factor", "0.5")[2]
+    assert [row["learning_rate"] for row in rows] == [0.1, 0.1, 0.05, 0.05]
+    rows = train("--epochs", "4", "--schedule", "cosine")[2]
+    assert rows[-1]["learning_rate"] < 0.01 < rows[0]["learning_rate"]
+
+
+def test_a_regression_shows_its_error_and_no_accuracy(train: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said, rows = train("--epochs", "2", "--save", "w.safetensors", spec="line.toml", data="line.npz")
+    assert code == 0 and "TEST RMSE" in said and "ACCURACY" not in said and "nan" not in said.lower()
+    assert rows[-1]["test_rmse"] == pytest.approx(rows[-1]["test_loss"] ** 0.5) and "test_accuracy" not in rows[-1]
+
+
+def test_the_accuracy_on_the_sample_is_called_so(train: Any) -> None:
+    code, said, rows = train("--epochs", "1", "--save", "w.safetensors", spec="mnist-rnn", data="mnist")
+    assert code == 0 and "TEST ACCURACY (SAMPLE)" in said and rows[0]["data"] == "sample"
+
+
+def test_the_curve_is_a_picture_or_drawn(train: Any) -> None:
+    pytest.importorskip("matplotlib")
+    assert train("--epochs", "3", "--curve", "curve.png")[0] == 0
+    assert Path("curve.png").read_bytes().startswith(b"\x89PNG")
+    code, said, _ = train("--epochs", "3", "--curve", "-", "--validation", "0.2")
+    assert code == 0 and "epoch 1 to 3; loss: ● training, ○ validation, × test" in said
+
+
+def test_a_drawn_curve_has_its_marks_where_the_losses_are() -> None:
+    history = [{"epoch": epoch, "loss": 10.0 - epoch} for epoch in range(1, 11)]
+    lines = curve.drawn(history)
+    assert lines[0].startswith("9.00 ┤●") and lines[9].endswith("●") and lines[9].startswith("   0 ┤")
+    assert curve.drawn([{"epoch": 1, "loss": float("nan")}]) == []
+    assert len(curve.drawn([{"epoch": 1, "loss": 1.0}])) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--patience", "3"], "--patience stops by the validation loss: give --validation"),
+        (["--resume"], "--resume goes on from the file that --checkpoint names"),
+        (["--curve", "curve.txt"], "--curve: expected a file that ends in .png, .svg, .pdf, or -, found curve.txt"),
+        (["--validation", "0.001"], "leaves none of a part"),
+        (["--validation", "1"], "--validation"),
+        (["--optimizer", "adam", "--momentum", "0.9"], "adam has no setting 'momentum'"),
+        (["--clip-norm", "0"], "clip_norm must be a number above 0"),
+        (["--schedule", "step", "--step-factor", "2"], "factor must be above 0 and at most 1"),
+        (["--engine", "jax", "--schedule", "cosine"], "engine jax: its learning rate cannot change"),
+        (["--engine", "manual", "--checkpoint", "c.safetensors"], "engines that can do both: numpy, julia, torch"),
+        (["--checkpoint", "no/such/c.safetensors"], "existing folder"),
+        (["--checkpoint", "rows.npz"], "rows.npz is there already: give --resume"),
+        (["--checkpoint", "rows.npz", "--resume"], "not a safetensors file"),
+        (["--checkpoint", "weights.safetensors", "--resume"], "no checkpoint of `twingrad train`"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_training(options: list[str], expected: str, train: Any) -> None:
+    if "weights.safetensors" in options:
+        assert train("--epochs", "1", "--save", "weights.safetensors")[0] == 0
+    code, said, _ = train("--epochs", "1", *options)
+    assert code == 2 and expected in said and "EPOCH" not in said
+
+
+def test_other_settings_than_those_of_the_checkpoint_are_named(train: Any) -> None:
+    options = ["--epochs", "1", "--checkpoint", "run.safetensors"]
+    assert train(*options)[0] == 0
+    code, said, _ = train(*options, "--resume", "--batch-size", "50", "--seed", "4")
+    assert code == 2 and "was made with" in said and "batch size 40, not 50" in said and "seed 0, not 4" in said
+
+
+def test_a_loss_that_is_not_finite_names_its_epoch_and_step(train: Any) -> None:
+    x = np.zeros((250, 8), np.float32)
+    x[100, 3] = np.nan
+    np.savez("bad.npz", x_train=x, y_train=np.zeros(250, np.int64))
+    code, said, _ = train("--epochs", "2", data="bad.npz")
+    assert code == 1 and "error: epoch 1: step " in said
+    order = np.random.default_rng([0, 1]).permutation(250)
+    assert f"step {np.flatnonzero(order == 100)[0] // 40 + 1} of the epoch" in said
