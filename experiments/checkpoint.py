@@ -1,4 +1,4 @@
-"""Checkpoints of `twingrad train`: everything that a training needs to go on as if it had never been interrupted.
+"""Checkpoints of `twingrad train`: all that a training needs to resume as if it had never been interrupted.
 
 A checkpoint is one safetensors file, written whole or not at all: the parameters (`params.<name>`), the session's own
 state (`state.<name>`: the optimizer's arrays, random streams), the best parameters so far where training may stop early

@@ -299,11 +299,14 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
     marks = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
     rows = [[marks[item.state], item.name, item.found] for item in findings]
     table(output.console, ["", "", ""], rows, numbers=3)
-    advice = [item for item in findings if item.advice]
+    advice: dict[str, list[str]] = {}  # each once, with all that it is about
+    for item in findings:
+        if item.advice:
+            advice.setdefault(item.advice, []).append(item.name)
     if advice:
         output.say()
-    for item in advice:
-        output.say(f"{item.name}: {item.advice}")
+    for text, names in advice.items():
+        output.say(f"{', '.join(names)}: {text}")
     output.add(vars(item) for item in findings)
     problems = [item for item in findings if item.state == "problem"]
     for item in problems:
@@ -917,15 +920,15 @@ def _show_built(output: Output, built: Any) -> None:
 @click.option(
     "--checkpoint", metavar="FILE", type=click.Path(path_type=Path), help="Write all of the training after each epoch."
 )
-@click.option("--resume", is_flag=True, help="Go on from --checkpoint, if the file is there.")
+@click.option("--resume", is_flag=True, help="Resume from the file of --checkpoint, if it exists.")
 @click.option("--curve", metavar="FILE", help="The losses as a picture (.png, .svg, .pdf), or '-': in the terminal.")
 @option_data
 @reporting
 def train(output: Output, **options: Any) -> None:
     """Train the network of SPEC, a model file or the name of a model that comes with TwinGrad.
 
-    With --checkpoint FILE --resume an interrupted command is given again as it was, and ends with the same weights as
-    if it had never been interrupted.
+    Run an interrupted command with --checkpoint FILE --resume again to resume it: it ends with the same weights as if
+    it had never been interrupted.
     """
     from experiments import training
 
@@ -954,7 +957,7 @@ def check(output: Output, spec: str) -> None:
 
 
 @cli.command(
-    short_help="Let a trained network say what it makes of rows.",
+    short_help="Predict with a trained network.",
     epilog=examples(
         "predict mnist-rnn weights.safetensors mnist",
         "predict model.toml weights.safetensors rows.npy --save predictions.npy",
@@ -972,7 +975,7 @@ def check(output: Output, spec: str) -> None:
 @option_data
 @reporting
 def predict(output: Output, **options: Any) -> None:
-    """Let the network of SPEC with WEIGHTS say what it makes of INPUT: an .npy of rows, or a data set's test rows."""
+    """Predict with the network of SPEC and WEIGHTS for INPUT: an .npy of rows, or a data set's test rows."""
     from experiments import prediction
 
     options["threads"] = provenance.threads(options["threads"])

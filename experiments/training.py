@@ -82,10 +82,10 @@ class Training:
         if self.patience is not None and not self.validation:
             raise InputError("--patience stops by the validation loss: give --validation, such as 0.1, too")
         if self.resume and self.checkpoint is None:
-            raise InputError("--resume goes on from the file that --checkpoint names: give that, too")
+            raise InputError("--resume resumes from the file that --checkpoint names: give that, too")
         if self.checkpoint is not None and self.checkpoint.exists() and not self.resume:
             raise InputError(
-                f"--checkpoint: {self.checkpoint} is there already: give --resume to go on from it, or another file"
+                f"--checkpoint: {self.checkpoint} exists: give --resume to resume from it, or another file"
             )
         if self.curve is not None:
             curve.check(self.curve)
@@ -240,8 +240,9 @@ def _cell(key: str, value: Any, score: Score) -> str:
 
 
 def _best(history: list[dict[str, Any]]) -> int:
-    """The first epoch with the least validation loss."""
-    return int(min(history, key=lambda row: row["validation_loss"])["epoch"])
+    """The first epoch with the least validation loss; one that is no number is none."""
+    losses = [row["validation_loss"] for row in history]
+    return 1 + losses.index(min(losses, key=lambda loss: math.inf if math.isnan(loss) else loss))
 
 
 def _is_over(history: list[dict[str, Any]], patience: int | None) -> bool:

@@ -314,6 +314,7 @@ assert not {"pandas", "matplotlib", "sklearn", "pooch"} & sys.modules.keys()
     done = run_isolated(commands, tmp_path, bare_python, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Everything essential is there." in done.stdout
+    assert done.stdout.count("python -m bridge.julia.install") <= 1  # one word for all engines that lack a Julia
     assert "pip install 'twingrad[data]'" in done.stderr  # of the data set that is nowhere
     assert "this needs the package matplotlib: pip install 'twingrad[reports]'" in done.stderr
 

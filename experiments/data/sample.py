@@ -32,7 +32,7 @@ def digits(name: str, instead_of: str, reason: str) -> Dataset:
             f"neither {instead_of} nor its embedded sample is available: {reason}; and scikit-learn, which "
             f"carries the sample, can't be imported ({error}). pip install 'twingrad[data]', or name a folder that "
             f"holds {instead_of} with --data-dir or TWINGRAD_DATA"
-        ) from error
+        ) from None
     source = load_digits()
     images = bilinear(source.images / GREY_LEVELS, SIDE)
     x = images.reshape(len(images), -1).astype(np.float32)

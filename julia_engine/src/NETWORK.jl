@@ -31,5 +31,6 @@ export Dense, RNN, LSTM, GRU, Flatten, Reshape, Activation, Dropout, RBF, Embedd
 export ACTIVATIONS, INITIALISERS, LAYERS, LOSSES, OPTIMIZERS
 export Optimizer, DescentMethod, SGD, Descent, Momentum, RMSProp, Adam, AdamW
 export Accuracy, Mean, accuracy, Evaluation, Trainer, train!, train_epoch!, evaluate, predict, loss_and_gradients
+export training_state, load_state!
 
 end

@@ -292,3 +292,16 @@ end
     @test occursin("another network", message_of(() -> NETWORK.load_state!(other, NETWORK.training_state(first))))
     @test_throws ParameterError NETWORK.load_state!(second, (numbers=Int[1], first=[], second=[], total=[]))
 end
+
+@testset "each step has its own learning rate" begin
+    x, y, order = problem()
+    rates = range(0.1, 0.0; length=cld(53, 10))
+    one, other = (Trainer(model(); batch_size=10, threads=1) for _ in 1:2)
+    losses = train_epoch!(one, x, y, order; rates=rates)
+    expected = map(enumerate(rates)) do (step, rate)
+        other.optimizer.learning_rate = rate
+        train_epoch!(other, x, y, order[10step-9:min(10step, 53)])[1]
+    end
+    @test losses == expected && one.chain.parameters.vector == other.chain.parameters.vector
+    @test occursin("for each of 6 steps, got 1", message_of(() -> train_epoch!(one, x, y, order; rates=[0.1])))
+end

@@ -92,6 +92,11 @@ class Chain:
         """The id of the first layer in which the samples of a batch affect each other in training, or None."""
         return next((name for name, layer in self.layers.items() if layer.couples_batch), None)
 
+    @property
+    def splits(self) -> bool:
+        """Whether a batch can be split over threads: if its samples affect each other, then by sums over it."""
+        return all(layer.sums_over_batch or not layer.couples_batch for layer in self.layers.values())
+
     # Editing ----------------------------------------------------------------------------------------------
 
     def append(self, layer: Layer) -> None:

@@ -11,6 +11,7 @@ from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import ParameterSpec
 from py_engine.network.layers import Layer, Shape, Tensors, update
+from py_engine.network.meeting import samples_of, sum_of_parts
 
 
 class BatchNorm(Layer, op="batch_norm"):
@@ -24,6 +25,7 @@ class BatchNorm(Layer, op="batch_norm"):
     """
 
     couples_batch = True
+    sums_over_batch = True
 
     def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5, name: str | None = None) -> None:
         super().__init__(name)
@@ -59,16 +61,16 @@ class BatchNorm(Layer, op="batch_norm"):
         if not training:
             factor = scale / ops.sqrt(ops.reshape(parameters["running_var"], aligned) + self.eps)
             return x * factor + (shift - ops.reshape(parameters["running_mean"], aligned) * factor)
-        count = math.prod(x.shape) // self.channels
+        count = samples_of(x) * math.prod(x.shape[2:])
         if count < 2:
             raise ShapeError(
                 f"{here(repr(self))}: in training every channel needs more than one value in a batch, actual {count} "
                 f"(batch of shape {x.shape}); take another batch size, also for what remains at the end"
             )
         axes = (0, *range(2, x.ndim))
-        mean = ops.mean(x, axes, keepdims=True)
+        mean = sum_of_parts(ops.sum(x, axes, keepdims=True)) * (1 / count)
         centred = x - mean
-        variance = ops.mean(ops.square(centred), axes, keepdims=True)
+        variance = sum_of_parts(ops.sum(ops.square(centred), axes, keepdims=True)) * (1 / count)
         self._move(parameters["running_mean"], mean)
         self._move(parameters["running_var"], variance * (count / (count - 1)))
         return centred * (scale / ops.sqrt(variance + self.eps)) + shift

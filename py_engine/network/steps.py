@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.chain import Chain
 from py_engine.network.layers import collect_updates
+from py_engine.network.meeting import Meeting, sums
 from py_engine.network.parameters import FlatVector, Layout
 from py_engine.network.threads import Team
 
@@ -54,6 +57,7 @@ class Shard:
         part: which rows of a batch of `samples` this shard computes; its loss counts by its share of them.
         gradient: where the tape leaves the gradient.
         sparse: whether gradients of embeddings are left out of it, as the rows that are to be added up.
+        meeting, thread: where the shards of a batch meet whose samples affect each other, and which of them this is.
 
     Attributes:
         rows: for each parameter whose gradient is left sparse, the equation that would make it, its inputs' arrays.
@@ -70,10 +74,13 @@ class Shard:
         gradient: FlatVector,
         techniques: Techniques,
         sparse: bool = False,
+        meeting: Meeting | None = None,
+        thread: int = 0,
     ) -> None:
         size = part.stop - part.start
         inputs = [Tensor.symbol((size, *a.shape[1:]), a.dtype, name) for a, name in ((x, "x"), (y, "y"))]
-        with tracing() as nodes, collect_updates() as updates:
+        meets = nullcontext() if meeting is None else meeting.tracing(thread)
+        with tracing() as nodes, collect_updates() as updates, meets:
             value = loss(chain(inputs[0], training=True), inputs[1])
             if size != samples:
                 value = value * (size / samples)
@@ -121,9 +128,10 @@ class Shard:
 class Replay:
     """Replay one tape, or one per thread with their gradients summed."""
 
-    def __init__(self, shards: list[Shard], team: Team | None) -> None:
+    def __init__(self, shards: list[Shard], team: Team | None, meeting: Meeting | None = None) -> None:
         self.shards = shards
-        self.updates = shards[0].updates  # what has any couples its batch and is not split
+        self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
+        self._meeting = meeting
         self._team = team
         first, *others = shards
         self._leave: list[list[Call]] = [[] for _ in shards]
@@ -146,7 +154,8 @@ class Replay:
         if self._team is None:
             self.shards[0].run(x, y, rows)
             return self.shards[0].loss
-        self._team.run([partial(self._run_shard, k, x, y, rows) for k in range(len(self.shards))])
+        with nullcontext() if self._meeting is None else self._meeting.running():
+            self._team.run([partial(self._run_shard, k, x, y, rows) for k in range(len(self.shards))])
         if self._add:
             self._team.run(self._add)
         for total, part in self._dense:
@@ -154,7 +163,14 @@ class Replay:
         return sum(shard.loss for shard in self.shards)
 
     def _run_shard(self, k: int, x: Array, y: Array, rows: Rows) -> None:
-        self.shards[k].run(x, y, rows)
+        try:
+            self.shards[k].run(x, y, rows)
+        except threading.BrokenBarrierError:
+            return  # another shard has failed, and says why
+        except BaseException:
+            if self._meeting is not None:
+                self._meeting.leave()
+            raise
         _call_all(self._leave[k])
 
     def diagnose(self) -> NonFiniteError | None:
@@ -245,8 +261,8 @@ def make_step(
     With a `team` the batch is split into one shard per thread of it.
     """
 
-    def shard(part: slice, of: int, into: FlatVector, sparse: bool = False) -> Shard:
-        return Shard(chain, loss, x, y, part, of, into, techniques, sparse)
+    def shard(part: slice, of: int, into: FlatVector, *more: Any) -> Shard:
+        return Shard(chain, loss, x, y, part, of, into, techniques, *more)
 
     if not techniques.batched:
         if chain.couples_batch:
@@ -260,12 +276,15 @@ def make_step(
     count = min(team.size, samples) if team is not None else 1
     ends = [samples * (k + 1) // count for k in range(count)]
     parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    meeting = Meeting(count, samples) if count > 1 and chain.couples_batch else None
     shards = [
         # Of these vectors' memory only what a tape writes is ever touched, and so taken: not a matrix of embeddings.
-        shard(part, samples, gradient if k == 0 else gradient.zeros_like(), sparse=count > 1)
+        shard(part, samples, gradient if k == 0 else gradient.zeros_like(), count > 1, meeting, k)
         for k, part in enumerate(parts)
     ]
-    return Replay(shards, team if count > 1 else None)
+    if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
+        return make_step(chain, loss, x, y, samples, gradient, None, techniques)  # they would wait for each other
+    return Replay(shards, team if count > 1 else None, meeting)
 
 
 def _trainable(chain: Chain) -> list[Tensor]:

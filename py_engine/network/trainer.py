@@ -308,7 +308,7 @@ class Trainer:
         how = self.techniques
         if self.threads == 1 or samples < 2 * self.threads or not (how.batched and how.replay and how.split_batch):
             return False
-        if self.chain.couples_batch is not None:
+        if not self.chain.splits:
             return False
         whole = self._step(samples, x, y, None)  # kept, if batches are not split
         assert isinstance(whole, Replay)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from experiments import cli, curve
+from experiments import cli, curve, training
 
 ROOT = Path(__file__).parents[2]
 KILLS = 60 if os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign" else 1
@@ -188,7 +188,7 @@ def test_a_drawn_curve_has_its_marks_where_the_losses_are() -> None:
     ("options", "expected"),
     [
         (["--patience", "3"], "--patience stops by the validation loss: give --validation"),
-        (["--resume"], "--resume goes on from the file that --checkpoint names"),
+        (["--resume"], "--resume resumes from the file that --checkpoint names"),
         (["--curve", "curve.txt"], "--curve: expected a file that ends in .png, .svg, .pdf, or -, found curve.txt"),
         (["--validation", "0.001"], "leaves none of a part"),
         (["--validation", "1"], "--validation"),
@@ -198,7 +198,7 @@ def test_a_drawn_curve_has_its_marks_where_the_losses_are() -> None:
         (["--engine", "jax", "--schedule", "cosine"], "engine jax: its learning rate cannot change"),
         (["--engine", "manual", "--checkpoint", "c.safetensors"], "engines that can do both: numpy, julia, torch"),
         (["--checkpoint", "no/such/c.safetensors"], "existing folder"),
-        (["--checkpoint", "rows.npz"], "rows.npz is there already: give --resume"),
+        (["--checkpoint", "rows.npz"], "rows.npz exists: give --resume"),
         (["--checkpoint", "rows.npz", "--resume"], "not a safetensors file"),
         (["--checkpoint", "weights.safetensors", "--resume"], "no checkpoint of `twingrad train`"),
     ],
@@ -225,3 +225,12 @@ def test_a_loss_that_is_not_finite_names_its_epoch_and_step(train: Any) -> None:
     assert code == 1 and "error: epoch 1: step " in said
     order = np.random.default_rng([0, 1]).permutation(250)
     assert f"step {np.flatnonzero(order == 100)[0] // 40 + 1} of the epoch" in said
+
+
+def test_a_validation_loss_that_is_no_number_is_not_the_best() -> None:
+    def history(*losses: float) -> list[dict[str, Any]]:
+        return [{"epoch": epoch, "validation_loss": loss} for epoch, loss in enumerate(losses, 1)]
+
+    assert training._best(history(float("nan"), 2.0, 1.0, 1.0)) == 3
+    assert training._is_over(history(1.0, float("nan"), float("nan")), 2)
+    assert not training._is_over(history(float("nan"), 2.0, 3.0), 2)

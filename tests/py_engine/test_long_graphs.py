@@ -1,4 +1,4 @@
-"""A graph of 20,000 ops, far more than the stack has room for, is made, differentiated and compiled without recursion."""
+"""A graph of 20,000 ops, far more than the stack has room for, is differentiated and compiled without recursion."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from py_engine.network import (
     AdamW,
     BatchNorm,
     Chain,
+    Conv2D,
     Dense,
     Dropout,
     Embedding,
@@ -417,11 +418,55 @@ def test_training_with_batch_norm_equals_torch(torch, batch, replay):
     np.testing.assert_allclose(Trainer(chain, threads=1).predict(x), logits, rtol=1e-3, atol=1e-4)
 
 
-def test_a_batch_that_is_coupled_is_not_split(batch):
+@pytest.mark.parametrize("threads", [2, 3])
+def test_a_split_batch_is_normalised_as_a_whole_one(rng, threads):
+    def image_chain():
+        return Chain(
+            *(Reshape(2, 4, 4), Conv2D(2, 3, 3, padding=1), BatchNorm(3, name="norm"), Activation("relu")),
+            *(Flatten(), Dense(48, 7), BatchNorm(7), Dense(7, CLASSES)),
+            dtype=np.float64,
+        )
+
+    x, y = rng.standard_normal((47, 32)), rng.integers(0, CLASSES, 47)
+    trainers = [
+        Trainer(image_chain(), batch_size=20, threads=n, optimizer=SGD(0.1), techniques=Techniques(split_batch=True))
+        for n in (1, threads)
+    ]
+    losses = [np.concatenate([trainer.train_epoch(x, y) for _ in range(3)]) for trainer in trainers]
+    assert [len(trainer.tapes) for trainer in trainers] == [2, 2 * threads]  # of whole batches and of the last
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
+    whole, split = (trainer.parameters.memory for trainer in trainers)
+    np.testing.assert_allclose(split, whole, rtol=1e-11, atol=1e-13)
+    for trainer in trainers:
+        trainer.close()
+
+
+def test_a_thread_that_fails_keeps_nobody_waiting(batch, monkeypatch):
     x, y = batch[0][:40], batch[1][:40]
     trainer = Trainer(batch_norm_chain(), batch_size=20, threads=2, techniques=Techniques(split_batch=True))
     trainer.train_epoch(x, y)
-    assert [len(tape.inputs[0]) for tape in trainer.tapes] == [20]
+    (step,) = trainer._steps.values()
+    for shard in step.shards:  # the caller's thread, then the other one
+        with monkeypatch.context() as patch:
+            patch.setattr(shard, "run", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                trainer.train_epoch(x, y)
+        assert np.isfinite(trainer.train_epoch(x, y)).all()
+    trainer.close()
+
+
+def test_what_is_not_finite_in_a_split_normalised_batch_is_found(batch):
+    x, y = batch[0][:20].copy(), batch[1][:20]
+    trainer = Trainer(batch_norm_chain(), batch_size=20, threads=2, techniques=Techniques(split_batch=True))
+    trainer.train_epoch(x, y)
+    x[15, 0] = np.nan
+    with pytest.raises(NonFiniteError, match="step 1 of the epoch"):
+        trainer.train_epoch(x, y)
+    trainer.close()
+
+
+def test_a_batch_that_is_coupled_is_not_trained_sample_by_sample(batch):
+    x, y = batch[0][:40], batch[1][:40]
     with pytest.raises(ConfigurationError, match="layer 'norm' needs a whole batch"):
         Trainer(batch_norm_chain(), threads=1, techniques=Techniques(batched=False)).train_epoch(x, y)
 

@@ -99,21 +99,33 @@ end
 # Training -------------------------------------------------------------------------------------------------------------
 
 """
-    train_epoch!(trainer, x, y, order=1:N)
+    train_epoch!(trainer, x, y, order=1:N; rates=nothing)
 
 Train once on all samples, or on those that `order` names, in its order; return the loss of each step, before its update.
 
 - `x`: (..., N), of the parameters' element type, or `Int64` token ids from 1 for a chain that begins with an `Embedding`.
 - `y`: (..., N), targets of the loss; classes count from 1.
 - `order`: sample numbers, cut into batches as they stand.
+- `rates`: the learning rate of each step, for a schedule; the optimizer keeps the last. `nothing`: its own for all.
 
 Throws a `ShapeError` or `LabelError` when the data does not suit the model, with nothing trained; a `NonFiniteError` when
 a loss or gradient became NaN or infinite, which names the step and the op and layer that first produced it. The
 parameters are then those before that step.
 """
-function train_epoch!(trainer::Trainer, x::AbstractArray, y::AbstractArray, order::AbstractVector{<:Integer}=1:size(x)[end])
+function train_epoch!(trainer::Trainer, x::AbstractArray, y::AbstractArray, order::AbstractVector{<:Integer}=1:size(x)[end];
+        rates::Union{Nothing,AbstractVector{<:Real}}=nothing)
     losses = zeros(cld(length(order), trainer.batch_size))
-    train_epoch!(trainer, x, y, order, losses)
+    if rates === nothing
+        train_epoch!(trainer, x, y, order, losses)
+        return losses
+    end
+    length(rates) == length(losses) || throw(ShapeError(
+        "train_epoch!: expected a learning rate for each of $(length(losses)) steps, got $(length(rates))"))
+    for (step, rate) in enumerate(rates)
+        trainer.optimizer.learning_rate = setting("train_epoch!", "learning rate", rate; at_least=0.0)
+        rows = order[(step-1)*trainer.batch_size+1:min(step * trainer.batch_size, length(order))]
+        losses[step] = train_epoch!(trainer, x, y, rows)[1]
+    end
     return losses
 end
 

@@ -467,6 +467,7 @@ for f in (:det, :logdet, :tr, :pinv, :rank, :cond, :eigvals, :eigen, :svd, :qr, 
         f === :normalize ? "; write x ./ norm(x)" : f in (:triu, :tril) ? "; multiply by a mask" : ""
     @eval LinearAlgebra.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
         $("$f is no op of TwinGrad" * advice)))
+    f === :normalize && @eval LinearAlgebra.normalize(x::Tensor, ::Real) = normalize(x)  # Julia has one of anything, since 1.12
     f in (:cross, :kron) && @eval LinearAlgebra.$f(a::Union{Number,AbstractArray}, x::Tensor) = throw(ConfigurationError(
         $("$f is no op of TwinGrad")))
 end

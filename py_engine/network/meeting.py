@@ -1,0 +1,121 @@
+"""Sums over a batch whose samples are split over threads: what batch normalisation needs of the other threads' samples.
+
+Each thread replays a tape of its own. Where a layer sums over the batch, the tapes meet: every one leaves its part of
+the sum, waits for the others, and adds up all parts in the same order, so that all go on with the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from py_engine.ad.op import Call, Op, Scratch, Shape
+from py_engine.ad.tensor import Array, Tensor
+
+
+class Meeting:
+    """Where the tapes of so many threads, one for each part of a batch of `samples`, leave parts of sums and add them.
+
+    Outside a run of all of them a tape waits for nobody: it adds what the others have left last.
+    """
+
+    def __init__(self, threads: int, samples: int) -> None:
+        self.samples = samples
+        self._barrier = threading.Barrier(threads)
+        self._parts: dict[int, list[Array | None]] = {}
+        self._sums = [0] * threads
+        self._running = False
+
+    @contextmanager
+    def tracing(self, thread: int) -> Iterator[None]:
+        """Trace the tape of this thread inside: its sums over the batch are sums over all parts."""
+        _CURRENT.meeting, _CURRENT.thread = self, thread
+        try:
+            yield
+        finally:
+            _CURRENT.meeting = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run all tapes inside, each in its thread."""
+        self._barrier.reset()
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
+
+    def leave(self) -> None:
+        """Let nobody wait for this thread: its tape has failed."""
+        self._barrier.abort()
+
+    def next_sum(self, thread: int) -> int:
+        """The number of the next sum that this thread's tape makes; sums of one number are one sum."""
+        self._sums[thread] += 1
+        return self._sums[thread]
+
+    def calls(self, x: Array, out: Array, thread: int, number: int) -> Sequence[Call]:
+        """The calls that leave `x` and compute the sum of all parts in `out`."""
+        parts = self._parts.setdefault(number, [None] * self._barrier.parties)
+        mine = parts[thread] = np.zeros_like(x)
+        return [partial(np.copyto, mine, x), partial(self._wait), partial(_add, parts, out)]
+
+    def _wait(self) -> None:
+        if self._running:
+            self._barrier.wait()
+
+
+def _add(parts: Sequence[Array | None], out: Array) -> None:
+    out.fill(0)
+    for part in parts:
+        if part is not None:
+            np.add(out, part, out)
+
+
+class _Current(threading.local):
+    meeting: Meeting | None = None
+    thread: int = 0
+
+
+_CURRENT = _Current()
+
+
+def sum_of_parts(x: Tensor) -> Tensor:
+    """Return the sum of `x` over all parts of the batch; `x` itself where the batch is not split."""
+    meeting, thread = _CURRENT.meeting, _CURRENT.thread
+    if meeting is None:
+        return x
+    return SUM_OF_PARTS(x, meeting=meeting, thread=thread, number=meeting.next_sum(thread))
+
+
+def samples_of(x: Tensor) -> int:
+    """Return the number of samples of the whole batch that `x` (samples, ...) is one, or a part, of."""
+    return len(x) if _CURRENT.meeting is None else _CURRENT.meeting.samples
+
+
+def sums(attrs: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the numbers of the sums that a tape meets the others for, in order, from its ops' attributes."""
+    return [at["number"] for at in attrs if "meeting" in at]
+
+
+def _bind(arrays: Sequence[Array], out: Array, scratch: Scratch, meeting: Meeting, thread: int, number: int) -> Any:
+    return meeting.calls(arrays[0], out, thread, number)
+
+
+def _infer(x: Tensor, meeting: Meeting, thread: int, number: int) -> tuple[Shape, Any]:
+    return x.shape, x.dtype
+
+
+SUM_OF_PARTS = Op(
+    name="sum_of_parts",
+    infer=_infer,
+    bind=_bind,
+    vjp=(lambda g, y, x, **at: sum_of_parts(g),),
+    couples_batch=True,
+    doc="the sum over all parts of a batch that is split over threads",
+)
