@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from bridge import toml
 from bridge.errors import TwinGradError, shown
 from bridge.files import write_atomically
-from experiments.config import ConfigError, Paper
 from experiments.errors import ResultsError
+from experiments.papers import Paper, PaperFileError
 
 NOTE = "changed.json"
 """In a results folder: which settings its runs have in the place of the studies' own."""
@@ -47,7 +47,7 @@ def changed(paper: Paper, settings: Sequence[str]) -> Paper:
     found._file = paper.file
     try:
         found.check(f"--set {given}")
-    except ConfigError as error:
+    except PaperFileError as error:
         raise SettingError(str(error)) from None
     return found
 

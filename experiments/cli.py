@@ -24,16 +24,31 @@ from click.shell_completion import CompletionItem, get_completion_class
 from bridge.engine import OPTIMIZERS
 from bridge.errors import TwinGradError, printable, shown
 from bridge.schedule import SCHEDULES
-from experiments import config, provenance
+from experiments import provenance
 from experiments.extras import remedy
 from experiments.formats import duration, fixed, size
+from experiments.measures.registry import MEASURES
 from experiments.output import Output
+from experiments.papers import (
+    LARGEST_SEED,
+    MOST_EPOCHS,
+    MOST_ROUNDS,
+    MOST_ROWS,
+    MOST_SEEDS,
+    MOST_THREADS,
+    PROFILES,
+    Paper,
+    ProfileName,
+    load_paper,
+    models,
+    paper_keys,
+)
 from experiments.progress import Progress, Stages, download, table
 from py_engine.errors import EngineError, NonFiniteError
 
 if TYPE_CHECKING:
     from experiments.results import Results
-    from experiments.run import Job, Outcome, Sweep
+    from experiments.sweep import Job, Outcome, Sweep
 
 COMMAND = "twingrad"
 USER_ERROR, RUN_FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
@@ -126,9 +141,9 @@ class Seeds(click.ParamType):
         """The seeds, each once."""
         if isinstance(value, tuple):
             return value
-        seeds = Whole(0, config.MOST_SEEDS - 1)
+        seeds = Whole(0, MOST_SEEDS - 1)
         if "," not in value:
-            return tuple(range(Whole(1, config.MOST_SEEDS).convert(value, param, ctx)))
+            return tuple(range(Whole(1, MOST_SEEDS).convert(value, param, ctx)))
         found = [seeds.convert(part.strip(), param, ctx) for part in value.removesuffix(",").split(",")]
         return tuple(dict.fromkeys(found))
 
@@ -152,17 +167,17 @@ class Whole(click.IntRange):
         self.fail(f"{shown(value)} is not a whole number from {self.min} to {self.max:,}", param, ctx)
 
 
-def _paper(name: str) -> config.Paper:
+def _paper(name: str) -> Paper:
     """A paper, checked in full: one of the user's own also for tables and figures that nothing produces.
 
     A test does so for the others. Without what reports need, nothing can be reported either.
     """
-    found = config.load_paper(name)
+    found = load_paper(name)
     if not found.comes_along:
         with contextlib.suppress(ImportError):
             from experiments import report
 
-            found.check_producers(report.parts.PRODUCERS, report.figures.PRODUCERS)
+            found.check_producers(report.row_helpers.PRODUCERS, report.figures.PRODUCERS)
     return found
 
 
@@ -187,7 +202,7 @@ option_data = click.option(
 )
 option_profile = click.option(
     "--profile",
-    type=click.Choice(config.PROFILES),
+    type=click.Choice(PROFILES),
     default="full",
     show_default=True,
     help="full: as the paper did it; quick: few seeds, to see that everything works; sample: the least (the embedded "
@@ -199,21 +214,7 @@ option_engines = click.option(
     shell_complete=completing(_engines),
     help="Engines to use (default: all that the paper file names).",
 )
-option_threads = click.option(
-    "--threads", type=Whole(1, config.MOST_THREADS), help="Threads of an engine (default: 2)."
-)
-
-
-MEASURES: dict[config.Measure, str] = {
-    "time": "time and accuracy, from the same weights in every engine",
-    "own": "accuracy, from each engine's own initialisation",
-    "variants": "other networks on the same data",
-    "memory": "bytes allocated per epoch, and peak memory",
-    "race": "time per step, engines alternating",
-    "scaling": "time per step over batch size and sequence length",
-    "ablation": "what each technique of our engines brings",
-}
-"""What `--help` says of each measure."""
+option_threads = click.option("--threads", type=Whole(1, MOST_THREADS), help="Threads of an engine (default: 2).")
 
 
 def examples(*lines: str) -> str:
@@ -257,7 +258,7 @@ def list_(output: Output) -> None:
     from experiments import data
 
     rows = []
-    for key in config.papers():
+    for key in paper_keys():
         paper = _paper(key)
         rows.append([key, paper.model, paper.dataset, paper.title])
         output.add([{"kind": "paper", "name": key, "model": paper.model, "title": paper.title}])
@@ -272,9 +273,9 @@ def list_(output: Output) -> None:
     output.say()
     table(output.console, ["ENGINE", "LABEL", "AVAILABLE", "VERSION OR REASON"], rows, numbers=4)
     output.say()
-    models = {name: str(path) for name, path in config.models().items()}
-    table(output.console, ["MODEL", "FILE"], list(models.items()), numbers=2)
-    output.add({"kind": "model", "name": name, "file": path} for name, path in models.items())
+    files = {name: str(path) for name, path in models().items()}
+    table(output.console, ["MODEL", "FILE"], list(files.items()), numbers=2)
+    output.add({"kind": "model", "name": name, "file": path} for name, path in files.items())
     output.say()
     table(output.console, ["DATA"], [[name] for name in sorted(data.LOADERS)])
     output.add({"kind": "data", "name": name} for name in sorted(data.LOADERS))
@@ -320,7 +321,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
 
 @cli.command(
     short_help="Train the networks of papers with each engine, and measure.",
-    epilog="\n".join(["\b", "Measures:", *(f"  {name:<10}{text}" for name, text in MEASURES.items()), "\n"])
+    epilog="\n".join(["\b", "Measures:", *(f"  {name:<10}{one.about}" for name, one in MEASURES.items()), "\n"])
     + examples(
         "run mnist-cnn",
         "run mnist-rnn-d mnist-rnn-e --engines numpy,torch --seeds 2",
@@ -329,7 +330,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
         "run mnist-rnn-e --seeds 3,5 --set training.learning_rate=0.05 --results faster",
     ),
 )
-@click.argument("papers", nargs=-1, required=True, metavar="PAPER...", shell_complete=completing(config.papers))
+@click.argument("papers", nargs=-1, required=True, metavar="PAPER...", shell_complete=completing(paper_keys))
 @option_engines
 @click.option(
     "--seeds", type=Seeds(), help="Number of seeds, from 0, or these seeds: 3,5 (default: the paper file's number)."
@@ -359,7 +360,7 @@ def run(
     engines: list[str] | None,
     seeds: tuple[int, ...] | None,
     settings: tuple[str, ...],
-    profile: config.ProfileName,
+    profile: ProfileName,
     threads: int | None,
     measures: list[str] | None,
     results_dir: Path,
@@ -368,16 +369,16 @@ def run(
     """Train the networks of papers with each engine, and measure.
 
     Each (paper, engine, seed) runs in a fresh process; time and memory are separate runs. A run that is in
-    the results folder already is not repeated: give an interrupted command again, and it goes on where it
-    stopped.
+    the results folder already is not repeated: run an interrupted command again to resume it.
     """
-    from experiments import changed, run
+    from experiments import changed
+    from experiments import sweep as sweeps
     from experiments.results import Results
 
     jobs = []
     for name in papers:
         chosen = changed.changed(_paper(name), settings)
-        jobs += run.plan(chosen, profile, engines, max(seeds) + 1 if seeds else None, measures, threads)
+        jobs += sweeps.plan(chosen, profile, engines, max(seeds) + 1 if seeds else None, measures, threads)
     if seeds:
         seeded = {job.measure for job in jobs if job.seed}
         jobs = [job for job in jobs if job.seed in seeds or job.measure not in seeded]
@@ -385,7 +386,8 @@ def run(
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
-        outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs)
+        with _progress(output, results, len(jobs)) as progress:
+            outcome = sweeps.Sweep(results, data_dir, download(output.console)).run(jobs, progress)
         results.write_tidy()
     _show(output, outcome)
 
@@ -396,11 +398,11 @@ def run(
         "race mnist-cnn-batch100", "race imdb-cnn-a --engines numpy,julia,torch,jax --rounds 5 --threads 2 --base jax"
     ),
 )
-@click.argument("paper", shell_complete=completing(config.papers))
+@click.argument("paper", shell_complete=completing(paper_keys))
 @option_engines
 @click.option(
     "--rounds",
-    type=Whole(1, config.MOST_ROUNDS),
+    type=Whole(1, MOST_ROUNDS),
     help="Rounds that count, after one that does not (default: the paper file's).",
 )
 @option_threads
@@ -416,22 +418,23 @@ def race(
     rounds: int | None,
     threads: int | None,
     base: str | None,
-    profile: config.ProfileName,
+    profile: ProfileName,
     results_dir: Path,
     data_dir: Path | None,
 ) -> None:
-    """Let engines train alternately, so that a machine's moods meet all of them, and compare their steps.
+    """Let engines train alternately, so that machine drift affects all equally, and compare their steps.
 
     Every engine keeps one process for the whole race; the idle ones are stopped. A round is one epoch of
     each engine, or the part of one that the paper file names, in an order that rotates. Ratios are taken
     within a round.
     """
-    from experiments import changed, run
-    from experiments.measure import race
+    from experiments import changed
+    from experiments import sweep as sweeps
+    from experiments.measures import race
     from experiments.results import Results
 
     chosen = _paper(paper)
-    jobs = run.plan(chosen, profile, engines, None, ["race"], threads, rounds)[:1]
+    jobs = sweeps.plan(chosen, profile, engines, None, ["race"], threads, rounds)[:1]
     names = jobs[0].engines
     if base is not None and base not in names:
         raise click.UsageError(f"--base {base}: not among the engines of this race ({', '.join(names)})")
@@ -439,7 +442,8 @@ def race(
     results = Results(results_dir)
     with _locked(output, results):
         _tell_older(output, results)
-        outcome = _sweep(output, run.Sweep(results, data_dir, download(output.console)), jobs, again=True)
+        with _progress(output, results, len(jobs)) as progress:
+            outcome = sweeps.Sweep(results, data_dir, download(output.console)).run(jobs, progress, again=True)
         results.write_tidy()
     for record in outcome.records:
         if not record.get("race"):
@@ -459,43 +463,34 @@ def _tell_older(output: Output, results: Results) -> None:
         )
 
 
-def _sweep(output: Output, sweep: Sweep, jobs: Sequence[Job], again: bool = False) -> Outcome:
-    """Run jobs with their progress shown; after ctrl-C say what is kept."""
-    progress = Progress(output.console, len(jobs))
+@contextlib.contextmanager
+def _progress(output: Output, results: Results, count: int) -> Iterator[Progress]:
+    """Show the progress of runs; after ctrl-C say what is kept."""
+    progress = Progress(output.console, count)
     try:
         with progress.show():
-            return sweep.run(jobs, progress, again)
+            yield progress
     except (KeyboardInterrupt, Terminated):
         output.say()
         output.say(
-            f"interrupted: {progress.done} of {len(jobs)} runs are finished and kept in {sweep.results.raw}; "
-            "give the same command again to go on with the others"
+            f"interrupted: {progress.done} of {count} runs are finished and kept in {results.raw}; "
+            "run the same command again to resume it"
         )
         raise
 
 
 def _show(output: Output, outcome: Outcome) -> None:
     """The runs of a sweep as tables, and for programs one row each."""
-    from experiments import run
-    from experiments.measure import race
+    from experiments import summary
+    from experiments.measures import race
 
-    output.add(run.rows(outcome.records))
-    lines = run.summary(outcome.records)
-    if lines:
-        output.say()
-        sample = any(record.get("data", {}).get("source") == "sample" for record in outcome.records)
-        accuracy = "ACCURACY (SAMPLE)" if sample else "TEST ACCURACY"
-        headers = ["PAPER", "ENGINE", "SEEDS", "FIRST EPOCH", "LATER EPOCHS", accuracy, "ALLOCATED", "PEAK"]
-        used = [index for index in range(len(headers)) if any(line[index] != "-" for line in lines)]
-        cells = [[line[index] for index in used] for line in lines]
-        table(output.console, [headers[index] for index in used], cells, numbers=2)
+    output.add(summary.rows(outcome.records))
     for record in outcome.records:
         if record.get("race"):
             _show_race(output, record, race.standings(record["race"]))
-    lines = run.growth(outcome.records)
-    if lines:
+    for headers, lines, words in summary.tables(outcome.records):
         output.say()
-        table(output.console, ["PAPER", "ENGINE", "QUANTITY", "VALUE", "MICROSECONDS PER STEP"], lines, numbers=3)
+        table(output.console, headers, lines, numbers=words)
     output.say()
     reused = f" ({outcome.reused} of them were there already)" if outcome.reused else ""
     done = sum(record["status"] == "ok" for record in outcome.records)
@@ -553,9 +548,7 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
 @option_profile
 @option_results()
 @reporting
-def microbench(
-    output: Output, paper: str, systems: list[str] | None, profile: config.ProfileName, results_dir: Path
-) -> None:
+def microbench(output: Output, paper: str, systems: list[str] | None, profile: ProfileName, results_dir: Path) -> None:
     """Time small functions and their gradients, as PAPER's tables of micro-benchmarks do (default: imdb-cnn-c).
 
     Every system has a process of its own with one thread; its value and gradients are checked against those written by
@@ -610,7 +603,7 @@ def _show_micro(output: Output, records: Sequence[dict[str, Any]], tables: bool 
     short_help="Make tables, figures and page from results.",
     epilog=examples("report", "report --results /tmp/results --output /tmp/report", "report my-study.toml"),
 )
-@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(config.papers))
+@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(paper_keys))
 @option_results()
 @click.option("--output", "out_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: DIR/report.")
 @option_data
@@ -658,7 +651,7 @@ def archive(output: Output, results_dir: Path, out_file: Path | None) -> None:
     short_help="Make the PDF from results.",
     epilog=examples("paper", "paper --results results --output mine.pdf", "paper my-study.toml --results results"),
 )
-@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(config.papers))
+@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(paper_keys))
 @option_results(default=None)
 @click.option(
     "--output", "out_pdf", metavar="FILE", type=click.Path(path_type=Path), help="Default: DIR/report/paper.pdf."
@@ -688,7 +681,7 @@ def paper(
     short_help="Do everything, from raw data to the finished paper.",
     epilog=examples("reproduce", "reproduce --profile quick", "reproduce mnist-rnn-e --results /tmp/results"),
 )
-@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(config.papers))
+@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(paper_keys))
 @option_profile
 @option_engines
 @option_threads
@@ -698,7 +691,7 @@ def paper(
 def reproduce(
     output: Output,
     papers: tuple[str, ...],
-    profile: config.ProfileName,
+    profile: ProfileName,
     engines: list[str] | None,
     threads: int | None,
     results_dir: Path,
@@ -706,29 +699,30 @@ def reproduce(
 ) -> None:
     """Do everything: runs, measurements, tables, figures, the HTML page and the PDF, of all papers or of those named.
 
-    An interrupted command goes on where it stopped when it is given again. Engines that are not there are left
-    out, and the tables say so.
+    Run an interrupted command again to resume it. Engines that are not there are left out, and the tables say so.
     """
-    from experiments import changed, run
+    from experiments import changed
+    from experiments import sweep as sweeps
     from experiments.results import Results
 
-    chosen = [_paper(name) for name in papers or config.papers()]
+    chosen = [_paper(name) for name in papers or paper_keys()]
     for item in chosen:  # a mistake in the options is told before the data are fetched
-        run.plan(item, profile, engines, None, None, threads)
+        sweeps.plan(item, profile, engines, None, None, threads)
     changed.note(results_dir, ())
     results = Results(results_dir)
-    sweep = run.Sweep(results, data_dir, download(output.console))
+    sweep = sweeps.Sweep(results, data_dir, download(output.console))
     stages = Stages(output.console)
     sample = False
     with _locked(output, results):
         _tell_older(output, results)
         with stages.stage("data"):
             jobs = _jobs(output, sweep, chosen, profile, engines, threads)
-        for measure, title in run.TITLES.items():
-            part = [job for job in jobs if job.measure == measure]
+        for measure in MEASURES.values():
+            part = [job for job in jobs if job.kind is measure]
             if part:
-                with stages.stage(title):
-                    outcome = _sweep(output, sweep, part)
+                with stages.stage(measure.title):
+                    with _progress(output, results, len(part)) as progress:
+                        outcome = sweep.run(part, progress)
                     _show(output, outcome)
                     sample |= any(record["data"]["source"] == "sample" for record in outcome.records)
         suites = _suites(sweep, chosen, profile, engines, Progress(output.console, 0))
@@ -758,13 +752,13 @@ def reproduce(
 def _jobs(
     output: Output,
     sweep: Sweep,
-    papers: Sequence[config.Paper],
-    profile: config.ProfileName,
+    papers: Sequence[Paper],
+    profile: ProfileName,
     engines: list[str] | None,
     threads: int | None,
 ) -> list[Job]:
     """The jobs of papers; where only the embedded sample is at hand, those of the profile that is made for it."""
-    from experiments import run
+    from experiments import sweep as sweeps
 
     jobs = []
     progress = Progress(output.console, 0)
@@ -775,14 +769,14 @@ def _jobs(
         fitting = sweep.fitting(paper, profile, progress)
         if fitting != profile:
             output.say(f"{paper.key}: profile {fitting}, since only the embedded sample is at hand")
-        jobs += run.plan(paper, fitting, engines, None, None, threads)
+        jobs += sweeps.plan(paper, fitting, engines, None, None, threads)
     return jobs
 
 
 def _suites(
     sweep: Sweep,
-    papers: Sequence[config.Paper],
-    profile: config.ProfileName,
+    papers: Sequence[Paper],
+    profile: ProfileName,
     engines: list[str] | None,
     progress: Progress,
 ) -> list[Any]:
@@ -875,14 +869,14 @@ def _show_built(output: Output, built: Any) -> None:
         "train model.toml --data rows.npz --engine torch --optimizer adam --learning-rate 0.001",
     ),
 )
-@click.argument("spec", shell_complete=completing(config.models))
+@click.argument("spec", shell_complete=completing(models))
 @click.option(
     "--data",
     required=True,
     shell_complete=completing(_data_sets),
     help="A data set's name, or an .npz with x_train, y_train (and x_test, y_test).",
 )
-@click.option("--epochs", type=Whole(1, config.MOST_EPOCHS), default=5, show_default=True)
+@click.option("--epochs", type=Whole(1, MOST_EPOCHS), default=5, show_default=True)
 @click.option(
     "--engine", default="numpy", show_default=True, shell_complete=completing(_engines), help="See `twingrad list`."
 )
@@ -895,18 +889,16 @@ def _show_built(output: Output, built: Any) -> None:
 @click.option(
     "--schedule", type=click.Choice(SCHEDULES), default="constant", show_default=True, help="Of the learning rate."
 )
-@click.option(
-    "--warmup", type=Whole(0, config.MOST_ROWS), default=0, show_default=True, help="Steps in which the rate grows."
-)
+@click.option("--warmup", type=Whole(0, MOST_ROWS), default=0, show_default=True, help="Steps in which the rate grows.")
 @click.option(
     "--step-epochs",
-    type=Whole(1, config.MOST_EPOCHS),
+    type=Whole(1, MOST_EPOCHS),
     default=10,
     show_default=True,
     help="Of --schedule step: after how many epochs the rate falls, again and again.",
 )
 @click.option("--step-factor", type=float, default=0.1, show_default=True, help="Of --schedule step: to which part.")
-@click.option("--batch-size", type=Whole(1, config.MOST_ROWS), default=100, show_default=True)
+@click.option("--batch-size", type=Whole(1, MOST_ROWS), default=100, show_default=True)
 @click.option(
     "--validation",
     type=click.FloatRange(0, 1, max_open=True),
@@ -916,12 +908,10 @@ def _show_built(output: Output, built: Any) -> None:
 )
 @click.option(
     "--patience",
-    type=Whole(1, config.MOST_EPOCHS),
+    type=Whole(1, MOST_EPOCHS),
     help="Stop after so many epochs without a better validation loss, and keep the best weights.",
 )
-@click.option(
-    "--seed", type=Whole(0, config.LARGEST_SEED), default=0, show_default=True, help="Of weights and batches."
-)
+@click.option("--seed", type=Whole(0, LARGEST_SEED), default=0, show_default=True, help="Of weights and batches.")
 @option_threads
 @click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Start from these weights.")
 @click.option(
@@ -950,7 +940,7 @@ def train(output: Output, **options: Any) -> None:
     short_help="Check a model file, and draw its layers.",
     epilog=examples("check mnist-cnn", "check model.toml --json -"),
 )
-@click.argument("spec", shell_complete=completing(config.models))
+@click.argument("spec", shell_complete=completing(models))
 @reporting
 def check(output: Output, spec: str) -> None:
     """Check the model of SPEC, a file or the name of a model that comes with TwinGrad, and draw it.
@@ -973,7 +963,7 @@ def check(output: Output, spec: str) -> None:
         "predict model.toml weights.safetensors rows.npy --save predictions.npy",
     ),
 )
-@click.argument("spec", shell_complete=completing(config.models))
+@click.argument("spec", shell_complete=completing(models))
 @click.argument("weights", type=click.Path(path_type=Path))
 @click.argument("input", shell_complete=completing(_data_sets))
 @click.option(
@@ -981,7 +971,7 @@ def check(output: Output, spec: str) -> None:
 )
 @option_threads
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Write the network's outputs (.npy).")
-@click.option("--show", type=Whole(0, config.MOST_ROWS), default=10, show_default=True, help="How many rows to print.")
+@click.option("--show", type=Whole(0, MOST_ROWS), default=10, show_default=True, help="How many rows to print.")
 @option_data
 @reporting
 def predict(output: Output, **options: Any) -> None:
@@ -1002,9 +992,7 @@ def predict(output: Output, **options: Any) -> None:
     required=True,
     help="The engine that computes and differentiates.",
 )
-@click.option(
-    "--threads", type=Whole(1, config.MOST_THREADS), default=1, show_default=True, help="Threads of the engine."
-)
+@click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="Threads of the engine.")
 def gradbench(engine: str, threads: int) -> None:
     """Be a tool of GradBench, the benchmark of differentiable programming.
 

@@ -18,7 +18,7 @@ from bridge import engine
 from bridge.errors import TwinGradError
 from bridge.julia.environment import kernels_for
 from bridge.worker import environment
-from experiments import config, provenance, sources
+from experiments import papers, provenance, sources
 from experiments.extras import EXTRAS
 from experiments.formats import size
 from experiments.results import Results
@@ -179,7 +179,7 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
     """The datasets of the papers."""
     from experiments import data
 
-    for name in sorted({config.load_paper(key).dataset for key in config.papers()}):
+    for name in sorted({papers.load_paper(key).dataset for key in papers.paper_keys()}):
         try:
             dataset = data.load(name, data_dir, allow_download=False)
         except data.NoSampleError:

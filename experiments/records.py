@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import shown
 from experiments import formats
-from experiments.config import MEASURES, PROFILES
+from experiments.measures.measure import EPOCH
+from experiments.measures.registry import RECORDED
+from experiments.papers import PROFILES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +34,6 @@ LARGEST_LOSS = 1e300
 DAMAGED = "damaged"
 """The folder, in a results folder, of what was set aside."""
 
-MICRO = "microbenchmarks"
-
 
 class DamagedError(ValueError):
     """A record or table that can't be used; the message says why, in words that follow its name."""
@@ -44,19 +44,6 @@ class DamagedError(ValueError):
 
 # What a record must hold: "text", "number" and so on, or None where "?" is behind; a table with its names, optional
 # where "?" is behind; a list of one form; {"*": form} for a table with any names.
-_EPOCH = {
-    "epoch": "count",
-    "seconds?": "number?",
-    "seconds_with_evaluation?": "number?",
-    **{f"{part}_loss?": "loss?" for part in ("train", "test")},
-    **{f"{part}_accuracy?": "number?" for part in ("train", "test")},
-    "bytes_allocated?": "number?",
-}
-_MICRO_ROW = {
-    **{"engine": "text", "benchmark?": "text", "label?": "text", "size?": "count", "chunk?": "count"},
-    **{"what?": "text?", "missing?": "text?", "round?": "count?"},
-    **{"nanoseconds?": "number?", "bytes?": "number?", "gradient_error?": "number?"},
-}
 _RECORD: Mapping[str, Any] = {
     "schema": "count",
     "key": "text",
@@ -77,7 +64,7 @@ _RECORD: Mapping[str, Any] = {
         **{"dirty": "flag?", "versions": {"*": "text"}, "blas?": "text", "machine?": {"label": "text"}},
     },
     "startup?": {"import_seconds?": "number?", "build_seconds?": "number?"},
-    "epochs?": [_EPOCH],
+    "epochs?": [EPOCH],
     "step_losses?": ["loss?"],
     "peak_rss_bytes?": "number?",
     "entrants?": {
@@ -86,16 +73,7 @@ _RECORD: Mapping[str, Any] = {
             **{"versions?": {"*": "text"}, "available?": "flag"},
         }
     },
-    "race?": [{"engine": "text", "label": "text", "round": "count", "microseconds_per_step": "number"}],
-    "scaling?": [{"quantity": "text", "value": "number", "microseconds_per_step": "number"}],
-    "ablation?": [
-        {
-            **{"configuration": "text", "technique": "text?", "microseconds_per_step": "number?"},
-            **{"bytes_per_epoch?": "number?", "steps?": "number?"},
-        }
-    ],
-    "variants?": [{"variant": "text", "model?": "text", **_EPOCH}],
-    "microbenchmarks?": [_MICRO_ROW],
+    **{f"{part}?": form for measure in RECORDED.values() for part, form in measure.form.items()},
 }
 _SINCE_2 = {
     "job": "text",
@@ -108,15 +86,9 @@ _UP_TO_1 = {"provenance": {"blas": "text"}}
 """What those of schema 1 do, but for the micro-benchmarks'."""
 _OF_MICRO = {"config": {"suite": "text"}, "entrants": {"*": {"versions": {"*": "text"}, "available": "flag"}}}
 """What those of micro-benchmarks do."""
-_PARTS = {
-    **{"time": ("epochs", "step_losses"), "own": ("epochs",), "memory": ("epochs",), "race": ("race", "entrants")},
-    **{"scaling": ("scaling",), "ablation": ("ablation",), "variants": ("variants",), MICRO: (MICRO, "entrants")},
-}
-"""What a run that succeeded has measured."""
-
 _WORDS = {
     "status": ("ok", "failed"),
-    "measure": (*MEASURES, MICRO),
+    "measure": tuple(RECORDED),
     "profile": PROFILES,
     "source": ("real", "sample", "none"),
 }
@@ -149,22 +121,23 @@ def fault(record: Any) -> str | None:
     problem = next(_faults(record, _RECORD, ""), None)
     if problem is not None:
         return problem
-    measure = record["config"]["measure"]
-    more: dict[str, Any] = _SINCE_2 if record["schema"] >= 2 else {} if measure == MICRO else _UP_TO_1
+    measure = RECORDED[record["config"]["measure"]]
+    micro = measure.plan == "suites"
+    more: dict[str, Any] = _SINCE_2 if record["schema"] >= 2 else {} if micro else _UP_TO_1
     problem = next(_faults(record, more, ""), None)
-    if problem is None and measure == MICRO:
+    if problem is None and micro:
         problem = next(_faults(record, _OF_MICRO, ""), None)
     if problem is not None:
         return problem
     if record["status"] == "ok":
-        for part in _PARTS[measure]:
+        for part in (*measure.form, *(["entrants"] if measure.plan in ("together", "suites") else [])):
             if part not in record:
                 return f"{part}: missing, though the run succeeded"
-        if measure in ("time", "own") and not record["epochs"]:
+        if "epochs" in measure.form and not record["epochs"]:
             return "epochs: found none, though the run succeeded"
     elif record.get("error") is None:
         return "error: missing, though the run failed"
-    rows = [*record.get("race", ()), *record.get(MICRO, ())]
+    rows = [row for one in RECORDED.values() if one.plan in ("together", "suites") for row in record.get(one.name, ())]
     stranger = next((row["engine"] for row in rows if row["engine"] not in record.get("entrants", {})), None)
     return None if stranger is None else f"entrants: {shown(stranger)} is missing, of which there are numbers"
 
@@ -258,7 +231,7 @@ def check_regular(path: Path, most: int = MOST_TABLE_BYTES) -> None:
 # -----------------------------------------------------------------------------------------------------------
 # Tidy tables
 
-TEXTS = frozenset(
+_TEXTS = frozenset(
     {
         *("key", "job", "paper", "engine", "label", "measure", "dtype", "profile", "data_source", "dataset_digest"),
         *("status", "error", "commit", "cpu_model", "machine", "blas", "python", "framework_version", "engine_digest"),
@@ -266,6 +239,10 @@ TEXTS = frozenset(
         *("missing", "version", "dirty"),
     }
 )
+"""Columns of text of today's tables."""
+
+_ROWS = [form for one in RECORDED.values() if one.columns for form in one.form[one.name]]
+TEXTS = _TEXTS | {name.removesuffix("?") for form in _ROWS for name, kind in form.items() if kind.startswith("text")}
 """Columns of text; all others are numbers."""
 
 _NEEDED = frozenset({"key", "paper", "engine", "label", "measure", "threads", "profile", "data_source", "status"})
@@ -273,21 +250,9 @@ _NEEDED_TOO = frozenset({"created", "cpu_model", "seed", "epoch", "round", "step
 """Columns in which no row is empty, but for what is missing of the micro-benchmarks."""
 
 _IDENTITY = (
-    *(
-        "key",
-        "paper",
-        "engine",
-        "seed",
-        "epoch",
-        "step",
-        "round",
-        "quantity",
-        "value",
-        "configuration",
-        "technique",
-        "variant",
-    ),
-    *("suite", "benchmark", "size", "chunk", "what", "missing"),
+    *("key", "paper", "engine", "seed", "epoch", "step", "round", "quantity", "value", "configuration", "technique"),
+    *("variant", "suite", "benchmark", "size", "chunk", "what", "missing"),
+    *(name for form in _ROWS for name, kind in form.items() if kind in ("text", "count") and name not in _TEXTS),
 )
 """Columns that together say what a row is about, as far as a table has them: no two rows have the same in all."""
 
@@ -316,7 +281,7 @@ def read_table(path: Path, columns: tuple[str, ...], later: tuple[str, ...] = ()
     for column in columns:
         if column in frame.columns:
             frame[column] = _checked(frame, column)
-    _check_repeated(frame, [column for column in _IDENTITY if column in columns])
+    _check_repeated(frame, [column for column in dict.fromkeys(_IDENTITY) if column in columns])
     return frame
 
 

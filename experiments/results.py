@@ -47,6 +47,7 @@ from experiments import archive, records
 from experiments.errors import ResultsError as ResultsError
 from experiments.errors import ResultsInUseError as ResultsInUseError
 from experiments.errors import explain as explain
+from experiments.measures.registry import RECORDED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,34 +76,11 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("bytes_allocated", "cpu_model", "machine"),
     ),
     "steps": ("key", "paper", "engine", "seed", "step", "loss"),  # by far the longest: runs.csv has the rest by key
-    "race": (
-        *("key", "paper", "engine", "label", "threads", "data_source", "round", "microseconds_per_step"),
-        *("cpu_model", "machine", "commit", "created"),
-    ),
-    "scaling": (
-        *("key", "paper", "engine", "label", "threads", "quantity", "value", "microseconds_per_step"),
-        *("data_source", "cpu_model", "machine", "commit", "created"),
-    ),
-    "ablation": (
-        *("key", "paper", "engine", "label", "threads", "profile", "configuration", "technique"),
-        *("microseconds_per_step", "bytes_per_epoch", "steps", "data_source", "engine_digest", "cpu_model", "machine"),
-        "created",
-    ),
-    "variants": (
-        *("key", "paper", "engine", "label", "seed", "threads", "profile", "variant", "model", "epoch", "seconds"),
-        *("train_accuracy", "test_accuracy", "test_loss", "data_source", "engine_digest", "cpu_model", "machine"),
-        "created",
-    ),
-    # One row for each function, system and round, in nanoseconds per call or bytes; or with what is missing and why.
-    "microbenchmarks": (
-        *("key", "paper", "engine", "label", "threads", "profile", "suite", "benchmark", "size", "chunk", "what"),
-        *("round", "nanoseconds", "bytes", "gradient_error", "missing", "version", "engine_digest", "commit", "dirty"),
-        *("cpu_model", "machine", "blas", "created"),
-    ),
+    **{name: measure.columns for name, measure in RECORDED.items() if measure.columns},
 }
 LATER_COLUMNS = ("machine", "job", "blas")
 """Columns that older tidy files may lack: they are read as empty, and the machine as the name of its CPU."""
-LATER_FILES = ("ablation", "variants", "microbenchmarks")
+LATER_FILES = tuple(name for name, measure in RECORDED.items() if measure.later)
 """Tidy files that older results lack: they are read as empty."""
 
 
@@ -125,6 +103,12 @@ def hashes(asked: Mapping[str, Any], decided_by: Mapping[str, Any]) -> Record:
     job = key_of({"asked": asked})
     key = key_of({"schema": SCHEMA, "job": job, "decided_by": decided_by})
     return {"key": key, "job": job, "asked": plain(asked), "decided_by": plain(decided_by)}
+
+
+def unfinished(asked: Mapping[str, Any], decided_by: Mapping[str, Any], **parts: Any) -> Record:
+    """A record before its run: its hashes, and what is known of it by then."""
+    state = {"status": "ok", "error": None, "error_kind": None}
+    return {"schema": SCHEMA, **hashes(asked, decided_by), **state, **parts, "blas": {}}
 
 
 @dataclass(frozen=True)
@@ -348,41 +332,18 @@ def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
     rows: dict[str, list[Record]] = {name: [] for name in COLUMNS}
     for record in records:
         common = _common(record)
-        if record["config"]["measure"] == "microbenchmarks":
-            rows["microbenchmarks"] += [common | row for row in _micro_rows(record)]
+        measure = RECORDED[record["config"]["measure"]]
+        origin = {"engine_digest": record["provenance"]["engine_digest"]}
+        for row in measure.table(record):
+            rows[measure.name].append(common | origin | row)
+        if measure.plan == "suites":
             continue
         rows["runs"] += [common | row for row in _run_rows(record)]
         rows["epochs"] += [common | epoch for epoch in _epochs(record)]
-        if record["config"]["measure"] == "time":
-            for step, loss in enumerate(record.get("step_losses", ()), start=1):
-                shortened = None if loss is None else float(f"{loss:.9g}")  # as exact as a float32
-                rows["steps"].append(common | {"step": step, "loss": shortened})
-        origin = {"engine_digest": record["provenance"]["engine_digest"]}
-        for name in ("race", "scaling", "ablation", "variants"):
-            rows[name] += [common | origin | row for row in record.get(name, ())]
+        for step, loss in enumerate(record.get("step_losses", ()), start=1):
+            shortened = None if loss is None else float(f"{loss:.9g}")  # as exact as a float32
+            rows["steps"].append(common | {"step": step, "loss": shortened})
     return rows
-
-
-def _micro_rows(record: Record) -> Iterator[Record]:
-    """What was measured of each system, and one row for a system that was not there."""
-    suite = {"suite": record["config"]["suite"]}
-    origins = {
-        name: {
-            "version": _versions(entrant["versions"]),
-            "engine_digest": entrant["engine_digest"],
-            "blas": record["blas"].get(name, ""),
-        }
-        for name, entrant in record["entrants"].items()
-    }
-    for row in record.get("microbenchmarks", ()):
-        yield suite | origins[row["engine"]] | row
-    for name, entrant in record["entrants"].items():
-        if entrant["error"] and not entrant["available"]:
-            yield suite | origins[name] | {"engine": name, "label": entrant["label"], "missing": entrant["error"]}
-
-
-def _created(record: Record) -> str:
-    return str(record["provenance"]["created"])
 
 
 def _common(record: Record) -> Record:
@@ -523,11 +484,8 @@ class Tidy:
     runs: pd.DataFrame
     epochs: pd.DataFrame
     steps: pd.DataFrame
-    race: pd.DataFrame
-    scaling: pd.DataFrame
-    ablation: pd.DataFrame
-    variants: pd.DataFrame
-    microbenchmarks: pd.DataFrame
+    tables: Mapping[str, pd.DataFrame]
+    """Those of measures, by their names."""
 
     @classmethod
     def load(cls, results_dir: str | Path) -> Tidy:
@@ -559,4 +517,5 @@ class Tidy:
                 known = frame["machine"].astype(object)
                 frame["machine"] = known.where(known.notna(), frame["cpu_model"])
             frames[name] = frame
-        return cls(root, **frames)
+        runs, epochs, steps = (frames.pop(name) for name in ("runs", "epochs", "steps"))
+        return cls(root, runs, epochs, steps, frames)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bridge import spec as model_spec
 from bridge.errors import TwinGradError, shown
 from bridge.spec import ModelSpec
-from experiments import config, data
+from experiments import data, papers
 from experiments.data.dataset import Dataset
 from experiments.output import Output
 from experiments.progress import download
@@ -47,7 +47,7 @@ def load_spec(name: str) -> ModelSpec:
     """The spec in a file, or the one of this name that comes with the project."""
     if name.endswith(".toml") or os.sep in name:
         return model_spec.load(name)
-    return model_spec.load(config.model_path(name))
+    return model_spec.load(papers.model_path(name))
 
 
 def load_rows(name: str, data_dir: Path | None, spec: ModelSpec, output: Output) -> tuple[Rows, Rows | None]:

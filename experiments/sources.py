@@ -37,6 +37,7 @@ PROJECTS = {"TwinGrad": "julia_engine"}
 CHOOSERS = (
     "bridge/engine.py",
     "bridge/worker_process.py",
+    "experiments/measures/ablation.py",
     "experiments/microbenchmarks/process.py",
     "experiments/microbenchmarks/registry.py",
 )

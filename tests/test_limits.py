@@ -19,7 +19,7 @@ import pytest
 
 from bridge import spec, toml, weights
 from bridge.errors import TwinGradError, printable, shown
-from experiments import cli, config
+from experiments import cli, papers
 from experiments import rows as input_rows
 from experiments.data import glove, imdb, mnist
 from experiments.gradbench import protocol
@@ -136,7 +136,7 @@ def _tensors(folder: Path) -> Callable[[], str]:
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     head = json.dumps({f"{'t' * 100}{n}": entry for n in range(20_000)}).encode()
     path = placed(folder, "many.safetensors", len(head).to_bytes(8, "little") + head)
-    model = spec.load(config.model_path("mnist-rnn"))
+    model = spec.load(papers.model_path("mnist-rnn"))
     return lambda: refusal(lambda: weights.load(path, model))
 
 
@@ -178,7 +178,7 @@ def _text(reader: Callable[[str, str], object], text: str) -> Callable[[Path], C
 
 CASES: dict[str, Callable[[Path], Callable[[], str]]] = {
     **{f"spec: {name}": _text(spec.loads, text) for name, (text, _) in TEXTS.items()},
-    **{f"paper: {name}": _text(config.loads, text) for name, (text, _) in TEXTS.items()},
+    **{f"paper: {name}": _text(papers.loads, text) for name, (text, _) in TEXTS.items()},
     "mnist.gz": _mnist,
     "glove.gz": _glove,
     "imdb.csv.gz": _imdb_csv,

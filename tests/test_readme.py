@@ -19,9 +19,10 @@ import pytest
 from bridge import engine
 from bridge.julia.find import Julia
 from experiments import cli as cli_module
-from experiments import config, formats
+from experiments import formats, papers
 from experiments.cli import cli
-from experiments.report import select, tables
+from experiments.report import tables
+from experiments.report.view import one_machine, paper_view
 from experiments.results import Tidy
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +132,7 @@ def races(results: Tidy) -> str:
     """A row for each race, a column for each engine that took part in any of them."""
     rows, labels, machines = [], {}, []
     for key in RACES:
-        view = select.view(config.load_paper(key), results)
+        view = paper_view(papers.load_paper(key), results)
         raced = [row for row in tables.race(view).rows if row["step_us_median"]]
         assert all(row["data"] == "real" for row in raced)
         machines += [row["machine"] for row in raced]
@@ -140,7 +141,7 @@ def races(results: Tidy) -> str:
             cells = {row["engine"]: race_cell(row) for row in raced if row["threads"] == threads}
             rows.append((f"`{key}`, {threads} thread{'s' if threads > 1 else ''}", cells))
     engines = [name for name in engine.names() if name in labels]
-    lines = [[f"step \\[µs\\], {select.one_machine(machines, 'the races')}", *(labels[name] for name in engines)]]
+    lines = [[f"step \\[µs\\], {one_machine(machines, 'the races')}", *(labels[name] for name in engines)]]
     lines.append([":---", *("---:" for _ in engines)])
     lines += [[title, *(cells.get(name, "—") for name in engines)] for title, cells in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -154,7 +155,7 @@ def race_cell(row: dict[str, Any]) -> str:
 def test_its_first_sentence_of_numbers_is_that_of_the_committed_results() -> None:
     """The least and the most of our engines' median ratios to PyTorch, over all races of its table."""
     results = Tidy.load(ROOT / "paper" / "results")
-    raced = [row for key in RACES for row in tables.race(select.view(config.load_paper(key), results)).rows]
+    raced = [row for key in RACES for row in tables.race(paper_view(papers.load_paper(key), results)).rows]
 
     def times(engine_name: str) -> str:
         ratios = [row["ratio_median"] for row in raced if row["engine"] == engine_name and row["ratio_median"]]
@@ -168,7 +169,7 @@ def test_its_first_sentence_of_numbers_is_that_of_the_committed_results() -> Non
 
 
 def test_its_allocations_are_those_of_the_committed_results() -> None:
-    view = select.view(config.load_paper("mnist-rnn-e"), Tidy.load(ROOT / "paper" / "results"))
+    view = paper_view(papers.load_paper("mnist-rnn-e"), Tidy.load(ROOT / "paper" / "results"))
     allocated = {item["engine"]: item for item in tables.allocations(view).rows if "engine" in item}
     for name in ("numpy", "julia", "torch"):
         assert formats.size(allocated[name]["bytes_later_epochs"]) in README
@@ -177,14 +178,16 @@ def test_its_allocations_are_those_of_the_committed_results() -> None:
 def test_its_word_about_accuracies_is_true_of_the_committed_results() -> None:
     assert "From the same weights all engines end within half a point of PyTorch's test accuracy." in README
     results = Tidy.load(ROOT / "paper" / "results")
-    rows = [row for key in config.papers() for row in tables.parity(select.view(config.load_paper(key), results)).rows]
+    rows = [
+        row for key in papers.paper_keys() for row in tables.parity(paper_view(papers.load_paper(key), results)).rows
+    ]
     differences = [row["max_test_accuracy_difference"] for row in rows if row.get("seeds")]
     assert len(differences) > 30
     assert max(differences) <= 0.005
 
 
 def test_its_lists_of_studies_engines_and_extras_are_complete() -> None:
-    assert named_in("study") == config.papers()
+    assert named_in("study") == papers.paper_keys()
     assert named_in("engine") == sorted(engine.names())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = ",".join(re.findall(r"pip install '\.\[(.*?)\]'", README)).split(",")

@@ -1,4 +1,4 @@
-"""Rounds in which the systems take turns, so that whatever the machine does meets all of them.
+"""Rounds in which the systems alternate, so that machine drift affects all of them equally.
 
 Each system keeps one process. For each function all are made ready and their gradients checked; then they are timed in
 rounds, in an order that starts one later each time.
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.measure.race import rotated
-from experiments.measure.task import Watcher
+from experiments.measures.measure import Measure
+from experiments.measures.race import rotated
+from experiments.measures.task import Watcher
 from experiments.microbenchmarks.functions import CHUNKED, SMALL, benchmark
 from experiments.microbenchmarks.process import Entrant, UnsupportedError
 from experiments.microbenchmarks.registry import BenchmarkError
@@ -124,3 +125,49 @@ def _noting(name: str, about: Row, alive: dict[str, Entrant], missing: list[Row]
     except BenchmarkError as error:
         alive.pop(name, None)
         missing.append({**about, "missing": str(error), "failure": True})
+
+
+def table_rows(record: Row) -> Iterator[Row]:
+    """What was measured of each system, and one row for a system that was not there."""
+    suite = {"suite": record["config"]["suite"]}
+    origins = {
+        name: {
+            "version": " ".join(f"{library} {version}" for library, version in entrant["versions"].items()),
+            "engine_digest": entrant["engine_digest"],
+            "blas": record["blas"].get(name, ""),
+        }
+        for name, entrant in record["entrants"].items()
+    }
+    for row in record.get(MEASURE.name, ()):
+        yield suite | origins[row["engine"]] | row
+    for name, entrant in record["entrants"].items():
+        if entrant["error"] and not entrant["available"]:
+            yield suite | origins[name] | {"engine": name, "label": entrant["label"], "missing": entrant["error"]}
+
+
+MEASURE = Measure(
+    name="microbenchmarks",
+    place=8,
+    title="micro-benchmarks: small functions in many systems",
+    about="small functions and their gradients, see `twingrad microbench`",
+    words="micro-benchmarks",
+    run=measure,
+    form={
+        "microbenchmarks": [
+            {
+                **{"engine": "text", "benchmark?": "text", "label?": "text", "size?": "count", "chunk?": "count"},
+                **{"what?": "text?", "missing?": "text?", "round?": "count?"},
+                **{"nanoseconds?": "number?", "bytes?": "number?", "gradient_error?": "number?"},
+            }
+        ]
+    },
+    plan="suites",
+    # One row for each function, system and round, in nanoseconds per call or bytes; or with what is missing and why.
+    columns=(
+        *("key", "paper", "engine", "label", "threads", "profile", "suite", "benchmark", "size", "chunk", "what"),
+        *("round", "nanoseconds", "bytes", "gradient_error", "missing", "version", "engine_digest", "commit", "dirty"),
+        *("cpu_model", "machine", "blas", "created"),
+    ),
+    records=table_rows,
+    later=True,
+)

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from experiments import provenance
-from experiments.config import ConfigError, Microbenchmarks, Paper, ProfileName
 from experiments.formats import duration, nanoseconds, size
 from experiments.microbenchmarks import measure
 from experiments.microbenchmarks.functions import BENCHMARKS
@@ -25,11 +24,12 @@ from experiments.microbenchmarks.registry import (
     SystemUnavailableError,
     get,
 )
+from experiments.papers import Microbenchmarks, Paper, PaperFileError, ProfileName, load_paper, paper_keys
 from experiments.progress import Progress
-from experiments.results import SCHEMA, Record, Results, hashes
+from experiments.results import Record, Results, unfinished
 from experiments.sources import ROOT, SOURCES
 
-MEASURE = "microbenchmarks"
+MEASURE = measure.MEASURE.name
 THREADS = 1
 """The functions are small: more threads would be waited for."""
 
@@ -51,11 +51,11 @@ class Job:
 def plan(paper: Paper, profile: ProfileName = "full", systems: Sequence[str] | None = None) -> list[Job]:
     """The suites that a paper's file asks for, with the systems that it names or those asked for.
 
-    Raises ConfigError where the file asks for none, SystemUnavailableError for a system that is not known or not there.
+    Raises PaperFileError where the file asks for none, SystemUnavailableError for a system unknown or not there.
     """
     given = paper.microbenchmarks
     if given is None:
-        raise ConfigError(f"{paper.key} has no micro-benchmarks; papers that have: {', '.join(papers())}")
+        raise PaperFileError(f"{paper.key} has no micro-benchmarks; papers that have: {', '.join(papers())}")
     for name in systems or ():
         found = get(name).found()
         if not found.ok:
@@ -87,9 +87,7 @@ def _planned(given: Microbenchmarks, profile: ProfileName) -> list[str]:
 
 def papers() -> list[str]:
     """The papers whose files ask for micro-benchmarks."""
-    from experiments import config
-
-    return [key for key in config.papers() if config.load_paper(key).microbenchmarks]
+    return [key for key in paper_keys() if load_paper(key).microbenchmarks]
 
 
 def run(jobs: Sequence[Job], results: Results, progress: Progress, again: bool = False) -> list[Record]:
@@ -181,27 +179,19 @@ def skeleton(job: Job) -> Record:
         "libraries": {name: seen.libraries for name, seen in found.items()},
         "machine": origin["machine"]["digest"],
     }
-    return {
-        "schema": SCHEMA,
-        **hashes(asked, decided_by),
-        "status": "ok",
-        "error": None,
-        "error_kind": None,
-        "config": config,
-        "data": {"name": "none", "source": "none", "digest": ""},
-        "provenance": {**origin, "threads": THREADS, "engine_digest": " ".join(digests.values()), "versions": {}},
-        "blas": {},
-        "entrants": {
-            name: {
-                "label": SYSTEMS[name].label,
-                "engine_digest": digests[name],
-                "versions": versions[name],
-                "error": seen.reason or None,
-                "available": seen.ok,
-            }
-            for name, seen in found.items()
-        },
+    origin |= {"threads": THREADS, "engine_digest": " ".join(digests.values()), "versions": {}}
+    entrants = {
+        name: {
+            "label": SYSTEMS[name].label,
+            "engine_digest": digests[name],
+            "versions": versions[name],
+            "error": seen.reason or None,
+            "available": seen.ok,
+        }
+        for name, seen in found.items()
     }
+    nothing = {"name": "none", "source": "none", "digest": ""}
+    return unfinished(asked, decided_by, config=config, data=nothing, provenance=origin, entrants=entrants)
 
 
 def _start(job: Job, record: Record, entrants: dict[str, Entrant], stack: contextlib.ExitStack) -> dict[str, str]:

@@ -22,12 +22,12 @@ from typing import Any
 
 from bridge.errors import TwinGradError, shown
 from bridge.files import write_atomically
-from experiments import config
-from experiments.config import Paper
-from experiments.report import design, figures, html, numbers, parts, select, table, tables
+from experiments.measures.registry import TABLES
+from experiments.papers import MODELS_DIR, PAPERS_DIR, Paper, load_paper, paper_keys
+from experiments.report import design, figures, html, numbers, row_helpers, table, tables
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
-from experiments.report.select import MixedMachinesError, ReportError
-from experiments.results import COLUMNS, ResultsError, Tidy, explain
+from experiments.report.view import MixedMachinesError, ReportError, View, paper_view
+from experiments.results import ResultsError, Tidy, explain
 
 __all__ = ["Built", "MixedMachinesError", "ReportError", "build", "made_from"]
 
@@ -59,23 +59,23 @@ def build(
 
     `papers` are keys or paper files (default: all that have results); `data_dir` is where the dataset is looked for,
     which only its example pictures need. Raises ReportError when nothing was run or two machines would be mixed, and
-    ConfigError when a paper's file asks for what nothing produces.
+    PaperFileError when a paper's file asks for what nothing produces.
     """
     results_dir = Path(results_dir)
     built = Built(Path(out_dir) if out_dir is not None else results_dir / "report")
     tidy = Tidy.load(results_dir)
     chosen = _papers(tidy, papers, results_dir)
     for paper in chosen:
-        paper.check_producers(parts.PRODUCERS, figures.PRODUCERS)
+        paper.check_producers(row_helpers.PRODUCERS, figures.PRODUCERS)
     sections = []
     for paper in chosen:
         with _foreseen(paper):
-            sections.append(_paper(select.view(paper, tidy, Path(data_dir) if data_dir is not None else None), built))
+            sections.append(_paper(paper_view(paper, tidy, Path(data_dir) if data_dir is not None else None), built))
     document = {
         "schema": SCHEMA,
         "made_from": made_from(results_dir, papers),
         "papers": sections,
-        "not_run": [key for key in config.papers() if key not in {paper.key for paper in chosen}],
+        "not_run": [key for key in paper_keys() if key not in {paper.key for paper in chosen}],
         "notices": sorted({section["notice"] for section in sections if section["notice"]}),
         "created": max((section["runs"]["created"] or "" for section in sections), default=""),
     }
@@ -105,8 +105,8 @@ def _foreseen(paper: Paper) -> Iterator[None]:
 
 def foreign(tidy: Tidy) -> list[str]:
     """The papers of the user's own that have results, whose files must be named to be reported."""
-    found = {str(key) for name in COLUMNS for key in getattr(tidy, name).get("paper", ())}
-    return sorted(found - set(config.papers()))
+    found = {str(key) for frame in (tidy.runs, *tidy.tables.values()) for key in frame["paper"]}
+    return sorted(found - set(paper_keys()))
 
 
 def made_from(results_dir: Path, papers: Sequence[str] | None = None) -> str:
@@ -119,13 +119,14 @@ def made_from(results_dir: Path, papers: Sequence[str] | None = None) -> str:
     for folder, pattern in (
         (results_dir / "tidy", "*.csv"),
         (here, "*.py"),
-        (config.PAPERS_DIR, "*.toml"),
-        (config.MODELS_DIR, "*.toml"),
+        (here.parent, "quantities.py"),
+        (PAPERS_DIR, "*.toml"),
+        (MODELS_DIR, "*.toml"),
     ):
         for path in sorted(folder.glob(pattern)):
             digest.update(f"{folder.name}/{path.name}\n".encode() + path.read_bytes())
     for name in papers or ():
-        paper = config.load_paper(name)
+        paper = load_paper(name)
         digest.update(f"{paper.key}\n".encode() + paper.model_file().read_bytes())
         if paper.file is not None:
             digest.update(paper.file.read_bytes())
@@ -135,10 +136,10 @@ def made_from(results_dir: Path, papers: Sequence[str] | None = None) -> str:
 def _papers(tidy: Tidy, names: Sequence[str] | None, results_dir: Path) -> list[Paper]:
     """The papers to report: those named, or all that have any result."""
     if names is not None:
-        return [config.load_paper(name) for name in names]
-    found = {*tidy.runs["paper"], *tidy.race["paper"], *tidy.scaling["paper"]}
-    small = {*tidy.microbenchmarks["paper"]}
-    known = [config.load_paper(key) for key in config.papers()]
+        return [load_paper(name) for name in names]
+    found = {*tidy.runs["paper"], *(key for name in TABLES for key in tidy.tables[name]["paper"])}
+    small = {*tidy.tables["microbenchmarks"]["paper"]}
+    known = [load_paper(key) for key in paper_keys()]
     chosen = [paper for paper in known if (paper.runs_of_paper or paper.key) in found or paper.key in small]
     if not chosen:
         own = ", ".join(f"{key}.toml" for key in foreign(tidy))
@@ -147,7 +148,7 @@ def _papers(tidy: Tidy, names: Sequence[str] | None, results_dir: Path) -> list[
     return chosen
 
 
-def _paper(view: select.View, built: Built) -> dict[str, Any]:
+def _paper(view: View, built: Built) -> dict[str, Any]:
     """Write one paper's tables and figures; what the PDF needs to know of them."""
     paper = view.paper
     made = [tables.make(output, view) for output in paper.tables]

@@ -18,7 +18,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from bridge.spec import RNN, LayerShape, ModelSpec, Recurrent
 from experiments.formats import significant
 from experiments.report import style
-from experiments.report.select import ReportError
+from experiments.report.view import ReportError
 
 INK = "#222222"
 FILLS = {

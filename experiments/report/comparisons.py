@@ -7,12 +7,13 @@ from typing import Any
 import pandas as pd
 
 from experiments.formats import MISSING, fixed, fraction, percent, significant, size
-from experiments.measure.ablation import FLOAT32, STEPS_COUNTED
+from experiments.measures.ablation import FLOAT32, STEPS_COUNTED
+from experiments.quantities import INHERITING, QUANTITIES, memory_of, native_runs
 from experiments.report import claims as verdicts
-from experiments.report import parts, select
-from experiments.report.parts import producer
-from experiments.report.select import View
+from experiments.report import row_helpers
+from experiments.report.row_helpers import Cell, engine_table, producer
 from experiments.report.table import Row, Table, column
+from experiments.report.view import View
 
 TECHNIQUES = {
     "replay": "graph built and sorted once, replayed (a, c, e)",
@@ -42,39 +43,16 @@ TECHNIQUES = {
 @producer
 def first_and_average_times(view: View) -> Table:
     """Seconds of the first epoch, and the average of those that follow, without and with the evaluation."""
-    rows: list[Row] = []
-    for engine in view.engines():
-        time, epochs = view.ok("time", engine), view.epochs_of("time", engine)
-        evaluated = epochs[epochs["epoch"] > 1].groupby("key")["seconds_with_evaluation"].mean()
-        rows.append(
-            {
-                **parts.measured(view, engine, "time"),
-                "seeds": len(time),
-                **parts.mean_and_spread("first_epoch_s", time["first_epoch_seconds"]),
-                **parts.mean_and_spread("average_s", time["later_epoch_seconds"]),
-                **parts.mean_and_spread("average_with_evaluation_s", evaluated),
-            }
-        )
-    quantities = ("seconds_first_epoch", "seconds_per_epoch")
-    for row in parts.reported_rows(view.paper, quantities):
-        rows.append({**row, "first_epoch_s": row.get("seconds_first_epoch"), "average_s": row.get("seconds_per_epoch")})
-    names = ("first_epoch_s", "average_s", "average_with_evaluation_s")
-    return parts.table_of(
-        view,
-        "first_and_average_times",
-        ("seeds", *(field for name in names for field in (name, f"{name}_sd")), "words"),
-        [
-            parts.mean_column("first epoch [s]", "first_epoch_s", "seconds_first_epoch"),
-            parts.mean_column("average [s]", "average_s", "seconds_per_epoch"),
-            parts.mean_column("with evaluation [s]", "average_with_evaluation_s"),
-        ],
-        rows,
-        [
-            "The average is that of the epochs after the first; the first contains what is built for it.",
-            *parts.seeds_note(view),
-        ],
-        "time",
+    cells = (
+        Cell("first_epoch_s", "first epoch [s]", "first_epoch_seconds", "seconds_first_epoch"),
+        Cell("average_s", "average [s]", "later_epoch_seconds", "seconds_per_epoch"),
+        Cell("average_with_evaluation_s", "with evaluation [s]", "later_evaluated_seconds"),
     )
+    notes = (
+        "The average is that of the epochs after the first; the first contains what is built for it.",
+        *row_helpers.seeds_note(view),
+    )
+    return engine_table(view, "first_and_average_times", ("time",), cells, notes)
 
 
 @producer
@@ -83,27 +61,27 @@ def first_and_average_allocations(view: View) -> Table:
     paper = view.paper
     rows: list[Row] = []
     for engine in view.engines():
-        memory = parts.memory_of(view, engine)
+        memory = memory_of(view, engine)
         rows.append(
             {
-                **parts.measured(view, engine, "memory"),
+                **row_helpers.measured(view, engine, "memory"),
                 "bytes_first_epoch": memory["first"],
                 "bytes_average": memory["later"],
             }
         )
     rows += _reported_memory(view, {"bytes_first_epoch": "first_epoch", "bytes_average": "per_epoch"})
-    return parts.table_of(
+    return row_helpers.table_of(
         view,
         "first_and_average_allocations",
         ("bytes_first_epoch", "bytes_average", "words"),
         [
-            parts.memory_column("first epoch", "bytes_first_epoch"),
-            parts.memory_column("average", "bytes_average"),
+            row_helpers.memory_column("first epoch", "bytes_first_epoch"),
+            row_helpers.memory_column("average", "bytes_average"),
         ],
         rows,
         [
             "The sum of all allocations of an epoch, freed or not; the average is that of the epochs after the first.",
-            *parts.gibibytes_note(paper),
+            *row_helpers.gibibytes_note(paper),
         ],
         "memory",
     )
@@ -112,34 +90,17 @@ def first_and_average_allocations(view: View) -> Table:
 @producer
 def memory(view: View) -> Table:
     """Peak resident memory and bytes allocated of every framework: two figures, in columns of their own."""
-    rows: list[Row] = []
-    for engine in view.engines():
-        allocated = parts.memory_of(view, engine)
-        rows.append(
-            {
-                **parts.measured(view, engine, "memory"),
-                **parts.mean_and_spread("peak_rss_bytes", view.ok("memory", engine)["peak_rss_bytes"]),
-                "bytes_first_epoch": allocated["first"],
-                "bytes_later_epochs": allocated["later"],
-            }
-        )
-    return parts.table_of(
-        view,
-        "memory",
-        ("peak_rss_bytes", "peak_rss_bytes_sd", "bytes_first_epoch", "bytes_later_epochs"),
-        [
-            column("peak resident", "peak_rss_bytes", size),
-            column("allocated, 1st epoch", "bytes_first_epoch", size),
-            column("allocated, later epochs", "bytes_later_epochs", size),
-        ],
-        rows,
-        [
-            "Peak resident is the process's high-water mark (VmHWM) in a run of its own, imported packages and data "
-            "included. Allocated is the sum of what an epoch asks for, freed or not: two figures that do not compare.",
-            *parts.copies_note(view),
-        ],
-        "memory",
+    cells = (
+        Cell("peak_rss_bytes", "peak resident", "peak_rss_bytes"),
+        Cell("bytes_first_epoch", "allocated, 1st epoch", "bytes_first_epoch", spread=False),
+        Cell("bytes_later_epochs", "allocated, later epochs", "bytes_later_epochs", spread=False),
     )
+    notes = (
+        "Peak resident is the process's high-water mark (VmHWM) in a run of its own, imported packages and data "
+        "included. Allocated is the sum of what an epoch asks for, freed or not: two figures that do not compare.",
+        *row_helpers.copies_note(view),
+    )
+    return engine_table(view, "memory", ("memory",), cells, notes, seeds="")
 
 
 @producer
@@ -152,16 +113,16 @@ def epochs(view: View) -> Table:
         means = timed.groupby("epoch")[["train_accuracy", "test_accuracy", "seconds"]].mean()
         allocated = view.epochs_of("memory", engine).groupby("epoch")["bytes_allocated"].mean()
         for epoch in means.index if len(means) else [None]:
-            cells = {name: parts.at(means[name], epoch) for name in means} if epoch is not None else {}
-            bytes_allocated = parts.at(allocated, epoch) if epoch is not None else None
-            measured = parts.measured(view, engine, "time", "memory")
+            cells = {name: row_helpers.at(means[name], epoch) for name in means} if epoch is not None else {}
+            bytes_allocated = row_helpers.at(allocated, epoch) if epoch is not None else None
+            measured = row_helpers.measured(view, engine, "time", "memory")
             rows.append({**measured, "epoch": epoch, **cells, "bytes_allocated": bytes_allocated})
     rows += _reported_epochs(view)
     if any(item.quantity.startswith("resident_growth") for item in paper.reported):
         extra = ["The growth of resident memory that the paper gives for PyTorch is another figure, and left out here."]
     else:
         extra = []
-    return parts.table_of(
+    return row_helpers.table_of(
         view,
         "epochs",
         ("epoch", "train_accuracy", "test_accuracy", "seconds", "bytes_allocated"),
@@ -173,7 +134,11 @@ def epochs(view: View) -> Table:
             column("allocated", "bytes_allocated", size),
         ],
         rows,
-        ["Means over the seeds. Time and allocation come from separate runs.", *extra, *parts.gibibytes_note(paper)],
+        [
+            "Means over the seeds. Time and allocation come from separate runs.",
+            *extra,
+            *row_helpers.gibibytes_note(paper),
+        ],
         "time",
         "memory",
         wide=True,
@@ -191,8 +156,8 @@ def _reported_epochs(view: View) -> list[Row]:
     }
     for item in view.paper.reported:
         for epoch, value in enumerate(item.by_epoch if item.quantity in names else [], start=1):
-            row = found.setdefault((item.row, epoch), {**parts.as_reported(view.paper, item), "epoch": epoch})
-            row[names[item.quantity]] = value * parts.GIB if item.quantity.startswith("gibibytes") else value
+            row = found.setdefault((item.row, epoch), {**row_helpers.as_reported(view.paper, item), "epoch": epoch})
+            row[names[item.quantity]] = value * row_helpers.GIB if item.quantity.startswith("gibibytes") else value
     return list(found.values())
 
 
@@ -200,12 +165,12 @@ def _reported_memory(view: View, names: dict[str, str]) -> list[Row]:
     """A row for each system whose memory the paper reports; `names` are our fields and what its quantities end in."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for name, what in names.items():
-        for item in parts.reported(view.paper, *parts.of_memory(view.paper, what)):
-            row = found.setdefault((item.kind, item.row), parts.as_reported(view.paper, item))
+        for item in row_helpers.reported(view.paper, *row_helpers.of_memory(view.paper, what)):
+            row = found.setdefault((item.kind, item.row), row_helpers.as_reported(view.paper, item))
             if item.words:
                 row |= {f"{name}_words": item.words, "words": item.words}
             else:
-                row |= {name: parts.in_bytes(item), f"{name}_about": item.precision == "approximate"}
+                row |= {name: row_helpers.in_bytes(item), f"{name}_about": item.precision == "approximate"}
     return sorted(found.values(), key=lambda row: str(row["kind"] == "measured once"))
 
 
@@ -216,33 +181,10 @@ def _reported_memory(view: View, names: dict[str, str]) -> list[Row]:
 @producer
 def accuracy(view: View) -> Table:
     """Accuracy on training and test data and the test loss after the last epoch, from the same initial weights."""
-    rows: list[Row] = []
-    for engine in view.engines():
-        runs = view.ok("time", engine)
-        rows.append(
-            {
-                **parts.measured(view, engine, "time"),
-                "seeds": len(runs),
-                **parts.mean_and_spread("train_accuracy", runs["train_accuracy"]),
-                **parts.mean_and_spread("test_accuracy", runs["test_accuracy"]),
-                **parts.mean_and_spread("test_loss", runs["test_loss"]),
-            }
-        )
-    rows += list(parts.reported_rows(view.paper, ("train_accuracy", "test_accuracy", "test_loss")))
     names = ("train_accuracy", "test_accuracy", "test_loss")
-    return parts.table_of(
-        view,
-        "accuracy",
-        ("seeds", *(field for name in names for field in (name, f"{name}_sd")), "words"),
-        [
-            parts.accuracy_column("train accuracy", "train_accuracy"),
-            parts.accuracy_column("test accuracy", "test_accuracy"),
-            parts.accuracy_column("test loss", "test_loss"),
-        ],
-        rows,
-        [*parts.seeds_note(view), *_evaluated_note(view)],
-        "time",
-    )
+    cells = [Cell(name, QUANTITIES[name].label, name, name) for name in names]
+    notes = (*row_helpers.seeds_note(view), *_evaluated_note(view))
+    return engine_table(view, "accuracy", ("time",), cells, notes)
 
 
 @producer
@@ -252,36 +194,36 @@ def own_accuracy(view: View) -> Table:
     rows: list[Row] = []
     differs: list[str] = []
     for engine in view.engines():
-        shared, own = view.ok("time", engine), parts.own_runs(view, engine)
+        shared, own = view.ok("time", engine), native_runs(view, engine)
         measures = ("time", "own") if engine in paper.own else ("time",)
         settings = ", ".join(f"{name.replace('_', ' ')} {item.value}" for name, item in _differing(view, engine))
         if settings:
             differs.append(f"{view.label(engine)}: {settings}")
         rows.append(
             {
-                **parts.measured(view, engine, *measures),
+                **row_helpers.measured(view, engine, *measures),
                 "shared_seeds": len(shared),
-                **parts.mean_and_spread("shared_test_accuracy", shared["test_accuracy"]),
+                **row_helpers.mean_and_spread("shared_test_accuracy", shared["test_accuracy"]),
                 "own_seeds": len(own),
-                **parts.mean_and_spread("own_train_accuracy", own["train_accuracy"]),
-                **parts.mean_and_spread("own_test_accuracy", own["test_accuracy"]),
+                **row_helpers.mean_and_spread("own_train_accuracy", own["train_accuracy"]),
+                **row_helpers.mean_and_spread("own_test_accuracy", own["test_accuracy"]),
                 "differs": settings,
             }
         )
-    for row in parts.reported_rows(paper, ("train_accuracy", "test_accuracy")):
+    for row in row_helpers.reported_rows(paper, ("train_accuracy", "test_accuracy")):
         cells = {f"own_{name}": row.get(name) for name in ("train_accuracy", "test_accuracy")}
         words = {f"own_{name}_words": row.get(f"{name}_words") for name in ("train_accuracy", "test_accuracy")}
         rows.append({**row, **cells, **words})
     names = ("shared_test_accuracy", "own_train_accuracy", "own_test_accuracy")
-    ours = [view.label(name) for name in view.engines() if name in parts.OURS and len(view.ok("time", name))]
-    return parts.table_of(
+    ours = [view.label(name) for name in view.engines() if name in INHERITING and len(view.ok("time", name))]
+    return row_helpers.table_of(
         view,
         "own_accuracy",
         ("shared_seeds", "own_seeds", *(field for name in names for field in (name, f"{name}_sd")), "differs", "words"),
         [
-            parts.accuracy_column("test, shared weights", "shared_test_accuracy"),
-            parts.accuracy_column("train, own weights", "own_train_accuracy"),
-            parts.accuracy_column("test, own weights", "own_test_accuracy"),
+            row_helpers.accuracy_column("test, shared weights", "shared_test_accuracy"),
+            row_helpers.accuracy_column("train, own weights", "own_train_accuracy"),
+            row_helpers.accuracy_column("test, own weights", "own_test_accuracy"),
             column("seeds", "own_seeds", lambda count: str(count) if count else MISSING),
         ],
         rows,
@@ -315,24 +257,23 @@ def _evaluated_note(view: View) -> list[str]:
 def variants(view: View) -> Table:
     """The paper's network and its variants: accuracy and loss after the last epoch, seconds of an epoch."""
     paper = view.paper
-    select.one_machine(view.variants["machine"], f"the variants of {paper.key}")
     titles = {variant.id: variant.title for variant in paper.variants}
     rows: list[Row] = []
     for engine in view.engines():
         planned = view.planned(engine, "variants")
-        found = view.variants[view.variants["engine"] == engine]
+        found = view.table("variants", engine)
         if not planned and not len(found) and any(view.planned(name, "variants") for name in view.engines()):
             continue  # this comparison is not planned for all engines
-        runs, base = view.ok("time", engine), parts.measured(view, engine, "variants")
+        runs, base = view.ok("time", engine), row_helpers.measured(view, engine, "variants")
         rows.append(
             {
                 **base,
                 "variant": "",
                 "network": "the paper's network",
                 "seeds": len(runs),
-                **parts.mean_and_spread("train_accuracy", runs["train_accuracy"]),
-                **parts.mean_and_spread("test_accuracy", runs["test_accuracy"]),
-                **parts.mean_and_spread("epoch_s", runs["later_epoch_seconds"]),
+                **row_helpers.mean_and_spread("train_accuracy", runs["train_accuracy"]),
+                **row_helpers.mean_and_spread("test_accuracy", runs["test_accuracy"]),
+                **row_helpers.mean_and_spread("epoch_s", runs["later_epoch_seconds"]),
             }
         )
         for name, title in titles.items():
@@ -344,21 +285,21 @@ def variants(view: View) -> Table:
                     "variant": name,
                     "network": title,
                     "seeds": of["key"].nunique(),
-                    **parts.mean_and_spread("train_accuracy", last["train_accuracy"]),
-                    **parts.mean_and_spread("test_accuracy", last["test_accuracy"]),
-                    **parts.mean_and_spread("epoch_s", later.groupby("key")["seconds"].mean()),
+                    **row_helpers.mean_and_spread("train_accuracy", last["train_accuracy"]),
+                    **row_helpers.mean_and_spread("test_accuracy", last["test_accuracy"]),
+                    **row_helpers.mean_and_spread("epoch_s", later.groupby("key")["seconds"].mean()),
                 }
             )
     names = ("train_accuracy", "test_accuracy", "epoch_s")
-    return parts.table_of(
+    return row_helpers.table_of(
         view,
         "variants",
         ("variant", "network", "seeds", *(field for name in names for field in (name, f"{name}_sd"))),
         [
             column("network", "network", align="left"),
-            parts.accuracy_column("train accuracy", "train_accuracy"),
-            parts.accuracy_column("test accuracy", "test_accuracy"),
-            parts.mean_column("epoch [s]", "epoch_s"),
+            row_helpers.accuracy_column("train accuracy", "train_accuracy"),
+            row_helpers.accuracy_column("test accuracy", "test_accuracy"),
+            row_helpers.mean_column("epoch [s]", "epoch_s"),
             column("seeds", "seeds", lambda count: str(count) if count else MISSING),
         ],
         rows,
@@ -382,13 +323,12 @@ def ablation_julia(view: View) -> Table:
 
 def _ablation(view: View, engine: str) -> Table:
     """Time and bytes with all techniques, without each one, with each one alone, and with none; and the claims."""
-    found = view.ablation[view.ablation["engine"] == engine]
-    select.one_machine(view.ablation["machine"], f"the ablation of {view.paper.key}")
+    found = view.table("ablation", engine)
     numbers = {
         (row["configuration"], "" if pd.isna(row["technique"]) else row["technique"]): row
         for _, row in found.iterrows()
     }
-    base = parts.measured(view, engine, "ablation")
+    base = row_helpers.measured(view, engine, "ablation")
     every, none = numbers.get(("all", "")), numbers.get(("none", ""))
     rows: list[Row] = [
         {**base, "technique": "", "system": "all on", **_cost("without", every, every)},
@@ -404,17 +344,17 @@ def _ablation(view: View, engine: str) -> Table:
                 **_cost("alone", numbers.get(("alone", name)), none),
             }
         )
-    for item in parts.reported(view.paper, "technique_time_saved", "technique_bytes_saved"):
+    for item in row_helpers.reported(view.paper, "technique_time_saved", "technique_bytes_saved"):
         what = "time" if "time" in item.quantity else "memory"
         stated = item.words or f"saves {percent(item.value)} of the {what}"
         rows.append(
-            {**parts.as_reported(view.paper, item), "words": f"{what}: {stated}", "stated_where": item.where}
-            | {"system": f"{parts.reported_name(item)}: {stated} ({item.where})"}
+            {**row_helpers.as_reported(view.paper, item), "words": f"{what}: {stated}", "stated_where": item.where}
+            | {"system": f"{row_helpers.reported_name(item)}: {stated} ({item.where})"}
         )
     fields = tuple(
         f"{kind}_{what}" for kind in ("without", "alone") for what in ("us", "time_factor", "bytes", "bytes_factor")
     )
-    return parts.table_of(
+    return row_helpers.table_of(
         view,
         f"ablation_{engine}",
         ("technique", *fields, "words"),
@@ -444,10 +384,10 @@ def _cost(kind: str, row: Any, base: Any) -> dict[str, float | None]:
     """A configuration's step and bytes, and their factors to those of a base."""
     if row is None:
         return {}
-    cost = {"us": float(row["microseconds_per_step"]), "bytes": parts.or_none(row["bytes_per_epoch"])}
+    cost = {"us": float(row["microseconds_per_step"]), "bytes": row_helpers.or_none(row["bytes_per_epoch"])}
     factors: dict[str, float | None] = {}
     for name, column_ in (("us", "microseconds_per_step"), ("bytes", "bytes_per_epoch")):
-        other = None if base is None else parts.or_none(base[column_])
+        other = None if base is None else row_helpers.or_none(base[column_])
         value = cost[name]
         factor = value / other if value is not None and other else None
         factors["time_factor" if name == "us" else "bytes_factor"] = factor
@@ -498,7 +438,7 @@ def claims(view: View) -> Table:
             "The verdict follows from the results: a claim holds when the last number found (a value, a ratio or a "
             "difference) lies within the limits. A statement is reproduced only where it holds for the engines that it "
             "names. Machines differ, so that only relations are tested.",
-            *parts.told_missing(missing),
+            *row_helpers.told_missing(missing),
         ),
         notice=view.notice,
         wide=True,

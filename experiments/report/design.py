@@ -16,8 +16,8 @@ from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 from bridge import spec, weights
 from bridge.adapters.numpy import NumpySession
 from bridge.engine import Optimizer
-from experiments.config import model_path
 from experiments.formats import size
+from experiments.papers import model_path
 from experiments.report import style
 from py_engine.ad.compile.tape import Tape
 

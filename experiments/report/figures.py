@@ -1,6 +1,6 @@
 """The figures of the report, each drawn by one producer from the tidy results.
 
-A producer takes the rows that one paper may show (`select.View`) and returns a matplotlib figure, or raises
+A producer takes the rows that one paper may show (`View`) and returns a matplotlib figure, or raises
 `NotDrawnError` with the reason; then a panel with that reason stands in its place. What a paper reports is drawn hollow
 or in a panel of its own, with its machine named, never as if it had been measured here.
 """
@@ -18,12 +18,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from experiments import data
-from experiments.config import Output, Reported
 from experiments.data.dataset import Dataset
 from experiments.formats import fixed, fraction, given, significant, size
+from experiments.measures.registry import WORDS
+from experiments.papers import Output, Reported
+from experiments.quantities import QUANTITIES
 from experiments.report import architecture as drawing
-from experiments.report import select, style
-from experiments.report.parts import (
+from experiments.report import style
+from experiments.report.row_helpers import (
     PARITY_TOLERANCE,
     REFERENCE,
     SCALED,
@@ -32,14 +34,18 @@ from experiments.report.parts import (
     of_memory,
     reported_name,
 )
-from experiments.report.select import MEASURE_NAMES, ReportError, View
 from experiments.report.style import COLUMN
+from experiments.report.view import ReportError, View
 
-Producer = Callable[[View], Figure]
+Producer = Callable[..., Figure]
 PRODUCERS: dict[str, Producer] = {}
 
 SYSTEMS = {"Own": "own", "PyTorch": "torch", "Flux": "flux", "TensorFlow": "tensorflow"}
 """How the rows that papers report are drawn: the look of the engine, or `own` for a paper's own."""
+
+
+VISIBLE = 0.01
+"""Curves that are nowhere farther apart than this share of the picture's height are drawn as one."""
 
 
 class NotDrawnError(ReportError):
@@ -56,7 +62,8 @@ def make(output: Output, view: View, stem: Path) -> str | None:
     """Draw the figure that a paper's file asks for as `<stem>.svg` and `.png`; the reason when it is not drawn."""
     with style.theme():
         try:
-            figure, reason = PRODUCERS[output.producer](view), None
+            asked = [output.quantities] if output.quantities else []
+            figure, reason = PRODUCERS[output.producer](view, *asked), None
         except NotDrawnError as error:
             figure, reason = _instead(str(error)), str(error)
         style.save(figure, stem, view.notice)
@@ -161,6 +168,32 @@ def recurrent_cell(view: View) -> Figure:
 
 
 @producer
+def bars(view: View, names: Sequence[str] = ("later_epoch_seconds",)) -> Figure:
+    """Any quantities of engines, which a paper's file names: a panel for each, with the spread over the runs."""
+    told = [QUANTITIES[name] for name in names]
+    engines = list(dict.fromkeys(engine for one in told for engine in _engines(view, one.measure)))
+    figure = style.new(COLUMN, len(told) * (0.55 + 0.24 * len(engines)))
+    panels = figure.subplots(len(told), 1, squeeze=False)[:, 0]
+    for axes, quantity in zip(panels, told, strict=True):
+        longest = 0.0
+        for position, engine in enumerate(engines):
+            value = quantity.value(view, engine)
+            if value is None:
+                continue
+            spread = _sd(np.atleast_1d(quantity.values(view, engine)))
+            look = {"color": style.look(engine).color, "edgecolor": "black", "linewidth": 0.5}
+            axes.barh(position, value, 0.7, xerr=spread or None, error_kw={"elinewidth": 0.8, "capsize": 2}, **look)
+            _beside(axes, value + spread, position, quantity.unit.show(value))
+            longest = max(longest, value + spread)
+        _rows(axes, [view.label(engine) for engine in engines])
+        axes.set_xlim(0, longest * 1.4 or 1)
+        unit = quantity.unit
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _, unit=unit: unit.number(value)))
+        axes.set_xlabel(f"{quantity.label}{f' [{unit.symbol}]' if unit.symbol else ''}")
+    return figure
+
+
+@producer
 def time_per_epoch(view: View) -> Figure:
     """Average time per epoch as bars with the spread over the seeds; reported times in a panel of their own."""
     engines = _engines(view, "time")
@@ -196,8 +229,7 @@ def time_per_epoch(view: View) -> Figure:
     if reported:
         axes.set_title("measured here", loc="left")
         _reported_bars(panels[1], reported)
-        where = f"reported by the paper (machine: {view.paper.environment.description})".replace(" GB", "\u00a0GB")
-        panels[1].set_title(textwrap.fill(where, 44), loc="left")
+        panels[1].set_title(_reported_where(view, 44), loc="left")
         panels[1].set_xlabel("seconds per epoch")
     return figure
 
@@ -244,29 +276,29 @@ def test_accuracy(view: View) -> Figure:
 
 @producer
 def memory_per_epoch(view: View) -> Figure:
-    """Bytes allocated in the first epoch and in each later one, as pairs of bars on a logarithmic axis."""
+    """Bytes allocated in the first epoch (filled) and in each later one (hollow), on a logarithmic axis."""
     engines = _engines(view, "memory")
-    figure = style.new(COLUMN, 0.55 + 0.36 * len(engines))
+    figure = style.new(COLUMN, 0.55 + 0.24 * len(engines))
     axes = figure.subplots()
-    pairs = {
-        engine: view.ok("memory", engine)[["bytes_first_epoch", "bytes_later_epochs"]].mean().clip(lower=1)
-        for engine in engines
-    }
-    everything = np.concatenate([pair.dropna() for pair in pairs.values()])
+    names = ("bytes_first_epoch", "bytes_later_epochs")
+    pairs = {engine: view.ok("memory", engine)[[*names]].mean().clip(lower=1).dropna() for engine in engines}
+    everything = np.concatenate([*pairs.values()])
     if not len(everything):
         raise NotDrawnError(f"no memory run of {view.paper.key} has counted its allocations")
     axes.set_xscale("log")
     for position, engine in enumerate(engines):
-        for offset, value, alpha in zip((-0.2, 0.2), pairs[engine], (1.0, 0.4), strict=True):
-            if np.isfinite(value):
-                color = style.look(engine).color
-                axes.barh(position + offset, value, 0.36, color=color, alpha=alpha, edgecolor="black", linewidth=0.5)
-                _beside(axes, value, position + offset, size(value))
-    axes.set_xlim(10 ** np.floor(np.log10(everything.min()) - 0.3), everything.max() * 8)
+        look, pair = style.look(engine), pairs[engine]
+        axes.plot(pair, [position] * len(pair), color=look.color, linewidth=0.8, alpha=0.6)
+        for name, value in pair.items():
+            filled = look.color if name == names[0] else "white"
+            axes.plot(value, position, look.marker, color=look.color, markerfacecolor=filled, markersize=4)
+        if len(pair):
+            _beside(axes, pair.max(), position, ", later ".join(size(value) for value in pair))
+    axes.set_xlim(10 ** np.floor(np.log10(everything.min()) - 0.3), everything.max() * 3e4)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value, trim=True)))
     axes.xaxis.set_minor_locator(NullLocator())
     _rows(axes, [view.label(engine) for engine in engines])
-    axes.set_xlabel("allocated: first epoch, each later one (pale)")
+    axes.set_xlabel("allocated: first epoch, each later one (hollow)")
     return figure
 
 
@@ -326,24 +358,30 @@ def _by_epoch(
     label: str,
     formatter: FuncFormatter,
 ) -> Figure:
-    """Groups of bars, one group for each epoch and one bar for each system."""
+    """A group for each epoch: bars from zero, or markers on a logarithmic axis, where a bar has no beginning."""
     figure = style.new(COLUMN, 2.1 + (1.5 if reported else 0))
     panels = np.atleast_1d(figure.subplots(2 if reported else 1, 1))
     groups: list[tuple[Axes, dict[str, pd.Series], bool]] = [(panels[0], measured, True)]
     if reported:
         groups.append((panels[1], reported, False))
-        where = f"reported by the paper (machine: {view.paper.environment.description})".replace(" GB", "\u00a0GB")
         panels[0].set_title("measured here", loc="left")
-        panels[1].set_title(textwrap.fill(where, 50), loc="left")
+        panels[1].set_title(_reported_where(view, 50), loc="left")
     for axes, systems, ours in groups:
         width = 0.84 / len(systems)
+        logarithmic = _scale(axes, np.concatenate([values.dropna() for values in systems.values()]))
         for index, (name, values) in enumerate(systems.items()):
-            color = style.look(name if ours else SYSTEMS.get(name, name)).color
-            looks = {"color": color} if ours else {"facecolor": "white", "edgecolor": color, "linestyle": "--"}
+            look = style.look(name if ours else SYSTEMS.get(name, name))
             places = values.index.to_numpy(dtype=float) + (index - (len(systems) - 1) / 2) * width
             text = view.label(name) if ours else "The paper's own" if name == "Own" else name
+            if logarithmic:
+                filled = look.color if ours else "white"
+                axes.plot(
+                    places, values, look.marker, color=look.color, markerfacecolor=filled, markersize=3, label=text
+                )
+                continue
+            hollow = {"facecolor": "white", "edgecolor": look.color, "linestyle": "--"}
+            looks = {"color": look.color} if ours else hollow
             axes.bar(places, values, 0.9 * width, label=text, linewidth=0.8, **looks)
-        _bar_scale(axes, np.concatenate([values.dropna() for values in systems.values()]))
         axes.yaxis.set_major_formatter(formatter)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel(label)
@@ -351,29 +389,29 @@ def _by_epoch(
         if not ours:
             axes.legend(loc="upper right", ncols=len(systems), bbox_to_anchor=(1.0, -0.16))
     panels[-1].set_xlabel("epoch", loc="left")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, panels[0])
     return figure
 
 
-def _bar_scale(axes: Axes, values: np.ndarray) -> None:
-    """Bars from zero where all of them can be seen so, else on a logarithmic axis that begins below the shortest."""
+def _scale(axes: Axes, values: np.ndarray) -> bool:
+    """An axis from zero where all values can be seen so, else a logarithmic one; whether it is that."""
     low, high = float(values.min()), float(values.max())
     if high <= 15 * low:
         axes.set_ylim(0, 1.08 * high)
         axes.yaxis.set_major_locator(MaxNLocator(4))
-        return
+        return False
     axes.set_yscale("log")
     axes.set_ylim(low / 2, 1.6 * high)
     decades = np.log10(high / low)
     axes.yaxis.set_major_locator(LogLocator(base=10 if decades < 4 else 100, subs=(1, 3) if decades < 1.8 else (1,)))
     axes.yaxis.set_minor_locator(NullLocator())
+    return True
 
 
 @producer
 def variants(view: View) -> Figure:
     """Test accuracy by epoch of the paper's network and of its variants, in a panel for each engine."""
-    select.one_machine(view.variants["machine"], f"the variants of {view.paper.key}")
-    engines = [engine for engine in view.engines() if (view.variants["engine"] == engine).any()]
+    engines = [engine for engine in view.engines() if len(view.table("variants", engine))]
     if not engines:
         raise NotDrawnError(f"variants of {view.paper.key}: not run")
     titles = {variant.id: variant.title for variant in view.paper.variants}
@@ -382,7 +420,7 @@ def variants(view: View) -> Figure:
     lines = zip(("-", "--", ":", "-."), ("o", "s", "^", "v"), strict=True)
     styles = dict(zip(["", *titles], lines, strict=False))
     for axes, engine in zip(panels, engines, strict=True):
-        rows = view.variants[view.variants["engine"] == engine]
+        rows = view.table("variants", engine)
         frames = {"": view.epochs_of("time", engine)}
         frames |= {name: rows[rows["variant"] == name] for name in titles}
         for name, frame in frames.items():
@@ -395,20 +433,19 @@ def variants(view: View) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.clean(axes)
     panels[0].set_ylabel("test accuracy")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, panels[0])
     return figure
 
 
 @producer
 def ablation(view: View) -> Figure:
     """How much longer a step takes without each technique, in each engine, on a logarithmic axis."""
-    select.one_machine(view.ablation["machine"], f"the ablation of {view.paper.key}")
-    engines = [engine for engine in view.engines() if (view.ablation["engine"] == engine).any()]
+    engines = [engine for engine in view.engines() if len(view.table("ablation", engine))]
     if not engines:
         raise NotDrawnError(f"ablation of {view.paper.key}: not run")
     factors: dict[str, pd.Series] = {}
     for engine in engines:
-        rows = view.ablation[view.ablation["engine"] == engine]
+        rows = view.table("ablation", engine)
         steps = rows.set_index(["configuration", rows["technique"].fillna("")])["microseconds_per_step"]
         factors[engine] = steps["without"] / steps["all", ""]
         factors[engine]["all of them"] = steps["none", ""] / steps["all", ""]
@@ -428,7 +465,7 @@ def ablation(view: View) -> Figure:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, trim=True)))
     _rows(axes, [name.replace("_", " ") for name in names])
     axes.set_xlabel("step time without the technique / with all of them")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, axes)
     return figure
 
 
@@ -439,24 +476,15 @@ def ablation(view: View) -> Figure:
 @producer
 def accuracy_over_epochs(view: View) -> Figure:
     """Training accuracy by epoch: measured with filled markers, reported hollow and dashed."""
-    engines = _engines(view, "time")
     figure = style.new(COLUMN, 2.9)
     axes = figure.subplots()
-    for engine in engines:
-        by_epoch = view.epochs_of("time", engine).groupby("epoch")["train_accuracy"]
-        mean, look = by_epoch.mean(), style.look(engine)
-        # Engines that agree draw the same line: the size of the markers keeps each of them visible.
-        axes.plot(
-            mean.index,
-            mean,
-            color=look.color,
-            marker=look.marker,
-            markersize=_nested(7, engines.index(engine), len(engines)),
-            label=view.label(engine),
-        )
-        spread = by_epoch.std()
+    for engines in _agreeing(view, _engines(view, "time"), ["train_accuracy"]):
+        _by_epoch_line(axes, view, engines, "train_accuracy")
+        by_epoch = view.epochs_of("time", engines[0]).groupby("epoch")["train_accuracy"]
+        mean, spread = by_epoch.mean(), by_epoch.std()
         if spread.notna().any():
-            axes.fill_between(mean.index, mean - spread, mean + spread, color=look.color, alpha=0.15, linewidth=0)
+            color = style.look(engines[0]).color
+            axes.fill_between(mean.index, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
     for item in view.paper.reported_for("train_accuracy"):
         if not item.by_epoch:
             continue
@@ -474,7 +502,7 @@ def accuracy_over_epochs(view: View) -> Figure:
     axes.set_xlabel("epoch")
     axes.set_ylabel("training accuracy")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, axes)
     style.clean(axes)
     return figure
 
@@ -482,58 +510,72 @@ def accuracy_over_epochs(view: View) -> Figure:
 @producer
 def loss_over_epochs(view: View) -> Figure:
     """Training and test loss after each epoch, mean over the seeds."""
-    engines = _engines(view, "time")
     figure = style.new(COLUMN, 2.0)
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, name, title in zip(panels, ("train_loss", "test_loss"), ("training", "test"), strict=True):
-        for engine in engines:
-            mean = view.epochs_of("time", engine).groupby("epoch")[name].mean()
-            look = style.look(engine)
-            marker_size = _nested(6, engines.index(engine), len(engines))
-            axes.plot(
-                mean.index,
-                mean,
-                color=look.color,
-                marker=look.marker,
-                markersize=marker_size,
-                label=view.label(engine),
-            )
+    names = ("train_loss", "test_loss")
+    groups = _agreeing(view, _engines(view, "time"), names)
+    for axes, name, title in zip(panels, names, ("training", "test"), strict=True):
+        for engines in groups:
+            _by_epoch_line(axes, view, engines, name)
         axes.set_title(title)
         axes.margins(0.1, 0.15)  # the markers are large beside so low a panel
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.clean(axes)
     panels[0].set_ylabel("loss")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, panels[0])
     return figure
+
+
+def _agreeing(view: View, engines: Sequence[str], names: Sequence[str]) -> list[list[str]]:
+    """Engines whose curves at the first seed are one line to the eye, together: those need no line each."""
+    curves = {}
+    for engine in engines:
+        epochs = view.epochs_of("time", engine)
+        curves[engine] = epochs[epochs["seed"] == epochs["seed"].min()].groupby("epoch")[[*names]].mean()
+    height = max(1e-9, float(pd.concat(curves.values()).max().max() - pd.concat(curves.values()).min().min()))
+    groups: list[list[str]] = []
+    for engine, curve in curves.items():
+        near = [group for group in groups if (curve - curves[group[0]]).abs().max().max() < VISIBLE * height]
+        if near:
+            near[0].append(engine)
+        else:
+            groups.append([engine])
+    return groups
+
+
+def _by_epoch_line(axes: Axes, view: View, engines: Sequence[str], name: str) -> None:
+    """The mean of a column by epoch, of the first of some engines that agree; the label counts the others."""
+    mean, look = view.epochs_of("time", engines[0]).groupby("epoch")[name].mean(), style.look(engines[0])
+    text = view.label(engines[0]) + (f" and {len(engines) - 1} more" if len(engines) > 1 else "")
+    axes.plot(mean.index, mean, color=look.color, marker=look.marker, markersize=5, label=text)
 
 
 @producer
 def loss_first_steps(view: View) -> Figure:
-    """Loss of the first steps at the lowest seed, and below it the difference from the reference over all seeds."""
+    """Loss of the first steps at the lowest seed, and below it the difference from the reference over all seeds.
+
+    Engines that agree within the tolerance have one line, the first one's.
+    """
     engines = [engine for engine in _engines(view, "time") if (view.steps["engine"] == engine).any()]
     if not engines:
         raise NotDrawnError(f"no run of {view.paper.key} has kept its first steps' losses")
     figure = style.new(COLUMN, 2.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.2, 1))
-    for index, engine in enumerate(engines):
-        steps = view.steps[view.steps["engine"] == engine]
-        steps = steps[steps["seed"] == steps["seed"].min()].sort_values("step")
+    for engine in engines:
         look = style.look(engine)
-        # The lines lie on each other, so each next one is thinner.
-        upper.plot(
-            steps["step"],
-            steps["loss"],
-            color=look.color,
-            linewidth=_nested(3.2, index, len(engines), 0.6),
-            label=view.label(engine),
-        )
+        difference = loss_differences(view, engine).groupby("step").max()
+        if engine == engines[0] or (difference > PARITY_TOLERANCE).any():
+            steps = view.steps[view.steps["engine"] == engine]
+            steps = steps[steps["seed"] == steps["seed"].min()].sort_values("step")
+            color = "black" if engine == engines[0] else look.color
+            upper.plot(steps["step"], steps["loss"], color=color, linewidth=1)
         if engine != REFERENCE:
-            difference = loss_differences(view, engine).groupby("step").max()
             difference = difference[difference > 0]  # equal to the last bit has no place on a logarithmic axis
-            lower.plot(difference.index, difference, look.marker, color=look.color, markersize=2)
+            label = view.label(engine)
+            lower.plot(difference.index, difference, look.marker, color=look.color, markersize=2, label=label)
     upper.set_ylabel("loss")
-    figure.legend(*upper.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, lower)
     lower.axhline(PARITY_TOLERANCE, color="black", linewidth=0.7, linestyle="--")
     lower.annotate(
         "tolerance",
@@ -555,15 +597,15 @@ def loss_first_steps(view: View) -> Figure:
 @producer
 def race(view: View) -> Figure:
     """Time per step of each round, and the median, for every engine and number of threads."""
-    if not len(view.race):
+    every = view.table("race")
+    if not len(every):
         raise NotDrawnError(f"no race was run: twingrad race {view.paper.key}")
-    select.one_machine(view.race["machine"], f"the race of {view.paper.key}")
-    engines = [engine for engine in view.engines() if (view.race["engine"] == engine).any()]
-    threads = sorted(view.race["threads"].unique(), reverse=True)
+    engines = [engine for engine in view.engines() if len(view.table("race", engine))]
+    threads = sorted(every["threads"].unique(), reverse=True)
     figure = style.new(COLUMN, 0.5 + (0.22 * len(engines) + 0.25) * len(threads))
     panels = np.atleast_1d(figure.subplots(len(threads), 1, sharex=True))
     for axes, count in zip(panels, threads, strict=True):
-        rounds = view.race[view.race["threads"] == count]
+        rounds = every[every["threads"] == count]
         medians = rounds.groupby("engine")["microseconds_per_step"].median()
         for position, engine in enumerate(engines):
             values = rounds.loc[rounds["engine"] == engine, "microseconds_per_step"]
@@ -580,7 +622,7 @@ def race(view: View) -> Figure:
             _beside(axes, values.max(), position, text)
         _rows(axes, [view.label(engine) for engine in engines])
         axes.set_title(f"{count} thread{'s' if count != 1 else ''} each", loc="left")
-    panels[-1].set_xlim(0, view.race["microseconds_per_step"].max() * 1.45)
+    panels[-1].set_xlim(0, every["microseconds_per_step"].max() * 1.45)
     panels[-1].set_xlabel(f"µs per step (ratio to {view.label(REFERENCE)})")
     return figure
 
@@ -588,14 +630,14 @@ def race(view: View) -> Figure:
 @producer
 def scaling(view: View) -> Figure:
     """Step time against batch size and sequence length, logarithmic, with a guide of linear growth."""
-    if not len(view.scaling):
+    points = view.table("scaling")
+    if not len(points):
         raise NotDrawnError(f"no scaling run: twingrad run {view.paper.key}")
-    select.one_machine(view.scaling["machine"], f"the scaling runs of {view.paper.key}")
-    present = {quantity: name for quantity, name in SCALED.items() if (view.scaling["quantity"] == quantity).any()}
+    present = {quantity: name for quantity, name in SCALED.items() if (points["quantity"] == quantity).any()}
     figure = style.new(COLUMN, 2.1)
     panels = np.atleast_1d(figure.subplots(1, len(present), sharey=True))
     for axes, (quantity, name) in zip(panels, present.items(), strict=True):
-        part = view.scaling[view.scaling["quantity"] == quantity]
+        part = points[points["quantity"] == quantity]
         for engine in view.engines():
             line = part[part["engine"] == engine].sort_values("value")
             if len(line):
@@ -614,7 +656,7 @@ def scaling(view: View) -> Figure:
         axes.set_xlabel(name.lower())
         style.clean(axes, "both")
     panels[0].set_ylabel("µs per step")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    _legend(figure, panels[0])
     return figure
 
 
@@ -628,13 +670,18 @@ def _engines(view: View, measure: str) -> list[str]:
     if not engines:
         reasons = dict.fromkeys(view.why_missing(engine, measure) or "" for engine in view.engines())
         why = "; ".join(filter(None, reasons)) or f"not planned in the profile {view.profile}"
-        raise NotDrawnError(f"{MEASURE_NAMES[measure]} of {view.paper.key}: {why}")
+        raise NotDrawnError(f"{WORDS[measure]} of {view.paper.key}: {why}")
     return engines
 
 
-def _nested(largest: float, index: int, count: int, least: float = 2.0) -> float:
-    """The size of the marker or line of one of `count` engines: those that agree lie on each other, ever smaller."""
-    return largest - (largest - least) * index / max(1, count - 1)
+def _legend(figure: Figure, axes: Axes) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+
+
+def _reported_where(view: View, width: int) -> str:
+    """The title of a panel with what the study reports."""
+    machine = view.paper.environment.description.replace(" GB", "\u00a0GB")
+    return textwrap.fill(f"reported by the paper (machine: {machine})", width)
 
 
 def _instead(reason: str) -> Figure:

@@ -33,8 +33,31 @@ def render(folder: Path) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.globals.update(sort_key=sort_key, picture=lambda name: _picture(folder / "figures" / name))
+    environment.globals.update(
+        headings=OVERVIEW,
+        overview=overview(document),
+        sort_key=sort_key,
+        picture=lambda name: _picture(folder / "figures" / name),
+    )
     return environment.get_template(TEMPLATE).render(report=document)
+
+
+OVERVIEW = ("study", "task", "test accuracy", "step: numpy", "step: Julia", "claims reproduced", "hold for ours")
+"""The headings of the first table: steps are ratios to PyTorch's, of our engines in the race with the most threads."""
+
+
+def overview(document: dict[str, Any]) -> list[list[str]]:
+    """A row for each study: what is in short found here."""
+    rows = []
+    for paper in document["papers"]:
+        texts = {name: entry["text"] for name, entry in paper["numbers"].items()}
+        races = [int(name.split(".")[1]) for name in texts if name.startswith("race.") and name.endswith(".rounds")]
+        ratios = [texts.get(f"race.{max(races, default=0)}.{name}.ratio", MISSING) for name in ("numpy", "julia")]
+        own = [int(texts.get(f"claims.ours.{verdict}", 0)) for verdict in ("holds", "does_not_hold")]
+        told = [int(texts.get(f"claims.{verdict}", 0)) for verdict in ("reproduced", "not_reproduced")]
+        shares = [f"{one} of {one + other}" if one + other else MISSING for one, other in (told, own)]
+        rows.append([paper["key"], paper["task"], texts.get("numpy.test_accuracy", MISSING), *ratios, *shares])
+    return rows
 
 
 def sort_key(cell: str) -> float | None:

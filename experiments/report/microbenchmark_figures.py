@@ -15,8 +15,8 @@ from experiments.microbenchmarks.measure import FORWARD_MODE
 from experiments.report import style
 from experiments.report.figures import NotDrawnError, producer
 from experiments.report.microbenchmarks import cited, medians, systems, time_of
-from experiments.report.select import View
 from experiments.report.style import COLUMN, PAGE
+from experiments.report.view import View
 
 MOST_ACROSS = 5
 """Panels side by side whose titles and times have room."""

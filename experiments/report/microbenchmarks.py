@@ -12,18 +12,15 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.config import Paper
 from experiments.formats import MISSING, nanoseconds, significant, size
 from experiments.microbenchmarks.functions import BENCHMARKS, CHUNKED, SMALL
 from experiments.microbenchmarks.measure import FORWARD_MODE
 from experiments.microbenchmarks.registry import SYSTEMS
-from experiments.report import select
-from experiments.report.parts import or_none, producer
-from experiments.report.select import View
+from experiments.papers import Paper
+from experiments.quantities import ALL
+from experiments.report.row_helpers import or_none, producer
 from experiments.report.table import Column, Row, Table, column, empty
-
-ALL = "all"
-"""The function of a claim that is about all of them: the geometric mean."""
+from experiments.report.view import View, one_machine
 
 DEFINITIONS = (
     "SINCOS: sin(cos(x)) of a number. LOOP: r = 1, then 500 times r = r sin(x), at x = 2. LOGSUMEXP: log(sum(exp(x))) "
@@ -95,7 +92,7 @@ def systems(view: View, suite: str) -> list[str]:
     """The systems of a suite in the order of the paper's file: measured, planned, or only known to be missing."""
     given = view.paper.microbenchmarks
     named = given.systems.value if given else []
-    found = view.microbenchmarks.loc[view.microbenchmarks["suite"] == suite, "engine"]
+    found = view.tables["microbenchmarks"].loc[view.tables["microbenchmarks"]["suite"] == suite, "engine"]
     planned = [name for name in named if name in SYSTEMS and suite in SYSTEMS[name].suites]
     return planned + sorted(set(found) - set(planned))
 
@@ -316,7 +313,9 @@ def missing_notes(view: View, suite: str) -> list[str]:
         if whole:
             reasons.setdefault(whole, []).append(view.label(name))
             continue
-        rows = view.microbenchmarks[(view.microbenchmarks["suite"] == suite) & (view.microbenchmarks["engine"] == name)]
+        rows = view.tables["microbenchmarks"][
+            (view.tables["microbenchmarks"]["suite"] == suite) & (view.tables["microbenchmarks"]["engine"] == name)
+        ]
         for reason, part in rows[rows["missing"].notna()].groupby("missing"):
             titles = dict.fromkeys(BENCHMARKS[item].title for item in part["benchmark"] if item in BENCHMARKS)
             reasons.setdefault(str(reason), []).append(f"{view.label(name)} ({', '.join(titles)})")
@@ -336,14 +335,16 @@ def missing_systems(view: View) -> list[tuple[str, str]]:
 
 def _why(view: View, suite: str, name: str) -> str:
     """Why a system has no number in a suite; empty when it has."""
-    rows = view.microbenchmarks[(view.microbenchmarks["suite"] == suite) & (view.microbenchmarks["engine"] == name)]
+    rows = view.tables["microbenchmarks"][
+        (view.tables["microbenchmarks"]["suite"] == suite) & (view.tables["microbenchmarks"]["engine"] == name)
+    ]
     if rows["missing"].isna().any():
         return ""
     if len(rows):
         return str(rows["missing"].iloc[-1]).partition("\n")[0]
     given = view.paper.microbenchmarks
-    if given and len(view.microbenchmarks):
-        profile = view.microbenchmarks["profile"].iloc[-1]
+    if given and len(view.tables["microbenchmarks"]):
+        profile = view.tables["microbenchmarks"]["profile"].iloc[-1]
         few = given.profile(profile).systems
         if few and name not in few.value:
             return f"not planned in profile {profile}"
@@ -387,12 +388,14 @@ def _both(header: str, name: str) -> Column:
 
 def _present(view: View, suite: str) -> pd.DataFrame:
     """The rows of a suite but for those that say what is missing."""
-    return view.microbenchmarks[(view.microbenchmarks["suite"] == suite) & view.microbenchmarks["missing"].isna()]
+    return view.tables["microbenchmarks"][
+        (view.tables["microbenchmarks"]["suite"] == suite) & view.tables["microbenchmarks"]["missing"].isna()
+    ]
 
 
 def _machine(view: View, suite: str) -> str:
     """The CPU model of a suite; MixedMachinesError where there are several."""
-    return select.one_machine(_present(view, suite)["machine"], f"the micro-benchmarks of {view.paper.key}")
+    return one_machine(_present(view, suite)["machine"], f"the micro-benchmarks of {view.paper.key}")
 
 
 def _nanoseconds(seconds: float | None) -> float | None:

@@ -21,13 +21,13 @@ from experiments.formats import (
     power_of_ten,
     scientific,
     significant,
-    size,
 )
 from experiments.microbenchmarks.functions import SMALL
 from experiments.microbenchmarks.registry import SYSTEMS
-from experiments.report import claims, microbenchmarks, parts
-from experiments.report.parts import PARITY_TOLERANCE, REFERENCE
-from experiments.report.select import View
+from experiments.quantities import ALL, QUANTITIES, saved
+from experiments.report import claims, microbenchmarks, row_helpers
+from experiments.report.row_helpers import PARITY_TOLERANCE, REFERENCE
+from experiments.report.view import View
 
 Numbers = dict[str, dict[str, Any]]
 """Name -> {"value": the number, "text": how it is printed}; names without a value are left out."""
@@ -38,7 +38,7 @@ def of_paper(view: View) -> Numbers:
     found: Numbers = {}
     for engine in view.engines():
         _add_engine(found, view, engine)
-    for threads in view.race["threads"].unique():
+    for threads in view.table("race")["threads"].unique():
         _add_race(found, view, int(threads))
     _add_agreement(found, view)
     _add_own(found, view)
@@ -62,7 +62,7 @@ def of_paper(view: View) -> Numbers:
             text = fraction(value, 3) if item.quantity.endswith("accuracy") else given(value)
             _add(found, f"{name}.{epoch}", value, text)
         if kind == "rerun":
-            _add(found, "rerun.source", parts.MEASURED_ONCE, f"{parts.MEASURED_ONCE}: {item.where}")
+            _add(found, "rerun.source", row_helpers.MEASURED_ONCE, f"{row_helpers.MEASURED_ONCE}: {item.where}")
     _add(found, "parity.tolerance", PARITY_TOLERANCE, power_of_ten(PARITY_TOLERANCE))
     return found
 
@@ -89,46 +89,32 @@ def of_runs(view: View) -> dict[str, Any]:
 
 def _add_engine(found: Numbers, view: View, engine: str) -> None:
     time, memory = view.ok("time", engine), view.ok("memory", engine)
-    epochs = view.epochs_of("time", engine)
     _add(found, f"{engine}.label", view.label(engine), view.label(engine))
     if len(time):
         _add(found, f"{engine}.seeds", len(time), str(len(time)))
-    average = epochs.groupby("key")["seconds"].mean().mean()
-    for name, value in (
-        ("epoch_s", average),
-        ("first_s", time["first_epoch_seconds"].mean()),
-        ("later_s", time["later_epoch_seconds"].mean()),
-        ("total_s", time["total_seconds"].mean()),
-        ("import_s", time["import_seconds"].mean()),
-    ):
-        _add(found, f"{engine}.{name}", value, significant)
+    for quantity in QUANTITIES.values():
+        if quantity.text:
+            _add(found, f"{engine}.{quantity.text}", quantity.value(view, engine), quantity.unit.number)
     for name in ("train_accuracy", "test_accuracy"):
-        _add(found, f"{engine}.{name}", time[name].mean(), fraction)
         _add(found, f"{engine}.{name}_sd", time[name].std(), fraction)
-    _add(found, f"{engine}.test_loss", time["test_loss"].mean(), fraction)
-    for epoch, value in epochs.groupby("epoch")["train_accuracy"].mean().items():
+    for epoch, value in view.epochs_of("time", engine).groupby("epoch")["train_accuracy"].mean().items():
         _add(found, f"{engine}.train_accuracy.{epoch}", value, lambda number: fraction(number, 3))
-    for name, value in (
-        ("bytes_first", memory["bytes_first_epoch"].mean()),
-        ("bytes_later", memory["bytes_later_epochs"].mean()),
-        ("bytes_total", parts.memory_of(view, engine)["total"]),
-        ("peak", memory["peak_rss_bytes"].mean()),
-    ):
-        _add(found, f"{engine}.{name}", value, size)
     if engine == REFERENCE:
         return
     reference = view.ok("time", REFERENCE)["later_epoch_seconds"].mean()
     _add(found, f"{engine}.later_ratio", time["later_epoch_seconds"].mean() / reference, fixed)
     bytes_of_reference = view.ok("memory", REFERENCE)["bytes_later_epochs"].mean()
     _add(found, f"{engine}.bytes_ratio", bytes_of_reference / memory["bytes_later_epochs"].mean(), _in_two_digits)
-    for quantity in parts.SCALED:
-        part = view.scaling[(view.scaling["quantity"] == quantity) & (view.scaling["engine"] == engine)]
-        _add(found, f"{engine}.growth.{quantity}", parts.scaling_exponent(part), fixed)
+    points = view.table("scaling", engine)
+    for scaled in row_helpers.SCALED:
+        exponent = row_helpers.scaling_exponent(points[points["quantity"] == scaled])
+        _add(found, f"{engine}.growth.{scaled}", exponent, fixed)
 
 
 def _add_race(found: Numbers, view: View, threads: int) -> None:
     """Median step times and paired ratios of the race at a number of threads."""
-    rounds = view.race[view.race["threads"] == threads]
+    rounds = view.table("race")
+    rounds = rounds[rounds["threads"] == threads]
     steps = rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")
     _add(found, f"race.{threads}.rounds", len(steps), str(len(steps)))
     for engine in steps:
@@ -137,11 +123,11 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
             if other in steps and engine != other:
                 ratios = (steps[engine] / steps[other]).dropna()
                 _add(found, f"race.{threads}.{engine}.{name}", ratios.median(), fixed)
-        rival = parts.best_rival(steps)
+        rival = row_helpers.best_rival(steps)
         if len(rival) and engine != rival.name:
             ratio = (steps[engine] / rival).dropna().median()
             _add(found, f"race.{threads}.{engine}.ratio_to_rival", ratio, fixed)
-    rival = parts.best_rival(steps)
+    rival = row_helpers.best_rival(steps)
     if len(rival):
         _add(found, f"race.{threads}.rival", view.label(str(rival.name)), view.label(str(rival.name)))
         for name in ("step_us", "ratio"):
@@ -162,18 +148,19 @@ def _add_own(found: Numbers, view: View) -> None:
 
 def _add_techniques(found: Numbers, view: View) -> None:
     """The share of time and of bytes, in per cent, that each technique saves, and all of them together."""
-    for engine in view.ablation["engine"].unique():
-        rows = view.ablation[(view.ablation["engine"] == engine) & (view.ablation["configuration"] == "without")]
-        for technique in (claims.ALL, *rows["technique"].unique()):
+    for engine in view.table("ablation")["engine"].unique():
+        rows = view.table("ablation", engine)
+        rows = rows[rows["configuration"] == "without"]
+        for technique in (ALL, *rows["technique"].unique()):
             for name, quantity in (("time_saved", "microseconds_per_step"), ("bytes_saved", "bytes_per_epoch")):
-                share = claims.saved(view, engine, technique, quantity)
+                share = saved(view, engine, technique, quantity)
                 text = "" if share is None else percent(share)
                 _add(found, f"technique.{engine}.{technique}.{name}", None if share is None else 100 * share, text)
 
 
 def _add_variants(found: Numbers, view: View) -> None:
     """Test accuracy and seconds of an epoch of every variant."""
-    for (engine, variant), rows in view.variants.groupby(["engine", "variant"]):
+    for (engine, variant), rows in view.table("variants").groupby(["engine", "variant"]):
         last, later = rows[rows["epoch"] == rows["epoch"].max()], rows[rows["epoch"] > 1]
         _add(found, f"variant.{variant}.{engine}.test_accuracy", last["test_accuracy"].mean(), fraction)
         _add(found, f"variant.{variant}.{engine}.later_s", later["seconds"].mean(), significant)
@@ -181,9 +168,9 @@ def _add_variants(found: Numbers, view: View) -> None:
 
 def _add_microbenchmarks(found: Numbers, view: View) -> None:
     """Gradients of small functions beside other systems', and the worst ratio of forward mode to C++."""
-    if not len(view.microbenchmarks):
+    if not len(view.tables["microbenchmarks"]):
         return
-    for of in (microbenchmarks.ALL, *SMALL):
+    for of in (ALL, *SMALL):
         times = {name: microbenchmarks.gradient_time(view, name, of) for name in SYSTEMS}
         for name, value in times.items():
             _add(found, f"micro.{of}.{name}.gradient", value, nanoseconds)
@@ -211,7 +198,7 @@ def _add_verdicts(found: Numbers, view: View) -> None:
 
 def _add_agreement(found: Numbers, view: View) -> None:
     """The largest difference of any engine from the reference, in step losses and in test accuracy."""
-    losses = {engine: parts.loss_differences(view, engine) for engine in view.engines() if engine != REFERENCE}
+    losses = {engine: row_helpers.loss_differences(view, engine) for engine in view.engines() if engine != REFERENCE}
     for engine, values in losses.items():
         _add(found, f"{engine}.max_loss_difference", values.max(), scientific)
     steps = max((values.index.get_level_values("step").nunique() for values in losses.values()), default=0)

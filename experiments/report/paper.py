@@ -15,7 +15,7 @@ from typing import Any
 
 from bridge.files import write_atomically
 from experiments import report
-from experiments.report.select import ReportError
+from experiments.report.view import ReportError
 from experiments.results import ResultsError, explain
 
 MAIN = "main.typ"

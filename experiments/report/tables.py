@@ -1,39 +1,43 @@
 """The tables of the report, each made by one producer from the tidy results.
 
-A producer takes the rows that one paper may show (`select.View`) and returns a `Table`. What a paper reports stands in
+A producer takes the rows that one paper may show (`View`) and returns a `Table`. What a paper reports stands in
 rows of its own, under a heading that says so and names its machine; it never shares a row with a measurement. An
 engine that has no number has a row all the same, and a note says why it is empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pandas as pd
 
-from experiments.config import MEASURES, Output, Setting
-from experiments.formats import MISSING, fixed, fraction, power_of_ten, scientific, significant, size
+from experiments.formats import MISSING, fixed, fraction, power_of_ten, scientific, significant
+from experiments.measures.registry import MEASURES, WORDS
+from experiments.papers import Output, Setting
+from experiments.quantities import BYTES, QUANTITIES
 from experiments.report import comparisons as comparisons  # its producers enter themselves
 from experiments.report import microbenchmarks as microbenchmarks  # and so do these
-from experiments.report import parts, select
-from experiments.report.parts import (
+from experiments.report import row_helpers
+from experiments.report.row_helpers import (
     PARITY_STEPS,
     PARITY_TOLERANCE,
     PRODUCERS,
     REFERENCE,
     SCALED,
+    Cell,
+    engine_table,
     loss_differences,
     producer,
     scaling_exponent,
 )
-from experiments.report.select import MEASURE_NAMES, View
 from experiments.report.table import Column, Row, Table, column, empty
+from experiments.report.view import View
 
 
 def make(output: Output, view: View) -> Table:
     """The table that a paper's file asks for, under its id and title there."""
-    table = PRODUCERS[output.producer](view)
+    table = PRODUCERS[output.producer](view, *([output.quantities] if output.quantities else []))
     title = output.title + (f" (the paper's {output.reproduces})" if output.reproduces else "")
     notes = (output.caption, *table.notes) if output.caption else table.notes
     return replace(table, id=output.id, title=title, notes=notes, producer=output.producer)
@@ -48,7 +52,7 @@ def settings(view: View) -> Table:
     """Every setting of the network and its training with the place it comes from."""
     paper = view.paper
     rows = [
-        {"setting": name, "value": parts.setting_text(item.value), "source": item.source, "note": item.note}
+        {"setting": name, "value": row_helpers.setting_text(item.value), "source": item.source, "note": item.note}
         for name, item in paper.settings()
     ]
     runs = view.planned_runs()
@@ -57,14 +61,14 @@ def settings(view: View) -> Table:
         stated |= {f"runs.{kind}.{name}": item for name, item in getattr(runs, kind).items()}
     for name, item in stated.items():
         if isinstance(item, Setting):
-            value = parts.setting_text(item.value)
+            value = row_helpers.setting_text(item.value)
             rows.append({"setting": name, "value": value, "source": item.source, "note": item.note})
     return Table(
         id="settings",
         title="Settings",
         fields=("setting", "value", "source", "note"),
         columns=(
-            column("setting", "setting", parts.plain_name, align="left"),
+            column("setting", "setting", row_helpers.plain_name, align="left"),
             column("value", "value", align="left"),
             column("source", "source", align="left"),
             Column("note", lambda row: str(row["note"]), align="left"),
@@ -88,19 +92,21 @@ def training_accuracy(view: View) -> Table:
         by_epoch = frame.groupby("epoch")["train_accuracy"]
         mean, spread = by_epoch.mean(), by_epoch.std()
         largest = max(largest, spread.fillna(0).max()) if len(spread) else largest
-        cells = {f"epoch_{epoch}": parts.at(mean, epoch) for epoch in epochs}
-        spreads = {f"epoch_{epoch}_sd": parts.at(spread, epoch) for epoch in epochs}
-        rows.append({**parts.measured(view, engine, "time"), "seeds": frame["key"].nunique(), **cells, **spreads})
-    for item in parts.reported(paper, "train_accuracy"):
+        cells = {f"epoch_{epoch}": row_helpers.at(mean, epoch) for epoch in epochs}
+        spreads = {f"epoch_{epoch}_sd": row_helpers.at(spread, epoch) for epoch in epochs}
+        rows.append({**row_helpers.measured(view, engine, "time"), "seeds": frame["key"].nunique(), **cells, **spreads})
+    for item in row_helpers.reported(paper, "train_accuracy"):
         cells = {f"epoch_{epoch}": value for epoch, value in enumerate(item.by_epoch, start=1)}
-        rows.append({**parts.as_reported(paper, item), **cells})
+        rows.append({**row_helpers.as_reported(paper, item), **cells})
     notes = ["Mean over the seeds, evaluated on the whole training set after the epoch."]
     if largest:
         notes.append(f"Largest standard deviation over the seeds: {fraction(largest)}.")
     notes += [
-        f"{parts.reported_name(item)}: {item.note}." for item in parts.reported(paper, "train_accuracy") if item.note
+        f"{row_helpers.reported_name(item)}: {item.note}."
+        for item in row_helpers.reported(paper, "train_accuracy")
+        if item.note
     ]
-    return parts.table_of(
+    return row_helpers.table_of(
         view,
         "training_accuracy",
         ("seeds", *(name for epoch in epochs for name in (f"epoch_{epoch}", f"epoch_{epoch}_sd"))),
@@ -114,142 +120,52 @@ def training_accuracy(view: View) -> Table:
 @producer
 def performance(view: View) -> Table:
     """The whole run of all epochs: training time, bytes allocated, test accuracy."""
-    paper = view.paper
-    rows: list[Row] = []
-    for engine in view.engines():
-        time, memory = view.ok("time", engine), parts.memory_of(view, engine)
-        rows.append(
-            {
-                **parts.measured(view, engine, "time", "memory"),
-                "seeds": len(time),
-                **parts.mean_and_spread("total_s", time["total_seconds"]),
-                "allocated_bytes": memory["total"],
-                **parts.mean_and_spread("test_accuracy", time["test_accuracy"]),
-            }
-        )
-    for row in parts.reported_rows(paper, ("seconds_total", "gibibytes_total", "test_accuracy")):
-        gibibytes = row.get("gibibytes_total")
-        rows.append(
-            {**row, "total_s": row.get("seconds_total"), "allocated_bytes": gibibytes and gibibytes * parts.GIB}
-        )
-    return parts.table_of(
-        view,
-        "performance",
-        ("seeds", "total_s", "total_s_sd", "allocated_bytes", "test_accuracy", "test_accuracy_sd", "words"),
-        [
-            parts.mean_column("time [s]", "total_s", "seconds_total"),
-            parts.bytes_column("allocated", "allocated_bytes", "gibibytes_total"),
-            parts.accuracy_column("test accuracy", "test_accuracy"),
-        ],
-        rows,
-        [
-            "Time is training alone, all epochs; evaluation, imports and start-up are not in it.",
-            "Time and allocation come from separate runs.",
-            *parts.seeds_note(view),
-            *parts.gibibytes_note(paper),
-        ],
-        "time",
-        "memory",
+    cells = (
+        Cell("total_s", "time [s]", "total_seconds", "seconds_total"),
+        Cell("allocated_bytes", "allocated", "bytes_all_epochs", "gibibytes_total", spread=False),
+        Cell("test_accuracy", "test accuracy", "test_accuracy", "test_accuracy"),
     )
+    notes = (
+        "Time is training alone, all epochs; evaluation, imports and start-up are not in it.",
+        "Time and allocation come from separate runs.",
+        *row_helpers.seeds_note(view),
+        *row_helpers.gibibytes_note(view.paper),
+    )
+    return engine_table(view, "performance", ("time", "memory"), cells, notes)
 
 
 @producer
 def summary(view: View) -> Table:
     """Average time per epoch, test accuracy after the last epoch, and bytes allocated in the first and later epochs."""
-    paper = view.paper
-    rows: list[Row] = []
-    for engine in view.engines():
-        time, memory = view.ok("time", engine), parts.memory_of(view, engine)
-        rows.append(
-            {
-                **parts.measured(view, engine, "time", "memory"),
-                "seeds": len(time),
-                **parts.mean_and_spread("epoch_s", parts.epoch_average(view, engine)),
-                **parts.mean_and_spread("test_accuracy", time["test_accuracy"]),
-                "test_accuracy_min": parts.or_none(time["test_accuracy"].min()),
-                "test_accuracy_max": parts.or_none(time["test_accuracy"].max()),
-                "bytes_first_epoch": memory["first"],
-                "bytes_later_epochs": memory["later"],
-            }
-        )
-    for row in parts.reported_rows(paper, ("seconds_per_epoch", "test_accuracy", "bytes_per_epoch")):
-        rows.append({**row, "epoch_s": row.get("seconds_per_epoch")})
-    return parts.table_of(
-        view,
-        "summary",
-        (
-            "seeds",
-            "epoch_s",
-            "epoch_s_sd",
-            "test_accuracy",
-            "test_accuracy_sd",
-            "test_accuracy_min",
-            "test_accuracy_max",
-            "bytes_first_epoch",
-            "bytes_later_epochs",
-            "words",
-        ),
-        [
-            column("seeds", "seeds"),
-            parts.mean_column("time per epoch [s]", "epoch_s", "seconds_per_epoch"),
-            parts.accuracy_column("test accuracy", "test_accuracy"),
-            parts.bytes_column("allocated, 1st epoch", "bytes_first_epoch", "bytes_per_epoch"),
-            parts.bytes_column("later epochs", "bytes_later_epochs"),
-        ],
-        rows,
-        [
-            f"Mean ± standard deviation over the seeds; time is the average of all {paper.training.epochs.value} "
-            "epochs of a run, the first included.",
-            "Time and allocation come from separate runs.",
-        ],
-        "time",
-        "memory",
-        wide=True,
+    cells = (
+        Cell("epoch_s", "time per epoch [s]", "average_epoch_seconds", "seconds_per_epoch"),
+        Cell("test_accuracy", "test accuracy", "test_accuracy", "test_accuracy", extremes=True),
+        Cell("bytes_first_epoch", "allocated, 1st epoch", "bytes_first_epoch", "bytes_per_epoch", spread=False),
+        Cell("bytes_later_epochs", "later epochs", "bytes_later_epochs", spread=False),
     )
+    notes = (
+        "Mean ± standard deviation over the seeds; time is the average of all "
+        f"{view.paper.training.epochs.value} epochs of a run, the first included.",
+        "Time and allocation come from separate runs.",
+    )
+    return engine_table(view, "summary", ("time", "memory"), cells, notes, seeds="column", wide=True)
 
 
 @producer
 def epoch_times(view: View) -> Table:
     """Start-up, first epoch and the average of the later ones; with and without the evaluation."""
-    paper = view.paper
-    rows: list[Row] = []
-    for engine in view.engines():
-        time, epochs = view.ok("time", engine), view.epochs_of("time", engine)
-        later = epochs[epochs["epoch"] > 1].groupby("key")["seconds_with_evaluation"].mean()
-        rows.append(
-            {
-                **parts.measured(view, engine, "time"),
-                "seeds": len(time),
-                **parts.mean_and_spread("import_s", time["import_seconds"]),
-                **parts.mean_and_spread("first_epoch_s", time["first_epoch_seconds"]),
-                **parts.mean_and_spread("later_epochs_s", time["later_epoch_seconds"]),
-                **parts.mean_and_spread("later_epochs_with_evaluation_s", later),
-            }
-        )
-    rows += [
-        {**row, "later_epochs_s": row.get("seconds_per_epoch")}
-        for row in parts.reported_rows(paper, ("seconds_per_epoch",))
-    ]
-    names = ("import_s", "first_epoch_s", "later_epochs_s", "later_epochs_with_evaluation_s")
-    return parts.table_of(
-        view,
-        "epoch_times",
-        ("seeds", *(field for name in names for field in (name, f"{name}_sd")), "words"),
-        [
-            parts.mean_column("start-up [s]", "import_s"),
-            parts.mean_column("first epoch [s]", "first_epoch_s"),
-            parts.mean_column("later epochs [s]", "later_epochs_s", "seconds_per_epoch"),
-            parts.mean_column("with evaluation [s]", "later_epochs_with_evaluation_s"),
-        ],
-        rows,
-        [
-            "The first epoch contains everything that is built or compiled for it; start-up is the import of the "
-            "engine's packages in a fresh process; evaluation is that of the test data.",
-            *parts.seeds_note(view),
-        ],
-        "time",
-        wide=True,
+    cells = (
+        Cell("import_s", "start-up [s]", "import_seconds"),
+        Cell("first_epoch_s", "first epoch [s]", "first_epoch_seconds"),
+        Cell("later_epochs_s", "later epochs [s]", "later_epoch_seconds", "seconds_per_epoch"),
+        Cell("later_epochs_with_evaluation_s", "with evaluation [s]", "later_evaluated_seconds"),
     )
+    notes = (
+        "The first epoch contains everything that is built or compiled for it; start-up is the import of the "
+        "engine's packages in a fresh process; evaluation is that of the test data.",
+        *row_helpers.seeds_note(view),
+    )
+    return engine_table(view, "epoch_times", ("time",), cells, notes, wide=True)
 
 
 @producer
@@ -257,45 +173,47 @@ def race(view: View) -> Table:
     """Time per step with the engines alternating; the ratio to the reference is paired within each round."""
     paper = view.paper
     rows: list[Row] = []
-    for threads in sorted(view.race["threads"].unique(), reverse=True) or [None]:
-        rounds = view.race if threads is None else view.race[view.race["threads"] == threads]
-        select.one_machine(rounds["machine"], f"the race of {paper.key}")
+    every = view.table("race")
+    for threads in sorted(every["threads"].unique(), reverse=True) or [None]:
+        rounds = every if threads is None else every[every["threads"] == threads]
         table = rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")
         for engine in view.engines():
             steps = table[engine].dropna() if engine in table else pd.Series(dtype=float)
             ratios = (table[engine] / table[REFERENCE]).dropna() if {engine, REFERENCE} <= set(table) else steps[:0]
-            rival = parts.best_rival(table)
+            rival = row_helpers.best_rival(table)
             against = (table[engine] / rival).dropna() if engine in table and len(rival) else steps[:0]
             if threads is None or len(steps) or engine in paper.engine_names():
                 rows.append(
                     {
-                        **parts.measured(view, engine, "race"),
+                        **row_helpers.measured(view, engine, "race"),
                         "threads": threads,
-                        "group": parts.threads_heading(view, threads),
+                        "group": row_helpers.threads_heading(view, threads),
                         "rounds": len(steps),
-                        **parts.quartiles("step_us", steps),
-                        **parts.quartiles("ratio", ratios),
+                        **row_helpers.quartiles("step_us", steps),
+                        **row_helpers.quartiles("ratio", ratios),
                         "rival": rival.name if len(rival) else None,
-                        **parts.quartiles("rival_ratio", against),
+                        **row_helpers.quartiles("rival_ratio", against),
                     }
                 )
     label = view.label(REFERENCE)
-    return parts.table_of(
+    return row_helpers.table_of(
         view,
         "race",
         (
             *("threads", "rounds", "rival"),
-            *(field for name in ("step_us", "ratio", "rival_ratio") for field in parts.quartile_fields(name)),
+            *(field for name in ("step_us", "ratio", "rival_ratio") for field in row_helpers.quartile_fields(name)),
         ),
         [
-            Column("step [µs]", lambda row: parts.quartile_text(row, "step_us", significant)),
+            Column("step [µs]", lambda row: row_helpers.quartile_text(row, "step_us", significant)),
             Column(
                 f"ratio to {label}",
-                lambda row: "1" if row["engine"] == REFERENCE else parts.quartile_text(row, "ratio", fixed),
+                lambda row: "1" if row["engine"] == REFERENCE else row_helpers.quartile_text(row, "ratio", fixed),
             ),
             Column(
                 "ratio to best rival",
-                lambda row: "1" if row["engine"] == row["rival"] else parts.quartile_text(row, "rival_ratio", fixed),
+                lambda row: (
+                    "1" if row["engine"] == row["rival"] else row_helpers.quartile_text(row, "rival_ratio", fixed)
+                ),
             ),
             column("rounds", "rounds", lambda value: str(value) if value else MISSING),
         ],
@@ -313,67 +231,43 @@ def race(view: View) -> Table:
 @producer
 def allocations(view: View) -> Table:
     """Bytes allocated in the first epoch, in each later one and in all; nothing about resident memory."""
-    paper = view.paper
-    rows: list[Row] = []
-    for engine in view.engines():
-        memory = parts.memory_of(view, engine)
-        rows.append(
-            {
-                **parts.measured(view, engine, "memory"),
-                "seeds": len(view.ok("memory", engine)),
-                "bytes_first_epoch": memory["first"],
-                "bytes_later_epochs": memory["later"],
-                "bytes_total": memory["total"],
-            }
-        )
-    for row in parts.reported_rows(paper, ("gibibytes_total", "bytes_per_epoch", "gibibytes_per_epoch")):
-        total, later = row.get("gibibytes_total"), row.get("gibibytes_per_epoch")
-        rows.append(
-            {**row, "bytes_total": total and total * parts.GIB, "bytes_later_epochs": later and later * parts.GIB}
-        )
-    return parts.table_of(
-        view,
-        "allocations",
-        ("seeds", "bytes_first_epoch", "bytes_later_epochs", "bytes_total", "words"),
-        [
-            parts.bytes_column("first epoch", "bytes_first_epoch", "bytes_per_epoch"),
-            parts.bytes_column("later epochs", "bytes_later_epochs", "gibibytes_per_epoch"),
-            parts.bytes_column("all epochs", "bytes_total", "gibibytes_total"),
-        ],
-        rows,
-        [
-            "The sum of all allocations of an epoch, freed or not, as an allocation profiler counts them; what stays "
-            "resident is another figure, in a table of its own.",
-            *parts.gibibytes_note(paper),
-        ],
-        "memory",
+    cells = (
+        Cell("bytes_first_epoch", "first epoch", "bytes_first_epoch", "bytes_per_epoch", spread=False),
+        Cell("bytes_later_epochs", "later epochs", "bytes_later_epochs", "gibibytes_per_epoch", spread=False),
+        Cell("bytes_total", "all epochs", "bytes_all_epochs", "gibibytes_total", spread=False),
     )
+    notes = (
+        "The sum of all allocations of an epoch, freed or not, as an allocation profiler counts them; what stays "
+        "resident is another figure, in a table of its own.",
+        *row_helpers.gibibytes_note(view.paper),
+    )
+    return engine_table(view, "allocations", ("memory",), cells, notes)
 
 
 @producer
 def peak_memory(view: View) -> Table:
     """Peak resident memory of training; nothing about bytes allocated."""
-    rows: list[Row] = [
-        {
-            **parts.measured(view, engine, "memory"),
-            "seeds": len(view.ok("memory", engine)),
-            **parts.mean_and_spread("peak_rss_bytes", view.ok("memory", engine)["peak_rss_bytes"]),
-        }
-        for engine in view.engines()
-    ]
-    return parts.table_of(
-        view,
-        "peak_memory",
-        ("seeds", "peak_rss_bytes", "peak_rss_bytes_sd"),
-        [column("peak resident", "peak_rss_bytes", size)],
-        rows,
-        [
-            "The process's high-water mark (VmHWM), reset after imports and data, before the model is built; it "
-            "contains the imported packages and the data. Taken in a run of its own.",
-            *parts.copies_note(view),
-        ],
-        "memory",
+    notes = (
+        "The process's high-water mark (VmHWM), reset after imports and data, before the model is built; it "
+        "contains the imported packages and the data. Taken in a run of its own.",
+        *row_helpers.copies_note(view),
     )
+    return engine_table(
+        view, "peak_memory", ("memory",), [Cell("peak_rss_bytes", "peak resident", "peak_rss_bytes")], notes
+    )
+
+
+@producer
+def quantities(view: View, names: Sequence[str] = ("later_epoch_seconds", "test_accuracy", "peak_rss_bytes")) -> Table:
+    """Any quantities of engines, which a paper's file names."""
+    told = [QUANTITIES[name] for name in names]
+    units = {one.name: f" [{one.unit.symbol}]" if one.unit.symbol and one.unit is not BYTES else "" for one in told}
+    cells = [
+        Cell(one.name, f"{one.label}{units[one.name]}", one.name, spread=one.unit is not BYTES and not one.about)
+        for one in told
+    ]
+    measures = tuple(dict.fromkeys(one.measure for one in told))
+    return engine_table(view, "quantities", measures, cells, ["Means over the runs."], seeds="")
 
 
 @producer
@@ -382,22 +276,22 @@ def parity(view: View) -> Table:
     rows: list[Row] = []
     for engine in view.engines():
         losses = loss_differences(view, engine)
-        accuracy = parts.accuracy_differences(view, engine)
+        accuracy = row_helpers.accuracy_differences(view, engine)
         rows.append(
             {
-                **parts.measured(view, engine, "time"),
+                **row_helpers.measured(view, engine, "time"),
                 "seeds": losses.index.get_level_values("seed").nunique(),
                 "steps": losses.index.get_level_values("step").nunique(),
-                "max_loss_difference": parts.or_none(losses.max()),
+                "max_loss_difference": row_helpers.or_none(losses.max()),
                 "tolerance": PARITY_TOLERANCE,
                 "within_tolerance": bool(losses.max() <= PARITY_TOLERANCE) if len(losses) else None,
-                "max_test_accuracy_difference": parts.or_none(accuracy.max()),
+                "max_test_accuracy_difference": row_helpers.or_none(accuracy.max()),
             }
         )
     rows = [row for row in rows if row["engine"] != REFERENCE]
     steps = max((row["steps"] for row in rows), default=0) or PARITY_STEPS
     label = view.label(REFERENCE)
-    return parts.table_of(
+    return row_helpers.table_of(
         view,
         "parity",
         (
@@ -431,8 +325,8 @@ def parity(view: View) -> Table:
 @producer
 def scaling(view: View) -> Table:
     """Step time of every engine against batch size and sequence length, and how steeply it grows."""
-    frame = view.scaling
-    machine = select.one_machine(frame["machine"], f"the scaling runs of {view.paper.key}")
+    frame = view.table("scaling")
+    machine = view.machine(["scaling"])
     where = f", {machine}" if machine else ": nothing was run"
     rows: list[Row] = []
     growth: list[Row] = []
@@ -443,7 +337,7 @@ def scaling(view: View) -> Table:
             continue
         table = part.pivot_table(index="value", columns="engine", values="microseconds_per_step")
         for value, times in table.iterrows():
-            cells = {f"{engine}_us": parts.at(times, engine) for engine in view.engines()}
+            cells = {f"{engine}_us": row_helpers.at(times, engine) for engine in view.engines()}
             rows.append({**common, "group": f"{name}: step [µs]{where}", "value": value, **cells})
         exponents = {
             f"{engine}_exponent": scaling_exponent(part[part["engine"] == engine]) for engine in view.engines()
@@ -475,7 +369,7 @@ def scaling(view: View) -> Table:
         group="group",
         notes=(
             "The exponent is the slope between neighbouring values on logarithmic axes; 1 is growth in proportion.",
-            *parts.missing_notes(view, ("scaling",), view.engines()),
+            *row_helpers.missing_notes(view, ("scaling",), view.engines()),
         ),
         notice=view.notice,
     )
@@ -493,14 +387,14 @@ def missing(view: View) -> Table:
                 rows.append(
                     {
                         "row": view.label(engine),
-                        "measure": MEASURE_NAMES[measure],
+                        "measure": WORDS[measure],
                         "reason": reason,
                     }
                 )
     for engine, reason in view.absent().items():
         rows.append({"row": view.label(engine), "measure": "everything", "reason": reason})
     for name, reason in microbenchmarks.missing_systems(view):
-        rows.append({"row": name, "measure": MEASURE_NAMES["microbenchmarks"], "reason": reason})
+        rows.append({"row": name, "measure": WORDS["microbenchmarks"], "reason": reason})
     named = {item.row for item in paper.reported if item.kind == "paper"}
     stood_for = {engine.reported_as for engine in paper.engines}
     for name in sorted(named - stood_for):
@@ -530,16 +424,16 @@ def provenance(view: View) -> Table:
         runs = pd.concat([view.ok(measure, engine) for measure in ("time", "memory")])
         rows.append(
             {
-                **parts.measured(view, engine, "time"),
-                "version": parts.distinct(runs["framework_version"]),
-                "engine_digest": parts.distinct(runs["engine_digest"].map(parts.short)),
-                "commit": parts.distinct(runs.apply(parts.commit_of, axis=1)) if len(runs) else "",
-                "threads": parts.distinct(runs["threads"]),
-                "blas": parts.distinct(runs["blas"]),
-                "python": parts.distinct(runs["python"]),
-                "dtype": parts.distinct(runs["dtype"]),
-                "dataset_digest": parts.distinct(runs["dataset_digest"].map(parts.short)),
-                "created": parts.days(runs["created"]),
+                **row_helpers.measured(view, engine, "time"),
+                "version": row_helpers.distinct(runs["framework_version"]),
+                "engine_digest": row_helpers.distinct(runs["engine_digest"].map(row_helpers.short)),
+                "commit": row_helpers.distinct(runs.apply(row_helpers.commit_of, axis=1)) if len(runs) else "",
+                "threads": row_helpers.distinct(runs["threads"]),
+                "blas": row_helpers.distinct(runs["blas"]),
+                "python": row_helpers.distinct(runs["python"]),
+                "dtype": row_helpers.distinct(runs["dtype"]),
+                "dataset_digest": row_helpers.distinct(runs["dataset_digest"].map(row_helpers.short)),
+                "created": row_helpers.days(runs["created"]),
             }
         )
     names = (
@@ -553,7 +447,7 @@ def provenance(view: View) -> Table:
         "dataset_digest",
         "created",
     )
-    return parts.table_of(
+    return row_helpers.table_of(
         view,
         "provenance",
         names,

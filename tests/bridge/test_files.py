@@ -270,7 +270,7 @@ TO_THEIR_OWN_FOLDERS = {
     "bridge/worker_process.py": "the worker's temporary folder",
     "experiments/benchmarks/engines.py": "a temporary folder",
     "experiments/microbenchmarks/process.py": "the system's temporary folder",
-    "experiments/workspace.py": "the sweep's own folder of work",
+    "experiments/run_arrays.py": "the sweep's own folder of work",
 }
 """Modules that write by other means, and where; nobody but the process itself puts anything there."""
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from experiments import report
-from experiments.report import select
-from experiments.report.select import View
+from experiments.report.view import View, paper_view
 from experiments.results import Tidy
 
 
@@ -42,7 +41,7 @@ def view_of(fake: ModuleType, views: dict[bytes, View], tmp_path: Path) -> Calla
     def make(*sweeps: Any, paper: str = "mnist-rnn-e") -> View:
         shown = hashlib.sha256(repr((paper, sweeps)).encode()).digest()
         if shown not in views:  # most tests look at one of a few sweeps
-            views[shown] = select.view(fake.about(paper), Tidy.load(fake.write(tmp_path / "results", *sweeps)))
+            views[shown] = paper_view(fake.about(paper), Tidy.load(fake.write(tmp_path / "results", *sweeps)))
         return views[shown]
 
     return make

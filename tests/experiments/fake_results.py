@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.config import Paper, load_paper, papers
 from experiments.microbenchmarks.functions import CHUNKED, SMALL
 from experiments.microbenchmarks.measure import FORWARD_MODE
 from experiments.microbenchmarks.registry import SYSTEMS
+from experiments.papers import Paper, load_paper, paper_keys
 from experiments.results import COLUMNS
 
 CPU = "Invented CPU 9000"
@@ -137,7 +137,7 @@ def rows(
                 "engine_digest": " ".join(["e" * 64] * len(engines)),
             }
         )
-    for shown in map(about, papers()):
+    for shown in map(about, paper_keys()):
         if shown.microbenchmarks and paper in (shown.key, shown.runs_of_paper):
             _add_microbenchmarks(found, base | {"paper": shown.key}, shown.microbenchmarks.systems.value)
     return found

@@ -18,8 +18,9 @@ from experiments import archive
 from experiments import results as module
 from experiments.archive import ArchiveError
 from experiments.cli import invoke
-from experiments.config import load_paper
-from experiments.report import select, tables
+from experiments.papers import load_paper
+from experiments.report import tables
+from experiments.report.view import paper_view
 from experiments.results import COLUMNS, COMMITTED, SCHEMA, Record, Results, ResultsError, Tidy
 
 COMMITTED_RESULTS = Path(__file__).resolve().parents[2] / "paper" / "results"
@@ -307,12 +308,12 @@ def test_records_of_the_first_schema_make_tables(packed: bool, tmp_path: Path) -
         assert len(results.records()) == len(made) == 10
         results.write_tidy()
     assert results.tidy_is_current()
-    view = select.view(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
+    view = paper_view(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
     assert set(view.ok("time")["cpu_model"]) == {"AMD EPYC"} and view.ok("time")["blas"].notna().any()
-    assert len(view.race) and len(view.scaling) and len(view.ok("memory"))
+    assert len(view.table("race")) and len(view.table("scaling")) and len(view.ok("memory"))
     for name in ("performance", "race", "provenance"):
         assert any(row.get("engine") == "torch" for row in tables.PRODUCERS[name](view).rows)
-    assert len(select.view(load_paper("imdb-cnn-c"), Tidy.load(tmp_path)).microbenchmarks)
+    assert len(paper_view(load_paper("imdb-cnn-c"), Tidy.load(tmp_path)).table("microbenchmarks"))
 
 
 def test_tidy_files_of_the_first_schema_make_tables(tmp_path: Path) -> None:
@@ -323,7 +324,7 @@ def test_tidy_files_of_the_first_schema_make_tables(tmp_path: Path) -> None:
     for path in Results(tmp_path).tidy.glob("*.csv"):
         frame = pd.read_csv(path, dtype=str)
         frame.drop(columns=[name for name in older if name in frame]).to_csv(path, index=False)
-    view = select.view(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
+    view = paper_view(load_paper("mnist-rnn-e"), Tidy.load(tmp_path))
     assert {row.get("machine") for row in tables.PRODUCERS["performance"](view).rows} >= {"AMD EPYC"}
 
 

@@ -21,7 +21,8 @@ import pytest
 
 from bridge import engine
 from bridge.engine import Availability, Registered
-from experiments import cli, config
+from experiments import cli, papers
+from experiments.measures.registry import MEASURES
 from experiments.report import Built
 from experiments.results import COMMITTED, Results
 
@@ -108,7 +109,7 @@ def test_the_command_alone_shows_its_help(twingrad: Any) -> None:
 def test_help_tells_of_every_measure(twingrad: Any) -> None:
     measures = twingrad("run", "--help").out.partition("Measures:")[2].partition("Examples:")[0]
     told = re.findall(r"^    (\w+) +\S", measures, flags=re.MULTILINE)
-    assert told == [*config.MEASURES]
+    assert told == [*MEASURES]
 
 
 def test_the_module_is_the_same_command() -> None:
@@ -130,7 +131,7 @@ def test_the_module_is_the_same_command() -> None:
         (["run", "mnist-rnn-e", "--engines", "numpy,torhc"], "did you mean 'torch'"),
         (["run", "mnist-rnn-e", "--engines", "numpy,,torch"], "empty name"),
         (["run", "mnist-rnn-e", "--engines", "numpy,numpy"], "names something twice"),
-        (["run", "mnist-rnn-e", "--measure", "speed"], "no measure 'speed'; measures: time, own, variants"),
+        (["run", "mnist-rnn-e", "--measure", "speed"], "no measure 'speed'; measures: time, memory, own"),
         (["run", "mnist-rnn-e", "--seeds", "0"], "'0' is not a whole number from 1"),
         (["run", "mnist-rnn-e", "--profile", "half"], "'half' is not one of 'full', 'quick'"),
         (["run", "mnist-rnn-e", "--data-dir", "/nowhere"], "/nowhere"),
@@ -238,7 +239,7 @@ def test_list_names_everything_and_why_an_engine_is_not_available(
     monkeypatch.setattr(Registered, "availability", without_torch)
     said = twingrad("list", "--json", "list.json")
     assert said.code == 0
-    for name in (*config.papers(), *engine.names(), *config.models()):
+    for name in (*papers.paper_keys(), *engine.names(), *papers.models()):
         assert name in said.out
     assert re.search(r"torch .* no +torch is not installed", said.out)
     rows = json.loads(Path("list.json").read_text())["rows"]
@@ -314,10 +315,10 @@ def test_a_mistake_is_in_the_json_too(twingrad: Any) -> None:
 
 
 def test_a_failed_run_is_recorded_and_ends_with_1(twingrad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    paper = config.load_paper("mnist-rnn-e")
+    paper = papers.load_paper("mnist-rnn-e")
     wild = paper.training.learning_rate.model_copy(update={"value": 1e30})
     diverging = paper.model_copy(update={"training": paper.training.model_copy(update={"learning_rate": wild})})
-    monkeypatch.setattr(config, "load_paper", lambda _: diverging)
+    monkeypatch.setattr(cli, "load_paper", lambda _: diverging)
     said = twingrad(*run_some("--seeds", "1", "--json", "run.json"))
     assert said.code == 1
     assert re.search(r"^error: mnist-rnn-e manual time: .*(NaN|nan|inf|Inf).*step", said.err, re.MULTILINE)
@@ -331,12 +332,12 @@ def test_an_engine_of_the_paper_that_is_missing_is_left_out_with_its_reason(
     twingrad: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "experiments.run.engines.ENGINES",
+        "experiments.sweep.engines.ENGINES",
         {**engine.ENGINES, "torch": Registered("torch", "PyTorch", "bridge.adapters.torch:X", ("no-such-package",))},
     )
-    paper = config.load_paper("mnist-rnn-e")
+    paper = papers.load_paper("mnist-rnn-e")
     only_torch = paper.model_copy(update={"engines": [row for row in paper.engines if row.name == "torch"]})
-    monkeypatch.setattr(config, "load_paper", lambda _: only_torch)
+    monkeypatch.setattr(cli, "load_paper", lambda _: only_torch)
     said = twingrad("run", "mnist-rnn-e", "--measure", "time", "--seeds", "1", "--threads", "1")
     assert said.code == 0
     assert re.search(r"left out: mnist-rnn-e torch time: .*no-such-package is not installed", said.out)
@@ -356,7 +357,7 @@ def test_an_interrupted_run_says_what_is_kept_and_resumes(
         out, err = process.communicate(timeout=60)
     assert process.returncode == code
     kept = int(re.search(r"interrupted: (\d+) of 50 runs are finished and kept", out)[1])  # type: ignore[index]
-    assert "give the same command again" in out
+    assert "run the same command again" in out
     assert "Traceback" not in out + err
     assert len(list((tmp_path / "results" / "raw").glob("*.json"))) == kept >= 1
     assert json.loads(Path("run.json").read_text())["errors"] == ["interrupted"]
@@ -410,7 +411,7 @@ def test_a_model_is_drawn_with_its_shapes_and_parameters(twingrad: Any) -> None:
     assert "mnist-cnn: 8 layers, 86,070 parameters (344 kB in float32)" in said.out
     rows = json.loads(Path("check.json").read_text())["rows"]
     assert [row["layer"] for row in rows][:2] == ["image", "conv"] and rows[1]["output"] == [6, 26, 26]
-    for name in config.models():
+    for name in papers.models():
         assert twingrad("check", name).code == 0
 
 
@@ -423,7 +424,7 @@ def test_a_model_is_drawn_with_its_shapes_and_parameters(twingrad: Any) -> None:
     ],
 )
 def test_what_is_wrong_in_a_model_is_named_by_its_key(key: str, value: str, expected: str, twingrad: Any) -> None:
-    text = config.model_path("mnist-rnn").read_text()
+    text = papers.model_path("mnist-rnn").read_text()
     assert key in text
     Path("net.toml").write_text(text.replace(key, value))
     said = twingrad("check", "net.toml")
@@ -582,7 +583,7 @@ def test_rows_that_do_not_fit_are_refused(
 
 
 def test_weights_of_another_network_are_refused(twingrad: Any, rows: Path) -> None:
-    text = config.model_path("mnist-rnn").read_text().replace("units = 64", "units = 32")
+    text = papers.model_path("mnist-rnn").read_text().replace("units = 64", "units = 32")
     Path("small.toml").write_text(text)
     base = ["--data", rows, "--engine", "manual", "--epochs", "1", "--threads", "1"]
     assert twingrad("train", "small.toml", *base, "--save", "small.safetensors").code == 0
@@ -605,8 +606,8 @@ def test_reproduce_makes_everything_from_the_sample_and_says_so(
     report = tmp_path / "results" / "report"
     pdf = report / "paper.pdf"
     assert pdf.read_bytes().startswith(b"%PDF") and pdf.stat().st_mtime > start - 1
-    for key in config.papers():
-        paper = config.load_paper(key)
+    for key in papers.paper_keys():
+        paper = papers.load_paper(key)
         for output in paper.tables:
             assert list((report / "tables").glob(f"{key}-{output.id}.csv"))
         for output in paper.figures:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from bridge.errors import TwinGradError
-from experiments import cli, config, records, report, run
-from experiments.report import ReportError, select, tables
+from experiments import cli, papers, records, report, summary
+from experiments.measures.registry import RECORDED
+from experiments.report import ReportError, tables
+from experiments.report.view import paper_view
 from experiments.results import (
     COLUMNS,
     SCHEMA,
@@ -52,9 +54,11 @@ def record(measure: str = "time") -> dict[str, Any]:
         "scaling": {"scaling": [{"quantity": "batch_size", "value": 10, "microseconds_per_step": 2.0}]},
         "ablation": {"ablation": [{"configuration": "all", "technique": "", "microseconds_per_step": 2.0, "steps": 3}]},
         "variants": {"variants": [{"variant": "static", "model": "m", **epochs[0]}]},
-        records.MICRO: {
+        "microbenchmarks": {
             "entrants": {"numpy": entrant},
-            records.MICRO: [timed | {"benchmark": "b", "size": 1, "chunk": 0, "what": "forward", "nanoseconds": 2.0}],
+            "microbenchmarks": [
+                timed | {"benchmark": "b", "size": 1, "chunk": 0, "what": "forward", "nanoseconds": 2.0}
+            ],
         },
     }
     about = {"paper": "mnist-rnn-e", "engine": "numpy", "label": "TwinGrad numpy", "seed": 0, "measure": measure}
@@ -68,7 +72,7 @@ def record(measure: str = "time") -> dict[str, Any]:
     }
 
 
-MEASURES = [*config.MEASURES, records.MICRO]
+MEASURES = [*RECORDED]
 
 
 @pytest.fixture
@@ -87,9 +91,8 @@ def use(results: Results) -> list[str]:
     with results.locked() as notes:
         loaded = results.records()
         results.write_tidy()
-    run.rows(loaded)
-    run.summary(loaded)
-    run.growth(loaded)
+    summary.rows(loaded)
+    summary.tables(loaded)
     Tidy.load(results.root)
     return notes
 
@@ -118,8 +121,7 @@ def read_to_the_end(found: dict[str, Any]) -> None:
     current = found if found["schema"] == SCHEMA else _as_current(found)
     for name, rows in tidy_rows([current]).items():
         _csv(COLUMNS[name], rows)
-    run.summary([current])
-    run.growth([current])
+    summary.tables([current])
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -284,7 +286,7 @@ def damage(path: Path, source: random.Random) -> None:
 
 def test_tables_damaged_at_random_are_reported_or_refused(fake: Any, tmp_path: Path) -> None:
     source = random.Random(19)
-    paper = config.load_paper("mnist-rnn-e")
+    paper = papers.load_paper("mnist-rnn-e")
     base = fake.write(tmp_path, fake.rows(seeds=1, engines=("numpy", "torch")))
     good = {name: (base / "tidy" / f"{name}.csv").read_bytes() for name in COLUMNS}
     outcomes = {"reported": 0, "refused": 0}
@@ -294,7 +296,7 @@ def test_tables_damaged_at_random_are_reported_or_refused(fake: Any, tmp_path: P
         damage(path, source)
         try:
             with report._foreseen(paper):
-                view = select.view(paper, Tidy.load(base))
+                view = paper_view(paper, Tidy.load(base))
                 tables.make(paper.tables[source.randrange(len(paper.tables))], view)
             outcomes["reported"] += 1
         except TwinGradError as error:
@@ -333,7 +335,8 @@ def test_a_repeated_row_is_named_with_the_first_one_and_its_table(name: str, res
         with pytest.raises(TidyError, match=said):
             Tidy.load(results.root)
     path.write_text("\n".join([header, *lines, ""]))
-    assert lines and len(getattr(Tidy.load(results.root), name)) == len(lines)
+    tidy = Tidy.load(results.root)
+    assert lines and len((vars(tidy) | tidy.tables)[name]) == len(lines)
 
 
 def test_a_fifo_among_the_records_is_not_waited_for(results: Results) -> None:

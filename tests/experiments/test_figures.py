@@ -18,22 +18,23 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from bridge import spec as model_spec
-from experiments import config, report
-from experiments.config import Output, load_paper
+from experiments import papers, report
 from experiments.data import SAMPLE_LABEL
+from experiments.papers import Output, load_paper
 from experiments.report import architecture, figures, style
 from experiments.report.figures import NotDrawnError
-from experiments.report.select import MixedMachinesError, ReportError, View
+from experiments.report.row_helpers import PARITY_TOLERANCE, loss_differences
+from experiments.report.view import MixedMachinesError, ReportError, View
 
 ViewOf = Callable[..., View]
 NEEDS_RUNS = sorted(set(figures.PRODUCERS) - {"architecture", "recurrent_cell", "dataset_examples", "review_examples"})
-ASKED_FOR = [(key, item.producer) for key in config.papers() for item in load_paper(key).figures]
+ASKED_FOR = [(key, item.producer) for key in papers.paper_keys() for item in load_paper(key).figures]
 """Every figure that a paper names."""
 
 
 def suited(producer: str) -> str:
     """A paper that asks for a figure: mnist-rnn-e where it does."""
-    return "mnist-rnn-e" if ("mnist-rnn-e", producer) in ASKED_FOR else dict(map(reversed, ASKED_FOR))[producer]
+    return next((key for key, name in reversed(ASKED_FOR) if name == producer), "mnist-rnn-e")
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +162,25 @@ def test_measured_is_filled_and_reported_is_hollow_and_dashed(fake: ModuleType, 
         hollow = line.get_markerfacecolor() == "white" and line.get_linestyle() == "--"
         assert hollow == (name in reported), name
     assert list(reported["Flux (reported)"].get_ydata()) == [0.891, 0.919, 0.930, 0.938, 0.944]
-    assert lines["PyTorch"].get_color() == reported["PyTorch (reported)"].get_color()
+    assert reported["PyTorch (reported)"].get_color() == style.look("torch").color
+
+
+def test_engines_that_agree_have_one_line_and_others_their_own(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows("mnist-rnn-d", seeds=1)
+    for item in sweep["epochs"]:
+        if item["measure"] == "time":
+            item["train_accuracy"] = 0.5 + 0.05 * item["epoch"] + (0.1 if item["engine"] == "jax" else 0)
+    axes = drawn("accuracy_over_epochs", view_of(sweep, paper="mnist-rnn-d")).axes[0]
+    labels = [str(line.get_label()) for line in axes.lines]
+    assert labels == [f"TwinGrad numpy and {len(fake.LABELS) - 2} more", "JAX"]
+
+
+def test_a_logarithmic_axis_has_no_bars(fake: ModuleType, view_of: ViewOf) -> None:
+    view = view_of(fake.rows("imdb-cnn-a", seeds=1), paper="imdb-cnn-a")
+    for name in ("time_by_epoch", "memory_by_epoch", "memory_per_epoch"):
+        for axes in drawn(name, view).axes:
+            scales = (axes.get_xscale(), axes.get_yscale())
+            assert "log" not in scales or not axes.patches, name
 
 
 def test_reported_times_have_a_panel_and_an_axis_of_their_own(fake: ModuleType, view_of: ViewOf) -> None:
@@ -189,8 +208,10 @@ def test_the_guide_of_the_scaling_figure_is_linear(fake: ModuleType, view_of: Vi
 
 
 def test_differences_of_the_loss_are_drawn_with_their_tolerance(fake: ModuleType, view_of: ViewOf) -> None:
-    upper, lower = drawn("loss_first_steps", view_of(fake.rows(seeds=2))).axes
-    assert len(upper.lines) == len(fake.LABELS)
+    view = view_of(fake.rows(seeds=2))
+    upper, lower = drawn("loss_first_steps", view).axes
+    apart = [name for name in view.engines() if (loss_differences(view, name) > PARITY_TOLERANCE).any()]
+    assert len(upper.lines) == 1 + len({*apart} - {view.engines()[0]}), "those that agree have one line"
     assert len(lower.lines) == len(fake.LABELS), "all others against the reference, and the tolerance"
     assert 1e-4 in {float(np.atleast_1d(line.get_ydata())[0]) for line in lower.lines}
 
@@ -318,10 +339,10 @@ def test_a_network_without_a_vanilla_cell_has_none_to_draw() -> None:
         architecture.cell(spec)
 
 
-@pytest.mark.parametrize("name", sorted(config.models()))
+@pytest.mark.parametrize("name", sorted(papers.models()))
 def test_every_network_that_comes_with_the_project_can_be_drawn(name: str) -> None:
     with style.theme():
-        assert texts(architecture.network(model_spec.load(config.model_path(name))))
+        assert texts(architecture.network(model_spec.load(papers.model_path(name))))
 
 
 # ----------------------------------------------------------------------------------------------------------

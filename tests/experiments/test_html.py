@@ -53,6 +53,15 @@ def test_every_table_and_figure_is_shown(page: Any, document: dict[str, Any], co
     assert complaints == []
 
 
+def test_the_page_opens_on_all_studies(page: Any, document: dict[str, Any]) -> None:
+    rows = page.locator("#overview tbody tr")
+    assert rows.count() == len(document["papers"])
+    for index, paper in enumerate(document["papers"]):
+        cells = rows.nth(index).locator("td").all_inner_texts()
+        assert cells[0] == paper["key"] and cells[2] == paper["numbers"]["numpy.test_accuracy"]["text"]
+        assert rows.nth(index).locator("a").get_attribute("href") == f"#{paper['key']}"
+
+
 def test_nothing_is_wider_than_the_window(page: Any) -> None:
     for width in (1280, 420):
         page.set_viewport_size({"width": width, "height": 900})

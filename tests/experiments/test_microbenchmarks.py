@@ -17,16 +17,16 @@ import pytest
 from rich.console import Console
 
 from bridge.engine import availability
-from experiments.config import ConfigError, load_paper
 from experiments.microbenchmarks import measure, process, sweep
 from experiments.microbenchmarks import registry as systems
 from experiments.microbenchmarks.functions import BENCHMARKS, CHUNKED, SMALL, benchmark, flat, read, shapes_of
 from experiments.microbenchmarks.measure import Sizes
 from experiments.microbenchmarks.process import Process, UnsupportedError, WrongGradientError, largest_error
 from experiments.microbenchmarks.registry import FOLDER, SYSTEMS, BenchmarkError, Found, System
+from experiments.papers import PaperFileError, load_paper
 from experiments.progress import Progress
 from experiments.report import claims, microbenchmarks, tables
-from experiments.report.select import View
+from experiments.report.view import View
 from experiments.results import Results, Tidy
 from experiments.sources import SOURCES
 
@@ -329,7 +329,7 @@ def test_a_suite_is_recorded_once_with_where_it_comes_from(results: Results, mon
     assert [set(record["blas"]) for record in first] == [{"manual", "numpy-compiled"}, {"numpy-compiled"}]
     tidy = Tidy.load(results.root)
     assert tidy.runs.empty, "no engine of a paper's tables was trained"
-    rows = tidy.microbenchmarks
+    rows = tidy.tables["microbenchmarks"]
     assert set(rows["engine"]) == {"manual", "numpy-compiled"}
     assert (rows["paper"] == "imdb-cnn-c").all() and (rows["threads"] == 1).all()
     assert (
@@ -351,7 +351,7 @@ def test_a_system_that_is_not_there_has_a_row_with_the_reason(
     monkeypatch.setattr(systems, "_found", lambda system: Found({}, _why(system)))
     (record,) = run(results, [dataclasses.replace(job, systems=("manual", "zygote"))])
     assert record["status"] == "ok" and sweep.absent(record) == ["Zygote: no Zygote here"]
-    rows = Tidy.load(results.root).microbenchmarks
+    rows = Tidy.load(results.root).tables["microbenchmarks"]
     assert list(rows.loc[rows["engine"] == "zygote", "missing"]) == ["no Zygote here"]
 
 
@@ -385,7 +385,7 @@ def test_systems_are_asked_for_by_name() -> None:
     paper = load_paper("imdb-cnn-c")
     with pytest.raises(BenchmarkError, match="no system 'caffe'; systems: numpy-eager"):
         sweep.plan(paper, "sample", ["caffe"])
-    with pytest.raises(ConfigError, match="mnist-rnn-e has no micro-benchmarks; papers that have: imdb-cnn-c"):
+    with pytest.raises(PaperFileError, match="mnist-rnn-e has no micro-benchmarks; papers that have: imdb-cnn-c"):
         sweep.plan(load_paper("mnist-rnn-e"))
     assert sweep.of_engines(paper, "full", ["numpy", "torch"]) == ["numpy-eager", "numpy-compiled", "torch"]
 
@@ -448,8 +448,10 @@ def test_tables_without_any_run_show_what_is_cited_and_say_so(fake: ModuleType, 
 
 
 def test_gradients_by_chunk_size_name_their_own_rounds(view: View) -> None:
-    rows = view.microbenchmarks[(view.microbenchmarks["chunk"] == 0) | (view.microbenchmarks["round"] == 1)]
-    fewer = dataclasses.replace(view, microbenchmarks=rows)
+    rows = view.table("microbenchmarks")[
+        (view.table("microbenchmarks")["chunk"] == 0) | (view.table("microbenchmarks")["round"] == 1)
+    ]
+    fewer = dataclasses.replace(view, tables={**view.tables, "microbenchmarks": rows})
     count = int(rows["round"].max())
     assert count > 1
     assert any(
@@ -480,7 +482,7 @@ def test_a_run_of_few_systems_does_not_take_the_place_of_a_whole_one(fake: Modul
         for row in whole["microbenchmarks"]
         if row["suite"] == "gradients" and row["engine"] == "torch"
     ]
-    rows = view_of(whole, few, paper="imdb-cnn-c").microbenchmarks
+    rows = view_of(whole, few, paper="imdb-cnn-c").table("microbenchmarks")
     assert "few" not in set(rows["key"])
 
 

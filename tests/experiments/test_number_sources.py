@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from experiments import config
-from experiments.config import Paper, load_paper
-from experiments.report import figures, numbers, parts, table, tables
-from experiments.report.select import ReportError, View
+from experiments import papers
+from experiments.papers import Paper, file, load_paper
+from experiments.report import figures, numbers, row_helpers, table, tables
+from experiments.report.view import ReportError, View
 from experiments.results import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPERS = config.papers()
+PAPERS = papers.paper_keys()
 ViewOf = Callable[..., View]
 
 UNIT = r"(?:%|s\b|µs|ms\b|ns\b|minutes?|hours?|[kMGT]?i?B\b|bytes|times\b|percent|points?\b)"
@@ -61,14 +60,14 @@ DRAWN_FROM = {
 """Figures without a measured number, and what they are drawn from."""
 
 
-def producers(paper: Paper) -> dict[str, parts.Producer]:
+def producers(paper: Paper) -> dict[str, row_helpers.Producer]:
     """What makes the tables of a study."""
-    return {output.producer: parts.PRODUCERS[output.producer] for output in paper.tables}
+    return {output.producer: row_helpers.PRODUCERS[output.producer] for output in paper.tables}
 
 
 def test_every_producer_is_used_by_a_study() -> None:
     used = {name for key in PAPERS for name in producers(load_paper(key))}
-    assert set(parts.PRODUCERS) - used <= {"peak_memory"}, "what no study uses is not tested here"
+    assert set(row_helpers.PRODUCERS) - used <= {"peak_memory"}, "what no study uses is not tested here"
 
 
 def cells(made: table.Table) -> Iterator[tuple[str, table.Row, str]]:
@@ -126,7 +125,7 @@ def in_file(paper: Paper, kind: str) -> list[float]:
     found = []
     for item in paper.reported:
         if (item.kind == "paper") == (kind == "reported"):
-            factor = parts.UNITS.get(item.quantity.partition("_")[0], 1.0)
+            factor = row_helpers.UNITS.get(item.quantity.partition("_")[0], 1.0)
             values = [*item.by_epoch, *([] if item.value is None else [item.value])]
             found += [value * scale for value in values for scale in (1.0, factor)]
             found += [float(epoch) for epoch in range(1, len(item.by_epoch) + 1)]
@@ -159,7 +158,7 @@ def test_a_number_with_a_record_changes_with_it(fake: ModuleType, view_of: ViewO
 @pytest.mark.parametrize("key", ["imdb-cnn-a", "mnist-rnn-e"])
 def test_every_export_of_a_table_labels_what_was_measured_once(key: str, view_of: ViewOf) -> None:
     view = view_of({name: [] for name in COLUMNS}, paper=key)
-    label = parts.MEASURED_ONCE.partition(" ")[2]
+    label = row_helpers.MEASURED_ONCE.partition(" ")[2]
     found = 0
     for producer in producers(view.paper).values():
         made = producer(view)
@@ -235,8 +234,8 @@ OF_THE_FILES: dict[str, str] = {}
 
 @pytest.mark.parametrize("key", PAPERS)
 def test_a_paper_s_file_has_measured_numbers_only_where_a_source_stands(key: str) -> None:
-    """In `[[reported]]`, `[[cited]]` and `[[claims]]`, which have `where`, and in settings with a source."""
-    content = tomllib.loads((config.PAPERS_DIR / f"{key}.toml").read_text(encoding="utf-8"))
+    """In what it reports, cites and claims, which have `where`, and in settings with a source."""
+    content = file.document((papers.PAPERS_DIR / f"{key}.toml").read_text(encoding="utf-8"))
     for kind in ("reported", "cited", "claims"):
         assert all(item["where"] for item in content.get(kind, ()))
     rest = {

@@ -10,8 +10,8 @@ import pytest
 
 from bridge import engine, weights
 from bridge.errors import TwinGradError, WeightsError
-from experiments import cli, config, network
-from experiments.config import ConfigError
+from experiments import cli, papers
+from experiments.papers import PaperFileError, network
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,6 +49,69 @@ def test_the_documented_paper_runs_and_is_reported(folder: Path, capsys: pytest.
     assert (report / "paper.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_a_paper_of_the_first_release_is_read_as_it_was(folder: Path) -> None:
+    """It says everything itself, and the defaults of today's papers are none of its own."""
+    new, path = papers.load_paper(folder / "my-study.toml"), folder / "old" / "my-study.toml"
+    path.parent.mkdir()
+    path.write_text(FIRST.replace("my-net.toml", "../my-net.toml"), encoding="utf-8")
+    old = papers.load_paper(path)
+    assert (old.network, old.tables, old.figures) == (new.network, new.tables, new.figures)
+    values = [{name: setting.value for name, setting in paper.settings() if "own." not in name} for paper in (old, new)]
+    assert values[0] == values[1]
+    assert (old.runs.full.seeds, old.runs.quick.measures) == (new.runs.full.seeds, old.runs.full.measures)
+    assert (old.runs.full.engine_seeds, old.own, old.environment) == ({}, {}, new.environment)
+
+
+FIRST = """
+format = "twingrad-paper"
+version = 1
+key = "my-study"
+title = "A small network of my own"
+authors = ["Me"]
+task = "digits by one hidden layer"
+model = "my-net.toml"                          # beside this file; or the name of a model of `twingrad list`
+dataset = "mnist"
+environment = { description = "my machine" }
+reported = []                                  # a study of your own has no numbers of others to show
+
+[[engines]]
+name = "numpy"
+
+[network]                                      # held against the model before anything runs
+hidden_units = { value = 16, source = "ours" }
+activation = { value = "relu", source = "ours" }
+
+[training]
+optimizer = { value = "sgd", source = "ours" }
+learning_rate = { value = 0.1, source = "ours" }
+batch_size = { value = 100, source = "ours" }
+epochs = { value = 1, source = "ours" }
+shuffle = { value = true, source = "ours" }
+pixels = { value = "0 to 1", source = "ours" }
+dtype = { value = "float32", source = "ours" }
+threads = { value = 1, source = "ours" }
+
+[runs.full]
+seeds = { value = 1, source = "ours" }
+measures = { value = ["time"], source = "ours" }
+memory_seeds = { value = 1, source = "ours" }
+memory_threads = { value = 1, source = "ours" }
+race_rounds = { value = 2, source = "ours" }
+race_threads = { value = [1], source = "ours" }
+
+[[tables]]
+id = "results"
+producer = "epoch_times"
+title = "Time and accuracy"
+
+[[figures]]
+id = "network"
+producer = "architecture"
+title = "The network"
+"""
+"""The example of CONTRIBUTING.md in version 0.1.0."""
+
+
 def problem(folder: Path, old: str, new: str, file: str = "my-study") -> str:
     """What is said of the paper after a change."""
     path = folder / f"{file}.toml"
@@ -64,18 +127,18 @@ def problem(folder: Path, old: str, new: str, file: str = "my-study") -> str:
     ("old", "new", "expected"),
     [
         ("[network]", "[pretrained]\nhiden = { value = 'g', source = 'ours' }\n[network]", "pretrained.hiden: model"),
-        ("value = 16,", "value = 32,", "network.hidden_units: found 32, and the model has 16"),
+        ("hidden_units = 16", "hidden_units = 32", "network.hidden_units: found 32, and the model has 16"),
         ('"relu"', '"tanh"', "network.activation: found 'tanh', and the model has 'relu'"),
         ("hidden_units =", "hiden_units =", "network.hiden_units: unknown key"),
-        ("hidden_units = { value = 16", "kernel = { value = 3", "network.kernel: the model has no layer with"),
-        ("hidden_units = { value = 16", '"hidden.bias" = { value = false', "network.hidden.bias: found False, and"),
+        ("hidden_units = 16", "kernel = 3", "network.kernel: the model has no layer with"),
+        ("hidden_units = 16", '"hidden.bias" = false', "network.hidden.bias: found False, and"),
         ('"epoch_times"', '"epoch_time"', 'tables[0] (id "results").producer: nothing produces \'epoch_time\' (did'),
         ('"architecture"', '"architect"', 'figures[0] (id "network").producer: nothing produces'),
         ('"my-net.toml"', '"other.toml"', "other.toml: there is no such file"),
         ('"my-net.toml"', '"mnist-rn"', "no model 'mnist-rn' (did you mean 'mnist-rnn'?)"),
         ('dataset = "mnist"', 'dataset = "mnst"', "dataset: no data set 'mnst' (did you mean 'mnist'?)"),
         ("[network]", "[data]\nlength = { value = 3, source = 'ours' }\n[network]", "data.length: mnist has no"),
-        ('name = "numpy"', 'name = "nunpy"', "engines[0].name: no engine 'nunpy' (did you mean 'numpy'?)"),
+        ('["numpy"]', '["nunpy"]', "engines[0].name: no engine 'nunpy' (did you mean 'numpy'?)"),
         ('model = "my-net', 'runs_of_paper = "mnist"\nmodel = "my-net', "runs_of_paper: no paper 'mnist'"),
     ],
 )  # fmt: skip
@@ -92,14 +155,14 @@ def test_a_mistake_in_the_model_names_the_models_file(folder: Path) -> None:
 def test_the_key_of_a_paper_that_comes_along_is_taken(folder: Path) -> None:
     text = (folder / "my-study.toml").read_text(encoding="utf-8").replace('"my-study"', '"mnist-cnn"')
     (folder / "mnist-cnn.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match="a paper that comes with TwinGrad has it"):
-        config.load_paper(folder / "mnist-cnn.toml")
+    with pytest.raises(PaperFileError, match="a paper that comes with TwinGrad has it"):
+        papers.load_paper(folder / "mnist-cnn.toml")
 
 
-@pytest.mark.parametrize("key", config.papers())
+@pytest.mark.parametrize("key", papers.paper_keys())
 def test_every_fact_of_every_paper_is_held_against_its_model(key: str) -> None:
     """Each one, changed, is found to be wrong: none is compared with itself or not at all."""
-    paper = config.load_paper(key)
+    paper = papers.load_paper(key)
     for name, setting in paper.network.items():
         assert network.disagreement(name, setting.value, paper.spec()) is None
         for other in ("nothing", -1, [], [setting.value, -1]):
@@ -109,7 +172,7 @@ def test_every_fact_of_every_paper_is_held_against_its_model(key: str) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["hidden.weight", "output.bias"])
 def test_weights_that_are_not_finite_are_refused_by_name(value: float, name: str, folder: Path) -> None:
-    spec = config.load_paper(folder / "my-study.toml").spec()
+    spec = papers.load_paper(folder / "my-study.toml").spec()
     params = weights.initialise(spec, 0)
     params[name].flat[3] = value
     weights.save(folder / "w.safetensors", params)
@@ -123,7 +186,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(value: float, name: str
 def test_training_from_weights_that_are_not_finite_is_refused_before_it_begins(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = config.load_paper(folder / "my-study.toml").spec()
+    spec = papers.load_paper(folder / "my-study.toml").spec()
     weights.save("w.safetensors", weights.initialise(spec, 0) | {"output.bias": np.full(10, np.inf, np.float32)})
     command = ["train", "own/my-net.toml", "--data", "mnist", "--epochs", "1", "--weights", "w.safetensors"]
     assert cli.invoke(command) == 2

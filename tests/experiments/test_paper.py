@@ -16,10 +16,10 @@ import pytest
 import typst
 
 from experiments import report
-from experiments.config import ids, load_paper, papers
+from experiments.papers import ids, load_paper, paper_keys
 from experiments.report import numbers, paper
 from experiments.report.paper import PaperError
-from experiments.report.select import View
+from experiments.report.view import View
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [ROOT / "paper" / name for name in ("main.typ", "sections.typ")]
@@ -209,10 +209,10 @@ def text_of_papers() -> dict[str, str]:
 
 
 def test_every_paper_has_a_text_of_its_own() -> None:
-    assert set(text_of_papers()) == set(papers())
+    assert set(text_of_papers()) == set(paper_keys())
 
 
-@pytest.mark.parametrize("key", papers())
+@pytest.mark.parametrize("key", paper_keys())
 def test_every_number_of_the_text_is_one_that_the_report_has(
     key: str, fake: ModuleType, view_of: Callable[..., View]
 ) -> None:
@@ -223,14 +223,14 @@ def test_every_number_of_the_text_is_one_that_the_report_has(
     assert names <= set(found), names - set(found)
 
 
-@pytest.mark.parametrize("key", papers())
+@pytest.mark.parametrize("key", paper_keys())
 def test_every_table_and_figure_that_the_text_points_to_is_there(key: str) -> None:
     text, study = text_of_papers()[key], load_paper(key)
     assert set(re.findall(r'see-table\(paper, "([^"]+)"\)', text)) <= set(ids(study.tables))
     assert set(re.findall(r'see-figure\(paper, "([^"]+)"\)', text)) <= set(ids(study.figures))
 
 
-@pytest.mark.parametrize("key", papers())
+@pytest.mark.parametrize("key", paper_keys())
 def test_every_figure_is_mentioned_in_the_text(key: str) -> None:
     shared = {
         name: part

@@ -21,13 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import engine as engines
-from experiments import config, formats, report
-from experiments.config import ConfigError, load_paper
+from experiments import formats, papers, quantities, report
 from experiments.data import SAMPLE_LABEL
 from experiments.microbenchmarks import registry
-from experiments.report import MixedMachinesError, ReportError, claims, figures, numbers, parts, select, table, tables
-from experiments.report.select import View
+from experiments.papers import PaperFileError, load_paper
+from experiments.report import MixedMachinesError, ReportError, claims, figures, numbers, table, tables
 from experiments.report.table import Table
+from experiments.report.view import TRAINED, View
 from experiments.results import ResultsError, Tidy
 
 ViewOf = Callable[..., View]
@@ -59,7 +59,7 @@ def runs_of(sweep: Any, engine: str, measure: str = "time") -> list[dict[str, An
 # What the papers ask for
 
 
-@pytest.mark.parametrize("key", config.papers())
+@pytest.mark.parametrize("key", papers.paper_keys())
 def test_everything_that_a_paper_names_has_a_producer(key: str) -> None:
     load_paper(key).check_producers(tables.PRODUCERS, figures.PRODUCERS)
 
@@ -67,10 +67,10 @@ def test_everything_that_a_paper_names_has_a_producer(key: str) -> None:
 def test_a_table_that_nothing_produces_is_an_error(
     full_results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (config.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
-    wrong = config.loads(text.replace('producer = "parity"', 'producer = "paritty"', 1))
-    monkeypatch.setattr(config, "load_paper", lambda name: wrong)
-    with pytest.raises(ConfigError, match=r'id "parity".*nothing produces \'paritty\'.*did you mean \'parity\''):
+    text = (papers.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
+    wrong = papers.loads(text.replace('"parity",', '{ id = "parity", producer = "paritty" },', 1))
+    monkeypatch.setattr(report, "load_paper", lambda name: wrong)
+    with pytest.raises(PaperFileError, match=r'id "parity".*nothing produces \'paritty\'.*did you mean \'parity\''):
         report.build(full_results, tmp_path)
     assert not list(tmp_path.iterdir()), "an error found before anything is written"
 
@@ -359,8 +359,8 @@ def test_a_technique_is_told_by_what_its_absence_costs(fake: ModuleType, view_of
 # Claims
 
 
-def claim(**settings: Any) -> config.Claim:
-    return config.Claim(id="claim", text="it is so", where="Section I", **settings)
+def claim(**settings: Any) -> papers.Claim:
+    return papers.Claim(id="claim", text="it is so", where="Section I", **settings)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ def test_the_bytes_of_the_whole_run_are_those_of_as_many_epochs_as_were_trained(
     sweep = fake.rows(seeds=1)
     sweep["epochs"] = [item for item in sweep["epochs"] if item["measure"] != "memory" or item["epoch"] <= 2]
     view = view_of(sweep)
-    first, later, total = parts.memory_of(view, "torch").values()
+    first, later, total = quantities.memory_of(view, "torch").values()
     assert first and later and total == pytest.approx(first + 4 * later)
 
 
@@ -429,7 +429,7 @@ def test_a_technique_that_leaves_nothing_to_save_is_no_missing_run(fake: ModuleT
     for item in sweep["ablation"]:
         item["bytes_per_epoch"] = 0.0
     view = view_of(sweep, paper="imdb-cnn-a")
-    assert claims.saved(view, "julia", "replay", "bytes_per_epoch") == 0.0
+    assert quantities.saved(view, "julia", "replay", "bytes_per_epoch") == 0.0
     found = claims.examine(claim(quantity="technique_bytes_saved", engine="julia", of="replay", low=0.1), view)
     assert (found.verdict, found.on_ours, found.value) == ("not tested", "does not hold", 0.0)
 
@@ -461,19 +461,20 @@ def test_why_claims_cannot_be_tested_is_told_once_below_their_table(fake: Module
     )
 
 
-@pytest.mark.parametrize("key", config.papers())
+@pytest.mark.parametrize("key", papers.paper_keys())
 def test_every_claim_of_a_paper_gets_a_verdict(key: str, fake: ModuleType, view_of: ViewOf) -> None:
     paper = load_paper(key)
     assert paper.claims
     made = tables.PRODUCERS["claims"](view_of(fake.rows(paper.runs_of_paper or key, seeds=2), paper=key))
-    assert [item["claim"] for item in made.rows] == config.ids(paper.claims)
+    assert [item["claim"] for item in made.rows] == papers.ids(paper.claims)
     for item, stated in zip(made.rows, paper.claims, strict=True):
         assert item["number"], "the number behind it, or why there is none"
         assert (item["value"] is None) == (item["verdict"] == "not testable" or item["on_ours"] == "not measured")
         assert not stated.untestable or item["verdict"] == "not testable"
 
 
-STEADY = [name for name in claims.STEADY if not name.startswith("variant")]
+CONTAINING = [name for name, item in quantities.QUANTITIES.items() if item.compilation]
+STEADY = [name for name, item in quantities.QUANTITIES.items() if item.compilation is False and not item.about]
 STAND_INS = ("julia", "numpy")
 
 
@@ -504,14 +505,12 @@ def test_a_verdict_is_a_study_s_own_only_where_its_own_engines_were_tested(
         sweep["race"] = [item for item in sweep["race"] if item["engine"] != name]
     view = view_of(sweep, paper="imdb-cnn-a")
     seen = set()
-    quantities = (*claims.WITH_COMPILATION, *STEADY, "test_accuracy")
-    for quantity, (engine, than) in itertools.product(quantities, SIDES):
+    asked = (*CONTAINING, *STEADY, "test_accuracy")
+    for quantity, (engine, than) in itertools.product(asked, SIDES):
         for limit in ({"low": -1e30}, {"high": -1e30}):
             found = claims.examine(claim(quantity=quantity, engine=engine, than=than, **limit), view)
             ours = engine in STAND_INS or than in STAND_INS
-            lacking = bool({engine, than} & {*gone}) or (
-                image and quantity in claims.WITH_COMPILATION and "julia" in (engine, than)
-            )
+            lacking = bool({engine, than} & {*gone}) or (image and quantity in CONTAINING and "julia" in (engine, than))
             holds = "low" in limit
             assert (found.verdict == "not tested") == ours == bool(found.on_ours) == bool(found.in_place)
             if ours:
@@ -530,7 +529,7 @@ def test_no_claim_about_an_engine_of_ours_can_be_called_reproduced() -> None:
     labels = {name: item.label for name, item in (engines.ENGINES | registry.SYSTEMS).items()}
     known = {name for name, label in labels.items() if label.startswith(("TwinGrad", "Hand-written"))}
     assert known == claims.OURS
-    stated = [item for key in config.papers() for item in load_paper(key).claims]
+    stated = [item for key in papers.paper_keys() for item in load_paper(key).claims]
     assert len(stated) >= 50
     decided = [item for item in stated if claims.stand_ins(item)]
     assert 0 < len(decided) < len(stated)
@@ -541,7 +540,7 @@ def test_no_claim_about_an_engine_of_ours_can_be_called_reproduced() -> None:
 def test_time_with_compilation_and_without_it_are_claims_of_their_own() -> None:
     mixed = ("total_seconds", "average_epoch_seconds")
     found = 0
-    for key in config.papers():
+    for key in papers.paper_keys():
         stated = {item.id: item for item in load_paper(key).claims}
         for item in stated.values():
             if item.quantity in mixed:
@@ -626,8 +625,8 @@ def test_a_table_without_any_data_is_not_silent(fake: ModuleType, view_of: ViewO
 
 
 def test_systems_that_nothing_stands_for_are_named(fake: ModuleType, view_of: ViewOf) -> None:
-    text = (config.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
-    alone = config.loads(text.replace('name = "flux"\nreported_as = "Flux"', 'name = "flux"', 1))
+    text = (papers.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
+    alone = papers.loads(text.replace(', flux = "Flux"', "", 1))
     made = tables.missing(dataclasses.replace(view_of(fake.rows(seeds=5)), paper=alone))
     reasons = {item["row"]: item["reason"] for item in made.rows}
     assert "Flux" in reasons and "reported only" in reasons["Flux"]
@@ -680,8 +679,8 @@ def test_the_newest_run_decides_data_and_profile(fake: ModuleType, view_of: View
     view = view_of(old, new)
     assert (view.data_source, view.profile) == ("sample", "quick")
     assert row(tables.performance(view), "numpy")["seeds"] == 2
-    assert set(view.race["data_source"]) == {"sample"}
-    assert view.left_out == len([run for run in old["runs"] if run["measure"] in select.TRAINED])
+    assert set(view.table("race")["data_source"]) == {"sample"}
+    assert view.left_out == len([run for run in old["runs"] if run["measure"] in TRAINED])
     assert f"{view.left_out} older or other runs" in notes(tables.provenance(view))
     assert (view_of(new, old).data_source, view.profile) == ("sample", "quick"), "whatever their order in the file"
 
@@ -713,12 +712,14 @@ def test_rounds_of_two_races_are_not_paired(fake: ModuleType, view_of: ViewOf) -
         for item in partial[name]:
             item |= {"created": "2002-01-01T00:00:00+00:00", "key": item["key"] + "-new"}
     view = view_of(whole, partial)
-    assert view.race.groupby("threads")["key"].nunique().tolist() == [1, 1]
-    assert set(view.race["engine"]) == set(ENGINES), "a later race of two engines does not hide the others"
+    assert view.table("race").groupby("threads")["key"].nunique().tolist() == [1, 1]
+    assert set(view.table("race")["engine"]) == set(ENGINES), "a later race of two engines does not hide the others"
     for run in partial["runs"]:
         if run["measure"] == "race":
             run["engine_digest"] = run["engine_digest"].replace("e", "f")
-    assert set(view_of(whole, partial).race["engine"]) == {"numpy", "torch"}, "but the older source of an engine does"
+    assert set(view_of(whole, partial).table("race")["engine"]) == {"numpy", "torch"}, (
+        "but the older source of an engine does"
+    )
 
 
 def test_an_engine_of_a_later_release_is_shown_after_the_papers_own(fake: ModuleType, view_of: ViewOf) -> None:

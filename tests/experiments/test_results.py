@@ -342,7 +342,7 @@ def test_tidy_files_have_their_columns_and_are_read_back(results: Results) -> No
     assert list(tidy.runs["status"]) == ["ok", "failed"]
     assert tidy.runs["error"][1] == 'said "no",\nand died'
     assert tidy.steps["loss"].tolist() == [2.3, 2.2]
-    assert tidy.race.empty and list(tidy.race.columns) == list(COLUMNS["race"])
+    assert tidy.tables["race"].empty and list(tidy.tables["race"].columns) == list(COLUMNS["race"])
 
 
 def test_records_come_oldest_first(results: Results) -> None:
@@ -391,7 +391,7 @@ def test_tidy_files_without_the_later_columns_are_read(results: Results) -> None
     tidy = Tidy.load(results.root)
     assert tidy.runs["machine"].tolist() == ["Invented CPU"]
     assert tidy.runs["job"].isna().all()
-    assert list(tidy.race.columns)[-4:] == ["cpu_model", "commit", "created", "machine"]
+    assert list(tidy.tables["race"].columns)[-4:] == ["cpu_model", "commit", "created", "machine"]
 
 
 def test_no_committed_result_is_a_large_file() -> None:

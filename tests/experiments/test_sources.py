@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 
 from bridge import engine, linear_algebra
-from experiments import config, run, sources
+from experiments import papers, sources, sweep
+from experiments.measures import registry
 from experiments.microbenchmarks import sweep as micro
 from experiments.results import hashes
-from experiments.run import Job
 from experiments.sources import PROJECTS, ROOT, SOURCES, Sources
+from experiments.sweep import Job
 
 # Which files decide what: written from what each file is for, not from what imports it. The test compares the two.
 
@@ -34,8 +35,8 @@ EVERY_TRAINING = (
     *("bridge/memory.py", "bridge/spec.py", "bridge/toml.py", "bridge/weights.py", "bridge/worker.py"),
     "bridge/worker_process.py",
     # The measure's own tools.
-    *("experiments/__init__.py", "experiments/errors.py", "experiments/lanes.py", "experiments/workspace.py"),
-    *("experiments/measure/__init__.py", "experiments/measure/task.py"),
+    *("experiments/__init__.py", "experiments/errors.py", "experiments/slots.py", "experiments/run_arrays.py"),
+    *(f"experiments/measures/{name}.py" for name in ("__init__", "measure", "task")),
 )
 JULIA = (
     *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", "bridge/adapters/julia.py"),
@@ -69,20 +70,20 @@ ADAPTERS: dict[str, tuple[str, ...]] = {
 for _name in ("numpy", "manual", "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax"):
     ADAPTERS[_name] += ("bridge/linear_algebra.py",)
 MEASURES: dict[str, tuple[str, ...]] = {
-    "time": ("experiments/measure/time.py",),
-    "own": ("experiments/measure/own.py", "experiments/measure/time.py"),
-    "variants": ("experiments/measure/variants.py", "experiments/measure/time.py"),
-    "memory": ("experiments/measure/memory.py",),
-    "race": ("experiments/measure/race.py",),
-    "scaling": ("experiments/measure/scaling.py",),
-    "ablation": ("experiments/measure/ablation.py", "experiments/measure/memory.py"),
+    "time": ("experiments/measures/training.py",),
+    "own": ("experiments/measures/native.py", "experiments/measures/training.py"),
+    "variants": ("experiments/measures/variants.py", "experiments/measures/training.py"),
+    "memory": ("experiments/measures/memory.py",),
+    "race": ("experiments/measures/race.py",),
+    "scaling": ("experiments/measures/scaling.py",),
+    "ablation": ("experiments/measures/ablation.py", "experiments/measures/memory.py"),
 }
 SYSTEM_FOLDER = "experiments/microbenchmarks/systems"
 NO_WORKER = ("bridge/worker_process.py", "bridge/memory.py", "bridge/adapters/__init__.py")
 EVERY_SUITE = (
     *(name for name in EVERY_TRAINING if name not in NO_WORKER),
     *(f"experiments/microbenchmarks/{name}.py" for name in ("__init__", "functions", "measure", "process", "registry")),
-    *("bridge/linear_algebra.py", "experiments/measure/race.py"),  # which orders the turns
+    *("bridge/linear_algebra.py", "experiments/measures/race.py"),  # which orders the turns
 )
 OURS_IN_PYTHON = ("numpy_compiled", "numpy_eager", "manual")
 IN_JULIA = ("experiments/microbenchmarks/serve.jl", "bridge/adapters/__init__.py", *JULIA)
@@ -119,11 +120,11 @@ def changed(name: str) -> Sources:
 
 
 def training(measure: Any, engines: tuple[str, ...], paper: str = "mnist-rnn-e") -> Job:
-    return Job(config.load_paper(paper), engines, 0, measure, 1, "full")
+    return Job(papers.load_paper(paper), engines, 0, measure, 1, "full")
 
 
 def suite(systems: tuple[str, ...]) -> micro.Job:
-    first = micro.plan(config.load_paper("imdb-cnn-c"), "full")[0]
+    first = micro.plan(papers.load_paper("imdb-cnn-c"), "full")[0]
     return dataclasses.replace(first, systems=systems)
 
 
@@ -132,7 +133,7 @@ def test_each_file_changes_the_keys_of_what_it_decides_and_no_others(capsys: pyt
     asked: dict[str, tuple[list[str], tuple[str, ...]]] = {}
     for measure, engines in TRAININGS:
         deciding = (*EVERY_TRAINING, *MEASURES[measure], *(item for name in engines for item in ADAPTERS[name]))
-        asked[f"{measure} {', '.join(engines)}"] = run.starts(training(measure, engines)), deciding
+        asked[f"{measure} {', '.join(engines)}"] = sweep.starts(training(measure, engines)), deciding
     for systems, files in SUITES.items():
         asked[f"micro-benchmarks {', '.join(systems)}"] = micro.starts(suite(systems)), (*EVERY_SUITE, *files)
 
@@ -162,22 +163,28 @@ def test_the_rule_names_no_file_that_is_not_there() -> None:
     unused = {pattern for pattern in everything if not fnmatch.filter(SOURCES.names, pattern)}
     assert unused <= {"julia_engine/ext/*"}  # which may come
     assert set(ADAPTERS) == set(engine.names())
-    assert set(MEASURES) == set(run.MODULES)
+    assert set(MEASURES) == set(registry.MEASURES)
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("experiments/cli.py", "experiments/progress.py", "experiments/doctor.py", "experiments/output.py"),
-        *("experiments/report/tables.py", "experiments/report/select.py", "experiments/results.py"),
-        *("experiments/data/imdb.py", "experiments/config.py", "experiments/gradbench/gmm.py"),
+        *("experiments/report/tables.py", "experiments/report/view.py", "experiments/results.py"),
+        *(
+            "experiments/data/imdb.py",
+            "experiments/papers/__init__.py",
+            "experiments/quantities.py",
+            "experiments/summary.py",
+            "experiments/gradbench/gmm.py",
+        ),
         *("julia_engine/test/ad_ops.jl", "experiments/benchmarks/engines.py", "bridge/julia/install.py"),
     ],
 )
 def test_what_only_shows_installs_or_tests_decides_nothing(name: str) -> None:
     """The command line, progress, doctor and reports; data counts by its digest, papers and models by their values."""
     for measure, engines in TRAININGS:
-        assert name not in SOURCES.closure(run.starts(training(measure, engines)))
+        assert name not in SOURCES.closure(sweep.starts(training(measure, engines)))
     for systems in SUITES:
         assert name not in SOURCES.closure(micro.starts(suite(systems)))
 
@@ -279,7 +286,7 @@ def test_an_installed_copy_without_git_has_the_digests_of_the_checkout(tmp_path:
     (tmp_path / "numpy").mkdir()
     (tmp_path / "numpy" / "__init__.py").touch()  # as in site-packages
     for job in (training("time", ("numpy",)), training("race", ("julia", "torch"))):
-        assert Sources(tmp_path).digest(run.starts(job)) == SOURCES.digest(run.starts(job))
+        assert Sources(tmp_path).digest(sweep.starts(job)) == SOURCES.digest(sweep.starts(job))
 
 
 def test_what_is_no_source_is_refused() -> None:
@@ -321,6 +328,7 @@ def test_modules_are_imported_by_a_computed_name_only_where_the_key_knows() -> N
     elsewhere = {
         "experiments/data/__init__.py",  # data counts by its digest
         "experiments/gradbench/protocol.py",  # makes no record
+        "experiments/measures/registry.py",  # the closure of a key starts at its measure
         "py_engine/ad/compile/straight_line.py",  # runs arithmetic that it has generated itself
     }
     assert found - elsewhere == {"bridge/engine.py", "experiments/microbenchmarks/serve.py"}
@@ -347,7 +355,7 @@ def trained(name: str) -> dict[str, Any]:
         import numpy as np
         from bridge import engine, spec, weights
         import bridge.worker_process
-        made = spec.load({str(config.model_path("mnist-rnn"))!r})
+        made = spec.load({str(papers.model_path("mnist-rnn"))!r})
         session = engine.get({name!r}).build(
             made, weights.initialise(made, 0), engine.Optimizer("sgd", 0.01), 10, "float32", 1
         )
@@ -376,7 +384,7 @@ def test_a_worker_loads_no_file_of_ours_that_its_key_leaves_out(name: str) -> No
     ours = {file.relative_to(ROOT).as_posix() for file in loaded if file.is_relative_to(ROOT)}
     ours = {file for file in ours if file.split("/")[0] in sources.PACKAGES}
     assert "bridge/worker_process.py" in ours and "bridge/checks.py" in ours
-    assert ours - SOURCES.closure(run.starts(training("time", (name,)))) == set()
+    assert ours - SOURCES.closure(sweep.starts(training("time", (name,)))) == set()
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,17 @@ import pytest
 from bridge import engine
 from bridge import spec as model_spec
 from bridge.spec import ModelSpec
-from experiments import config
-from experiments.config import ConfigError, Paper
+from experiments import papers
+from experiments.measures.registry import MEASURES
+from experiments.papers import Paper, PaperFileError
 
-PAPERS = config.papers()
-TEXT = (config.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
+PAPERS = papers.paper_keys()
+TEXT = (papers.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
 
 
 @pytest.fixture(params=PAPERS)
 def paper(request: pytest.FixtureRequest) -> Paper:
-    return config.load_paper(request.param)
+    return papers.load_paper(request.param)
 
 
 def changed(old: str, new: str) -> str:
@@ -29,8 +32,8 @@ def changed(old: str, new: str) -> str:
 
 
 def message(text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        config.loads(text, "file.toml")
+    with pytest.raises(PaperFileError) as caught:
+        papers.loads(text, "file.toml")
     return str(caught.value)
 
 
@@ -47,7 +50,7 @@ def test_every_setting_names_its_source_and_ours_are_few_enough_to_explain(paper
 
 def test_engines_models_and_data_of_a_paper_exist(paper: Paper) -> None:
     assert set(paper.engine_names()) <= set(engine.names())
-    assert paper.model in config.models()
+    assert paper.model in papers.models()
     from experiments import data
 
     assert paper.dataset in data.LOADERS
@@ -114,17 +117,17 @@ def text(spec: ModelSpec) -> dict[str, Any]:
 
 
 def test_the_network_of_a_paper_is_that_of_its_model_spec(paper: Paper) -> None:
-    spec = model_spec.load(config.model_path(paper.model))
+    spec = model_spec.load(papers.model_path(paper.model))
     read = {"mnist-rnn": recurrent, "mnist-cnn": image, "imdb-cnn": text}[paper.model.removesuffix("-e")]
     assert {name: setting.value for name, setting in paper.network.items()} == read(spec)
 
 
 def test_own_and_variant_networks_exist_and_read_the_same_data(paper: Paper) -> None:
-    spec = model_spec.load(config.model_path(paper.model))
+    spec = model_spec.load(papers.model_path(paper.model))
     others = [variant.model.value for variant in paper.variants]
     others += [own.model.value for own in paper.own.values() if own.model]
     for name in others:
-        other = model_spec.load(config.model_path(name))
+        other = model_spec.load(papers.model_path(name))
         assert (other.input, other.target) == (spec.input, spec.target)
     for name in paper.pretrained:
         assert name in spec.parameters()
@@ -132,10 +135,10 @@ def test_own_and_variant_networks_exist_and_read_the_same_data(paper: Paper) -> 
 
 def test_a_paper_that_shows_the_runs_of_another_trains_in_the_same_way() -> None:
     for key in PAPERS:
-        one = config.load_paper(key)
+        one = papers.load_paper(key)
         if one.runs_of_paper is None:
             continue
-        other = config.load_paper(one.runs_of_paper)
+        other = papers.load_paper(one.runs_of_paper)
         assert (one.model, one.dataset) == (other.model, other.dataset)
         assert one.engine_names() == other.engine_names()
         values = [
@@ -148,8 +151,8 @@ def test_a_paper_that_shows_the_runs_of_another_trains_in_the_same_way() -> None
 
 def test_the_text_studies_load_the_words_that_their_network_knows() -> None:
     for key in ("imdb-cnn-a", "imdb-cnn-c"):
-        paper = config.load_paper(key)
-        spec = model_spec.load(config.model_path(paper.model))
+        paper = papers.load_paper(key)
+        spec = model_spec.load(papers.model_path(paper.model))
         assert paper.data["vocabulary"].value == paper.network["vocabulary"].value
         assert spec.input.sample == (paper.data["length"].value,)
 
@@ -165,7 +168,7 @@ def test_the_text_studies_load_the_words_that_their_network_knows() -> None:
     ],
 )
 def test_the_settings_that_the_studies_state_are_as_stated(key: str, values: list[float], sources: list[str]) -> None:
-    training = config.load_paper(key).training
+    training = papers.load_paper(key).training
     stated = (training.batch_size, training.learning_rate, training.epochs)
     assert [setting.value for setting in stated] == values
     assert [setting.source for setting in stated] == sources
@@ -181,12 +184,12 @@ def test_accuracy_has_five_seeds_or_a_reason(paper: Paper, kind: str) -> None:
 
 
 def test_paper_d_averages_ten_executions() -> None:
-    seeds = config.load_paper("mnist-rnn-d").runs.full.seeds
+    seeds = papers.load_paper("mnist-rnn-d").runs.full.seeds
     assert (seeds.value, seeds.source) == (10, "paper")
 
 
 def test_what_paper_e_reports_is_complete() -> None:
-    paper = config.load_paper("mnist-rnn-e")
+    paper = papers.load_paper("mnist-rnn-e")
     accuracy = {item.row: item.by_epoch for item in paper.reported_for("train_accuracy")}
     assert accuracy == {
         "Flux": [0.891, 0.919, 0.930, 0.938, 0.944],
@@ -211,14 +214,14 @@ def test_what_paper_e_reports_is_complete() -> None:
     ],
 )
 def test_what_the_convolutional_studies_number_is_reproduced(key: str, numbered: list[str]) -> None:
-    paper = config.load_paper(key)
+    paper = papers.load_paper(key)
     named = [output.reproduces for output in (*paper.tables, *paper.figures)]
     for what in numbered:
         assert any(re.search(rf"\b{what}\b(?!I)", text) for text in named), what
 
 
 def test_what_the_convolutional_studies_report_is_complete() -> None:
-    a, b, c = (config.load_paper(key) for key in ("imdb-cnn-a", "mnist-cnn", "imdb-cnn-c"))
+    a, b, c = (papers.load_paper(key) for key in ("imdb-cnn-a", "mnist-cnn", "imdb-cnn-c"))
 
     def values(paper: Paper, quantity: str) -> dict[str, Any]:
         return {item.row: item.by_epoch or item.value for item in paper.reported_for(quantity)}
@@ -235,7 +238,7 @@ def test_what_the_convolutional_studies_report_is_complete() -> None:
 
 
 def test_every_figure_and_table_that_the_studies_number_is_reproduced() -> None:
-    e, d = config.load_paper("mnist-rnn-e"), config.load_paper("mnist-rnn-d")
+    e, d = papers.load_paper("mnist-rnn-e"), papers.load_paper("mnist-rnn-d")
     named = " ".join(output.reproduces for output in (*e.tables, *e.figures))
     for what in ("Tables I, III and V", "Tables II, IV and VI", "Figure 1", "Figure 2", "Figure 3", "Figure 4"):
         assert what in named
@@ -249,16 +252,16 @@ def test_a_table_that_nothing_produces_is_an_error(paper: Paper) -> None:
     figures = {output.producer for output in paper.figures}
     paper.check_producers(tables, figures)
     lost = paper.tables[-1].producer
-    with pytest.raises(ConfigError, match=rf"{paper.key}: tables\[\d+\] \(id .*nothing produces '{lost}'"):
+    with pytest.raises(PaperFileError, match=rf"{paper.key}: tables\[\d+\] \(id .*nothing produces '{lost}'"):
         paper.check_producers(tables - {lost}, figures)
 
 
 def test_seed_counts_follow_the_profile_the_engine_and_the_measure() -> None:
-    runs = config.load_paper("mnist-rnn-d").runs
-    assert runs.full.seed_count("numpy") == 10
-    assert runs.full.seed_count("torch-compile") == runs.full.engine_seeds["torch-compile"].value < 10
-    assert runs.full.seed_count("numpy", "memory") == 1
-    assert runs.quick.seed_count("numpy") < 10
+    runs, time, memory = papers.load_paper("mnist-rnn-d").runs, MEASURES["time"], MEASURES["memory"]
+    assert runs.full.seed_count("numpy", time) == 10
+    assert runs.full.seed_count("torch-compile", time) == runs.full.engine_seeds["torch-compile"].value < 10
+    assert runs.full.seed_count("numpy", memory) == 1
+    assert runs.quick.seed_count("numpy", time) < 10
 
 
 @pytest.mark.parametrize(
@@ -266,17 +269,27 @@ def test_seed_counts_follow_the_profile_the_engine_and_the_measure() -> None:
     [
         ('source = "paper"', 'source = "papr"', "network.segments.source: input should be 'paper', 'code' or 'ours'"),
         ("value = 64", "valu = 64", "network.units.value: missing; network.units.valu: unknown key"),
-        ('id = "race"', 'id = "race"\nx = 1', '(id "race").x: unknown key'),
+        ('id = "race"', 'id = "race", x = 1', '(id "race").x: unknown key'),
         ("value = 0.015", 'value = "fast"', "training.learning_rate.value: input should be a valid number"),
         ("epochs = { value = 5", "epochs = { value = 0", "training.epochs.value: input should be greater than"),
-        ("value = 51.2", "", 'reported[3] (id "Flux"): give exactly one of value, by_epoch and words'),
+        ('seconds_total", 51.2', 'seconds_total", ""', 'reported[3] (id "Flux"): give exactly one of value, by_epoch'),
+        (
+            '51.2, "Table II"]',
+            "51.2]",
+            "reported[3]: found ['Flux', 'seconds_total', 51.2], expected [row, qu",
+        ),
         ("torch-compile = {", "torch-copmile = {", "runs.full.engine_seeds: 'torch-copmile' is not among the engines"),
-        ('name = "torch"', 'name = "numpy"', "engine given twice: numpy"),
+        (
+            "reported_as",
+            'engines = ["numpy", "numpy", "julia", "torch", "flux"]\nreported_as',
+            "engine given twice: numpy",
+        ),
+        ("numpy = ", "nunpy = ", "reported_as: 'nunpy' is not among the engines"),
         ("[own.jax]", "[own.jaxx]", "own: 'jaxx' is not among the engines"),
-        ('engine = "julia"\nthan', 'engne = "julia"\nthan', "unknown key"),
-        ("low = 0.4", "", 'claims[0] (id "float32"): a test needs an engine and at least one of low and high'),
-        ('of = "float32"\n', "", 'claims[0] (id "float32"): `of` goes with technique_time_saved'),
-        ("version = 1", "version = 2", "version: input should be 1, found 2"),
+        ('engine = "julia", than', 'engne = "julia", than', "unknown key"),
+        (", low = 0.4", "", 'claims[0] (id "float32"): a test needs an engine and at least one of low and high'),
+        (', of = "float32"', "", 'claims[0] (id "float32"): `of` goes with technique_time_saved'),
+        ("version = 2", "version = 3", "version: input should be 1 or 2, found 3"),
         ("[training]", "[training", "file.toml: not valid TOML"),
     ],
 )
@@ -286,34 +299,96 @@ def test_a_mistake_is_named_by_its_place(old: str, new: str, expected: str) -> N
     assert expected in found
 
 
+def said(value: Any) -> Any:
+    """What a paper says, without all that is empty."""
+    if isinstance(value, dict):
+        return {name: said(item) for name, item in value.items() if item not in (None, "", [], {})}
+    return [said(item) for item in value] if isinstance(value, list) else value
+
+
+def test_papers_mean_what_they_did_when_every_file_said_everything_itself() -> None:
+    """A digest over all that a paper's file says, which the form of the files does not change."""
+    found = {}
+    for key in PAPERS:
+        text = json.dumps(said(papers.load_paper(key).model_dump(mode="json", exclude={"version"})))
+        found[key] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert found == {
+        "imdb-cnn-a": "302bb77b411594f1",
+        "imdb-cnn-c": "7ab755a86b33d0e6",
+        "mnist-cnn": "87f2102938278118",
+        "mnist-cnn-batch100": "a0552cea66de2557",
+        "mnist-rnn-d": "97a0071b9e097a70",
+        "mnist-rnn-e": "a1386241dacbd3a3",
+    }
+
+
+def test_a_bare_value_is_ours_and_what_a_file_leaves_out_is_the_default() -> None:
+    paper = papers.loads(MINE)
+    assert paper.network["units"] == papers.Setting(value=3, source="ours")
+    assert paper.training.threads.value == 2 and paper.training.dtype.value == "float32"
+    assert [row.name for row in paper.engines] == ["numpy", "torch"]
+    assert paper.engine_for("Theirs") == "torch"
+    assert paper.runs.full.memory_engines is not None
+    assert paper.runs.full.memory_engines.value == ["numpy", "torch"], "engines that the file has not are left out"
+    assert set(paper.runs.full.engine_seeds) == set() and set(paper.own) == {"torch"}
+    assert (paper.runs.quick.seeds.value, paper.runs.quick.race_rounds.value) == (7, 2)
+    assert [item.producer for item in paper.tables] == ["parity", "epoch_times"]
+    assert paper.tables[0].title and paper.tables[1].title == "Mine"
+
+
+MINE = """
+format = "twingrad-paper"
+version = 2
+key = "mine"
+title = "Mine"
+authors = []
+task = "a task"
+model = "mnist-rnn"
+dataset = "mnist"
+environment = "a machine"
+engines = ["numpy", "torch"]
+reported_as = { torch = "Theirs" }
+reported = [["Theirs", "seconds_per_epoch", 3.5, "Table I"]]
+tables = ["parity", { id = "times", producer = "epoch_times", title = "Mine" }]
+network = { units = 3 }
+[training]
+optimizer = "sgd"
+learning_rate = 0.1
+batch_size = 10
+epochs = 2
+[runs.quick]
+seeds = 7
+"""
+
+
 def test_an_unknown_paper_gets_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'mnist-rnn-d'"):
-        config.load_paper("mnist-rnn-dd")
+    with pytest.raises(PaperFileError, match="did you mean 'mnist-rnn-d'"):
+        papers.load_paper("mnist-rnn-dd")
 
 
 def test_a_paper_can_be_a_file_of_the_users_own(tmp_path: Path) -> None:
     path = tmp_path / "my-study.toml"
     path.write_text(changed('key = "mnist-rnn-e"', 'key = "my-study"'), encoding="utf-8")
-    assert config.load_paper(path).key == "my-study"
-    assert config.load_paper(str(path)).key == "my-study"
-    with pytest.raises(ConfigError, match="no paper file"):
-        config.load_paper(tmp_path / "absent.toml")
+    assert papers.load_paper(path).key == "my-study"
+    assert papers.load_paper(str(path)).key == "my-study"
+    with pytest.raises(PaperFileError, match="no paper file"):
+        papers.load_paper(tmp_path / "absent.toml")
 
 
 def test_the_key_in_a_file_must_be_its_name(tmp_path: Path) -> None:
     path = tmp_path / "other.toml"
     path.write_text(TEXT, encoding="utf-8")
-    with pytest.raises(ConfigError, match='key is "mnist-rnn-e", expected "other"'):
-        config.load_paper(path)
+    with pytest.raises(PaperFileError, match='key is "mnist-rnn-e", expected "other"'):
+        papers.load_paper(path)
 
 
 def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "binary.toml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"binary\.toml"):
-        config.load_paper(path)
+    with pytest.raises(PaperFileError, match=r"binary\.toml"):
+        papers.load_paper(path)
 
 
 def test_an_unknown_model_gets_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'mnist-rnn'"):
-        config.model_path("mnist-rn")
+    with pytest.raises(PaperFileError, match="did you mean 'mnist-rnn'"):
+        papers.model_path("mnist-rn")

@@ -17,12 +17,11 @@ from bridge import spec as model_spec
 from bridge import weights
 from bridge.engine import Optimizer
 from bridge.worker import Worker
-from experiments import config
+from experiments import papers
 from experiments.data.dataset import Dataset
-from experiments.measure import memory, race, scaling
-from experiments.measure import time as timing
-from experiments.measure.task import RunError, Task
-from experiments.workspace import Workspace
+from experiments.measures import memory, race, scaling, training
+from experiments.measures.task import RunError, Task
+from experiments.run_arrays import RunArrays
 
 MB = 1_000_000
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,9 +42,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Task]:
     generator = np.random.default_rng(0)
     x, y = generator.random((250, 784), dtype=np.float32), generator.integers(0, 10, 250)
     dataset = Dataset("mnist", "sample", x, y, x[:60], y[:60], digest="d", origin="invented")
-    with Workspace(dataset, tmp_path_factory.mktemp("work")) as work:
+    with RunArrays(dataset, tmp_path_factory.mktemp("work")) as work:
         yield Task(
-            spec=model_spec.load(config.model_path("mnist-rnn")),
+            spec=model_spec.load(papers.model_path("mnist-rnn")),
             optimizer=Optimizer("sgd", 0.015),
             batch_size=100,
             dtype="float32",
@@ -146,7 +145,7 @@ def test_the_peak_starts_afresh_after_imports_and_data(task: Task) -> None:
 def test_a_time_run_has_its_epochs_and_the_first_losses(task: Task) -> None:
     watcher = Watcher()
     with Worker("manual", 1) as worker:
-        found = timing.measure(worker, task, watcher)
+        found = training.measure(worker, task, watcher)
     assert watcher.steps == 2
     assert len(found["step_losses"]) == 3
     for epoch in found["epochs"]:
@@ -160,7 +159,7 @@ def test_numpy_and_the_hand_written_step_agree_from_the_same_weights(task: Task)
     losses = {}
     for engine in ("numpy", "manual"):
         with Worker(engine, 1) as worker:
-            losses[engine] = timing.measure(worker, task, Watcher())["step_losses"]
+            losses[engine] = training.measure(worker, task, Watcher())["step_losses"]
     np.testing.assert_allclose(losses["numpy"], losses["manual"], atol=1e-4)
 
 
@@ -283,7 +282,7 @@ def test_a_long_order_goes_through_the_rows_several_times(task: Task) -> None:
 
 
 def test_a_workspace_is_removed_whatever_happens(task: Task, tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), Workspace(task.work.dataset, tmp_path / "work") as work:
+    with pytest.raises(ZeroDivisionError), RunArrays(task.work.dataset, tmp_path / "work") as work:
         assert np.load(work.rows("train").x).shape == (250, 784)
         raise ZeroDivisionError
     assert list((tmp_path / "work").iterdir()) == []

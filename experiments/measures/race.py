@@ -1,4 +1,4 @@
-"""A race: engines train alternately, so that whatever the machine does meets all of them, and steps are compared.
+"""A race: engines train alternately, so that machine drift affects all of them equally, and steps are compared.
 
 Each engine keeps one process; those that wait are stopped. Before the race they are built and take their first steps,
 which may happen side by side. In a round every engine trains one epoch, or as many steps as the paper's file says, in
@@ -11,14 +11,18 @@ import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge import engine as engines
 from bridge.errors import TwinGradError
 from bridge.worker import Worker
-from experiments.lanes import MOST, Lane, side_by_side
-from experiments.measure.task import Assignment, Parts, Task, Watcher
+from experiments.measures.measure import Measure
+from experiments.measures.task import Assignment, Parts, Task, Watcher
+from experiments.slots import MOST, Slot, side_by_side
 from py_engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from experiments.sweep import Job
 
 STEPS = 600
 """Steps of a chunk at least: those of an epoch of MNIST in batches of 100. Small data is gone through several times."""
@@ -37,13 +41,13 @@ def run(given: Assignment) -> Parts:
         ready: dict[str, Worker] = {}
         failures: dict[str, str] = {}
 
-        def begin(name: str, lane: Lane) -> None:
+        def begin(name: str, slot: Slot) -> None:
             with failing(name, failures):
-                worker = stack.enter_context(lane.start(name, given.threads))
+                worker = stack.enter_context(slot.start(name, given.threads))
                 enter(worker, given.task)
                 ready[name] = worker
 
-        side_by_side(begin, given.engines, [given.lane] * MOST)
+        side_by_side(begin, given.engines, [given.slot] * MOST)
         workers = {name: ready[name] for name in given.engines if name in ready}
         labels = {name: engines.get(name).label for name in workers}
         asked = given.settings
@@ -150,3 +154,30 @@ def standings(rows: Sequence[Mapping[str, Any]], base: str | None = None) -> lis
             }
         )
     return found
+
+
+def _chunk(job: Job, task: Task) -> dict[str, Any]:
+    rows, steps = chunk(len(task.work.dataset.y_train), task.batch_size, job.option("race_steps"))
+    return {"engines": list(job.engines), "steps": steps, "rows": rows}
+
+
+MEASURE = Measure(
+    name="race",
+    place=5,
+    title="race: engines alternating",
+    about="time per step, engines alternating",
+    words="race",
+    run=run,
+    form={"race": [{"engine": "text", "label": "text", "round": "count", "microseconds_per_step": "number"}]},
+    plan="together",
+    options={"race_rounds": "rounds", "race_threads": "threads list", "race_steps?": "count"},
+    threads="race_threads",
+    rounds="race_rounds",
+    settings=lambda job: {"rounds": job.rounds, "steps": job.option("race_steps")},
+    config=_chunk,
+    steps=lambda job: job.rounds + 1,
+    columns=(
+        *("key", "paper", "engine", "label", "threads", "data_source", "round", "microseconds_per_step"),
+        *("cpu_model", "machine", "commit", "created"),
+    ),
+)

@@ -1,7 +1,8 @@
 """Paper files: one TOML per study, naming its model, dataset, settings, reported numbers, tables and figures.
 
-A paper is data, not code: a new study is a new file in `experiments/papers`. Each setting carries its source
-(`paper`, `code` or `ours`), and what a study reported is kept apart from anything measured here.
+A paper is data, not code: a new study is a new file beside this one (`experiments.papers.file` says how it is read).
+Each setting carries its source (`paper`, `code` or `ours`), and what a study reported is kept apart from anything
+measured here.
 """
 
 from __future__ import annotations
@@ -13,74 +14,43 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
 from bridge import engine as engines
 from bridge import spec as model_spec
 from bridge import toml
 from bridge.errors import TwinGradError, printable, shown
 from bridge.spec import ModelSpec
-from experiments import data, network
+from experiments import data
+from experiments.measures.measure import Measure
+from experiments.measures.registry import MEASURES
+from experiments.papers import file, network
+from experiments.quantities import QUANTITIES
 
-PAPERS_DIR = Path(__file__).parent / "papers"
-MODELS_DIR = Path(__file__).parent / "models"
-FORMAT = "twingrad-paper"
-VERSION = 1
+PAPERS_DIR = Path(__file__).parent
+MODELS_DIR = PAPERS_DIR.parent / "models"
 MOST_SHOWN = 20
 """Problems of one file that a message names."""
 
 Source = Literal["paper", "code", "ours"]
-Measure = Literal["time", "own", "variants", "memory", "race", "scaling", "ablation"]
 ProfileName = Literal["full", "quick", "sample"]
 if TYPE_CHECKING:  # type checkers read no literals that are computed
     OptimizerName: TypeAlias = str
+    MeasureName: TypeAlias = str
 else:
     OptimizerName = Literal[tuple(engines.OPTIMIZERS)]
+    MeasureName = Literal[tuple(MEASURES)]
 PixelScale = Literal["0 to 1", "normalised"]
-MEASURES: tuple[Measure, ...] = ("time", "own", "variants", "memory", "race", "scaling", "ablation")
 PROFILES: tuple[ProfileName, ...] = ("full", "quick", "sample")
-
-ClaimQuantity = Literal[
-    "first_epoch_seconds",
-    "later_epoch_seconds",
-    "first_to_later_seconds",
-    "total_seconds",
-    "average_epoch_seconds",
-    "step_microseconds",
-    "bytes_first_epoch",
-    "bytes_later_epochs",
-    "bytes_all_epochs",
-    "peak_rss_bytes",
-    "train_accuracy",
-    "test_accuracy",
-    "test_loss",
-    "own_train_accuracy",
-    "own_test_accuracy",
-    "own_test_loss",
-    "technique_time_saved",
-    "technique_bytes_saved",
-    "technique_alone_bytes_saved",
-    "variant_test_accuracy",
-    "variant_late_gain_accuracy",
-    "variant_later_epoch_seconds",
-    "gradient_nanoseconds",
-    "gradient_to_forward",
-    "chunked_gradient_nanoseconds",
-]
-"""What a claim may be about. Seconds and bytes are compared by ratios, accuracies and losses by differences."""
-ABOUT_SOMETHING = (
-    "technique_time_saved",
-    "technique_bytes_saved",
-    "technique_alone_bytes_saved",
-    "variant_test_accuracy",
-    "variant_late_gain_accuracy",
-    "variant_later_epoch_seconds",
-    "gradient_nanoseconds",
-    "gradient_to_forward",
-    "chunked_gradient_nanoseconds",
-)
-"""Quantities of a technique ("all": all of them together), of a variant or of a function of the micro-benchmarks
-("all": the geometric mean over them), which the claim names in `of`."""
 
 T = TypeVar("T")
 
@@ -93,6 +63,15 @@ MOST_ITEMS = 1_000
 LONGEST_TEXT = 10_000
 """Characters of every text in it."""
 
+
+def _quantity(name: str) -> str:
+    if name not in QUANTITIES:
+        near = _did_you_mean(name, QUANTITIES)
+        raise ValueError(f"no quantity {shown(name)}{near}; quantities: {', '.join(QUANTITIES)}")
+    return name
+
+
+QuantityName = Annotated[str, AfterValidator(_quantity)]
 Epochs = Annotated[int, Field(ge=1, le=MOST_EPOCHS)]
 Seeds = Annotated[int, Field(ge=1, le=MOST_SEEDS)]
 Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
@@ -106,7 +85,7 @@ Items = Annotated[list[T], Field(max_length=MOST_ITEMS)]
 Table = Annotated[dict[str, T], Field(max_length=MOST_ITEMS)]
 
 
-class ConfigError(TwinGradError):
+class PaperFileError(TwinGradError):
     """A paper file that cannot be used: names the file, the place in it, what was expected and found."""
 
 
@@ -117,11 +96,19 @@ class _Record(BaseModel):
 
 
 class Setting(_Record, Generic[T]):
-    """One value with the place it comes from: the paper's text, its authors' code, or our own choice."""
+    """One value with the place it comes from: the paper's text, its authors' code, or our own choice.
+
+    A bare value is our own.
+    """
 
     value: T
-    source: Source
+    source: Source = "ours"
     note: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, given: Any) -> Any:
+        return given if isinstance(given, dict | Setting) else {"value": given}
 
 
 class EngineRow(_Record):
@@ -156,7 +143,7 @@ class Training(_Record):
     """On how many of the training rows (the first ones) accuracy and loss are evaluated; all when absent."""
 
 
-class OwnTraining(_Record):
+class NativeTraining(_Record):
     """How an engine trains from its own initialisation: what differs from `Training`, as the study had it."""
 
     model: Setting[ModelName] | None = None
@@ -181,8 +168,25 @@ class Variant(_Record):
     model: Setting[ModelName]
 
 
-class Runs(_Record):
-    """How often a profile runs what. Seeds count from 0; `engine_seeds` allows single engines fewer of them."""
+KINDS: dict[str, Any] = {
+    "seeds": Setting[Seeds],
+    "seeds by engine": Table[Setting[Seeds]],
+    "epochs": Setting[Epochs],
+    "rounds": Setting[Rounds],
+    "count": Setting[Count],
+    "counts": Setting[Items[Count]],
+    "threads": Setting[Threads],
+    "threads list": Setting[Items[Threads]],
+    "engines": Setting[Items[str]],
+}
+"""What the options of a measure may be."""
+
+
+class RunsOfAll(_Record):
+    """How often a profile runs what, apart from the options that measures have of their own.
+
+    Seeds count from 0; `engine_seeds` allows single engines fewer of them.
+    """
 
     engines: Setting[Items[str]] | None = None
     """The engines that run at all; those of the paper when absent."""
@@ -190,58 +194,69 @@ class Runs(_Record):
     """Fewer epochs than `training` says."""
     seeds: Setting[Seeds]
     engine_seeds: Table[Setting[Seeds]] = {}
-    measures: Setting[Items[Measure]]
-    memory_seeds: Setting[Seeds]
-    memory_threads: Setting[Threads]
-    memory_epochs: Setting[Epochs] | None = None
-    """Epochs of the runs of memory, where the second one is like all that follow; those of the others when absent."""
-    memory_rows: Setting[Count] | None = None
-    """Training rows of an epoch in the runs of memory; what they allocate is scaled up to a whole epoch."""
-    memory_engines: Setting[Items[str]] | None = None
-    own_seeds: Setting[Seeds] | None = None
-    own_engine_seeds: Table[Setting[Seeds]] = {}
-    variant_engines: Setting[Items[str]] | None = None
-    variant_seeds: Setting[Seeds] | None = None
-    race_rounds: Setting[Rounds]
-    race_threads: Setting[Items[Threads]]
-    race_steps: Setting[Count] | None = None
-    """Steps of a round, where an epoch has more of them or the data are few."""
-    scaling_engines: Setting[Items[str]] | None = None
-    batch_sizes: Setting[Items[Count]] | None = None
-    sequence_lengths: Setting[Items[Count]] | None = None
-    ablation_engines: Setting[Items[str]] | None = None
+    measures: Setting[Items[MeasureName]]
 
     @model_validator(mode="after")
-    def _a_later_epoch(self) -> Runs:
-        if self.memory_rows and (not self.memory_epochs or self.memory_epochs.value < 2):
-            raise ValueError("memory_rows needs memory_epochs of at least 2: a later epoch says what a step allocates")
+    def _usable(self) -> RunsOfAll:
+        for measure in MEASURES.values():
+            if problem := measure.check(self.option):
+                raise ValueError(problem)
         return self
 
-    def seed_count(self, engine: str, measure: str = "time") -> int:
-        """How many seeds `engine` runs for `measure`."""
-        if measure == "own":
-            return _fewest(self.own_seeds, self.own_engine_seeds.get(engine))
-        if measure == "variants":
-            return _fewest(self.variant_seeds)
-        count = _fewest(self.seeds, self.engine_seeds.get(engine))
-        return min(count, self.memory_seeds.value) if measure == "memory" else count
+    def option(self, name: str) -> Any:
+        """The value of a key; None where there is none."""
+        setting = getattr(self, name)
+        return setting.value if isinstance(setting, Setting) else setting
 
-    def engines_of(self, measure: str) -> list[str] | None:
+    def seed_count(self, engine: str, measure: Measure, asked: int | None = None) -> int:
+        """How many seeds an engine runs for a measure; `asked` stands in the place of its first limit."""
+        limits = [self._seeds(name, engine) for name in measure.seeds]
+        planned = min(limits)
+        return planned if asked is None or not planned else min([asked, *limits[1:]])
+
+    def _seeds(self, name: str, engine: str) -> int:
+        """The seeds of an option, or the fewer of a single engine."""
+        by_engine = getattr(self, name.replace("seeds", "engine_seeds"), {})
+        given = [self.option(name), by_engine[engine].value if engine in by_engine else None]
+        return min((count for count in given if count is not None), default=0)
+
+    def engines_of(self, measure: Measure) -> list[str] | None:
         """The engines that alone run a measure; None when it is all of them."""
-        lists = {
-            "memory": self.memory_engines,
-            "variants": self.variant_engines,
-            "scaling": self.scaling_engines,
-            "ablation": self.ablation_engines,
-        }
-        found = lists.get(measure)
-        if found is not None:
-            return found.value
-        return None if measure in ("time", "memory", "race", "own") else []
+        found: list[str] | None = self.option(measure.engines) if measure.engines else None
+        return [] if found is None and measure.only_listed else found
+
+    def engine_names(self) -> dict[str, Collection[str]]:
+        """The engines that each key names."""
+        found: dict[str, Collection[str]] = {"engines": self.option("engines") or [], "engine_seeds": self.engine_seeds}
+        for name, kind in _options().items():
+            if kind in ("engines", "seeds by engine"):
+                found[name] = self.option(name) or ()
+        return found
 
 
-def _fewest(*settings: Setting[int] | None) -> int:
-    return min((setting.value for setting in settings if setting is not None), default=0)
+def _options() -> dict[str, str]:
+    """The options of all measures, with their kinds."""
+    return {name.removesuffix("?"): kind for measure in MEASURES.values() for name, kind in measure.options.items()}
+
+
+def _field(name: str, kind: str) -> tuple[Any, Any]:
+    """A measure's option as a field: its type, and its default or that it must be given."""
+    if kind == "seeds by engine":
+        return KINDS[kind], {}
+    return (KINDS[kind] | None, None) if name.endswith("?") else (KINDS[kind], ...)
+
+
+_FIELDS: dict[str, Any] = {
+    name.removesuffix("?"): _field(name, kind)
+    for measure in MEASURES.values()
+    for name, kind in measure.options.items()
+}
+
+if TYPE_CHECKING:
+    Runs: TypeAlias = RunsOfAll
+else:
+    Runs = create_model("Runs", __base__=RunsOfAll, **_FIELDS)
+    """How often a profile runs what, with the options of every measure."""
 
 
 class Profiles(_Record, Generic[T]):
@@ -343,11 +358,12 @@ class Claim(_Record):
     id: Identifier
     text: str
     where: str
-    quantity: ClaimQuantity | None = None
+    quantity: QuantityName | None = None
     engine: str = ""
     than: str = ""
     of: str = ""
-    """The technique or the variant that a quantity is about."""
+    """The technique ("all": all of them together), the variant, or the function of the micro-benchmarks ("all": the
+    geometric mean over them) that a quantity is about."""
     stands_for: str = "the study's own engine"
     """What an engine of ours stands for in this claim."""
     low: float | None = None
@@ -360,8 +376,9 @@ class Claim(_Record):
             raise ValueError("give either a quantity to test or the reason why the claim is untestable")
         if self.quantity is not None and (not self.engine or (self.low is None and self.high is None)):
             raise ValueError("a test needs an engine and at least one of low and high")
-        if (self.quantity in ABOUT_SOMETHING) != bool(self.of):
-            raise ValueError(f"`of` goes with {', '.join(ABOUT_SOMETHING)}, and only with them")
+        about = [name for name, quantity in QUANTITIES.items() if quantity.about]
+        if (self.quantity in about) != bool(self.of):
+            raise ValueError(f"`of` goes with {', '.join(about)}, and only with them")
         return self
 
 
@@ -373,13 +390,15 @@ class Output(_Record):
     title: str
     reproduces: str = ""
     caption: str = ""
+    quantities: Items[QuantityName] = []
+    """What the producers `quantities` and `bars` show."""
 
 
 class Paper(_Record):
     """A study to reproduce, as its file in `experiments/papers` describes it."""
 
     format: Literal["twingrad-paper"]
-    version: Literal[1]
+    version: Literal[1, 2]
     key: Identifier
     title: str
     authors: Items[str]
@@ -396,7 +415,7 @@ class Paper(_Record):
     """Parameters that start from what comes with the dataset: parameter name -> name there."""
     network: Table[Setting[Any]]
     training: Training
-    own: Table[OwnTraining] = {}
+    own: Table[NativeTraining] = {}
     """The engines that also train from their own initialisation, and how."""
     variants: Items[Variant] = []
     runs: Profiles[Runs]
@@ -432,13 +451,7 @@ class Paper(_Record):
             if twice:
                 raise ValueError(f"{kind} given twice: {', '.join(twice)}")
         for profile in PROFILES:
-            runs = self.runs_of(profile)
-            for place, found in {
-                "engines": runs.engines.value if runs.engines else [],
-                "engine_seeds": runs.engine_seeds,
-                "own_engine_seeds": runs.own_engine_seeds,
-                **{f"{measure}_engines": runs.engines_of(measure) or [] for measure in MEASURES},
-            }.items():
+            for place, found in self.runs_of(profile).engine_names().items():
                 unknown = sorted(set(found) - set(names))
                 if unknown:
                     raise ValueError(f"runs.{profile}.{place}: {unknown[0]!r} is not among the engines")
@@ -463,6 +476,12 @@ class Paper(_Record):
         """How many epochs a profile trains."""
         fewer = self.runs_of(profile).epochs
         return fewer.value if fewer else self.training.epochs.value
+
+    def seeds_of(self, profile: ProfileName, measure: Measure, engine: str, asked: int | None = None) -> int:
+        """How many seeds an engine runs for a measure in a profile; `asked`: of as many as the user asks for."""
+        if measure.native and engine not in self.own:
+            return 0
+        return self.runs_of(profile).seed_count(engine, measure, asked)
 
     def loader_options(self) -> dict[str, Any]:
         """What the dataset's loader is given."""
@@ -497,7 +516,7 @@ class Paper(_Record):
         return _loaded(self.model_file(name))
 
     def check(self, source: str) -> None:
-        """Raise ConfigError for what does not fit together with other files; `source` names this one.
+        """Raise PaperFileError for what does not fit together with other files; `source` names this one.
 
         Those are the models, the data set's options, the registry of engines, and the report's producers.
         """
@@ -506,8 +525,8 @@ class Paper(_Record):
             spec = self.spec()
             others = {f"variants.{item.id}.model": self.spec(item.model.value) for item in self.variants}
             others |= {f"own.{name}.model": self.spec(own.model.value) for name, own in self.own.items() if own.model}
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {error}") from None
+        except PaperFileError as error:
+            raise PaperFileError(f"{source}: {error}") from None
         for place, other in others.items():
             if (other.input, other.target) != (spec.input, spec.target):
                 problems.append(f"{place}: {other.name} does not read and compare the same data as {spec.name}")
@@ -525,11 +544,11 @@ class Paper(_Record):
                 near = _did_you_mean(row.name, engines.names())
                 problems.append(f"engines[{index}].name: no engine {shown(row.name)}{near}")
         problems += self._wrong_data()
-        if self.runs_of_paper and self.runs_of_paper not in papers():
-            near = _did_you_mean(self.runs_of_paper, papers())
+        if self.runs_of_paper and self.runs_of_paper not in paper_keys():
+            near = _did_you_mean(self.runs_of_paper, paper_keys())
             problems.append(f"runs_of_paper: no paper {shown(self.runs_of_paper)}{near}")
         if problems:
-            raise ConfigError(f"{source}: {_joined(iter(problems))}")
+            raise PaperFileError(f"{source}: {_joined(iter(problems))}")
 
     def _wrong_data(self) -> Iterator[str]:
         if self.dataset not in data.LOADERS:
@@ -543,11 +562,11 @@ class Paper(_Record):
                 yield f"data.{_short(key)}: {self.dataset} has no such option{near}; options: {known}"
 
     def check_producers(self, tables: Collection[str], figures: Collection[str]) -> None:
-        """Raise ConfigError for a table or figure that nothing produces."""
+        """Raise PaperFileError for a table or figure that nothing produces."""
         for kind, outputs, known in (("tables", self.tables, tables), ("figures", self.figures, figures)):
             for index, output in enumerate(outputs):
                 if output.producer not in known:
-                    raise ConfigError(
+                    raise PaperFileError(
                         f'paper {self.key}: {kind}[{index}] (id "{output.id}").producer: nothing produces '
                         f"{output.producer!r}{_did_you_mean(output.producer, known)}; "
                         f"known: {', '.join(sorted(known))}"
@@ -559,9 +578,9 @@ def ids(outputs: Sequence[Output | Claim | Variant]) -> list[str]:
     return [output.id for output in outputs]
 
 
-def papers() -> list[str]:
+def paper_keys() -> list[str]:
     """The keys of all papers that can be run, sorted."""
-    return sorted(path.stem for path in PAPERS_DIR.glob("*.toml"))
+    return sorted(path.stem for path in PAPERS_DIR.glob("[!_]*.toml"))
 
 
 def load_paper(name: str | Path) -> Paper:
@@ -569,22 +588,24 @@ def load_paper(name: str | Path) -> Paper:
     path = Path(name)
     if path.suffix == ".toml":
         if not path.exists():
-            raise ConfigError(f"no paper file {path}")
+            raise PaperFileError(f"no paper file {path}")
     else:
         path = PAPERS_DIR / f"{name}.toml"
-        if str(name) not in papers():
-            known = papers()
-            raise ConfigError(
+        if str(name) not in paper_keys():
+            known = paper_keys()
+            raise PaperFileError(
                 f"no paper {shown(str(name))}{_did_you_mean(str(name), known)}; papers: {', '.join(known)}"
             )
     try:
         text = toml.read(path)
     except toml.TomlError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise PaperFileError(f"{path}: {error}") from None
     paper = loads(text, source=str(path), expected_key=path.stem)
     paper._file = path
-    if not paper.comes_along and paper.key in papers():
-        raise ConfigError(f'{path}: key is "{paper.key}", and a paper that comes with TwinGrad has it: choose another')
+    if not paper.comes_along and paper.key in paper_keys():
+        raise PaperFileError(
+            f'{path}: key is "{paper.key}", and a paper that comes with TwinGrad has it: choose another'
+        )
     paper.check(str(path))
     return paper
 
@@ -592,15 +613,15 @@ def load_paper(name: str | Path) -> Paper:
 def loads(text: str, source: str = "<string>", expected_key: str | None = None) -> Paper:
     """A paper from TOML text, without looking at other files; `source` names it in errors."""
     try:
-        document = toml.parse(text)
-    except toml.TomlError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        document = file.document(text)
+    except (toml.TomlError, file.RowError) as error:
+        raise PaperFileError(f"{source}: {error}") from None
     try:
         paper = Paper.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_joined(_lines(error, document))}") from None
+        raise PaperFileError(f"{source}: {_joined(_lines(error, document))}") from None
     if expected_key is not None and paper.key != expected_key:
-        raise ConfigError(f'{source}: key is "{paper.key}", expected "{_short(expected_key)}" as the file is named')
+        raise PaperFileError(f'{source}: key is "{paper.key}", expected "{_short(expected_key)}" as the file is named')
     return paper
 
 
@@ -626,7 +647,9 @@ def model_path(name: str) -> Path:
     """The spec file of a model that comes with the project."""
     known = models()
     if name not in known:
-        raise ConfigError(f"no model {shown(name)}{_did_you_mean(name, known)}; models: {', '.join(known) or 'none'}")
+        raise PaperFileError(
+            f"no model {shown(name)}{_did_you_mean(name, known)}; models: {', '.join(known) or 'none'}"
+        )
     return known[name]
 
 

@@ -6,7 +6,7 @@ TensorFlow takes its memory from a pool as long as oneDNN is on, so it is counte
 `Registered.counting`. XLA allocates one piece for all that a step computes, and uses its parts again within the step.
 `build` counts to the first epoch, imports and data to none. Where a paper's file says so, an epoch is only a part of
 the rows, and what it allocates is scaled up to all of them. The peak is the kernel's VmHWM, reset after imports and
-data and before `build`; it is taken in a run of its own, since memray needs memory itself.
+data and before `build`; it is taken in a separate run, since memray needs memory itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bridge.worker import Worker
-from experiments.measure.task import Assignment, Parts, RunError, Task, Watcher
+from experiments.measures.measure import EPOCH, Measure
+from experiments.measures.task import Assignment, Parts, RunError, Task, Watcher
 
 T = TypeVar("T")
 
@@ -122,3 +123,37 @@ def read_capture(path: Path) -> tuple[int, int]:
                 count += record.n_allocations
                 total += record.size
     return total, count
+
+
+def _unusable(option: Callable[[str], Any]) -> str:
+    if option("memory_rows") and (option("memory_epochs") or 1) < 2:
+        return "memory_rows needs memory_epochs of at least 2: a later epoch says what a step allocates"
+    return ""
+
+
+MEASURE = Measure(
+    name="memory",
+    place=2,
+    title="memory: bytes allocated and peak, in runs of their own",
+    about="bytes allocated per epoch, and peak memory",
+    words="bytes allocated and peak memory",
+    run=run,
+    form={"epochs": [EPOCH]},
+    timed=False,
+    options={
+        "memory_seeds": "seeds",
+        "memory_threads": "threads",
+        "memory_epochs?": "epochs",  # the second one is like all that follow
+        "memory_rows?": "count",  # what they allocate is scaled up to a whole epoch
+        "memory_engines?": "engines",
+    },
+    check=_unusable,
+    engines="memory_engines",
+    seeds=("seeds", "memory_seeds"),
+    threads="memory_threads",
+    epochs="memory_epochs",
+    rows="memory_rows",
+    config=lambda job, task: {"rows": task.rows_per_epoch},
+    steps=lambda job: 2 * job.epochs,
+    summary=("bytes_later_epochs", "peak_rss_bytes"),
+)

@@ -8,7 +8,7 @@ table are an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,12 @@ import pandas as pd
 
 from bridge import engine as engines
 from bridge.errors import TwinGradError
-from experiments.config import PROFILES, Paper, Runs
 from experiments.data import SAMPLE_LABEL
+from experiments.measures.registry import MEASURES, RECORDED, TABLES, TRAINED, WORDS
+from experiments.microbenchmarks import measure as micro
 from experiments.microbenchmarks import registry
+from experiments.papers import PROFILES, Paper, ProfileName, Runs
 from experiments.results import Tidy
-
-MEASURE_NAMES = {
-    "time": "time and accuracy",
-    "own": "accuracy from its own initialisation",
-    "variants": "variants of the network",
-    "memory": "bytes allocated and peak memory",
-    "race": "race",
-    "scaling": "scaling",
-    "ablation": "ablation",
-    "microbenchmarks": "micro-benchmarks",
-}
-"""The measures in words."""
-
-TRAINED = ("time", "memory", "own")
-"""The measures that train one engine per run, with its epochs in a file of all; a race has many engines in one run."""
-
-FRAMES = ("race", "scaling", "ablation", "variants")
-"""The measures with a tidy file of their own."""
 
 
 class ReportError(TwinGradError):
@@ -59,11 +43,8 @@ class View:
     runs: pd.DataFrame
     epochs: pd.DataFrame
     steps: pd.DataFrame
-    race: pd.DataFrame
-    scaling: pd.DataFrame
-    ablation: pd.DataFrame
-    variants: pd.DataFrame
-    microbenchmarks: pd.DataFrame
+    tables: Mapping[str, pd.DataFrame]
+    """The rows of measures with a tidy file of their own."""
     left_out: int = 0
     outdated: frozenset[tuple[str, str]] = frozenset()
     """(engine, measure) whose runs were made with an older source of the engine."""
@@ -75,26 +56,32 @@ class View:
         """What every output must say about its data, or None for the real dataset."""
         return f"{SAMPLE_LABEL}, not {self.paper.dataset.upper()}" if self.data_source == "sample" else None
 
+    def table(self, measure: str, engine: str | None = None) -> pd.DataFrame:
+        """The rows of a measure with its own tidy file, of all engines or of one; refuses to mix machines."""
+        rows = self.tables[measure]
+        one_machine(rows["machine"], f"the {WORDS[measure]} runs of {self.paper.key}")
+        return rows if engine is None else rows[rows["engine"] == engine]
+
     def engines(self) -> list[str]:
         """The engines of the paper's file in its order but for absent ones, then any others that were run."""
         names, absent = self.paper.engine_names(), self.absent()
         trained = self.runs[self.runs["measure"].isin(TRAINED)]
-        found = [*trained["engine"], *(engine for name in FRAMES for engine in getattr(self, name)["engine"])]
+        found = [*trained["engine"], *(engine for name in TABLES for engine in self.tables[name]["engine"])]
         return [name for name in names if name not in absent] + sorted(set(found) - set(names))
 
     def absent(self) -> dict[str, str]:
         """The optional engines of the paper's file that nothing was measured of, with the reason."""
         done = self.runs[self.runs["measure"].isin(TRAINED) & (self.runs["status"] == "ok")]
-        measured = {*done["engine"], *(engine for name in FRAMES for engine in getattr(self, name)["engine"])}
+        measured = {*done["engine"], *(engine for name in TABLES for engine in self.tables[name]["engine"])}
         return {
-            row.name: next(filter(None, (self.why_missing(row.name, one) for one in (*TRAINED, *FRAMES))), "not run")
+            row.name: next(filter(None, (self.why_missing(row.name, one) for one in (*TRAINED, *TABLES))), "not run")
             for row in self.paper.engines
             if row.optional and row.name not in measured
         }
 
     def label(self, engine: str) -> str:
         """The engine's name as its adapter gives it, or its registry name when it never ran."""
-        for frame in (self.runs, *(getattr(self, name) for name in FRAMES), self.microbenchmarks):
+        for frame in (self.runs, *self.tables.values()):
             labels = frame.loc[frame["engine"] == engine, "label"].dropna()
             if len(labels):
                 return str(labels.iloc[-1])
@@ -104,7 +91,7 @@ class View:
     def ok(self, measure: str, engine: str | None = None) -> pd.DataFrame:
         """The finished runs of a measure, of all engines or of one; refuses to mix machines."""
         runs = self.runs[(self.runs["measure"] == measure) & (self.runs["status"] == "ok")]
-        one_machine(runs["machine"], f"the {MEASURE_NAMES.get(measure, measure)} runs of {self.paper.key}")
+        one_machine(runs["machine"], f"the {WORDS[measure]} runs of {self.paper.key}")
         return runs if engine is None else runs[runs["engine"] == engine]
 
     def epochs_of(self, measure: str, engine: str) -> pd.DataFrame:
@@ -114,40 +101,43 @@ class View:
     def machine(self, measures: Iterable[str] = TRAINED) -> str:
         """The CPU model of the finished runs of these measures ("" when there are none)."""
         names = [self.ok(measure)["machine"] for measure in measures if measure in TRAINED]
-        names += [getattr(self, measure)["machine"] for measure in measures if measure in FRAMES]
+        names += [self.table(measure)["machine"] for measure in measures if measure in TABLES]
         return one_machine(pd.concat(names), f"the runs of {self.paper.key}") if names else ""
 
     def planned(self, engine: str, measure: str) -> int:
         """How many seeds the paper's file plans for an engine and a measure in the reported profile."""
-        runs = self.planned_runs()
-        few = runs.engines.value if runs.engines else self.paper.engine_names()
-        among = runs.engines_of(measure)
+        runs, kind = self.planned_runs(), MEASURES[measure]
+        few, among = runs.option("engines") or self.paper.engine_names(), runs.engines_of(kind)
         if engine not in few or measure not in runs.measures.value or (among is not None and engine not in among):
             return 0
-        if measure == "own" and engine not in self.paper.own:
-            return 0
-        return 1 if measure in ("race", "scaling", "ablation") else runs.seed_count(engine, measure)
+        return self.paper.seeds_of(self._profile, kind, engine) if kind.plan == "seeds" else 1
+
+    @property
+    def _profile(self) -> ProfileName:
+        """The reported profile; the full one when nothing was run."""
+        return next((name for name in PROFILES if name == self.profile), "full")
 
     def planned_runs(self) -> Runs:
         """What the paper's file plans in the reported profile; the full one when nothing was run."""
-        return self.paper.runs_of(self.profile if self.profile in PROFILES else "full")
+        return self.paper.runs_of(self._profile)
 
     def why_missing(self, engine: str, measure: str) -> str | None:
         """Why an engine has no row, or fewer seeds than planned; None when nothing is missing."""
-        if measure == "microbenchmarks":
+        kind = RECORDED[measure]
+        if kind.plan == "suites":
             return self._why_no_system(engine)
         runs = self.runs[self.runs["measure"] == measure]
-        if measure == "race":  # one run with many engines, whose error names those that failed
+        if kind.plan == "together":  # one run with many engines, whose error names those that failed
             named = runs["error"].astype(str).str.contains(f"{engine}: ", regex=False)
             failed = runs[(runs["status"] != "ok") & (named | (runs["engine"] == engine))]
         else:
             runs = runs[runs["engine"] == engine]
             failed = runs[runs["status"] != "ok"]
         wanted = self.planned(engine, measure)
-        if measure in FRAMES:
-            frame = getattr(self, measure)
-            rows = frame[frame["engine"] == engine]
-            done = rows["seed"].nunique() if measure == "variants" else int(len(rows) > 0)
+        if kind.columns:
+            rows = self.tables[measure]
+            rows = rows[rows["engine"] == engine]
+            done = rows["seed"].nunique() if kind.plan == "seeds" else int(len(rows) > 0)
         else:
             done = len(runs) - len(failed)
         if done >= wanted and (done or not len(failed)):
@@ -155,25 +145,26 @@ class View:
         how = "not run since the engine's source changed" if (engine, measure) in self.outdated else "not run"
         if len(failed):
             error = str(failed["error"].iloc[-1])
-            error = error.partition(f"{engine}: ")[2] or error if measure == "race" else error
+            error = error.partition(f"{engine}: ")[2] or error if kind.plan == "together" else error
             how = f"failed: {error.strip().partition(chr(10))[0] or 'no message was recorded'}"
         return f"{wanted - done} of {wanted} seeds {how}" if done else how
 
     def _why_no_system(self, name: str) -> str | None:
         """Why a system of the micro-benchmarks has no number at all."""
-        rows = self.microbenchmarks[self.microbenchmarks["engine"] == name]
+        rows = self.tables["microbenchmarks"]
+        rows = rows[rows["engine"] == name]
         if rows["missing"].isna().any():
             return None
         return str(rows["missing"].iloc[-1]).partition("\n")[0] if len(rows) else "not run"
 
 
-def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
-    """Choose the rows of `paper` that may stand together."""
+def paper_view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
+    """The rows of `paper` that may be shown together."""
     runs = _of(tidy.runs, paper)
-    race, scaling, ablation, variants = (_of(getattr(tidy, name), paper) for name in FRAMES)
+    tables = {name: _of(tidy.tables[name], paper) for name in TABLES}
     trained = runs[runs["measure"].isin(TRAINED)]
     # A race started by hand does not change which profile is reported, so trainings come first.
-    newest = next((_newest(frame) for frame in (trained, runs, race, scaling, ablation, variants) if len(frame)), None)
+    newest = next((_newest(frame) for frame in (trained, runs, *tables.values()) if len(frame)), None)
     data_source = str(newest["data_source"]) if newest is not None else None
     profile = str(newest["profile"]) if newest is not None and "profile" in newest else None
     kept = trained
@@ -187,10 +178,10 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     comparable = kept
     kept = _newest_state(kept)
     others = runs[~runs["measure"].isin(TRAINED) & (runs["data_source"] == data_source)]
-    race, scaling, ablation, variants = (
-        frame[frame["data_source"] == data_source] for frame in (race, scaling, ablation, variants)
-    )
-    ablation, variants = (frame[frame["profile"] == profile] for frame in (ablation, variants))
+    for name, frame in tables.items():
+        fitting = frame[frame["data_source"] == data_source]
+        tables[name] = fitting[fitting["profile"] == profile] if "profile" in fitting else fitting
+    small = tidy.tables[micro.MEASURE.name]
     return View(
         paper=paper,
         data_source=data_source,
@@ -198,11 +189,10 @@ def view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
         runs=pd.concat([kept, others]),
         epochs=_with_keys(_of(tidy.epochs, paper), kept),
         steps=_with_keys(_of(tidy.steps, paper), kept),
-        race=_one_race(race, others[others["measure"] == "race"]),
-        scaling=_newest_of_each(scaling),
-        ablation=_newest_of_each(ablation),
-        variants=_newest_variants(variants),
-        microbenchmarks=_suites(tidy.microbenchmarks[tidy.microbenchmarks["paper"] == paper.key]),
+        tables={
+            name: _CHOSEN[MEASURES[name].plan](rows, others[others["measure"] == name]) for name, rows in tables.items()
+        }
+        | {micro.MEASURE.name: _suites(small[small["paper"] == paper.key])},
         left_out=len(trained) - len(kept),
         outdated=_pairs(comparable) - _pairs(kept),
         data_dir=data_dir,
@@ -279,7 +269,7 @@ def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["key"].isin(chosen)].sort_values(["threads", "round"], kind="stable")
 
 
-def _newest_of_each(rows: pd.DataFrame) -> pd.DataFrame:
+def _newest_of_each(rows: pd.DataFrame, _: pd.DataFrame) -> pd.DataFrame:
     """Of each engine the newest run, whole: points of two runs do not make one line."""
     if not len(rows):
         return rows
@@ -287,7 +277,7 @@ def _newest_of_each(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["created"] == newest]
 
 
-def _newest_variants(rows: pd.DataFrame) -> pd.DataFrame:
+def _newest_seeds(rows: pd.DataFrame, _: pd.DataFrame) -> pd.DataFrame:
     """Of each engine the runs of its newest source, and of each seed the newest one."""
     if not len(rows):
         return rows
@@ -307,3 +297,7 @@ def _suites(rows: pd.DataFrame) -> pd.DataFrame:
         runs = measured.groupby("key").agg(systems=("there", "nunique"), created=("created", "max"))
         chosen.append(runs.sort_values(["systems", "created"], kind="stable").index[-1])
     return rows[rows["key"].isin(chosen)]
+
+
+_CHOSEN = {"together": _one_race, "engines": _newest_of_each, "seeds": _newest_seeds}
+"""The rows of a measure's own table that are shown together, by how it is planned; given its rows and its runs."""

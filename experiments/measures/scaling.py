@@ -15,7 +15,8 @@ from typing import Any
 from bridge import spec as model_spec
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
-from experiments.measure.task import Assignment, Parts, RunError, Task, Watcher
+from experiments.measures.measure import Measure
+from experiments.measures.task import Assignment, Parts, RunError, Task, Watcher
 
 REPEATS = 3
 SAMPLES = 20_000
@@ -87,3 +88,25 @@ def with_length(spec: ModelSpec, length: int) -> ModelSpec:
 
 def _steps(wanted: float) -> int:
     return max(STEPS_LEAST, min(STEPS_MOST, round(wanted)))
+
+
+MEASURE = Measure(
+    name="scaling",
+    place=6,
+    title="scaling: step time against batch size and sequence length",
+    about="time per step over batch size and sequence length",
+    words="scaling",
+    run=run,
+    form={"scaling": [{"quantity": "text", "value": "number", "microseconds_per_step": "number"}]},
+    plan="engines",
+    options={"scaling_engines?": "engines", "batch_sizes?": "counts", "sequence_lengths?": "counts"},
+    engines="scaling_engines",
+    only_listed=True,
+    settings=lambda job: {name: job.option(name) or [] for name in ("batch_sizes", "sequence_lengths")},
+    steps=lambda job: sum(len(job.option(name) or []) for name in ("batch_sizes", "sequence_lengths")),
+    columns=(
+        *("key", "paper", "engine", "label", "threads", "quantity", "value", "microseconds_per_step"),
+        *("data_source", "cpu_model", "machine", "commit", "created"),
+    ),
+    summary=("quantity", "value", "microseconds_per_step"),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import json
 import os
@@ -19,16 +20,18 @@ from rich.console import Console
 from bridge.engine import ENGINES, Availability, Evaluation, Registered
 from bridge.errors import EngineUnavailableError, WorkerError
 from bridge.worker import Worker
-from experiments import config, data, lanes, provenance, run, sources
-from experiments.config import ConfigError, Paper
+from experiments import cli, data, papers, provenance, slots, sources, summary, sweep
 from experiments.data.dataset import Dataset
 from experiments.machine import machine
-from experiments.measure.task import RunError
+from experiments.measures import ablation, memory, race
+from experiments.measures.registry import MEASURES
+from experiments.measures.task import RunError
+from experiments.papers import Paper, PaperFileError
 from experiments.progress import Progress
 from experiments.results import Record, Results, hashes
-from experiments.run import Job, Outcome, Sweep
+from experiments.run_arrays import RunArrays
 from experiments.sources import SOURCES
-from experiments.workspace import Workspace
+from experiments.sweep import Job, Outcome, Sweep
 from py_engine.errors import NonFiniteError
 
 
@@ -98,19 +101,19 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeWorker, "started", [])
     monkeypatch.setattr(FakeWorker, "seen", [])
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda engine, epoch: None))
-    monkeypatch.setattr(lanes, "Worker", FakeWorker)
+    monkeypatch.setattr(slots, "Worker", FakeWorker)
     monkeypatch.setattr(data, "load", lambda *_, **__: invented())
-    monkeypatch.setattr(run.memory, "read_capture", lambda _path: (4_000_000, 12))
+    monkeypatch.setattr(memory, "read_capture", lambda _path: (4_000_000, 12))
     monkeypatch.setattr(provenance, "cores", lambda: 2)
     monkeypatch.setattr(Registered, "availability", lambda self: Availability(True, "", {"numpy": "2.0"}))
 
 
 @pytest.fixture
 def paper() -> Paper:
-    return config.load_paper("mnist-rnn-e")
+    return papers.load_paper("mnist-rnn-e")
 
 
-def sweep(folder: Path, jobs: list[Job], **options: Any) -> Outcome:
+def swept(folder: Path, jobs: list[Job], **options: Any) -> Outcome:
     results = Results(folder)
     with results.locked():
         outcome = Sweep(results).run(jobs, Progress(Console(file=io.StringIO()), len(jobs)), **options)
@@ -126,7 +129,7 @@ def only(records: list[Record]) -> Record:
 def key(paper: Paper, tmp_path: Path, **changes: Any) -> str:
     """The key of a time run with something changed."""
     job = dataclasses.replace(Job(paper, ("numpy",), 0, "time", 2, "full"), **changes)
-    return only(sweep(tmp_path / "keys", [job]).records)["key"]
+    return only(swept(tmp_path / "keys", [job]).records)["key"]
 
 
 def with_training(paper: Paper, **settings: Any) -> Paper:
@@ -146,9 +149,9 @@ def counted(jobs: list[Job], measure: str) -> dict[str, int]:
 
 
 def test_paper_d_runs_every_engine_on_ten_seeds_and_the_costly_ones_on_fewer() -> None:
-    paper = config.load_paper("mnist-rnn-d")
+    paper = papers.load_paper("mnist-rnn-d")
     few = {name: setting.value for name, setting in paper.runs.full.engine_seeds.items()}
-    jobs = run.plan(paper)
+    jobs = sweep.plan(paper)
     assert counted(jobs, "time") == {name: 10 for name in paper.engine_names()} | few
     assert counted(jobs, "memory") == dict.fromkeys(set(paper.engine_names()) - {"torch-compile"}, 1)
     assert counted(jobs, "own") == {"torch": 10, "tensorflow": 3, "jax": 3}
@@ -156,7 +159,7 @@ def test_paper_d_runs_every_engine_on_ten_seeds_and_the_costly_ones_on_fewer() -
 
 
 def test_each_measure_runs_the_engines_that_it_is_for() -> None:
-    jobs = run.plan(config.load_paper("imdb-cnn-a"))
+    jobs = sweep.plan(papers.load_paper("imdb-cnn-a"))
     assert counted(jobs, "own") == {"torch": 5, "tensorflow": 5, "jax": 3}
     assert counted(jobs, "variants") == dict.fromkeys(("numpy", "julia", "torch"), 2)
     assert counted(jobs, "ablation") == {"numpy": 1, "julia": 1}
@@ -164,51 +167,53 @@ def test_each_measure_runs_the_engines_that_it_is_for() -> None:
 
 
 def test_a_paper_that_shows_the_runs_of_another_has_none_to_do() -> None:
-    assert run.plan(config.load_paper("imdb-cnn-c")) == []
+    assert sweep.plan(papers.load_paper("imdb-cnn-c")) == []
 
 
 def test_the_sample_is_run_with_the_least() -> None:
-    for key in config.papers():
-        paper = config.load_paper(key)
-        jobs = run.plan(paper, "sample")
+    for key in papers.paper_keys():
+        paper = papers.load_paper(key)
+        jobs = sweep.plan(paper, "sample")
         assert {name for job in jobs for name in job.engines} <= {"numpy", "julia", "manual", "torch"}
         assert max((job.seed for job in jobs), default=0) == 0
         assert all(job.epochs <= paper.training.epochs.value for job in jobs)
 
 
 def test_engines_take_turns_within_a_seed(paper: Paper) -> None:
-    jobs = run.plan(paper, engine_names=["numpy", "torch"], seeds=2, measures=["time"])
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch"], seeds=2, measures=["time"])
     assert [(job.seed, job.engines[0]) for job in jobs] == [(0, "numpy"), (0, "torch"), (1, "numpy"), (1, "torch")]
 
 
 def test_a_race_is_one_job_for_each_number_of_threads(paper: Paper) -> None:
-    jobs = run.plan(paper, measures=["race"])
+    jobs = sweep.plan(paper, measures=["race"])
     assert [(job.engines, job.threads, job.rounds) for job in jobs] == [
         (tuple(paper.engine_names()), 2, 5),
         (tuple(paper.engine_names()), 1, 5),
     ]
-    assert [job.threads for job in run.plan(paper, measures=["race"], threads=1)] == [1]
+    assert [job.threads for job in sweep.plan(paper, measures=["race"], threads=1)] == [1]
 
 
 def test_on_one_core_everything_runs_with_one_thread(paper: Paper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "cores", lambda: 1)
-    jobs = run.plan(paper)
+    jobs = sweep.plan(paper)
     assert {job.threads for job in jobs} == {1}
     assert sum(job.measure == "race" for job in jobs) == 1
 
 
 def test_unknown_measures_and_engines_are_refused(paper: Paper) -> None:
-    with pytest.raises(ConfigError, match="no measure 'speed'; measures: time, own, variants, memory, race, scaling"):
-        run.plan(paper, measures=["time", "speed"])
+    with pytest.raises(
+        PaperFileError, match="no measure 'speed'; measures: time, memory, own, variants, race, scaling"
+    ):
+        sweep.plan(paper, measures=["time", "speed"])
     with pytest.raises(EngineUnavailableError, match="did you mean 'torch'"):
-        run.plan(paper, engine_names=["troch"])
+        sweep.plan(paper, engine_names=["troch"])
 
 
 def test_an_engine_asked_for_by_name_must_be_available(paper: Paper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Registered, "availability", lambda self: Availability(False, "torch is not installed"))
     with pytest.raises(EngineUnavailableError, match="engine torch: torch is not installed"):
-        run.plan(paper, engine_names=["torch"])
-    assert run.plan(paper)  # those of the paper file are left out one by one, with their reason
+        sweep.plan(paper, engine_names=["torch"])
+    assert sweep.plan(paper)  # those of the paper file are left out one by one, with their reason
 
 
 # Other measures -------------------------------------------------------------------------------------------------------
@@ -227,34 +232,34 @@ def test_own_weights_differ_by_engine_and_keep_what_comes_with_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "load", reviews)
-    paper = config.load_paper("imdb-cnn-a")
-    record = only(sweep(tmp_path, [Job(paper, ("torch",), 0, "own", 2, "full")]).records)
+    paper = papers.load_paper("imdb-cnn-a")
+    record = only(swept(tmp_path, [Job(paper, ("torch",), 0, "own", 2, "full")]).records)
     assert (record["status"], record["config"]["measure"]) == ("ok", "own")
     assert "step_losses" not in record, "from other weights than the others: nothing to compare"
     vectors = reviews(**paper.loader_options()).pretrained["glove"]
     (_, _, params), *_ = FakeWorker.seen
     assert np.array_equal(params["embedding.weight"], vectors)
-    sweep(tmp_path, [Job(paper, ("torch",), 0, "time", 2, "full")])
+    swept(tmp_path, [Job(paper, ("torch",), 0, "time", 2, "full")])
     shared = FakeWorker.seen[-1][2]
     assert np.array_equal(shared["embedding.weight"], vectors)
     assert not np.array_equal(shared["output.weight"], params["output.weight"])
 
 
 def test_an_engine_trains_in_its_own_way_where_the_paper_did(tmp_path: Path) -> None:
-    paper = config.load_paper("mnist-cnn")
-    own = only(sweep(tmp_path, [Job(paper, ("torch",), 0, "own", 2, "full")]).records)
+    paper = papers.load_paper("mnist-cnn")
+    own = only(swept(tmp_path, [Job(paper, ("torch",), 0, "own", 2, "full")]).records)
     assert own["config"]["batch_size"] == 100
     assert own["config"]["training"]["own.torch.optimizer"] == "adam"
     assert "conv.bias" in FakeWorker.seen[-1][2], "the model with biases"
-    shared = only(sweep(tmp_path, [Job(paper, ("torch",), 0, "time", 2, "full")]).records)
+    shared = only(swept(tmp_path, [Job(paper, ("torch",), 0, "time", 2, "full")]).records)
     assert shared["config"]["batch_size"] == 1
     assert "conv.bias" not in FakeWorker.seen[-1][2]
 
 
 def test_every_variant_is_trained_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", reviews)
-    paper = config.load_paper("imdb-cnn-a")
-    record = only(sweep(tmp_path, [Job(paper, ("numpy",), 1, "variants", 2, "full")]).records)
+    paper = papers.load_paper("imdb-cnn-a")
+    record = only(swept(tmp_path, [Job(paper, ("numpy",), 1, "variants", 2, "full")]).records)
     assert [(row["variant"], row["epoch"]) for row in record["variants"]] == [
         (variant.id, epoch) for variant in paper.variants for epoch in range(1, 6)
     ]
@@ -271,19 +276,19 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
         build(self, spec, params, *rest)
 
     times = [3.0, 1.0, 2.0]  # of all techniques, which are measured so often
-    measure = run.ablation.measure
+    measure = ablation.measure
 
     def timed(worker: Any, task: Any, configuration: Any, *rest: Any) -> Record:
         row = measure(worker, task, configuration, *rest)
         return row | {"microseconds_per_step": times.pop()} if configuration.kind == "all" else row
 
     monkeypatch.setattr(FakeWorker, "build", spy)
-    monkeypatch.setattr(run.ablation, "measure", timed)
-    monkeypatch.setattr(run.ablation, "read_capture", lambda _path: (5_000, 1))
+    monkeypatch.setattr(ablation, "measure", timed)
+    monkeypatch.setattr(ablation, "read_capture", lambda _path: (5_000, 1))
     record = only(
-        sweep(tmp_path, [Job(config.load_paper("mnist-rnn-e"), ("numpy",), 0, "ablation", 2, "full")]).records
+        swept(tmp_path, [Job(papers.load_paper("mnist-rnn-e"), ("numpy",), 0, "ablation", 2, "full")]).records
     )
-    names = run.techniques("numpy")
+    names = ablation.techniques("numpy")
     assert record["status"] == "ok", record["error"]
     assert len(record["ablation"]) == len(built) - 2 == 2 + 2 * (len(names) + 1)
     assert built.count(({}, "float32")) == 3 and built[0] != ({}, "float32")
@@ -296,41 +301,41 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
 
 
 def test_both_engines_tell_their_techniques() -> None:
-    numpy, julia = run.techniques("numpy"), run.techniques("julia")
+    numpy, julia = ablation.techniques("numpy"), ablation.techniques("julia")
     assert {"replay", "preallocate", "fused_loss", "split_batch"} <= set(numpy) & set(julia)
     assert "concrete" in julia
     with pytest.raises(RunError, match="engine torch has no switches"):
-        run.techniques("torch")
+        ablation.techniques("torch")
 
 
 def test_memory_of_a_part_of_an_epoch_is_scaled_to_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paper = config.load_paper("mnist-cnn")
-    runs = paper.runs.full.model_copy(update={"memory_rows": config.Setting(value=30, source="ours")})
+    paper = papers.load_paper("mnist-cnn")
+    runs = paper.runs.full.model_copy(update={"memory_rows": papers.Setting(value=30, source="ours")})
     paper = paper.model_copy(update={"runs": paper.runs.model_copy(update={"full": runs})})
     captures = iter([(2_000, 20), (7_000, 70), (1_000, 10)])  # build, and two epochs
-    monkeypatch.setattr(run.memory, "read_capture", lambda _path: next(captures))
-    record = only(sweep(tmp_path, [Job(paper, ("numpy",), 0, "memory", 1, "full")]).records)
+    monkeypatch.setattr(memory, "read_capture", lambda _path: next(captures))
+    record = only(swept(tmp_path, [Job(paper, ("numpy",), 0, "memory", 1, "full")]).records)
     assert [len(rows) for _, rows, _ in FakeWorker.seen] == [30] * 4
     # Of 300 rows: the first epoch has nine tenths of its steps like those of the second.
     assert [epoch["bytes_allocated"] for epoch in record["epochs"]] == [9_000 + 9 * 1_000, 10_000]
 
 
 def test_a_round_of_a_race_can_be_part_of_an_epoch(tmp_path: Path) -> None:
-    paper = config.load_paper("mnist-cnn")
+    paper = papers.load_paper("mnist-cnn")
     steps = paper.runs.full.race_steps
     assert steps is not None
-    record = only(sweep(tmp_path, [Job(paper, ("numpy", "torch"), 0, "race", 2, "full", rounds=2)]).records)
+    record = only(swept(tmp_path, [Job(paper, ("numpy", "torch"), 0, "race", 2, "full", rounds=2)]).records)
     assert (record["config"]["steps"], record["config"]["rows"]) == (steps.value, steps.value)
     taken = [len(rows) for _, rows, _ in FakeWorker.seen]
-    assert taken == 2 * [run.race.FIRST_STEPS] + 2 * 3 * [steps.value]
+    assert taken == 2 * [race.FIRST_STEPS] + 2 * 3 * [steps.value]
 
 
 def test_rows_that_a_network_cannot_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", reviews)
-    paper = config.load_paper("imdb-cnn-a")
-    shorter = config.Setting(value=100, source="ours")
+    paper = papers.load_paper("imdb-cnn-a")
+    shorter = papers.Setting(value=100, source="ours")
     paper = paper.model_copy(update={"data": paper.data | {"length": shorter}})
-    record = only(sweep(tmp_path, [Job(paper, ("numpy",), 0, "time", 2, "full")]).records)
+    record = only(swept(tmp_path, [Job(paper, ("numpy",), 0, "time", 2, "full")]).records)
     assert record["status"] == "failed"
     assert "data set imdb: the model reads (N, 130), found rows of shape (200, 100)" in record["error"]
 
@@ -344,7 +349,7 @@ def test_targets_are_what_the_loss_compares_with(tmp_path: Path, monkeypatch: py
         return np.ones(1)
 
     monkeypatch.setattr(FakeWorker, "train_epoch", spy)
-    sweep(tmp_path, [Job(config.load_paper("imdb-cnn-a"), ("numpy",), 0, "time", 2, "full")])
+    swept(tmp_path, [Job(papers.load_paper("imdb-cnn-a"), ("numpy",), 0, "time", 2, "full")])
     x, y = loaded[0]
     assert (x.shape, x.dtype) == ((200, 130), np.int64)
     assert (y.shape, y.dtype) == ((200, 1), np.float32)
@@ -354,8 +359,8 @@ def test_targets_are_what_the_loss_compares_with(tmp_path: Path, monkeypatch: py
 
 
 def test_every_job_gets_a_fresh_worker_and_a_record(paper: Paper, tmp_path: Path) -> None:
-    jobs = run.plan(paper, engine_names=["numpy", "torch"], seeds=2, measures=["time", "memory"])
-    outcome = sweep(tmp_path, jobs)
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch"], seeds=2, measures=["time", "memory"])
+    outcome = swept(tmp_path, jobs)
     assert [record["status"] for record in outcome.records] == ["ok"] * 6
     assert sorted(FakeWorker.started) == ["numpy"] * 4 + ["torch"] * 4  # memory takes two: allocations and peak
     assert len(list((tmp_path / "raw").glob("*.json"))) == 6
@@ -368,13 +373,13 @@ def test_an_engine_is_prepared_once_before_its_first_run(
     started_then: list[int] = []
     prepared = dataclasses.replace(ENGINES["numpy"], prepare=lambda: started_then.append(len(FakeWorker.started)))
     monkeypatch.setitem(ENGINES, "numpy", prepared)
-    sweep(tmp_path, run.plan(paper, engine_names=["numpy"], seeds=2, measures=["time"]))
+    swept(tmp_path, sweep.plan(paper, engine_names=["numpy"], seeds=2, measures=["time"]))
     assert started_then == [0]
     assert FakeWorker.started == ["numpy"] * 2
 
 
 def test_all_engines_start_from_the_same_weights_and_see_the_same_batches(paper: Paper, tmp_path: Path) -> None:
-    sweep(tmp_path, run.plan(paper, engine_names=["numpy", "torch"], seeds=2, measures=["time"]))
+    swept(tmp_path, sweep.plan(paper, engine_names=["numpy", "torch"], seeds=2, measures=["time"]))
     epochs = paper.training.epochs.value
     for seed in range(2):
         ours = [item for item in FakeWorker.seen if item[0] == "numpy"][seed * epochs : (seed + 1) * epochs]
@@ -389,7 +394,7 @@ def test_all_engines_start_from_the_same_weights_and_see_the_same_batches(paper:
 
 
 def test_a_record_says_where_its_numbers_come_from(paper: Paper, tmp_path: Path) -> None:
-    record = only(sweep(tmp_path, run.plan(paper, engine_names=["numpy"], seeds=1, measures=["time"])).records)
+    record = only(swept(tmp_path, sweep.plan(paper, engine_names=["numpy"], seeds=1, measures=["time"])).records)
     origin = record["provenance"]
     for name in ("commit", "dirty", "cpu_model", "machine", "cores", "threads", "python", "numpy", "created"):
         assert origin[name] not in (None, ""), name
@@ -409,18 +414,18 @@ def test_a_record_says_where_its_numbers_come_from(paper: Paper, tmp_path: Path)
 
 
 def test_a_finished_run_is_not_repeated(paper: Paper, tmp_path: Path) -> None:
-    jobs = run.plan(paper, engine_names=["numpy"], seeds=2, measures=["time"])
-    first = sweep(tmp_path, jobs[:1])
+    jobs = sweep.plan(paper, engine_names=["numpy"], seeds=2, measures=["time"])
+    first = swept(tmp_path, jobs[:1])
     assert (first.reused, len(FakeWorker.started)) == (0, 1)
-    second = sweep(tmp_path, jobs)
+    second = swept(tmp_path, jobs)
     assert (second.reused, len(FakeWorker.started)) == (1, 2)
     assert second.records[0] == Results(tmp_path).load(first.records[0]["key"])
 
 
 def test_again_repeats_it(paper: Paper, tmp_path: Path) -> None:
-    jobs = run.plan(paper, engine_names=["numpy"], seeds=1, measures=["time"])
-    sweep(tmp_path, jobs)
-    assert sweep(tmp_path, jobs, again=True).reused == 0
+    jobs = sweep.plan(paper, engine_names=["numpy"], seeds=1, measures=["time"])
+    swept(tmp_path, jobs)
+    assert swept(tmp_path, jobs, again=True).reused == 0
     assert len(FakeWorker.started) == 2
 
 
@@ -436,23 +441,23 @@ def test_the_key_depends_on_everything_that_decides_the_result(
         "measure": key(paper, tmp_path, measure="memory"),
         "threads": key(paper, tmp_path, threads=1),
         "profile": key(paper, tmp_path, profile="quick"),
-        "paper": key(config.load_paper("mnist-rnn-d"), tmp_path),
+        "paper": key(papers.load_paper("mnist-rnn-d"), tmp_path),
         "training": key(with_training(paper, learning_rate=slower), tmp_path),
     }
     replaced = {
         "machine": (provenance, "machine", lambda: dataclasses.replace(machine(), stepping="another")),
         "source": (sources, "SOURCES", SOURCES.with_changes({"bridge/adapters/numpy.py": b"another"})),
         "libraries": (Registered, "libraries", lambda _: {"numpy": "another build"}),
-        "BLAS": (run.linear_algebra, "of_numpy", lambda: "another"),
+        "BLAS": (sweep.linear_algebra, "of_numpy", lambda: "another"),
         "versions": (Registered, "availability", lambda _: Availability(True, "", {"numpy": "9.9"})),
         "dataset": (data, "load", lambda *_, **__: dataclasses.replace(invented(), digest="e" * 64)),
-        "kernels": (run, "environment", lambda _: {"OPENBLAS_CORETYPE": "Another"}),
-        "weights": (run.weights, "digest", lambda _: "another"),
+        "kernels": (sweep, "environment", lambda _: {"OPENBLAS_CORETYPE": "Another"}),
+        "weights": (sweep.weights, "digest", lambda _: "another"),
     }
     for name, (owner, attribute, replacement) in replaced.items():
         with monkeypatch.context() as context:
             context.setattr(owner, attribute, replacement)
-            context.setattr(run, "_WEIGHTS", {})
+            context.setattr(sweep, "_WEIGHTS", {})
             found[name] = key(paper, tmp_path)
     assert usual not in found.values()
     assert len(set(found.values())) == len(found)
@@ -460,8 +465,8 @@ def test_the_key_depends_on_everything_that_decides_the_result(
 
 def skeleton(job: Job, folder: Path, dataset: Dataset | None = None) -> Record:
     """The record of a job as it is before the run."""
-    with Workspace(dataset or invented(), folder) as work:
-        return run.skeleton(job, run.task_of(job, work), work.dataset)
+    with RunArrays(dataset or invented(), folder) as work:
+        return sweep.skeleton(job, sweep.task_of(job, work), work.dataset)
 
 
 def test_a_job_is_equal_on_all_machines_and_its_key_is_not(
@@ -469,7 +474,7 @@ def test_a_job_is_equal_on_all_machines_and_its_key_is_not(
 ) -> None:
     def hashes_of_all() -> dict[str, tuple[str, str]]:
         found = {}
-        for job in run.plan(paper, engine_names=["numpy", "torch"], seeds=1):
+        for job in sweep.plan(paper, engine_names=["numpy", "torch"], seeds=1):
             record = skeleton(job, tmp_path)
             found[f"{job.measure} {job.engines} {job.threads_asked}"] = record["job"], record["key"]
         return found
@@ -481,13 +486,13 @@ def test_a_job_is_equal_on_all_machines_and_its_key_is_not(
         (provenance, "machine", lambda: other_cpu),
         (sources, "SOURCES", SOURCES.with_changes({"bridge/worker.py": b"changed = True"})),
         (Registered, "availability", lambda _: Availability(True, "", {"numpy": "9.9"})),
-        (run.linear_algebra, "of_numpy", lambda: "another"),
-        (run.weights, "digest", lambda _: "another"),
+        (sweep.linear_algebra, "of_numpy", lambda: "another"),
+        (sweep.weights, "digest", lambda _: "another"),
     )
     for owner, name, value in changes:
         with monkeypatch.context() as other:
             other.setattr(owner, name, value)
-            other.setattr(run, "_WEIGHTS", {})
+            other.setattr(sweep, "_WEIGHTS", {})
             there = hashes_of_all()
         assert there.keys() <= here.keys() and len(there) > 5
         for job, (asked, key) in there.items():
@@ -506,7 +511,7 @@ def test_each_thing_asked_is_another_job(paper: Paper, tmp_path: Path) -> None:
         "measure": dataclasses.replace(usual, measure="memory"),
         "threads": dataclasses.replace(usual, threads=1),
         "profile": dataclasses.replace(usual, profile="quick"),
-        "study": dataclasses.replace(usual, paper=config.load_paper("mnist-rnn-d")),
+        "study": dataclasses.replace(usual, paper=papers.load_paper("mnist-rnn-d")),
         "settings": dataclasses.replace(usual, paper=with_training(paper, learning_rate=slower)),
         "rounds": dataclasses.replace(usual, measure="race", rounds=3),
         "more rounds": dataclasses.replace(usual, measure="race", rounds=4),
@@ -534,10 +539,10 @@ def test_a_killed_worker_is_named_with_its_study_engine_and_seed(paper: Paper, t
             return super().train_epoch(*rows)
 
     with pytest.MonkeyPatch.context() as real:
-        real.setattr(lanes, "Worker", Doomed)
+        real.setattr(slots, "Worker", Doomed)
         job = Job(paper, ("manual",), 3, "time", 1, "full")
-        record = only(sweep(tmp_path, [job]).records)
-        race = only(sweep(tmp_path, [dataclasses.replace(job, measure="race", rounds=1)]).records)
+        record = only(swept(tmp_path, [job]).records)
+        race = only(swept(tmp_path, [dataclasses.replace(job, measure="race", rounds=1)]).records)
     assert record["error"].startswith(
         "study mnist-rnn-e, engine manual, measure time, seed 3: the worker of engine manual (process "
     )
@@ -546,11 +551,11 @@ def test_a_killed_worker_is_named_with_its_study_engine_and_seed(paper: Paper, t
 
 
 def test_every_entrant_of_a_race_has_its_own_linear_algebra(paper: Paper, tmp_path: Path) -> None:
-    jobs = run.plan(paper, engine_names=["numpy", "torch", "manual"], measures=["race"], threads=2)
-    record = only(sweep(tmp_path, jobs).records)
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "manual"], measures=["race"], threads=2)
+    record = only(swept(tmp_path, jobs).records)
     expected = {name: f"{name} blas" for name in ("numpy", "torch", "manual")}
     assert record["blas"] == expected
-    assert {row["engine"]: row["blas"] for row in run.rows([record])} == expected
+    assert {row["engine"]: row["blas"] for row in summary.rows([record])} == expected
 
 
 def test_titles_and_notes_do_not_change_the_key(paper: Paper, tmp_path: Path) -> None:
@@ -567,14 +572,14 @@ def test_a_loss_that_is_not_a_number_is_a_failed_run_and_the_others_go_on(
             raise NonFiniteError("the loss is NaN at step 7 (layer rnn)")
 
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(fail))
-    jobs = run.plan(paper, engine_names=["torch", "numpy"], seeds=1, measures=["time"])
-    failed, fine = sweep(tmp_path, jobs).records
+    jobs = sweep.plan(paper, engine_names=["torch", "numpy"], seeds=1, measures=["time"])
+    failed, fine = swept(tmp_path, jobs).records
     assert (failed["status"], failed["error"]) == ("failed", "the loss is NaN at step 7 (layer rnn)")
     assert fine["status"] == "ok"
     assert Results(tmp_path).load(failed["key"]) == failed
 
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda engine, epoch: None))
-    outcome = sweep(tmp_path, jobs)  # a failure is tried again
+    outcome = swept(tmp_path, jobs)  # a failure is tried again
     assert [record["status"] for record in outcome.records] == ["ok", "ok"]
     assert outcome.reused == 1
 
@@ -587,8 +592,8 @@ def test_an_engine_that_is_not_installed_is_left_out_with_the_reason(
             raise EngineUnavailableError(f"engine {engine}: torch is not installed")
         return FakeWorker(engine, threads)
 
-    monkeypatch.setattr(lanes, "Worker", start)
-    outcome = sweep(tmp_path, run.plan(paper, seeds=1, measures=["time"]))
+    monkeypatch.setattr(slots, "Worker", start)
+    outcome = swept(tmp_path, sweep.plan(paper, seeds=1, measures=["time"]))
     found = {record["config"]["engine"]: (record["status"], record["error_kind"]) for record in outcome.records}
     assert found["numpy"] == ("ok", None)
     assert found["torch"] == ("failed", "unavailable")
@@ -601,24 +606,24 @@ def test_an_interrupted_sweep_keeps_what_is_finished_and_resumes(
         if len(FakeWorker.started) == 3 and epoch == 2:
             raise KeyboardInterrupt
 
-    jobs = run.plan(paper, engine_names=["numpy"], seeds=4, measures=["time"])
+    jobs = sweep.plan(paper, engine_names=["numpy"], seeds=4, measures=["time"])
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(interrupt))
     with pytest.raises(KeyboardInterrupt):
-        sweep(tmp_path, jobs)
+        swept(tmp_path, jobs)
     assert len(list((tmp_path / "raw").glob("*.json"))) == 2
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda engine, epoch: None))
-    assert sweep(tmp_path, jobs).reused == 2
+    assert swept(tmp_path, jobs).reused == 2
     assert len(list((tmp_path / "raw").glob("*.json"))) == 4
 
 
-@pytest.mark.parametrize("measure", run.UNTIMED)
+@pytest.mark.parametrize("measure", [name for name, measure in MEASURES.items() if not measure.timed])
 def test_runs_without_times_go_on_side_by_side(measure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(2)
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda _engine, _epoch: together.wait(60)))
-    paper = config.load_paper("mnist-rnn-d")
-    jobs = run.plan(paper, engine_names=["torch", "jax"], seeds=1, measures=[measure])
+    paper = papers.load_paper("mnist-rnn-d")
+    jobs = sweep.plan(paper, engine_names=["torch", "jax"], seeds=1, measures=[measure])
     assert [job.threads for job in jobs] == [1, 1]
-    records = sweep(tmp_path, jobs).records
+    records = swept(tmp_path, jobs).records
     assert [record["config"]["engine"] for record in records] == ["torch", "jax"]
     assert [record["status"] for record in records] == ["ok", "ok"]
     assert all("seconds" not in epoch for record in records for epoch in record["epochs"])
@@ -640,13 +645,13 @@ def test_an_interrupt_in_one_lane_keeps_what_is_finished_and_no_half_of_the_othe
 
     monkeypatch.setattr(FakeWorker, "kill", lambda self: stopped.set(), raising=False)
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(interrupt))
-    jobs = run.plan(paper, engine_names=["numpy", "torch", "manual"], seeds=1, measures=["memory"])
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "manual"], seeds=1, measures=["memory"])
     with pytest.raises(KeyboardInterrupt):
-        sweep(tmp_path, jobs)
+        swept(tmp_path, jobs)
     kept = only(Results(tmp_path).records())
     assert (kept["config"]["engine"], kept["status"]) == ("numpy", "ok")
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(lambda engine, epoch: None))
-    assert sweep(tmp_path, jobs).reused == 1
+    assert swept(tmp_path, jobs).reused == 1
     assert len(Results(tmp_path).records()) == 3
 
 
@@ -657,7 +662,7 @@ def test_a_memory_run_keeps_the_peak_when_the_allocations_cannot_be_had(
         raise EngineUnavailableError("allocations are measured with memray, which is not installed")
 
     monkeypatch.setattr(FakeWorker, "start_memray", missing)
-    record = only(sweep(tmp_path, run.plan(paper, engine_names=["numpy"], seeds=1, measures=["memory"])).records)
+    record = only(swept(tmp_path, sweep.plan(paper, engine_names=["numpy"], seeds=1, measures=["memory"])).records)
     assert (record["status"], record["peak_rss_bytes"]) == ("failed", 1_000_000)
     assert "memray" in record["error"]
 
@@ -670,22 +675,28 @@ def test_an_engine_that_falls_out_of_a_race_leaves_the_others_in_it(
             raise WorkerError("the worker of engine torch was ended by SIGKILL")
 
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(fail))
-    jobs = run.plan(paper, engine_names=["numpy", "torch", "manual"], measures=["race"], threads=2)
-    record = only(sweep(tmp_path, jobs).records)
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "manual"], measures=["race"], threads=2)
+    record = only(swept(tmp_path, jobs).records)
     assert record["status"] == "failed" and "torch: the worker" in record["error"]
     assert {row["engine"] for row in record["race"]} == {"numpy", "manual"}
     assert record["entrants"]["numpy"]["error"] is None
 
 
 def test_the_summary_has_one_line_for_each_engine(paper: Paper, tmp_path: Path) -> None:
-    jobs = run.plan(paper, engine_names=["numpy", "torch"], seeds=3, measures=["time", "memory"])
-    lines = run.summary(sweep(tmp_path, jobs).records)
-    assert [line[:3] for line in lines] == [["mnist-rnn-e", "numpy", "3"], ["mnist-rnn-e", "torch", "3"]]
-    assert lines[0][5:] == ["0.9000", "4.00 MB", "1.00 MB"]
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch"], seeds=3, measures=["time", "memory"])
+    ((headers, lines, words),) = summary.tables(swept(tmp_path, jobs).records)
+    assert headers == [
+        "PAPER",
+        "ENGINE",
+        "SEEDS",
+        *("ACCURACY OF THE SAMPLE", "FIRST EPOCH", "LATER EPOCHS", "ALLOCATED", "PEAK"),
+    ]
+    assert words == 2 and [line[:3] for line in lines] == [["mnist-rnn-e", "numpy", "3"], ["mnist-rnn-e", "torch", "3"]]
+    assert (lines[0][3], lines[0][6:]) == ("0.9000", ["4.00 MB", "1.00 MB"])
 
 
 def test_plain_lines_tell_of_every_run(paper: Paper, tmp_path: Path) -> None:
-    jobs = run.plan(paper, engine_names=["numpy"], seeds=1, measures=["time", "memory", "race", "scaling"], threads=1)
+    jobs = sweep.plan(paper, engine_names=["numpy"], seeds=1, measures=["time", "memory", "race", "scaling"], threads=1)
     text = io.StringIO()
     results = Results(tmp_path)
     progress = Progress(Console(file=text, width=200), len(jobs))
@@ -694,12 +705,12 @@ def test_plain_lines_tell_of_every_run(paper: Paper, tmp_path: Path) -> None:
     lines = text.getvalue().splitlines()
     assert lines[0] == "invented rows"
     assert [line[:5] for line in lines[1:]] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
-    assert "accuracy of the sample 0.9000" in lines[1] and "4.00 MB allocated per epoch  peak 1.00 MB" in lines[2]
+    assert "accuracy of the sample 0.9000" in lines[1] and "allocated 4.00 MB  peak 1.00 MB" in lines[2]
 
 
 def test_progress_on_a_terminal_shows_bars_and_the_same_lines(paper: Paper, tmp_path: Path) -> None:
     text = io.StringIO()
-    jobs = run.plan(paper, engine_names=["numpy"], seeds=2, measures=["time"])
+    jobs = sweep.plan(paper, engine_names=["numpy"], seeds=2, measures=["time"])
     results = Results(tmp_path)
     progress = Progress(Console(file=text, width=200, force_terminal=True), len(jobs))
     with results.locked(), progress.show():
@@ -711,8 +722,8 @@ def test_progress_on_a_terminal_shows_bars_and_the_same_lines(paper: Paper, tmp_
 def test_what_all_keys_have_in_common_is_computed_once(paper: Paper, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of all jobs are made before anything runs: weights once for each start, a file's imports once."""
     drawn, parsed = [], []
-    initialise, of_python = run.weights.initialise, sources.Sources._of_python
-    monkeypatch.setattr(run, "_WEIGHTS", {})
+    initialise, of_python = sweep.weights.initialise, sources.Sources._of_python
+    monkeypatch.setattr(sweep, "_WEIGHTS", {})
     fresh = sources.Sources(sources.ROOT)
     for module in (sources, provenance):
         monkeypatch.setattr(module, "SOURCES", fresh)
@@ -720,11 +731,31 @@ def test_what_all_keys_have_in_common_is_computed_once(paper: Paper, monkeypatch
     monkeypatch.setattr(
         sources.Sources, "_of_python", lambda self, name, text: (parsed.append(name), of_python(self, name, text))[1]
     )
-    jobs = [job for job in run.plan(paper) if job.measure in ("time", "race")]
+    jobs = [job for job in sweep.plan(paper) if job.measure in ("time", "race")]
     dataset = invented()
-    with Workspace(dataset) as work:
-        records = [run.skeleton(job, run.task_of(job, work), dataset) for job in jobs]
+    with RunArrays(dataset) as work:
+        records = [sweep.skeleton(job, sweep.task_of(job, work), dataset) for job in jobs]
     starts = {(record["config"]["seed"], record["provenance"]["weights_digest"]) for record in records}
     assert len(drawn) == len(set(drawn)) == len(starts) == len({job.seed for job in jobs}) > 1
     assert len(parsed) == len(set(parsed)) > 50
     assert len({record["key"] for record in records}) == len(jobs) > 3 * len(starts)
+
+
+# The way from a paper's file to a session ----------------------------------------------------------------------------
+
+
+def test_from_the_command_to_a_session_it_is_nine_hops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six functions here; then the worker's side of the pipe, its process, and the engine's session."""
+    way: list[str] = []
+
+    real = FakeWorker.build
+
+    def build(self: FakeWorker, *given: Any, **options: Any) -> None:
+        real(self, *given, **options)
+        ours = Path(sweep.__file__).parent
+        way[:] = [frame.function for frame in inspect.stack() if Path(frame.filename).is_relative_to(ours)]
+
+    monkeypatch.setattr(FakeWorker, "build", build)
+    options = ["--engines", "numpy", "--seeds", "1", "--measure", "time", "--results", str(tmp_path)]
+    cli.cli.main(["run", "mnist-rnn-e", *options], standalone_mode=False)
+    assert way[::-1] == ["command", "run", "run", "_job", "run", "build"]

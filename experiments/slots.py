@@ -1,6 +1,6 @@
 """Where jobs run: one after the other, or, in measures in which time plays no part, several at a time.
 
-Each job has fresh worker processes either way; side by side, every lane has cores of its own.
+Each job has fresh worker processes either way; side by side, every slot has its own cores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST = 2
 """Jobs at a time at most, whatever the number of cores: each may take gigabytes of memory."""
 
 
-class Lane:
+class Slot:
     """Starts the workers of one job after the other. Another thread may `stop` it."""
 
     def __init__(self, cores: Sequence[int] | None = None) -> None:
@@ -36,8 +36,8 @@ class Lane:
     def start(self, engine: str, threads: int, counting: bool = False) -> Worker:
         """A fresh worker of an engine; EngineUnavailableError, without a process for it, where that cannot be used.
 
-        `counting`: with all that it allocates to be seen, where that needs settings of its own. Raises WorkerError
-        when the lane is stopped.
+        `counting`: with all that it allocates to be seen, where that needs its own settings. Raises WorkerError
+        when the slot is stopped.
         """
         found = engines.availability(engine)
         if not found.ok:
@@ -59,42 +59,38 @@ class Lane:
                 worker.kill()
 
 
-def lanes(threads: int, available: int) -> list[Lane]:
-    """As many lanes as the available cores have room for workers of so many threads: 1 to `MOST`."""
+def slots(threads: int, available: int) -> list[Slot]:
+    """The slots that fit on the available cores, for workers with this number of threads: 1 to `MOST`."""
     count = min(MOST, available // threads)
     if count < 2:
-        return [Lane()]
+        return [Slot()]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return [Lane(cores[number * threads : (number + 1) * threads] or None) for number in range(count)]
+    return [Slot(cores[number * threads : (number + 1) * threads] or None) for number in range(count)]
 
 
-def side_by_side(work: Callable[[T, Lane], None], items: Iterable[T], places: Sequence[Lane]) -> None:
-    """Do the work of each item in the first lane that is free; with one lane in this thread.
+def side_by_side(work: Callable[[T, Slot], None], items: Iterable[T], places: Sequence[Slot]) -> None:
+    """Do the work of each item in the first slot that is free.
 
-    The first failure, and ctrl-C, stop all lanes, and are raised once these have ended.
+    The first failure, and ctrl-C, stop all slots, and are raised once these have ended.
     """
-    if len(places) == 1:
-        for item in items:
-            work(item, places[0])
-        return
     waiting: queue.SimpleQueue[T] = queue.SimpleQueue()
     for item in items:
         waiting.put(item)
 
-    def serve(lane: Lane) -> None:
-        while not lane.stopped:
+    def serve(slot: Slot) -> None:
+        while not slot.stopped:
             try:
                 item = waiting.get_nowait()
             except queue.Empty:
                 return
-            work(item, lane)
+            work(item, slot)
 
     with ThreadPoolExecutor(len(places)) as pool:
-        serving = [pool.submit(serve, lane) for lane in places]
+        serving = [pool.submit(serve, slot) for slot in places]
         try:
             for served in as_completed(serving):
                 served.result()
         except BaseException:
-            for lane in places:
-                lane.stop()
+            for slot in places:
+                slot.stop()
             raise

@@ -9,35 +9,35 @@ import threading
 import pytest
 
 from bridge.errors import WorkerError
-from experiments import lanes
-from experiments.lanes import Lane, side_by_side
+from experiments import slots
+from experiments.slots import Slot, side_by_side
 
 
 def test_every_lane_has_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes.os, "sched_getaffinity", lambda _: {3, 5, 6, 7})
-    assert [lane.cores for lane in lanes.lanes(2, 4)] == [[3, 5], [6, 7]]
-    assert [lane.cores for lane in lanes.lanes(1, 4)] == [[3], [5]]  # no more than two at a time
-    assert [lane.cores for lane in lanes.lanes(3, 4)] == [None]
+    monkeypatch.setattr(slots.os, "sched_getaffinity", lambda _: {3, 5, 6, 7})
+    assert [slot.cores for slot in slots.slots(2, 4)] == [[3, 5], [6, 7]]
+    assert [slot.cores for slot in slots.slots(1, 4)] == [[3], [5]]  # no more than two at a time
+    assert [slot.cores for slot in slots.slots(3, 4)] == [None]
 
 
 def test_items_are_done_at_the_same_time_and_each_once() -> None:
     together = threading.Barrier(2)
     done: list[int] = []
 
-    def work(item: int, _lane: Lane) -> None:
+    def work(item: int, _lane: Slot) -> None:
         together.wait(60)
         done.append(item)
 
-    side_by_side(work, range(6), [Lane(), Lane()])
+    side_by_side(work, range(6), [Slot(), Slot()])
     assert sorted(done) == list(range(6))
 
 
 def test_a_worker_runs_on_the_cores_of_its_lane() -> None:
     cores = sorted(os.sched_getaffinity(0))
-    with Lane(cores[-1:]).start("manual", 1) as worker:
+    with Slot(cores[-1:]).start("manual", 1) as worker:
         assert os.sched_getaffinity(worker.pid) == {cores[-1]}
     with pytest.raises(WorkerError, match="expected as many of"):
-        Lane([max(cores) + 1]).start("manual", 1)
+        Slot([max(cores) + 1]).start("manual", 1)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, ZeroDivisionError])
@@ -46,9 +46,9 @@ def test_a_failure_ends_what_the_other_lane_waits_for(failure: type[BaseExceptio
     said: list[str] = []
     begun: list[int] = []
 
-    def work(item: int, lane: Lane) -> None:
+    def work(item: int, slot: Slot) -> None:
         begun.append(item)
-        with lane.start("manual", 1) as worker:
+        with slot.start("manual", 1) as worker:
             together.wait(60)
             if item == 1:
                 raise failure
@@ -58,7 +58,7 @@ def test_a_failure_ends_what_the_other_lane_waits_for(failure: type[BaseExceptio
             except WorkerError as error:
                 said.append(str(error))
 
-    places = [Lane(), Lane()]
+    places = [Slot(), Slot()]
     with pytest.raises(failure):
         side_by_side(work, range(4), places)
     assert len(said) == 1 and "SIGKILL" in said[0]

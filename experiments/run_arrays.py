@@ -89,7 +89,7 @@ FLAT = Form()
 """Rows as the dataset has them."""
 
 
-class Workspace:
+class RunArrays:
     """A temporary folder with a dataset's arrays and the orders of batches, for a `with` block.
 
     Everything follows from the dataset and the seeds, so that nothing here needs to be kept. Several threads may ask.
@@ -101,7 +101,7 @@ class Workspace:
         self._rows: dict[tuple[Part, Form, int], Rows] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Workspace:
+    def __enter__(self) -> RunArrays:
         try:
             if self._parent is not None:
                 self._parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ class Workspace:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def rows(self, part: Part, form: Form = FLAT, limit: int | None = None) -> Rows:
-        """The training or test rows in the form that a network reads; with a `limit` only so many of the first.
+        """The training or test rows in the form that a network reads; with a `limit` only the first ones, this many.
 
         Raises RowsError when the rows cannot have this form.
         """

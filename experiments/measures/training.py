@@ -12,7 +12,8 @@ from typing import Any
 
 from bridge.weights import Params
 from bridge.worker import Worker
-from experiments.measure.task import Assignment, Parts, Task, Watcher
+from experiments.measures.measure import EPOCH, Measure
+from experiments.measures.task import Assignment, Parts, Task, Watcher
 
 STEP_LOSSES = 100
 """How many losses from the first step on are recorded: what shows whether engines agree."""
@@ -21,14 +22,20 @@ STEP_LOSSES = 100
 def run(given: Assignment) -> Parts:
     """Train with the weights that all engines start from."""
     with given.start() as worker:
-        yield measure(worker, given.task, given.watcher)
+        given.task.preload(worker)
+        build_seconds = given.task.build(worker)
+        yield train(worker, given.task, given.watcher, build_seconds)
         yield given.blas(worker)
 
 
 def measure(worker: Worker, task: Task, watcher: Watcher, params: Params | None = None) -> dict[str, Any]:
-    """Train in a fresh worker, from `params` if given; the parts `startup`, `epochs` and `step_losses` of a record."""
+    """Build and train in a fresh worker, from `params` if given; the parts of a record that `train` gives."""
     task.preload(worker)
-    build_seconds = task.build(worker, params)
+    return train(worker, task, watcher, task.build(worker, params))
+
+
+def train(worker: Worker, task: Task, watcher: Watcher, build_seconds: float) -> dict[str, Any]:
+    """Train what was built; the parts `startup`, `epochs` and `step_losses` of a record."""
     task.preload(worker)
     epochs: list[dict[str, Any]] = []
     step_losses: list[float] = []
@@ -56,3 +63,15 @@ def measure(worker: Worker, task: Task, watcher: Watcher, params: Params | None 
         "build_seconds": build_seconds,
     }
     return {"startup": startup, "epochs": epochs, "step_losses": step_losses}
+
+
+MEASURE = Measure(
+    name="time",
+    place=1,
+    title="time and accuracy: every seed in a fresh process",
+    about="time and accuracy, from the same weights in every engine",
+    words="time and accuracy",
+    run=run,
+    form={"epochs": [EPOCH], "step_losses": ["loss?"]},
+    summary=("test_accuracy", "first_epoch_seconds", "later_epoch_seconds"),
+)

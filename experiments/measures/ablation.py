@@ -7,14 +7,17 @@ from steps of their own, and are scaled up to those of an epoch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from bridge.worker import Worker
-from experiments.measure.memory import read_capture
-from experiments.measure.task import Assignment, Parts, Task, Watcher
-from experiments.workspace import Workspace
+from experiments.measures.measure import Measure
+from experiments.measures.memory import read_capture
+from experiments.measures.task import Assignment, Parts, RunError, Task, Watcher
+from experiments.run_arrays import RunArrays
 
 REPEATS = 3
 """Timed chunks; the fastest counts, since nothing but other work on the machine makes one slower than another."""
@@ -54,7 +57,7 @@ def run(given: Assignment) -> Parts:
     few = rows_needed(task.batch_size)
     part = replace(dataset, **{name: getattr(dataset, name)[:few] for name in _ARRAYS})
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    with Workspace(part, task.work.folder) as work, given.start() as worker:
+    with RunArrays(part, task.work.folder) as work, given.start() as worker:
         small = replace(task, work=work)
         for configuration in configurations(tuple(given.settings["techniques"])):
             row = measure(worker, small, configuration, task.steps_per_epoch, given.watcher)
@@ -67,7 +70,7 @@ def run(given: Assignment) -> Parts:
 def configurations(names: tuple[str, ...]) -> Iterator[Configuration]:
     """All techniques but each one, with all of them in between; then each one alone, then none.
 
-    An engine that is told of its switches first knows that its process is for an ablation. All of them are measured
+    An engine that receives its switches first knows that its process is for an ablation. All of them are measured
     several times, since every row is compared with them, and beside these rows: what is slow and wasteful comes later,
     and leaves its traces in the process.
     """
@@ -108,7 +111,7 @@ def measure(
 
 
 def _warm(worker: Worker, task: Task) -> float:
-    """Train until a step takes as long as it will go on to take: the seconds of one.
+    """Train until the time of a step is steady: the seconds of one.
 
     The first steps compile, and in a fresh process the next hundred are still slower than those that follow.
     """
@@ -142,3 +145,48 @@ def _allocated(worker: Worker, task: Task) -> int:
     total, _ = read_capture(capture)
     capture.unlink()
     return total
+
+
+def techniques(engine: str) -> tuple[str, ...]:
+    """The switches of an engine, by the names that it gives them; RunError for an engine that has none."""
+    if engine == "numpy":
+        from py_engine.ad.techniques import Techniques
+
+        return tuple(item.name for item in fields(Techniques))
+    if engine == "julia":
+        from bridge.julia import environment
+
+        source = Path(environment.ENGINE, "src", "ad", "techniques.jl").read_text(encoding="utf-8")
+        return tuple(re.findall(r"^    (\w+)::Bool$", source, re.MULTILINE))
+    raise RunError(f"engine {engine} has no switches for its techniques: an ablation is for numpy and julia")
+
+
+MEASURE = Measure(
+    name="ablation",
+    place=7,
+    title="ablation: what each technique of an engine brings",
+    about="what each technique of our engines brings",
+    words="ablation",
+    run=run,
+    form={
+        "ablation": [
+            {
+                **{"configuration": "text", "technique": "text?", "microseconds_per_step": "number?"},
+                **{"bytes_per_epoch?": "number?", "steps?": "number?"},
+            }
+        ]
+    },
+    plan="engines",
+    options={"ablation_engines?": "engines"},
+    engines="ablation_engines",
+    only_listed=True,
+    fixed_engines=True,
+    settings=lambda job: {"techniques": list(techniques(job.engines[0]))},
+    steps=lambda job: len(list(configurations(techniques(job.engines[0])))),
+    columns=(
+        *("key", "paper", "engine", "label", "threads", "profile", "configuration", "technique"),
+        *("microseconds_per_step", "bytes_per_epoch", "steps", "data_source", "engine_digest", "cpu_model", "machine"),
+        "created",
+    ),
+    later=True,
+)

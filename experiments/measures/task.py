@@ -16,8 +16,8 @@ from bridge.errors import TwinGradError
 from bridge.spec import ModelSpec
 from bridge.weights import Params
 from bridge.worker import Worker
-from experiments.lanes import Lane
-from experiments.workspace import Form, Rows, Workspace
+from experiments.run_arrays import Form, Rows, RunArrays
+from experiments.slots import Slot
 
 
 class RunError(TwinGradError):
@@ -43,7 +43,7 @@ class Task:
     dtype: str
     epochs: int
     seed: int
-    work: Workspace
+    work: RunArrays
     pretrained: Mapping[str, str] = field(default_factory=dict)
     """Parameters that start from an array of the dataset: parameter name -> name there."""
     pixels: str = "0 to 1"
@@ -121,7 +121,7 @@ class Task:
     def preload(self, worker: Worker) -> None:
         """Have the data in the worker's memory, so that reading it counts for nothing that follows.
 
-        Once more after `build`, where a framework may make a copy of its own.
+        Once more after `build`, where a framework may make its own copy.
         """
         for rows in dict.fromkeys((self.train_rows, self.test_rows, self.evaluated_rows)):
             worker.preload(rows.x, rows.y)
@@ -141,14 +141,14 @@ class Assignment:
     task: Task
     settings: Mapping[str, Any]
     """The measure's own settings."""
-    lane: Lane
+    slot: Slot
     watcher: Watcher
     variants: Mapping[str, Task] = field(default_factory=dict)
     """Other networks on the same data, by name."""
 
     def start(self, counting: bool = False) -> Worker:
-        """A fresh worker of the engine; see `Lane.start`."""
-        return self.lane.start(self.engines[0], self.threads, counting)
+        """A fresh worker of the engine; see `Slot.start`."""
+        return self.slot.start(self.engines[0], self.threads, counting)
 
     def blas(self, worker: Worker) -> dict[str, Any]:
         """The part `blas` of a record: the linear algebra that the engine says it computes with."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from bridge import engine as engines
-from experiments.config import Paper, Reported
 from experiments.formats import MISSING, fraction, given, significant, size, with_spread
-from experiments.report import select
-from experiments.report.select import MEASURE_NAMES, View
+from experiments.measures.registry import TRAINED, WORDS
+from experiments.papers import Paper, Reported
+from experiments.quantities import BYTES, QUANTITIES
 from experiments.report.table import Column, Row, Table, column, empty
+from experiments.report.view import View, with_image
 
 REFERENCE = "torch"
 """The engine that the others are compared with."""
@@ -24,9 +26,6 @@ RIVALS = ("tensorflow", "tensorflow-xla", "jax")
 COPYING = ("tensorflow", "tensorflow-xla", "jax")
 """Engines that train on a copy of the data, made by their framework."""
 
-OURS = ("numpy", "julia", "manual", "manual-julia")
-"""Engines without an initialisation of their own: they take the spec's."""
-
 MEASURED_ONCE = "measured once, not reproducible here"
 """What is said wherever a number is shown that somebody got from the authors' code, and no run of ours can make."""
 
@@ -36,7 +35,7 @@ PARITY_TOLERANCE = 1e-4
 
 GIB = 2.0**30
 
-Producer = Callable[[View], Table]
+Producer = Callable[..., Table]
 PRODUCERS: dict[str, Producer] = {}
 
 
@@ -86,27 +85,6 @@ def accuracy_differences(view: View, engine: str) -> pd.Series:
     return (accuracy[engine] - accuracy[REFERENCE]).abs().dropna()
 
 
-def epoch_average(view: View, engine: str) -> pd.Series:
-    """Per run the average time of all its epochs, the first included."""
-    return view.epochs_of("time", engine).groupby("key")["seconds"].mean()
-
-
-def memory_of(view: View, engine: str) -> dict[str, float | None]:
-    """Bytes allocated in the first epoch, per later epoch and in all, as means over the memory runs.
-
-    "In all" is of as many epochs as the runs of time have: those of memory may have fewer, whose later ones are like
-    all that would follow.
-    """
-    runs, measured = view.ok("memory", engine), view.epochs_of("memory", engine)["epoch"].max()
-    trained = view.epochs_of("time", engine)["epoch"].max()
-    first, later = or_none(runs["bytes_first_epoch"].mean()), or_none(runs["bytes_later_epochs"].mean())
-    epochs = or_none(measured if pd.isna(trained) else trained)
-    total = first if epochs == 1 else None
-    if first is not None and later is not None and epochs is not None:
-        total = first + (epochs - 1) * later
-    return {"first": first, "later": later, "total": total}
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Rows
 
@@ -142,6 +120,82 @@ def table_of(
     )
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A quantity in a table of engines: its field in the CSV, its heading, and what the study reports of it."""
+
+    field: str
+    header: str
+    quantity: str
+    reported: str = ""
+    """The reported quantity that stands in the same column."""
+    spread: bool = True
+    """Whether the standard deviation over the runs stands beside the mean."""
+    extremes: bool = False
+    """Whether the CSV has the least and the most, too."""
+
+    def fields(self) -> tuple[str, ...]:
+        """The fields of the CSV that it fills."""
+        more = ("_sd",) * self.spread + ("_min", "_max") * self.extremes
+        return (self.field, *(f"{self.field}{end}" for end in more))
+
+    def measured(self, view: View, engine: str) -> dict[str, Any]:
+        """Its fields for an engine."""
+        quantity = QUANTITIES[self.quantity]
+        if not self.spread:
+            return {self.field: quantity.value(view, engine)}
+        values = quantity.values(view, engine)
+        found = mean_and_spread(self.field, values)
+        if self.extremes:
+            found |= {f"{self.field}_min": or_none(values.min()), f"{self.field}_max": or_none(values.max())}
+        return found
+
+    def column(self) -> Column:
+        """How it is printed: by its unit."""
+        unit = QUANTITIES[self.quantity].unit
+        if unit is BYTES:
+            return bytes_column(self.header, self.field, self.reported)
+        return (accuracy_column if unit.differences else mean_column)(self.header, self.field, self.reported)
+
+
+def engine_table(
+    view: View,
+    name: str,
+    measures: tuple[str, ...],
+    cells: Sequence[Cell],
+    notes: Iterable[str] = (),
+    seeds: Literal["", "field", "column"] = "field",
+    wide: bool = False,
+) -> Table:
+    """A table with a row for each engine, and one for each system that the study reports.
+
+    `seeds`: whether their number is a field of the CSV, or a column, too.
+    """
+    rows: list[Row] = []
+    for engine in view.engines():
+        row = measured(view, engine, *measures)
+        if seeds:
+            row["seeds"] = len(view.ok(measures[0], engine))
+        for cell in cells:
+            row |= cell.measured(view, engine)
+        rows.append(row)
+    told = dict.fromkeys(cell.reported for cell in cells if cell.reported)
+    for reported_row in reported_rows(view.paper, tuple(told)):
+        found = {cell.field: _in_units(reported_row, cell.reported) for cell in cells if cell.reported}
+        rows.append({**reported_row, **found})
+    fields = [*(["seeds"] if seeds else []), *(field for cell in cells for field in cell.fields())]
+    columns = [cell.column() for cell in cells]
+    shown = [column("seeds", "seeds")] if seeds == "column" else []
+    fields += ["words"] if told else []
+    return table_of(view, name, fields, [*shown, *columns], rows, notes, *measures, wide=wide)
+
+
+def _in_units(row: Row, name: str) -> float | None:
+    """A reported value in our units."""
+    value = row.get(name)
+    return value * GIB if value and name.startswith("gibibytes") else value
+
+
 def measured(view: View, engine: str, *measures: str) -> dict[str, Any]:
     """The fields that every measured row begins with."""
     machine = view.machine(measures)
@@ -153,9 +207,7 @@ def measured(view: View, engine: str, *measures: str) -> dict[str, Any]:
         "system": view.label(engine),
         "group": f"Measured here, {machine}" if machine else "Measured here: nothing yet",
         "missing": "; ".join(
-            f"{MEASURE_NAMES[measure]}: {reason}"
-            for measure in measures
-            if (reason := view.why_missing(engine, measure))
+            f"{WORDS[measure]}: {reason}" for measure in measures if (reason := view.why_missing(engine, measure))
         ),
     }
 
@@ -224,7 +276,7 @@ def of_memory(paper: Paper, what: str) -> list[str]:
 def missing_notes(view: View, measures: Iterable[str], only: Iterable[str] | None = None) -> list[str]:
     """What the engines lack, and why (`told_missing`), and one note for all engines that have no row at all."""
     found = [
-        (MEASURE_NAMES[measure], view.label(engine), reason)
+        (WORDS[measure], view.label(engine), reason)
         for measure in measures
         for engine in (view.engines() if only is None else only)
         if (reason := view.why_missing(engine, measure))
@@ -261,7 +313,7 @@ def image_notes(view: View, measures: Iterable[str]) -> list[str]:
     found = [
         view.label(engine)
         for engine in view.engines()
-        if any(select.with_image(view.ok(measure, engine)).any() for measure in measures if measure in select.TRAINED)
+        if any(with_image(view.ok(measure, engine)).any() for measure in measures if measure in TRAINED)
     ]
     return [f"Started from a compiled system image of Julia: {', '.join(found)}."] if found else []
 
@@ -317,7 +369,7 @@ def mean_column(header: str, name: str, quantity: str = "") -> Column:
     return Column(header, text)
 
 
-def accuracy_column(header: str, name: str) -> Column:
+def accuracy_column(header: str, name: str, _: str = "") -> Column:
     """A fraction with its spread; a reported one as the paper prints it, or its words."""
 
     def text(row: Row) -> str:
@@ -353,17 +405,6 @@ def memory_column(header: str, name: str) -> Column:
         return f"{'≈ ' if row.get(f'{name}_about') else ''}{size(row[name])}"
 
     return Column(header, text)
-
-
-def own_runs(view: View, engine: str) -> pd.DataFrame:
-    """The runs of an engine from its own initialisation.
-
-    The spec's initialisation is that of our own engines: where a paper's file names nothing else, theirs are the
-    usual runs.
-    """
-    if engine in view.paper.own or engine not in OURS:
-        return view.ok("own", engine)
-    return view.ok("time", engine)
 
 
 def best_rival(rounds: pd.DataFrame) -> pd.Series:

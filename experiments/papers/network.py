@@ -44,7 +44,7 @@ def _hidden_activations(spec: ModelSpec) -> list[Any]:
 
 
 def _reshaped(spec: ModelSpec, axes: int) -> list[int]:
-    """The first shape with so many axes that a sample has: its own, or what it is reshaped to."""
+    """The first shape of a sample with this number of axes: its own, or what it is reshaped to."""
     shapes = [spec.input.sample, *(layer.shape for layer in spec.layers if isinstance(layer, Reshape))]
     return next((list(shape) for shape in shapes if len(shape) == axes), [])
 

@@ -1,1 +1,0 @@
-"""What is measured, one module each: time, own, variants, memory, race (engines alternating), scaling and ablation."""
