@@ -225,6 +225,8 @@ def disk(results_dir: Path) -> Iterator[Finding]:
 
 def tools() -> Iterator[Finding]:
     """What single outputs need."""
+    if typst := _version("typst"):  # of the extra "reports", which is named where it is missing
+        yield Finding("typst", "ok", typst)
     memray = _version("memray")
     if memray:
         yield Finding("memray", "ok", memray)
