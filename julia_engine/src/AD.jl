@@ -8,10 +8,10 @@ module AD
 
 using Libdl: Libdl
 using LinearAlgebra
-using LinearAlgebra: I, dot, norm
+using LinearAlgebra: I, cross, diag, diagm, dot, kron, norm, tr, tril, triu
 using Random: MersenneTwister
 using Serialization: Serialization
-using Statistics: Statistics, mean, std, var
+using Statistics: Statistics, mean, median, quantile, std, var
 using ..Versions: Versions
 
 # Building graphs runs once: compile it quickly, and keep the optimiser for the kernels, a module of their own.
@@ -40,6 +40,7 @@ include("ad/ops/elementary.jl")
 include("ad/ops/shape.jl")
 include("ad/ops/reduction.jl")
 include("ad/ops/indexing.jl")
+include("ad/ops/along.jl")
 include("ad/ops/linalg.jl")
 include("ad/ops/loss.jl")
 include("ad/ops/convolution.jl")
@@ -87,7 +88,9 @@ for (name, f) in (
     "outer" => outer, "pad" => pad, "prod" => prod, "ravel" => vec, "reshape" => reshape, "softmax" => softmax,
     "softmax_cross_entropy" => softmax_cross_entropy, "squeeze" => squeeze, "stack" => stack, "std" => std,
     "sum" => sum, "swapaxes" => swapaxes, "tensordot" => tensordot, "transpose" => permutedims, "var" => var,
-    "where" => choose)
+    "where" => choose, "flip" => reverse, "roll" => circshift, "repeat" => repeat, "tile" => repeat, "diagonal" => diag,
+    "trace" => tr, "diagflat" => diagm, "tril" => tril, "triu" => triu, "take" => gather, "take_along_axis" => take_along_axis,
+    "diff" => diff, "sort" => sort, "median" => median, "quantile" => quantile, "kron" => kron, "cross" => cross)
     FUNCTIONS[name] = f
 end
 
@@ -97,10 +100,10 @@ export gradient, withgradient, grad, value_and_grad, vjp, jvp, jacobian, hessian
 export stop_gradient, custom_rule, chain_rule, checkpoint, scan
 export Dual, ForwardBuffers, derivative, forward_gradient, forward_gradient!, forward_jacobian, forward_jacobian!
 export run!, copy_columns!, poison!, source, diagnose, nbytes
-export sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
+export logaddexp, sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
 export concatenate, stack, pad, gather, embedding, embedding_gradient, matmul, outer, tensordot, einsum, logsumexp
 export softmax, log_softmax, logsoftmax, softmax_cross_entropy, binary_cross_entropy, mean_squared_error, dropout
-export argmax_along, argmin_along, mean, var, std, norm, dot
+export argmax_along, argmin_along, sortperm_along, take_along_axis, mean, var, std, norm, dot
 for name in names(Errors)
     name === :Errors || @eval export $name
 end

@@ -6,6 +6,7 @@ const RANDOM = AD.MersenneTwister(seeded(21))
 @info "random operands" seed = seeded(21)
 away(dims...) = (x = randn(RANDOM, dims...); x .+ 0.3 .* sign.(x))  # from 0, where some functions have kinks
 positive(dims...) = 0.3 .+ rand(RANDOM, dims...)
+above_one(dims...) = 1.3 .+ rand(RANDOM, dims...)
 inside(dims...) = 1.6 .* rand(RANDOM, dims...) .- 0.8  # (-1, 1)
 
 """For every op of the table that has a derivative: functions of tensors, each with operands to check it on."""
@@ -16,18 +17,24 @@ for (name, draw) in ("neg" => away, "square" => away, "reciprocal" => away, "exp
     "log" => positive, "log1p" => positive, "sqrt" => positive, "sin" => away, "cos" => away, "tan" => inside,
     "arcsin" => inside, "arccos" => inside, "arctan" => away, "sinh" => away, "cosh" => away, "tanh" => away,
     "sigmoid" => away, "softplus" => away, "relu" => away, "step" => away, "sign" => away, "abs" => away,
-    "identity" => away, "copy" => away)
+    "identity" => away, "copy" => away, "cbrt" => away, "exp2" => away, "log2" => positive, "log10" => positive, "arcsinh" => away,
+    "arccosh" => above_one, "arctanh" => inside, "deg2rad" => away, "rad2deg" => away, "sinc" => away)
     for x in (draw(3, 4), draw(1, 3), draw(0, 2), fill(draw(1)[1]))
         case(AD.TABLE[name], name, x)
     end
 end
 for (name, draw) in ("add" => away, "sub" => away, "mul" => away, "div" => away, "maximum" => away, "minimum" => away,
-    "equal_mask" => away)
+    "equal_mask" => away, "logaddexp" => away, "arctan2" => away, "hypot" => away,
+    "copysign" => away)
     for (a, b) in (((3, 4), (3, 4)), ((3, 4), (3,)), ((3,), (3, 4)), ((1, 4), (3, 1)), ((2, 1, 3), (1, 4)),
         ((0, 2), (1, 2)), ((), (2, 3)))
         x, y = draw(a...), draw(b...)
         case(AD.TABLE[name], name, x isa Number ? fill(x) : x, y)
     end
+end
+for (a, b) in (([1.3, -2.6, 4.1], [0.8, 2.0, -1.2]), ([1.3 -0.3; 5.1 3.9; 0.1 2.4], [2.0]))  # no quotient near a whole number
+    case(AD.MOD, "mod", a, b)
+    case(AD.FMOD, "fmod", a, b)
 end
 case(AD.POW, "pow", positive(3, 4), away(3))
 case(x -> x .^ 2.5, "pow", positive(3))
@@ -69,6 +76,19 @@ case((x, y) -> [x y; y x], "assemble", away(2, 2), away(2, 2))
 case((x, y) -> stack([x, y, x]; dims=1), "assemble", away(3, 2), away(3, 2))
 case(x -> pad(x, [(1, 2), (0, 1)]; value=3), "assemble", away(3, 2))
 case(x -> AD.assemble(AD.Tensor[x, x], AD.Index[[(1, 1, 2)], [(2, 1, 2)]], [4]), "assemble", away(2))
+for dims in 1:2
+    case(x -> cumsum(x; dims=dims), "cumsum", away(3, 4))
+    case(x -> cumprod(x; dims=dims), "cumprod", away(3, 5))
+    case(x -> sort(x; dims=dims), "gather", away(4, 3))
+end
+case(cumprod, "cumprod", [0.5, 0, -2, 0, 1.5])
+case(x -> AD.quantile(x, 0.3; dims=2), "gather", away(3, 4))
+case(x -> AD.median(x), "gather", away(3, 4))
+case(x -> circshift(x, (1, -1)), "assemble", away(3, 4))
+case(x -> repeat(x; inner=(2, 1), outer=(1, 3)), "broadcast_to", away(3, 2))
+case(x -> AD.diagm(AD.diag(x, 1)), "slice", away(3, 4))
+case((a, b) -> AD.kron(a, b), "mul", away(2, 3), away(3, 2))
+case((a, b) -> AD.cross(a, b), "mul", away(3), away(3))
 case(x -> x[[1, 3, 3, 2]], "gather", away(3))
 case(x -> x[[1, 3, 3], :, [2 1; 1 2]], "gather", away(3, 2, 2))
 case(x -> x[CartesianIndex.([1, 2, 1], [2, 1, 2])], "gather", away(2, 2))

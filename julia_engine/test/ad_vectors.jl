@@ -78,7 +78,7 @@ permutation_here(text, n) = reverse(axes_here(text, n))
 # none): its result is reshaped to the size that the file gives.
 
 const NEW = Set(["sum", "mean", "var", "std", "norm", "max", "min", "logsumexp", "getitem", "slice",
-    "matmul", "prod", "any", "all", "argmax", "argmin"])
+    "matmul", "median", "quantile", "prod", "any", "all", "argmax", "argmin"])
 const CALLS = Dict{String,Function}()
 
 for name in ("sum", "mean", "norm", "max", "min", "logsumexp", "prod")
@@ -116,6 +116,26 @@ CALLS["stack"] = (a, xs...) -> stack(collect(Tensor, xs); dims=axes_here(a["axis
 CALLS["pad"] = (a, x) -> pad(x, reverse(collect(Iterators.partition(numbers(a["pad_width"]), 2)));
     value=parse(Float64, get(a, "constant_values", "0")))
 CALLS["getitem"] = CALLS["slice"] = (a, x) -> x[index_here(a["index"])...]
+CALLS["flip"] = (a, x) -> reverse(x; dims=dims_here(a, ndims(x)))
+CALLS["roll"] = (a, x) -> (axis = axes_here(a["axis"], ndims(x))[1];
+    circshift(x, ntuple(d -> d == axis ? parse(Int, a["shift"]) : 0, ndims(x))))
+CALLS["repeat"] = (a, x) -> (axis = axes_here(a["axis"], ndims(x))[1];
+    repeat(x; inner=ntuple(d -> d == axis ? parse(Int, a["repeats"]) : 1, ndims(x))))
+CALLS["tile"] = (a, x) -> repeat(x; outer=reverse(numbers(a["reps"])))
+CALLS["diagonal"] = (a, x) -> FUNCTIONS["diagonal"](x, -parse(Int, get(a, "offset", "0")))
+CALLS["diagflat"] = (a, x) -> FUNCTIONS["diagflat"](x, -parse(Int, get(a, "k", "0")))
+CALLS["tril"] = (a, x) -> FUNCTIONS["triu"](x, -parse(Int, get(a, "k", "0")))  # rows are columns
+CALLS["triu"] = (a, x) -> FUNCTIONS["tril"](x, -parse(Int, get(a, "k", "0")))
+CALLS["take"] = (a, x, i) -> gather(x, from_one(i); dims=axes_here(a["axis"], ndims(x))[1])
+CALLS["take_along_axis"] = (a, x, i) -> take_along_axis(x, from_one(i), axes_here(a["axis"], ndims(x))[1])
+for name in ("cumsum", "cumprod", "sort", "diff")
+    f = name == "cumsum" ? cumsum : name == "cumprod" ? cumprod : FUNCTIONS[name]
+    CALLS[name] = (a, x) -> f(x; dims=axes_here(a["axis"], ndims(x))[1])
+end
+CALLS["argsort"] = (a, x) -> astype(sortperm_along(x, axes_here(a["axis"], ndims(x))[1]), eltype(x)) .- 1
+CALLS["median"] = (a, x) -> FUNCTIONS["median"](x; dims=dims_here(a, ndims(x)))
+CALLS["quantile"] = (a, x) -> FUNCTIONS["quantile"](x, parse(Float64, a["q"]); dims=dims_here(a, ndims(x)))
+CALLS["searchsorted"] = (a, x, v) -> astype(AD.searchsorted_places(x, v, a["side"] == "right"), eltype(x)) .- 1
 CALLS["gather"] = (a, x, i) -> gather(x, from_one(i))
 CALLS["scatter"] = (a, g, i) -> apply(AD.SCATTER, Tensor[g, Constant(from_one(i))],
     named(AD.SCATTER, length(numbers(a["shape"])), collect(Int, lengths_here(a["shape"]))))

@@ -189,7 +189,7 @@ class Operators:
         dtype = kwargs.pop("dtype", None)
         arguments.refuse(ufunc.__name__, **{k: (v, *arguments.UFUNC_DEFAULTS.get(k, ())) for k, v in kwargs.items()})
         result = function(*inputs)
-        arguments.same_dtype(ufunc.__name__, dtype, result)
+        arguments.same_dtype(ufunc.__name__, dtype, result[0] if isinstance(result, tuple) else result)
         return result
 
     def __array_function__(
@@ -225,12 +225,10 @@ class Operators:
     __ror__: Binary = _reflected(partial(bitwise, "|", ops.logical_or))
     __xor__: Binary = _operator(partial(bitwise, "^", ops.not_equal))
     __rxor__: Binary = _reflected(partial(bitwise, "^", ops.not_equal))
-    __mod__: Binary = _refused("% (numpy.remainder)")
-    __rmod__: Binary = __mod__
-    __floordiv__: Binary = _refused("// (numpy.floor_divide; numpy.floor(x / y) is there)")
-    __rfloordiv__: Binary = __floordiv__
-    __divmod__: Binary = _refused("divmod (numpy.divmod)")
-    __rdivmod__: Binary = __divmod__
+    __mod__: Binary = _operator(ops.mod)
+    __rmod__: Binary = _reflected(ops.mod)
+    __floordiv__: Binary = _operator(ops.floor_divide)
+    __rfloordiv__: Binary = _reflected(ops.floor_divide)
     __lshift__: Binary = _refused("<< (numpy.left_shift)")
     __rlshift__: Binary = __lshift__
     __rshift__: Binary = _refused(">> (numpy.right_shift)")
@@ -241,6 +239,12 @@ class Operators:
     __ge__: Binary = _operator(ops.greater_equal)
     __eq__: Binary = _operator(ops.equal)  # type: ignore[assignment]  # elementwise, as numpy's
     __ne__: Binary = _operator(ops.not_equal)  # type: ignore[assignment]
+
+    def __divmod__(self: Tensor, other: Operand) -> tuple[Tensor, Tensor]:
+        return ops.floor_divide(self, other), ops.mod(self, other)
+
+    def __rdivmod__(self: Tensor, other: Operand) -> tuple[Tensor, Tensor]:
+        return ops.floor_divide(other, self), ops.mod(other, self)
 
     def __pos__(self: Tensor) -> Tensor:
         return self

@@ -28,17 +28,14 @@ B = np.array([[0.3, 0.2, -0.4], [0.7, -0.8, 0.6]])
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x: np.cumsum(x),
-        lambda x: np.sort(x),
-        lambda x: np.linalg.inv(x),
-        lambda x: np.vstack([x, x]),
-        lambda x: np.arctan2(x, 1.0),
-        lambda x: np.hypot(B, x),
+        lambda x: np.fft.fft(x),
+        lambda x: np.linalg.eig(x),
+        lambda x: np.frexp(x),
+        lambda x: np.nextafter(B, x),
         lambda x: np.add.accumulate(x),
         lambda x: np.multiply.outer(x, x),
         lambda x: np.add.at(A.copy(), [0], x),
-        lambda x: x % 2,
-        lambda x: A // x,
+        lambda x: A << x,
         lambda x: np.sin(x, out=np.empty((2, 3))),
         lambda x: np.sin(x, where=A > 0),
         lambda x: np.add(x, B, dtype=np.float32),
@@ -90,10 +87,10 @@ def test_a_float_of_what_has_no_derivative_is_only_a_number():
 
 
 def test_the_message_names_the_function_and_the_way_out():
-    with pytest.raises(NotDifferentiableError, match=r"numpy\.cumsum is not in the op table.*\.numpy\(\)"):
-        np.cumsum(pe.tensor(A))
-    with pytest.raises(NotDifferentiableError, match=r"numpy\.linalg\.inv is not"):
-        np.linalg.inv(pe.tensor(A))
+    with pytest.raises(NotDifferentiableError, match=r"numpy\.unwrap is not in the op table.*\.numpy\(\)"):
+        np.unwrap(pe.tensor(A))
+    with pytest.raises(NotDifferentiableError, match=r"numpy\.linalg\.eig is not"):
+        np.linalg.eig(pe.tensor(A))
     with pytest.raises(NotDifferentiableError, match=r"numpy\.multiply\.accumulate is not"):
         np.multiply.accumulate(pe.tensor(A))
     with pytest.raises(NotDifferentiableError, match=r"numpy\.sin on tensors does not take where"):

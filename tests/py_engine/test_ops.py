@@ -37,6 +37,11 @@ def positive(rng, shape, k):
     return rng.uniform(0.5, 2, shape)
 
 
+def divisor(rng, shape, k):
+    """Numbers that what `apart` draws first is no multiple of, nearly."""
+    return rng.choice([0.8, 2.0, -1.2], shape)
+
+
 def nonzero(rng, shape, k):
     return rng.uniform(0.5, 2, shape) * rng.choice([-1.0, 1.0], shape)
 
@@ -55,6 +60,10 @@ def apart(rng, shape, k):
     """No two elements, of this operand or of another one drawn so, closer than 0.03 to each other or to 0."""
     n = int(np.prod(shape))
     return ((rng.permutation(n) - n // 2) * 0.4 + 0.1 * (k + 1) + rng.uniform(0, 0.05, n)).reshape(shape)
+
+
+def rising(rng, shape, k):
+    return np.sort(rng.standard_normal(shape))
 
 
 def condition(rng, shape, k):
@@ -306,6 +315,23 @@ LINES = [
     Line("log", ops.log, UNARY, (positive,)),
     Line("log1p", ops.log1p, UNARY, (inside,)),
     Line("sqrt", ops.sqrt, UNARY, (positive,)),
+    Line("cbrt", ops.cbrt, UNARY, (nonzero,)),
+    Line("exp2", ops.exp2, UNARY),
+    Line("log2", ops.log2, UNARY, (positive,)),
+    Line("log10", ops.log10, UNARY, (positive,)),
+    Line("logaddexp", ops.logaddexp, BINARY),
+    Line("arcsinh", ops.arcsinh, UNARY),
+    Line("arccosh", lambda x: ops.arccosh(1 + x), UNARY, (positive,), like=lambda x: np.arccosh(1 + x)),
+    Line("arctanh", ops.arctanh, UNARY, (inside,)),
+    Line("arctan2", ops.arctan2, BINARY, (nonzero,)),
+    Line("hypot", ops.hypot, BINARY, (nonzero,)),
+    Line("deg2rad", ops.deg2rad, UNARY),
+    Line("rad2deg", ops.rad2deg, UNARY),
+    Line("sinc", ops.sinc, UNARY, (nonzero,)),
+    Line("floor_divide", ops.floor_divide, BINARY, (apart, divisor), differentiable=False),
+    Line("mod", ops.mod, BINARY, (apart, divisor)),
+    Line("fmod", ops.fmod, BINARY, (apart, divisor)),
+    Line("copysign", ops.copysign, BINARY, (nonzero,)),
     Line("sin", ops.sin, UNARY),
     Line("cos", ops.cos, UNARY),
     Line("tan", ops.tan, UNARY, (inside,)),
@@ -382,6 +408,47 @@ LINES = [
     Line("pad", ops.pad,
          [at((2, 3), pad_width=1), at((2, 3), pad_width=((0, 1), (2, 0))), at((0,), pad_width=2),
           at((3,), pad_width=(1, 2), constant_values=4.0)]),
+    Line("flip", ops.flip, [at(()), at((3,)), at((2, 3), axis=1), at((2, 0, 3), axis=(0, -1)), at((2, 3))]),
+    Line("roll", ops.roll,
+         [at((4,), shift=1), at((2, 3), shift=-2), at((2, 3), shift=2, axis=1), at((2, 3), shift=(1, 1), axis=(0, 1)),
+          at((0, 2), shift=1, axis=0)]),
+    Line("repeat", ops.repeat,
+         [at((), repeats=2), at((3,), repeats=2), at((2, 3), repeats=2, axis=0), at((2, 3), repeats=(2, 0, 1), axis=-1),
+          at((0, 2), repeats=3, axis=1), at((2,), repeats=0)]),
+    Line("tile", ops.tile, [at((3,), reps=2), at((2, 3), reps=(2, 1)), at((3,), reps=(2, 1, 2)), at((0,), reps=2)]),
+    Line("diagonal", ops.diagonal,
+         [at((3, 3)), at((2, 4), offset=1), at((4, 2), offset=-2), at((2, 3, 2), axis1=2, axis2=0),
+          at((2, 2), offset=5), at((0, 3))]),
+    Line("trace", ops.trace, [at((3, 3)), at((2, 4), offset=1), at((2, 3, 2), axis1=2, axis2=0), at((0, 3))]),
+    Line("diagflat", ops.diagflat, [at((3,)), at((2, 2), k=1), at((2,), k=-2), at((), k=1), at((0,), k=2)]),
+    Line("tril", ops.tril, [at((3, 3)), at((2, 4), k=1), at((2, 3, 3), k=-1), at((3,)), at((0, 2))]),
+    Line("triu", ops.triu, [at((3, 3)), at((2, 4), k=1), at((2, 3, 3), k=-1), at((3,)), at((0, 2))]),
+    Line("take", lambda x, i, **at: ops.take(x, i, **at),
+         [at((5,), (2, 3)), at((2, 5), (3,), axis=1), at((5, 2), (), axis=0), at((2, 5), (3,), mode="wrap")],
+         (anything, below(5)), like=np.take),
+    Line("take_along_axis", ops.take_along_axis, [at((5,), (4,), axis=0), at((2, 5), (2, 3), axis=1), 
+         at((5, 2), (1, 2), axis=0), at((5, 0), (2, 0), axis=0)], (anything, below(5))),
+    Line("cumsum", ops.cumsum,
+         [at(()), at((4,)), at((2, 3)), at((2, 3), axis=0), at((2, 3, 2), axis=-1), at((0, 2), axis=0)]),
+    Line("cumprod", ops.cumprod,
+         [at(()), at((4,)), at((2, 3)), at((5, 2), axis=0), at((1, 7), axis=-1), at((0, 2), axis=0),
+          at((2, 1), axis=1)]),
+    Line("diff", ops.diff,
+         [at((4,)), at((3, 4), axis=0), at((2, 4), n=2), at((3,), n=3), at((1, 2), axis=0), at((0,))]),
+    Line("sort", ops.sort,
+         [at((5,)), at((2, 3), axis=0), at((2, 3), axis=None), at((2, 1)), at((0, 2), axis=0)], (apart,)),
+    Line("argsort", ops.argsort, [at((5,)), at((2, 3), axis=0), at((2, 3), axis=None), at((0, 2), axis=0)], (apart,),
+         differentiable=False),
+    Line("searchsorted", ops.searchsorted,
+         [at((5,), ()), at((4,), (2, 3)), at((0,), (2,)), at((1,), (3,), side="right")], (rising, anything),
+         differentiable=False),
+    Line("median", ops.median,
+         [at((5,)), at((4,)), at((2, 3), axis=0), at((2, 3, 2), axis=(0, 2), keepdims=True), at((1, 1))], (apart,)),
+    Line("quantile", ops.quantile,
+         [at((5,), q=0.3), at((2, 3), q=(0.1, 0.5), axis=1), at((4, 2), q=0.7, axis=0, method="hazen"),
+          at((2, 3), q=0.6, keepdims=True, method="nearest"), at((1,), q=0.2)], (apart,)),
+    Line("kron", ops.kron, [at((2,), (3,)), at((2, 2), (1, 3)), at((2,), (2, 2)), at((), (3,)), at((0,), (2,))]),
+    Line("cross", ops.cross, [at((3,), (3,)), at((2, 3), (3,)), at((3, 2), (3, 2), axis=0), at((0, 3), (0, 3))]),
     Line("getitem", lambda x: x[0, ..., None], [at((2, 3)), at((1, 0, 2)), at((3,))], like=lambda x: x[0, ..., None]),
     Line("slice", lambda x: x[-1, 1:, ::-2], [at((2, 3, 4)), at((1, 1, 3)), at((2, 2, 0))],
          like=lambda x: x[-1, 1:, ::-2]),
@@ -673,7 +740,7 @@ def test_many_tangents_at_once_are_the_same_as_one_after_the_other(line, example
 
 
 # A wrong factor changes nothing where the derivative is 0, and the runtime assembles gradients of slices by itself.
-WITHOUT_FACTOR = {"step", "sign", "equal_mask", "slice"}
+WITHOUT_FACTOR = {"copysign", "step", "sign", "equal_mask", "slice"}
 WRONG = [line for line in DIFFERENTIABLE if line.name in TABLE and line.name not in WITHOUT_FACTOR]
 
 

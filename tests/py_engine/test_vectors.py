@@ -63,8 +63,8 @@ def paired(numbers: Any) -> Any:
 
 PARSE: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("axis", "axes", "source", "destination", "axes_a", "axes_b"), axes),
-    **dict.fromkeys(("ddof", "axis1", "axis2"), int),
-    **dict.fromkeys(("a_min", "a_max", "constant_values", "rate"), float),
+    **dict.fromkeys(("ddof", "axis1", "axis2", "shift", "repeats", "offset", "k"), int),
+    **dict.fromkeys(("a_min", "a_max", "constant_values", "rate", "q"), float),
     "keepdims": lambda text: text == "1",
     "shape": shape,
     "pad_width": lambda text: tuple(map(tuple, np.reshape(shape(text), (-1, 2)).tolist())),
@@ -73,7 +73,9 @@ PARSE: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("stride", "dilation", "window"), axes),
     "padding": lambda text: paired(axes(text)),
     **dict.fromkeys(("groups", "vocabulary", "padding_index"), int),
+    "reps": shape,
     "subscripts": str,
+    "side": str,
     "dtype": np.dtype,
 }
 

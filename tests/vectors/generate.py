@@ -30,6 +30,7 @@ HEADER = ("name", "attributes", "operands", "upstream", "result", "gradients")
 EXACT = np.longdouble
 """Extended precision: 64 bits of mantissa on x86-64, 113 on most others."""
 
+PI = EXACT("3.14159265358979323846264338327950288")
 SEED = 20
 Array = np.ndarray
 Gradient = Callable[..., Sequence["Array | None"]]
@@ -79,6 +80,15 @@ def anything(rng, shape, k):
 
 def positive(rng, shape, k):
     return rng.uniform(0.5, 2, shape)
+
+
+def above_one(rng, shape, k):
+    return rng.uniform(1.2, 3, shape)
+
+
+def divisor(rng, shape, k):
+    """Numbers that what `apart` draws first is no multiple of, nearly."""
+    return rng.choice([0.8, 2.0, -1.2], shape)
 
 
 def nonzero(rng, shape, k):
@@ -320,6 +330,16 @@ UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "log": (np.log, positive),
     "log1p": (np.log1p, inside),
     "sqrt": (np.sqrt, positive),
+    "cbrt": (np.cbrt, nonzero),
+    "exp2": (np.exp2, anything),
+    "log2": (np.log2, positive),
+    "log10": (np.log10, positive),
+    "arcsinh": (np.arcsinh, anything),
+    "arccosh": (np.arccosh, above_one),
+    "arctanh": (np.arctanh, inside),
+    "deg2rad": (lambda x: x * (PI / 180), anything),
+    "rad2deg": (lambda x: x * (180 / PI), anything),
+    "sinc": (lambda x: np.sin(PI * x) / (PI * x), nonzero),
     "sin": (np.sin, anything),
     "cos": (np.cos, anything),
     "tan": (np.tan, inside),
@@ -345,6 +365,12 @@ BINARY: dict[str, tuple[Callable[..., Any], tuple[Callable[..., Any], ...]]] = {
     "mul": (np.multiply, (anything,)),
     "div": (np.divide, (anything, nonzero)),
     "pow": (np.power, (positive, anything)),
+    "logaddexp": (np.logaddexp, (anything,)),
+    "arctan2": (np.arctan2, (nonzero,)),
+    "hypot": (np.hypot, (nonzero,)),
+    "mod": (np.mod, (apart, divisor)),
+    "fmod": (np.fmod, (apart, divisor)),
+    "copysign": (np.copysign, (nonzero,)),
     "maximum": (np.maximum, (apart,)),
     "minimum": (np.minimum, (apart,)),
 }
@@ -376,6 +402,7 @@ def cases() -> Iterator[Case]:
     yield from elementwise()
     yield from reductions()
     yield from shapes()
+    yield from along()
     yield from products()
     yield from losses()
     yield from convolutions()
@@ -404,6 +431,8 @@ def elementwise() -> Iterator[Case]:
     for name, function in COMPARISONS.items():
         for pair in BINARY_SHAPES:
             yield Case(name, function, pair, (ties,), differentiable=False)
+    for pair in BINARY_SHAPES:
+        yield Case("floor_divide", np.floor_divide, pair, (apart, divisor), differentiable=False)
     for triple in TERNARY_SHAPES:
         yield Case("clip", lambda x, low, high: np.minimum(np.maximum(x, low), high), triple, (apart,))
         yield Case("where", np.where, triple, (condition, anything, anything))
@@ -547,13 +576,61 @@ def shapes() -> Iterator[Case]:
         ((2, 3), (2, 1), {"places": "0:2:1,0:3:1|1:2:1,1:1:1", "shape": (3, 3)}),
         ((2,), (1,), {"places": "0:2:2|1:1:1", "shape": (4,)}),
     )
+    yield from moves("flip", np.flip, ((3,), {"axis": 0}), ((2, 3), {}), ((2, 0, 3), {"axis": (0, 2)}))
+    yield from moves(
+        "roll",
+        np.roll,
+        ((4,), {"shift": 1, "axis": 0}),
+        ((2, 3), {"shift": -1, "axis": 1}),
+        ((0,), {"shift": 1, "axis": 0}),
+    )
+    yield from moves("repeat", np.repeat, ((3,), {"repeats": 2, "axis": 0}), ((2, 3), {"repeats": 3, "axis": 1}))
+    yield from moves("tile", np.tile, ((3,), {"reps": (2,)}), ((2, 3), {"reps": (2, 1)}), ((2,), {"reps": (2, 3)}))
+    yield from moves("diagonal", np.diagonal, ((3, 3), {}), ((2, 4), {"offset": 1}), ((4, 2), {"offset": -2}))
+    yield from moves("trace", np.trace, ((3, 3), {}), ((1, 1), {}))
+    yield from moves("diagflat", np.diagflat, ((3,), {}), ((2,), {"k": 1}), ((2,), {"k": -2}))
+    for name, function in (("tril", np.tril), ("triu", np.triu)):
+        yield from moves(name, function, ((3, 3), {}), ((2, 4), {"k": 1}), ((4, 2), {"k": -1}))
+    for x, i, axis in (((5, 2), (4,), 0), ((2, 5), (3,), 1)):
+        yield Case("take", lambda x, i, axis: np.take(x, i, axis), (x, i), (anything, below(5)), {"axis": axis})
+        along = (3, 2) if axis == 0 else (2, 3)
+        yield Case(
+            "take_along_axis",
+            lambda x, i, axis: np.take_along_axis(x, i, axis),
+            (x, along),
+            (anything, below(5)),
+            {"axis": axis},
+        )
     for x, i in (((5, 2), (4,)), ((5,), (2, 3)), ((5, 0), (2,)), ((5, 2, 3), (2, 2)), ((5, 2), (0,))):
         yield Case("gather", lambda x, i: x[i], (x, i), (anything, below(5)))
     for g, i, shape in (((4, 2), (4,), (5, 2)), ((2, 3), (2, 3), (5,)), ((0, 2), (0,), (5, 2))):
         yield Case("scatter", scattered, (g, i), (anything, below(5)), {"shape": shape})
 
 
+def along() -> Iterator[Case]:
+    """Functions along an axis. Places count from 0."""
+    for shape, at in ((4,), {"axis": 0}), ((2, 3), {"axis": 0}), ((2, 3, 2), {"axis": 1}), ((0, 2), {"axis": 0}):
+        yield Case("cumsum", np.cumsum, (shape,), (anything,), at)
+        yield Case("cumprod", np.cumprod, (shape,), (anything,), at)
+        yield Case("sort", np.sort, (shape,), (apart,), at)
+        yield Case("argsort", lambda x, axis: np.argsort(x, axis, kind="stable"), (shape,), (apart,), at, False)
+        if shape[0]:
+            yield Case("diff", np.diff, (shape,), (anything,), at)
+            yield Case("median", np.median, (shape,), (apart,), at)
+            yield Case("quantile", np.quantile, (shape,), (apart,), {"q": 0.3, **at})
+    yield Case("cumprod", np.cumprod, ((7,),), (ties,), {"axis": 0})
+    yield Case("argsort", lambda x, axis: np.argsort(x, axis, kind="stable"), ((6,),), (ties,), {"axis": 0}, False)
+    yield Case("sort", np.sort, ((5,),), (extreme,), {"axis": 0})
+    yield Case("median", np.median, ((3, 2),), (apart,))
+    places = fixed(-1.5, 0, 0, 2, 7)
+    for side in ("left", "right"):
+        yield Case("searchsorted", np.searchsorted, ((5,), (2, 3)), (places, ties), {"side": side}, False)
+
+
 def products() -> Iterator[Case]:
+    for pair in (((2,), (3,)), ((2, 2), (1, 3)), ((2, 1), (2, 2))):
+        yield Case("kron", np.kron, pair, (anything,))
+    yield Case("cross", np.cross, ((3,), (3,)), (anything,))
     for pair in (
         ((2, 3), (3, 4)), ((3,), (3, 4)), ((2, 3), (3,)), ((3,), (3,)), ((5, 2, 3), (3, 4)), ((1, 1), (1, 1)),
         ((5, 2, 3), (5, 3, 4)), ((2, 1, 2, 3), (5, 3, 4)), ((2, 3), (5, 3, 4)), ((3,), (5, 3, 4)), ((5, 2, 3), (3,)),

@@ -254,7 +254,7 @@ const BINARY = (
     (:*, :(a * b), on_numbers.(AD.MUL.derivatives)...),
     (:/, :(a / b), on_numbers.(AD.DIV.derivatives)...),
     (:^, :(a^b), :(power_base(a, b)), :(power_exponent(a, b, y))),
-    (:atan, :(atan(a, b)), :(b / (a * a + b * b)), :(-a / (a * a + b * b))),
+    (:atan, :(atan(a, b)), on_numbers.(AD.ARCTAN2.derivatives)...),
     (:hypot, :(hypot(a, b)), :(a / y), :(b / y)),
     (:log, :(log(a, b)), :(-y / (a * log(a))), :(inv(b * log(a)))),
     (:max, :(max(a, b)), :(share(a > b, a == b, a, y)), :(share(b > a, a == b, b, y))),
@@ -352,17 +352,14 @@ end
 # The others: (function, its derivative as an expression in a and y).
 const DEGREE = :(oftype(a, pi) / 180)
 const UNARY = (
-    (:exp2, :(y * log(oftype(y, 2)))), (:exp10, :(y * log(oftype(y, 10)))),
-    (:log2, :(inv(a * log(oftype(y, 2))))), (:log10, :(inv(a * log(oftype(y, 10))))),
-    (:cbrt, :(inv(3 * y * y))), (:sign, :(zero(y))),
-    (:deg2rad, :(deg2rad(one(a)))), (:rad2deg, :(rad2deg(one(a)))),
+    (:exp10, :(y * log(oftype(y, 10)))),
+    (:sign, :(zero(y))),
     (:sec, :(y * tan(a))), (:csc, :(-y * cot(a))), (:cot, :(-(1 + y * y))),
     (:sind, :($DEGREE * cosd(a))), (:cosd, :(-$DEGREE * sind(a))), (:tand, :($DEGREE * (1 + y * y))),
     (:sinpi, :(oftype(y, pi) * cospi(a))), (:cospi, :(-oftype(y, pi) * sinpi(a))), (:sinc, :(cosc(a))),
     (:asec, :(inv(abs(a) * sqrt(a * a - 1)))), (:acsc, :(-inv(abs(a) * sqrt(a * a - 1)))), (:acot, :(-inv(1 + a * a))),
     (:sech, :(-y * tanh(a))),
     (:csch, :(-y * coth(a))), (:coth, :((1 - y) * (1 + y))),
-    (:asinh, :(inv(sqrt(a * a + 1)))), (:acosh, :(inv(sqrt((a - 1) * (a + 1))))), (:atanh, :(inv((1 - a) * (1 + a)))),
     (:asech, :(-inv(a * sqrt((1 - a) * (1 + a))))), (:acsch, :(-inv(abs(a) * sqrt(a * a + 1)))),
     (:acoth, :(inv((1 - a) * (1 + a)))),
 )

@@ -142,3 +142,47 @@ function place!(p::Instructions, op::String, dims::Vector{Int})
 end
 
 same_place(a::Memory, b::Memory) = a.address.pointer == b.address.pointer && a.strides == b.strides && a.dims == b.dims
+
+# Calls of Julia's own functions of arrays --------------------------------------------------------------------------------
+
+"""
+Append a call of a Julia object that takes no arguments; `bytes` is what its scratch memory counts, and `operands` are what it
+reads and writes.
+"""
+function emit_call!(p::Instructions, @nospecialize(run), bytes::Int, operands::Vector{Memory})
+    for m in operands
+        m.address.slot == 0 || keep!(p, Slot(m.address.slot, false, 0, 0))
+    end
+    called = Called(run)
+    address = pointer_from_objref(called)
+    push!(p.roots, Memory(called, address, UInt8, Int[bytes], Int[1]))
+    return emit!(p, Float64, :call, (NOWHERE, NOWHERE, NOWHERE, NOWHERE), address, ONCE, (NONE, NONE, NONE, NONE))
+end
+
+"""A function of arrays, on copies of an op's operands; the results are copied to where they belong."""
+struct ArrayCall
+    f::Any
+    copy_in::Instructions
+    copy_out::Instructions
+    arrays::Vector{Any}
+end
+
+function (c::ArrayCall)()
+    execute!(c.copy_in)
+    c.f(c.arrays...)
+    execute!(c.copy_out)
+    return nothing
+end
+
+poison!(c::ArrayCall, byte::Integer) = foreach(a -> fill_bytes!(a, byte), c.arrays)
+
+"""Append a call of `f(outs..., inputs...)`, a function of arrays that writes the first ones and nothing else."""
+function emit_arrays!(p::Instructions, @nospecialize(f), outs::Vector{Memory}, inputs::Vector{Memory})
+    copies = Memory[new_memory(m.eltype, m.dims) for m in [outs; inputs]]
+    copy_in, copy_out = Instructions(), Instructions()
+    n = length(outs)
+    foreach((out, copied) -> emit_copy!(copy_out, out, copied), outs, copies[1:n])
+    foreach((copied, m) -> emit_copy!(copy_in, copied, m), copies[n+1:end], inputs)
+    bytes = sum(Int[sizeof(m.eltype) * length(m) for m in copies])
+    return emit_call!(p, ArrayCall(f, copy_in, copy_out, Any[m.root for m in copies]), bytes, [inputs; outs])
+end

@@ -85,7 +85,7 @@ end
 Tensor(x::Elements) = x.tensor
 whole(x::Elements) = x.tensor
 whole(x::Real) = x
-for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=)
+for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=, :atan, :hypot, :fld, :mod, :rem)
     @eval Base.$f(a::Elements, b::Elements) = Elements(DOTTED[$f](a.tensor, b.tensor))
     for T in (:AbstractFloat, :Integer, :Rational)  # one by one: fewer, wider methods would be ambiguous with Base's
         @eval Base.$f(a::Elements, b::$T) = Elements(DOTTED[$f](a.tensor, b))

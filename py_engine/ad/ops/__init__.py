@@ -9,12 +9,14 @@ import inspect as _inspect
 from typing import Any as _Any
 
 from py_engine.ad.op import TABLE as _TABLE
+from py_engine.ad.ops.along import *
 from py_engine.ad.ops.convolution import *
 from py_engine.ad.ops.elementary import *
 from py_engine.ad.ops.fused_text import *
 from py_engine.ad.ops.indexing import *
 from py_engine.ad.ops.linalg import *
 from py_engine.ad.ops.loss import *
+from py_engine.ad.ops.numpy_functions import *
 from py_engine.ad.ops.pooling import *
 from py_engine.ad.ops.random import *
 from py_engine.ad.ops.reduction import *

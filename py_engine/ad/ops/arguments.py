@@ -156,7 +156,7 @@ def checked(function: str, compute: Callable[[], Any], shape: tuple[int, ...]) -
         return compute()
     except EngineError:
         raise
-    except (ValueError, IndexError, OverflowError, MemoryError) as error:
+    except (ValueError, IndexError, ArithmeticError, MemoryError) as error:
         raise ShapeError(f"{function}: {error}; the shape is {shape}") from None
     except TypeError as error:
         raise DTypeError(f"{function}: {error}") from None

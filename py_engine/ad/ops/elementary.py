@@ -1,14 +1,16 @@
 """Arithmetic and elementary functions, elementwise with numpy's broadcasting.
 
 Subgradients: ties in `maximum`, `minimum` share the gradient equally; `clip` passes it on at its bounds; `abs`,
-`relu` and `sign` have derivative 0 at 0; `sqrt` has infinity there. Where `relu` or `clip` is constant, nothing passes,
-not even an infinite gradient: `relu(x) ** 1.5` has derivatives 0 of every order at x < 0. Elsewhere infinity times 0 is
-NaN, as in PyTorch and JAX: an op does not know which of the two would be first in the limit.
+`relu`, `sign`, `hypot` and `copysign` have derivative 0 at 0; `sqrt` has infinity there. Where `relu` or `clip` is
+constant, nothing passes, not even an infinite gradient: `relu(x) ** 1.5` has derivatives 0 of every order at x < 0.
+Elsewhere infinity times 0 is NaN, as in PyTorch and JAX: an op does not know which of the two would be first in the
+limit.
 """
 
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -117,6 +119,26 @@ expm1 = elementwise("expm1", np.expm1, lambda y, x: y + 1, doc="exp(x) - 1, exac
 log = elementwise("log", np.log, lambda y, x: 1 / x, doc="natural logarithm", scalar="log({0})")
 log1p = elementwise("log1p", np.log1p, lambda y, x: 1 / (x + 1), doc="log(1 + x), exact near 0", scalar="log1p({0})")
 sqrt = elementwise("sqrt", np.sqrt, lambda y, x: 0.5 / y, doc="square root", scalar="sqrt({0})")
+cbrt = elementwise("cbrt", np.cbrt, lambda y, x: 1 / (3 * square(y)), doc="cube root")
+exp2 = elementwise("exp2", np.exp2, lambda y, x: y * math.log(2), doc="2 to the x", scalar="pow(2.0, {0})")
+log2 = elementwise("log2", np.log2, lambda y, x: 1 / (x * math.log(2)), doc="binary logarithm", scalar="log2({0})")
+log10 = elementwise(
+    "log10", np.log10, lambda y, x: 1 / (x * math.log(10)), doc="decimal logarithm", scalar="log10({0})"
+)
+logaddexp = elementwise(
+    "logaddexp",
+    np.logaddexp,
+    lambda y, a, b: exp(a - _shift(y)),
+    lambda y, a, b: exp(b - _shift(y)),
+    doc="log(exp(a) + exp(b)), without overflow",
+    commutes=True,
+)
+
+
+def _shift(y: Tensor) -> Tensor:
+    # Two infinitely small terms have logaddexp -inf; shifting by 0 instead gives them the derivative 0, not NaN.
+    return where(equal(y, -np.inf), 0, y)
+
 
 # Trigonometric and hyperbolic functions -------------------------------------------------------------------
 
@@ -131,6 +153,73 @@ arctan = elementwise("arctan", np.arctan, lambda y, x: 1 / (1 + square(x)), doc=
 sinh = elementwise("sinh", np.sinh, lambda y, x: cosh(x), doc="hyperbolic sine", scalar="sinh({0})")
 cosh: Op = elementwise("cosh", np.cosh, lambda y, x: sinh(x), doc="hyperbolic cosine", scalar="cosh({0})")
 tanh = elementwise("tanh", np.tanh, lambda y, x: 1 - square(y), doc="hyperbolic tangent", scalar="tanh({0})")
+arcsinh = elementwise(
+    "arcsinh",
+    np.arcsinh,
+    lambda y, x: 1 / sqrt(1 + square(x)),
+    doc="inverse hyperbolic sine",
+    scalar="asinh({0})",
+)
+arccosh = elementwise(
+    "arccosh",
+    np.arccosh,
+    lambda y, x: 1 / sqrt((x - 1) * (x + 1)),
+    doc="inverse hyperbolic cosine",
+    scalar="acosh({0})",
+)
+arctanh = elementwise(
+    "arctanh",
+    np.arctanh,
+    lambda y, x: 1 / ((1 - x) * (1 + x)),
+    doc="inverse hyperbolic tangent",
+    scalar="atanh({0})",
+)
+arctan2 = elementwise(
+    "arctan2",
+    np.arctan2,
+    lambda y, a, b: b / (square(a) + square(b)),
+    lambda y, a, b: -a / (square(a) + square(b)),
+    doc="the angle of the point (b, a), from -π to π",
+    scalar="atan2({0}, {1})",
+)
+hypot = elementwise(
+    "hypot",
+    np.hypot,
+    lambda y, a, b: a / _or_one(y),
+    lambda y, a, b: b / _or_one(y),
+    doc="√(a² + b²), without overflow; derivative 0 at the origin",
+    commutes=True,
+    scalar="hypot({0}, {1})",
+)
+
+
+def _or_one(y: Tensor) -> Tensor:
+    return where(equal(y, 0), 1, y)
+
+
+deg2rad = elementwise("deg2rad", np.deg2rad, lambda y, x: math.pi / 180, doc="degrees as radians")
+rad2deg = elementwise("rad2deg", np.rad2deg, lambda y, x: 180 / math.pi, doc="radians as degrees")
+
+
+def _sinc_slope(y: Tensor, x: Tensor) -> Tensor:
+    # (cos πx - sinc x) / x, which cancels near 0: there its series, so that the derivatives of every order are right.
+    near = less(abs(x), 0.25)
+    z = where(near, square(np.pi * x), 0)
+    series: Tensor = as_tensor(z * 0)
+    for k in builtins.range(9, 0, -1):
+        series = series * z + 2 * k * (-1.0) ** k / math.factorial(2 * k + 1)
+    away = where(near, 1, x)
+    return where(near, np.pi**2 * x * series, (cos(np.pi * away) - sinc(away)) / away)
+
+
+SINC = elementwise("sinc", lambda x, out: np.copyto(out, np.sinc(x)), _sinc_slope, doc="sin(πx) / (πx), and 1 at 0")
+
+
+@implements(np.sinc)
+def sinc(x: Operand) -> Tensor:
+    """sin(πx) / (πx), and 1 at 0."""
+    return SINC(x)
+
 
 # Activations ----------------------------------------------------------------------------------------------
 
@@ -400,6 +489,47 @@ def where(condition: Operand, x: Operand = NO_VALUE, y: Operand = NO_VALUE, /) -
     return WHERE(chosen, *as_tensors((x, y)))
 
 
+# Remainders -----------------------------------------------------------------------------------------------
+#
+# Between the places where the quotient jumps they are linear.
+
+floor_divide = register(
+    Op(
+        "floor_divide",
+        infer_number,
+        np.floor_divide,
+        constant=True,
+        overwrites=(0, 1),
+        elementwise=True,
+        doc="the largest whole number that is not above a / b; derivative 0",
+    ),
+    np.floor_divide,
+)
+mod = elementwise(
+    "mod",
+    np.remainder,
+    lambda y, a, b: 1,
+    lambda y, a, b: -floor_divide(a, b),
+    doc="what remains of a divided by b, with the sign of b",
+    infer=infer_number,
+)
+fmod = elementwise(
+    "fmod",
+    np.fmod,
+    lambda y, a, b: 1,
+    lambda y, a, b: -trunc(a / b),
+    doc="what remains of a divided by b, with the sign of a",
+    infer=infer_number,
+)
+copysign = elementwise(
+    "copysign",
+    np.copysign,
+    lambda y, a, b: sign(a) * sign(y),
+    lambda y, a, b: 0,
+    doc="|a| with the sign of b",
+    scalar="copysign({0}, {1})",
+)
+
 # Comparisons ----------------------------------------------------------------------------------------------
 
 
@@ -444,7 +574,7 @@ logical_or = _truth("logical_or", np.logical_or, "whether a or b is not 0")
 logical_not = _truth("logical_not", np.logical_not, "whether x is 0")
 floor = _rounding("floor", np.floor, "the largest whole number that is not above x")
 ceil = _rounding("ceil", np.ceil, "the smallest whole number that is not below x")
-trunc = _rounding("trunc", np.trunc, "x without its fraction")
+trunc: Op = _rounding("trunc", np.trunc, "x without its fraction")
 ROUND = _rounding("round", np.rint, "the nearest whole number, halves to the even one")
 
 

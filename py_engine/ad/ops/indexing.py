@@ -12,6 +12,7 @@ import numpy as np
 
 from py_engine.ad.mutation import watch
 from py_engine.ad.op import (
+    TABLE,
     Call,
     Check,
     Op,
@@ -20,17 +21,19 @@ from py_engine.ad.op import (
     Tangents,
     all_below,
     as_tensor,
+    broadcast,
     c_ordered,
     check_op,
     define,
     here,
+    implements,
     no_gradient,
 )
-from py_engine.ad.ops.arguments import whole
+from py_engine.ad.ops.arguments import axis_of, refuse, whole
 from py_engine.ad.ops.elementary import astype, not_equal
-from py_engine.ad.ops.shape import EACH, SLICE, Index, _dummy, expand_dims, moveaxis, only
+from py_engine.ad.ops.shape import EACH, SLICE, Index, _dummy, expand_dims, moveaxis, only, reshape
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
-from py_engine.errors import DTypeError, ShapeError, TraceError
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
 # An advanced index is stored as its basic items with ARRAY in the place of each integer array; these themselves
 # are inputs of the op, so that they may change from replay to replay.
@@ -249,6 +252,56 @@ def _integer_arrays(item: Any, lengths: Shape) -> list[Tensor]:
     if not np.issubdtype(array.dtype, np.integer):
         raise DTypeError(f"getitem: an index must be of integers or booleans, got {array.dtype}")
     return [array]
+
+
+@implements(np.take)
+def take(a: Operand, indices: Operand, axis: int | None = None, out: None = None, mode: str = "raise") -> Tensor:
+    """The elements at these positions of an axis, or of all elements in C order when None.
+
+    Positions count from the end where they are negative. `mode` says what those out of range do: "raise" an error,
+    "wrap" around, or "clip" to the first and the last.
+    """
+    refuse("take", out=(out,))
+    x, index = as_tensor(a), as_tensor(indices)
+    if axis is None:
+        x, axis = reshape(x, (x.size,)), 0
+    axis = axis_of(axis, x.ndim, "take", x.shape)
+    if index.size == 0 and not isinstance(indices, (Tensor, np.ndarray)):
+        index = Tensor(np.zeros(index.shape, np.intp))
+    index = _positions("take", index, isinstance(indices, (int, np.integer)))
+    if mode == "wrap":
+        index = TABLE["mod"](index, Tensor(np.array(x.shape[axis], index.dtype)))
+    elif mode == "clip":
+        index = TABLE["clip"](index, *(Tensor(np.array(n, index.dtype)) for n in (0, max(x.shape[axis] - 1, 0))))
+    elif mode != "raise":
+        raise ConfigurationError(f"take: mode must be 'raise', 'wrap' or 'clip', got {mode!r}")
+    return GATHER(x, index, pattern=(*[(0, None, 1)] * axis, ARRAY))
+
+
+def _positions(function: str, index: Tensor, number: bool) -> Tensor:
+    if number:
+        index = astype(index, np.intp)
+    if index.dtype.kind not in "iu":
+        raise DTypeError(f"{function}: positions must be integers, got {index.dtype}")
+    return index
+
+
+@implements(np.take_along_axis)
+def take_along_axis(arr: Operand, indices: Operand, axis: int | None = -1) -> Tensor:
+    """The elements at these positions along an axis, one array of positions for each row: what `argsort` gives."""
+    x, index = as_tensor(arr), as_tensor(indices)
+    if axis is None:
+        x, axis = reshape(x, (x.size,)), 0
+    axis = axis_of(axis, x.ndim, "take_along_axis", x.shape)
+    if index.ndim != x.ndim:
+        raise ShapeError(f"take_along_axis: {x.ndim} axes need positions of as many, got shape {index.shape}")
+    index = _positions("take_along_axis", index, False)
+    places = []
+    for d, n in enumerate(x.shape):
+        shape = [n if k == d else 1 for k in range(x.ndim)]
+        places.append(index if d == axis else Tensor(np.arange(n).reshape(shape)))
+    broadcast(places)
+    return GATHER(x, *places, pattern=(ARRAY,) * x.ndim)
 
 
 # Embeddings -----------------------------------------------------------------------------------------------

@@ -24,7 +24,18 @@ from py_engine.ad.op import (
     total,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
-from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE, aligned, broadcast_to, one_by_one, reshape, swapaxes, transpose
+from py_engine.ad.ops.shape import (
+    RESHAPE,
+    TRANSPOSE,
+    aligned,
+    broadcast_to,
+    moveaxis,
+    one_by_one,
+    reshape,
+    roll,
+    swapaxes,
+    transpose,
+)
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 
@@ -139,6 +150,32 @@ def outer(a: Operand, b: Operand, out: None = None) -> Tensor:
     refuse("outer", out=(out,))
     a, b = as_tensors((a, b))
     return reshape(a, (a.size, 1)) * reshape(b, (1, b.size))
+
+
+@implements(np.kron)
+def kron(a: Operand, b: Operand) -> Tensor:
+    """The Kronecker product: `a` with each element replaced by its product with the whole of `b`."""
+    a, b = as_tensors((a, b))
+    ndim = max(a.ndim, b.ndim)
+    rows, columns = ((1,) * (ndim - x.ndim) + x.shape for x in (a, b))
+    apart = reshape(a, [k for n in rows for k in (n, 1)]) * reshape(b, [k for n in columns for k in (1, n)])
+    return reshape(apart, [n * m for n, m in zip(rows, columns, strict=True)])
+
+
+@implements(np.cross)
+def cross(a: Operand, b: Operand, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Tensor:
+    """The cross product of vectors of three elements, which lie along an axis of each operand and of the result."""
+    a, b = as_tensors((a, b))
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    if not a.ndim or not b.ndim:
+        raise ShapeError(f"cross: at least one axis is needed, got shapes {a.shape} and {b.shape}")
+    a = moveaxis(a, axis_of(axisa, a.ndim, "cross", a.shape), -1)
+    b = moveaxis(b, axis_of(axisb, b.ndim, "cross", b.shape), -1)
+    if a.shape[-1] != 3 or b.shape[-1] != 3:
+        raise ShapeError(f"cross: expected vectors of three elements, got shapes {a.shape} and {b.shape}")
+    product = roll(a, -1, -1) * roll(b, -2, -1) - roll(a, -2, -1) * roll(b, -1, -1)
+    return moveaxis(product, -1, axis_of(axisc, product.ndim, "cross", product.shape))
 
 
 @implements(np.tensordot)

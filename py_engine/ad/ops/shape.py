@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from py_engine.ad.op import (
     infer_same,
     linear_jvp,
 )
-from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, wholes
+from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, whole, wholes
 from py_engine.ad.tensor import Array, Literal, Node, Operand, Tensor, real_array
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
@@ -265,7 +265,7 @@ def is_one(x: Tensor, made: Mapping[int, Equation]) -> bool:
 # A basic index is stored as a tuple of integers, (start, stop, step) triples with the slice made explicit, and
 # None for a new axis: hashable, unlike slice objects.
 
-Item = int | tuple[int, int | None, int] | None
+Item = int | tuple[int | None, int | None, int] | None
 Index = tuple[Item, ...]
 
 
@@ -291,6 +291,158 @@ SLICE: Op = define(
     slice_index=lambda index: index,
     doc="basic indexing: integers, slices, new axes",
 )
+
+
+def part_of(x: Tensor, axis: int, start: int | None, stop: int | None, step: int = 1) -> Tensor:
+    """Return the slice start:stop:step of an axis."""
+    return SLICE(x, index=_along(axis, (start, stop, step)))
+
+
+@implements(np.flip)
+def flip(m: Operand, axis: int | tuple[int, ...] | None = None) -> Tensor:
+    """Turn the order of the elements round along `axis` (all axes when None)."""
+    x = as_tensor(m)
+    axes = range(x.ndim) if axis is None else [axis_of(a, x.ndim, "flip", x.shape) for a in _axes("flip", axis)]
+    if len(set(axes)) < len(axes):
+        raise ShapeError(f"flip: axes {axis} name one twice")
+    items: list[Item] = [(None, None, -1) if d in axes else (0, None, 1) for d in range(x.ndim)]
+    return SLICE(x, index=tuple(items)) if len(axes) else x
+
+
+def _axes(function: str, axis: Any) -> tuple[int, ...]:
+    return wholes(axis, f"{function}: each axis")
+
+
+@implements(np.roll)
+def roll(a: Operand, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None = None) -> Tensor:
+    """Move the elements by `shift` places along `axis`; those moved beyond the end come back at the beginning.
+
+    With axis None they move in C order, and the shape stays.
+    """
+    x = as_tensor(a)
+    if axis is None:
+        return reshape(roll(ravel(x), _total(shift), 0), x.shape)
+    axes = tuple([axis_of(d, x.ndim, "roll", x.shape) for d in _axes("roll", axis)])
+    shifts = wholes(shift, "roll: each shift")
+    if len(axes) != len(shifts):
+        pairs = checked("roll", lambda: np.broadcast(shifts, axes), x.shape)
+        if pairs.ndim > 1:
+            raise ShapeError(f"roll: shifts {shift} and axes {axis} do not pair up")
+        shifts, axes = zip(*pairs, strict=True) if pairs.size else ((), ())
+    for places, d in zip(shifts, axes, strict=True):
+        n = x.shape[d]
+        start = -int(places) % n if n else 0
+        if start:
+            x = concatenate([part_of(x, d, start, n), part_of(x, d, 0, start)], d)
+    return x
+
+
+def _total(shift: Any) -> int:
+    return sum(wholes(shift, "roll: each shift"))
+
+
+def from_places(function: str, x: Tensor, pick: Callable[[Array], Array]) -> Tensor:
+    """Return elements of `x` at the places that `pick`, numpy's own function, takes of an array of places."""
+    places = np.arange(x.size).reshape(x.shape)
+    found = checked(function, lambda: np.asarray(pick(places)), x.shape)
+    return TABLE["gather"](ravel(x), Tensor(np.array(found, np.intp)), pattern=("array",))
+
+
+@implements(np.repeat)
+def repeat(a: Operand, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
+    """Repeat each element `repeats` times along `axis` (of all, in C order, when None): one number, or one for each."""
+    x = as_tensor(a)
+    if axis is None:
+        x, axis = ravel(x), 0
+    axis = axis_of(axis, x.ndim, "repeat", x.shape)
+    counts = wholes(repeats, "repeat: each number of repeats")
+    if min(counts, default=0) < 0:
+        raise ShapeError(f"repeat: repeats must not be negative, got {repeats}")
+    n = x.shape[axis]
+    if len(counts) == 1:
+        wide = broadcast_to(expand_dims(x, axis + 1), (*x.shape[: axis + 1], counts[0], *x.shape[axis + 1 :]))
+        return reshape(wide, (*x.shape[:axis], n * counts[0], *x.shape[axis + 1 :]))
+    if len(counts) != n:
+        raise ShapeError(f"repeat: {len(counts)} numbers of repeats do not fit the {n} elements along axis {axis}")
+    places = Tensor(np.repeat(np.arange(n), counts))
+    return TABLE["gather"](x, places, pattern=(*[(0, None, 1)] * axis, "array"))
+
+
+@implements(np.tile)
+def tile(A: Operand, reps: int | Sequence[int]) -> Tensor:
+    """Lay copies of the whole array side by side: `reps` of them along each axis, the last axes first."""
+    x, counts = as_tensor(A), wholes(reps, "tile: each number of copies")
+    if min(counts, default=0) < 0:
+        raise ShapeError(f"tile: the numbers of copies must not be negative, got {reps}")
+    ndim = max(x.ndim, len(counts))
+    counts = (1,) * (ndim - len(counts)) + counts
+    shape = (1,) * (ndim - x.ndim) + x.shape
+    apart = [k for n in shape for k in (1, n)]
+    wide = [k for n, count in zip(shape, counts, strict=True) for k in (count, n)]
+    return reshape(broadcast_to(reshape(x, apart), wide), [n * k for n, k in zip(shape, counts, strict=True)])
+
+
+@implements(np.diagonal)
+def diagonal(a: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+    """The diagonals of the matrices that two axes make, as the last axis; `offset` counts to the right."""
+    x = as_tensor(a)
+    if x.ndim < 2:
+        raise ShapeError(f"diagonal: at least two axes are needed, got shape {x.shape}")
+    first, second = (axis_of(axis, x.ndim, "diagonal", x.shape) for axis in (axis1, axis2))
+    if first == second:
+        raise ShapeError(f"diagonal: the two axes must differ, got {axis1} and {axis2}")
+    start = whole(offset, "diagonal: offset")
+    x = moveaxis(x, (first, second), (-2, -1))
+    *others, rows, columns = x.shape
+    row, column = max(-start, 0), max(start, 0)
+    count = max(min(rows - row, columns - column), 0)
+    flat = reshape(x, (*others, rows * columns))
+    begin = row * columns + column if count else 0
+    return part_of(flat, len(others), begin, begin + count * (columns + 1) - columns if count else begin, columns + 1)
+
+
+@implements(np.trace)
+def trace(
+    a: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike | None = None, out: None = None
+) -> Tensor:
+    """The sum of each diagonal, see `diagonal`."""
+    refuse("trace", out=(out,))
+    found = diagonal(a, offset, axis1, axis2)
+    same_dtype("trace", dtype, found)
+    return TABLE["sum"](found, axes=(found.ndim - 1,), keepdims=False)
+
+
+@implements(np.diagflat)
+def diagflat(v: Operand, k: int = 0) -> Tensor:
+    """A matrix of zeros with the elements of `v`, in C order, on its diagonal, `k` places to the right."""
+    x = ravel(v)
+    places = whole(k, "diagflat: k")
+    n = x.size + abs(places)
+    begin = max(places, 0) + max(-places, 0) * n if x.size else 0
+    end = begin + x.size * (n + 1) - n if x.size else 0
+    return reshape(assemble([x], [((begin, end, n + 1),)], (n * n,)), (n, n))
+
+
+def _triangle(function: str, m: Any, k: Any, lower: bool) -> Tensor:
+    x = as_tensor(m)
+    if x.ndim == 1:
+        x = broadcast_to(x, (x.size, x.size))
+    if x.ndim < 2:
+        raise ShapeError(f"{function}: at least one axis is needed, got shape {x.shape}")
+    below = np.tri(x.shape[-2], x.shape[-1], k=whole(k, f"{function}: k") - (not lower), dtype=np.bool_)
+    return TABLE["where"](Tensor(below if lower else ~below), x, Literal(np.zeros((), x.dtype)))
+
+
+@implements(np.tril)
+def tril(m: Operand, k: int = 0) -> Tensor:
+    """The matrix with zeros above the diagonal that is `k` places to the right of the main one."""
+    return _triangle("tril", m, k, True)
+
+
+@implements(np.triu)
+def triu(m: Operand, k: int = 0) -> Tensor:
+    """The matrix with zeros below the diagonal that is `k` places to the right of the main one."""
+    return _triangle("triu", m, k, False)
 
 
 def _infer_assemble(*parts: Tensor, shape: Shape, indices: tuple[Index, ...]) -> tuple[Shape, Any]:

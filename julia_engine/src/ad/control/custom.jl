@@ -129,20 +129,6 @@ function forward_opaque(p::Instructions, outs::Vector{Memory}, inputs::Vector{Me
     return emit_call!(p, OpaqueCall(attrs.f, attrs.name, copy_in, Any[m.root for m in copies], outs), 0, [inputs; outs])
 end
 
-"""
-Append a call of a Julia object that takes no arguments; `bytes` is what its scratch memory counts, and `operands` are what it
-reads and writes.
-"""
-function emit_call!(p::Instructions, @nospecialize(run), bytes::Int, operands::Vector{Memory})
-    for m in operands
-        m.address.slot == 0 || keep!(p, Slot(m.address.slot, false, 0, 0))
-    end
-    called = Called(run)
-    address = pointer_from_objref(called)
-    push!(p.roots, Memory(called, address, UInt8, Int[bytes], Int[1]))
-    return emit!(p, Float64, :call, (NOWHERE, NOWHERE, NOWHERE, NOWHERE), address, ONCE, (NONE, NONE, NONE, NONE))
-end
-
 fill_bytes!(called::Called, byte) = poison!(called.run, byte)
 poison!(c::OpaqueCall, byte::Integer) = foreach(a -> fill_bytes!(a, byte), c.arrays)
 

@@ -27,7 +27,7 @@ function __init__()
 end
 
 """The function of single numbers of each elementwise operation, a name here or in `StraightLine`."""
-const SCALARS = Dict{Symbol,Symbol}()
+const SCALARS = Dict{Symbol,Union{Symbol,GlobalRef}}()
 
 function operation!(name::Symbol, call::Expr)
     kernel = Symbol(:run_, name)
@@ -89,6 +89,18 @@ end
 for (name, f) in (:clip => :limited, :where => :chosen, :mul_add => :mul_add)
     operation!(name, :(ternary!($f, x)))
     SCALARS[name] = f
+end
+
+# Seldom in straight-line code: found here by their module, not imported there.
+for (name, f) in (:cbrt => :cbrt, :exp2 => :exp2, :log2 => :plain_log2, :log10 => :plain_log10, :arcsinh => :asinh,
+    :arccosh => :plain_acosh, :arctanh => :plain_atanh, :deg2rad => :deg2rad, :rad2deg => :rad2deg, :sinc => :plain_sinc)
+    operation!(name, :(unary!($f, x)))
+    SCALARS[name] = GlobalRef(@__MODULE__, f)
+end
+for (name, f) in (:logaddexp => :plain_logaddexp, :arctan2 => :atan, :hypot => :hypot, :floor_divide => :fld, :mod => :mod,
+    :fmod => :rem, :copysign => :copysign)
+    operation!(name, :(binary!($f, x)))
+    SCALARS[name] = GlobalRef(@__MODULE__, f)
 end
 
 """Make the kernel of an elementwise operation from a function of single numbers; return where that is found."""

@@ -187,6 +187,12 @@ plain_asin(x::T) where {T} = abs(x) <= 1 ? asin(x) : T(NaN)
 plain_acos(x::T) where {T} = abs(x) <= 1 ? acos(x) : T(NaN)
 plain_atan(x) = atan(x)
 plain_sinh(x) = sinh(x)
+plain_acosh(x::T) where {T} = x < 1 ? T(NaN) : acosh(x)
+plain_atanh(x::T) where {T} = abs(x) > 1 ? T(NaN) : atanh(x)
+plain_log2(x::T) where {T} = x < 0 ? T(NaN) : log2(x)
+plain_log10(x::T) where {T} = x < 0 ? T(NaN) : log10(x)
+plain_sinc(x::T) where {T} = isinf(x) ? zero(T) : sinc(x)
+plain_logaddexp(a, b) = a == b ? a + oftype(a, log(2)) : max(a, b) + log1p(exp(-abs(a - b)))
 plain_cosh(x) = cosh(x)
 function plain_pow(x::T, p::T) where {T}
     x < 0 && isfinite(p) && p != trunc(p) || return x^p

@@ -1,7 +1,7 @@
 # Arithmetic and elementary functions, elementwise with Julia's broadcasting.
 #
-# Subgradients: ties in `max`, `min` share the gradient equally; `clamp` passes it on at its bounds; `abs`, `relu` and
-# `sign` have derivative 0 at 0; `sqrt` has infinity there. Where `relu`, `max`, `min` or `clamp` is constant nothing passes,
+# Subgradients: ties in `max`, `min` share the gradient equally; `clamp` passes it on at its bounds; `abs`, `relu`,
+# `sign`, `hypot` and `copysign` have derivative 0 at 0; `sqrt` has infinity there. Where `relu`, `max`, `min` or `clamp` is constant nothing passes,
 # not even an infinite gradient: `relu(x)^1.5` has derivatives 0 of every order at x < 0.
 
 # Arithmetic -----------------------------------------------------------------------------------------------------------
@@ -82,6 +82,24 @@ const EXPM1 = elementwise("expm1", :(y + 1); functions=(expm1,), doc="exp(x) - 1
 const LOG = elementwise("log", :(1 / x); functions=(log,), doc="natural logarithm")
 const LOG1P = elementwise("log1p", :(1 / (x + 1)); functions=(log1p,), doc="log(1 + x), exact near 0")
 const SQRT = elementwise("sqrt", :(0.5 / y); functions=(sqrt,), doc="square root")
+const CBRT = elementwise("cbrt", :(1 / (3 * y^2)); functions=(cbrt,), doc="cube root")
+const EXP2 = elementwise("exp2", :(y * $(log(2))); functions=(exp2,), doc="2 to the x")
+const LOG2 = elementwise("log2", :(1 / (x * $(log(2)))); functions=(log2,), doc="binary logarithm")
+const LOG10 = elementwise("log10", :(1 / (x * $(log(10)))); functions=(log10,), doc="decimal logarithm")
+
+"""
+    logaddexp(a, b)
+
+log(exp(a) + exp(b)) without overflow, elementwise on tensors.
+"""
+logaddexp(a::Real, b::Real) = Kernels.plain_logaddexp(promote(float(a), float(b))...)
+logaddexp(a::Tensor, b::Scalar) = LOGADDEXP(a, b)
+logaddexp(a::Real, b::Tensor) = LOGADDEXP(a, b)
+
+# Two infinitely small terms have logaddexp -Inf; shifting by 0 instead gives them the derivative 0, not NaN.
+shift_of(y) = choose(EQUAL(y, -Inf), 0, y)
+const LOGADDEXP = elementwise("logaddexp", (y, a, b) -> EXP(SUB(a, shift_of(y))), (y, a, b) -> EXP(SUB(b, shift_of(y)));
+    functions=(logaddexp,), doc="log(exp(a) + exp(b)), without overflow")
 
 # Trigonometric and hyperbolic functions -------------------------------------------------------------------------------
 
@@ -94,6 +112,29 @@ const ARCTAN = elementwise("arctan", :(1 / (1 + x^2)); functions=(atan,), doc="i
 const SINH = elementwise("sinh", :(cosh(x)); functions=(sinh,), doc="hyperbolic sine")
 const COSH = elementwise("cosh", :(sinh(x)); functions=(cosh,), doc="hyperbolic cosine")
 const TANH = elementwise("tanh", :(1 - y^2); functions=(tanh,), doc="hyperbolic tangent")
+const ARCSINH = elementwise("arcsinh", :(1 / sqrt(1 + x^2)); functions=(asinh,), doc="inverse hyperbolic sine")
+const ARCCOSH = elementwise("arccosh", :(1 / sqrt((x - 1) * (x + 1))); functions=(acosh,), doc="inverse hyperbolic cosine")
+const ARCTANH = elementwise("arctanh", :(1 / ((1 - x) * (1 + x))); functions=(atanh,), doc="inverse hyperbolic tangent")
+const ARCTAN2 = elementwise("arctan2", :(b / (a^2 + b^2)), :(-a / (a^2 + b^2));
+    doc="the angle of the point (b, a), from -π to π")
+DOTTED[atan] = (operands...) -> length(operands) == 1 ? ARCTAN(operands[1]) : ARCTAN2(operands...)
+const HYPOT = elementwise("hypot", (y, a, b) -> DIV(a, choose(EQUAL(y, 0), 1, y)), (y, a, b) -> DIV(b, choose(EQUAL(y, 0), 1, y));
+    functions=(hypot,), doc="√(a² + b²), without overflow; derivative 0 at the origin")
+const DEG2RAD = elementwise("deg2rad", pi / 180; functions=(deg2rad,), doc="degrees as radians")
+const RAD2DEG = elementwise("rad2deg", 180 / pi; functions=(rad2deg,), doc="radians as degrees")
+
+# (cos πx - sinc x) / x, which cancels near 0: there its series, so that the derivatives of every order are right.
+function sinc_slope(y, x)
+    near = LESS(ABS(x), 0.25)
+    z = choose(near, SQUARE(MUL(pi, x)), 0)
+    series = MUL(z, 0)
+    for k in 9:-1:1
+        series = ADD(MUL(series, z), 2k * (-1.0)^k / factorial(2k + 1))
+    end
+    away = choose(near, 1, x)
+    return choose(near, MUL(MUL(pi^2, x), series), DIV(SUB(COS(MUL(pi, away)), SINC(away)), away))
+end
+const SINC = elementwise("sinc", sinc_slope; functions=(sinc,), doc="sin(πx) / (πx), and 1 at 0")
 
 # Activations ----------------------------------------------------------------------------------------------------------
 
@@ -178,6 +219,19 @@ The branch not taken gets gradient zero, but its values are computed: keep them 
 """
 choose(@nospecialize(condition), @nospecialize(a), @nospecialize(b)) = WHERE(condition, a, b)
 
+# Remainders -----------------------------------------------------------------------------------------------------------
+#
+# Between the places where the quotient jumps they are linear.
+
+const FLOOR_DIVIDE = elementwise("floor_divide"; inputs=2, functions=(fld,),
+    doc="the largest whole number that is not above a / b; derivative 0")
+const MOD = elementwise("mod", (y, a, b) -> 1, (y, a, b) -> NEG(FLOOR_DIVIDE(a, b)); functions=(mod,),
+    doc="what remains of a divided by b, with the sign of b")
+const FMOD = elementwise("fmod", (y, a, b) -> 1, (y, a, b) -> NEG(TRUNC(DIV(a, b))); functions=(rem,),
+    doc="what remains of a divided by b, with the sign of a")
+const COPYSIGN = elementwise("copysign", (y, a, b) -> MUL(SIGN(a), SIGN(y)), (y, a, b) -> 0; functions=(copysign,),
+    doc="|a| with the sign of b")
+
 # Comparisons: 1 where they hold, else 0, in the operands' element type ----------------------------------------------------
 
 comparison(name, f, doc) = elementwise(name; inputs=2, functions=(f,), doc=doc)
@@ -241,19 +295,17 @@ for op in collect(values(TABLE)), f in op.functions
     parentmodule(f) === @__MODULE__() || @eval (::$(typeof(f)))(x::Tensor) = is_scalar(x) ? DOTTED[$f](x) :
         throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
 end
-for f in (:exp2, :exp10, :log2, :log10, :cbrt, :hypot, :mod, :rem, :div, :fld, :cld, :divrem, :fldmod, :sec, :csc, :cot,
-        :sinpi, :cospi, :sind, :cosd, :tand, :sincos, :asec, :acsc, :acot, :sech, :csch, :coth, :asinh, :acosh, :atanh,
-        :copysign, :flipsign, :rad2deg, :deg2rad, :sinc, :cosc)
+for f in (:exp10, :div, :cld, :divrem, :fldmod, :sec, :csc, :cot, :sinpi, :cospi, :sind, :cosd, :tand, :sincos, :asec, :acsc,
+        :acot, :sech, :csch, :coth, :flipsign, :cosc)
     @eval Base.$f(x::Tensor) = no_op($f)
     @eval Base.$f(x::Tensor, @nospecialize(y::Union{Number,AbstractArray,GraphNode,Elements})) = no_op($f)
     @eval Base.$f(a::Union{Real,AbstractArray}, x::Tensor) = no_op($f)
 end
+Base.hypot(x::Tensor) = abs(x)
 Base.hypot(x::Tensor, y, z, @nospecialize(rest...)) = no_op(hypot)
 for f in (:div, :rem, :divrem), mode in (:Nearest, :ToZero, :FromZero, :Up, :Down)
     @eval Base.$f(x::Tensor, y, ::RoundingMode{$(QuoteNode(mode))}) = no_op($f)
 end
-Base.atan(x::Tensor, y) = no_op(atan)
-Base.atan(x::Real, y::Tensor) = no_op(atan)
 Base.log(base::Union{Real,Tensor}, x::Tensor) = log(x) / log(base)
 Base.log(base::Tensor, x::Real) = log(x) / log(base)
 for f in (:+, :-, :*, :/, :\, :^, :(==), :isapprox, :hypot, :log)
@@ -262,7 +314,8 @@ for f in (:+, :-, :*, :/, :\, :^, :(==), :isapprox, :hypot, :log)
 end
 no_complex(name::String) =
     throw(DTypeError("$name: tensors are not computed with complex numbers; compute with real and imaginary parts separately"))
-for (f, op) in ((:max, :MAXIMUM), (:min, :MINIMUM))
+for (f, op) in ((:max, :MAXIMUM), (:min, :MINIMUM), (:atan, :ARCTAN2), (:hypot, :HYPOT), (:fld, :FLOOR_DIVIDE), (:mod, :MOD),
+        (:rem, :FMOD), (:copysign, :COPYSIGN))
     @eval Base.$f(a::Tensor, b::Scalar) = $(Symbol(f, :_of_numbers))(a, b)
     @eval Base.$f(a::Real, b::Tensor) = $(Symbol(f, :_of_numbers))(a, b)
     @eval $(Symbol(f, :_of_numbers))(a, b) = is_scalar(a) && is_scalar(b) ? $op(a, b) :

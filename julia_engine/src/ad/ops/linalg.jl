@@ -362,3 +362,23 @@ function parse_einsum(subscripts::AbstractString, inputs::Vector{Tensor})
         "einsum: the result \"$(String(result))\" must use letters of \"$(sides[1])\", each once"))
     return terms, result
 end
+
+# Kronecker and cross products -------------------------------------------------------------------------------------------
+
+const Factor = Union{Tensor,AbstractArray}
+LinearAlgebra.kron(a::Tensor, b::Union{Factor,Real}) = kronecker(as_tensors((a, b))...)
+LinearAlgebra.kron(a::Union{AbstractArray,Real}, b::Tensor) = kronecker(as_tensors((a, b))...)
+function kronecker(a::Tensor, b::Tensor)
+    n = max(ndims(a), ndims(b))
+    length_(x, d) = d <= ndims(x) ? x.dims[d] : 1
+    left = reshape_to(a, Int[k for d in 1:n for k in (1, length_(a, d))])
+    right = reshape_to(b, Int[k for d in 1:n for k in (length_(b, d), 1)])
+    return reshape_to(MUL(left, right), Int[length_(a, d) * length_(b, d) for d in 1:n])
+end
+
+LinearAlgebra.cross(a::Tensor, b::Factor) = cross_product(as_tensors((a, b))...)
+LinearAlgebra.cross(a::AbstractArray, b::Tensor) = cross_product(as_tensors((a, b))...)
+function cross_product(a::Tensor, b::Tensor)
+    a.dims == b.dims == [3] || throw(ShapeError("cross: expected vectors of three elements, got sizes $(size(a)) and $(size(b))"))
+    return SUB(MUL(circshift(a, -1), circshift(b, -2)), MUL(circshift(a, -2), circshift(b, -1)))
+end

@@ -445,31 +445,77 @@ function Base.diff(x::Tensor; dims=ndims(x) == 1 ? 1 : nothing)
     return part_(2:n) .- part_(1:n-1)
 end
 
+function Base.circshift(x::Tensor, shifts)
+    moves = axis_list(shifts)
+    length(moves) <= ndims(x) || throw(ShapeError("circshift: $(length(moves)) shifts do not fit size $(size(x))"))
+    for (d, places) in enumerate(moves)
+        n = x.dims[d]
+        start = n == 0 ? 0 : mod(-places, n)
+        start == 0 || (x = concatenate(Tensor[part_of(x, d, start+1:n), part_of(x, d, 1:start)], d))
+    end
+    return x
+end
+
+"""As Julia's: `inner` repeats each element, `outer`, or numbers without a name, the whole."""
+Base.repeat(x::Tensor, counts::Integer...) = repeat(x; outer=counts)
+function Base.repeat(x::Tensor; inner=nothing, outer=nothing)
+    inner_, outer_ = (counts === nothing ? Int[] : axis_list(counts) for counts in (inner, outer))
+    n = max(ndims(x), length(inner_), length(outer_))
+    all(c -> c >= 0, [inner_; outer_]) || throw(ShapeError("repeat: numbers of copies must not be negative"))
+    at_(counts, d) = d <= length(counts) ? counts[d] : 1
+    length_(d) = d <= ndims(x) ? x.dims[d] : 1
+    apart = Int[k for d in 1:n for k in (1, length_(d), 1)]
+    wide = Int[k for d in 1:n for k in (at_(inner_, d), length_(d), at_(outer_, d))]
+    whole_ = Int[at_(inner_, d) * length_(d) * at_(outer_, d) for d in 1:n]
+    return reshape_to(spread_to(reshape_to(x, apart), wide), whole_)
+end
+
+function LinearAlgebra.diag(x::Tensor, k::Integer=0)
+    ndims(x) == 2 || throw(ShapeError("diag: expected a matrix, got size $(size(x))"))
+    m, n = x.dims
+    row, column = max(-k, 0), max(k, 0)
+    count = max(min(m - row, n - column), 0)
+    count == 0 && return vec(x)[1:0]
+    start = 1 + row + column * m
+    return vec(x)[range(start; step=m + 1, length=count)]
+end
+LinearAlgebra.tr(x::Tensor) = (ndims(x) == 2 && x.dims[1] == x.dims[2] || throw(ShapeError(
+    "tr: expected a square matrix, got size $(size(x))")); sum(diag(x)))
+
+"""A matrix of zeros with the elements of `x` on its diagonal, `k` places to the right."""
+function LinearAlgebra.diagm(x::Tensor, k::Integer)
+    n = length(x) + abs(k)
+    place = Index[[(length(x) == 0 ? 1 : 1 + max(k, 0) * n + max(-k, 0), n + 1, length(x))]]
+    return reshape_to(assemble(Tensor[vec(x)], place, Int[n * n]), Int[n, n])
+end
+LinearAlgebra.diagm(x::Tensor) = diagm(x, 0)
+LinearAlgebra.diagm(pair::Pair{<:Integer,Tensor}) = diagm(pair[2], pair[1])
+
+for (f, below) in ((:tril, >=), (:triu, <=))
+    @eval function LinearAlgebra.$f(x::Tensor, k::Integer=0)
+        ndims(x) == 2 || throw(ShapeError("$($(string(f))): expected a matrix, got size $(size(x))"))
+        kept_ = [$below(i, j - k) for i in 1:x.dims[1], j in 1:x.dims[2]]
+        return WHERE(Constant(Array{x.eltype}(kept_)), x, 0)
+    end
+end
+
 # What tensors do not have, and what to write instead; otherwise Julia's message would be about a method, or memory.
-for (f, advice) in ((:sort, "sort value(x); permute x by sortperm(value(x))"), (:sortperm, "take sortperm(value(x))"),
-        (:findmax, "take maximum and argmax"), (:findmin, "take minimum and argmin"),
+for (f, advice) in ((:findmax, "take maximum and argmax"), (:findmin, "take minimum and argmin"),
         (:findall, "take findall of value(x), or choose() between two results"),
         (:findfirst, "take findfirst of value(x)"), (:findlast, "take findlast of value(x)"),
-        (:cumsum, "write it as a product with a triangular matrix, or with scan()"),
-        (:cumprod, "write it with scan()"), (:accumulate, "write it with scan()"),
-        (:repeat, "write broadcast_to() and reshape(), or an index with repetitions"),
-        (:circshift, "write cat() of two slices"), (:mapslices, "write ops with dims"),
-        (:partialsort, "sort value(x)"), (:unique, "take unique(value(x))"))
+        (:accumulate, "write it with scan()"), (:mapslices, "write ops with dims"),
+        (:partialsort, "take elements of sort(x)"), (:unique, "take unique(value(x))"))
     signatures = f in (:findall, :findfirst, :findlast, :findmax, :findmin, :accumulate, :mapslices) ?
         ((:(x::Tensor),), (:(f::Function), :(x::Tensor))) : ((:(x::Tensor), :(@nospecialize(args...))),)
     for signature in signatures
         @eval Base.$f($(signature...); kinds...) = throw(ConfigurationError($("$f is no op of TwinGrad; $advice")))
     end
 end
-for f in (:det, :logdet, :tr, :pinv, :rank, :cond, :eigvals, :eigen, :svd, :qr, :lu, :cholesky, :diag, :diagm, :cross,
-        :kron, :triu, :tril, :normalize, :opnorm)
-    advice = f === :tr ? "; write einsum(\"ii->\", x)" : f === :diag ? "; write einsum(\"ii->i\", x)" :
-        f === :normalize ? "; write x ./ norm(x)" : f in (:triu, :tril) ? "; multiply by a mask" : ""
+for f in (:det, :logdet, :pinv, :rank, :cond, :eigvals, :eigen, :svd, :qr, :lu, :cholesky, :normalize, :opnorm)
+    advice = f === :normalize ? "; write x ./ norm(x)" : ""
     @eval LinearAlgebra.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
         $("$f is no op of TwinGrad" * advice)))
     f === :normalize && @eval LinearAlgebra.normalize(x::Tensor, ::Real) = normalize(x)  # Julia has one of anything, since 1.12
-    f in (:cross, :kron) && @eval LinearAlgebra.$f(a::Union{Number,AbstractArray}, x::Tensor) = throw(ConfigurationError(
-        $("$f is no op of TwinGrad")))
 end
 LinearAlgebra.mul!(x::Tensor, @nospecialize(args...)) = in_place()
 LinearAlgebra.mul!(c::AbstractVecOrMat, a::Tensor, @nospecialize(args...)) = in_place()

@@ -1,0 +1,189 @@
+# Functions along an axis: running sums and products, and order.
+#
+# A position is constant between the values where the order changes, so that a sorted array has the gradient of its
+# elements' places; of equal ones the first in the array comes first. NaN comes last.
+
+"""One axis of `x`; none stands for that of a vector."""
+function axis_along(name::String, x::Tensor, dims)
+    dims === nothing && ndims(x) == 1 && return 1
+    dims === nothing && throw(ShapeError("$name: dims must be given for an array of $(ndims(x)) dimensions"))
+    axis = one_axis(name, dims)
+    1 <= axis <= ndims(x) || throw(ShapeError("$name: axis $dims does not exist in size $(size(x))"))
+    return axis
+end
+
+"""The slice `range` of an axis."""
+part_of(x::Tensor, axis::Int, range::AbstractRange) = x[(d == axis ? range : Colon() for d in 1:ndims(x))...]
+
+# Running sums and products ----------------------------------------------------------------------------------------------
+
+infer_running(inputs, attrs) = (inputs[1].dims, check_float(inputs[1].eltype))
+forward_running(f!) = (p, out, inputs, attrs) -> emit_arrays!(p, (y, x) -> f!(y, x; dims=attrs.axis), Memory[out], inputs)
+running(op::Op, x::Tensor, axis::Int) = apply(op, Tensor[x], attributes(:axis => axis))
+
+const CUMSUM = register!(Op("cumsum", infer_running; forward=forward_running(cumsum!),
+    backward=Any[(g, y, inputs, attrs) -> reverse(running(CUMSUM, reverse(g; dims=attrs.axis), attrs.axis); dims=attrs.axis)],
+    jvp=linear_jvp("cumsum"), attrs=[:axis], doc="sum of the elements up to each place along an axis"))
+
+"""y with y[i] = a[i] y[i-1] + b[i] along an axis, by doubling the stretch that a place knows of."""
+function recurrence(a::Tensor, b::Tensor, axis::Int)
+    n = b.dims[axis]
+    n <= 1 && return WHERE(EQUAL(a, a), b, b)  # read `a`, as longer ones do
+    reach = 1
+    while reach < n
+        a_here, b_here = part_of(a, axis, reach+1:n), part_of(b, axis, reach+1:n)
+        a_there, b_there = part_of(a, axis, 1:n-reach), part_of(b, axis, 1:n-reach)
+        b = concatenate(Tensor[part_of(b, axis, 1:reach), ADD(MUL(a_here, b_there), b_here)], axis)
+        a = concatenate(Tensor[part_of(a, axis, 1:reach), MUL(a_here, a_there)], axis)
+        reach *= 2
+    end
+    return b
+end
+
+"""The product of the elements before each place, from those up to each place."""
+function product_before(y::Tensor, axis::Int)
+    n = y.dims[axis]
+    one_ = Constant(fill!(new_array(y.eltype, Int[d == axis ? min(n, 1) : m for (d, m) in enumerate(y.dims)]), 1))
+    return concatenate(Tensor[one_, part_of(y, axis, 1:max(n - 1, 0))], axis)
+end
+
+function backward_cumprod(g, y, inputs, attrs)
+    # From the last place to the first: what a place's factor multiplies is its gradient and the next place's.
+    x, axis = inputs[1], attrs.axis
+    n = x.dims[axis]
+    following = concatenate(Tensor[part_of(x, axis, min(2, n + 1):n), part_of(x, axis, 1:min(1, n))], axis)
+    total = reverse(recurrence(reverse(following; dims=axis), reverse(g; dims=axis), axis); dims=axis)
+    return MUL(total, product_before(y, axis))
+end
+
+const CUMPROD = register!(Op("cumprod", infer_running; forward=forward_running(cumprod!), backward=Any[backward_cumprod],
+    jvp=(t, y, inputs, attrs) -> recurrence(inputs[1], MUL(t[1], product_before(y, attrs.axis)), attrs.axis),
+    attrs=[:axis], doc="product of the elements up to each place along an axis"))
+
+Base.cumsum(x::Tensor; dims=nothing) = running(CUMSUM, x, axis_along("cumsum", x, dims))
+Base.cumprod(x::Tensor; dims=nothing) = running(CUMPROD, x, axis_along("cumprod", x, dims))
+
+# Order -------------------------------------------------------------------------------------------------------------------
+
+"""Run `f(y_row, x_row)` for all rows along an axis."""
+function by_rows(f, y::AbstractArray, x::AbstractArray, axis::Int)
+    others = Tuple(d == axis ? (1:1) : axes(x, d) for d in 1:ndims(x))
+    for place in CartesianIndices(others)
+        row = ntuple(d -> d == axis ? Colon() : place[d], ndims(x))
+        f(view(y, row...), view(x, row...))
+    end
+end
+
+# As numpy orders them: 0 and -0 are equal.
+before(a, b) = a < b || (isnan(b) && !isnan(a))
+order!(y, x) = (y .= sortperm(x; lt=before, alg=MergeSort); nothing)
+
+const ARGSORT = register!(Op("argsort", (inputs, attrs) -> (inputs[1].dims, Int64); constant=true, attrs=[:axis],
+    forward=(p, out, inputs, attrs) -> emit_arrays!(p, (y, x) -> by_rows(order!, y, x, attrs.axis), Memory[out], inputs),
+    doc="positions, from 1, of the elements in rising order along an axis, of equal ones the first first"))
+
+"""
+    sortperm_along(x, dims)
+
+The positions, from 1, of the elements in rising order along an axis, as integers, of equal ones the first first. Constant.
+"""
+sortperm_along(x::Tensor, dims) = running(ARGSORT, x, axis_along("sortperm", x, dims))
+Base.sortperm(x::Tensor; kinds...) = (refuse_keywords("sortperm", kinds); sortperm_along(x, nothing))
+
+# Where the elements of rows are in memory, from their positions in the rows.
+function memory_places!(y, index, dims, axis)
+    n = dims[axis]
+    for place in CartesianIndices(index)
+        k = index[place]
+        1 <= k <= n || throw(ShapeError("take_along_axis: position $k is out of range for an axis of length $n"))
+        at, step = 1, 1
+        for d in 1:length(dims)
+            here = d == axis ? k : dims[d] == 1 ? 1 : place[d]
+            at += (here - 1) * step
+            step *= dims[d]
+        end
+        y[place] = at
+    end
+end
+
+const MEMORY_PLACES = Op("memory_places", (inputs, attrs) -> (inputs[1].dims, Int64); constant=true, attrs=[:dims, :axis],
+    forward=(p, out, inputs, attrs) ->
+        emit_arrays!(p, (y, index) -> memory_places!(y, index, attrs.dims, attrs.axis), Memory[out], inputs),
+    doc="places in memory of positions along an axis")
+
+"""
+    take_along_axis(x, index, dims)
+
+The elements at these positions, from 1, along an axis, one array of positions for each row: what [`sortperm_along`](@ref)
+gives.
+"""
+function take_along_axis(x::Tensor, index, dims)
+    places, axis = index_tensor(index), axis_along("take_along_axis", x, dims)
+    ndims(places) == ndims(x) && all(d -> d == axis || places.dims[d] == x.dims[d], 1:ndims(x)) || throw(ShapeError(
+        "take_along_axis: positions of size $(size(places)) do not fit size $(size(x)) along axis $axis"))
+    at = apply(MEMORY_PLACES, Tensor[places], attributes(:dims => x.dims, :axis => axis))
+    return gather(vec(x), at)
+end
+
+function Base.sort(x::Tensor; dims=nothing, rev::Bool=false, kinds...)
+    refuse_keywords("sort", kinds)
+    axis = axis_along("sort", x, dims)
+    sorted = take_along_axis(x, sortperm_along(x, axis), axis)
+    return rev ? reverse(sorted; dims=axis) : sorted
+end
+
+"""The elements of all of `dims` as the first axis, sorted, and the sizes that `dims` and the others have."""
+function sorted_columns(x::Tensor, dims)
+    axes_ = normalize_axes(dims, ndims(x))
+    others = setdiff(1:ndims(x), axes_)
+    n = prod(x.dims[axes_])
+    n > 0 || throw(ShapeError("there is no quantile of no elements"))
+    columns = reshape_to(permuted(x, [axes_; others]), Int[n, prod(x.dims[others])])
+    return sort(columns; dims=1), reduced_dims(x.dims, axes_, !(dims isa Colon))
+end
+
+"""
+The middle element, or the mean of the two, of all elements or over `dims`; NaN where one is NaN.
+"""
+Statistics.median(x::Tensor; dims=:, kinds...) = (refuse_keywords("median", kinds); quantile(x, 0.5; dims=dims))
+
+"""
+The value that the share `q` of the elements does not exceed, over all of them or over `dims`; between two elements by a
+straight line, NaN where an element is NaN.
+"""
+function Statistics.quantile(x::Tensor, q::Real; dims=:, kinds...)
+    refuse_keywords("quantile", kinds)
+    0 <= q <= 1 || throw(ConfigurationError("quantile: the share must lie between 0 and 1, got $q"))
+    sorted, left = sorted_columns(x, dims)
+    n = sorted.dims[1]
+    at = 1 + (n - 1) * q
+    low = clamp(floor(Int, at), 1, n)
+    value_ = sorted[low, :]
+    if low < n && at > low
+        value_ = ADD(value_, MUL(SUB(sorted[low+1, :], value_), at - low))
+    end
+    last_ = sorted[n, :]
+    return reshape_to(WHERE(ISNAN(last_), last_, value_), left)
+end
+
+function infer_searchsorted(inputs, attrs)
+    ndims(inputs[1]) == 1 || throw(ShapeError("expected a sorted vector, got size $(size(inputs[1]))"))
+    common_eltype(inputs)
+    return inputs[2].dims, Int64
+end
+
+const SEARCHSORTED = register!(Op("searchsorted", infer_searchsorted; constant=true, attrs=[:last],
+    forward=(p, out, inputs, attrs) -> emit_arrays!(p, (y, a, v) -> place_all!(y, a, v, attrs.last), Memory[out], inputs),
+    doc="places, from 1, at which elements belong into a sorted vector"))
+function place_all!(y, a, v, last_)
+    for k in eachindex(y, v)
+        y[k] = last_ ? searchsortedlast(a, v[k]; lt=before) + 1 : searchsortedfirst(a, v[k]; lt=before)
+    end
+end
+
+"""
+The places, from 1, at which the elements of `v` belong into the sorted vector `a`: before its equals, with
+`searchsortedlast` the last of them. Constant.
+"""
+Base.searchsortedfirst(a::Tensor, v::Union{Tensor,Real,AbstractArray}) = searchsorted_places(a, v, false)
+searchsorted_places(a, v, last_) = apply(SEARCHSORTED, as_tensors((a, v)), attributes(:last => last_))

@@ -1,0 +1,364 @@
+"""Functions along an axis: running sums and products, differences, and order.
+
+A position is constant between the values where the order changes, so that a sorted array has the gradient of its
+elements' places; of equal ones the first in the array comes first. NaN comes last, as numpy has it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from py_engine.ad.op import Op, Shape, as_tensor, as_tensors, common_dtype, define, float_only, implements, linear_jvp
+from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
+from py_engine.ad.ops.elementary import WHERE, equal, isnan, not_equal
+from py_engine.ad.ops.indexing import take_along_axis
+from py_engine.ad.ops.reduction import normalize_axes
+from py_engine.ad.ops.shape import concatenate, flip, only, part_of, ravel, reshape, stack, transpose
+from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
+
+# Running sums and products ----------------------------------------------------------------------------------
+
+
+def _infer_running(x: Tensor, axis: int) -> tuple[Shape, Any]:
+    return x.shape, float_only(x.dtype)
+
+
+CUMSUM: Op = define(
+    name="cumsum",
+    infer=_infer_running,
+    kernel=lambda x, out, axis: np.cumsum(x, axis, out=out),
+    vjp=(lambda g, y, x, axis: flip(CUMSUM(flip(g, axis), axis=axis), axis),),
+    jvp=linear_jvp("cumsum"),
+    jvp_many=lambda t, count, y, x, axis: CUMSUM(only(t), axis=axis + 1),
+    doc="sum of the elements up to each place along an axis",
+)
+
+
+def _recurrence(a: Tensor, b: Tensor, axis: int) -> Tensor:
+    """Return y with y[i] = a[i] y[i-1] + b[i] along an axis, by doubling the stretch that a place knows of."""
+    n = b.shape[axis]
+    if n <= 1:
+        return WHERE(equal(a, a), b, b)  # read `a`, as longer ones do
+    reach = 1
+    while reach < n:
+        a_here, b_here = part_of(a, axis, reach, n), part_of(b, axis, reach, n)
+        a_there, b_there = part_of(a, axis, 0, n - reach), part_of(b, axis, 0, n - reach)
+        b = concatenate([part_of(b, axis, 0, reach), a_here * b_there + b_here], axis)
+        a = concatenate([part_of(a, axis, 0, reach), a_here * a_there], axis)
+        reach *= 2
+    return b
+
+
+def _product_before(y: Tensor, axis: int) -> Tensor:
+    """Return the product of the elements before each place, from those up to each place."""
+    one = Tensor(np.ones((*y.shape[:axis], min(1, y.shape[axis]), *y.shape[axis + 1 :]), y.dtype))
+    return concatenate([one, part_of(y, axis, 0, max(y.shape[axis] - 1, 0))], axis)
+
+
+def _pull_cumprod(g: Tensor, y: Tensor, x: Tensor, axis: int) -> Tensor:
+    # From the last place to the first: what a place's factor multiplies is its gradient and the next place's.
+    n = x.shape[axis]
+    following = concatenate([part_of(x, axis, min(1, n), n), part_of(x, axis, 0, min(1, n))], axis)
+    total = flip(_recurrence(flip(following, axis), flip(g, axis), axis), axis)
+    return total * _product_before(y, axis)
+
+
+CUMPROD: Op = define(
+    name="cumprod",
+    infer=_infer_running,
+    kernel=lambda x, out, axis: np.cumprod(x, axis, out=out),
+    vjp=(_pull_cumprod,),
+    jvp=lambda t, y, x, axis: _recurrence(x, t[0] * _product_before(y, axis), axis),
+    doc="product of the elements up to each place along an axis",
+)
+
+
+def _running(op: Op, a: Any, axis: Any, dtype: Any, out: Any) -> Tensor:
+    refuse(op.name, out=(out,))
+    x = as_tensor(a)
+    if axis is None:
+        x, axis = ravel(x), 0
+    same_dtype(op.name, dtype, x)
+    return op(x, axis=axis_of(axis, x.ndim, op.name, x.shape))
+
+
+@implements(np.cumsum)
+def cumsum(a: Operand, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None) -> Tensor:
+    """Sum of the elements up to each place along `axis`, or of all of them, in C order, when None."""
+    return _running(CUMSUM, a, axis, dtype, out)
+
+
+@implements(np.cumprod)
+def cumprod(a: Operand, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None) -> Tensor:
+    """Product of the elements up to each place along `axis`, or of all of them, in C order, when None."""
+    return _running(CUMPROD, a, axis, dtype, out)
+
+
+@implements(np.diff)
+def diff(a: Operand, n: int = 1, axis: int = -1, prepend: Operand = NO_VALUE, append: Operand = NO_VALUE) -> Tensor:
+    """Differences of neighbours along `axis`, `n` times; of truth values whether they differ.
+
+    `prepend` and `append` are put before and behind the elements first; a number stands for one of each row.
+    """
+    x, count = as_tensor(a), whole(n, "diff: n")
+    if count == 0:
+        return x
+    if count < 0:
+        raise ShapeError(f"diff: n must not be negative, got {count}")
+    axis = axis_of(axis, x.ndim, "diff", x.shape)
+    parts = [x if part is x else _row(x, part, axis) for part in (prepend, x, append) if part is not NO_VALUE]
+    if len(parts) > 1:
+        x = concatenate(parts, axis)
+    for _ in range(count):
+        length = x.shape[axis]
+        later, earlier = part_of(x, axis, min(1, length), length), part_of(x, axis, 0, max(length - 1, 0))
+        x = not_equal(later, earlier) if x.dtype == np.bool_ else later - earlier
+    return x
+
+
+def _row(x: Tensor, part: Any, axis: int) -> Tensor:
+    _, row = as_tensors((x, part))
+    if row.ndim == 0:
+        row = row * Tensor(np.ones((*x.shape[:axis], 1, *x.shape[axis + 1 :]), row.dtype))
+    return row
+
+
+# Order -------------------------------------------------------------------------------------------------------
+
+
+def _infer_positions(x: Tensor, axis: int, **attrs: Any) -> tuple[Shape, Any]:
+    return x.shape, np.dtype(np.intp)
+
+
+def _argsort(x: Array, out: Array, axis: int) -> None:
+    np.copyto(out, np.argsort(x, axis, kind="stable"))
+
+
+ARGSORT: Op = define(
+    name="argsort",
+    infer=_infer_positions,
+    kernel=_argsort,
+    constant=True,
+    doc="positions of the elements in rising order along an axis, of equal ones the first first",
+)
+
+
+def _in_order(function: str, a: Any, axis: Any, kind: Any, order: Any) -> tuple[Tensor, int]:
+    refuse(function, order=(order,))
+    if kind is not None and kind not in ("quicksort", "heapsort", "mergesort", "stable"):
+        raise ConfigurationError(f"{function}: {kind!r} is no kind of sorting")
+    x = as_tensor(a)
+    if axis is None:
+        return ravel(x), 0
+    return x, axis_of(axis, x.ndim, function, x.shape)
+
+
+@implements(np.argsort)
+def argsort(
+    a: Operand, axis: int | None = -1, kind: str | None = None, order: None = None, *, stable: bool | None = None
+) -> Tensor:
+    """Positions of the elements in rising order along `axis` (of all, in C order, when None); of equal ones the first
+    comes first, whatever `kind`. Constant."""
+    x, axis = _in_order("argsort", a, axis, kind, order)
+    _stable("argsort", kind, stable)
+    return ARGSORT(x, axis=axis)
+
+
+@implements(np.sort)
+def sort(
+    a: Operand, axis: int | None = -1, kind: str | None = None, order: None = None, *, stable: bool | None = None
+) -> Tensor:
+    """The elements in rising order along `axis` (all of them, as a vector, when None), NaN last."""
+    x, axis = _in_order("sort", a, axis, kind, order)
+    _stable("sort", kind, stable)
+    return take_along_axis(x, ARGSORT(x, axis=axis), axis)
+
+
+def _stable(function: str, kind: Any, stable: Any) -> None:
+    if stable is not None and kind is not None:
+        raise ConfigurationError(f"{function}: kind and stable mean the same; give one of them")
+    if stable is not None and not isinstance(stable, (bool, np.bool_)):
+        raise DTypeError(f"{function}: stable must be a truth value, got {stable!r}")
+
+
+def _infer_searchsorted(a: Tensor, v: Tensor, side: str) -> tuple[Shape, Any]:
+    if a.ndim != 1:
+        raise ShapeError(f"expected a sorted vector, got shape {a.shape}")
+    common_dtype((a, v))
+    return v.shape, np.dtype(np.intp)
+
+
+SEARCHSORTED: Op = define(
+    name="searchsorted",
+    infer=_infer_searchsorted,
+    kernel=lambda a, v, out, side: np.copyto(out, np.searchsorted(a, v, side)),
+    constant=True,
+    doc="places at which elements belong into a sorted vector",
+)
+
+
+@implements(np.searchsorted)
+def searchsorted(a: Operand, v: Operand, side: str = "left", sorter: None = None) -> Tensor:
+    """Places at which the elements of `v` belong into the sorted vector `a`: before its equals, or behind them where
+    `side` is "right". Constant."""
+    refuse("searchsorted", sorter=(sorter,))
+    if side not in ("left", "right"):
+        raise ConfigurationError(f"searchsorted: side must be 'left' or 'right', got {side!r}")
+    return SEARCHSORTED(*as_tensors((a, v)), side=side)
+
+
+def _rows(function: str, a: Any, axis: Axis) -> tuple[Tensor, tuple[int, ...], Shape]:
+    """Return x with the axes made one, the last; the axes; and the shape of the others."""
+    x = as_tensor(a)
+    axes = normalize_axes(tuple(axis) if isinstance(axis, list) else axis, x.ndim)
+    others = tuple(d for d in range(x.ndim) if d not in axes)
+    shape = tuple(x.shape[d] for d in others)
+    count = math.prod(x.shape[d] for d in axes)
+    return reshape(transpose(x, others + axes), (*shape, count)), axes, shape
+
+
+def _median_of(rows: Tensor) -> Tensor:
+    n = rows.shape[-1]
+    if not n:
+        raise ShapeError("median: there is no median of no elements")
+    sorted_rows = sort(rows)
+    middle = sorted_rows[..., n // 2]
+    if n % 2 == 0:
+        middle = (sorted_rows[..., n // 2 - 1] + middle) * 0.5
+    return WHERE(isnan(sorted_rows[..., -1]), sorted_rows[..., -1], middle)
+
+
+@implements(np.median)
+def median(
+    a: Operand, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
+) -> Tensor:
+    """The middle element over `axis` (all axes when None), or the mean of the two; NaN where one is NaN."""
+    refuse("median", out=(out,), overwrite_input=(overwrite_input, False))
+    rows, axes, _ = _rows("median", a, axis)
+    float_only(rows.dtype)
+    return _kept(_median_of(rows), as_tensor(a), axes, flag(keepdims))
+
+
+def _kept(found: Tensor, x: Tensor, axes: tuple[int, ...], keepdims: bool, leading: Shape = ()) -> Tensor:
+    if not keepdims:
+        return found
+    return reshape(found, (*leading, *(1 if d in axes else n for d, n in enumerate(x.shape))))
+
+
+CONTINUOUS = {
+    "linear": (1.0, 1.0),
+    "hazen": (0.5, 0.5),
+    "weibull": (0.0, 0.0),
+    "interpolated_inverted_cdf": (0.0, 1.0),
+    "median_unbiased": (1 / 3, 1 / 3),
+    "normal_unbiased": (3 / 8, 3 / 8),
+}
+"""numpy's continuous methods of quantiles, each with the parameters alpha and beta of Hyndman and Fan (1996)."""
+BETWEEN = ("lower", "higher", "midpoint", "nearest")
+
+
+def _places(q: Array, n: int, method: str) -> list[tuple[int, int, float]]:
+    """For each quantile the two places that it lies between, and how far it is from the first to the second."""
+    alpha, beta = CONTINUOUS.get(method, (1.0, 1.0))
+    found = []
+    for share in q.ravel().tolist():
+        at = (n - 1) * share if alpha == beta == 1 else n * share + (alpha + share * (1 - alpha - beta)) - 1
+        low = math.floor(at)
+        first, second = (min(max(k, 0), n - 1) for k in (low, low + 1))
+        between = at - low if 0 <= at < n - 1 else float(at >= n - 1)
+        if method == "lower" or (method == "nearest" and round(at) == low):
+            second, between = first, 0.0
+        elif method in ("higher", "nearest"):
+            between = float(between > 0)
+        elif method == "midpoint":
+            between = 0.5 * (between > 0)
+        found.append((first, second, between))
+    return found
+
+
+def _quantile(function: str, a: Any, q: Any, axis: Axis, method: str, keepdims: Any) -> Tensor:
+    if isinstance(q, Tensor):
+        raise NotDifferentiableError(f"{function}: q must be numbers or an array, got a tensor; pass q.numpy()")
+    if method not in CONTINUOUS and method not in BETWEEN:
+        raise ConfigurationError(
+            f"{function}: method must be one of {', '.join((*CONTINUOUS, *BETWEEN))}, got {method!r}"
+        )
+    rows, axes, shape = _rows(function, a, axis)
+    float_only(rows.dtype)
+    try:
+        shares = np.asarray(q, np.float64)
+    except (TypeError, ValueError):
+        raise DTypeError(f"{function}: q must be numbers, got {q!r}") from None
+    n = rows.shape[-1]
+    if not n:
+        raise ShapeError(f"{function}: there is no quantile of no elements")
+    sorted_rows = sort(rows)
+    last = sorted_rows[..., -1]
+    found = []
+    for first, second, between in _places(shares, n, method):
+        low, high = sorted_rows[..., first], sorted_rows[..., second]
+        value = low if not between else high if between == 1 else low + (high - low) * between
+        if between and between != 1 and between >= 0.5:  # from the nearer side, as numpy rounds
+            value = high - (high - low) * (1 - between)
+        found.append(WHERE(isnan(last), last, value))
+    if shares.ndim == 0:
+        return _kept(found[0], as_tensor(a), axes, keepdims)
+    stacked = stack(found) if found else Tensor(np.zeros((0, *shape), rows.dtype))
+    return _kept(reshape(stacked, (*shares.shape, *shape)), as_tensor(a), axes, keepdims, shares.shape)
+
+
+@implements(np.quantile)
+def quantile(
+    a: Operand,
+    q: Any,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+    *,
+    weights: None = None,
+) -> Tensor:
+    """The values that shares `q`, in [0, 1], of the elements over `axis` (all axes when None) do not exceed.
+
+    Where a share falls between two elements, `method` says how they are combined; NaN where an element is NaN.
+    """
+    refuse("quantile", out=(out,), overwrite_input=(overwrite_input, False), weights=(weights,))
+    _check_shares("quantile", q, 1)
+    return _quantile("quantile", a, q, axis, method, flag(keepdims))
+
+
+def _check_shares(function: str, q: Any, most: int) -> None:
+    if isinstance(q, Tensor):
+        return
+    try:
+        shares = np.asarray(q, np.float64)
+    except (TypeError, ValueError):
+        raise DTypeError(f"{function}: q must be numbers, got {q!r}") from None
+    if not ((shares >= 0) & (shares <= most)).all():
+        raise ConfigurationError(f"{function}: q must lie between 0 and {most}, got {q!r}")
+
+
+@implements(np.percentile)
+def _percentile(
+    a: Operand,
+    q: Any,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+    *,
+    weights: None = None,
+) -> Tensor:
+    refuse("percentile", out=(out,), overwrite_input=(overwrite_input, False), weights=(weights,))
+    _check_shares("percentile", q, 100)
+    x = as_tensor(a)
+    kind = x.dtype if x.dtype in FLOATS else np.dtype(np.float64)
+    shares = q if isinstance(q, Tensor) else np.true_divide(q, kind.type(100))
+    return _quantile("percentile", x, shares, axis, method, flag(keepdims))

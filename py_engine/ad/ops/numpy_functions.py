@@ -1,0 +1,853 @@
+"""numpy's functions that are written in ops, and that only numpy has a name for: they are reached through numpy."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from py_engine.ad.op import NUMPY, as_tensor, as_tensors, common_dtype, float_only, implements
+from py_engine.ad.ops.along import SEARCHSORTED, argsort, cumprod, cumsum, diff, sort
+from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, same_dtype, whole, wholes
+from py_engine.ad.ops.elementary import (
+    WHERE,
+    abs,
+    astype,
+    copysign,
+    deg2rad,
+    equal,
+    floor_divide,
+    isinf,
+    isnan,
+    less,
+    logaddexp,
+    logical_and,
+    logical_not,
+    logical_or,
+    maximum,
+    minimum,
+    mod,
+    not_equal,
+    rad2deg,
+    sqrt,
+    square,
+    step,
+    trunc,
+    where,
+)
+from py_engine.ad.ops.linalg import dot, matmul, tensordot
+from py_engine.ad.ops.reduction import all, max, mean, min, normalize_axes, prod, sum
+from py_engine.ad.ops.shape import (
+    broadcast_to,
+    concatenate,
+    diagflat,
+    diagonal,
+    flip,
+    from_places,
+    moveaxis,
+    part_of,
+    ravel,
+    reshape,
+    swapaxes,
+    transpose,
+)
+from py_engine.ad.tensor import NO_VALUE, Axis, Literal, Operand, Tensor
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
+
+# Elementwise ------------------------------------------------------------------------------------------------
+
+NUMPY[np.radians], NUMPY[np.degrees] = deg2rad, rad2deg
+
+
+def _floats(*operands: Any) -> tuple[Tensor, ...]:
+    tensors = as_tensors(operands)
+    float_only(common_dtype(tensors))
+    return tensors
+
+
+@implements(np.fabs)
+def _fabs(x: Operand, /) -> Tensor:
+    return abs(*_floats(x))
+
+
+@implements(np.positive)
+def _positive(x: Operand, /) -> Tensor:
+    found = as_tensor(x)
+    if found.dtype == np.bool_:
+        raise DTypeError("positive: expected numbers, got truth values")
+    return found
+
+
+@implements(np.conjugate)
+def _conjugate(x: Operand, /) -> Tensor:
+    return _positive(x)
+
+
+@implements(np.divmod)
+def _divmod(x1: Operand, x2: Operand, /) -> tuple[Tensor, Tensor]:
+    return floor_divide(x1, x2), mod(x1, x2)
+
+
+@implements(np.modf)
+def _modf(x: Operand, /) -> tuple[Tensor, Tensor]:
+    (a,) = _floats(x)
+    whole_part = trunc(a)
+    return copysign(where(isinf(a), 0, a - where(isinf(a), 0, whole_part)), a), whole_part
+
+
+@implements(np.logaddexp2)
+def _logaddexp2(x1: Operand, x2: Operand, /) -> Tensor:
+    a, b = _floats(x1, x2)
+    return logaddexp(a * math.log(2), b * math.log(2)) / math.log(2)
+
+
+@implements(np.heaviside)
+def _heaviside(x1: Operand, x2: Operand, /) -> Tensor:
+    a, b = _floats(x1, x2)
+    return where(equal(a, 0), b, where(isnan(a), a, step(a)))
+
+
+@implements(np.fmax)
+def _fmax(x1: Operand, x2: Operand, /) -> Tensor:
+    a, b = _floats(x1, x2)
+    return where(isnan(a), b, where(isnan(b), a, maximum(a, b)))
+
+
+@implements(np.fmin)
+def _fmin(x1: Operand, x2: Operand, /) -> Tensor:
+    a, b = _floats(x1, x2)
+    return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
+
+
+@implements(np.signbit)
+def _signbit(x: Operand, /) -> Tensor:
+    (a,) = _floats(x)
+    return less(copysign(1, a), 0)
+
+
+@implements(np.isposinf)
+def _isposinf(x: Operand, out: None = None) -> Tensor:
+    refuse("isposinf", out=(out,))
+    return equal(*_floats(x, np.inf))
+
+
+@implements(np.isneginf)
+def _isneginf(x: Operand, out: None = None) -> Tensor:
+    refuse("isneginf", out=(out,))
+    return equal(*_floats(x, -np.inf))
+
+
+@implements(np.nan_to_num)
+def _nan_to_num(
+    x: Operand, copy: bool = True, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    refuse("nan_to_num", copy=(copy, True))
+    (a,) = _floats(x)
+    most = float(np.finfo(a.dtype).max)
+    high, low = most if posinf is None else posinf, -most if neginf is None else neginf
+    return where(isnan(a), nan, where(equal(a, np.inf), high, where(equal(a, -np.inf), low, a)))
+
+
+def _not_true(function: str, x: Any) -> Tensor:
+    if isinstance(x, (bool, np.bool_)):
+        raise DTypeError(f"{function}: expected numbers, got a truth value")
+    return as_tensor(x)
+
+
+@implements(np.real)
+def _real(val: Operand) -> Tensor:
+    return _not_true("real", val)
+
+
+@implements(np.real_if_close)
+def _real_if_close(a: Operand, tol: float = 100) -> Tensor:
+    return as_tensor(a)
+
+
+@implements(np.imag)
+def _imag(val: Operand) -> Tensor:
+    x = _not_true("imag", val)
+    return broadcast_to(Literal(np.zeros((), x.dtype)), x.shape)
+
+
+@implements(np.angle)
+def _angle(z: Operand, deg: bool = False) -> Tensor:
+    (x,) = _floats(z)
+    return where(isnan(x), x, where(less(copysign(1, x), 0), 180.0 if deg else math.pi, 0.0))
+
+
+@implements(np.isreal)
+def _isreal(x: Operand) -> Tensor:
+    return broadcast_to(Literal(np.ones((), np.bool_)), as_tensor(x).shape)
+
+
+@implements(np.iscomplex)
+def _iscomplex(x: Operand) -> Tensor:
+    return broadcast_to(Literal(np.zeros((), np.bool_)), as_tensor(x).shape)
+
+
+@implements(np.astype)
+def _astype(x: Operand, dtype: DTypeLike, /, *, copy: bool = True, device: str | None = None) -> Tensor:
+    refuse("astype", copy=(copy, True), device=(device, "cpu"))
+    if not isinstance(x, (Tensor, np.ndarray)):
+        raise DTypeError(f"astype: expected an array, got {type(x).__name__}")
+    return astype(x, dtype)
+
+
+# Questions about values: answered where these are known -------------------------------------------------------
+
+
+@implements(np.allclose)
+def _allclose(a: Operand, b: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    return bool(all(NUMPY[np.isclose](a, b, rtol, atol, equal_nan)))
+
+
+@implements(np.array_equal)
+def _array_equal(a1: Operand, a2: Operand, equal_nan: bool = False) -> bool:
+    a, b = as_tensors((a1, a2))
+    if a.shape != b.shape:
+        return False
+    same = equal(a, b)
+    if equal_nan:
+        same = logical_or(same, logical_and(isnan(a), isnan(b)))
+    return bool(all(same))
+
+
+@implements(np.iscomplexobj)
+def _iscomplexobj(x: Operand) -> bool:
+    return as_tensor(x).dtype.kind == "c"
+
+
+@implements(np.isrealobj)
+def _isrealobj(x: Operand) -> bool:
+    return as_tensor(x).dtype.kind != "c"
+
+
+# Joining --------------------------------------------------------------------------------------------------------
+
+
+def _sequence(function: str, arrays: Any) -> tuple[Tensor, ...]:
+    if isinstance(arrays, (Tensor, np.ndarray)) and arrays.shape:
+        arrays = [*arrays]
+    if not isinstance(arrays, (list, tuple)):
+        raise DTypeError(f"{function}: expected a list or tuple of arrays, got {type(arrays).__name__}")
+    if not arrays:
+        raise ShapeError(f"{function}: at least one array is needed")
+    return as_tensors(arrays)
+
+
+def _at_least(x: Tensor, ndim: int) -> Tensor:
+    if x.ndim >= ndim:
+        return x
+    if ndim == 3:
+        shape = {0: (1, 1, 1), 1: (1, x.size, 1), 2: (*x.shape, 1)}[x.ndim]
+    else:
+        shape = (1,) * (ndim - x.ndim) + x.shape
+    return reshape(x, shape)
+
+
+def _atleast(ndim: int) -> Callable[..., Any]:
+    def atleast(*arys: Operand) -> Any:
+        found = tuple([_at_least(as_tensor(x), ndim) for x in arys])
+        return found[0] if len(found) == 1 else found
+
+    return atleast
+
+
+NUMPY[np.atleast_1d], NUMPY[np.atleast_2d], NUMPY[np.atleast_3d] = map(_atleast, (1, 2, 3))
+
+
+@implements(np.vstack)
+def _vstack(tup: Sequence[Operand], *, dtype: DTypeLike | None = None, casting: str = "same_kind") -> Tensor:
+    parts = [_at_least(x, 2) for x in _sequence("vstack", tup)]
+    return concatenate(parts, 0, dtype=dtype, casting=casting)
+
+
+@implements(np.hstack)
+def _hstack(tup: Sequence[Operand], *, dtype: DTypeLike | None = None, casting: str = "same_kind") -> Tensor:
+    parts = [_at_least(x, 1) for x in _sequence("hstack", tup)]
+    return concatenate(parts, 0 if parts[0].ndim == 1 else 1, dtype=dtype, casting=casting)
+
+
+@implements(np.dstack)
+def _dstack(tup: Sequence[Operand]) -> Tensor:
+    return concatenate([_at_least(x, 3) for x in _sequence("dstack", tup)], 2)
+
+
+@implements(np.column_stack)
+def _column_stack(tup: Sequence[Operand]) -> Tensor:
+    parts = [x if x.ndim >= 2 else reshape(x, (x.size, 1)) for x in _sequence("column_stack", tup)]
+    return concatenate(parts, 1)
+
+
+@implements(np.append)
+def _append(arr: Operand, values: Operand, axis: int | None = None) -> Tensor:
+    return concatenate(as_tensors((arr, values)), axis)
+
+
+@implements(np.ediff1d)
+def _ediff1d(ary: Operand, to_end: Operand | None = None, to_begin: Operand | None = None) -> Tensor:
+    x = ravel(ary)
+    if x.dtype == np.bool_:
+        raise DTypeError("ediff1d: expected numbers, got truth values")
+    ends = [None if part is None else ravel(as_tensors((x, part))[1]) for part in (to_begin, to_end)]
+    parts = [part for part in (ends[0], diff(x), ends[1]) if part is not None]
+    return concatenate(parts)
+
+
+# Splitting ------------------------------------------------------------------------------------------------------
+
+
+def _pieces(function: str, split: Callable[..., Any], ary: Any, sections: Any, axis: Any) -> list[Tensor]:
+    """Return slices along an axis at the places where numpy's function splits an array of places."""
+    x = as_tensor(ary)
+    axis = axis_of(axis, x.ndim, function, x.shape)
+    given = wholes(sections, f"{function}: each index")
+    one = not isinstance(sections, (list, tuple)) and np.ndim(sections) == 0
+    pieces = checked(function, lambda: split(np.arange(x.shape[axis]), given[0] if one else given), x.shape)
+    return [part_of(x, axis, *((int(p[0]), int(p[-1]) + 1) if len(p) else (0, 0))) for p in pieces]
+
+
+@implements(np.split)
+def _split(ary: Operand, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    return _pieces("split", np.split, ary, indices_or_sections, axis)
+
+
+@implements(np.array_split)
+def _array_split(ary: Operand, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    return _pieces("array_split", np.array_split, ary, indices_or_sections, axis)
+
+
+def _split_of(name: str, least: int, axis: int) -> Callable[..., list[Tensor]]:
+    def split(ary: Operand, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
+        x = as_tensor(ary)
+        if x.ndim < least:
+            raise ShapeError(f"{name}: at least {least} axes are needed, got shape {x.shape}")
+        return _pieces(name, np.split, x, indices_or_sections, 0 if x.ndim == 1 else axis)
+
+    return split
+
+
+NUMPY[np.hsplit], NUMPY[np.vsplit] = _split_of("hsplit", 1, 1), _split_of("vsplit", 2, 0)
+NUMPY[np.dsplit] = _split_of("dsplit", 3, 2)
+
+
+@implements(np.unstack)
+def _unstack(x: Operand, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+    a = as_tensor(x)
+    rows = moveaxis(a, axis_of(axis, a.ndim, "unstack", a.shape), 0)
+    return tuple([rows[i] for i in range(rows.shape[0])])
+
+
+# Shapes -----------------------------------------------------------------------------------------------------------
+
+
+@implements(np.broadcast_arrays)
+def _broadcast_arrays(*args: Operand, subok: bool = False) -> tuple[Tensor, ...]:
+    refuse("broadcast_arrays", subok=(subok, False))
+    arrays = [as_tensor(x) for x in args]
+    shape = checked("broadcast_arrays", lambda: np.broadcast_shapes(*[x.shape for x in arrays]), ())
+    return tuple([broadcast_to(x, shape) for x in arrays])
+
+
+@implements(np.rollaxis)
+def _rollaxis(a: Operand, axis: int, start: int = 0) -> Tensor:
+    x = as_tensor(a)
+    order = checked("rollaxis", lambda: np.rollaxis(np.empty(range(x.ndim)), axis, start).shape, x.shape)
+    return transpose(x, order)
+
+
+@implements(np.fliplr)
+def _fliplr(m: Operand) -> Tensor:
+    return _flipped("fliplr", m, 1)
+
+
+@implements(np.flipud)
+def _flipud(m: Operand) -> Tensor:
+    return _flipped("flipud", m, 0)
+
+
+def _flipped(function: str, m: Any, axis: int) -> Tensor:
+    x = as_tensor(m)
+    if x.ndim <= axis:
+        raise ShapeError(f"{function}: at least {axis + 1} axes are needed, got shape {x.shape}")
+    return flip(x, axis)
+
+
+@implements(np.rot90)
+def _rot90(m: Operand, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
+    x, turns = as_tensor(m), whole(k, "rot90: k") % 4
+    pair = wholes(axes, "rot90: each axis")
+    if len(pair) != 2:
+        raise ShapeError(f"rot90: axes are a pair, got {axes}")
+    first, second = (axis_of(axis, x.ndim, "rot90", x.shape) for axis in pair)
+    if first == second:
+        raise ShapeError(f"rot90: the axes must differ, got {axes}")
+    if turns == 2:
+        return flip(x, (first, second))
+    if turns == 1:
+        return swapaxes(flip(x, second), first, second)
+    return flip(swapaxes(x, first, second), second) if turns else x
+
+
+@implements(np.matrix_transpose)
+def _matrix_transpose(x: Operand, /) -> Tensor:
+    a = as_tensor(x)
+    if a.ndim < 2:
+        raise ShapeError(f"matrix_transpose: at least two axes are needed, got shape {a.shape}")
+    return swapaxes(a, -1, -2)
+
+
+@implements(np.linalg.matrix_transpose)
+def _linalg_matrix_transpose(x: Operand, /) -> Tensor:
+    return _matrix_transpose(x)
+
+
+@implements(np.diag)
+def _diag(v: Operand, k: int = 0) -> Tensor:
+    x = as_tensor(v)
+    if not 1 <= x.ndim <= 2:
+        raise ShapeError(f"diag: expected a vector or a matrix, got shape {x.shape}")
+    return diagflat(x, k) if x.ndim == 1 else diagonal(x, k)
+
+
+@implements(np.resize)
+def _resize(a: Operand, new_shape: int | Sequence[int]) -> Tensor:
+    x, shape = as_tensor(a), wholes(new_shape, "resize: each length")
+    if not x.size:
+        raise ShapeError(f"resize: there are no elements to repeat in shape {x.shape}")
+    return from_places("resize", x, lambda places: np.resize(places, shape))
+
+
+@implements(np.delete)
+def _delete(arr: Operand, obj: int | slice | Sequence[int], axis: int | None = None) -> Tensor:
+    if isinstance(obj, Tensor):
+        raise NotDifferentiableError("delete: the places must be numbers or an array, got a tensor; pass x.numpy()")
+    return from_places("delete", as_tensor(arr), lambda places: np.delete(places, obj, axis))
+
+
+@implements(np.meshgrid)
+def _meshgrid(*xi: Operand, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> tuple[Tensor, ...]:
+    if indexing not in ("xy", "ij"):
+        raise ConfigurationError(f"meshgrid: indexing must be 'xy' or 'ij', got {indexing!r}")
+    arrays = [ravel(x) for x in xi]
+    order = [1, 0, *range(2, len(xi))] if indexing == "xy" and len(xi) > 1 else [*range(len(xi))]
+    grids = [reshape(x, [x.size if k == d else 1 for k in order]) for d, x in enumerate(arrays)]
+    return tuple(grids) if sparse else _broadcast_arrays(*grids)
+
+
+@implements(np.vander)
+def _vander(x: Operand, N: int | None = None, increasing: bool = False) -> Tensor:
+    (a,) = _floats(x)
+    if a.ndim != 1:
+        raise ShapeError(f"vander: expected a vector, got shape {a.shape}")
+    count = a.size if N is None else whole(N, "vander: N")
+    if count < 0:
+        raise ShapeError(f"vander: N must not be negative, got {N}")
+    powers = np.arange(count, dtype=a.dtype)
+    return reshape(a, (-1, 1) if a.size else (0, 1)) ** (powers if increasing else powers[::-1].copy())
+
+
+# Choices ----------------------------------------------------------------------------------------------------------
+
+
+@implements(np.select)
+def _select(condlist: Sequence[Operand], choicelist: Sequence[Operand], default: Operand = 0) -> Tensor:
+    if len(condlist) != len(choicelist) or not len(condlist):
+        raise ShapeError(f"select: {len(condlist)} conditions do not fit {len(choicelist)} choices")
+    if not np.any([isinstance(x, (Tensor, np.ndarray)) for x in (*choicelist, default)]):
+        raise DTypeError("select: expected arrays to choose from, got numbers alone")
+    *choices, found = as_tensors((*choicelist, default))
+    for condition, choice in zip([*condlist][::-1], choices[::-1], strict=True):
+        found = where(condition, choice, found)
+    return found
+
+
+# Sums and products --------------------------------------------------------------------------------------------------
+
+
+def _without_nan(x: Any, value: float) -> Tensor:
+    (a,) = _floats(x)
+    return WHERE(isnan(a), Literal(np.array(value, a.dtype)), a)
+
+
+def _skipping(name: str, function: Callable[..., Tensor], value: float) -> None:
+    def reduction(
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        keepdims: bool = NO_VALUE,
+        initial: None = NO_VALUE,
+        where: bool = NO_VALUE,
+    ) -> Tensor:
+        return function(_without_nan(a, value), axis, dtype, out, keepdims, initial, where)
+
+    NUMPY[getattr(np, name)] = reduction
+
+
+_skipping("nansum", sum, 0.0)
+_skipping("nanprod", prod, 1.0)
+
+
+def _extremum(name: str, function: Callable[..., Tensor], value: float) -> None:
+    def reduction(
+        a: Operand,
+        axis: Axis = None,
+        out: None = None,
+        keepdims: bool = NO_VALUE,
+        initial: None = NO_VALUE,
+        where: bool = NO_VALUE,
+    ) -> Tensor:
+        found = function(_without_nan(a, value), axis, out, keepdims, initial, where)
+        missing = all(isnan(as_tensor(a)), axis, keepdims=keepdims)
+        return WHERE(missing, Literal(np.array(np.nan, found.dtype)), found)
+
+    NUMPY[getattr(np, name)] = reduction
+
+
+_extremum("nanmax", max, -np.inf)
+_extremum("nanmin", min, np.inf)
+
+
+def _counted(x: Tensor, axis: Axis, keepdims: Any) -> tuple[Tensor, Tensor]:
+    """Return the sum over the elements that are not NaN, and how many there are."""
+    there = astype(logical_not(isnan(x)), x.dtype)
+    return sum(_without_nan(x, 0.0), axis, keepdims=keepdims), sum(there, axis, keepdims=keepdims)
+
+
+@implements(np.nanmean)
+def _nanmean(
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
+    keepdims: bool = NO_VALUE,
+    *,
+    where: bool = NO_VALUE,
+) -> Tensor:
+    refuse("nanmean", out=(out,), where=(where, True))
+    (x,) = _floats(a)
+    same_dtype("nanmean", dtype, x)
+    total, count = _counted(x, axis, keepdims)
+    return total / count
+
+
+def _nan_variance(name: str) -> Callable[..., Tensor]:
+    def variance(
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = NO_VALUE,
+        *,
+        where: bool = NO_VALUE,
+        mean: None = NO_VALUE,
+        correction: float = NO_VALUE,
+    ) -> Tensor:
+        refuse(name, out=(out,), where=(where, True), mean=(mean,))
+        if correction is not NO_VALUE:
+            if ddof != 0:
+                raise ConfigurationError(f"{name}: ddof and correction mean the same; give one of them")
+            ddof = correction
+        if not isinstance(ddof, (int, float, np.integer, np.floating)):
+            raise DTypeError(f"{name}: ddof must be a number, got {ddof!r}")
+        (x,) = _floats(a)
+        same_dtype(name, dtype, x)
+        total, count = _counted(x, axis, True)
+        deviations = NUMPY[np.where](isnan(x), 0, _without_nan(x, 0.0) - total / count)
+        axes = normalize_axes(axis, x.ndim)
+        squares = sum(square(deviations), axes, keepdims=keepdims)
+        left = reshape(count, squares.shape) - float(ddof)
+        found = squares / NUMPY[np.where](less(0, left), left, np.nan)
+        return found if name == "nanvar" else _root(found)
+
+    return variance
+
+
+def _root(x: Tensor) -> Tensor:
+    zero = equal(x, 0)
+    return where(zero, 0, sqrt(where(zero, 1, x)))
+
+
+NUMPY[np.nanvar], NUMPY[np.nanstd] = _nan_variance("nanvar"), _nan_variance("nanstd")
+
+
+@implements(np.nancumsum)
+def _nancumsum(a: Operand, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None) -> Tensor:
+    return cumsum(_without_nan(a, 0.0), axis, dtype, out)
+
+
+@implements(np.nancumprod)
+def _nancumprod(a: Operand, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None) -> Tensor:
+    return cumprod(_without_nan(a, 1.0), axis, dtype, out)
+
+
+def _cumulative(name: str, function: Callable[..., Tensor], first: float) -> None:
+    def cumulative(
+        x: Operand,
+        /,
+        *,
+        axis: int | None = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        include_initial: bool = False,
+    ) -> Tensor:
+        a = as_tensor(x)
+        if axis is None:
+            if a.ndim > 1:
+                raise ShapeError(f"{name}: an axis is needed for shape {a.shape}")
+            axis = 0
+        found = function(a, axis, dtype, out)
+        if not flag(include_initial):
+            return found
+        axis = axis_of(axis, found.ndim, name)
+        start = Tensor(np.full((*found.shape[:axis], 1, *found.shape[axis + 1 :]), first, found.dtype))
+        return concatenate([start, found], axis)
+
+    NUMPY[getattr(np, name)] = cumulative
+
+
+_cumulative("cumulative_sum", cumsum, 0.0)
+_cumulative("cumulative_prod", cumprod, 1.0)
+
+
+@implements(np.ptp)
+def _ptp(a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE) -> Tensor:
+    refuse("ptp", out=(out,))
+    return max(a, axis, keepdims=keepdims) - min(a, axis, keepdims=keepdims)
+
+
+@implements(np.count_nonzero)
+def _count_nonzero(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    x = as_tensor(a)
+    there = astype(not_equal(x, False if x.dtype == np.bool_ else 0), np.float64)
+    return astype(sum(there, axis, keepdims=keepdims), np.intp)
+
+
+@implements(np.average)
+def _average(
+    a: Operand, axis: Axis = None, weights: Operand | None = None, returned: bool = False, *, keepdims: bool = NO_VALUE
+) -> Any:
+    if weights is None:
+        (x,) = _floats(a)
+        found = mean(x, axis, keepdims=keepdims)
+        count = math.prod(x.shape[d] for d in normalize_axes(axis, x.ndim))
+        total = broadcast_to(Literal(np.array(count, x.dtype)), found.shape)
+        return (found, total) if returned else found
+    x, w = _floats(a, weights)
+    if w.shape != x.shape:
+        axes = None if axis is None else normalize_axes(axis, x.ndim)
+        if axes is None or tuple(x.shape[d] for d in axes) != w.shape or isinstance(axis, tuple):
+            raise ShapeError(
+                f"average: weights of shape {w.shape} do not fit shape {x.shape}; give one for each element, or a "
+                "vector and its axis"
+            )
+        w = broadcast_to(reshape(w, [n if d in axes else 1 for d, n in enumerate(x.shape)]), x.shape)
+    total = sum(w, axis, keepdims=keepdims)
+    if total.data is not None and not total.data.all():
+        raise ConfigurationError("average: the weights sum to zero")
+    found = sum(x * w, axis, keepdims=keepdims) / total
+    return (found, total) if returned else found
+
+
+@implements(np.trapezoid)
+def _trapezoid(y: Operand, x: Operand | None = None, dx: float = 1.0, axis: int = -1) -> Tensor:
+    if x is None:
+        (values,) = _floats(y)
+        widths: Any = dx
+    else:
+        values, points = _floats(y, x)
+        if points.ndim not in (1, values.ndim):
+            raise ShapeError(f"trapezoid: x of shape {points.shape} does not fit y of shape {values.shape}")
+        widths = diff(points, axis=-1 if points.ndim == 1 else axis)
+        if points.ndim == 1:
+            widths = reshape(widths, [widths.size if d == axis % values.ndim else 1 for d in range(values.ndim)])
+    axis = axis_of(axis, values.ndim, "trapezoid", values.shape)
+    n = values.shape[axis]
+    both = part_of(values, axis, 1, n) + part_of(values, axis, 0, builtins.max(n - 1, 0))
+    return sum(both * widths * 0.5, axis)
+
+
+@implements(np.gradient)
+def _gradient(f: Operand, *varargs: Any, axis: Axis = None, edge_order: int = 1) -> Any:
+    (x,) = _floats(f)
+    given = range(x.ndim) if axis is None else wholes(axis, "gradient: each axis")
+    axes = [axis_of(d, x.ndim, "gradient", x.shape) for d in given]
+    if len(set(axes)) < len(axes):
+        raise ShapeError(f"gradient: axes {axis} name one twice")
+    if edge_order not in (1, 2):
+        raise ConfigurationError(f"gradient: edge_order must be 1 or 2, got {edge_order!r}")
+    if len(varargs) not in (0, 1, len(axes)):
+        raise ShapeError(f"gradient: {len(varargs)} spacings do not fit {len(axes)} axes")
+    if len(varargs) == 1 and len(axes) > 1 and np.ndim(varargs[0]):
+        raise ShapeError("gradient: one array of places does not fit several axes")
+    spacings = varargs if len(varargs) == len(axes) else (varargs or (1.0,)) * len(axes)
+    found = [_slope(x, d, spacing, edge_order) for d, spacing in zip(axes, spacings, strict=True)]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _slope(x: Tensor, axis: int, spacing: Any, edge_order: int) -> Tensor:
+    n = x.shape[axis]
+    if n < edge_order + 1:
+        raise ShapeError(f"gradient: axis {axis} of shape {x.shape} needs at least {edge_order + 1} elements")
+
+    def at(k: int, m: int) -> Tensor:
+        return part_of(x, axis, k, n + m if m else n)
+
+    def single(k: int) -> Tensor:
+        return part_of(x, axis, k % n, k % n + 1)
+
+    h = as_tensors((x, spacing))[1]
+    if h.ndim > 1 or (h.ndim and h.size != n):
+        raise ShapeError(f"gradient: places of shape {h.shape} do not fit the {n} elements along axis {axis}")
+    if h.ndim == 0:
+        middle = (at(2, 0) - at(0, -2)) / (2 * h)
+        if edge_order == 1:
+            first, last = (single(1) - single(0)) / h, (single(-1) - single(-2)) / h
+        else:
+            first = (-1.5 * single(0) + 2.0 * single(1) - 0.5 * single(2)) / h
+            last = (0.5 * single(-3) - 2.0 * single(-2) + 1.5 * single(-1)) / h
+        return concatenate([first, middle, last], axis)
+    steps = reshape(diff(h), [n - 1 if d == axis else 1 for d in range(x.ndim)])
+    one, two = part_of(steps, axis, 0, n - 2), part_of(steps, axis, 1, n - 1)
+    a, b, c = -two / (one * (one + two)), (two - one) / (one * two), one / (two * (one + two))
+    middle = a * at(0, -2) + b * at(1, -1) + c * at(2, 0)
+    s, e = part_of(steps, axis, 0, 1), part_of(steps, axis, n - 2, n - 1)
+    if edge_order == 1:
+        return concatenate([(single(1) - single(0)) / s, middle, (single(-1) - single(-2)) / e], axis)
+    t, d = part_of(steps, axis, 1, 2), part_of(steps, axis, n - 3, n - 2)
+    first = -(2 * s + t) / (s * (s + t)) * single(0) + (s + t) / (s * t) * single(1) - s / (t * (s + t)) * single(2)
+    last = e / (d * (d + e)) * single(-3) - (e + d) / (d * e) * single(-2) + (2 * e + d) / (e * (d + e)) * single(-1)
+    return concatenate([first, middle, last], axis)
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+
+@implements(np.inner)
+def _inner(a: Operand, b: Operand, /) -> Tensor:
+    x, y = as_tensors((a, b))
+    if not x.ndim or not y.ndim:
+        return x * y
+    return tensordot(x, y, ((x.ndim - 1,), (y.ndim - 1,)))
+
+
+@implements(np.vdot)
+def _vdot(a: Operand, b: Operand, /) -> Tensor:
+    x, y = (ravel(operand) for operand in as_tensors((a, b)))
+    return dot(x, y)
+
+
+@implements(np.vecdot)
+def _vecdot(x1: Operand, x2: Operand, /) -> Tensor:
+    a, b = _floats(x1, x2)
+    if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-1]:
+        raise ShapeError(f"vecdot: the last axes of shapes {a.shape} and {b.shape} do not pair up")
+    return sum(a * b, -1)
+
+
+@implements(np.convolve)
+def _convolve(a: Operand, v: Operand, mode: str = "full") -> Tensor:
+    return _slid("convolve", a, v, mode, turned=True)
+
+
+@implements(np.correlate)
+def _correlate(a: Operand, v: Operand, mode: str = "valid") -> Tensor:
+    return _slid("correlate", a, v, mode, turned=False)
+
+
+def _slid(function: str, a: Any, v: Any, mode: Any, turned: bool) -> Tensor:
+    x, kernel = (_at_least(operand, int(turned)) for operand in _floats(a, v))
+    if x.ndim != 1 or kernel.ndim != 1:
+        raise ShapeError(f"{function}: expected two vectors, got shapes {x.shape} and {kernel.shape}")
+    if not x.size or not kernel.size:
+        raise ShapeError(f"{function}: there must be elements, got shapes {x.shape} and {kernel.shape}")
+    if mode not in ("full", "same", "valid"):
+        raise ConfigurationError(f"{function}: mode must be 'full', 'same' or 'valid', got {mode!r}")
+    swapped = kernel.size > x.size
+    long, short = (kernel, x) if swapped else (x, kernel)
+    n, k = long.size, short.size
+    before = {"full": k - 1, "same": k // 2 if turned or not swapped else (k - 1) // 2, "valid": 0}[mode]
+    after = {"full": k - 1, "same": k - 1 - before, "valid": 0}[mode]
+    if turned:
+        short = flip(short)
+    padded = concatenate([np.zeros(before, x.dtype), long, np.zeros(after, x.dtype)])
+    windows = NUMPY[np.take](padded, np.arange(n + before + after - k + 1)[:, np.newaxis] + np.arange(k))
+    found = matmul(windows, short)
+    return flip(found) if swapped and not turned else found
+
+
+@implements(np.interp)
+def _interp(
+    x: Operand,
+    xp: Operand,
+    fp: Operand,
+    left: Operand | None = None,
+    right: Operand | None = None,
+    period: None = None,
+) -> Tensor:
+    refuse("interp", period=(period,))
+    at, places, values = _floats(x, xp, fp)
+    if places.ndim != 1 or values.shape != places.shape or not places.size:
+        raise ShapeError(f"interp: xp and fp must be vectors of one length, got {places.shape} and {values.shape}")
+    n = places.size
+    sides = [values[i] if side is None else as_tensors((at, side))[1] for i, side in ((0, left), (n - 1, right))]
+    below = astype(SEARCHSORTED(places, at, side="right"), at.dtype)
+    index = astype(NUMPY[np.clip](below - 1, 0, builtins.max(n - 2, 0)), np.intp)
+    inside = logical_and(logical_not(less(at, places[0])), logical_not(less(places[n - 1], at)))
+    if n == 1:
+        middle = broadcast_to(values[0], at.shape)
+    else:
+        low, high = places[index], places[index + 1]
+        first, second = values[index], values[index + 1]
+        slope = (second - first) / (high - low)
+        middle = where(equal(at, high), second, slope * (at - low) + first)
+    found = where(inside, middle, where(less(at, places[0]), sides[0], sides[1]))
+    return where(isnan(at), at, found)
+
+
+@implements(np.polyval)
+def _polyval(p: Operand, x: Operand) -> Tensor:
+    coefficients, at = _floats(p, x)
+    if coefficients.ndim != 1:
+        raise ShapeError(f"polyval: expected a vector of coefficients, got shape {coefficients.shape}")
+    found: Tensor = at * 0
+    for k in range(coefficients.size):
+        found = found * at + coefficients[k]
+    return found
+
+
+# Order ----------------------------------------------------------------------------------------------------------------
+
+
+@implements(np.partition)
+def _partition(
+    a: Operand, kth: int | Sequence[int], axis: int | None = -1, kind: str = "introselect", order: None = None
+) -> Tensor:
+    """All elements in order: a partition at every place."""
+    refuse("partition", kind=("None" if kind is None else kind, "introselect"), order=(order,))
+    x = as_tensor(a)
+    n = x.size if axis is None else x.shape[axis_of(axis, x.ndim, "partition", x.shape)]
+    for k in wholes(kth, "partition: kth"):
+        if not -n <= k < n:
+            raise ShapeError(f"partition: kth {k} is out of range for {n} elements")
+    return sort(x, axis)
+
+
+@implements(np.argpartition)
+def _argpartition(
+    a: Operand, kth: int | Sequence[int], axis: int | None = -1, kind: str = "introselect", order: None = None
+) -> Tensor:
+    refuse("argpartition", kind=("None" if kind is None else kind, "introselect"), order=(order,))
+    x = as_tensor(a)
+    n = x.size if axis is None else x.shape[axis_of(axis, x.ndim, "argpartition", x.shape)]
+    for k in wholes(kth, "argpartition: kth"):
+        if not -n <= k < n:
+            raise ShapeError(f"argpartition: kth {k} is out of range for {n} elements")
+    return argsort(x, axis)
