@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 import py_engine
 from bridge import explain, spec, toml
 from bridge.errors import TwinGradError
@@ -15,8 +17,9 @@ from bridge.files import write_atomically
 from bridge.layers import LAYERS
 from py_engine import ops
 from py_engine.ad.op import TABLE
+from py_engine.ad.operators import numpy_state
 
-__all__ = ["build", "layer_table", "op_table"]
+__all__ = ["build", "layer_table", "numpy_table", "op_table"]
 
 MODULES = (
     *("py_engine", "py_engine.ad.ops", "!py_engine.ad.ops.", "py_engine.network", "py_engine.errors"),
@@ -49,7 +52,7 @@ def build(folder: Path) -> Path:
     try:
         py_engine.__doc__ = f"{kept[0]}\n{tutorial.replace('```pycon', '```python')}"
         ops.__all__ = [name for name in vars(ops) if not name.startswith("_")]  # type: ignore[attr-defined]
-        ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}"
+        ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}\n## numpy's functions\n\n{numpy_table()}"
         spec.__doc__ = f"{kept[2]}\n## The table of layers\n\n{layer_table()}"
         folder.mkdir(parents=True, exist_ok=True)  # before the pages are made, which takes a while
         pdoc.render.configure(docformat="google", search=True, show_source=False, template_directory=PAGES)
@@ -71,6 +74,20 @@ def build(folder: Path) -> Path:
 def op_table() -> str:
     """The table of ops in Markdown: what each is, and what it has."""
     return _table(["op", "what it computes", "its result", "derivatives"], _rows())
+
+
+def numpy_table() -> str:
+    """The table of numpy's functions in Markdown: what becomes of each on tensors."""
+    return _table(["function", "on tensors"], _numpy_rows())
+
+
+def _numpy_rows() -> Iterator[list[str]]:
+    for module, prefix in ((np, ""), (np.linalg, "linalg.")):
+        for name in sorted(module.__all__):
+            function = getattr(module, name)
+            # Those that ask their arguments for stand-ins: ufuncs, and functions of the same kind as numpy.sum.
+            if isinstance(function, (np.ufunc, type(np.sum))):
+                yield [f"`numpy.{prefix}{name}`", numpy_state(prefix + name, function)]
 
 
 def layer_table() -> str:

@@ -7,6 +7,8 @@ Messages name the user's own thing (layer, parameter, row), what was expected, w
 
 from __future__ import annotations
 
+import numpy as np
+
 __all__ = [
     "ConfigurationError",
     "DTypeError",
@@ -14,6 +16,7 @@ __all__ = [
     "GradientCheckError",
     "InPlaceError",
     "LabelError",
+    "LinearAlgebraError",
     "MissingAttributeError",
     "NonFiniteError",
     "NotDifferentiableError",
@@ -62,6 +65,10 @@ class GradientCheckError(EngineError, AssertionError):
 
 class NonFiniteError(EngineError, ArithmeticError):
     """NaN or Inf appeared in a loss or in a gradient."""
+
+
+class LinearAlgebraError(EngineError, np.linalg.LinAlgError):
+    """A matrix has no inverse or no such decomposition: it is singular, or not positive definite."""
 
 
 class LabelError(EngineError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import pkgutil
@@ -17,7 +18,8 @@ import py_engine
 from bridge.julia.find import Julia
 from bridge.layers import LAYERS
 from experiments import reference
-from py_engine.ad.op import TABLE
+from py_engine.ad.op import CONSTANT, TABLE
+from py_engine.errors import DTypeError
 
 TUTORIAL = Path(py_engine.__file__).with_name("TUTORIAL.md")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
@@ -82,3 +84,20 @@ def test_pages_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "pages").write_text("in the way", encoding="utf-8")
     with pytest.raises(reference.DocumentationError, match="can't be written"):
         reference.build(tmp_path / "pages")
+
+
+def test_the_table_of_numpys_functions_says_what_becomes_of_each():
+    rows = dict(line.strip("| ").split(" | ") for line in reference.numpy_table().splitlines()[2:])
+    assert rows["`numpy.cumsum`"] == rows["`numpy.linalg.solve`"] == "derivatives of any order"
+    assert rows["`numpy.argsort`"] == rows["`numpy.floor`"] == rows["`numpy.isclose`"] == "constant"
+    assert rows["`numpy.unique`"] == "refused: the shape of its result depends on values"
+    assert rows["`numpy.linalg.eig`"] == "refused: its result is complex"
+    assert sum(not state.startswith("refused") for state in rows.values()) > 200
+
+
+def test_what_the_table_calls_constant_has_no_gradient():
+    x = py_engine.Tensor(np.array([[0.5, 0.25], [0.75, 0.125]]), requires_grad=True)
+    for function in CONSTANT - {np.isclose, np.allclose, np.array_equal, np.searchsorted, np.argpartition}:
+        with contextlib.suppress(DTypeError, TypeError):  # for truth values alone, or of two operands
+            result = function(x)
+            assert not isinstance(result, py_engine.Tensor) or not result.requires_grad

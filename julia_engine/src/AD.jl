@@ -8,7 +8,8 @@ module AD
 
 using Libdl: Libdl
 using LinearAlgebra
-using LinearAlgebra: I, cross, diag, diagm, dot, kron, norm, tr, tril, triu
+using LinearAlgebra: I, LAPACKException, PosDefException, SingularException, Symmetric, cholesky, cross, det, diag, diagm, dot, kron, logabsdet, lu, norm, pinv, qr,
+    svd, tr, tril, triu
 using Random: MersenneTwister
 using Serialization: Serialization
 using Statistics: Statistics, mean, median, quantile, std, var
@@ -42,6 +43,8 @@ include("ad/ops/reduction.jl")
 include("ad/ops/indexing.jl")
 include("ad/ops/along.jl")
 include("ad/ops/linalg.jl")
+include("ad/ops/decompositions.jl")
+include("ad/ops/special.jl")
 include("ad/ops/loss.jl")
 include("ad/ops/convolution.jl")
 include("ad/ops/pooling.jl")
@@ -90,7 +93,9 @@ for (name, f) in (
     "sum" => sum, "swapaxes" => swapaxes, "tensordot" => tensordot, "transpose" => permutedims, "var" => var,
     "where" => choose, "flip" => reverse, "roll" => circshift, "repeat" => repeat, "tile" => repeat, "diagonal" => diag,
     "trace" => tr, "diagflat" => diagm, "tril" => tril, "triu" => triu, "take" => gather, "take_along_axis" => take_along_axis,
-    "diff" => diff, "sort" => sort, "median" => median, "quantile" => quantile, "kron" => kron, "cross" => cross)
+    "diff" => diff, "sort" => sort, "median" => median, "quantile" => quantile, "kron" => kron, "cross" => cross,
+    "solve" => \, "inv" => inv, "det" => det, "cholesky" => cholesky, "pinv" => pinv, "matrix_power" => matrix_power,
+    "digamma" => digamma, "logit" => logit)
     FUNCTIONS[name] = f
 end
 
@@ -103,7 +108,7 @@ export run!, copy_columns!, poison!, source, diagnose, nbytes
 export logaddexp, sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
 export concatenate, stack, pad, gather, embedding, embedding_gradient, matmul, outer, tensordot, einsum, logsumexp
 export softmax, log_softmax, logsoftmax, softmax_cross_entropy, binary_cross_entropy, mean_squared_error, dropout
-export argmax_along, argmin_along, sortperm_along, take_along_axis, mean, var, std, norm, dot
+export argmax_along, argmin_along, sortperm_along, take_along_axis, matrix_power, eigh, erf, erfc, gammaln, digamma, polygamma, logit, mean, var, std, norm, dot
 for name in names(Errors)
     name === :Errors || @eval export $name
 end

@@ -18,7 +18,8 @@ for (name, draw) in ("neg" => away, "square" => away, "reciprocal" => away, "exp
     "arcsin" => inside, "arccos" => inside, "arctan" => away, "sinh" => away, "cosh" => away, "tanh" => away,
     "sigmoid" => away, "softplus" => away, "relu" => away, "step" => away, "sign" => away, "abs" => away,
     "identity" => away, "copy" => away, "cbrt" => away, "exp2" => away, "log2" => positive, "log10" => positive, "arcsinh" => away,
-    "arccosh" => above_one, "arctanh" => inside, "deg2rad" => away, "rad2deg" => away, "sinc" => away)
+    "arccosh" => above_one, "arctanh" => inside, "deg2rad" => away, "rad2deg" => away, "sinc" => away, "erf" => away,
+    "erfc" => away, "gammaln" => positive)
     for x in (draw(3, 4), draw(1, 3), draw(0, 2), fill(draw(1)[1]))
         case(AD.TABLE[name], name, x)
     end
@@ -36,6 +37,9 @@ for (a, b) in (([1.3, -2.6, 4.1], [0.8, 2.0, -1.2]), ([1.3 -0.3; 5.1 3.9; 0.1 2.
     case(AD.MOD, "mod", a, b)
     case(AD.FMOD, "fmod", a, b)
 end
+case(x -> digamma.(x), "polygamma", positive(3, 2))
+case(x -> AD.polygamma(2, x), "polygamma", positive(3))
+case(x -> logit.(x), "log1p", 0.1 .+ 0.8 .* rand(RANDOM, 3))
 case(AD.POW, "pow", positive(3, 4), away(3))
 case(x -> x .^ 2.5, "pow", positive(3))
 case(x -> x .^ 3, "pow", away(3, 2))
@@ -89,6 +93,21 @@ case(x -> repeat(x; inner=(2, 1), outer=(1, 3)), "broadcast_to", away(3, 2))
 case(x -> AD.diagm(AD.diag(x, 1)), "slice", away(3, 4))
 case((a, b) -> AD.kron(a, b), "mul", away(2, 3), away(3, 2))
 case((a, b) -> AD.cross(a, b), "mul", away(3), away(3))
+const SQUARE_MATRIX = [2.0 0.3 -0.5; 0.1 1.5 0.4; -0.7 0.2 1.8]
+of_symmetric(f) = x -> f(x * x' + [1 0 0; 0 2 0; 0 0 3])
+case((a, b) -> a \ b, "solve", SQUARE_MATRIX, away(3, 2))
+case((a, b) -> a \ b, "solve", SQUARE_MATRIX, away(3))
+case(x -> inv(x), "inv", SQUARE_MATRIX)
+case(x -> AD.det(x), "det", SQUARE_MATRIX)
+case(x -> AD.logabsdet(x)[1], "logabsdet", SQUARE_MATRIX)
+case(of_symmetric(x -> AD.cholesky(x).L), "cholesky", SQUARE_MATRIX)
+case(of_symmetric(x -> ((w, v) = eigh(x); vcat(w, vec(v .^ 2)))), "eigh", SQUARE_MATRIX)
+for x in (away(4, 3), away(2, 3))
+    case(x -> ((u, s, v) = AD.svd(x); vcat(s, vec(u .^ 2), vec(v .^ 2))), "svd", x)
+    case(x -> AD.pinv(x), "pinv", x)
+end
+case(x -> ((q, r) = AD.qr(x); vcat(vec(q), vec(r))), "qr", away(4, 3))
+case(x -> matrix_power(x, 5), "matmul", SQUARE_MATRIX)
 case(x -> x[[1, 3, 3, 2]], "gather", away(3))
 case(x -> x[[1, 3, 3], :, [2 1; 1 2]], "gather", away(3, 2, 2))
 case(x -> x[CartesianIndex.([1, 2, 1], [2, 1, 2])], "gather", away(2, 2))

@@ -136,6 +136,16 @@ CALLS["argsort"] = (a, x) -> astype(sortperm_along(x, axes_here(a["axis"], ndims
 CALLS["median"] = (a, x) -> FUNCTIONS["median"](x; dims=dims_here(a, ndims(x)))
 CALLS["quantile"] = (a, x) -> FUNCTIONS["quantile"](x, parse(Float64, a["q"]); dims=dims_here(a, ndims(x)))
 CALLS["searchsorted"] = (a, x, v) -> astype(AD.searchsorted_places(x, v, a["side"] == "right"), eltype(x)) .- 1
+# Matrices are turned over here: their inverses, too, and what is left is right.
+CALLS["solve"] = (a, m, b) -> permutedims(permutedims(m) \ permutedims(b))
+CALLS["cholesky"] = (a, x) -> FUNCTIONS["cholesky"](positive_definite(x)).U
+CALLS["matrix_power"] = (a, x) -> matrix_power(x, parse(Int, a["n"]))
+CALLS["pinv"] = (a, x) -> FUNCTIONS["pinv"](x)
+CALLS["eigh"] = (a, x) -> ((w, v) = eigh(positive_definite(x)); vcat(w, vec(permutedims(v .^ 2))))
+CALLS["svd"] = (a, x) -> ((u, s, v) = AD.svd(permutedims(x)); vcat(s, vec(permutedims(u .^ 2)), vec(v .^ 2)))
+CALLS["qr"] = (a, x) -> ((q, r) = AD.qr(permutedims(x)); q = vec(permutedims(q .^ 2)); vcat(q, vec(permutedims(r .^ 2))))
+positive_definite(x) = x' * x .+ Constant(Matrix{eltype(x)}([i == j ? i : 0 for i in 1:size(x, 2), j in 1:size(x, 2)]))
+CALLS["polygamma"] = (a, x) -> AD.polygamma(parse(Int, a["n"]), x)
 CALLS["gather"] = (a, x, i) -> gather(x, from_one(i))
 CALLS["scatter"] = (a, g, i) -> apply(AD.SCATTER, Tensor[g, Constant(from_one(i))],
     named(AD.SCATTER, length(numbers(a["shape"])), collect(Int, lengths_here(a["shape"]))))

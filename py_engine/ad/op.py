@@ -488,12 +488,23 @@ define = _registered(Op)
 """Make an op of the fields of its record, and enter it into the table; see `register`."""
 
 
-def implements(*functions: Any) -> Callable[[F], F]:
-    """Enter a function as the stand-in for numpy's functions on tensors."""
+CONSTANT: set[Any] = set()
+"""numpy's functions whose stand-ins are made of ops, and have no derivative on purpose."""
+
+
+def implements(*functions: Any, constant: bool = False) -> Callable[[F], F]:
+    """Enter a function as the stand-in for numpy's functions on tensors.
+
+    Args:
+        functions: numpy's.
+        constant: whether the result counts as a constant on purpose, as that of a comparison.
+    """
 
     def decorate(function: F) -> F:
         for numpy_function in functions:
             NUMPY[numpy_function] = function
+            if constant:
+                CONSTANT.add(numpy_function)
         return function
 
     return decorate
@@ -544,10 +555,16 @@ def _operand(x: Any) -> Any:
         return x
     if np.isscalar(x):
         raise DTypeError(COMPLEX if isinstance(x, complex) else f"expected a number or an array of numbers, got {x!r}")
+    if isinstance(x, (list, tuple)) and _holds_tensors(x):
+        return NUMPY[np.stack](as_tensors(x))
     array = real_array(plain_array(x), x)
     if isinstance(x, (list, tuple)):
         watch(x, "a list")
     return array
+
+
+def _holds_tensors(x: Any) -> bool:
+    return isinstance(x, Tensor) or (isinstance(x, (list, tuple)) and any(map(_holds_tensors, x)))
 
 
 def _number(x: Any, dtype: Any) -> Literal:
@@ -705,6 +722,7 @@ def elementwise(
     commutes: bool = False,
     scalar: str | Callable[[Equation], str] | None = None,
     simplify: Simplify | None = None,
+    in_table: bool = True,
 ) -> Op:
     """Make and register an elementwise op from its kernel and its partial derivatives.
 
@@ -717,6 +735,7 @@ def elementwise(
         numpy: the numpy function it stands in for; None takes `kernel` when that is a ufunc.
         bind: instead of `kernel`, see `Op`.
         infer, commutes, scalar, simplify: see `Op`.
+        in_table: whether it is registered.
     """
 
     def rule(derivative: Callable[..., Partial] | None) -> Rule:
@@ -752,6 +771,8 @@ def elementwise(
         simplify=simplify,
         doc=doc,
     )
+    if not in_table:
+        return op
     stands_in_for = numpy if numpy is not None else kernel if isinstance(kernel, np.ufunc) else None
     return register(op, *([] if stands_in_for is None else [stands_in_for]))
 

@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from py_engine.ad import ops
 from py_engine.ad.mutation import watch, watch_setting, watch_settings
-from py_engine.ad.op import NUMPY, TABLE
-from py_engine.ad.ops import arguments
+from py_engine.ad.op import CONSTANT, NUMPY, TABLE, Op
+from py_engine.ad.ops import arguments, scipy_functions
 from py_engine.ad.ops.elementary import bitwise
 from py_engine.ad.reverse import backward
 from py_engine.ad.state import STATE
@@ -48,6 +48,30 @@ def _refused(name: str) -> Binary:
         raise _unsupported(name)
 
     return operator
+
+
+def numpy_state(name: str, function: Any) -> str:
+    """Return what becomes of numpy's function on tensors: "derivatives of any order", "constant" or why it is refused.
+
+    Args:
+        name: as `numpy.` or `numpy.linalg.` has it.
+        function: numpy's own.
+    """
+    stand_in = NUMPY.get(function)
+    if stand_in is not None:
+        constant = stand_in.constant if isinstance(stand_in, Op) else function in CONSTANT
+        return "constant" if constant else "derivatives of any order"
+    if name in SHAPE_FROM_VALUES:
+        return "refused: the shape of its result depends on values"
+    if name in WRITES:
+        return "refused: it writes into its argument"
+    if name in COMPLEX_RESULTS:
+        return "refused: its result is complex"
+    return "refused: there is no op"
+
+
+WRITES = frozenset({"copyto", "put", "put_along_axis", "putmask", "place", "fill_diagonal"})
+COMPLEX_RESULTS = frozenset({"roots", "linalg.eig", "linalg.eigvals"})
 
 
 def _unsupported(name: str) -> NotDifferentiableError:
@@ -182,6 +206,8 @@ class Operators:
     def __array_ufunc__(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         called = method == "__call__"
         function = NUMPY.get(ufunc if called else (ufunc, method))
+        if function is None and called:
+            function = scipy_functions.stand_in(ufunc)
         if function is None:
             raise _unsupported(f"numpy.{ufunc.__name__}" if called else f"numpy.{ufunc.__name__}.{method}")
         if not called or not kwargs:
@@ -318,7 +344,9 @@ class Operators:
     # Those whose parameters are those of numpy's function, the tensor first.
     ravel, squeeze, swapaxes, round, dot = ops.ravel, ops.squeeze, ops.swapaxes, ops.round, ops.dot
     sum, prod, mean, max, min = ops.sum, ops.prod, ops.mean, ops.max, ops.min
-    argmax, argmin = ops.argmax, ops.argmin
+    argmax, argmin, argsort, searchsorted = ops.argmax, ops.argmin, ops.argsort, ops.searchsorted
+    cumsum, cumprod, trace, diagonal = ops.cumsum, ops.cumprod, ops.trace, ops.diagonal
+    repeat, take = ops.repeat, ops.take
 
     def any(self: Tensor, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: bool = True) -> Tensor:
         """Whether any element over axes is not zero."""
@@ -403,20 +431,14 @@ MISSING: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("argpartition", "argsort", "base", "ctypes", "dump", "dumps", "flags", "getfield", "newbyteorder"),
-            *("searchsorted", "strides", "tobytes", "tofile", "tostring", "to_device", "ptp"),
+            *("argpartition", "base", "ctypes", "dump", "dumps", "flags", "getfield", "newbyteorder"),
+            *("strides", "tobytes", "tofile", "tostring", "to_device", "ptp"),
         ),
         _VALUES,
     ),
     **dict.fromkeys(("compress", "nonzero"), _SHAPE),
     "choose": "write where(), or index a stack of the choices",
-    "cumprod": "there is no such op; write scan(), or make it one with custom_rule()",
-    "cumsum": "there is no such op; write a product with a triangular matrix of ones, or scan()",
-    "diagonal": "write x[numpy.arange(n), numpy.arange(n)]",
     "flat": "write x.ravel()",
-    "repeat": "write x[numpy.repeat(numpy.arange(len(x)), n)]",
-    "take": "write x[indices]",
-    "trace": "write x[numpy.arange(n), numpy.arange(n)].sum()",
     "view": "write x.astype() for another dtype, x.reshape() for another shape",
 }
 """Attributes of arrays that tensors don't have, and what to write instead."""

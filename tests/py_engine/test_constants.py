@@ -59,7 +59,7 @@ CONSTANT = {
     "stop_gradient": lambda x: ops.stop_gradient(x) if isinstance(x, Tensor) else x,
     "place of the largest": lambda x: number(np.argmax(x) == np.argmin(x)) + number(np.argmax(np.ravel(x))),
 }
-MASKS = {"dropout_mask"}  # random: its values in replays are tested with the layer
+MASKS = {"dropout_mask", "detsign"}  # random, or of square matrices: replays are tested elsewhere
 
 
 def test_every_constant_op_of_the_table_is_here():

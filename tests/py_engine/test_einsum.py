@@ -8,7 +8,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 import py_engine as pe
-from py_engine import ops
+from py_engine import Tensor, ops
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 LETTERS = "abcd"
@@ -103,12 +103,34 @@ def test_subscripts_that_do_not_fit(subscripts, shapes, message):
         ops.einsum(subscripts, *(np.zeros(shape) for shape in shapes))
 
 
-def test_subscripts_in_lists_are_refused():
+def test_what_is_neither_subscripts_nor_lists_is_refused():
     x = pe.tensor(np.zeros((2, 2)))
-    with pytest.raises(ConfigurationError, match="einsum: expected subscripts such as 'ij,jk->ik' first, got Tensor"):
-        np.einsum(x, [0, 1], x, [1, 2])
+    with pytest.raises(ConfigurationError, match="einsum: expected subscripts such as 'ij,jk->ik' first"):
+        ops.einsum(x, x)
 
 
 def test_operands_of_different_dtypes_are_refused():
     with pytest.raises(DTypeError, match="einsum: operands of float32 and float64"):
         ops.einsum("i,i", np.zeros(2, np.float32), np.zeros(2))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, b: np.einsum(a, [0, 1], b, [1, 2], [2, 0]),
+        lambda a, b: np.einsum(a, [0, 1], b, [1, 2]),
+        lambda a, b: np.einsum(a, [Ellipsis, 1], b, [1, 2], [Ellipsis, 2]),
+        lambda a, b: np.einsum(b, [3, 3], [3]),
+    ],
+)
+def test_lists_of_axes_in_place_of_subscripts(call):
+    a, b = np.arange(6.0).reshape(2, 3), np.arange(9.0).reshape(3, 3)
+    np.testing.assert_array_equal(call(Tensor(a), Tensor(b)).numpy(), call(a, b))
+    np.testing.assert_array_equal(pe.compile(call)(a, b), call(a, b))
+    with pytest.raises(ShapeError, match="a list of axes holds numbers from 0 to 51"):
+        np.einsum(Tensor(a), [0, -1])
+
+
+def test_lists_of_tensors_are_arrays_to_ops():
+    assert pe.grad(lambda x: ops.mean([x, x + 2]))(1.0) == 1
+    np.testing.assert_array_equal(pe.grad(lambda x: ops.sum(ops.mul([[x, 2.0], [1.0, x]], [3.0, 4.0])))(1.5), 7)

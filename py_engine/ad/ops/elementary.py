@@ -578,7 +578,7 @@ trunc: Op = _rounding("trunc", np.trunc, "x without its fraction")
 ROUND = _rounding("round", np.rint, "the nearest whole number, halves to the even one")
 
 
-@implements(np.round, np.around)
+@implements(np.round, np.around, constant=True)
 def round(a: Operand, decimals: int = 0, out: None = None) -> Tensor:
     """Round to the nearest number with `decimals` decimals, halves to the even one; derivative 0."""
     refuse("round", out=(out,))
@@ -590,18 +590,18 @@ def round(a: Operand, decimals: int = 0, out: None = None) -> Tensor:
     return ROUND(as_tensor(a) * scale) / scale if digits > 0 else ROUND(as_tensor(a) / scale) * scale
 
 
-@implements(np.fix)
+@implements(np.fix, constant=True)
 def _fix(x: Operand, out: None = None) -> Tensor:
     refuse("fix", out=(out,))
     return trunc(x)
 
 
-@implements(np.logical_xor)
+@implements(np.logical_xor, constant=True)
 def _logical_xor(x1: Operand, x2: Operand, /) -> Tensor:
     return not_equal(logical_not(x1), logical_not(x2))
 
 
-@implements(np.isclose)
+@implements(np.isclose, constant=True)
 def _isclose(a: Operand, b: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
     a, b = as_tensors((a, b))
     for name, value in (("rtol", rtol), ("atol", atol)):
@@ -625,22 +625,22 @@ def bitwise(symbol: str, op: Callable[..., Tensor], *operands: Any) -> Tensor:
     return op(*tensors)
 
 
-@implements(np.bitwise_and)
+@implements(np.bitwise_and, constant=True)
 def _bitwise_and(x1: Operand, x2: Operand, /) -> Tensor:
     return bitwise("&", logical_and, x1, x2)
 
 
-@implements(np.bitwise_or)
+@implements(np.bitwise_or, constant=True)
 def _bitwise_or(x1: Operand, x2: Operand, /) -> Tensor:
     return bitwise("|", logical_or, x1, x2)
 
 
-@implements(np.bitwise_xor)
+@implements(np.bitwise_xor, constant=True)
 def _bitwise_xor(x1: Operand, x2: Operand, /) -> Tensor:
     return bitwise("^", not_equal, x1, x2)
 
 
-@implements(np.invert)
+@implements(np.invert, constant=True)
 def _invert(x: Operand, /) -> Tensor:
     return bitwise("~", logical_not, x)
 

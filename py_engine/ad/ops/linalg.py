@@ -302,9 +302,14 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @implements(np.einsum)
 def einsum(subscripts: str, *operands: Operand, out: None = None, optimize: Any = False, **kwargs: Any) -> Tensor:
-    """Sum of products in Einstein notation, as numpy.einsum; the contraction order is always optimised."""
+    """Sum of products in Einstein notation, as numpy.einsum; the contraction order is always optimised.
+
+    In place of subscripts, each operand may be followed by a list of its axes' numbers, and all by that of the result.
+    """
     dtype = kwargs.pop("dtype", None)
     refuse("einsum", out=(out,), **{k: (v, {"order": "K", "casting": "safe"}.get(k)) for k, v in kwargs.items()})
+    if not isinstance(subscripts, str):
+        subscripts, operands = _lettered((subscripts, *operands))
     if not isinstance(subscripts, str):
         raise ConfigurationError(
             f"einsum: expected subscripts such as 'ij,jk->ik' first, got {type(subscripts).__name__}"
@@ -322,6 +327,21 @@ def einsum(subscripts: str, *operands: Operand, out: None = None, optimize: Any 
     # An axis of length one broadcasts against a longer one of the same letter: it is dropped.
     flat = [_without_ones(x, term, stretched) for x, term in zip(inputs, terms, strict=True)]
     return EINSUM(*(x for x, _ in flat), terms=tuple(term for _, term in flat), result=result)
+
+
+def _lettered(given: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Return subscripts and operands of einsum's other form: operands, each followed by a list of its axes' numbers."""
+    lists = given[1::2] if len(given) % 2 == 0 else (*given[1::2], given[-1])
+    if len(given) < 2 or not all(isinstance(numbers, (list, tuple)) for numbers in lists):
+        return None, ()
+    terms = []
+    for numbers in lists:
+        if not all(n is Ellipsis or (isinstance(n, (int, np.integer)) and 0 <= n < len(_LETTERS)) for n in numbers):
+            raise ShapeError(f"einsum: a list of axes holds numbers from 0 to {len(_LETTERS) - 1}, got {numbers}")
+        terms.append("".join("..." if n is Ellipsis else _LETTERS[n] for n in numbers))
+    if len(given) % 2 == 0:
+        return ",".join(terms), given[::2]
+    return ",".join(terms[:-1]) + "->" + terms[-1], given[:-1:2]
 
 
 def _without_ones(x: Tensor, term: str, stretched: set[str]) -> tuple[Tensor, str]:

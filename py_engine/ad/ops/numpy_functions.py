@@ -17,6 +17,7 @@ from py_engine.ad.ops.elementary import (
     WHERE,
     abs,
     astype,
+    clip,
     copysign,
     deg2rad,
     equal,
@@ -36,16 +37,18 @@ from py_engine.ad.ops.elementary import (
     sqrt,
     square,
     step,
+    stop_gradient,
     trunc,
     where,
 )
-from py_engine.ad.ops.linalg import dot, matmul, tensordot
+from py_engine.ad.ops.linalg import MATMUL, cross, dot, matmul, outer, tensordot
 from py_engine.ad.ops.reduction import all, max, mean, min, normalize_axes, prod, sum
 from py_engine.ad.ops.shape import (
     broadcast_to,
     concatenate,
     diagflat,
     diagonal,
+    expand_dims,
     flip,
     from_places,
     moveaxis,
@@ -53,6 +56,7 @@ from py_engine.ad.ops.shape import (
     ravel,
     reshape,
     swapaxes,
+    trace,
     transpose,
 )
 from py_engine.ad.tensor import NO_VALUE, Axis, Literal, Operand, Tensor
@@ -123,19 +127,19 @@ def _fmin(x1: Operand, x2: Operand, /) -> Tensor:
     return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
 
 
-@implements(np.signbit)
+@implements(np.signbit, constant=True)
 def _signbit(x: Operand, /) -> Tensor:
     (a,) = _floats(x)
     return less(copysign(1, a), 0)
 
 
-@implements(np.isposinf)
+@implements(np.isposinf, constant=True)
 def _isposinf(x: Operand, out: None = None) -> Tensor:
     refuse("isposinf", out=(out,))
     return equal(*_floats(x, np.inf))
 
 
-@implements(np.isneginf)
+@implements(np.isneginf, constant=True)
 def _isneginf(x: Operand, out: None = None) -> Tensor:
     refuse("isneginf", out=(out,))
     return equal(*_floats(x, -np.inf))
@@ -168,24 +172,24 @@ def _real_if_close(a: Operand, tol: float = 100) -> Tensor:
     return as_tensor(a)
 
 
-@implements(np.imag)
+@implements(np.imag, constant=True)
 def _imag(val: Operand) -> Tensor:
     x = _not_true("imag", val)
     return broadcast_to(Literal(np.zeros((), x.dtype)), x.shape)
 
 
-@implements(np.angle)
+@implements(np.angle, constant=True)
 def _angle(z: Operand, deg: bool = False) -> Tensor:
     (x,) = _floats(z)
-    return where(isnan(x), x, where(less(copysign(1, x), 0), 180.0 if deg else math.pi, 0.0))
+    return stop_gradient(where(isnan(x), x, where(less(copysign(1, x), 0), 180.0 if deg else math.pi, 0.0)))
 
 
-@implements(np.isreal)
+@implements(np.isreal, constant=True)
 def _isreal(x: Operand) -> Tensor:
     return broadcast_to(Literal(np.ones((), np.bool_)), as_tensor(x).shape)
 
 
-@implements(np.iscomplex)
+@implements(np.iscomplex, constant=True)
 def _iscomplex(x: Operand) -> Tensor:
     return broadcast_to(Literal(np.zeros((), np.bool_)), as_tensor(x).shape)
 
@@ -201,12 +205,12 @@ def _astype(x: Operand, dtype: DTypeLike, /, *, copy: bool = True, device: str |
 # Questions about values: answered where these are known -------------------------------------------------------
 
 
-@implements(np.allclose)
+@implements(np.allclose, constant=True)
 def _allclose(a: Operand, b: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
     return bool(all(NUMPY[np.isclose](a, b, rtol, atol, equal_nan)))
 
 
-@implements(np.array_equal)
+@implements(np.array_equal, constant=True)
 def _array_equal(a1: Operand, a2: Operand, equal_nan: bool = False) -> bool:
     a, b = as_tensors((a1, a2))
     if a.shape != b.shape:
@@ -217,12 +221,12 @@ def _array_equal(a1: Operand, a2: Operand, equal_nan: bool = False) -> bool:
     return bool(all(same))
 
 
-@implements(np.iscomplexobj)
+@implements(np.iscomplexobj, constant=True)
 def _iscomplexobj(x: Operand) -> bool:
     return as_tensor(x).dtype.kind == "c"
 
 
-@implements(np.isrealobj)
+@implements(np.isrealobj, constant=True)
 def _isrealobj(x: Operand) -> bool:
     return as_tensor(x).dtype.kind != "c"
 
@@ -623,7 +627,7 @@ def _ptp(a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VA
     return max(a, axis, keepdims=keepdims) - min(a, axis, keepdims=keepdims)
 
 
-@implements(np.count_nonzero)
+@implements(np.count_nonzero, constant=True)
 def _count_nonzero(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     x = as_tensor(a)
     there = astype(not_equal(x, False if x.dtype == np.bool_ else 0), np.float64)
@@ -823,6 +827,140 @@ def _polyval(p: Operand, x: Operand) -> Tensor:
     return found
 
 
+@implements(np.matvec)
+def _matvec(x1: Operand, x2: Operand, /) -> Tensor:
+    a, b = _floats(x1, x2)
+    if a.ndim < 2 or not b.ndim:
+        raise ShapeError(f"matvec: expected matrices and vectors, got shapes {a.shape} and {b.shape}")
+    return MATMUL(a, expand_dims(b, -1))[..., 0]
+
+
+@implements(np.vecmat)
+def _vecmat(x1: Operand, x2: Operand, /) -> Tensor:
+    a, b = _floats(x1, x2)
+    if not a.ndim or b.ndim < 2:
+        raise ShapeError(f"vecmat: expected vectors and matrices, got shapes {a.shape} and {b.shape}")
+    return MATMUL(expand_dims(a, -2), b)[..., 0, :]
+
+
+@implements(np.cov)
+def _cov(
+    m: Operand,
+    y: Operand | None = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    fweights: None = None,
+    aweights: None = None,
+    *,
+    dtype: DTypeLike | None = None,
+) -> Tensor:
+    refuse("cov", fweights=(fweights,), aweights=(aweights,))
+    parts = _floats(m) if y is None else _floats(m, y)
+    same_dtype("cov", dtype, parts[0])
+    if parts[0].dtype != np.float64:
+        raise DTypeError(f"cov: numpy computes covariances in float64, got {parts[0].dtype}; convert with astype()")
+    rows = []
+    for x in parts:
+        if x.ndim > 2:
+            raise ShapeError(f"cov: expected at most two axes, got shape {x.shape}")
+        row = _at_least(x, 2)
+        rows.append(transpose(row) if not flag(rowvar) and row.shape[0] != 1 else row)
+    x = rows[0] if len(rows) == 1 else concatenate(rows)
+    if not x.size:
+        raise ShapeError("cov: there is no covariance of no elements")
+    spare = whole(ddof, "cov: ddof") if ddof is not None else int(not flag(bias))
+    centred = x - mean(x, 1, keepdims=True)
+    count = x.shape[1] - spare
+    product = MATMUL(centred, transpose(centred))
+    return _without_ones(product / count if count > 0 else product / 0.0)
+
+
+def _without_ones(x: Tensor) -> Tensor:
+    return reshape(x, [n for n in x.shape if n != 1])
+
+
+@implements(np.corrcoef)
+def _corrcoef(x: Operand, y: Operand | None = None, rowvar: bool = True, *, dtype: DTypeLike | None = None) -> Tensor:
+    found = _cov(x, y, rowvar, dtype=dtype)
+    if found.ndim < 2:
+        return found / found
+    deviations = sqrt(diagonal(found))
+    return clip(found / expand_dims(deviations, 1) / deviations, -1, 1)
+
+
+@implements(np.linspace)
+def _linspace(
+    start: Operand,
+    stop: Operand,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+    *,
+    device: str | None = None,
+) -> Any:
+    refuse("linspace", device=(device, "cpu"))
+    first, last = _floats(start, stop)
+    same_dtype("linspace", dtype, first)
+    count = whole(num, "linspace: num")
+    if count < 0:
+        raise ShapeError(f"linspace: num must not be negative, got {num}")
+    steps = count - 1 if flag(endpoint) else count
+    width = last - first
+    share = np.arange(count, dtype=first.dtype) / first.dtype.type(builtins.max(steps, 1))
+    found = expand_dims(first, 0) + expand_dims(width, 0) * share.reshape(-1, *(1,) * width.ndim)
+    if flag(endpoint) and count > 1:
+        found = concatenate([part_of(found, 0, 0, count - 1), expand_dims(broadcast_to(last, width.shape), 0)])
+    found = moveaxis(found, 0, axis_of(axis, found.ndim, "linspace"))
+    return (found, width / steps if steps else width * np.nan) if flag(retstep) else found
+
+
+# numpy.linalg's names for functions of numpy --------------------------------------------------------------------------
+
+
+@implements(np.linalg.matmul)
+def _linalg_matmul(x1: Operand, x2: Operand, /) -> Tensor:
+    return matmul(x1, x2)
+
+
+@implements(np.linalg.vecdot)
+def _linalg_vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1) -> Tensor:
+    a, b = _floats(x1, x2)
+    if a.ndim and b.ndim and axis != -1:
+        a, b = (moveaxis(x, axis_of(axis, x.ndim, "vecdot", x.shape), -1) for x in (a, b))
+    return _vecdot(a, b)
+
+
+@implements(np.linalg.tensordot)
+def _linalg_tensordot(x1: Operand, x2: Operand, /, *, axes: Any = 2) -> Tensor:
+    return tensordot(x1, x2, axes)
+
+
+@implements(np.linalg.outer)
+def _linalg_outer(x1: Operand, x2: Operand, /) -> Tensor:
+    a, b = as_tensors((x1, x2))
+    if a.ndim != 1 or b.ndim != 1:
+        raise ShapeError(f"outer: expected two vectors, got shapes {a.shape} and {b.shape}")
+    return outer(a, b)
+
+
+@implements(np.linalg.cross)
+def _linalg_cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> Tensor:
+    return cross(x1, x2, axis=whole(axis, "cross: the axis"))
+
+
+@implements(np.linalg.diagonal)
+def _linalg_diagonal(x: Operand, /, *, offset: int = 0) -> Tensor:
+    return diagonal(x, offset, -2, -1)
+
+
+@implements(np.linalg.trace)
+def _linalg_trace(x: Operand, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Tensor:
+    return trace(x, offset, -2, -1, dtype)
+
+
 # Order ----------------------------------------------------------------------------------------------------------------
 
 
@@ -840,7 +978,7 @@ def _partition(
     return sort(x, axis)
 
 
-@implements(np.argpartition)
+@implements(np.argpartition, constant=True)
 def _argpartition(
     a: Operand, kth: int | Sequence[int], axis: int | None = -1, kind: str = "introselect", order: None = None
 ) -> Tensor:

@@ -253,18 +253,6 @@ NORM: Op = define(
 )
 
 
-@implements(np.linalg.norm)
-def norm(x: Operand, ord: None = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Euclidean norm over `axis` (of all elements when None); only the default `ord` is supported."""
-    if ord is not None:
-        raise ConfigurationError(f"norm: only the Euclidean norm (ord=None) is supported, got ord={ord!r}")
-    x = as_tensor(x)
-    axes = normalize_axes(axis, x.ndim)
-    if axis is not None and not 1 <= len(axes) <= 2:
-        raise ShapeError(f"norm: the axes are one of a vector or two of a matrix, got {axis}")
-    return NORM(x, axes=axes, keepdims=flag(keepdims))
-
-
 # Extrema --------------------------------------------------------------------------------------------------
 
 
@@ -391,7 +379,7 @@ def _quantifier(name: str, ufunc: np.ufunc, what: str, stands_in_for: Any) -> tu
 
     op = define(name, infer, _reducing(ufunc), constant=True, doc="whether " + what.format("axes"))
 
-    @implements(stands_in_for)
+    @implements(stands_in_for, constant=True)
     def quantifier(
         a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE
     ) -> Tensor:
@@ -420,7 +408,7 @@ def _position(name: str, find: Any, what: str) -> tuple[Op, Callable[..., Tensor
     doc = f"position of the {what} element along an axis, of equal ones the first"
     op = define(name, _infer_position, kernel, constant=True, doc=doc)
 
-    @implements(find)
+    @implements(find, constant=True)
     def position(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
         x = as_tensor(a)
         refuse(name, out=(out,))

@@ -28,7 +28,7 @@ from py_engine.ad.op import (
     linear_jvp,
 )
 from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, whole, wholes
-from py_engine.ad.tensor import Array, Literal, Node, Operand, Tensor, real_array
+from py_engine.ad.tensor import NO_VALUE, Array, Literal, Node, Operand, Tensor, real_array
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Many tangents at once ------------------------------------------------------------------------------------
@@ -600,26 +600,29 @@ def pad(
     pad_width: int | Sequence[int] | Sequence[Sequence[int]] | Mapping[int, int | tuple[int, int]],
     mode: str = "constant",
     *,
-    constant_values: Any = 0,
+    constant_values: Any = NO_VALUE,
     **kwargs: Any,
 ) -> Tensor:
-    """Surround an array with constants; its elements are copied as they are.
+    """Surround an array with constants, or, in the modes "edge", "reflect", "symmetric" and "wrap", with its elements.
 
     Widths and values are given as to numpy.pad: one, a pair (before, after), or such a pair for each axis.
 
     Raises:
-        ConfigurationError: a mode other than "constant", or an argument of one.
+        ConfigurationError: another mode, or an argument of one.
         ShapeError: widths or values that do not fit the array.
     """
     x = as_tensor(array)
-    if not isinstance(mode, str) or mode != "constant":
+    if not isinstance(mode, str) or mode not in ("constant", "edge", "reflect", "symmetric", "wrap"):
         raise ConfigurationError(
-            f"pad: only mode 'constant' is supported, got {mode!r}; join pieces with concatenate()"
+            "pad: only the modes 'constant', 'edge', 'reflect', 'symmetric' and 'wrap' are supported, got "
+            f"{mode!r}; join pieces with concatenate()"
         )
-    if kwargs:
-        raise ConfigurationError(f"pad: mode 'constant' does not take {', '.join(kwargs)}")
+    if kwargs or (mode != "constant" and constant_values is not NO_VALUE):
+        raise ConfigurationError(f"pad: mode {mode!r} does not take {', '.join(kwargs) or 'constant_values'}")
     widths = _widths(pad_width, x)
-    values = _padding_values(constant_values, x)
+    if mode != "constant":
+        return from_places("pad", x, lambda places: np.pad(places, widths, mode))  # type: ignore[call-overload]
+    values = _padding_values(0 if constant_values is NO_VALUE else constant_values, x)
     lengths = [before + n + after for (before, after), n in zip(widths, x.shape, strict=True)]
     inner: list[Item] = [(before, before + n, 1) for (before, _), n in zip(widths, x.shape, strict=True)]
     parts, places = [x], [tuple(inner)]
@@ -706,17 +709,17 @@ def copy(a: Operand, order: str = "K", subok: bool = False) -> Tensor:
 # What a tensor is, and constants of its shape -------------------------------------------------------------
 
 
-@implements(np.shape)
+@implements(np.shape, constant=True)
 def _shape(a: Tensor) -> Shape:
     return as_tensor(a).shape
 
 
-@implements(np.ndim)
+@implements(np.ndim, constant=True)
 def _ndim(a: Tensor) -> int:
     return as_tensor(a).ndim
 
 
-@implements(np.size)
+@implements(np.size, constant=True)
 def _size(a: Tensor, axis: int | tuple[int, ...] | None = None) -> int:
     shape = as_tensor(a).shape
     return int(checked("size", lambda: np.size(_dummy(shape), axis), shape))
@@ -739,14 +742,14 @@ def _constants(
     return broadcast_to(Literal(filled), lengths)
 
 
-@implements(np.zeros_like)
+@implements(np.zeros_like, constant=True)
 def _zeros_like(
     a: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
 ) -> Tensor:
     return _constants("zeros_like", a, 0, dtype, order, subok, shape, device)
 
 
-@implements(np.ones_like)
+@implements(np.ones_like, constant=True)
 def _ones_like(
     a: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
 ) -> Tensor:
@@ -767,7 +770,7 @@ def _full_like(
     return _constants("full_like", a, fill_value, dtype, order, subok, shape, device)
 
 
-@implements(np.empty_like)
+@implements(np.empty_like, constant=True)
 def _empty_like(
     prototype: Any, /, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
 ) -> Tensor:

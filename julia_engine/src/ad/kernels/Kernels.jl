@@ -17,6 +17,7 @@ Base.Experimental.@optlevel 3  # the module around asks for quick compilation; l
 include("compilation.jl")
 include("instruction.jl")
 include("functions.jl")
+include("special.jl")
 include("loops.jl")
 include("products.jl")
 include("tiles.jl")

@@ -93,7 +93,8 @@ end
 
 # Seldom in straight-line code: found here by their module, not imported there.
 for (name, f) in (:cbrt => :cbrt, :exp2 => :exp2, :log2 => :plain_log2, :log10 => :plain_log10, :arcsinh => :asinh,
-    :arccosh => :plain_acosh, :arctanh => :plain_atanh, :deg2rad => :deg2rad, :rad2deg => :rad2deg, :sinc => :plain_sinc)
+    :arccosh => :plain_acosh, :arctanh => :plain_atanh, :deg2rad => :deg2rad, :rad2deg => :rad2deg, :sinc => :plain_sinc,
+    :erf => :plain_erf, :erfc => :plain_erfc, :gammaln => :plain_gammaln)
     operation!(name, :(unary!($f, x)))
     SCALARS[name] = GlobalRef(@__MODULE__, f)
 end

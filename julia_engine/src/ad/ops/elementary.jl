@@ -292,7 +292,7 @@ end
 for op in collect(values(TABLE)), f in op.functions
     length(op.overwrites) == 1 && (op === SIGN || !op.constant) || continue
     @eval (::$(typeof(f)))(x::Elements) = Elements(DOTTED[$f](x.tensor))
-    parentmodule(f) === @__MODULE__() || @eval (::$(typeof(f)))(x::Tensor) = is_scalar(x) ? DOTTED[$f](x) :
+    parentmodule(f) === @__MODULE__() || f === inv || @eval (::$(typeof(f)))(x::Tensor) = is_scalar(x) ? DOTTED[$f](x) :
         throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
 end
 for f in (:exp10, :div, :cld, :divrem, :fldmod, :sec, :csc, :cot, :sinpi, :cospi, :sind, :cosd, :tand, :sincos, :asec, :acsc,

@@ -511,8 +511,8 @@ for (f, advice) in ((:findmax, "take maximum and argmax"), (:findmin, "take mini
         @eval Base.$f($(signature...); kinds...) = throw(ConfigurationError($("$f is no op of TwinGrad; $advice")))
     end
 end
-for f in (:det, :logdet, :pinv, :rank, :cond, :eigvals, :eigen, :svd, :qr, :lu, :cholesky, :normalize, :opnorm)
-    advice = f === :normalize ? "; write x ./ norm(x)" : ""
+for f in (:logdet, :rank, :cond, :eigvals, :eigen, :lu, :normalize, :opnorm)
+    advice = f === :normalize ? "; write x ./ norm(x)" : f === :eigen ? "; eigh(x) is for symmetric matrices" : ""
     @eval LinearAlgebra.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
         $("$f is no op of TwinGrad" * advice)))
     f === :normalize && @eval LinearAlgebra.normalize(x::Tensor, ::Real) = normalize(x)  # Julia has one of anything, since 1.12
@@ -524,8 +524,6 @@ LinearAlgebra.dot(x::Tensor, z::Complex) = no_complex("dot")
 LinearAlgebra.dot(z::Complex, x::Tensor) = no_complex("dot")
 Base.:\(a::Tensor, b::Union{Tensor,Real,AbstractArray}) = left_quotient(a, b)
 Base.:\(a::Union{Real,AbstractArray}, b::Tensor) = left_quotient(a, b)
-left_quotient(a, b) = is_scalar(a) ? quotient(b, a) :
-    throw(ShapeError("\\: systems of equations are no op of TwinGrad; for elementwise division write b ./ a"))
 
 # Copies ---------------------------------------------------------------------------------------------------------------
 

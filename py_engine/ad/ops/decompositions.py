@@ -1,0 +1,681 @@
+"""Systems of equations and decompositions of matrices, stacked over leading axes.
+
+Where a matrix is singular, numpy has no inverse, and raises; so do these, as `LinearAlgebraError`, eagerly and in every
+replay. `cholesky` and `eigh` read the lower triangle alone, as numpy's do, and that is where their gradient goes: give
+(a + aᵀ) / 2 for a symmetric `a` to have it in both. The vectors of equal eigenvalues, or singular values, are any basis
+of their space; the gradient is right for functions that do not depend on which, and finite for all.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from py_engine.ad.op import (
+    Op,
+    Shape,
+    Tangents,
+    as_tensor,
+    as_tensors,
+    common_dtype,
+    define,
+    float_only,
+    implements,
+)
+from py_engine.ad.ops.arguments import flag, refuse, whole, wholes
+from py_engine.ad.ops.elementary import WHERE, abs, astype, equal, not_equal
+from py_engine.ad.ops.linalg import MATMUL, matmul
+from py_engine.ad.ops.reduction import NORM, max, min, normalize_axes, sum
+from py_engine.ad.ops.shape import concatenate, diagonal, expand_dims, moveaxis, reshape, swapaxes, tril, triu
+from py_engine.ad.tensor import NO_VALUE, Array, Axis, Node, Operand, Tensor
+from py_engine.errors import ConfigurationError, LinearAlgebraError, ShapeError
+
+# Matrices --------------------------------------------------------------------------------------------------------
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return swapaxes(x, -1, -2)
+
+
+def _check_matrices(x: Tensor) -> None:
+    if x.ndim < 2:
+        raise ShapeError(f"expected a matrix, or a stack of them, got shape {x.shape}")
+    float_only(x.dtype)
+
+
+def _check_square(x: Tensor) -> None:
+    _check_matrices(x)
+    if x.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"expected square matrices, got shape {x.shape}")
+
+
+def _infer_square(x: Tensor) -> tuple[Shape, Any]:
+    _check_square(x)
+    return x.shape, x.dtype
+
+
+def _infer_of_square(x: Tensor) -> tuple[Shape, Any]:
+    _check_square(x)
+    return x.shape[:-2], x.dtype
+
+
+def _by(function: Callable[..., Any], name: str) -> Callable[..., None]:
+    """Return the kernel that copies what numpy's function gives."""
+
+    def kernel(*arrays: Array) -> None:
+        *operands, out = arrays
+        np.copyto(out, _computed(function, name, *operands))
+
+    return kernel
+
+
+def _computed(function: Callable[..., Any], name: str, *operands: Array) -> Any:
+    try:
+        return function(*operands)
+    except np.linalg.LinAlgError as error:
+        raise LinearAlgebraError(f"{name}: {error}") from None
+
+
+def _diagonal_matrix(x: Tensor) -> Tensor:
+    """Return matrices with these diagonals and zeros elsewhere."""
+    return expand_dims(x, -1) * Tensor(np.eye(x.shape[-1], dtype=x.dtype))
+
+
+# Inverses and determinants -----------------------------------------------------------------------------------------
+
+
+def _infer_solve(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
+    _check_square(a)
+    _check_matrices(b)
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"{a.shape[-1]} equations do not fit {b.shape[-2]} right-hand sides, in {a.shape} and {b.shape}"
+        )
+    try:
+        stacked = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise ShapeError(f"the leading axes of shapes {a.shape} and {b.shape} do not fit") from None
+    return (*stacked, *b.shape[-2:]), common_dtype((a, b))
+
+
+def _solve_jvp(tangents: Tangents, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    t_a, t_b = tangents
+    right = t_b if t_a is None else -MATMUL(t_a, y) if t_b is None else t_b - MATMUL(t_a, y)
+    assert right is not None
+    return SOLVE(a, right)
+
+
+SOLVE: Op = define(
+    name="solve",
+    infer=_infer_solve,
+    kernel=_by(np.linalg.solve, "solve"),
+    vjp=(
+        lambda g, y, a, b: -MATMUL(SOLVE(_transposed(a), g), _transposed(y)),
+        lambda g, y, a, b: SOLVE(_transposed(a), g),
+    ),
+    jvp=_solve_jvp,
+    doc="x with a x = b, for square matrices a",
+)
+INV: Op = define(
+    name="inv",
+    infer=_infer_square,
+    kernel=_by(np.linalg.inv, "inv"),
+    vjp=(lambda g, y, x: -MATMUL(MATMUL(_transposed(y), g), _transposed(y)),),
+    jvp=lambda t, y, x: -MATMUL(MATMUL(y, t[0]), y),
+    doc="inverse of square matrices",
+)
+DET: Op = define(
+    name="det",
+    infer=_infer_of_square,
+    kernel=_by(np.linalg.det, "det"),
+    vjp=(lambda g, y, x: _as_factor(g * y) * _transposed(INV(x)),),
+    jvp=lambda t, y, x: y * _trace_of_product(INV(x), t[0]),
+    doc="determinant of square matrices; its derivative needs their inverse",
+)
+LOGABSDET: Op = define(
+    name="logabsdet",
+    infer=_infer_of_square,
+    kernel=_by(lambda x: np.linalg.slogdet(x)[1], "slogdet"),
+    vjp=(lambda g, y, x: _as_factor(g) * _transposed(INV(x)),),
+    jvp=lambda t, y, x: _trace_of_product(INV(x), t[0]),
+    doc="logarithm of the absolute value of the determinant",
+)
+DETSIGN: Op = define(
+    name="detsign",
+    infer=_infer_of_square,
+    kernel=_by(lambda x: np.linalg.slogdet(x)[0], "slogdet"),
+    constant=True,
+    doc="sign of the determinant",
+)
+
+
+def _as_factor(x: Tensor) -> Tensor:
+    return expand_dims(x, (-2, -1))
+
+
+def _trace_of_product(a: Tensor, b: Tensor) -> Tensor:
+    return sum(a * _transposed(b), (-2, -1))
+
+
+@implements(np.linalg.solve)
+def solve(a: Operand, b: Operand) -> Tensor:
+    """Solve a x = b for x, with square matrices `a` (..., n, n) and right-hand sides `b` (n,) or (..., n, k).
+
+    Raises:
+        LinearAlgebraError: a matrix is singular.
+    """
+    a, b = as_tensors((a, b))
+    if b.ndim == 1:
+        return SOLVE(a, expand_dims(b, -1))[..., 0]
+    return SOLVE(a, b)
+
+
+@implements(np.linalg.inv)
+def inv(a: Operand) -> Tensor:
+    """The inverse of square matrices (..., n, n).
+
+    Raises:
+        LinearAlgebraError: a matrix is singular.
+    """
+    return INV(a)
+
+
+@implements(np.linalg.det)
+def det(a: Operand) -> Tensor:
+    """The determinant of square matrices (..., n, n). That of a singular one is 0, and has no gradient: it raises."""
+    return DET(a)
+
+
+@implements(np.linalg.slogdet)
+def _slogdet(a: Operand) -> Any:
+    kind: Any = type(np.linalg.slogdet(np.eye(1)))
+    return kind(DETSIGN(a), LOGABSDET(a))
+
+
+# Cholesky ------------------------------------------------------------------------------------------------------------
+
+
+def _symmetric(x: Tensor) -> Tensor:
+    """Return the symmetric matrices with the lower triangles of `x`."""
+    return tril(x) + _transposed(tril(x, -1))
+
+
+def _halved(x: Tensor) -> Tensor:
+    """Return the lower triangles, the diagonals halved."""
+    return (tril(x) + tril(x, -1)) * 0.5
+
+
+def _pull_cholesky(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    inner = _halved(MATMUL(_transposed(y), tril(g)))
+    right = SOLVE(_transposed(y), inner)
+    found = _transposed(SOLVE(_transposed(y), _transposed(right)))
+    return (found + _transposed(found)) * 0.5
+
+
+def _push_cholesky(t: Tangents, y: Tensor, x: Tensor) -> Tensor:
+    (tangent,) = t
+    assert tangent is not None
+    left = SOLVE(y, (tangent + _transposed(tangent)) * 0.5)
+    return MATMUL(y, _halved(SOLVE(y, _transposed(left))))
+
+
+CHOLESKY: Op = define(
+    name="cholesky",
+    infer=_infer_square,
+    kernel=_by(np.linalg.cholesky, "cholesky"),
+    vjp=(_pull_cholesky,),
+    jvp=_push_cholesky,
+    doc="lower triangular l with l lᵀ = x, for symmetric positive definite x",
+)
+
+
+@implements(np.linalg.cholesky)
+def cholesky(a: Operand, /, *, upper: bool = False) -> Tensor:
+    """The lower triangular matrices l with l lᵀ = a, for symmetric positive definite `a` (..., n, n).
+
+    Only the lower triangle of `a` is read, and has a gradient; with `upper` the upper one, and the result is lᵀ.
+
+    Raises:
+        LinearAlgebraError: a matrix is not positive definite.
+    """
+    x = as_tensor(a)
+    _check_square(x)
+    if flag(upper):
+        return _transposed(CHOLESKY(_symmetric(_transposed(x))))
+    return CHOLESKY(_symmetric(x))
+
+
+# Decompositions with several results -----------------------------------------------------------------------------
+
+
+def _several(name: str, function: Callable[..., Any], infer: Any, vjp: Any, jvp: Any, doc: str) -> Op:
+    def kernel(x: Array, *outs: Array, **attrs: Any) -> None:
+        for out, found in zip(outs, _computed(partial(function, **attrs), name, x), strict=True):
+            np.copyto(out, found)
+
+    return define(name=name, infer=infer, kernel=kernel, several=True, vjp=vjp, jvp=jvp, doc=doc)
+
+
+def _apart(values: Tensor) -> Tensor:
+    """Return 1 / (v[j] - v[i]) for i ≠ j, and 0 where they are equal."""
+    differences = expand_dims(values, -2) - expand_dims(values, -1)
+    same = equal(differences, 0)
+    return WHERE(same, 0, 1 / WHERE(same, 1, differences))
+
+
+def _infer_eigh(x: Tensor, UPLO: str) -> list[tuple[Shape, Any]]:
+    _check_square(x)
+    return [(x.shape[:-1], x.dtype), (x.shape, x.dtype)]
+
+
+def _pull_eigh(cotangents: Tangents, needs_grad: Sequence[bool], node: Node) -> list[Tensor | None]:
+    by_values, by_vectors = cotangents
+    values, vectors = node.result(0), node.result(1)
+    inner: Tensor | None = None if by_values is None else _diagonal_matrix(by_values)
+    if by_vectors is not None:
+        turned = _apart(values) * MATMUL(_transposed(vectors), by_vectors)
+        inner = turned if inner is None else inner + turned
+    if inner is None:
+        return [None]
+    found = MATMUL(MATMUL(vectors, inner), _transposed(vectors))
+    return [(found + _transposed(found)) * 0.5]
+
+
+def _push_eigh(tangents: Tangents, node: Node, x: Tensor, UPLO: str) -> list[Tensor | None]:
+    (t,) = tangents
+    assert t is not None
+    values, vectors = node.result(0), node.result(1)
+    inner = MATMUL(MATMUL(_transposed(vectors), (t + _transposed(t)) * 0.5), vectors)
+    return [diagonal(inner, 0, -2, -1), MATMUL(vectors, _apart(values) * inner)]
+
+
+EIGH: Op = _several(
+    "eigh", np.linalg.eigh, _infer_eigh, _pull_eigh, _push_eigh, "eigenvalues, rising, and eigenvectors of symmetric x"
+)
+
+
+def _lower(function: str, a: Any, UPLO: Any) -> Tensor:
+    if UPLO not in ("L", "U", "l", "u"):
+        raise ConfigurationError(f"{function}: UPLO must be 'L' or 'U', got {UPLO!r}")
+    x = as_tensor(a)
+    _check_square(x)
+    return _symmetric(x if UPLO in ("L", "l") else _transposed(x))
+
+
+@implements(np.linalg.eigh)
+def _eigh(a: Operand, UPLO: str = "L") -> Any:
+    kind: Any = type(np.linalg.eigh(np.eye(1)))
+    return kind(*EIGH.apply_several((_lower("eigh", a, UPLO),), {"UPLO": UPLO}))
+
+
+@implements(np.linalg.eigvalsh)
+def _eigvalsh(a: Operand, UPLO: str = "L") -> Tensor:
+    return EIGH.apply_several((_lower("eigvalsh", a, UPLO),), {"UPLO": UPLO})[0]
+
+
+def _infer_svd(x: Tensor) -> list[tuple[Shape, Any]]:
+    _check_matrices(x)
+    *others, m, n = x.shape
+    k = builtins.min(m, n)
+    return [((*others, m, k), x.dtype), ((*others, k), x.dtype), ((*others, k, n), x.dtype)]
+
+
+def _pull_svd(cotangents: Tangents, needs_grad: Sequence[bool], node: Node) -> list[Tensor | None]:
+    by_u, by_s, by_v = cotangents
+    u, s, v = node.result(0), node.result(1), _transposed(node.result(2))
+    row, column = expand_dims(s, -2), expand_dims(s, -1)
+    between = _apart(s * s)
+    terms = [] if by_s is None else [MATMUL(MATMUL(u, _diagonal_matrix(by_s)), _transposed(v))]
+    if by_u is not None:
+        turned = MATMUL(_transposed(u), by_u)
+        inner = between * (turned - _transposed(turned)) * row
+        terms.append(MATMUL(MATMUL(u, inner), _transposed(v)))
+        outside = (by_u - MATMUL(u, turned)) / row
+        terms.append(MATMUL(outside, _transposed(v)))
+    if by_v is not None:
+        by_v = _transposed(by_v)
+        turned = MATMUL(_transposed(v), by_v)
+        inner = column * (between * (turned - _transposed(turned)))
+        terms.append(MATMUL(MATMUL(u, inner), _transposed(v)))
+        outside = (by_v - MATMUL(v, turned)) / row
+        terms.append(MATMUL(u, _transposed(outside)))
+    found = terms[0] if terms else None
+    for term in terms[1:]:
+        assert found is not None
+        found = found + term
+    return [found]
+
+
+def _push_svd(tangents: Tangents, node: Node, x: Tensor) -> list[Tensor | None]:
+    (t,) = tangents
+    assert t is not None
+    u, s, v = node.result(0), node.result(1), _transposed(node.result(2))
+    row, column = expand_dims(s, -2), expand_dims(s, -1)
+    inner = MATMUL(MATMUL(_transposed(u), t), v)
+    between = _apart(s * s)
+    by_u = MATMUL(u, between * (inner * row + column * _transposed(inner)))
+    by_v = MATMUL(v, between * (column * inner + _transposed(inner) * row))
+    moved_u, moved_v = MATMUL(t, v) / row, MATMUL(_transposed(t), u) / row
+    by_u = by_u + (moved_u - MATMUL(u, MATMUL(_transposed(u), moved_u)))
+    by_v = by_v + (moved_v - MATMUL(v, MATMUL(_transposed(v), moved_v)))
+    return [by_u, diagonal(inner, 0, -2, -1), _transposed(by_v)]
+
+
+SVD: Op = _several(
+    "svd",
+    lambda x: np.linalg.svd(x, full_matrices=False),
+    _infer_svd,
+    _pull_svd,
+    _push_svd,
+    "u, s and vᵀ of the singular value decomposition x = u diag(s) vᵀ, in its thin form",
+)
+
+
+def _thin_svd(a: Operand) -> tuple[Tensor, Tensor, Tensor]:
+    """The thin singular value decomposition a = u diag(s) vt of matrices (..., m, n).
+
+    Returns:
+        u (..., m, k), s (..., k) falling, vt (..., k, n), with k the smaller of m and n.
+    """
+    u, s, vt = SVD.apply_several((as_tensor(a),), {})
+    return u, s, vt
+
+
+@implements(np.linalg.svd)
+def _svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+    refuse("linalg.svd", hermitian=(hermitian, False))
+    x = as_tensor(a)
+    _check_matrices(x)
+    u, s, vt = _thin_svd(x)
+    if not flag(compute_uv):
+        return s
+    if flag(full_matrices) and x.shape[-1] != x.shape[-2]:
+        raise ConfigurationError("svd: on tensors only full_matrices=False, unless the matrices are square")
+    kind: Any = type(np.linalg.svd(np.eye(1)))
+    return kind(u, s, vt)
+
+
+def _infer_qr(x: Tensor) -> list[tuple[Shape, Any]]:
+    _check_matrices(x)
+    *others, m, n = x.shape
+    if m < n:
+        raise ShapeError(f"expected at least as many rows as columns, got shape {x.shape}")
+    return [((*others, m, n), x.dtype), ((*others, n, n), x.dtype)]
+
+
+def _right_solve(x: Tensor, r: Tensor) -> Tensor:
+    """Return x r⁻¹."""
+    return _transposed(SOLVE(_transposed(r), _transposed(x)))
+
+
+def _pull_qr(cotangents: Tangents, needs_grad: Sequence[bool], node: Node) -> list[Tensor | None]:
+    by_q, by_r = cotangents
+    q, r = node.result(0), node.result(1)
+    inner: Tensor | None = None if by_r is None else MATMUL(r, _transposed(triu(by_r)))
+    if by_q is not None:
+        product = MATMUL(_transposed(by_q), q)
+        inner = -product if inner is None else inner - product
+    if inner is None:
+        return [None]
+    symmetric = tril(inner) + _transposed(tril(inner, -1))
+    total = MATMUL(q, symmetric)
+    return [_transposed(SOLVE(r, _transposed(total if by_q is None else by_q + total)))]
+
+
+def _push_qr(tangents: Tangents, node: Node, x: Tensor) -> list[Tensor | None]:
+    (t,) = tangents
+    assert t is not None
+    q, r = node.result(0), node.result(1)
+    moved = _right_solve(t, r)
+    inner = MATMUL(_transposed(q), moved)
+    below = tril(inner, -1)
+    turned = below - _transposed(below)
+    return [moved - MATMUL(q, inner - turned), MATMUL(inner - turned, r)]
+
+
+QR: Op = _several(
+    "qr", np.linalg.qr, _infer_qr, _pull_qr, _push_qr, "q, orthonormal, and r, upper triangular, of x = q r"
+)
+
+
+def _factors(a: Operand) -> tuple[Tensor, Tensor]:
+    """The decomposition a = q r of matrices (..., m, n) into orthonormal columns q (..., m, k) and upper triangular
+    r (..., k, n), with k the smaller of m and n; the first columns must be independent."""
+    x = as_tensor(a)
+    _check_matrices(x)
+    m, n = x.shape[-2:]
+    if m >= n:
+        q, r = QR.apply_several((x,), {})
+        return q, r
+    q, r = QR.apply_several((x[..., :m],), {})
+    return q, concatenate([r, MATMUL(_transposed(q), x[..., m:])], -1)
+
+
+@implements(np.linalg.qr)
+def _qr(a: Operand, mode: str = "reduced") -> Any:
+    if mode not in ("reduced", "r"):
+        raise ConfigurationError(f"qr: on tensors mode is 'reduced' or 'r', got {mode!r}")
+    q, r = _factors(a)
+    kind: Any = type(np.linalg.qr(np.eye(1)))
+    return r if mode == "r" else kind(q, r)
+
+
+# Inverses of other matrices -------------------------------------------------------------------------------------------
+
+
+def _infer_pinv(x: Tensor, rcond: float) -> tuple[Shape, Any]:
+    _check_matrices(x)
+    return (*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype
+
+
+def _kernel_pinv(x: Array, out: Array, rcond: float) -> None:
+    np.copyto(out, _computed(lambda x: np.linalg.pinv(x, rcond), "pinv", x))
+
+
+def _pull_pinv(g: Tensor, y: Tensor, x: Tensor, rcond: float) -> Tensor:
+    yt, gt = _transposed(y), _transposed(g)
+    left = MATMUL(gt, MATMUL(y, yt))
+    right = MATMUL(MATMUL(yt, y), gt)
+    found = left - MATMUL(x, MATMUL(y, left)) - MATMUL(MATMUL(yt, g), yt)
+    return found + right - MATMUL(MATMUL(right, y), x)
+
+
+def _push_pinv(t: Tangents, y: Tensor, x: Tensor, rcond: float) -> Tensor:
+    (tangent,) = t
+    assert tangent is not None
+    yt, tt = _transposed(y), _transposed(tangent)
+    left = MATMUL(MATMUL(y, yt), tt)
+    right = MATMUL(tt, MATMUL(yt, y))
+    found = left - MATMUL(MATMUL(left, x), y) - MATMUL(MATMUL(y, tangent), y)
+    return found + right - MATMUL(y, MATMUL(x, right))
+
+
+PINV: Op = define(
+    name="pinv",
+    infer=_infer_pinv,
+    kernel=_kernel_pinv,
+    vjp=(_pull_pinv,),
+    jvp=_push_pinv,
+    doc="pseudo-inverse; its derivative is that among matrices of the same rank",
+)
+
+
+def pinv(a: Operand, rcond: float | None = None) -> Tensor:
+    """The pseudo-inverse (..., n, m) of matrices (..., m, n).
+
+    Singular values below `rcond` times the largest count as 0 (None: 1e-15). The derivative is that among matrices of
+    the same rank.
+    """
+    return PINV(a, rcond=1e-15 if rcond is None else float(rcond))
+
+
+@implements(np.linalg.pinv)
+def _pinv(a: Operand, rcond: float | None = None, hermitian: bool = False, *, rtol: Any = NO_VALUE) -> Tensor:
+    refuse("linalg.pinv", hermitian=(hermitian, False), rtol=(rtol,))
+    if rcond is not None and not isinstance(rcond, (int, float, np.integer, np.floating)):
+        raise ConfigurationError("pinv: rcond must be a number")
+    x = as_tensor(a)
+    _check_matrices(x)
+    return pinv(x, rcond)
+
+
+@implements(np.linalg.lstsq)
+def _lstsq(a: Operand, b: Operand, rcond: float | None = None) -> Any:
+    """Only of full rank: what else numpy returns depends on values."""
+    x, right = as_tensors((a, b))
+    if x.ndim != 2 or right.ndim not in (1, 2) or x.shape[0] != right.shape[0]:
+        raise ShapeError(f"lstsq: expected a matrix and right-hand sides of as many rows, got {x.shape}, {right.shape}")
+    refuse("linalg.lstsq", rcond=(rcond,))
+    float_only(common_dtype((x, right)))
+    m, n = x.shape
+    found = matmul(pinv(x, np.finfo(x.dtype).eps * builtins.max(m, n)), right)
+    singular = _thin_svd(x)[1]
+    found_values = singular.numpy()
+    rank = np.int32((found_values > np.finfo(x.dtype).eps * builtins.max(m, n) * found_values.max(initial=0)).sum())
+    residuals = right - matmul(x, found)
+    squares = sum(residuals * residuals, 0)
+    if rank < n or m <= n:
+        squares = Tensor(np.zeros(0, x.dtype))
+    return found, reshape(squares, (squares.size,)), rank, singular
+
+
+@implements(np.linalg.matrix_power)
+def matrix_power(a: Operand, n: int) -> Tensor:
+    """The product of `n` equal square matrices (..., m, m); of the inverses where `n` is negative."""
+    x, power = as_tensor(a), whole(n, "matrix_power: n")
+    _check_square(x)
+    if power < 0:
+        x, power = INV(x), -power
+    found: Tensor | None = None
+    while power:
+        if power % 2:
+            found = x if found is None else MATMUL(found, x)
+        power //= 2
+        if power:
+            x = MATMUL(x, x)
+    if found is None:
+        return x * 0 + Tensor(np.eye(x.shape[-1], dtype=x.dtype))
+    return found
+
+
+@implements(np.linalg.multi_dot)
+def _multi_dot(arrays: Sequence[Operand], *, out: None = None) -> Tensor:
+    refuse("linalg.multi_dot", out=(out,))
+    if not isinstance(arrays, (list, tuple)) or len(arrays) < 2:
+        raise ShapeError("multi_dot: expected a list of at least two arrays")
+    first, *rest = as_tensors(arrays)
+    for x in (first, *rest):
+        float_only(x.dtype)
+    if not (1 <= first.ndim <= 2 and 1 <= rest[-1].ndim <= 2 and _all_matrices(rest[:-1])):
+        raise ShapeError("multi_dot: expected matrices; the first and the last may be vectors")
+    found = first
+    for x in rest:
+        found = matmul(found, x)
+    return found
+
+
+def _all_matrices(arrays: Sequence[Tensor]) -> bool:
+    return not [x for x in arrays if x.ndim != 2]
+
+
+# Norms ---------------------------------------------------------------------------------------------------------------
+
+
+def _vector_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    if ord is None or ord == 2:
+        return NORM(x, axes=axes, keepdims=keepdims)
+    if ord == np.inf:
+        return max(abs(x), axes, keepdims=keepdims)
+    if ord == -np.inf:
+        return min(abs(x), axes, keepdims=keepdims)
+    if ord == 0:
+        return sum(astype(not_equal(x, 0), x.dtype), axes, keepdims=keepdims)
+    if ord == 1:
+        return sum(abs(x), axes, keepdims=keepdims)
+    if not isinstance(ord, (int, float, np.integer, np.floating)) or isinstance(ord, bool):
+        raise ConfigurationError(f"norm: {ord!r} is no norm of vectors")
+    return sum(abs(x) ** float(ord), axes, keepdims=keepdims) ** (1 / float(ord))
+
+
+def _matrix_norm(x: Tensor, ord: Any, axes: tuple[int, int], keepdims: bool) -> Tensor:
+    if ord is None or ord == "fro":
+        return NORM(x, axes=tuple(sorted(axes)), keepdims=keepdims)
+    moved = moveaxis(x, axes, (-2, -1))
+    if ord in ("nuc", 2, -2):
+        singular = _thin_svd(moved)[1]
+        found = sum(singular, -1) if ord == "nuc" else max(singular, -1) if ord == 2 else min(singular, -1)
+    elif ord in (1, -1, np.inf, -np.inf):
+        sums = sum(abs(moved), -2 if ord in (1, -1) else -1)
+        found = max(sums, -1) if ord > 0 else min(sums, -1)
+    else:
+        raise ConfigurationError(f"norm: {ord!r} is no norm of matrices")
+    if not keepdims:
+        return found
+    return reshape(found, [1 if d in axes else n for d, n in enumerate(x.shape)])
+
+
+@implements(np.linalg.norm)
+def norm(x: Operand, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The norm of vectors or matrices over `axis`, of all elements as one vector when both are None.
+
+    Args:
+        x: the array.
+        ord: of vectors any number, np.inf or -np.inf; of matrices "fro", "nuc", 1, -1, 2, -2, np.inf or -np.inf; None
+            is the Euclidean norm. Subgradient 0 at the origin of that one.
+        axis: one axis of vectors, or a pair of matrices; None with `ord`: all of a vector, or of a matrix.
+        keepdims: whether the reduced axes stay, with length one.
+    """
+    x = as_tensor(x)
+    float_only(x.dtype)
+    keep = flag(keepdims)
+    if axis is None:
+        if ord is None:
+            return NORM(x, axes=normalize_axes(None, x.ndim), keepdims=keep)
+        if not 1 <= x.ndim <= 2:
+            raise ShapeError(f"norm: with ord an axis is needed for shape {x.shape}")
+        axes: tuple[int, ...] = tuple(range(x.ndim))
+    else:
+        normalize_axes(axis, x.ndim)
+        axes = tuple(a % x.ndim for a in wholes(axis, "norm: each axis"))
+    if len(axes) == 1:
+        return _vector_norm(x, ord, axes, keep)
+    if len(axes) == 2:
+        return _matrix_norm(x, ord, (axes[0], axes[1]), keep)
+    raise ShapeError(f"norm: the axes are one of a vector or two of a matrix, got {axis}")
+
+
+@implements(np.linalg.matrix_norm)
+def _matrix_norm_of(x: Operand, /, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
+    a = as_tensor(x)
+    _check_matrices(a)
+    return _matrix_norm(a, ord, (a.ndim - 2, a.ndim - 1), flag(keepdims))
+
+
+@implements(np.linalg.vector_norm)
+def _vector_norm_of(x: Operand, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2) -> Tensor:
+    a = as_tensor(x)
+    float_only(a.dtype)
+    return _vector_norm(a, 2 if ord is None else ord, normalize_axes(axis, a.ndim), flag(keepdims))
+
+
+@implements(np.linalg.svdvals)
+def _svdvals(x: Operand, /) -> Tensor:
+    return _thin_svd(x)[1]
+
+
+@implements(np.linalg.cond)
+def _cond(x: Operand, p: Any = None) -> Tensor:
+    a = as_tensor(x)
+    _check_matrices(a)
+    if not a.size:
+        raise ShapeError("cond: there is no condition number of no elements")
+    if p is None or p in (2, -2):
+        singular = _thin_svd(a)[1]
+        return singular[..., 0] / singular[..., -1] if p != -2 else singular[..., -1] / singular[..., 0]
+    return _matrix_norm(a, p, (a.ndim - 2, a.ndim - 1), False) * _matrix_norm(
+        INV(a), p, (a.ndim - 2, a.ndim - 1), False
+    )

@@ -1,0 +1,84 @@
+"""More of scipy.special's functions on tensors, computed by scipy where the caller has imported it.
+
+This is the only module that uses scipy, late: its ufuncs reach it when one of them meets a tensor. Their ops are not in
+the table, and have no twins.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+from py_engine.ad.op import Op, elementwise
+from py_engine.ad.ops.elementary import exp, log, log1p, sigmoid, sign, square
+from py_engine.ad.ops.special import digamma, erf, erfc, gammaln, logit
+from py_engine.ad.tensor import Tensor
+
+NAMES: dict[str, Callable[..., Tensor]] = {
+    **{"erf": erf, "erfc": erfc, "gammaln": gammaln},
+    **{"psi": digamma, "expit": sigmoid, "logit": logit},
+}
+"""Ufuncs of scipy.special by name that are ops of our own."""
+
+
+def stand_in(ufunc: Any) -> Callable[..., Tensor] | None:
+    """Return what stands in for one of scipy.special's ufuncs on tensors, or None."""
+    special = sys.modules.get("scipy.special")
+    name = ufunc.__name__
+    if special is None or getattr(special, name, None) is not ufunc:
+        return None
+    return NAMES[name] if name in NAMES else _ops(special).get(name)
+
+
+@cache
+def _ops(special: Any) -> dict[str, Op]:
+    found: dict[str, Op] = {}
+
+    def row(name: str, *partials: Any) -> None:
+        ufunc = getattr(special, name)
+        found[name] = elementwise(
+            f"scipy.special.{name}", ufunc, *partials, doc=f"scipy.special.{name}", in_table=False
+        )
+
+    def of(name: str) -> Op:
+        return found[name]
+
+    half_root = math.sqrt(math.pi) / 2
+    row("gamma", lambda y, x: y * digamma(x))
+    row("rgamma", lambda y, x: -y * digamma(x))
+    row("gammasgn", lambda y, x: 0)
+    row("beta", lambda y, a, b: y * (digamma(a) - digamma(a + b)), lambda y, a, b: y * (digamma(b) - digamma(a + b)))
+    row("betaln", lambda y, a, b: digamma(a) - digamma(a + b), lambda y, a, b: digamma(b) - digamma(a + b))
+    row("erfinv", lambda y, x: half_root * exp(square(y)))
+    row("erfcinv", lambda y, x: -half_root * exp(square(y)))
+    row("gammainc", None, lambda y, a, x: exp((a - 1) * log(x) - x - gammaln(a)))
+    row("gammaincc", None, lambda y, a, x: -exp((a - 1) * log(x) - x - gammaln(a)))
+    row(
+        "betainc",
+        None,
+        None,
+        lambda y, a, b, x: exp((a - 1) * log(x) + (b - 1) * log1p(-x) + gammaln(a + b) - gammaln(a) - gammaln(b)),
+    )
+    row("j0", lambda y, x: -of("j1")(x))
+    row("j1", lambda y, x: (of("j0")(x) - of("jv")(2, x)) / 2)
+    row("y0", lambda y, x: -of("y1")(x))
+    row("y1", lambda y, x: (of("y0")(x) - of("yn")(2, x)) / 2)
+    row("i0", lambda y, x: of("i1")(x))
+    row("i1", lambda y, x: (of("i0")(x) + of("iv")(2, x)) / 2)
+    for name, sign_of_next in (("jv", -1), ("yn", -1), ("iv", 1)):
+        row(name, None, partial(_neighbours, of, name, sign_of_next))
+    row("ive", None, lambda y, n, x: (of("ive")(n - 1, x) + of("ive")(n + 1, x)) / 2 - sign(x) * y)
+    row("xlogy", lambda y, x, p: log(p), lambda y, x, p: x / p)
+    row("xlog1py", lambda y, x, p: log1p(p), lambda y, x, p: x / (1 + p))
+    row("ndtr", lambda y, x: exp(-square(x) / 2) / math.sqrt(2 * math.pi))
+    row("log_ndtr", lambda y, x: exp(-square(x) / 2 - y) / math.sqrt(2 * math.pi))
+    row("log_expit", lambda y, x: sigmoid(-x))
+    return found
+
+
+def _neighbours(of: Callable[[str], Op], name: str, sign_of_next: int, y: Tensor, n: Tensor, x: Tensor) -> Tensor:
+    """The derivative of Bessel functions by x, from those of the orders beside."""
+    return (of(name)(n - 1, x) + sign_of_next * of(name)(n + 1, x)) / 2
