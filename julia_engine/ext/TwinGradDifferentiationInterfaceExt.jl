@@ -6,7 +6,7 @@ module TwinGradDifferentiationInterfaceExt
 
 import DifferentiationInterface as DI
 using DifferentiationInterface: ADTypes
-using TwinGrad: TwinGrad, compile, jacobian, jvp, value_and_grad, vjp
+using TwinGrad: TwinGrad, GraphNode, compile, jacobian, jvp, stack, value_and_grad, vjp
 
 struct Backend <: ADTypes.AbstractADType
     compile::Bool
@@ -19,7 +19,10 @@ DI.check_available(::Backend) = true
 DI.inplace_support(::Backend) = DI.InPlaceNotSupported()
 
 """The function of its first argument alone."""
-of_first(f, contexts) = x -> f(x, map(DI.unwrap, contexts)...)
+of_first(f, contexts) = x -> as_array(f(x, map(DI.unwrap, contexts)...))
+
+"""A vector written as `[a, b]`, which holds tensors here and numbers elsewhere, as the one array that it stands for."""
+as_array(y) = y isa AbstractVector && any(e -> e isa GraphNode, y) ? stack(collect(y)) : y
 
 # Products with the Jacobian
 
@@ -81,13 +84,13 @@ function DI.prepare_gradient_nokwarg(strict::Val, f, backend::Backend, x, contex
 end
 
 function DI.prepare_jacobian_nokwarg(strict::Val, f, backend::Backend, x, contexts::Vararg{DI.Context})
-    both(x, rest...) = (f(x, rest...), jacobian(x -> f(x, rest...), x))
+    both(x, rest...) = (f(x, rest...), jacobian(x -> as_array(f(x, rest...)), x))
     return JacobianPrep(DI.signature(f, backend, x, contexts...; strict), both)
 end
 
 for (operator, Prep) in ((:gradient, GradientPrep), (:jacobian, JacobianPrep))
     both, in_place, both_in_place = (Symbol(name) for name in
-        ("value_and_$operator", "$operator!", "value_and_$operator!"))
+        ("value_and_$operator", "$(operator)!", "value_and_$(operator)!"))
     @eval function DI.$both(f, prep::$Prep, backend::Backend, x, contexts::Vararg{DI.Context})
         DI.check_prep(f, prep, backend, x, contexts...)
         return prep.$both(x, map(DI.unwrap, contexts)...)
