@@ -9,6 +9,7 @@ import inspect as _inspect
 from typing import Any as _Any
 
 from py_engine.ad.op import TABLE as _TABLE
+from py_engine.ad.ops import scipy_functions as _scipy_functions  # noqa: F401  (not later: it would be a name here)
 from py_engine.ad.ops.along import *
 from py_engine.ad.ops.convolution import *
 from py_engine.ad.ops.decompositions import *
