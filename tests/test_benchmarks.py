@@ -52,10 +52,10 @@ OF_SYSTEMS = {"micro.Gradient.track_gradient"}
 ALL = BY_ENGINE | OF_PY_ENGINE | OF_BRIDGE | OF_SYSTEMS
 
 CHOSEN = (
-    r"^(training|memory)\..*\('numpy'",
+    r"^(training\.(Epoch|Start)|memory)\..*\('numpy'",
+    r"^training\.Convolutional\..*\('numpy', 'mnist-cnn'",
     r"^training\.Start\..*\('(julia|torch)'",
     r"^memory\.Allocated\..*\('julia'",  # its own runtime counts
-    r"^training\.Convolutional\..*\('manual', 'mnist-cnn'",
     r"^micro\..*, 'sincos'",
     r"^(eager|bridge)\.",
 )
