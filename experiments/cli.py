@@ -340,7 +340,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
     "settings",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Another value than the paper file's, such as training.learning_rate=0.1, with --results of its own.",
+    help="Another value than the paper file's, such as training.learning_rate=0.1, with a separate --results folder.",
 )
 @option_profile
 @option_threads
@@ -909,7 +909,7 @@ def _show_built(output: Output, built: Any) -> None:
 @click.option(
     "--patience",
     type=Whole(1, MOST_EPOCHS),
-    help="Stop after so many epochs without a better validation loss, and keep the best weights.",
+    help="Stop after this number of epochs without a better validation loss, and keep the best weights.",
 )
 @click.option("--seed", type=Whole(0, LARGEST_SEED), default=0, show_default=True, help="Of weights and batches.")
 @option_threads

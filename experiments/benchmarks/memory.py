@@ -44,7 +44,7 @@ class Allocated(_Memory):
 
     threads = 1
     version = "f4ce65575c766e2fc2448471bf532355a4cb8aeeda631dadda33a382c7d8f355"
-    """What asv called it by its code before the import moved: its history goes on."""
+    """What asv called it by its code before the import moved: so that its history continues."""
 
     def setup(self, engine: str) -> None:
         """Start the worker, with its one thread, where memray can be had."""

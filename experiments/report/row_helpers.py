@@ -356,44 +356,43 @@ def quartile_text(row: Row, name: str, show: Callable[[float], str]) -> str:
     return f"{show(middle)} [{show(low)}–{show(high)}]"
 
 
-def mean_column(header: str, name: str, quantity: str = "") -> Column:
-    """Mean ± spread; a reported value as the paper gives it, about where it says about."""
+def _value_column(
+    header: str, name: str, quantity: str, measured: Callable[[Row], str], reported: Callable[[Row], str]
+) -> Column:
+    """A value as it was measured or reported; the paper's words, or a dash, where a row has none."""
 
     def text(row: Row) -> str:
         if empty(row.get(name)):
             return str(row.get(f"{quantity}_words") or MISSING)
-        if row["kind"] != "measured":
-            return f"{'≈ ' if row.get(f'{quantity}_about') else ''}{given(row[name])}"
-        return with_spread(row[name], row.get(f"{name}_sd"))
+        return measured(row) if row["kind"] == "measured" else reported(row)
 
     return Column(header, text)
+
+
+def mean_column(header: str, name: str, quantity: str = "") -> Column:
+    """Mean ± spread; a reported value as the paper gives it, about where it says about."""
+
+    def reported(row: Row) -> str:
+        return f"{'≈ ' if row.get(f'{quantity}_about') else ''}{given(row[name])}"
+
+    return _value_column(header, name, quantity, lambda row: with_spread(row[name], row.get(f"{name}_sd")), reported)
 
 
 def accuracy_column(header: str, name: str, _: str = "") -> Column:
     """A fraction with its spread; a reported one as the paper prints it, or its words."""
 
-    def text(row: Row) -> str:
-        if empty(row.get(name)):
-            return str(row.get(f"{name}_words") or MISSING)
-        if row["kind"] != "measured":
-            return given(row[name])
+    def measured(row: Row) -> str:
         spread = row.get(f"{name}_sd")
         return fraction(row[name]) + ("" if spread is None else f" ± {fraction(spread)}")
 
-    return Column(header, text)
+    return _value_column(header, name, name, measured, lambda row: given(row[name]))
 
 
 def bytes_column(header: str, name: str, quantity: str = "") -> Column:
     """A measured number of bytes in decimal units; a reported one in the unit of the paper, GiB."""
-
-    def text(row: Row) -> str:
-        if empty(row.get(name)):
-            return str(row.get(f"{quantity}_words") or MISSING)
-        if row["kind"] != "measured":
-            return f"{given(row[name] / GIB)} GiB"
-        return size(row[name])
-
-    return Column(header, text)
+    return _value_column(
+        header, name, quantity, lambda row: size(row[name]), lambda row: f"{given(row[name] / GIB)} GiB"
+    )
 
 
 def memory_column(header: str, name: str) -> Column:

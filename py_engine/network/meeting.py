@@ -1,7 +1,7 @@
 """Sums over a batch whose samples are split over threads: what batch normalisation needs of the other threads' samples.
 
-Each thread replays a tape of its own. Where a layer sums over the batch, the tapes meet: every one leaves its part of
-the sum, waits for the others, and adds up all parts in the same order, so that all go on with the same bits.
+Each thread replays its own tape. Where a layer sums over the batch, the tapes meet: every one leaves its part of
+the sum, waits for the others, and adds up all parts in the same order, so that all have the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from py_engine.ad.tensor import Array, Tensor
 
 
 class Meeting:
-    """Where the tapes of so many threads, one for each part of a batch of `samples`, leave parts of sums and add them.
+    """Where the tapes of all threads, one for each part of a batch of `samples`, leave parts of sums and add them.
 
     Outside a run of all of them a tape waits for nobody: it adds what the others have left last.
     """

@@ -210,7 +210,7 @@ BLOCK_BYTES = _second_level_cache() // 2
 
 
 def blocks(samples: int, each: int) -> list[slice]:
-    """Return equal pieces of so many samples, with `each` bytes a sample: at most `BLOCK_BYTES`, or one sample."""
+    """Return slices of `samples` of equal length, with `each` bytes a sample: at most `BLOCK_BYTES`, or one sample."""
     most = min(max(BLOCK_BYTES // max(each, 1), 1), samples)
     size = next((n for n in range(most, 0, -1) if samples % n == 0), 1)
     return [slice(start, start + size) for start in range(0, samples, size)]

@@ -91,7 +91,7 @@ def _in_blocks(
 ) -> list[Call]:
     """Return the calls of a pool, block by block of the samples of `each`, which has an element for each window.
 
-    So many arrays of phases are in use together. What is padded is kept whole: each block would need its own border.
+    `arrays` of phases are in use together. What is padded is kept whole: each block would need its own border.
     """
     if any(n for pair in padding for n in pair):
         return bind(slice(None), scratch)
