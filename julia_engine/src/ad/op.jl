@@ -262,14 +262,20 @@ function compute_several(op::Op, inputs::Vector{Memory}, kinds::Vector{Kind}, at
     return outs
 end
 
-"""Compute the op into `out`, which is a list where it has several results."""
+"""
+Compute the op into `out`, which is a list where it has several results. The task's list of instructions is used again; it is
+taken out of the state meanwhile, since an op may compute others.
+"""
 function compute!(op::Op, out::Union{Memory,Vector{Memory}}, inputs::Vector{Memory}, attrs::Attributes)
-    code = Instructions()
+    now = state()
+    spare, now.code = now.code, nothing
+    code = spare === nothing ? Instructions() : spare
     if op.accepts !== nothing
         inputs = Memory[op.accepts(m.dims, m.strides) ? m : dense!(code, m) for m in inputs]
     end
     op.forward!(code, out, inputs, attrs)
     GC.@preserve out inputs code execute!(code)
+    now.code = empty!(code)
     return nothing
 end
 

@@ -11,6 +11,7 @@ What the engine is doing in this task.
 - `techniques`: those of the compiled function, for the tapes inside it.
 - `reuse`: while the rule of a gradient runs: memory for its values.
 - `mixed`: whether a dual number has met a tensor.
+- `code`: a list for the instructions of the next op, unless one is being computed.
 """
 mutable struct State
     trace::Union{Nothing,Vector{Tensor}}
@@ -21,8 +22,9 @@ mutable struct State
     techniques::Techniques
     reuse::Union{Nothing,Reuse}
     mixed::Bool
+    code::Union{Nothing,Instructions}
 end
-new_state() = State(nothing, false, true, false, "", Techniques(), nothing, false)
+new_state() = State(nothing, false, true, false, "", Techniques(), nothing, false, nothing)
 state() = get!(new_state, task_local_storage(), :TwinGrad)::State
 
 """

@@ -24,6 +24,7 @@ const ADDRESSES_LOCK = ReentrantLock()
 function __init__()
     empty!(ADDRESSES)  # those found while the package was compiled mean nothing in this process
     VECTOR_BYTES[] = find_vector_bytes()
+    precompile(mixed_bytes, (Ptr{UInt8}, Int))  # a call of one that is not compiled yet would box its arguments, ever after
 end
 
 """The function of single numbers of each elementwise operation, a name here or in `StraightLine`."""
@@ -162,7 +163,6 @@ end
     return z ⊻ (z >> 32)
 end
 
-# Inlined: a call of one not compiled yet would box its arguments.
 @inline function mixed_words(p::Ptr{T}, n::Int, first::Int) where {T}
     total = zero(UInt64)
     @summing for i in 0:n-1
@@ -193,8 +193,10 @@ function mixed_rows(p::Ptr{T}, n::Int, step::Int, counts::NTuple{N,Int}, strides
     return total
 end
 
-"""The checksum of so many bytes."""
-@inline function mixed_bytes(p::Ptr{UInt8}, bytes::Int)
+"""
+The checksum of so many bytes. Not inlined: it is called from where the optimiser is off, and would take ten times as long there.
+"""
+@noinline function mixed_bytes(p::Ptr{UInt8}, bytes::Int)
     words = bytes >> 3
     return mixed_words(Ptr{UInt64}(p), words, 1) + mixed_words(p + 8 * words, bytes - 8 * words, words + 1)
 end
@@ -264,6 +266,16 @@ mutable struct Instructions
     slots::Vector{Slot}
     Instructions() =
         new(Instruction{Float32}[], Instruction{Float64}[], Segment[], Tuple{Int,Int,Int}[], Any[], NO_SLOTS)
+end
+
+function Base.empty!(p::Instructions)
+    empty!(p.f32)
+    empty!(p.f64)
+    empty!(p.segments)
+    empty!(p.moves)
+    empty!(p.roots)
+    p.slots = NO_SLOTS
+    return p
 end
 
 keep!(p::Instructions, slot::Slot) = (p.slots === NO_SLOTS && (p.slots = Slot[]); push!(p.slots, slot); nothing)
