@@ -1,7 +1,7 @@
 """Tables, figures and the paper from the tidy results; nothing is measured here and nothing is typed in.
 
     results/report/tables/<paper>-<table>.csv, .tex, .md
-    results/report/figures/<paper>-<figure>.svg, .png
+    results/report/figures/<paper>-<figure>.svg, .png, and overview-<figure> over all papers
     results/report/paper/report.json     every number of the text, and the tables as texts
     results/report/report.html           the same tables and figures as one page to click in
     results/report/paper.pdf             (experiments.report.paper)
@@ -24,7 +24,7 @@ from bridge.errors import TwinGradError, shown
 from bridge.files import write_atomically
 from experiments.measures.registry import TABLES
 from experiments.papers import MODELS_DIR, PAPERS_DIR, Paper, load_paper, paper_keys
-from experiments.report import design, figures, html, numbers, row_helpers, table, tables
+from experiments.report import design, figures, html, numbers, overview, row_helpers, table, tables
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
 from experiments.report.view import MixedMachinesError, ReportError, View, paper_view
 from experiments.results import ResultsError, Tidy, explain
@@ -67,14 +67,16 @@ def build(
     chosen = _papers(tidy, papers, results_dir)
     for paper in chosen:
         paper.check_producers(row_helpers.PRODUCERS, figures.PRODUCERS)
-    sections = []
+    sections, views = [], []
     for paper in chosen:
         with _foreseen(paper):
-            sections.append(_paper(paper_view(paper, tidy, Path(data_dir) if data_dir is not None else None), built))
+            views.append(paper_view(paper, tidy, Path(data_dir) if data_dir is not None else None))
+            sections.append(_paper(views[-1], built))
     document = {
         "schema": SCHEMA,
         "made_from": made_from(results_dir, papers),
         "papers": sections,
+        "overviews": _overviews(views, built),
         "not_run": [key for key in paper_keys() if key not in {paper.key for paper in chosen}],
         "notices": sorted({section["notice"] for section in sections if section["notice"]}),
         "created": max((section["runs"]["created"] or "" for section in sections), default=""),
@@ -179,6 +181,7 @@ def _paper(view: View, built: Built) -> dict[str, Any]:
     built.missing += [f"{paper.key}: {row['row']}: {row['measure']}: {row['reason']}" for row in missing]
     return {
         "key": paper.key,
+        "runs_of": paper.runs_of_paper or paper.key,
         "title": paper.title,
         "authors": paper.authors,
         "task": paper.task,
@@ -191,12 +194,28 @@ def _paper(view: View, built: Built) -> dict[str, Any]:
             )
         ),
         "engines": [{"name": engine, "label": view.label(engine)} for engine in view.engines()],
+        "absent": [view.label(engine) for engine in view.absent()],
         "notice": view.notice,
         "runs": numbers.of_runs(view),
         "numbers": numbers.of_paper(view),
         "tables": [table.to_json(item) for item in made],
         "figures": drawn,
     }
+
+
+def _overviews(views: Sequence[View], built: Built) -> list[dict[str, Any]]:
+    """Draw the figures over all studies; those for which nothing was run are left out."""
+    drawn = []
+    for item in overview.OVERVIEWS:
+        stem = built.folder / "figures" / f"overview-{item.id}"
+        try:
+            if not overview.draw(item, views, stem):
+                continue
+        except OSError as error:
+            raise ResultsError(explain(error, stem, "another folder")) from error
+        built.written += [stem.with_name(stem.name + suffix) for suffix in (".svg", ".png")]
+        drawn.append({"id": item.id, "file": f"{stem.name}.svg", "title": item.title})
+    return drawn
 
 
 def _draw(built: Built, stem: Path, draw: Callable[[Path], str | None]) -> str | None:

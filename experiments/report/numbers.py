@@ -25,7 +25,7 @@ from experiments.formats import (
 from experiments.microbenchmarks.functions import SMALL
 from experiments.microbenchmarks.registry import SYSTEMS
 from experiments.quantities import ALL, QUANTITIES, saved
-from experiments.report import claims, microbenchmarks, row_helpers
+from experiments.report import claims, intervals, microbenchmarks, row_helpers
 from experiments.report.row_helpers import PARITY_TOLERANCE, REFERENCE
 from experiments.report.view import View
 
@@ -123,6 +123,12 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
             if other in steps and engine != other:
                 ratios = (steps[engine] / steps[other]).dropna()
                 _add(found, f"race.{threads}.{engine}.{name}", ratios.median(), fixed)
+                if name == "ratio" and (interval := intervals.of_median(ratios)) is not None:
+                    low, high = interval
+                    found[f"race.{threads}.{engine}.interval"] = {
+                        "value": [low, high],
+                        "text": f"{fixed(low)}–{fixed(high)}",
+                    }
         rival = row_helpers.best_rival(steps)
         if len(rival) and engine != rival.name:
             ratio = (steps[engine] / rival).dropna().median()

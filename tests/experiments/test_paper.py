@@ -159,6 +159,13 @@ def test_nothing_runs_over_the_edge_of_the_text(full_report: report.Built) -> No
             assert side.min() == 1.0, f"page {number} is not white at an edge"
 
 
+def test_the_main_part_has_at_most_twelve_pages(full_report: report.Built) -> None:
+    paper.compile(full_report.folder)  # puts the sources there
+    main = str(full_report.folder / "paper" / paper.MAIN)
+    found = typst.query(main, "<pages-of-the-main-part>", field="value", one=True, root=str(full_report.folder))
+    assert 3 <= json.loads(found) <= 12
+
+
 def test_no_column_runs_into_the_other(full_report: report.Built) -> None:
     first = pages(full_report.folder)[0]
     height, width = first.shape[:2]
