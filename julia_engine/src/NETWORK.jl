@@ -9,20 +9,21 @@ using LinearAlgebra: BLAS
 using Random: MersenneTwister, randperm
 using ..AD
 using ..Versions: Versions
-using ..AD: Constant, Tape, Techniques, Tensor, Variable, stack
+using ..AD: Constant, Memory, Tape, Techniques, Tensor, Variable, stack
 
 include("network/initialisers.jl")
 include("network/lines.jl")
 include("network/layers.jl")
 include("network/convolution.jl")
 include("network/embedding.jl")
+include("network/threads.jl")
+include("network/meeting.jl")
 include("network/normalisation.jl")
 include("network/parameters.jl")
 include("network/chain.jl")
 include("network/losses.jl")
 include("network/metrics.jl")
 include("network/optimizers.jl")
-include("network/threads.jl")
 include("network/steps.jl")
 include("network/trainer.jl")
 

@@ -199,7 +199,7 @@ end
     chain, eager = make(), make()
     trainer = Trainer(chain; optimizer=SGD(0.1), batch_size=10, threads=Threads.nthreads())
     losses = train_epoch!(trainer, x, y)
-    @test length(trainer.plans[10]) == 1  # a batch that is coupled is not split
+    @test length(trainer.plans[10, Threads.nthreads()]) == Threads.nthreads()  # the parts meet where they sum over the batch
     for step in 1:3
         columns = 10step-9:10step
         found = gradient(m -> softmax_cross_entropy(m(x[:, columns]; training=true), y[columns]), eager)
@@ -218,14 +218,44 @@ end
     @test as_dict(chain.parameters) == before  # running statistics, too
     other = Chain(Dense(5 => 4; name="a"), BatchNorm(4; name="b"), Dense(4 => 3; name="c"); seed=1, dtype=T)
     how = Techniques(replay=false)
-    @test train_epoch!(Trainer(other; optimizer=SGD(0.1), batch_size=10, threads=1, techniques=how), x, y) ≈ losses
+    found = train_epoch!(Trainer(other; optimizer=SGD(0.1), batch_size=10, threads=1, techniques=how), x, y)
+    @test isapprox(found, losses; rtol=8 * eps(T))  # the parts of a batch add up in another order
     @test other.parameters["b.running_var"] ≈ before["b.running_var"]
-    order, room = collect(1:30), zeros(3)
-    train_epoch!(trainer, x, y, order, room)
-    allocated_by(trainer, x, y, order, room)
-    @test allocated_by(trainer, x, y, order, room) == 0
+    for (threads, most) in ((1, 0), (Threads.nthreads(), 4000))  # a parallel region for the call, however many steps it has
+        order, room, trainer = repeat(1:30, 20), zeros(60), Trainer(make(); batch_size=10, threads=threads)
+        train_epoch!(trainer, x, y, order, room)
+        allocated_by(trainer, x, y, order, room)
+        @test allocated_by(trainer, x, y, order, room) <= most
+    end
     @test occursin("more than one value", message_of(() -> train_epoch!(trainer, x[:, 1:21], y[1:21])))
     @test occursin("batched", message_of(() -> Trainer(chain; threads=1, techniques=Techniques(batched=false))))
+end
+
+@testset "the parts of a normalised batch meet, $(length(sizes)) axes" for sizes in ([6], [7, 6], [5, 4, 6])
+    random, threads = MersenneTwister(3), Threads.nthreads()
+    x, y = randn(random, sizes..., 46), rand(random, 1:3, 46)
+    make() = Chain(BatchNorm(6), Activation(tanh), BatchNorm(6), Flatten(), Dense(prod(sizes) => 3); seed=2, dtype=Float64)
+    new_trainer(threads) = Trainer(make(); optimizer=Adam(0.01; clip_norm=1.0), batch_size=11, threads=threads)
+    whole, split, again = new_trainer(1), new_trainer(threads), new_trainer(threads)
+    expected, found = train!(whole, x, y; epochs=3), train!(split, x, y; epochs=3)
+    @test found ≈ expected && train!(again, x, y; epochs=3) == found  # the same bits at every run
+    @test all(isapprox(as_dict(split.parameters)[k], v; rtol=1e-9, atol=1e-12) for (k, v) in as_dict(whole.parameters))
+    @test as_dict(split.parameters) == as_dict(again.parameters)
+    @test length(split.plans[11, threads]) == threads && length(split.plans[2, 1]) == 1
+    @test all(sum(e.op === NETWORK.SUM_OF_PARTS for e in shard.tape.program.equations) >= 6 for shard in split.plans[11, threads])
+    # Inside a parallel region of the user's there are no threads to meet: the batch stays whole.
+    inside, losses = new_trainer(threads), zeros(5)
+    Threads.@threads for k in 1:threads
+        k == 1 && train_epoch!(inside, x, y, collect(1:46), losses)
+    end
+    @test losses ≈ train_epoch!(new_trainer(1), x, y)
+    # A thread that fails lets the others go, and says why; the next call is as if nothing had been.
+    bad = copy(x)
+    bad[1] = NaN  # in the first step
+    before = as_dict(split.parameters)
+    @test_throws NonFiniteError train_epoch!(split, bad, y)
+    @test as_dict(split.parameters) == before
+    @test train_epoch!(split, x, y) ≈ train_epoch!(whole, x, y)
 end
 
 @testset "layer normalisation and RBF" begin

@@ -203,7 +203,6 @@ PYTHON_ONLY = {
     "ad/ops/numpy_functions.py": "numpy's functions that are made of ops, and that only numpy has a name for",
     "ad/ops/scipy_functions.py": "what scipy computes, where the caller has imported it",
     "ad/compile/zero_copy.py": "large arrays used in place by replays; in Julia that is part of compiled functions",
-    "network/meeting.py": "sums over a batch that is split over threads; Julia's batches with normalisation stay whole",
     "ad/ops/fused_text.py": "ops that only fusion makes; Julia's stand with its fusion",
 }
 JULIA_ONLY = {

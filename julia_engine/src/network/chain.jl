@@ -92,6 +92,9 @@ end
 """Whether the samples of a batch affect each other's results in training."""
 couples_batch(chain::Chain) = any(couples_batch, chain.layers)
 
+"""Whether a batch can be split over threads: if its samples affect each other, then by sums over it."""
+splits(chain::Chain) = all(layer -> !couples_batch(layer) || sums_over_batch(layer), chain.layers)
+
 """Whether the samples are Int64 token ids: the first layer that looks at values is an [`Embedding`](@ref)."""
 function takes_ids(chain::Chain)
     for layer in chain.layers

@@ -50,9 +50,16 @@ function forward end
 """
     couples_batch(layer)
 
-Whether the samples of a batch affect each other's results in training. Such a batch is not split over threads.
+Whether the samples of a batch affect each other's results in training, so that it can't be trained sample by sample.
 """
 couples_batch(layer::Layer) = false
+
+"""
+    sums_over_batch(layer)
+
+Whether they do so by sums over the batch alone, each a `sum_of_parts`: such a batch can be split over threads.
+"""
+sums_over_batch(layer::Layer) = false
 
 """
     only_moves(layer)

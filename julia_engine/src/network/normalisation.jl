@@ -36,6 +36,7 @@ function parameters(layer::BatchNorm)
 end
 
 couples_batch(::BatchNorm) = true
+sums_over_batch(::BatchNorm) = true
 
 function output_size(layer::BatchNorm, input::Vector{Int})
     !isempty(input) && input[end] == layer.channels || throw(rejected(layer, "size (..., $(layer.channels))", input))
@@ -51,11 +52,11 @@ function forward(layer::BatchNorm, x::Tensor, parameters::Dict{String,Tensor}, t
         return (x .- over_batch(parameters["running_mean"])) .* (scale ./ deviation) .+ shift
     end
     axes = setdiff(1:ndims(x), ndims(x) - 1)
-    count = prod(x.dims[axes])
+    count = samples_of(x) * prod(x.dims[1:end-2])
     count > 1 || throw(ShapeError("$layer: training needs more than one value per channel, got a batch of size $(size(x))"))
-    average = mean(x; dims=axes)
+    average = sum_of_parts(sum(x; dims=axes)) ./ count
     apart = x .- average
-    variance = mean(apart .^ 2; dims=axes)
+    variance = sum_of_parts(sum(apart .^ 2; dims=axes)) ./ count
     update(name, new) = parameters[name] =
         (1 - layer.momentum) .* parameters[name] .+ layer.momentum .* reshape(detach(new), layer.channels)
     update("running_mean", average)

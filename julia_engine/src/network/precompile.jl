@@ -70,7 +70,7 @@ function precompile_plan()
         trainer = Trainer(chain; loss=loss, optimizer=optimizer, batch_size=2, threads=1)
         NETWORK.suit!(trainer, dims)
         NETWORK.choose_sparse!(trainer)
-        NETWORK.planned(trainer, 2)
+        NETWORK.planned(trainer, 2, 1)
     end
     return nothing
 end

@@ -85,6 +85,7 @@ end
 """
 A part of a batch: its tape, its place in the batch, and its gradient vector, with the gradients of `columns` apart from
 it. Its loss counts by its share of the batch. `states` are layers' new states: where they go, where they are, how many.
+`meeting` is where it meets the other parts, if it does.
 """
 struct Shard{T}
     tape::Tape
@@ -96,22 +97,25 @@ struct Shard{T}
     gradient::Vector{T}
     columns::Vector{Columns{T}}
     states::Vector{Tuple{Ptr{T},Ptr{T},Int}}
+    meeting::Union{Nothing,Meeting}
 end
 
 """Plan a part of a batch; with `sparse`, gradients of matrices of which columns are looked up are kept as `columns`."""
 function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{Int}, target_type::DataType, first::Int,
-        count::Int, samples::Int, gradient::Vector{T}, techniques::Techniques, sparse::Bool) where {T}
+        count::Int, samples::Int, gradient::Vector{T}, techniques::Techniques, sparse::Bool,
+        meeting::Union{Nothing,Meeting}=nothing, thread::Int=1) where {T}
     parameters = chain.parameters
     layout = parameters.layout
     inputs = Tensor[AD.symbol(takes_ids(chain) ? Int64 : T, push!(copy(input), count), "x"),
         AD.symbol(target_type, push!(copy(target), count), "y")]
     found, news = Any[], Tuple{Int,Tensor}[]
-    value, nodes = AD.tracing() do
+    function traced_part()
         value = objective(applied(chain, parameters.tensors, inputs[1], true, news), inputs[2])
         count == samples || (value = value .* (count / samples))
         append!(found, gradients(Tensor[value], Tensor[AD.literal(T, 1)], trained_tensors(parameters)))
-        value
+        return value
     end
+    value, nodes = tracing_part(() -> AD.tracing(traced_part), meeting, thread)
     outputs, results, lookups = Tensor[value], Dict{Int,Any}(), Tuple{Int,Tensor,Int}[]
     parts = memories(trainable_part(layout), gradient)
     for i in eachindex(found)
@@ -136,7 +140,7 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
     states = Tuple{Ptr{T},Ptr{T},Int}[(pointer(parameters.vector) + sizeof(T) * layout.offsets[i],
         Ptr{T}(address(tape.outputs[first_state+k])), prod(layout.dims[i])) for (k, (i, _)) in enumerate(news)]
     return Shard{T}(tape, address(tape.inputs[1]), address(tape.inputs[2]), first, count, pointer(tape.outputs[1]::Array{T,0}),
-        gradient, columns, states)
+        gradient, columns, states, meeting)
 end
 
 """Gather the rows of this part of the batch that begins after `start` rows, and replay."""
@@ -144,6 +148,13 @@ end
     gather!(shard.x, shard.y, data, start + shard.first, shard.count)
     AD.run!(shard.tape)
     return nothing
+end
+
+"""Let the parts of a batch that meet wait for the threads of this team."""
+function meet_in!(team::Team, batches::Vector{Shard{T}}...) where {T}
+    for shards in batches, shard in shards
+        shard.meeting === nothing || (shard.meeting.team = team)
+    end
 end
 
 """Let the new states of layers take the place of the old ones."""
@@ -162,8 +173,9 @@ function make_shards(::Type{T}, chain::Chain, objective, input::Vector{Int}, tar
         samples::Int, threads::Int, gradient::Vector{T}, techniques::Techniques, sparse::Bool=false) where {T}
     n = min(threads, samples)
     ends = Int[samples * k ÷ n for k in 0:n]
+    meeting = n > 1 && couples_batch(chain) ? Meeting(n, samples) : nothing
     return Shard{T}[Shard{T}(chain, objective, input, target, target_type, ends[k], ends[k+1] - ends[k], samples,
-        k == 1 ? gradient : cleared(chain.parameters.layout, Vector{T}(undef, length(gradient))), techniques, sparse)
+        k == 1 ? gradient : cleared(chain.parameters.layout, Vector{T}(undef, length(gradient))), techniques, sparse, meeting, k)
                     for k in 1:n]
 end
 

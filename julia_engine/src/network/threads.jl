@@ -12,6 +12,9 @@ struct Team
 end
 Team(size::Int) = Team(size, Threads.Atomic{Int}(0), Threads.Atomic{Int}(0), Threads.Atomic{Int}(0))
 
+"""One thread, which waits for nobody."""
+const ALONE = Team(1)
+
 # Turns of the waiting loop before the processor is offered to others: about 20 µs.
 const PATIENCE = 2000
 

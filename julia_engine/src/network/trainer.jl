@@ -50,7 +50,7 @@ mutable struct Trainer{T,O<:Optimizer}
     pending::Int
     input::Vector{Int}  # the size of a sample that the plans are for
     output::Vector{Int}
-    plans::Dict{Int,Vector{Shard{T}}}  # by the number of samples
+    plans::Dict{Tuple{Int,Int},Vector{Shard{T}}}  # by the number of samples, and of threads
     single::Union{Nothing,Shard{T}}  # the plan for one sample, where a batch goes through one by one
     forwards::Dict{Tuple{Int,Bool},Tape}
     partial::Vector{Float64}  # one number per thread, for sums; a cache line apart
@@ -81,7 +81,7 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(optimizer, n),
         batch_size, threads, accumulate, techniques, Team(splits ? threads : 1),
         AD.zeroed!(Vector{T}(undef, n)), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
-        Dict{Int,Vector{Shard{T}}}(), nothing, Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)), takes_ids(chain), false,
+        Dict{Tuple{Int,Int},Vector{Shard{T}}}(), nothing, Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)), takes_ids(chain), false,
         [(1, n)], [T[] for _ in 1:threads])
 end
 
@@ -382,13 +382,16 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     return nothing
 end
 
-const ALONE = Team(1)
-
 function in_team!(trainer, team, shards, others, data, losses, first, last, steps, pending)
     failed = Threads.Atomic{Int}(0)
-    together(team) do k
-        found = work!(trainer, team, k, shards, others, data, losses, first, last, steps, pending)
-        k == 1 && (failed[] = found)
+    meet_in!(team, shards, others)
+    try
+        together(team) do k
+            found = work!(trainer, team, k, shards, others, data, losses, first, last, steps, pending)
+            k == 1 && (failed[] = found)
+        end
+    finally
+        meet_in!(ALONE, shards, others)
     end
     return failed[]
 end
@@ -614,7 +617,8 @@ end
 function has_plans(trainer::Trainer, rows::Int)
     trainer.techniques.replay && trainer.techniques.batched || return true  # needs none
     full, rest = batches(trainer, rows)
-    return haskey(trainer.plans, full) && (rest == 0 || haskey(trainer.plans, rest))
+    there(samples) = haskey(trainer.plans, (samples, threads_for(trainer, samples)))
+    return there(full) && (rest == 0 || there(rest))
 end
 
 """Make the tapes that evaluation and prediction of so many samples need."""
@@ -656,18 +660,30 @@ function dense_stretches(layout::Layout, columns::Vector{Columns{T}}) where {T}
 end
 
 function shards_for!(trainer::Trainer{T}, samples::Int) where {T}
-    known = get(trainer.plans, samples, nothing)
+    threads = threads_for(trainer, samples)
+    known = get(trainer.plans, (samples, threads), nothing)
     known === nothing || return known
-    return trainer.plans[samples] = AD.apart(planned, trainer, samples)::Vector{Shard{T}}
+    return trainer.plans[samples, threads] = AD.apart(planned, trainer, samples, threads)::Vector{Shard{T}}
 end
 
-function planned(trainer::Trainer{T}, samples::Int) where {T}
+"""
+How many threads a batch is split over. Parts that meet each other need a thread each, which they do not have inside a
+parallel region of the user's; others can wait for their turn.
+"""
+function threads_for(trainer::Trainer, samples::Int)
+    threads = trainer.team.size
+    samples < 2 * threads && return 1
+    couples_batch(trainer.chain) || return threads
+    return splits(trainer.chain) && threads_to_use(threads) == threads ? threads : 1
+end
+
+function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
     make(threads) = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
         target_type(trainer), samples, threads, trainer.gradient, trainer.techniques, trainer.sparse)
-    threads = samples < 2 * trainer.team.size || couples_batch(trainer.chain) ? 1 : trainer.team.size
     shards = make(threads)
-    couples = any(e -> e.op.couples_batch, shards[1].tape.program.equations)
-    couples && threads > 1 && (shards = make(1))
+    couples = any(e -> e.op.couples_batch && e.op !== SUM_OF_PARTS, shards[1].tape.program.equations)
+    orders = unique(Vector{Int}[sums_of(shard.tape) for shard in shards])
+    threads > 1 && (couples || length(orders) > 1) && (shards = make(1))  # parts of other orders would wait for each other
     trainer.dense = dense_stretches(trainer.parameters.layout, shards[1].columns)
     for block in trainer.blocks, c in shards[1].columns
         length(block) >= max(BLOCK, c.height) || resize!(block, max(BLOCK, c.height))

@@ -1,0 +1,72 @@
+# Sums over a batch whose samples are split over threads: what batch normalisation needs of the other threads' samples.
+#
+# Each thread replays its own tape. Where a layer sums over the batch, the tapes meet: every one leaves its part of the
+# sum, waits for the others, and adds up all parts in the same order, so that all have the same bits.
+
+"""
+Where the tapes of all threads, one for each part of a batch of `samples`, leave parts of sums and add them. `team` are the
+threads that wait for each other; outside of a run of all tapes it is `ALONE`, and a tape adds what the others have left last.
+"""
+mutable struct Meeting
+    team::Team
+    samples::Int
+    parts::Dict{Int,Vector{Memory}}  # by the sum's number: one for each thread
+    sums::Vector{Int}  # how many sums each thread's tape makes
+end
+Meeting(threads::Int, samples::Int) = Meeting(ALONE, samples, Dict{Int,Vector{Memory}}(), zeros(Int, threads))
+
+Base.show(io::IO, m::Meeting) = print(io, "Meeting(", length(m.sums), " threads)")
+
+"""Wait for the other threads. Where one of them has failed, this one goes on with numbers that nobody reads."""
+struct Wait
+    meeting::Meeting
+end
+(w::Wait)() = (meet!(w.meeting.team); nothing)
+
+"""Run `f()`, which traces the tape of a thread: its sums over the batch are sums over all parts."""
+tracing_part(f, ::Nothing, thread::Int) = f()
+tracing_part(f, meeting::Meeting, thread::Int) = task_local_storage(f, :TwinGradMeeting, (meeting, thread))
+
+current_meeting() = get(task_local_storage(), :TwinGradMeeting, nothing)::Union{Nothing,Tuple{Meeting,Int}}
+
+"""The sum of `x` over all parts of the batch; `x` itself where the batch is not split."""
+function sum_of_parts(x::Tensor)
+    here = current_meeting()
+    here === nothing && return x
+    meeting, thread = here
+    number = meeting.sums[thread] += 1
+    return AD.apply(SUM_OF_PARTS, Tensor[x], AD.attributes(:meeting => meeting, :thread => thread, :number => number))
+end
+
+"""The number of samples of the whole batch that `x` (..., samples) is one, or a part, of."""
+function samples_of(x::Tensor)
+    here = current_meeting()
+    return here === nothing ? x.dims[end] : here[1].samples
+end
+
+"""The numbers of the sums that a tape meets the others for, in order."""
+sums_of(tape::Tape) = Int[e.attrs.number for e in tape.program.equations if e.op === SUM_OF_PARTS]
+
+function forward_parts(p, out::Memory, inputs::Vector{Memory}, attrs)
+    x, meeting = inputs[1], attrs.meeting
+    parts = get!(() -> Memory[zeroed_memory(x) for _ in meeting.sums], meeting.parts, attrs.number)
+    append!(p.roots, parts)
+    AD.emit_copy!(p, parts[attrs.thread], x)
+    AD.emit_call!(p, Wait(meeting), 0, Memory[])
+    AD.emit_copy!(p, out, parts[1])
+    for part in parts[2:end]
+        AD.emit_elementwise!(p, :add, out, Memory[out, part])
+    end
+    return nothing
+end
+
+function zeroed_memory(like::Memory)
+    memory = AD.new_memory(like.eltype, like.dims)
+    AD.zeroed!(memory.root)
+    return memory
+end
+
+const SUM_OF_PARTS = AD.Op("sum_of_parts", (inputs, attrs) -> (inputs[1].dims, inputs[1].eltype); forward=forward_parts,
+    backward=Any[(g, y, inputs, attrs) -> sum_of_parts(g)], jvp=(t, y, inputs, attrs) -> sum_of_parts(t[1]),
+    couples_batch=true, attrs=[:meeting, :thread, :number],
+    doc="the sum over all parts of a batch that is split over threads")
