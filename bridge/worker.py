@@ -37,11 +37,11 @@ from safetensors.numpy import load_file, save_file
 
 import bridge.errors
 import py_engine.errors
-from bridge import engine as engines
+from bridge import registry as engines
 from bridge import weights
 from bridge.checks import PerArray
-from bridge.engine import Evaluation, Optimizer
 from bridge.errors import WorkerError
+from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
 
 __all__ = ["Worker", "environment"]
@@ -153,7 +153,7 @@ class Worker:
         dtype: DTypeLike = "float32",
         techniques: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin a session, in place of the one before; see `bridge.engine.Engine.build`."""
+        """Begin a session, in place of the one before; see `bridge.session.Engine.build`."""
         weights.check(params, spec, dtype)
         path = self._new_file("safetensors")
         weights.save(path, params)
@@ -170,7 +170,7 @@ class Worker:
         self.build_seconds = self.seconds
 
     def own_parameters(self, spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, NDArray[Any]]:
-        """See `bridge.engine.Registered.own_parameters`; no session is needed for it."""
+        """See `bridge.registry.Registered.own_parameters`; no session is needed for it."""
         return _take_arrays(self._call("own_parameters", spec_text=spec.dump(), seed=seed, dtype=str(np.dtype(dtype))))
 
     def train_epoch(self, x: Array, y: Array, order: Array) -> NDArray[np.float64]:

@@ -26,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from bridge import engine as engines
 from bridge import memory, spec
+from bridge import registry as engines
 from bridge.errors import EngineUnavailableError
+from bridge.session import Counting, Optimizer, Preloading, Session
 
 __all__ = ["main"]
 
@@ -108,7 +109,7 @@ class _Server:
         self._engine = engines.get(engine)
         self._threads = threads
         self._folder = folder
-        self._session: engines.Session | None = None
+        self._session: Session | None = None
         self._arrays: OrderedDict[str, NDArray[Any]] = OrderedDict()
         self._functions: list[Any] = []
         self._tracker: Any = None
@@ -133,7 +134,7 @@ class _Server:
         self.do_close()
         model = spec.loads(spec_text, "the spec")
         weights = load_file(params)
-        settings = engines.Optimizer(**optimizer)
+        settings = Optimizer(**optimizer)
         self._session, seconds = _timed(
             lambda: self._engine.build(model, weights, settings, batch_size, dtype, self._threads, techniques)
         )
@@ -190,7 +191,7 @@ class _Server:
         return {"result": None}
 
     @property
-    def _built(self) -> engines.Session:
+    def _built(self) -> Session:
         if self._session is None:
             raise EngineUnavailableError(f"engine {self._engine.name}: nothing is built yet; call build first")
         return self._session
@@ -226,7 +227,7 @@ class _Server:
 
     def do_preload(self, paths: list[str]) -> Answer:
         arrays = [self._data(path) for path in paths]
-        if isinstance(self._session, engines.Preloading) and len(arrays) == 2:
+        if isinstance(self._session, Preloading) and len(arrays) == 2:
             self._session.preload(*arrays)
         return {"result": None}
 
@@ -282,7 +283,7 @@ class _Server:
         return {"result": None}
 
     def do_allocated(self) -> Answer:
-        return {"result": cast("engines.Counting", self._built).allocated()}
+        return {"result": cast(Counting, self._built).allocated()}
 
     def do_libraries(self) -> Answer:
         from threadpoolctl import threadpool_info

@@ -35,7 +35,7 @@ PROJECTS = {"TwinGrad": "julia_engine"}
 """The Julia projects among the packages, by the name of their module."""
 
 CHOOSERS = (
-    "bridge/engine.py",
+    "bridge/registry.py",
     "bridge/worker_process.py",
     "experiments/measures/ablation.py",
     "experiments/microbenchmarks/process.py",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine as engines
+from bridge import registry as engines
 from bridge import spec
 from bridge.julia.environment import cache_folder
 from bridge.julia.find import Julia

@@ -20,11 +20,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from bridge import julia, weights
 from bridge.checks import DataCheck
-from bridge.engine import Evaluation, Optimizer
 from bridge.errors import JuliaError, JuliaUnavailableError
 from bridge.julia.ahead import compile_engine
 from bridge.julia.environment import ENGINE
 from bridge.julia.interface import Runtime, literal
+from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec, Recurrent
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError, ShapeError
 from py_engine.network.parameters import FlatVector

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bridge.adapters import julia_package
-from bridge.engine import Optimizer
 from bridge.errors import SpecError
+from bridge.session import Optimizer
 from bridge.spec import Activation, Conv2D, Dense, Flatten, Layer, MaxPool2D, ModelSpec, PermuteDims, Reshape, Shape
 from py_engine.errors import ConfigurationError
 

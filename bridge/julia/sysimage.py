@@ -29,11 +29,11 @@ import numpy as np
 
 from bridge import spec as specs
 from bridge import weights
-from bridge.engine import Optimizer
 from bridge.errors import JuliaUnavailableError, TwinGradError
 from bridge.julia.environment import ENGINE, cache_folder, child_environment, cpu_flags
 from bridge.julia.find import Julia, ending, find
 from bridge.julia.interface import EMBEDDED, literal
+from bridge.session import Optimizer
 
 __all__ = ["COMMAND", "build", "demonstrate", "key", "main", "path_for", "remove", "usable"]
 

@@ -59,8 +59,12 @@ def imports() -> Iterator[None]:
 def require(engine: str, threads: int) -> None:
     """Raise `NotImplementedError` where this commit, or this machine, can't train with the engine."""
     with imports():
-        from bridge import engine as engines
         from bridge.errors import EngineUnavailableError
+
+        try:
+            from bridge import registry as engines
+        except ImportError:  # an older commit
+            from bridge import engine as engines
     try:
         found = engines.availability(engine)
     except EngineUnavailableError as error:
@@ -104,8 +108,12 @@ class Bench:
 
     def build(self) -> None:
         """Begin a session, in place of the one before."""
-        from bridge.engine import Optimizer
         from bridge.errors import SpecError
+
+        try:
+            from bridge.session import Optimizer
+        except ImportError:  # an older commit
+            from bridge.engine import Optimizer
 
         workload = self.workload
         optimizer = Optimizer(workload.optimizer, workload.learning_rate)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from bridge import engine as engines
 from bridge import linear_algebra
+from bridge import registry as engines
 from bridge.errors import JuliaUnavailableError, TwinGradError
 from bridge.julia.find import find
 from bridge.julia.packages import package
@@ -46,7 +46,7 @@ class Found:
     versions: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """What its compiled libraries are, beyond their versions; see `bridge.engine.Registered.libraries`."""
+    """What its compiled libraries are, beyond their versions; see `bridge.registry.Registered.libraries`."""
 
     @property
     def ok(self) -> bool:

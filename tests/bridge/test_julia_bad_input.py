@@ -29,8 +29,8 @@ Run = Callable[..., None]
 BEGINNING = """
 import os
 import numpy as np
-from bridge import engine, julia, spec
-from bridge.engine import Optimizer
+from bridge import julia, registry, spec
+from bridge.session import Optimizer
 
 rng = np.random.default_rng({seed})
 x, y, order = rng.standard_normal((12, 15)).astype(np.float32), rng.integers(0, 4, 12), rng.permutation(12)
@@ -301,8 +301,8 @@ def test_torch_is_not_imported_beside_the_engine(run: Run, tmp_path: Path) -> No
 
         model = build()
         refused(lambda: __import__("bridge.adapters.torch"), ImportError, "this process runs Julia", "Worker")
-        if engine.availability("torch").ok:
-            refused(engine.get("torch").load, EngineUnavailableError, "engine torch", "this process runs Julia")
+        if registry.availability("torch").ok:
+            refused(registry.get("torch").load, EngineUnavailableError, "engine torch", "this process runs Julia")
         assert np.isfinite(model.train_epoch(x, y, order)).all()
         """
     )

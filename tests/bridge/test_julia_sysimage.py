@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import bridge.julia
-from bridge import engine
+from bridge import registry
 from bridge.errors import JuliaUnavailableError
 from bridge.julia import Status, environment, sysimage
 from bridge.julia.find import Julia
@@ -79,11 +79,11 @@ def test_an_image_is_used_once_it_is_there(stand_in: Julia) -> None:
 
 def test_results_tell_of_it(stand_in: Julia, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge.julia, "status", lambda: Status(stand_in, "", {}))
-    versions = engine.ENGINES["julia"].availability().versions
+    versions = registry.ENGINES["julia"].availability().versions
     assert versions["julia"] == "1.5.3"
     assert "sysimage" not in versions
     image = sysimage.build(stand_in, print)
-    assert engine.ENGINES["julia"].availability().versions == {**versions, "sysimage": image.stem[-16:]}
+    assert registry.ENGINES["julia"].availability().versions == {**versions, "sysimage": image.stem[-16:]}
 
 
 def test_it_can_be_forbidden(stand_in: Julia, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -525,7 +525,7 @@ TRAINING = """
 import gc
 import numpy as np
 from bridge import julia, spec
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 
 model = spec.loads({spec!r})
 rng = np.random.default_rng(0)
