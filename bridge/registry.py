@@ -4,7 +4,7 @@
 
 **A new engine** is one adapter file with a class that is called with the arguments of `bridge.session.Engine.build` and
 gives a `bridge.session.Session`, and one row in `ENGINES`. Nothing here imports a framework: a row says what the engine
-needs, and only `build` (or `load`) imports its adapter.
+needs, and only `build` (or `load`) imports its adapter; what asks for a Julia is imported when Julia is asked for.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ import os
 import re
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from numpy.typing import DTypeLike, NDArray
+
+from bridge import weights
 from bridge.errors import EngineUnavailableError, suggestion
 from bridge.session import Optimizer, Session
+from bridge.spec import ModelSpec
 from py_engine.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike, NDArray
-
-    from bridge.julia.packages import Package
-    from bridge.spec import ModelSpec
 
 __all__ = ["ENGINES", "Availability", "Registered", "availability", "check_resumable", "get", "names", "version"]
 
@@ -87,6 +85,8 @@ class Registered:
     """Whether its sessions are `Scheduling` and `Resumable`."""
     techniques: bool = False
     """Whether `build` takes `techniques`: settings of what makes it fast, by name, to see what each of them brings."""
+    functions: str = ""
+    """Where its class for a programmer's own functions is, "module:class"; empty for an engine without."""
 
     @property
     def module(self) -> str:
@@ -120,9 +120,8 @@ class Registered:
         found = self.availability()
         if not found.ok:
             raise EngineUnavailableError(f"engine {self.name}: {found.reason}")
-        module, _, attribute = self.adapter.partition(":")
         try:
-            return cast("Callable[..., Session]", getattr(importlib.import_module(module), attribute))
+            return cast("Callable[..., Session]", _imported(self.adapter))
         except (ImportError, OSError) as error:  # installed, but broken: a shared library of its own is missing
             raise EngineUnavailableError(f"engine {self.name} is installed but can't be imported: {error}") from error
 
@@ -154,14 +153,18 @@ class Registered:
             spec=spec, params=params, optimizer=optimizer, batch_size=batch_size, dtype=dtype, threads=threads, **more
         )
 
+    def function(self, code: str, name: str, replay: bool, threads: int) -> Any:
+        """A programmer's own function, in the engine's language and in this process: see `bridge.julia.function`."""
+        if not self.functions:
+            raise ConfigurationError(f"engine {self.name} takes no functions of a programmer's own")
+        return _imported(self.functions).defined(code, name, replay, threads)
+
     def own_parameters(self, spec: ModelSpec, seed: int, dtype: DTypeLike) -> dict[str, NDArray[Any]]:
         """Initial parameters as the engine itself would choose them for the network of a spec, in our layout.
 
         The initialisers of a spec are those of our own engines; a framework has its own, which its session class gives
         by a function of this name.
         """
-        from bridge import weights  # here, since it imports numpy and the engine
-
         return dict(getattr(self.load(), "own_parameters", weights.initialise)(spec, seed, dtype))
 
 
@@ -205,32 +208,6 @@ def _lacks_compiler() -> str:
     return ""
 
 
-def _lacks_julia() -> str:
-    """Why there is no Julia that works here."""
-    from bridge.julia import status  # only here: the other engines have no need of it
-
-    return status().obstacle
-
-
-def _julia_version() -> dict[str, str]:
-    from bridge.julia import status
-
-    found = status().julia
-    if found is None:
-        return {}
-    from bridge.julia import sysimage  # here, since it needs this module
-
-    image, _ = sysimage.usable(found)
-    return {"julia": found.version} | ({"sysimage": sysimage.key(image)} if image else {})
-
-
-def _julia_blas() -> dict[str, str]:
-    from bridge.julia import status
-
-    found = status().julia
-    return {} if found is None else {"julia": f"{found.blas} {found.kernels}".strip()}
-
-
 def version(distribution: str) -> str:
     """The version of an installed distribution; PackageNotFoundError where there is none.
 
@@ -252,14 +229,6 @@ def _compiled(distribution: str) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
 
-def _compile_julia_engine() -> None:
-    from bridge.julia import status
-    from bridge.julia.ahead import compile_engine
-
-    if (found := status().julia) is not None:
-        compile_engine(found)
-
-
 def _installed(*distributions: str) -> tuple[str, ...]:
     """The first of these builds of one framework that is installed, or else the last."""
     for distribution in distributions[:-1]:
@@ -277,13 +246,28 @@ _TENSORFLOW: dict[str, Any] = {
 }
 
 
+def _imported(place: str) -> Any:
+    """What a module has under a name, "module:name"; only here is a module of the bridge imported late."""
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _late(place: str, *arguments: Any) -> Callable[[], Any]:
+    """A call of such a function with these arguments, which imports its module when it is made."""
+    return lambda: _imported(place)(*arguments)
+
+
 # Also of engines made of Julia packages: they run behind the Julia engine's entry points, and so need it compiled.
 _IN_JULIA: dict[str, Any] = {
     "counts_itself": True,
-    "prepare": _compile_julia_engine,
-    "runtime_libraries": _julia_blas,
+    "prepare": _late("bridge.libjulia.engine:prepare"),
+    "runtime_libraries": _late("bridge.libjulia.engine:blas"),
 }
-_JULIA: dict[str, Any] = {**_IN_JULIA, "lacks": _lacks_julia, "runtime": _julia_version}
+_JULIA: dict[str, Any] = {
+    **_IN_JULIA,
+    "lacks": _late("bridge.libjulia.engine:lacks"),
+    "runtime": _late("bridge.libjulia.engine:versions"),
+}
 
 
 def _of_packages(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) -> dict[str, Any]:
@@ -291,18 +275,8 @@ def _of_packages(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) 
 
     `oldest` is the release of Julia that they need.
     """
-
-    def found() -> Iterator[tuple[str, Package]]:
-        from bridge.julia.packages import package  # here, since it needs Julia's modules
-
-        return ((name, package(name, names, oldest)) for name, names in needs.items())
-
-    def lacks() -> str:
-        return next((package.problem for _, package in found() if package.problem), "")
-
-    def runtime() -> dict[str, str]:
-        return {name.lower(): package.version for name, package in found()} | _julia_version()
-
+    lacks = _late("bridge.libjulia.packages:lacks", needs, oldest)
+    runtime = _late("bridge.libjulia.packages:versions", needs, oldest)
     return {"distributions": (), **_IN_JULIA, "lacks": lacks, "runtime": runtime}
 
 
@@ -311,7 +285,14 @@ _ROWS = (
         "numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",), resumable=True, techniques=True
     ),
     Registered(
-        "julia", "TwinGrad Julia", "bridge.adapters.julia:JuliaSession", (), resumable=True, techniques=True, **_JULIA
+        "julia",
+        "TwinGrad Julia",
+        "bridge.adapters.julia:JuliaSession",
+        (),
+        resumable=True,
+        techniques=True,
+        functions="bridge.libjulia.functions:EmbeddedFunction",
+        **_JULIA,
     ),
     Registered("manual", "Hand-written numpy", "bridge.adapters.manual:ManualSession", ("numpy",)),
     Registered("manual-julia", "Hand-written Julia", "bridge.adapters.manual_julia:ManualJuliaSession", (), **_JULIA),

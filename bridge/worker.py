@@ -226,7 +226,7 @@ class Worker:
         return int(self._call("define_function", code=code, name=name, replay=replay))
 
     def derive_function(self, function: int, by: int | None, moving: Sequence[bool]) -> int:
-        """Make a derivative of one of them; return its number. See `bridge.julia.function.Embedded.derivative`."""
+        """Make a derivative of one of them; return its number. See `bridge.julia.JuliaFunction.derivative`."""
         return int(self._call("derive_function", function=function, by=by, moving=list(moving)))
 
     def function_value(self, function: int, args: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -204,9 +204,7 @@ class _Server:
     # A programmer's own Julia functions, in place of a session, by their places in a list.
 
     def do_define_function(self, code: str, name: str, replay: bool) -> Answer:
-        from bridge.julia.function import Embedded
-
-        self._functions.append(Embedded.defined(code, name, replay, self._threads))
+        self._functions.append(self._engine.function(code, name, replay, self._threads))
         return {"result": len(self._functions) - 1}
 
     def do_derive_function(self, function: int, by: int | None, moving: list[bool]) -> Answer:

@@ -16,7 +16,7 @@ from typing import Literal
 import bridge.julia
 from bridge import registry
 from bridge.errors import TwinGradError
-from bridge.julia.environment import kernels_for
+from bridge.libjulia.environment import kernels_for
 from bridge.worker import environment
 from experiments import papers, provenance, sources
 from experiments.extras import EXTRAS

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from bridge import registry
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 from experiments import cli as cli_module
 from experiments import formats, papers
 from experiments.cli import cli

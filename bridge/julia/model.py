@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import DTypeLike, NDArray
 
+from bridge import registry, weights
 from bridge import spec as specs
-from bridge import weights
-from bridge.julia.find import find
+from bridge.libjulia.find import find
 from bridge.session import Optimizer
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ def build(
         JuliaUnavailableError: no Julia works here; says what to do.
         SpecError, WeightsError: the model or the weights are wrong.
     """
-    from bridge import registry
-
     find()  # here and not by the registry, whose error is one of any engine that can't be used
     spec = model if isinstance(model, specs.ModelSpec) else specs.load(model)
     initial = weights.initialise(spec, seed, dtype) if params is None else params

@@ -62,11 +62,11 @@ def require(engine: str, threads: int) -> None:
         from bridge.errors import EngineUnavailableError
 
         try:
-            from bridge import registry as engines
+            from bridge.registry import availability
         except ImportError:  # an older commit
-            from bridge import engine as engines
+            from bridge.engine import availability  # type: ignore[no-redef]
     try:
-        found = engines.availability(engine)
+        found = availability(engine)
     except EngineUnavailableError as error:
         raise NotImplementedError(str(error)) from error
     if not found.ok:
@@ -113,7 +113,7 @@ class Bench:
         try:
             from bridge.session import Optimizer
         except ImportError:  # an older commit
-            from bridge.engine import Optimizer
+            from bridge.engine import Optimizer  # type: ignore[no-redef]
 
         workload = self.workload
         optimizer = Optimizer(workload.optimizer, workload.learning_rate)

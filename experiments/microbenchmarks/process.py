@@ -15,8 +15,8 @@ from typing import IO, Any, Protocol, cast
 
 import numpy as np
 
-from bridge.julia.environment import ENGINE
-from bridge.julia.find import find
+from bridge.libjulia.environment import ENGINE
+from bridge.libjulia.find import find
 from bridge.worker import environment
 from experiments.microbenchmarks.functions import Array, Benchmark, flat, shapes_of
 from experiments.microbenchmarks.registry import DUALS, BenchmarkError, System, command

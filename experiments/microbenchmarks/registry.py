@@ -17,8 +17,8 @@ from pathlib import Path
 from bridge import linear_algebra
 from bridge import registry as engines
 from bridge.errors import JuliaUnavailableError, TwinGradError
-from bridge.julia.find import find
-from bridge.julia.packages import package
+from bridge.libjulia.find import find
+from bridge.libjulia.packages import package
 
 FOLDER = Path(__file__).resolve().parent / "systems"
 DUALS = FOLDER.with_name("duals.cpp")

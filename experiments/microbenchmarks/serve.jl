@@ -46,7 +46,7 @@ function respond(request, prepared, counts)
         times = [timed(call, sink, count) / count for _ in 1:samples]
         return "{\"nanoseconds\": [$(join(times, ", "))], \"calls\": $count}"
     elseif request["call"] == "linear_algebra"
-        isdefined(Main, :TwinGradRuntime) || include(joinpath(@__DIR__, "../../bridge/julia/runtime.jl"))
+        isdefined(Main, :TwinGradRuntime) || include(joinpath(@__DIR__, "../../bridge/libjulia/runtime.jl"))
         said = Base.invokelatest(() -> "$(Main.TwinGradRuntime.blas()) $(Main.TwinGradRuntime.kernels())")
         return "{\"text\": \"$(escape_string(strip(said)))\"}"
     end

@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bridge import registry, spec, weights
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 from bridge.session import Optimizer, Session
 from bridge.spec import ModelSpec
 from bridge.weights import Params

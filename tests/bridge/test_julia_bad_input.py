@@ -18,7 +18,7 @@ import pytest
 from bridge import julia as bridge_julia
 from bridge import spec
 from bridge.errors import JuliaUnavailableError, SpecError
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 from bridge.spec import ModelSpec
 
 ROOT = Path(bridge_julia.__file__).parents[2]

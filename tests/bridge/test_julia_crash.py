@@ -13,10 +13,10 @@ import pytest
 
 from bridge import registry
 from bridge.errors import WorkerError
-from bridge.julia import start
-from bridge.julia.embedded import _SIGNATURES
-from bridge.julia.find import Julia, Memory, _fingerprint, find
-from bridge.julia.interface import EMBEDDED, JULIACALL
+from bridge.libjulia import start
+from bridge.libjulia.embedded import _SIGNATURES
+from bridge.libjulia.find import Julia, Memory, _fingerprint, find
+from bridge.libjulia.runtime import EMBEDDED, JULIACALL
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker

@@ -13,7 +13,7 @@ import pytest
 
 from bridge import registry
 from bridge.adapters import julia as adapter
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker

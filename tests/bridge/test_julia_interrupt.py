@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge import julia as bridge_julia
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 from bridge.spec import ModelSpec
 
 ROOT = Path(bridge_julia.__file__).parents[2]

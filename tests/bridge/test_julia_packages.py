@@ -25,9 +25,9 @@ from bridge.adapters.flux import FluxSession
 from bridge.adapters.lux import LuxSession
 from bridge.adapters.simplechains import SimpleChainsSession
 from bridge.errors import SpecError
-from bridge.julia import packages
-from bridge.julia.find import Julia, Memory
-from bridge.julia.start import Status
+from bridge.libjulia import packages
+from bridge.libjulia.find import Julia, Memory
+from bridge.libjulia.start import Status
 from bridge.session import Optimizer, Session
 from py_engine.errors import ConfigurationError
 

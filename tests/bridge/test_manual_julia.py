@@ -18,7 +18,7 @@ import pytest
 from bridge import spec
 from bridge.adapters.manual import ManualSession
 from bridge.errors import SpecError
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker

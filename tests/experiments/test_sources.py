@@ -39,11 +39,12 @@ EVERY_TRAINING = (
     *("experiments/__init__.py", "experiments/errors.py", "experiments/slots.py", "experiments/run_arrays.py"),
     *(f"experiments/measures/{name}.py" for name in ("__init__", "measure", "task")),
 )
+LIBJULIA = ("bridge/libjulia/__init__.py", "bridge/libjulia/environment.py", "bridge/libjulia/find.py")
 JULIA = (
-    *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", "bridge/adapters/julia.py"),
-    *(f"bridge/julia/{name}.py" for name in ("__init__", "ahead", "embedded", "environment", "find", "function")),
-    *(f"bridge/julia/{name}.py" for name in ("interface", "juliacall", "model", "remote", "start", "sysimage")),
-    *("bridge/julia/probe.jl", "bridge/julia/runtime.jl", "bridge/julia/sysimage.jl"),
+    *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", "bridge/adapters/julia.py", *LIBJULIA),
+    *(f"bridge/libjulia/{name}.py" for name in ("embedded", "engine", "juliacall", "precompilation", "runtime")),
+    *("bridge/libjulia/start.py", "bridge/libjulia/sysimage.py"),
+    *("bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),
 )
 ADAPTERS: dict[str, tuple[str, ...]] = {
     "numpy": ("bridge/adapters/numpy.py",),
@@ -87,7 +88,10 @@ EVERY_SUITE = (
     *("bridge/linear_algebra.py", "experiments/measures/race.py"),  # which orders the turns
 )
 OURS_IN_PYTHON = ("numpy_compiled", "numpy_eager", "manual")
-IN_JULIA = ("experiments/microbenchmarks/serve.jl", "bridge/adapters/__init__.py", *JULIA)
+IN_JULIA = (
+    *("experiments/microbenchmarks/serve.jl", *LIBJULIA, "bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),
+    *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*"),
+)
 PACKAGE = (f"{SYSTEM_FOLDER}/functions.jl",)
 IN_PYTHON = ("experiments/microbenchmarks/serve.py", f"{SYSTEM_FOLDER}/__init__.py")
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bridge import toml
-from bridge.julia.find import OLDEST, Julia, Memory, ending
-from bridge.julia.start import status
+from bridge.libjulia import engine
+from bridge.libjulia.find import OLDEST, Julia, Memory, ending
+from bridge.libjulia.start import status
 
-__all__ = ["Package", "package"]
+__all__ = ["Package", "lacks", "package", "versions"]
 
 LOADING_SECONDS = 1200.0
 """A package with all that it needs may be compiled now."""
@@ -63,6 +64,20 @@ def package(name: str, needs: tuple[str, ...] = (), oldest: tuple[int, int] = OL
     version, problem = map(str, found)
     advice = f". {name} is named in {place}; to install it anew: {install}"
     return Package(version, problem and f"Julia {julia.version} can't use its package {name}: {problem}{advice}")
+
+
+def lacks(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) -> str:
+    """What keeps an engine from all the packages that it is made of; empty when all can be used.
+
+    `needs` has for each of them the names that it must have.
+    """
+    found = (package(name, names, oldest) for name, names in needs.items())
+    return next((one.problem for one in found if one.problem), "")
+
+
+def versions(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) -> dict[str, str]:
+    """Of these packages, and of the Julia that they run in."""
+    return {name.lower(): package(name, names, oldest).version for name, names in needs.items()} | engine.versions()
 
 
 def _places(julia: Julia, name: str) -> Iterator[Path]:

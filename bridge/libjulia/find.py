@@ -5,7 +5,7 @@
 
 Looked for in this order: the one that juliacall has started in this process; what `TWINGRAD_JULIA`,
 `PYTHON_JULIACALL_EXE` or `PYTHON_JULIAPKG_EXE` names; the one that juliapkg has resolved; `julia` on PATH; the one that
-`bridge.julia.install` made. The first four must agree, and where there is one of them, nothing else is looked for.
+`contrib.debian` unpacked. The first four must agree, and where there is one of them, nothing else is looked for.
 With `TWINGRAD_CACHE` set to another folder, those that were installed or used without the setting come last. A Julia
 counts when it is 1.5 or later, starts with threads, and throws and catches exceptions: a mismatched system library can
 make every exception end in a segmentation fault. What a proof found is remembered until the files change.
@@ -29,7 +29,7 @@ from typing import Any
 
 from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
-from bridge.julia.environment import cache_folder, child_environment, default_cache_folder
+from bridge.libjulia.environment import cache_folder, child_environment, default_cache_folder
 
 __all__ = [
     "INSTALL",
@@ -63,7 +63,7 @@ _PROBE = Path(__file__).with_name("probe.jl")
 _LAST_LINES = 8
 
 OWN_PREFIX = "debian-11"
-"""The folder, in the cache, of the Julia that `bridge.julia.debian` unpacks."""
+"""The folder, in the cache, of the Julia that `contrib.debian` unpacks."""
 
 _WITHOUT_SETTING = "found where TWINGRAD_CACHE is not set"
 
@@ -182,7 +182,7 @@ def prove(executable: str, source: str) -> Julia:
 
 
 def own_executable(cache: Path | None = None) -> str:
-    """Where `bridge.julia.install` puts a Julia of its own, in this cache or in another one."""
+    """Where `contrib.debian` puts a Julia, in this cache or in another one."""
     return str((cache or cache_folder()) / OWN_PREFIX / "usr" / "bin" / "julia")
 
 
