@@ -1,26 +1,20 @@
-"""What runs in a worker: one engine, answering one request per line of standard input with one line each.
+"""What runs in a worker: one engine, which answers requests as `bridge.child_process` says.
 
-`bridge.worker` starts it and speaks for it. A request is ``{"call": name, "with": {...}}``; the answer is
-``{"result": ..., "seconds": ...}``, the seconds being those inside the session alone, or ``{"error": {...}}``. Arrays
-travel as paths of .npy and safetensors files; nothing is pickled.
+`bridge.worker` starts it and speaks for it. An answer is ``{"result": ..., "seconds": ...}``, the seconds being those
+inside the session alone, or ``{"error": {...}}``. Arrays travel as paths of .npy and safetensors files; nothing is
+pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
-import queue
-import shutil
-import signal
-import threading
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +22,13 @@ from safetensors.numpy import load_file, save_file
 
 from bridge import memory, spec
 from bridge import registry as engines
+from bridge.child_process import Answer, serve
 from bridge.errors import EngineUnavailableError
 from bridge.session import Counting, Optimizer, Preloading, Session
 
 __all__ = ["main"]
 
 T = TypeVar("T")
-Answer = dict[str, Any]
 
 _KEPT = 8
 """How many data arrays stay in memory: a train and a test set, and the same once more."""
@@ -42,64 +36,18 @@ _KEPT = 8
 
 def main(start: Mapping[str, Any]) -> None:
     """Serve until standard input ends. `start` holds `engine`, `threads` and `folder`, the place for files."""
-    # Ctrl-C is for the parent, which then closes this process. A stopped process whose parent dies is sent SIGHUP and
-    # SIGCONT: it must outlive the first to find that standard input has ended, and clean up.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    requests, answers = _take_over_standard_streams()
     folder = Path(start["folder"])
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests, lines, folder), daemon=True).start()
     server = _Server(start["engine"], start["threads"], folder)
-    try:
-        _send(answers, _guarded(server.load))
-        while True:
-            _send(answers, _guarded(server.answer, json.loads(lines.get())))
-    except BrokenPipeError:
-        _end(folder)
+    serve(server.load, server.answer, _failure, folder)
 
 
-def _take_over_standard_streams() -> tuple[TextIO, TextIO]:
-    """Keep the protocol's two pipes to itself: what a library prints goes to standard error, and it has no input."""
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, answers
-
-
-def _read(requests: TextIO, lines: queue.SimpleQueue[str], folder: Path) -> None:
-    """Pass requests on. When the parent closes the pipe or dies, end everything, in the middle of an epoch too."""
-    for line in requests:
-        lines.put(line)
-    _end(folder)
-
-
-def _end(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)  # with whatever processes a framework has started
-    os._exit(0)
-
-
-def _send(answers: TextIO, answer: Answer) -> None:
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
-
-
-def _guarded(work: Callable[..., Answer], *arguments: Any) -> Answer:
-    """The answer, or the error in its place; standard error gets the traceback."""
-    try:
-        return work(*arguments)
-    except Exception as error:
-        traceback.print_exc()
-        fields = {}
-        for name, value in vars(error).items():  # such as SpecError.problems
-            with contextlib.suppress(TypeError, ValueError):
-                fields[name] = json.loads(json.dumps(value))
-        return {"error": {"type": type(error).__name__, "message": str(error), "fields": fields}}
+def _failure(error: Exception) -> Answer:
+    """An error's type, message and fields, so that it can be made again in the parent."""
+    fields = {}
+    for name, value in vars(error).items():  # such as SpecError.problems
+        with contextlib.suppress(TypeError, ValueError):
+            fields[name] = json.loads(json.dumps(value))
+    return {"type": type(error).__name__, "message": str(error), "fields": fields}
 
 
 class _Server:
@@ -122,9 +70,8 @@ class _Server:
         versions = {"python": platform.python_version(), **self._engine.availability().versions}
         return {"result": {"import_seconds": seconds, "versions": versions}}
 
-    def answer(self, request: Answer) -> Answer:
-        method = getattr(self, f"do_{request['call']}")
-        return dict(method(**request["with"]))
+    def answer(self, call: str, arguments: Answer) -> Answer:
+        return dict(getattr(self, f"do_{call}")(**arguments))
 
     # The session.
 

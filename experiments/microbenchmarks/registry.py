@@ -160,9 +160,10 @@ def _compiler() -> Found:
 
 
 def command(system: System) -> list[str]:
-    """What to run for a system whose program answers lines of JSON."""
+    """What to run for a system whose program answers lines of JSON; followed by its argument and its folder."""
     if system.language == "py":
         bootstrap = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
-        return [sys.executable, "-c", bootstrap + "from experiments.microbenchmarks.serve import main; main(start)"]
+        bootstrap += "from experiments.microbenchmarks.serve import main; main(start, sys.argv[2])"
+        return [sys.executable, "-c", bootstrap]
     serve = Path(__file__).with_name("serve.jl")
     return [find().executable, "--startup-file=no", str(serve), str(system.path)]

@@ -65,7 +65,7 @@ function guarded(work)
     end
 end
 
-"""The strings and numbers of a flat JSON object, as texts."""
+"""The strings and numbers of a JSON object whose objects have no name twice, as texts."""
 fields(line) = Dict(m[1] => something(m[2], m[3]) for m in eachmatch(r"\"(\w+)\": *(?:\"([^\"]*)\"|([-+.\w]+))", line))
 
 """The arrays in a file of bare numbers, each in C order there; a number is a number."""

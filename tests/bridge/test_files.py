@@ -264,12 +264,12 @@ def test_a_link_to_standard_output_is_followed(tmp_path: Path) -> None:
 
 TO_THEIR_OWN_FOLDERS = {
     "bridge/memory.py": "a switch of the kernel",
+    "bridge/child.py": "the temporary folder of a process",
     "bridge/worker.py": "the worker's temporary folder",
     "bridge/worker_process.py": "the worker's temporary folder",
     "contrib/debian.py": "a folder that is made whole under another name, and its lock",
     "contrib/sysimage.py": "a temporary folder",
     "experiments/benchmarks/engines.py": "a temporary folder",
-    "experiments/microbenchmarks/process.py": "the system's temporary folder",
     "experiments/run_arrays.py": "the sweep's own folder of work",
 }
 """Modules that write by other means, and where; nobody but the process itself puts anything there."""

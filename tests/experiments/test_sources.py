@@ -32,6 +32,7 @@ from experiments.sweep import Job
 EVERY_TRAINING = (
     # The worker, what it reads, and what checks the data while an epoch is timed; the initial weights are the engine's.
     *("py_engine/*.py", "bridge/__init__.py", "bridge/adapters/__init__.py", "bridge/checks.py", "bridge/errors.py"),
+    *("bridge/child.py", "bridge/child_process.py"),
     *("bridge/explain.py", "bridge/files.py", "bridge/layers.py", "bridge/memory.py", "bridge/registry.py"),
     *("bridge/session.py", "bridge/spec.py", "bridge/toml.py", "bridge/weights.py", "bridge/worker.py"),
     "bridge/worker_process.py",
@@ -81,7 +82,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "ablation": ("experiments/measures/ablation.py", "experiments/measures/memory.py"),
 }
 SYSTEM_FOLDER = "experiments/microbenchmarks/systems"
-NO_WORKER = ("bridge/worker_process.py", "bridge/memory.py", "bridge/adapters/__init__.py")
+NO_WORKER = ("bridge/worker_process.py", "bridge/child_process.py", "bridge/memory.py", "bridge/adapters/__init__.py")
 EVERY_SUITE = (
     *(name for name in EVERY_TRAINING if name not in NO_WORKER),
     *(f"experiments/microbenchmarks/{name}.py" for name in ("__init__", "functions", "measure", "process", "registry")),
@@ -93,7 +94,7 @@ IN_JULIA = (
     *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*"),
 )
 PACKAGE = (f"{SYSTEM_FOLDER}/functions.jl",)
-IN_PYTHON = ("experiments/microbenchmarks/serve.py", f"{SYSTEM_FOLDER}/__init__.py")
+IN_PYTHON = ("experiments/microbenchmarks/serve.py", "bridge/child_process.py", f"{SYSTEM_FOLDER}/__init__.py")
 
 
 TRAININGS: list[tuple[str, tuple[str, ...]]] = [
