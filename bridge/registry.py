@@ -2,7 +2,7 @@
 
     session = get("numpy").build(spec, params, Optimizer("sgd", 0.015), batch_size=100, dtype="float32", threads=2)
 
-**A new engine** is one adapter file with a class that is called with the arguments of `bridge.session.Engine.build` and
+**A new engine** is one adapter file with a class that is called with the arguments of `Registered.build` and
 gives a `bridge.session.Session`, and one row in `ENGINES`. Nothing here imports a framework: a row says what the engine
 needs, and only `build` (or `load`) imports its adapter; what asks for a Julia is imported when Julia is asked for.
 """
@@ -135,7 +135,12 @@ class Registered:
         threads: int,
         techniques: Mapping[str, Any] | None = None,
     ) -> Session:
-        """See `bridge.session.Engine.build`."""
+        """Make a session that starts from `params` and computes in `dtype` with `threads` threads.
+
+        `techniques` switches what makes the engine fast, for engines of our own. Raises `EngineUnavailableError` when
+        the engine can't be used here, `WeightsError` when `params` don't belong to the spec, `SpecError` when it can't
+        do what the spec asks, `ConfigurationError` for settings that it does not have.
+        """
         for number in (batch_size, threads):
             if not isinstance(number, Integral) or isinstance(number, bool) or number < 1:
                 raise ConfigurationError(

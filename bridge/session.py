@@ -22,14 +22,11 @@ from py_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import DTypeLike, NDArray
-
-    from bridge.spec import ModelSpec
+    from numpy.typing import NDArray
 
 __all__ = [
     "OPTIMIZERS",
     "Counting",
-    "Engine",
     "Evaluation",
     "Optimizer",
     "Preloading",
@@ -223,40 +220,4 @@ class Counting(Protocol):
 
     def allocated(self) -> tuple[int, int]:
         """Bytes and allocations since the runtime started."""
-        ...
-
-
-class Engine(Protocol):
-    """Something that can train the network of a spec."""
-
-    @property
-    def name(self) -> str:
-        """What a user calls it: `torch-compile`."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """What tables and figures call it."""
-        ...
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        """The installed packages whose versions decide its results, the one it is named for first."""
-        ...
-
-    def build(
-        self,
-        spec: ModelSpec,
-        params: Mapping[str, NDArray[Any]],
-        optimizer: Optimizer,
-        batch_size: int,
-        dtype: DTypeLike,
-        threads: int,
-        techniques: Mapping[str, Any] | None = None,
-    ) -> Session:
-        """A session that starts from `params` and computes in `dtype` with `threads` threads.
-
-        `techniques` switches what makes the engine fast, for engines of our own. Raises
-        `WeightsError` when `params` don't belong to the spec, `SpecError` when the engine can't do what it asks.
-        """
         ...

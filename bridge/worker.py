@@ -136,7 +136,7 @@ class Worker:
         dtype: DTypeLike = "float32",
         techniques: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin a session, in place of the one before; see `bridge.session.Engine.build`."""
+        """Begin a session, in place of the one before; see `bridge.registry.Registered.build`."""
         weights.check(params, spec, dtype)
         path = self._new_file("safetensors")
         weights.save(path, params)
