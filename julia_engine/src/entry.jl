@@ -33,9 +33,9 @@ A description has a line (`network/lines.jl`) for each part of a session, and a 
   reads, beside its type in `network`.
 - `techniques fuse=false`: the switches of [`Techniques`](@ref AD.Techniques) that are not as by default.
 - `layer id=rnn op=rnn units=64 activation=tanh returns=last` for each layer: its name, its op (of `NETWORK.LAYERS`), the
-  settings that `read_layer` reads, beside its type in `network`, and perhaps `inputs`: the names of the layers whose outputs
-  it reads, of lines before its own. Without it, these are those of the line before. Networks are chains so far: a layer that
-  reads anything else is refused.
+  settings that `read_layer` reads, beside its type in `network`, and perhaps `inputs=a,b`: the names of the layers whose
+  outputs it reads, of lines before its own, or `input` for the samples. Without it, the line before is read. Networks are
+  chains so far: a layer that reads anything else is refused.
 """
 module Entry
 
@@ -170,7 +170,7 @@ function read_inputs(line::Line, names::Vector{String})
     inputs = given_or_nothing(line, "inputs", Vector{String})
     inputs === nothing && return [length(names)]
     return map(inputs) do name
-        place = findfirst(isequal(name), names)
+        place = name == "input" ? 0 : findfirst(isequal(name), names)
         place === nothing && throw(ConfigurationError("inputs: there is no layer $(NETWORK.shortened(name)) before this " *
             "one; there are: $(isempty(names) ? "none" : join(names, ", "))"))
         return place
