@@ -77,6 +77,12 @@ def test_an_engine_that_cannot_be_imported_says_why() -> None:
         row.load()
 
 
+def test_functions_of_a_programmers_own_are_for_julia_alone() -> None:
+    assert [name for name in registry.names() if registry.get(name).functions] == ["julia"]
+    with pytest.raises(ConfigurationError, match="engine numpy takes no functions of a programmer's own"):
+        registry.get("numpy").function("x -> x", "", True, 1)
+
+
 def test_torch_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
