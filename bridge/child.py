@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-__all__ = ["Child", "ChildDiedError"]
+__all__ = ["Child", "ChildDiedError", "completed"]
 
 _PATIENCE = 10.0
 """Seconds that a process gets to end by itself."""
@@ -147,6 +147,25 @@ class Child:
         said = _last_words(self.stderr.read_text(encoding="utf-8", errors="replace"))
         self.close()
         return ChildDiedError(status, said)
+
+
+def completed(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, without input, and keep what it says.
+
+    Raises `OSError` where it can't be started, `subprocess.TimeoutExpired` where it is not done in so many seconds.
+    """
+    return subprocess.run(
+        list(command),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment,
+        encoding="utf-8",
+        errors="replace",
+        timeout=timeout,
+        check=False,
+    )
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import math
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ import numpy as np
 from bridge import spec as specs
 from bridge import weights
 from bridge.adapters.julia import JuliaSession, describe
+from bridge.child import completed
 from bridge.errors import JuliaUnavailableError, TwinGradError
 from bridge.libjulia.environment import ENGINE, child_environment
 from bridge.libjulia.find import Julia, ending, find
@@ -190,15 +190,7 @@ def _prove(image: Path) -> None:
 
 def _run(name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=dict(environment),
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
+        done = completed(command, environment)
     except OSError as error:
         raise JuliaUnavailableError(f"{name} can't be started: {error.strerror or error}") from None
     if done.returncode:

@@ -27,6 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from bridge.child import completed
 from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
 from bridge.libjulia.environment import cache_folder, child_environment, default_cache_folder
@@ -136,15 +137,8 @@ def prove(executable: str, source: str) -> Julia:
     """Start a Julia and let it show that it works; raises `JuliaUnavailableError` when it does not."""
     name = f"the Julia at {executable} ({source})"
     try:
-        done = subprocess.run(
-            [executable, "--startup-file=no", "--history-file=no", str(_PROBE)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=_proof_environment(),
-            encoding="utf-8",
-            errors="replace",
-            timeout=PROOF_SECONDS,
-            check=False,
+        done = completed(
+            [executable, "--startup-file=no", "--history-file=no", str(_PROBE)], _proof_environment(), PROOF_SECONDS
         )
     except OSError as error:
         raise JuliaUnavailableError(f"{name} can't be started: {error.strerror or error}. {_advice(source)}") from None

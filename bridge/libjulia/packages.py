@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge import toml
+from bridge.child import completed
 from bridge.libjulia import engine
 from bridge.libjulia.find import OLDEST, Julia, Memory, ending
 from bridge.libjulia.start import status
@@ -119,16 +120,7 @@ def _load(julia: Julia, name: str, needs: tuple[str, ...]) -> list[str]:
     )
     command = [julia.executable, "--startup-file=no", "-e", code]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=julia.environment(1),
-            encoding="utf-8",
-            errors="replace",
-            timeout=LOADING_SECONDS,
-            check=False,
-        )
+        done = completed(command, julia.environment(1), LOADING_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return ["", f"Julia could not be asked ({error})"]
     if done.returncode:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge import toml
+from bridge.child import completed
 from bridge.errors import JuliaUnavailableError
 from bridge.libjulia import juliacall
 from bridge.libjulia import sysimage as images
@@ -179,15 +180,7 @@ def verify(way: str, julia: Julia, memory: Memory) -> Verdict:
         "project": dataclasses.asdict(project) if project else None,
     }
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _VERIFICATION, json.dumps(start)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=VERIFICATION_SECONDS,
-            check=False,
-        )
+        done = completed([sys.executable, "-c", _VERIFICATION, json.dumps(start)], timeout=VERIFICATION_SECONDS)
     except subprocess.TimeoutExpired:
         return Verdict(False, f"{way} was not ready after {VERIFICATION_SECONDS:.0f} seconds")
     if done.returncode == 0:
