@@ -38,13 +38,13 @@ help: ## show this list
 	  && echo "             ARGS=..."
 
 reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
-	$(BIN)/python -m bridge.julia.install || echo "Going on without the Julia engine; its rows will say so."
+	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
 
 # The linters run while Julia and the browser are set up.
 test: $(VENV)/.dev ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
 	@$(MAKE) --no-print-directory lint & lint=$$!; \
-	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m bridge.julia.install; \
+	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m contrib.julia; \
 	$(if $(JULIA),,bash tests/install_browser.sh;) \
 	wait $$lint
 	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10 \

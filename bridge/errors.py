@@ -7,9 +7,10 @@ its own (`py_engine.errors.EngineError`).
 
 from __future__ import annotations
 
+import difflib
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "EngineUnavailableError",
@@ -21,6 +22,7 @@ __all__ = [
     "WorkerError",
     "printable",
     "shown",
+    "suggestion",
 ]
 
 _SHOWN = 10
@@ -91,6 +93,12 @@ def shown(value: object) -> str:
 def printable(text: str) -> str:
     """A message with its control characters escaped, so that nothing in it moves the cursor or hides the rest."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a message on an unknown name: the known one that it may be meant for, or nothing."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 class _Short(reprlib.Repr):

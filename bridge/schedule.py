@@ -1,7 +1,7 @@
 """How the learning rate changes during a training: constant, in steps, or along a cosine, after a warm-up if asked for.
 
 A schedule is settings only. `Schedule.rates` says the learning rate of each step, which sessions take as they are
-(`bridge.engine.Scheduling`), so that it is the same in every engine.
+(`bridge.session.Scheduling`), so that it is the same in every engine.
 """
 
 from __future__ import annotations

@@ -19,17 +19,14 @@ import dataclasses
 import itertools
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -37,11 +34,12 @@ from safetensors.numpy import load_file, save_file
 
 import bridge.errors
 import py_engine.errors
-from bridge import engine as engines
+from bridge import registry as engines
 from bridge import weights
 from bridge.checks import PerArray
-from bridge.engine import Evaluation, Optimizer
+from bridge.child import Child, ChildDiedError
 from bridge.errors import WorkerError
+from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
 
 __all__ = ["Worker", "environment"]
@@ -64,25 +62,14 @@ THREAD_VARIABLES = (
 
 KERNEL_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "TF_ENABLE_ONEDNN_OPTS")
 
-# Run before any of our modules, and so before numpy and the frameworks, which look at the cores when they are imported.
 # The process finds modules where its parent does.
 _BOOTSTRAP = """
-import json, os, sys
+import json, sys
 start = json.loads(sys.argv[1])
-if start["cores"]:
-    os.sched_setaffinity(0, start["cores"])
 sys.path[:] = start["path"]
 from bridge.worker_process import main
 main(start)
 """
-
-_PATIENCE = 10.0
-"""Seconds that a process gets to end by itself."""
-
-_LAST_LINES = 20
-"""Lines of a dead worker's standard error that its error repeats."""
-_CRASH_REPORT = "Fatal Python error: "
-"""What Python's report on a crash of its process begins with."""
 
 _ERRORS: dict[str, type[Exception]] = {
     name: getattr(module, name) for module in (py_engine.errors, bridge.errors) for name in module.__all__
@@ -114,16 +101,12 @@ class Worker:
         self._paused = False
         self._numbers = itertools.count(1)
         self._turn = threading.Lock()
-        self._owner = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="twingrad-worker-"))
         self._files = PerArray(self._write_array, drop=Path.unlink)
         before = time.perf_counter()
-        try:
-            self._process = self._launch()
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
-        self._finalizer = weakref.finalize(self, _end, self._process, self._folder, self._owner)
+        start = {"engine": engine, "threads": threads, "folder": str(self._folder), "path": sys.path}
+        command = [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP, json.dumps(start)]
+        self._child = Child(command, self._variables, self._folder, self.cores)
         described = self._receive("starting")["result"]
         self.import_seconds: float = described["import_seconds"]
         """What importing the engine took, numpy and the bridge being there already."""
@@ -135,12 +118,12 @@ class Worker:
     @property
     def pid(self) -> int:
         """The process's id."""
-        return self._process.pid
+        return self._child.pid
 
     @property
     def stderr(self) -> Path:
         """The file with what the process and its libraries have printed; gone after `close`."""
-        return self._folder / "stderr.txt"
+        return self._child.stderr
 
     # The session.
 
@@ -153,7 +136,7 @@ class Worker:
         dtype: DTypeLike = "float32",
         techniques: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin a session, in place of the one before; see `bridge.engine.Engine.build`."""
+        """Begin a session, in place of the one before; see `bridge.registry.Registered.build`."""
         weights.check(params, spec, dtype)
         path = self._new_file("safetensors")
         weights.save(path, params)
@@ -170,7 +153,7 @@ class Worker:
         self.build_seconds = self.seconds
 
     def own_parameters(self, spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, NDArray[Any]]:
-        """See `bridge.engine.Registered.own_parameters`; no session is needed for it."""
+        """See `bridge.registry.Registered.own_parameters`; no session is needed for it."""
         return _take_arrays(self._call("own_parameters", spec_text=spec.dump(), seed=seed, dtype=str(np.dtype(dtype))))
 
     def train_epoch(self, x: Array, y: Array, order: Array) -> NDArray[np.float64]:
@@ -226,7 +209,7 @@ class Worker:
         return int(self._call("define_function", code=code, name=name, replay=replay))
 
     def derive_function(self, function: int, by: int | None, moving: Sequence[bool]) -> int:
-        """Make a derivative of one of them; return its number. See `bridge.julia.function.Embedded.derivative`."""
+        """Make a derivative of one of them; return its number. See `bridge.julia.JuliaFunction.derivative`."""
         return int(self._call("derive_function", function=function, by=by, moving=list(moving)))
 
     def function_value(self, function: int, args: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -264,13 +247,13 @@ class Worker:
     def pause(self) -> None:
         """Stop the process, whatever its threads are doing, until `resume`."""
         self._check_open()
-        os.killpg(self.pid, signal.SIGSTOP)
+        self._child.signal(signal.SIGSTOP)
         self._paused = True
 
     def resume(self) -> None:
         """Let the process go on."""
         self._check_open()
-        os.killpg(self.pid, signal.SIGCONT)
+        self._child.signal(signal.SIGCONT)
         self._paused = False
 
     def reset_peak(self) -> None:
@@ -300,13 +283,11 @@ class Worker:
 
     def kill(self) -> None:
         """End the process, from any thread: a call that waits for it raises `WorkerError`. `close` is still needed."""
-        if self._finalizer.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        self._child.kill()
 
     def close(self) -> None:
         """End the process and remove its files. Calling it twice does no harm."""
-        self._finalizer()
+        self._child.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -315,31 +296,10 @@ class Worker:
         self.close()
 
     def __repr__(self) -> str:
-        state = "running" if self._finalizer.alive else "closed"
+        state = "running" if self._child.is_open else "closed"
         return f"Worker({self.engine.name!r}, threads={self.threads}) [process {self.pid}, {state}]"
 
     # How it works.
-
-    def _launch(self) -> subprocess.Popen[str]:
-        start = {
-            "engine": self.engine.name,
-            "threads": self.threads,
-            "cores": self.cores,
-            "folder": str(self._folder),
-            "path": sys.path,
-        }
-        with self.stderr.open("wb") as stderr:
-            return subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP, json.dumps(start)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=self._variables,
-                encoding="utf-8",
-                # A group of its own: Ctrl-C in the terminal is the parent's to handle, and whatever the process starts
-                # can be ended with it. Still of the parent's session: a stopped group whose parent dies is woken.
-                process_group=0,
-            )
 
     def _call(self, call: str, **arguments: Any) -> Any:
         self._check_open()
@@ -347,31 +307,23 @@ class Worker:
             self._check_open()  # still, after waiting for the others
             if self._paused:
                 raise WorkerError(f"the worker of engine {self.engine.name} is paused: call resume() before {call}")
-            try:
-                pipe = cast("IO[str]", self._process.stdin)
-                pipe.write(json.dumps({"call": call, "with": arguments}) + "\n")
-                pipe.flush()
-            except BrokenPipeError:
-                raise self._death(call) from None
-            except BaseException:
-                self.close()
-                raise
-            answer = self._receive(call)
+            answer = self._receive(call, arguments)
             self.seconds = answer.get("seconds", self.seconds)
             return answer["result"]
 
-    def _receive(self, call: str) -> dict[str, Any]:
+    def _receive(self, call: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer to a request, or without arguments the first one, which comes unasked."""
         try:
-            line = cast("IO[str]", self._process.stdout).readline()
-        except BaseException:
-            self.close()  # interrupted: whatever it still answers would be taken for the answer to another request
-            raise
-        if not line.endswith("\n"):
-            raise self._death(call)
-        answer: dict[str, Any] = json.loads(line)
+            answer = self._child.receive() if arguments is None else self._child.ask(call, **arguments)
+        except ChildDiedError as death:
+            last = "".join(f"\n  {line}" for line in death.said) or " nothing"
+            raise WorkerError(
+                f"the worker of engine {self.engine.name} (process {self.pid}) {death.ending} in {call}; "
+                f"it last said:{last}"
+            ) from None
         if "error" not in answer:
             return answer
-        if call == "starting":
+        if arguments is None:
             self.close()
         raise self._error(call, answer["error"])
 
@@ -385,26 +337,12 @@ class Worker:
         vars(error).update(described["fields"])
         return error
 
-    def _death(self, call: str) -> WorkerError:
-        """The process has closed its end of the pipe: say how it died and what it last said."""
-        try:
-            status = self._process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            status = None
-        said = _last_words(self.stderr.read_text(encoding="utf-8", errors="replace"))
-        self.close()
-        last = "".join(f"\n  {line}" for line in said) if said else " nothing"
-        return WorkerError(
-            f"the worker of engine {self.engine.name} (process {self.pid}) {_ending(status)} in {call}; "
-            f"it last said:{last}"
-        )
-
     def _check_open(self) -> None:
-        if os.getpid() != self._owner:
+        if not self._child.is_ours:
             raise WorkerError(
                 f"the worker of engine {self.engine.name} did not come along into this forked process: start one here"
             )
-        if not self._finalizer.alive:
+        if not self._child.is_open:
             raise WorkerError(f"the worker of engine {self.engine.name} is closed: start another one")
 
     def _path(self, array: Array, once: bool = False) -> str:
@@ -458,40 +396,6 @@ def _choose_cores(threads: int, wanted: Sequence[int] | None = None) -> list[int
     if len(wanted) != threads or not set(wanted) <= set(allowed):
         raise WorkerError(f"threads={threads} on cores {list(wanted)}: expected as many of {allowed}")
     return list(wanted)
-
-
-def _end(process: subprocess.Popen[str], folder: Path, owner: int) -> None:
-    """End a worker and all of its group, reap it and remove its files. Also called when Python ends."""
-    if os.getpid() != owner:
-        return  # the end of a fork, which the worker outlives
-    # Not by closing the pipe and waiting: a stopped process would never see that.
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(BrokenPipeError):
-            cast("IO[str]", pipe).close()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _last_words(text: str) -> list[str]:
-    """The last lines of what a process said; of Python's long report on a crash only what and where it was."""
-    said, report, stacks = text.partition(_CRASH_REPORT)
-    lines = said.splitlines()[-_LAST_LINES:]
-    if report:
-        what, _, rest = stacks.partition("\n")
-        frames = [line for line in rest.partition("Current thread")[2].splitlines() if line.startswith("  File ")]
-        lines += [report + what, *frames[:1]]
-    return lines
-
-
-def _ending(status: int | None) -> str:
-    if status is None:
-        return "stopped answering"
-    if status >= 0:
-        return f"ended with exit code {status}"
-    hint = " (for want of memory, perhaps)" if status == -signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(-status).name}{hint}"
 
 
 def _take_array(path: str) -> NDArray[Any]:

@@ -1,39 +1,34 @@
-"""What runs in a worker: one engine, answering one request per line of standard input with one line each.
+"""What runs in a worker: one engine, which answers requests as `bridge.child_process` says.
 
-`bridge.worker` starts it and speaks for it. A request is ``{"call": name, "with": {...}}``; the answer is
-``{"result": ..., "seconds": ...}``, the seconds being those inside the session alone, or ``{"error": {...}}``. Arrays
-travel as paths of .npy and safetensors files; nothing is pickled.
+`bridge.worker` starts it and speaks for it. An answer is ``{"result": ..., "seconds": ...}``, the seconds being those
+inside the session alone, or ``{"error": {...}}``. Arrays travel as paths of .npy and safetensors files; nothing is
+pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
-import queue
-import shutil
-import signal
-import threading
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from bridge import engine as engines
 from bridge import memory, spec
+from bridge import registry as engines
+from bridge.child_process import Answer, serve
 from bridge.errors import EngineUnavailableError
+from bridge.session import Counting, Optimizer, Preloading, Session
 
 __all__ = ["main"]
 
 T = TypeVar("T")
-Answer = dict[str, Any]
 
 _KEPT = 8
 """How many data arrays stay in memory: a train and a test set, and the same once more."""
@@ -41,64 +36,18 @@ _KEPT = 8
 
 def main(start: Mapping[str, Any]) -> None:
     """Serve until standard input ends. `start` holds `engine`, `threads` and `folder`, the place for files."""
-    # Ctrl-C is for the parent, which then closes this process. A stopped process whose parent dies is sent SIGHUP and
-    # SIGCONT: it must outlive the first to find that standard input has ended, and clean up.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    requests, answers = _take_over_standard_streams()
     folder = Path(start["folder"])
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests, lines, folder), daemon=True).start()
     server = _Server(start["engine"], start["threads"], folder)
-    try:
-        _send(answers, _guarded(server.load))
-        while True:
-            _send(answers, _guarded(server.answer, json.loads(lines.get())))
-    except BrokenPipeError:
-        _end(folder)
+    serve(server.load, server.answer, _failure, folder)
 
 
-def _take_over_standard_streams() -> tuple[TextIO, TextIO]:
-    """Keep the protocol's two pipes to itself: what a library prints goes to standard error, and it has no input."""
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, answers
-
-
-def _read(requests: TextIO, lines: queue.SimpleQueue[str], folder: Path) -> None:
-    """Pass requests on. When the parent closes the pipe or dies, end everything, in the middle of an epoch too."""
-    for line in requests:
-        lines.put(line)
-    _end(folder)
-
-
-def _end(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)  # with whatever processes a framework has started
-    os._exit(0)
-
-
-def _send(answers: TextIO, answer: Answer) -> None:
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
-
-
-def _guarded(work: Callable[..., Answer], *arguments: Any) -> Answer:
-    """The answer, or the error in its place; standard error gets the traceback."""
-    try:
-        return work(*arguments)
-    except Exception as error:
-        traceback.print_exc()
-        fields = {}
-        for name, value in vars(error).items():  # such as SpecError.problems
-            with contextlib.suppress(TypeError, ValueError):
-                fields[name] = json.loads(json.dumps(value))
-        return {"error": {"type": type(error).__name__, "message": str(error), "fields": fields}}
+def _failure(error: Exception) -> Answer:
+    """An error's type, message and fields, so that it can be made again in the parent."""
+    fields = {}
+    for name, value in vars(error).items():  # such as SpecError.problems
+        with contextlib.suppress(TypeError, ValueError):
+            fields[name] = json.loads(json.dumps(value))
+    return {"type": type(error).__name__, "message": str(error), "fields": fields}
 
 
 class _Server:
@@ -108,7 +57,7 @@ class _Server:
         self._engine = engines.get(engine)
         self._threads = threads
         self._folder = folder
-        self._session: engines.Session | None = None
+        self._session: Session | None = None
         self._arrays: OrderedDict[str, NDArray[Any]] = OrderedDict()
         self._functions: list[Any] = []
         self._tracker: Any = None
@@ -121,9 +70,8 @@ class _Server:
         versions = {"python": platform.python_version(), **self._engine.availability().versions}
         return {"result": {"import_seconds": seconds, "versions": versions}}
 
-    def answer(self, request: Answer) -> Answer:
-        method = getattr(self, f"do_{request['call']}")
-        return dict(method(**request["with"]))
+    def answer(self, call: str, arguments: Answer) -> Answer:
+        return dict(getattr(self, f"do_{call}")(**arguments))
 
     # The session.
 
@@ -133,7 +81,7 @@ class _Server:
         self.do_close()
         model = spec.loads(spec_text, "the spec")
         weights = load_file(params)
-        settings = engines.Optimizer(**optimizer)
+        settings = Optimizer(**optimizer)
         self._session, seconds = _timed(
             lambda: self._engine.build(model, weights, settings, batch_size, dtype, self._threads, techniques)
         )
@@ -190,7 +138,7 @@ class _Server:
         return {"result": None}
 
     @property
-    def _built(self) -> engines.Session:
+    def _built(self) -> Session:
         if self._session is None:
             raise EngineUnavailableError(f"engine {self._engine.name}: nothing is built yet; call build first")
         return self._session
@@ -203,9 +151,7 @@ class _Server:
     # A programmer's own Julia functions, in place of a session, by their places in a list.
 
     def do_define_function(self, code: str, name: str, replay: bool) -> Answer:
-        from bridge.julia.function import Embedded
-
-        self._functions.append(Embedded.defined(code, name, replay, self._threads))
+        self._functions.append(self._engine.function(code, name, replay, self._threads))
         return {"result": len(self._functions) - 1}
 
     def do_derive_function(self, function: int, by: int | None, moving: list[bool]) -> Answer:
@@ -226,7 +172,7 @@ class _Server:
 
     def do_preload(self, paths: list[str]) -> Answer:
         arrays = [self._data(path) for path in paths]
-        if isinstance(self._session, engines.Preloading) and len(arrays) == 2:
+        if isinstance(self._session, Preloading) and len(arrays) == 2:
             self._session.preload(*arrays)
         return {"result": None}
 
@@ -282,7 +228,7 @@ class _Server:
         return {"result": None}
 
     def do_allocated(self) -> Answer:
-        return {"result": cast("engines.Counting", self._built).allocated()}
+        return {"result": cast(Counting, self._built).allocated()}
 
     def do_libraries(self) -> Answer:
         from threadpoolctl import threadpool_info

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from bridge.engine import OPTIMIZERS
 from bridge.errors import TwinGradError, printable, shown
 from bridge.schedule import SCHEDULES
+from bridge.session import OPTIMIZERS
 from experiments import provenance
 from experiments.extras import remedy
 from experiments.formats import duration, fixed, size
@@ -121,9 +121,9 @@ def completing(*lists: Callable[[], Iterable[str]]) -> Callable[..., list[Comple
 
 
 def _engines() -> list[str]:
-    from bridge import engine
+    from bridge import registry
 
-    return engine.names()
+    return registry.names()
 
 
 def _data_sets() -> list[str]:
@@ -254,7 +254,7 @@ def cli(context: click.Context) -> None:
 @reporting
 def list_(output: Output) -> None:
     """Show the papers, engines, models and data sets there are."""
-    from bridge import engine
+    from bridge import registry
     from experiments import data
 
     rows = []
@@ -264,8 +264,8 @@ def list_(output: Output) -> None:
         output.add([{"kind": "paper", "name": key, "model": paper.model, "title": paper.title}])
     table(output.console, ["PAPER", "MODEL", "DATA", "TITLE"], rows, numbers=4)
     rows = []
-    for name in engine.names():
-        label, found = engine.get(name).label, engine.availability(name)
+    for name in registry.names():
+        label, found = registry.get(name).label, registry.availability(name)
         versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
         rows.append([name, label, *(("yes", versions) if found.ok else ("no", found.reason))])
         about = {"available": found.ok, "reason": found.reason, "versions": found.versions}

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 import bridge.julia
-from bridge import engine
+from bridge import registry
 from bridge.errors import TwinGradError
-from bridge.julia.environment import kernels_for
+from bridge.libjulia.environment import kernels_for
 from bridge.worker import environment
 from experiments import papers, provenance, sources
 from experiments.extras import EXTRAS
@@ -163,8 +163,8 @@ def julia() -> Iterator[Finding]:
 def engines() -> Iterator[Finding]:
     """Every engine in the registry; none is imported here."""
     some = False
-    for name in engine.names():
-        availability = engine.availability(name)
+    for name in registry.names():
+        availability = registry.availability(name)
         versions = ", ".join(f"{package} {version}" for package, version in availability.versions.items())
         if availability.ok:
             some = True

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge import engine, weights
-from bridge.engine import Optimizer
+from bridge import registry, weights
 from bridge.files import write_atomically
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from experiments.errors import explain
@@ -44,7 +44,7 @@ def predict(request: Prediction, output: Output) -> None:
         check_place("--save", request.save, InputError)
     params = weights.load(request.weights, spec)
     given = _rows_to_predict(request, spec, output)
-    engine.get(request.engine).prepare()
+    registry.get(request.engine).prepare()
     with Worker(request.engine, request.threads) as worker:
         worker.build(spec, params, Optimizer("sgd", 0.0), max(1, min(1000, len(given.x))), spec.dtype)
         outputs = worker.predict(given.x)

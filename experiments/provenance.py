@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-from bridge.engine import version
 from bridge.errors import TwinGradError
+from bridge.registry import version
 from experiments.machine import machine
 from experiments.sources import ROOT, SOURCES
 

@@ -23,7 +23,7 @@ __all__ = ["build", "layer_table", "numpy_table", "op_table"]
 
 MODULES = (
     *("py_engine", "py_engine.ad.ops", "!py_engine.ad.ops.", "py_engine.network", "py_engine.errors"),
-    *("bridge", "!bridge.adapters", "!bridge.worker_process", "experiments.data"),
+    *("bridge", "!bridge.adapters", "!bridge.child", "!bridge.worker_process", "experiments.data"),
 )
 """Shown with what is inside them, but for those that begin with an exclamation mark."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bridge.engine import Evaluation
+from bridge.session import Evaluation
 from bridge.spec import ModelSpec
 from experiments.formats import fixed, fraction
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
-from bridge import engine as engines
+from bridge import registry as engines
 from bridge.errors import EngineUnavailableError, WorkerError
 from bridge.worker import Worker
 

@@ -35,13 +35,11 @@ PROJECTS = {"TwinGrad": "julia_engine"}
 """The Julia projects among the packages, by the name of their module."""
 
 CHOOSERS = (
-    "bridge/engine.py",
-    "bridge/worker_process.py",
     "experiments/measures/ablation.py",
     "experiments/microbenchmarks/process.py",
     "experiments/microbenchmarks/registry.py",
 )
-"""Files that serve every engine or system. What they import or name for some of them only (`bridge.julia`, files in
+"""Files that serve every engine or system. What they import or name for some of them only (`bridge.libjulia`, files in
 Julia and C++) counts for these alone: their adapters import it themselves, or the key's starting points name it."""
 
 _IN_EXPRESSIONS = (".jl", ".cpp", *PROJECTS.values(), "import_module")
@@ -140,7 +138,7 @@ class Sources:
         package = PurePosixPath(name).parent
         for node in _run(ast.parse(text), expressions=any(word in text for word in _IN_EXPRESSIONS)):
             for module in _imported(node, package):
-                if name not in CHOOSERS or not f"{module}.".startswith("bridge.julia."):
+                if name not in CHOOSERS or not f"{module}.".startswith("bridge.libjulia."):
                     yield from self._module(module)
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and name not in CHOOSERS:
                 if node.value.endswith((".jl", ".cpp")):

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bridge import engine as engines
 from bridge import linear_algebra, weights
-from bridge.engine import Optimizer
+from bridge import registry as engines
 from bridge.errors import EngineUnavailableError, TwinGradError, WorkerError
+from bridge.session import Optimizer
 from bridge.worker import environment
 from experiments import data, provenance, sources
 from experiments.data.dataset import Dataset

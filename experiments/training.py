@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge import engine, weights
-from bridge.engine import Optimizer
+from bridge import registry, weights
 from bridge.schedule import Schedule
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from experiments import checkpoint, curve
@@ -96,7 +96,7 @@ class Training:
             if path is not None:
                 check_place(option, path, InputError)
         if self.checkpoint is not None or not self.rates.is_constant:
-            engine.check_resumable(self.engine)
+            registry.check_resumable(self.engine)
 
     def deciding(self, spec: ModelSpec, initial: Arrays, rows: Rows) -> dict[str, Any]:
         """What decides the training, by name: with the same of it, it is the same bit for bit."""
@@ -142,7 +142,7 @@ def train(request: Training, output: Output) -> None:
     score = Score.of(spec, rows.is_sample)
     shown = _columns(validation is not None, test is not None and test.y is not None, schedule, score)
     lines = Lines(output.console, list(shown.values()))
-    engine.get(request.engine).prepare()
+    registry.get(request.engine).prepare()
     with Worker(request.engine, request.threads) as worker:
         worker.build(spec, kept.params, rule, request.batch_size, spec.dtype)
         if kept.state:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 from bridge.errors import JuliaUnavailableError
-from bridge.julia.find import Julia, find
+from bridge.libjulia.find import Julia, find
 
 MUST_BE_THERE = ("torch", "tensorflow", "jax", "autograd", "memray", "jinja2", "typst", "playwright", "pdoc")
 """Optional packages, without which tests are skipped on a user's machine, and CI fails."""

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine as engines
+from bridge import registry as engines
 from bridge import spec
-from bridge.julia.environment import cache_folder
-from bridge.julia.find import Julia
+from bridge.libjulia.environment import cache_folder
+from bridge.libjulia.find import Julia
 from experiments.benchmarks.bridge import require_bridge
 from experiments.benchmarks.engines import CONVOLUTIONAL, ENGINES, MODEL, Bench, Workload, drawn, require
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -151,6 +151,10 @@ def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
     top = {name.split("/")[0] for name in wheel.namelist()}
     assert {name for name in top if not name.endswith(".dist-info")} <= set(SHIPPED)
     assert not [name for name in wheel.namelist() if "__pycache__" in name or name.endswith(".pyc")]
+    recipes = {path.name for path in (ROOT / "contrib").iterdir()} - {"__init__.py", "__pycache__"}
+    assert recipes >= {"debian.py", "sysimage.jl"}
+    bridge = [wheel.read(name) for name in wheel.namelist() if name.startswith("bridge/")]
+    assert len(bridge) > 40 and not any(b"bullseye" in text or b"--output-o" in text for text in bridge)
 
 
 def test_the_wheel_describes_itself(wheel: zipfile.ZipFile) -> None:
@@ -260,7 +264,7 @@ import importlib.util, sys
 from pathlib import Path
 import numpy as np
 from bridge import julia
-from bridge.adapters.julia import ENGINE
+from bridge.libjulia.environment import ENGINE
 
 assert ENGINE.is_dir() and ENGINE.is_relative_to(sys.prefix), ENGINE
 assert not any(map(importlib.util.find_spec, ("torch", "pandas", "pytest")))
@@ -330,7 +334,7 @@ def test_the_real_mnist_is_read_in_a_bare_environment(bare_python: Path, tmp_pat
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_follow_the_arrows(package: str) -> None:
-    forbidden = {*PACKAGES, "julia_engine", "tests"} - ARROWS[package]
+    forbidden = {*PACKAGES, "contrib", "julia_engine", "tests"} - ARROWS[package]
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in sources(package)
@@ -363,7 +367,7 @@ def test_every_import_is_declared_in_the_core_or_an_extra(package: str) -> None:
 def test_frameworks_are_imported_by_their_adapters_only() -> None:
     """A framework lives in a process of its own, an engine's worker or a system's program: nothing else imports it."""
     frameworks = {"torch", "tensorflow", "jax", "juliacall"}
-    places = {ROOT / "bridge" / "adapters", ROOT / "bridge" / "julia"}
+    places = {ROOT / "bridge" / "adapters", ROOT / "bridge" / "julia", ROOT / "bridge" / "libjulia"}
     places |= {ROOT / "experiments" / "microbenchmarks" / "systems"}
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"

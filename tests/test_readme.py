@@ -16,8 +16,8 @@ import click
 import numpy as np
 import pytest
 
-from bridge import engine
-from bridge.julia.find import Julia
+from bridge import registry
+from bridge.libjulia.find import Julia
 from experiments import cli as cli_module
 from experiments import formats, papers
 from experiments.cli import cli
@@ -140,7 +140,7 @@ def races(results: Tidy) -> str:
         for threads in sorted({row["threads"] for row in raced}, reverse=True):
             cells = {row["engine"]: race_cell(row) for row in raced if row["threads"] == threads}
             rows.append((f"`{key}`, {threads} thread{'s' if threads > 1 else ''}", cells))
-    engines = [name for name in engine.names() if name in labels]
+    engines = [name for name in registry.names() if name in labels]
     lines = [[f"step \\[µs\\], {one_machine(machines, 'the races')}", *(labels[name] for name in engines)]]
     lines.append([":---", *("---:" for _ in engines)])
     lines += [[title, *(cells.get(name, "—") for name in engines)] for title, cells in rows]
@@ -188,7 +188,7 @@ def test_its_word_about_accuracies_is_true_of_the_committed_results() -> None:
 
 def test_its_lists_of_studies_engines_and_extras_are_complete() -> None:
     assert named_in("study") == papers.paper_keys()
-    assert named_in("engine") == sorted(engine.names())
+    assert named_in("engine") == sorted(registry.names())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = ",".join(re.findall(r"pip install '\.\[(.*?)\]'", README)).split(",")
     named = {*extras, *re.findall(r"`(\w+)`", README[README.index("The extras:") :].partition("\n\n")[0])}

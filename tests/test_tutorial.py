@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import py_engine
-from bridge.julia.find import Julia
 from bridge.layers import LAYERS
+from bridge.libjulia.find import Julia
 from experiments import reference
 from py_engine.ad.op import CONSTANT, TABLE
 from py_engine.errors import DTypeError

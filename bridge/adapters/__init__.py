@@ -1,1 +1,1 @@
-"""One file per engine: the adapter between the Engine protocol and what the engine itself offers."""
+"""One file per engine: the adapter between the session's protocol and what the engine itself offers."""

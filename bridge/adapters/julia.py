@@ -7,30 +7,25 @@ reaches Julia as text that is read and never evaluated. An epoch is cut into sho
 from __future__ import annotations
 
 import bisect
-import ctypes
 import time
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint8, c_void_p
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from bridge import julia, weights
+from bridge import weights
 from bridge.checks import DataCheck
-from bridge.engine import Evaluation, Optimizer
-from bridge.errors import JuliaError, JuliaUnavailableError
-from bridge.julia.ahead import compile_engine
-from bridge.julia.environment import ENGINE
-from bridge.julia.interface import Runtime, literal
+from bridge.errors import JuliaError
+from bridge.libjulia.engine import load_engine
+from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec, Recurrent
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError, ShapeError
 from py_engine.network.parameters import FlatVector
 from py_engine.network.parameters import Layout as _Layout
 
-__all__ = ["ENGINE", "Entries", "EntrySession", "JuliaSession", "describe", "line", "load_engine", "pointers"]
+__all__ = ["EntrySession", "JuliaSession", "describe", "line", "load_engine"]
 
 Array = NDArray[Any]
 
@@ -101,47 +96,8 @@ def _text(value: Any) -> str:
     return str(int(value))
 
 
-@dataclass(frozen=True)
-class Entries:
-    """The entry points of julia_engine/src/entry.jl, which describes them."""
-
-    create: Callable[..., int]
-    train: Callable[..., int]
-    evaluate: Callable[..., int]
-    predict: Callable[..., int]
-    gradients: Callable[..., int]
-    learning_rate: Callable[..., int]
-    state: Callable[..., int]
-    load_state: Callable[..., int]
-    free: Callable[..., int]
-    message: Callable[..., int]
-    allocated: Callable[..., int]
-
-    def last_message(self) -> str:
-        """What the error of the last call says."""
-        buffer = (c_uint8 * 4096)()
-        size = min(self.message(ctypes.cast(buffer, POINTER(c_uint8)), len(buffer)), len(buffer))
-        return bytes(buffer[:size]).decode("utf-8", errors="replace")
-
-
-_SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
-    "create": ([c_char_p, c_int64, c_void_p, c_int64], c_int64),
-    "train": ([c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p], c_int),
-    "evaluate": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p], c_int),
-    "predict": ([c_int64, c_int64, c_void_p, c_void_p], c_int),
-    "gradients": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
-    "learning_rate": ([c_int64, c_double], c_int),
-    "state": ([c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
-    "load_state": ([c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
-    "free": ([c_int64], c_int),
-    "message": ([POINTER(c_uint8), c_int64], c_int64),
-    "allocated": ([c_void_p], c_int),
-}
-
 _MOST_INTERPRETED = 64
 """Layers, each step of a recurrent one counted, up to which a plan is made sooner by interpreting what makes it."""
-
-_loaded: tuple[Runtime, Entries] | None = None
 
 
 def _is_planned_at_once(spec: ModelSpec) -> bool:
@@ -151,43 +107,6 @@ def _is_planned_at_once(spec: ModelSpec) -> bool:
         for layer, shape in zip(spec.layers, spec.shapes(), strict=True)
     )
     return sum(steps) <= _MOST_INTERPRETED
-
-
-def load_engine(threads: int) -> tuple[Runtime, Entries]:
-    """Start Julia with this many threads, unless it runs, and load the engine into it.
-
-    Raises `JuliaUnavailableError` when Julia can't be started here, or runs with fewer threads.
-    """
-    global _loaded
-    if _loaded is None:
-        here = julia.runtime(threads)
-        here.evaluate(f"pushfirst!(LOAD_PATH, {literal(ENGINE)}); nothing")
-        if not here.evaluate(_IS_COMPILED):
-            compile_engine(here.julia)
-        here.evaluate("import TwinGrad; nothing")
-        _loaded = here, Entries(**pointers(here, "TwinGrad.Entry", list(_SIGNATURES)))
-    here, entries = _loaded
-    there = int(here.evaluate("Threads.nthreads()") or 1)
-    if there < threads:
-        raise JuliaUnavailableError(
-            f"Julia has {there} of {threads} threads that were asked for: some versions have no more than there are "
-            f"cores; ask for {there}, or, where Julia ran here already, for threads={threads} in a new process"
-        )
-    return here, entries
-
-
-def pointers(here: Runtime, module: str, names: Sequence[str]) -> dict[str, Callable[..., int]]:
-    """The entry points of these names in a Julia module that offers them as julia_engine/src/entry.jl does."""
-    return {name: here.function_pointer(f"{module}.{name}_pointer", *_SIGNATURES[name]) for name in names}
-
-
-# Whether a TwinGrad is in the system image, or a compiled one that is not out of date among Julia's files.
-_IS_COMPILED = """
-let id = Base.identify_package("TwinGrad"), path = Base.locate_package(id)
-    haskey(Base.loaded_modules, id) ||
-        any(file -> Base.stale_cachefile(path, file) !== true, Base.find_all_in_cache_path(id))
-end
-"""
 
 
 class EntrySession:

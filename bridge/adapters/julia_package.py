@@ -9,8 +9,8 @@ import numpy as np
 
 from bridge.adapters import julia
 from bridge.adapters.julia_program import ProgramSession
-from bridge.engine import Optimizer
 from bridge.errors import SpecError
+from bridge.session import Optimizer
 from bridge.spec import RBF, BatchNorm, LayerNorm, ModelSpec
 from py_engine.errors import ConfigurationError
 

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.adapters.julia import Entries, EntrySession, load_engine, pointers
+from bridge.adapters.julia import EntrySession
 from bridge.checks import check_losses
-from bridge.julia.interface import Runtime, literal
+from bridge.libjulia.engine import Entries, load_engine, pointers
+from bridge.libjulia.runtime import Runtime, literal
 from py_engine.network.parameters import Layout
 
 __all__ = ["ProgramSession"]

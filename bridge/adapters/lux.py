@@ -1,6 +1,6 @@
 """Lux, in this process's Julia: lux.jl, called as the Julia engine is, from the same weights and the same batches.
 
-What it needs is a Julia with Lux 1, Optimisers and Zygote in its environment; see `bridge.julia.packages`. It was
+What it needs is a Julia with Lux 1, Optimisers and Zygote in its environment; see `bridge.libjulia.packages`. It was
 written to the documentation of these packages and is tested against stand-ins: see tests/bridge/test_julia_packages.py.
 """
 

@@ -20,7 +20,7 @@ from bridge.adapters.manual_kinds import check
 from bridge.adapters.manual_rnn import RecurrentNetwork
 from bridge.adapters.manual_text import TextNetwork
 from bridge.checks import DataCheck, check_losses
-from bridge.engine import Evaluation, Optimizer
+from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
 
 __all__ = ["ManualSession"]

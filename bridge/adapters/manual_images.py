@@ -22,7 +22,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 from bridge.spec import Conv2D, MaxPool2D, ModelSpec
 from py_engine.network.parameters import FlatVector, Layout
 from py_engine.network.threads import Team

@@ -14,8 +14,8 @@ import numpy as np
 from bridge.adapters import julia
 from bridge.adapters.julia_program import ProgramSession
 from bridge.adapters.manual_kinds import check
-from bridge.engine import Optimizer
 from bridge.errors import SpecError
+from bridge.session import Optimizer
 from bridge.spec import Conv2D, Embedding, MaxPool1D, MaxPool2D, ModelSpec
 
 __all__ = ["ManualJuliaSession"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bridge.engine import Optimizer
 from bridge.errors import SpecError
+from bridge.session import Optimizer
 from bridge.spec import (
     RNN,
     Activation,

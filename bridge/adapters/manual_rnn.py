@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 
 __all__ = ["RecurrentNetwork"]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 from bridge.spec import Conv1D, Embedding, MaxPool1D, ModelSpec
 from py_engine.network.parameters import FlatVector, Layout
 from py_engine.network.threads import Team

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
 from bridge.checks import DataCheck, check_known
-from bridge.engine import Evaluation, Optimizer
+from bridge.session import Evaluation, Optimizer
 from bridge.spec import Layer, ModelSpec, Shape
 from py_engine import Techniques, network
 from py_engine.errors import ConfigurationError

@@ -1,8 +1,8 @@
 """SimpleChains, in this process's Julia: simplechains.jl, called as the Julia engine is, from the same weights.
 
-What it needs is a Julia with SimpleChains 0.4 in its environment; see `bridge.julia.packages`. It was written to that
-package's documentation and is tested against a stand-in: see tests/bridge/test_julia_packages.py. It is for small dense
-and convolutional networks; what it lacks of a network is refused.
+What it needs is a Julia with SimpleChains 0.4 in its environment; see `bridge.libjulia.packages`. It was written to
+that package's documentation and is tested against a stand-in: see tests/bridge/test_julia_packages.py. It is for small
+dense and convolutional networks; what it lacks of a network is refused.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bridge.adapters import julia_package
-from bridge.engine import Optimizer
 from bridge.errors import SpecError
+from bridge.session import Optimizer
 from bridge.spec import Activation, Conv2D, Dense, Flatten, Layer, MaxPool2D, ModelSpec, PermuteDims, Reshape, Shape
 from py_engine.errors import ConfigurationError
 

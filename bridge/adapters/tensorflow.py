@@ -22,8 +22,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
 from bridge.checks import DataCheck, PerArray, check_known, check_losses
-from bridge.engine import Evaluation, Optimizer
 from bridge.layouts import Placed, channels_last
+from bridge.session import Evaluation, Optimizer
 from bridge.spec import (
     RBF,
     RNN,

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from bridge import linear_algebra, weights
 from bridge.checks import DataCheck, PerArray, check_known, check_losses
-from bridge.engine import Evaluation, Optimizer
+from bridge.session import Evaluation, Optimizer
 from bridge.spec import (
     RBF,
     RNN,

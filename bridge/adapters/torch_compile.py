@@ -15,7 +15,7 @@ import torch._inductor.config
 from numpy.typing import DTypeLike, NDArray
 
 from bridge.adapters.torch import Built, TorchSession, unrolled
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 from bridge.spec import Layer, ModelSpec, Recurrent, Shape
 
 __all__ = ["TorchCompileSession"]

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from bridge.errors import JuliaError, JuliaUnavailableError
 from bridge.julia.function import JuliaFunction, function, function_file
-from bridge.julia.interface import Info, Runtime
 from bridge.julia.model import build
-from bridge.julia.remote import torch_function
-from bridge.julia.start import Status, Verdict, runtime, status
+from bridge.julia.torch_function import torch_function
+from bridge.libjulia.runtime import Info, Runtime
+from bridge.libjulia.start import Status, Verdict, runtime, status
 
 __all__ = [
     "Info",

@@ -1,8 +1,8 @@
 """Setting Julia up for TwinGrad: ``python -m bridge.julia.install``.
 
-Finds a Julia that works, or installs one for this user alone: through juliapkg where Julia's own servers can be
-reached, otherwise, on Debian and its relatives, out of Debian 11's packages. Then both ways of starting it from Python
-are tried, and all of it is remembered, so that a second call has nothing to do.
+Finds a Julia that works, or has juliapkg install one for this user alone. Then both ways of starting it from Python are
+tried, and all of it is remembered, so that a second call has nothing to do. A checkout has recipes for machines that
+can't reach Julia's own servers: ``python -m contrib.julia``.
 """
 
 from __future__ import annotations
@@ -13,29 +13,36 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bridge.errors import JuliaUnavailableError, TwinGradError
-from bridge.julia import find as finding
-from bridge.julia import juliacall, start
-from bridge.julia.environment import cache_folder, kernels_for
-from bridge.julia.find import Julia, Memory
-from bridge.julia.interface import EMBEDDED, JULIACALL
-from bridge.julia.juliacall import Project
+from bridge.libjulia import find as finding
+from bridge.libjulia import juliacall, start
+from bridge.libjulia.environment import kernels_for
+from bridge.libjulia.find import Julia, Memory
+from bridge.libjulia.juliacall import Project
+from bridge.libjulia.runtime import EMBEDDED, JULIACALL
 
-__all__ = ["main", "set_up"]
+__all__ = ["RECIPES", "Recipe", "main", "say", "set_up"]
 
 OFFLINE_VARIABLE = "TWINGRAD_OFFLINE"
 
+RECIPES = "python -m contrib.julia"
+"""The command of a checkout that has more ways to install one."""
+
 Say = Callable[[str], None]
 
+Recipe = Callable[[Memory, Say], tuple[Julia, Project | None]]
+"""Installs a Julia and proves it. Raises `JuliaUnavailableError` with the reason when it can't."""
 
-def set_up(say: Say = print, again: bool = False) -> Julia:
+
+def set_up(say: Say = print, again: bool = False, recipes: Sequence[Recipe] = ()) -> Julia:
     """Find or install a Julia, see which ways in work, remember it and return it; `say` gets lines of progress.
 
-    With `again`, what was remembered is forgotten first. Raises `JuliaUnavailableError` when nothing works.
+    With `again`, what was remembered is forgotten first. The recipes are tried where juliapkg can't install one.
+    Raises `JuliaUnavailableError` when nothing works.
     """
     memory = Memory()
     if again:
         memory.forget()
-    julia, project = _find_or_install(memory, say)
+    julia, project = _find_or_install(memory, say, recipes)
     say(f"{julia}")
     say(f"  {_describe_blas(julia)}")
     ways = _ways(julia, memory, project, say)
@@ -52,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--path", action="store_true", help="print the program's path and nothing else")
     options = parser.parse_args(arguments)
     try:
-        julia = set_up(_silent if options.path else _say, options.again)
+        julia = set_up(_silent if options.path else say, options.again)
     except TwinGradError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -61,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _find_or_install(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
+def _find_or_install(memory: Memory, say: Say, recipes: Sequence[Recipe]) -> tuple[Julia, Project | None]:
     try:
         return finding.find(), None
     except JuliaUnavailableError as error:
@@ -75,7 +82,7 @@ def _find_or_install(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
         )
     say("installing one, for you alone")
     problems = []
-    for install in (_from_juliapkg, _from_debian):
+    for install in (_from_juliapkg, *recipes):
         try:
             julia, project = install(memory, say)
         except JuliaUnavailableError as error:
@@ -89,6 +96,7 @@ def _find_or_install(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
         + "".join(f"\n  {problem}" for problem in problems)
         + f"\nInstall Julia {'.'.join(map(str, finding.OLDEST))} or later by hand, and put it on PATH or name it in "
         f"{finding.VARIABLE}"
+        + ("" if recipes else f"; a checkout of TwinGrad can install that of Debian 11: {RECIPES}")
     )
 
 
@@ -96,20 +104,6 @@ def _from_juliapkg(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
     say("asking juliapkg, which downloads Julia (some minutes)")
     project = juliacall.prepare()
     return memory.prove(project.executable, "juliapkg"), project
-
-
-def _from_debian(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
-    try:
-        from bridge.julia import debian
-    except ImportError:  # no file locks of Unix
-        raise JuliaUnavailableError("this system is not Debian or a close relative") from None
-    source = "installed by TwinGrad"
-    say("looking for Debian 11’s Julia")
-    try:
-        debian.install(cache_folder(), lambda program: finding.prove(program, source), lambda line: say(f"  {line}"))
-        return memory.prove(finding.own_executable(), source), None
-    except OSError as error:
-        raise JuliaUnavailableError(str(error)) from None
 
 
 def _ways(julia: Julia, memory: Memory, project: Project | None, say: Say) -> dict[str, start.Verdict]:
@@ -150,7 +144,8 @@ def _describe_blas(julia: Julia) -> str:
     return f"{julia.blas}, kernels for {julia.kernels}"
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line of progress at once."""
     print(line, flush=True)
 
 

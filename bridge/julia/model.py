@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import DTypeLike, NDArray
 
+from bridge import registry, weights
 from bridge import spec as specs
-from bridge import weights
-from bridge.julia.find import find
+from bridge.libjulia.find import find
+from bridge.session import Optimizer
 
 if TYPE_CHECKING:
     from bridge.adapters.julia import JuliaSession
-    from bridge.engine import Optimizer
 
 __all__ = ["build"]
 
@@ -41,17 +41,15 @@ def build(
 
     Returns:
         A session with `train_epoch(x, y, order)`, `evaluate(x, y)`, `predict(x)`, `loss_and_gradients(x, y)`,
-        `params()` and `close()`; see `bridge.engine.Session`.
+        `params()` and `close()`; see `bridge.session.Session`.
 
     Raises:
         JuliaUnavailableError: no Julia works here; says what to do.
         SpecError, WeightsError: the model or the weights are wrong.
     """
-    from bridge import engine
-
     find()  # here and not by the registry, whose error is one of any engine that can't be used
     spec = model if isinstance(model, specs.ModelSpec) else specs.load(model)
     initial = weights.initialise(spec, seed, dtype) if params is None else params
-    rule = engine.Optimizer("sgd", 0.01) if optimizer is None else optimizer
-    session: JuliaSession = engine.get("julia").build(spec, initial, rule, batch_size, dtype, threads)  # type: ignore[assignment]
+    rule = Optimizer("sgd", 0.01) if optimizer is None else optimizer
+    session: JuliaSession = registry.get("julia").build(spec, initial, rule, batch_size, dtype, threads)  # type: ignore[assignment]
     return session

@@ -1,36 +1,28 @@
-"""A Julia function in a process of its own, for Python programs that can't have Julia in theirs, PyTorch's among them.
-
-from bridge import julia
-
-energy = julia.torch_function("(w, x) -> sum(abs2, tanh.(w * x))")
-energy(w, x).backward()             # torch tensors
-"""
+"""A Julia function in a process of its own, for Python programs that can't have Julia in theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from bridge.worker import Worker
-from py_engine.errors import NotDifferentiableError
 
-__all__ = ["Remote", "torch_function"]
+__all__ = ["RemoteFunction"]
 
 Array = NDArray[Any]
 
 
-class Remote:
+class RemoteFunction:
     """A function in the Julia of a worker process; what it raises there is raised here."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         self._worker, self._number = worker, number
 
     @classmethod
-    def defined(cls, code: str, name: str, replay: bool, threads: int) -> Remote:
-        """Define it in a new process; see `function`."""
+    def defined(cls, code: str, name: str, replay: bool, threads: int) -> RemoteFunction:
+        """Define it in a new process; see `bridge.julia.function`."""
         worker = Worker("julia", threads)
         try:
             return cls(worker, worker.define_function(code, name, bool(replay)))
@@ -39,82 +31,17 @@ class Remote:
             raise
 
     def value(self, arrays: Sequence[Array]) -> Array:
-        """See `JuliaFunction.value`."""
+        """See `bridge.julia.JuliaFunction.value`."""
         return self._worker.function_value(self._number, arrays)
 
     def pullback(self, seed: Array, arrays: Sequence[Array]) -> list[Array | None]:
-        """See `JuliaFunction.pullback`."""
+        """See `bridge.julia.JuliaFunction.pullback`."""
         return self._worker.function_pullback(self._number, seed, arrays)
 
-    def derivative(self, by: int | None, moving: Sequence[bool]) -> Remote:
-        """See `JuliaFunction.derivative`; in the same process."""
-        return Remote(self._worker, self._worker.derive_function(self._number, by, moving))
+    def derivative(self, by: int | None, moving: Sequence[bool]) -> RemoteFunction:
+        """See `bridge.julia.JuliaFunction.derivative`; in the same process."""
+        return RemoteFunction(self._worker, self._worker.derive_function(self._number, by, moving))
 
     def close(self) -> None:
         """End the process."""
         self._worker.close()
-
-
-def torch_function(code: str, name: str = "", *, replay: bool = True, threads: int = 1) -> Callable[..., Any]:
-    """Return a Julia function as one of torch tensors, differentiated by the Julia engine in another process.
-
-    Args: see `bridge.julia.function`; a tensor of shape (N, C) is a Julia array of size (C, N).
-
-    Returns:
-        A function of CPU tensors, float32, float64 or int64, that returns a tensor. It is a `torch.autograd.Function`:
-        gradients reach those arguments that require them, and can be differentiated again (``create_graph=True``). The
-        process ends with the function.
-
-    Raises: see `bridge.julia.function`; and `NotDifferentiableError` for a tensor that is not on the CPU.
-    """
-    import torch
-
-    from bridge.julia.function import JuliaFunction, check_texts
-
-    def function_of(julia: JuliaFunction) -> Callable[..., Any]:
-        class Function(torch.autograd.Function):  # type: ignore[misc]
-            @staticmethod
-            def forward(ctx: Any, *args: Any) -> Any:
-                ctx.save_for_backward(*(x for x in args if isinstance(x, torch.Tensor)))
-                # Copies: PyTorch notices when a tensor is written to before the derivative, and not for other arrays.
-                ctx.others = [None if isinstance(x, torch.Tensor) else np.array(x) for x in args]
-                return torch.from_numpy(julia.value(*(array(x, i) for i, x in enumerate(args))))
-
-            @staticmethod
-            def backward(ctx: Any, seed: Any) -> Any:
-                saved = iter(ctx.saved_tensors)
-                args = [next(saved) if x is None else x for x in ctx.others]
-                arrays = [array(x, i) for i, x in enumerate(args)]
-                if not torch.is_grad_enabled():
-                    found = julia.pullback(array(seed, 0), *arrays)
-                    return tuple(
-                        torch.from_numpy(g) if needed and g is not None else None
-                        for g, needed in zip(found, ctx.needs_input_grad, strict=True)
-                    )
-                moving = [x.dtype.kind == "f" for x in arrays]
-                return tuple(
-                    function_of(julia.derivative(i, moving))(*args, seed) if needed else None
-                    for i, needed in enumerate(ctx.needs_input_grad)
-                )
-
-        def call(*args: Any) -> Any:
-            return Function.apply(*args)
-
-        call.__name__ = julia.__name__
-        return call
-
-    def array(x: Any, place: int) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return np.asarray(x)
-        if x.device.type != "cpu":
-            raise NotDifferentiableError(
-                f"{name or 'julia_function'}: argument {place} is on {x.device}; Julia has the CPU's memory only: "
-                "pass x.cpu()"
-            )
-        try:
-            return x.detach().resolve_neg().numpy()
-        except TypeError as error:  # bfloat16 and sparse tensors, among others
-            raise NotDifferentiableError(f"{name or 'julia_function'}: argument {place}: {error}") from None
-
-    check_texts(code, name)
-    return function_of(JuliaFunction(Remote.defined(code, name, replay, threads), name))

@@ -34,7 +34,10 @@ PREPARATION = f"""
 import numpy as np
 from bridge import julia, spec, weights
 from bridge.adapters.julia import load_engine
-from bridge.engine import Optimizer
+try:
+    from bridge.session import Optimizer
+except ImportError:  # an older commit
+    from bridge.engine import Optimizer
 model = spec.load({str(MODEL)!r})
 params = weights.initialise(model, 0, np.float32)
 x = np.random.default_rng(0).random(({BATCH_SIZE}, *model.input.sample), dtype=np.float32)

@@ -59,10 +59,14 @@ def imports() -> Iterator[None]:
 def require(engine: str, threads: int) -> None:
     """Raise `NotImplementedError` where this commit, or this machine, can't train with the engine."""
     with imports():
-        from bridge import engine as engines
         from bridge.errors import EngineUnavailableError
+
+        try:
+            from bridge.registry import availability
+        except ImportError:  # an older commit
+            from bridge.engine import availability  # type: ignore[no-redef]
     try:
-        found = engines.availability(engine)
+        found = availability(engine)
     except EngineUnavailableError as error:
         raise NotImplementedError(str(error)) from error
     if not found.ok:
@@ -104,8 +108,12 @@ class Bench:
 
     def build(self) -> None:
         """Begin a session, in place of the one before."""
-        from bridge.engine import Optimizer
         from bridge.errors import SpecError
+
+        try:
+            from bridge.session import Optimizer
+        except ImportError:  # an older commit
+            from bridge.engine import Optimizer  # type: ignore[no-redef]
 
         workload = self.workload
         optimizer = Optimizer(workload.optimizer, workload.learning_rate)

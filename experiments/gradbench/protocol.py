@@ -200,7 +200,7 @@ class Julia(Tool):
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
-        from bridge.adapters.julia import load_engine
+        from bridge.libjulia.engine import load_engine
 
         load_engine(threads)  # a Julia that isn't there is told of at once
         self._known: dict[tuple[str, str, int], Any] = {}

@@ -154,7 +154,7 @@ def techniques(engine: str) -> tuple[str, ...]:
 
         return tuple(item.name for item in fields(Techniques))
     if engine == "julia":
-        from bridge.julia import environment
+        from bridge.libjulia import environment
 
         source = Path(environment.ENGINE, "src", "ad", "techniques.jl").read_text(encoding="utf-8")
         return tuple(re.findall(r"^    (\w+)::Bool$", source, re.MULTILINE))

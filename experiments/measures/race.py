@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bridge import engine as engines
+from bridge import registry as engines
 from bridge.errors import TwinGradError
 from bridge.worker import Worker
 from experiments.measures.measure import Measure

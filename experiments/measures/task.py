@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge import weights
-from bridge.engine import Evaluation, Optimizer
 from bridge.errors import TwinGradError
+from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
 from bridge.weights import Params
 from bridge.worker import Worker

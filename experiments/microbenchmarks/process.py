@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
-from bridge.julia.environment import ENGINE
-from bridge.julia.find import find
+from bridge.child import Child, ChildDiedError
+from bridge.libjulia.environment import ENGINE
+from bridge.libjulia.find import find
 from bridge.worker import environment
+from experiments.microbenchmarks import registry
 from experiments.microbenchmarks.functions import Array, Benchmark, flat, shapes_of
-from experiments.microbenchmarks.registry import DUALS, BenchmarkError, System, command
+from experiments.microbenchmarks.registry import DUALS, BenchmarkError, System
 
 TOLERANCE = 1e-9
 """How far, relative to the largest of them, a value or gradient may be from that by hand."""
@@ -98,24 +99,10 @@ class Process:
 
     def __init__(self, system: System, threads: int, core: int | None = None) -> None:
         self.system = system
-        self.folder = Path(tempfile.mkdtemp(prefix="twingrad-micro-"))
         self._ready = False
-        self._stderr = (self.folder / "stderr").open("wb")
-        try:
-            self._process = subprocess.Popen(
-                [*command(system), *self._argument()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env=self._environment(threads),
-                encoding="utf-8",
-                process_group=0,
-            )
-        except BaseException:
-            self._remove()
-            raise
-        if core is not None and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(self._process.pid, [core])
+        command, variables = [*registry.command(system), *self._argument()], self._environment(threads)
+        self.folder = Path(tempfile.mkdtemp(prefix="twingrad-micro-"))
+        self._child = Child([*command, str(self.folder)], variables, self.folder, () if core is None else (core,))
 
     def prepare(self, benchmark: Benchmark, size: int, chunk: int = 0) -> float:
         """See `Entrant.prepare`."""
@@ -145,42 +132,27 @@ class Process:
         if not self._ready:
             self._answer("starting")
             self._ready = True
-        try:
-            pipe = cast("IO[str]", self._process.stdin)
-            pipe.write(json.dumps({"call": call, **fields}) + "\n")
-            pipe.flush()
-        except BrokenPipeError:
-            raise self._death(call) from None
-        return self._answer(call)
+        return self._answer(call, fields)
 
     def close(self) -> None:
         """See `Entrant.close`."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                cast("IO[str]", pipe).close()
-        self._process.kill()
-        self._process.wait()
-        self._remove()
+        self._child.close()
 
-    def _answer(self, call: str) -> dict[str, Any]:
-        line = cast("IO[str]", self._process.stdout).readline()
-        if not line.endswith("\n"):
-            raise self._death(call)
-        answer = json.loads(line)
+    def _answer(self, call: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer to a request, or without fields the first one, which comes unasked."""
+        try:
+            answer = self._child.receive() if fields is None else self._child.ask(call, **fields)
+        except ChildDiedError as death:
+            last = " / ".join(death.said[-_LAST_LINES:]) or "nothing"
+            raise BenchmarkError(
+                f"{self.system.label}: its process ended with status {death.status} in {call}; it last said: {last}"
+            ) from None
         if "error" not in answer:
             found: dict[str, Any] = answer["result"]
             return found
         kind = UnsupportedError if answer["error"]["kind"] == "unsupported" else BenchmarkError
         message = answer["error"]["message"]
         raise kind(message if kind is UnsupportedError else f"{self.system.label}: {call}: {message}")
-
-    def _death(self, call: str) -> BenchmarkError:
-        status = self._process.wait()
-        said = (self.folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last = " / ".join(said[-_LAST_LINES:]) or "nothing"
-        return BenchmarkError(
-            f"{self.system.label}: its process ended with status {status} in {call}; it last said: {last}"
-        )
 
     def _argument(self) -> list[str]:
         if self.system.language != "py":
@@ -198,10 +170,6 @@ class Process:
             path = os.environ.get("JULIA_LOAD_PATH") or os.pathsep.join(("@", "@v#.#", "@stdlib"))
             variables |= kept | {"JULIA_NUM_THREADS": str(threads), "JULIA_LOAD_PATH": f"{ENGINE}{os.pathsep}{path}"}
         return variables | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-
-    def _remove(self) -> None:
-        self._stderr.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Compiled:

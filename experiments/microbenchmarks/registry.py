@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from bridge import engine as engines
 from bridge import linear_algebra
+from bridge import registry as engines
 from bridge.errors import JuliaUnavailableError, TwinGradError
-from bridge.julia.find import find
-from bridge.julia.packages import package
+from bridge.libjulia.find import find
+from bridge.libjulia.packages import package
 
 FOLDER = Path(__file__).resolve().parent / "systems"
 DUALS = FOLDER.with_name("duals.cpp")
@@ -46,7 +46,7 @@ class Found:
     versions: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """What its compiled libraries are, beyond their versions; see `bridge.engine.Registered.libraries`."""
+    """What its compiled libraries are, beyond their versions; see `bridge.registry.Registered.libraries`."""
 
     @property
     def ok(self) -> bool:
@@ -160,9 +160,10 @@ def _compiler() -> Found:
 
 
 def command(system: System) -> list[str]:
-    """What to run for a system whose program answers lines of JSON."""
+    """What to run for a system whose program answers lines of JSON; followed by its argument and its folder."""
     if system.language == "py":
         bootstrap = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
-        return [sys.executable, "-c", bootstrap + "from experiments.microbenchmarks.serve import main; main(start)"]
+        bootstrap += "from experiments.microbenchmarks.serve import main; main(start, sys.argv[2])"
+        return [sys.executable, "-c", bootstrap]
     serve = Path(__file__).with_name("serve.jl")
     return [find().executable, "--startup-file=no", str(serve), str(system.path)]

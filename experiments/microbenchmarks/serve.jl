@@ -46,7 +46,7 @@ function respond(request, prepared, counts)
         times = [timed(call, sink, count) / count for _ in 1:samples]
         return "{\"nanoseconds\": [$(join(times, ", "))], \"calls\": $count}"
     elseif request["call"] == "linear_algebra"
-        isdefined(Main, :TwinGradRuntime) || include(joinpath(@__DIR__, "../../bridge/julia/runtime.jl"))
+        isdefined(Main, :TwinGradRuntime) || include(joinpath(@__DIR__, "../../bridge/libjulia/runtime.jl"))
         said = Base.invokelatest(() -> "$(Main.TwinGradRuntime.blas()) $(Main.TwinGradRuntime.kernels())")
         return "{\"text\": \"$(escape_string(strip(said)))\"}"
     end
@@ -65,7 +65,7 @@ function guarded(work)
     end
 end
 
-"""The strings and numbers of a flat JSON object, as texts."""
+"""The strings and numbers of a JSON object whose objects have no name twice, as texts."""
 fields(line) = Dict(m[1] => something(m[2], m[3]) for m in eachmatch(r"\"(\w+)\": *(?:\"([^\"]*)\"|([-+.\w]+))", line))
 
 """The arrays in a file of bare numbers, each in C order there; a number is a number."""

@@ -1,4 +1,4 @@
-"""What runs in the process of a system whose program is Python: answers requests, a line of JSON each.
+"""What runs in the process of a system whose program is Python: it answers requests as `bridge.child_process` says.
 
 A program has
 
@@ -7,25 +7,22 @@ A program has
 - `numpy(result)`: a result as numpy arrays;
 - `linear_algebra()`: the libraries that compute its products, as `bridge.linear_algebra` says them.
 
-Requests are flat objects: `prepare` (benchmark, inputs and result: files of bare numbers, shapes, by, chunk) writes the
-value and the gradients into a file; `measure` (what, seconds, samples) answers with nanoseconds per call, a number for
-each sample; `linear_algebra` answers with a text; `memory` (length, checkpoint) is what one program has. An error is
-`{"error": {"kind": ..., "message": ...}}`.
+`prepare` (benchmark, inputs and result: files of bare numbers, shapes, by, chunk) writes the value and the gradients
+into a file; `measure` (what, seconds, samples) answers with nanoseconds per call, a number for
+each sample; `linear_algebra` answers with a text; `memory` (length, checkpoint) is what one program has. An error has
+`kind` and `message`.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import json
-import os
-import sys
 import time
-import traceback
 from collections.abc import Callable
-from functools import partial
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any
 
+from bridge.child_process import Answer, serve
 from experiments.microbenchmarks.functions import flat, read
 
 Call = Callable[[], Any]
@@ -35,53 +32,32 @@ class Unsupported(Exception):
     """A function that a system can't differentiate, or a request that it does not know; the message says why."""
 
 
-def main(start: dict[str, Any]) -> None:
-    """Serve until standard input ends. `start` names the program's module."""
-    requests, answers = _streams()
-    server: _Server | None = None
+def main(start: Answer, folder: str) -> None:
+    """Serve until standard input ends. `start` names the program's module; the folder is for files."""
+    server = _Server()
 
-    def load() -> dict[str, Any]:
-        nonlocal server
-        server = _Server(importlib.import_module(start["module"]))
-        return {"ready": True}
+    def load() -> Answer:
+        server.program = importlib.import_module(start["module"])
+        return {"result": {"ready": True}}
 
-    _send(answers, _guarded(load))
-    if server is not None:
-        for line in requests:
-            _send(answers, _guarded(partial(server.answer, json.loads(line))))
+    serve(load, lambda call, request: {"result": server.answer(call, request)}, _failure, Path(folder))
 
 
-def _streams() -> tuple[TextIO, TextIO]:
-    """The protocol keeps its pipe to itself: what a library prints goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return sys.stdin, answers
-
-
-def _send(answers: TextIO, answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
-
-
-def _guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return {"result": work()}
-    except Exception as error:
-        traceback.print_exc()
-        kind = "unsupported" if isinstance(error, Unsupported) else "failed"
-        return {"error": {"kind": kind, "message": f"{type(error).__name__}: {error}".removeprefix("Unsupported: ")}}
+def _failure(error: Exception) -> Answer:
+    kind = "unsupported" if isinstance(error, Unsupported) else "failed"
+    return {"kind": kind, "message": f"{type(error).__name__}: {error}".removeprefix("Unsupported: ")}
 
 
 class _Server:
     """One prepared function at a time."""
 
-    def __init__(self, program: Any) -> None:
-        self.program = program
+    def __init__(self) -> None:
+        self.program: Any = None
         self.calls: dict[str, Call] = {}
         self.counts: dict[str, int] = {}
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        match request["call"]:
+    def answer(self, call: str, request: Answer) -> Answer:
+        match call:
             case "prepare":
                 return self.prepare(request)
             case "measure":
@@ -90,9 +66,9 @@ class _Server:
                 return {"text": self.program.linear_algebra()}
             case "memory" if hasattr(self.program, "memory"):
                 return {"bytes": self.program.memory(request["length"], request["checkpoint"])}
-        raise Unsupported(f"no call {request['call']}")
+        raise Unsupported(f"no call {call}")
 
-    def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
+    def prepare(self, request: Answer) -> Answer:
         if request["chunk"]:
             raise Unsupported("has no forward mode in chunks")
         inputs = read(request["inputs"], request["shapes"])
@@ -103,7 +79,7 @@ class _Server:
         flat(value[0], gradients).tofile(request["result"])
         return {}
 
-    def measure(self, what: str, seconds: float, samples: int) -> dict[str, Any]:
+    def measure(self, what: str, seconds: float, samples: int) -> Answer:
         call = self.calls[what]
         if what not in self.counts:
             self.counts[what] = _enough(call, seconds)

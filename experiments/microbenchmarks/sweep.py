@@ -137,7 +137,7 @@ def starts_of(system: System) -> list[str]:
         case "py":
             return [program, f"{here}/serve.py"]
         case "jl":
-            return [program, f"{here}/serve.jl", f"{here}/functions.py", "bridge.julia.find"]
+            return [program, f"{here}/serve.jl", f"{here}/functions.py", "bridge.libjulia.find"]
     return [program, f"{here}/process.py"]
 
 

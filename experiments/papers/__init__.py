@@ -25,10 +25,11 @@ from pydantic import (
     model_validator,
 )
 
-from bridge import engine as engines
+from bridge import registry as engines
 from bridge import spec as model_spec
 from bridge import toml
 from bridge.errors import TwinGradError, printable, shown
+from bridge.session import OPTIMIZERS
 from bridge.spec import ModelSpec
 from experiments import data
 from experiments.measures.measure import Measure
@@ -47,7 +48,7 @@ if TYPE_CHECKING:  # type checkers read no literals that are computed
     OptimizerName: TypeAlias = str
     MeasureName: TypeAlias = str
 else:
-    OptimizerName = Literal[tuple(engines.OPTIMIZERS)]
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
     MeasureName = Literal[tuple(MEASURES)]
 PixelScale = Literal["0 to 1", "normalised"]
 PROFILES: tuple[ProfileName, ...] = ("full", "quick", "sample")

@@ -15,7 +15,7 @@ from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 
 from bridge import spec, weights
 from bridge.adapters.numpy import NumpySession
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 from experiments.formats import size
 from experiments.papers import model_path
 from experiments.report import style

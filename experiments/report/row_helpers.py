@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from bridge import engine as engines
+from bridge import registry as engines
 from experiments.formats import MISSING, fraction, given, significant, size, with_spread
 from experiments.measures.registry import TRAINED, WORDS
 from experiments.papers import Paper, Reported

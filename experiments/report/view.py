@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from bridge import engine as engines
+from bridge import registry as engines
 from bridge.errors import TwinGradError
 from experiments.data import SAMPLE_LABEL
 from experiments.measures.registry import MEASURES, RECORDED, TABLES, TRAINED, WORDS

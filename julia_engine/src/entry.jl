@@ -33,8 +33,9 @@ A description has a line (`network/lines.jl`) for each part of a session, and a 
   reads, beside its type in `network`.
 - `techniques fuse=false`: the switches of [`Techniques`](@ref AD.Techniques) that are not as by default.
 - `layer id=rnn op=rnn units=64 activation=tanh returns=last` for each layer: its name, its op (of `NETWORK.LAYERS`), the
-  settings that `read_layer` reads, beside its type in `network`, and perhaps `inputs`: the name of the layer before, which
-  is whose output it reads.
+  settings that `read_layer` reads, beside its type in `network`, and perhaps `inputs=a,b`: the names of the layers whose
+  outputs it reads, of lines before its own, or `input` for the samples. Without it, the line before is read. Networks are
+  chains so far: a layer that reads anything else is refused.
 """
 module Entry
 
@@ -100,7 +101,7 @@ too_early() = ConfigurationError("the description of the session ends too early"
 
 function read_description(text::String)
     endswith(text, '\n') || throw(too_early())  # it was cut
-    lines = Line[Line(line) for line in split(chop(text), '\n')]
+    lines = Line[Line(line, number) for (number, line) in enumerate(split(chop(text), '\n'))]
     function next(subject::String)
         isempty(lines) && throw(too_early())
         line = popfirst!(lines)
@@ -164,12 +165,23 @@ function read_techniques(line::Line)
     end
 end
 
+"""The places, among the layers of these names, of those whose outputs a line's layer reads; 0 for the samples."""
+function read_inputs(line::Line, names::Vector{String})
+    inputs = given_or_nothing(line, "inputs", Vector{String})
+    inputs === nothing && return [length(names)]
+    return map(inputs) do name
+        place = name == "input" ? 0 : findfirst(isequal(name), names)
+        place === nothing && throw(ConfigurationError("inputs: there is no layer $(NETWORK.shortened(name)) before this " *
+            "one; there are: $(isempty(names) ? "none" : join(names, ", "))"))
+        return place
+    end
+end
+
 """The layer of a line, after those of these names, for samples of size `input`."""
 function read_layer(line::Line, names::Vector{String}, input::Vector{Int})
     return reading(line) do
-        before = given_or_nothing(line, "inputs", String)
-        before === nothing || !isempty(names) && before == names[end] ||
-            throw(ConfigurationError("inputs: a layer reads the one before it, got $(NETWORK.shortened(before))"))
+        read_inputs(line, names) == [length(names)] ||
+            throw(ConfigurationError("inputs: a layer reads the one before it, got $(NETWORK.shortened(line.settings["inputs"]))"))
         given(line, "id", String)
         NETWORK.read_layer(type_of(line, "op", LAYERS), line, input)::Layer
     end

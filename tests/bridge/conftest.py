@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bridge import engine, spec, weights
-from bridge.engine import Optimizer, Session
-from bridge.julia.find import Julia
+from bridge import registry, spec, weights
+from bridge.libjulia.find import Julia
+from bridge.session import Optimizer, Session
 from bridge.spec import ModelSpec
 from bridge.weights import Params
 from bridge.worker import Worker
@@ -181,10 +181,10 @@ def session_of(workers: Callable[[str], Worker], request: pytest.FixtureRequest)
         dtype = dtype or model.dtype
         if "julia" in name:
             request.getfixturevalue("julia")
-        elif not (found := engine.availability(name)).ok:
+        elif not (found := registry.availability(name)).ok:
             pytest.skip(found.reason)
-        if engine.get(name).distributions == ("numpy",):
-            return engine.get(name).build(model, params, optimizer, batch_size, dtype, 1)
+        if registry.get(name).distributions == ("numpy",):
+            return registry.get(name).build(model, params, optimizer, batch_size, dtype, 1)
         worker = workers(name)
         worker.build(model, params, optimizer, batch_size, dtype)
         return worker

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge import engine, weights
-from bridge.engine import OPTIMIZERS, Optimizer, Registered
+from bridge import registry, weights
 from bridge.errors import EngineUnavailableError, SpecError, WeightsError
+from bridge.registry import Registered
+from bridge.session import OPTIMIZERS, Optimizer, Session
 from bridge.spec import ModelSpec
 from py_engine import network
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
@@ -27,9 +28,9 @@ IN_PROCESS = ("numpy", "manual", "torch")
 def test_every_engine_has_a_row_and_an_adapter_file() -> None:
     ours = ["numpy", "julia", "manual", "manual-julia"]
     others = ["torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax", "flux", "lux", "simplechains"]
-    assert engine.names() == [*ours, *others]
-    folder = Path(engine.__file__).parent / "adapters"
-    modules = {engine.get(name).module for name in engine.names()}
+    assert registry.names() == [*ours, *others]
+    folder = Path(registry.__file__).parent / "adapters"
+    modules = {registry.get(name).module for name in registry.names()}
     # What is written by hand for one network, and what engines share, stands in a file of its own beside the adapters.
     parts = {f"bridge.adapters.manual_{network}" for network in ("images", "kinds", "rnn", "text")}
     parts |= {"bridge.adapters.julia_program", "bridge.adapters.julia_package"}
@@ -40,21 +41,21 @@ def test_every_engine_has_a_row_and_an_adapter_file() -> None:
 
 def test_an_unknown_engine_is_named_with_the_known_ones() -> None:
     with pytest.raises(EngineUnavailableError, match=r"no engine 'torhc'.*did you mean 'torch'.*numpy, julia, manual"):
-        engine.get("torhc")
+        registry.get("torhc")
 
 
 def test_asking_about_engines_imports_none_of_them() -> None:
     code = (
-        "import sys; from bridge import engine\n"
-        "for name in engine.names(): engine.availability(name), engine.get(name).label\n"
+        "import sys; from bridge import registry\n"
+        "for name in registry.names(): registry.availability(name), registry.get(name).label\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'tensorflow', 'jax', 'juliacall')))"
     )
-    root = Path(engine.__file__).parents[1]
+    root = Path(registry.__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
 def test_an_available_engine_tells_its_versions() -> None:
-    found = engine.availability("numpy")
+    found = registry.availability("numpy")
     assert found.ok
     assert not found.reason
     assert found.versions == {"numpy": np.__version__}
@@ -76,18 +77,24 @@ def test_an_engine_that_cannot_be_imported_says_why() -> None:
         row.load()
 
 
+def test_functions_of_a_programmers_own_are_for_julia_alone() -> None:
+    assert [name for name in registry.names() if registry.get(name).functions] == ["julia"]
+    with pytest.raises(ConfigurationError, match="engine numpy takes no functions of a programmer's own"):
+        registry.get("numpy").function("x -> x", "", True, 1)
+
+
 def test_torch_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert (
         "needs a C++ compiler (g++ or clang++ or c++): install one, or set CXX"
-        in engine.availability("torch-compile").reason
+        in registry.availability("torch-compile").reason
     )
     monkeypatch.setenv("CXX", "my-compiler")
-    assert "(my-compiler)" in engine.availability("torch-compile").reason
+    assert "(my-compiler)" in registry.availability("torch-compile").reason
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr("sysconfig.get_path", lambda name: "/nowhere")
-    assert "no Python.h in /nowhere" in engine.availability("torch-compile").reason
+    assert "no Python.h in /nowhere" in registry.availability("torch-compile").reason
 
 
 # --- Optimizers ---
@@ -133,7 +140,7 @@ def test_a_wrong_optimizer_is_refused(arguments: dict[str, object], message: str
 @pytest.fixture(params=[*IN_PROCESS, "julia", "manual-julia", "tensorflow", "jax"])
 def session(
     request: pytest.FixtureRequest, small_paper_model: ModelSpec, random_params: Callable, session_of: Callable
-) -> engine.Session:
+) -> Session:
     return session_of(request.param, small_paper_model, random_params(small_paper_model), Optimizer("sgd", 0.1), 4)
 
 
@@ -152,7 +159,7 @@ def test_a_batch_larger_than_the_data_is_all_of_it(
     assert found[0][1] < found[0][0], "it has learned"
 
 
-def test_a_label_out_of_range_is_named(session: engine.Session, small_paper_model: ModelSpec, random_data) -> None:
+def test_a_label_out_of_range_is_named(session: Session, small_paper_model: ModelSpec, random_data) -> None:
     x, y = random_data(small_paper_model, 10)
     y[7] = 4
     for call in (lambda: session.train_epoch(x, y, np.arange(10)), lambda: session.evaluate(x, y)):
@@ -171,7 +178,7 @@ def test_a_label_out_of_range_is_named(session: engine.Session, small_paper_mode
     ],
 )
 def test_data_that_does_not_fit_is_refused(
-    session: engine.Session, small_paper_model: ModelSpec, random_data, spoil, error, message
+    session: Session, small_paper_model: ModelSpec, random_data, spoil, error, message
 ) -> None:
     x, y = spoil(*random_data(small_paper_model, 10))
     with pytest.raises(error, match=message):
@@ -179,14 +186,14 @@ def test_data_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("order", [[0, 10], [-1, 3], [], [[0, 1]], [0.0]])
-def test_a_wrong_order_is_refused(session: engine.Session, small_paper_model: ModelSpec, random_data, order) -> None:
+def test_a_wrong_order_is_refused(session: Session, small_paper_model: ModelSpec, random_data, order) -> None:
     x, y = random_data(small_paper_model, 10)
     with pytest.raises(ShapeError, match="order"):
         session.train_epoch(x, y, np.array(order))
 
 
 def test_a_loss_that_is_not_finite_is_an_error_that_names_the_step(
-    session: engine.Session, small_paper_model: ModelSpec, random_data
+    session: Session, small_paper_model: ModelSpec, random_data
 ) -> None:
     x, y = random_data(small_paper_model, 10)
     x[5] = np.nan
@@ -194,12 +201,12 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_the_step(
         session.train_epoch(x, y, np.arange(10))
 
 
-def test_a_session_says_what_computes_its_products(session: engine.Session) -> None:
+def test_a_session_says_what_computes_its_products(session: Session) -> None:
     said = session.linear_algebra()
     assert said == session.linear_algebra().strip() and said
 
 
-def test_data_of_any_layout_is_read_right(session: engine.Session, small_paper_model: ModelSpec, random_data) -> None:
+def test_data_of_any_layout_is_read_right(session: Session, small_paper_model: ModelSpec, random_data) -> None:
     x, y = random_data(small_paper_model, 10)
     expected = session.predict(x)
     x.flags.writeable = y.flags.writeable = False
@@ -210,14 +217,14 @@ def test_data_of_any_layout_is_read_right(session: engine.Session, small_paper_m
 
 
 @pytest.fixture(params=["numpy", "torch", "julia"])
-def reader(request: pytest.FixtureRequest, model, random_params: Callable, session_of: Callable) -> engine.Session:
+def reader(request: pytest.FixtureRequest, model, random_params: Callable, session_of: Callable) -> Session:
     """A session of a network that reads token ids."""
     embedding = {"op": "embedding", "vocabulary": 30, "dimension": 3}
     made = model([5], embedding, {"op": "flatten"}, {"op": "dense", "units": 1}, loss="binary_cross_entropy")
     return session_of(request.param, made, random_params(made), Optimizer("sgd", 0.1), 4)
 
 
-def test_token_ids_may_be_any_integers_in_any_layout(reader: engine.Session, rng: np.random.Generator) -> None:
+def test_token_ids_may_be_any_integers_in_any_layout(reader: Session, rng: np.random.Generator) -> None:
     ids, y = rng.integers(0, 30, (10, 5)), np.zeros(10, np.float32)
     expected = reader.predict(ids)
     for dtype in ("int8", "uint8", "int32", "uint64"):
@@ -226,7 +233,7 @@ def test_token_ids_may_be_any_integers_in_any_layout(reader: engine.Session, rng
 
 
 @pytest.mark.parametrize("wrong", [-1, 30, 2**62])
-def test_a_token_id_out_of_range_is_named(reader: engine.Session, wrong: int) -> None:
+def test_a_token_id_out_of_range_is_named(reader: Session, wrong: int) -> None:
     ids, y = np.zeros((10, 5), np.int64), np.zeros(10, np.float32)
     ids[7, 3] = wrong
     message = rf"token id {wrong} in row 7 at position 3 is not one of the 30 of the vocabulary, 0\.\.29"
@@ -248,7 +255,7 @@ def test_a_token_id_out_of_range_is_named(reader: engine.Session, wrong: int) ->
         (lambda ids: ids > 3, DTypeError, "expected token ids .int64., found bool"),
     ],
 )
-def test_what_is_no_token_ids_is_refused(reader: engine.Session, spoil, error, message) -> None:
+def test_what_is_no_token_ids_is_refused(reader: Session, spoil, error, message) -> None:
     with pytest.raises(error, match=message):
         reader.predict(spoil(np.zeros((10, 5), np.int64)))
 
@@ -270,19 +277,19 @@ def test_a_batch_of_one_row_has_no_variance(name: str, model, random_params, ran
 def test_a_layer_or_an_optimizer_that_an_adapter_has_not_is_refused_by_name(
     name: str, small_paper_model: ModelSpec, random_params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not (available := engine.availability(name)).ok:
+    if not (available := registry.availability(name)).ok:
         pytest.skip(available.reason)
-    adapter = importlib.import_module(engine.get(name).module)
+    adapter = importlib.import_module(registry.get(name).module)
     layers = network.LAYERS if name == "numpy" else adapter._LAYERS
     optimizers = network.OPTIMIZERS if name == "numpy" else adapter._OPTIMIZERS
     params = random_params(small_paper_model)
     with monkeypatch.context() as patched, pytest.raises(SpecError) as caught:
         patched.delitem(layers, "dense")
-        engine.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1)
+        registry.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1)
     assert str(caught.value) == f'the model "small": layers[2] (id "output"): the engine {name} has no dense'
     monkeypatch.delitem(optimizers, "adamw")
     with pytest.raises(ConfigurationError, match=f"{name} has no optimizer adamw; it has sgd, rmsprop, adam$"):
-        engine.get(name).build(small_paper_model, params, Optimizer("adamw", 0.1), 4, "float32", 1)
+        registry.get(name).build(small_paper_model, params, Optimizer("adamw", 0.1), 4, "float32", 1)
 
 
 # --- Techniques, and parameters of an engine's own ---
@@ -291,7 +298,7 @@ def test_a_layer_or_an_optimizer_that_an_adapter_has_not_is_refused_by_name(
 def test_techniques_reach_the_engines_that_have_them(small_paper_model: ModelSpec, random_params, random_data) -> None:
     params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 10)
     losses = [
-        engine.get("numpy")
+        registry.get("numpy")
         .build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1, techniques)
         .train_epoch(x, y, np.arange(10))
         for techniques in (None, {}, {"simplify": False})
@@ -309,11 +316,11 @@ def test_techniques_that_there_are_not_are_refused(
 ) -> None:
     params = random_params(small_paper_model)
     with pytest.raises(ConfigurationError, match=message):
-        engine.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1, {"magic": True})
+        registry.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1, {"magic": True})
 
 
 def test_our_engines_start_from_the_initialisers_of_the_spec(small_paper_model: ModelSpec) -> None:
-    own = engine.get("numpy").own_parameters(small_paper_model, 3, "float64")
+    own = registry.get("numpy").own_parameters(small_paper_model, 3, "float64")
     expected = weights.initialise(small_paper_model, 3, "float64")
     assert weights.digest(own) == weights.digest(expected)
 
@@ -325,7 +332,7 @@ def test_weights_that_do_not_belong_to_the_model_are_refused(
     params = random_params(small_paper_model)
     params["more"] = params.pop("rnn.bias")
     with pytest.raises(WeightsError, match=r"rnn\.bias: missing[\s\S]*more: not a parameter"):
-        engine.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1)
+        registry.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, "float32", 1)
 
 
 def test_a_network_of_frozen_parameters_is_refused(model, random_params) -> None:
@@ -333,12 +340,12 @@ def test_a_network_of_frozen_parameters_is_refused(model, random_params) -> None
         [4], {"op": "embedding", "vocabulary": 3, "dimension": 2, "trainable": False}, loss="mean_squared_error"
     )
     with pytest.raises(ConfigurationError, match="nothing to train"):
-        engine.get("torch").build(made, random_params(made), Optimizer("sgd", 0.1), 4, "float32", 1)
+        registry.get("torch").build(made, random_params(made), Optimizer("sgd", 0.1), 4, "float32", 1)
 
 
 def test_a_network_without_parameters_is_refused(model) -> None:
     with pytest.raises(ConfigurationError, match='the model "small" has no parameters: there is nothing to train'):
-        engine.get("torch").build(model([4], {"op": "flatten"}), {}, Optimizer("sgd", 0.1), 4, "float32", 1)
+        registry.get("torch").build(model([4], {"op": "flatten"}), {}, Optimizer("sgd", 0.1), 4, "float32", 1)
 
 
 @pytest.mark.parametrize(("batch_size", "threads"), [(0, 1), (4, 0), (2.5, 1), ("4", 1), (4, True)])
@@ -347,14 +354,14 @@ def test_sizes_that_are_no_positive_integers_are_refused(
 ) -> None:
     params = random_params(small_paper_model)
     with pytest.raises(ConfigurationError, match="at least 1"):
-        engine.get("manual").build(small_paper_model, params, Optimizer("sgd", 0.1), batch_size, "float32", threads)
+        registry.get("manual").build(small_paper_model, params, Optimizer("sgd", 0.1), batch_size, "float32", threads)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", None, Optimizer])
 def test_what_is_no_optimizer_is_refused(small_paper_model: ModelSpec, random_params, optimizer) -> None:
     params = random_params(small_paper_model)
     with pytest.raises(ConfigurationError, match=r'expected an Optimizer, such as Optimizer\("sgd", 0\.01\), found'):
-        engine.get("numpy").build(small_paper_model, params, optimizer, 4, "float32", 1)
+        registry.get("numpy").build(small_paper_model, params, optimizer, 4, "float32", 1)
 
 
 def test_the_hand_written_engine_refuses_what_it_was_not_written_for(model, random_params) -> None:
@@ -362,11 +369,11 @@ def test_the_hand_written_engine_refuses_what_it_was_not_written_for(model, rand
     with pytest.raises(
         SpecError, match=r'the model "small".*written by hand for reshape, rnn.*Found dense and softmax'
     ):
-        engine.get("manual").build(other, random_params(other), Optimizer("sgd", 0.1), 4, "float32", 1)
+        registry.get("manual").build(other, random_params(other), Optimizer("sgd", 0.1), 4, "float32", 1)
 
 
 def test_the_version_of_every_installed_package_is_the_one_that_python_tells() -> None:
     installed = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
-    assert {name: engine.version(name) for name in installed} == installed and "numpy" in installed
+    assert {name: registry.version(name) for name in installed} == installed and "numpy" in installed
     with pytest.raises(importlib.metadata.PackageNotFoundError):
-        engine.version("no-such-package")
+        registry.version("no-such-package")

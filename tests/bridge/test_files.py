@@ -263,13 +263,13 @@ def test_a_link_to_standard_output_is_followed(tmp_path: Path) -> None:
 # There is no other way to write -------------------------------------------------------------------------------------
 
 TO_THEIR_OWN_FOLDERS = {
-    "bridge/julia/debian.py": "a folder that is made whole under another name, and its lock",
-    "bridge/julia/sysimage.py": "a temporary folder",
     "bridge/memory.py": "a switch of the kernel",
+    "bridge/child.py": "the temporary folder of a process",
     "bridge/worker.py": "the worker's temporary folder",
     "bridge/worker_process.py": "the worker's temporary folder",
+    "contrib/debian.py": "a folder that is made whole under another name, and its lock",
+    "contrib/sysimage.py": "a temporary folder",
     "experiments/benchmarks/engines.py": "a temporary folder",
-    "experiments/microbenchmarks/process.py": "the system's temporary folder",
     "experiments/run_arrays.py": "the sweep's own folder of work",
 }
 """Modules that write by other means, and where; nobody but the process itself puts anything there."""
@@ -295,7 +295,7 @@ def _writes(path: Path) -> Iterator[str]:
 def test_every_other_module_writes_by_this_one() -> None:
     found = {
         str(path.relative_to(ROOT)): writes
-        for package in ("bridge", "experiments", "py_engine")
+        for package in ("bridge", "contrib", "experiments", "py_engine")
         for path in sorted((ROOT / package).rglob("*.py"))
         if "__pycache__" not in path.parts and path.name != "files.py" and (writes := list(_writes(path)))
     }

@@ -18,7 +18,7 @@ import pytest
 from bridge import julia as bridge_julia
 from bridge import spec
 from bridge.errors import JuliaUnavailableError, SpecError
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 from bridge.spec import ModelSpec
 
 ROOT = Path(bridge_julia.__file__).parents[2]
@@ -29,8 +29,8 @@ Run = Callable[..., None]
 BEGINNING = """
 import os
 import numpy as np
-from bridge import engine, julia, spec
-from bridge.engine import Optimizer
+from bridge import julia, registry, spec
+from bridge.session import Optimizer
 
 rng = np.random.default_rng({seed})
 x, y, order = rng.standard_normal((12, 15)).astype(np.float32), rng.integers(0, 4, 12), rng.permutation(12)
@@ -278,6 +278,39 @@ def test_descriptions_that_are_cut_or_wrong_are_refused(run_beside_others: Run) 
     )
 
 
+def test_a_layer_reads_the_line_before_it_and_another_only_where_that_is_there(run_beside_others: Run) -> None:
+    run_beside_others(
+        """
+        from bridge.adapters.julia import describe, load_engine
+
+        _, entries = load_engine(1)
+        honest = spec.load("model.toml")
+        text = describe(honest, Optimizer("sgd", 0.1), 4, np.dtype("float32"), 1).decode()
+        session, optimizer, techniques, *layers = text.splitlines()
+        assert [line.split()[:3] for line in layers] == [["layer", f"id={x.id}", f"op={x.op}"] for x in honest.layers]
+        first, second, third = (layer.id for layer in honest.layers)
+
+        def message(*lines):
+            text = "".join(f"{line}\\n" for line in (session, optimizer, techniques, *lines)).encode()
+            assert entries.create(text, len(text), np.zeros(8, np.float32).ctypes.data, 8) < 0
+            return entries.last_message()
+
+        def reading(inputs):
+            return message(*layers[:2], f"{layers[2]} inputs={inputs}")
+
+        whole = message(*layers)
+        assert "the parameter vector must have" in whole
+        assert message(layers[0], f"{layers[1]} inputs={first}", f"{layers[2]} inputs={second}") == whole
+        name = f'layer "{third}" ({honest.layers[2].op}): inputs: '
+        assert reading("nowhere") == f'{name}there is no layer "nowhere" before this one; there are: {first}, {second}'
+        assert f'there is no layer "{third}" before' in reading(f"{second},{third}")
+        assert reading(first) == f'{name}a layer reads the one before it, got "{first}"'
+        assert reading(f"{first},{second}") == f'{name}a layer reads the one before it, got "{first},{second}"'
+        assert message(layers[0], layers[1] + " damaged", layers[2]).startswith("line 5, layer: expected name=value")
+        """
+    )
+
+
 # PyTorch. An empty module stands in for it: what counts is the name.
 
 
@@ -301,8 +334,8 @@ def test_torch_is_not_imported_beside_the_engine(run: Run, tmp_path: Path) -> No
 
         model = build()
         refused(lambda: __import__("bridge.adapters.torch"), ImportError, "this process runs Julia", "Worker")
-        if engine.availability("torch").ok:
-            refused(engine.get("torch").load, EngineUnavailableError, "engine torch", "this process runs Julia")
+        if registry.availability("torch").ok:
+            refused(registry.get("torch").load, EngineUnavailableError, "engine torch", "this process runs Julia")
         assert np.isfinite(model.train_epoch(x, y, order)).all()
         """
     )

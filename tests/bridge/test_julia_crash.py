@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from bridge import engine
-from bridge.engine import Optimizer
+from bridge import registry
 from bridge.errors import WorkerError
-from bridge.julia import start
-from bridge.julia.embedded import _SIGNATURES
-from bridge.julia.find import Julia, Memory, _fingerprint, find
-from bridge.julia.interface import EMBEDDED, JULIACALL
+from bridge.libjulia import start
+from bridge.libjulia.embedded import _SIGNATURES
+from bridge.libjulia.find import Julia, Memory, _fingerprint, find
+from bridge.libjulia.runtime import EMBEDDED, JULIACALL
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
 
@@ -63,13 +63,13 @@ def test_the_worker_reports_the_crash(
 
 def test_what_was_seen_to_crash_is_not_tried_again(crashing: Julia) -> None:
     memory = Memory()
-    assert engine.availability("julia").ok  # nobody has tried yet
+    assert registry.availability("julia").ok  # nobody has tried yet
     seen = start.verify(EMBEDDED, crashing, memory)
     assert not seen.ok
     assert "SIGABRT" in seen.reason
     assert "no memory for the heap" in seen.reason
     start.verify(JULIACALL, crashing, memory)
-    found = engine.availability("julia")
+    found = registry.availability("julia")
     assert not found.ok
     assert seen.reason in found.reason
     assert "python -m bridge.julia.install" in found.reason

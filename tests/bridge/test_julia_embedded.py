@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bridge import julia as bridge_julia
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 
 ROOT = Path(bridge_julia.__file__).parents[2]
 
@@ -164,7 +164,7 @@ def test_entry_points_work_on_numpys_memory(run_beside_others: RunBesideOthers) 
 def test_a_path_with_anything_in_it_is_no_code(run_beside_others: RunBesideOthers) -> None:
     run_beside_others(
         r"""
-        from bridge.julia.interface import literal
+        from bridge.libjulia.runtime import literal
 
         for text in ['plain', 'a "b" \\ $c $(exit(3)) `d` \n\t\x00\x1f', "é 日本 𝄞", '"; exit(3); "', '\\"', '$']:
             assert here.evaluate(literal(text)) == text, text
@@ -206,7 +206,7 @@ def test_the_kernels_of_the_blas(run: Run, julia: Julia, monkeypatch: pytest.Mon
         pytest.skip("needs a Julia whose BLAS is an OpenBLAS that names its kernels")
     ask = f"""
         import os
-        from bridge.julia import environment
+        from bridge.libjulia import environment
         print(here.info().kernels, environment.kernels_for({julia.kernels!r}), os.environ.get("OPENBLAS_CORETYPE"))
     """
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
@@ -255,8 +255,8 @@ def test_a_damaged_installation_is_named(run: Run) -> None:
         import dataclasses, sys
         import numpy
         from bridge.errors import JuliaUnavailableError
-        from bridge.julia.embedded import EmbeddedRuntime
-        from bridge.julia.find import find
+        from bridge.libjulia.embedded import EmbeddedRuntime
+        from bridge.libjulia.find import find
 
         sound = find()
         other = numpy._core._multiarray_umath.__file__

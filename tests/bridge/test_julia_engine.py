@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine
+from bridge import registry
 from bridge.adapters import julia as adapter
-from bridge.engine import Optimizer
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from py_engine.errors import ConfigurationError, LabelError, NonFiniteError, ShapeError
@@ -134,7 +134,7 @@ def test_it_computes_what_the_numpy_engine_computes(
     params, (x, y) = random_params(made, dtype), random_data(made, 53, dtype)
     order, sgd = rng.permutation(53), Optimizer("sgd", 0.05)
     worker.build(made, params, sgd, 8, dtype)
-    twin = engine.get("numpy").build(made, params, sgd, 8, dtype, 1)
+    twin = registry.get("numpy").build(made, params, sgd, 8, dtype, 1)
     value, gradients = worker.loss_and_gradients(x, y)
     expected, expected_gradients = twin.loss_and_gradients(x, y)
     assert value == pytest.approx(expected, rel=TOLERANCE[dtype])
@@ -156,7 +156,7 @@ def test_optimizers_take_the_numpy_engines_steps(
     params, (x, y) = random_params(small_paper_model, "float64"), random_data(small_paper_model, 300, "float64")
     order = np.arange(300)
     worker.build(small_paper_model, params, optimizer, 4, "float64")
-    twin = engine.get("numpy").build(small_paper_model, params, optimizer, 4, "float64", 1)
+    twin = registry.get("numpy").build(small_paper_model, params, optimizer, 4, "float64", 1)
     for _ in range(2):
         assert_close({"losses": worker.train_epoch(x, y, order)}, {"losses": twin.train_epoch(x, y, order)}, 1e-9)
     assert_close(worker.params(), twin.params(), 1e-8)

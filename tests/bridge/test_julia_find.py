@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from bridge.errors import EngineUnavailableError, JuliaUnavailableError
-from bridge.julia import environment, find
-from bridge.julia.find import Julia, Memory
+from bridge.libjulia import environment, find
+from bridge.libjulia.find import Julia, Memory
 
 FakeJulia = Callable[..., str]
 

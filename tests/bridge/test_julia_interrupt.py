@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge import julia as bridge_julia
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 from bridge.spec import ModelSpec
 
 ROOT = Path(bridge_julia.__file__).parents[2]
@@ -23,13 +23,14 @@ PATIENCE = 60.0
 DATA = """
 import sys
 import numpy as np
-from bridge import engine, spec, weights
+from bridge import registry, spec, weights
+from bridge.session import Optimizer
 model = spec.loads({spec!r})
 rng = np.random.default_rng(0)
 x = rng.standard_normal((64, 15), dtype=np.float32)
 y = rng.integers(0, 4, 64)
 short, long = np.arange(64), np.tile(np.arange(64), 10_000_000 // 64)
-rule = engine.Optimizer("sgd", 1e-4)
+rule = Optimizer("sgd", 1e-4)
 def finite(arrays):
     return all(np.isfinite(array).all() for array in arrays.values())
 """

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine, spec, weights
+from bridge import registry, spec, weights
 from bridge.adapters import julia_package
 from bridge.adapters.flux import FluxSession
 from bridge.adapters.lux import LuxSession
 from bridge.adapters.simplechains import SimpleChainsSession
-from bridge.engine import Optimizer
 from bridge.errors import SpecError
-from bridge.julia import packages
-from bridge.julia.find import Julia, Memory
-from bridge.julia.start import Status
+from bridge.libjulia import packages
+from bridge.libjulia.find import Julia, Memory
+from bridge.libjulia.start import Status
+from bridge.session import Optimizer, Session
 from py_engine.errors import ConfigurationError
 
 Made = Callable[..., Any]
@@ -126,7 +126,7 @@ def test_without_julia_its_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(packages, "status", lambda: Status(None, "no Julia that works was found", {}))
     assert packages.package("Flux").problem == "no Julia that works was found"
     for name in OLDEST:
-        found = engine.availability(name)
+        found = registry.availability(name)
         assert not found.ok
         assert found.reason == "no Julia that works was found"
 
@@ -139,14 +139,14 @@ OLDEST = {"flux": (1, 6), "lux": (1, 10), "simplechains": (1, 10)}
 def test_an_engine_is_there_with_all_of_its_packages(name: str, julia: Julia, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = "{}.{}".format(*OLDEST[name])
     if julia.release < OLDEST[name]:
-        assert f"needs Julia {wanted} or later, found {julia.version}" in engine.availability(name).reason
+        assert f"needs Julia {wanted} or later, found {julia.version}" in registry.availability(name).reason
     known = packages.status()
     recent = dataclasses.replace(julia, version="1.10.0")
     monkeypatch.setattr(packages, "status", lambda: dataclasses.replace(known, julia=recent))
-    found = engine.availability(name)
+    found = registry.availability(name)
     assert found.ok, found.reason
     assert found.versions[name] == "0.14.99"
-    assert engine.get(name).prepare is engine.get("julia").prepare, "its entry points are the Julia engine's"
+    assert registry.get(name).prepare is registry.get("julia").prepare, "its entry points are the Julia engine's"
 
 
 @pytest.mark.parametrize("missing", ["Lux", "Optimisers", "Zygote"])
@@ -158,7 +158,7 @@ def test_lux_needs_its_companions(missing: str, julia: Julia, monkeypatch: pytes
         return packages.Package("", f"there is no {name}") if name == missing else packages.Package("1.2.3", "")
 
     monkeypatch.setattr(packages, "package", package)
-    assert engine.availability("lux").reason == f"there is no {missing}"
+    assert registry.availability("lux").reason == f"there is no {missing}"
     assert asked[-1] == missing, "after what is missing nothing more is looked for"
 
 
@@ -265,7 +265,7 @@ def test_the_papers_networks_in_simplechains(
 # --- What they compute ---
 
 
-def results(session: engine.Session, x: Any, y: Any, order: Any) -> dict[str, Any]:
+def results(session: Session, x: Any, y: Any, order: Any) -> dict[str, Any]:
     """What a session makes of some data, by name."""
     loss, gradients = session.loss_and_gradients(x, y)
     found = {"loss": loss, "output": session.predict(x)}
@@ -282,13 +282,13 @@ RUN = f"""
 from __future__ import annotations
 import importlib, json, sys
 import numpy as np
-from bridge import engine, spec
-from bridge.engine import Optimizer
+from bridge import registry, spec
+from bridge.session import Optimizer
 
 {inspect.getsource(results)}
 
 for name, path in json.loads(sys.argv[1]):
-    module, _, kind = engine.get(name).adapter.partition(":")
+    module, _, kind = registry.get(name).adapter.partition(":")
     with np.load(path + ".npz") as file:
         arrays = dict(file)
     made = spec.load(path + ".toml")
@@ -410,7 +410,7 @@ def test_sessions_compute_what_the_numpy_engine_does(
         (tmp_path / f"{name}.toml").write_text(made.dump())
         (tmp_path / f"{name}.json").write_text(json.dumps(dataclasses.asdict(optimizer)))
         np.savez(tmp_path / f"{name}.npz", x=x, y=y, order=order, **params)
-        session = engine.get("numpy").build(made, params, optimizer, 3, "float64", 1)
+        session = registry.get("numpy").build(made, params, optimizer, 3, "float64", 1)
         expected[name] = results(session, x, y, order)
     runs = [(engine, name) for name in CASES for engine in IN[name]]
     given = json.dumps([(engine, str(tmp_path / name)) for engine, name in runs])

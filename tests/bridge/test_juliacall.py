@@ -19,9 +19,9 @@ import pytest
 
 from bridge import julia as bridge_julia
 from bridge.errors import JuliaUnavailableError
-from bridge.julia import juliacall, start
-from bridge.julia.find import Julia, Memory
-from bridge.julia.juliacall import Project
+from bridge.libjulia import juliacall, start
+from bridge.libjulia.find import Julia, Memory
+from bridge.libjulia.juliacall import Project
 from bridge.spec import ModelSpec
 
 ROOT = Path(bridge_julia.__file__).parents[2]
@@ -86,8 +86,8 @@ PROLOGUE = """
 import os, sys
 from bridge import julia
 from bridge.errors import JuliaError, JuliaUnavailableError
-from bridge.julia.find import Julia
-from bridge.julia.juliacall import JuliacallRuntime, Project
+from bridge.libjulia.find import Julia
+from bridge.libjulia.juliacall import JuliacallRuntime, Project
 facts = Julia(**{facts!r})
 """
 
@@ -385,8 +385,8 @@ def fake_julia(folder: Path) -> str:
 def test_the_whole_way_from_the_setting_to_the_runtime(run: Run, tmp_path: Path) -> None:
     done = run(
         """
-        from bridge.julia import start
-        from bridge.julia.find import Memory, find
+        from bridge.libjulia import start
+        from bridge.libjulia.find import Memory, find
         start.remember_project(find(), Memory(), Project(find().executable, os.getcwd()))
         assert julia.status().ways == {"juliacall": None, "embedded": None}
         here = julia.runtime(threads=2)
@@ -525,7 +525,7 @@ TRAINING = """
 import gc
 import numpy as np
 from bridge import julia, spec
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 
 model = spec.loads({spec!r})
 rng = np.random.default_rng(0)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine
+from bridge import registry
 from bridge.adapters.manual import ManualSession
-from bridge.engine import Optimizer
 from bridge.errors import SpecError
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from py_engine.errors import ConfigurationError
 
@@ -86,7 +86,7 @@ def test_convolutional_networks_compute_what_the_engine_computes(
     params, (x, y) = random_params(network, dtype), random_data(network, 49 * 40 + 17, dtype)
     order = np.random.default_rng(1).permutation(len(x))
     made = [
-        engine.get(name).build(network, params, optimizer_of(network), 40, dtype, threads)
+        registry.get(name).build(network, params, optimizer_of(network), 40, dtype, threads)
         for name in ("manual", "numpy")
     ]
     for rows in (40, 17, 1):
@@ -118,7 +118,7 @@ def test_a_windows_gradient_goes_to_the_first_of_equals(cnn: Callable[[str], Mod
     else:
         x, y = np.full((5, *network.input.sample), 7), np.array([[0.0], [1.0], [1.0], [0.0], [1.0]])
     (_, found), (_, expected) = (
-        engine.get(name).build(network, params, optimizer, 5, "float64", 1).loss_and_gradients(x, y)
+        registry.get(name).build(network, params, optimizer, 5, "float64", 1).loss_and_gradients(x, y)
         for name in ("manual", "numpy")
     )
     for name, gradient in found.items():

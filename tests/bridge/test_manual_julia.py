@@ -17,9 +17,9 @@ import pytest
 
 from bridge import spec
 from bridge.adapters.manual import ManualSession
-from bridge.engine import Optimizer
 from bridge.errors import SpecError
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from py_engine.errors import ConfigurationError, LabelError, NonFiniteError, ShapeError
@@ -41,7 +41,7 @@ import json, sys
 import numpy as np
 from bridge import spec, weights
 from bridge.adapters.manual_julia import ManualJuliaSession
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 
 def of_steps(name, threads):
     model, rng = spec.load(f"experiments/models/{name}.toml"), np.random.default_rng(0)

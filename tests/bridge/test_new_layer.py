@@ -54,9 +54,9 @@ class Gain(Layer, op="gain"):
 PROGRAM = """
 import json
 import numpy as np
-from bridge import engine, spec, weights
+from bridge import registry, spec, weights
 from bridge.adapters.julia import describe
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 from bridge.errors import SpecError
 
 def made(**settings):
@@ -76,12 +76,12 @@ weights.save("new.safetensors", params, {"seed": "1"})
 params = weights.load("new.safetensors", model)
 rng = np.random.default_rng(0)
 x, y = rng.standard_normal((40, 4, 5), np.float32), rng.standard_normal((40, 4, 3), np.float32)
-session = engine.get("numpy").build(model, params, Optimizer("sgd", 0.2), 8, "float32", 1)
+session = registry.get("numpy").build(model, params, Optimizer("sgd", 0.2), 8, "float32", 1)
 losses = [session.train_epoch(x, y, np.arange(40)).mean() for _ in range(10)]
 trained = session.params()
 weights.save("trained.safetensors", trained)
 trained_params = weights.load("trained.safetensors", model)
-again = engine.get("numpy").build(model, trained_params, Optimizer("sgd", 0.2), 8, "float32", 1)
+again = registry.get("numpy").build(model, trained_params, Optimizer("sgd", 0.2), 8, "float32", 1)
 inside = 3.0 * np.tanh(x * trained["g.gain"])
 print(json.dumps({
     "layer": repr(session.trainer.chain["g"]),

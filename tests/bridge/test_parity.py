@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from bridge import spec
-from bridge.engine import Evaluation, Optimizer
+from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
 
 Made = Callable[..., Any]

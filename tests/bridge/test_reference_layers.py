@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from bridge import spec
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 
 Made = Callable[..., Any]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine, spec
-from bridge.engine import Optimizer
+from bridge import registry, spec
+from bridge.session import Optimizer
 
 Made = Callable[..., Any]
 Layers = list[dict[str, Any]]
@@ -119,7 +119,7 @@ def test_nan_is_not_lost_in_a_maximum_that_is_written_out(model: Made, session_o
 @pytest.mark.parametrize("own", REFERENCES)
 def test_parameters_of_its_own(own: str, model: Made, workers: Made) -> None:
     """Deviations are those that Keras and Flax document; a seed gives the same again, another one something else."""
-    if not (found := engine.availability(own)).ok:
+    if not (found := registry.availability(own)).ok:
         pytest.skip(found.reason)
     made = model(
         [8, 60],

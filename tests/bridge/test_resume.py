@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine, schedule
-from bridge.engine import Optimizer, Resumable, Scheduling
+from bridge import registry, schedule
 from bridge.schedule import Schedule
+from bridge.session import Optimizer, Resumable, Scheduling
 from bridge.spec import ModelSpec
 from py_engine.errors import ConfigurationError, ParameterError, ShapeError
 
 Made = Callable[..., Any]
-RESUMABLE = [name for name, row in engine.ENGINES.items() if row.resumable]
+RESUMABLE = [name for name, row in registry.ENGINES.items() if row.resumable]
 ROWS, BATCH = 47, 10
 STEPS = 5
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch")
 
-from bridge import engine, spec, weights  # noqa: E402
+from bridge import registry, spec, weights  # noqa: E402
 from bridge.adapters.torch import TorchSession  # noqa: E402
-from bridge.engine import Optimizer  # noqa: E402
+from bridge.session import Optimizer  # noqa: E402
 from bridge.spec import Geometry, ModelSpec  # noqa: E402
 
 Array = NDArray[Any]
@@ -277,7 +277,7 @@ def test_an_embedding_leaves_the_row_of_padding_alone(model: Made, build: Made) 
 
 def test_own_parameters_are_those_of_torchs_layers() -> None:
     model = spec.load(Path(spec.__file__).parents[1] / "experiments" / "models" / "mnist-cnn-bias.toml")
-    own = engine.get("torch").own_parameters(model, 7, "float32")
+    own = registry.get("torch").own_parameters(model, 7, "float32")
     torch.manual_seed(7)
     layers = {"conv": torch.nn.Conv2d(1, 6, 3), "hidden": torch.nn.Linear(1014, 84), "output": torch.nn.Linear(84, 10)}
     assert list(own) == list(model.parameters())
@@ -373,12 +373,12 @@ def test_parameters_are_copies(small_paper_model: ModelSpec, build: Made, random
 def test_compiled_training_is_eager_training(
     small_paper_model: ModelSpec, random_params: Made, random_data: Made
 ) -> None:
-    available = engine.availability("torch-compile")
+    available = registry.availability("torch-compile")
     if not available.ok:
         pytest.skip(available.reason)
     params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 16)
     sessions = [
-        engine.get(name).build(small_paper_model, params, Optimizer("adam", 0.01), 8, "float32", 1)
+        registry.get(name).build(small_paper_model, params, Optimizer("adam", 0.01), 8, "float32", 1)
         for name in ("torch", "torch-compile")
     ]
     for _ in range(3):

@@ -18,8 +18,8 @@ import pytest
 from bridge import layers, spec
 from bridge.adapters import julia as adapter
 from bridge.adapters.numpy import build_chain
-from bridge.engine import OPTIMIZERS, Optimizer
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
+from bridge.session import OPTIMIZERS, Optimizer
 from py_engine import network, ops
 from py_engine.ad.op import TABLE
 from py_engine.network import metrics

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine, weights, worker
-from bridge.engine import Optimizer, Registered
+from bridge import registry, weights, worker
 from bridge.errors import EngineUnavailableError, SpecError, WeightsError, WorkerError
+from bridge.registry import Registered
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker, environment
 from py_engine.errors import ConfigurationError, LabelError
@@ -32,7 +33,7 @@ STAND_IN = '''
 """An engine whose session does what the first number of its data says."""
 import ctypes, os, subprocess, sys, time
 import numpy as np
-from bridge.engine import Evaluation
+from bridge.session import Evaluation
 
 print("a library greets")
 
@@ -82,16 +83,16 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "stand_in_engine.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(
-        engine.ENGINES, "stand-in", Registered("stand-in", "Stand-in", "stand_in_engine:Session", ("numpy",))
+        registry.ENGINES, "stand-in", Registered("stand-in", "Stand-in", "stand_in_engine:Session", ("numpy",))
     )
     monkeypatch.setattr(worker, "_BOOTSTRAP", with_stand_in(worker._BOOTSTRAP))
     return "stand-in"
 
 
 def with_stand_in(bootstrap: str) -> str:
-    row = "engine.Registered('stand-in', 'Stand-in', 'stand_in_engine:Session', ('numpy',))"
+    row = "registry.Registered('stand-in', 'Stand-in', 'stand_in_engine:Session', ('numpy',))"
     return bootstrap.replace(
-        "main(start)", f"from bridge import engine\nengine.ENGINES['stand-in'] = {row}\nmain(start)"
+        "main(start)", f"from bridge import registry\nregistry.ENGINES['stand-in'] = {row}\nmain(start)"
     )
 
 
@@ -136,7 +137,7 @@ def test_a_worker_computes_what_a_session_of_ones_own_does(
     if "OPENBLAS_CORETYPE" in os.environ:  # the same kernels in both processes, for the same bits
         monkeypatch.setenv("TWINGRAD_OPENBLAS_CORETYPE", os.environ["OPENBLAS_CORETYPE"])
     params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 10)
-    own = engine.get("manual").build(small_paper_model, params, SGD, 4, "float32", 1)
+    own = registry.get("manual").build(small_paper_model, params, SGD, 4, "float32", 1)
     with Worker("manual") as one:
         one.build(small_paper_model, params, SGD, 4)
         assert one.build_seconds > 0
@@ -392,12 +393,13 @@ def test_an_interrupted_request_ends_the_worker(built: Worker) -> None:
 PARENT = """
 import sys, time
 import numpy as np
-from bridge import engine, spec, weights, worker
-engine.ENGINES["stand-in"] = engine.Registered("stand-in", "Stand-in", "stand_in_engine:Session", ("numpy",))
+from bridge import registry, spec, weights, worker
+from bridge.session import Optimizer
+registry.ENGINES["stand-in"] = registry.Registered("stand-in", "Stand-in", "stand_in_engine:Session", ("numpy",))
 worker._BOOTSTRAP = {bootstrap!r}
 model = spec.loads({spec!r})
 one = worker.Worker("stand-in")
-one.build(model, weights.initialise(model, 0), engine.Optimizer("sgd", 0.1), 4)
+one.build(model, weights.initialise(model, 0), Optimizer("sgd", 0.1), 4)
 (child,) = one.predict(np.full((1, 15), 5, np.float32))
 if {state!r} == "paused":
     one.pause()

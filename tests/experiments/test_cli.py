@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine
-from bridge.engine import Availability, Registered
+from bridge import registry
+from bridge.registry import Availability, Registered
 from experiments import cli, papers
 from experiments.measures.registry import MEASURES
 from experiments.report import Built
@@ -239,7 +239,7 @@ def test_list_names_everything_and_why_an_engine_is_not_available(
     monkeypatch.setattr(Registered, "availability", without_torch)
     said = twingrad("list", "--json", "list.json")
     assert said.code == 0
-    for name in (*papers.paper_keys(), *engine.names(), *papers.models()):
+    for name in (*papers.paper_keys(), *registry.names(), *papers.models()):
         assert name in said.out
     assert re.search(r"torch .* no +torch is not installed", said.out)
     rows = json.loads(Path("list.json").read_text())["rows"]
@@ -333,7 +333,7 @@ def test_an_engine_of_the_paper_that_is_missing_is_left_out_with_its_reason(
 ) -> None:
     monkeypatch.setattr(
         "experiments.sweep.engines.ENGINES",
-        {**engine.ENGINES, "torch": Registered("torch", "PyTorch", "bridge.adapters.torch:X", ("no-such-package",))},
+        {**registry.ENGINES, "torch": Registered("torch", "PyTorch", "bridge.adapters.torch:X", ("no-such-package",))},
     )
     paper = papers.load_paper("mnist-rnn-e")
     only_torch = paper.model_copy(update={"engines": [row for row in paper.engines if row.name == "torch"]})
@@ -627,7 +627,7 @@ def test_reproduce_makes_everything_from_the_sample_and_says_so(
 # Faults of the system -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["experiments.cli", "click", "bridge.engine", "numpy", "pydantic"])
+@pytest.mark.parametrize("module", ["experiments.cli", "click", "bridge.session", "numpy", "pydantic"])
 def test_ctrl_c_while_the_command_is_imported_shows_no_traceback(module: str) -> None:
     code = (
         "import os, signal, sys\n"

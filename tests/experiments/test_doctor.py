@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.engine import Availability, Registered
+from bridge.registry import Availability, Registered
 from experiments import doctor, provenance
 from experiments.data.dataset import Dataset
 from experiments.doctor import Finding

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import engine as engines
+from bridge import registry as engines
 from bridge import spec as model_spec
 from bridge import weights
-from bridge.engine import Optimizer
+from bridge.session import Optimizer
 from bridge.worker import Worker
 from experiments import papers
 from experiments.data.dataset import Dataset

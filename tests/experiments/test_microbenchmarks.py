@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bridge.engine import availability
+from bridge.registry import availability
 from experiments.microbenchmarks import measure, process, sweep
 from experiments.microbenchmarks import registry as systems
 from experiments.microbenchmarks.functions import BENCHMARKS, CHUNKED, SMALL, benchmark, flat, read, shapes_of

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge import engine, weights
+from bridge import registry, weights
 from bridge.errors import TwinGradError, WeightsError
+from bridge.session import Optimizer
 from experiments import cli, papers
 from experiments.papers import PaperFileError, network
 
@@ -180,7 +181,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(value: float, name: str
     with pytest.raises(WeightsError, match=re.escape(f"{name}: found {value} at {place}, expected finite numbers")):
         weights.load(folder / "w.safetensors", spec)
     with pytest.raises(WeightsError, match=re.escape(f"{name}: found {value}")):
-        engine.get("numpy").build(spec, params, engine.Optimizer("sgd", 0.1), 10, "float32", 1)
+        registry.get("numpy").build(spec, params, Optimizer("sgd", 0.1), 10, "float32", 1)
 
 
 def test_training_from_weights_that_are_not_finite_is_refused_before_it_begins(

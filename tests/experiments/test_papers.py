@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bridge import engine
+from bridge import registry
 from bridge import spec as model_spec
 from bridge.spec import ModelSpec
 from experiments import papers
@@ -49,7 +49,7 @@ def test_every_setting_names_its_source_and_ours_are_few_enough_to_explain(paper
 
 
 def test_engines_models_and_data_of_a_paper_exist(paper: Paper) -> None:
-    assert set(paper.engine_names()) <= set(engine.names())
+    assert set(paper.engine_names()) <= set(registry.names())
     assert paper.model in papers.models()
     from experiments import data
 

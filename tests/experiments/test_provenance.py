@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge import engine
+from bridge import registry
 from experiments import provenance
 from experiments.sources import SOURCES
 
@@ -32,9 +32,9 @@ def git(checkout: Path) -> Callable[..., None]:
     return call
 
 
-@pytest.mark.parametrize("name", engine.names())
+@pytest.mark.parametrize("name", registry.names())
 def test_an_engines_digest_covers_its_adapter_and_not_the_measures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = engine.get(name)
+    row = registry.get(name)
     before = provenance.engine_digest(row.module)
     adapter = row.module.replace(".", "/") + ".py"
     for file, concerned in (

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge import engine as engines
+from bridge import registry as engines
 from experiments import formats, papers, quantities, report
 from experiments.data import SAMPLE_LABEL
 from experiments.microbenchmarks import registry

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from bridge import engine, linear_algebra
+from bridge import linear_algebra
+from bridge import registry as all_engines
 from experiments import papers, sources, sweep
 from experiments.measures import registry
 from experiments.microbenchmarks import sweep as micro
@@ -30,19 +31,21 @@ from experiments.sweep import Job
 
 EVERY_TRAINING = (
     # The worker, what it reads, and what checks the data while an epoch is timed; the initial weights are the engine's.
-    *("py_engine/*.py", "bridge/__init__.py", "bridge/adapters/__init__.py", "bridge/checks.py", "bridge/engine.py"),
-    *("bridge/errors.py", "bridge/explain.py", "bridge/files.py", "bridge/layers.py"),
-    *("bridge/memory.py", "bridge/spec.py", "bridge/toml.py", "bridge/weights.py", "bridge/worker.py"),
+    *("py_engine/*.py", "bridge/__init__.py", "bridge/adapters/__init__.py", "bridge/checks.py", "bridge/errors.py"),
+    *("bridge/child.py", "bridge/child_process.py"),
+    *("bridge/explain.py", "bridge/files.py", "bridge/layers.py", "bridge/memory.py", "bridge/registry.py"),
+    *("bridge/session.py", "bridge/spec.py", "bridge/toml.py", "bridge/weights.py", "bridge/worker.py"),
     "bridge/worker_process.py",
     # The measure's own tools.
     *("experiments/__init__.py", "experiments/errors.py", "experiments/slots.py", "experiments/run_arrays.py"),
     *(f"experiments/measures/{name}.py" for name in ("__init__", "measure", "task")),
 )
+LIBJULIA = ("bridge/libjulia/__init__.py", "bridge/libjulia/environment.py", "bridge/libjulia/find.py")
 JULIA = (
-    *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", "bridge/adapters/julia.py"),
-    *(f"bridge/julia/{name}.py" for name in ("__init__", "ahead", "embedded", "environment", "find", "function")),
-    *(f"bridge/julia/{name}.py" for name in ("interface", "juliacall", "model", "remote", "start", "sysimage")),
-    *("bridge/julia/probe.jl", "bridge/julia/runtime.jl", "bridge/julia/sysimage.jl"),
+    *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", "bridge/adapters/julia.py", *LIBJULIA),
+    *(f"bridge/libjulia/{name}.py" for name in ("embedded", "engine", "juliacall", "precompilation", "runtime")),
+    *("bridge/libjulia/start.py", "bridge/libjulia/sysimage.py"),
+    *("bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),
 )
 ADAPTERS: dict[str, tuple[str, ...]] = {
     "numpy": ("bridge/adapters/numpy.py",),
@@ -79,16 +82,19 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "ablation": ("experiments/measures/ablation.py", "experiments/measures/memory.py"),
 }
 SYSTEM_FOLDER = "experiments/microbenchmarks/systems"
-NO_WORKER = ("bridge/worker_process.py", "bridge/memory.py", "bridge/adapters/__init__.py")
+NO_WORKER = ("bridge/worker_process.py", "bridge/child_process.py", "bridge/memory.py", "bridge/adapters/__init__.py")
 EVERY_SUITE = (
     *(name for name in EVERY_TRAINING if name not in NO_WORKER),
     *(f"experiments/microbenchmarks/{name}.py" for name in ("__init__", "functions", "measure", "process", "registry")),
     *("bridge/linear_algebra.py", "experiments/measures/race.py"),  # which orders the turns
 )
 OURS_IN_PYTHON = ("numpy_compiled", "numpy_eager", "manual")
-IN_JULIA = ("experiments/microbenchmarks/serve.jl", "bridge/adapters/__init__.py", *JULIA)
+IN_JULIA = (
+    *("experiments/microbenchmarks/serve.jl", *LIBJULIA, "bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),
+    *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*"),
+)
 PACKAGE = (f"{SYSTEM_FOLDER}/functions.jl",)
-IN_PYTHON = ("experiments/microbenchmarks/serve.py", f"{SYSTEM_FOLDER}/__init__.py")
+IN_PYTHON = ("experiments/microbenchmarks/serve.py", "bridge/child_process.py", f"{SYSTEM_FOLDER}/__init__.py")
 
 
 TRAININGS: list[tuple[str, tuple[str, ...]]] = [
@@ -162,7 +168,7 @@ def test_the_rule_names_no_file_that_is_not_there() -> None:
     everything += [item for table in (ADAPTERS, MEASURES) for files in table.values() for item in files]
     unused = {pattern for pattern in everything if not fnmatch.filter(SOURCES.names, pattern)}
     assert unused <= {"julia_engine/ext/*"}  # which may come
-    assert set(ADAPTERS) == set(engine.names())
+    assert set(ADAPTERS) == set(all_engines.names())
     assert set(MEASURES) == set(registry.MEASURES)
 
 
@@ -331,7 +337,7 @@ def test_modules_are_imported_by_a_computed_name_only_where_the_key_knows() -> N
         "experiments/measures/registry.py",  # the closure of a key starts at its measure
         "py_engine/ad/compile/straight_line.py",  # runs arithmetic that it has generated itself
     }
-    assert found - elsewhere == {"bridge/engine.py", "experiments/microbenchmarks/serve.py"}
+    assert found - elsewhere == {"bridge/registry.py", "experiments/microbenchmarks/serve.py"}
 
 
 # What a running engine says ------------------------------------------------------------------------------------------
@@ -348,16 +354,17 @@ INDEPENDENT = {
 @functools.cache
 def trained(name: str) -> dict[str, Any]:
     """Train an engine in a process of its own: what it loaded, and what it says of its linear algebra."""
-    if not (found := engine.availability(name)).ok:
+    if not (found := all_engines.availability(name)).ok:
         pytest.skip(found.reason)
     code = f"""
         import json, sys
         import numpy as np
-        from bridge import engine, spec, weights
+        from bridge import registry, spec, weights
+        from bridge.session import Optimizer
         import bridge.worker_process
         made = spec.load({str(papers.model_path("mnist-rnn"))!r})
-        session = engine.get({name!r}).build(
-            made, weights.initialise(made, 0), engine.Optimizer("sgd", 0.01), 10, "float32", 1
+        session = registry.get({name!r}).build(
+            made, weights.initialise(made, 0), Optimizer("sgd", 0.01), 10, "float32", 1
         )
         x, y = np.zeros((20, *made.input.sample), "float32"), np.zeros(20, "int64")
         session.train_epoch(x, y, np.arange(20))

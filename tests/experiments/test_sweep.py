@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bridge.engine import ENGINES, Availability, Evaluation, Registered
 from bridge.errors import EngineUnavailableError, WorkerError
+from bridge.registry import ENGINES, Availability, Registered
+from bridge.session import Evaluation
 from bridge.worker import Worker
 from experiments import cli, data, papers, provenance, slots, sources, summary, sweep
 from experiments.data.dataset import Dataset

@@ -6,11 +6,11 @@
 # Lines are read, and nothing in them is ever evaluated.
 
 """
-    Line(text)
+    Line(text, number=0)
 
 What a line is about, its settings as they are written, and the names of those that were asked for.
 
-Throws a `ConfigurationError` for a text that is no line.
+Throws a `ConfigurationError` for a text that is no line, with its number unless that is 0.
 """
 struct Line
     subject::String
@@ -18,14 +18,15 @@ struct Line
     known::Vector{String}
 end
 
-function Line(text::AbstractString)
+function Line(text::AbstractString, number::Int=0)
     words = split(text, ' ')
+    about = number == 0 ? words[1] : "line $number, $(words[1])"
     settings = Dict{String,String}()
     for word in words[2:end]
         parts = split(word, '='; limit=2)
         length(parts) == 2 && !isempty(parts[1]) ||
-            throw(ConfigurationError("$(words[1]): expected name=value, got $(shortened(word))"))
-        haskey(settings, parts[1]) && throw(ConfigurationError("$(words[1]): $(parts[1]) is set twice"))
+            throw(ConfigurationError("$about: expected name=value, got $(shortened(word))"))
+        haskey(settings, parts[1]) && throw(ConfigurationError("$about: $(parts[1]) is set twice"))
         settings[parts[1]] = parts[2]
     end
     return Line(words[1], settings, String[])

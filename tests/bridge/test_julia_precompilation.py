@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.julia import ahead
-from bridge.julia.find import Julia
+from bridge.libjulia import precompilation
+from bridge.libjulia.find import Julia
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def slow(julia: Julia, tmp_path: Path) -> Julia:
 def test_compiling_says_what_it_does_and_how_long(
     slow: Julia, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ahead, "PATIENCE", 0.1)
-    monkeypatch.setattr(ahead, "EVERY", (0.3, 0.3))
-    ahead.compile_engine(slow)
+    monkeypatch.setattr(precompilation, "PATIENCE", 0.1)
+    monkeypatch.setattr(precompilation, "EVERY", (0.3, 0.3))
+    precompilation.compile_engine(slow)
     first, *others, last = capsys.readouterr().err.splitlines()
     assert first == "compiling the Julia engine (once per machine)"
     assert others and all(line.startswith(f"{first}: ") for line in others)
@@ -33,5 +33,5 @@ def test_compiling_says_what_it_does_and_how_long(
 
 
 def test_what_is_compiled_already_is_loaded_in_silence(slow: Julia, capsys: pytest.CaptureFixture[str]) -> None:
-    ahead.compile_engine(slow)
+    precompilation.compile_engine(slow)
     assert capsys.readouterr().err == ""

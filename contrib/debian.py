@@ -22,9 +22,11 @@ from pathlib import Path
 
 from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
-from bridge.julia.find import MANIFEST, OWN_PREFIX
+from bridge.libjulia import find
+from bridge.libjulia.environment import cache_folder
+from bridge.libjulia.find import MANIFEST, OWN_PREFIX, Julia, Memory
 
-__all__ = ["PACKAGES", "Source", "archives", "install"]
+__all__ = ["PACKAGES", "Source", "archives", "install", "set_up"]
 
 SUITE = "bullseye"
 COMPONENT = "main"
@@ -68,6 +70,17 @@ class Source:
     text: str
     suffix: str
     """".list" for the one-line format, ".sources" for the other: apt tells them apart by the file's name."""
+
+
+def set_up(memory: Memory, say: Say) -> tuple[Julia, None]:
+    """Install it where `bridge.libjulia.find` looks for it, and prove it: a recipe for `bridge.julia.install`."""
+    source = "installed by TwinGrad"
+    say("looking for Debian 11’s Julia")
+    try:
+        install(cache_folder(), lambda program: find.prove(program, source), lambda line: say(f"  {line}"))
+        return memory.prove(find.own_executable(), source), None
+    except OSError as error:
+        raise JuliaUnavailableError(str(error)) from None
 
 
 def install(folder: Path, prove: Callable[[str], object], say: Say, etc: Path = Path("/etc/apt")) -> Path:

@@ -5,7 +5,7 @@
 
 Looked for in this order: the one that juliacall has started in this process; what `TWINGRAD_JULIA`,
 `PYTHON_JULIACALL_EXE` or `PYTHON_JULIAPKG_EXE` names; the one that juliapkg has resolved; `julia` on PATH; the one that
-`bridge.julia.install` made. The first four must agree, and where there is one of them, nothing else is looked for.
+`contrib.debian` unpacked. The first four must agree, and where there is one of them, nothing else is looked for.
 With `TWINGRAD_CACHE` set to another folder, those that were installed or used without the setting come last. A Julia
 counts when it is 1.5 or later, starts with threads, and throws and catches exceptions: a mismatched system library can
 make every exception end in a segmentation fault. What a proof found is remembered until the files change.
@@ -27,9 +27,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from bridge.child import completed
 from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
-from bridge.julia.environment import cache_folder, child_environment, default_cache_folder
+from bridge.libjulia.environment import cache_folder, child_environment, default_cache_folder
 
 __all__ = [
     "INSTALL",
@@ -63,7 +64,7 @@ _PROBE = Path(__file__).with_name("probe.jl")
 _LAST_LINES = 8
 
 OWN_PREFIX = "debian-11"
-"""The folder, in the cache, of the Julia that `bridge.julia.debian` unpacks."""
+"""The folder, in the cache, of the Julia that `contrib.debian` unpacks."""
 
 _WITHOUT_SETTING = "found where TWINGRAD_CACHE is not set"
 
@@ -136,15 +137,8 @@ def prove(executable: str, source: str) -> Julia:
     """Start a Julia and let it show that it works; raises `JuliaUnavailableError` when it does not."""
     name = f"the Julia at {executable} ({source})"
     try:
-        done = subprocess.run(
-            [executable, "--startup-file=no", "--history-file=no", str(_PROBE)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=_proof_environment(),
-            encoding="utf-8",
-            errors="replace",
-            timeout=PROOF_SECONDS,
-            check=False,
+        done = completed(
+            [executable, "--startup-file=no", "--history-file=no", str(_PROBE)], _proof_environment(), PROOF_SECONDS
         )
     except OSError as error:
         raise JuliaUnavailableError(f"{name} can't be started: {error.strerror or error}. {_advice(source)}") from None
@@ -182,7 +176,7 @@ def prove(executable: str, source: str) -> Julia:
 
 
 def own_executable(cache: Path | None = None) -> str:
-    """Where `bridge.julia.install` puts a Julia of its own, in this cache or in another one."""
+    """Where `contrib.debian` puts a Julia, in this cache or in another one."""
     return str((cache or cache_folder()) / OWN_PREFIX / "usr" / "bin" / "julia")
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-import bridge.julia
-from bridge import engine
+from bridge import registry
 from bridge.errors import JuliaUnavailableError
-from bridge.julia import Status, environment, sysimage
-from bridge.julia.find import Julia
+from bridge.julia import Status
+from bridge.libjulia import environment, start
+from bridge.libjulia import sysimage as images
+from bridge.libjulia.find import Julia
+from contrib import sysimage
 
 COMPILE = """#!/bin/sh
 for argument; do case "$argument" in --output-o=*) echo compiled > "${argument#--output-o=}";; esac; done
@@ -41,7 +43,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Julia:
         (tmp_path / name).write_text(name)
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CC", str(program(tmp_path / "cc", LINK)))
-    monkeypatch.delenv(sysimage.VARIABLE, raising=False)
+    monkeypatch.delenv(images.VARIABLE, raising=False)
     monkeypatch.setattr(sysimage, "_prove", lambda image: None)
     monkeypatch.setattr(sysimage, "find", lambda: julia)
     executable = str(program(tmp_path / "julia", COMPILE))
@@ -57,15 +59,15 @@ def left() -> list[str]:
 
 def test_a_julia_that_keeps_compiled_code_needs_no_image(stand_in: Julia) -> None:
     sysimage.build(stand_in, lambda line: None)
-    assert sysimage.usable(stand_in)[0]
+    assert images.usable(stand_in)[0]
     newer = dataclasses.replace(stand_in, version="1.9.0")
-    assert sysimage.usable(newer) == (None, "")
+    assert images.usable(newer) == (None, "")
     with pytest.raises(JuliaUnavailableError, match="keeps compiled code"):
         sysimage.build(newer)
 
 
 def test_without_an_image_nothing_is_said(stand_in: Julia) -> None:
-    assert sysimage.usable(stand_in) == (None, "")
+    assert images.usable(stand_in) == (None, "")
 
 
 def test_an_image_is_used_once_it_is_there(stand_in: Julia) -> None:
@@ -73,23 +75,23 @@ def test_an_image_is_used_once_it_is_there(stand_in: Julia) -> None:
     image = sysimage.build(stand_in, lines.append)
     assert image.read_text() == "image\n"
     assert left() == [image.name]
-    assert sysimage.usable(stand_in) == (str(image), f"with the system image {image}")
+    assert images.usable(stand_in) == (str(image), f"with the system image {image}")
     assert len(lines) == 3
 
 
 def test_results_tell_of_it(stand_in: Julia, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge.julia, "status", lambda: Status(stand_in, "", {}))
-    versions = engine.ENGINES["julia"].availability().versions
+    monkeypatch.setattr(start, "status", lambda: Status(stand_in, "", {}))
+    versions = registry.ENGINES["julia"].availability().versions
     assert versions["julia"] == "1.5.3"
     assert "sysimage" not in versions
     image = sysimage.build(stand_in, print)
-    assert engine.ENGINES["julia"].availability().versions == {**versions, "sysimage": image.stem[-16:]}
+    assert registry.ENGINES["julia"].availability().versions == {**versions, "sysimage": image.stem[-16:]}
 
 
 def test_it_can_be_forbidden(stand_in: Julia, monkeypatch: pytest.MonkeyPatch) -> None:
     sysimage.build(stand_in, print)
-    monkeypatch.setenv(sysimage.VARIABLE, "0")
-    assert sysimage.usable(stand_in) == (None, "")
+    monkeypatch.setenv(images.VARIABLE, "0")
+    assert images.usable(stand_in) == (None, "")
 
 
 @pytest.mark.parametrize("change", ["engine", "julia", "processor"])
@@ -101,17 +103,17 @@ def test_an_image_that_is_out_of_date_is_left_aside_and_replaced(
     (engine / "Project.toml").write_text("")
     source = engine / "src" / "ad" / "tape.jl"
     source.write_text("a")
-    monkeypatch.setattr(sysimage, "ENGINE", engine)
+    monkeypatch.setattr(images, "ENGINE", engine)
     old = sysimage.build(stand_in, print)
     if change == "engine":
         source.write_text("b")
     elif change == "julia":
         Path(stand_in.sysimage).write_text("another one")
     else:
-        monkeypatch.setattr(sysimage, "cpu_flags", lambda: frozenset({"another"}))
-    found, note = sysimage.usable(stand_in)
+        monkeypatch.setattr(images, "cpu_flags", lambda: frozenset({"another"}))
+    found, note = images.usable(stand_in)
     assert found is None
-    assert note.endswith("make it anew with python -m bridge.julia.sysimage")
+    assert note.endswith("make it anew with python -m contrib.sysimage")
     new = sysimage.build(stand_in, print)
     assert new != old
     assert left() == [new.name]

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from bridge import toml
+from bridge.child import completed
 from bridge.errors import JuliaUnavailableError
-from bridge.julia import juliacall
-from bridge.julia.embedded import EmbeddedRuntime
-from bridge.julia.find import INSTALL, Julia, Memory, ending, find, resolved_by_juliapkg
-from bridge.julia.interface import EMBEDDED, JULIACALL, WAYS, Runtime
-from bridge.julia.juliacall import PROJECT_VARIABLE, JuliacallRuntime, Project
+from bridge.libjulia import juliacall
+from bridge.libjulia import sysimage as images
+from bridge.libjulia.embedded import EmbeddedRuntime
+from bridge.libjulia.find import INSTALL, Julia, Memory, ending, find, resolved_by_juliapkg
+from bridge.libjulia.juliacall import PROJECT_VARIABLE, JuliacallRuntime, Project
+from bridge.libjulia.runtime import EMBEDDED, JULIACALL, WAYS, Runtime
 
 __all__ = [
     "Status",
@@ -49,7 +51,7 @@ import json, sys
 start = json.loads(sys.argv[1])
 sys.path[:] = start["path"]
 from bridge.errors import TwinGradError
-from bridge.julia.start import demonstrate
+from bridge.libjulia.start import demonstrate
 try:
     demonstrate(start["way"], start["julia"], start["project"])
 except TwinGradError as error:
@@ -94,7 +96,7 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
 
     `threads`: how many threads Julia has (default: `JULIA_NUM_THREADS`, or 1). `way`: "juliacall" or "embedded"
     (default: `TWINGRAD_JULIA_WAY`, or the best that works here). `sysimage`: the file of a system image of this Julia
-    (default, when embedded: the one that `bridge.julia.sysimage` made, if it fits, or Julia's own).
+    (default, when embedded: the one that `bridge.libjulia.sysimage` finds, if it fits, or Julia's own).
     Raises `JuliaUnavailableError` when Julia can't be started here, or runs already but not as asked for.
     """
     global _runtime
@@ -125,8 +127,6 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
         _runtime = JuliacallRuntime(julia, count, project, notes, sysimage)
     else:
         if sysimage is None:
-            from bridge.julia import sysimage as images  # here, since it is a command as well
-
             sysimage, note = images.usable(julia)
             notes = [*notes, note] if note else notes
         _runtime = EmbeddedRuntime(julia, count, notes, sysimage)
@@ -180,15 +180,7 @@ def verify(way: str, julia: Julia, memory: Memory) -> Verdict:
         "project": dataclasses.asdict(project) if project else None,
     }
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _VERIFICATION, json.dumps(start)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=VERIFICATION_SECONDS,
-            check=False,
-        )
+        done = completed([sys.executable, "-c", _VERIFICATION, json.dumps(start)], timeout=VERIFICATION_SECONDS)
     except subprocess.TimeoutExpired:
         return Verdict(False, f"{way} was not ready after {VERIFICATION_SECONDS:.0f} seconds")
     if done.returncode == 0:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bridge import toml
-from bridge.julia.find import OLDEST, Julia, Memory, ending
-from bridge.julia.start import status
+from bridge.child import completed
+from bridge.libjulia import engine
+from bridge.libjulia.find import OLDEST, Julia, Memory, ending
+from bridge.libjulia.start import status
 
-__all__ = ["Package", "package"]
+__all__ = ["Package", "lacks", "package", "versions"]
 
 LOADING_SECONDS = 1200.0
 """A package with all that it needs may be compiled now."""
@@ -65,6 +67,20 @@ def package(name: str, needs: tuple[str, ...] = (), oldest: tuple[int, int] = OL
     return Package(version, problem and f"Julia {julia.version} can't use its package {name}: {problem}{advice}")
 
 
+def lacks(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) -> str:
+    """What keeps an engine from all the packages that it is made of; empty when all can be used.
+
+    `needs` has for each of them the names that it must have.
+    """
+    found = (package(name, names, oldest) for name, names in needs.items())
+    return next((one.problem for one in found if one.problem), "")
+
+
+def versions(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) -> dict[str, str]:
+    """Of these packages, and of the Julia that they run in."""
+    return {name.lower(): package(name, names, oldest).version for name, names in needs.items()} | engine.versions()
+
+
 def _places(julia: Julia, name: str) -> Iterator[Path]:
     """The files that say that Julia has the package."""
     for entry in _load_path(julia):
@@ -104,16 +120,7 @@ def _load(julia: Julia, name: str, needs: tuple[str, ...]) -> list[str]:
     )
     command = [julia.executable, "--startup-file=no", "-e", code]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=julia.environment(1),
-            encoding="utf-8",
-            errors="replace",
-            timeout=LOADING_SECONDS,
-            check=False,
-        )
+        done = completed(command, julia.environment(1), LOADING_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return ["", f"Julia could not be asked ({error})"]
     if done.returncode:

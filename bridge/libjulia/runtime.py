@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from bridge.errors import JuliaError, JuliaUnavailableError
-from bridge.julia.find import Julia
+from bridge.libjulia.find import Julia
 
 __all__ = ["EMBEDDED", "JULIACALL", "SUPPORT", "WAYS", "Info", "Runtime", "Value", "check_process", "literal"]
 

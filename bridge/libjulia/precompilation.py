@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
-from bridge.julia.environment import ENGINE, child_environment
-from bridge.julia.find import Julia
+from bridge.libjulia.environment import ENGINE, child_environment
+from bridge.libjulia.find import Julia
 
 __all__ = ["compile_engine"]
 

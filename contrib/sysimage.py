@@ -1,24 +1,18 @@
-"""An optional system image of Julia that holds the engine in compiled form: ``python -m bridge.julia.sysimage``.
+"""The recipe of a system image of Julia that holds the engine in compiled form: ``python -m contrib.sysimage``.
 
-With it a session's first epoch no longer waits for Julia to compile the engine. It is made of what is there, Julia and
-a C compiler, and used wherever libjulia is embedded, for as long as the engine's sources, Julia and the processor are
-those that it was made with. juliacall starts Julia without it: the Julias that juliacall takes keep compiled code of
-packages by themselves.
+It is made of what is there, a Julia before 1.9 and a C compiler; `bridge.libjulia.sysimage` says what it is good for,
+and where it is used.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import os
-import platform
 import shlex
 import shutil
-import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,21 +23,18 @@ import numpy as np
 
 from bridge import spec as specs
 from bridge import weights
-from bridge.engine import Optimizer
+from bridge.adapters.julia import JuliaSession, describe
+from bridge.child import completed
 from bridge.errors import JuliaUnavailableError, TwinGradError
-from bridge.julia.environment import ENGINE, cache_folder, child_environment, cpu_flags
-from bridge.julia.find import Julia, ending, find
-from bridge.julia.interface import EMBEDDED, literal
+from bridge.libjulia.environment import ENGINE, child_environment
+from bridge.libjulia.find import Julia, ending, find
+from bridge.libjulia.runtime import EMBEDDED, literal
+from bridge.libjulia.start import runtime
+from bridge.libjulia.sysimage import COMMAND, KEEPS_MACHINE_CODE, SUFFIX, image_folder, path_for
+from bridge.session import Optimizer
+from py_engine.network.parameters import Layout
 
-__all__ = ["COMMAND", "build", "demonstrate", "key", "main", "path_for", "remove", "usable"]
-
-COMMAND = "python -m bridge.julia.sysimage"
-
-VARIABLE = "TWINGRAD_SYSIMAGE"
-"""Set to 0, it lets Julia start as if there were no image."""
-
-KEEPS_MACHINE_CODE = (1, 9)
-"""From this Julia on package images do what a system image does here."""
+__all__ = ["build", "demonstrate", "main", "remove"]
 
 BYTES_NEEDED = 1_500_000_000
 """What is written while an image is made, with room to spare; 200 MB of it remain."""
@@ -52,7 +43,6 @@ Say = Callable[[str], None]
 
 _SCRIPT = Path(__file__).with_name("sysimage.jl")
 _LAST_LINES = 8
-_SUFFIX = sysconfig.get_config_var("SHLIB_SUFFIX") or ".so"
 
 # Run in a process of its own, with the modules of this one.
 _PROOF = """
@@ -60,46 +50,12 @@ import json, sys
 start = json.loads(sys.argv[1])
 sys.path[:] = start["path"]
 from bridge.errors import TwinGradError
-from bridge.julia.sysimage import demonstrate
+from contrib.sysimage import demonstrate
 try:
     demonstrate(start["sysimage"])
 except TwinGradError as error:
     sys.exit(str(error))
 """
-
-
-def usable(julia: Julia) -> tuple[str | None, str]:
-    """The image to start this Julia with, and a note on it; None when there is none that fits."""
-    if os.environ.get(VARIABLE, "").lower() in ("0", "false", "no", "off") or julia.release >= KEEPS_MACHINE_CODE:
-        return None, ""
-    try:
-        folder = _folder()
-        there = [path for path in folder.iterdir() if path.suffix == _SUFFIX]
-        if not there:
-            return None, ""
-        path = path_for(julia)
-    except OSError:
-        return None, ""
-    if path in there:
-        return str(path), f"with the system image {path}"
-    return None, f"the system image in {folder} is of another engine, Julia or processor: make it anew with {COMMAND}"
-
-
-def key(image: str) -> str:
-    """What tells an image from others: a digest of all that it was made of."""
-    return Path(image).stem.rpartition("-")[2]
-
-
-def path_for(julia: Julia) -> Path:
-    """Where the image for this Julia, the engine's sources as they are and this processor lies, or would."""
-    digest = hashlib.sha256()
-    for file in (julia.executable, julia.libjulia, julia.sysimage):
-        status = os.stat(file)
-        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    digest.update(f"{julia.version}\0{platform.machine()}\0{' '.join(sorted(cpu_flags()))}\0".encode())
-    for path in (_SCRIPT, ENGINE / "Project.toml", *sorted((ENGINE / "src").rglob("*.jl"))):
-        digest.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return _folder() / f"twingrad-{julia.version}-{digest.hexdigest()[:16]}{_SUFFIX}"
 
 
 def build(julia: Julia, say: Say = print) -> Path:
@@ -126,7 +82,7 @@ def build(julia: Julia, say: Say = print) -> Path:
             with image.open("rb+") as file:
                 os.fsync(file.fileno())
             os.replace(image, target)
-        for other in target.parent.glob(f"twingrad-{julia.version}-*{_SUFFIX}"):
+        for other in target.parent.glob(f"twingrad-{julia.version}-*{SUFFIX}"):
             if other != target:
                 other.unlink()
     except OSError as error:
@@ -136,7 +92,7 @@ def build(julia: Julia, say: Say = print) -> Path:
 
 def remove() -> list[Path]:
     """Remove all images; returns which there were."""
-    there = sorted(_folder().glob(f"twingrad-*{_SUFFIX}"))
+    there = sorted(image_folder().glob(f"twingrad-*{SUFFIX}"))
     for path in there:
         path.unlink()
     return there
@@ -144,9 +100,6 @@ def remove() -> list[Path]:
 
 def demonstrate(sysimage: str) -> None:
     """Start Julia here with this image and train: raises, or ends the process, where it does not work."""
-    from bridge.adapters.julia import JuliaSession
-    from bridge.julia.start import runtime
-
     all_threads = min(2, os.cpu_count() or 1)
     here = runtime(all_threads, way=EMBEDDED, sysimage=sysimage)
     if here.evaluate('any(id -> id.name == "TwinGrad", keys(Base.loaded_modules))') is not True:
@@ -196,10 +149,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _folder() -> Path:
-    return cache_folder() / "sysimage"
-
-
 def _compiler() -> list[str]:
     """The C compiler, which here only calls the linker with the right settings."""
     if os.name != "posix":
@@ -241,15 +190,7 @@ def _prove(image: Path) -> None:
 
 def _run(name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=dict(environment),
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
+        done = completed(command, environment)
     except OSError as error:
         raise JuliaUnavailableError(f"{name} can't be started: {error.strerror or error}") from None
     if done.returncode:
@@ -291,9 +232,6 @@ def _model(
 
 def _sessions() -> Iterator[str]:
     """For sysimage.jl, one session per line: dtype, sizes, and the description, its line feeds as tabs."""
-    from bridge.adapters.julia import describe
-    from py_engine.network.parameters import Layout
-
     batch = 100
     for model in _models():
         length = Layout.of({name: one.shape for name, one in model.parameters().items()}).size

@@ -12,17 +12,17 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from bridge.child import completed
 from bridge.errors import JuliaError, JuliaUnavailableError
-from bridge.julia import environment
-from bridge.julia.find import Julia
-from bridge.julia.interface import (
+from bridge.libjulia import environment
+from bridge.libjulia.find import Julia
+from bridge.libjulia.runtime import (
     JULIACALL,
     SUPPORT,
     Runtime,
@@ -139,15 +139,7 @@ def prepare(executable: str | None = None) -> Project:
     variables = dict(os.environ)
     if executable is not None:
         variables.setdefault("PYTHON_JULIAPKG_EXE", executable)
-    done = subprocess.run(
-        [sys.executable, "-c", _PREPARE],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=variables,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
+    done = completed([sys.executable, "-c", _PREPARE], variables)
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise JuliaUnavailableError(f"juliapkg: {said[-1]}")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import JuliaError, JuliaUnavailableError
-from bridge.julia import environment
-from bridge.julia.find import Julia
-from bridge.julia.interface import (
+from bridge.libjulia import environment
+from bridge.libjulia.find import Julia
+from bridge.libjulia.runtime import (
     EMBEDDED,
     SUPPORT,
     Runtime,

@@ -1,0 +1,120 @@
+"""The Julia engine: whether it can be used here, and its entry points in the Julia of this process."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint8, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.errors import JuliaUnavailableError
+from bridge.libjulia import start, sysimage
+from bridge.libjulia.environment import ENGINE
+from bridge.libjulia.precompilation import compile_engine
+from bridge.libjulia.runtime import Runtime, literal
+
+__all__ = ["Entries", "blas", "lacks", "load_engine", "pointers", "prepare", "versions"]
+
+
+def lacks() -> str:
+    """Why there is no Julia that works here, and what to do; empty when there is one."""
+    return start.status().obstacle
+
+
+def versions() -> dict[str, str]:
+    """Of the Julia here, and which system image it starts with; nothing where there is none."""
+    found = start.status().julia
+    if found is None:
+        return {}
+    image, _ = sysimage.usable(found)
+    return {"julia": found.version} | ({"sysimage": sysimage.key(image)} if image else {})
+
+
+def blas() -> dict[str, str]:
+    """The BLAS of the Julia here, with its kernels."""
+    found = start.status().julia
+    return {} if found is None else {"julia": f"{found.blas} {found.kernels}".strip()}
+
+
+def prepare() -> None:
+    """Have the engine compiled before it is timed, and the result kept."""
+    if (found := start.status().julia) is not None:
+        compile_engine(found)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The entry points of julia_engine/src/entry.jl, which describes them."""
+
+    create: Callable[..., int]
+    train: Callable[..., int]
+    evaluate: Callable[..., int]
+    predict: Callable[..., int]
+    gradients: Callable[..., int]
+    learning_rate: Callable[..., int]
+    state: Callable[..., int]
+    load_state: Callable[..., int]
+    free: Callable[..., int]
+    message: Callable[..., int]
+    allocated: Callable[..., int]
+
+    def last_message(self) -> str:
+        """What the error of the last call says."""
+        buffer = (c_uint8 * 4096)()
+        size = min(self.message(ctypes.cast(buffer, POINTER(c_uint8)), len(buffer)), len(buffer))
+        return bytes(buffer[:size]).decode("utf-8", errors="replace")
+
+
+_SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
+    "create": ([c_char_p, c_int64, c_void_p, c_int64], c_int64),
+    "train": ([c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p], c_int),
+    "evaluate": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p], c_int),
+    "predict": ([c_int64, c_int64, c_void_p, c_void_p], c_int),
+    "gradients": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "learning_rate": ([c_int64, c_double], c_int),
+    "state": ([c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "load_state": ([c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "free": ([c_int64], c_int),
+    "message": ([POINTER(c_uint8), c_int64], c_int64),
+    "allocated": ([c_void_p], c_int),
+}
+
+_loaded: tuple[Runtime, Entries] | None = None
+
+
+def load_engine(threads: int) -> tuple[Runtime, Entries]:
+    """Start Julia with this many threads, unless it runs, and load the engine into it.
+
+    Raises `JuliaUnavailableError` when Julia can't be started here, or runs with fewer threads.
+    """
+    global _loaded
+    if _loaded is None:
+        here = start.runtime(threads)
+        here.evaluate(f"pushfirst!(LOAD_PATH, {literal(ENGINE)}); nothing")
+        if not here.evaluate(_IS_COMPILED):
+            compile_engine(here.julia)
+        here.evaluate("import TwinGrad; nothing")
+        _loaded = here, Entries(**pointers(here, "TwinGrad.Entry", list(_SIGNATURES)))
+    here, entries = _loaded
+    there = int(here.evaluate("Threads.nthreads()") or 1)
+    if there < threads:
+        raise JuliaUnavailableError(
+            f"Julia has {there} of {threads} threads that were asked for: some versions have no more than there are "
+            f"cores; ask for {there}, or, where Julia ran here already, for threads={threads} in a new process"
+        )
+    return here, entries
+
+
+def pointers(here: Runtime, module: str, names: Sequence[str]) -> dict[str, Callable[..., int]]:
+    """The entry points of these names in a Julia module that offers them as julia_engine/src/entry.jl does."""
+    return {name: here.function_pointer(f"{module}.{name}_pointer", *_SIGNATURES[name]) for name in names}
+
+
+# Whether a TwinGrad is in the system image, or a compiled one that is not out of date among Julia's files.
+_IS_COMPILED = """
+let id = Base.identify_package("TwinGrad"), path = Base.locate_package(id)
+    haskey(Base.loaded_modules, id) ||
+        any(file -> Base.stale_cachefile(path, file) !== true, Base.find_all_in_cache_path(id))
+end
+"""
