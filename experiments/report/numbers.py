@@ -24,7 +24,7 @@ from experiments.formats import (
 )
 from experiments.microbenchmarks.functions import SMALL
 from experiments.microbenchmarks.registry import SYSTEMS
-from experiments.quantities import ALL, QUANTITIES, saved
+from experiments.quantities import ALL, QUANTITIES, limit_shares, saved
 from experiments.report import claims, microbenchmarks, row_helpers
 from experiments.report.row_helpers import PARITY_TOLERANCE, REFERENCE
 from experiments.report.view import View
@@ -127,6 +127,9 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
         if len(rival) and engine != rival.name:
             ratio = (steps[engine] / rival).dropna().median()
             _add(found, f"race.{threads}.{engine}.ratio_to_rival", ratio, fixed)
+        share = limit_shares(rounds[rounds["engine"] == engine]).median()
+        _add(found, f"race.{threads}.{engine}.limit_share", share, percent)
+    _add(found, f"race.{threads}.limit_us", rounds["limit_microseconds"].astype(float).max(), significant)
     rival = row_helpers.best_rival(steps)
     if len(rival):
         _add(found, f"race.{threads}.rival", view.label(str(rival.name)), view.label(str(rival.name)))

@@ -110,6 +110,8 @@ MATMUL: Op = define(
     jvp_many=_many_matmul,
     accepts=suits_blas,
     strided=True,
+    flops=lambda a, b: 2 * b.shape[-1] * math.prod((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:])),
+    product=True,
     doc="matrix product over the last two axes, stacked over the others",
 )
 
@@ -287,6 +289,13 @@ def _many_einsum(
     return total(found)
 
 
+def _einsum_flops(*inputs: Tensor, terms: tuple[str, ...], result: str) -> int:
+    """Two for each product of elements, as the best order of contractions by pairs has them."""
+    shapes = [np.broadcast_to(np.float64(0), x.shape) for x in inputs]
+    path = np.einsum_path(",".join(terms) + "->" + result, *shapes, optimize="optimal")[1]
+    return int(float(path.partition("Optimized FLOP count:")[2].split()[0]))
+
+
 EINSUM: Op = define(
     name="einsum",
     infer=_infer_einsum,
@@ -294,6 +303,8 @@ EINSUM: Op = define(
     vjp=_pull_einsum,
     jvp=multilinear_jvp("einsum"),
     jvp_many=_many_einsum,
+    flops=_einsum_flops,
+    product=True,
     doc="sum of products in Einstein notation",
 )
 
