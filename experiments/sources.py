@@ -38,6 +38,7 @@ CHOOSERS = (
     "bridge/engine.py",
     "bridge/worker_process.py",
     "experiments/measures/ablation.py",
+    "experiments/measures/roofline.py",
     "experiments/microbenchmarks/process.py",
     "experiments/microbenchmarks/registry.py",
 )

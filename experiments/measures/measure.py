@@ -51,6 +51,8 @@ class Measure:
     form: Mapping[str, Form]
     """The parts that the record of a run that succeeded holds, with their forms; "?": older ones may lack it."""
 
+    files: tuple[str, ...] = ()
+    """Files that decide its results beside what its module imports."""
     timed: bool = True
     """Whether times count. If not, it runs with one thread unless told otherwise, and beside other runs."""
     plan: Literal["seeds", "engines", "together", "suites"] = "seeds"

@@ -22,7 +22,7 @@ from bridge.worker import Worker
 from experiments.measures import roofline
 from experiments.measures.measure import Measure
 from experiments.measures.task import Assignment, Parts, Task, Watcher
-from experiments.slots import MOST, Slot, side_by_side
+from experiments.slots import MOST, Slot, rotated, side_by_side
 from py_engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -91,12 +91,6 @@ def chunk(rows: int, batch_size: int, steps: int | None = None) -> tuple[int, in
     if per_epoch >= STEPS:
         return rows, per_epoch
     return STEPS * batch_size, STEPS
-
-
-def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """The names in an order that starts one later each turn, so that nobody always follows the same one."""
-    shift = turn % max(1, len(names))
-    return [*names[shift:], *names[:shift]]
 
 
 def enter(worker: Worker, task: Task) -> None:
@@ -207,6 +201,7 @@ MEASURE = Measure(
         ],
         "roofline?": roofline.FORM,
     },
+    files=("experiments/measures/roofline.jl",),
     plan="together",
     options={"race_rounds": "rounds", "race_threads": "threads list", "race_steps?": "count"},
     threads="race_threads",

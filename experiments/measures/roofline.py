@@ -43,7 +43,7 @@ from bridge.spec import ModelSpec
 from bridge.worker import environment
 from experiments.measures.task import Task
 from py_engine import network
-from py_engine.ad.op import Equation
+from py_engine.ad.op import Equation, nbytes
 from py_engine.ad.program import Program, simplify
 from py_engine.ad.tensor import Tensor
 from py_engine.network import losses
@@ -102,7 +102,7 @@ def work_of(task: Task) -> Work:
     zeros, needless = skipped(program), unread(program)
     changed = [whole or zeros.get(id(g), 0.0) < 1 for g in program.outputs[1 : 1 + len(trained)]]
     tensors = [chain.parameters[name] for name in trained]
-    state = kept * sum(x.data.nbytes for x, all_of_it in zip(tensors, changed, strict=True) if all_of_it)
+    state = kept * sum(nbytes(x) for x, all_of_it in zip(tensors, changed, strict=True) if all_of_it)
     elements = sum(x.size for x in tensors)
     update = (2 * kept * elements, (2 * kept + 1) * elements * np.dtype(task.dtype).itemsize)
     ids = 1 if spec.vocabulary is None else np.min_scalar_type(spec.vocabulary - 1).itemsize

@@ -52,6 +52,11 @@ _BYTES = {
     **{"tensorflow": 0.8e9, "tensorflow-xla": 0.7e9, "jax": 0.6e9, "flux": 1.2e10},
 }
 
+_LIMIT = {
+    **{"limited_by": "products", "op_by_op_microseconds": 150.0, "products_flops": 4e6, "moved_bytes": 1e6},
+    **{"flops_per_second": 1e11, "bytes_per_second": 5e10},
+}
+
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -107,6 +112,8 @@ def rows(
                         "threads": threads,
                         "round": number,
                         "microseconds_per_step": _STEP_US[engine] * (3 - threads) ** 0.4 * generator.normal(1, 0.02),
+                        **_LIMIT,
+                        "limit_microseconds": 80.0 / threads,
                     }
                 )
         for quantity, values in (

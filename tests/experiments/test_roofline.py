@@ -161,9 +161,9 @@ def test_tables_refuse_such_a_step(view_of: Any, fake: Any) -> None:
 
 def with_limit(view: View, limit: float | None) -> View:
     """The same races with a limit of a step of so many microseconds."""
-    rounds = view.tables["race"].assign(limit_microseconds=limit, limited_by="products", op_by_op_microseconds=50.0)
-    rates = dict.fromkeys(("products_flops", "moved_bytes", "flops_per_second", "bytes_per_second"), 1e9)
-    return dataclasses.replace(view, tables={**view.tables, "race": rounds.assign(**rates)})
+    return dataclasses.replace(
+        view, tables={**view.tables, "race": view.tables["race"].assign(limit_microseconds=limit)}
+    )
 
 
 def test_every_engine_has_its_share_and_the_notes_say_where_the_limit_comes_from(view_of: Any, fake: Any) -> None:
@@ -177,11 +177,12 @@ def test_every_engine_has_its_share_and_the_notes_say_where_the_limit_comes_from
 
 
 def test_a_race_without_a_limit_says_that_it_is_missing(view_of: Any, fake: Any) -> None:
-    made = tables.race(view_of(fake.rows()))
+    view = with_limit(view_of(fake.rows()), None)
+    made = tables.race(view)
     assert all(row["limit_share"] is None for row in made.rows)
     assert any(note.startswith("Missing, limit of a step: 1 thread, 2 threads") for note in made.notes)
-    assert QUANTITIES["limit_share"].value(view_of(fake.rows()), "numpy") is None
-    assert not [note for note in row_helpers.limit_notes(view_of(fake.rows()).table("race")) if "least time" in note]
+    assert QUANTITIES["limit_share"].value(view, "numpy") is None
+    assert not [note for note in row_helpers.limit_notes(view.table("race")) if "least time" in note]
 
 
 # This machine ---------------------------------------------------------------------------------------------------------

@@ -74,7 +74,10 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "own": ("experiments/measures/native.py", "experiments/measures/training.py"),
     "variants": ("experiments/measures/variants.py", "experiments/measures/training.py"),
     "memory": ("experiments/measures/memory.py",),
-    "race": ("experiments/measures/race.py",),
+    "race": (
+        *("experiments/measures/race.py", "experiments/measures/roofline.py", "experiments/measures/roofline.jl"),
+        *ADAPTERS["numpy"],  # the limit of a step is counted in its programs
+    ),
     "scaling": ("experiments/measures/scaling.py",),
     "ablation": ("experiments/measures/ablation.py", "experiments/measures/memory.py"),
 }
@@ -83,7 +86,7 @@ NO_WORKER = ("bridge/worker_process.py", "bridge/memory.py", "bridge/adapters/__
 EVERY_SUITE = (
     *(name for name in EVERY_TRAINING if name not in NO_WORKER),
     *(f"experiments/microbenchmarks/{name}.py" for name in ("__init__", "functions", "measure", "process", "registry")),
-    *("bridge/linear_algebra.py", "experiments/measures/race.py"),  # which orders the turns
+    "bridge/linear_algebra.py",
 )
 OURS_IN_PYTHON = ("numpy_compiled", "numpy_eager", "manual")
 IN_JULIA = ("experiments/microbenchmarks/serve.jl", "bridge/adapters/__init__.py", *JULIA)

@@ -290,10 +290,19 @@ def _many_einsum(
 
 
 def _einsum_flops(*inputs: Tensor, terms: tuple[str, ...], result: str) -> int:
-    """Two for each product of elements, as the best order of contractions by pairs has them."""
-    shapes = [np.broadcast_to(np.float64(0), x.shape) for x in inputs]
-    path = np.einsum_path(",".join(terms) + "->" + result, *shapes, optimize="optimal")[1]
-    return int(float(path.partition("Optimized FLOP count:")[2].split()[0]))
+    """Two for each term of a sum, for the contractions in the best order."""
+    lengths = {
+        letter: n for x, term in zip(inputs, terms, strict=True) for letter, n in zip(term, x.shape, strict=True)
+    }
+    arrays = [np.broadcast_to(np.float32(0), x.shape) for x in inputs]
+    path = np.einsum_path(",".join(terms) + "->" + result, *arrays, optimize="optimal")[0]
+    left, flops = list(terms), 0
+    for chosen in path[1:]:
+        letters = {letter for i in chosen for letter in left[i]}
+        left = [term for i, term in enumerate(left) if i not in chosen]
+        flops += 2 * math.prod(lengths[letter] for letter in letters)
+        left.append("".join(letters & set("".join(left) + result)))
+    return flops
 
 
 EINSUM: Op = define(
