@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from experiments.report.view import View
 
-INHERITING = ("numpy", "julia", "manual", "manual-julia")
+INHERITING = ("numpy", "julia")
 """Engines without an initialisation of their own: they take the spec's."""
 
 ALL = "all"

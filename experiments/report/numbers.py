@@ -119,10 +119,9 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
     _add(found, f"race.{threads}.rounds", len(steps), str(len(steps)))
     for engine in steps:
         _add(found, f"race.{threads}.{engine}.step_us", steps[engine].median(), significant)
-        for other, name in ((REFERENCE, "ratio"), ("manual", "ratio_to_manual")):
-            if other in steps and engine != other:
-                ratios = (steps[engine] / steps[other]).dropna()
-                _add(found, f"race.{threads}.{engine}.{name}", ratios.median(), fixed)
+        if REFERENCE in steps and engine != REFERENCE:
+            ratios = (steps[engine] / steps[REFERENCE]).dropna()
+            _add(found, f"race.{threads}.{engine}.ratio", ratios.median(), fixed)
         rival = row_helpers.best_rival(steps)
         if len(rival) and engine != rival.name:
             ratio = (steps[engine] / rival).dropna().median()
@@ -133,7 +132,7 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
     rival = row_helpers.best_rival(steps)
     if len(rival):
         _add(found, f"race.{threads}.rival", view.label(str(rival.name)), view.label(str(rival.name)))
-        for name in ("step_us", "ratio"):
+        for name in ("step_us", "ratio", "limit_share"):
             if f"race.{threads}.{rival.name}.{name}" in found:
                 found[f"race.{threads}.rival.{name}"] = found[f"race.{threads}.{rival.name}.{name}"]
         if f"{rival.name}.bytes_later" in found:

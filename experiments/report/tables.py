@@ -400,6 +400,8 @@ def missing(view: View) -> Table:
                 )
     for engine, reason in view.absent().items():
         rows.append({"row": view.label(engine), "measure": "everything", "reason": reason})
+    for label in view.retired:
+        rows.append({"row": label, "measure": "everything", "reason": "retired: its results are kept, and not shown"})
     for name, reason in microbenchmarks.missing_systems(view):
         rows.append({"row": name, "measure": WORDS["microbenchmarks"], "reason": reason})
     named = {item.row for item in paper.reported if item.kind == "paper"}

@@ -47,12 +47,6 @@ JULIA = (
 ADAPTERS: dict[str, tuple[str, ...]] = {
     "numpy": ("bridge/adapters/numpy.py",),
     "julia": JULIA,
-    "manual": tuple(f"bridge/adapters/manual{kind}.py" for kind in ("", "_kinds", "_images", "_rnn", "_text")),
-    "manual-julia": (
-        *JULIA,
-        *(f"bridge/adapters/{name}.py" for name in ("julia_program", "manual_julia", "manual_kinds")),
-        *("bridge/adapters/manual.jl", "bridge/adapters/manual_images.jl", "bridge/adapters/manual_text.jl"),
-    ),
     "torch": ("bridge/adapters/torch.py",),
     "torch-compile": ("bridge/adapters/torch.py", "bridge/adapters/torch_compile.py"),
     "tensorflow": ("bridge/adapters/tensorflow.py", "bridge/layouts.py"),
@@ -67,7 +61,7 @@ ADAPTERS: dict[str, tuple[str, ...]] = {
         for name in ("flux", "lux", "simplechains")
     },
 }
-for _name in ("numpy", "manual", "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax"):
+for _name in ("numpy", "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax"):
     ADAPTERS[_name] += ("bridge/linear_algebra.py",)
 MEASURES: dict[str, tuple[str, ...]] = {
     "time": ("experiments/measures/training.py",),

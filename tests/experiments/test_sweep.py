@@ -174,7 +174,7 @@ def test_the_sample_is_run_with_the_least() -> None:
     for key in papers.paper_keys():
         paper = papers.load_paper(key)
         jobs = sweep.plan(paper, "sample")
-        assert {name for job in jobs for name in job.engines} <= {"numpy", "julia", "manual", "torch"}
+        assert {name for job in jobs for name in job.engines} <= {"numpy", "julia", "torch"}
         assert max((job.seed for job in jobs), default=0) == 0
         assert all(job.epochs <= paper.training.epochs.value for job in jobs)
 
@@ -540,20 +540,20 @@ def test_a_killed_worker_is_named_with_its_study_engine_and_seed(paper: Paper, t
 
     with pytest.MonkeyPatch.context() as real:
         real.setattr(slots, "Worker", Doomed)
-        job = Job(paper, ("manual",), 3, "time", 1, "full")
+        job = Job(paper, ("numpy",), 3, "time", 1, "full")
         record = only(swept(tmp_path, [job]).records)
         race = only(swept(tmp_path, [dataclasses.replace(job, measure="race", rounds=1)]).records)
     assert record["error"].startswith(
-        "study mnist-rnn-e, engine manual, measure time, seed 3: the worker of engine manual (process "
+        "study mnist-rnn-e, engine numpy, measure time, seed 3: the worker of engine numpy (process "
     )
     assert "was ended by SIGKILL" in record["error"]
-    assert race["error"].startswith("study mnist-rnn-e, measure race, seed 3: manual: the worker of engine manual")
+    assert race["error"].startswith("study mnist-rnn-e, measure race, seed 3: numpy: the worker of engine numpy")
 
 
 def test_every_entrant_of_a_race_has_its_own_linear_algebra(paper: Paper, tmp_path: Path) -> None:
-    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "manual"], measures=["race"], threads=2)
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "jax"], measures=["race"], threads=2)
     record = only(swept(tmp_path, jobs).records)
-    expected = {name: f"{name} blas" for name in ("numpy", "torch", "manual")}
+    expected = {name: f"{name} blas" for name in ("numpy", "torch", "jax")}
     assert record["blas"] == expected
     assert {row["engine"]: row["blas"] for row in summary.rows([record])} == expected
 
@@ -638,14 +638,14 @@ def test_an_interrupt_in_one_lane_keeps_what_is_finished_and_no_half_of_the_othe
         if engine == "torch":
             assert begun.wait(60)
             raise KeyboardInterrupt
-        if engine == "manual":
+        if engine == "jax":
             begun.set()
             assert stopped.wait(60)
-            raise WorkerError("the worker of engine manual was ended by SIGKILL")
+            raise WorkerError("the worker of engine jax was ended by SIGKILL")
 
     monkeypatch.setattr(FakeWorker, "kill", lambda self: stopped.set(), raising=False)
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(interrupt))
-    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "manual"], seeds=1, measures=["memory"])
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "jax"], seeds=1, measures=["memory"])
     with pytest.raises(KeyboardInterrupt):
         swept(tmp_path, jobs)
     kept = only(Results(tmp_path).records())
@@ -675,10 +675,10 @@ def test_an_engine_that_falls_out_of_a_race_leaves_the_others_in_it(
             raise WorkerError("the worker of engine torch was ended by SIGKILL")
 
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(fail))
-    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "manual"], measures=["race"], threads=2)
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "jax"], measures=["race"], threads=2)
     record = only(swept(tmp_path, jobs).records)
     assert record["status"] == "failed" and "torch: the worker" in record["error"]
-    assert {row["engine"] for row in record["race"]} == {"numpy", "manual"}
+    assert {row["engine"] for row in record["race"]} == {"numpy", "jax"}
     assert record["entrants"]["numpy"]["error"] is None
 
 
