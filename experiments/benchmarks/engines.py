@@ -14,8 +14,8 @@ ENGINES = [
     *("numpy", "julia", "manual", "manual-julia", "torch", "torch-compile"),
     *("tensorflow", "tensorflow-xla", "jax", "flux", "lux", "simplechains"),
 ]
-"""A list of its own, not the registry's: asv takes the parameters from one commit and uses them for all, older ones that
-have `manual` and `manual-julia` included."""
+"""A list of its own, not the registry's: asv takes the parameters from one commit and uses them for all, also for older
+ones that have `manual` and `manual-julia`."""
 
 THREADS = [1, 2]
 

@@ -297,7 +297,7 @@ def test_errors_of_the_session_come_back_as_themselves(
 def test_the_problems_of_a_spec_come_back_with_their_error(built: Worker) -> None:
     with pytest.raises(SpecError, match="this one is unknown") as caught:
         built.predict(tell(8))
-    assert caught.value.problems == ("layers[0]: this one is unknown",)
+    assert list(caught.value.problems) == ["layers[0]: this one is unknown"]
 
 
 def test_an_unexpected_error_names_its_kind_and_leaves_the_worker_usable(built: Worker) -> None:
