@@ -14,6 +14,7 @@ import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge import engine as engines
@@ -47,7 +48,8 @@ BASE = "torch"
 def run(given: Assignment) -> Parts:
     """The rounds, each engine's linear algebra, `failures`: why engines fell out, by name; and the step's limit."""
     blas: dict[str, str] = {}
-    work = roofline.work_of(given.task)
+    length, steps = chunk(len(given.task.work.dataset.y_train), given.task.batch_size, given.settings["steps"])
+    work = roofline.work_of(replace(given.task, batch_size=length // steps))  # the last mini-batch may have fewer rows
     rates = roofline.measure(work, given.task.dtype, given.threads)
     with contextlib.ExitStack() as stack:
         ready: dict[str, Worker] = {}

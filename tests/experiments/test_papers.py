@@ -307,7 +307,7 @@ def said(value: Any) -> Any:
 
 
 def test_papers_mean_what_they_did_when_every_file_said_everything_itself() -> None:
-    """A digest over all that a paper's file says, which the form of the files does not change; without retired engines."""
+    """A digest over all that a paper's file says, which the form of the files does not change; no retired engines."""
     found = {}
     for key in PAPERS:
         text = json.dumps(said(papers.load_paper(key).model_dump(mode="json", exclude={"version"})))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import py_engine as pe
-from bridge import spec
+from bridge import layers, spec
 from bridge.engine import Optimizer
 from bridge.spec import ModelSpec
 from experiments import papers
@@ -75,6 +75,31 @@ def test_work_grows_with_the_batch_and_the_dtype() -> None:
     network["input"]["dtype"] = "float64"
     wide = work(spec.parse(network, "wide"), SGD, 100, "float64")
     assert (wide.products, wide.state, wide.batch) == (many.products, 2 * many.state, 2 * many.batch)
+
+
+REQUIRED = {
+    **{"units": 5, "filters": 6, "kernel": 3, "window": 2, "vocabulary": 9, "dimension": 4},
+    **{"shape": [6, 4], "axes": [1, 0], "activation": "relu", "rate": 0.5},
+}
+
+
+@pytest.mark.parametrize("op", layers.LAYERS)
+def test_the_work_of_every_layer_is_known(op: str) -> None:
+    kind = layers.LAYERS[op]
+    asked = {
+        name: REQUIRED[name] for name, field in kind.model_fields.items() if name in REQUIRED and field.is_required()
+    }
+    first = {"id": "a", "op": op, **asked}
+    wide = issubclass(kind, layers.Windowed) and len(kind.model_validate(first).axes) == 2
+    shape: dict[str, Any] = {"shape": ["N", 4, 6, 6] if wide else ["N", 4, 6]}
+    document = {
+        **{"format": "twingrad-model", "version": 1, "opset": spec.OPSET, "name": op},
+        "input": {"shape": ["N", 6], "dtype": "int64"} if op == "embedding" else shape,
+        "layers": [first, {"id": "flat", "op": "flatten"}, {"id": "output", "op": "dense", "units": 3}],
+        "loss": {"op": "softmax_cross_entropy"},
+    }
+    found = work(spec.parse(document, op), ADAM, 7)
+    assert found.state and found.ops and (found.products > 0) == (op != "embedding")
 
 
 def products(function: Any, *shapes: tuple[int, ...]) -> float:

@@ -23,8 +23,9 @@ from bridge.worker import Worker
 from experiments import cli, data, papers, provenance, slots, sources, summary, sweep
 from experiments.data.dataset import Dataset
 from experiments.machine import machine
-from experiments.measures import ablation, memory, race
+from experiments.measures import ablation, memory, race, roofline
 from experiments.measures.registry import MEASURES
+from experiments.measures.roofline import Rates
 from experiments.measures.task import RunError
 from experiments.papers import Paper, PaperFileError
 from experiments.progress import Progress
@@ -105,6 +106,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", lambda *_, **__: invented())
     monkeypatch.setattr(memory, "read_capture", lambda _path: (4_000_000, 12))
     monkeypatch.setattr(provenance, "cores", lambda: 2)
+    monkeypatch.setattr(roofline, "measure", lambda *_: Rates(1e18, {1: 1e18}, {"numpy": 0.0}))
     monkeypatch.setattr(Registered, "availability", lambda self: Availability(True, "", {"numpy": "2.0"}))
 
 
@@ -556,6 +558,22 @@ def test_every_entrant_of_a_race_has_its_own_linear_algebra(paper: Paper, tmp_pa
     expected = {name: f"{name} blas" for name in ("numpy", "torch", "jax")}
     assert record["blas"] == expected
     assert {row["engine"]: row["blas"] for row in summary.rows([record])} == expected
+
+
+def test_a_race_with_a_step_below_its_limit_is_kept_and_has_failed(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = iter([Rates(1e6, {1: 1e18}, {"numpy": 0.0}), Rates(1e9, {1: 1e18}, {"numpy": 0.0})])
+    monkeypatch.setattr(roofline, "measure", lambda *_: next(measured))  # before the race and after it
+    jobs = sweep.plan(paper, engine_names=["torch", "numpy"], measures=["race"], threads=2)
+    record = only(swept(tmp_path, jobs).records)
+    assert record["status"] == "failed"
+    step = record["race"][-1]["microseconds_per_step"]
+    limit = record["roofline"]["limit_microseconds"]
+    assert limit == pytest.approx(record["roofline"]["products_flops"] / 1e9 * 1e6)
+    assert f"TwinGrad numpy: a step of {step:.3g} µs is below its limit of {limit:.3g} µs" in record["error"]
+    rows = [row for row in Results(tmp_path).records()[0]["race"] if row["engine"] == "numpy"]
+    assert rows, "they are kept"
 
 
 def test_titles_and_notes_do_not_change_the_key(paper: Paper, tmp_path: Path) -> None:
