@@ -316,7 +316,7 @@ def test_a_mistake_is_in_the_json_too(twingrad: Any) -> None:
 
 def test_a_failed_run_is_recorded_and_ends_with_1(twingrad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     paper = papers.load_paper("mnist-rnn-e")
-    wild = paper.training.learning_rate.model_copy(update={"value": 1e30})
+    wild = paper.training.learning_rate.model_copy(update={"value": 3e38})
     diverging = paper.model_copy(update={"training": paper.training.model_copy(update={"learning_rate": wild})})
     monkeypatch.setattr(cli, "load_paper", lambda _: diverging)
     said = twingrad(*run_some("--seeds", "1", "--json", "run.json"))
