@@ -299,8 +299,6 @@ _ROWS = (
         functions="bridge.libjulia.functions:EmbeddedFunction",
         **_JULIA,
     ),
-    Registered("manual", "Hand-written numpy", "bridge.adapters.manual:ManualSession", ("numpy",)),
-    Registered("manual-julia", "Hand-written Julia", "bridge.adapters.manual_julia:ManualJuliaSession", (), **_JULIA),
     Registered("torch", "PyTorch", "bridge.adapters.torch:TorchSession", ("torch",), extra="torch", resumable=True),
     Registered(
         "torch-compile",

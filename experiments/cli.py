@@ -26,7 +26,7 @@ from bridge.schedule import SCHEDULES
 from bridge.session import OPTIMIZERS
 from experiments import provenance
 from experiments.extras import remedy
-from experiments.formats import duration, fixed, size
+from experiments.formats import duration, fixed, percent, size
 from experiments.measures.registry import MEASURES
 from experiments.output import Output
 from experiments.papers import (
@@ -448,7 +448,7 @@ def race(
     for record in outcome.records:
         if not record.get("race"):
             continue
-        standings = race.standings(record["race"], base)
+        standings = race.standings(race.with_limits(record), base)
         output.add({**row, "threads": record["config"]["threads"]} for row in standings)
         _show_race(output, record, standings)
     _show_failures(output, outcome)
@@ -487,7 +487,7 @@ def _show(output: Output, outcome: Outcome) -> None:
     output.add(summary.rows(outcome.records))
     for record in outcome.records:
         if record.get("race"):
-            _show_race(output, record, race.standings(record["race"]))
+            _show_race(output, record, race.standings(race.with_limits(record)))
     for headers, lines, words in summary.tables(outcome.records):
         output.say()
         table(output.console, headers, lines, numbers=words)
@@ -527,10 +527,17 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
             f"({fixed(row['least'], 1)} to {fixed(row['most'], 1)})",
             fixed(row["ratio"], 3),
             f"({fixed(row['ratio_least'], 3)} to {fixed(row['ratio_most'], 3)})",
+            percent(row["limit_share"]),
         ]
         for row in standings
     ]
-    table(output.console, ["ENGINE", "STEP", "", f"RATIO TO {standings[0]['base']}", ""], rows)
+    table(output.console, ["ENGINE", "STEP", "", f"RATIO TO {standings[0]['base']}", "", "OF THE LIMIT"], rows)
+    if limit := record.get("roofline"):
+        output.say(
+            f"limit of a step: {fixed(limit['limit_microseconds'], 1)} microseconds, by its {limit['limited_by']}: "
+            f"{limit['products_flops'] / 1e6:.3g} million operations at {limit['flops_per_second'] / 1e9:.3g} a "
+            f"nanosecond, {size(limit['moved_bytes'])} at {size(limit['bytes_per_second'])} a second"
+        )
 
 
 @cli.command(

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.formats import fraction, nanoseconds, percent, significant, size
+from experiments.measures import roofline
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from experiments.report.view import View
 
-INHERITING = ("numpy", "julia", "manual", "manual-julia")
+INHERITING = ("numpy", "julia")
 """Engines without an initialisation of their own: they take the spec's."""
 
 ALL = "all"
@@ -56,6 +57,7 @@ NANOSECONDS = Unit("ns", nanoseconds, nanoseconds)
 BYTES = Unit("B", size, size)
 FRACTION = Unit("", fraction, fraction, differences=True)
 LOSS = Unit("", significant, fraction, differences=True)
+PERCENT = Unit("%", percent, percent)
 SHARE = Unit("%", lambda value: f"{percent(value)} saved", percent)
 
 
@@ -159,9 +161,27 @@ def _evaluated(view: View, engine: str, _: str) -> Any:
 
 def _step(view: View, engine: str, _: str) -> Any:
     """The median over the rounds of the race with the most threads."""
-    most = view.table("race")["threads"].max()
+    return _last_race(view, engine)["microseconds_per_step"].median()
+
+
+def _last_race(view: View, engine: str) -> pd.DataFrame:
+    """An engine's rounds of the race with the most threads."""
     rounds = view.table("race", engine)
-    return rounds[rounds["threads"] == most]["microseconds_per_step"].median()
+    return rounds[rounds["threads"] == view.table("race")["threads"].max()]
+
+
+def limit_shares(rounds: pd.DataFrame) -> pd.Series:
+    """Of each round of an engine which share of its step the machine's limit is; empty where that was not measured.
+
+    Raises `BelowLimitError` for a step below its limit; see `experiments.measures.roofline`.
+    """
+    limited = rounds.dropna(subset=["limit_microseconds"])
+    steps = zip(
+        *(limited[name] for name in ("engine", "label", "microseconds_per_step", "limit_microseconds")), strict=True
+    )
+    for step in steps:
+        roofline.share(*step)
+    return limited["limit_microseconds"].astype(float) / limited["microseconds_per_step"]
 
 
 def _saved(column: str, alone: bool = False) -> Callable[[View, str, str], Any]:
@@ -228,6 +248,12 @@ _ALL = (
     ),
     _run("peak_rss_bytes", "peak", BYTES, "memory", text="peak", compilation=True),
     Quantity("step_microseconds", "step", MICROSECONDS, "race", source=_step, compilation=False),
+    Quantity(
+        *("limit_share", "share of the limit", PERCENT, "race"),
+        source=lambda view, engine, _: limit_shares(_last_race(view, engine)).median(),
+        text="limit_share",
+        compilation=False,
+    ),
     *(
         Quantity(f"technique_{name}", label, SHARE, "ablation", source=source, about="technique")
         for name, label, source in (

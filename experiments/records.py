@@ -73,7 +73,7 @@ _RECORD: Mapping[str, Any] = {
             **{"versions?": {"*": "text"}, "available?": "flag"},
         }
     },
-    **{f"{part}?": form for measure in RECORDED.values() for part, form in measure.form.items()},
+    **{f"{part.removesuffix('?')}?": form for measure in RECORDED.values() for part, form in measure.form.items()},
 }
 _SINCE_2 = {
     "job": "text",
@@ -130,7 +130,10 @@ def fault(record: Any) -> str | None:
     if problem is not None:
         return problem
     if record["status"] == "ok":
-        for part in (*measure.form, *(["entrants"] if measure.plan in ("together", "suites") else [])):
+        for part in (
+            *filter(_is_needed, measure.form),
+            *(["entrants"] if measure.plan in ("together", "suites") else []),
+        ):
             if part not in record:
                 return f"{part}: missing, though the run succeeded"
         if "epochs" in measure.form and not record["epochs"]:
@@ -140,6 +143,10 @@ def fault(record: Any) -> str | None:
     rows = [row for one in RECORDED.values() if one.plan in ("together", "suites") for row in record.get(one.name, ())]
     stranger = next((row["engine"] for row in rows if row["engine"] not in record.get("entrants", {})), None)
     return None if stranger is None else f"entrants: {shown(stranger)} is missing, of which there are numbers"
+
+
+def _is_needed(part: str) -> bool:
+    return not part.endswith("?")
 
 
 def _faults(value: Any, form: Any, place: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ A raw record (schema 2) holds
     provenance   commit, dirty, machine (see `experiments.machine`), cpu_model, versions, digests, created, ...
     blas         the linear algebra that each engine (or system) said it computes with: {engine: text}
     entrants     of a race and of micro-benchmarks: label, engine_digest, versions, error of each
-    startup, epochs, step_losses, peak_rss_bytes, race, scaling, ablation, variants, microbenchmarks
+    startup, epochs, step_losses, peak_rss_bytes, race, roofline, scaling, ablation, variants, microbenchmarks
                  what was measured, as far as the measure has it
 
 An interrupted sweep resumes where it stopped: a record under the same key is not made again. A changed engine has
@@ -78,7 +78,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "steps": ("key", "paper", "engine", "seed", "step", "loss"),  # by far the longest: runs.csv has the rest by key
     **{name: measure.columns for name, measure in RECORDED.items() if measure.columns},
 }
-LATER_COLUMNS = ("machine", "job", "blas")
+LATER_COLUMNS = ("machine", "job", "blas", *(name for measure in RECORDED.values() for name in measure.later_columns))
 """Columns that older tidy files may lack: they are read as empty, and the machine as the name of its CPU."""
 LATER_FILES = tuple(name for name, measure in RECORDED.items() if measure.later)
 """Tidy files that older results lack: they are read as empty."""

@@ -94,3 +94,9 @@ def side_by_side(work: Callable[[T, Slot], None], items: Iterable[T], places: Se
             for slot in places:
                 slot.stop()
             raise
+
+
+def rotated(names: Sequence[str], turn: int) -> list[str]:
+    """The names in an order that starts one later each turn, so that nobody always follows the same one."""
+    shift = turn % max(1, len(names))
+    return [*names[shift:], *names[:shift]]

@@ -36,6 +36,7 @@ PROJECTS = {"TwinGrad": "julia_engine"}
 
 CHOOSERS = (
     "experiments/measures/ablation.py",
+    "experiments/measures/roofline.py",
     "experiments/microbenchmarks/process.py",
     "experiments/microbenchmarks/registry.py",
 )

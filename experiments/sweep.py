@@ -362,7 +362,7 @@ def asked(job: Job, task: Task) -> dict[str, Any]:
 
 def starts(job: Job) -> list[str]:
     """Where the closure of the sources that decide a job starts: the measure, the worker and the adapters."""
-    return [job.kind.run.__module__, WORKER, *(engines.get(name).module for name in job.engines)]
+    return [job.kind.run.__module__, *job.kind.files, WORKER, *(engines.get(name).module for name in job.engines)]
 
 
 def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:

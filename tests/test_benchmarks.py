@@ -28,6 +28,16 @@ pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).parents[1]
 
+RETIRED = ("manual", "manual-julia")
+"""Engines that are no more: older commits have them, and newer ones nothing to show."""
+
+
+@pytest.mark.parametrize("engine", RETIRED)
+def test_a_retired_engine_is_nothing_to_show(engine: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"no engine '{engine}'"):
+        require(engine, 1)
+
+
 BY_ENGINE = {
     "training.Epoch.time_100_steps",
     "training.Convolutional.time_epoch",
@@ -149,7 +159,7 @@ def test_what_has_run_has_a_value(rows: dict[str, dict[tuple[str, ...], Any]], n
 
 @pytest.mark.parametrize("name", sorted(BY_ENGINE))
 def test_every_engine_of_the_registry_has_a_row(rows: dict[str, dict[tuple[str, ...], Any]], name: str) -> None:
-    assert {combination[0] for combination in rows[name]} == set(engines.names())
+    assert {combination[0] for combination in rows[name]} == {*engines.names(), *RETIRED}
 
 
 def test_time_is_measured_with_one_and_with_two_threads(rows: dict[str, dict[tuple[str, ...], Any]]) -> None:

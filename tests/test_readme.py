@@ -148,8 +148,9 @@ def races(results: Tidy) -> str:
 
 
 def race_cell(row: dict[str, Any]) -> str:
-    step = formats.significant(row["step_us_median"])
-    return f"{step} ({row['ratio_median']:.2f})" if row["ratio_median"] and row["engine"] != "torch" else step
+    step, share = formats.significant(row["step_us_median"]), formats.percent(row["limit_share"])
+    ratio = f"{row['ratio_median']:.2f}, " if row["ratio_median"] and row["engine"] != "torch" else ""
+    return f"{step} ({ratio}{share})"
 
 
 def test_its_first_sentence_of_numbers_is_that_of_the_committed_results() -> None:

@@ -14,7 +14,8 @@ ENGINES = [
     *("numpy", "julia", "manual", "manual-julia", "torch", "torch-compile"),
     *("tensorflow", "tensorflow-xla", "jax", "flux", "lux", "simplechains"),
 ]
-"""A list of its own, not the registry's: asv takes the parameters from one commit and uses them for all."""
+"""A list of its own, not the registry's: asv takes the parameters from one commit and uses them for all, also for older
+ones that have `manual` and `manual-julia`."""
 
 THREADS = [1, 2]
 

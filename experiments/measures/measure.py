@@ -49,8 +49,10 @@ class Measure:
     run: Callable[..., Any]
     """Given an `Assignment`, it yields the parts of a record, each as soon as it is made."""
     form: Mapping[str, Form]
-    """The parts that the record of a run that succeeded holds, with their forms."""
+    """The parts that the record of a run that succeeded holds, with their forms; "?": older ones may lack it."""
 
+    files: tuple[str, ...] = ()
+    """Files that decide its results beside what its module imports."""
     timed: bool = True
     """Whether times count. If not, it runs with one thread unless told otherwise, and beside other runs."""
     plan: Literal["seeds", "engines", "together", "suites"] = "seeds"
@@ -93,6 +95,8 @@ class Measure:
     """The rows of that table from a record; by default the part that is called as the measure."""
     later: bool = False
     """Whether results of older releases lack its tidy table."""
+    later_columns: tuple[str, ...] = ()
+    """The columns that it lacks in those of older releases."""
     summary: tuple[str, ...] = ()
     """What the terminal shows of it: quantities of its runs (`experiments.quantities`), or columns of its table."""
 

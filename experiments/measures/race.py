@@ -3,6 +3,9 @@
 Each engine keeps one process; those that wait are stopped. Before the race they are built and take their first steps,
 which may happen side by side. In a round every engine trains one epoch, or as many steps as the paper's file says, in
 an order that rotates from round to round; the first round warms up and does not count. Ratios are taken within a round.
+
+Before and after the race the machine itself is measured (`roofline`): no step can be faster than its products and
+memory allow. The best of both measurements gives the limit that all engines are held against.
 """
 
 from __future__ import annotations
@@ -11,14 +14,16 @@ import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge import registry as engines
 from bridge.errors import TwinGradError
 from bridge.worker import Worker
+from experiments.measures import roofline
 from experiments.measures.measure import Measure
 from experiments.measures.task import Assignment, Parts, Task, Watcher
-from experiments.slots import MOST, Slot, side_by_side
+from experiments.slots import MOST, Slot, rotated, side_by_side
 from py_engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -30,13 +35,22 @@ STEPS = 600
 FIRST_STEPS = 2
 """Steps before the race, in which some engines compile."""
 
+LIMITS = (
+    *("limit_microseconds", "limited_by", "op_by_op_microseconds", "products_flops", "moved_bytes"),
+    *("flops_per_second", "bytes_per_second"),
+)
+"""What the tidy table has of the limit of a step."""
+
 BASE = "torch"
 """The engine that the others are compared with, where it takes part."""
 
 
 def run(given: Assignment) -> Parts:
-    """The rounds, the linear algebra of each engine, and `failures`: why engines fell out, by name."""
+    """The rounds, each engine's linear algebra, `failures`: why engines fell out, by name; and the step's limit."""
     blas: dict[str, str] = {}
+    length, steps = chunk(len(given.task.work.dataset.y_train), given.task.batch_size, given.settings["steps"])
+    work = roofline.work_of(replace(given.task, batch_size=length // steps))  # the last mini-batch may have fewer rows
+    rates = roofline.measure(work, given.task.dtype, given.threads)
     with contextlib.ExitStack() as stack:
         ready: dict[str, Worker] = {}
         failures: dict[str, str] = {}
@@ -59,6 +73,16 @@ def run(given: Assignment) -> Parts:
                 blas[name] = worker.linear_algebra()
                 worker.pause()
     yield {"race": rows, "blas": blas, "failures": failures}
+    limit = roofline.Limit(work, rates.best(roofline.measure(work, given.task.dtype, given.threads)))
+    yield {"roofline": limit.record()}
+    for row in rows:
+        roofline.share(row["engine"], row["label"], row["microseconds_per_step"], limit.seconds * 1e6)
+
+
+def with_limits(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a record's rounds, each with the limit of the step, as far as it was measured."""
+    limit = {name: value for name, value in record.get("roofline", {}).items() if name in LIMITS}
+    return [{**row, **limit} for row in record.get("race", ())]
 
 
 def chunk(rows: int, batch_size: int, steps: int | None = None) -> tuple[int, int]:
@@ -69,12 +93,6 @@ def chunk(rows: int, batch_size: int, steps: int | None = None) -> tuple[int, in
     if per_epoch >= STEPS:
         return rows, per_epoch
     return STEPS * batch_size, STEPS
-
-
-def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """The names in an order that starts one later each turn, so that nobody always follows the same one."""
-    shift = turn % max(1, len(names))
-    return [*names[shift:], *names[:shift]]
 
 
 def enter(worker: Worker, task: Task) -> None:
@@ -128,13 +146,17 @@ def failing(name: str, failures: dict[str, str]) -> Iterator[None]:
 
 
 def standings(rows: Sequence[Mapping[str, Any]], base: str | None = None) -> list[dict[str, Any]]:
-    """Median and spread (least, most) of each engine's steps and of their ratios to the base engine's in each round."""
+    """Median and spread (least, most) of each engine's steps and of their ratios to the base engine's in each round.
+
+    With the share of the step's limit in the median; None where that was not measured.
+    """
     names = list(dict.fromkeys(row["engine"] for row in rows))
     if base not in names:
         base = BASE if BASE in names else names[0]
     steps = {(row["engine"], row["round"]): float(row["microseconds_per_step"]) for row in rows}
     labels = {row["engine"]: row["label"] for row in rows}
     rounds = sorted({row["round"] for row in rows})
+    limits = {row["engine"]: row.get("limit_microseconds") for row in rows}
     found = []
     for name in names:
         own = [steps[name, number] for number in rounds]
@@ -151,6 +173,7 @@ def standings(rows: Sequence[Mapping[str, Any]], base: str | None = None) -> lis
                 "ratio": statistics.median(ratios),
                 "ratio_least": min(ratios),
                 "ratio_most": max(ratios),
+                "limit_share": None if (limit := limits[name]) is None else limit / statistics.median(own),
             }
         )
     return found
@@ -168,7 +191,19 @@ MEASURE = Measure(
     about="time per step, engines alternating",
     words="race",
     run=run,
-    form={"race": [{"engine": "text", "label": "text", "round": "count", "microseconds_per_step": "number"}]},
+    form={
+        "race": [
+            {
+                "engine": "text",
+                "label": "text",
+                "round": "count",
+                "microseconds_per_step": "number",
+                "limited_by?": "text",
+            }
+        ],
+        "roofline?": roofline.FORM,
+    },
+    files=("experiments/measures/roofline.jl",),
     plan="together",
     options={"race_rounds": "rounds", "race_threads": "threads list", "race_steps?": "count"},
     threads="race_threads",
@@ -179,5 +214,8 @@ MEASURE = Measure(
     columns=(
         *("key", "paper", "engine", "label", "threads", "data_source", "round", "microseconds_per_step"),
         *("cpu_model", "machine", "commit", "created"),
+        *LIMITS,
     ),
+    later_columns=LIMITS,
+    records=with_limits,
 )

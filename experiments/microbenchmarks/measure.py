@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.measures.measure import Measure
-from experiments.measures.race import rotated
 from experiments.measures.task import Watcher
 from experiments.microbenchmarks.functions import CHUNKED, SMALL, benchmark
 from experiments.microbenchmarks.process import Entrant, UnsupportedError
 from experiments.microbenchmarks.registry import BenchmarkError
+from experiments.slots import rotated
 
 FORWARD_MODE = ("duals", "julia-forward", "forwarddiff")
 """The systems that are measured by chunk size; the others in reverse mode."""

@@ -621,7 +621,12 @@ def race(view: View) -> Figure:
                 text += f" ({fixed((paired[engine] / paired[REFERENCE]).median())})"
             _beside(axes, values.max(), position, text)
         _rows(axes, [view.label(engine) for engine in engines])
-        axes.set_title(f"{count} thread{'s' if count != 1 else ''} each", loc="left")
+        title = f"{count} thread{'s' if count != 1 else ''} each"
+        limits = rounds["limit_microseconds"].dropna()
+        if len(limits):
+            axes.axvline(limits.iloc[0], color="#555555", linewidth=0.8, linestyle=":")
+            title += f"; dotted: the limit, {significant(limits.iloc[0])} µs"
+        axes.set_title(title, loc="left")
     panels[-1].set_xlim(0, every["microseconds_per_step"].max() * 1.45)
     panels[-1].set_xlabel(f"µs per step (ratio to {view.label(REFERENCE)})")
     return figure

@@ -24,7 +24,7 @@ from experiments.formats import (
 )
 from experiments.microbenchmarks.functions import SMALL
 from experiments.microbenchmarks.registry import SYSTEMS
-from experiments.quantities import ALL, QUANTITIES, saved
+from experiments.quantities import ALL, QUANTITIES, limit_shares, saved
 from experiments.report import claims, intervals, microbenchmarks, row_helpers
 from experiments.report.row_helpers import PARITY_TOLERANCE, REFERENCE
 from experiments.report.view import View
@@ -119,24 +119,23 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
     _add(found, f"race.{threads}.rounds", len(steps), str(len(steps)))
     for engine in steps:
         _add(found, f"race.{threads}.{engine}.step_us", steps[engine].median(), significant)
-        for other, name in ((REFERENCE, "ratio"), ("manual", "ratio_to_manual")):
-            if other in steps and engine != other:
-                ratios = (steps[engine] / steps[other]).dropna()
-                _add(found, f"race.{threads}.{engine}.{name}", ratios.median(), fixed)
-                if name == "ratio" and (interval := intervals.of_median(ratios)) is not None:
-                    low, high = interval
-                    found[f"race.{threads}.{engine}.interval"] = {
-                        "value": [low, high],
-                        "text": f"{fixed(low)}–{fixed(high)}",
-                    }
+        if REFERENCE in steps and engine != REFERENCE:
+            ratios = (steps[engine] / steps[REFERENCE]).dropna()
+            _add(found, f"race.{threads}.{engine}.ratio", ratios.median(), fixed)
+            if (interval := intervals.of_median(ratios)) is not None:
+                text = "–".join(map(fixed, interval))
+                found[f"race.{threads}.{engine}.interval"] = {"value": list(interval), "text": text}
         rival = row_helpers.best_rival(steps)
         if len(rival) and engine != rival.name:
             ratio = (steps[engine] / rival).dropna().median()
             _add(found, f"race.{threads}.{engine}.ratio_to_rival", ratio, fixed)
+        share = limit_shares(rounds[rounds["engine"] == engine]).median()
+        _add(found, f"race.{threads}.{engine}.limit_share", share, percent)
+    _add(found, f"race.{threads}.limit_us", rounds["limit_microseconds"].astype(float).max(), significant)
     rival = row_helpers.best_rival(steps)
     if len(rival):
         _add(found, f"race.{threads}.rival", view.label(str(rival.name)), view.label(str(rival.name)))
-        for name in ("step_us", "ratio"):
+        for name in ("step_us", "ratio", "limit_share"):
             if f"race.{threads}.{rival.name}.{name}" in found:
                 found[f"race.{threads}.rival.{name}"] = found[f"race.{threads}.{rival.name}.{name}"]
         if f"{rival.name}.bytes_later" in found:

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from bridge.files import write_atomically
-from experiments import report
+from experiments import report, textbook
 from experiments.report.view import ReportError
 from experiments.results import ResultsError, explain
 
 MAIN = "main.typ"
+_KINDS = (".typ", ".bib")
+
+TEXTBOOK = Path(textbook.__file__).parent
+"""The steps that the supplement prints."""
 
 _SOURCES = (Path(__file__).resolve().parents[2] / "paper", Path(__file__).resolve().parent / "text")
 """Where the text is: beside the packages in a checkout, inside this one in a wheel."""
@@ -79,11 +83,12 @@ def compile(folder: Path, format: str = "pdf", ppi: float = 100) -> bytes | list
     import typst
 
     target = folder / "paper"
-    for source in sorted(sources().rglob("*")):
-        if source.suffix in (".typ", ".bib"):
-            copy = target / source.relative_to(sources())
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(copy, source.read_bytes())
+    texts = {source: source.relative_to(sources()) for source in sources().rglob("*") if source.suffix in _KINDS}
+    texts |= {TEXTBOOK / f"{name}.py": Path(TEXTBOOK.name, f"{name}.py") for name in textbook.STEPS.values()}
+    for source, place in sorted(texts.items()):
+        copy = target / place
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(copy, source.read_bytes())
     document = json.loads((target / "report.json").read_text(encoding="utf-8"))
 
     def made(floats: str) -> Any:

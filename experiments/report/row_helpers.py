@@ -318,6 +318,28 @@ def image_notes(view: View, measures: Iterable[str]) -> list[str]:
     return [f"Started from a compiled system image of Julia: {', '.join(found)}."] if found else []
 
 
+def limit_notes(rounds: pd.DataFrame) -> list[str]:
+    """What the limit of a step is and what it follows from, for each number of threads; or that it was not measured."""
+    found, missing = [], []
+    for threads, race in rounds.groupby("threads"):
+        limits = race.dropna(subset=["limit_microseconds"])
+        with_threads = f"{threads} thread{'s' if threads != 1 else ''}"
+        if not len(limits):
+            missing.append(with_threads)
+            continue
+        one = limits.iloc[0]
+        found.append(
+            f"{significant(one['limit_microseconds'])} µs with {with_threads}, by its {one['limited_by']} "
+            f"({significant(one['products_flops'] / 1e6)} million operations of products at "
+            f"{significant(one['flops_per_second'] / 1e9)} a nanosecond, {size(one['moved_bytes'])} at "
+            f"{size(one['bytes_per_second'])} a second; op by op, nothing fused, the same rates give "
+            f"{significant(one['op_by_op_microseconds'])} µs)"
+        )
+    notes = [f"The limit is the least time that this machine's products and memory allow: {'; '.join(found)}."]
+    told = f"Missing, limit of a step: {', '.join(missing)}: the race was run before it was measured."
+    return (notes if found else []) + ([told] if missing else [])
+
+
 def threads_heading(view: View, threads: Any) -> str:
     """The heading of the rows of a race with a number of threads."""
     machine = view.machine(["race"])

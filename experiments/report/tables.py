@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pandas as pd
 
-from experiments.formats import MISSING, fixed, fraction, power_of_ten, scientific, significant
+from experiments.formats import MISSING, fixed, fraction, percent, power_of_ten, scientific, significant
 from experiments.measures.registry import MEASURES, WORDS
 from experiments.papers import Output, Setting
-from experiments.quantities import BYTES, QUANTITIES
+from experiments.quantities import BYTES, QUANTITIES, limit_shares
 from experiments.report import comparisons as comparisons  # its producers enter themselves
 from experiments.report import microbenchmarks as microbenchmarks  # and so do these
 from experiments.report import row_helpers
@@ -182,6 +182,8 @@ def race(view: View) -> Table:
             ratios = (table[engine] / table[REFERENCE]).dropna() if {engine, REFERENCE} <= set(table) else steps[:0]
             rival = row_helpers.best_rival(table)
             against = (table[engine] / rival).dropna() if engine in table and len(rival) else steps[:0]
+            own = rounds[rounds["engine"] == engine]
+            limits = own["limit_microseconds"].dropna()
             if threads is None or len(steps) or engine in paper.engine_names():
                 rows.append(
                     {
@@ -193,6 +195,8 @@ def race(view: View) -> Table:
                         **row_helpers.quartiles("ratio", ratios),
                         "rival": rival.name if len(rival) else None,
                         **row_helpers.quartiles("rival_ratio", against),
+                        "limit_us": float(limits.iloc[0]) if len(limits) else None,
+                        "limit_share": row_helpers.or_none(limit_shares(own).median()),
                     }
                 )
     label = view.label(REFERENCE)
@@ -202,9 +206,11 @@ def race(view: View) -> Table:
         (
             *("threads", "rounds", "rival"),
             *(field for name in ("step_us", "ratio", "rival_ratio") for field in row_helpers.quartile_fields(name)),
+            *("limit_us", "limit_share"),
         ),
         [
             Column("step [µs]", lambda row: row_helpers.quartile_text(row, "step_us", significant)),
+            column("of the limit", "limit_share", percent),
             Column(
                 f"ratio to {label}",
                 lambda row: "1" if row["engine"] == REFERENCE else row_helpers.quartile_text(row, "ratio", fixed),
@@ -222,6 +228,7 @@ def race(view: View) -> Table:
             "The best rival is the fastest of TensorFlow (without and with XLA) and JAX, by its median.",
             "Median and, in brackets, the quartiles over the rounds. The engines run alternately in persistent "
             "processes, idle ones stopped; a ratio is taken within a round.",
+            *row_helpers.limit_notes(every),
         ],
         "race",
         wide=True,
@@ -393,6 +400,8 @@ def missing(view: View) -> Table:
                 )
     for engine, reason in view.absent().items():
         rows.append({"row": view.label(engine), "measure": "everything", "reason": reason})
+    for label in view.retired:
+        rows.append({"row": label, "measure": "everything", "reason": "retired: its results are kept, and not shown"})
     for name, reason in microbenchmarks.missing_systems(view):
         rows.append({"row": name, "measure": WORDS["microbenchmarks"], "reason": reason})
     named = {item.row for item in paper.reported if item.kind == "paper"}

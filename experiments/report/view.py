@@ -24,6 +24,9 @@ from experiments.microbenchmarks import registry
 from experiments.papers import PROFILES, Paper, ProfileName, Runs
 from experiments.results import Tidy
 
+RETIRED = ("manual", "manual-julia")
+"""Engines that are no more: the rows of older results that have them are kept there, and not shown."""
+
 
 class ReportError(TwinGradError):
     """A report that cannot be made from these results; the message says what to change."""
@@ -50,6 +53,8 @@ class View:
     """(engine, measure) whose runs were made with an older source of the engine."""
     data_dir: Path | None = None
     """Where to look for the dataset itself, which only its example pictures need."""
+    retired: tuple[str, ...] = ()
+    """The labels of engines that these results have and that are no more."""
 
     @property
     def notice(self) -> str | None:
@@ -160,8 +165,10 @@ class View:
 
 def paper_view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     """The rows of `paper` that may be shown together."""
-    runs = _of(tidy.runs, paper)
-    tables = {name: _of(tidy.tables[name], paper) for name in TABLES}
+    found = {"runs": _of(tidy.runs, paper)} | {name: _of(tidy.tables[name], paper) for name in TABLES}
+    old = [frame.loc[frame["engine"].isin(RETIRED), "label"].dropna() for frame in found.values()]
+    found = {name: frame[~frame["engine"].isin(RETIRED)] for name, frame in found.items()}
+    runs, tables = found.pop("runs"), found
     trained = runs[runs["measure"].isin(TRAINED)]
     # A race started by hand does not change which profile is reported, so trainings come first.
     newest = next((_newest(frame) for frame in (trained, runs, *tables.values()) if len(frame)), None)
@@ -196,6 +203,7 @@ def paper_view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
         left_out=len(trained) - len(kept),
         outdated=_pairs(comparable) - _pairs(kept),
         data_dir=data_dir,
+        retired=tuple(dict.fromkeys(map(str, pd.concat(old)))),
     )
 
 

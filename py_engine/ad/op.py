@@ -23,7 +23,7 @@ from py_engine.ad import mutation
 from py_engine.ad.mutation import SMALL, Versions, watch
 from py_engine.ad.state import STATE, entering
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Operand, Result, Tensor, plain_array, real_array
-from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 Shape: TypeAlias = tuple[int, ...]
 Infer: TypeAlias = Callable[..., Any]
@@ -111,6 +111,15 @@ class Op:
         random: each call draws new values, so equal calls must not be merged.
         couples_batch: whether the samples of a batch affect each other's results (batch normalisation does; a
             mean over the batch does not count, since it is a weighted sum over shards).
+        flops: `flops(*inputs, **attrs)`: how many additions, multiplications and functions of single numbers the op is
+            made of, for inputs of these shapes; see `Equation.flops` for what is derived without it.
+        bytes: `bytes(*inputs, **attrs)`: the bytes that it has to read and write, where these are not all of its
+            operands and results.
+        product: whether `flops` are those of sums of products: `flops` is what they take one by one.
+        skipped: `skipped(*inputs, **attrs)`: which share of the result's elements a product that reads it need not
+            multiply, since they are known to be zeros, or may repeat others.
+        unread: `unread(*inputs, **attrs)`: which share of its first input's elements need not be computed one by one
+            for it, since it does not read them, or adds them up.
         fused: whether only the technique `fuse` makes it, in place of other ops. Programs are differentiated before
             that, so that it has no rules.
         doc: one line for the op reference.
@@ -148,6 +157,11 @@ class Op:
     scalar: str | Callable[[Equation], str] | None = None
     random: bool = False
     couples_batch: bool = False
+    flops: Callable[..., int] | None = None
+    bytes: Callable[..., int] | None = None
+    product: bool = False
+    skipped: Callable[..., float] | None = None
+    unread: Callable[..., float] | None = None
     fused: bool = False
     doc: str = ""
     reads: dict[Any, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
@@ -436,11 +450,48 @@ class Equation:
         (found,) = self.outputs
         return found
 
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations on numbers; by default one for each element of an elementwise result, none for views.
+
+        Raises:
+            ConfigurationError: the op's record does not say, as that of a fused op or of a loop.
+        """
+        if self.op.flops is not None:
+            return self.op.flops(*self.inputs, **self.attrs)
+        if self.op.view is not None:
+            return 0
+        if not self.op.elementwise:
+            raise ConfigurationError(f"the op {described(self)} does not say how many operations it is made of")
+        return self.output.size
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it moves; by default each operand is read and each result written once, and views move none."""
+        if self.op.bytes is not None:
+            return self.op.bytes(*self.inputs, **self.attrs)
+        return 0 if self.op.view is not None else sum(map(nbytes, (*self.inputs, *self.outputs)))
+
     def reading(self, inputs: tuple[Tensor, ...]) -> Equation:
         """Return the same op with other inputs."""
         if all(a is b for a, b in zip(inputs, self.inputs, strict=True)):
             return self
         return Equation(self.op, inputs, self.attrs, self.outputs, self.scope)
+
+
+def nbytes(x: Tensor) -> int:
+    """Return the bytes of a tensor's elements."""
+    return x.size * x.dtype.itemsize
+
+
+def per_element(count: int) -> Callable[..., int]:
+    """Return the `flops` of an op that takes so many for each element of its first input; 0: it only moves them."""
+    return lambda x, *others, **attrs: count * x.size
+
+
+def per_matrix(thirds: int) -> Callable[..., int]:
+    """Return the `flops` of an op on n × n matrices, (..., m, n): so many thirds of m · n², for each of them."""
+    return lambda x, *others, **attrs: thirds * x.size * x.shape[-1] // 3
 
 
 def c_ordered(x: Array, **attrs: Any) -> bool:

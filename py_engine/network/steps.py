@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from py_engine.ad.compile.tape import Tape, rewritten
 from py_engine.ad.op import Call
-from py_engine.ad.program import prune, traced, tracing
+from py_engine.ad.program import Program, prune, traced, tracing
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE, no_grad
 from py_engine.ad.techniques import Techniques
@@ -46,6 +46,32 @@ class Step(Protocol):
 
     def diagnose(self) -> NonFiniteError | None:
         """Explain a NaN or infinity of the last run."""
+
+
+def trace_step(
+    chain: Chain, loss: Loss, x: Tensor, y: Tensor, share: float = 1.0
+) -> tuple[Program, list[str], list[tuple[Tensor, Tensor]]]:
+    """Trace forward and backward pass of a mini-batch as it is trained on, before anything is simplified or fused.
+
+    Args:
+        chain, loss: what is differentiated.
+        x, y: symbols of the mini-batch, the inputs of the program.
+        share: what the loss is multiplied by.
+
+    Returns:
+        The program; the names of the parameters that have a gradient; and pairs of a parameter that is not trained and
+        its new value. The results of the program are the loss, these gradients, and these values.
+    """
+    with tracing() as nodes, collect_updates() as updates:
+        value = loss(chain(x, training=True), y)
+        if share != 1:
+            value = value * share
+        seed = Literal(np.ones((), value.dtype))
+        found = gradients([value], [seed], _trainable(chain))
+        watched = STATE.watched or ()
+    named = {name: g for name, g in zip(chain.parameters.trainable, found, strict=True) if g is not None}
+    outputs = [value, *named.values(), *(new for _, new in updates)]
+    return traced(nodes, [x, y], outputs, watched), list(named), updates
 
 
 class Shard:
@@ -79,16 +105,9 @@ class Shard:
     ) -> None:
         size = part.stop - part.start
         inputs = [Tensor.symbol((size, *a.shape[1:]), a.dtype, name) for a, name in ((x, "x"), (y, "y"))]
-        meets = nullcontext() if meeting is None else meeting.tracing(thread)
-        with tracing() as nodes, collect_updates() as updates, meets:
-            value = loss(chain(inputs[0], training=True), inputs[1])
-            if size != samples:
-                value = value * (size / samples)
-            seed = Literal(np.ones((), value.dtype))
-            found = gradients([value], [seed], _trainable(chain))
-            watched = STATE.watched or ()
-        named = {name: g for name, g in zip(chain.parameters.trainable, found, strict=True) if g is not None}
-        program = traced(nodes, inputs, [value, *named.values(), *(new for _, new in updates)], watched)
+        with nullcontext() if meeting is None else meeting.tracing(thread):
+            program, gradients_of, updates = trace_step(chain, loss, inputs[0], inputs[1], size / samples)
+        named = dict(zip(gradients_of, program.outputs[1:], strict=False))
         if sparse:  # which op makes a gradient is known only once it is fused
             program = rewritten(program, techniques)
         value, *news = program.outputs[0], *program.outputs[1 + len(named) :]

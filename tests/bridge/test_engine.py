@@ -20,27 +20,26 @@ from bridge.spec import ModelSpec
 from py_engine import network
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
 
-IN_PROCESS = ("numpy", "manual", "torch")
+IN_PROCESS = ("numpy", "torch")
 
 # --- The registry ---
 
 
 def test_every_engine_has_a_row_and_an_adapter_file() -> None:
-    ours = ["numpy", "julia", "manual", "manual-julia"]
+    ours = ["numpy", "julia"]
     others = ["torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax", "flux", "lux", "simplechains"]
     assert registry.names() == [*ours, *others]
     folder = Path(registry.__file__).parent / "adapters"
     modules = {registry.get(name).module for name in registry.names()}
-    # What is written by hand for one network, and what engines share, stands in a file of its own beside the adapters.
-    parts = {f"bridge.adapters.manual_{network}" for network in ("images", "kinds", "rnn", "text")}
-    parts |= {"bridge.adapters.julia_program", "bridge.adapters.julia_package"}
+    # What engines share stands in a file of its own beside the adapters.
+    parts = {"bridge.adapters.julia_program", "bridge.adapters.julia_package"}
     assert modules | parts == {
         f"bridge.adapters.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"
     }
 
 
 def test_an_unknown_engine_is_named_with_the_known_ones() -> None:
-    with pytest.raises(EngineUnavailableError, match=r"no engine 'torhc'.*did you mean 'torch'.*numpy, julia, manual"):
+    with pytest.raises(EngineUnavailableError, match=r"no engine 'torhc'.*did you mean 'torch'.*numpy, julia, torch"):
         registry.get("torhc")
 
 
@@ -137,14 +136,14 @@ def test_a_wrong_optimizer_is_refused(arguments: dict[str, object], message: str
 # --- What every engine refuses ---
 
 
-@pytest.fixture(params=[*IN_PROCESS, "julia", "manual-julia", "tensorflow", "jax"])
+@pytest.fixture(params=[*IN_PROCESS, "julia", "tensorflow", "jax"])
 def session(
     request: pytest.FixtureRequest, small_paper_model: ModelSpec, random_params: Callable, session_of: Callable
 ) -> Session:
     return session_of(request.param, small_paper_model, random_params(small_paper_model), Optimizer("sgd", 0.1), 4)
 
 
-@pytest.mark.parametrize("name", [*IN_PROCESS, "julia", "manual-julia", "tensorflow", "jax"])
+@pytest.mark.parametrize("name", [*IN_PROCESS, "julia", "tensorflow", "jax"])
 def test_a_batch_larger_than_the_data_is_all_of_it(
     name: str, small_paper_model: ModelSpec, random_params: Callable, random_data: Callable, session_of: Callable
 ) -> None:
@@ -354,7 +353,7 @@ def test_sizes_that_are_no_positive_integers_are_refused(
 ) -> None:
     params = random_params(small_paper_model)
     with pytest.raises(ConfigurationError, match="at least 1"):
-        registry.get("manual").build(small_paper_model, params, Optimizer("sgd", 0.1), batch_size, "float32", threads)
+        registry.get("numpy").build(small_paper_model, params, Optimizer("sgd", 0.1), batch_size, "float32", threads)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", None, Optimizer])
@@ -362,14 +361,6 @@ def test_what_is_no_optimizer_is_refused(small_paper_model: ModelSpec, random_pa
     params = random_params(small_paper_model)
     with pytest.raises(ConfigurationError, match=r'expected an Optimizer, such as Optimizer\("sgd", 0\.01\), found'):
         registry.get("numpy").build(small_paper_model, params, optimizer, 4, "float32", 1)
-
-
-def test_the_hand_written_engine_refuses_what_it_was_not_written_for(model, random_params) -> None:
-    other = model([4], {"op": "dense", "units": 3})
-    with pytest.raises(
-        SpecError, match=r'the model "small".*written by hand for reshape, rnn.*Found dense and softmax'
-    ):
-        registry.get("manual").build(other, random_params(other), Optimizer("sgd", 0.1), 4, "float32", 1)
 
 
 def test_the_version_of_every_installed_package_is_the_one_that_python_tells() -> None:

@@ -190,13 +190,10 @@ PAPERS = {
     "imdb-cnn-conv2d": (Optimizer("adam", 0.001), 64),
 }
 """The networks of the papers, with the optimizers and the batch sizes that they were trained with."""
-BY_HAND = ("mnist-rnn", "mnist-cnn", "imdb-cnn", "imdb-cnn-static")
-"""Those that the engines written by hand can train."""
-
 PAPERS_WITH_TORCH = [
     pytest.param(network, (name, "torch"), id=f"{network}-{name}-torch")
     for network in PAPERS
-    for name in ("numpy", "julia", *(("manual", "manual-julia") if network in BY_HAND else ()))
+    for name in ("numpy", "julia")
 ]
 
 OPTIMIZERS = [
@@ -256,7 +253,7 @@ def compare(session_of: Made, random_params: Made, random_data: Made, once: Made
         dtype: str,
         batch: int = 53,
         scale: float = 0.3,
-        optimizer: Optimizer = SGD,  # engines written by hand refuse all but the network's own
+        optimizer: Optimizer = SGD,
     ) -> None:
         params, (x, y) = random_params(made, dtype, scale), random_data(made, 1100, dtype)
 

@@ -33,6 +33,7 @@ STAND_IN = '''
 """An engine whose session does what the first number of its data says."""
 import ctypes, os, subprocess, sys, time
 import numpy as np
+from bridge.errors import SpecError
 from bridge.session import Evaluation
 
 print("a library greets")
@@ -63,6 +64,8 @@ class Session:
                 return np.array([subprocess.Popen(["sleep", "600"]).pid])
             case 6:
                 self.kept.append(np.ones(2**20, dtype=np.float64))
+            case 8:
+                raise SpecError('the model "small"', ["layers[0]: this one is unknown"])
             case 7:
                 return np.array([len(sys.stdin.read())])
         return x
@@ -137,8 +140,8 @@ def test_a_worker_computes_what_a_session_of_ones_own_does(
     if "OPENBLAS_CORETYPE" in os.environ:  # the same kernels in both processes, for the same bits
         monkeypatch.setenv("TWINGRAD_OPENBLAS_CORETYPE", os.environ["OPENBLAS_CORETYPE"])
     params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 10)
-    own = registry.get("manual").build(small_paper_model, params, SGD, 4, "float32", 1)
-    with Worker("manual") as one:
+    own = registry.get("numpy").build(small_paper_model, params, SGD, 4, "float32", 1)
+    with Worker("numpy") as one:
         one.build(small_paper_model, params, SGD, 4)
         assert one.build_seconds > 0
         for seed in range(3):
@@ -180,7 +183,7 @@ def test_data_can_be_given_as_files(
     paths = {name: tmp_path / f"{name}.npy" for name in "xyo"}
     for name, array in zip("xyo", (x, y, np.arange(10)), strict=True):
         np.save(paths[name], array)
-    with Worker("manual") as one:
+    with Worker("numpy") as one:
         one.build(small_paper_model, params, SGD, 4)
         one.preload(paths["x"], paths["y"])
         from_files = one.train_epoch(paths["x"], str(paths["y"]), paths["o"])
@@ -235,9 +238,9 @@ def test_cores_and_threads_are_fixed_before_anything_is_imported(
 def test_more_threads_than_cores_are_refused() -> None:
     cores = len(os.sched_getaffinity(0))
     with pytest.raises(WorkerError, match=f"threads={cores + 1}, but this process may use only {cores} core"):
-        Worker("manual", cores + 1)
+        Worker("numpy", cores + 1)
     with pytest.raises(WorkerError, match="at least 1 thread, found threads=0"):
-        Worker("manual", 0)
+        Worker("numpy", 0)
 
 
 def test_start_up_is_told_apart(built: Worker) -> None:
@@ -280,20 +283,22 @@ def test_errors_of_the_session_come_back_as_themselves(
     small_paper_model: ModelSpec, random_params: Callable[..., Any], random_data: Callable[..., Any], model: Any
 ) -> None:
     params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 10)
-    with Worker("manual") as one:
+    with Worker("numpy") as one:
         with pytest.raises(EngineUnavailableError, match="nothing is built yet"):
             one.params()
         with pytest.raises(WeightsError, match=r"rnn\.bias: missing"):
             one.build(small_paper_model, {name: params[name] for name in params if name != "rnn.bias"}, SGD, 4)
-        other = model([4], {"op": "dense", "units": 3})
-        with pytest.raises(SpecError, match="written by hand") as caught:
-            one.build(other, random_params(other), SGD, 4)
-        assert len(caught.value.problems) == 1
         one.build(small_paper_model, params, SGD, 4)
         y[3] = 9
         with pytest.raises(LabelError, match="actual 9 in row 3"):
             one.train_epoch(x, y, np.arange(10))
         assert one.predict(x).shape == (10, 4)
+
+
+def test_the_problems_of_a_spec_come_back_with_their_error(built: Worker) -> None:
+    with pytest.raises(SpecError, match="this one is unknown") as caught:
+        built.predict(tell(8))
+    assert list(caught.value.problems) == ["layers[0]: this one is unknown"]
 
 
 def test_an_unexpected_error_names_its_kind_and_leaves_the_worker_usable(built: Worker) -> None:
@@ -312,7 +317,7 @@ def test_an_engine_that_cannot_be_loaded_is_an_error_of_the_start(stand_in: str,
 def test_a_worker_that_cannot_start_says_what_it_last_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_BOOTSTRAP", "import sys; sys.exit('no luck today')")
     with pytest.raises(WorkerError, match=r"ended with exit code 1 in starting; it last said:\n  no luck today"):
-        Worker("manual")
+        Worker("numpy")
 
 
 @pytest.mark.parametrize(

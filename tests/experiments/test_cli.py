@@ -79,7 +79,7 @@ def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def run_some(*more: str | Path) -> list[str | Path]:
-    return ["run", "mnist-rnn-e", "--engines", "manual", "--measure", "time", "--threads", "1", *more]
+    return ["run", "mnist-rnn-e", "--engines", "numpy", "--measure", "time", "--threads", "1", *more]
 
 
 # Help -----------------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_the_module_is_the_same_command() -> None:
         (["run", "mnist-rnn-e", "--profile", "half"], "'half' is not one of 'full', 'quick'"),
         (["run", "mnist-rnn-e", "--data-dir", "/nowhere"], "/nowhere"),
         (
-            ["race", "mnist-rnn-e", "--engines", "numpy,manual", "--base", "torch"],
+            ["race", "mnist-rnn-e", "--engines", "numpy,jax", "--base", "torch"],
             "--base torch: not among the engines",
         ),
         (["microbench", "--systems", "caffe"], "no system 'caffe'; systems: numpy-eager, "),
@@ -186,7 +186,7 @@ def test_a_place_without_write_access_is_refused_before_training(
     "arguments",
     [
         ["run", "mnist-rnn-e", "--engines", "numpy,julia"],
-        ["race", "mnist-rnn-e", "--engines", "manual-julia"],
+        ["race", "mnist-rnn-e", "--engines", "julia"],
         ["train", "mnist-rnn", "--data", "mnist", "--engine", "julia"],
     ],
     ids=lambda arguments: arguments[0],
@@ -196,7 +196,7 @@ def test_a_julia_that_does_not_work_is_named_before_anything_is_run(
 ) -> None:
     said = twingrad(*arguments)
     assert said.code == 2
-    assert re.search(r"^error: engine (manual-)?julia: ", said.err)
+    assert re.search(r"^error: engine julia: ", said.err)
     assert broken_julia in said.err
     assert not list(Path("results").rglob("*.json"))
 
@@ -286,13 +286,13 @@ def test_a_run_is_recorded_and_resumed(twingrad: Any, tmp_path: Path) -> None:
     said = twingrad(*run_some("--seeds", "2", "--json", "run.json"))
     assert said.code == 0
     assert "embedded sample" in said.out
-    assert re.search(r"\[2/2\] mnist-rnn-e  manual +time +seed 1  accuracy of the sample 0\.\d{4}", said.out)
+    assert re.search(r"\[2/2\] mnist-rnn-e  numpy +time +seed 1  accuracy of the sample 0\.\d{4}", said.out)
     document = json.loads(Path("run.json").read_text())
     assert document.keys() == {"schema", "command", "provenance", "rows", "errors"}
     assert (document["command"], document["errors"]) == ("run", [])
     assert [(row["engine"], row["seed"], row["status"]) for row in document["rows"]] == [
-        ("manual", 0, "ok"),
-        ("manual", 1, "ok"),
+        ("numpy", 0, "ok"),
+        ("numpy", 1, "ok"),
     ]
     assert document["rows"][0]["data_source"] == "sample"
     said = twingrad(*run_some("--seeds", "2"))
@@ -316,12 +316,12 @@ def test_a_mistake_is_in_the_json_too(twingrad: Any) -> None:
 
 def test_a_failed_run_is_recorded_and_ends_with_1(twingrad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     paper = papers.load_paper("mnist-rnn-e")
-    wild = paper.training.learning_rate.model_copy(update={"value": 1e30})
+    wild = paper.training.learning_rate.model_copy(update={"value": 3e38})
     diverging = paper.model_copy(update={"training": paper.training.model_copy(update={"learning_rate": wild})})
     monkeypatch.setattr(cli, "load_paper", lambda _: diverging)
     said = twingrad(*run_some("--seeds", "1", "--json", "run.json"))
     assert said.code == 1
-    assert re.search(r"^error: mnist-rnn-e manual time: .*(NaN|nan|inf|Inf).*step", said.err, re.MULTILINE)
+    assert re.search(r"^error: mnist-rnn-e numpy time: .*(NaN|nan|inf|Inf).*step", said.err, re.MULTILINE)
     (record,) = Results(Path("results")).records()
     assert record["status"] == "failed" and "step" in record["error"]
     document = json.loads(Path("run.json").read_text())
@@ -381,15 +381,17 @@ def test_a_killed_run_leaves_whole_results_and_no_worker(twingrad: Any, tmp_path
 
 def test_a_race_prints_steps_and_ratios(twingrad: Any) -> None:
     said = twingrad(
-        *("race", "mnist-rnn-e", "--engines", "numpy,manual", "--rounds", "1", "--threads", "1"),
-        *("--base", "manual", "--json", "race.json"),
+        *("race", "mnist-rnn-e", "--engines", "numpy,torch", "--rounds", "1", "--threads", "1"),
+        *("--base", "numpy", "--json", "race.json"),
     )
     assert said.code == 0, said.err
     assert "on the embedded sample: 1 rounds of 600 steps, batch 100, threads 1" in said.out
-    assert "RATIO TO manual" in said.out
+    assert "RATIO TO numpy" in said.out
     rows = {row["engine"]: row for row in json.loads(Path("race.json").read_text())["rows"]}
-    assert rows["manual"]["ratio"] == 1.0
-    assert rows["numpy"]["ratio"] == rows["numpy"]["microseconds_per_step"] / rows["manual"]["microseconds_per_step"]
+    assert rows["numpy"]["ratio"] == 1.0
+    assert rows["torch"]["ratio"] == rows["torch"]["microseconds_per_step"] / rows["numpy"]["microseconds_per_step"]
+    assert "OF THE LIMIT" in said.out and "limit of a step: " in said.out
+    assert 0 < rows["numpy"]["limit_share"] < 1
 
 
 def test_output_that_nobody_reads_ends_the_command_quietly() -> None:
@@ -452,7 +454,7 @@ def test_a_changed_study_has_a_folder_of_its_own(twingrad: Any) -> None:
     assert record["config"]["batch_size"] == 300 and record["config"]["training"]["training.learning_rate"] == 0.0001
     assert changed[0]["test_accuracy"] < usual[0]["test_accuracy"]
     assert twingrad(*options, *slower, "--results", "slow").code == 0
-    for command in (options, ["report"], ["race", "mnist-rnn-e", "--engines", "manual"]):
+    for command in (options, ["report"], ["race", "mnist-rnn-e", "--engines", "numpy"]):
         again = twingrad(*command, "--results", "slow")
         assert again.code == 2 and "--set training.batch_size=300 training.learning_rate=0.0001" in again.err
 
@@ -524,7 +526,7 @@ def rows(tmp_path: Path, rng: np.random.Generator) -> Path:
 def test_training_and_prediction_by_hand(twingrad: Any, rows: Path, tmp_path: Path) -> None:
     trained = twingrad(
         *("train", "mnist-rnn", "--data", rows, "--epochs", "3", "--learning-rate", "0.1", "--threads", "1"),
-        *("--engine", "manual", "--save", "weights.safetensors", "--json", "train.json"),
+        *("--engine", "numpy", "--save", "weights.safetensors", "--json", "train.json"),
     )
     assert trained.code == 0, trained.err
     epochs = json.loads(Path("train.json").read_text())["rows"]
@@ -533,7 +535,7 @@ def test_training_and_prediction_by_hand(twingrad: Any, rows: Path, tmp_path: Pa
 
     np.save("input.npy", np.load(rows)["x_test"])
     said = twingrad(
-        *("predict", "mnist-rnn", "weights.safetensors", "input.npy", "--engine", "manual", "--threads", "1"),
+        *("predict", "mnist-rnn", "weights.safetensors", "input.npy", "--engine", "numpy", "--threads", "1"),
         *("--save", "outputs.npy", "--show", "3", "--json", "predict.json"),
     )
     assert said.code == 0, said.err
@@ -552,7 +554,7 @@ def test_prediction_for_a_data_set_says_how_good_it_is(twingrad: Any) -> None:
 
 
 def test_training_goes_on_from_weights(twingrad: Any, rows: Path) -> None:
-    base = ["train", "mnist-rnn", "--data", rows, "--engine", "manual", "--epochs", "1", "--threads", "1"]
+    base = ["train", "mnist-rnn", "--data", rows, "--engine", "numpy", "--epochs", "1", "--threads", "1"]
     assert twingrad(*base, "--save", "first.safetensors").code == 0
     first = twingrad(*base, "--json", "-")
     second = twingrad(*base, "--weights", "first.safetensors", "--json", "-")
@@ -577,7 +579,7 @@ def test_rows_that_do_not_fit_are_refused(
     arrays: dict[str, np.ndarray], expected: str, twingrad: Any, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "bad.npz", allow_pickle=True, **arrays)
-    said = twingrad("train", "mnist-rnn", "--data", "bad.npz", "--engine", "manual", "--threads", "1")
+    said = twingrad("train", "mnist-rnn", "--data", "bad.npz", "--engine", "numpy", "--threads", "1")
     assert said.code in (1, 2)
     assert said.err.startswith("error: ") and expected in said.err
 
@@ -585,7 +587,7 @@ def test_rows_that_do_not_fit_are_refused(
 def test_weights_of_another_network_are_refused(twingrad: Any, rows: Path) -> None:
     text = papers.model_path("mnist-rnn").read_text().replace("units = 64", "units = 32")
     Path("small.toml").write_text(text)
-    base = ["--data", rows, "--engine", "manual", "--epochs", "1", "--threads", "1"]
+    base = ["--data", rows, "--engine", "numpy", "--epochs", "1", "--threads", "1"]
     assert twingrad("train", "small.toml", *base, "--save", "small.safetensors").code == 0
     said = twingrad("predict", "mnist-rnn", "small.safetensors", "mnist")
     assert said.code == 2

@@ -64,7 +64,7 @@ task = "a task"
 model = "mnist-rnn"
 dataset = "mnist"
 environment = "a machine"
-engines = ["numpy", "manual"]
+engines = ["numpy", "torch"]
 network = { units = 64 }
 [training]
 optimizer = "sgd"
@@ -109,11 +109,11 @@ def test_a_measure_in_a_file_of_its_own_is_planned_run_kept_and_shown(installed:
     lines = [line.split() for line in said.splitlines()]
     assert ["PAPER", "ENGINE", "BATCH", "BUILD", "MILLISECONDS"] in lines
     assert [line[:3] for line in lines if line[:1] == ["mine"] and len(line) == 4] == [
-        ["mine", engine, batch] for engine in ("numpy", "manual") for batch in ("10", "100")
+        ["mine", engine, batch] for engine in ("numpy", "torch") for batch in ("10", "100")
     ]
     with (installed / "results" / "tidy" / "building.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["engine"], row["batch"], row["phase"]) for row in rows] == [
-        (engine, batch, "build") for engine in ("numpy", "manual") for batch in ("10", "100")
+        (engine, batch, "build") for engine in ("numpy", "torch") for batch in ("10", "100")
     ]
     assert all(float(row["build_milliseconds"]) > 0 for row in rows)

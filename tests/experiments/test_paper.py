@@ -103,7 +103,7 @@ def test_any_part_of_the_results_gives_a_paper(case: str, fake: ModuleType, tmp_
         case "one engine":
             sweep = fake.rows(seeds=2, engines=("numpy",))
         case "no torch":
-            sweep = fake.rows(seeds=2, engines=("numpy", "manual"))
+            sweep = fake.rows(seeds=2, engines=("numpy", "jax"))
         case "no race":
             sweep["race"] = []
         case "one thread":

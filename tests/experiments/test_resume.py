@@ -17,7 +17,7 @@ import pytest
 from experiments.results import Results
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = ["run", "mnist-cnn-batch100", "--profile", "sample", "--engines", "numpy,manual"]
+COMMAND = ["run", "mnist-cnn-batch100", "--profile", "sample", "--engines", "numpy,torch"]
 KILLS = 20 if os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign" else 3
 
 

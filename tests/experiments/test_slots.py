@@ -34,10 +34,10 @@ def test_items_are_done_at_the_same_time_and_each_once() -> None:
 
 def test_a_worker_runs_on_the_cores_of_its_lane() -> None:
     cores = sorted(os.sched_getaffinity(0))
-    with Slot(cores[-1:]).start("manual", 1) as worker:
+    with Slot(cores[-1:]).start("numpy", 1) as worker:
         assert os.sched_getaffinity(worker.pid) == {cores[-1]}
     with pytest.raises(WorkerError, match="expected as many of"):
-        Slot([max(cores) + 1]).start("manual", 1)
+        Slot([max(cores) + 1]).start("numpy", 1)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, ZeroDivisionError])
@@ -48,7 +48,7 @@ def test_a_failure_ends_what_the_other_lane_waits_for(failure: type[BaseExceptio
 
     def work(item: int, slot: Slot) -> None:
         begun.append(item)
-        with slot.start("manual", 1) as worker:
+        with slot.start("numpy", 1) as worker:
             together.wait(60)
             if item == 1:
                 raise failure
@@ -64,4 +64,4 @@ def test_a_failure_ends_what_the_other_lane_waits_for(failure: type[BaseExceptio
     assert len(said) == 1 and "SIGKILL" in said[0]
     assert sorted(begun) == [0, 1]
     with pytest.raises(WorkerError, match="was stopped"):
-        places[0].start("manual", 1)
+        places[0].start("numpy", 1)

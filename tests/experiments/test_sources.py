@@ -50,12 +50,6 @@ JULIA = (
 ADAPTERS: dict[str, tuple[str, ...]] = {
     "numpy": ("bridge/adapters/numpy.py",),
     "julia": JULIA,
-    "manual": tuple(f"bridge/adapters/manual{kind}.py" for kind in ("", "_kinds", "_images", "_rnn", "_text")),
-    "manual-julia": (
-        *JULIA,
-        *(f"bridge/adapters/{name}.py" for name in ("julia_program", "manual_julia", "manual_kinds")),
-        *("bridge/adapters/manual.jl", "bridge/adapters/manual_images.jl", "bridge/adapters/manual_text.jl"),
-    ),
     "torch": ("bridge/adapters/torch.py",),
     "torch-compile": ("bridge/adapters/torch.py", "bridge/adapters/torch_compile.py"),
     "tensorflow": ("bridge/adapters/tensorflow.py", "bridge/layouts.py"),
@@ -70,14 +64,17 @@ ADAPTERS: dict[str, tuple[str, ...]] = {
         for name in ("flux", "lux", "simplechains")
     },
 }
-for _name in ("numpy", "manual", "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax"):
+for _name in ("numpy", "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax"):
     ADAPTERS[_name] += ("bridge/linear_algebra.py",)
 MEASURES: dict[str, tuple[str, ...]] = {
     "time": ("experiments/measures/training.py",),
     "own": ("experiments/measures/native.py", "experiments/measures/training.py"),
     "variants": ("experiments/measures/variants.py", "experiments/measures/training.py"),
     "memory": ("experiments/measures/memory.py",),
-    "race": ("experiments/measures/race.py",),
+    "race": (
+        *("experiments/measures/race.py", "experiments/measures/roofline.py", "experiments/measures/roofline.jl"),
+        *ADAPTERS["numpy"],  # the limit of a step is counted in its programs
+    ),
     "scaling": ("experiments/measures/scaling.py",),
     "ablation": ("experiments/measures/ablation.py", "experiments/measures/memory.py"),
 }
@@ -86,7 +83,7 @@ NO_WORKER = ("bridge/worker_process.py", "bridge/child_process.py", "bridge/memo
 EVERY_SUITE = (
     *(name for name in EVERY_TRAINING if name not in NO_WORKER),
     *(f"experiments/microbenchmarks/{name}.py" for name in ("__init__", "functions", "measure", "process", "registry")),
-    *("bridge/linear_algebra.py", "experiments/measures/race.py"),  # which orders the turns
+    "bridge/linear_algebra.py",
 )
 OURS_IN_PYTHON = ("numpy_compiled", "numpy_eager", "manual")
 IN_JULIA = (

@@ -24,8 +24,9 @@ from bridge.worker import Worker
 from experiments import cli, data, papers, provenance, slots, sources, summary, sweep
 from experiments.data.dataset import Dataset
 from experiments.machine import machine
-from experiments.measures import ablation, memory, race
+from experiments.measures import ablation, memory, race, roofline
 from experiments.measures.registry import MEASURES
+from experiments.measures.roofline import Rates
 from experiments.measures.task import RunError
 from experiments.papers import Paper, PaperFileError
 from experiments.progress import Progress
@@ -106,6 +107,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", lambda *_, **__: invented())
     monkeypatch.setattr(memory, "read_capture", lambda _path: (4_000_000, 12))
     monkeypatch.setattr(provenance, "cores", lambda: 2)
+    monkeypatch.setattr(roofline, "measure", lambda *_: Rates(1e18, {1: 1e18}, {"numpy": 0.0}))
     monkeypatch.setattr(Registered, "availability", lambda self: Availability(True, "", {"numpy": "2.0"}))
 
 
@@ -175,7 +177,7 @@ def test_the_sample_is_run_with_the_least() -> None:
     for key in papers.paper_keys():
         paper = papers.load_paper(key)
         jobs = sweep.plan(paper, "sample")
-        assert {name for job in jobs for name in job.engines} <= {"numpy", "julia", "manual", "torch"}
+        assert {name for job in jobs for name in job.engines} <= {"numpy", "julia", "torch"}
         assert max((job.seed for job in jobs), default=0) == 0
         assert all(job.epochs <= paper.training.epochs.value for job in jobs)
 
@@ -541,22 +543,38 @@ def test_a_killed_worker_is_named_with_its_study_engine_and_seed(paper: Paper, t
 
     with pytest.MonkeyPatch.context() as real:
         real.setattr(slots, "Worker", Doomed)
-        job = Job(paper, ("manual",), 3, "time", 1, "full")
+        job = Job(paper, ("numpy",), 3, "time", 1, "full")
         record = only(swept(tmp_path, [job]).records)
         race = only(swept(tmp_path, [dataclasses.replace(job, measure="race", rounds=1)]).records)
     assert record["error"].startswith(
-        "study mnist-rnn-e, engine manual, measure time, seed 3: the worker of engine manual (process "
+        "study mnist-rnn-e, engine numpy, measure time, seed 3: the worker of engine numpy (process "
     )
     assert "was ended by SIGKILL" in record["error"]
-    assert race["error"].startswith("study mnist-rnn-e, measure race, seed 3: manual: the worker of engine manual")
+    assert race["error"].startswith("study mnist-rnn-e, measure race, seed 3: numpy: the worker of engine numpy")
 
 
 def test_every_entrant_of_a_race_has_its_own_linear_algebra(paper: Paper, tmp_path: Path) -> None:
-    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "manual"], measures=["race"], threads=2)
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "jax"], measures=["race"], threads=2)
     record = only(swept(tmp_path, jobs).records)
-    expected = {name: f"{name} blas" for name in ("numpy", "torch", "manual")}
+    expected = {name: f"{name} blas" for name in ("numpy", "torch", "jax")}
     assert record["blas"] == expected
     assert {row["engine"]: row["blas"] for row in summary.rows([record])} == expected
+
+
+def test_a_race_with_a_step_below_its_limit_is_kept_and_has_failed(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = iter([Rates(1e6, {1: 1e18}, {"numpy": 0.0}), Rates(1e9, {1: 1e18}, {"numpy": 0.0})])
+    monkeypatch.setattr(roofline, "measure", lambda *_: next(measured))  # before the race and after it
+    jobs = sweep.plan(paper, engine_names=["torch", "numpy"], measures=["race"], threads=2)
+    record = only(swept(tmp_path, jobs).records)
+    assert record["status"] == "failed"
+    step = record["race"][-1]["microseconds_per_step"]
+    limit = record["roofline"]["limit_microseconds"]
+    assert limit == pytest.approx(record["roofline"]["products_flops"] / 1e9 * 1e6)
+    assert f"TwinGrad numpy: a step of {step:.3g} µs is below its limit of {limit:.3g} µs" in record["error"]
+    rows = [row for row in Results(tmp_path).records()[0]["race"] if row["engine"] == "numpy"]
+    assert rows, "they are kept"
 
 
 def test_titles_and_notes_do_not_change_the_key(paper: Paper, tmp_path: Path) -> None:
@@ -639,14 +657,14 @@ def test_an_interrupt_in_one_lane_keeps_what_is_finished_and_no_half_of_the_othe
         if engine == "torch":
             assert begun.wait(60)
             raise KeyboardInterrupt
-        if engine == "manual":
+        if engine == "jax":
             begun.set()
             assert stopped.wait(60)
-            raise WorkerError("the worker of engine manual was ended by SIGKILL")
+            raise WorkerError("the worker of engine jax was ended by SIGKILL")
 
     monkeypatch.setattr(FakeWorker, "kill", lambda self: stopped.set(), raising=False)
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(interrupt))
-    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "manual"], seeds=1, measures=["memory"])
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "jax"], seeds=1, measures=["memory"])
     with pytest.raises(KeyboardInterrupt):
         swept(tmp_path, jobs)
     kept = only(Results(tmp_path).records())
@@ -676,10 +694,10 @@ def test_an_engine_that_falls_out_of_a_race_leaves_the_others_in_it(
             raise WorkerError("the worker of engine torch was ended by SIGKILL")
 
     monkeypatch.setattr(FakeWorker, "fail", staticmethod(fail))
-    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "manual"], measures=["race"], threads=2)
+    jobs = sweep.plan(paper, engine_names=["numpy", "torch", "jax"], measures=["race"], threads=2)
     record = only(swept(tmp_path, jobs).records)
     assert record["status"] == "failed" and "torch: the worker" in record["error"]
-    assert {row["engine"] for row in record["race"]} == {"numpy", "manual"}
+    assert {row["engine"] for row in record["race"]} == {"numpy", "jax"}
     assert record["entrants"]["numpy"]["error"] is None
 
 

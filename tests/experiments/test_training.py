@@ -196,7 +196,7 @@ def test_a_drawn_curve_has_its_marks_where_the_losses_are() -> None:
         (["--clip-norm", "0"], "clip_norm must be a number above 0"),
         (["--schedule", "step", "--step-factor", "2"], "factor must be above 0 and at most 1"),
         (["--engine", "jax", "--schedule", "cosine"], "engine jax: its learning rate cannot change"),
-        (["--engine", "manual", "--checkpoint", "c.safetensors"], "engines that can do both: numpy, julia, torch"),
+        (["--engine", "jax", "--checkpoint", "c.safetensors"], "engines that can do both: numpy, julia, torch"),
         (["--checkpoint", "no/such/c.safetensors"], "existing folder"),
         (["--checkpoint", "rows.npz"], "rows.npz exists: give --resume"),
         (["--checkpoint", "rows.npz", "--resume"], "not a safetensors file"),

@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import Op, Shape, as_tensor, as_tensors, common_dtype, define, float_only, implements, linear_jvp
+from py_engine.ad.op import (
+    Op,
+    Shape,
+    as_tensor,
+    as_tensors,
+    common_dtype,
+    define,
+    float_only,
+    implements,
+    linear_jvp,
+    per_element,
+)
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, equal, isnan, not_equal
 from py_engine.ad.ops.indexing import take_along_axis
@@ -35,6 +46,7 @@ CUMSUM: Op = define(
     vjp=(lambda g, y, x, axis: flip(CUMSUM(flip(g, axis), axis=axis), axis),),
     jvp=linear_jvp("cumsum"),
     jvp_many=lambda t, count, y, x, axis: CUMSUM(only(t), axis=axis + 1),
+    flops=per_element(1),
     doc="sum of the elements up to each place along an axis",
 )
 
@@ -74,6 +86,7 @@ CUMPROD: Op = define(
     kernel=lambda x, out, axis: np.cumprod(x, axis, out=out),
     vjp=(_pull_cumprod,),
     jvp=lambda t, y, x, axis: _recurrence(x, t[0] * _product_before(y, axis), axis),
+    flops=per_element(1),
     doc="product of the elements up to each place along an axis",
 )
 
@@ -144,6 +157,7 @@ ARGSORT: Op = define(
     infer=_infer_positions,
     kernel=_argsort,
     constant=True,
+    flops=lambda x, axis: x.size * max(x.shape[axis] - 1, 0).bit_length() if x.shape else 0,
     doc="positions of the elements in rising order along an axis, of equal ones the first first",
 )
 
@@ -198,6 +212,7 @@ SEARCHSORTED: Op = define(
     infer=_infer_searchsorted,
     kernel=lambda a, v, out, side: np.copyto(out, np.searchsorted(a, v, side)),
     constant=True,
+    flops=lambda a, v, side: v.size * a.size.bit_length(),
     doc="places at which elements belong into a sorted vector",
 )
 

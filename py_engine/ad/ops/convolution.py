@@ -506,6 +506,18 @@ def many_samples(tangents: Tangents, count: int, y: Tensor, x: Tensor, *others: 
     return total(terms)
 
 
+def _conv_flops(
+    samples: int, lengths: Shape, weight: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
+) -> int:
+    """Multiplications and additions of a convolution and of each of its gradients; products with padding are none."""
+    filters, channels, *kernel = weight
+    pairs = 1  # of an output and a place in the kernel, with an element between them
+    outputs = windows_along(lengths, tuple(kernel), stride, padding, dilation, "kernel")
+    for n, k, s, (before, _), d, count in zip(lengths, kernel, stride, padding, dilation, outputs, strict=True):
+        pairs *= sum(0 <= o * s + j * d - before < n for o in range(count) for j in range(k))
+    return 2 * samples * filters * channels * pairs
+
+
 CONV: Op = define(
     name="conv",
     infer=_infer_conv,
@@ -516,6 +528,8 @@ CONV: Op = define(
     ),
     jvp=multilinear_jvp("conv"),
     jvp_many=many_samples,
+    flops=lambda x, weight, **at: _conv_flops(x.shape[0], x.shape[2:], weight.shape, **at),
+    product=True,
     doc="cross-correlation over the spatial axes, channels first",
 )
 CONV_INPUT_GRADIENT: Op = define(
@@ -528,6 +542,8 @@ CONV_INPUT_GRADIENT: Op = define(
     ),
     jvp=multilinear_jvp("conv_input_gradient"),
     jvp_many=many_samples,
+    flops=lambda g, weight, lengths, **at: _conv_flops(g.shape[0], lengths, weight.shape, **at),
+    product=True,
     doc="gradient of conv by its input: the transposed convolution",
 )
 CONV_WEIGHT_GRADIENT: Op = define(
@@ -539,6 +555,10 @@ CONV_WEIGHT_GRADIENT: Op = define(
         lambda u, y, g, x, kernel, **at: CONV_INPUT_GRADIENT(g, u, lengths=x.shape[2:], **at),
     ),
     jvp=multilinear_jvp("conv_weight_gradient"),
+    flops=lambda g, x, kernel, groups, **at: _conv_flops(
+        x.shape[0], x.shape[2:], (g.shape[1], x.shape[1] // groups, *kernel), groups=groups, **at
+    ),
+    product=True,
     doc="gradient of conv by its weight",
 )
 

@@ -25,6 +25,7 @@ from py_engine.ad.op import (
     define,
     float_only,
     implements,
+    per_matrix,
 )
 from py_engine.ad.ops.arguments import flag, refuse, whole, wholes
 from py_engine.ad.ops.elementary import WHERE, abs, astype, equal, not_equal
@@ -118,6 +119,7 @@ SOLVE: Op = define(
         lambda g, y, a, b: SOLVE(_transposed(a), g),
     ),
     jvp=_solve_jvp,
+    flops=lambda a, b: per_matrix(2)(a) + 2 * a.shape[-1] * b.size,
     doc="x with a x = b, for square matrices a",
 )
 INV: Op = define(
@@ -126,6 +128,7 @@ INV: Op = define(
     kernel=_by(np.linalg.inv, "inv"),
     vjp=(lambda g, y, x: -MATMUL(MATMUL(_transposed(y), g), _transposed(y)),),
     jvp=lambda t, y, x: -MATMUL(MATMUL(y, t[0]), y),
+    flops=per_matrix(6),
     doc="inverse of square matrices",
 )
 DET: Op = define(
@@ -134,6 +137,7 @@ DET: Op = define(
     kernel=_by(np.linalg.det, "det"),
     vjp=(lambda g, y, x: _as_factor(g * y) * _transposed(INV(x)),),
     jvp=lambda t, y, x: y * _trace_of_product(INV(x), t[0]),
+    flops=per_matrix(2),
     doc="determinant of square matrices; its derivative needs their inverse",
 )
 LOGABSDET: Op = define(
@@ -142,6 +146,7 @@ LOGABSDET: Op = define(
     kernel=_by(lambda x: np.linalg.slogdet(x)[1], "slogdet"),
     vjp=(lambda g, y, x: _as_factor(g) * _transposed(INV(x)),),
     jvp=lambda t, y, x: _trace_of_product(INV(x), t[0]),
+    flops=per_matrix(2),
     doc="logarithm of the absolute value of the determinant",
 )
 DETSIGN: Op = define(
@@ -149,6 +154,7 @@ DETSIGN: Op = define(
     infer=_infer_of_square,
     kernel=_by(lambda x: np.linalg.slogdet(x)[0], "slogdet"),
     constant=True,
+    flops=per_matrix(2),
     doc="sign of the determinant",
 )
 
@@ -229,6 +235,7 @@ CHOLESKY: Op = define(
     kernel=_by(np.linalg.cholesky, "cholesky"),
     vjp=(_pull_cholesky,),
     jvp=_push_cholesky,
+    flops=per_matrix(1),
     doc="lower triangular l with l lᵀ = x, for symmetric positive definite x",
 )
 
@@ -252,12 +259,13 @@ def cholesky(a: Operand, /, *, upper: bool = False) -> Tensor:
 # Decompositions with several results -----------------------------------------------------------------------------
 
 
-def _several(name: str, function: Callable[..., Any], infer: Any, vjp: Any, jvp: Any, doc: str) -> Op:
+def _several(name: str, function: Callable[..., Any], infer: Any, vjp: Any, jvp: Any, thirds: int, doc: str) -> Op:
     def kernel(x: Array, *outs: Array, **attrs: Any) -> None:
         for out, found in zip(outs, _computed(partial(function, **attrs), name, x), strict=True):
             np.copyto(out, found)
 
-    return define(name=name, infer=infer, kernel=kernel, several=True, vjp=vjp, jvp=jvp, doc=doc)
+    flops = per_matrix(thirds)  # of a matrix
+    return define(name=name, infer=infer, kernel=kernel, several=True, vjp=vjp, jvp=jvp, flops=flops, doc=doc)
 
 
 def _apart(values: Tensor) -> Tensor:
@@ -294,7 +302,9 @@ def _push_eigh(tangents: Tangents, node: Node, x: Tensor, UPLO: str) -> list[Ten
 
 
 EIGH: Op = _several(
-    "eigh", np.linalg.eigh, _infer_eigh, _pull_eigh, _push_eigh, "eigenvalues, rising, and eigenvectors of symmetric x"
+    *("eigh", np.linalg.eigh, _infer_eigh, _pull_eigh, _push_eigh),
+    thirds=27,
+    doc="eigenvalues, rising, and eigenvectors of symmetric x",
 )
 
 
@@ -371,7 +381,8 @@ SVD: Op = _several(
     _infer_svd,
     _pull_svd,
     _push_svd,
-    "u, s and vᵀ of the singular value decomposition x = u diag(s) vᵀ, in its thin form",
+    thirds=60,
+    doc="u, s and vᵀ of the singular value decomposition x = u diag(s) vᵀ, in its thin form",
 )
 
 
@@ -438,7 +449,9 @@ def _push_qr(tangents: Tangents, node: Node, x: Tensor) -> list[Tensor | None]:
 
 
 QR: Op = _several(
-    "qr", np.linalg.qr, _infer_qr, _pull_qr, _push_qr, "q, orthonormal, and r, upper triangular, of x = q r"
+    *("qr", np.linalg.qr, _infer_qr, _pull_qr, _push_qr),
+    thirds=8,
+    doc="q, orthonormal, and r, upper triangular, of x = q r",
 )
 
 
@@ -500,6 +513,7 @@ PINV: Op = define(
     kernel=_kernel_pinv,
     vjp=(_pull_pinv,),
     jvp=_push_pinv,
+    flops=per_matrix(60),
     doc="pseudo-inverse; its derivative is that among matrices of the same rank",
 )
 

@@ -656,6 +656,7 @@ ASTYPE: Op = define(
     jvp=lambda t, y, x, dtype: astype(t[0], dtype),
     jvp_many=lambda t, count, y, x, dtype: astype(t[0], dtype),
     scalar=lambda equation: "1.0 if {0} else 0.0" if equation.output.dtype in FLOATS else "{0} != 0.0",
+    flops=lambda x, dtype: 0,
     doc="convert to another dtype",
 )
 

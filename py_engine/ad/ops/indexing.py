@@ -27,7 +27,9 @@ from py_engine.ad.op import (
     define,
     here,
     implements,
+    nbytes,
     no_gradient,
+    per_element,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, whole
 from py_engine.ad.ops.elementary import astype, not_equal
@@ -154,6 +156,11 @@ GATHER: Op = define(
     jvp=lambda t, y, x, *arrays, pattern: GATHER(t[0], *arrays, pattern=pattern),
     checks=lambda x, *arrays, pattern: _indices_checked(arrays, x.shape, pattern),
     jvp_many=_many_gathered,
+    flops=per_element(0),
+    bytes=lambda x, *arrays, pattern: (
+        2 * x.dtype.itemsize * math.prod(_result_shape(x, arrays, pattern)) + sum(map(nbytes, arrays))
+    ),
+    skipped=lambda x, *arrays, pattern: 1,
     doc="indexing with integer arrays",
 )
 SCATTER: Op = define(
@@ -165,6 +172,9 @@ SCATTER: Op = define(
     jvp=lambda t, y, x, *arrays, pattern, shape: SCATTER(t[0], *arrays, pattern=pattern, shape=shape),
     checks=lambda g, *arrays, pattern, shape: _indices_checked(arrays, shape, pattern),
     jvp_many=_many_scattered,
+    flops=per_element(1),
+    skipped=lambda g, *arrays, pattern, shape: 1,
+    unread=lambda g, *arrays, pattern, shape: 1,
     doc="elements added into an array of zeros at positions given by integer arrays",
 )
 
@@ -440,6 +450,9 @@ EMBEDDING: Op = define(
     ),
     accepts=c_ordered,
     checks=lambda weight, ids, padding_index: ids_checked(ids, weight.shape[0]),
+    flops=per_element(0),
+    bytes=lambda weight, ids, padding_index: 2 * ids.size * weight.shape[1] * weight.dtype.itemsize + nbytes(ids),
+    skipped=lambda weight, ids, padding_index: 1,
     doc="rows of a matrix by their numbers",
 )
 EMBEDDING_GRADIENT: Op = define(
@@ -458,6 +471,9 @@ EMBEDDING_GRADIENT: Op = define(
     accepts=c_ordered,
     sum_rows=_sum_rows,
     checks=lambda g, ids, vocabulary, padding_index: ids_checked(ids, vocabulary),
+    flops=per_element(1),
+    skipped=lambda g, ids, vocabulary, padding_index: 1,
+    unread=lambda g, ids, vocabulary, padding_index: 1,
     doc="rows added into a matrix of zeros at their numbers",
 )
 

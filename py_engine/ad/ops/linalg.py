@@ -110,6 +110,8 @@ MATMUL: Op = define(
     jvp_many=_many_matmul,
     accepts=suits_blas,
     strided=True,
+    flops=lambda a, b: 2 * b.shape[-1] * math.prod((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:])),
+    product=True,
     doc="matrix product over the last two axes, stacked over the others",
 )
 
@@ -287,6 +289,22 @@ def _many_einsum(
     return total(found)
 
 
+def _einsum_flops(*inputs: Tensor, terms: tuple[str, ...], result: str) -> int:
+    """Two for each term of a sum, for the contractions in the best order."""
+    lengths = {
+        letter: n for x, term in zip(inputs, terms, strict=True) for letter, n in zip(term, x.shape, strict=True)
+    }
+    arrays = [np.broadcast_to(np.float32(0), x.shape) for x in inputs]
+    path = np.einsum_path(",".join(terms) + "->" + result, *arrays, optimize="optimal")[0]
+    left, flops = list(terms), 0
+    for chosen in path[1:]:
+        letters = {letter for i in chosen for letter in left[i]}
+        left = [term for i, term in enumerate(left) if i not in chosen]
+        flops += 2 * math.prod(lengths[letter] for letter in letters)
+        left.append("".join(letters & set("".join(left) + result)))
+    return flops
+
+
 EINSUM: Op = define(
     name="einsum",
     infer=_infer_einsum,
@@ -294,6 +312,8 @@ EINSUM: Op = define(
     vjp=_pull_einsum,
     jvp=multilinear_jvp("einsum"),
     jvp_many=_many_einsum,
+    flops=_einsum_flops,
+    product=True,
     doc="sum of products in Einstein notation",
 )
 

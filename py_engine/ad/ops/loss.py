@@ -24,6 +24,7 @@ from py_engine.ad.op import (
     define,
     here,
     no_gradient,
+    per_element,
     total,
 )
 from py_engine.ad.ops.elementary import exp, softplus, square
@@ -143,6 +144,7 @@ SOFTMAX_CROSS_ENTROPY: Op = define(
     jvp_many=many_weighted,
     accepts=c_ordered,
     checks=lambda logits, lse, labels: _labels_checked(logits, labels),
+    flops=per_element(4),
     doc="mean of -log softmax(logits)[label]",
 )
 SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = define(
@@ -160,6 +162,7 @@ SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = define(
     jvp=_gradient_jvp,
     accepts=c_ordered,
     checks=lambda g, logits, lse, labels: _labels_checked(logits, labels),
+    flops=lambda g, logits, lse, labels: 4 * logits.size,
     doc="(softmax(logits) - one_hot(labels)) g / n",
 )
 

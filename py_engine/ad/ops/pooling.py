@@ -29,6 +29,7 @@ from py_engine.ad.op import (
     float_only,
     linear_jvp,
     no_gradient,
+    per_element,
 )
 from py_engine.ad.ops.convolution import (
     Padding,
@@ -219,12 +220,20 @@ def _bind_max_gather(
     return calls
 
 
+def _left_over(x: Tensor, window: Shape, stride: Shape, padding: Pairs) -> float:
+    """At most the share of elements that lie in no window."""
+    shape, _ = _infer_pool(x, window, stride, padding)
+    return 1 - min(1, math.prod(shape) * math.prod(map(min, window, stride)) / max(x.size, 1))
+
+
 MAX_POOL: Op = define(
     name="max_pool",
     infer=_infer_pool,
     bind=_bind_max,
     vjp=(lambda g, y, x, **at: MAX_POOL_GRADIENT(g, x, y, lengths=x.shape[2:], **at),),
     jvp=lambda t, y, x, **at: MAX_POOL_GATHER(t[0], x, y, **at),
+    flops=lambda x, **at: math.prod(_infer_pool(x, **at)[0]) * math.prod(at["window"]),
+    unread=_left_over,
     doc="the largest element of each window",
 )
 MAX_POOL_GRADIENT: Op = define(
@@ -234,6 +243,8 @@ MAX_POOL_GRADIENT: Op = define(
     vjp=(lambda u, r, g, x, y, lengths, **at: MAX_POOL_GATHER(u, x, y, **at), no_gradient, no_gradient),
     jvp=lambda t, r, g, x, y, **at: None if t[0] is None else MAX_POOL_GRADIENT(t[0], x, y, **at),
     accepts=c_ordered,
+    flops=per_element(1),
+    skipped=lambda g, x, y, lengths, **at: 1 - min(1, g.size / max(x.size, 1)),
     doc="an element for each window, added into zeros at the place of the window's maximum",
 )
 MAX_POOL_GATHER: Op = define(
@@ -246,6 +257,7 @@ MAX_POOL_GATHER: Op = define(
         no_gradient,
     ),
     jvp=lambda t, r, u, x, y, **at: None if t[0] is None else MAX_POOL_GATHER(t[0], x, y, **at),
+    flops=per_element(0),
     doc="for each window the element of another array at the place of the window's maximum",
 )
 
@@ -295,6 +307,8 @@ AVG_POOL: Op = define(
     vjp=(lambda g, y, x, **at: AVG_POOL_GRADIENT(g, lengths=x.shape[2:], **at),),
     jvp=linear_jvp("avg_pool"),
     jvp_many=many_samples,
+    flops=lambda x, **at: math.prod(_infer_pool(x, **at)[0]) * math.prod(at["window"]),
+    unread=_left_over,
     doc="the mean of each window",
 )
 AVG_POOL_GRADIENT: Op = define(
@@ -305,6 +319,7 @@ AVG_POOL_GRADIENT: Op = define(
     jvp=linear_jvp("avg_pool_gradient"),
     jvp_many=many_samples,
     accepts=c_ordered,
+    flops=lambda g, window, **at: g.size * math.prod(window),
     doc="an element for each window, divided among all places of the window",
 )
 

@@ -14,7 +14,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import Call, Op, Scratch, Shape, Tangents, as_tensor, define, float_only, implements, linear_jvp
+from py_engine.ad.op import (
+    Call,
+    Op,
+    Scratch,
+    Shape,
+    Tangents,
+    as_tensor,
+    define,
+    float_only,
+    implements,
+    linear_jvp,
+    per_element,
+)
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
 from py_engine.ad.ops.shape import behind, broadcast_to, concatenate, only, reshape, transpose
@@ -121,6 +133,7 @@ SUM: Op = define(
     jvp=linear_jvp("sum"),
     jvp_many=_many_sum,
     scalar="{0} + 0.0",
+    flops=per_element(1),
     doc="sum over axes",
 )
 
@@ -249,6 +262,7 @@ NORM: Op = define(
     vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _direction(y, x, axes),),
     jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _direction(y, x, axes), axes, keepdims=keepdims),
     jvp_many=many_weighted,
+    flops=per_element(2),
     doc="Euclidean norm over axes; subgradient 0 at the origin",
 )
 
@@ -288,6 +302,7 @@ def _extremum(name: str, ufunc: np.ufunc, what: str, *stands_in_for: Any) -> tup
         jvp=lambda t, y, x, axes, keepdims: _of_winners(t[0], y, x, axes, keepdims),
         jvp_many=many_weighted,
         scalar="{0}",
+        flops=per_element(1),
         doc=f"{what} element over axes; ties share the gradient",
     )
 
@@ -350,6 +365,7 @@ PROD: Op = define(
     kernel=_reducing(np.multiply),
     vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _products_of_others(x, axes),),
     jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _products_of_others(x, axes), axes, keepdims=keepdims),
+    flops=per_element(1),
     doc="product over axes",
 )
 
@@ -377,7 +393,9 @@ def _quantifier(name: str, ufunc: np.ufunc, what: str, stands_in_for: Any) -> tu
     def infer(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
         return _reduced(x.shape, axes, keepdims), np.dtype(np.bool_)
 
-    op = define(name, infer, _reducing(ufunc), constant=True, doc="whether " + what.format("axes"))
+    op = define(
+        name, infer, _reducing(ufunc), constant=True, flops=per_element(1), doc="whether " + what.format("axes")
+    )
 
     @implements(stands_in_for, constant=True)
     def quantifier(
@@ -406,7 +424,7 @@ def _position(name: str, find: Any, what: str) -> tuple[Op, Callable[..., Tensor
         find(x, axis, out, keepdims=keepdims)
 
     doc = f"position of the {what} element along an axis, of equal ones the first"
-    op = define(name, _infer_position, kernel, constant=True, doc=doc)
+    op = define(name, _infer_position, kernel, constant=True, flops=per_element(1), doc=doc)
 
     @implements(find, constant=True)
     def position(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
@@ -486,6 +504,7 @@ LOGSUMEXP: Op = define(
     vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * exp(x - _finite(spread(y, x, axes))),),
     jvp=lambda t, y, x, axes, keepdims: sum(t[0] * exp(x - _finite(spread(y, x, axes))), axes, keepdims=keepdims),
     jvp_many=many_weighted,
+    flops=per_element(4),
     doc="log of the sum of exponentials over axes, without overflow",
 )
 
@@ -550,6 +569,7 @@ SOFTMAX: Op = define(
     vjp=(lambda g, y, x, axes: _softmax_pull(g, y, axes),),
     jvp=lambda t, y, x, axes: _softmax_pull(t[0], y, axes),
     jvp_many=_many_softmax,
+    flops=per_element(5),
     doc="exponentials that sum to one over axes, without overflow",
 )
 LOG_SOFTMAX: Op = define(
@@ -559,6 +579,7 @@ LOG_SOFTMAX: Op = define(
     vjp=(lambda g, y, x, axes: g - exp(y) * sum(g, axes, keepdims=True),),
     jvp=lambda t, y, x, axes: t[0] - sum(exp(y) * t[0], axes, keepdims=True),
     jvp_many=_many_log_softmax,
+    flops=per_element(5),
     doc="logarithm of softmax, without overflow",
 )
 

@@ -26,6 +26,7 @@ from py_engine.ad.op import (
     implements,
     infer_same,
     linear_jvp,
+    per_element,
 )
 from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, whole, wholes
 from py_engine.ad.tensor import NO_VALUE, Array, Literal, Node, Operand, Tensor, real_array
@@ -518,6 +519,8 @@ ASSEMBLE: Op = define(
     jvp=linear_jvp("assemble"),
     jvp_many=_many_parts,
     places=lambda shape, indices: [as_index(index) for index in indices] if covers(shape, indices) else [],
+    flops=lambda *parts, **attrs: sum(part.size for part in parts),
+    skipped=lambda *parts, shape, indices: 1 - min(1, sum(part.size for part in parts) / max(math.prod(shape), 1)),
     doc="parts put (where they overlap, added) into their places in an array of zeros",
 )
 
@@ -694,6 +697,7 @@ COPY: Op = define(
     jvp=linear_jvp("copy"),
     jvp_many=lambda t, count, y, x: only(t),
     scalar="{0}",
+    flops=per_element(0),
     doc="the same values in memory of their own, in C order",
 )
 

@@ -1,0 +1,97 @@
+# The rates of a machine, measured in Julia for experiments/measures/roofline.py, which runs this file: its arguments are
+# the dtype, how many samples to take, of about how many seconds each, and the bytes of the arrays to be read and written.
+# It prints lines of a name and numbers. Of each rate the best sample counts.
+
+using Base.Threads: @threads, nthreads
+
+const SAMPLES = parse(Int, ARGS[2])
+const SECONDS = parse(Float64, ARGS[3])
+
+# Seconds of a call: the best of the samples, each the mean over as many calls as take about SECONDS.
+function best(call)
+    call(1)
+    count, left, found = 1, SAMPLES, Inf
+    while left > 0
+        start = time_ns()
+        call(count)
+        taken = (time_ns() - start) / 1e9
+        found = min(found, taken / count)
+        taken >= SECONDS / 2 ? (left -= 1) : (count = max(count + 1, floor(Int, SECONDS / max(found, 1e-9))))
+    end
+    return found
+end
+
+# Many multiply-adds for each element, in chains that don't wait for one another.
+@noinline function multiply_adds!(a::Vector{T}, c::T) where {T}
+    @inbounds @simd for i in eachindex(a)
+        x = a[i]
+        p, q, r, s = x, x + 1, x + 2, x + 3
+        Base.Cartesian.@nexprs 32 k -> begin
+            p = muladd(p, x, c)
+            q = muladd(q, x, c)
+            r = muladd(r, x, c)
+            s = muladd(s, x, c)
+        end
+        a[i] = (p + q + r + s) * c
+    end
+end
+
+@noinline function total(a::Vector{T}) where {T}
+    found = zero(T)
+    @inbounds @simd for i in eachindex(a)
+        found += a[i]
+    end
+    return found
+end
+
+@noinline function update!(a::Vector{T}, c::T) where {T}
+    @inbounds @simd for i in eachindex(a)
+        a[i] = muladd(a[i], c, c)
+    end
+end
+
+@noinline function copied!(a::Vector{T}) where {T}
+    half = length(a) ÷ 2
+    @inbounds @simd ivdep for i in 1:half
+        a[half + i] = a[i]
+    end
+end
+
+repeated(f, count) = for _ in 1:count
+    f()
+end
+
+@noinline same(n::Int) = n
+
+function calls(pointer::Ptr{Cvoid}, count)
+    n = 0
+    for _ in 1:count
+        n = ccall(pointer, Int, (Int,), n)
+    end
+    return n
+end
+
+# The sum over the threads of `amount` a second, each with an array of its own.
+function together(run, amount, ::Type{T}, length) where {T}
+    rates = zeros(nthreads())
+    @threads for k in 1:nthreads()
+        a = zeros(T, length)
+        rates[k] = amount(a) / best(count -> repeated(() -> run(a), count))
+    end
+    return sum(rates)
+end
+
+function main(::Type{T}) where {T}
+    println("flops ", together(a -> multiply_adds!(a, T(0.5)), a -> 256 * length(a), T, 1024))
+    sink = Ref(zero(T))
+    for size in parse.(Int, ARGS[4:end])
+        count = size ÷ (sizeof(T) * nthreads())
+        read = together(a -> (sink[] = total(a)), sizeof, T, count)
+        written = max(together(copied!, sizeof, T, count), together(a -> update!(a, T(0.5)), a -> 2 * sizeof(a), T, count))
+        println("bytes ", size, " ", max(read, written))
+    end
+    pointer = @cfunction(same, Int, (Int,))
+    println("call ", best(count -> calls(pointer, count)))
+end
+
+main(ARGS[1] == "float64" ? Float64 : Float32)

@@ -1,0 +1,354 @@
+"""The least time that a training step can take on this machine: what engines are held against.
+
+The limit of a step is one call and, of two times, the longer one:
+
+- that of its *products* at the highest rate of arithmetic that was measured here, in matrix products of many sizes and
+  in multiply-adds on registers. Counted are the multiplications and additions of matrix products and convolutions,
+  forward and backward, as the ops' records give them (`Equation.flops`), in the program of the step before anything is
+  fused. Left out are all other operations, since fusion may do fewer of them; and of products what need not be
+  multiplied: padding, the zeros that a maximum's gradient puts around the winners, results that no window reads, and
+  rows that were looked up in a table or are added into one, since equal rows need be multiplied only once.
+- that of the *bytes* that have to move: each row of the mini-batch is read once; each trained parameter, and each
+  number that the optimizer keeps for it, is read and written once. Activations, gradients and parameters that are not
+  trained may stay in registers, and don't count. The rate is the highest that was measured of reading, copying or
+  updating arrays as large as parameters and state together, or larger: the level of the caches in which they lie.
+
+Both times may pass at once, so that only the longer one counts. A step that gives the right parameters after every
+mini-batch, and computes its products term by term in its dtype, can't be faster, however it is fused or ordered.
+Algorithms with fewer multiplications (Winograd's for convolutions, Strassen's) could be: our engines have none, so that
+a step of theirs below its limit is an error; one of another framework is shown as it is.
+
+`measure` takes the rates in processes of their own: in numpy, by this file, and in Julia, where there is one, by
+`roofline.jl`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bridge.adapters.numpy import build_chain
+from bridge.errors import JuliaUnavailableError, TwinGradError
+from bridge.libjulia.find import find
+from bridge.spec import ModelSpec
+from bridge.worker import environment
+from experiments.measures.task import Task
+from py_engine import network
+from py_engine.ad.op import Equation, nbytes
+from py_engine.ad.program import Program, simplify
+from py_engine.ad.tensor import Tensor
+from py_engine.network import losses
+from py_engine.network.steps import trace_step
+
+DIRECT = ("numpy", "julia")
+"""Engines whose products are computed term by term, as the limit counts them: no step of theirs is below it."""
+
+SIZES = tuple(2**power for power in range(14, 27, 2))
+"""Bytes of the arrays, of all threads together, whose bandwidth can be measured: 16 KiB to 64 MiB."""
+
+PRODUCTS = (128, 256, 512, 768, 1024)
+"""Rows and columns of the matrices that are multiplied."""
+
+SAMPLES, SECONDS = 5, 0.01
+"""Of each rate the best of so many samples, each of about so many seconds."""
+
+_TIMEOUT = 300.0
+_START = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
+
+
+class BelowLimitError(TwinGradError):
+    """A step that was faster than the machine can compute it: one of the two is measured wrong."""
+
+    exit_code = 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a step has to do
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one training step has to do on any machine."""
+
+    products: float
+    """Multiplications and additions of its products that can't be left out."""
+    batch: int
+    """Bytes of the mini-batch, read once."""
+    state: int
+    """Bytes of trained parameters and of what the optimizer keeps for them: read and written once."""
+    ops: tuple[tuple[int, int], ...]
+    """Operations and bytes of each of its ops by itself, the update included."""
+
+
+def work_of(task: Task) -> Work:
+    """The work of a step of a training."""
+    spec, size = task.spec, task.batch_size
+    chain = build_chain(spec, task.dtype)
+    x, y = (Tensor.symbol((size, *shape), dtype) for shape, dtype in _batch(spec, np.dtype(task.dtype)))
+    program, trained, _ = trace_step(chain, losses.get(spec.loss.op), x, y)
+    program = simplify(program)
+    rule = network.OPTIMIZERS[task.optimizer.name](**task.optimizer.settings())
+    whole = bool(rule.state_names) or rule.weight_decay > 0  # else nothing changes where the gradient is zero
+    kept = 1 + len(rule.state_names)
+    zeros, needless = skipped(program), unread(program)
+    changed = [whole or zeros.get(id(g), 0.0) < 1 for g in program.outputs[1 : 1 + len(trained)]]
+    tensors = [chain.parameters[name] for name in trained]
+    state = kept * sum(nbytes(x) for x, all_of_it in zip(tensors, changed, strict=True) if all_of_it)
+    elements = sum(x.size for x in tensors)
+    update = (2 * kept * elements, (2 * kept + 1) * elements * np.dtype(task.dtype).itemsize)
+    ids = 1 if spec.vocabulary is None else np.min_scalar_type(spec.vocabulary - 1).itemsize
+    read = size * int(np.prod(spec.input.sample)) * (x.dtype.itemsize if x.dtype.kind == "f" else ids)
+    return Work(
+        products=sum(one.flops * needed(one, zeros, needless) for one in program.equations if one.op.product),
+        batch=read,
+        state=state,
+        ops=(*((one.flops, one.bytes) for one in program.equations), update),
+    )
+
+
+def _batch(spec: ModelSpec, dtype: np.dtype[Any]) -> list[tuple[tuple[int, ...], Any]]:
+    """Shape and dtype of a row and of its target."""
+    x = np.dtype(np.int64) if spec.input.dtype == "int64" else dtype
+    if spec.target.kind == "classes":
+        return [(spec.input.sample, x), ((), np.dtype(np.int64))]
+    return [(spec.input.sample, x), (spec.target.shape, dtype)]
+
+
+def skipped(program: Program) -> dict[int, float]:
+    """Of each variable, by its id, at most the share of elements that products need not multiply, where it is not 0."""
+    found: dict[int, float] = {}
+    for one in program.equations:
+        share = sum(found.get(id(x), 0.0) for x in one.inputs)
+        share += 0.0 if one.op.skipped is None else one.op.skipped(*one.inputs, **one.attrs)
+        # What products or sums are made of is not zero because some of their terms are.
+        if share and not one.op.product:
+            found.update((id(y), min(1.0, share)) for y in one.outputs)
+    return found
+
+
+def unread(program: Program) -> dict[int, float]:
+    """Of each variable, by its id, at most the share of elements that need not be computed, where it is not 0."""
+    read = {id(y): 1.0 for y in program.outputs}
+    for one in reversed(program.equations):
+        result = max(read.get(id(y), 0.0) for y in one.outputs)
+        for number, x in enumerate(one.inputs):
+            part = 1.0
+            if one.op.view is not None and not one.op.several:
+                part = min(1.0, result * one.output.size / max(x.size, 1))
+            elif one.op.unread is not None and number == 0:
+                part -= one.op.unread(*one.inputs, **one.attrs)
+            read[id(x)] = min(1.0, read.get(id(x), 0.0) + part)
+    return {name: 1 - part for name, part in read.items() if part < 1}
+
+
+def needed(product: Equation, zeros: Mapping[int, float], needless: Mapping[int, float]) -> float:
+    """Which share of a product's terms can't be left out: at least this, since what is left out may be the same."""
+    return max(0.0, 1 - needless.get(id(product.output), 0.0) - sum(zeros.get(id(x), 0.0) for x in product.inputs))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a machine can do
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The highest rates that were measured with a number of threads and in a dtype."""
+
+    flops_per_second: float
+    bytes_per_second: Mapping[int, float]
+    """By the bytes of the arrays."""
+    call_seconds: Mapping[str, float]
+    """What the shortest call takes, by language."""
+
+    def best(self, other: Rates) -> Rates:
+        """Of each the better one."""
+        sizes = {*self.bytes_per_second, *other.bytes_per_second}
+        calls = {**self.call_seconds, **other.call_seconds}
+        return Rates(
+            max(self.flops_per_second, other.flops_per_second),
+            {n: max(rates.bytes_per_second.get(n, 0.0) for rates in (self, other)) for n in sorted(sizes)},
+            {name: min(rates.call_seconds.get(name, calls[name]) for rates in (self, other)) for name in calls},
+        )
+
+    def bandwidth(self, size: int) -> float:
+        """Bytes a second of arrays of so many bytes in all, or more."""
+        from_here = max((n for n in self.bytes_per_second if n <= size), default=min(self.bytes_per_second))
+        return max(rate for n, rate in self.bytes_per_second.items() if n >= from_here)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The least time of a step, and what it follows from."""
+
+    work: Work
+    rates: Rates
+
+    @property
+    def products_seconds(self) -> float:
+        """Of its products alone."""
+        return self.work.products / self.rates.flops_per_second
+
+    @property
+    def memory_seconds(self) -> float:
+        """Of the bytes that it moves alone."""
+        return (2 * self.work.state + self.work.batch) / self.rates.bandwidth(self.work.state)
+
+    @property
+    def seconds(self) -> float:
+        """The limit."""
+        return max(self.products_seconds, self.memory_seconds) + min(self.rates.call_seconds.values())
+
+    @property
+    def op_by_op_seconds(self) -> float:
+        """The same rates for each op by itself, as if none were fused: no limit, but what fusion has to start from."""
+        rates = self.rates
+        return sum(
+            max(flops / rates.flops_per_second, moved / rates.bandwidth(moved)) for flops, moved in self.work.ops
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The part `roofline` of a record."""
+        return {
+            "limit_microseconds": self.seconds * 1e6,
+            "limited_by": "products" if self.products_seconds >= self.memory_seconds else "memory",
+            "op_by_op_microseconds": self.op_by_op_seconds * 1e6,
+            "products_flops": self.work.products,
+            "moved_bytes": 2 * self.work.state + self.work.batch,
+            "state_bytes": self.work.state,
+            "flops_per_second": self.rates.flops_per_second,
+            "bytes_per_second": self.rates.bandwidth(self.work.state),
+            "call_nanoseconds": {name: seconds * 1e9 for name, seconds in self.rates.call_seconds.items()},
+        }
+
+
+FORM = {
+    "limited_by": "text",
+    "call_nanoseconds": {"*": "number"},
+    **dict.fromkeys(("limit_microseconds", "op_by_op_microseconds", "products_flops", "moved_bytes"), "number"),
+    **dict.fromkeys(("state_bytes", "flops_per_second", "bytes_per_second"), "number"),
+}
+"""What that part must hold."""
+
+
+def share(engine: str, label: str, step: float, limit: float) -> float:
+    """Which share of a step's time its limit is.
+
+    Raises:
+        BelowLimitError: more than all of it, of an engine that multiplies term by term.
+    """
+    if step < limit and engine in DIRECT:
+        raise BelowLimitError(
+            f"{label}: a step of {step:.3g} µs is below its limit of {limit:.3g} µs, which this machine's products and "
+            "memory allow: one of the two is measured wrong; run the race again on an idle machine"
+        )
+    return limit / step
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measuring
+
+
+def measure(work: Work, dtype: str, threads: int) -> Rates:
+    """Measure this machine, as far as this work needs it: in numpy, and in Julia where there is one."""
+    level = sum(size <= work.state for size in SIZES[1:])  # what is as large, or smaller, and then what is larger
+    sizes = SIZES[level : level + 2]
+    given = {"dtype": dtype, "threads": threads, "sizes": sizes, "samples": SAMPLES, "seconds": SECONDS}
+    code = _START + "from experiments.measures.roofline import main; main(start)"
+    variables = environment(threads)
+    found = _rates("numpy", [sys.executable, "-c", code, json.dumps(given | {"path": sys.path})], variables)
+    try:
+        julia = find()
+    except JuliaUnavailableError:
+        return found
+    script = Path(__file__).with_name("roofline.jl")
+    words = [dtype, str(SAMPLES), str(SECONDS), *map(str, sizes)]
+    command = [julia.executable, "--startup-file=no", "-O3", str(script), *words]
+    return found.best(_rates("julia", command, variables | {"JULIA_NUM_THREADS": str(threads)}))
+
+
+def _rates(name: str, command: Sequence[str], variables: Mapping[str, str]) -> Rates:
+    """What a program measured: lines of a name and numbers."""
+    try:
+        done = subprocess.run(
+            command, env=dict(variables), capture_output=True, encoding="utf-8", timeout=_TIMEOUT, check=False
+        )
+        lines = [line.split() for line in done.stdout.splitlines()]
+        rates = {int(size): float(rate) for word, size, rate in (line for line in lines if len(line) == 3)}
+        single = {line[0]: float(line[1]) for line in lines if len(line) == 2}
+        return Rates(single["flops"], rates, {name: single["call"]})
+    except (subprocess.TimeoutExpired, KeyError, ValueError) as error:
+        said = done.stderr.strip()[-500:] if isinstance(error, KeyError | ValueError) else str(error)
+        raise TwinGradError(f"this machine's rates can't be measured in {name}: {said}") from None
+
+
+def main(start: Mapping[str, Any]) -> None:
+    """Measure in numpy, in a process of its own, and print what was found."""
+    dtype, threads, samples, seconds = (start[name] for name in ("dtype", "threads", "samples", "seconds"))
+    print("flops", max(_product(n, dtype, samples, seconds) for n in PRODUCTS))
+    for size in start["sizes"]:
+        print("bytes", size, _bandwidth(size // threads, threads, samples, seconds))
+    a = np.zeros(1, dtype)
+    print("call", _best(lambda: np.add(a, a, a), samples, seconds))
+
+
+def _product(n: int, dtype: str, samples: int, seconds: float) -> float:
+    a, b, out = (np.full((n, n), 0.5, dtype) for _ in range(3))
+    return 2 * n**3 / _best(lambda: np.matmul(a, b, out), samples, seconds)
+
+
+def _bandwidth(size: int, threads: int, samples: int, seconds: float) -> float:
+    """Bytes a second that threads read and write, each in arrays of `size` bytes: copied, or read alone."""
+    found = []
+    for kind in ("copy", "read"):
+        barrier, rates = threading.Barrier(threads), [0.0] * threads
+
+        def run(k: int, kind: str = kind, barrier: threading.Barrier = barrier, rates: list[float] = rates) -> None:
+            memory = np.zeros(size, np.uint8)
+            rows = max(1, 2**20 // size)  # in one call several times over the same memory
+            half = memory.size // 2
+            shape, strides = (rows, half), (0, 1)
+            source, target = (
+                np.lib.stride_tricks.as_strided(part, shape, strides) for part in (memory[:half], memory[half:])
+            )
+            number = memory.view(np.int64)
+            barrier.wait()
+            if kind == "copy":
+                rates[k] = rows * 2 * half / _best(lambda: np.copyto(target, source), samples, seconds)
+            else:
+                rates[k] = memory.size / _best(lambda: number.max(), samples, seconds)
+
+        team = [threading.Thread(target=run, args=(k,)) for k in range(threads)]
+        for thread in team:
+            thread.start()
+        for thread in team:
+            thread.join()
+        found.append(sum(rates))
+    return max(found)
+
+
+def _best(call: Callable[[], object], samples: int, seconds: float) -> float:
+    """The least seconds of a call, as the mean over as many as take about `seconds`."""
+    call()
+    count, best = 1, float("inf")
+    for _ in range(100 * samples):
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        taken = time.perf_counter() - start
+        best = min(best, taken / count)
+        if taken >= seconds / 2:
+            samples -= 1
+            if samples <= 0:
+                break
+        else:
+            count = max(count + 1, int(seconds / max(best, 1e-9)))
+    return best
