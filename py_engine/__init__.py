@@ -19,6 +19,7 @@ from py_engine.ad.state import no_grad, scope
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Tensor
 from py_engine.ad.transforms import grad, jvp, value_and_grad, vjp
+from py_engine.ad.vmap import vmap
 from py_engine.errors import EngineError
 
 __all__ = [
@@ -45,4 +46,5 @@ __all__ = [
     "topological_sort",
     "value_and_grad",
     "vjp",
+    "vmap",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,12 +23,14 @@ from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unfla
 from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Call, Op, Shape, as_tensor
 from py_engine.ad.ops.arguments import is_whole
+from py_engine.ad.ops.shape import all_mapped
 from py_engine.ad.program import Program, close_over, nested_trace
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
+from py_engine.ad.vmap import batched_program
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
 Body = Callable[[Any, Any], tuple[Any, Any]]
@@ -455,6 +457,28 @@ class Loop:
         )
         return ahead, others
 
+    # Many loops at once -----------------------------------------------------------------------------------
+
+    def of_many(self, samples: int, mapped: tuple[bool, ...]) -> tuple[Loop, list[bool]]:
+        """Return the loop of many samples, whose inputs differ where they are `mapped`.
+
+        Its carries, constants and sums have a leading axis of samples, its sequences and outputs have it behind the
+        steps. Also return which results are mapped: a carry is where it depends on something mapped at some step.
+        """
+        key = ("of_many", samples, *mapped)
+        if key not in self._derived:
+            self._derived[key] = self._of_many(samples, mapped)
+        return self._derived[key]  # type: ignore[no-any-return]
+
+    def _of_many(self, samples: int, mapped: Sequence[bool]) -> tuple[Loop, list[bool]]:
+        carried = list(mapped[: self.carries])
+        while True:
+            body, flags = batched_program(self.body, samples, [*carried, *mapped[self.carries :]], carried)
+            if flags[: self.carries] == carried:
+                loop = Loop(body, self.carries, self.sequences, self.length, self.sums, self.reverse, self.derived)
+                return loop, flags
+            carried = flags[: self.carries]
+
 
 def _looped(
     loop: Loop, carries: Sequence[Tensor], sequences: Sequence[Tensor], constants: Sequence[Tensor]
@@ -539,6 +563,23 @@ def _jvp(tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, loop: L
     return found
 
 
+def _batch(
+    op: Op, samples: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> tuple[Sequence[Tensor], Sequence[bool]]:
+    loop, keep = attrs["loop"], attrs["keep"]
+    c, s = loop.carries, loop.sequences
+    new, flags = loop.of_many(samples, tuple(mapped))
+    carries = all_mapped(samples, [m or not f for m, f in zip(mapped[:c], flags[:c], strict=True)], inputs[:c])
+    sequences = [ops.moveaxis(x, 0, 1) if m else x for x, m in zip(inputs[c : c + s], mapped[c : c + s], strict=True)]
+    found = op.apply_several((*carries, *sequences, *inputs[c + s :]), {"loop": new, "keep": keep})
+    stacked = range(c, c + loop.outputs)
+    flags = [*flags, *flags[:c]] if keep else flags
+    return [
+        ops.moveaxis(x, 1, 0) if m and (i in stacked or i >= len(loop.results)) else x
+        for i, (x, m) in enumerate(zip(found, flags, strict=True))
+    ], flags
+
+
 LOOP: Op = Op(
     "loop",
     lambda *inputs, loop, keep: loop.kinds(keep),
@@ -549,6 +590,7 @@ LOOP: Op = Op(
     vjp=_pull_back,
     opaque=True,
     jvp=_jvp,
+    batch=_batch,
     checks=lambda *inputs, **attrs: (LOOP, inputs, attrs) if attrs["loop"].checks else None,
     doc="a body replayed for each step of a sequence",
 )

@@ -17,7 +17,7 @@ from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, equal, isnan, not_equal
 from py_engine.ad.ops.indexing import take_along_axis
 from py_engine.ad.ops.reduction import normalize_axes
-from py_engine.ad.ops.shape import concatenate, flip, only, part_of, ravel, reshape, stack, transpose
+from py_engine.ad.ops.shape import along_axes, concatenate, flip, part_of, ravel, reshape, stack, transpose
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
@@ -34,7 +34,7 @@ CUMSUM: Op = define(
     kernel=lambda x, out, axis: np.cumsum(x, axis, out=out),
     vjp=(lambda g, y, x, axis: flip(CUMSUM(flip(g, axis), axis=axis), axis),),
     jvp=linear_jvp("cumsum"),
-    jvp_many=lambda t, count, y, x, axis: CUMSUM(only(t), axis=axis + 1),
+    batch=along_axes,
     doc="sum of the elements up to each place along an axis",
 )
 
@@ -74,6 +74,7 @@ CUMPROD: Op = define(
     kernel=lambda x, out, axis: np.cumprod(x, axis, out=out),
     vjp=(_pull_cumprod,),
     jvp=lambda t, y, x, axis: _recurrence(x, t[0] * _product_before(y, axis), axis),
+    batch=along_axes,
     doc="product of the elements up to each place along an axis",
 )
 
@@ -144,6 +145,7 @@ ARGSORT: Op = define(
     infer=_infer_positions,
     kernel=_argsort,
     constant=True,
+    batch=along_axes,
     doc="positions of the elements in rising order along an axis, of equal ones the first first",
 )
 
@@ -198,6 +200,7 @@ SEARCHSORTED: Op = define(
     infer=_infer_searchsorted,
     kernel=lambda a, v, out, side: np.copyto(out, np.searchsorted(a, v, side)),
     constant=True,
+    batch=lambda op, count, mapped, inputs, attrs: None if mapped[0] else op.apply(tuple(inputs), attrs),
     doc="places at which elements belong into a sorted vector",
 )
 

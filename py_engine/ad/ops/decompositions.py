@@ -30,7 +30,7 @@ from py_engine.ad.ops.arguments import flag, refuse, whole, wholes
 from py_engine.ad.ops.elementary import WHERE, abs, astype, equal, not_equal
 from py_engine.ad.ops.linalg import MATMUL, matmul
 from py_engine.ad.ops.reduction import NORM, max, min, normalize_axes, sum
-from py_engine.ad.ops.shape import concatenate, diagonal, expand_dims, moveaxis, reshape, swapaxes, tril, triu
+from py_engine.ad.ops.shape import concatenate, diagonal, expand_dims, leading, moveaxis, reshape, swapaxes, tril, triu
 from py_engine.ad.tensor import NO_VALUE, Array, Axis, Node, Operand, Tensor
 from py_engine.errors import ConfigurationError, LinearAlgebraError, ShapeError
 
@@ -118,6 +118,7 @@ SOLVE: Op = define(
         lambda g, y, a, b: SOLVE(_transposed(a), g),
     ),
     jvp=_solve_jvp,
+    batch=leading,
     doc="x with a x = b, for square matrices a",
 )
 INV: Op = define(
@@ -126,6 +127,7 @@ INV: Op = define(
     kernel=_by(np.linalg.inv, "inv"),
     vjp=(lambda g, y, x: -MATMUL(MATMUL(_transposed(y), g), _transposed(y)),),
     jvp=lambda t, y, x: -MATMUL(MATMUL(y, t[0]), y),
+    batch=leading,
     doc="inverse of square matrices",
 )
 DET: Op = define(
@@ -134,6 +136,7 @@ DET: Op = define(
     kernel=_by(np.linalg.det, "det"),
     vjp=(lambda g, y, x: _as_factor(g * y) * _transposed(INV(x)),),
     jvp=lambda t, y, x: y * _trace_of_product(INV(x), t[0]),
+    batch=leading,
     doc="determinant of square matrices; its derivative needs their inverse",
 )
 LOGABSDET: Op = define(
@@ -142,6 +145,7 @@ LOGABSDET: Op = define(
     kernel=_by(lambda x: np.linalg.slogdet(x)[1], "slogdet"),
     vjp=(lambda g, y, x: _as_factor(g) * _transposed(INV(x)),),
     jvp=lambda t, y, x: _trace_of_product(INV(x), t[0]),
+    batch=leading,
     doc="logarithm of the absolute value of the determinant",
 )
 DETSIGN: Op = define(
@@ -149,6 +153,7 @@ DETSIGN: Op = define(
     infer=_infer_of_square,
     kernel=_by(lambda x: np.linalg.slogdet(x)[0], "slogdet"),
     constant=True,
+    batch=leading,
     doc="sign of the determinant",
 )
 
@@ -229,6 +234,7 @@ CHOLESKY: Op = define(
     kernel=_by(np.linalg.cholesky, "cholesky"),
     vjp=(_pull_cholesky,),
     jvp=_push_cholesky,
+    batch=leading,
     doc="lower triangular l with l lᵀ = x, for symmetric positive definite x",
 )
 
@@ -257,7 +263,7 @@ def _several(name: str, function: Callable[..., Any], infer: Any, vjp: Any, jvp:
         for out, found in zip(outs, _computed(partial(function, **attrs), name, x), strict=True):
             np.copyto(out, found)
 
-    return define(name=name, infer=infer, kernel=kernel, several=True, vjp=vjp, jvp=jvp, doc=doc)
+    return define(name=name, infer=infer, kernel=kernel, several=True, vjp=vjp, jvp=jvp, batch=leading, doc=doc)
 
 
 def _apart(values: Tensor) -> Tensor:
@@ -500,6 +506,7 @@ PINV: Op = define(
     kernel=_kernel_pinv,
     vjp=(_pull_pinv,),
     jvp=_push_pinv,
+    batch=leading,
     doc="pseudo-inverse; its derivative is that among matrices of the same rank",
 )
 

@@ -35,7 +35,6 @@ from py_engine.ad.ops.convolution import (
     Pairs,
     Sizes,
     in_blocks,
-    many_samples,
     padded,
     paddings,
     per_axis,
@@ -44,6 +43,7 @@ from py_engine.ad.ops.convolution import (
     window_view,
     windows_along,
 )
+from py_engine.ad.ops.shape import by_samples
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ShapeError
 
@@ -225,6 +225,7 @@ MAX_POOL: Op = define(
     bind=_bind_max,
     vjp=(lambda g, y, x, **at: MAX_POOL_GRADIENT(g, x, y, lengths=x.shape[2:], **at),),
     jvp=lambda t, y, x, **at: MAX_POOL_GATHER(t[0], x, y, **at),
+    batch=by_samples,
     doc="the largest element of each window",
 )
 MAX_POOL_GRADIENT: Op = define(
@@ -234,6 +235,7 @@ MAX_POOL_GRADIENT: Op = define(
     vjp=(lambda u, r, g, x, y, lengths, **at: MAX_POOL_GATHER(u, x, y, **at), no_gradient, no_gradient),
     jvp=lambda t, r, g, x, y, **at: None if t[0] is None else MAX_POOL_GRADIENT(t[0], x, y, **at),
     accepts=c_ordered,
+    batch=by_samples,
     doc="an element for each window, added into zeros at the place of the window's maximum",
 )
 MAX_POOL_GATHER: Op = define(
@@ -246,6 +248,7 @@ MAX_POOL_GATHER: Op = define(
         no_gradient,
     ),
     jvp=lambda t, r, u, x, y, **at: None if t[0] is None else MAX_POOL_GATHER(t[0], x, y, **at),
+    batch=by_samples,
     doc="for each window the element of another array at the place of the window's maximum",
 )
 
@@ -294,7 +297,7 @@ AVG_POOL: Op = define(
     bind=_bind_avg,
     vjp=(lambda g, y, x, **at: AVG_POOL_GRADIENT(g, lengths=x.shape[2:], **at),),
     jvp=linear_jvp("avg_pool"),
-    jvp_many=many_samples,
+    batch=by_samples,
     doc="the mean of each window",
 )
 AVG_POOL_GRADIENT: Op = define(
@@ -303,7 +306,7 @@ AVG_POOL_GRADIENT: Op = define(
     bind=_bind_avg_gradient,
     vjp=(lambda u, y, g, lengths, **at: AVG_POOL(u, **at),),
     jvp=linear_jvp("avg_pool_gradient"),
-    jvp_many=many_samples,
+    batch=by_samples,
     accepts=c_ordered,
     doc="an element for each window, divided among all places of the window",
 )
