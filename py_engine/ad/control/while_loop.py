@@ -64,7 +64,7 @@ def while_loop(cond: Function, body: Function, init: Any, max_steps: int | None 
         >>> def root(a):
         ...     return while_loop(lambda x: abs(x * x - a) > 1e-12, lambda x: (x + a / x) / 2, a)
         >>> compiled = compile(value_and_grad(root))
-        >>> [round(float(x), 9) for x in compiled(np.array(2.0))]
+        >>> [float(x.round(9)) for x in compiled(np.array(2.0))]
         [1.414213562, 0.353553391]
     """
     for name, function in (("cond", cond), ("body", body)):
