@@ -192,6 +192,40 @@ without_case = [name for (name, op) in AD.TABLE if differentiable(op) && !haskey
     end
 end
 
+@testset "many samples: $name" for name in sort!(collect(keys(CASES)))
+    for (f, operands) in CASES[name]
+        # Three samples, the first operand's shifted a little; the last operand is shared as well.
+        arrays = map(x -> x isa Number ? fill(x) : x, operands)
+        last_axis(x, scale) = cat(x, x .* (1 + scale), x .* (1 - scale); dims=ndims(x) + 1)
+        whole = map(x -> last_axis(x, 0.01), arrays)
+        sample(x, k) = x[ntuple(_ -> :, ndims(x) - 1)..., k]
+        as_array(x) = x isa Number ? fill(x) : x
+        for shared in (false, length(arrays) > 1)
+            given = shared ? (whole[1:end-1]..., arrays[end]) : whole
+            axes = shared ? (ntuple(_ -> :last, length(arrays) - 1)..., nothing) : :last
+            each = [f(map(k2 -> shared && k2 == length(arrays) ? arrays[end] : as_array(sample(whole[k2], k)),
+                Tuple(eachindex(arrays)))...) for k in 1:3]
+            expected = [value(y isa AD.Tensor ? y : Constant(as_array(y))) for y in each]
+            found = vmap(f; in_axes=axes)(given...)
+            @test size(found) == (size(expected[1])..., 3)
+            @test all(sample(found, k) ≈ as_array(expected[k]) for k in 1:3)
+            shared && break
+            @test compile(vmap(f))(given...) ≈ found
+            # The gradient through all samples has that of each.
+            weights = randn(RANDOM, size(found)...)
+            loss(w, xs...) = sum(f(xs...) .* w)
+            numbers = Tuple(2:length(arrays)+1)
+            by_sample = vmap(grad(loss; argnums=numbers))(weights, given...)
+            through = grad((w, xs...) -> sum(vmap(loss)(w, xs...)); argnums=numbers)(weights, given...)
+            for (a, b) in zip(by_sample, through)
+                @test a ≈ b
+            end
+            alone = grad(loss; argnums=numbers)(as_array(sample(weights, 2)), map(x -> as_array(sample(x, 2)), given)...)
+            @test all(sample(a, 2) ≈ b || as_array(sample(a, 2)) ≈ as_array(b) for (a, b) in zip(by_sample, alone))
+        end
+    end
+end
+
 @testset "Float32 is kept" begin
     for name in sort!(collect(keys(CASES)))
         name == "astype" && continue

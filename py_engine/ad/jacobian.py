@@ -12,7 +12,7 @@ from py_engine.ad.containers import unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import for_each
-from py_engine.ad.program import Program, close_over, nested_trace
+from py_engine.ad.program import Program, nested_trace, traced
 from py_engine.ad.reverse import gradients
 from py_engine.ad.tensor import Tensor
 from py_engine.ad.transforms import Function, Linearized, check_callable, directional, linearize, named_grad
@@ -147,17 +147,15 @@ def _blocks(
     The derivative is linear in them: it is traced for one, and applied to a chunk of them at once.
     """
     ends = np.cumsum([0, *(x.size for x in given)]).tolist()
-    programs: dict[tuple[int, ...], tuple[Program, list[Tensor]]] = {}
+    programs: dict[tuple[int, ...], Program] = {}
     passes: list[list[Tensor]] = [[] for _ in found]
     for start in range(0, ends[-1], chunk):
         stop = min(start + chunk, ends[-1])
         which = tuple(i for i, x in enumerate(given) if x.size and ends[i] < stop and ends[i + 1] > start)
         if which not in programs:
             programs[which] = _derivative(call, forward, [given[i] for i in which])
-        program, captured = programs[which]
         units = [_unit_vectors(given[i], start - ends[i], stop - start) for i in which]
-        flags = [True] * len(units) + [False] * len(captured)
-        results, mapped = batched(program, stop - start, [*units, *captured], flags)
+        results, mapped = batched(programs[which], stop - start, units, [True] * len(units))
         for vectors, y, m in zip(passes, results, mapped, strict=True):
             vectors.append(y if m else for_each(y, stop - start))
     whole = [
@@ -175,9 +173,9 @@ def _blocks(
     }
 
 
-def _derivative(call: Linearized, forward: bool, given: Sequence[Tensor]) -> tuple[Program, list[Tensor]]:
+def _derivative(call: Linearized, forward: bool, given: Sequence[Tensor]) -> Program:
     """Return the program from tangents of `given` variables to those of the outputs, or from cotangents of `given`
-    outputs to those of the variables, and what it reads of the graph."""
+    outputs to those of the variables; what it reads of the graph are its constants."""
     own = [Tensor.symbol(x.shape, x.dtype) for x in given]
     found: Sequence[Tensor | None]
     with nested_trace() as nodes:
@@ -188,7 +186,7 @@ def _derivative(call: Linearized, forward: bool, given: Sequence[Tensor]) -> tup
             wanted = call.variables
             found = gradients(given, own, wanted, level=call.level)
         results = [Tensor(np.zeros(x.shape, x.dtype)) if t is None else t for t, x in zip(found, wanted, strict=True)]
-    return close_over(nodes, own, results)
+    return traced(nodes, own, results, checks=False)
 
 
 def _unit_vectors(x: Tensor, first: int, count: int) -> Tensor:

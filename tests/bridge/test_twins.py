@@ -198,7 +198,6 @@ RENAMED = {
 PYTHON_ONLY = {
     **{f"ad/{folder}/__init__.py": "makes the folder a package" for folder in ("ops", "compile", "control")},
     "ad/draw.py": "pictures of graphs, for which one engine is enough",
-    "ad/vmap.py": "many samples at once; in Julia a dot, or a loop over columns, which costs no call of numpy's there",
     "ad/control/cond.py": "branches on values in compiled functions; Julia's branch where they are not compiled",
     "ad/control/while_loop.py": "loops that end on a value in compiled functions; Julia's end so where they are not",
     "ad/compile/reassociation.py": "gradients' sums added early; in Julia they are added where they come up",
