@@ -8,8 +8,10 @@ array([0.84147098, 0.90929743])
 from py_engine.ad import ops
 from py_engine.ad.compile.compiled import compile
 from py_engine.ad.control.checkpoint import checkpoint
+from py_engine.ad.control.cond import cond
 from py_engine.ad.control.custom import custom_rule, stop_gradient
 from py_engine.ad.control.scan import scan
+from py_engine.ad.control.while_loop import while_loop
 from py_engine.ad.draw import SVG, draw
 from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.jacobian import hessian, hvp, jacobian
@@ -19,6 +21,7 @@ from py_engine.ad.state import no_grad, scope
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Tensor
 from py_engine.ad.transforms import grad, jvp, value_and_grad, vjp
+from py_engine.ad.vmap import vmap
 from py_engine.errors import EngineError
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "Tensor",
     "checkpoint",
     "compile",
+    "cond",
     "custom_rule",
     "draw",
     "grad",
@@ -45,4 +49,6 @@ __all__ = [
     "topological_sort",
     "value_and_grad",
     "vjp",
+    "vmap",
+    "while_loop",
 ]

@@ -57,6 +57,7 @@ include("ad/program.jl")
 include("ad/reverse.jl")
 include("ad/forward.jl")
 include("ad/transforms.jl")
+include("ad/vmap.jl")
 include("ad/jacobian.jl")
 include("ad/gradcheck.jl")
 include("ad/dual_numbers.jl")
@@ -101,7 +102,7 @@ end
 
 export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Program, Tape, Techniques, Generator
 export value, item, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
-export gradient, withgradient, grad, value_and_grad, vjp, jvp, jacobian, hessian, hvp, compile, gradcheck, AutoTwinGrad
+export gradient, withgradient, grad, value_and_grad, vjp, jvp, vmap, jacobian, hessian, hvp, compile, gradcheck, AutoTwinGrad
 export stop_gradient, custom_rule, chain_rule, checkpoint, scan
 export Dual, ForwardBuffers, derivative, forward_gradient, forward_gradient!, forward_jacobian, forward_jacobian!
 export run!, copy_columns!, poison!, source, diagnose, nbytes

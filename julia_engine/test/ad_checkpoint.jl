@@ -132,6 +132,30 @@ end
     @test compile(grad((a, i) -> sum(pick(a, i) .^ 2)))([3.0, 4.0, 5.0], [2, 1]) == [6, 8, 0]
 end
 
+@testset "what an opaque function returns may be told" begin
+    calls = Ref(0)
+    function root(a)  # which is not to be called on ones
+        all(==(1), a) && error("never")
+        calls[] += 1
+        return sum(sqrt.(a))
+    end
+    rule = custom_rule(root; vjp=(g, y, a) -> g ./ (2 .* sqrt.(a)), infer=a -> ((), eltype(a)), opaque=true)
+    for T in (Float64, Float32)
+        compiled = compile(value_and_grad(a -> rule(a) * 2))
+        for a in (T[4, 9], T[16, 25])
+            value_, found = compiled(a)
+            @test value_ ≈ 2 * sum(sqrt.(a)) && found ≈ 1 ./ sqrt.(a) && eltype(found) === T
+        end
+    end
+    @test calls[] == 4  # once in each replay
+    wrong = custom_rule(a -> 2 .* a; infer=a -> (size(a) .+ 1, eltype(a)), opaque=true, name="double")
+    @test occursin("\"double\" must return size (4,) of Float64, got size (3,)", message_of(() -> compile(wrong)(ones(3))))
+    @test wrong(ones(3)) == [2, 2, 2]  # eagerly there is nothing to tell
+    none = custom_rule(a -> 2 .* a; infer=a -> 3, opaque=true, name="double")
+    @test occursin("infer must return the result's size and element type", message_of(() -> compile(none)(ones(3))))
+    @test occursin("infer is for opaque functions", message_of(() -> custom_rule(sin; infer=a -> (size(a), eltype(a)))))
+end
+
 @testset "a compiled function calls itself on other sizes only" begin
     compiled = nothing
     inner = custom_rule(x -> length(x) > 1 ? compiled(x[2:end]) : x; opaque=true)

@@ -192,6 +192,40 @@ without_case = [name for (name, op) in AD.TABLE if differentiable(op) && !haskey
     end
 end
 
+as_array(x) = x isa Number ? fill(x) : x
+sample(x, k) = as_array(x[ntuple(_ -> :, ndims(x) - 1)..., k])
+
+@testset "many samples: $name" for name in sort!(collect(keys(CASES)))
+    for (f, operands) in CASES[name][1:min(4, end)]
+        # Three samples, which differ a little; the last operand is shared as well.
+        arrays = map(as_array, operands)
+        whole = map(x -> cat(x, x .* 1.01, x .* 0.99; dims=ndims(x) + 1), arrays)
+        for shared in (false, true)
+            shared && length(arrays) == 1 && continue
+            given = shared ? (whole[1:end-1]..., arrays[end]) : whole
+            axes = shared ? (map(_ -> :last, arrays[1:end-1])..., nothing) : :last
+            each(k) = Tuple(shared && i == length(arrays) ? x : sample(x, k) for (i, x) in enumerate(given))
+            found = vmap(f; in_axes=axes)(given...)
+            for k in 1:3
+                expected = value(f(map(Constant, each(k))...))
+                @test size(sample(found, k)) == size(expected) && sample(found, k) ≈ expected
+            end
+            @test compile(vmap(f; in_axes=axes))(given...) ≈ found
+            # The gradients of each sample, and the gradient through all of them.
+            weights = randn(RANDOM, size(found)...)
+            loss(w, xs...) = sum(f(xs...) .* w)
+            numbers, all_axes = Tuple(2:length(arrays)+1), shared ? (:last, axes...) : :last
+            by_sample = vmap(grad(loss; argnums=numbers); in_axes=all_axes)(weights, given...)
+            through = grad((w, xs...) -> sum(vmap(loss; in_axes=all_axes)(w, xs...)); argnums=numbers)(weights, given...)
+            for (i, (a, b)) in enumerate(zip(by_sample, through))
+                @test (shared && i == length(arrays) ? dropdims(sum(a; dims=ndims(a)); dims=ndims(a)) : a) ≈ b atol = 1e-12
+            end
+            alone = grad(loss; argnums=numbers)(sample(weights, 2), each(2)...)
+            @test all(sample(a, 2) ≈ as_array(b) for (a, b) in zip(by_sample, alone))
+        end
+    end
+end
+
 @testset "Float32 is kept" begin
     for name in sort!(collect(keys(CASES)))
         name == "astype" && continue

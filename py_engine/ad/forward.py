@@ -1,9 +1,4 @@
-"""Forward mode: tangents pushed through a graph by the ops' jvp rules, one at a time or many at once.
-
-Many tangents lie in one array along a new leading axis, (count, *shape), and go through the graph in one pass.
-An elementwise op's own rule takes them as they are, by broadcasting; others have a rule for many (`jvp_many`), or
-push one tangent after the other and stack the results.
-"""
+"""Forward mode: tangents pushed through a graph by the ops' jvp rules."""
 
 from __future__ import annotations
 
@@ -11,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from py_engine.ad import ops
 from py_engine.ad.mutation import mutated
-from py_engine.ad.op import Shape, Tangents, described
-from py_engine.ad.ops.shape import aligned, one_by_one
+from py_engine.ad.op import Tangents, described
 from py_engine.ad.reverse import mutation_error, topological_sort
 from py_engine.ad.state import entering
 from py_engine.ad.tensor import Node, Result, Tensor
@@ -21,19 +15,16 @@ from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 # The sweep ------------------------------------------------------------------------------------------------
 
 
-def push_forward(
-    outputs: Sequence[Tensor], tangents: Mapping[Tensor, Tensor], count: int | None = None, level: int = 1
-) -> list[Tensor | None]:
+def push_forward(outputs: Sequence[Tensor], tangents: Mapping[Tensor, Tensor], level: int = 1) -> list[Tensor | None]:
     """Return the tangents of the outputs, from those of tensors that they depend on: Jacobian-vector products.
 
     Args:
         outputs: tensors with the graph that computed them, of any shape.
         tangents: tensors, each with its tangent of the same shape and dtype.
-        count: how many tangents each array holds along a new leading axis; None: one, without that axis.
         level: the tensors with tangents have at least this one, see `reverse.gradients`.
 
     Returns:
-        For each output its tangent, of its shape (behind the leading axis) and dtype; None where that is zero.
+        For each output its tangent, of its shape and dtype; None where that is zero.
 
     Raises:
         NotDifferentiableError: an op has no jvp rule.
@@ -52,18 +43,18 @@ def push_forward(
         if node.__class__ is Result:
             if id(node.node) not in several:
                 several.add(id(node.node))
-                _push_several(node.node, given, count, found)
+                _push_several(node.node, given, found)
         elif node not in tangents and any(t is not None for t in given):
             if node.versions is not None and (changed := mutated(node.versions, unchanged)):
                 raise mutation_error(node, changed[0])
             with entering(scope=node.scope):
-                tangent = _push(node, given, count)
+                tangent = _push(node, given)
             if tangent is not None:
                 found[id(node)] = tangent
         for x in node.inputs:
             uses[id(x)] -= 1
             if not uses[id(x)]:
-                found.pop(id(x), None)  # many tangents are much memory: only as long as they are needed
+                found.pop(id(x), None)  # only as long as it is needed
     return [found.get(id(output)) for output in outputs]
 
 
@@ -75,24 +66,16 @@ def _uses(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[int, int]:
     return uses
 
 
-def _push(node: Tensor, given: Tangents, count: int | None) -> Tensor | None:
+def _push(node: Tensor, given: Tangents) -> Tensor | None:
     op = node.op
     assert op is not None
     if op.jvp is None:
         raise _missing_rule(node)
-    if count is None:
-        tangent = op.jvp(given, node, *node.inputs, **node.attrs)
-        return None if tangent is None else _checked(tangent, node, node.shape)
-    if op.elementwise:
-        tangent = op.jvp(
-            [None if t is None else aligned(t, node.ndim) for t in given], node, *node.inputs, **node.attrs
-        )
-    else:
-        tangent = (op.jvp_many or one_by_one)(given, count, node, *node.inputs, **node.attrs)
-    return None if tangent is None else _checked(tangent, node, (count, *node.shape))
+    tangent = op.jvp(given, node, *node.inputs, **node.attrs)
+    return None if tangent is None else _checked(tangent, node)
 
 
-def _push_several(node: Node, given: Tangents, count: int | None, tangents: dict[int, Tensor]) -> None:
+def _push_several(node: Node, given: Tangents, tangents: dict[int, Tensor]) -> None:
     """Push tangents through an op with several results, and enter those of its results."""
     if all(t is None for t in given):
         return
@@ -101,10 +84,7 @@ def _push_several(node: Node, given: Tangents, count: int | None, tangents: dict
     if node.versions is not None and (changed := mutated(node.versions, set())):
         raise mutation_error(node, changed[0])
     with entering(scope=node.scope):
-        if count is None:
-            found = node.op.jvp(given, node, *node.inputs, **node.attrs)
-        else:
-            found = one_by_one(given, count, node, *node.inputs, **node.attrs)
+        found = node.op.jvp(given, node, *node.inputs, **node.attrs)
     for i, t in enumerate(found):
         x = node.known(i)
         if t is not None and x is not None and id(x) not in tangents:
@@ -117,14 +97,14 @@ def _missing_rule(node: Tensor | Node) -> NotDifferentiableError:
     )
 
 
-def _checked(tangent: Tensor, node: Tensor, wanted: Shape) -> Tensor:
+def _checked(tangent: Tensor, node: Tensor) -> Tensor:
     """Return a rule's result in the whole shape: where only a broadcast input has a tangent, the rule knows no more."""
     assert node.op is not None
     if tangent.dtype != node.dtype:
         raise DTypeError(f"{node.op.name}: a jvp rule returned {tangent.dtype} for a result of {node.dtype}")
     try:
-        return ops.broadcast_to(tangent, wanted)
+        return ops.broadcast_to(tangent, node.shape)
     except ShapeError:
         raise ShapeError(
-            f"{node.op.name}: a jvp rule returned shape {tangent.shape}, expected {wanted}, that of the result"
+            f"{node.op.name}: a jvp rule returned shape {tangent.shape}, expected {node.shape}, that of the result"
         ) from None

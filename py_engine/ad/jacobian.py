@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,17 +11,17 @@ from py_engine.ad import ops
 from py_engine.ad.containers import unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.ops.arguments import is_whole
+from py_engine.ad.ops.shape import for_each
+from py_engine.ad.program import Program, nested_trace, traced
 from py_engine.ad.reverse import gradients
-from py_engine.ad.state import STATE
 from py_engine.ad.tensor import Tensor
 from py_engine.ad.transforms import Function, Linearized, check_callable, directional, linearize, named_grad
+from py_engine.ad.vmap import batched
 from py_engine.errors import ConfigurationError
 
 AT_ONCE = 100_000
-"""Elements that the tangents of one array have together, at most: more of them fall out of the processor's cache."""
-
-PASS = 1 << 12
-"""What one pass through a graph costs beside its elements' arithmetic, counted in elements."""
+"""Elements that the tangents, or cotangents, of one array have together, at most: more of them fall out of the
+processor's cache."""
 
 
 def jacobian(function: Function, x: Any, *, mode: str | None = None, chunk: int | None = None) -> Any:
@@ -31,11 +30,10 @@ def jacobian(function: Function, x: Any, *, mode: str | None = None, chunk: int 
     Args:
         function: takes an array, a tensor or a nested container of them, and returns the same.
         x: where it is differentiated.
-        mode: "forward" pushes many tangents at once through the graph, "reverse" pulls one seed back for
-            each element of the result. None takes the one that costs less by the shapes: reverse for few results of
-            many inputs, and forward in general.
-        chunk: how many tangents at once in forward mode; None: as many as fit into the cache. Compiled, every chunk
-            (or in reverse mode every row) is a part of the tape, which is long if they are many.
+        mode: "forward" pushes a tangent for each element of `x` through the graph, "reverse" pulls a cotangent for each
+            element of the result back. None takes the one with fewer of them, and forward where they are equal.
+        chunk: how many of them at once; None: as many as fit into the cache. Compiled, every chunk is a part of the
+            tape, which is long if they are many.
 
     Returns:
         An array of shape (*shape of the result, *shape of x) and the dtype of the result. Where the result is a
@@ -44,7 +42,7 @@ def jacobian(function: Function, x: Any, *, mode: str | None = None, chunk: int 
 
     Raises:
         NotDifferentiableError: something in `x` or in the result is not of float32 or float64; names its place.
-        ConfigurationError: there is no such mode, the chunk is not positive, or a chunk is given for reverse mode.
+        ConfigurationError: there is no such mode, or the chunk is not positive.
 
     Example:
         >>> jacobian(lambda x: x[:2] * x[2], np.array([1.0, 2.0, 3.0]))
@@ -55,8 +53,6 @@ def jacobian(function: Function, x: Any, *, mode: str | None = None, chunk: int 
     if mode not in (None, "forward", "reverse"):
         raise ConfigurationError(f"jacobian: mode must be 'forward', 'reverse' or None, got {mode!r}")
     _check_chunk("jacobian", chunk)
-    if mode == "reverse" and chunk is not None:
-        raise ConfigurationError("jacobian: a chunk is of tangents at once, which only forward mode has")
     return _matrix(linearize("jacobian", function, (x,), (0,)), mode, chunk)
 
 
@@ -120,80 +116,82 @@ def _check_chunk(name: str, chunk: Any) -> None:
 
 def _matrix(call: Linearized, mode: str | None, chunk: int | None) -> Any:
     columns, rows = sum(x.size for x in call.variables), sum(y.size for y in call.outputs)
-    longest = max((x.size for x in (*call.variables, *call.outputs)), default=1)
-    if mode is None:
-        mode = cheaper(columns, rows, longest, chunk)
+    forward = columns <= rows if mode is None else mode == "forward"
+    given, found = (call.variables, call.outputs) if forward else (call.outputs, call.variables)
+    longest = max((x.size for x in (*given, *found)), default=1)
     with call.derivative():
-        blocks = _forward(call, chunk or at_once(longest)) if mode == "forward" else _reverse(call)
-    shown = iter(call.shown(blocks))
+        blocks = _blocks(call, forward, given, found, chunk or max(1, AT_ONCE // max(longest, 1)))
+        matrices = [
+            _matrix_of(blocks[k, i] if forward else blocks[i, k], y, x, forward)
+            for i, y in enumerate(call.outputs)
+            for k, x in enumerate(call.variables)
+        ]
+    shown = iter(call.shown(matrices))
     return unflatten(
         call.structure, [call.in_arguments([next(shown) for _ in call.variables])[0] for _ in call.outputs]
     )
 
 
-def at_once(longest: int) -> int:
-    """Return how many tangents of arrays of up to this many elements are pushed forward at once."""
-    return max(1, AT_ONCE // max(longest, 1))
+def _matrix_of(block: Tensor, y: Tensor, x: Tensor, forward: bool) -> Tensor:
+    """Return the derivatives of `y` by `x` in their shape, from (elements of x, *shape of y), or the reverse."""
+    if forward:
+        return ops.reshape(ops.moveaxis(block, 0, -1), (*y.shape, *x.shape))
+    return ops.reshape(ops.astype(block, y.dtype), (*y.shape, *x.shape))
 
 
-def cheaper(columns: int, rows: int, longest: int, chunk: int | None) -> str:
-    """Return the mode that costs less for a Jacobian of this size: passes, and the elements that go through them."""
-    forward = math.ceil(columns / (chunk or at_once(longest))) * PASS + columns * longest
-    return "forward" if forward <= rows * (PASS + longest) else "reverse"
+def _blocks(
+    call: Linearized, forward: bool, given: Sequence[Tensor], found: Sequence[Tensor], chunk: int
+) -> dict[tuple[int, int], Tensor]:
+    """Return what the unit vectors of each of `given` become in each of `found`, as (vectors, *shape).
+
+    The derivative is linear in them: it is traced for one, and applied to a chunk of them at once.
+    """
+    ends = np.cumsum([0, *(x.size for x in given)]).tolist()
+    programs: dict[tuple[int, ...], Program] = {}
+    passes: list[list[Tensor]] = [[] for _ in found]
+    for start in range(0, ends[-1], chunk):
+        stop = min(start + chunk, ends[-1])
+        which = tuple(i for i, x in enumerate(given) if x.size and ends[i] < stop and ends[i + 1] > start)
+        if which not in programs:
+            programs[which] = _derivative(call, forward, [given[i] for i in which])
+        units = [_unit_vectors(given[i], start - ends[i], stop - start) for i in which]
+        results, mapped = batched(programs[which], stop - start, units, [True] * len(units))
+        for vectors, y, m in zip(passes, results, mapped, strict=True):
+            vectors.append(y if m else for_each(y, stop - start))
+    whole = [
+        ops.concatenate(vectors)
+        if len(vectors) > 1
+        else vectors[0]
+        if vectors
+        else Tensor(np.zeros((0, *y.shape), y.dtype))
+        for vectors, y in zip(passes, found, strict=True)
+    ]
+    return {
+        (i, k): whole[k] if len(given) == 1 else whole[k][ends[i] : ends[i + 1]]
+        for i in range(len(given))
+        for k in range(len(found))
+    }
 
 
-def _forward(call: Linearized, chunk: int) -> list[Tensor]:
-    """The derivatives of each output by each variable, from columns of the identity matrix pushed forward."""
-    ends = np.cumsum([x.size for x in call.variables]).tolist()
-    columns = ends[-1] if ends else 0
-    passes: list[list[Tensor]] = [[] for _ in call.outputs]
-    for start in range(0, columns, chunk):
-        stop = min(start + chunk, columns)
-        tangents = {
-            x: _unit_vectors(x, start - (end - x.size), stop - start)
-            for x, end in zip(call.variables, ends, strict=True)
-            if end > start and end - x.size < stop
-        }
-        pushed = push_forward(call.outputs, tangents, stop - start, call.level)
-        for found, y, t in zip(passes, call.outputs, pushed, strict=True):
-            found.append(Tensor(np.zeros((stop - start, *y.shape), y.dtype)) if t is None else t)
-    blocks = []
-    for found, y in zip(passes, call.outputs, strict=True):
-        whole = ops.concatenate(found) if found else Tensor(np.zeros((0, *y.shape), y.dtype))
-        for x, end in zip(call.variables, ends, strict=True):
-            block = ops.moveaxis(whole[end - x.size : end], 0, -1)
-            blocks.append(ops.reshape(block, (*y.shape, *x.shape)))
-    return blocks
+def _derivative(call: Linearized, forward: bool, given: Sequence[Tensor]) -> Program:
+    """Return the program from tangents of `given` variables to those of the outputs, or from cotangents of `given`
+    outputs to those of the variables; what it reads of the graph are its constants."""
+    own = [Tensor.symbol(x.shape, x.dtype) for x in given]
+    found: Sequence[Tensor | None]
+    with nested_trace() as nodes:
+        if forward:
+            wanted = call.outputs
+            found = push_forward(wanted, dict(zip(given, own, strict=True)), call.level)
+        else:
+            wanted = call.variables
+            found = gradients(given, own, wanted, level=call.level)
+        results = [Tensor(np.zeros(x.shape, x.dtype)) if t is None else t for t, x in zip(found, wanted, strict=True)]
+    return traced(nodes, own, results, checks=False)
 
 
 def _unit_vectors(x: Tensor, first: int, count: int) -> Tensor:
-    """Tangents (count, *shape of x), the k-th of them 1 at element first + k, if there is such a one, and 0 else."""
+    """Vectors (count, *shape of x), the k-th of them 1 at element first + k, if there is such a one, and 0 else."""
     vectors = np.zeros((count, x.size), x.dtype)
     k = np.arange(max(0, -first), min(count, x.size - first))
     vectors[k, first + k] = 1
     return Tensor(vectors.reshape(count, *x.shape))
-
-
-def _reverse(call: Linearized) -> list[Tensor]:
-    """The derivatives of each output by each variable, row by row."""
-    blocks = []
-    for y in call.outputs:
-        rows = [gradients([y], [_unit(y, k)], call.variables, level=call.level) for k in range(y.size)]
-        for i, x in enumerate(call.variables):
-            zeros = Tensor(np.zeros(x.shape, x.dtype))
-            found = [zeros if g is None else g for g in (row[i] for row in rows)]
-            whole = _stacked(found) if found else Tensor(np.zeros((0, *x.shape), x.dtype))
-            blocks.append(ops.reshape(ops.astype(whole, y.dtype), (*y.shape, *x.shape)))
-    return blocks
-
-
-def _unit(y: Tensor, k: int) -> Tensor:
-    seed = np.zeros(y.size, y.dtype)
-    seed[k] = 1
-    return Tensor(seed.reshape(y.shape))
-
-
-def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    if all(row.data is not None and not row.requires_grad for row in rows) and STATE.trace is None:
-        return Tensor(np.stack([row.numpy() for row in rows]))  # not differentiated: no op for a thousand rows
-    return ops.stack(rows)

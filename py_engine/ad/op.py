@@ -33,6 +33,7 @@ Tangents: TypeAlias = Sequence[Tensor | None]
 Partial: TypeAlias = "Tensor | float | tuple[Tensor, Tensor]"
 Call: TypeAlias = "partial[Any]"
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
+Batch: TypeAlias = "Callable[[Op, int, Sequence[bool], Sequence[Tensor], Mapping[str, Any]], Any]"
 Check: TypeAlias = "tuple[Op, tuple[Tensor, ...], Mapping[str, Any]]"
 Simplify: TypeAlias = "Callable[[Equation, Mapping[int, Equation]], Tensor | Equation | None]"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,9 +79,11 @@ class Op:
         opaque: whether its rules may run code of the user's own: they may read and write whatever they are given.
         jvp: `jvp(tangents, y, *inputs, **attrs)`, written in ops, with None for an input without a
             tangent, and as the result where that is zero.
-        jvp_many: the same for many tangents at once, `rule(tangents, count, y, *inputs, **attrs)`: each of them is
-            (count, *shape), and so is the result. An elementwise op needs none, since its jvp broadcasts; None takes
-            the tangents one by one.
+        batch: `batch(op, count, mapped, inputs, attrs)` applies the op to `count` samples at once, written in ops: each
+            input that is `mapped` is (count, *shape), and so is the result; of an op with several results it returns
+            them and, as a second list, which of them have that axis. Most ops share the rule of a family (`leading`,
+            `along_axes`, `by_samples` in `ops/shape.py`); an elementwise op needs none. None, or a rule that returns
+            None, applies the op sample by sample, see `vmap.ONE_BY_ONE`.
         constant: whether the result counts as a constant on purpose (a comparison, a random mask): a
             gradient ends there, and the op has no rules.
         overwrites: the inputs whose memory `out` may be.
@@ -140,7 +143,7 @@ class Op:
     several: bool = False
     narrow: Callable[..., Mapping[str, Any]] | None = None
     jvp: Callable[..., Any] | None = None
-    jvp_many: Callable[..., Tensor | None] | None = None
+    batch: Batch | None = None
     constant: bool = False
     overwrites: tuple[int, ...] = ()
     elementwise: bool = False
@@ -666,10 +669,11 @@ CHECKS: set[Callable[..., None]] = set()
 """The functions of all checks: a tape makes equal ones, of the same array, once."""
 
 
-def check_op(name: str, check: Callable[..., None]) -> Op:
+def check_op(name: str, check: Callable[..., None], batch: Batch) -> Op:
     """Return an op that only checks: `check(*inputs, **attrs, where)` raises for values that are not accepted.
 
-    Its result has no elements. `where` is `here()` of the attribute `of`, the name of the op that needs the values.
+    Its result has no elements. `where` is `here()` of the attribute `of`, the name of the op that needs the values;
+    `batch` is its rule for many samples, see `Op`.
     """
 
     def infer(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
@@ -682,7 +686,8 @@ def check_op(name: str, check: Callable[..., None]) -> Op:
         return op, inputs, attrs
 
     CHECKS.add(check)
-    op = Op(name, infer, bind=bind, constant=True, checks=itself, doc="a check of values that computes nothing")
+    doc = "a check of values that computes nothing"
+    op = Op(name, infer, bind=bind, constant=True, checks=itself, batch=batch, doc=doc)
     return op
 
 

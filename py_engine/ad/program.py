@@ -52,6 +52,12 @@ class Program:
         """The name of an op that draws anew whenever it is computed, if there is one."""
         return next((equation.op.name for equation in self.equations if equation.op.random), None)
 
+    @property
+    def checks(self) -> bool:
+        """Whether an op accepts only some values."""
+        steps = [(x, x.op.checks) for x in self.equations]
+        return any(check is not None and check(*x.inputs, **x.attrs) is not None for x, check in steps)
+
     def symbols(self) -> list[Tensor]:
         """Return a new symbolic tensor for each input."""
         return [Tensor.symbol(x.shape, x.dtype) for x in self.inputs]

@@ -162,8 +162,9 @@ class Tensor(Operators):
         """
         if self.data is None:
             raise TraceError(
-                "a value is needed here, but the function is being traced and only shapes are known; use "
-                "ops such as where() instead of Python branches on values, or call the function eagerly"
+                "a value is needed here, but the function is being traced and only shapes are known; use ops such as "
+                "where(), or cond(), while_loop() and scan(), instead of Python branches and loops on values, or call "
+                "the function eagerly"
             )
         if self.op is not None:
             array = self.data.view()

@@ -147,7 +147,7 @@ def _of_arrays(
         found = gradients([output], [_seed(output)], variables, level=level)
     finally:
         STATE.grad_enabled, STATE.differentiating = grad_enabled, False
-    return output, _owned(_or_zeros(found, variables), args)
+    return output, owned(_or_zeros(found, variables), args)
 
 
 def _seed(output: Tensor) -> Tensor:
@@ -334,7 +334,7 @@ class Linearized:
         """Return results as the caller wants them: as arrays that are only his where he passed arrays."""
         if not self.plain or inside_transform() or (others and any(isinstance(x, Tensor) for x in others)):
             return list(results)
-        return _owned(results, (*self.given, *others))
+        return owned(results, (*self.given, *others))
 
     def value(self, others: Sequence[Any] = ()) -> Any:
         """Return what the function returned as the caller wants it."""
@@ -346,7 +346,7 @@ class Linearized:
         )
 
 
-def _owned(results: Sequence[Tensor], given: Iterable[Any]) -> list[Array]:
+def owned(results: Sequence[Tensor], given: Iterable[Any]) -> list[Array]:
     """Return the results' arrays for the caller to keep and write to: copies where they are views, or shared.
 
     Shared with one of the arrays `given`; with each other, as both gradients of a sum are; or, if it is a single

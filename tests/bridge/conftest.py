@@ -61,6 +61,7 @@ JULIA_GROUPS = {
         "ad_tape",
         "ad_tiles",
         "ad_transforms",
+        "ad_vmap",
         "ad_watched",
         "ad_written",
         "campaign",

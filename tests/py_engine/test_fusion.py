@@ -226,5 +226,5 @@ def test_the_bodies_of_loops_fuse_with_the_techniques_of_the_tape_around_them(fu
         compiled_function(weight)
         ((tape, _),) = compiled_function.tapes.values()
         loops = [x.attrs["loop"] for x in tape.program.equations if x.op.name == "loop"]
-        inner = [each for loop in loops for free in loop._tapes.values() for each in free]
+        inner = [each for loop in loops for free in loop.tapes.free.values() for each in free]
         assert inner and all(("phase_max" in each.source) == fused for each in inner)

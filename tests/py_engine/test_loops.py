@@ -260,7 +260,7 @@ def test_a_loop_is_one_line_of_a_compiled_function():
 
 def inside(loop):
     """The tapes of a loop's body."""
-    return [tape for free in loop.attrs["loop"]._tapes.values() for tape in free]
+    return [tape for free in loop.attrs["loop"].tapes.free.values() for tape in free]
 
 
 def test_no_run_relies_on_what_lies_in_scratch_memory():

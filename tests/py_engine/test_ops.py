@@ -781,10 +781,15 @@ def test_many_tangents_at_once_are_the_same_as_one_after_the_other(line, example
         for only in [moving, *([i] for i in moving)]:
             inputs = [Tensor(x.numpy(), requires_grad=i in only) for i, x in enumerate(node.inputs)]
             y = node.op.apply(tuple(inputs), node.attrs)
-            moves = {inputs[i]: Tensor(rng.standard_normal((3, *inputs[i].shape))) for i in only}
-            (together,) = push_forward([y], moves, 3)
+            variables = [inputs[i] for i in only]
+            moves = [Tensor(rng.standard_normal((3, *x.shape))) for x in variables]
+
+            def pushed(*tangents, y=y, variables=variables):
+                return push_forward([y], dict(zip(variables, tangents, strict=True)))[0]
+
+            together = pe.vmap(pushed)(*moves)
             for k in range(3):
-                (alone,) = push_forward([y], {x: Tensor(np.asarray(t.numpy()[k])) for x, t in moves.items()})
+                alone = pushed(*[Tensor(np.asarray(t.numpy()[k])) for t in moves])
                 assert together.shape == (3, *y.shape) and alone.shape == y.shape and together.dtype == y.dtype
                 np.testing.assert_allclose(
                     together.numpy()[k], alone.numpy(), rtol=1e-10, atol=1e-12, err_msg=node.op.name

@@ -26,6 +26,9 @@ One operation. An op is callable with tensors, arrays and numbers.
   rule is missing, and a gradient that needs it raises.
 - `jvp(tangents, y, inputs, attrs)`: written in ops, with `nothing` for an input that does not move, and as the result
   where nothing does.
+- `batch(op, count, mapped, inputs, attrs)`: the op on `count` samples at once, written in ops: each input that is `mapped` has
+  a last axis of samples, and so has the result. Most ops share the rule of a family (`trailing`, `by_samples` in
+  below); an elementwise op needs none. `nothing`, or a rule that returns it: the op is applied sample by sample.
 - `constant`: whether the result counts as a constant on purpose (a comparison, a random mask, the sign): a gradient ends
   there, and the op has no rules.
 - `overwrites`: the inputs whose memory `out` may be.
@@ -54,6 +57,7 @@ struct Op <: Operator
     view::Union{Nothing,Function}
     backward!::Union{Nothing,Function,Vector{Any}}
     jvp::Union{Nothing,Function}
+    batch::Union{Nothing,Function}
     constant::Bool
     overwrites::Vector{Int}
     elementwise::Bool
@@ -71,10 +75,10 @@ struct Op <: Operator
 end
 
 function Op(name::String, infer::Function; several::Bool=false, narrow=nothing, forward=nothing, view=nothing, backward=nothing,
-        jvp=nothing, constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing,
+        jvp=nothing, batch=nothing, constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing,
         simplify=nothing, scalar=nothing, random::Bool=false, couples_batch::Bool=false, functions=(), derivatives=(),
         fuses::String="", attrs::Vector{Symbol}=Symbol[], doc::String="")
-    return Op(name, infer, several, narrow, forward, view, backward, jvp, constant, overwrites, elementwise, accepts, simplify,
+    return Op(name, infer, several, narrow, forward, view, backward, jvp, batch, constant, overwrites, elementwise, accepts, simplify,
         scalar, random, couples_batch, collect(Any, functions), collect(Any, derivatives), fuses, attrs, doc, Dict{Int,Matrix{Bool}}())
 end
 
@@ -429,3 +433,32 @@ function multilinear_jvp(name::String)
         return total::Tensor
     end
 end
+
+# Many samples at once -------------------------------------------------------------------------------------------------
+#
+# What the batching rules of ops are made of (`batch` of `Op`). An input that is mapped has a last axis of samples.
+
+"""Make room before the last axis, so that the rest broadcasts like an array among others of `n` axes."""
+aligned_samples(x::Tensor, n::Int) = reshape_to(x, Int[x.dims[1:end-1]; ones(Int, n + 1 - ndims(x)); x.dims[end]])
+
+"""An array that all samples share, with a last axis of samples."""
+for_each(x::Tensor, count::Int) = spread_to(reshape_to(x, Int[x.dims; 1]), Int[x.dims; count])
+all_mapped(count::Int, mapped::Vector{Bool}, inputs::Vector{Tensor}) =
+    Tensor[m ? x : for_each(x, count) for (x, m) in zip(inputs, mapped)]
+
+"""Batching of an op that takes any further axes behind its own and broadcasts them: elementwise ops, reductions, products."""
+function trailing(op::Op, count::Int, mapped::Vector{Bool}, inputs::Vector{Tensor}, attrs::Attributes)
+    n = maximum(ndims(x) - m for (x, m) in zip(inputs, mapped))
+    return apply(op, Tensor[m ? aligned_samples(x, n) : x for (x, m) in zip(inputs, mapped)], attrs)
+end
+
+"""Batching of an op whose inputs and result have a batch's samples on their last axis: one larger batch."""
+function by_samples(op::Op, count::Int, mapped::Vector{Bool}, inputs::Vector{Tensor}, attrs::Attributes)
+    whole = Tensor[reshape_to(x, Int[x.dims[1:end-2]; x.dims[end-1] * count]) for x in all_mapped(count, mapped, inputs)]
+    return in_batches(apply(op, whole, of_batch(attrs, count)), count)
+end
+in_batches(y::Tensor, count::Int) = reshape_to(y, Int[y.dims[1:end-1]; count == 0 ? 0 : y.dims[end] ÷ count; count])
+
+"""The attributes of an op for a larger batch: its result's dimensions are among them where the inputs do not tell."""
+of_batch(attrs::Attributes, count::Int) =
+    has_attribute(attrs, :dims) ? changed(attrs, :dims => Int[attrs.dims[1:end-1]; attrs.dims[end] * count]) : attrs

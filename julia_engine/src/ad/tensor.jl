@@ -43,6 +43,8 @@ Base.:(==)(a::Attributes, b::Attributes) = pairs_of(a) == pairs_of(b)
 
 """The same attributes and one more, or only those of these names."""
 with(attrs::Attributes, @nospecialize(pair)) = Attributes(Pair{Symbol,Any}[pairs_of(attrs); pair])
+changed(attrs::Attributes, @nospecialize(pair)) =
+    Attributes(Pair{Symbol,Any}[old.first === pair.first ? pair : old for old in pairs_of(attrs)])
 subset(attrs::Attributes, names::Vector{Symbol}) = Attributes(filter(pair -> pair.first in names, pairs_of(attrs)))
 
 """

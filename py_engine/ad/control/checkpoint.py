@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from itertools import count
 from typing import Any
@@ -11,11 +11,13 @@ from py_engine.ad import ops
 from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Op, infer_same
+from py_engine.ad.ops.shape import all_mapped, leading
 from py_engine.ad.program import Program, close_over
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, entering
 from py_engine.ad.tensor import FLOATS, Node, Tensor
 from py_engine.ad.transforms import check_callable
+from py_engine.ad.vmap import batched_program
 
 Function = Callable[..., Any]
 
@@ -132,6 +134,16 @@ def _jvp(
     return push_forward(ys, known, level=level)
 
 
+def _batch(
+    op: Op, samples: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> tuple[Sequence[Tensor], Sequence[bool]]:
+    inside: Program = attrs["inside"]
+    count = len(inside.outputs)
+    new, flags = batched_program(inside, samples, mapped[count:], mapped[:count])
+    values = all_mapped(samples, [m or not f for m, f in zip(mapped, flags, strict=False)], inputs[:count])
+    return op.apply_several((*values, *inputs[count:]), {**attrs, "inside": new}), flags
+
+
 CHECKPOINT = Op(
     "checkpoint",
     lambda *inputs, inside, of: [(y.shape, y.dtype) for y in inputs[: len(inside.outputs)]],
@@ -140,6 +152,7 @@ CHECKPOINT = Op(
     vjp=_pull_back,
     opaque=True,
     jvp=_jvp,
+    batch=_batch,
     doc="the first inputs, which the others determine; their gradient computes them from these once more",
 )
 
@@ -150,5 +163,6 @@ BARRIER = Op(
     view=lambda x, of: x,
     vjp=(lambda g, y, x, of: g,),
     jvp=lambda tangents, y, x, of: tangents[0],
+    batch=leading,
     doc="x, but what is computed from it is never merged with what was computed from x before",
 )

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,12 +24,14 @@ from py_engine.ad.containers import Structure, flatten, flatten_as, paths, unfla
 from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Call, Op, Shape, as_tensor
 from py_engine.ad.ops.arguments import is_whole
+from py_engine.ad.ops.shape import all_mapped
 from py_engine.ad.program import Program, close_over, nested_trace
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
+from py_engine.ad.vmap import batched_program
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
 Body = Callable[[Any, Any], tuple[Any, Any]]
@@ -81,9 +84,10 @@ def scan(
     check_callable("scan", function)
     carry_leaves, carry_structure = flatten(carry)
     x_leaves, x_structure = flatten(xs)
-    carries, sequences = _tensors(carry_leaves, x_leaves)
+    tensors = tensors_of([*carry_leaves, *x_leaves])
+    carries, sequences = tensors[: len(carry_leaves)], tensors[len(carry_leaves) :]
     names = [f"xs{path}" for path in paths(x_structure)]
-    _check_dtypes([*carries, *sequences], [*(f"the carry{path}" for path in paths(carry_structure)), *names])
+    check_dtypes("scan", tensors, [*(f"the carry{path}" for path in paths(carry_structure)), *names])
     steps = _length(sequences, names, length)
     body, captured, y_structure = _traced(function, carries, carry_structure, sequences, x_structure)
     segment = _segment(steps, checkpoint)
@@ -96,22 +100,22 @@ def scan(
 # Arguments ------------------------------------------------------------------------------------------------
 
 
-def _tensors(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the leaves as tensors; a number takes the float dtype of the arrays, and there is only one."""
-    leaves = [x if isinstance(x, Tensor) or np.isscalar(x) else plain_array(x) for x in (*carry, *xs)]
+def tensors_of(given: Sequence[Any]) -> list[Tensor]:
+    """Return leaves as tensors; a number takes the float dtype of the arrays, and there is only one."""
+    leaves = [x if isinstance(x, Tensor) or np.isscalar(x) else plain_array(x) for x in given]
     floats = next((x.dtype for x in leaves if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS), np.float64)
-    tensors = [
+    return [
         x if isinstance(x, Tensor) else Tensor(np.asarray(x, floats if isinstance(x, (float, int)) else None))
         for x in leaves
     ]
-    return tensors[: len(carry)], tensors[len(carry) :]
 
 
-def _check_dtypes(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+def check_dtypes(function: str, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Raise `DTypeError` for what is no array of numbers or truth values."""
     for x, name in zip(tensors, names, strict=True):
         if x.dtype not in FLOATS and x.dtype.kind not in "iub":
             advice = COMPLEX if x.dtype.kind == "c" else "give float32, float64, integers or truth values"
-            raise DTypeError(f"scan: {name} is of {x.dtype}; {advice}")
+            raise DTypeError(f"{function}: {name} is of {x.dtype}; {advice}")
 
 
 def _length(sequences: Sequence[Tensor], names: Sequence[str], length: int | None) -> int:
@@ -159,22 +163,14 @@ def _traced(
             raise ShapeError(f"scan: the function must return (carry, y), got {what}")
         new_leaves = flatten_as(result[0], carry_structure, "scan: the carry that the function returned")
         y_leaves, y_structure = flatten(result[1])
-        new = [_like(x, kind) for x, kind in zip(new_leaves, old, strict=True)]
+        new = [like(x, kind) for x, kind in zip(new_leaves, old, strict=True)]
         floats = next((x.dtype for x in (*old, *elements) if x.dtype in FLOATS), np.dtype(np.float64))
         ys = [
             y if isinstance(y, Tensor) else Tensor(plain_array(y, floats if isinstance(y, float) else None))
             for y in y_leaves
         ]
-    _check_dtypes(ys, [f"the output{path} that the function returned" for path in paths(y_structure)])
-    for x, was, path in zip(new, old, paths(carry_structure), strict=True):
-        if x.shape != was.shape:
-            raise ShapeError(
-                f"scan: the carry{path} must keep its shape, but it was {was.shape} and the function made it {x.shape}"
-            )
-        if x.dtype != was.dtype:
-            raise DTypeError(
-                f"scan: the carry{path} must keep its dtype, but it was {was.dtype} and the function made it {x.dtype}"
-            )
+    check_dtypes("scan", ys, [f"the output{path} that the function returned" for path in paths(y_structure)])
+    check_kept("scan", new, old, carry_structure)
     kinds = {str(x.dtype) for x in (*new, *ys) if x.dtype in FLOATS}
     if len(kinds) > 1:
         raise DTypeError(f"scan: carry and outputs mix {' and '.join(sorted(kinds))}; convert them with astype()")
@@ -182,10 +178,23 @@ def _traced(
     return body, captured, y_structure
 
 
-def _like(x: Any, kind: Tensor) -> Tensor:
+def check_kept(function: str, new: Sequence[Tensor], old: Sequence[Tensor], structure: Structure) -> None:
+    """Raise where what a step makes of the carry is of another shape or dtype."""
+    for x, was, path in zip(new, old, paths(structure), strict=True):
+        kept = f"{function}: the carry{path} must keep its"
+        if x.shape != was.shape:
+            raise ShapeError(f"{kept} shape, but it was {was.shape} and the function made it {x.shape}")
+        if x.dtype != was.dtype:
+            raise DTypeError(f"{kept} dtype, but it was {was.dtype} and the function made it {x.dtype}")
+
+
+def like(x: Any, kind: Tensor) -> Tensor:
     """Return a result of the body as a tensor; a plain number has the dtype that the carry had."""
     if isinstance(x, Tensor):
         return x
+    leaves, structure = flatten(x)
+    if any(isinstance(leaf, Tensor) for leaf in leaves):
+        raise ShapeError(f"expected an array, got {structure}")
     value = np.asarray(x)
     weak = np.isscalar(x) and np.can_cast(value.dtype, kind.dtype, "same_kind")  # 5.5 is no integer
     return as_tensor(value.astype(kind.dtype) if weak else value)
@@ -232,6 +241,31 @@ def _scanned(
 # The op ---------------------------------------------------------------------------------------------------
 
 
+class Tapes:
+    """The tapes of a program: as many as calls of it have run at the same time.
+
+    Attributes:
+        free: those that nobody uses, by their techniques.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.free: dict[Techniques, list[Tape]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one(self, techniques: Techniques) -> Iterator[Tape]:
+        """Lend a tape."""
+        with self._lock:
+            free = self.free.setdefault(techniques, [])
+            tape = free.pop() if free else Tape(self.program, techniques=techniques)
+        try:
+            yield tape
+        finally:
+            with self._lock:
+                free.append(tape)
+
+
 @dataclass(eq=False)
 class Loop:
     """A body and how often it is run.
@@ -244,6 +278,7 @@ class Loop:
         sums: how many of the results, the last ones, are summed over the steps; those before them are stacked.
         reverse: whether the last element comes first.
         derived: whether it is a derivative of another loop, which makes the checks of values.
+        name: the function that makes it, for messages.
     """
 
     body: Program
@@ -253,12 +288,12 @@ class Loop:
     sums: int = 0
     reverse: bool = False
     derived: bool = False
-    _tapes: dict[Techniques, list[Tape]] = field(default_factory=dict)
-    _derived: dict[Any, Any] = field(default_factory=dict)
-    _lock: Any = field(default_factory=threading.Lock)
+    name: str = "scan"
+    derivatives: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.results = [(x.shape, x.dtype) for x in self.body.outputs]
+        self.tapes = Tapes(self.body)
 
     def __repr__(self) -> str:
         return f"<{self.length} times {self.body!r}>"
@@ -271,10 +306,7 @@ class Loop:
     @property
     def checks(self) -> bool:
         """Whether the body accepts only some values, and no other loop checks them."""
-        if self.derived:
-            return False
-        steps = [(x, x.op.checks) for x in self.body.equations]
-        return any(check is not None and check(*x.inputs, **x.attrs) is not None for x, check in steps)
+        return not self.derived and self.body.checks
 
     def kinds(self, keep: bool) -> list[tuple[Shape, Any]]:
         """Return shape and dtype of each result: last carries, stacked outputs, sums; the carries before each step."""
@@ -290,14 +322,8 @@ class Loop:
 
     def run(self, inputs: Sequence[Array], outs: Sequence[Array], techniques: Techniques) -> None:
         """Compute the loop into these arrays, of `kinds`."""
-        with self._lock:
-            free = self._tapes.setdefault(techniques, [])
-            tape = free.pop() if free else Tape(self.body, techniques=techniques)
-        try:
+        with self.tapes.one(techniques) as tape:
             self._run(tape, inputs, outs)
-        finally:
-            with self._lock:
-                free.append(tape)
 
     def _run(self, tape: Tape, inputs: Sequence[Array], places: Sequence[Array]) -> None:
         c, s, y = self.carries, self.sequences, self.outputs
@@ -334,14 +360,15 @@ class Loop:
     def _derive(self, make: Callable[..., Any], *flags: tuple[bool, ...]) -> Any:
         """Return what `make(*flags)` makes: a derivative of this loop, made once for the same flags."""
         key = (make.__name__, *flags)
-        if key not in self._derived:
+        if key not in self.derivatives:
             if self.body.random is not None:
                 raise TraceError(
-                    f"scan: the function draws random numbers ({self.body.random}), which its derivative would draw "
-                    "anew; draw them for all steps before and pass them in xs"
+                    f"{self.name}: the function draws random numbers ({self.body.random}), which its derivative would "
+                    "draw anew; draw them for all steps before and pass them in"
+                    f"{' xs' if self.name == 'scan' else ', as part of the carry'}"
                 )
-            self._derived[key] = make(*flags)
-        return self._derived[key]
+            self.derivatives[key] = make(*flags)
+        return self.derivatives[key]
 
     def backward(self, given: tuple[bool, ...], needs_grad: tuple[bool, ...]) -> tuple[Loop, list[Tensor], list[bool]]:
         """Return the loop that computes the gradients.
@@ -455,6 +482,28 @@ class Loop:
         )
         return ahead, others
 
+    # Many loops at once -----------------------------------------------------------------------------------
+
+    def of_many(self, samples: int, mapped: tuple[bool, ...]) -> tuple[Loop, list[bool]]:
+        """Return the loop of many samples, whose inputs differ where they are `mapped`.
+
+        Its carries, constants and sums have a leading axis of samples, its sequences and outputs have it behind the
+        steps. Also return which results are mapped: a carry is where it depends on something mapped at some step.
+        """
+        key = ("of_many", samples, *mapped)
+        if key not in self.derivatives:
+            self.derivatives[key] = self._of_many(samples, mapped)
+        return self.derivatives[key]  # type: ignore[no-any-return]
+
+    def _of_many(self, samples: int, mapped: Sequence[bool]) -> tuple[Loop, list[bool]]:
+        carried = list(mapped[: self.carries])
+        while True:
+            body, flags = batched_program(self.body, samples, [*carried, *mapped[self.carries :]], carried)
+            if flags[: self.carries] == carried:
+                kind = (self.sums, self.reverse, self.derived, self.name)
+                return Loop(body, self.carries, self.sequences, self.length, *kind), flags
+            carried = flags[: self.carries]
+
 
 def _looped(
     loop: Loop, carries: Sequence[Tensor], sequences: Sequence[Tensor], constants: Sequence[Tensor]
@@ -539,6 +588,23 @@ def _jvp(tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, loop: L
     return found
 
 
+def _batch(
+    op: Op, samples: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> tuple[Sequence[Tensor], Sequence[bool]]:
+    loop, keep = attrs["loop"], attrs["keep"]
+    c, s = loop.carries, loop.sequences
+    new, flags = loop.of_many(samples, tuple(mapped))
+    carries = all_mapped(samples, [m or not f for m, f in zip(mapped[:c], flags[:c], strict=True)], inputs[:c])
+    sequences = [ops.moveaxis(x, 0, 1) if m else x for x, m in zip(inputs[c : c + s], mapped[c : c + s], strict=True)]
+    found = op.apply_several((*carries, *sequences, *inputs[c + s :]), {"loop": new, "keep": keep})
+    stacked = range(c, c + loop.outputs)
+    flags = [*flags, *flags[:c]] if keep else flags
+    return [
+        ops.moveaxis(x, 1, 0) if m and (i in stacked or i >= len(loop.results)) else x
+        for i, (x, m) in enumerate(zip(found, flags, strict=True))
+    ], flags
+
+
 LOOP: Op = Op(
     "loop",
     lambda *inputs, loop, keep: loop.kinds(keep),
@@ -549,6 +615,7 @@ LOOP: Op = Op(
     vjp=_pull_back,
     opaque=True,
     jvp=_jvp,
+    batch=_batch,
     checks=lambda *inputs, **attrs: (LOOP, inputs, attrs) if attrs["loop"].checks else None,
     doc="a body replayed for each step of a sequence",
 )

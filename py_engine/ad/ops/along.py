@@ -28,7 +28,7 @@ from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, equal, isnan, not_equal
 from py_engine.ad.ops.indexing import take_along_axis
 from py_engine.ad.ops.reduction import normalize_axes
-from py_engine.ad.ops.shape import concatenate, flip, only, part_of, ravel, reshape, stack, transpose
+from py_engine.ad.ops.shape import along_axes, concatenate, flip, part_of, ravel, reshape, stack, transpose
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
@@ -45,8 +45,8 @@ CUMSUM: Op = define(
     kernel=lambda x, out, axis: np.cumsum(x, axis, out=out),
     vjp=(lambda g, y, x, axis: flip(CUMSUM(flip(g, axis), axis=axis), axis),),
     jvp=linear_jvp("cumsum"),
-    jvp_many=lambda t, count, y, x, axis: CUMSUM(only(t), axis=axis + 1),
     flops=per_element(1),
+    batch=along_axes,
     doc="sum of the elements up to each place along an axis",
 )
 
@@ -87,6 +87,7 @@ CUMPROD: Op = define(
     vjp=(_pull_cumprod,),
     jvp=lambda t, y, x, axis: _recurrence(x, t[0] * _product_before(y, axis), axis),
     flops=per_element(1),
+    batch=along_axes,
     doc="product of the elements up to each place along an axis",
 )
 
@@ -158,6 +159,7 @@ ARGSORT: Op = define(
     kernel=_argsort,
     constant=True,
     flops=lambda x, axis: x.size * max(x.shape[axis] - 1, 0).bit_length() if x.shape else 0,
+    batch=along_axes,
     doc="positions of the elements in rising order along an axis, of equal ones the first first",
 )
 
@@ -213,6 +215,7 @@ SEARCHSORTED: Op = define(
     kernel=lambda a, v, out, side: np.copyto(out, np.searchsorted(a, v, side)),
     constant=True,
     flops=lambda a, v, side: v.size * a.size.bit_length(),
+    batch=lambda op, count, mapped, inputs, attrs: None if mapped[0] else op.apply(tuple(inputs), attrs),
     doc="places at which elements belong into a sorted vector",
 )
 

@@ -13,7 +13,7 @@ op's own whose rows are in the order (channel, kernel position) of the weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -29,16 +29,14 @@ from py_engine.ad.op import (
     Op,
     Scratch,
     Shape,
-    Tangents,
     as_tensors,
     common_dtype,
     define,
     float_only,
     multilinear_jvp,
-    total,
 )
 from py_engine.ad.ops.arguments import is_whole
-from py_engine.ad.ops.shape import add_into, one_by_one, reshape
+from py_engine.ad.ops.shape import add_into, all_mapped, for_each, in_batches, moveaxis, reshape
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ShapeError
 
@@ -493,17 +491,38 @@ def _bind_weight_gradient(
     return calls
 
 
-def many_samples(tangents: Tangents, count: int, y: Tensor, x: Tensor, *others: Tensor, **attrs: Any) -> Tensor | None:
-    """The rule for many tangents of an op that is linear in x, sample by sample: those of all are one large batch."""
-    assert y.op is not None
-    t, *rest = tangents
-    terms = []
-    if t is not None:
-        batch = y.op(reshape(t, (count * x.shape[0], *x.shape[1:])), *others, **attrs)
-        terms.append(reshape(batch, (count, *y.shape)))
-    if any(t is not None for t in rest):
-        terms.append(one_by_one([None, *rest], count, y, x, *others, **attrs))
-    return total(terms)
+# Samples that have a weight each are groups of one convolution: its channels are theirs, one sample after the other.
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """Return (count, N, C, *lengths) as (N, count * C, *lengths)."""
+    count, samples, channels, *lengths = x.shape
+    return reshape(moveaxis(x, 0, 1), (samples, count * channels, *lengths))
+
+
+def _batch_by_weight(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> Tensor | None:
+    x, weight = inputs
+    if not mapped[1]:
+        whole = op(reshape(x, (count * x.shape[1], *x.shape[2:])), weight, **attrs)
+        return in_batches(whole, count, x.shape[1])
+    if not count:
+        return None
+    x = x if mapped[0] else for_each(x, count)
+    weights = reshape(weight, (count * weight.shape[1], *weight.shape[2:]))
+    y = op(_side_by_side(x), weights, **{**attrs, "groups": count * attrs["groups"]})
+    return moveaxis(reshape(y, (y.shape[0], count, y.shape[1] // count, *y.shape[2:])), 1, 0)
+
+
+def _batch_of_weight(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> Tensor | None:
+    if not count:
+        return None
+    g, x = map(_side_by_side, all_mapped(count, mapped, inputs))
+    y = op(g, x, **{**attrs, "groups": count * attrs["groups"]})
+    return in_batches(y, count, y.shape[0] // count)
 
 
 def _conv_flops(
@@ -527,9 +546,9 @@ CONV: Op = define(
         lambda g, y, x, weight, **at: CONV_WEIGHT_GRADIENT(g, x, kernel=weight.shape[2:], **at),
     ),
     jvp=multilinear_jvp("conv"),
-    jvp_many=many_samples,
     flops=lambda x, weight, **at: _conv_flops(x.shape[0], x.shape[2:], weight.shape, **at),
     product=True,
+    batch=_batch_by_weight,
     doc="cross-correlation over the spatial axes, channels first",
 )
 CONV_INPUT_GRADIENT: Op = define(
@@ -541,9 +560,9 @@ CONV_INPUT_GRADIENT: Op = define(
         lambda u, y, g, weight, lengths, **at: CONV_WEIGHT_GRADIENT(g, u, kernel=weight.shape[2:], **at),
     ),
     jvp=multilinear_jvp("conv_input_gradient"),
-    jvp_many=many_samples,
     flops=lambda g, weight, lengths, **at: _conv_flops(g.shape[0], lengths, weight.shape, **at),
     product=True,
+    batch=_batch_by_weight,
     doc="gradient of conv by its input: the transposed convolution",
 )
 CONV_WEIGHT_GRADIENT: Op = define(
@@ -559,6 +578,7 @@ CONV_WEIGHT_GRADIENT: Op = define(
         x.shape[0], x.shape[2:], (g.shape[1], x.shape[1] // groups, *kernel), groups=groups, **at
     ),
     product=True,
+    batch=_batch_of_weight,
     doc="gradient of conv by its weight",
 )
 

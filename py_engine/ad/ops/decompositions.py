@@ -31,7 +31,7 @@ from py_engine.ad.ops.arguments import flag, refuse, whole, wholes
 from py_engine.ad.ops.elementary import WHERE, abs, astype, equal, not_equal
 from py_engine.ad.ops.linalg import MATMUL, matmul
 from py_engine.ad.ops.reduction import NORM, max, min, normalize_axes, sum
-from py_engine.ad.ops.shape import concatenate, diagonal, expand_dims, moveaxis, reshape, swapaxes, tril, triu
+from py_engine.ad.ops.shape import concatenate, diagonal, expand_dims, leading, moveaxis, reshape, swapaxes, tril, triu
 from py_engine.ad.tensor import NO_VALUE, Array, Axis, Node, Operand, Tensor
 from py_engine.errors import ConfigurationError, LinearAlgebraError, ShapeError
 
@@ -120,6 +120,7 @@ SOLVE: Op = define(
     ),
     jvp=_solve_jvp,
     flops=lambda a, b: per_matrix(2)(a) + 2 * a.shape[-1] * b.size,
+    batch=leading,
     doc="x with a x = b, for square matrices a",
 )
 INV: Op = define(
@@ -129,6 +130,7 @@ INV: Op = define(
     vjp=(lambda g, y, x: -MATMUL(MATMUL(_transposed(y), g), _transposed(y)),),
     jvp=lambda t, y, x: -MATMUL(MATMUL(y, t[0]), y),
     flops=per_matrix(6),
+    batch=leading,
     doc="inverse of square matrices",
 )
 DET: Op = define(
@@ -138,6 +140,7 @@ DET: Op = define(
     vjp=(lambda g, y, x: _as_factor(g * y) * _transposed(INV(x)),),
     jvp=lambda t, y, x: y * _trace_of_product(INV(x), t[0]),
     flops=per_matrix(2),
+    batch=leading,
     doc="determinant of square matrices; its derivative needs their inverse",
 )
 LOGABSDET: Op = define(
@@ -147,6 +150,7 @@ LOGABSDET: Op = define(
     vjp=(lambda g, y, x: _as_factor(g) * _transposed(INV(x)),),
     jvp=lambda t, y, x: _trace_of_product(INV(x), t[0]),
     flops=per_matrix(2),
+    batch=leading,
     doc="logarithm of the absolute value of the determinant",
 )
 DETSIGN: Op = define(
@@ -155,6 +159,7 @@ DETSIGN: Op = define(
     kernel=_by(lambda x: np.linalg.slogdet(x)[0], "slogdet"),
     constant=True,
     flops=per_matrix(2),
+    batch=leading,
     doc="sign of the determinant",
 )
 
@@ -236,6 +241,7 @@ CHOLESKY: Op = define(
     vjp=(_pull_cholesky,),
     jvp=_push_cholesky,
     flops=per_matrix(1),
+    batch=leading,
     doc="lower triangular l with l lᵀ = x, for symmetric positive definite x",
 )
 
@@ -265,7 +271,7 @@ def _several(name: str, function: Callable[..., Any], infer: Any, vjp: Any, jvp:
             np.copyto(out, found)
 
     flops = per_matrix(thirds)  # of a matrix
-    return define(name=name, infer=infer, kernel=kernel, several=True, vjp=vjp, jvp=jvp, flops=flops, doc=doc)
+    return define(name, infer, kernel=kernel, several=True, vjp=vjp, jvp=jvp, flops=flops, batch=leading, doc=doc)
 
 
 def _apart(values: Tensor) -> Tensor:
@@ -514,6 +520,7 @@ PINV: Op = define(
     vjp=(_pull_pinv,),
     jvp=_push_pinv,
     flops=per_matrix(60),
+    batch=leading,
     doc="pseudo-inverse; its derivative is that among matrices of the same rank",
 )
 

@@ -42,7 +42,7 @@ from py_engine.ad.op import (
     register,
 )
 from py_engine.ad.ops.arguments import UFUNC_DEFAULTS, as_dtype, refuse, whole
-from py_engine.ad.ops.shape import is_one
+from py_engine.ad.ops.shape import is_one, leading
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
@@ -654,7 +654,7 @@ ASTYPE: Op = define(
     kernel=lambda x, out, dtype: np.copyto(out, x, casting="unsafe"),
     vjp=(lambda g, y, x, dtype: astype(g, x.dtype),),
     jvp=lambda t, y, x, dtype: astype(t[0], dtype),
-    jvp_many=lambda t, count, y, x, dtype: astype(t[0], dtype),
+    batch=leading,
     scalar=lambda equation: "1.0 if {0} else 0.0" if equation.output.dtype in FLOATS else "{0} != 0.0",
     flops=lambda x, dtype: 0,
     doc="convert to another dtype",
@@ -672,6 +672,7 @@ stop_gradient = define(
     infer_same,
     view=lambda x: x,
     constant=True,
+    batch=leading,
     in_order=True,
     scalar="{0}",
     simplify=lambda equation, made: equation.inputs[0],
@@ -683,7 +684,7 @@ identity = define(
     view=lambda x: x,
     vjp=(lambda g, y, x: g,),
     jvp=lambda t, y, x: t[0],
-    jvp_many=lambda t, count, y, x: t[0],
+    batch=leading,
     in_order=True,
     scalar="{0}",
     simplify=lambda equation, made: equation.inputs[0],

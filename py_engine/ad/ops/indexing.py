@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +18,6 @@ from py_engine.ad.op import (
     Op,
     Scratch,
     Shape,
-    Tangents,
     all_below,
     as_tensor,
     broadcast,
@@ -32,8 +31,19 @@ from py_engine.ad.op import (
     per_element,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, whole
-from py_engine.ad.ops.elementary import astype, not_equal
-from py_engine.ad.ops.shape import EACH, SLICE, Index, _dummy, expand_dims, moveaxis, only, reshape
+from py_engine.ad.ops.elementary import astype, equal, not_equal, stop_gradient, where
+from py_engine.ad.ops.shape import (
+    EACH,
+    SLICE,
+    Index,
+    _dummy,
+    all_aligned,
+    expand_dims,
+    for_each,
+    leading,
+    moveaxis,
+    reshape,
+)
 from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
@@ -111,30 +121,67 @@ def _check_indices(*arrays: Array, shape: Shape, pattern: Pattern, where: str) -
         _found(_dummy(shape), arrays, pattern, where)
 
 
-CHECK_INDICES = check_op("check_indices", _check_indices)
+CHECK_INDICES = check_op("check_indices", _check_indices, leading)
 
 
 def _indices_checked(arrays: tuple[Tensor, ...], shape: Shape, pattern: Pattern) -> Check:
     return CHECK_INDICES, arrays, {"shape": shape, "pattern": pattern, "of": "getitem"}
 
 
-def _many_gathered(tangents: Tangents, count: int, y: Tensor, x: Tensor, *arrays: Tensor, pattern: Pattern) -> Tensor:
-    found = GATHER(only(tangents), *arrays, pattern=(EACH, *pattern))
-    return moveaxis(found, _place_of_each(arrays, pattern), 0)
+# Many samples: where they share the positions, all of the leading axis is taken; where they have an array each, another
+# index array of their numbers goes with the positions; where they only share the array, positions are many.
 
 
-def _many_scattered(
-    tangents: Tangents, count: int, y: Tensor, g: Tensor, *arrays: Tensor, pattern: Pattern, shape: Shape
+def _batch_gather(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
 ) -> Tensor:
-    moved = moveaxis(only(tangents), 0, _place_of_each(arrays, pattern))
-    return SCATTER(moved, *arrays, pattern=(EACH, *pattern), shape=(count, *shape))
+    (x, *arrays), pattern = inputs, attrs["pattern"]
+    if not any(mapped[1:]):
+        return moveaxis(op(x, *arrays, pattern=(EACH, *pattern)), _place_of_each(arrays, pattern), 0)
+    positions, place = all_aligned(mapped[1:], arrays), _place_of_positions(pattern)
+    if not mapped[0]:
+        return moveaxis(op(x, *positions, pattern=pattern), place, 0)
+    numbers, axes = _numbers(count, mapped[1:], arrays)
+    found = op(x, numbers, *positions, pattern=(ARRAY, *pattern))
+    return moveaxis(found, [1 + k for k in axes], [1 + place + k for k in axes])
+
+
+def _batch_scatter(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> Tensor:
+    (g, *arrays), pattern, shape = inputs, attrs["pattern"], (count, *attrs["shape"])
+    if not any(mapped[1:]):
+        return op(moveaxis(g, 0, _place_of_each(arrays, pattern)), *arrays, pattern=(EACH, *pattern), shape=shape)
+    g = g if mapped[0] else for_each(g, count)
+    positions, place = all_aligned(mapped[1:], arrays), _place_of_positions(pattern)
+    numbers, axes = _numbers(count, mapped[1:], arrays)
+    moved = moveaxis(g, [1 + place + k for k in axes], [1 + k for k in axes])
+    return op(moved, numbers, *positions, pattern=(ARRAY, *pattern), shape=shape)
+
+
+def _numbers(count: int, mapped: Sequence[bool], arrays: Sequence[Tensor]) -> tuple[Tensor, range]:
+    """Return the samples' numbers as an index array beside those of positions, and a range of as many as their axes."""
+    ndim = max(a.ndim - m for a, m in zip(arrays, mapped, strict=True))
+    return Tensor(np.arange(count).reshape(count, *(1,) * ndim)), range(ndim)
+
+
+def _apart(pattern: Pattern) -> bool:
+    """Whether numpy puts the axes of index arrays first, since they are not adjacent."""
+    advanced = [k for k, item in enumerate(pattern) if item == ARRAY or isinstance(item, int)]
+    return advanced[-1] - advanced[0] + 1 != len(advanced)
 
 
 def _place_of_each(arrays: Sequence[Tensor], pattern: Pattern) -> int:
     """Where numpy puts the leading axis: behind those of the index arrays if these are not adjacent."""
-    advanced = [k for k, item in enumerate(pattern) if item == ARRAY or isinstance(item, int)]
-    together = advanced[-1] - advanced[0] + 1 == len(advanced)
-    return 0 if together else len(np.broadcast_shapes(*(a.shape for a in arrays)))
+    return len(np.broadcast_shapes(*(a.shape for a in arrays))) if _apart(pattern) else 0
+
+
+def _place_of_positions(pattern: Pattern) -> int:
+    """Where numpy puts the axes of index arrays."""
+    if _apart(pattern):
+        return 0
+    before = list(takewhile(lambda item: item != ARRAY and not isinstance(item, int), pattern))
+    return sum(item is not Ellipsis for item in before)
 
 
 def _pull_gather(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> list[Tensor | None]:
@@ -155,12 +202,12 @@ GATHER: Op = define(
     vjp=_pull_gather,
     jvp=lambda t, y, x, *arrays, pattern: GATHER(t[0], *arrays, pattern=pattern),
     checks=lambda x, *arrays, pattern: _indices_checked(arrays, x.shape, pattern),
-    jvp_many=_many_gathered,
     flops=per_element(0),
     bytes=lambda x, *arrays, pattern: (
         2 * x.dtype.itemsize * math.prod(_result_shape(x, arrays, pattern)) + sum(map(nbytes, arrays))
     ),
     skipped=lambda x, *arrays, pattern: 1,
+    batch=_batch_gather,
     doc="indexing with integer arrays",
 )
 SCATTER: Op = define(
@@ -171,10 +218,10 @@ SCATTER: Op = define(
     vjp=_pull_scatter,
     jvp=lambda t, y, x, *arrays, pattern, shape: SCATTER(t[0], *arrays, pattern=pattern, shape=shape),
     checks=lambda g, *arrays, pattern, shape: _indices_checked(arrays, shape, pattern),
-    jvp_many=_many_scattered,
     flops=per_element(1),
     skipped=lambda g, *arrays, pattern, shape: 1,
     unread=lambda g, *arrays, pattern, shape: 1,
+    batch=_batch_scatter,
     doc="elements added into an array of zeros at positions given by integer arrays",
 )
 
@@ -435,6 +482,38 @@ def ids_checked(ids: Tensor, vocabulary: int) -> Check:
     return CHECK_IDS, (ids,), {"vocabulary": vocabulary, "of": "embedding"}
 
 
+def _batch_embedding(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> Tensor:
+    (weight, ids), padding_index = inputs, attrs["padding_index"]
+    if not mapped[0]:
+        return op(weight, ids, **attrs)
+    check, checked_inputs, check_attrs = ids_checked(ids, weight.shape[1])
+    check.apply(checked_inputs, check_attrs)
+    rows = _batch_gather(GATHER, count, mapped, inputs, {"pattern": (ARRAY,)})
+    if padding_index < 0:
+        return rows
+    ids = ids if mapped[1] else for_each(ids, count)
+    return where(expand_dims(equal(ids, padding_index), -1), stop_gradient(rows), rows)
+
+
+def _batch_embedding_gradient(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> Tensor:
+    vocabulary, padding_index = attrs["vocabulary"], attrs["padding_index"]
+    g, ids = inputs
+    if not mapped[1]:  # the samples' rows side by side
+        dimension = g.shape[-1]
+        rows = op(reshape(moveaxis(g, 0, -2), (*ids.shape, count * dimension)), ids, **attrs)
+        return moveaxis(reshape(rows, (vocabulary, count, dimension)), 1, 0)
+    check, checked_inputs, check_attrs = ids_checked(ids, vocabulary)
+    check.apply(checked_inputs, check_attrs)
+    g = unpadded(g if mapped[0] else for_each(g, count), ids, padding_index)
+    first = Tensor(np.arange(0, count * vocabulary, vocabulary).reshape(count, *(1,) * (ids.ndim - 1)))
+    rows = op(g, ids + first, vocabulary=count * vocabulary, padding_index=-1)
+    return reshape(rows, (count, vocabulary, g.shape[-1]))
+
+
 EMBEDDING: Op = define(
     name="embedding",
     infer=_infer_embedding,
@@ -453,6 +532,7 @@ EMBEDDING: Op = define(
     flops=per_element(0),
     bytes=lambda weight, ids, padding_index: 2 * ids.size * weight.shape[1] * weight.dtype.itemsize + nbytes(ids),
     skipped=lambda weight, ids, padding_index: 1,
+    batch=_batch_embedding,
     doc="rows of a matrix by their numbers",
 )
 EMBEDDING_GRADIENT: Op = define(
@@ -474,6 +554,7 @@ EMBEDDING_GRADIENT: Op = define(
     flops=per_element(1),
     skipped=lambda g, ids, vocabulary, padding_index: 1,
     unread=lambda g, ids, vocabulary, padding_index: 1,
+    batch=_batch_embedding_gradient,
     doc="rows added into a matrix of zeros at their numbers",
 )
 
@@ -522,4 +603,4 @@ def check_ids(ids: Array, vocabulary: int, where: str) -> None:
     )
 
 
-CHECK_IDS = check_op("check_ids", check_ids)
+CHECK_IDS = check_op("check_ids", check_ids, leading)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,23 +14,20 @@ from py_engine.ad.op import (
     Op,
     Scratch,
     Shape,
-    Tangents,
     as_tensors,
     common_dtype,
     define,
     float_only,
     implements,
     multilinear_jvp,
-    total,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
 from py_engine.ad.ops.shape import (
     RESHAPE,
     TRANSPOSE,
-    aligned,
     broadcast_to,
+    leading,
     moveaxis,
-    one_by_one,
     reshape,
     roll,
     swapaxes,
@@ -82,22 +79,18 @@ def _transposed(x: Tensor) -> Tensor:
     return TRANSPOSE.apply((x,), {"axes": (1, 0)}) if len(x.shape) == 2 else swapaxes(x, -1, -2)
 
 
-def _many_matmul(tangents: Tangents, count: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
-    terms = []
-    tangent_a, tangent_b = tangents
-    if tangent_a is not None:
-        if b.ndim == 2:  # all the rows there are in one product
-            rows = MATMUL(reshape(tangent_a, (count * math.prod(a.shape[:-1]), a.shape[-1])), b)
-            terms.append(reshape(rows, (count, *a.shape[:-1], b.shape[-1])))
-        else:
-            terms.append(MATMUL(aligned(tangent_a, y.ndim), b))
-    if tangent_b is not None:
-        if a.ndim == 2 and b.ndim == 2 and b.shape[1] == 1:  # a matrix times many vectors is a matrix product
-            columns = MATMUL(reshape(tangent_b, (count, b.shape[0])), swapaxes(a, 0, 1))
-            terms.append(reshape(columns, (count, a.shape[0], 1)))
-        else:
-            terms.append(MATMUL(a, aligned(tangent_b, y.ndim)))
-    return total(terms)
+def _batch_matmul(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> Tensor:
+    a, b = inputs
+    if not mapped[1] and b.ndim == 2:  # all the rows there are in one product
+        rows = MATMUL(reshape(a, (math.prod(a.shape[:-1]), a.shape[-1])), b)
+        return reshape(rows, (*a.shape[:-1], b.shape[-1]))
+    if not mapped[0] and a.ndim == 2 and b.ndim == 3 and b.shape[-1] == 1:
+        # A matrix times many vectors is a matrix product.
+        columns = MATMUL(reshape(b, (count, b.shape[1])), swapaxes(a, 0, 1))
+        return reshape(columns, (count, a.shape[0], 1))
+    return leading(op, count, mapped, inputs, attrs)  # type: ignore[no-any-return]
 
 
 MATMUL: Op = define(
@@ -107,7 +100,7 @@ MATMUL: Op = define(
     bind=_bind_matmul,
     vjp=(lambda g, y, a, b: MATMUL(g, _transposed(b)), lambda g, y, a, b: _gradient_of_right(g, a, b)),
     jvp=multilinear_jvp("matmul"),
-    jvp_many=_many_matmul,
+    batch=_batch_matmul,
     accepts=suits_blas,
     strided=True,
     flops=lambda a, b: 2 * b.shape[-1] * math.prod((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:])),
@@ -274,19 +267,15 @@ def _by_operand(i: int, g: Tensor, inputs: tuple[Tensor, ...], terms: tuple[str,
     return broadcast_to(reshape(gradient, shape), x.shape)
 
 
-def _many_einsum(
-    tangents: Tangents, count: int, y: Tensor, *inputs: Tensor, terms: tuple[str, ...], result: str
+def _batch_einsum(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
 ) -> Tensor | None:
-    used = set("".join(terms))
-    each = next((letter for letter in _LETTERS if letter not in used), "")
-    if not each:
-        return one_by_one(tangents, count, y, *inputs, terms=terms, result=result)  # type: ignore[no-any-return]
-    found = []
-    for i, t in enumerate(tangents):
-        if t is not None:
-            lettered = (*terms[:i], each + terms[i], *terms[i + 1 :])
-            found.append(EINSUM(*inputs[:i], t, *inputs[i + 1 :], terms=lettered, result=each + result))
-    return total(found)
+    terms, result = attrs["terms"], attrs["result"]
+    each = next((letter for letter in _LETTERS if letter not in "".join(terms)), None)
+    if each is None:
+        return None
+    lettered = tuple([each + term if m else term for term, m in zip(terms, mapped, strict=True)])
+    return op(*inputs, terms=lettered, result=each + result)
 
 
 def _einsum_flops(*inputs: Tensor, terms: tuple[str, ...], result: str) -> int:
@@ -311,9 +300,9 @@ EINSUM: Op = define(
     bind=_bind_einsum,
     vjp=_pull_einsum,
     jvp=multilinear_jvp("einsum"),
-    jvp_many=_many_einsum,
     flops=_einsum_flops,
     product=True,
+    batch=_batch_einsum,
     doc="sum of products in Einstein notation",
 )
 

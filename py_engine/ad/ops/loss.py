@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,9 +28,9 @@ from py_engine.ad.op import (
     total,
 )
 from py_engine.ad.ops.elementary import exp, softplus, square
-from py_engine.ad.ops.reduction import bind_subtract, logsumexp, many_weighted, mean, sum
-from py_engine.ad.ops.shape import expand_dims
-from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
+from py_engine.ad.ops.reduction import bind_subtract, logsumexp, mean, sum
+from py_engine.ad.ops.shape import aligned, all_mapped, expand_dims, leading, reshape
+from py_engine.ad.tensor import FLOATS, Array, Literal, Operand, Tensor
 from py_engine.errors import DTypeError, LabelError, ShapeError
 
 # Softmax cross-entropy ------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def _check_labels(labels: Array, classes: int, where: str) -> None:
     raise LabelError(f"{where}: label {labels[row]} in row {row} is not one of the {classes} classes 0..{classes - 1}")
 
 
-CHECK_LABELS = check_op("check_labels", _check_labels)
+CHECK_LABELS = check_op("check_labels", _check_labels, leading)
 
 
 def _labels_checked(logits: Tensor, labels: Tensor) -> Check:
@@ -129,6 +129,30 @@ def _gradient_jvp(t: Tangents, y: Tensor, g: Tensor, logits: Tensor, lse: Tensor
     return total(terms)
 
 
+def _batch_loss(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> Tensor:
+    logits, lse, labels = all_mapped(count, mapped, inputs)
+    check, checked_inputs, check_attrs = _labels_checked(logits, labels)
+    check.apply(checked_inputs, check_attrs)
+    flat = reshape(logits, (labels.size, logits.shape[-1]))
+    picked = flat[np.arange(labels.size), reshape(labels, (labels.size,))]
+    samples = math.prod(labels.shape[1:])
+    return sum(lse - reshape(picked, lse.shape), tuple(range(1, lse.ndim))) * (1 / max(samples, 1))
+
+
+def _batch_loss_gradient(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> Tensor:
+    g, *others = inputs
+    logits, lse, labels = all_mapped(count, mapped[1:], others) if any(mapped[1:]) else others
+    ones = Literal(np.asarray(max(labels.size, 1), logits.dtype))  # upstream, times the number of rows
+    samples = math.prod(labels.shape[1:] if any(mapped[1:]) else labels.shape)
+    factor = g * (1 / max(samples, 1))
+    shape = inputs[1].ndim - mapped[1]
+    return op(ones, logits, lse, labels) * (aligned(factor, shape) if mapped[0] else factor)
+
+
 SOFTMAX_CROSS_ENTROPY: Op = define(
     name="softmax_cross_entropy",
     infer=_infer_loss,
@@ -141,7 +165,7 @@ SOFTMAX_CROSS_ENTROPY: Op = define(
     jvp=lambda t, y, logits, lse, labels: sum(
         t[0] * SOFTMAX_CROSS_ENTROPY_GRADIENT(Tensor(np.ones((), y.dtype)), logits, lse, labels)
     ),
-    jvp_many=many_weighted,
+    batch=_batch_loss,
     accepts=c_ordered,
     checks=lambda logits, lse, labels: _labels_checked(logits, labels),
     flops=per_element(4),
@@ -160,6 +184,7 @@ SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = define(
         no_gradient,
     ),
     jvp=_gradient_jvp,
+    batch=_batch_loss_gradient,
     accepts=c_ordered,
     checks=lambda g, logits, lse, labels: _labels_checked(logits, labels),
     flops=lambda g, logits, lse, labels: 4 * logits.size,

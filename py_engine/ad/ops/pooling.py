@@ -36,7 +36,6 @@ from py_engine.ad.ops.convolution import (
     Pairs,
     Sizes,
     in_blocks,
-    many_samples,
     padded,
     paddings,
     per_axis,
@@ -45,6 +44,7 @@ from py_engine.ad.ops.convolution import (
     window_view,
     windows_along,
 )
+from py_engine.ad.ops.shape import by_samples
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ShapeError
 
@@ -234,6 +234,7 @@ MAX_POOL: Op = define(
     jvp=lambda t, y, x, **at: MAX_POOL_GATHER(t[0], x, y, **at),
     flops=lambda x, **at: math.prod(_infer_pool(x, **at)[0]) * math.prod(at["window"]),
     unread=_left_over,
+    batch=by_samples,
     doc="the largest element of each window",
 )
 MAX_POOL_GRADIENT: Op = define(
@@ -245,6 +246,7 @@ MAX_POOL_GRADIENT: Op = define(
     accepts=c_ordered,
     flops=per_element(1),
     skipped=lambda g, x, y, lengths, **at: 1 - min(1, g.size / max(x.size, 1)),
+    batch=by_samples,
     doc="an element for each window, added into zeros at the place of the window's maximum",
 )
 MAX_POOL_GATHER: Op = define(
@@ -258,6 +260,7 @@ MAX_POOL_GATHER: Op = define(
     ),
     jvp=lambda t, r, u, x, y, **at: None if t[0] is None else MAX_POOL_GATHER(t[0], x, y, **at),
     flops=per_element(0),
+    batch=by_samples,
     doc="for each window the element of another array at the place of the window's maximum",
 )
 
@@ -306,9 +309,9 @@ AVG_POOL: Op = define(
     bind=_bind_avg,
     vjp=(lambda g, y, x, **at: AVG_POOL_GRADIENT(g, lengths=x.shape[2:], **at),),
     jvp=linear_jvp("avg_pool"),
-    jvp_many=many_samples,
     flops=lambda x, **at: math.prod(_infer_pool(x, **at)[0]) * math.prod(at["window"]),
     unread=_left_over,
+    batch=by_samples,
     doc="the mean of each window",
 )
 AVG_POOL_GRADIENT: Op = define(
@@ -317,7 +320,7 @@ AVG_POOL_GRADIENT: Op = define(
     bind=_bind_avg_gradient,
     vjp=(lambda u, y, g, lengths, **at: AVG_POOL(u, **at),),
     jvp=linear_jvp("avg_pool_gradient"),
-    jvp_many=many_samples,
+    batch=by_samples,
     accepts=c_ordered,
     flops=lambda g, window, **at: g.size * math.prod(window),
     doc="an element for each window, divided among all places of the window",

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from py_engine.ad.op import Call, Op, Scratch, as_tensor, define, float_only, per_element
+from py_engine.ad.ops.shape import leading
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ConfigurationError
 
@@ -28,6 +29,7 @@ DROPOUT_MASK: Op = define(
     infer=lambda x, rate, generator: (x.shape, float_only(x.dtype)),
     bind=_bind_mask,
     constant=True,
+    batch=leading,
     random=True,
     flops=per_element(1),
     doc="0 with probability rate, else 1 / (1 - rate), in the shape of x",

@@ -7,7 +7,7 @@ than `add.reduce` on the small arrays of a training step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,7 +19,6 @@ from py_engine.ad.op import (
     Op,
     Scratch,
     Shape,
-    Tangents,
     as_tensor,
     define,
     float_only,
@@ -29,7 +28,7 @@ from py_engine.ad.op import (
 )
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
-from py_engine.ad.ops.shape import behind, broadcast_to, concatenate, only, reshape, transpose
+from py_engine.ad.ops.shape import along_axes, broadcast_to, concatenate, reshape, transpose
 from py_engine.ad.tensor import NO_VALUE, Array, Axis, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
@@ -109,21 +108,6 @@ def _reducing(ufunc: np.ufunc) -> Callable[..., None]:
     return kernel
 
 
-def _many_sum(t: Tangents, count: int, y: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
-    return sum(only(t), behind(axes), keepdims=keepdims)
-
-
-def many_weighted(tangents: Tangents, count: int, y: Tensor, x: Tensor, *others: Tensor, **attrs: Any) -> Tensor:
-    """The rule for many tangents of a reduction by its first input.
-
-    Every element of x counts for one element of y: the gradient by x with ones upstream has all derivatives.
-    """
-    assert y.op is not None
-    derivatives = only(y.op.pull([Tensor(np.ones(y.shape, y.dtype))], [True, *[False] * len(others)], y))
-    axes, keepdims = attrs.get("axes", range(x.ndim)), attrs.get("keepdims", False)
-    return sum(only(tangents) * derivatives, behind(axes), keepdims=keepdims)
-
-
 SUM: Op = define(
     name="sum",
     infer=_infer,
@@ -131,7 +115,7 @@ SUM: Op = define(
     bind=_bind_sum,
     vjp=(lambda g, y, x, axes, keepdims: broadcast_to(spread(g, x, axes) if g.shape else g, x.shape),),
     jvp=linear_jvp("sum"),
-    jvp_many=_many_sum,
+    batch=along_axes,
     scalar="{0} + 0.0",
     flops=per_element(1),
     doc="sum over axes",
@@ -261,8 +245,8 @@ NORM: Op = define(
     kernel=_kernel_norm,
     vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _direction(y, x, axes),),
     jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _direction(y, x, axes), axes, keepdims=keepdims),
-    jvp_many=many_weighted,
     flops=per_element(2),
+    batch=along_axes,
     doc="Euclidean norm over axes; subgradient 0 at the origin",
 )
 
@@ -300,7 +284,7 @@ def _extremum(name: str, ufunc: np.ufunc, what: str, *stands_in_for: Any) -> tup
         kernel=_reducing(ufunc),
         vjp=(lambda g, y, x, axes, keepdims: _to_winners(g, y, x, axes),),
         jvp=lambda t, y, x, axes, keepdims: _of_winners(t[0], y, x, axes, keepdims),
-        jvp_many=many_weighted,
+        batch=along_axes,
         scalar="{0}",
         flops=per_element(1),
         doc=f"{what} element over axes; ties share the gradient",
@@ -366,6 +350,7 @@ PROD: Op = define(
     vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _products_of_others(x, axes),),
     jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _products_of_others(x, axes), axes, keepdims=keepdims),
     flops=per_element(1),
+    batch=along_axes,
     doc="product over axes",
 )
 
@@ -393,9 +378,8 @@ def _quantifier(name: str, ufunc: np.ufunc, what: str, stands_in_for: Any) -> tu
     def infer(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
         return _reduced(x.shape, axes, keepdims), np.dtype(np.bool_)
 
-    op = define(
-        name, infer, _reducing(ufunc), constant=True, flops=per_element(1), doc="whether " + what.format("axes")
-    )
+    doc = "whether " + what.format("axes")
+    op = define(name, infer, _reducing(ufunc), constant=True, flops=per_element(1), batch=along_axes, doc=doc)
 
     @implements(stands_in_for, constant=True)
     def quantifier(
@@ -419,12 +403,22 @@ def _infer_position(x: Tensor, axis: int | None, keepdims: bool) -> tuple[Shape,
     return _reduced(x.shape, axes, keepdims), np.dtype(np.intp)
 
 
+def _batch_position(
+    op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> Tensor:
+    if attrs["axis"] is not None:
+        return along_axes(op, count, mapped, inputs, attrs)  # type: ignore[no-any-return]
+    (x,) = inputs
+    found = op(reshape(x, (count, math.prod(x.shape[1:]))), axis=1, keepdims=False)
+    return reshape(found, (count, *(1,) * (x.ndim - 1))) if attrs["keepdims"] else found
+
+
 def _position(name: str, find: Any, what: str) -> tuple[Op, Callable[..., Tensor]]:
     def kernel(x: Array, out: Array, axis: int | None, keepdims: bool) -> None:
         find(x, axis, out, keepdims=keepdims)
 
     doc = f"position of the {what} element along an axis, of equal ones the first"
-    op = define(name, _infer_position, kernel, constant=True, flops=per_element(1), doc=doc)
+    op = define(name, _infer_position, kernel, constant=True, flops=per_element(1), batch=_batch_position, doc=doc)
 
     @implements(find, constant=True)
     def position(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
@@ -503,8 +497,8 @@ LOGSUMEXP: Op = define(
     bind=_bind_logsumexp,
     vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * exp(x - _finite(spread(y, x, axes))),),
     jvp=lambda t, y, x, axes, keepdims: sum(t[0] * exp(x - _finite(spread(y, x, axes))), axes, keepdims=keepdims),
-    jvp_many=many_weighted,
     flops=per_element(4),
+    batch=along_axes,
     doc="log of the sum of exponentials over axes, without overflow",
 )
 
@@ -552,24 +546,14 @@ def _softmax_pull(g: Tensor, y: Tensor, axes: Axes) -> Tensor:
     return y * (g - sum(g * y, axes, keepdims=True))
 
 
-def _many_softmax(tangents: Tangents, count: int, y: Tensor, x: Tensor, axes: Axes) -> Tensor:
-    t = only(tangents)
-    return y * (t - sum(y * t, behind(axes), keepdims=True))
-
-
-def _many_log_softmax(tangents: Tangents, count: int, y: Tensor, x: Tensor, axes: Axes) -> Tensor:
-    t = only(tangents)
-    return t - sum(exp(y) * t, behind(axes), keepdims=True)
-
-
 SOFTMAX: Op = define(
     name="softmax",
     infer=_infer_same,
     bind=_bind_softmax,
     vjp=(lambda g, y, x, axes: _softmax_pull(g, y, axes),),
     jvp=lambda t, y, x, axes: _softmax_pull(t[0], y, axes),
-    jvp_many=_many_softmax,
     flops=per_element(5),
+    batch=along_axes,
     doc="exponentials that sum to one over axes, without overflow",
 )
 LOG_SOFTMAX: Op = define(
@@ -578,8 +562,8 @@ LOG_SOFTMAX: Op = define(
     bind=_bind_log_softmax,
     vjp=(lambda g, y, x, axes: g - exp(y) * sum(g, axes, keepdims=True),),
     jvp=lambda t, y, x, axes: t[0] - sum(exp(y) * t[0], axes, keepdims=True),
-    jvp_many=_many_log_softmax,
     flops=per_element(5),
+    batch=along_axes,
     doc="logarithm of softmax, without overflow",
 )
 

@@ -18,7 +18,6 @@ from py_engine.ad.op import (
     Op,
     Scratch,
     Shape,
-    Tangents,
     as_tensor,
     as_tensors,
     common_dtype,
@@ -29,47 +28,68 @@ from py_engine.ad.op import (
     per_element,
 )
 from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, whole, wholes
-from py_engine.ad.tensor import NO_VALUE, Array, Literal, Node, Operand, Tensor, real_array
+from py_engine.ad.tensor import NO_VALUE, Array, Literal, Operand, Tensor, real_array
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
-# Many tangents at once ------------------------------------------------------------------------------------
+# Many samples at once -------------------------------------------------------------------------------------
+#
+# What the batching rules of ops are made of (`Op.batch`). An input that is mapped is (count, *shape).
 
 EACH: tuple[int, int | None, int] = (0, None, 1)
-"""The leading axis of tangents (count, *shape) in an index: all of it."""
-
-
-def only(tangents: Tangents) -> Tensor:
-    """Return the tangent of the first input, which is known to have one."""
-    t = tangents[0]
-    assert t is not None
-    return t
+"""The leading axis of samples (count, *shape) in an index: all of it."""
 
 
 def behind(axes: Iterable[int]) -> tuple[int, ...]:
-    """Return axes of an array as those of its tangents."""
+    """Return axes of a sample as those of all samples."""
     return tuple(axis + 1 for axis in axes)
 
 
-def aligned(t: Tensor, ndim: int) -> Tensor:
+def aligned(x: Tensor, ndim: int) -> Tensor:
     """Make room behind the leading axis, so that the rest broadcasts like an array among others of `ndim` axes."""
-    return reshape(t, (t.shape[0], *(1,) * (ndim + 1 - t.ndim), *t.shape[1:]))
+    return reshape(x, (x.shape[0], *(1,) * (ndim + 1 - x.ndim), *x.shape[1:]))
 
 
-def one_by_one(tangents: Tangents, count: int, y: Tensor | Node, *inputs: Tensor, **attrs: Any) -> Any:
-    """The rule for many tangents that every op has: its rule for one, on each of them."""
-    op = y.op
-    assert op is not None and op.jvp is not None
-    rows = [op.jvp([None if t is None else t[k] for t in tangents], y, *inputs, **attrs) for k in range(count)]
-    if isinstance(y, Node):
-        return [_stacked(found, *kind) for found, kind in zip(zip(*rows, strict=True), y.kinds, strict=True)]
-    return _stacked(rows, y.shape, y.dtype)
+def all_aligned(mapped: Sequence[bool], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the inputs so that they broadcast with each other as those of one sample do."""
+    ndim = max(x.ndim - m for x, m in zip(inputs, mapped, strict=True))
+    return tuple([aligned(x, ndim) if m else x for x, m in zip(inputs, mapped, strict=True)])
 
 
-def _stacked(rows: Tangents, shape: Shape, dtype: Any) -> Tensor | None:
-    if all(t is None for t in rows):
-        return None
-    still = Tensor(np.zeros(shape, dtype))
-    return stack([still if t is None else broadcast_to(t, shape) for t in rows])
+def for_each(x: Tensor, count: int) -> Tensor:
+    """Return an array that all samples share with a leading axis of samples."""
+    return broadcast_to(x, (count, *x.shape))
+
+
+def all_mapped(count: int, mapped: Sequence[bool], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the inputs, each with a leading axis of samples."""
+    return tuple([x if m else for_each(x, count) for x, m in zip(inputs, mapped, strict=True)])
+
+
+def leading(op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any:
+    """Batching of an op that takes any leading axes and broadcasts them: elementwise ops, stacks of matrices."""
+    operands = all_aligned(mapped, inputs)
+    if op.several:
+        found = op.apply_several(operands, attrs)
+        return found, [True] * len(found)
+    return op.apply(operands, attrs)
+
+
+def along_axes(op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any:
+    """Batching of an op of one input along those axes that its attribute `axes` or `axis` names."""
+    name = "axes" if "axes" in attrs else "axis"
+    axes = attrs[name]
+    return op.apply(tuple(inputs), {**attrs, name: axes + 1 if isinstance(axes, int) else behind(axes)})
+
+
+def by_samples(op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any:
+    """Batching of an op whose inputs and result have a batch's samples on their first axis: one larger batch."""
+    whole = [reshape(x, (count * x.shape[1], *x.shape[2:])) for x in all_mapped(count, mapped, inputs)]
+    return in_batches(op.apply(tuple(whole), attrs), count, inputs[0].shape[1 if mapped[0] else 0])
+
+
+def in_batches(y: Tensor, count: int, samples: int) -> Tensor:
+    """Return a batch of `count * samples` as (count, samples, ...)."""
+    return reshape(y, (count, samples, *y.shape[1:]))
 
 
 # Reshape and permute --------------------------------------------------------------------------------------
@@ -111,7 +131,7 @@ RESHAPE: Op = define(
     simplify=_shorter_reshape,
     vjp=(lambda g, y, x, shape: RESHAPE(g, shape=x.shape),),
     jvp=linear_jvp("reshape"),
-    jvp_many=lambda t, count, y, x, shape: RESHAPE(only(t), shape=(count, *y.shape)),
+    batch=lambda op, count, mapped, inputs, attrs: op(*inputs, shape=(count, *attrs["shape"])),
     doc="the same elements in another shape, in C order",
 )
 
@@ -174,7 +194,7 @@ TRANSPOSE: Op = define(
     simplify=_shorter_transpose,
     vjp=(lambda g, y, x, axes: TRANSPOSE(g, axes=tuple(sorted(range(y.ndim), key=axes.__getitem__))),),
     jvp=linear_jvp("transpose"),
-    jvp_many=lambda t, count, y, x, axes: TRANSPOSE(only(t), axes=(0, *behind(axes))),
+    batch=lambda op, count, mapped, inputs, attrs: op(*inputs, axes=(0, *behind(attrs["axes"]))),
     doc="permutation of the axes",
 )
 
@@ -233,13 +253,18 @@ def _broadcast_to(x: Array, shape: Shape) -> Array:
     return np.broadcast_to(x, shape)
 
 
+def _batch_broadcast_to(op: Op, count: int, mapped: Any, inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Tensor:
+    shape = attrs["shape"]
+    return broadcast_to(aligned(inputs[0], len(shape)), (count, *shape))
+
+
 BROADCAST_TO: Op = define(
     name="broadcast_to",
     infer=_infer_broadcast_to,
     view=_broadcast_to,
     vjp=(lambda g, y, x, shape: g,),  # the runtime sums a gradient back to its input's shape
     jvp=linear_jvp("broadcast_to"),
-    jvp_many=lambda t, count, y, x, shape: aligned(only(t), y.ndim),
+    batch=_batch_broadcast_to,
     doc="the same elements repeated along new or length-one axes",
 )
 
@@ -288,7 +313,7 @@ SLICE: Op = define(
     view=lambda x, index: x[as_index(index)],
     vjp=(lambda g, y, x, index: assemble([g], [index], x.shape),),
     jvp=linear_jvp("slice"),
-    jvp_many=lambda t, count, y, x, index: SLICE(only(t), index=(EACH, *index)),
+    batch=lambda op, count, mapped, inputs, attrs: op(*inputs, index=(EACH, *attrs["index"])),
     slice_index=lambda index: index,
     doc="basic indexing: integers, slices, new axes",
 )
@@ -499,11 +524,11 @@ def _same_memory(a: Array, b: Array) -> bool:
     return a.ctypes.data == b.ctypes.data and a.strides == b.strides and a.shape == b.shape
 
 
-def _many_parts(
-    tangents: Tangents, count: int, y: Tensor, *parts: Tensor, shape: Shape, indices: tuple[Index, ...]
+def _batch_assemble(
+    op: Op, count: int, mapped: Sequence[bool], parts: Sequence[Tensor], attrs: Mapping[str, Any]
 ) -> Tensor:
-    known = [(t, (EACH, *index)) for t, index in zip(tangents, indices, strict=True) if t is not None]
-    return assemble([t for t, _ in known], [index for _, index in known], (count, *shape))
+    indices = [(EACH, *index) for index in attrs["indices"]]
+    return assemble(all_mapped(count, mapped, parts), indices, (count, *attrs["shape"]))
 
 
 def _pull_assemble(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> list[Tensor | None]:
@@ -517,7 +542,7 @@ ASSEMBLE: Op = define(
     bind=_bind_assemble,
     vjp=_pull_assemble,
     jvp=linear_jvp("assemble"),
-    jvp_many=_many_parts,
+    batch=_batch_assemble,
     places=lambda shape, indices: [as_index(index) for index in indices] if covers(shape, indices) else [],
     flops=lambda *parts, **attrs: sum(part.size for part in parts),
     skipped=lambda *parts, shape, indices: 1 - min(1, sum(part.size for part in parts) / max(math.prod(shape), 1)),
@@ -695,7 +720,7 @@ COPY: Op = define(
     kernel=lambda x, out: np.copyto(out, x),
     vjp=(lambda g, y, x: g,),
     jvp=linear_jvp("copy"),
-    jvp_many=lambda t, count, y, x: only(t),
+    batch=leading,
     scalar="{0}",
     flops=per_element(0),
     doc="the same values in memory of their own, in C order",

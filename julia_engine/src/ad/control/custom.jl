@@ -5,6 +5,7 @@ struct CustomRule
     f::Any
     vjp::Any
     jvp::Any
+    infer::Any
     name::String
     opaque::Bool
 end
@@ -60,7 +61,7 @@ const CUSTOM = Op("custom", infer_same; view=itself, backward=Joint(custom_pullb
     simplify=(e, made) -> its_input(e, made), attrs=[:rule], doc="a result with derivatives of its own")
 
 """
-    custom_rule(f; vjp=nothing, jvp=nothing, name=string(f), opaque=false)
+    custom_rule(f; vjp=nothing, jvp=nothing, infer=nothing, name=string(f), opaque=false)
 
 A function that computes the same as `f`, a function of tensors and arrays to one tensor, with these derivatives:
 
@@ -69,16 +70,19 @@ A function that computes the same as `f`, a function of tensors and arrays to on
 
 Both are written in ops like any other function, and so can be differentiated again. With `opaque=true`, `f` and its rules
 are ordinary functions of arrays, which the engine does not look into: each is one call of the tape. Their results must have
-the same size and element type whenever the inputs have; compiling calls `f` once, on ones, to find out which. They have no
-second derivatives.
+the same size and element type whenever the inputs have: `infer(inputs...)` returns these as `(size, eltype)`, from tensors
+without values; where it is `nothing`, compiling calls `f` once, on ones, to find out. They have no second derivatives.
 
 What the functions capture counts as constant: give whatever is differentiated by as an input.
 
 Throws a `ShapeError` that names the rule, the input, what was expected and what was returned; a `NotDifferentiableError`
-when the rule for the mode in use is missing.
+when the rule for the mode in use is missing; a `ConfigurationError` for an `infer` without `opaque=true`, which needs none.
 """
-custom_rule(f; vjp=nothing, jvp=nothing, name::AbstractString=string(f), opaque::Bool=false) =
-    CustomRule(f, vjp, jvp, String(name), opaque)
+function custom_rule(f; vjp=nothing, jvp=nothing, infer=nothing, name::AbstractString=string(f), opaque::Bool=false)
+    infer === nothing || opaque || throw(ConfigurationError("custom rule \"$name\": infer is for opaque functions, since " *
+        "others are traced; leave it out, or give opaque=true"))
+    return CustomRule(f, vjp, jvp, infer, String(name), opaque)
+end
 
 function (rule::CustomRule)(args...)
     inputs = as_tensors(args)
@@ -149,6 +153,7 @@ listed(@nospecialize(f)) = (values...) -> Any[f(values...)]
 
 function opaque_value(rule::CustomRule, inputs::Vector{Tensor})
     if any(x -> x.data === nothing, inputs) || state().symbolic
+        rule.infer === nothing || return no_grad(() -> opaque(rule, "f", listed(rule.f), inputs, Kind[inferred_by(rule, inputs)])[1])
         trial = rule.f((unwrapped(fill!(new_array(x.eltype, x.dims), 1)) for x in inputs)...)
     else
         trial = rule.f((unwrapped(copy(value(x))) for x in inputs)...)
@@ -156,6 +161,14 @@ function opaque_value(rule::CustomRule, inputs::Vector{Tensor})
     end
     y = as_value(rule, trial)
     return no_grad(() -> opaque(rule, "f", listed(rule.f), inputs, Kind[(y.dims, y.eltype)])[1])
+end
+
+"""What the rule's `infer` says of its result."""
+function inferred_by(rule::CustomRule, inputs::Vector{Tensor})
+    found = rule.infer((symbol(x.eltype, x.dims) for x in inputs)...)
+    found isa Tuple{Tuple{Vararg{Integer}},DataType} || throw(ConfigurationError("custom rule \"$(rule.name)\": infer must " *
+        "return the result's size and element type, such as (size(x), eltype(x)), got $(repr(found))"))
+    return (collect(Int, found[1]), found[2])
 end
 
 function opaque_pullback(rule::CustomRule, g::Tensor, y::Tensor, inputs::Vector{Tensor})

@@ -21,7 +21,7 @@ infer_running(inputs, attrs) = (inputs[1].dims, check_float(inputs[1].eltype))
 forward_running(f!) = (p, out, inputs, attrs) -> emit_arrays!(p, (y, x) -> f!(y, x; dims=attrs.axis), Memory[out], inputs)
 running(op::Op, x::Tensor, axis::Int) = apply(op, Tensor[x], attributes(:axis => axis))
 
-const CUMSUM = register!(Op("cumsum", infer_running; forward=forward_running(cumsum!),
+const CUMSUM = register!(Op("cumsum", infer_running; batch=trailing, forward=forward_running(cumsum!),
     backward=Any[(g, y, inputs, attrs) -> reverse(running(CUMSUM, reverse(g; dims=attrs.axis), attrs.axis); dims=attrs.axis)],
     jvp=linear_jvp("cumsum"), attrs=[:axis], doc="sum of the elements up to each place along an axis"))
 
@@ -56,7 +56,7 @@ function backward_cumprod(g, y, inputs, attrs)
     return MUL(total, product_before(y, axis))
 end
 
-const CUMPROD = register!(Op("cumprod", infer_running; forward=forward_running(cumprod!), backward=Any[backward_cumprod],
+const CUMPROD = register!(Op("cumprod", infer_running; batch=trailing, forward=forward_running(cumprod!), backward=Any[backward_cumprod],
     jvp=(t, y, inputs, attrs) -> recurrence(inputs[1], MUL(t[1], product_before(y, attrs.axis)), attrs.axis),
     attrs=[:axis], doc="product of the elements up to each place along an axis"))
 
@@ -78,7 +78,7 @@ end
 before(a, b) = a < b || (isnan(b) && !isnan(a))
 order!(y, x) = (y .= sortperm(x; lt=before, alg=MergeSort); nothing)
 
-const ARGSORT = register!(Op("argsort", (inputs, attrs) -> (inputs[1].dims, Int64); constant=true, attrs=[:axis],
+const ARGSORT = register!(Op("argsort", (inputs, attrs) -> (inputs[1].dims, Int64); batch=trailing, constant=true, attrs=[:axis],
     forward=(p, out, inputs, attrs) -> emit_arrays!(p, (y, x) -> by_rows(order!, y, x, attrs.axis), Memory[out], inputs),
     doc="positions, from 1, of the elements in rising order along an axis, of equal ones the first first"))
 

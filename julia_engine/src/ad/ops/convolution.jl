@@ -192,11 +192,19 @@ conv_weight_gradient(g::Tensor, x::Tensor, w::Vector{Int}, attrs) =
 
 const CONV_ATTRS = [:stride, :padding, :dilation, :groups]
 
-const CONV = register!(Op("conv", infer_conv; forward=forward_conv, jvp=multilinear_jvp("conv"), attrs=CONV_ATTRS,
+"""Batching of an op that a weight takes part in: where all samples share it, they are one larger batch."""
+function by_shared_weight(op, count, mapped, inputs, attrs)
+    mapped[2] && return nothing
+    x = inputs[1]
+    whole = reshape_to(x, Int[x.dims[1:end-2]; x.dims[end-1] * count])
+    return in_batches(apply(op, Tensor[whole, inputs[2]], of_batch(attrs, count)), count)
+end
+
+const CONV = register!(Op("conv", infer_conv; batch=by_shared_weight, forward=forward_conv, jvp=multilinear_jvp("conv"), attrs=CONV_ATTRS,
     backward=Any[(g, y, inputs, attrs) -> conv_input_gradient(g, inputs[2], inputs[1].dims, attrs),
         (g, y, inputs, attrs) -> conv_weight_gradient(g, inputs[1], inputs[2].dims, attrs)],
     doc="cross-correlation over the first axis or two, by a weight (kernel..., C / groups, F)"))
-const CONV_INPUT_GRADIENT = register!(Op("conv_input_gradient", infer_conv_input_gradient;
+const CONV_INPUT_GRADIENT = register!(Op("conv_input_gradient", infer_conv_input_gradient; batch=by_shared_weight,
     forward=forward_conv_input_gradient, jvp=multilinear_jvp("conv_input_gradient"), attrs=[CONV_ATTRS; :dims],
     backward=Any[(g, y, inputs, attrs) -> apply(CONV, Tensor[g, inputs[2]], subset(attrs, CONV_ATTRS)),
         (g, y, inputs, attrs) -> conv_weight_gradient(inputs[1], g, inputs[2].dims, attrs)],

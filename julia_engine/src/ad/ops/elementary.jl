@@ -347,7 +347,7 @@ function forward_astype(p, out, inputs, attrs)
     return emit_loops!(p, T, name, out.dims, Memory[out, x], Vector{Int}[out.strides, x.strides])
 end
 
-const ASTYPE = register!(Op("astype", (inputs, attrs) -> (inputs[1].dims, attrs.eltype); forward=forward_astype,
+const ASTYPE = register!(Op("astype", (inputs, attrs) -> (inputs[1].dims, attrs.eltype); batch=trailing, forward=forward_astype,
     backward=Any[(g, y, inputs, attrs) -> astype(g, inputs[1].eltype)],
     jvp=(t, y, inputs, attrs) -> astype(t[1], attrs.eltype), attrs=[:eltype], doc="convert to another element type"))
 
@@ -374,8 +374,8 @@ end
 infer_same(inputs::Vector{Tensor}, attrs::Attributes) = (inputs[1].dims, inputs[1].eltype)
 itself(m::Memory, attrs::Attributes) = m
 
-const STOP_GRADIENT = register!(Op("stop_gradient", infer_same; view=itself, constant=true,
+const STOP_GRADIENT = register!(Op("stop_gradient", infer_same; batch=trailing, view=itself, constant=true,
     simplify=(e, made) -> its_input(e, made), scalar=:identity, doc="x as a constant: no gradient flows through it"))
-const IDENTITY = register!(Op("identity", infer_same; view=itself, backward=Any[(g, y, inputs, attrs) -> g],
+const IDENTITY = register!(Op("identity", infer_same; batch=trailing, view=itself, backward=Any[(g, y, inputs, attrs) -> g],
     jvp=(t, y, inputs, attrs) -> t[1], simplify=(e, made) -> its_input(e, made), scalar=:identity, functions=(identity,),
     doc="x itself, as a new node"))

@@ -24,11 +24,14 @@ forward_gather(p, out, inputs, attrs) =
 forward_scatter(p, out, inputs, attrs) =
     length(out) == 0 ? nothing : emit_indexed!(p, :scatter, out, inputs[1], inputs[2], attrs.dims, attrs.axis)
 
-const GATHER = register!(Op("gather", infer_gather; forward=forward_gather,
+const GATHER = register!(Op("gather", infer_gather;
+    batch=(op, count, mapped, inputs, attrs) -> mapped[2] ? nothing : apply(op, inputs, attrs), forward=forward_gather,
     backward=Any[(g, y, inputs, attrs) -> apply(SCATTER, Tensor[g, inputs[2]], with(attrs, :dims => inputs[1].dims)), no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(GATHER, Tensor[t[1], inputs[2]], attrs), accepts=is_dense, attrs=[:axis],
     doc="elements at positions given by an array of integers along an axis"))
-const SCATTER = register!(Op("scatter", infer_scatter; forward=forward_scatter,
+const SCATTER = register!(Op("scatter", infer_scatter;
+    batch=(op, count, mapped, inputs, attrs) -> mapped[2] ? nothing : 
+        apply(op, inputs, changed(attrs, :dims => Int[attrs.dims; count])), forward=forward_scatter,
     backward=Any[(g, y, inputs, attrs) -> apply(GATHER, Tensor[g, inputs[2]], subset(attrs, [:axis])), no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(SCATTER, Tensor[t[1], inputs[2]], attrs), accepts=is_dense,
     attrs=[:axis, :dims], doc="elements added into an array of zeros at positions given by an array of integers"))
@@ -76,7 +79,8 @@ forward_embedding(p, out, inputs, attrs) = length(out) == 0 ? nothing :
 forward_embedding_gradient(p, out, inputs, attrs) = length(out) == 0 ? nothing :
     emit_columns!(p, :embedding_gradient, out, inputs[1], inputs[2], attrs.vocabulary, attrs.padding_index)
 
-const EMBEDDING = register!(Op("embedding", infer_embedding; forward=forward_embedding,
+const EMBEDDING = register!(Op("embedding", infer_embedding;
+    batch=(op, count, mapped, inputs, attrs) -> mapped[1] ? nothing : apply(op, inputs, attrs), forward=forward_embedding,
     backward=Any[(g, y, inputs, attrs) -> apply(EMBEDDING_GRADIENT, Tensor[g, inputs[2]], attributes(:vocabulary => inputs[1].dims[2], :padding_index => attrs.padding_index)),
         no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(EMBEDDING, Tensor[t[1], inputs[2]], attributes(:padding_index => attrs.padding_index, :masked => true)), accepts=is_dense,

@@ -133,7 +133,7 @@ stack_strides(m::Memory, stacked::Vector{Int}) =
 """The two first axes exchanged."""
 flipped(x::Tensor) = permuted(x, Int[2; 1; 3:ndims(x)])
 
-const MATMUL = register!(Op("matmul", infer_matmul; forward=forward_matmul,
+const MATMUL = register!(Op("matmul", infer_matmul; batch=trailing, forward=forward_matmul,
     backward=Any[(g, y, inputs, attrs) -> MATMUL(g, flipped(inputs[2])), (g, y, inputs, attrs) -> MATMUL(flipped(inputs[1]), g)],
     jvp=multilinear_jvp("matmul"), accepts=suits_blas,
     doc="matrix product over the first two axes, stacked over the others"))
@@ -315,7 +315,15 @@ function backward_einsum(i, g, y, inputs, attrs)
     return spread_to(reshape_to(gradient, Int[c in elsewhere ? n : 1 for (c, n) in zip(unique_letters, x.dims)]), x.dims)
 end
 
-const EINSUM = register!(Op("einsum", infer_einsum; forward=forward_einsum, backward=backward_einsum,
+function batch_einsum(op, count, mapped, inputs, attrs)
+    each = findfirst(c -> !any(term -> c in term, attrs.terms), 'a':'z')
+    each === nothing && return nothing
+    letter = ('a':'z')[each]
+    terms = [m ? [term; letter] : term for (term, m) in zip(attrs.terms, mapped)]
+    return apply(op, inputs, attributes(:terms => terms, :result => [attrs.result; letter]))
+end
+
+const EINSUM = register!(Op("einsum", infer_einsum; batch=batch_einsum, forward=forward_einsum, backward=backward_einsum,
     jvp=multilinear_jvp("einsum"), attrs=[:terms, :result], doc="sum of products in Einstein notation"))
 
 const LETTERS = [collect('a':'z'); collect('A':'Z')]

@@ -67,26 +67,26 @@ pool_gather(t::Tensor, x::Tensor, attrs) = apply(MAX_POOL_GATHER, Tensor[t, x], 
 
 const POOL_ATTRS = [:window, :stride, :padding]
 
-const MAX_POOL = register!(Op("max_pool", infer_pool; attrs=POOL_ATTRS,
+const MAX_POOL = register!(Op("max_pool", infer_pool; batch=by_samples, attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool, inputs[1], attrs, out, inputs[1]),
     backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[1], attrs)],
     jvp=(t, y, inputs, attrs) -> pool_gather(t[1], inputs[1], attrs),
     doc="largest element of each window over the first axis or two; the first of equal ones"))
-const MAX_POOL_GRADIENT = register!(Op("max_pool_gradient", infer_max_pool_gradient; attrs=POOL_ATTRS,
+const MAX_POOL_GRADIENT = register!(Op("max_pool_gradient", infer_max_pool_gradient; batch=by_samples, attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> forward_pool_gradient(:max_pool_gradient, p, out, inputs, attrs),
     backward=Any[(g, y, inputs, attrs) -> pool_gather(g, inputs[2], attrs), no_gradient],
     jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_gradient(t[1], inputs[2], attrs),
     doc="gradient of max_pool: each element added where the largest of its window of the second operand is"))
-const MAX_POOL_GATHER = register!(Op("max_pool_gather", infer_max_pool_gather; attrs=POOL_ATTRS,
+const MAX_POOL_GATHER = register!(Op("max_pool_gather", infer_max_pool_gather; batch=by_samples, attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool_gather, inputs[2], attrs, out, inputs...),
     backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[2], attrs), no_gradient],
     jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_gather(t[1], inputs[2], attrs),
     doc="the elements that stand where the largest of each window of the second operand are"))
-const AVG_POOL = register!(Op("avg_pool", infer_pool; attrs=POOL_ATTRS,
+const AVG_POOL = register!(Op("avg_pool", infer_pool; batch=by_samples, attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> emit_pool!(p, :avg_pool, inputs[1], attrs, out, inputs[1]),
     backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL_GRADIENT, Tensor[g], with(attrs, :dims => inputs[1].dims))],
     jvp=linear_jvp("avg_pool"), doc="mean of each window over the first axis or two; padding counts as zeros"))
-const AVG_POOL_GRADIENT = register!(Op("avg_pool_gradient", infer_avg_pool_gradient; attrs=[POOL_ATTRS; :dims],
+const AVG_POOL_GRADIENT = register!(Op("avg_pool_gradient", infer_avg_pool_gradient; batch=by_samples, attrs=[POOL_ATTRS; :dims],
     forward=(p, out, inputs, attrs) -> forward_pool_gradient(:avg_pool_gradient, p, out, inputs, attrs),
     backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL, Tensor[g], subset(attrs, POOL_ATTRS))],
     jvp=linear_jvp("avg_pool_gradient"), doc="gradient of avg_pool: each element spread evenly over its window"))

@@ -62,7 +62,9 @@ end
 
 const RESHAPE = register!(Op("reshape", (inputs, attrs) -> (filled_dims(inputs[1], attrs.dims), inputs[1].eltype);
     view=view_reshape, backward=Any[(g, y, inputs, attrs) -> reshape_to(g, inputs[1].dims)],
-    jvp=linear_jvp("reshape"), attrs=[:dims], simplify=(e, made) -> shorter_reshape(e, made), scalar=:identity,
+    jvp=linear_jvp("reshape"), attrs=[:dims],
+    batch=(op, count, mapped, inputs, attrs) -> apply(op, inputs, attributes(:dims => Int[filled_dims(symbol(inputs[1].eltype,
+        inputs[1].dims[1:end-1]), attrs.dims); count])), simplify=(e, made) -> shorter_reshape(e, made), scalar=:identity,
     doc="the same elements, in order, in another shape"))
 
 function reshape_to(x::Tensor, dims::Vector{Int})
@@ -117,6 +119,7 @@ view_transpose(m::Memory, attrs) = Memory(m.root, m.address, m.eltype, m.dims[at
 
 const TRANSPOSE = register!(Op("transpose", infer_transpose; view=view_transpose,
     backward=Any[(g, y, inputs, attrs) -> permuted(g, invperm(attrs.axes))], jvp=linear_jvp("transpose"), attrs=[:axes],
+    batch=(op, count, mapped, inputs, attrs) -> apply(op, inputs, attributes(:axes => Int[attrs.axes; length(attrs.axes) + 1])),
     simplify=(e, made) -> shorter_transpose(e, made), scalar=:identity, doc="permutation of the axes"))
 
 function permuted(x::Tensor, axes::Vector{Int})
@@ -182,6 +185,7 @@ view_broadcast_to(m::Memory, attrs) = Memory(m.root, m.address, m.eltype, attrs.
 # The runtime sums a gradient back to its input's shape.
 const BROADCAST_TO = register!(Op("broadcast_to", infer_broadcast_to; view=view_broadcast_to,
     backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("broadcast_to"), attrs=[:dims],
+    batch=(op, count, mapped, inputs, attrs) -> spread_to(aligned_samples(inputs[1], length(attrs.dims)), Int[attrs.dims; count]),
     scalar=:identity, doc="the same elements repeated along new or length-one axes"))
 
 """
@@ -232,6 +236,7 @@ end
 
 const SLICE = register!(Op("slice", infer_slice; view=(m, attrs) -> view_slice(m, attrs.index),
     backward=Any[(g, y, inputs, attrs) -> assemble([g], Index[attrs.index], inputs[1].dims)], jvp=linear_jvp("slice"),
+    batch=(op, count, mapped, inputs, attrs) -> apply(op, inputs, attributes(:index => Index([attrs.index; whole_axis(count)]))),
     attrs=[:index], doc="basic indexing: numbers, ranges, colons"))
 
 function infer_assemble(inputs, attrs)
@@ -296,6 +301,8 @@ end
 
 const ASSEMBLE = register!(Op("assemble", infer_assemble; forward=forward_assemble,
     backward=(i, g, y, inputs, attrs) -> apply(SLICE, Tensor[g], attributes(:index => attrs.indices[i])), jvp=linear_jvp("assemble"),
+    batch=(op, count, mapped, inputs, attrs) -> assemble(all_mapped(count, mapped, inputs),
+        Index[Index([index; whole_axis(count)]) for index in attrs.indices], Int[attrs.dims; count]),
     attrs=[:dims, :indices], doc="parts put (where they overlap, added) into their places in an array of zeros"))
 
 """Add each part into its place, a basic index, in an array of zeros."""
@@ -527,6 +534,6 @@ Base.:\(a::Union{Real,AbstractArray}, b::Tensor) = left_quotient(a, b)
 
 # Copies ---------------------------------------------------------------------------------------------------------------
 
-const COPY = register!(Op("copy", infer_same; forward=(p, out, inputs, attrs) -> emit_copy!(p, out, inputs[1]),
+const COPY = register!(Op("copy", infer_same; batch=trailing, forward=(p, out, inputs, attrs) -> emit_copy!(p, out, inputs[1]),
     backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("copy"), scalar=:identity, doc="the same values in memory of their own"))
 Base.copy(x::Tensor) = COPY(x)

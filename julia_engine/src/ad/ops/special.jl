@@ -18,7 +18,7 @@ const ERFC = elementwise("erfc", (y, x) -> MUL(-2 / sqrt(pi), EXP(NEG(SQUARE(x))
     doc="1 - erf(x), exact where that is small")
 const GAMMALN = elementwise("gammaln", (y, x) -> digamma(x); functions=(gammaln,), doc="log |Γ(x)|")
 
-const POLYGAMMA = register!(Op("polygamma", (inputs, attrs) -> (copy(inputs[1].dims), check_float(inputs[1].eltype));
+const POLYGAMMA = register!(Op("polygamma", (inputs, attrs) -> (copy(inputs[1].dims), check_float(inputs[1].eltype)); batch=trailing,
     forward=(p, out, inputs, attrs) ->
         emit_arrays!(p, (y, x) -> (y .= Kernels.plain_polygamma.(attrs.n, x); nothing), Memory[out], inputs),
     backward=Any[(g, y, inputs, attrs) -> MUL(g, polygamma(attrs.n + 1, inputs[1]))],
