@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bridge.checks import check_chain
 from bridge.engine import Optimizer
 from bridge.errors import SpecError
 from bridge.spec import (
@@ -120,6 +121,7 @@ def check(spec: ModelSpec, optimizer: Optimizer, engine: str) -> Kind:
     Raises `SpecError` for a network, or a loss, that the hand-written engines don't know, `ConfigurationError` for
     another optimizer than the network's own, or for more settings than it has by hand.
     """
+    check_chain(spec, engine)
     kind = next((kind for kind in KINDS if kind.fits(spec) and kind.loss == spec.loss.op), None)
     if kind is None:
         found = ", ".join(layer.op for layer in spec.layers)

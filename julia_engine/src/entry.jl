@@ -33,8 +33,8 @@ A description has a line (`network/lines.jl`) for each part of a session, and a 
   reads, beside its type in `network`.
 - `techniques fuse=false`: the switches of [`Techniques`](@ref AD.Techniques) that are not as by default.
 - `layer id=rnn op=rnn units=64 activation=tanh returns=last` for each layer: its name, its op (of `NETWORK.LAYERS`), the
-  settings that `read_layer` reads, beside its type in `network`, and perhaps `inputs`: the name of the layer before, which
-  is whose output it reads.
+  settings that `read_layer` reads, beside its type in `network`, and perhaps `inputs=a,b`: the names of the layers before it,
+  or `input`, whose outputs it reads; the one before it if none.
 """
 module Entry
 
@@ -86,6 +86,7 @@ struct Description
     ops::Vector{String}
     layers::Vector{Layer}
     sizes::Vector{Vector{Int}}
+    inputs::Dict{String,Vector{String}}
 end
 
 """The text of `n` bytes, which must be ASCII: what is not stands as %XX."""
@@ -120,16 +121,28 @@ function read_description(text::String)
     optimizer, techniques = read_optimizer(next("optimizer")), read_techniques(next("techniques"))
     length(lines) < expected && throw(too_early())
     names, ops, layers, sizes = String[], String[], Layer[], Vector{Int}[input]
+    inputs = Dict{String,Vector{String}}()
     for _ in 1:expected
         line = next("layer")
-        layer = read_layer(line, names, sizes[end])
+        before = isempty(names) ? NETWORK.INPUT : names[end]
+        read = something(given_or_nothing(line, "inputs", Vector{String}), String[before])
+        read_sizes = Vector{Int}[size_of(name, names, sizes) for name in read]
+        layer = read_layer(line, read_sizes[1])
         push!(ops, given(line, "op", String))
         push!(names, NETWORK.new_id(layer, names))
         push!(layers, layer)
-        push!(sizes, NETWORK.output_size(layer, sizes[end]))
+        push!(sizes, NETWORK.output_size(layer, NETWORK.merged_size(layer, read_sizes)))
+        read == [before] || (inputs[names[end]] = read)
     end
     isempty(lines) || throw(ConfigurationError("the description of the session goes on after its $expected layers"))
-    return Description(dtype, batch_size, threads, loss, optimizer, techniques, ids, names, ops, layers, sizes)
+    return Description(dtype, batch_size, threads, loss, optimizer, techniques, ids, names, ops, layers, sizes, inputs)
+end
+
+"""The size of what a layer before makes, or of the input."""
+function size_of(name::String, names::Vector{String}, sizes::Vector{Vector{Int}})
+    place = name == NETWORK.INPUT ? 0 : findfirst(==(name), names)
+    place === nothing && throw(ConfigurationError("inputs: there is no layer $(NETWORK.shortened(name)) before"))
+    return sizes[place+1]
 end
 
 """What a setting's word stands for."""
@@ -165,11 +178,8 @@ function read_techniques(line::Line)
 end
 
 """The layer of a line, after those of these names, for samples of size `input`."""
-function read_layer(line::Line, names::Vector{String}, input::Vector{Int})
+function read_layer(line::Line, input::Vector{Int})
     return reading(line) do
-        before = given_or_nothing(line, "inputs", String)
-        before === nothing || !isempty(names) && before == names[end] ||
-            throw(ConfigurationError("inputs: a layer reads the one before it, got $(NETWORK.shortened(before))"))
         given(line, "id", String)
         NETWORK.read_layer(type_of(line, "op", LAYERS), line, input)::Layer
     end
@@ -190,6 +200,7 @@ end
 
 function new_session(d::Description, parameters::Ptr{T}, count::Int64) where {T}
     chain = NETWORK.new_chain(0, d.names, d.layers, T, unsafe_wrap(Array, parameters, count))
+    NETWORK.read_inputs!(chain, d.inputs)
     NETWORK.takes_ids(chain) == d.ids || throw(ConfigurationError("samples of $(d.ids ? "ids" : "numbers") do not suit a " *
         "model that begins with $(isempty(d.layers) ? "nothing" : d.layers[1])"))
     trainer = NETWORK.new_trainer(T, chain, NETWORK.loss_of(d.loss), d.optimizer, d.batch_size, d.threads, 1, d.techniques)

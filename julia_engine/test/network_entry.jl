@@ -158,7 +158,7 @@ end
     @test occursin("layer \"a\" (dense): bias: expected true or false, got \"1\"", one("id=a op=dense units=3 bias=1"))
     @test occursin("(reshape): shape: expected a whole number, or several", one("id=a op=reshape shape=3,,4"))
     @test occursin("shape: expected a whole number, or several", one("id=a op=reshape shape=$(join(ones(Int, 100), ","))"))
-    @test occursin("inputs: a layer reads the one before it, got \"b\"", one("id=a op=flatten inputs=b"))
+    @test occursin("inputs: there is no layer \"b\" before", one("id=a op=flatten inputs=b"))
     @test occursin("layer: units is set twice", one("id=a op=dense units=3 units=4 bias=true"))
     @test occursin("layer: expected name=value, got \"units\"", one("id=a op=dense units"))
     @test occursin("id: expected a text, got \"%F\"", one("id=%F op=flatten"))
