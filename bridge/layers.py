@@ -143,7 +143,7 @@ class Geometry:
         return all(before == after for before, after in self.padding)
 
     def same(self, input: Shape) -> tuple[Shape, ...]:
-        """The least padding with which each axis of `input` has a window for every `stride` elements; what is odd is behind."""
+        """The least padding with which axes of `input` have a window for every `stride` elements; more of it behind."""
         found = []
         for n, extent, stride in zip(input, self.extent, self.stride, strict=True):
             total = max((-(-n // stride) - 1) * stride + extent - n, 0)
@@ -785,7 +785,7 @@ class PositionEmbedding(Layer):
 
     def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
         """Weight (steps, features)."""
-        return {"weight": ParameterSpec(input, self.weight_init, *input)}
+        return {"weight": ParameterSpec(input, self.weight_init, input[0], input[1])}
 
 
 class Add(Layer):

@@ -30,8 +30,8 @@ class Placed:
     input: Shape
     """Of one sample, in the order of the spec."""
     sources: tuple[tuple[int, Axes | None], ...]
-    """Which values it reads, by the numbers of their layers (-1: the input), and for each the order in which to take the
-    axes of a sample, unless they lie right."""
+    """Which values it reads, by the numbers of their layers (-1: the input), and for each the order in which to take
+    the axes of a sample, unless they lie right."""
     rows: NDArray[np.int64] | None = None
     """For a dense layer whose features come in another order: which rows of its weight these are."""
 

@@ -472,10 +472,11 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": tf.sigmoid,
     "softplus": tf.nn.softplus,
     "softmax": tf.nn.softmax,
-    "gelu": tf.nn.gelu,
-    "gelu_tanh": partial(tf.nn.gelu, approximate=True),
+    # TensorFlow's own have constants in float32, whatever they compute with.
+    "gelu": lambda x: 0.5 * x * tf.math.erfc(-math.sqrt(0.5) * x),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + tf.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),
     "silu": tf.nn.silu,
-    "leaky_relu": partial(tf.nn.leaky_relu, alpha=0.01),
+    "leaky_relu": lambda x: tf.where(x > 0, x, 0.01 * x),
     "elu": tf.nn.elu,
 }
 

@@ -22,7 +22,7 @@ Layers = list[dict[str, Any]]
 SGD = Optimizer("sgd", 0.015)
 DTYPES = ("float32", "float64")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-10}
-PAIRS = (("numpy", "torch"),)
+PAIRS = (("numpy", "torch"), ("julia", "torch"), ("julia", "numpy"))
 
 # Samples of 4 rows of 3, or of 4 channels of 6 by 3, and a dense layer below the one that is tested: the gradient by
 # its input counts, too.

@@ -1,4 +1,4 @@
-"""Ops of neural networks against PyTorch in float64, values and gradients; and what they say when something is wrong."""
+"""Ops of neural networks against PyTorch in float64, values and gradients; and what they say of what is wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from py_engine.errors import ConfigurationError, DTypeError, LabelError, ShapeEr
 
 
 def compare(torch, ours, theirs, *arrays, rtol=1e-11, atol=1e-12):
-    """Value and gradients of both, at a random upstream gradient; ours eagerly and compiled. Integers have no gradient."""
+    """Value and gradients of both, at a random upstream gradient; ours eagerly and compiled."""
     floats = [i for i, a in enumerate(arrays) if np.asarray(a).dtype == np.float64]
     inputs = [torch.tensor(a, requires_grad=i in floats) for i, a in enumerate(arrays)]
     expected = theirs(*inputs)
@@ -198,8 +198,8 @@ def test_interpolation(torch, shape, size):
     for corners in (False, True):
         compare(
             torch,
-            lambda x: ops.interpolate(x, size, "linear", corners),
-            lambda x: f.interpolate(x, size, mode=mode, align_corners=corners),
+            lambda x, corners=corners: ops.interpolate(x, size, "linear", corners),
+            lambda x, corners=corners: f.interpolate(x, size, mode=mode, align_corners=corners),
             x,
         )
 

@@ -11,9 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from py_engine.ad.op import Call, Op, Scratch, as_tensor, elementwise
+from py_engine.ad.op import ZEROS, Call, Op, Scratch, as_tensor, elementwise
 from py_engine.ad.ops.elementary import (
-    ZEROS,
     abs,
     bind_sigmoid,
     clip,

@@ -22,7 +22,7 @@ from py_engine.ad.tensor import Array, Axis, Operand, Tensor
 from py_engine.errors import ShapeError
 
 
-def _count(x: Any, axes: Axes) -> int:
+def _count(x: Array | Tensor, axes: Axes) -> int:
     return max(math.prod(x.shape[a] for a in axes), 1)
 
 
