@@ -2,9 +2,9 @@
 
     python -m experiments.curves        or `make curves`
 
-Each engine that can be used here trains in a worker process of its own, on the same batches in the same order, in float64.
-The table has the mean loss of each epoch, and how far the losses of all steps are from the first engine's. Text and images
-need no download: the text is generated from a small grammar, the images are the embedded digits or MNIST.
+Each engine that can be used here trains in a worker process of its own, on the same batches in the same order, in
+float64. The table has the mean loss of each epoch, and how far the losses of all steps are from the first engine's. The
+text is generated from a small grammar; the images are MNIST's where they are there, or else the embedded digits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def rows(model: spec.ModelSpec, count: int, seed: int = 0) -> tuple[NDArray[np.g
 
 
 def curve(name: str, model: spec.ModelSpec, epochs: int, count: int, batch: int, seed: int = 0) -> NDArray[np.float64]:
-    """The losses (epochs, steps) of a model in the engine of this name, from weights and orders that the seed decides."""
+    """The losses (epochs, steps) of a model in the engine of this name; the seed decides weights and orders."""
     x, y = rows(model, count, seed)
     orders = [np.random.default_rng([seed, epoch]).permutation(count) for epoch in range(epochs)]
     with Worker(name) as worker:
