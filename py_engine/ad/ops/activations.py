@@ -125,13 +125,18 @@ def _bind_leaky_relu(arrays: Sequence[Array], out: Array, scratch: Scratch) -> S
 
 def _bind_elu(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     x, alpha = arrays
-    low, negative = scratch(x.shape, x.dtype), scratch(out.shape, out.dtype)
+    powers, negative = scratch(x.shape, x.dtype), scratch(out.shape, out.dtype)
     return [
-        partial(np.minimum, x, ZEROS[x.dtype].data, out=low),
-        partial(np.expm1, low, low),
-        partial(np.multiply, low, alpha, negative),
+        partial(np.expm1, x, powers),
+        partial(np.multiply, powers, alpha, negative),
         *_bind_bent(x, negative, out, scratch),
     ]
+
+
+def _elu(x: Array, alpha: Array, out: Array) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):  # where x is above 0, which takes x itself
+        for call in _bind_elu((x, alpha), out, np.empty):
+            call()
 
 
 LEAKY_RELU: Op = elementwise(
@@ -145,7 +150,7 @@ LEAKY_RELU: Op = elementwise(
 )
 ELU: Op = elementwise(
     "elu",
-    None,
+    _elu,
     lambda y, x, alpha: where(greater(x, 0), 1, y + alpha),
     lambda y, x, alpha: where(greater(x, 0), 0, expm1(minimum(x, 0))),
     doc="x where it is above 0, else alpha (exp(x) - 1)",
