@@ -21,7 +21,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help reproduce test campaign lint docs bench bench-compare bench-history site release clean
+.PHONY: help reproduce curves test campaign lint docs bench bench-compare bench-history site release clean
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
@@ -40,6 +40,9 @@ help: ## show this list
 reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
 	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
+
+curves: $(VENV)/.dev ## a small transformer and a residual network, trained in all engines to the same losses
+	$(BIN)/python -m experiments.curves $(ARGS)
 
 # The linters run while Julia and the browser are set up.
 test: $(VENV)/.dev ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one

@@ -19,7 +19,7 @@ from py_engine.ad.ops.indexing import check_ids
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
 from py_engine.network import losses
 
-__all__ = ["DataCheck", "PerArray", "check_known", "check_losses"]
+__all__ = ["DataCheck", "PerArray", "check_chain", "check_known", "check_losses"]
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ def check_known(
 ) -> None:
     """Raise for what an engine's adapter has no counterpart of: `SpecError` for a layer, else `ConfigurationError`.
 
-    `layers` and `optimizers` are the names of those that it has.
+    `layers` and `optimizers` are the names of those that it has; layers may read any before them.
     """
     for index, layer in enumerate(spec.layers):
         if layer.op not in layers:
@@ -131,6 +131,14 @@ def check_known(
             raise SpecError(f'the model "{spec.name}"', [problem])
     if optimizer not in optimizers:
         raise ConfigurationError(f"the engine {engine} has no optimizer {optimizer}; it has {', '.join(optimizers)}")
+
+
+def check_chain(spec: ModelSpec, engine: str) -> None:
+    """Raise `SpecError` for the first layer that names its inputs, of an engine that has chains of layers alone."""
+    for index, layer in enumerate(spec.layers):
+        if layer.inputs:
+            found = f'layers[{index}] (id "{layer.id}").inputs: the engine {engine} has no layer with inputs'
+            raise SpecError(f'the model "{spec.name}"', [f"{found}, each reads the one before it"])
 
 
 def check_losses(found: NDArray[np.float64], steps_before: int) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from bridge import toml
 from bridge.explain import LocatedError
@@ -105,15 +105,19 @@ def _twice(value: object) -> object:
     return (value, value) if isinstance(value, int) else value
 
 
+Same = Literal["same"]
+"""Padding with which there is a window for every `stride` elements of the input; it stands for these numbers."""
+
 _TwoSizes = Annotated[tuple[Size, ...], Field(strict=False, min_length=2, max_length=2)]
 _TwoPaddings = Annotated[tuple[Padding, ...], Field(strict=False, min_length=2, max_length=2)]
 
 Sizes2D = Annotated[_TwoSizes, BeforeValidator(_twice, json_schema_input_type=Size | _TwoSizes)]
 """Of height and width."""
-Padding1D = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings)]
+Padding1D = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings | Same)]
 """Before and after the axis."""
-_Paddings = Annotated[tuple[Padding1D, ...], Field(strict=False, min_length=2, max_length=2)]
-Padding2D = Annotated[_Paddings, BeforeValidator(_twice, json_schema_input_type=Padding | _Paddings)]
+_Sides = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings)]
+_Paddings = Annotated[tuple[_Sides, ...], Field(strict=False, min_length=2, max_length=2)]
+Padding2D = Annotated[_Paddings, BeforeValidator(_twice, json_schema_input_type=Padding | _Paddings | Same)]
 """Of height (top and bottom) and width (left and right)."""
 
 
@@ -137,6 +141,14 @@ class Geometry:
     def is_symmetric(self) -> bool:
         """Whether there is the same padding before and after every axis."""
         return all(before == after for before, after in self.padding)
+
+    def same(self, input: Shape) -> tuple[Shape, ...]:
+        """The least padding with which axes of `input` have a window for every `stride` elements; more of it behind."""
+        found = []
+        for n, extent, stride in zip(input, self.extent, self.stride, strict=True):
+            total = max((-(-n // stride) - 1) * stride + extent - n, 0)
+            found.append((total // 2, total - total // 2))
+        return tuple(found)
 
     def output(self, input: Shape) -> Shape:
         """The spatial axes of what becomes of those of `input`. Raises `ValueError` where nothing is left of one."""
@@ -187,6 +199,23 @@ class Layer(Record):
     id: Name
     """Unique in the spec; the first part of the names of the layer's parameters."""
     op: str
+    inputs: Annotated[tuple[Name, ...], Field(strict=False, max_length=64)] = ()
+    """Ids of the layers before it that it reads, or "input" for the network's own; the one before it if none."""
+
+    @property
+    def needs(self) -> list[tuple[str, str, int]]:
+        """What of its table needs an opset: the key, what is there, and the opset."""
+        return [("op", self.op, self.since), *([("inputs", "a layer with inputs", 3)] if self.inputs else [])]
+
+    def merged(self, inputs: Sequence[Shape]) -> Shape:
+        """The shape of what the results that it reads make together. Raises `ValueError` where they do not fit."""
+        if len(inputs) != 1:
+            raise LocatedError(["inputs"], f"found {len(inputs)}, expected one: {self.op} does not join several")
+        return inputs[0]
+
+    def resolved(self, input: Shape) -> Self:
+        """The same layer with explicit numbers for what is given by a word."""
+        return self
 
     @property
     def elementwise(self) -> bool:
@@ -332,7 +361,16 @@ class Activation(Layer):
     """A function of every element, or softmax along the last axis."""
 
     op: Literal["activation"]
-    activation: Literal["identity", "tanh", "relu", "sigmoid", "softplus", "softmax"]
+    activation: Literal[
+        "identity", "tanh", "relu", "sigmoid", "softplus", "softmax", "gelu", "gelu_tanh", "silu", "leaky_relu", "elu"
+    ]
+    """gelu is exact, gelu_tanh its approximation; leaky_relu has slope 0.01, elu alpha 1."""
+
+    @property
+    def needs(self) -> list[tuple[str, str, int]]:
+        """See `Layer.needs`: some functions came later."""
+        newer = self.activation in ("gelu", "gelu_tanh", "silu", "leaky_relu", "elu")
+        return [*super().needs, *([("activation", self.activation, 3)] if newer else [])]
 
     @property
     def elementwise(self) -> bool:
@@ -359,6 +397,32 @@ class Windowed(Layer):
     channels_last: ClassVar[bool] = True
     axes: ClassVar[tuple[str, ...]]
     """What the axes are called."""
+
+    _same: bool = PrivateAttr(False)
+    """Whether its padding is "same", and not known yet."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read_same(cls, data: Any, read: Callable[[Any], Self]) -> Self:
+        """The padding "same" waits for the shape of an input; until then there is none."""
+        same = isinstance(data, dict) and data.get("padding") == "same"
+        layer = read({key: value for key, value in data.items() if key != "padding"} if same else data)
+        layer._same = layer._same or same
+        return layer
+
+    @property
+    def needs(self) -> list[tuple[str, str, int]]:
+        """See `Layer.needs`: "same" came later."""
+        return [*super().needs, *([("padding", 'padding "same"', 3)] if self._same else [])]
+
+    def resolved(self, input: Shape) -> Self:
+        """See `Layer.resolved`: "same" becomes the numbers that it is for this input."""
+        if not self._same or len(input) != 1 + len(self.axes):
+            return self
+        pairs = self.geometry.same(input[1:])
+        found = self.model_copy(update={"padding": pairs if len(self.axes) > 1 else pairs[0]})
+        found._same = False
+        return found
 
     @property
     @abstractmethod
@@ -665,6 +729,111 @@ class LayerNorm(Layer):
         """Scale and shift, each (features,)."""
         shape, fans = input[-1:], (input[-1], input[-1])
         return {"scale": ParameterSpec(shape, ONES, *fans), "shift": ParameterSpec(shape, ZEROS, *fans)}
+
+
+class MultiHeadAttention(Layer):
+    """Each step's mean of all steps, weighted by how well they fit it, in several heads: of (N, steps, features).
+
+    Queries, keys and values are ``x @ weight + bias``, side by side; each head has its part of the features of each.
+    What the heads find, side by side, goes through ``@ output_weight + output_bias``.
+    """
+
+    since: ClassVar[int] = 3
+    lengths: ClassVar[Mapping[str, int]] = {"features": -1}
+    op: Literal["multi_head_attention"]
+    heads: Size
+    """They share the features equally."""
+    causal: bool = False
+    """Whether a step sees itself and those before it alone."""
+    bias: bool = True
+    weight_init: Initialiser = GLOROT_UNIFORM
+    bias_init: Initialiser = ZEROS
+
+    def output(self, input: Shape) -> Shape:
+        """(N, steps, features) stays so."""
+        if len(input) != 2:
+            raise ValueError(f"expected an input of shape (N, steps, features), found {show(input)}")
+        if input[1] % self.heads:
+            raise LocatedError(["heads"], f"found {self.heads}, which does not divide the {input[1]} features")
+        return input
+
+    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
+        """Weight (features, 3 · features), output_weight (features, features), and a bias each unless switched off."""
+        n, fans = input[-1], (input[-1], input[-1])
+        found = {
+            "weight": ParameterSpec((n, 3 * n), self.weight_init, *fans),
+            "bias": ParameterSpec((3 * n,), self.bias_init, *fans),
+            "output_weight": ParameterSpec(fans, self.weight_init, *fans),
+            "output_bias": ParameterSpec((n,), self.bias_init, *fans),
+        }
+        return found if self.bias else {name: parameter for name, parameter in found.items() if "bias" not in name}
+
+
+class PositionEmbedding(Layer):
+    """A learned vector for each step, added to it: (N, steps, features) to the same."""
+
+    since: ClassVar[int] = 3
+    lengths: ClassVar[Mapping[str, int]] = {"steps": -2, "features": -1}
+    op: Literal["position_embedding"]
+    weight_init: Initialiser = NORMAL
+
+    def output(self, input: Shape) -> Shape:
+        """(N, steps, features) stays so."""
+        if len(input) != 2:
+            raise ValueError(f"expected an input of shape (N, steps, features), found {show(input)}")
+        return input
+
+    def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
+        """Weight (steps, features)."""
+        return {"weight": ParameterSpec(input, self.weight_init, input[0], input[1])}
+
+
+class Add(Layer):
+    """The sum of the several inputs that it names, of one shape: a residual connection."""
+
+    since: ClassVar[int] = 3
+    op: Literal["add"]
+
+    @property
+    def elementwise(self) -> bool:
+        """Yes."""
+        return True
+
+    def merged(self, inputs: Sequence[Shape]) -> Shape:
+        """The shape of all of them."""
+        _check_joined(inputs)
+        if len(set(inputs)) > 1:
+            raise LocatedError(["inputs"], f"found the shapes {_all(inputs)}, expected one shape")
+        return inputs[0]
+
+
+class Concat(Layer):
+    """The several inputs that it names, one after the other along an axis of a sample."""
+
+    since: ClassVar[int] = 3
+    op: Literal["concat"]
+    axis: Annotated[int, Field(ge=0, le=7)] = 0
+    """Of one sample, from 0; the other axes have the same lengths."""
+
+    def merged(self, inputs: Sequence[Shape]) -> Shape:
+        """The lengths along the axis added up."""
+        _check_joined(inputs)
+        axis, first = self.axis, inputs[0]
+        if axis >= len(first) or len({(len(shape), shape[:axis], shape[axis + 1 :]) for shape in inputs}) > 1:
+            raise LocatedError(
+                ["inputs"],
+                f"found the shapes {_all(inputs)}, expected some that differ along axis {axis} of a sample alone",
+            )
+        return (*first[:axis], sum(shape[axis] for shape in inputs), *first[axis + 1 :])
+
+
+def _check_joined(inputs: Sequence[Shape]) -> None:
+    if len(inputs) < 2:
+        raise LocatedError(["inputs"], f"found {len(inputs)}, expected two or more names of layers, or of the input")
+
+
+def _all(shapes: Sequence[Shape]) -> str:
+    return " and ".join(map(show, shapes))
 
 
 # --- Shapes in messages, and their limits ---

@@ -29,15 +29,11 @@ class Placed:
     """None: only the transposition is left to do."""
     input: Shape
     """Of one sample, in the order of the spec."""
-    transpose: Axes | None = None
-    """The order in which to take a sample's axes before the layer, unless they lie right."""
+    sources: tuple[tuple[int, Axes | None], ...]
+    """Which values it reads, by the numbers of their layers (-1: the input), and for each the order in which to take
+    the axes of a sample, unless they lie right."""
     rows: NDArray[np.int64] | None = None
     """For a dense layer whose features come in another order: which rows of its weight these are."""
-
-    @property
-    def batch_transpose(self) -> Axes | None:
-        """`transpose` for a batch, which has one axis more in front."""
-        return None if self.transpose is None else (0, *(1 + axis for axis in self.transpose))
 
 
 def channels_last(spec: ModelSpec) -> list[Placed]:
@@ -47,27 +43,37 @@ def channels_last(spec: ModelSpec) -> list[Placed]:
     alike. An embedding adds its axis at the end, a permutation has nothing to do.
     """
     placed: list[Placed] = []
-    stored: Axes = tuple(range(len(spec.input.sample)))
-    """Which axis of a sample, by the spec's count, each axis in memory is."""
+    made: list[Axes] = [tuple(range(len(spec.input.sample)))]
+    """Which axis of a sample, by the spec's count, each axis in memory is: of the input, and of each layer's result."""
     rows: NDArray[np.int64] | None = None
-    for index, (layer, shape) in enumerate(zip(spec.layers, spec.shapes(), strict=True)):
+    layers = zip(spec.layers, spec.shapes(), spec.sources(), strict=True)
+    for index, (layer, shape, sources) in enumerate(layers):
         in_order = tuple(range(len(shape.input)))
+        stored = made[sources[0] + 1]
+        as_it_lies = tuple((place, None) for place in sources)
         if isinstance(layer, PermuteDims):
-            placed.append(Placed(layer, shape.input))
+            placed.append(Placed(layer, shape.input, as_it_lies))
             stored = tuple(layer.axes.index(axis) for axis in stored)
-        elif isinstance(layer, Flatten) and stored != in_order and _next_is_dense(spec.layers[index + 1 :]):
-            placed.append(Placed(layer, shape.input))
+        elif (
+            isinstance(layer, Flatten)
+            and stored != in_order
+            and spec.is_chain
+            and _next_is_dense(spec.layers[index + 1 :])
+        ):
+            placed.append(Placed(layer, shape.input, as_it_lies))
             rows = np.arange(math.prod(shape.input)).reshape(shape.input).transpose(stored).ravel()
             stored = (0,)
         else:
             wanted = stored if layer.elementwise else in_order
             if layer.channels_last:
                 wanted = (*in_order[1:], 0)
-            placed.append(Placed(layer, shape.input, _move(stored, wanted), rows if layer.op == "dense" else None))
+            moved = tuple((place, _move(made[place + 1], wanted)) for place in sources)
+            placed.append(Placed(layer, shape.input, moved, rows if layer.op == "dense" else None))
             rows = None if layer.op == "dense" else rows
             stored = wanted if len(shape.output) == len(wanted) else tuple(range(len(shape.output)))
-    last = _move(stored, tuple(range(len(stored))))
-    return placed if last is None else [*placed, Placed(None, spec.output, last)]
+        made.append(stored)
+    last = _move(made[-1], tuple(range(len(made[-1]))))
+    return placed if last is None else [*placed, Placed(None, spec.output, ((len(placed) - 1, last),))]
 
 
 def _move(stored: Axes, wanted: Axes) -> Axes | None:

@@ -1,7 +1,8 @@
 """The model spec: one TOML file that every engine builds the same network from.
 
-A spec is a list of layers from a small closed set, applied one after the other, and a loss. It says all that
-decides the network, and nothing about training or data. Reading one checks everything, shapes included: an
+A spec is a list of layers from a small closed set and a loss. Each layer reads what the one before it makes, or what
+the layers before it make that it names (`inputs`): residual connections and branches. A spec says all that decides the
+network, and nothing about training or data. Reading one checks everything, shapes included: an
 engine never meets a spec it would have to refuse.
 
     spec = load("experiments/models/mnist-rnn.toml")
@@ -16,8 +17,8 @@ only batch normalisation mixes them.
 layer that computes.
 
 **Images and sequences** have their channels first: (channels, height, width) and (channels, length). A convolution is a
-cross-correlation, as in all frameworks. Padding is explicit, so many zeros before and after each axis; what a window
-leaves over at the end is dropped.
+cross-correlation, as in all frameworks. Padding is so many zeros before and after each axis, or "same", which reading
+turns into these; what a window leaves over at the end is dropped.
 
 **Parameters** are named ``<layer id>.<parameter>`` and laid out in C order, in weights files and in all that
 goes into and out of an engine; adapters convert where a framework differs. `weight` is (in, out) and used as
@@ -56,10 +57,12 @@ from bridge.layers import (
     RNN,
     ZEROS,
     Activation,
+    Add,
     AnyInitialiser,
     AvgPool1D,
     AvgPool2D,
     BatchNorm,
+    Concat,
     Conv1D,
     Conv2D,
     Convolution,
@@ -75,12 +78,14 @@ from bridge.layers import (
     LayerNorm,
     MaxPool1D,
     MaxPool2D,
+    MultiHeadAttention,
     Name,
     Normal,
     ParameterSpec,
     PermuteDims,
     PlainInitialiser,
     Pool,
+    PositionEmbedding,
     Record,
     Recurrent,
     Reshape,
@@ -94,6 +99,7 @@ from bridge.layers import (
 __all__ = [
     "GLOROT_UNIFORM",
     "GRU",
+    "INPUT",
     "LSTM",
     "NORMAL",
     "ONES",
@@ -103,6 +109,7 @@ __all__ = [
     "VERSION",
     "ZEROS",
     "Activation",
+    "Add",
     "AnyInitialiser",
     "AnyLayer",
     "AnyLoss",
@@ -110,6 +117,7 @@ __all__ = [
     "AvgPool2D",
     "BatchNorm",
     "BinaryCrossEntropy",
+    "Concat",
     "Conv1D",
     "Conv2D",
     "Convolution",
@@ -130,11 +138,13 @@ __all__ = [
     "MaxPool2D",
     "MeanSquaredError",
     "ModelSpec",
+    "MultiHeadAttention",
     "Normal",
     "ParameterSpec",
     "PermuteDims",
     "PlainInitialiser",
     "Pool",
+    "PositionEmbedding",
     "Recurrent",
     "Reshape",
     "Shape",
@@ -150,7 +160,7 @@ __all__ = [
 
 VERSION = 1
 """Version of the file's own structure."""
-OPSET = 2
+OPSET = 3
 """Version of the set of ops, raised when ops are added: an older TwinGrad must refuse what it can't build."""
 
 
@@ -272,11 +282,21 @@ class ModelSpec(Record):
     @property
     def vocabulary(self) -> int | None:
         """How many token ids the input may hold, from 0 on; None where the input is numbers."""
-        return next((layer.vocabulary for layer in self.layers if isinstance(layer, Embedding)), None)
+        return min((layer.vocabulary for layer in self.layers if isinstance(layer, Embedding)), default=None)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every layer reads what the one before it makes."""
+        return not any(layer.inputs for layer in self.layers)
+
+    def sources(self) -> list[tuple[int, ...]]:
+        """For every layer the numbers of those whose results it reads, -1 for the input."""
+        places = {INPUT: -1} | {layer.id: index for index, layer in enumerate(self.layers)}
+        return [tuple(places[name] for name in layer.inputs) or (index - 1,) for index, layer in enumerate(self.layers)]
 
     def shapes(self) -> list[LayerShape]:
         """The shapes of every layer, in order."""
-        return list(self._infer())
+        return [shape for _, shape in self._infer()]
 
     @property
     def output(self) -> Shape:
@@ -302,7 +322,11 @@ class ModelSpec(Record):
 
     def dump(self) -> str:
         """The spec as TOML in its canonical form, with every default spelled out."""
-        return toml.dump(self.model_dump())
+        found = self.model_dump()
+        for layer in found["layers"]:
+            if not layer["inputs"]:
+                del layer["inputs"]
+        return toml.dump(found)
 
     @property
     def digest(self) -> str:
@@ -317,11 +341,43 @@ class ModelSpec(Record):
                 raise LocatedError(
                     ["layers", index, "id"], f'"{layer.id}" is the id of layers[{seen[layer.id]}] already'
                 )
-            if layer.since > self.opset:
-                raise LocatedError(["layers", index, "op"], f"{layer.op} needs opset {layer.since}, found {self.opset}")
+            for key, what, opset in layer.needs:
+                if opset > self.opset:
+                    raise LocatedError(["layers", index, key], f"{what} needs opset {opset}, found {self.opset}")
             seen[layer.id] = index
         if self.input.dtype == "int64" and self.opset < Embedding.since:
             raise LocatedError(["input", "dtype"], f"int64 needs opset {Embedding.since}, found {self.opset}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_inputs(self) -> ModelSpec:
+        """Layers read what is before them, and nothing is computed for nobody."""
+        if self.is_chain:
+            return self
+        before = [INPUT]
+        for index, layer in enumerate(self.layers):
+            if layer.id == INPUT:
+                problem = (
+                    f'found "{INPUT}", which the inputs of other layers mean the network\'s own by; expected another'
+                )
+                raise LocatedError(["layers", index, "id"], problem)
+            for number, name in enumerate(layer.inputs):
+                if name not in before:
+                    after = name in [other.id for other in self.layers[index:]]
+                    found = f'found "{name}", which comes no earlier' if after else f'there is no layer "{name}"'
+                    known = ", ".join(f'"{other}"' for other in before)
+                    raise LocatedError(["layers", index, "inputs", number], f"{found}: expected one of {known}")
+            before.append(layer.id)
+        read = {place for places in self.sources() for place in places}
+        for index, layer in enumerate(self.layers[:-1]):
+            if index not in read:
+                raise LocatedError(["layers", index], f'nothing reads what layer "{layer.id}" makes')
+        return self
+
+    @model_validator(mode="after")
+    def _resolve(self) -> ModelSpec:
+        """Put numbers in the place of padding that is given by a word."""
+        self.__dict__["layers"] = tuple(layer for layer, _ in self._infer())
         return self
 
     @model_validator(mode="after")
@@ -341,24 +397,31 @@ class ModelSpec(Record):
             )
         return self
 
-    def _infer(self) -> Iterator[LayerShape]:
-        shape, holds = self.input.sample, "tokens" if self.input.dtype == "int64" else "numbers"
-        for index, layer in enumerate(self.layers):
-            if layer.reads not in (holds, "any"):
-                raise LocatedError(["layers", index], f"{layer.op} {_WRONG_INPUT[holds]}")
-            holds = "numbers" if layer.reads == "tokens" else holds
+    def _infer(self) -> Iterator[tuple[Layer, LayerShape]]:
+        start = "tokens" if self.input.dtype == "int64" else "numbers"
+        made: list[tuple[Shape, str]] = [(self.input.sample, start)]  # at 0 the input, then what each layer makes
+        for index, (layer, sources) in enumerate(zip(self.layers, self.sources(), strict=True)):
+            kinds = [made[place + 1][1] for place in sources]
+            for holds in kinds:
+                if layer.reads not in (holds, "any"):
+                    raise LocatedError(["layers", index], f"{layer.op} {_WRONG_INPUT[holds]}")
             try:
+                shape = layer.merged([made[place + 1][0] for place in sources])
+                layer = layer.resolved(shape)
                 output = layer.output(shape)
                 parameters = {f"{layer.id}.{name}": p.shape for name, p in layer.parameters(shape).items()}
                 check_sizes({"its output": output, **parameters})
             except ValueError as error:
                 steps = error.steps if isinstance(error, LocatedError) else ()
                 raise LocatedError(["layers", index, *steps], str(error)) from None
-            yield LayerShape(layer.id, shape, output, parameters)
-            shape = output
-        if holds == "tokens":
+            yield layer, LayerShape(layer.id, shape, output, parameters)
+            made.append((output, "numbers" if layer.reads == "tokens" else kinds[0]))
+        if made[-1][1] == "tokens":
             raise LocatedError(["layers"], 'input.dtype = "int64" (token ids) needs an embedding, found none')
 
+
+INPUT = "input"
+"""What `inputs` of layers call the network's own input."""
 
 _WRONG_INPUT = {
     "tokens": 'computes with numbers, found token ids (input.dtype = "int64"): put an embedding before it',

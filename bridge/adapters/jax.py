@@ -12,8 +12,10 @@ up to four elements is written out, since XLA's own gradient of it takes three t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -32,6 +34,7 @@ from bridge.spec import (
     RNN,
     Activation,
     BatchNorm,
+    Concat,
     Convolution,
     Dense,
     Dropout,
@@ -39,6 +42,7 @@ from bridge.spec import (
     Layer,
     LayerNorm,
     ModelSpec,
+    MultiHeadAttention,
     PermuteDims,
     Pool,
     Recurrent,
@@ -85,7 +89,7 @@ class JaxSession:
         self._steps = 0
         self._check = DataCheck(spec, dtype)
         self._tensors = PerArray(_tensor)
-        self._layers = spec.layers
+        self._layers, self._sources = spec.layers, spec.sources()
         self._is_random = any(isinstance(layer, Dropout) for layer in spec.layers)
         self._loss, self._count_right = _LOSSES[spec.loss.op]
         self._update = partial(_UPDATES[optimizer.name], optimizer)
@@ -223,9 +227,11 @@ class JaxSession:
         return jax.value_and_grad(loss, has_aux=True)(trained)
 
     def _network(self, run: _Run, x: Tensor) -> Tensor:
-        for layer in self._layers:
-            x = _LAYERS[layer.op](layer, run, x)
-        return x
+        made = [x]
+        for layer, sources in zip(self._layers, self._sources, strict=True):
+            x = _join(layer, [made[place + 1] for place in sources])
+            made.append(_LAYERS[layer.op](layer, run, x))
+        return made[-1]
 
     def _output(self, trained: Tensors, other: Tensors, x: Tensor) -> Tensor:
         return self._network(_Run(trained | other), x)
@@ -306,6 +312,35 @@ def _gru_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tenso
 
 
 _CELLS: dict[str, Callable[..., tuple[Tensor, ...]]] = {"rnn": _rnn_cell, "lstm": _lstm_cell, "gru": _gru_cell}
+
+
+def _join(layer: Layer, values: list[Tensor]) -> Tensor:
+    """One of all that a layer reads."""
+    if isinstance(layer, Concat):
+        return jnp.concatenate(values, layer.axis + 1)
+    return functools.reduce(operator.add, values)
+
+
+def _joined(layer: Layer, run: _Run, x: Tensor) -> Tensor:
+    return x
+
+
+def _attention(layer: MultiHeadAttention, run: _Run, x: Tensor) -> Tensor:
+    samples, steps, _ = x.shape
+    parts = x @ run.params[f"{layer.id}.weight"]
+    if layer.bias:
+        parts = parts + run.params[f"{layer.id}.bias"]
+    query, key, value = jnp.moveaxis(parts.reshape(samples, steps, 3, layer.heads, -1), 2, 0)
+    scores = jnp.einsum("nqhd,nkhd->nhqk", query, key) / math.sqrt(query.shape[-1])
+    if layer.causal:
+        scores = jnp.where(jnp.tri(steps, dtype=bool), scores, jnp.finfo(scores.dtype).min)
+    found = jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), value).reshape(x.shape)
+    y = found @ run.params[f"{layer.id}.output_weight"]
+    return y + run.params[f"{layer.id}.output_bias"] if layer.bias else y
+
+
+def _position_embedding(layer: Layer, run: _Run, x: Tensor) -> Tensor:
+    return x + run.params[f"{layer.id}.weight"]
 
 
 def _flatten(layer: Layer, run: _Run, x: Tensor) -> Tensor:
@@ -428,6 +463,11 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": jax.nn.sigmoid,
     "softplus": jax.nn.softplus,
     "softmax": jax.nn.softmax,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "leaky_relu": jax.nn.leaky_relu,
+    "elu": jax.nn.elu,
 }
 
 _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
@@ -452,6 +492,10 @@ _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
     "rbf": _rbf,
     "batch_norm": _batch_norm,
     "layer_norm": _layer_norm,
+    "multi_head_attention": _attention,
+    "position_embedding": _position_embedding,
+    "add": _joined,
+    "concat": _joined,
 }
 
 

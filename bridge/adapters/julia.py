@@ -71,7 +71,10 @@ def describe(
             line("session", session),
             line("optimizer", {"name": optimizer.name, **optimizer.settings()}),
             line("techniques", switches),
-            *(line("layer", {"id": layer.id, "op": layer.op, **layer.settings()}) for layer in spec.layers),
+            *(
+                line("layer", {"id": layer.id, "op": layer.op, "inputs": layer.inputs or None, **layer.settings()})
+                for layer in spec.layers
+            ),
         ]
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from bridge.adapters import julia
 from bridge.adapters.julia_program import ProgramSession
+from bridge.checks import check_chain
 from bridge.errors import SpecError
 from bridge.session import Optimizer
 from bridge.spec import RBF, BatchNorm, LayerNorm, ModelSpec
@@ -19,9 +20,13 @@ __all__ = ["PackageSession", "check", "check_optimizer", "refusal"]
 
 def check(spec: ModelSpec, optimizer: Optimizer, engine: str) -> None:
     """Raise for what Flux and Lux, or one of their versions, compute otherwise than the spec says."""
+    check_chain(spec, engine)
     for index, layer in enumerate(spec.layers):
-        if isinstance(layer, RBF | BatchNorm | LayerNorm):
+        if layer.since > 2 or isinstance(layer, RBF | BatchNorm | LayerNorm):
             raise refusal(spec, index, f"the engine {engine} has no {layer.op}")
+        for key, what, opset in layer.needs:
+            if key == "activation" and opset > 2:
+                raise refusal(spec, index, f"the engine {engine} has no {what}")
     check_optimizer(optimizer, engine, ("sgd", "rmsprop", "adam"))
 
 

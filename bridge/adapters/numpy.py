@@ -1,4 +1,4 @@
-"""Our numpy engine: the spec's layers as a `Chain`, trained by its `Trainer`."""
+"""Our numpy engine: the spec's layers as a `Chain`, or a `Graph`, trained by its `Trainer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridge.session import Evaluation, Optimizer
 from bridge.spec import Layer, ModelSpec, Shape
 from py_engine import Techniques, network
 from py_engine.errors import ConfigurationError
-from py_engine.network import Chain, Trainer
+from py_engine.network import Chain, Graph, Trainer
 
 __all__ = ["NumpySession", "build_chain"]
 
@@ -99,7 +99,9 @@ class NumpySession:
 def build_chain(spec: ModelSpec, dtype: DTypeLike) -> Chain:
     """The network of a spec, with initial values of the engine's own."""
     layers = (_build_layer(layer, shape.input) for layer, shape in zip(spec.layers, spec.shapes(), strict=True))
-    return Chain(*layers, dtype=dtype)
+    if spec.is_chain:
+        return Chain(*layers, dtype=dtype)
+    return Graph(*layers, inputs={layer.id: layer.inputs for layer in spec.layers if layer.inputs}, dtype=dtype)
 
 
 def _build_layer(layer: Layer, input: Shape) -> network.Layer:

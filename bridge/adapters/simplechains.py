@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bridge.adapters import julia_package
+from bridge.checks import check_chain
 from bridge.errors import SpecError
 from bridge.session import Optimizer
 from bridge.spec import Activation, Conv2D, Dense, Flatten, Layer, MaxPool2D, ModelSpec, PermuteDims, Reshape, Shape
@@ -23,6 +24,7 @@ LOSSES = ("softmax_cross_entropy", "mean_squared_error")
 
 def check(spec: ModelSpec, optimizer: Optimizer, engine: str) -> None:
     """Raise for what SimpleChains lacks, or computes otherwise than the spec says."""
+    check_chain(spec, engine)
     first = True  # layers that give another shape to the data, before any that computes
     for index, (layer, shape) in enumerate(zip(spec.layers, spec.shapes(), strict=True)):
         first = first and isinstance(layer, Reshape | Flatten | PermuteDims)

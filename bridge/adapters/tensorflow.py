@@ -10,8 +10,10 @@ a `tf.scan`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -29,6 +31,7 @@ from bridge.spec import (
     RNN,
     Activation,
     BatchNorm,
+    Concat,
     Convolution,
     Dense,
     Dropout,
@@ -36,6 +39,7 @@ from bridge.spec import (
     Layer,
     LayerNorm,
     ModelSpec,
+    MultiHeadAttention,
     PermuteDims,
     Pool,
     Recurrent,
@@ -202,12 +206,12 @@ class TensorFlowSession:
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # an embedding's come as rows
 
     def _network(self, run: _Run, x: Tensor) -> Tensor:
+        made = [x]
         for placed in self._placed:
-            if placed.batch_transpose is not None:
-                x = tf.transpose(x, placed.batch_transpose)
-            if placed.layer is not None:
-                x = _LAYERS[placed.layer.op](placed.layer, run, x)
-        return x
+            values = [_transposed(made[place + 1], axes) for place, axes in placed.sources]
+            x = values[0] if placed.layer is None else _join(placed.layer, values)
+            made.append(x if placed.layer is None else _LAYERS[placed.layer.op](placed.layer, run, x))
+        return made[-1]
 
     def _output(self, x: Tensor) -> Tensor:
         return self._network(_Run(self._variables), x)
@@ -314,6 +318,41 @@ def _gru_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tenso
 
 
 _CELLS: dict[str, Callable[..., tuple[Tensor, ...]]] = {"rnn": _rnn_cell, "lstm": _lstm_cell, "gru": _gru_cell}
+
+
+def _transposed(x: Tensor, axes: tuple[int, ...] | None) -> Tensor:
+    return x if axes is None else tf.transpose(x, (0, *(1 + axis for axis in axes)))
+
+
+def _join(layer: Layer, values: list[Tensor]) -> Tensor:
+    """One of all that a layer reads."""
+    if isinstance(layer, Concat):
+        return tf.concat(values, layer.axis + 1)
+    return functools.reduce(operator.add, values)
+
+
+def _joined(layer: Layer, run: _Run, x: Tensor) -> Tensor:
+    return x
+
+
+def _attention(layer: MultiHeadAttention, run: _Run, x: Tensor) -> Tensor:
+    samples, steps, features = x.shape
+    parts = tf.tensordot(x, run.params[f"{layer.id}.weight"], 1)
+    if layer.bias:
+        parts = tf.nn.bias_add(parts, run.params[f"{layer.id}.bias"])
+    width = features // layer.heads
+    by_head = tf.transpose(tf.reshape(parts, (samples, steps, 3, layer.heads, width)), (2, 0, 3, 1, 4))
+    query, key, value = tf.unstack(by_head)
+    scores = tf.matmul(query, key, transpose_b=True) / math.sqrt(width)
+    if layer.causal:
+        scores = tf.where(np.tri(steps, dtype=bool), scores, scores.dtype.min)
+    found = tf.transpose(tf.matmul(tf.nn.softmax(scores), value), (0, 2, 1, 3))
+    y = tf.tensordot(tf.reshape(found, x.shape), run.params[f"{layer.id}.output_weight"], 1)
+    return tf.nn.bias_add(y, run.params[f"{layer.id}.output_bias"]) if layer.bias else y
+
+
+def _position_embedding(layer: Layer, run: _Run, x: Tensor) -> Tensor:
+    return x + run.params[f"{layer.id}.weight"]
 
 
 def _flatten(layer: Layer, run: _Run, x: Tensor) -> Tensor:
@@ -433,6 +472,12 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": tf.sigmoid,
     "softplus": tf.nn.softplus,
     "softmax": tf.nn.softmax,
+    # TensorFlow's own have constants in float32, whatever they compute with.
+    "gelu": lambda x: 0.5 * x * tf.math.erfc(-math.sqrt(0.5) * x),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + tf.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),
+    "silu": tf.nn.silu,
+    "leaky_relu": lambda x: tf.where(x > 0, x, 0.01 * x),
+    "elu": tf.nn.elu,
 }
 
 _MAX, _AVERAGE = partial(_pool, tf.nn.max_pool2d, -math.inf), partial(_pool, tf.nn.avg_pool2d, 0.0)
@@ -459,6 +504,10 @@ _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
     "rbf": _rbf,
     "batch_norm": _batch_norm,
     "layer_norm": _layer_norm,
+    "multi_head_attention": _attention,
+    "position_embedding": _position_embedding,
+    "add": _joined,
+    "concat": _joined,
 }
 
 

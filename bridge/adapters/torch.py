@@ -7,9 +7,12 @@ have a second bias: zero, and frozen, so that training stays the same as everywh
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,9 @@ from bridge.session import Evaluation, Optimizer
 from bridge.spec import (
     RBF,
     RNN,
+    Add,
     BatchNorm,
+    Concat,
     Convolution,
     Dense,
     Embedding,
@@ -32,7 +37,9 @@ from bridge.spec import (
     Layer,
     LayerNorm,
     ModelSpec,
+    MultiHeadAttention,
     Pool,
+    PositionEmbedding,
     Recurrent,
     Shape,
 )
@@ -209,7 +216,9 @@ def _build_model(
         built = build(layer, shape.input)
         modules.append(built.module.to(getattr(torch, dtype.name)))
         places |= {f"{layer.id}.{name}": place for name, place in built.places.items()}
-    return nn.Sequential(*modules), places
+    if spec.is_chain:
+        return nn.Sequential(*modules), places
+    return _Graph(modules, spec.sources(), [_join(layer) for layer in spec.layers]), places
 
 
 def _build_layer(layer: Layer, input: Shape) -> Built:
@@ -253,6 +262,66 @@ class Built:
 
     module: nn.Module
     places: Mapping[str, _Place]
+
+
+class _Graph(nn.Module):  # type: ignore[misc]
+    """Layers that read what those before them make: by their numbers, -1 for the input."""
+
+    def __init__(
+        self,
+        modules: list[nn.Module],
+        sources: list[tuple[int, ...]],
+        joins: list[Callable[[list[Tensor]], Tensor]],
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(modules)
+        self._sources = sources
+        self._joins = joins
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [x]
+        for layer, sources, join in zip(self.layers, self._sources, self._joins, strict=True):
+            made.append(layer(join([made[place + 1] for place in sources])))
+        return made[-1]
+
+
+def _join(layer: Layer) -> Callable[[list[Tensor]], Tensor]:
+    """What makes one of all that a layer reads."""
+    if isinstance(layer, Concat):
+        return partial(torch.cat, dim=layer.axis + 1)
+    return _sum if isinstance(layer, Add) else operator.itemgetter(0)
+
+
+def _sum(values: list[Tensor]) -> Tensor:
+    return functools.reduce(operator.add, values)
+
+
+class _Attention(nn.Module):  # type: ignore[misc]
+    """Self-attention whose biases may be missing, which torch's own has all in one product, too."""
+
+    def __init__(self, features: int, heads: int, causal: bool, bias: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(features, 3 * features, bias)
+        self.outer = nn.Linear(features, features, bias)
+        self._heads, self._causal = heads, causal
+        nn.init.xavier_uniform_(self.inner.weight)  # as torch's own
+        if bias:
+            nn.init.zeros_(self.inner.bias)
+            nn.init.zeros_(self.outer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.inner(x).unflatten(-1, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)
+        found = F.scaled_dot_product_attention(*parts.unbind(0), is_causal=self._causal)
+        return self.outer(found.transpose(1, 2).flatten(2))
+
+
+class _PositionEmbedding(nn.Module):  # type: ignore[misc]
+    def __init__(self, steps: int, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.1 * torch.randn(steps, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight
 
 
 class _Reshape(nn.Module):  # type: ignore[misc]
@@ -423,6 +492,18 @@ def _layer_norm(layer: LayerNorm, input: Shape) -> Built:
     return Built(module, {"scale": _Place(module, "weight"), "shift": _Place(module, "bias")})
 
 
+def _attention(layer: MultiHeadAttention, input: Shape) -> Built:
+    module = _Attention(input[-1], layer.heads, layer.causal, layer.bias)
+    places = {"weight": _Place(module.inner, "weight"), "output_weight": _Place(module.outer, "weight")}
+    biases = {"bias": _Place(module.inner, "bias"), "output_bias": _Place(module.outer, "bias")}
+    return Built(module, places | biases if layer.bias else places)
+
+
+def _position_embedding(layer: PositionEmbedding, input: Shape) -> Built:
+    module = _PositionEmbedding(*input)
+    return Built(module, {"weight": _Place(module, "weight", transposed=False)})
+
+
 def _recurrent(layer: Recurrent, input: Shape) -> Built:
     if isinstance(layer, RNN) and layer.activation == "identity":
         return unrolled(layer, input)
@@ -448,6 +529,11 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
     "softplus": nn.Softplus,
     "softmax": lambda: nn.Softmax(-1),
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU("tanh"),
+    "silu": nn.SiLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
 }
 
 _LAYERS: dict[str, Callable[[Any, Shape], Built]] = {
@@ -472,6 +558,10 @@ _LAYERS: dict[str, Callable[[Any, Shape], Built]] = {
     "rbf": _rbf,
     "batch_norm": _batch_norm,
     "layer_norm": _layer_norm,
+    "multi_head_attention": _attention,
+    "position_embedding": _position_embedding,
+    "add": lambda layer, input: Built(nn.Identity(), {}),
+    "concat": lambda layer, input: Built(nn.Identity(), {}),
 }
 
 

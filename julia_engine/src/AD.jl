@@ -45,9 +45,13 @@ include("ad/ops/along.jl")
 include("ad/ops/linalg.jl")
 include("ad/ops/decompositions.jl")
 include("ad/ops/special.jl")
+include("ad/ops/activations.jl")
 include("ad/ops/loss.jl")
+include("ad/ops/normalisation.jl")
+include("ad/ops/attention.jl")
 include("ad/ops/convolution.jl")
 include("ad/ops/pooling.jl")
+include("ad/ops/interpolation.jl")
 include("ad/ops/random.jl")
 
 # programs: tracing, closing over, simplifying

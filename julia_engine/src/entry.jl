@@ -33,9 +33,8 @@ A description has a line (`network/lines.jl`) for each part of a session, and a 
   reads, beside its type in `network`.
 - `techniques fuse=false`: the switches of [`Techniques`](@ref AD.Techniques) that are not as by default.
 - `layer id=rnn op=rnn units=64 activation=tanh returns=last` for each layer: its name, its op (of `NETWORK.LAYERS`), the
-  settings that `read_layer` reads, beside its type in `network`, and perhaps `inputs=a,b`: the names of the layers whose
-  outputs it reads, of lines before its own, or `input` for the samples. Without it, the line before is read. Networks are
-  chains so far: a layer that reads anything else is refused.
+  settings that `read_layer` reads, beside its type in `network`, and perhaps `inputs=a,b`: the names of the layers before it,
+  or `input`, whose outputs it reads; the one before it if none.
 """
 module Entry
 
@@ -87,6 +86,7 @@ struct Description
     ops::Vector{String}
     layers::Vector{Layer}
     sizes::Vector{Vector{Int}}
+    inputs::Dict{String,Vector{String}}
 end
 
 """The text of `n` bytes, which must be ASCII: what is not stands as %XX."""
@@ -121,16 +121,27 @@ function read_description(text::String)
     optimizer, techniques = read_optimizer(next("optimizer")), read_techniques(next("techniques"))
     length(lines) < expected && throw(too_early())
     names, ops, layers, sizes = String[], String[], Layer[], Vector{Int}[input]
+    inputs = Dict{String,Vector{String}}()
     for _ in 1:expected
         line = next("layer")
-        layer = read_layer(line, names, sizes[end])
+        before = last_name(names)
+        layer, read, size = read_layer(line, names, sizes)
         push!(ops, given(line, "op", String))
         push!(names, NETWORK.new_id(layer, names))
         push!(layers, layer)
-        push!(sizes, NETWORK.output_size(layer, sizes[end]))
+        push!(sizes, NETWORK.output_size(layer, size))
+        read == [before] || (inputs[names[end]] = read)
     end
     isempty(lines) || throw(ConfigurationError("the description of the session goes on after its $expected layers"))
-    return Description(dtype, batch_size, threads, loss, optimizer, techniques, ids, names, ops, layers, sizes)
+    return Description(dtype, batch_size, threads, loss, optimizer, techniques, ids, names, ops, layers, sizes, inputs)
+end
+
+"""The size of what a layer before makes, or of the input."""
+function size_of(name::String, names::Vector{String}, sizes::Vector{Vector{Int}})
+    place = name == NETWORK.INPUT ? 0 : findfirst(==(name), names)
+    place === nothing && throw(ConfigurationError("inputs: there is no layer $(NETWORK.shortened(name)) before this one; " *
+        "there are: $(isempty(names) ? "none" : join(names, ", "))"))
+    return sizes[place+1]
 end
 
 """What a setting's word stands for."""
@@ -165,27 +176,19 @@ function read_techniques(line::Line)
     end
 end
 
-"""The places, among the layers of these names, of those whose outputs a line's layer reads; 0 for the samples."""
-function read_inputs(line::Line, names::Vector{String})
-    inputs = given_or_nothing(line, "inputs", Vector{String})
-    inputs === nothing && return [length(names)]
-    return map(inputs) do name
-        place = name == "input" ? 0 : findfirst(isequal(name), names)
-        place === nothing && throw(ConfigurationError("inputs: there is no layer $(NETWORK.shortened(name)) before this " *
-            "one; there are: $(isempty(names) ? "none" : join(names, ", "))"))
-        return place
+"""The layer of a line, after those of these names, whose outputs have these sizes; what it reads, and its size."""
+function read_layer(line::Line, names::Vector{String}, sizes::Vector{Vector{Int}})
+    return reading(line) do
+        inputs = given_or_nothing(line, "inputs", Vector{String})
+        read = inputs === nothing ? String[last_name(names)] : inputs
+        read_sizes = Vector{Int}[size_of(name, names, sizes) for name in read]
+        given(line, "id", String)
+        layer = NETWORK.read_layer(type_of(line, "op", LAYERS), line, read_sizes[1])::Layer
+        return layer, read, NETWORK.merged_size(layer, read_sizes)
     end
 end
 
-"""The layer of a line, after those of these names, for samples of size `input`."""
-function read_layer(line::Line, names::Vector{String}, input::Vector{Int})
-    return reading(line) do
-        read_inputs(line, names) == [length(names)] ||
-            throw(ConfigurationError("inputs: a layer reads the one before it, got $(NETWORK.shortened(line.settings["inputs"]))"))
-        given(line, "id", String)
-        NETWORK.read_layer(type_of(line, "op", LAYERS), line, input)::Layer
-    end
-end
+last_name(names::Vector{String}) = isempty(names) ? NETWORK.INPUT : names[end]
 
 function create(text::Ptr{UInt8}, n::Int64, parameters::Ptr{Cvoid}, length::Int64)::Int64
     return guarded(status -> -Int64(status)) do
@@ -202,6 +205,7 @@ end
 
 function new_session(d::Description, parameters::Ptr{T}, count::Int64) where {T}
     chain = NETWORK.new_chain(0, d.names, d.layers, T, unsafe_wrap(Array, parameters, count))
+    NETWORK.read_inputs!(chain, d.inputs)
     NETWORK.takes_ids(chain) == d.ids || throw(ConfigurationError("samples of $(d.ids ? "ids" : "numbers") do not suit a " *
         "model that begins with $(isempty(d.layers) ? "nothing" : d.layers[1])"))
     trainer = NETWORK.new_trainer(T, chain, NETWORK.loss_of(d.loss), d.optimizer, d.batch_size, d.threads, 1, d.techniques)

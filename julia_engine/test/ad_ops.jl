@@ -19,13 +19,13 @@ for (name, draw) in ("neg" => away, "square" => away, "reciprocal" => away, "exp
     "sigmoid" => away, "softplus" => away, "relu" => away, "step" => away, "sign" => away, "abs" => away,
     "identity" => away, "copy" => away, "cbrt" => away, "exp2" => away, "log2" => positive, "log10" => positive, "arcsinh" => away,
     "arccosh" => above_one, "arctanh" => inside, "deg2rad" => away, "rad2deg" => away, "sinc" => away, "erf" => away,
-    "erfc" => away, "gammaln" => positive)
+    "erfc" => away, "gammaln" => positive, "silu" => away, "gelu" => away, "gelu_tanh" => away)
     for x in (draw(3, 4), draw(1, 3), draw(0, 2), fill(draw(1)[1]))
         case(AD.TABLE[name], name, x)
     end
 end
 for (name, draw) in ("add" => away, "sub" => away, "mul" => away, "div" => away, "maximum" => away, "minimum" => away,
-    "equal_mask" => away, "logaddexp" => away, "arctan2" => away, "hypot" => away,
+    "equal_mask" => away, "leaky_relu" => away, "elu" => away, "logaddexp" => away, "arctan2" => away, "hypot" => away,
     "copysign" => away)
     for (a, b) in (((3, 4), (3, 4)), ((3, 4), (3,)), ((3,), (3, 4)), ((1, 4), (3, 1)), ((2, 1, 3), (1, 4)),
         ((0, 2), (1, 2)), ((), (2, 3)))
@@ -143,13 +143,38 @@ case((g, x) -> apply(AD.CONV_WEIGHT_GRADIENT, AD.Tensor[g, x], named(AD.CONV_WEI
     away(3, 3, 2), away(6, 2, 2))
 const APART = reshape(Float64.(AD.MersenneTwister(3) |> r -> sortperm(rand(r, 120))), 6, 5, 2, 2) ./ 20  # no near ties
 case(x -> max_pool(x, (2, 3); stride=(2, 1), padding=(1, 0)), "max_pool", APART)
-case((g, x) -> apply(AD.MAX_POOL_GRADIENT, AD.Tensor[g, detach(x)], named(AD.MAX_POOL_GRADIENT, [2, 2], [2, 1], [0, 0, 1, 1])), "max_pool_gradient",
+case((g, x) -> apply(AD.MAX_POOL_GRADIENT, AD.Tensor[g, detach(x)], named(AD.MAX_POOL_GRADIENT, [2, 2], [2, 1], [0, 0, 1, 1], [1, 1])), "max_pool_gradient",
     away(3, 6, 2, 2), APART)
-case((t, x) -> apply(AD.MAX_POOL_GATHER, AD.Tensor[t, detach(x)], named(AD.MAX_POOL_GATHER, [2, 2], [2, 1], [0, 0, 1, 1])), "max_pool_gather",
+case((t, x) -> apply(AD.MAX_POOL_GATHER, AD.Tensor[t, detach(x)], named(AD.MAX_POOL_GATHER, [2, 2], [2, 1], [0, 0, 1, 1], [1, 1])), "max_pool_gather",
     away(6, 5, 2, 2), APART)
 case(x -> avg_pool(x, (2, 3); stride=(2, 1), padding=(1, 0)), "avg_pool", APART)
-case(g -> apply(AD.AVG_POOL_GRADIENT, AD.Tensor[g], named(AD.AVG_POOL_GRADIENT, [2, 2], [2, 1], [0, 0, 1, 1], [6, 5, 2, 2])), "avg_pool_gradient",
+case(g -> apply(AD.AVG_POOL_GRADIENT, AD.Tensor[g], named(AD.AVG_POOL_GRADIENT, [2, 2], [2, 1], [0, 0, 1, 1], [1, 1], [6, 5, 2, 2])), "avg_pool_gradient",
     away(3, 6, 2, 2))
+case(x -> max_pool(x, (2, 3); stride=(2, 1), dilation=(2, 1), ceil_mode=true), "max_pool", APART)
+case(x -> avg_pool(x, (2, 3); stride=(3, 1), padding=(1, 0), dilation=(3, 1), count_padding=false), "avg_pool", APART)
+case((x, w) -> conv_transpose(x, w; stride=2, padding=(1, 0), output_padding=1, groups=2), "conv_input_gradient", away(3, 2, 4, 2),
+    away(2, 3, 1, 4))
+for mode in (:nearest, :linear)
+    case(x -> interpolate(x, (5, 2); mode=mode), "gather", away(3, 4, 1, 2))
+end
+for dims in (1, (1, 3), (2, 3), :)
+    case(x -> standardize(x; dims=dims, eps=0.1), "standardize", away(3, 2, 4))
+    case(x -> apply(AD.RECIPROCAL_STD, AD.Tensor[x], AD.attributes(:axes => AD.normalize_axes(dims, 3), :eps => 0.1)), "reciprocal_std",
+        away(3, 2, 4))
+end
+case((x, w, b) -> layer_norm(x, w, b; dims=(1, 2)), "standardize", away(3, 2, 4), away(3, 2), away(3, 2))
+case((x, w, b) -> batch_norm(x, w, b), "standardize", away(3, 2, 4), away(2), away(2))
+case((x, w, b, m, v) -> batch_norm(x, w, b, m, v), "standardize", away(3, 2, 4), away(2), away(2), away(2), positive(2))
+case((x, w, b) -> group_norm(x, 2, w, b), "standardize", away(3, 4, 2), away(4), away(4))
+for kinds in ((), (causal=true,), (mask=[true false; true false; false false],), (scale=0.3,))
+    case((q, k, v) -> scaled_dot_product_attention(q, k, v; kinds...), "softmax", away(2, 2), away(2, 3), away(3, 3))
+end
+case((q, k, v, b) -> scaled_dot_product_attention(q, k, v, b; causal=true), "softmax", away(2, 3, 2), away(2, 3, 2), away(1, 3, 2),
+    away(3, 3))
+case(x -> gelu.(x, true), "gelu_tanh", away(3))
+case(x -> leaky_relu.(x) .+ elu.(x, 0.5) .+ selu.(x) .+ mish.(x) .+ hard_swish.(x) .+ softsign.(x) .+ log_sigmoid.(x), "elu", away(3, 2))
+case((x, w) -> softmax_cross_entropy(x, [1, 3, 7, 3]; weight=w, label_smoothing=0.3, ignored=7), "log_softmax", away(3, 4), positive(3))
+case((x, t) -> binary_cross_entropy(x, t; weight=2, positive_weight=3, reduction=:sum), "softplus", away(3, 2), rand(RANDOM, 3, 2))
 case((x, t) -> binary_cross_entropy(x, t), "softplus", away(3, 2), rand(RANDOM, 3, 2))
 case((x, t) -> mean_squared_error(x, t), "square", away(3, 2), away(3, 2))
 case(x -> astype(astype(x .* 1, Float64), Float64), "astype", away(3))

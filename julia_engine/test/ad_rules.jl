@@ -29,7 +29,8 @@ along(f) = x -> jvp(f, (x,), (ones(eltype(x), size(x)),))[2]
     constant_inputs = Dict(name => findall(r -> r === no_gradient, op.backward!) for (name, op) in named
                            if op.backward! isa Vector{Any} && any(r -> r === no_gradient, op.backward!))
     @test constant_inputs == Dict("where" => [1], "gather" => [2], "scatter" => [2], "embedding" => [2],
-        "embedding_gradient" => [2], "max_pool_gradient" => [2], "max_pool_gather" => [2], "softmax_cross_entropy" => [2, 3])
+        "embedding_gradient" => [2], "max_pool_gradient" => [2], "max_pool_gather" => [2], "softmax_cross_entropy" => [2, 3],
+        "standardize" => [2])
 end
 
 @testset "constant ops have zero derivatives, in both modes" begin

@@ -174,7 +174,8 @@ padding_here(a) = haskey(a, "padding") ? (v = numbers(a["padding"]); length(v) =
     reverse(collect(Iterators.partition(v, 2)))) : 0
 conv_settings(a, n) = Any[AD.each_axis("stride", setting(a, "stride", 1), n, 1), AD.each_side("padding", padding_here(a), n),
     AD.each_axis("dilation", setting(a, "dilation", 1), n, 1), parse(Int, get(a, "groups", "1"))]
-pool_settings(a, n) = AD.pool_attrs("pool", n, setting(a, "window", 0), setting(a, "stride", nothing), padding_here(a))
+pool_settings(a, n) = AD.pool_attrs("pool", n, setting(a, "window", 0), setting(a, "stride", nothing), padding_here(a), setting(a, "dilation", 1))
+holds(a, name, default=false) = get(a, name, default ? "1" : "0") == "1"
 shape_here(a) = reverse(numbers(a["shape"]))
 
 CALLS["conv"] = (a, x, w) -> conv(x, w; stride=setting(a, "stride", 1), padding=padding_here(a),
@@ -182,14 +183,37 @@ CALLS["conv"] = (a, x, w) -> conv(x, w; stride=setting(a, "stride", 1), padding=
 for name in ("conv_input_gradient", "conv_weight_gradient")
     CALLS[name] = (a, g, x) -> apply(TABLE[name], Tensor[g, x], named(TABLE[name], conv_settings(a, ndims(x) - 2)..., shape_here(a)))
 end
-CALLS["max_pool"] = (a, x) -> max_pool(x, setting(a, "window", 0); stride=setting(a, "stride", nothing), padding=padding_here(a))
-CALLS["avg_pool"] = (a, x) -> avg_pool(x, setting(a, "window", 0); stride=setting(a, "stride", nothing), padding=padding_here(a))
+CALLS["conv_transpose"] = (a, x, w) -> conv_transpose(x, w; stride=setting(a, "stride", 1), padding=padding_here(a),
+    output_padding=setting(a, "output_padding", 0), dilation=setting(a, "dilation", 1), groups=parse(Int, get(a, "groups", "1")))
+CALLS["max_pool"] = (a, x) -> max_pool(x, setting(a, "window", 0); stride=setting(a, "stride", nothing), padding=padding_here(a),
+    dilation=setting(a, "dilation", 1), ceil_mode=holds(a, "ceil_mode"))
+CALLS["avg_pool"] = (a, x) -> avg_pool(x, setting(a, "window", 0); stride=setting(a, "stride", nothing), padding=padding_here(a),
+    dilation=setting(a, "dilation", 1), ceil_mode=holds(a, "ceil_mode"), count_padding=holds(a, "count_padding", true))
+CALLS["interpolate"] = (a, x) -> interpolate(x, Tuple(reverse(numbers(a["size"]))); mode=Symbol(get(a, "mode", "nearest")),
+    align_corners=holds(a, "align_corners"))
 for name in ("max_pool_gradient", "max_pool_gather")
     CALLS[name] = (a, g, x) -> apply(TABLE[name], Tensor[g, x], pool_settings(a, ndims(x) - 2))
 end
 CALLS["avg_pool_gradient"] = (a, g) -> apply(TABLE["avg_pool_gradient"], Tensor[g], AD.with(pool_settings(a, ndims(g) - 2), :dims => shape_here(a)))
 
-CALLS["softmax_cross_entropy"] = (a, x, labels) -> softmax_cross_entropy(x, from_one(labels))
+reduction_of(a) = Symbol(get(a, "reduction", "mean"))
+ignored_of(a) = haskey(a, "ignored") ? parse(Int, a["ignored"]) + 1 : nothing
+CALLS["softmax_cross_entropy"] = (a, x, labels, weight=nothing) -> softmax_cross_entropy(x, from_one(labels); weight=weight,
+    label_smoothing=parse(Float64, get(a, "label_smoothing", "0")), ignored=ignored_of(a), reduction=reduction_of(a))
+CALLS["binary_cross_entropy"] = (a, x, t, weight=nothing, positive=nothing) ->
+    binary_cross_entropy(x, t; weight=weight, positive_weight=positive, reduction=reduction_of(a))
+CALLS["mean_squared_error"] = (a, x, t, weight=nothing) -> mean_squared_error(x, t; weight=weight, reduction=reduction_of(a))
+CALLS["one_hot"] = (a, labels) -> one_hot(from_one(labels), parse(Int, a["classes"]); ignored=ignored_of(a), eltype=Int64)
+
+# Axes of normalisation, sorted; what has channels has them last but one.
+CALLS["reciprocal_std"] = (a, x) -> apply(AD.RECIPROCAL_STD, Tensor[x],
+    named(AD.RECIPROCAL_STD, sort(axes_here(a["axes"], ndims(x))), parse(Float64, a["eps"])))
+CALLS["standardize"] = (a, x) -> standardize(x; dims=axes_here(a["axis"], ndims(x)), eps=parse(Float64, a["eps"]))
+CALLS["layer_norm"] = (a, x, w, b) -> layer_norm(x, w, b; dims=axes_here(a["axis"], ndims(x)))
+CALLS["group_norm"] = (a, x, w, b) -> group_norm(x, parse(Int, a["groups"]), w, b)
+CALLS["scaled_dot_product_attention"] = (a, q, k, v, mask=nothing) -> mask isa AbstractArray{Bool} ?
+    scaled_dot_product_attention(q, k, v; mask=mask, causal=holds(a, "causal")) :
+    scaled_dot_product_attention(q, k, v, mask; causal=holds(a, "causal"))
 CALLS["softmax_cross_entropy_gradient"] = (a, g, x, labels) -> AD.SOFTMAX_CROSS_ENTROPY_GRADIENT(g, x,
     apply(AD.LOGSUMEXP, Tensor[x], named(AD.LOGSUMEXP, Int[1], false)), Constant(from_one(labels)))
 

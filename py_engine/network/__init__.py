@@ -1,5 +1,6 @@
 """Neural networks on the automatic differentiation of `py_engine.ad`: layers, losses, optimizers, training."""
 
+from py_engine.network.attention import MultiHeadAttention, PositionEmbedding
 from py_engine.network.chain import Chain
 from py_engine.network.convolution import (
     AvgPool1D,
@@ -15,6 +16,7 @@ from py_engine.network.convolution import (
     Pool,
 )
 from py_engine.network.embedding import Embedding, PermuteDims
+from py_engine.network.graph import Add, Concat, Graph, Joining
 from py_engine.network.initialisers import INITIALISERS, ParameterSpec
 from py_engine.network.layers import (
     ACTIVATIONS,
@@ -53,10 +55,12 @@ __all__ = [
     "Activation",
     "Adam",
     "AdamW",
+    "Add",
     "AvgPool1D",
     "AvgPool2D",
     "BatchNorm",
     "Chain",
+    "Concat",
     "Conv1D",
     "Conv2D",
     "Convolution",
@@ -69,17 +73,21 @@ __all__ = [
     "GlobalAvgPool",
     "GlobalMaxPool",
     "GlobalPool",
+    "Graph",
+    "Joining",
     "Layer",
     "LayerNorm",
     "Loss",
     "MaxPool1D",
     "MaxPool2D",
     "Mean",
+    "MultiHeadAttention",
     "Optimizer",
     "ParameterSpec",
     "Parameters",
     "PermuteDims",
     "Pool",
+    "PositionEmbedding",
     "RMSProp",
     "Recurrent",
     "Reshape",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -17,6 +18,7 @@ from py_engine.network.layers import Layer
 from py_engine.network.parameters import Parameters
 
 Shape = tuple[int, ...]
+V = TypeVar("V")
 
 
 class Chain:
@@ -56,11 +58,14 @@ class Chain:
         y = as_tensor(x)
         if not y.shape:
             raise ShapeError("a chain is called with a batch (N, ...), actual shape ()")
-        for name, layer in self.layers.items():
+
+        def compute(name: str, layer: Layer, given: Sequence[Tensor]) -> Tensor:
             with scope(name):
+                layer.merged_shape([x.shape[1:] for x in given])
                 own = {local: tensors[f"{name}.{local}"] for local in layer.parameters()}
-                y = layer(y, own, training)
-        return y
+                return layer(layer.merge(given), own, training)
+
+        return self._through(y, compute)
 
     def shapes(self, input_shape: Shape) -> dict[str, Shape]:
         """The shape of the sample that comes out of each layer, by id, for a sample of `input_shape`.
@@ -68,9 +73,13 @@ class Chain:
         Raises `ShapeError` naming the layer that doesn't fit what comes to it.
         """
         result = {}
-        for name, layer in self.layers.items():
+
+        def infer(name: str, layer: Layer, given: Sequence[Shape]) -> Shape:
             with scope(name):
-                input_shape = result[name] = layer.output_shape(input_shape)
+                result[name] = layer.output_shape(layer.merged_shape(given))
+            return result[name]
+
+        self._through(input_shape, infer)
         return result
 
     def output_shape(self, input_shape: Shape) -> Shape:
@@ -140,6 +149,12 @@ class Chain:
         return "\n".join(lines)
 
     # How it works -----------------------------------------------------------------------------------------
+
+    def _through(self, x: V, step: Callable[[str, Layer, Sequence[V]], V]) -> V:
+        """Run through the layers: `step(id, layer, values)`, with the values that it reads, gives that of the layer."""
+        for name, layer in self.layers.items():
+            x = step(name, layer, [x])
+        return x
 
     def _id(self, layer: int | str) -> str:
         ids = list(self.layers)

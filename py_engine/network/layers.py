@@ -12,7 +12,7 @@ import inspect
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -38,6 +38,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": ops.relu,
     "sigmoid": ops.sigmoid,
     "softplus": ops.softplus,
+    "gelu": ops.gelu,
+    "gelu_tanh": ops.gelu_tanh,
+    "silu": ops.silu,
+    "leaky_relu": ops.leaky_relu,  # of slope 0.01
+    "elu": ops.elu,  # of alpha 1
     "softmax": ops.softmax,  # over the last axis
 }
 
@@ -94,6 +99,24 @@ class Layer(ABC):
         """Compute the output for a batch `x` (N, ...). Raises `ShapeError` if its samples don't fit."""
         self.output_shape(x.shape[1:])
         return self.forward(x, parameters, training)
+
+    def merged_shape(self, shapes: Sequence[Shape]) -> Shape:
+        """The shape of a sample that the layer's inputs make together; a layer that joins several overrides it.
+
+        Raises `ShapeError`, saying what is expected, if they don't fit.
+        """
+        if len(shapes) != 1:
+            raise self.refused("one input", shapes)
+        return shapes[0]
+
+    def merge(self, inputs: Sequence[Tensor]) -> Tensor:
+        """What the layer's inputs, whose shapes fit, make together."""
+        return inputs[0]
+
+    def refused(self, expected: str, shapes: Sequence[Shape]) -> ShapeError:
+        """The error for `merged_shape` to raise: inputs of these shapes don't fit, `expected` would."""
+        found = " and ".join(map(str, shapes))
+        return ShapeError(f"{here(repr(self))}: expected {expected}, actual {len(shapes)} of shape {found}")
 
     def reject(self, expected: str, input_shape: Shape) -> ShapeError:
         """The error for `output_shape` to raise: samples of `input_shape` don't fit, `expected` would."""

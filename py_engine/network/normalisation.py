@@ -104,9 +104,7 @@ class LayerNorm(Layer, op="layer_norm"):
 
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
         """The same in training and outside."""
-        centred = x - ops.mean(x, -1, keepdims=True)
-        variance = ops.mean(ops.square(centred), -1, keepdims=True)
-        return centred / ops.sqrt(variance + self.eps) * parameters["scale"] + parameters["shift"]
+        return ops.layer_norm(x, parameters["scale"], parameters["shift"], eps=self.eps)
 
 
 def _is_number(value: Any) -> bool:

@@ -89,7 +89,7 @@ def model() -> Callable[..., ModelSpec]:
         shape: Sequence[int], *layers: Mapping[str, Any], loss: str = "softmax_cross_entropy", dtype: str = "float32"
     ) -> ModelSpec:
         named = [{"id": f"layer{number}", **layer} for number, layer in enumerate(layers)]
-        header = {"format": "twingrad-model", "version": 1, "opset": 2, "name": "small"}
+        header = {"format": "twingrad-model", "version": 1, "opset": spec.OPSET, "name": "small"}
         reads_tokens = any(layer["op"] == "embedding" for layer in named)
         input = {"shape": ["N", *shape], "dtype": "int64" if reads_tokens else dtype}
         return spec.parse({**header, "input": input, "layers": named, "loss": {"op": loss}})

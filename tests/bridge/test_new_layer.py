@@ -128,7 +128,7 @@ def test_its_parameters_have_names_and_shapes_in_files(found: dict[str, Any]) ->
 
 
 def test_it_is_read_checked_and_written_as_all_others_are(found: dict[str, Any]) -> None:
-    assert found["schema"] == ["bound", "gain_init", "id", "op"]
+    assert found["schema"] == ["bound", "gain_init", "id", "inputs", "op"]
     assert 'op = "gain"\nbound = 3.0\ngain_init = { name = "ones" }\n' in found["dump"]
     unknown, too_large, initialiser, op = found["refusals"]
     assert 'layers[0] (id "g").bond: unknown key (did you mean "bound"?), expected one of "id", "op", ' in unknown

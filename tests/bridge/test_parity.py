@@ -48,7 +48,10 @@ LAYERS: dict[str, dict[str, Any]] = {
     "reshape": {"op": "reshape", "shape": [2, 2, 5]},
     **{
         f"activation {name}": {"op": "activation", "activation": name}
-        for name in ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
+        for name in (
+            *("identity", "tanh", "relu", "sigmoid", "softplus", "softmax"),
+            *("gelu", "gelu_tanh", "silu", "leaky_relu", "elu"),
+        )
     },
     "dropout of nothing": {"op": "dropout", "rate": 0.0},
     "conv1d": CONV1D,
@@ -70,6 +73,11 @@ LAYERS: dict[str, dict[str, Any]] = {
     "batch_norm of other settings": {"op": "batch_norm", "momentum": 0.4, "eps": 0.1},
     "layer_norm": {"op": "layer_norm"},
     "layer_norm of another eps": {"op": "layer_norm", "eps": 0.1},
+    "multi_head_attention": {"op": "multi_head_attention", "heads": 5},
+    "multi_head_attention, causal": {"op": "multi_head_attention", "heads": 1, "causal": True},
+    "multi_head_attention without biases": {"op": "multi_head_attention", "heads": 5, "causal": True, "bias": False},
+    "position_embedding": {"op": "position_embedding"},
+    "conv1d padded the same": CONV1D | {"padding": "same", "kernel": 2},
 }
 IMAGE_LAYERS: dict[str, dict[str, Any]] = {
     "conv2d": CONV2D,
@@ -91,6 +99,65 @@ IMAGE_LAYERS: dict[str, dict[str, Any]] = {
     "batch_norm of images": {"op": "batch_norm"},
     "layer_norm of images": {"op": "layer_norm"},
     "rbf of images": {"op": "rbf", "units": 2},
+    "conv2d padded the same": CONV2D | {"padding": "same", "stride": [2, 1]},
+    "max_pool2d padded the same": {"op": "max_pool2d", "window": [3, 2], "stride": 2, "padding": "same"},
+}
+GRAPHS: dict[str, tuple[list[int], Layers]] = {
+    "a residual": (INPUT, [BELOW, {"op": "dense", "units": 5}, {"op": "add", "inputs": ["layer0", "layer1"]}]),
+    "a sum of three, one of them twice": (
+        INPUT,
+        [BELOW, {"op": "activation", "activation": "tanh"}, {"op": "add", "inputs": ["layer1", "layer0", "layer1"]}],
+    ),
+    "branches that are joined": (
+        IMAGE,
+        [
+            CONV2D | {"padding": "same"},
+            CONV2D | {"inputs": ["input"], "kernel": 1, "filters": 2},
+            {"op": "concat", "inputs": ["layer1", "layer0", "input"]},
+            {"op": "batch_norm"},
+            {"op": "concat", "inputs": ["layer3", "layer2"], "axis": 1},
+            {"op": "max_pool2d", "window": 2, "inputs": ["layer4"]},
+        ],
+    ),
+    "a residual network of images": (
+        IMAGE,
+        [
+            CONV2D | {"padding": "same", "bias": False},
+            {"op": "batch_norm"},
+            {"op": "activation", "activation": "relu"},
+            CONV2D | {"padding": "same", "bias": False},
+            {"op": "batch_norm"},
+            {"op": "add", "inputs": ["layer4", "layer2"]},
+            {"op": "activation", "activation": "relu"},
+            {"op": "flatten"},
+            {"op": "dense", "units": 3},
+        ],
+    ),
+    "a transformer's block": (
+        [7],
+        [
+            {"op": "embedding", "vocabulary": 9, "dimension": 6},
+            {"op": "position_embedding"},
+            {"op": "layer_norm"},
+            {"op": "multi_head_attention", "heads": 2, "causal": True},
+            {"op": "add", "inputs": ["layer1", "layer3"]},
+            {"op": "layer_norm"},
+            {"op": "dense", "units": 8},
+            {"op": "activation", "activation": "gelu"},
+            {"op": "dense", "units": 6},
+            {"op": "add", "inputs": ["layer4", "layer8"]},
+            {"op": "dense", "units": 9},
+        ],
+    ),
+    "rearranged ids for two embeddings": (
+        INPUT,
+        [
+            {"op": "reshape", "shape": [3, 4]},
+            {"op": "embedding", "vocabulary": 9, "dimension": 2},
+            {"op": "embedding", "vocabulary": 7, "dimension": 2, "inputs": ["layer0"]},
+            {"op": "add", "inputs": ["layer1", "layer2"]},
+        ],
+    ),
 }
 EMBEDDING = {"op": "embedding", "vocabulary": 9, "dimension": 5}
 EMBEDDINGS: dict[str, Layers] = {
@@ -303,6 +370,13 @@ def test_every_embedding(pair: tuple[str, str], embedding: str, dtype: str, mode
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_every_graph(pair: tuple[str, str], graph: str, dtype: str, model: Made, compare: Made) -> None:
+    shape, layers = GRAPHS[graph]
+    compare(pair, model(shape, *layers, loss="mean_squared_error"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss(pair: tuple[str, str], loss: str, dtype: str, model: Made, compare: Made) -> None:
     layers, op = LOSSES[loss]
@@ -318,10 +392,11 @@ def test_whole_networks(pair: tuple[str, str], network: str, dtype: str, model: 
 
 def test_nothing_of_the_spec_is_left_out() -> None:
     layers = [*LAYERS.values(), *IMAGE_LAYERS.values(), *(layer for group in EMBEDDINGS.values() for layer in group)]
+    layers += [layer for _, group in GRAPHS.values() for layer in group]
     for kind in get_args(spec.AnyLayer):
         tested = [layer for layer in layers if layer["op"] in choices(kind, "op")]
         assert tested, kind
-        unset = set(kind.model_fields) - {"id", "op"}.union(*tested)
+        unset = set(kind.model_fields) - {"id", "op", "inputs"}.union(*tested)
         assert not {name for name in unset if not name.endswith("_init")}, f"fields of {kind} that no test sets"
         for option in {"activation", "returns"} & set(kind.model_fields):
             assert {layer[option] for layer in tested} == choices(kind, option), f"{option} of {kind}"

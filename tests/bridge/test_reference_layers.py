@@ -39,7 +39,10 @@ LAYERS: dict[str, tuple[list[int], dict[str, Any]]] = {
     "reshape": (SEQUENCE, {"op": "reshape", "shape": [2, 2, 5]}),
     **{
         f"activation {name}": (SEQUENCE, {"op": "activation", "activation": name})
-        for name in ("identity", "tanh", "relu", "sigmoid", "softplus", "softmax")
+        for name in (
+            *("identity", "tanh", "relu", "sigmoid", "softplus", "softmax"),
+            *("gelu", "gelu_tanh", "silu", "leaky_relu", "elu"),
+        )
     },
     "dropout of nothing": (SEQUENCE, {"op": "dropout", "rate": 0.0}),
     "conv1d": (SEQUENCE, {"op": "conv1d", "filters": 3, "kernel": 3}),
@@ -81,6 +84,51 @@ LAYERS: dict[str, tuple[list[int], dict[str, Any]]] = {
     "batch_norm": (IMAGE, {"op": "batch_norm", "momentum": 0.3}),
     "batch_norm of features": ([6], {"op": "batch_norm"}),
     "layer_norm": (SEQUENCE, {"op": "layer_norm", "eps": 1e-3}),
+    "multi_head_attention": (SEQUENCE, {"op": "multi_head_attention", "heads": 5}),
+    "multi_head_attention, causal": (
+        SEQUENCE,
+        {"op": "multi_head_attention", "heads": 1, "causal": True, "bias": False},
+    ),
+    "position_embedding": (SEQUENCE, {"op": "position_embedding"}),
+    "conv2d padded the same": (IMAGE, {"op": "conv2d", "filters": 3, "kernel": 2, "stride": 2, "padding": "same"}),
+}
+
+DENSE = {"op": "dense", "units": 5}
+GRAPHS: dict[str, tuple[list[int], Layers]] = {
+    "a residual": (SEQUENCE, [DENSE, DENSE, {"op": "add", "inputs": ["layer0", "layer1"]}]),
+    "branches that are joined": (
+        IMAGE,
+        [
+            {"op": "conv2d", "filters": 3, "kernel": 3, "padding": "same"},
+            {"op": "conv2d", "filters": 2, "kernel": 1, "inputs": ["input"]},
+            {"op": "concat", "inputs": ["layer1", "layer0", "input"]},
+            {"op": "batch_norm"},
+            {"op": "concat", "inputs": ["layer3", "layer2"], "axis": 1},
+            {"op": "max_pool2d", "window": 2, "inputs": ["layer4"]},
+        ],
+    ),
+    "a residual network of images": (
+        IMAGE,
+        [
+            {"op": "conv2d", "filters": 4, "kernel": 3, "padding": "same", "bias": False},
+            {"op": "batch_norm"},
+            {"op": "activation", "activation": "relu"},
+            {"op": "conv2d", "filters": 4, "kernel": 3, "padding": "same", "bias": False},
+            {"op": "add", "inputs": ["layer3", "layer2", "input"]},
+            {"op": "flatten"},
+            {"op": "dense", "units": 3},
+        ],
+    ),
+    "a transformer's block": (
+        [7],
+        [
+            {"op": "embedding", "vocabulary": 9, "dimension": 6},
+            {"op": "position_embedding"},
+            {"op": "multi_head_attention", "heads": 2, "causal": True},
+            {"op": "add", "inputs": ["layer1", "layer2"]},
+            {"op": "layer_norm"},
+        ],
+    ),
 }
 
 EMBEDDINGS: dict[str, dict[str, Any]] = {
@@ -132,6 +180,12 @@ def test_layers(reference: str, layer: str, model: Made, compare_with_torch: Mad
     compare_with_torch(reference, made)
 
 
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_graphs(reference: str, graph: str, model: Made, compare_with_torch: Made) -> None:
+    shape, layers = GRAPHS[graph]
+    compare_with_torch(reference, model(shape, *layers, loss="mean_squared_error", dtype="float64"), "float64")
+
+
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
 def test_embeddings(reference: str, embedding: str, model: Made, compare_with_torch: Made) -> None:
     made = model(
@@ -162,4 +216,5 @@ def test_optimizers(
 
 def test_no_layer_is_left_out() -> None:
     tested = {layer["op"] for _, layer in LAYERS.values()} | {"embedding"}
+    tested |= {layer["op"] for _, layers in GRAPHS.values() for layer in layers}
     assert tested == {op for kind in get_args(spec.AnyLayer) for op in get_args(kind.model_fields["op"].annotation)}

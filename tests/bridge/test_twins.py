@@ -32,7 +32,7 @@ Lists = dict[str, dict[str, str]]
 """For each kind (op, layer, ...): the names, and their options as text."""
 
 VALUES = {
-    **{"units": 5, "filters": 6, "kernel": 3, "window": 2, "vocabulary": 9, "dimension": 4},
+    **{"units": 5, "filters": 6, "kernel": 3, "window": 2, "vocabulary": 9, "dimension": 4, "heads": 2},
     **{"shape": [6, 4], "axes": [1, 0], "activation": "relu", "rate": 0.5},
 }
 """A value for every key that a layer of a spec must have."""
@@ -46,7 +46,8 @@ def required_keys(kind: type[layers.Layer]) -> list[str]:
 def sample(op: str) -> tuple[layers.Layer, tuple[int, ...]]:
     """A layer with nothing but its required keys, and the shape of an input for it."""
     kind = layers.LAYERS[op]
-    layer = kind.model_validate({"id": "a", "op": op, **{name: VALUES[name] for name in required_keys(kind)}})
+    joins = {} if kind.merged is layers.Layer.merged else {"inputs": ["input", "input"]}
+    layer = kind.model_validate({"id": "a", "op": op, **joins, **{name: VALUES[name] for name in required_keys(kind)}})
     return layer, (4, 6, 6) if isinstance(layer, layers.Windowed) and len(layer.axes) == 2 else (4, 6)
 
 
@@ -160,7 +161,7 @@ def test_a_layers_settings_and_defaults_are_those_of_its_class_in_the_spec(op):
     kind, (layer, input) = network.LAYERS[op], SAMPLES[op]
     parameters = inspect.signature(kind).parameters
     theirs = {name for name in parameters if op not in OF_THE_ENGINE.get(name, ())}
-    assert theirs == {*layer.lengths, *type(layer).model_fields} - {"id", "op"}
+    assert theirs == {*layer.lengths, *(type(layer).model_fields.keys() - {"id", "op", "inputs"})}
     arguments = layer.arguments(input)
     required = {name: arguments[name] for name in (*layer.lengths, *required_keys(type(layer)))}
     values = [v for name, p in parameters.items() if p.kind is p.VAR_POSITIONAL for v in required.pop(name)]

@@ -46,6 +46,11 @@ CONSTANT = {
     "argmax": lambda x: number(np.argmax(x, axis=-1, keepdims=True)),
     "argmin": lambda x: number(x.argmin(axis=-1, keepdims=True)),
     "argsort": lambda x: number(np.argsort(x, axis=-1)),
+    "one_hot": lambda x: (
+        ops.one_hot(np.argmax(x, axis=-1), x.shape[-1])
+        if isinstance(x, Tensor)
+        else np.eye(x.shape[-1])[np.argmax(x, axis=-1)]
+    ),
     "searchsorted": lambda x: number(np.searchsorted(np.array([-2.0, 0.0, 1.0]), x)),
     "count_nonzero": lambda x: number(np.count_nonzero(x > 0.35, axis=-1, keepdims=True)),
     "floor_divide": lambda x: x // 0.5 + 3 // (x + 0.01),

@@ -12,6 +12,7 @@ from py_engine.ad.state import scope
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 from py_engine.network import LAYERS
+from py_engine.network.attention import MultiHeadAttention, PositionEmbedding
 from py_engine.network.convolution import (
     AvgPool1D,
     AvgPool2D,
@@ -23,6 +24,7 @@ from py_engine.network.convolution import (
     MaxPool2D,
 )
 from py_engine.network.embedding import Embedding, PermuteDims
+from py_engine.network.graph import Add, Concat
 from py_engine.network.initialisers import initialise_all
 from py_engine.network.layers import (
     ACTIVATIONS,
@@ -85,6 +87,12 @@ CASES = [
     (BatchNorm(INPUTS), (INPUTS, STEPS, 2), (INPUTS, STEPS, 2)),
     (LayerNorm(INPUTS), (INPUTS,), (INPUTS,)),
     (LayerNorm(INPUTS), (STEPS, INPUTS), (STEPS, INPUTS)),
+    (MultiHeadAttention(4, 2), (STEPS, 4), (STEPS, 4)),
+    (MultiHeadAttention(4, 1, causal=True, bias=False), (STEPS, 4), (STEPS, 4)),
+    (MultiHeadAttention(1, 1), (1, 1), (1, 1)),
+    (PositionEmbedding(STEPS, INPUTS), (STEPS, INPUTS), (STEPS, INPUTS)),
+    (Add(), (INPUTS,), (INPUTS,)),  # what they join is in tests/bridge/test_graph_spec.py
+    (Concat(), (INPUTS,), (INPUTS,)),
     (Embedding(VOCABULARY, UNITS), (STEPS,), (STEPS, UNITS)),
     (Embedding(VOCABULARY, 1, padding_index=0), (), (1,)),
     (Embedding(VOCABULARY, UNITS, trainable=False), (2, STEPS), (2, STEPS, UNITS)),

@@ -80,6 +80,10 @@ def classes(n):
     return lambda rng, shape, k: rng.integers(0, n, shape)
 
 
+def in_turn(n):
+    return lambda rng, shape, k: np.arange(math.prod(shape)).reshape(shape) % n
+
+
 def dominant(rng, shape, k):
     """Matrices that are far from singular, and of full rank."""
     return rng.uniform(-1, 1, shape) + 3 * np.eye(*shape[-2:])
@@ -240,6 +244,51 @@ def pulled(function, place):
     return gradient
 
 
+def standardized(x, axis=-1, eps=1e-5):
+    """Mean 0 and variance 1 over some axes."""
+    return (x - np.mean(x, axis, keepdims=True)) / np.sqrt(np.var(x, axis, keepdims=True) + eps)
+
+
+def by_channel(numbers, x):
+    return np.reshape(numbers, (-1, *(1,) * (x.ndim - 2)))
+
+
+def attended(q, k, v, mask=None, causal=False):
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    seen = np.tri(q.shape[-2], k.shape[-2], dtype=bool) if causal else np.ones(scores.shape, bool)
+    scores = scores if mask is None or mask.dtype == bool else scores + mask
+    powers = np.exp(scores) * (seen if mask is None or mask.dtype != bool else seen & mask)
+    return powers / np.maximum(np.sum(powers, -1, keepdims=True), 1e-300) @ v
+
+
+def resized(x, size, mode="nearest", align_corners=False):
+    """Nearest, or between neighbours by numpy's own interpolation, axis by axis."""
+    for axis, new in enumerate(size, 2):
+        old = x.shape[axis]
+        if mode == "nearest":
+            x = np.take(x, np.arange(new) * old // new, axis)
+            continue
+        places = np.linspace(0, old - 1, new) if align_corners else (np.arange(new) + 0.5) * old / new - 0.5
+        x = np.apply_along_axis(lambda row, at=places, n=old: np.interp(at, np.arange(n), row), axis, x)
+    return x
+
+
+def weighted_entropy(x, labels, weight=None, label_smoothing=0.0, ignored=None, reduction="mean"):
+    hot = np.eye(x.shape[-1])[labels] * (labels != ignored)[..., None]
+    weight = np.ones(x.shape[-1]) if weight is None else weight
+    targets = (1 - label_smoothing) * hot + label_smoothing / x.shape[-1] * hot.sum(-1, keepdims=True)
+    rows = -np.sum(targets * weight * np.log(softmax(x)), -1)
+    return {"mean": lambda: rows.sum() / (hot * weight).sum(), "sum": rows.sum, "none": lambda: rows}[reduction]()
+
+
+def transposed(x, w, stride=1, padding=((0, 0), (0, 0)), output_padding=0, dilation=1, groups=1):
+    """The transpose of a convolution over two axes."""
+    sizes = zip(x.shape[2:], w.shape[2:], padding, strict=True)
+    lengths = [(n - 1) * stride + (k - 1) * dilation + 1 - sum(pair) + output_padding for n, k, pair in sizes]
+    settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return pulled(correlated, 0)(x, w, (len(x), w.shape[1] * groups, *lengths), **settings)
+
+
 def first_winners(g, x, window, stride=None):
     """The gradient of a maximum over windows of one axis."""
     total = np.zeros(x.shape)
@@ -263,7 +312,7 @@ def full(stride=1, padding=((0, 0), (0, 0)), dilation=1, groups=1):
 
 def spread(window, stride):
     """The attributes of pooling over one axis, as the ops have them."""
-    return {"window": (window,), "stride": (stride or window,), "padding": ((0, 0),)}
+    return {"window": (window,), "stride": (stride or window,), "padding": ((0, 0),), "dilation": (1,)}
 
 
 FIELD = {"kernel": (2, 2), "stride": (1, 2), "padding": ((0, 1), (0, 0))}
@@ -377,6 +426,20 @@ LINES = [
     Line("sigmoid", ops.sigmoid, UNARY, like=lambda x: 1 / (1 + np.exp(-x))),
     Line("softplus", ops.softplus, UNARY, like=lambda x: np.logaddexp(0, x)),
     Line("relu", ops.relu, UNARY, (nonzero,), like=lambda x: np.maximum(x, 0)),
+    Line("silu", ops.silu, UNARY, like=lambda x: x / (1 + np.exp(-x))),
+    Line("gelu", ops.gelu, UNARY, like=lambda x: x * (1 + np.vectorize(math.erf, otypes=[float])(x / 2**0.5)) / 2),
+    Line("gelu_tanh", partial(ops.gelu, approximate=True), UNARY,
+         like=lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2),
+    Line("leaky_relu", ops.leaky_relu, [*BINARY, at((2, 3))], (nonzero, share),
+         like=lambda x, slope=0.01: np.where(x > 0, x, slope * x)),
+    Line("elu", ops.elu, [*BINARY, at((2, 3))], (nonzero, positive),
+         like=lambda x, alpha=1.0: np.where(x > 0, x, alpha * np.expm1(x))),
+    Line("selu", ops.selu, UNARY, (nonzero,),
+         like=lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x))),
+    Line("mish", ops.mish, UNARY, like=lambda x: x * np.tanh(np.logaddexp(0, x))),
+    Line("hard_swish", ops.hard_swish, UNARY, (apart,), like=lambda x: x * np.clip(x + 3, 0, 6) / 6),
+    Line("softsign", ops.softsign, UNARY, (nonzero,), like=lambda x: x / (1 + np.abs(x))),
+    Line("log_sigmoid", ops.log_sigmoid, UNARY, like=lambda x: -np.logaddexp(0, -x)),
     Line("step", ops.step, UNARY, (nonzero,), like=lambda x: np.where(x > 0, 1.0, 0.0)),
     Line("sign", ops.sign, UNARY, (nonzero,)),
     Line("abs", ops.abs, UNARY, (nonzero,)),
@@ -417,6 +480,41 @@ LINES = [
     Line("logsumexp", ops.logsumexp, OVER_AXES, like=lambda x, **at: np.log(np.sum(np.exp(x), **at))),
     Line("softmax", ops.softmax, ALONG_AXES, like=softmax),
     Line("log_softmax", ops.log_softmax, ALONG_AXES, like=lambda x, axis=-1: np.log(softmax(x, axis))),
+    Line("reciprocal_std", lambda x, axes: TABLE["reciprocal_std"](x, axes=axes, eps=0.1),
+         [at((), axes=()), at((4,), axes=(0,)), at((2, 3), axes=(1,)), at((2, 3, 4), axes=(0, 2)),
+          at((3, 1), axes=(1,)), at((0, 3), axes=(1,))],
+         like=lambda x, axes: 1 / np.sqrt(np.var(x, axes, keepdims=True) + 0.1)),
+    Line("standardize", ops.standardize,
+         [at((4,)), at((2, 3), axis=0), at((2, 3, 4), axis=(0, 2)), at((2, 3), axis=None), at((3, 1), eps=0.5),
+          at((0, 3), axis=1)], like=standardized),
+    Line("layer_norm", ops.layer_norm,
+         [at((2, 4), (4,), (4,)), at((3,)), at((2, 2, 3), (2, 3), (2, 3), axis=(1, 2)), at((2, 3, 4), (4,)),
+          at((0, 3), (3,), (3,))],
+         like=lambda x, w=1.0, b=0.0, axis=-1: standardized(x, axis) * w + b),
+    Line("batch_norm", ops.batch_norm,
+         [at((4, 2), (2,), (2,)), at((3, 2, 4)), at((2, 3, 2, 2), (3,), (3,)),
+          at((3, 2, 2), (2,), (2,), (2,), (2,))], (anything, anything, anything, anything, positive),
+         like=lambda x, w=1.0, b=0.0, mean=None, var=None: by_channel(b, x) + by_channel(w, x) * (
+            standardized(x, (0, *range(2, x.ndim))) if mean is None
+            else (x - by_channel(mean, x)) / np.sqrt(by_channel(var, x) + 1e-5))),
+    Line("group_norm", lambda x, w, b, groups: ops.group_norm(x, groups, w, b),
+         [at((2, 4), (4,), (4,), groups=2), at((1, 4, 3), (4,), (4,), groups=1), at((2, 2, 2, 2), (2,), (2,), groups=2),
+          at((0, 2, 3), (2,), (2,), groups=1)],
+         like=lambda x, w, b, groups: standardized(
+            x.reshape(len(x), groups, math.prod(x.shape[1:]) // groups)).reshape(x.shape) * by_channel(w, x)
+            + by_channel(b, x)),
+    Line("scaled_dot_product_attention", ops.scaled_dot_product_attention,
+         [at((2, 3), (4, 3), (4, 2)), at((2, 3, 4), (2, 3, 4), (2, 3, 4), causal=True), at((1, 1), (1, 1), (1, 1)),
+          at((2, 2, 3, 2), (2, 2, 4, 2), (2, 2, 4, 3)), at((4, 2), (2, 2), (2, 3), causal=True),
+          at((2, 4, 2), (2, 3, 2), (2, 3, 1), (4, 3)), at((2, 4, 2), (2, 4, 2), (2, 4, 1), (2, 4, 4), causal=True),
+          at((0, 2), (3, 2), (3, 1))],
+         (anything, anything, anything, condition), like=attended),
+    Line("interpolate", ops.interpolate,
+         [at((2, 1, 4), size=(6,)), at((1, 2, 5), size=(2,), mode="linear"), at((1, 1, 3), size=(3,)),
+          at((1, 1, 2, 3), size=(4, 5), mode="linear"),
+          at((1, 1, 2, 3), size=(4, 5), mode="linear", align_corners=True),
+          at((1, 1, 4), size=(1,), mode="linear", align_corners=True), at((1, 1, 1), size=(3,), mode="linear"),
+          at((1, 1, 2, 2, 3), size=(3, 1, 4), mode="linear"), at((0, 1, 3), size=(2,))], like=resized),
     Line("reshape", ops.reshape,
          [at((2, 3), shape=(3, 2)), at((4,), shape=(2, -1)), at((1,), shape=()), at((0, 2), shape=(4, 0))]),
     Line("ravel", ops.ravel, UNARY),
@@ -541,6 +639,10 @@ LINES = [
              stride=2, padding=((1, 0), (0, 1))), at((0, 1, 2, 2), (0, 1, 2, 2), kernel=(1, 1))],
          like=lambda g, x, kernel, **at: pulled(correlated, 1)(
             g, x, (g.shape[1], x.shape[1] // at.get("groups", 1), *kernel), **at)),
+    Line("conv_transpose", ops.conv_transpose,
+         [at((1, 2, 3, 2), (2, 3, 2, 2)), at((0, 1, 2, 2), (1, 1, 1, 1)), at((1, 1, 1, 1), (1, 1, 1, 1)),
+          at((2, 2, 2, 2), (2, 1, 3, 2), stride=2, output_padding=1, padding=((1, 0), (0, 1))),
+          at((1, 2, 2, 1), (2, 1, 2, 2), groups=2, dilation=2)], like=transposed),
     Line("max_pool", ops.max_pool, POOLS, (apart,), like=pooled(np.max, -np.inf)),
     Line("avg_pool", ops.avg_pool, POOLS, like=pooled(np.mean, 0)),
     Line("max_pool_gradient", lambda g, x, window, stride=None: TABLE["max_pool_gradient"](
@@ -609,6 +711,14 @@ LINES = [
     Line("softmax_cross_entropy", ops.softmax_cross_entropy,
          [at((4, 3), (4,)), at((2, 3, 3), (2, 3)), at((3,), ()), at((0, 3), (0,))],
          (anything, classes(3)), like=lambda x, y: -np.sum(np.log(softmax(x)) * np.eye(3)[y]) / max(y.size, 1)),
+    Line("softmax_cross_entropy of weights", ops.softmax_cross_entropy,
+         [at((4, 3), (4,), (3,)), at((4, 3), (4,), label_smoothing=0.3), at((0, 3), (0,), reduction="none"),
+          at((2, 3, 3), (2, 3), (3,), label_smoothing=0.2, reduction="sum"),
+          at((5, 3), (5,), (3,), ignored=0, label_smoothing=1), at((4, 3), (4,), ignored=1, reduction="none")],
+         (anything, in_turn(3), positive), like=weighted_entropy),
+    Line("one_hot", partial(ops.one_hot, classes=3, dtype=np.int64),
+         [at((4,)), at(()), at((2, 3), ignored=1), at((0,))], (classes(3),), differentiable=False,
+         like=lambda y, ignored=None: np.eye(3, dtype=int)[y] * (y != ignored)[..., None]),
     Line("softmax_cross_entropy_gradient",
          lambda g, x, y: TABLE["softmax_cross_entropy_gradient"](g, x, ops.logsumexp(x, -1), y),
          [at((), (4, 3), (4,)), at((), (1, 3), (1,)), at((), (2, 3, 3), (2, 3)), at((), (0, 3), (0,))],

@@ -536,7 +536,11 @@ def test_a_function_of_numbers_is_a_program_of_floats_with_the_same_results(name
 
 
 SPECIAL = [*EDGES, 1.0, -1.0, 0.5, -0.5, -2.0, 3.0, 1 / 3, 709.9, -745.2]
-OF_TWO = (*("add", "sub", "mul", "div", "pow", "maximum", "minimum", "equal_mask", "arctan2", "hypot", "copysign"),)
+OF_TWO = (
+    *("add", "sub", "mul", "div", "pow", "maximum", "minimum", "equal_mask", "arctan2", "hypot", "copysign"),
+    "leaky_relu",
+    "elu",
+)
 SCALAR = [*(op for op in TABLE.values() if op.scalar is not None), ADD_IN_ANY_ORDER]
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 

@@ -63,14 +63,16 @@ def paired(numbers: Any) -> Any:
 
 PARSE: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("axis", "axes", "source", "destination", "axes_a", "axes_b"), axes),
-    **dict.fromkeys(("ddof", "axis1", "axis2", "shift", "repeats", "offset", "k", "n"), int),
-    **dict.fromkeys(("a_min", "a_max", "constant_values", "rate", "q"), float),
-    "keepdims": lambda text: text == "1",
+    **dict.fromkeys(("ddof", "classes", "ignored", "axis1", "axis2", "shift", "repeats", "offset", "k", "n"), int),
+    **dict.fromkeys(("a_min", "a_max", "constant_values", "rate", "q", "eps", "label_smoothing"), float),
+    **dict.fromkeys(("keepdims", "causal", "align_corners", "ceil_mode", "count_padding"), lambda text: text == "1"),
+    **dict.fromkeys(("mode", "reduction"), str),
+    "size": shape,
     "shape": shape,
     "pad_width": lambda text: tuple(map(tuple, np.reshape(shape(text), (-1, 2)).tolist())),
     "index": lambda text: generate.index_of(text),
     "places": places,
-    **dict.fromkeys(("stride", "dilation", "window"), axes),
+    **dict.fromkeys(("stride", "dilation", "window", "output_padding"), axes),
     "padding": lambda text: paired(axes(text)),
     **dict.fromkeys(("groups", "vocabulary", "padding_index"), int),
     "reps": shape,
@@ -90,10 +92,10 @@ def settings(axes: int, stride: Any = 1, padding: Any = 0, dilation: Any = 1, gr
     }
 
 
-def pooling(window: tuple[int, ...], stride: Any = None, padding: Any = 0) -> dict[str, Any]:
+def pooling(window: tuple[int, ...], stride: Any = None, padding: Any = 0, dilation: Any = 1) -> dict[str, Any]:
     """The attributes of pooling as the ops have them."""
-    of = settings(len(window), window if stride is None else stride, padding)
-    return {"window": window, "stride": of["stride"], "padding": of["padding"]}
+    of = settings(len(window), window if stride is None else stride, padding, dilation)
+    return {"window": window, **{name: of[name] for name in ("stride", "padding", "dilation")}}
 
 
 def positive_definite(x: Tensor) -> Tensor:
@@ -108,6 +110,8 @@ def squares(factors: Any, first: int, *before: Tensor) -> Tensor:
 # How a vector is called where it is not `ops.name(*operands, **attributes)`.
 CALLS: dict[str, Callable[..., Tensor]] = {
     "polygamma": lambda x, n: ops.polygamma(n, x),
+    "one_hot": lambda labels, **at: ops.one_hot(labels, dtype=np.int64, **at),
+    "group_norm": lambda x, weight, bias, groups: ops.group_norm(x, groups, weight, bias),
     "cholesky": lambda x: ops.cholesky(positive_definite(x)),
     "eigh": lambda x: squares(np.linalg.eigh(positive_definite(x)), 1),
     "svd": lambda x: squares(np.linalg.svd(x, full_matrices=False)[::2], 0, np.linalg.svd(x, full_matrices=False)[1]),

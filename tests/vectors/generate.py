@@ -491,6 +491,14 @@ UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "sigmoid": (sigmoid, anything),
     "softplus": (lambda x: np.log1p(np.exp(x)), anything),
     "relu": (lambda x: np.maximum(x, 0), nonzero),
+    "silu": (lambda x: x * sigmoid(x), anything),
+    "gelu": (lambda x: x * (1 + erf(x / np.sqrt(EXACT(2)))) / 2, anything),
+    "gelu_tanh": (lambda x: x * (1 + np.tanh(np.sqrt(2 / PI) * (x + 0.044715 * x**3))) / 2, anything),
+    "selu": (lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x)), nonzero),
+    "mish": (lambda x: x * np.tanh(np.log1p(np.exp(x))), anything),
+    "hard_swish": (lambda x: x * (x + 3) / 6, inside),
+    "softsign": (lambda x: x / (1 + np.abs(x)), nonzero),
+    "log_sigmoid": (lambda x: np.log(sigmoid(x)), anything),
     "step": (lambda x: 1 * (x > 0) + 0 * x, nonzero),
     "sign": (np.sign, nonzero),
     "abs": (np.abs, nonzero),
@@ -510,6 +518,8 @@ BINARY: dict[str, tuple[Callable[..., Any], tuple[Callable[..., Any], ...]]] = {
     "mod": (np.mod, (apart, divisor)),
     "fmod": (np.fmod, (apart, divisor)),
     "copysign": (np.copysign, (nonzero,)),
+    "leaky_relu": (lambda x, slope: np.where(x > 0, x, x * slope), (nonzero, share)),
+    "elu": (lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x)), (nonzero, positive)),
     "maximum": (np.maximum, (apart,)),
     "minimum": (np.minimum, (apart,)),
 }
@@ -547,6 +557,9 @@ def cases() -> Iterator[Case]:
     yield from convolutions()
     yield from embeddings()
     yield from constants()
+    yield from normalisations()
+    yield from attentions()
+    yield from resizings()
 
 
 def elementwise() -> Iterator[Case]:
@@ -563,6 +576,10 @@ def elementwise() -> Iterator[Case]:
     yield Case("sign", np.sign, ((2,),), (origin,), gradient=no_slope)
     yield Case("step", lambda x: 0 * x, ((2,),), (origin,), gradient=no_slope)
     yield Case("pow", np.power, ((3,), (3,)), (origin, fixed(0, 1, 2)), gradient=lambda g, x, p: [g * (p == 1), 0 * g])
+    yield Case("leaky_relu", np.multiply, ((2,), ()), (origin, fixed(0.25)), gradient=lambda g, x, s: [g * s, 0 * s])
+    yield Case("elu", lambda x, alpha: alpha * np.expm1(x), ((2,), ()), (origin, fixed(0.25)))
+    for name in ("silu", "log_sigmoid"):
+        yield Case(name, UNARY[name][0], ((5,),), (extreme,))
     for name in ("tanh", "sigmoid", "softplus"):
         yield Case(name, UNARY[name][0], ((5,),), (extreme,))
     for pair in BINARY_SHAPES:
@@ -947,6 +964,250 @@ def losses() -> Iterator[Case]:
     yield Case("softmax_cross_entropy", cross_entropy, ((2, 5), (2,)), (rows, below(5)))
     for shape in ((), (2, 3)):
         yield Case("mean_squared_error", lambda p, t: np.mean((p - t) ** 2), (shape, shape), (anything,))
+    for x, y in (((4, 3), (4,)), ((2, 3, 3), (2, 3)), ((2, 1), (2,))):
+        for at in ({"label_smoothing": 0.25}, {"ignored": 0}, {"reduction": "sum"}, {"reduction": "none"}):
+            if at != {"ignored": 0} or x == (4, 3):
+                some = below(x[-1]) if at != {"ignored": 0} else lambda rng, shape, k: np.array([0, 2, 1, 2])
+                yield Case("softmax_cross_entropy", cross_entropies, (x, y), (anything, some), at)
+    three, all_of_it = lambda rng, shape, k: np.array([-7, 2, 0, 1]), {"label_smoothing": 0.5, "ignored": -7}
+    for reduction in ("mean", "none"):
+        at = {**all_of_it, "reduction": reduction}
+        yield Case("softmax_cross_entropy", cross_entropies, ((4, 3), (4,), (3,)), (anything, three, positive), at)
+    for reduction in ("mean", "sum", "none"):
+        at = {"reduction": reduction}
+        yield Case(
+            "binary_cross_entropy",
+            lambda x, t, w, p, reduction: REDUCTIONS[reduction](
+                -w * (p * t * np.log(sigmoid(x)) + (1 - t) * np.log(sigmoid(-x)))
+            ),
+            ((2, 3), (2, 3), (3,), ()),
+            (anything, share, positive),
+            at,
+        )
+        yield Case(
+            "mean_squared_error",
+            lambda p, t, w, reduction: REDUCTIONS[reduction](w * (p - t) ** 2),
+            ((2, 3), (2, 3), (3,)),
+            (anything, anything, positive),
+            at,
+        )
+    for shape, classes in (((3,), 4), ((), 2), ((2, 2), 1), ((0,), 3)):
+        yield Case("one_hot", one_hot_rows, (shape,), (below(classes),), {"classes": classes}, False)
+    yield Case("one_hot", one_hot_rows, ((4,),), (below(3),), {"classes": 3, "ignored": 1}, False)
+
+
+REDUCTIONS: dict[str, Callable[[Array], Array]] = {"mean": np.mean, "sum": np.sum, "none": lambda x: x}
+
+
+def one_hot_rows(labels, classes, ignored=None):
+    return 1 * ((labels[..., None] == np.arange(classes)) & (labels[..., None] != ignored))
+
+
+def cross_entropies(x, labels, weight=None, label_smoothing=0.0, ignored=None, reduction="mean"):
+    hot = one_hot_rows(labels, x.shape[-1], ignored).astype(x.dtype)
+    weight = np.ones(x.shape[-1], x.dtype) if weight is None else weight
+    valid = np.sum(hot, -1, keepdims=True)
+    targets = (1 - label_smoothing) * hot + label_smoothing * valid / x.shape[-1]
+    rows = -np.sum(targets * weight * log_softmax(x), -1)
+    return np.sum(rows) / np.sum(hot * weight) if reduction == "mean" else REDUCTIONS[reduction](rows)
+
+
+def normalisations() -> Iterator[Case]:
+    """Axes stand by place; those of `layer_norm` are the last ones."""
+    for shape, axes in (
+        ((3,), (0,)),
+        ((2, 4), (1,)),
+        ((3, 2, 2), (0, 2)),
+        ((2, 1), (1,)),
+        ((2, 3), ()),
+        ((0, 2), (1,)),
+    ):
+        at = {"axes": axes, "eps": 0.0625}
+        yield Case(
+            "reciprocal_std", lambda x, axes, eps: 1 / np.sqrt(variance(x, axes) + eps), (shape,), (anything,), at
+        )
+        yield Case(
+            "standardize",
+            lambda x, axis, eps: standard(x, axis, eps),
+            (shape,),
+            (anything,),
+            {"axis": axes, "eps": 0.0625},
+        )
+    for shape, axis in (((2, 4), -1), ((2, 3, 2), (1, 2)), ((1, 1), -1)):
+        last = shape[-1:] if axis == -1 else shape[1:]
+        yield Case(
+            "layer_norm",
+            lambda x, w, b, axis: standard(x, axis, 1e-5) * w + b,
+            (shape, last, last),
+            (anything,) if shape[-1] > 1 else (equals,),
+            {"axis": axis},
+        )
+    for shape in ((4, 2), (3, 2, 2), (2, 1, 2, 2)):
+
+        def scaled(x, w, b):
+            return standard(x, (0, *range(2, x.ndim)), 1e-5) * beside(w, x) + beside(b, x)
+
+        def given(x, w, b, mean, variance):
+            return (x - beside(mean, x)) / np.sqrt(beside(variance, x) + 1e-5) * beside(w, x) + beside(b, x)
+
+        channels = shape[1:2]
+        yield Case("batch_norm", scaled, (shape, channels, channels), (anything,))
+        domains = (anything, anything, anything, anything, positive)
+        yield Case("batch_norm", given, (shape, *(channels,) * 4), domains)
+    for shape, groups in (((2, 6), 2), ((1, 4, 3), 2), ((2, 2, 2, 2), 1), ((1, 2, 3), 2)):
+        yield Case(
+            "group_norm",
+            lambda x, w, b, groups: (
+                standard(x.reshape(len(x), groups, -1), -1, 1e-5).reshape(x.shape) * beside(w, x) + beside(b, x)
+            ),
+            (shape, shape[1:2], shape[1:2]),
+            (anything,),
+            {"groups": groups},
+        )
+
+
+def variance(x, axes):
+    return np.mean((x - np.mean(x, axes, keepdims=True)) ** 2, axes, keepdims=True)
+
+
+def standard(x, axes, eps):
+    return (x - np.mean(x, axes, keepdims=True)) / np.sqrt(variance(x, axes) + eps)
+
+
+def beside(channels, x):
+    """One number for each channel of x (N, C, ...)."""
+    return channels.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+def attentions() -> Iterator[Case]:
+    """The mask is true where a query, by row, sees a key."""
+    for query, key, value, at in (
+        ((2, 3), (4, 3), (4, 2), {}), ((2, 3, 4), (2, 3, 4), (2, 3, 4), {"causal": True}), ((1, 1), (1, 1), (1, 1), {}),
+        ((2, 2, 3, 2), (2, 2, 3, 2), (2, 2, 3, 1), {"causal": True}), ((4, 2), (2, 2), (2, 3), {"causal": True}),
+    ):  # fmt: skip
+        yield Case("scaled_dot_product_attention", attended, (query, key, value), (anything,), at)
+    seen = lambda rng, shape, k: np.array([[1, 0, 1], [0, 0, 0]], bool)  # the second query sees no key  # noqa: E731
+    shapes = ((2, 2), (3, 2), (3, 2), (2, 3))
+    yield Case("scaled_dot_product_attention", attended, shapes, (anything, anything, anything, seen))
+    yield Case("scaled_dot_product_attention", attended, shapes, (anything,))
+
+
+def attended(q, k, v, mask=None, causal=False):
+    scores = np.matmul(q, np.swapaxes(k, -1, -2)) / np.sqrt(EXACT(q.shape[-1]))
+    seen = np.tri(q.shape[-2], k.shape[-2]) if causal else np.ones((q.shape[-2], k.shape[-2]))
+    if mask is not None and mask.dtype == bool:
+        seen = seen * mask
+    elif mask is not None:
+        scores = scores + mask
+    powers = np.exp(scores) * seen
+    total = np.sum(powers, -1, keepdims=True)
+    return np.matmul(powers / np.where(total > 0, total, 1), v)
+
+
+def resizings() -> Iterator[Case]:
+    """New lengths stand by spatial axis."""
+    for shape, size in (
+        ((1, 2, 4), (6,)),
+        ((1, 1, 5), (2,)),
+        ((2, 1, 1), (3,)),
+        ((1, 1, 2, 3), (4, 5)),
+        ((1, 1, 3), (1,)),
+    ):
+        for at in ({}, {"mode": "linear"}, {"mode": "linear", "align_corners": True}):
+            yield Case("interpolate", resized, (shape,), (anything,), {"size": size, **at})
+    for x, weight, at in (
+        ((1, 2, 3), (2, 3, 2), {}), ((2, 2, 3), (2, 1, 3), {"stride": 2, "padding": 1, "output_padding": 1}),
+        ((1, 2, 2), (2, 1, 2), {"groups": 2, "dilation": 2}), ((1, 1, 2, 3), (1, 2, 3, 2), {"stride": (2, 1)}),
+        ((1, 2, 2, 2), (2, 1, 2, 3), {"stride": (2, 3), "output_padding": (1, 2), "padding": (0, 1, 1, 0)}),
+    ):  # fmt: skip
+        yield Case("conv_transpose", spread_out, (x, weight), (anything,), at)
+    for x, at in (
+        ((1, 2, 7), {"window": (2,), "dilation": 3, "stride": 2}), ((1, 1, 5), {"window": (2,), "ceil_mode": True}),
+        ((1, 1, 6, 5), {"window": (3, 2), "dilation": (2, 1), "padding": (1, 1, 1, 0)}),
+        ((1, 1, 3), {"window": (3,), "stride": 2, "padding": 1, "ceil_mode": True}),
+        ((1, 1, 4, 6), {"window": (3, 2), "stride": (2, 3), "ceil_mode": True, "padding": (1, 1, 0, 0)}),
+    ):  # fmt: skip
+        yield Case("max_pool", widely_pooled(np.max), (x,), (apart,), at)
+        for more in ({}, {"count_padding": False}):
+            yield Case("avg_pool", widely_pooled(np.mean), (x,), (anything,), {**at, **more})
+        if "ceil_mode" not in at:
+            y = widely_pooled(np.max)(np.zeros(x), **at).shape
+            function, own = widely_pooled(np.mean), {"shape": x, **at}
+            yield Case(
+                "avg_pool_gradient",
+                transposed(function, 0),
+                (y,),
+                (anything,),
+                own,
+                gradient=lambda u, g, shape, function=function, **at: [function(u, **at)],
+            )
+
+
+def resized(x, size, mode="nearest", align_corners=False):
+    for axis, new in enumerate(size, 2):
+        old, found = x.shape[axis], []
+        for i in range(new):
+            if mode == "nearest":
+                place = EXACT(i * old // new)
+            elif align_corners:
+                place = EXACT(i) * (old - 1) / max(new - 1, 1)
+            else:
+                place = min(max((i + EXACT(1) / 2) * old / new - EXACT(1) / 2, EXACT(0)), EXACT(old - 1))
+            first = int(place)
+            share = (place - first).astype(x.dtype)
+            behind = np.take(x, min(first + 1, old - 1), axis)
+            found.append(np.take(x, first, axis) * (1 - share) + behind * share)
+        x = np.stack(found, axis)
+    return x
+
+
+def spread_out(x, weight, stride=1, padding=0, output_padding=0, dilation=1, groups=1):
+    """Each element of x (N, F, lengths) adds the weight (F, C / groups, kernel), times itself."""
+    axes = x.ndim - 2
+    stride, dilation, more = (numbers(value, axes) for value in (stride, dilation, output_padding))
+    pairs = np.reshape(padding, (-1, 2)) if np.ndim(padding) else np.full((axes, 2), padding)
+    lengths = (np.array(x.shape[2:]) - 1) * stride + (np.array(weight.shape[2:]) - 1) * dilation + 1
+    per_group, filters = weight.shape[1], len(weight) // groups
+    total = np.zeros((len(x), per_group * groups, *(lengths + more)), x.dtype)
+    for place in np.ndindex(*x.shape[2:]):
+        for tap in np.ndindex(*weight.shape[2:]):
+            at = tuple(np.array(place) * stride + np.array(tap) * dilation)
+            for f in range(len(weight)):
+                channels = slice(f // filters * per_group, (f // filters + 1) * per_group)
+                total[(slice(None), channels, *at)] += (
+                    x[(slice(None), slice(f, f + 1), *place)] * weight[(f, slice(None), *tap)]
+                )
+    kept = (slice(before, n + extra - after) for (before, after), n, extra in zip(pairs, lengths, more, strict=True))
+    return total[(slice(None), slice(None), *kept)]
+
+
+def widely_pooled(pick):
+    """Windows of places that are `dilation` apart; what one has beyond the padding counts nothing."""
+
+    def pool(x, window, stride=None, padding=0, dilation=1, ceil_mode=False, count_padding=True):
+        axes = len(window)
+        stride, dilation = numbers(window if stride is None else stride, axes), numbers(dilation, axes)
+        pairs = np.reshape(padding, (-1, 2)) if np.ndim(padding) else np.full((axes, 2), padding)
+        rounded = math.ceil if ceil_mode else math.floor
+        counts = []
+        for n, k, s, d, (before, after) in zip(x.shape[2:], window, stride, dilation, pairs, strict=True):
+            counts.append(rounded((n + before + after - (k - 1) * d - 1) / s) + 1)
+            counts[-1] -= (counts[-1] - 1) * s >= n + before  # a window begins before the end
+        found = {}
+        for place in np.ndindex(*counts):
+            seen = []
+            for tap in np.ndindex(*window):
+                at = np.array(place) * stride - pairs[:, 0] + np.array(tap) * dilation
+                inside = np.all((at >= 0) & (at < x.shape[2:]))
+                in_padding = np.all((at >= -pairs[:, 0]) & (at < np.array(x.shape[2:]) + pairs[:, 1]))
+                if inside:
+                    seen.append(x[(slice(None), slice(None), *at)])
+                elif in_padding and count_padding and pick is np.mean:
+                    seen.append(np.zeros(x.shape[:2], x.dtype))
+            found[place] = pick(np.stack(seen), 0)
+        return gathered(found, x.shape[:2])
+
+    return pool
 
 
 # From cases to numbers ---------------------------------------------------------------------------------------

@@ -20,8 +20,10 @@ mutable struct Chain
     ids::Vector{String}
     layers::Vector{Layer}
     parameters::Parameters
-    # Only this one: the other that Julia makes takes four of anything, and so four layers.
-    Chain(seed::Int, ids::Vector{String}, layers::Vector{Layer}, parameters::Parameters) = new(seed, ids, layers, parameters)
+    inputs::Dict{String,Vector{String}}  # what layers read where it is not the one before them; see graph.jl
+    # Only this one: the other that Julia makes takes five of anything, and so five layers.
+    Chain(seed::Int, ids::Vector{String}, layers::Vector{Layer}, parameters::Parameters) =
+        new(seed, ids, layers, parameters, Dict{String,Vector{String}}())
 end
 
 function Chain(@nospecialize(layers...); seed::Integer=0, dtype::DataType=Float32, vector::Union{Nothing,Vector}=nothing)
@@ -64,22 +66,34 @@ function that is traced and differentiated. What layers have made of their state
 function applied(chain::Chain, tensors::Vector{Tensor}, x::Tensor, training::Bool, news=Tuple{Int,Tensor}[])
     ndims(x) > 0 || throw(ShapeError("a chain is called with a batch (..., N), got a number"))
     position = Dict{String,Int}(name => i for (i, name) in enumerate(keys(chain.parameters)))
-    y = x
-    for (id, layer) in zip(chain.ids, chain.layers)
+    return through(chain, x) do id, layer, given
         own = Dict{String,Tensor}()
         for (local_name, _) in parameters(layer)
             own[local_name] = tensors[position["$id.$local_name"]]
         end
         y = AD.scope(id) do
-            output_size(layer, y.dims[1:end-1])
-            forward(layer, y, own, training)
+            output_size(layer, merged_size(layer, Vector{Int}[x.dims[1:end-1] for x in given]))
+            forward(layer, merge_inputs(layer, given), own, training)
         end
         for (local_name, _) in parameters(layer)
             i = position["$id.$local_name"]
             own[local_name] === tensors[i] || push!(news, (i, own[local_name]))
         end
+        return y
     end
-    return y::Tensor
+end
+
+"""What the input of a network is called among the names that its layers read."""
+const INPUT = "input"
+
+"""Run through the layers: `step(id, layer, values)`, with the values that it reads, gives that of the layer."""
+function through(step, chain::Chain, x::T) where {T}
+    made = Dict{String,T}(INPUT => x)
+    for (id, layer) in zip(chain.ids, chain.layers)
+        read = get(chain.inputs, id, nothing)
+        x = made[id] = step(id, layer, read === nothing ? T[x] : T[made[name] for name in read])::T
+    end
+    return x
 end
 
 """Store new values of layers' state, unless they are symbolic."""
@@ -97,14 +111,18 @@ splits(chain::Chain) = all(layer -> !couples_batch(layer) || sums_over_batch(lay
 
 """Whether the samples are Int64 token ids: the first layer that looks at values is an [`Embedding`](@ref)."""
 function takes_ids(chain::Chain)
-    for layer in chain.layers
-        only_moves(layer) || return layer isa Embedding
+    holds, before = Set([INPUT]), INPUT
+    for (id, layer) in zip(chain.ids, chain.layers)
+        reads_ids = any(in(holds), get(chain.inputs, id, [before]))
+        reads_ids && !only_moves(layer) && return layer isa Embedding
+        reads_ids && push!(holds, id)
+        before = id
     end
     return false
 end
 
 """How many different ids the samples of a chain that takes ids may hold: those from 1 on."""
-vocabulary(chain::Chain) = (chain.layers[findfirst(layer -> layer isa Embedding, chain.layers)]::Embedding).vocabulary
+vocabulary(chain::Chain) = minimum(Int[layer.vocabulary for layer in chain.layers if layer isa Embedding])
 
 """
     sizes(chain, input)
@@ -113,9 +131,12 @@ The size of the sample that comes out of each layer, `id => size`, for a sample 
 naming the layer that doesn't fit what comes to it.
 """
 function sizes(chain::Chain, input)
-    dims = collect(Int, input)
-    return Pair{String,Vector{Int}}[id => (dims = AD.scope(() -> output_size(layer, dims), id))
-                                    for (id, layer) in zip(chain.ids, chain.layers)]
+    found = Pair{String,Vector{Int}}[]
+    through(chain, collect(Int, input)) do id, layer, given
+        push!(found, id => AD.scope(() -> output_size(layer, merged_size(layer, given)), id))
+        return found[end].second
+    end
+    return found
 end
 
 """
@@ -181,7 +202,7 @@ Base.firstindex(chain::Chain) = 1
 Base.lastindex(chain::Chain) = length(chain)
 
 function Base.show(io::IO, chain::Chain)
-    print(io, "Chain of $(length(chain)) layers, $(length(chain.parameters)) parameters, $(eltype(chain.parameters))")
+    print(io, isempty(chain.inputs) ? "Chain" : "Graph", " of $(length(chain)) layers, $(length(chain.parameters)) parameters, $(eltype(chain.parameters))")
     width = maximum(Int[0; length.(chain.ids)])
     for (id, layer) in zip(chain.ids, chain.layers)
         print(io, "\n  ", rpad(id, width), "  ", layer)
@@ -220,6 +241,7 @@ end
 
 """Take over layers with new parameters: old values where the name stays, initial ones elsewhere."""
 function become!(chain::Chain, ids::Vector{String}, layers::Vector{Layer})
+    isempty(chain.inputs) || throw(ConfigurationError("the layers of a graph stay what they are; make a new Graph"))
     old = chain.parameters
     new = Parameters(layout_of(ids, layers), eltype(old))
     for (name, spec) in specs_of(ids, layers)

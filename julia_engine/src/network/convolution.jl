@@ -137,7 +137,7 @@ end
 
 forward(layer::Pooling, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
     AD.apply(pooling_op(layer), Tensor[x], AD.attributes(:window => layer.window, :stride => layer.stride,
-        :padding => layer.padding))
+        :padding => layer.padding, :dilation => ones(Int, length(layer.window))))
 
 Base.show(io::IO, layer::Pooling) = print(io, kind(layer), "(", length(layer.window) == 1 ? layer.window[1] :
     Tuple(layer.window), layer.stride == layer.window ? "" : "; stride=$(Tuple(layer.stride))", ")")
@@ -166,7 +166,8 @@ end
 function forward(layer::Union{GlobalMaxPool,GlobalAvgPool}, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
     window = AD.spatial(x)
     op = layer isa GlobalMaxPool ? AD.MAX_POOL : AD.AVG_POOL
-    y = AD.apply(op, Tensor[x], AD.attributes(:window => window, :stride => window, :padding => zeros(Int, 2 * length(window))))
+    y = AD.apply(op, Tensor[x], AD.attributes(:window => window, :stride => window,
+        :padding => zeros(Int, 2 * length(window)), :dilation => ones(Int, length(window))))
     return reshape(y, x.dims[end-1:end]...)
 end
 

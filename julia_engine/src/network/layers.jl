@@ -48,6 +48,25 @@ the state's new values into `parameters`: they take its place when the step is d
 function forward end
 
 """
+    merged_size(layer, sizes)
+
+The size of a sample that the layer's inputs, of these sizes, make together; a layer that joins several has a method of its own.
+Throws a `ShapeError`, saying what is expected, if they don't fit.
+"""
+merged_size(layer::Layer, sizes::Vector{Vector{Int}}) = length(sizes) == 1 ? sizes[1] : throw(refused(layer, "one input", sizes))
+
+"""
+    merge_inputs(layer, inputs)
+
+What the layer's inputs, whose sizes fit, make together.
+"""
+merge_inputs(::Layer, inputs::Vector{Tensor}) = inputs[1]
+
+"""The error for `merged_size` to throw: inputs of these sizes don't fit, `expected` would."""
+refused(layer::Layer, expected::String, sizes::Vector{Vector{Int}}) = ShapeError("$layer$(AD.in_layer(AD.state().scope)): " *
+    "expected $expected, got $(length(sizes)) of size $(join(Tuple.(sizes), " and "))")
+
+"""
     couples_batch(layer)
 
 Whether the samples of a batch affect each other's results in training, so that it can't be trained sample by sample.
@@ -115,11 +134,17 @@ const ACTIVATIONS = Dict{String,Function}(
     "sigmoid" => sigmoid,
     "softplus" => softplus,
     "softmax" => softmax_over_classes,
+    "gelu" => gelu,
+    "gelu_tanh" => gelu_tanh,
+    "silu" => silu,
+    "leaky_relu" => leaky_relu,  # of slope 0.01
+    "elu" => elu,  # of alpha 1
 )
 
 # What a user may write for each: Julia's own functions.
 const ACTIVATION_NAMES = IdDict{Any,String}(identity => "identity", tanh => "tanh", relu => "relu", sigmoid => "sigmoid",
-    softplus => "softplus", softmax => "softmax")
+    softplus => "softplus", softmax => "softmax", gelu => "gelu", gelu_tanh => "gelu_tanh", silu => "silu",
+    leaky_relu => "leaky_relu", elu => "elu")
 
 function activation_name(what::String, @nospecialize(f))
     name = f isa Union{AbstractString,Symbol} ? String(f) : get(ACTIVATION_NAMES, f, "")

@@ -96,9 +96,7 @@ function output_size(layer::LayerNorm, input::Vector{Int})
 end
 
 function forward(layer::LayerNorm, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
-    apart = x .- mean(x; dims=1)
-    deviation = sqrt.(mean(apart .^ 2; dims=1) .+ layer.eps)
-    return apart ./ deviation .* parameters["scale"] .+ parameters["shift"]
+    return layer_norm(x, parameters["scale"], parameters["shift"]; eps=layer.eps)
 end
 Base.show(io::IO, layer::LayerNorm) = print(io, "LayerNorm(", layer.features, ")")
 

@@ -25,7 +25,10 @@ const PRECOMPILED_SESSIONS = (
             "op=dense units=1 bias=true")),
     ("mean_squared_error", "numbers", "2,4", "name=adamw learning_rate=0.1 betas=0.9,0.999 eps=1e-8 weight_decay=0.01",
         ("op=conv1d filters=3 kernel=2 stride=1 padding=0,0 dilation=1 groups=1 bias=false", "op=global_avg_pool",
-            "op=activation activation=sigmoid", "op=rbf units=3", "op=activation activation=softplus")))
+            "op=activation activation=sigmoid", "op=rbf units=3", "op=activation activation=softplus")),
+    ("softmax_cross_entropy", "numbers", "3,4", "name=sgd learning_rate=0.1 momentum=0.0 nesterov=false weight_decay=0.0",
+        ("op=position_embedding", "op=multi_head_attention heads=2 causal=true bias=true", "op=add inputs=l1,l2",
+            "op=concat inputs=l1,l3 axis=0", "op=activation activation=gelu", "op=flatten", "op=dense units=2 bias=true")))
 
 function precompile_session(T::DataType, loss::String, holds::String, input::String, optimizer::String, layers)
     text = """

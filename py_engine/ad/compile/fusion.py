@@ -172,8 +172,8 @@ def _chain(pool: Equation, uses: _Uses) -> Chain | None:
     if conv is None or conv.op is not CONV or not x.size:
         return None
     inner.append(x)
-    at = conv.attrs
-    if at["groups"] != 1 or {*at["stride"], *at["dilation"]} != {1} or any(n for p in pool.attrs["padding"] for n in p):
+    at, steps = conv.attrs, {*conv.attrs["stride"], *conv.attrs["dilation"], *pool.attrs["dilation"]}
+    if at["groups"] != 1 or steps != {1} or any(n for p in pool.attrs["padding"] for n in p):
         return None
     if any(uses.of(value) is None or len(uses.of(value) or ()) != 1 for value in inner[1:]):
         return None

@@ -10,14 +10,18 @@ from typing import Any as _Any
 
 from py_engine.ad.op import TABLE as _TABLE
 from py_engine.ad.ops import scipy_functions as _scipy_functions  # noqa: F401  (not later: it would be a name here)
+from py_engine.ad.ops.activations import *
 from py_engine.ad.ops.along import *
+from py_engine.ad.ops.attention import *
 from py_engine.ad.ops.convolution import *
 from py_engine.ad.ops.decompositions import *
 from py_engine.ad.ops.elementary import *
 from py_engine.ad.ops.fused_text import *
 from py_engine.ad.ops.indexing import *
+from py_engine.ad.ops.interpolation import *
 from py_engine.ad.ops.linalg import *
 from py_engine.ad.ops.loss import *
+from py_engine.ad.ops.normalisation import *
 from py_engine.ad.ops.numpy_functions import *
 from py_engine.ad.ops.pooling import *
 from py_engine.ad.ops.random import *

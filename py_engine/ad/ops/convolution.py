@@ -612,3 +612,53 @@ def conv(
     except ShapeError as error:
         raise ShapeError(f"conv: {error}") from None
     return CONV(x, weight, **at)
+
+
+def conv_transpose(
+    x: Operand,
+    weight: Operand,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    output_padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Tensor:
+    """The transpose of `conv`: each element of `x` (N, F, *lengths) adds so much of `weight` (F, C / groups, *kernel).
+
+    Args:
+        stride: steps between the places at which neighbouring elements add.
+        padding: elements of the result that are cut off: one number, one per axis, or a pair (before, after) per axis.
+        output_padding: elements more at the end of the result, fewer than the stride: the lengths that `conv` makes the
+            same of differ by so much.
+        dilation, groups: as those of `conv`.
+
+    Returns:
+        (N, C, *outputs), with outputs = (length - 1) * stride + dilation * (kernel - 1) + 1 - padding + output_padding.
+
+    Raises:
+        ShapeError: the shapes do not fit, or nothing is left of the result.
+    """
+    x, weight = as_tensors((x, weight))
+    axes = max(x.ndim - 2, 0)
+    try:
+        if not axes or weight.ndim != x.ndim or x.shape[1] != weight.shape[0] or 0 in x.shape[2:]:
+            raise ShapeError(
+                "expected x (N, F, *lengths) and a weight (F, C/groups, *kernel) with as many spatial axes, got shapes "
+                f"{x.shape} and {weight.shape}"
+            )
+        steps, pads = per_axis("stride", stride, axes), paddings(padding, axes)
+        more, apart = per_axis("output_padding", output_padding, axes, 0), per_axis("dilation", dilation, axes)
+        if any(n >= s for n, s in zip(more, steps, strict=True)):
+            raise ShapeError(f"output_padding must be less than the stride {steps}, actual {more}")
+        lengths = tuple(
+            (n - 1) * s + d * (k - 1) + 1 - before - after + extra
+            for n, s, d, k, (before, after), extra in zip(
+                x.shape[2:], steps, apart, weight.shape[2:], pads, more, strict=True
+            )
+        )
+        if min(lengths) < 1:
+            raise ShapeError(f"nothing is left of the result, whose lengths would be {lengths}; use less padding")
+        number = per_axis("groups", groups, 1)[0]
+    except ShapeError as error:
+        raise ShapeError(f"conv_transpose: {error}") from None
+    return CONV_INPUT_GRADIENT(x, weight, lengths=lengths, stride=steps, padding=pads, dilation=apart, groups=number)

@@ -232,7 +232,8 @@ def _sigmoid(x: Array, out: Array) -> None:
     np.reciprocal(out, out)
 
 
-def _bind_sigmoid(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+def bind_sigmoid(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    """Return the calls that compute sigmoid."""
     (x,) = arrays
     one = np.ones((), x.dtype)
     return [
@@ -276,7 +277,7 @@ sigmoid = elementwise(
     _sigmoid,
     lambda y, x: y * (1 - y),
     doc="1 / (1 + exp(-x))",
-    bind=_bind_sigmoid,
+    bind=bind_sigmoid,
     scalar="1.0 / (1.0 + exp(-{0}))",
 )
 softplus = elementwise(

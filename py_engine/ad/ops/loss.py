@@ -1,4 +1,4 @@
-"""Losses, each the mean over the batch."""
+"""Losses, each the mean over the batch unless another reduction is asked for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from py_engine.ad.op import (
     Call,
@@ -27,11 +28,12 @@ from py_engine.ad.op import (
     per_element,
     total,
 )
-from py_engine.ad.ops.elementary import exp, softplus, square
-from py_engine.ad.ops.reduction import bind_subtract, logsumexp, mean, sum
+from py_engine.ad.ops.arguments import as_dtype, whole
+from py_engine.ad.ops.elementary import exp, greater, softplus, square, where
+from py_engine.ad.ops.reduction import bind_subtract, log_softmax, logsumexp, mean, sum
 from py_engine.ad.ops.shape import aligned, all_mapped, expand_dims, leading, reshape
 from py_engine.ad.tensor import FLOATS, Array, Literal, Operand, Tensor
-from py_engine.errors import DTypeError, LabelError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, LabelError, ShapeError
 
 # Softmax cross-entropy ------------------------------------------------------------------------------------
 #
@@ -50,12 +52,17 @@ def _label_places(labels: Array, classes: int, scratch: Scratch) -> tuple[Array,
     ]
 
 
-def _check_labels(labels: Array, classes: int, where: str) -> None:
+def _check_labels(labels: Array, classes: int, where: str, ignored: int | None = None) -> None:
     if all_below(labels, classes):
         return
     labels = labels.reshape(-1)
-    row = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
-    raise LabelError(f"{where}: label {labels[row]} in row {row} is not one of the {classes} classes 0..{classes - 1}")
+    wrong = np.flatnonzero(((labels < 0) | (labels >= classes)) & (ignored is None or labels != ignored))
+    if not wrong.size:
+        return
+    row, but = int(wrong[0]), "" if ignored is None else f", nor {ignored}, which is ignored"
+    raise LabelError(
+        f"{where}: label {labels[row]} in row {row} is not one of the {classes} classes 0..{classes - 1}{but}"
+    )
 
 
 CHECK_LABELS = check_op("check_labels", _check_labels, leading)
@@ -192,42 +199,154 @@ SOFTMAX_CROSS_ENTROPY_GRADIENT: Op = define(
 )
 
 
-def softmax_cross_entropy(logits: Operand, labels: Operand) -> Tensor:
-    """Mean cross-entropy between softmax(logits) and integer labels.
+# Labels as rows of zeros with a one, for what the fused ops do not compute.
+
+
+def _infer_one_hot(labels: Tensor, classes: int, ignored: int | None, dtype: Any) -> tuple[Shape, Any]:
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise DTypeError(f"expected integer labels, got {labels.dtype}")
+    return (*labels.shape, classes), dtype
+
+
+def _write_one_hot(labels: Array, out: Array, classes: int, ignored: int | None, where: str) -> None:
+    _check_labels(labels, classes, where, ignored)
+    np.equal(labels[..., np.newaxis], np.arange(classes), out=out, casting="unsafe")
+    if ignored is not None:
+        out[labels == ignored] = 0
+
+
+def _bind_one_hot(
+    arrays: Sequence[Array], out: Array, scratch: Scratch, classes: int, ignored: int | None, dtype: Any
+) -> Sequence[Call]:
+    return [partial(_write_one_hot, arrays[0], out, classes, ignored, here("one_hot"))]
+
+
+ONE_HOT: Op = define(
+    name="one_hot",
+    infer=_infer_one_hot,
+    bind=_bind_one_hot,
+    constant=True,
+    checks=lambda labels, classes, ignored, dtype: (
+        CHECK_LABELS,
+        (labels,),
+        {"classes": classes, "ignored": ignored, "of": "one_hot"},
+    ),
+    flops=per_element(0),
+    batch=leading,
+    doc="for each label a row of zeros with a one at its class",
+)
+
+
+def one_hot(labels: Operand, classes: int, ignored: int | None = None, dtype: DTypeLike = np.float64) -> Tensor:
+    """For each of the integer `labels` a row of zeros with a one at its class; of `ignored` ones zeros alone.
+
+    Raises:
+        LabelError: a label is neither in [0, classes) nor `ignored`. So does every replay.
+    """
+    number = whole(classes, "one_hot: classes")
+    if number < 1:
+        raise ShapeError(f"one_hot: classes must be at least 1, got {number}")
+    return ONE_HOT(as_tensor(labels), classes=number, ignored=ignored, dtype=as_dtype(dtype))
+
+
+def _reduced(function: str, rows: Tensor, reduction: str, shares: Tensor | None = None) -> Tensor:
+    """Return the mean of the rows, or with `shares` their sum by that of these; their sum; or themselves."""
+    if reduction == "none":
+        return rows
+    if reduction == "sum":
+        return sum(rows)
+    if reduction != "mean":
+        raise ConfigurationError(f"{function}: reduction must be mean, sum or none, got {reduction!r}")
+    return mean(rows) if shares is None else sum(rows) / sum(shares)
+
+
+def softmax_cross_entropy(
+    logits: Operand,
+    labels: Operand,
+    weight: Operand | None = None,
+    label_smoothing: float = 0.0,
+    ignored: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross-entropy between softmax(logits) and integer labels.
 
     Args:
         logits: (..., classes), unnormalised log-probabilities.
-        labels: (...), integers in [0, classes). One-hot vectors are never built.
+        labels: (...), integers in [0, classes). Without the arguments below one-hot vectors are never built.
+        weight: (classes,), by which the losses of each class count; a mean is by the sum of these.
+        label_smoothing: the share of each label that all classes have in equal parts.
+        ignored: a label, perhaps not in [0, classes), whose rows count nothing.
+        reduction: "mean", "sum" or "none", for a loss for each label.
 
     Raises:
         LabelError: a label is out of range; names the first one and its row. So does every replay.
     """
     logits, labels = as_tensor(logits), as_tensor(labels)
     _check_labels_shape(logits, labels)
-    return SOFTMAX_CROSS_ENTROPY(logits, logsumexp(logits, -1), labels)
+    smoothing = float(label_smoothing)
+    if not 0 <= smoothing <= 1:
+        raise ConfigurationError(f"softmax_cross_entropy: label_smoothing must be from 0 to 1, got {label_smoothing!r}")
+    if weight is None and not smoothing and ignored is None and reduction == "mean":
+        return SOFTMAX_CROSS_ENTROPY(logits, logsumexp(logits, -1), labels)
+    classes = logits.shape[-1]
+    hot = ONE_HOT(labels, classes=classes, ignored=ignored, dtype=logits.dtype)
+    logs, shares = log_softmax(logits, -1), hot
+    if weight is not None:
+        _, by_class = as_tensors((logits, weight))
+        if by_class.shape != (classes,):
+            raise ShapeError(f"softmax_cross_entropy: expected weights ({classes},), got shape {by_class.shape}")
+        logs, shares = logs * by_class, hot * by_class
+    rows = -sum(where(greater(hot, 0), logs, 0), -1)
+    if smoothing:
+        spread = where(greater(sum(hot, -1), 0), -sum(logs, -1), 0)
+        rows = (1 - smoothing) * rows + (smoothing / classes) * spread
+    return _reduced("softmax_cross_entropy", rows, reduction, sum(shares, -1))
 
 
 # Other losses ---------------------------------------------------------------------------------------------
 
 
-def binary_cross_entropy(logits: Operand, targets: Operand) -> Tensor:
-    """Mean cross-entropy between sigmoid(logits) and targets in [0, 1], of the same shape.
+def binary_cross_entropy(
+    logits: Operand,
+    targets: Operand,
+    weight: Operand | None = None,
+    positive_weight: Operand | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross-entropy between sigmoid(logits) and targets in [0, 1], of the same shape.
 
     Computed as softplus(x) - x t, which neither overflows nor loses the gradient at large logits.
+
+    Args:
+        weight: by which each loss counts; broadcasts to the logits.
+        positive_weight: by which the part of a loss for target 1 counts; broadcasts likewise.
+        reduction: "mean", over all elements, "sum" or "none".
     """
     logits, targets = as_tensors((logits, targets))
     if logits.shape != targets.shape:
         raise ShapeError(
             f"binary_cross_entropy: logits of shape {logits.shape} and targets of shape {targets.shape} differ"
         )
-    return mean(softplus(logits) - logits * targets)
+    if positive_weight is None:
+        losses = softplus(logits) - logits * targets
+    else:
+        losses = targets * softplus(-logits) * positive_weight + (1 - targets) * softplus(logits)
+    return _reduced("binary_cross_entropy", losses if weight is None else losses * weight, reduction)
 
 
-def mean_squared_error(predictions: Operand, targets: Operand) -> Tensor:
-    """Mean of (prediction - target)², over all elements; both of the same shape."""
+def mean_squared_error(
+    predictions: Operand, targets: Operand, weight: Operand | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Mean of (prediction - target)², over all elements; both of the same shape.
+
+    Args:
+        weight: by which each square counts; broadcasts to the predictions.
+        reduction: "mean", over all elements, "sum" or "none".
+    """
     predictions, targets = as_tensors((predictions, targets))
     if predictions.shape != targets.shape:
         raise ShapeError(
             f"mean_squared_error: predictions of shape {predictions.shape} and targets of shape {targets.shape} differ"
         )
-    return mean(square(predictions - targets))
+    squares = square(predictions - targets)
+    return _reduced("mean_squared_error", squares if weight is None else squares * weight, reduction)

@@ -27,6 +27,7 @@ from py_engine.ad.op import (
     common_dtype,
     define,
     float_only,
+    here,
     linear_jvp,
     no_gradient,
     per_element,
@@ -51,17 +52,11 @@ from py_engine.errors import ShapeError
 # What the ops share ---------------------------------------------------------------------------------------
 
 
-def _infer_pool(x: Tensor, window: Shape, stride: Shape, padding: Pairs) -> tuple[Shape, Any]:
+def _infer_pool(x: Tensor, window: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> tuple[Shape, Any]:
     if not window or x.ndim != len(window) + 2:
         raise ShapeError(f"expected x (N, C, *lengths) with at least one spatial axis, got shape {x.shape}")
     float_only(x.dtype)
-    for axis, (k, pair) in enumerate(zip(window, padding, strict=True)):
-        if max(pair) > k // 2:
-            raise ShapeError(
-                f"padding must be at most half the window, {k // 2}, along spatial axis {axis}, actual {max(pair)}"
-            )
-    ones = (1,) * len(window)
-    counts = windows_along(x.shape[2:], window, stride, padding, ones, "pooling window")
+    counts = windows_along(x.shape[2:], window, stride, padding, dilation, "pooling window")
     return (*x.shape[:2], *counts), x.dtype
 
 
@@ -74,9 +69,10 @@ def _phases(
     window: Shape,
     stride: Shape,
     padding: Pairs,
+    dilation: Shape,
 ) -> Array:
     """Return the phases (window, N, C, *outputs) in memory of their own, and add the calls that copy them there."""
-    view = phases_view(padded(x, padding, fill, calls), window, outputs, stride)
+    view = phases_view(padded(x, padding, fill, calls), window, outputs, stride, dilation)
     phases = scratch((math.prod(window), *view.shape[len(window) :]), x.dtype)
     calls.append(partial(np.copyto, phases.reshape(view.shape), view))
     return phases
@@ -101,26 +97,55 @@ def _in_blocks(
 
 
 def _infer_pool_gradient(
-    g: Tensor, *inputs: Tensor, lengths: Shape, window: Shape, stride: Shape, padding: Pairs
+    g: Tensor, *inputs: Tensor, lengths: Shape, window: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> tuple[Shape, Any]:
-    ones = (1,) * len(window)
-    counts = windows_along(lengths, window, stride, padding, ones, "pooling window")
+    counts = windows_along(lengths, window, stride, padding, dilation, "pooling window")
     if g.ndim != len(window) + 2 or g.shape[2:] != counts:
         raise ShapeError(f"expected an upstream gradient (N, C, *{counts}), got shape {g.shape}")
     return (*g.shape[:2], *lengths), g.dtype
 
 
-def _settings(name: str, x: Tensor, window: Sizes, stride: Sizes | None, padding: Padding) -> dict[str, Any]:
+def _settings(
+    name: str, x: Tensor, window: Sizes, stride: Sizes | None, padding: Padding, dilation: Sizes, ceil_mode: bool
+) -> dict[str, Any]:
     axes = max(x.ndim - 2, 0)
     try:
         sizes = per_axis("window", window, axes)
-        return {
-            "window": sizes,
-            "stride": sizes if stride is None else per_axis("stride", stride, axes),
-            "padding": paddings(padding, axes),
-        }
+        steps = sizes if stride is None else per_axis("stride", stride, axes)
+        pairs, apart = paddings(padding, axes), per_axis("dilation", dilation, axes)
+        reaches = [(k - 1) * d + 1 for k, d in zip(sizes, apart, strict=True)]
+        for axis, (reach, pair) in enumerate(zip(reaches, pairs, strict=True)):
+            if max(pair) > reach // 2:
+                raise ShapeError(
+                    f"padding must be at most half the window, {reach // 2}, along spatial axis {axis}, "
+                    f"actual {max(pair)}"
+                )
+        if ceil_mode:
+            each = zip(x.shape[2:], reaches, steps, pairs, strict=True)
+            pairs = tuple(
+                (before, _to_last_window(n, reach, s, (before, after))) for n, reach, s, (before, after) in each
+            )
+        for axis, (n, k, s, d, pair) in enumerate(zip(x.shape[2:], sizes, steps, apart, pairs, strict=True)):
+            if d > 1 and n and not _sees_elements(n, k, s, d, pair):
+                raise ShapeError(f"a window would lie on padding alone along spatial axis {axis}; use less padding")
     except ShapeError as error:
-        raise ShapeError(f"{name}: {error}") from None
+        raise ShapeError(f"{here(name)}: {error}") from None
+    return {"window": sizes, "stride": steps, "padding": pairs, "dilation": apart}
+
+
+def _to_last_window(n: int, reach: int, stride: int, pair: tuple[int, int]) -> int:
+    """Return the padding behind an axis with which its last window, begun before the end, is complete."""
+    before, after = pair
+    last = -(-max(n + before + after - reach, 0) // stride) * stride
+    if last >= n + before:
+        last -= stride
+    return max(last + reach - n - before, after)
+
+
+def _sees_elements(n: int, window: int, stride: int, dilation: int, pair: tuple[int, int]) -> bool:
+    """Whether each window has an element of the axis."""
+    first = range(-pair[0], n + pair[1] - (window - 1) * dilation, stride)
+    return all(any(0 <= start + k * dilation < n for k in range(window)) for start in first)
 
 
 # Maximum --------------------------------------------------------------------------------------------------
@@ -160,7 +185,7 @@ def _covers_all(x: Array, window: Shape, padding: Pairs) -> bool:
 
 
 def _bind_max(
-    arrays: Sequence[Array], out: Array, scratch: Scratch, window: Shape, stride: Shape, padding: Pairs
+    arrays: Sequence[Array], out: Array, scratch: Scratch, window: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> Sequence[Call]:
     if _covers_all(arrays[0], window, padding) and out.flags.c_contiguous:
         rows = arrays[0].reshape(out.size, math.prod(window))
@@ -168,14 +193,21 @@ def _bind_max(
 
     def bind(block: slice, scratch: Scratch) -> list[Call]:
         calls: list[Call] = []
-        phases = _phases(arrays[0][block], out.shape[2:], -np.inf, scratch, calls, window, stride, padding)
+        phases = _phases(arrays[0][block], out.shape[2:], -np.inf, scratch, calls, window, stride, padding, dilation)
         return [*calls, partial(np.maximum.reduce, phases, 0, None, out[block])]
 
     return _in_blocks(out, 2, padding, window, scratch, bind)
 
 
 def _bind_max_gradient(
-    arrays: Sequence[Array], out: Array, scratch: Scratch, lengths: Shape, window: Shape, stride: Shape, padding: Pairs
+    arrays: Sequence[Array],
+    out: Array,
+    scratch: Scratch,
+    lengths: Shape,
+    window: Shape,
+    stride: Shape,
+    padding: Pairs,
+    dilation: Shape,
 ) -> Sequence[Call]:
     if _covers_all(arrays[1], window, padding) and out.flags.c_contiguous and arrays[0].flags.c_contiguous:
         g, rows = arrays[0].reshape(-1), arrays[1].reshape(arrays[0].size, math.prod(window))
@@ -190,16 +222,16 @@ def _bind_max_gradient(
     def bind(block: slice, scratch: Scratch) -> list[Call]:
         g, x, y = (array[block] for array in arrays)
         calls: list[Call] = []
-        phases = _phases(x, g.shape[2:], -np.inf, scratch, calls, window, stride, padding)
+        phases = _phases(x, g.shape[2:], -np.inf, scratch, calls, window, stride, padding, dilation)
         won, more = first_of_equals(phases, y, scratch)
         calls += [*more, *keep_winners([g] * len(won), won, phases)]
-        return calls + put_back(phases, out[block], scratch, window, stride, padding)
+        return calls + put_back(phases, out[block], scratch, window, stride, padding, dilation)
 
     return _in_blocks(arrays[0], 4, padding, window, scratch, bind)
 
 
 def _infer_max_gather(
-    u: Tensor, x: Tensor, y: Tensor, window: Shape, stride: Shape, padding: Pairs
+    u: Tensor, x: Tensor, y: Tensor, window: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> tuple[Shape, Any]:
     if u.shape != x.shape:
         raise ShapeError(f"expected shape {x.shape}, got {u.shape}")
@@ -207,14 +239,14 @@ def _infer_max_gather(
 
 
 def _bind_max_gather(
-    arrays: Sequence[Array], out: Array, scratch: Scratch, window: Shape, stride: Shape, padding: Pairs
+    arrays: Sequence[Array], out: Array, scratch: Scratch, window: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> Sequence[Call]:
     u, x, y = arrays
     calls: list[Call] = []
-    phases = _phases(x, out.shape[2:], -np.inf, scratch, calls, window, stride, padding)
+    phases = _phases(x, out.shape[2:], -np.inf, scratch, calls, window, stride, padding, dilation)
     won, more = first_of_equals(phases, y, scratch)
     calls += more
-    values = _phases(u, out.shape[2:], 0, scratch, calls, window, stride, padding)
+    values = _phases(u, out.shape[2:], 0, scratch, calls, window, stride, padding, dilation)
     calls += keep_winners(list(values), won, phases)
     calls.append(partial(np.add.reduce, phases, 0, None, out))
     return calls
@@ -265,42 +297,58 @@ MAX_POOL_GATHER: Op = define(
 )
 
 
-def max_pool(x: Operand, window: Sizes, stride: Sizes | None = None, padding: Padding = 0) -> Tensor:
+def max_pool(
+    x: Operand,
+    window: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
     """Return the largest element of each window of `x` (N, C, *lengths).
 
     Args:
         window: its lengths, one number or one per spatial axis.
         stride: steps between windows; None takes the window's lengths.
         padding: minus infinities around x, at most half the window: one number, one per axis, or a pair per axis.
+        dilation: steps between the elements of a window.
+        ceil_mode: whether elements that are left over at the end, too few for a window, have one nevertheless.
 
     Raises:
         ShapeError: the shapes do not fit, or the window is longer than the padded input.
     """
     x = as_tensor(x)
-    return MAX_POOL(x, **_settings("max_pool", x, window, stride, padding))
+    return MAX_POOL(x, **_settings("max_pool", x, window, stride, padding, dilation, ceil_mode))
 
 
 # Mean -----------------------------------------------------------------------------------------------------
 
 
 def _bind_avg(
-    arrays: Sequence[Array], out: Array, scratch: Scratch, window: Shape, stride: Shape, padding: Pairs
+    arrays: Sequence[Array], out: Array, scratch: Scratch, window: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> Sequence[Call]:
     calls: list[Call] = []
-    phases = _phases(arrays[0], out.shape[2:], 0, scratch, calls, window, stride, padding)
+    phases = _phases(arrays[0], out.shape[2:], 0, scratch, calls, window, stride, padding, dilation)
     calls.append(partial(np.add.reduce, phases, 0, None, out))
     calls.append(partial(np.multiply, out, 1 / math.prod(window), out))
     return calls
 
 
 def _bind_avg_gradient(
-    arrays: Sequence[Array], out: Array, scratch: Scratch, lengths: Shape, window: Shape, stride: Shape, padding: Pairs
+    arrays: Sequence[Array],
+    out: Array,
+    scratch: Scratch,
+    lengths: Shape,
+    window: Shape,
+    stride: Shape,
+    padding: Pairs,
+    dilation: Shape,
 ) -> Sequence[Call]:
     (g,) = arrays
     share = scratch(g.shape, g.dtype)
     calls: list[Call] = [partial(np.multiply, g, 1 / math.prod(window), share)]
     phases = np.broadcast_to(share, (math.prod(window), *g.shape))
-    return calls + put_back(phases, out, scratch, window, stride, padding)
+    return calls + put_back(phases, out, scratch, window, stride, padding, dilation)
 
 
 AVG_POOL: Op = define(
@@ -327,13 +375,36 @@ AVG_POOL_GRADIENT: Op = define(
 )
 
 
-def avg_pool(x: Operand, window: Sizes, stride: Sizes | None = None, padding: Padding = 0) -> Tensor:
-    """Return the mean of each window of `x` (N, C, *lengths); padding counts as zeros.
+def avg_pool(
+    x: Operand,
+    window: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    count_padding: bool = True,
+) -> Tensor:
+    """Return the mean of each window of `x` (N, C, *lengths).
 
-    Args and errors as `max_pool`.
+    Args:
+        count_padding: whether padding counts as zeros; else each mean is that of the elements alone. What a window of
+            `ceil_mode` has beyond the padding never counts.
+
+    Other arguments and errors are those of `max_pool`.
     """
     x = as_tensor(x)
-    return AVG_POOL(x, **_settings("avg_pool", x, window, stride, padding))
+    at = _settings("avg_pool", x, window, stride, padding, dilation, ceil_mode)
+    y = AVG_POOL(x, **at)
+    axes = x.ndim - 2
+    given = paddings(padding, axes) if count_padding else ((0, 0),) * axes
+    factor = np.ones((), x.dtype)
+    for axis, count in enumerate(y.shape[2:]):
+        n, (before, after) = x.shape[2 + axis], given[axis]
+        k, s, d, start = at["window"][axis], at["stride"][axis], at["dilation"][axis], at["padding"][axis][0]
+        places = np.arange(count)[:, None] * s - start + np.arange(k) * d
+        counted = np.sum((places >= -before) & (places < n + after), 1)
+        factor = factor * (k / np.maximum(counted, 1)).astype(x.dtype).reshape(count, *(1,) * (axes - 1 - axis))
+    return y if np.all(factor == 1) else y * factor
 
 
 # Convolution and pooling in one ---------------------------------------------------------------------------

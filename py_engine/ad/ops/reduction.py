@@ -86,7 +86,8 @@ def spread(reduced: Tensor, x: Tensor, axes: Axes) -> Tensor:
 # Sums -----------------------------------------------------------------------------------------------------
 
 
-def _bind_sum(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes, keepdims: bool) -> Sequence[Call]:
+def bind_sum(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes, keepdims: bool) -> Sequence[Call]:
+    """Return the calls that compute the sum over axes."""
     (x,) = arrays
     if x.flags.c_contiguous and out.flags.c_contiguous and x.size and 0 < len(axes) < x.ndim:
         reduced = math.prod(x.shape[a] for a in axes)
@@ -112,7 +113,7 @@ SUM: Op = define(
     name="sum",
     infer=_infer,
     kernel=_reducing(np.add),
-    bind=_bind_sum,
+    bind=bind_sum,
     vjp=(lambda g, y, x, axes, keepdims: broadcast_to(spread(g, x, axes) if g.shape else g, x.shape),),
     jvp=linear_jvp("sum"),
     batch=along_axes,
@@ -480,7 +481,7 @@ def _bind_logsumexp(
         *_bind_shift(values, largest, reduced, scratch),
         *bind_subtract(values, largest, spread),
         partial(np.exp, spread, spread),
-        *_bind_sum((spread,), total, scratch, reduced, True),
+        *bind_sum((spread,), total, scratch, reduced, True),
         partial(np.log, total, log),
         partial(np.add, log, largest, total),
     ]
@@ -521,7 +522,7 @@ def _bind_softmax(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: A
         *_bind_shift(x, column, axes, scratch),
         *bind_subtract(x, column, out),
         partial(np.exp, out, out),
-        *_bind_sum((out,), column, scratch, axes, True),
+        *bind_sum((out,), column, scratch, axes, True),
         partial(np.copyto, total, column),
         partial(np.divide, out, total, out),
     ]
@@ -535,7 +536,7 @@ def _bind_log_softmax(arrays: Sequence[Array], out: Array, scratch: Scratch, axe
         *_bind_shift(x, column, axes, scratch),
         *bind_subtract(x, column, out),
         partial(np.exp, out, powers),
-        *_bind_sum((powers,), column, scratch, axes, True),
+        *bind_sum((powers,), column, scratch, axes, True),
         partial(np.log, column, column),
         partial(np.copyto, powers, column),
         partial(np.subtract, out, powers, out),

@@ -75,10 +75,11 @@ def leading(op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor]
 
 
 def along_axes(op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any:
-    """Batching of an op of one input along those axes that its attribute `axes` or `axis` names."""
+    """Batching of an op whose inputs lie along the same axes, and that its attribute `axes` or `axis` names."""
     name = "axes" if "axes" in attrs else "axis"
     axes = attrs[name]
-    return op.apply(tuple(inputs), {**attrs, name: axes + 1 if isinstance(axes, int) else behind(axes)})
+    later = axes + 1 if isinstance(axes, int) else behind(axes)
+    return op.apply(all_mapped(count, mapped, inputs), {**attrs, name: later})
 
 
 def by_samples(op: Op, count: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any:

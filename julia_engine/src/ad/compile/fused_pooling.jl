@@ -51,14 +51,14 @@ function suits_planes(conv::Equation, pool::Equation)
     x, w = conv.inputs
     a, b = conv.attrs, pool.attrs
     return ndims(x) == 4 && w.dims[1] == w.dims[2] && w.dims[1] in (3, 5) && all(==(1), a.stride) && all(==(1), a.dilation) &&
-           a.groups == 1 && b.window == [2, 2] == b.stride && all(==(0), b.padding) && length(w) <= 4096
+           a.groups == 1 && b.window == [2, 2] == b.stride && all(==(0), b.padding) && all(==(1), b.dilation) && length(w) <= 4096
 end
 
 function suits_sequences(conv::Equation, pool::Equation, uses::Uses)
     x, a = conv.inputs[1], conv.attrs
     turned = by(uses, x, TRANSPOSE)
     return ndims(x) == 3 && x.eltype === Float32 && turned !== nothing && turned.attrs.axes == [2, 1, 3] &&
-           all(==(0), a.padding) && all(==(1), a.dilation) && a.groups == 1 && all(==(0), pool.attrs.padding)
+           all(==(0), a.padding) && all(==(1), a.dilation) && a.groups == 1 && all(==(0), pool.attrs.padding) && all(==(1), pool.attrs.dilation)
 end
 
 # The ops --------------------------------------------------------------------------------------------------------------

@@ -95,12 +95,13 @@ end
 # Seldom in straight-line code: found here by their module, not imported there.
 for (name, f) in (:cbrt => :cbrt, :exp2 => :exp2, :log2 => :plain_log2, :log10 => :plain_log10, :arcsinh => :asinh,
     :arccosh => :plain_acosh, :arctanh => :plain_atanh, :deg2rad => :deg2rad, :rad2deg => :rad2deg, :sinc => :plain_sinc,
-    :erf => :plain_erf, :erfc => :plain_erfc, :gammaln => :plain_gammaln)
+    :erf => :plain_erf, :erfc => :plain_erfc, :gammaln => :plain_gammaln,
+    :silu => :plain_silu, :gelu => :plain_gelu, :gelu_tanh => :plain_gelu_tanh)
     operation!(name, :(unary!($f, x)))
     SCALARS[name] = GlobalRef(@__MODULE__, f)
 end
 for (name, f) in (:logaddexp => :plain_logaddexp, :arctan2 => :atan, :hypot => :hypot, :floor_divide => :fld, :mod => :mod,
-    :fmod => :rem, :copysign => :copysign)
+    :fmod => :rem, :copysign => :copysign, :leaky_relu => :plain_leaky_relu, :elu => :plain_elu)
     operation!(name, :(binary!($f, x)))
     SCALARS[name] = GlobalRef(@__MODULE__, f)
 end

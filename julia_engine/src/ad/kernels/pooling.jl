@@ -1,14 +1,25 @@
 # Pooling in general: any window, stride, padding and layout. n is (channels, samples); strides are those along the two
 # axes of a plane, then from channel to channel and from sample to sample.
 
+"""The places of a window along an axis, those on padding left out: a range that is made without a division."""
+struct Places
+    first::Int
+    last::Int
+    step::Int
+end
+@inline places(start::Int, kernel::Int, dilation::Int, n::Int) = dilation == 1 ? Places(max(start, 0), min(start + kernel, n) - 1, 1) :
+    Places(start + dilation * cld(max(-start, 0), dilation), min(start + (kernel - 1) * dilation, n - 1), dilation)
+@inline Base.first(p::Places) = p.first
+@inline Base.iterate(p::Places, at::Int=p.first) = at > p.last ? nothing : (at, at + p.step)
+
 """Run `body` for each window, with `place` the offset of its result in `out`, and its elements at u in us, v in vs."""
 macro windows(x, body)
     return esc(quote
         w = window_numbers($x.index)
         for l in 0:$x.n[2]-1, k in 0:$x.n[1]-1, q in 0:w.out[2]-1, p in 0:w.out[1]-1
             u, v = p * w.stride[1] - w.before[1], q * w.stride[2] - w.before[2]
-            us = max(u, 0):min(u + w.kernel[1], w.dims[1])-1
-            vs = max(v, 0):min(v + w.kernel[2], w.dims[2])-1
+            us = places(u, w.kernel[1], w.dilation[1], w.dims[1])
+            vs = places(v, w.kernel[2], w.dilation[2], w.dims[2])
             $body
         end
     end)

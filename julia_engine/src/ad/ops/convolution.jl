@@ -252,3 +252,32 @@ end
 
 FUNCTIONS["conv"] = conv
 export conv
+
+"""
+    conv_transpose(x, weight; stride=1, padding=0, output_padding=0, dilation=1, groups=1)
+
+The transpose of [`conv`](@ref): each element of x (W, F, N) adds its multiple of a weight (kw, C / groups, F), giving (W', C, N),
+or of (W, H, F, N) with (kw, kh, C / groups, F). `padding` is cut off the result, `output_padding` is more at its end, fewer than
+the stride: the lengths that `conv` makes the same of differ by so much. Throws a `ShapeError` where the sizes do not fit, or nothing
+is left of the result.
+"""
+function conv_transpose(@nospecialize(x), @nospecialize(weight); stride=1, padding=0, output_padding=0, dilation=1, groups::Integer=1)
+    a, w = as_tensors((x, weight))
+    n = ndims(a) - 2
+    n in (1, 2) && ndims(w) == ndims(a) && a.dims[n+1] == w.dims[end] && !any(==(0), a.dims[1:n]) || throw(ShapeError(
+        "conv_transpose: expected x (W, F, N) or (W, H, F, N) and a weight (kw, C, F) or (kw, kh, C, F), got sizes $(size(a)) and " *
+        "$(size(w))"))
+    groups >= 1 || throw(ShapeError("conv_transpose: groups must be at least 1, got $groups"))
+    steps, sides = each_axis("conv_transpose: stride", stride, n, 1), each_side("conv_transpose: padding", padding, n)
+    apart, more = each_axis("conv_transpose: dilation", dilation, n, 1), each_axis("conv_transpose: output_padding", output_padding, n, 0)
+    all(more .< steps) || throw(ShapeError(
+        "conv_transpose: output_padding must be less than the stride $(Tuple(steps)), got $(Tuple(more))"))
+    lengths = Int[(a.dims[d] - 1) * steps[d] + apart[d] * (w.dims[d] - 1) + 1 - sides[2d-1] - sides[2d] + more[d] for d in 1:n]
+    all(>=(1), lengths) || throw(ShapeError(
+        "conv_transpose: nothing is left of the result, whose lengths would be $(Tuple(lengths)); use less padding"))
+    return apply(CONV_INPUT_GRADIENT, Tensor[a, w], attributes(:stride => steps, :padding => sides, :dilation => apart,
+        :groups => Int(groups), :dims => Int[lengths; w.dims[n+1] * groups; a.dims[end]]))
+end
+
+FUNCTIONS["conv_transpose"] = conv_transpose
+export conv_transpose

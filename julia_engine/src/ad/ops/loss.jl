@@ -1,4 +1,4 @@
-# Losses, each the mean over the batch.
+# Losses, each the mean over the batch unless another reduction is asked for.
 
 # Softmax cross-entropy ------------------------------------------------------------------------------------------------
 #
@@ -79,46 +79,126 @@ const SOFTMAX_CROSS_ENTROPY_GRADIENT = register!(Op("softmax_cross_entropy_gradi
     backward=backward_cross_entropy_gradient, jvp=jvp_cross_entropy_gradient, accepts=is_dense,
     doc="(softmax(logits) - one_hot(labels)) g / n"))
 
-"""
-    softmax_cross_entropy(logits, labels)
+# Labels as columns of zeros with a one, for what the fused ops do not compute.
 
-Mean cross-entropy between softmax(logits) and integer labels.
+function write_one_hot!(y::AbstractArray, labels::AbstractArray, ignored::Union{Nothing,Int}, place::String)
+    fill!(y, 0)
+    classes = size(y, 1)
+    columns = reshape(y, classes, :)
+    for (i, label) in enumerate(labels)
+        label == ignored && continue
+        1 <= label <= classes || throw(LabelError("$place: label $label in column $i is not one of the $classes classes 1..$classes" *
+            (ignored === nothing ? "" : ", nor $ignored, which is ignored")))
+        columns[label, i] = 1
+    end
+    return nothing
+end
 
-`logits` are (classes, ...), unnormalised log-probabilities; `labels` (...), integers in 1:classes. One-hot vectors are
-never built. Throws a `LabelError` that names the first label out of range, eagerly and at every
-replay.
+function infer_one_hot(inputs, attrs)
+    inputs[1].eltype === Int64 || throw(DTypeError("expected integer labels, got $(inputs[1].eltype)"))
+    return Int[attrs.classes; inputs[1].dims], attrs.eltype
+end
+
+function forward_one_hot(p, out, inputs, attrs)
+    place = "one_hot" * in_layer(state().scope)
+    return emit_arrays!(p, (y, labels) -> write_one_hot!(y, labels, attrs.ignored, place), Memory[out], inputs)
+end
+
+const ONE_HOT = register!(Op("one_hot", infer_one_hot; forward=forward_one_hot, constant=true, attrs=[:classes, :ignored, :eltype],
+    doc="for each label a column of zeros with a one at its class"))
+
 """
-function softmax_cross_entropy(@nospecialize(x), @nospecialize(y))
+    one_hot(labels, classes; ignored=nothing, eltype=Float64)
+
+For each of the integer `labels` a column of zeros with a one at its class, from 1; of `ignored` ones zeros alone. Throws a
+`LabelError` where a label is neither in 1:classes nor `ignored`, eagerly and at every replay.
+"""
+function one_hot(@nospecialize(labels), classes::Integer; ignored::Union{Nothing,Integer}=nothing, eltype::DataType=Float64)
+    classes >= 1 || throw(ShapeError("one_hot: classes must be at least 1, got $classes"))
+    eltype in (Float32, Float64, Int64) || throw(DTypeError("one_hot: expected Float32, Float64 or Int64, got $eltype"))
+    return apply(ONE_HOT, Tensor[index_tensor(labels)], attributes(:classes => Int(classes),
+        :ignored => ignored === nothing ? nothing : Int(ignored), :eltype => eltype))
+end
+
+"""The mean of the rows, or with `shares` their sum by that of these; their sum; or themselves."""
+function by_reduction(name::String, rows::Tensor, reduction::Symbol, shares::Union{Nothing,Tensor}=nothing)
+    reduction === :none && return rows
+    reduction === :sum && return sum(rows)
+    reduction === :mean || throw(ConfigurationError("$name: reduction must be :mean, :sum or :none, got $(repr(reduction))"))
+    return shares === nothing ? mean(rows) : DIV(sum(rows), sum(shares))
+end
+
+"""
+    softmax_cross_entropy(logits, labels; weight=nothing, label_smoothing=0, ignored=nothing, reduction=:mean)
+
+Cross-entropy between softmax(logits) and integer labels.
+
+`logits` are (classes, ...), unnormalised log-probabilities; `labels` (...), integers in 1:classes. Without the keywords one-hot
+vectors are never built. `weight` (classes,) says by how much the losses of each class count; a mean is by the sum of these.
+`label_smoothing` is the share of each label that all classes have in equal parts, `ignored` a label whose columns count nothing, and
+`reduction` :mean, :sum or :none, for a loss for each label. Throws a `LabelError` that names the first label out of range, eagerly
+and at every replay.
+"""
+function softmax_cross_entropy(@nospecialize(x), @nospecialize(y); weight=nothing, label_smoothing::Real=0,
+        ignored::Union{Nothing,Integer}=nothing, reduction::Symbol=:mean)
     logits, labels = as_tensor(x), index_tensor(y)
     check_labels(logits, labels)
-    lse = apply(LOGSUMEXP, Tensor[logits], attributes(:axes => Int[1], :keep => false))
-    return apply(SOFTMAX_CROSS_ENTROPY, Tensor[logits, lse, labels])
+    0 <= label_smoothing <= 1 ||
+        throw(ConfigurationError("softmax_cross_entropy: label_smoothing must be from 0 to 1, got $label_smoothing"))
+    if weight === nothing && label_smoothing == 0 && ignored === nothing && reduction === :mean
+        lse = apply(LOGSUMEXP, Tensor[logits], attributes(:axes => Int[1], :keep => false))
+        return apply(SOFTMAX_CROSS_ENTROPY, Tensor[logits, lse, labels])
+    end
+    classes = logits.dims[1]
+    hot = one_hot(labels, classes; ignored=ignored, eltype=logits.eltype)
+    logs, shares = log_softmax(logits), hot
+    if weight !== nothing
+        by_class = as_tensor(weight, logits.eltype)
+        by_class.dims == [classes] ||
+            throw(ShapeError("softmax_cross_entropy: expected weights ($classes,), got size $(size(by_class))"))
+        logs, shares = logs .* by_class, hot .* by_class
+    end
+    over_classes(t) = reshape_to(whole_sum(t, Int[1]), labels.dims)
+    rows = NEG(over_classes(choose(hot, logs, 0)))
+    if label_smoothing > 0
+        spread_ = choose(over_classes(hot), NEG(over_classes(logs)), 0)
+        rows = (1 - label_smoothing) .* rows .+ (label_smoothing / classes) .* spread_
+    end
+    return by_reduction("softmax_cross_entropy", rows, reduction, over_classes(shares))
 end
 
 # Other losses ---------------------------------------------------------------------------------------------------------
 
 """
-    binary_cross_entropy(logits, targets)
+    binary_cross_entropy(logits, targets; weight=nothing, positive_weight=nothing, reduction=:mean)
 
-Mean cross-entropy between sigmoid(logits) and targets in [0, 1], of the same size.
+Cross-entropy between sigmoid(logits) and targets in [0, 1], of the same size.
 
-Computed as softplus(x) - x t, which neither overflows nor loses the gradient at large logits.
+Computed as softplus(x) - x t, which neither overflows nor loses the gradient at large logits. `weight` says by how much each loss
+counts, `positive_weight` its part for target 1; both broadcast to the logits. `reduction` is :mean, over all elements, :sum or :none.
 """
-function binary_cross_entropy(@nospecialize(x), @nospecialize(t))
+function binary_cross_entropy(@nospecialize(x), @nospecialize(t); weight=nothing, positive_weight=nothing, reduction::Symbol=:mean)
     logits, targets = as_tensors((x, t))
     logits.dims == targets.dims || throw(ShapeError(
         "binary_cross_entropy: logits of size $(size(logits)) and targets of size $(size(targets)) differ"))
-    return mean(SOFTPLUS(logits) .- logits .* targets)
+    losses = positive_weight === nothing ? SOFTPLUS(logits) .- logits .* targets :
+        targets .* SOFTPLUS(NEG(logits)) .* positive_weight .+ (1 .- targets) .* SOFTPLUS(logits)
+    return by_reduction("binary_cross_entropy", weight === nothing ? losses : MUL(losses, weight), reduction)
 end
 
 """
-    mean_squared_error(predictions, targets)
+    mean_squared_error(predictions, targets; weight=nothing, reduction=:mean)
 
-Mean of (prediction - target)², over all elements; both of the same size.
+Mean of (prediction - target)², over all elements; both of the same size. `weight`, which broadcasts, says by how much each square
+counts; `reduction` is :mean, over all elements, :sum or :none.
 """
-function mean_squared_error(@nospecialize(x), @nospecialize(t))
+function mean_squared_error(@nospecialize(x), @nospecialize(t); weight=nothing, reduction::Symbol=:mean)
     predictions, targets = as_tensors((x, t))
     predictions.dims == targets.dims || throw(ShapeError(
         "mean_squared_error: predictions of size $(size(predictions)) and targets of size $(size(targets)) differ"))
-    return mean(SQUARE(predictions .- targets))
+    squares = SQUARE(predictions .- targets)
+    return by_reduction("mean_squared_error", weight === nothing ? squares : MUL(squares, weight), reduction)
 end
+
+FUNCTIONS["one_hot"] = one_hot
+export one_hot

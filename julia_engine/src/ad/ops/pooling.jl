@@ -11,8 +11,18 @@ function check_pooled(x::Vector{Int}, window::Vector{Int})
     return nothing
 end
 
-pooled_dims(x::Vector{Int}, attrs) =
-    Int[window_counts(x[1:end-2], attrs.window, attrs.stride, attrs.padding, ones(Int, length(attrs.window))); x[end-1:end]]
+function pooled_dims(x::Vector{Int}, attrs)
+    all(==(1), attrs.dilation) || all(d -> sees_elements(x[d], attrs, d), 1:length(attrs.window)) ||
+        throw(ShapeError("a window would lie on padding alone; use less padding"))
+    return Int[window_counts(x[1:end-2], attrs.window, attrs.stride, attrs.padding, attrs.dilation); x[end-1:end]]
+end
+
+"""Whether each window has an element of the axis."""
+function sees_elements(n::Int, attrs, d::Int)
+    k, dilation = attrs.window[d], attrs.dilation[d]
+    starts = -attrs.padding[2d-1]:attrs.stride[d]:n+attrs.padding[2d]-1-(k-1)*dilation
+    return n == 0 || all(start -> any(j -> 0 <= start + j * dilation < n, 0:k-1), starts)
+end
 
 function infer_pool(inputs, attrs)
     check_pooled(inputs[1].dims, attrs.window)
@@ -49,7 +59,7 @@ are those of its planes, along its two axes and then C and N.
 """
 function emit_pool!(p::Instructions, name::Symbol, whole::Memory, attrs, out::Memory, operands::Memory...)
     (length(out) == 0 || length(whole) == 0) && return nothing
-    windows = Windows(spatial(whole), attrs.window, attrs.stride, attrs.padding, ones(Int, length(attrs.window)))
+    windows = Windows(spatial(whole), attrs.window, attrs.stride, attrs.padding, attrs.dilation)
     numbers = window_numbers!(p, windows, 1, Int[0, 0, 0])
     planes(m) = length(m.dims) == 3 ? (m.strides[1], 0, m.strides[2], m.strides[3]) : loop(m.strides, 0)
     at = addresses(Address[out.address; [m.address for m in operands]])
@@ -65,7 +75,7 @@ end
 pool_gradient(g::Tensor, x::Tensor, attrs) = apply(MAX_POOL_GRADIENT, Tensor[g, x], attrs)
 pool_gather(t::Tensor, x::Tensor, attrs) = apply(MAX_POOL_GATHER, Tensor[t, x], attrs)
 
-const POOL_ATTRS = [:window, :stride, :padding]
+const POOL_ATTRS = [:window, :stride, :padding, :dilation]
 
 const MAX_POOL = register!(Op("max_pool", infer_pool; batch=by_samples, attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool, inputs[1], attrs, out, inputs[1]),
@@ -91,27 +101,68 @@ const AVG_POOL_GRADIENT = register!(Op("avg_pool_gradient", infer_avg_pool_gradi
     backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL, Tensor[g], subset(attrs, POOL_ATTRS))],
     jvp=linear_jvp("avg_pool_gradient"), doc="gradient of avg_pool: each element spread evenly over its window"))
 
-"""Window, stride and padding as attributes. Padding is at most half the window, so that none is all padding."""
-function pool_attrs(what::String, n::Int, @nospecialize(window), @nospecialize(stride), @nospecialize(padding))
+"""Window, stride, padding and dilation as attributes. Padding is at most half the window, so that none is all padding."""
+function pool_attrs(what::String, n::Int, @nospecialize(window), @nospecialize(stride), @nospecialize(padding), @nospecialize(dilation=1))
     sizes = each_axis("$what: window", window, n, 1)
     steps = stride === nothing ? sizes : each_axis("$what: stride", stride, n, 1)
-    sides = each_side("$what: padding", padding, n)
-    all(d -> 2 * max(sides[2d-1], sides[2d]) <= sizes[d], 1:n) || throw(ShapeError(
+    sides, apart = each_side("$what: padding", padding, n), each_axis("$what: dilation", dilation, n, 1)
+    all(d -> 2 * max(sides[2d-1], sides[2d]) <= (sizes[d] - 1) * apart[d] + 1, 1:n) || throw(ShapeError(
         "$what: padding must be at most half the window, got $(Tuple(sides)) for a window of size $(Tuple(sizes))"))
-    return attributes(:window => sizes, :stride => steps, :padding => sides)
+    return attributes(:window => sizes, :stride => steps, :padding => sides, :dilation => apart)
 end
 
-for (name, op, what) in ((:max_pool, :MAX_POOL, "largest element"), (:avg_pool, :AVG_POOL, "mean"))
-    @eval begin
-        @doc $("    $name(x, window; stride=window, padding=0)\n\nThe $what of each window over the first axis of (W, C, N), " *
-            "or over the first two of (W, H, C, N). Settings are one\nnumber, or one for each axis.") function $name(
-                @nospecialize(x), @nospecialize(window); stride=nothing, padding=0)
-            a = as_tensor(x)
-            n = ndims(a) - 2
-            n in (1, 2) || throw(ShapeError("$($(String(name))): expected size (W, C, N) or (W, H, C, N), got $(size(a))"))
-            return apply($op, Tensor[a], pool_attrs($(String(name)), n, window, stride, padding))
-        end
+"""The padding behind each axis with which its last window, begun before the end, is complete."""
+function to_last_windows(x::Tensor, attrs)
+    sides = copy(attrs.padding)
+    for d in eachindex(attrs.window)
+        reach, padded = (attrs.window[d] - 1) * attrs.dilation[d] + 1, x.dims[d] + sides[2d-1] + sides[2d]
+        last = cld(max(padded - reach, 0), attrs.stride[d]) * attrs.stride[d]
+        last >= x.dims[d] + sides[2d-1] && (last -= attrs.stride[d])
+        sides[2d] = max(last + reach - x.dims[d] - sides[2d-1], sides[2d])
     end
+    return attributes(:window => attrs.window, :stride => attrs.stride, :padding => sides, :dilation => attrs.dilation)
+end
+
+function pooled(name::String, op::Op, @nospecialize(x), settings, ceil_mode::Bool)
+    a = as_tensor(x)
+    n = ndims(a) - 2
+    n in (1, 2) || throw(ShapeError("$name: expected size (W, C, N) or (W, H, C, N), got $(size(a))"))
+    attrs = pool_attrs(name, n, settings...)
+    return apply(op, Tensor[a], ceil_mode ? to_last_windows(a, attrs) : attrs)
+end
+
+"""
+    max_pool(x, window; stride=window, padding=0, dilation=1, ceil_mode=false)
+
+The largest element of each window over the first axis of (W, C, N), or over the first two of (W, H, C, N). Settings are one number,
+or one for each axis. With `ceil_mode` elements that are left over at the end, too few for a window, have one nevertheless.
+"""
+max_pool(@nospecialize(x), @nospecialize(window); stride=nothing, padding=0, dilation=1, ceil_mode::Bool=false) =
+    pooled("max_pool", MAX_POOL, x, (window, stride, padding, dilation), ceil_mode)
+
+"""
+    avg_pool(x, window; stride=window, padding=0, dilation=1, ceil_mode=false, count_padding=true)
+
+The mean of each window; settings are those of [`max_pool`](@ref). Padding counts as zeros, or with `count_padding=false` not at all;
+what a window of `ceil_mode` has beyond the padding never counts.
+"""
+function avg_pool(@nospecialize(x), @nospecialize(window); stride=nothing, padding=0, dilation=1, ceil_mode::Bool=false,
+        count_padding::Bool=true)
+    y = pooled("avg_pool", AVG_POOL, x, (window, stride, padding, dilation), ceil_mode)
+    a = as_tensor(x)
+    n = ndims(a) - 2
+    given = count_padding ? each_side("avg_pool: padding", padding, n) : zeros(Int, 2n)
+    given == zeros(Int, 2n) && !ceil_mode && padding == 0 && return y
+    attrs = pool_attrs("avg_pool", n, window, stride, padding, dilation)
+    for d in 1:n
+        inside = -given[2d-1]:a.dims[d]+given[2d]-1
+        starts = (0:y.dims[d]-1) .* attrs.stride[d] .- attrs.padding[2d-1]
+        counts = Int[count(j -> start + j * attrs.dilation[d] in inside, 0:attrs.window[d]-1) for start in starts]
+        all(==(attrs.window[d]), counts) && continue
+        factor = convert(Vector{y.eltype}, attrs.window[d] ./ max.(counts, 1))
+        y = y .* reshape(factor, ntuple(k -> k == d ? length(factor) : 1, d))
+    end
+    return y
 end
 
 FUNCTIONS["max_pool"], FUNCTIONS["avg_pool"] = max_pool, avg_pool

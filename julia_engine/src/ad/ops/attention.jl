@@ -1,0 +1,30 @@
+# Attention: each query's mean of values, weighted by how well their keys fit it (Vaswani et al. 2017).
+
+"""
+    scaled_dot_product_attention(query, key, value, bias=nothing; mask=nothing, causal=false, scale=nothing)
+
+value softmax(keyᵀ query scale), over the keys that each query may see: query (D, L, ...), key (D, S, ...) and value (E, S, ...)
+to (E, L, ...). `bias` is added to the products, and `mask` is true where a query sees a key: both broadcast to (S, L, ...). A
+query that sees no key has the result 0. With `causal` query i sees the keys up to i alone; `scale` is 1/√D unless given. Throws a
+`ShapeError` where the sizes do not fit.
+"""
+function scaled_dot_product_attention(@nospecialize(query), @nospecialize(key), @nospecialize(value), @nospecialize(bias=nothing);
+        mask=nothing, causal::Bool=false, scale::Union{Nothing,Real}=nothing)
+    q, k, v = as_tensors((query, key, value))
+    min(ndims(q), ndims(k), ndims(v)) >= 2 && q.dims[1] == k.dims[1] && k.dims[2] == v.dims[2] || throw(ShapeError(
+        "scaled_dot_product_attention: expected a query (D, L, ...), a key (D, S, ...) and a value (E, S, ...), got sizes " *
+        "$(size(q)), $(size(k)) and $(size(v))"))
+    factor = scale === nothing ? 1 / sqrt(max(q.dims[1], 1)) : Float64(scale)
+    scores = matmul(flipped(k), MUL(q, factor))
+    bias === nothing || (scores = ADD(scores, bias))
+    seen = causal ? as_tensor(Int[s <= l for s in 1:k.dims[2], l in 1:q.dims[2]], q.eltype) : nothing
+    hidden = mask === nothing ? nothing : as_tensor(mask, q.eltype)
+    hidden === nothing || (hidden = seen = seen === nothing ? hidden : LOGICAL_AND(seen, hidden))
+    # The lowest number, and not minus infinity, whose softmax is NaN where a query sees no key.
+    seen === nothing || (scores = choose(seen, scores, -floatmax(q.eltype)))
+    shares = softmax(scores)
+    return matmul(v, hidden === nothing ? shares : choose(hidden, shares, 0))
+end
+
+FUNCTIONS["scaled_dot_product_attention"] = scaled_dot_product_attention
+export scaled_dot_product_attention

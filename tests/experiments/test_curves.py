@@ -1,0 +1,57 @@
+"""The transformer and the residual network: the same losses in every engine, from the same weights and batch order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bridge import registry, spec
+from experiments import curves
+
+MODELS = sorted(curves.OPTIMIZERS)
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, np.ndarray]:
+    """The numpy engine's losses of a few steps."""
+    return {name: few_steps("numpy", name) for name in MODELS}
+
+
+def few_steps(name: str, model: str) -> np.ndarray:
+    return curves.curve(name, spec.load(curves.MODELS / f"{model}.toml"), epochs=2, count=48, batch=16)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_loss_falls(reference: dict[str, np.ndarray], model: str) -> None:
+    losses = reference[model]
+    assert losses.shape == (2, 3) and losses[1].mean() < losses[0].mean()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", [name for name in curves.ENGINES if name != "numpy"])
+def test_every_engine_has_the_same_losses(
+    reference: dict[str, np.ndarray], name: str, model: str, request: pytest.FixtureRequest
+) -> None:
+    if name == "julia":
+        request.getfixturevalue("julia")
+    elif not (found := registry.availability(name)).ok:
+        pytest.skip(found.reason)
+    assert curves.difference(few_steps(name, model), reference[model]) < curves.TOLERANCE
+
+
+def test_the_text_is_of_known_letters_and_the_targets_are_the_next_ones() -> None:
+    model = spec.load(curves.MODELS / "char-transformer.toml")
+    x, y = curves.rows(model, 20)
+    assert model.vocabulary == len(curves.LETTERS)
+    np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
+    assert set(curves.text(50)) <= set(curves.LETTERS)
+
+
+def test_the_table_names_the_engines_and_tells_curves_that_differ(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter([np.ones((1, 2)), np.ones((1, 2)), np.ones((1, 2)), np.ones((1, 2)) * 1.1])
+    monkeypatch.setattr(curves, "curve", lambda *given: next(made))
+    assert not curves.run(["numpy", "torch"])
+    said = capsys.readouterr().out
+    assert said.count("numpy    ") == 2 and "1.0e-01" in said and "digits-resnet: mean loss" in said
