@@ -536,7 +536,8 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
         output.say(
             f"limit of a step: {fixed(limit['limit_microseconds'], 1)} microseconds, by its {limit['limited_by']}: "
             f"{significant(limit['products_flops'] / 1e6)} million operations at "
-            f"{significant(limit['flops_per_second'] / 1e9)} a nanosecond, {size(limit['moved_bytes'])} at {size(limit['bytes_per_second'])} a second"
+            f"{significant(limit['flops_per_second'] / 1e9)} a nanosecond, {size(limit['moved_bytes'])} at "
+            f"{size(limit['bytes_per_second'])} a second"
         )
 
 
