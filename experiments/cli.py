@@ -26,7 +26,7 @@ from bridge.schedule import SCHEDULES
 from bridge.session import OPTIMIZERS
 from experiments import provenance
 from experiments.extras import remedy
-from experiments.formats import duration, fixed, percent, size
+from experiments.formats import duration, fixed, share, significant, size
 from experiments.measures.registry import MEASURES
 from experiments.output import Output
 from experiments.papers import (
@@ -527,7 +527,7 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
             f"({fixed(row['least'], 1)} to {fixed(row['most'], 1)})",
             fixed(row["ratio"], 3),
             f"({fixed(row['ratio_least'], 3)} to {fixed(row['ratio_most'], 3)})",
-            percent(row["limit_share"]),
+            share(row["limit_share"]),
         ]
         for row in standings
     ]
@@ -535,8 +535,9 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
     if limit := record.get("roofline"):
         output.say(
             f"limit of a step: {fixed(limit['limit_microseconds'], 1)} microseconds, by its {limit['limited_by']}: "
-            f"{limit['products_flops'] / 1e6:.3g} million operations at {limit['flops_per_second'] / 1e9:.3g} a "
-            f"nanosecond, {size(limit['moved_bytes'])} at {size(limit['bytes_per_second'])} a second"
+            f"{significant(limit['products_flops'] / 1e6)} million operations at "
+            f"{significant(limit['flops_per_second'] / 1e9)} a nanosecond, {size(limit['moved_bytes'])} at "
+            f"{size(limit['bytes_per_second'])} a second"
         )
 
 

@@ -99,6 +99,15 @@ def percent(share: float | None) -> str:
     return f"{_signed(number, f'{abs(number):.0f}')} %"
 
 
+def share(value: float | None) -> str:
+    """A share of one in per cent, with two significant digits: 0.49 %, 8.9 %, 47 %, 110 %."""
+    number = _number(value)
+    if isinstance(number, str):
+        return number
+    number = _EXACT.scaleb(number, 2)
+    return f"{_signed(number, _digits(abs(number), 2, trim=False))} %"
+
+
 def size(value: float | None, digits: int = 3, trim: bool = False) -> str:
     """A number of bytes in the decimal unit that suits it: 512 B, 4.81 MB, 1.03 GB."""
     number = _number(value)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from experiments.formats import fraction, nanoseconds, percent, significant, size
+from experiments.formats import fraction, nanoseconds, percent, share, significant, size
 from experiments.measures import roofline
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ NANOSECONDS = Unit("ns", nanoseconds, nanoseconds)
 BYTES = Unit("B", size, size)
 FRACTION = Unit("", fraction, fraction, differences=True)
 LOSS = Unit("", significant, fraction, differences=True)
-PERCENT = Unit("%", percent, percent)
+PERCENT = Unit("%", share, share)
 SHARE = Unit("%", lambda value: f"{percent(value)} saved", percent)
 
 

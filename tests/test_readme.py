@@ -148,7 +148,7 @@ def races(results: Tidy) -> str:
 
 
 def race_cell(row: dict[str, Any]) -> str:
-    step, share = formats.significant(row["step_us_median"]), formats.percent(row["limit_share"])
+    step, share = formats.significant(row["step_us_median"]), formats.share(row["limit_share"])
     ratio = f"{row['ratio_median']:.2f}, " if row["ratio_median"] and row["engine"] != "torch" else ""
     return f"{step} ({ratio}{share})"
 

@@ -247,8 +247,8 @@ def share(engine: str, label: str, step: float, limit: float) -> float:
     """
     if step < limit and engine in DIRECT:
         raise BelowLimitError(
-            f"{label}: a step of {step:.3g} µs is below its limit of {limit:.3g} µs, which this machine's products and "
-            "memory allow: one of the two is measured wrong; run the race again on an idle machine"
+            f"{label}: a step of {round(step, 2)} µs is below its limit of {round(limit, 2)} µs, which this machine's "
+            "products and memory allow: one of the two is measured wrong; run the race again on an idle machine"
         )
     return limit / step
 

@@ -20,6 +20,7 @@ from experiments.formats import (
     percent,
     power_of_ten,
     scientific,
+    share,
     significant,
 )
 from experiments.microbenchmarks.functions import SMALL
@@ -129,8 +130,8 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
         if len(rival) and engine != rival.name:
             ratio = (steps[engine] / rival).dropna().median()
             _add(found, f"race.{threads}.{engine}.ratio_to_rival", ratio, fixed)
-        share = limit_shares(rounds[rounds["engine"] == engine]).median()
-        _add(found, f"race.{threads}.{engine}.limit_share", share, percent)
+        part = limit_shares(rounds[rounds["engine"] == engine]).median()
+        _add(found, f"race.{threads}.{engine}.limit_share", part, share)
     _add(found, f"race.{threads}.limit_us", rounds["limit_microseconds"].astype(float).max(), significant)
     rival = row_helpers.best_rival(steps)
     if len(rival):

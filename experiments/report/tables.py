@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from experiments.formats import MISSING, fixed, fraction, percent, power_of_ten, scientific, significant
+from experiments.formats import MISSING, fixed, fraction, power_of_ten, scientific, share, significant
 from experiments.measures.registry import MEASURES, WORDS
 from experiments.papers import Output, Setting
 from experiments.quantities import BYTES, QUANTITIES, limit_shares
@@ -210,7 +210,7 @@ def race(view: View) -> Table:
         ),
         [
             Column("step [µs]", lambda row: row_helpers.quartile_text(row, "step_us", significant)),
-            column("of the limit", "limit_share", percent),
+            column("of the limit", "limit_share", share),
             Column(
                 f"ratio to {label}",
                 lambda row: "1" if row["engine"] == REFERENCE else row_helpers.quartile_text(row, "ratio", fixed),

@@ -34,7 +34,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
     function.__name__: function
     for function in (
         *(formats.significant, formats.fixed, formats.fraction, formats.scientific, formats.percent),
-        *(formats.size, formats.nanoseconds, formats.duration),
+        *(formats.share, formats.size, formats.nanoseconds, formats.duration),
     )
 }
 
@@ -208,6 +208,12 @@ def test_nothing_infinity_and_signs(show: Callable[[float | None], str]) -> None
 )
 def test_shares(share: float, text: str) -> None:
     assert formats.percent(share) == text
+
+
+def test_small_shares_keep_two_digits() -> None:
+    shown = [formats.share(share) for share in (0.00487, 0.0887, 0.4729, 0.996, 1.104, 0.0)]
+    assert shown == ["0.49 %", "8.9 %", "47 %", "100 %", "110 %", "0 %"]
+    assert formats.share(None) == formats.MISSING
 
 
 @pytest.mark.parametrize(

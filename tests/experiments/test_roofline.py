@@ -167,7 +167,7 @@ def test_op_by_op_nothing_is_faster() -> None:
 
 
 def test_a_step_of_ours_below_its_limit_is_an_error_that_names_both() -> None:
-    with pytest.raises(BelowLimitError, match=r"^TwinGrad numpy: a step of 90 µs is below its limit of 100 µs"):
+    with pytest.raises(BelowLimitError, match=r"^TwinGrad numpy: a step of 90.0 µs is below its limit of 100.0 µs"):
         roofline.share("numpy", "TwinGrad numpy", 90.0, 100.0)
     assert roofline.share("numpy", "TwinGrad numpy", 200.0, 100.0) == 0.5
     assert roofline.share("torch", "PyTorch", 80.0, 100.0) == 1.25, "its convolutions may have fewer multiplications"
