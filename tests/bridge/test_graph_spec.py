@@ -183,16 +183,15 @@ def test_padding_of_the_same_size_of_what_has_no_such_axes() -> None:
 
 # Engines ------------------------------------------------------------------------------------------------------
 
-CHAINS_ALONE = ("flux", "lux", "simplechains", "manual", "manual-julia")
+CHAINS_ALONE = ("flux", "lux", "simplechains")
 
 
 def adapter_check(name: str) -> Callable[[spec.ModelSpec], Any]:
     """What an engine checks before it asks for its framework."""
-    from bridge.adapters import julia_package, manual_kinds, simplechains
+    from bridge.adapters import julia_package, simplechains
 
-    rule = Optimizer("sgd", 0.1)
-    checks = {"simplechains": simplechains.check, "manual": manual_kinds.check, "manual-julia": manual_kinds.check}
-    return lambda made: checks.get(name, julia_package.check)(made, rule, name)
+    check = simplechains.check if name == "simplechains" else julia_package.check
+    return lambda made: check(made, Optimizer("sgd", 0.1), name)
 
 
 @pytest.mark.parametrize("name", CHAINS_ALONE)
