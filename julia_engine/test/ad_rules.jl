@@ -17,7 +17,7 @@ along(f) = x -> jvp(f, (x,), (ones(eltype(x), size(x)),))[2]
 @testset "every op and every input of it has its rules, or says that it is constant" begin
     named = sort!(collect(AD.TABLE); by=first)
     pieces = ["barrier" => AD.BARRIER, "checkpoint" => AD.CHECKPOINT, "custom" => AD.CUSTOM, "opaque" => AD.OPAQUE,
-        "scan" => AD.SCAN]
+        "scan" => AD.SCAN, "cond" => AD.COND]
     for (name, op) in [named; pieces]
         has_rules = op.backward! !== nothing && op.jvp !== nothing
         lacks_all = op.backward! === nothing && op.jvp === nothing

@@ -245,7 +245,7 @@ def _applied(
     if not any(mapped):
         results = op.apply_several(tuple(inputs), attrs) if op.several else (op.apply(tuple(inputs), attrs),)
         return results, [False] * len(results)
-    rule = leading if op.elementwise else op.batch
+    rule = op.batch or (leading if op.elementwise else None)
     found = None if rule is None else rule(op, samples, mapped, inputs, attrs)
     if found is None:
         found = _one_by_one(op, samples, mapped, inputs, attrs)

@@ -49,6 +49,7 @@ JULIA_GROUPS = {
         "ad_chain_rules",
         "ad_checkpoint",
         "ad_compiled",
+        "ad_cond",
         "ad_copies",
         "ad_differentiation_interface",
         "ad_forward",

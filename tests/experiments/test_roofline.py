@@ -79,7 +79,7 @@ def test_work_grows_with_the_batch_and_the_dtype() -> None:
 
 REQUIRED = {
     **{"units": 5, "filters": 6, "kernel": 3, "window": 2, "vocabulary": 9, "dimension": 4},
-    **{"shape": [6, 4], "axes": [1, 0], "activation": "relu", "rate": 0.5},
+    **{"shape": [6, 4], "axes": [1, 0], "activation": "relu", "rate": 0.5, "heads": 2},
 }
 
 
@@ -90,6 +90,8 @@ def test_the_work_of_every_layer_is_known(op: str) -> None:
         name: REQUIRED[name] for name, field in kind.model_fields.items() if name in REQUIRED and field.is_required()
     }
     first = {"id": "a", "op": op, **asked}
+    if "merged" in vars(kind):  # of several inputs
+        first["inputs"] = ["input", "input"]
     wide = issubclass(kind, layers.Windowed) and len(kind.model_validate(first).axes) == 2
     shape: dict[str, Any] = {"shape": ["N", 4, 6, 6] if wide else ["N", 4, 6]}
     document = {

@@ -430,6 +430,26 @@ def test_many_tangents_at_once_are_the_rows_of_the_reverse_mode(program, chunk):
 
 
 @many_draws
+@given(programs(), st.lists(st.booleans(), min_size=3, max_size=3), st.booleans())
+def test_many_samples_at_once_are_each_sample(program, mapped, compiled):
+    note(str(program))
+    inputs = program.inputs()
+    mapped = [True, *mapped[1:]][: len(inputs)]
+    samples = [[x * scale if m else x for x, m in zip(inputs, mapped, strict=True)] for scale in (1.0, 0.7, -1.1)]
+    given_ = [np.stack([own[i] for own in samples]) if m else inputs[i] for i, m in enumerate(mapped)]
+    axes = tuple(0 if m else None for m in mapped)
+    gradient = pe.value_and_grad(program.ours, tuple(range(len(inputs))))
+    run = pe.compile if compiled else lambda f: f
+    value, found = run(pe.vmap(gradient, in_axes=axes))(*given_)
+    each = [gradient(*own) for own in samples]
+    assert_close([value], [np.stack([v for v, _ in each])], "values")
+    assert_close(found, [np.stack(parts) for parts in zip(*(g for _, g in each), strict=True)], "of each sample")
+    total = run(pe.grad(lambda *x: np.sum(pe.vmap(program.ours, in_axes=axes)(*x)), tuple(range(len(inputs)))))(*given_)
+    expected = [g if m else np.sum(g, axis=0) for g, m in zip(found, mapped, strict=True)]
+    assert_close(total, expected, "through all samples")
+
+
+@many_draws
 @given(programs())
 def test_forward_mode_agrees_with_torch_and_finite_differences(torch, program):
     note(str(program))

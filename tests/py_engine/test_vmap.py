@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import py_engine as pe
-from py_engine import Tensor, ops
+from py_engine import Tensor, network, ops
 from py_engine.ad.op import TABLE, Op
 from py_engine.ad.program import trace
 from py_engine.ad.vmap import ONE_BY_ONE
@@ -290,6 +290,24 @@ def test_per_sample_gradients_and_their_norms(run, rng):
     value, gradient = run(pe.vmap(pe.value_and_grad(loss), in_axes=(None, 0, 0)))(w, x, y)
     close(gradient, each)
     close(value, [loss(w, Tensor(a), np.asarray(b)).item() for a, b in zip(x, y, strict=True)])
+
+
+@both
+def test_per_sample_gradients_of_a_network_with_convolutions(run, rng):
+    layers = [network.Conv2D(2, 3, 3, activation="tanh"), network.MaxPool2D(2), network.Flatten(), network.Dense(12, 4)]
+    chain = network.Chain(*layers, dtype=np.float64)
+    parameters = {name: x.numpy() for name, x in chain.parameters.tensors.items()}
+    images, labels = rng.standard_normal((3, 2, 6, 6)), np.array([0, 3, 1])
+
+    def loss(parameters, image, label):
+        return ops.softmax_cross_entropy(chain.apply(parameters, image[None]), label[None])
+
+    each = run(pe.vmap(pe.grad(loss), in_axes=(None, 0, 0)))(parameters, images, labels)
+    whole = pe.grad(lambda p: ops.softmax_cross_entropy(chain.apply(p, images), labels))(parameters)
+    for name, gradient in whole.items():
+        close(np.mean(each[name], axis=0), gradient)
+        one = pe.grad(loss)(parameters, images[1], labels[1, ...])[name]
+        close(each[name][1], one)
 
 
 @both

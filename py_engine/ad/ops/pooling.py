@@ -252,10 +252,11 @@ def _bind_max_gather(
     return calls
 
 
-def _left_over(x: Tensor, window: Shape, stride: Shape, padding: Pairs) -> float:
-    """At most the share of elements that lie in no window."""
-    shape, _ = _infer_pool(x, window, stride, padding)
-    return 1 - min(1, math.prod(shape) * math.prod(map(min, window, stride)) / max(x.size, 1))
+def _left_over(x: Tensor, window: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> float:
+    """At most the share of elements that lie in no window; windows with gaps may share all but their first ones."""
+    shape, _ = _infer_pool(x, window, stride, padding, dilation)
+    least = [min(w, s) if d == 1 else 1 for w, s, d in zip(window, stride, dilation, strict=True)]
+    return 1 - min(1, math.prod(shape) * math.prod(least) / max(x.size, 1))
 
 
 MAX_POOL: Op = define(

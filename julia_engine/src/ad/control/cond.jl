@@ -1,0 +1,150 @@
+# Branches on values: one op with a program for each branch, of which a replay runs the one that is taken.
+
+"""
+    Branches
+
+What is computed where a predicate does not hold, and where it does: two programs of the same inputs, with results of the same
+sizes.
+"""
+struct Branches
+    programs::Vector{Program}
+end
+
+Base.show(io::IO, b::Branches) = print(io, length(b.programs[2].equations), " ops or ", length(b.programs[1].equations))
+captured_by(b::Branches) = unique(Tensor[x for program in b.programs for x in captured_by(program)])
+
+infer_cond(inputs, attrs) = Kind[(x.dims, x.eltype) for x in (attrs.branches::Branches).programs[1].outputs]
+
+"""Branches as an instruction: the tapes of both, and what is copied into and out of each."""
+struct Choice
+    holds::Memory
+    tapes::Vector{Tape}
+    enter::Vector{Vector{Transfer}}
+    leave::Vector{Vector{Transfer}}
+end
+
+function (c::Choice)()
+    k = first_number(c.holds) == 0 ? 1 : 2
+    copy_all!(c.enter[k], 0)
+    run!(c.tapes[k])
+    copy_all!(c.leave[k], 0)
+    return nothing
+end
+
+first_number(m::Memory) = m.eltype === Float64 ? unsafe_load(Ptr{Float64}(m.address)) :
+    m.eltype === Float32 ? Float64(unsafe_load(Ptr{Float32}(m.address))) : Float64(unsafe_load(Ptr{Int64}(m.address)))
+
+function forward_cond(p::Instructions, outs::Vector{Memory}, inputs::Vector{Memory}, attrs)
+    tapes = Tape[Tape(program; techniques=state().techniques) for program in (attrs.branches::Branches).programs]
+    copied(to, from, x) = Transfer(to, from, sizeof(x), 0, 0)
+    enter = [Transfer[copied(address_of(x), Ptr{UInt8}(m.address), x) for (x, m) in zip(tape.inputs, inputs[2:end])] for tape in tapes]
+    leave = [Transfer[copied(Ptr{UInt8}(m.address), address_of(x), x) for (x, m) in zip(tape.outputs, outs)] for tape in tapes]
+    own = sum(Int[nbytes(tape) + sum(Int[sizeof(x) for x in [tape.inputs; tape.outputs]]) for tape in tapes])
+    return emit_call!(p, Choice(inputs[1], tapes, enter, leave), own, [inputs; outs])
+end
+
+function poison!(c::Choice, byte::Integer)
+    for tape in c.tapes
+        poison!(tape, byte)
+        foreach(x -> fill_bytes!(x, byte), tape.inputs)
+    end
+end
+
+# Derivatives: branches again, which compute the inside of a branch once more. -----------------------------------------
+
+function cond_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, inputs::Vector{Tensor}, needs_grad::Vector{Bool})
+    given = Int[k for (k, g) in enumerate(cotangents) if g !== nothing]
+    wanted = Int[i for i in 2:length(inputs) if needs_grad[i]]
+    programs = map((node.attrs.branches::Branches).programs) do program
+        (own, outputs), nodes = nested_trace() do
+            here = symbols(program)
+            seeds = Tensor[like(program.outputs[k]) for k in given]
+            results, made = applied(program, here)
+            targets = here[wanted.-1]
+            found = gradients(results[given], seeds, targets; within=made)
+            Tensor[here; seeds], Tensor[g === nothing ? zeros_of(x) : g for (g, x) in zip(found, targets)]
+        end
+        traced(nodes, own, outputs)
+    end
+    found = apply_several(COND, Tensor[inputs; Tensor[cotangents[k] for k in given]], attributes(:branches => Branches(programs)))
+    parts = Vector{Any}(nothing, length(inputs))
+    parts[wanted] = found
+    return parts
+end
+
+function cond_jvp(t, results, inputs, attrs)
+    moving = Int[i for i in 2:length(inputs) if t[i] !== nothing]
+    programs = map((attrs.branches::Branches).programs) do program
+        (own, outputs), nodes = nested_trace() do
+            here = symbols(program)
+            tangents = Tensor[like(here[i-1]) for i in moving]
+            found, made = applied(program, here)
+            moves = Dict{Tensor,Tensor}(here[i-1] => d for (i, d) in zip(moving, tangents))
+            Tensor[here; tangents], pushed_forward(found, moves, made)
+        end
+        traced(nodes, own, outputs)
+    end
+    return apply_several(COND, Tensor[inputs; Tensor[t[i] for i in moving]], attributes(:branches => Branches(programs)))
+end
+
+const COND = Op("cond", infer_cond; several=true, forward=forward_cond, backward=Joint(cond_pullback), jvp=cond_jvp,
+    accepts=is_dense, attrs=[:branches], doc="one of two programs, chosen by a truth value")
+
+# What users write -----------------------------------------------------------------------------------------------------
+
+"""
+    cond(holds, f, g, args...)
+
+`f(args...)` where `holds`, a truth value or a comparison's result, is true, and `g(args...)` where it is not: a branch that
+compiled functions can have. Eagerly it is `holds ? f(args...) : g(args...)`. Where a function is traced, both are, and each
+replay computes one of them; so do derivatives, of any order. Results are arrays of floats, or containers of them, of one
+structure, and of the same sizes and element types. Under `vmap` each sample has its own branch.
+
+Random masks cannot be drawn in it: draw them before, and pass them in.
+
+    compile(grad(x -> cond(x .> 0, x -> x^2, x -> -x, x)))(3.0) == 6
+
+Throws a `ShapeError` or `DTypeError` where the results differ; a `TraceError` for a branch on a value inside.
+"""
+LinearAlgebra.cond(holds, f, g, args...) = branched(holds, f, g, args)  # a method of theirs, so that both can be used
+LinearAlgebra.cond(holds::Tensor, f, g, args...) = branched(holds, f, g, args)
+
+function branched(@nospecialize(holds), @nospecialize(f), @nospecialize(g), @nospecialize(args))
+    leaves, structure = flatten(args)
+    chosen = as_tensor(holds isa Bool ? Float64(holds) : holds)
+    length(chosen) == 1 || throw(ShapeError("cond: expected one truth value, got size $(size(chosen)); use all() or any()"))
+    tensors = any(x -> x isa Tensor && x.data === nothing, Any[leaves; chosen])
+    state().symbolic || tensors || return (item(chosen) != 0 ? f : g)(args...)
+    operands = Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) : as_tensor(x) for x in leaves]
+    (no, returned), (yes, other) = traced_branch(g, operands, structure), traced_branch(f, operands, structure)
+    other == returned || throw(ShapeError("cond: the first function returns $other, the second one $returned"))
+    for (a, b, place) in zip(yes[1].outputs, no[1].outputs, paths(returned))
+        a.dims == b.dims || throw(ShapeError("cond: the result$place is of size $(size(a)) from the first function, and of " *
+            "size $(size(b)) from the second"))
+        a.eltype === b.eltype || throw(DTypeError("cond: the result$place is of $(a.eltype) from the first function, and of " *
+            "$(b.eltype) from the second"))
+    end
+    outside = unique(Tensor[no[2]; yes[2]])
+    n = length(operands)
+    programs = map((no, yes)) do (program, own)
+        known = Dict{Tensor,Tensor}(zip(own, program.inputs[n+1:end]))
+        Program(Tensor[program.inputs[1:n]; Tensor[get(() -> like(x), known, x) for x in outside]], program.equations, program.outputs)
+    end
+    found = apply_several(COND, Tensor[chosen; operands; outside], attributes(:branches => Branches(collect(programs))))
+    return unflatten(returned, collect(Any, found))
+end
+
+"""A function of these operands as a program with what it captures, and the structure of its result."""
+function traced_branch(@nospecialize(f), operands::Vector{Tensor}, structure::Structure)
+    own = Tensor[like(x) for x in operands]
+    (outputs, returned), nodes = nested_trace() do
+        found, returned = flatten(f(unflatten(structure, own)...))
+        T = findfirst(x -> x isa Tensor, found)
+        Tensor[x isa Real && T !== nothing ? as_tensor(x, found[T].eltype) : as_output(x, "cond") for x in found], returned
+    end
+    foreach(x -> check_float(x.eltype), outputs)
+    drawn = findfirst(x -> (x.op::Op).random, nodes)
+    drawn === nothing || throw(TraceError("cond: random masks cannot be drawn inside a branch ($(nodes[drawn].op.name)); " *
+        "draw them before and pass them in"))
+    return close_over(nodes, own, outputs), returned
+end
