@@ -8,7 +8,7 @@ module AD
 
 using Libdl: Libdl
 using LinearAlgebra
-using LinearAlgebra: I, LAPACKException, PosDefException, SingularException, Symmetric, cholesky, cond, cross, det, diag, diagm, dot, kron, logabsdet, lu, norm, pinv, qr,
+using LinearAlgebra: I, LAPACKException, PosDefException, SingularException, Symmetric, cholesky, cross, det, diag, diagm, dot, kron, logabsdet, lu, norm, pinv, qr,
     svd, tr, tril, triu
 using Random: MersenneTwister
 using Serialization: Serialization
@@ -108,7 +108,7 @@ end
 export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Program, Tape, Techniques, Generator
 export value, item, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
 export gradient, withgradient, grad, value_and_grad, vjp, jvp, vmap, jacobian, hessian, hvp, compile, gradcheck, AutoTwinGrad
-export stop_gradient, custom_rule, chain_rule, checkpoint, scan, cond
+export stop_gradient, custom_rule, chain_rule, checkpoint, scan, branch
 export Dual, ForwardBuffers, derivative, forward_gradient, forward_gradient!, forward_jacobian, forward_jacobian!
 export run!, copy_columns!, poison!, source, diagnose, nbytes
 export logaddexp, sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to

@@ -1,13 +1,12 @@
 # Branches on values: eager and compiled, derivatives of every kind, many samples, and mistakes.
 
-using LinearAlgebra
 using TwinGrad.AD: AD
 
 const BRANCH_W = [0.5 -0.3; 0.2 0.4]
 first_branch(w, x) = (tanh.(w * x), x[1])
 second_branch(w, x) = (sin.(x), sum(x .* (w * x)))
 function branching(w, x)
-    y, s = cond(sum(x) .> 0, x -> first_branch(w, x), x -> second_branch(w, x), x)
+    y, s = branch(sum(x) .> 0, x -> first_branch(w, x), x -> second_branch(w, x), x)
     return sum(y .^ 2) * s
 end
 plainly(holds) = (w, x) -> ((y, s) = (holds ? first_branch : second_branch)(w, x); sum(y .^ 2) * s)
@@ -33,7 +32,7 @@ end
     taken = Symbol[]
     noting(name) = custom_rule(x -> (push!(taken, name); 2 .* x); vjp=(g, y, x) -> 2 .* g, infer=x -> (size(x), eltype(x)), opaque=true)
     yes, no = noting(:yes), noting(:no)
-    f = compile(grad(x -> sum(cond(x[1] .> 0, yes, no, x))))
+    f = compile(grad(x -> sum(branch(x[1] .> 0, yes, no, x))))
     for (x, name) in (([1.0, 2], :yes), ([-1.0, 2], :no), ([3.0, 2], :yes))
         empty!(taken)
         @test f(x) == [2, 2] && Set(taken) == Set([name])
@@ -42,7 +41,7 @@ end
 
 @testset "containers, what is captured, and samples" begin
     scale = Constant(fill(3.0))
-    f = compile((p, flag) -> cond(flag, p -> (a=p.x .* scale, z=0.0), p -> (a=p.x, z=p.x[1]), p))
+    f = compile((p, flag) -> branch(flag, p -> (a=p.x .* scale, z=0.0), p -> (a=p.x, z=p.x[1]), p))
     @test f((x=ones(2),), 1.0) == (a=[3, 3], z=0.0) && f((x=ones(2),), 0.0) == (a=[1, 1], z=1.0)
     assign!(scale, fill(5.0))
     @test f((x=ones(2),), 1.0).a == [5, 5]
@@ -51,19 +50,18 @@ end
         found = vmap(g; in_axes=(nothing, :last))(BRANCH_W, xs)
         @test all(found[ntuple(_ -> :, ndims(found) - 1)..., k] ≈ g(BRANCH_W, xs[:, k]) for k in 1:3)
     end
-    steps(x) = scan((h, t) -> (cond(h .> 1, h -> h / 2, h -> h * t, h), nothing), x, [1.5, 2.0, 3.0])[1]
+    steps(x) = scan((h, t) -> (branch(h .> 1, h -> h / 2, h -> h * t, h), nothing), x, [1.5, 2.0, 3.0])[1]
     @test compile(steps)(1.0) ≈ 1.5 / 2 * 3 && compile(grad(steps))(1.0) ≈ 1.5 / 2 * 3
-    @test cond([2.0 0; 0 1]) == 2  # that of matrices is there, too
-    @test Float32 === eltype(compile(x -> cond(x[1] .> 0, x -> x, x -> 2 .* x, x))(Float32[1, 2]))
+    @test Float32 === eltype(compile(x -> branch(x[1] .> 0, x -> x, x -> 2 .* x, x))(Float32[1, 2]))
 end
 
 @testset "what is wrong is named" begin
     for (call, kind, what) in (
-        (x -> cond(x .> 0, sin, cos, x), ShapeError, "expected one truth value, got size (2,)"),
-        (x -> cond(x[1] .> 0, x -> x, x -> x[1:1], x), ShapeError, "is of size (2,) from the first function, and of size (1,)"),
-        (x -> cond(x[1] .> 0, x -> (x, x), x -> x, x), ShapeError, "the first function returns a tuple of 2, the second one"),
-        (x -> cond(x[1] .> 0, x -> item(x[1]) > 1 ? x : -x, x -> x, x), TraceError, "a value is needed here"),
-        (x -> cond(x[1] .> 0, x -> dropout(x, 0.5, AD.Generator(1)), x -> x, x), TraceError, "random masks cannot be drawn inside a br"))
+        (x -> branch(x .> 0, sin, cos, x), ShapeError, "expected one truth value, got size (2,)"),
+        (x -> branch(x[1] .> 0, x -> x, x -> x[1:1], x), ShapeError, "is of size (2,) from the first function, and of size (1,)"),
+        (x -> branch(x[1] .> 0, x -> (x, x), x -> x, x), ShapeError, "the first function returns a tuple of 2, the second one"),
+        (x -> branch(x[1] .> 0, x -> item(x[1]) > 1 ? x : -x, x -> x, x), TraceError, "a value is needed here"),
+        (x -> branch(x[1] .> 0, x -> dropout(x, 0.5, AD.Generator(1)), x -> x, x), TraceError, "random masks cannot be drawn inside a br"))
         error = error_of(() -> compile(call)(ones(2)))
         @test error isa kind && occursin(what, error.message)
     end

@@ -199,7 +199,7 @@ RENAMED = {
 PYTHON_ONLY = {
     **{f"ad/{folder}/__init__.py": "makes the folder a package" for folder in ("ops", "compile", "control")},
     "ad/draw.py": "pictures of graphs, for which one engine is enough",
-    "ad/control/while_loop.py": "loops that end on a value in compiled functions; Julia's do where they are not compiled",
+    "ad/control/while_loop.py": "loops on a value in compiled functions; Julia's work where they are not compiled",
     "ad/compile/reassociation.py": "gradients' sums added early; in Julia they are added where they come up",
     "ad/ops/arguments.py": "numpy's own signatures, and what is refused of them; Julia's methods say so themselves",
     "ad/ops/numpy_functions.py": "numpy's functions that are made of ops, and that only numpy has a name for",

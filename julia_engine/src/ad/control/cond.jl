@@ -93,35 +93,33 @@ const COND = Op("cond", infer_cond; several=true, forward=forward_cond, backward
 # What users write -----------------------------------------------------------------------------------------------------
 
 """
-    cond(holds, f, g, args...)
+    branch(holds, f, g, args...)
 
 `f(args...)` where `holds`, a truth value or a comparison's result, is true, and `g(args...)` where it is not: a branch that
-compiled functions can have. Eagerly it is `holds ? f(args...) : g(args...)`. Where a function is traced, both are, and each
-replay computes one of them; so do derivatives, of any order. Results are arrays of floats, or containers of them, of one
-structure, and of the same sizes and element types. Under `vmap` each sample has its own branch.
+compiled functions can have (the numpy engine's `cond`, which is another function's name in LinearAlgebra). Eagerly it is
+`holds ? f(args...) : g(args...)`. Where a function is traced, both are, and each replay computes one of them; so do
+derivatives, of any order. Results are arrays of floats, or containers of them, of one structure, and of the same sizes and
+element types. Under `vmap` each sample has its own branch.
 
 Random masks cannot be drawn in it: draw them before, and pass them in.
 
-    compile(grad(x -> cond(x .> 0, x -> x^2, x -> -x, x)))(3.0) == 6
+    compile(grad(x -> branch(x .> 0, x -> x^2, x -> -x, x)))(3.0) == 6
 
 Throws a `ShapeError` or `DTypeError` where the results differ; a `TraceError` for a branch on a value inside.
 """
-LinearAlgebra.cond(holds, f, g, args...) = branched(holds, f, g, args)  # a method of theirs, so that both can be used
-LinearAlgebra.cond(holds::Tensor, f, g, args...) = branched(holds, f, g, args)
-
-function branched(@nospecialize(holds), @nospecialize(f), @nospecialize(g), @nospecialize(args))
+function branch(holds, f, g, args...)
     leaves, structure = flatten(args)
     chosen = as_tensor(holds isa Bool ? Float64(holds) : holds)
-    length(chosen) == 1 || throw(ShapeError("cond: expected one truth value, got size $(size(chosen)); use all() or any()"))
+    length(chosen) == 1 || throw(ShapeError("branch: expected one truth value, got size $(size(chosen)); use all() or any()"))
     tensors = any(x -> x isa Tensor && x.data === nothing, Any[leaves; chosen])
     state().symbolic || tensors || return (item(chosen) != 0 ? f : g)(args...)
     operands = Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) : as_tensor(x) for x in leaves]
     (no, returned), (yes, other) = traced_branch(g, operands, structure), traced_branch(f, operands, structure)
-    other == returned || throw(ShapeError("cond: the first function returns $other, the second one $returned"))
+    other == returned || throw(ShapeError("branch: the first function returns $other, the second one $returned"))
     for (a, b, place) in zip(yes[1].outputs, no[1].outputs, paths(returned))
-        a.dims == b.dims || throw(ShapeError("cond: the result$place is of size $(size(a)) from the first function, and of " *
+        a.dims == b.dims || throw(ShapeError("branch: the result$place is of size $(size(a)) from the first function, and of " *
             "size $(size(b)) from the second"))
-        a.eltype === b.eltype || throw(DTypeError("cond: the result$place is of $(a.eltype) from the first function, and of " *
+        a.eltype === b.eltype || throw(DTypeError("branch: the result$place is of $(a.eltype) from the first function, and of " *
             "$(b.eltype) from the second"))
     end
     outside = unique(Tensor[no[2]; yes[2]])
@@ -140,11 +138,11 @@ function traced_branch(@nospecialize(f), operands::Vector{Tensor}, structure::St
     (outputs, returned), nodes = nested_trace() do
         found, returned = flatten(f(unflatten(structure, own)...))
         T = findfirst(x -> x isa Tensor, found)
-        Tensor[x isa Real && T !== nothing ? as_tensor(x, found[T].eltype) : as_output(x, "cond") for x in found], returned
+        Tensor[x isa Real && T !== nothing ? as_tensor(x, found[T].eltype) : as_output(x, "branch") for x in found], returned
     end
     foreach(x -> check_float(x.eltype), outputs)
     drawn = findfirst(x -> (x.op::Op).random, nodes)
-    drawn === nothing || throw(TraceError("cond: random masks cannot be drawn inside a branch ($(nodes[drawn].op.name)); " *
+    drawn === nothing || throw(TraceError("branch: random masks cannot be drawn inside a branch ($(nodes[drawn].op.name)); " *
         "draw them before and pass them in"))
     return close_over(nodes, own, outputs), returned
 end
