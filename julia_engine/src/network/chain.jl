@@ -122,7 +122,13 @@ function takes_ids(chain::Chain)
 end
 
 """How many different ids the samples of a chain that takes ids may hold: those from 1 on."""
-vocabulary(chain::Chain) = minimum(Int[layer.vocabulary for layer in chain.layers if layer isa Embedding])
+function vocabulary(chain::Chain)
+    least = typemax(Int)
+    for layer in chain.layers
+        layer isa Embedding && (least = min(least, layer.vocabulary))
+    end
+    return least
+end
 
 """
     sizes(chain, input)

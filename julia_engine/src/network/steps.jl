@@ -151,7 +151,7 @@ end
 end
 
 """Let the parts of a batch that meet wait for the threads of this team."""
-function meet_in!(team::Team, batches::Vector{Shard{T}}...) where {T}
+function meet_in!(team::Team, batches::Vector{<:Shard}...)
     for shards in batches, shard in shards
         shard.meeting === nothing || (shard.meeting.team = team)
     end

@@ -672,7 +672,7 @@ parallel region of the user's; others can wait for their turn.
 """
 function threads_for(trainer::Trainer, samples::Int)
     threads = trainer.team.size
-    samples < 2 * threads && return 1
+    (threads == 1 || samples < 2 * threads) && return 1
     couples_batch(trainer.chain) || return threads
     return splits(trainer.chain) && threads_to_use(threads) == threads ? threads : 1
 end
