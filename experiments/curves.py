@@ -20,6 +20,7 @@ from bridge import registry, spec, weights
 from bridge.session import Optimizer
 from bridge.worker import Worker
 from experiments import data
+from experiments.formats import fixed, scientific
 
 MODELS = Path(__file__).parent / "models"
 ENGINES = ("numpy", "julia", "torch", "jax", "tensorflow")
@@ -86,7 +87,8 @@ def run(names: Sequence[str], epochs: int = 4, count: int = 512, batch: int = 32
             reference = losses if reference is None else reference
             apart = difference(losses, reference)
             same = same and apart <= TOLERANCE
-            print(f"  {name:<12}{''.join(f'{mean:10.6f}' for mean in losses.mean(1))}{apart:12.1e}", flush=True)
+            means = "".join(f"{fixed(mean, 6):>10}" for mean in losses.mean(1))
+            print(f"  {name:<12}{means}{scientific(apart):>12}", flush=True)
     return same
 
 

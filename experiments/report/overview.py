@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from experiments.formats import power_of_ten
+from experiments.formats import given, power_of_ten
 from experiments.report import style
 from experiments.report.intervals import Interval, of_mean, of_median
 from experiments.report.row_helpers import REFERENCE
@@ -103,7 +103,7 @@ def _lay_out(axes: Axes, overview: Overview, rows: Sequence[str]) -> None:
         low, high = axes.get_xlim()
         few = np.log10(high / low) > 3  # over many decades there is room for their own ticks only
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if few else (1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value) if few else f"{value:g}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value) if few else given(value)))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(overview.axis)
     style.clean(axes, "x")

@@ -190,8 +190,8 @@ def test_engines_take_turns_within_a_seed(paper: Paper) -> None:
 def test_a_race_is_one_job_for_each_number_of_threads(paper: Paper) -> None:
     jobs = sweep.plan(paper, measures=["race"])
     assert [(job.engines, job.threads, job.rounds) for job in jobs] == [
-        (tuple(paper.engine_names()), 2, 5),
-        (tuple(paper.engine_names()), 1, 5),
+        (tuple(paper.engine_names()), 2, 9),
+        (tuple(paper.engine_names()), 1, 9),
     ]
     assert [job.threads for job in sweep.plan(paper, measures=["race"], threads=1)] == [1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -42,15 +43,14 @@ def drawn(network: ModelSpec, rows: int) -> tuple[dict[str, Any], Any, Any]:
     return params, rng.random((rows, *network.input.sample)), rng.integers(0, 10, rows)
 
 
-def compared(engine: str, study: tuple[Any, ModelSpec]) -> None:
+def compared(worker: Worker, study: tuple[Any, ModelSpec]) -> None:
     module, network = study
     params, x, y = drawn(network, 12)
     optimizer = Optimizer("sgd" if network.vocabulary is None else "adam", 0.01)
-    with Worker(engine, 1) as worker:
-        worker.build(network, params, optimizer, 4, "float64")
-        expected, gradients = worker.loss_and_gradients(x, y)
-        losses = worker.train_epoch(x, y, np.arange(12))
-        trained = worker.params()
+    worker.build(network, params, optimizer, 4, "float64")
+    expected, gradients = worker.loss_and_gradients(x, y)
+    losses = worker.train_epoch(x, y, np.arange(12))
+    trained = worker.params()
     loss, found = module.step(params, x, y)
     assert loss == pytest.approx(expected, rel=1e-10)
     assert found.keys() == gradients.keys()
@@ -67,12 +67,25 @@ def compared(engine: str, study: tuple[Any, ModelSpec]) -> None:
         np.testing.assert_allclose(own[name], value, rtol=1e-8, atol=1e-10, err_msg=name)
 
 
-def test_the_numpy_engine_computes_the_same(study: tuple[Any, ModelSpec]) -> None:
-    compared("numpy", study)
+@pytest.fixture(scope="module")
+def numpy_worker() -> Iterator[Worker]:
+    with Worker("numpy", 1) as worker:
+        yield worker
 
 
-def test_the_julia_engine_computes_the_same(study: tuple[Any, ModelSpec], julia: Julia) -> None:
-    compared("julia", study)
+@pytest.fixture(scope="module")
+def julia_worker(julia: Julia) -> Iterator[Worker]:
+    """One process for all studies: Julia compiles anew in each."""
+    with Worker("julia", 1) as worker:
+        yield worker
+
+
+def test_the_numpy_engine_computes_the_same(study: tuple[Any, ModelSpec], numpy_worker: Worker) -> None:
+    compared(numpy_worker, study)
+
+
+def test_the_julia_engine_computes_the_same(study: tuple[Any, ModelSpec], julia_worker: Worker) -> None:
+    compared(julia_worker, study)
 
 
 def test_every_study_has_one_that_is_short_enough_to_print() -> None:
