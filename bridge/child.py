@@ -58,7 +58,7 @@ class Child:
         self.folder = folder
         self._owner = os.getpid()
         try:
-            # A group of its own: Ctrl-C in the terminal is the parent's to handle, and whatever the process starts can
+            # Its own group: Ctrl-C in the terminal is the parent's to handle, and whatever the process starts can
             # be ended with it. Still of the parent's session: a stopped group whose parent dies is woken.
             with _pinned(cores), self.stderr.open("wb") as stderr:
                 self._process = subprocess.Popen(

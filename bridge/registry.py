@@ -122,7 +122,7 @@ class Registered:
             raise EngineUnavailableError(f"engine {self.name}: {found.reason}")
         try:
             return cast("Callable[..., Session]", _imported(self.adapter))
-        except (ImportError, OSError) as error:  # installed, but broken: a shared library of its own is missing
+        except (ImportError, OSError) as error:  # installed, but broken: its own shared library is missing
             raise EngineUnavailableError(f"engine {self.name} is installed but can't be imported: {error}") from error
 
     def build(

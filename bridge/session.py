@@ -7,7 +7,7 @@ fast, and in how much memory:
     losses = session.train_epoch(x, y, order)
     print(session.evaluate(x_test, y_test).accuracy)
 
-The engines there are stand in `bridge.registry`; measurements run a session in a process of its own: `bridge.worker`.
+The engines there are stand in `bridge.registry`; measurements run a session in its own process: `bridge.worker`.
 """
 
 from __future__ import annotations

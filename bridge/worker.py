@@ -1,4 +1,4 @@
-"""One engine in a process of its own, so that measurements of one engine know nothing of another.
+"""One engine in its own process, so that measurements of one engine know nothing of another.
 
     with Worker("torch", threads=2) as worker:
         worker.build(spec, params, Optimizer("sgd", 0.015), batch_size=100)

@@ -1,4 +1,4 @@
-"""A Julia out of Debian 11's packages, unpacked into a folder of its own: no root, nothing of the system changed.
+"""A Julia out of Debian 11's packages, unpacked into its own folder: no root, nothing of the system changed.
 
 For machines that reach a Debian archive but not Julia's download servers. Debian 11 is the last release with a Julia;
 its packages come from the same archive as the machine's own, so the archive is looked up in the machine's apt sources.
@@ -232,7 +232,7 @@ def _download_from(folder: Path, source: Source, say: Say) -> list[Path]:
     say("reading Debian 11’s package lists (8 MB)")
     _apt(folder, folder, "update")
     say(f"fetching {len(PACKAGES)} packages of Debian 11 (72 MB)")
-    # Into a folder of its own: apt-get completes what an earlier attempt left there, and leaves whole packages alone.
+    # Into its own folder: apt-get completes what an earlier attempt left there, and leaves whole packages alone.
     _apt(folder, packages, "download", *PACKAGES)
     return sorted(packages.glob("*.deb"))
 

@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 _SCRIPT = Path(__file__).with_name("sysimage.jl")
 _LAST_LINES = 8
 
-# Run in a process of its own, with the modules of this one.
+# Run in its own process, with the modules of this one.
 _PROOF = """
 import json, sys
 start = json.loads(sys.argv[1])

@@ -365,7 +365,7 @@ def test_every_import_is_declared_in_the_core_or_an_extra(package: str) -> None:
 
 
 def test_frameworks_are_imported_by_their_adapters_only() -> None:
-    """A framework lives in a process of its own, an engine's worker or a system's program: nothing else imports it."""
+    """A framework lives in its own process, an engine's worker or a system's program: nothing else imports it."""
     frameworks = {"torch", "tensorflow", "jax", "juliacall"}
     places = {ROOT / "bridge" / "adapters", ROOT / "bridge" / "julia", ROOT / "bridge" / "libjulia"}
     places |= {ROOT / "experiments" / "microbenchmarks" / "systems"}

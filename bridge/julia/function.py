@@ -39,7 +39,7 @@ def function(
         replay: trace the function once for each combination of shapes, and replay it: fast, but its branches and
             loops are then those of the first call, and a branch on a value is an error. False runs it at every call.
         threads: of Julia, fixed for the process by whatever starts it first.
-        process: run Julia in a process of its own, which is closed with the function. Needed where torch is imported,
+        process: run Julia in its own process, which is closed with the function. Needed where torch is imported,
             in threads, and where one Julia should not wait for another; arrays are then copied to and fro.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A Julia function in a process of its own, for Python programs that can't have Julia in theirs."""
+"""A Julia function in its own process, for Python programs that can't have Julia in theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Julia function as one of PyTorch's, with Julia in a process of its own: the two crash each other in one.
+"""A Julia function as one of PyTorch's, with Julia in its own process: the two crash each other in one.
 
 from bridge import julia
 

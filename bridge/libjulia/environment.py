@@ -68,7 +68,7 @@ def settings(threads: int, chosen_kernels: str = "") -> dict[str, str]:
 
 
 def child_environment(threads: int, chosen_kernels: str = "") -> dict[str, str]:
-    """This process's environment with `settings`, for a Julia in a process of its own."""
+    """This process's environment with `settings`, for a Julia in its own process."""
     return dict(os.environ) | settings(threads, chosen_kernels)
 
 

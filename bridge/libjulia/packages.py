@@ -1,7 +1,7 @@
 """Julia packages of the user's that an engine needs: whether Julia has one, found out without starting it each time.
 
 Looked for where Julia itself looks: the folders and environments that JULIA_LOAD_PATH names, or else the environment of
-Julia's own version in its depots. What is there is loaded once, in a process of its own; what came of it is remembered
+Julia's own version in its depots. What is there is loaded once, in its own process; what came of it is remembered
 until the environment changes.
 """
 

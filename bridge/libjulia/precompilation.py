@@ -20,7 +20,7 @@ EVERY = 1.0, 20.0
 
 
 def compile_engine(julia: Julia) -> None:
-    """Let Julia compile the engine in a process of its own and keep the result: inside Python it may not be able to.
+    """Let Julia compile the engine in its own process and keep the result: inside Python it may not be able to.
 
     Takes a second where that has been done; says on standard error what it does where it takes longer. What it can't do
     is done when the engine is loaded.

@@ -1,7 +1,7 @@
 """Starting Julia in this process: which of the two ways in, decided once and reported.
 
 juliacall is the first choice, where it has been seen to work on this machine with this Julia; otherwise libjulia is
-embedded directly. It is seen in a process of its own, since a Julia that failed to start can't be started again.
+embedded directly. It is seen in its own process, since a Julia that failed to start can't be started again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NO_PROJECT = f"PythonCall.jl is not set up: {INSTALL}"
 VERIFICATION_SECONDS = 600.0
 """PythonCall.jl is compiled when it is loaded for the first time, which takes minutes on a slow machine."""
 
-# Run in a process of its own, with the modules of this one. What it prints last is for `verify`.
+# Run in its own process, with the modules of this one. What it prints last is for `verify`.
 _VERIFICATION = """
 import json, sys
 start = json.loads(sys.argv[1])
@@ -169,7 +169,7 @@ def verdict(way: str, julia: Julia, memory: Memory) -> Verdict | None:
 
 
 def verify(way: str, julia: Julia, memory: Memory) -> Verdict:
-    """Start Julia this way in a process of its own, with two threads, and see it compute, throw and end; remembered."""
+    """Start Julia this way in its own process, with two threads, and see it compute, throw and end; remembered."""
     if way == JULIACALL and (reason := juliacall.obstacle(julia)) is not None:
         return Verdict(False, reason)
     project = known_project(julia, memory)

@@ -102,7 +102,7 @@ class Call:
 
 
 class Start:
-    """The parts of Julia's start, with one thread; every sample is taken in a process of its own."""
+    """The parts of Julia's start, with one thread; every sample is taken in its own process."""
 
     number = 1
     repeat = (2, 3, 10.0)

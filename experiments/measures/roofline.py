@@ -291,7 +291,7 @@ def _rates(name: str, command: Sequence[str], variables: Mapping[str, str]) -> R
 
 
 def main(start: Mapping[str, Any]) -> None:
-    """Measure in numpy, in a process of its own, and print what was found."""
+    """Measure in numpy, in its own process, and print what was found."""
     dtype, threads, samples, seconds = (start[name] for name in ("dtype", "threads", "samples", "seconds"))
     print("flops", max(_product(n, dtype, samples, seconds) for n in PRODUCTS))
     for size in start["sizes"]:

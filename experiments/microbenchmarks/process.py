@@ -1,4 +1,4 @@
-"""A system's program in a process of its own, and what it is asked; C++ is compiled here and run once per question."""
+"""A system's program in its own process, and what it is asked; C++ is compiled here and run once per question."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def _setting_notes(view: View, suite: str) -> list[str]:
     fewer = "" if profile == "full" else f"; profile {profile}, which measures less than the paper did"
     if suite == "memory":
         return [f"Profile {profile}."] if fewer else []
-    return [f"{counts}; systems take turns in every round, each in a process of its own{fewer}."]
+    return [f"{counts}; systems take turns in every round, each in its own process{fewer}."]
 
 
 def missing_notes(view: View, suite: str) -> list[str]:

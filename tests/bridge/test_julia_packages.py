@@ -277,7 +277,7 @@ def results(session: Session, x: Any, y: Any, order: Any) -> dict[str, Any]:
     return found
 
 
-# Run in a process of its own: Julia and PyTorch must not share one, and the depot must be set before Julia starts.
+# Run in its own process: Julia and PyTorch must not share one, and the depot must be set before Julia starts.
 RUN = f"""
 from __future__ import annotations
 import importlib, json, sys

@@ -61,7 +61,7 @@ def twingrad(capsys: pytest.CaptureFixture[str]) -> Any:
 
 @contextlib.contextmanager
 def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process of its own, ended at the latest with the test."""
+    """The command in its own process, ended at the latest with the test."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "experiments", *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

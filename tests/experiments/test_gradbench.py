@@ -82,7 +82,7 @@ MESSAGES = [
 
 @pytest.fixture(scope="module", params=protocol.ENGINES)
 def answers(request) -> list[dict]:
-    """Answers of the command itself, in a process of its own: one conversation with everything in it."""
+    """Answers of the command itself, in its own process: one conversation with everything in it."""
     if request.param == "julia":
         request.getfixturevalue("julia")
     lines = "".join(json.dumps({"id": i, **message}) + "\n" for i, message in enumerate(MESSAGES))

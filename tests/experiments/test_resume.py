@@ -22,7 +22,7 @@ KILLS = 20 if os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign" else 3
 
 
 def started(tmp_path: Path, results: str) -> subprocess.Popen[bytes]:
-    """The command in a process of its own, on the embedded sample, with temporary files under `tmp_path`."""
+    """The command in its own process, on the embedded sample, with temporary files under `tmp_path`."""
     (tmp_path / "tmp").mkdir(exist_ok=True)
     variables = {name: value for name, value in os.environ.items() if name != "TWINGRAD_DATA"}
     variables |= {"PYTHONPATH": str(ROOT), "TWINGRAD_OFFLINE": "1", "TWINGRAD_CACHE": str(tmp_path / "cache")}

@@ -350,7 +350,7 @@ INDEPENDENT = {
 
 @functools.cache
 def trained(name: str) -> dict[str, Any]:
-    """Train an engine in a process of its own: what it loaded, and what it says of its linear algebra."""
+    """Train an engine in its own process: what it loaded, and what it says of its linear algebra."""
     if not (found := all_engines.availability(name)).ok:
         pytest.skip(found.reason)
     code = f"""
