@@ -5,8 +5,7 @@ and the optimizer runs over that vector: a step allocates no arrays.
 
 More than one thread is used in one of two forms, which `Techniques.split_batch` chooses. Either BLAS spreads
 each matrix product over all threads, or the batch is split into shards, one per thread, each with buffers and a
-gradient vector of its own and BLAS at one thread, summed at the end. Splitting pays where the ops are large: every
-numpy call takes the interpreter's lock for a moment, and many short calls in two threads wait for each other.
+gradient vector of its own and BLAS at one thread, summed at the end. `splitting_pays` says which takes less time.
 """
 
 from __future__ import annotations
@@ -36,11 +35,8 @@ from py_engine.network.chain import Chain
 from py_engine.network.layers import Dropout
 from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Optimizer
-from py_engine.network.steps import Replay, Rows, Step, bytes_per_call, make_step
+from py_engine.network.steps import Replay, Rows, Step, make_step, splitting_pays
 from py_engine.network.threads import Team
-
-SPLIT_BATCH_FROM = 512 * 1024
-"""Bytes that the calls in which the time goes by must move before "auto" splits the batch over threads."""
 
 EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""
@@ -315,7 +311,7 @@ class Trainer:
         tape = whole.shards[0].tape
         if any(step.equation.op.couples_batch for step in tape.instructions):
             return False
-        splits = how.split_batch is True or bytes_per_call(tape) >= SPLIT_BATCH_FROM
+        splits = how.split_batch is True or splitting_pays(tape, self.threads)
         if splits:
             del self._steps[self._step_key(samples, x, y, None)]
         return splits

@@ -39,7 +39,7 @@ from py_engine.network import (
     Trainer,
 )
 from py_engine.network import trainer as trainer_module
-from py_engine.network.steps import make_step
+from py_engine.network.steps import SPLIT_FROM, bytes_per_call, make_step
 from py_engine.network.threads import Team
 
 SAMPLES, STEPS, FEATURES, CLASSES = 61, 3, 5, 4
@@ -122,6 +122,17 @@ def test_auto_leaves_small_batches_to_blas_and_splits_large_ones(rng):
         trainer = Trainer(chain, batch_size=samples, threads=2)
         trainer.train_epoch(x, rng.integers(0, CLASSES, samples))
         assert [len(tape.inputs[0]) for tape in trainer.tapes] == shards
+        trainer.close()
+
+
+def test_auto_leaves_wide_layers_to_blas_and_splits_where_a_large_gradient_is_rows(rng):
+    wide = Chain(Dense(512, 1024, "relu"), Dense(1024, CLASSES)), rng.standard_normal((256, 512)).astype(np.float32)
+    text = Chain(Embedding(20000, 64), Flatten(), Dense(64 * 64, CLASSES)), rng.integers(1, 20000, (256, 64))
+    for (chain, x), shards in ((wide, [256]), (text, [128, 128])):
+        trainer = Trainer(chain, batch_size=256, threads=2)
+        trainer.train_epoch(x, rng.integers(0, CLASSES, 256))
+        assert [len(tape.inputs[0]) for tape in trainer.tapes] == shards
+        assert max(map(bytes_per_call, trainer.tapes)) > SPLIT_FROM
         trainer.close()
 
 
