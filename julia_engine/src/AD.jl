@@ -8,8 +8,8 @@ module AD
 
 using Libdl: Libdl
 using LinearAlgebra
-using LinearAlgebra: I, LAPACKException, PosDefException, SingularException, Symmetric, cholesky, cross, det, diag, diagm, dot, kron, logabsdet, lu, norm, pinv, qr,
-    svd, tr, tril, triu
+using LinearAlgebra: I, LAPACKException, PosDefException, SingularException, Symmetric, cholesky, cross, det, diag, diagm, dot, kron, logabsdet, lu, norm,
+    normalize, opnorm, pinv, qr, svd, svdvals, tr, tril, triu
 using Random: MersenneTwister
 using Serialization: Serialization
 using Statistics: Statistics, mean, median, quantile, std, var
@@ -53,6 +53,7 @@ include("ad/ops/convolution.jl")
 include("ad/ops/pooling.jl")
 include("ad/ops/interpolation.jl")
 include("ad/ops/random.jl")
+include("ad/ops/julia_functions.jl")
 
 # programs: tracing, closing over, simplifying
 include("ad/program.jl")
@@ -66,6 +67,7 @@ include("ad/jacobian.jl")
 include("ad/gradcheck.jl")
 include("ad/dual_numbers.jl")
 using .DualNumbers
+polygamma(n::Integer, x::Dual) = DualNumbers.by_rule(x, a -> polygamma(n, a), (a, y) -> polygamma(n + 1, a))
 relu(x::Dual) = DualNumbers.by_rule(x, relu, (a, y) -> ifelse(a > 0, one(a), zero(a)))
 include("ad/nesting.jl")
 
@@ -85,6 +87,7 @@ include("ad/control/checkpoint.jl")
 include("ad/control/custom.jl")
 include("ad/control/scan.jl")
 include("ad/control/cond.jl")
+include("ad/control/while_loop.jl")
 
 # Every function on tensors that the numpy engine's `ops` has, by its name there. Ops that are functions themselves are in
 # TABLE; here stand the others, and those that go by another name or convention in Julia.
@@ -108,7 +111,7 @@ end
 export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Program, Tape, Techniques, Generator
 export value, item, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
 export gradient, withgradient, grad, value_and_grad, vjp, jvp, vmap, jacobian, hessian, hvp, compile, gradcheck, AutoTwinGrad
-export stop_gradient, custom_rule, chain_rule, checkpoint, scan, branch
+export stop_gradient, custom_rule, chain_rule, checkpoint, scan, branch, while_loop
 export Dual, ForwardBuffers, derivative, forward_gradient, forward_gradient!, forward_jacobian, forward_jacobian!
 export run!, copy_columns!, poison!, source, diagnose, nbytes
 export logaddexp, sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
