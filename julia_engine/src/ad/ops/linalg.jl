@@ -133,7 +133,14 @@ stack_strides(m::Memory, stacked::Vector{Int}) =
 """The two first axes exchanged."""
 flipped(x::Tensor) = permuted(x, Int[2; 1; 3:ndims(x)])
 
-const MATMUL = register!(Op("matmul", infer_matmul; batch=trailing, forward=forward_matmul,
+function matmul_sparsity(inputs, attrs)
+    (a, b), dims = inputs, infer_matmul(inputs, attrs)[1]
+    made = reshape(positions(dims), (dims[1], 1, dims[2:end]...))  # rows, terms, columns
+    left, right = positions(a.dims), positions(b.dims)
+    return Any[paired(made, reshape(left, (a.dims[1:2]..., 1, a.dims[3:end]...))), paired(made, reshape(right, (1, b.dims...)))]
+end
+
+const MATMUL = register!(Op("matmul", infer_matmul; batch=trailing, sparsity=matmul_sparsity, forward=forward_matmul,
     backward=Any[(g, y, inputs, attrs) -> MATMUL(g, flipped(inputs[2])), (g, y, inputs, attrs) -> MATMUL(flipped(inputs[1]), g)],
     jvp=multilinear_jvp("matmul"), accepts=suits_blas,
     doc="matrix product over the first two axes, stacked over the others"))
@@ -323,7 +330,22 @@ function batch_einsum(op, count, mapped, inputs, attrs)
     return apply(op, inputs, attributes(:terms => terms, :result => [attrs.result; letter]))
 end
 
-const EINSUM = register!(Op("einsum", infer_einsum; batch=batch_einsum, forward=forward_einsum, backward=backward_einsum,
+function einsum_sparsity(inputs, attrs)
+    dims = infer_einsum(inputs, attrs)[1]
+    return Any[begin
+        # The letters of both: those of the result, then those of the term alone, which are summed over.
+        letters = [attrs.result; setdiff(term, attrs.result)]
+        place(letter, n) = reshape(0:n-1, ntuple(d -> letters[d] == letter ? n : 1, length(letters)))
+        steps = dense_strides(x.dims)
+        read = fill(1, ntuple(d -> 1, length(letters)))
+        for d in eachindex(term)
+            read = read .+ steps[d] .* place(term[d], x.dims[d])
+        end
+        paired(reshape(positions(dims), (dims..., ntuple(d -> 1, length(letters) - length(dims))...)), read)
+    end for (x, term) in zip(inputs, attrs.terms)]
+end
+
+const EINSUM = register!(Op("einsum", infer_einsum; batch=batch_einsum, sparsity=einsum_sparsity, forward=forward_einsum, backward=backward_einsum,
     jvp=multilinear_jvp("einsum"), attrs=[:terms, :result], doc="sum of products in Einstein notation"))
 
 const LETTERS = [collect('a':'z'); collect('A':'Z')]
