@@ -330,19 +330,16 @@ function batch_einsum(op, count, mapped, inputs, attrs)
     return apply(op, inputs, attributes(:terms => terms, :result => [attrs.result; letter]))
 end
 
-function einsum_sparsity(inputs, attrs)
-    dims = infer_einsum(inputs, attrs)[1]
-    return Any[begin
-        # The letters of both: those of the result, then those of the term alone, which are summed over.
-        letters = [attrs.result; setdiff(term, attrs.result)]
-        place(letter, n) = reshape(0:n-1, ntuple(d -> letters[d] == letter ? n : 1, length(letters)))
-        steps = dense_strides(x.dims)
-        read = fill(1, ntuple(d -> 1, length(letters)))
-        for d in eachindex(term)
-            read = read .+ steps[d] .* place(term[d], x.dims[d])
-        end
-        paired(reshape(positions(dims), (dims..., ntuple(d -> 1, length(letters) - length(dims))...)), read)
-    end for (x, term) in zip(inputs, attrs.terms)]
+einsum_sparsity(inputs, attrs) = Any[einsum_pairs(x, term, attrs.result, infer_einsum(inputs, attrs)[1])
+                                     for (x, term) in zip(inputs, attrs.terms)]
+
+function einsum_pairs(x::Tensor, term, result, dims::Vector{Int})
+    letters = [result; setdiff(term, result)]  # those of the result, then those of the term alone, which are summed over
+    read, steps = fill(1, ntuple(d -> 1, length(letters))), dense_strides(x.dims)
+    for (letter, n, step) in zip(term, x.dims, steps)
+        read = read .+ step .* reshape(0:n-1, ntuple(d -> letters[d] == letter ? n : 1, length(letters)))
+    end
+    return paired(reshape(positions(dims), (dims..., ntuple(d -> 1, length(letters) - length(dims))...)), read)
 end
 
 const EINSUM = register!(Op("einsum", infer_einsum; batch=batch_einsum, sparsity=einsum_sparsity, forward=forward_einsum, backward=backward_einsum,
