@@ -259,7 +259,7 @@ end
 function depending(name::String, e::Equation, y::Tensor, given::Vector{Union{Nothing,Dependence}})
     pairs = pairs_of(e)
     if pairs === nothing
-        columns = sort!(unique!(reduce(vcat, [reduce(vcat, d; init=Int[]) for d in given if d !== nothing])))
+        columns = joined_columns(Vector{Int}[columns for d in given if d !== nothing for columns in d])
         check_dependences(name, e, length(columns) * length(y))
         return Dependence(fill(columns, length(y)))
     end
@@ -271,10 +271,15 @@ function depending(name::String, e::Equation, y::Tensor, given::Vector{Union{Not
         end
     end
     all(isempty, from) && return nothing
-    found = Dependence([all(x -> x === parts[1], parts) ? parts[1] : sort!(unique!(reduce(vcat, parts)))
-                        for parts in (isempty(parts) ? [Int[]] : parts for parts in from)])
-    check_dependences(name, e, sum(length, found))
-    return found
+    check_dependences(name, e, sum(parts -> sum(Int[length(columns) for columns in parts]), from))
+    return Dependence(map(joined_columns, from))
+end
+
+"""All columns of these lists, ascending."""
+function joined_columns(parts::Vector{Vector{Int}})
+    isempty(parts) && return Int[]
+    all(x -> x === parts[1], parts) && return parts[1]
+    return unique!(sort!(reduce(vcat, parts)))
 end
 
 check_dependences(name::String, e::Equation, count::Int) = count <= MOST_DEPENDENCES || throw(ConfigurationError(
