@@ -83,7 +83,7 @@ def test_every_name_of_theirs_in_a_guide_exists(guide: str) -> None:
 
 def test_every_name_of_ours_in_the_guide_for_zygote_is_exported() -> None:
     source = "".join(path.read_text("utf-8") for path in (GUIDES["COMING_FROM_ZYGOTE"].parent / "src").glob("*.jl"))
-    exported = {name for names in re.findall(r"^export (.*)$", source, flags=re.MULTILINE) for name in names.split(", ")}
+    exported = set(", ".join(re.findall(r"^export (.*)$", source, flags=re.MULTILINE)).split(", "))
     ours = {name for _, names in names_of("COMING_FROM_ZYGOTE") for name in names}
     assert len(ours) > 15 and ours <= exported
 

@@ -263,8 +263,8 @@ class Julia(Tool):
             file, runs = _beside(task.module), Path(__file__).with_name("runs.jl")
             code = (
                 f"const FUNCTIONS = begin\n{file.read_text('utf-8')}\nend\n{runs.read_text('utf-8')}\n"
-                f"runs(FUNCTIONS.{task.function}, {len(task.arrays)}, !(:{task.function} in get(FUNCTIONS, :eager, ())), "
-                f"{KEPT})"
+                f"const COMPILED = !(:{task.function} in get(FUNCTIONS, :eager, ()))\n"
+                f"runs(FUNCTIONS.{task.function}, {len(task.arrays)}, COMPILED, {KEPT})"
             )
             self._known[key] = julia.function(code, replay=False, threads=self.threads)
         return _unpacked(self._known[key].value(task.min_runs, task.min_seconds, *task.arrays, *task.settings))

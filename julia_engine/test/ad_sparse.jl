@@ -84,17 +84,15 @@ end
     x = rand(rng, 12) .+ 0.5
     three(x) = reshape(x, 2, 3, 2)
     for f in (x -> reshape(x, 2, 6), x -> x[end:-1:1] .* 2, x -> gather(x, [4 4; 1 12]) .^ 2, x -> circshift(x, 5),
-            x -> ifelse.(true, x, 2 .* x), x -> [x; x[1:3]], x -> softmax(reshape(x, 4, 3); dims=1), x -> sum(three(x); dims=(1, 3)),
+            x -> choose(x .> 0, x, 2 .* x), x -> [x; x[1:3]], x -> softmax(reshape(x, 4, 3); dims=1), x -> sum(three(x); dims=(1, 3)),
             x -> vec(sum(three(x); dims=2)), x -> standardize(reshape(x, 4, 3); dims=2), x -> ones(2, 3) * reshape(x, 3, 4),
-            x -> matmul(three(x), ones(3, 5)), x -> einsum("ijk,kl->il", three(x), ones(2, 2)), x -> x[1:2, :] ,
+            x -> matmul(three(x), ones(3, 5)), x -> einsum("ijk,kl->il", three(x), ones(2, 2)),
             x -> einsum("iij->ij", reshape(x[1:8], 2, 2, 2)), x -> embedding(reshape(x, 3, 4), [3, 1, 3]), x -> permutedims(three(x), (3, 1, 2)),
-            x -> reshape(x, 3, 4) .+ x[1:3] .* x[4], x -> pad(x, (1, 2)), x -> Float32.(x) , x -> norm(x[1:3]) .* x[4:5])
-        hidden = Hidden(f)
-        message_of(() -> (jacobian(hidden, x); nothing)) == "" || continue
-        @test Matrix(sparsity(hidden, x)) == (jacobian(hidden, x) .!= 0)
+            x -> reshape(x, 3, 4) .+ x[1:3] .* x[4], x -> astype(x, Float32), x -> norm(x[1:3]) .* x[4:5])
+        @test Matrix(sparsity(Hidden(f), x)) == (jacobian(Hidden(f), x) .!= 0)
     end
     @test Matrix(sparsity(x -> cumsum(x), x)) == trues(12, 12)  # all of the axis
-    @test all(Matrix(sparsity(x -> x[sortperm_along(x)], x)))  # whichever may come
+    @test all(Matrix(sparsity(x -> x[sortperm_along(x, 1)], x)))  # whichever may come
     @test nnz(sparsity(x -> floor.(x) .+ stop_gradient(x), x)) == 0
     @test all(Matrix(sparsity(x -> reshape(x[1:9], 3, 3) \ ones(3), x))[:, 1:9])
 end

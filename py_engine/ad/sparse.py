@@ -180,8 +180,8 @@ def _scipy_sparse(name: str) -> Any:
 def _one_array(name: str, x: Any) -> Array:
     if inside_transform() or (isinstance(x, Tensor) and (x.data is None or x.requires_grad)):
         raise ConfigurationError(
-            f"{name}: a sparse matrix is no tensor, so that it cannot be computed inside another transform or a compiled "
-            "function; jacobian() and hessian() can"
+            f"{name}: a sparse matrix is no tensor, so that it cannot be computed inside another transform or a "
+            "compiled function; jacobian() and hessian() can"
         )
     if isinstance(x, (dict, tuple)):
         raise ShapeError(f"{name}: expected one array, got a {type(x).__name__}; join arrays with np.concatenate()")
@@ -438,8 +438,8 @@ def _of_equation(
 def _check_count(name: str, equation: Equation, count: int) -> None:
     if count > MOST:
         raise ConfigurationError(
-            f"{name}: by the op {described(equation)}, {count:,} derivatives may be other than zero, more than a sparse "
-            "matrix is good for; give the pattern, or use jacobian() or hessian()"
+            f"{name}: by the op {described(equation)}, {count:,} derivatives may be other than zero, more than a "
+            "sparse matrix is good for; give the pattern, or use jacobian() or hessian()"
         )
 
 

@@ -30,7 +30,7 @@ One operation. An op is callable with tensors, arrays and numbers.
   a last axis of samples, and so has the result. Most ops share the rule of a family (`trailing`, `by_samples` in
   below); an elementwise op needs none. `nothing`, or a rule that returns it: the op is applied sample by sample.
 - `sparsity(inputs, attrs)`: which elements of each input an element of the result may depend on: for each input positions in the
-  result and in the input, pair by pair, or `nothing` where it depends on none of it (see [`paired`](@ref)). Views and elementwise
+  result and in the input, pair by pair, or `nothing` where it depends on none of it. Views and elementwise
   ops need none; of others that lack it, or for which it gives `nothing`, each element depends on all.
 - `constant`: whether the result counts as a constant on purpose (a comparison, a random mask, the sign): a gradient ends
   there, and the op has no rules.
@@ -471,11 +471,14 @@ of_batch(attrs::Attributes, count::Int) =
 #
 # What the ops' `sparsity` is made of; see sparse.jl.
 
-"""An array of these dimensions whose elements are their own positions."""
-positions(dims::Vector{Int}) = reshape(collect(1:prod(dims)), dims...)
-
-"""Positions in the result and in an input, as arrays that broadcast, pair by pair."""
-paired(made, read) = (vec(broadcast((i, j) -> i, made, read)), vec(broadcast((i, j) -> j, made, read)))
+"""The positions, from `first` on, of elements that are so far apart along axes of these lengths, the first axis fastest."""
+function strided(dims::Vector{Int}, strides::Vector{Int}, first::Int=1)
+    found = Int[first]
+    for (n, step) in zip(dims, strides)
+        found = Int[p + k * step for p in found, k in 0:n-1][:]
+    end
+    return found
+end
 
 """The `sparsity` of an op of one input whose elements each depend on the one in their place."""
 one_to_one(inputs, attrs) = Any[(1:length(inputs[1]), 1:length(inputs[1]))]
@@ -490,9 +493,15 @@ over_axes(inputs, attrs) =
 
 function within_axes(inputs, axes::Vector{Int}, dims::Vector{Int})
     others = setdiff(eachindex(dims), axes)
-    order = Int[others; axes]
-    rows = prod(Int[dims[d] for d in others])
-    sorted(dims) = permutedims(positions(dims), order)
-    return Any[length(x) == 0 ? (Int[], Int[]) :
-        paired(reshape(sorted(dims), (rows, :, 1)), reshape(sorted(x.dims), (rows, 1, :))) for x in inputs]
+    none, here = zeros(Int, length(axes)), dense_strides(dims)
+    function pairs(x::Tensor)
+        there, whole = dense_strides(x.dims), Int[dims[others]; dims[axes]; x.dims[axes]]
+        return strided(whole, Int[here[others]; here[axes]; none]), strided(whole, Int[there[others]; none; there[axes]])
+    end
+    return Any[pairs(x) for x in inputs]
 end
+
+"""That of an elementwise op."""
+each_with_each(inputs, dims::Vector{Int}) = Any[
+    (1:prod(dims), strided(dims, Int[d <= ndims(x) && x.dims[d] == n ? dense_strides(x.dims)[d] : 0 for (d, n) in enumerate(dims)]))
+    for x in inputs]

@@ -31,7 +31,9 @@ entries too many, and never one too few.
 
     Matrix(sparsity(x -> x[2:end] .* x[1:end-1], ones(3))) == [true true false; false true true]
 """
-function sparsity(f, x)
+sparsity(f, x) = sparsity_of(f, x)
+
+function sparsity_of(@nospecialize(f), @nospecialize(x))
     check_plain("sparsity", x)
     rows, columns, dims = found_pattern("sparsity", f, x)
     return sparse_matrix(rows, columns, trues(length(rows)), dims)
@@ -51,7 +53,9 @@ memory, by as few products as its pattern allows. It stores all entries of the p
 
 Throws a `ConfigurationError` where the pattern misses an entry, and inside other transforms, where [`jacobian`](@ref) works.
 """
-function sparse_jacobian(f, x; pattern=nothing, mode=nothing)
+sparse_jacobian(f, x; pattern=nothing, mode=nothing) = sparse_jacobian_of(f, x, pattern, mode)
+
+function sparse_jacobian_of(@nospecialize(f), @nospecialize(x), @nospecialize(pattern), @nospecialize(mode))
     name = "sparse_jacobian"
     mode === nothing || Symbol(mode) in (:forward, :reverse) ||
         throw(ConfigurationError("$name: expected the mode :forward or :reverse, got $(repr(mode))"))
@@ -76,7 +80,9 @@ end
 All second derivatives of a scalar function of one array, a symmetric `SparseMatrixCSC`, forward over reverse. Of `pattern`, see
 [`sparse_jacobian`](@ref), one triangle is enough.
 """
-function sparse_hessian(f, x; pattern=nothing)
+sparse_hessian(f, x; pattern=nothing) = sparse_hessian_of(f, x, pattern)
+
+function sparse_hessian_of(@nospecialize(f), @nospecialize(x), @nospecialize(pattern))
     name, slope = "sparse_hessian", grad(f)
     call, dims = one_array_call(name, slope, x)
     rows, columns = pattern === nothing ? found_pattern(name, slope, x) : given_pattern(name, pattern, dims)
@@ -293,9 +299,9 @@ function pairs_of(e::Equation)
     op.several && return nothing
     dims = output(e).dims
     if op.view !== nothing
-        places = Memory(Array{Float64}(positions(inputs[1].dims)))
+        places = new_memory(Float64, inputs[1].dims)
+        copyto!(places.root, 1:length(places))
         return Any[(1:prod(dims), Int.(vec(array(compute(op, Memory[places], dims, Float64, attrs)))))]
     end
-    op.elementwise || return nothing
-    return Any[paired(positions(dims), reshape(positions(x.dims), ntuple(d -> size(x, d), length(dims)))) for x in inputs]
+    return op.elementwise ? each_with_each(inputs, dims) : nothing
 end

@@ -27,7 +27,8 @@ forward_scatter(p, out, inputs, attrs) =
 """The slices of an array at the positions of an index along an axis, or `nothing` where these aren't known."""
 function taken(dims::Vector{Int}, index::Tensor, axis::Int)
     index.data === nothing && return nothing
-    return vec(positions(dims)[ntuple(d -> d == axis ? value(index) : Colon(), length(dims))...])
+    before, n = prod(dims[1:axis-1]), dims[axis]
+    return Int[i + before * (k - 1) + before * n * j for i in 1:before, k in vec(value(index)), j in 0:prod(dims[axis+1:end])-1][:]
 end
 
 """The `sparsity` of a lookup along an axis; `back`: of adding what was looked up into an array of these dimensions."""

@@ -135,9 +135,11 @@ flipped(x::Tensor) = permuted(x, Int[2; 1; 3:ndims(x)])
 
 function matmul_sparsity(inputs, attrs)
     (a, b), dims = inputs, infer_matmul(inputs, attrs)[1]
-    made = reshape(positions(dims), (dims[1], 1, dims[2:end]...))  # rows, terms, columns
-    left, right = positions(a.dims), positions(b.dims)
-    return Any[paired(made, reshape(left, (a.dims[1:2]..., 1, a.dims[3:end]...))), paired(made, reshape(right, (1, b.dims...)))]
+    m, n, k, stacked = dims[1], dims[2], a.dims[2], dims[3:end]
+    whole = Int[m; n; k; stacked]
+    apart(x) = Int[d <= ndims(x) && x.dims[d] != 1 ? dense_strides(x.dims)[d] : 0 for d in 3:length(dims)]
+    made = strided(whole, Int[1; m; 0; dense_strides(dims)[3:end]])
+    return Any[(made, strided(whole, Int[1; 0; m; apart(a)])), (made, strided(whole, Int[0; k; 1; apart(b)]))]
 end
 
 const MATMUL = register!(Op("matmul", infer_matmul; batch=trailing, sparsity=matmul_sparsity, forward=forward_matmul,
@@ -334,12 +336,11 @@ einsum_sparsity(inputs, attrs) = Any[einsum_pairs(x, term, attrs.result, infer_e
                                      for (x, term) in zip(inputs, attrs.terms)]
 
 function einsum_pairs(x::Tensor, term, result, dims::Vector{Int})
-    letters = [result; setdiff(term, result)]  # those of the result, then those of the term alone, which are summed over
-    read, steps = fill(1, ntuple(d -> 1, length(letters))), dense_strides(x.dims)
-    for (letter, n, step) in zip(term, x.dims, steps)
-        read = read .+ step .* reshape(0:n-1, ntuple(d -> letters[d] == letter ? n : 1, length(letters)))
-    end
-    return paired(reshape(positions(dims), (dims..., ntuple(d -> 1, length(letters) - length(dims))...)), read)
+    alone = setdiff(term, result)  # the letters that are summed over
+    lengths = Int[x.dims[findfirst(==(letter), term)] for letter in alone]
+    apart(letter) = sum(Int[step for (other, step) in zip(term, dense_strides(x.dims)) if other == letter])
+    whole = Int[dims; lengths]
+    return strided(whole, Int[dense_strides(dims); zeros(Int, length(alone))]), strided(whole, map(apart, [result; alone]))
 end
 
 const EINSUM = register!(Op("einsum", infer_einsum; batch=batch_einsum, sparsity=einsum_sparsity, forward=forward_einsum, backward=backward_einsum,
