@@ -63,7 +63,7 @@ def missed(w: Any, slope: Slope) -> Any:
 
 
 def search(outer: Slope, inner: Slope) -> Callable[..., Any]:
-    """Gradient descent from w, at the rate that the last two gradients call for; a step that makes it worse is halved."""
+    """Gradient descent from w, at the rate that the last two gradients give; a step that makes it worse is halved."""
 
     def found(w: Any) -> Any:
         def value(w: Any) -> Any:
