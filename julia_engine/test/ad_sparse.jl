@@ -32,13 +32,14 @@ end
 @testset "Jacobians of any pattern" begin
     rng = MersenneTwister(seeded(81))
     for pattern in some_patterns(rng)
-        f, x = with_pattern(pattern, rng), randn(rng, size(pattern, 2))
+        f, x = Hidden(with_pattern(pattern, rng)), randn(rng, size(pattern, 2))
         dense = jacobian(f, x)
         @test Matrix(sparsity(f, x)) == pattern
-        for mode in (nothing, :forward, :reverse), given in (nothing, sparse(pattern), trues(size(pattern)))
-            found = sparse_jacobian(Hidden(f), x; pattern=given, mode=mode)
-            @test found isa SparseMatrixCSC{Float64,Int} && found ≈ dense
+        for mode in (nothing, :forward, :reverse), given in (nothing, sparsity(f, x))
+            found = sparse_jacobian(f, x; pattern=given, mode=mode)
+            @test found isa SparseMatrixCSC{Float64,Int} && Matrix(found) ≈ dense
         end
+        @test Matrix(sparse_jacobian(f, x; pattern=fill(true, size(pattern)))) ≈ dense
     end
 end
 
@@ -50,13 +51,15 @@ end
         weights = randn(rng, length(rows))
         f(x) = sum(sin.(gather(x, rows) .* weights) .* gather(x, columns) .^ 2)
         x = randn(rng, size(pattern, 1))
-        found = sparse_hessian(Hidden(f), x)
-        @test found ≈ hessian(Hidden(f), x) && issymmetric(found)
-        @test sparse_hessian(Hidden(f), x; pattern=UpperTriangular(pattern .| pattern' .| Matrix(I, size(pattern)...))) ≈ found
+        found = Matrix(sparse_hessian(Hidden(f), x))
+        @test found ≈ hessian(Hidden(f), x) && found == found'
+        triangle = [i <= j && (i == j || pattern[i, j] || pattern[j, i]) for i in eachindex(x), j in eachindex(x)]
+        @test Matrix(sparse_hessian(Hidden(f), x; pattern=triangle)) == found
     end
     x = randn(rng, 2000)
-    @test nnz(sparse_hessian(rosenbrock, x)) == 3 * 2000 - 2
-    @test sparse_hessian(rosenbrock, x) * ones(2000) ≈ hvp(rosenbrock, x, ones(2000))
+    found = sparse_hessian(Hidden(rosenbrock), x)
+    @test nnz(found) == 3 * 2000 - 2
+    @test found * ones(2000) ≈ hvp(Hidden(rosenbrock), x, ones(2000))
 end
 
 @testset "colours" begin
@@ -83,7 +86,7 @@ end
     rng = MersenneTwister(seeded(84))
     x = rand(rng, 12) .+ 0.5
     three(x) = reshape(x, 2, 3, 2)
-    for f in (x -> reshape(x, 2, 6), x -> x[end:-1:1] .* 2, x -> gather(x, [4 4; 1 12]) .^ 2, x -> circshift(x, 5),
+    for f in (x -> x[end:-1:1] .* 2, x -> gather(x, [4 4; 1 12]) .^ 2,
             x -> choose(x .> 0, x, 2 .* x), x -> [x; x[1:3]], x -> softmax(reshape(x, 4, 3); dims=1), x -> sum(three(x); dims=(1, 3)),
             x -> vec(sum(three(x); dims=2)), x -> standardize(reshape(x, 4, 3); dims=2), x -> ones(2, 3) * reshape(x, 3, 4),
             x -> matmul(three(x), ones(3, 5)), x -> einsum("ijk,kl->il", three(x), ones(2, 2)),
@@ -100,24 +103,24 @@ end
 @testset "a pattern that misses an entry is refused" begin
     rng = MersenneTwister(seeded(85))
     x = randn(rng, 30)
-    pattern = Matrix(sparsity(tridiagonal, x))
+    pattern = Matrix(sparsity(Hidden(tridiagonal), x))
     for mode in (:forward, :reverse), _ in 1:5
         lacking = copy(pattern)
         lacking[rand(rng, findall(pattern))] = false
-        @test occursin("the pattern misses an entry that is not zero, in ", message_of(() -> sparse_jacobian(tridiagonal, x; pattern=lacking, mode=mode)))
+        @test occursin("the pattern misses an entry that is not zero, in ", message_of(() -> sparse_jacobian(Hidden(tridiagonal), x; pattern=lacking, mode=mode)))
     end
-    @test occursin("sparse_hessian: the pattern misses", message_of(() -> sparse_hessian(rosenbrock, x; pattern=Matrix(I, 30, 30))))
+    @test occursin("sparse_hessian: the pattern misses", message_of(() -> sparse_hessian(Hidden(rosenbrock), x; pattern=Matrix(I, 30, 30))))
     lacking = copy(pattern)
     lacking[7, :] .= false
-    @test occursin("in row 7 (of 1 that are wrong)", message_of(() -> sparse_jacobian(tridiagonal, x; pattern=lacking, mode=:forward)))
+    @test occursin("in row 7 (of 1 that are wrong)", message_of(() -> sparse_jacobian(Hidden(tridiagonal), x; pattern=lacking, mode=:forward)))
 end
 
 @testset "Float32, other shapes and mistakes" begin
     x = rand(Float32, 20)
-    found = sparse_jacobian(tridiagonal, x)
-    @test found isa SparseMatrixCSC{Float32,Int} && found ≈ jacobian(tridiagonal, x)
-    square(x) = x' .* x
-    @test sparse_jacobian(square, rand(3, 3)) isa SparseMatrixCSC
+    found = sparse_jacobian(Hidden(tridiagonal), x)
+    @test found isa SparseMatrixCSC{Float32,Int} && Matrix(found) ≈ jacobian(Hidden(tridiagonal), x)
+    square = rand(3, 3)
+    @test Matrix(sparse_jacobian(x -> x' .* x, square)) ≈ jacobian(x -> x' .* x, square)
     @test size(sparse_jacobian(x -> x[1:0], ones(3))) == (0, 3)
     @test message_of(() -> sparse_jacobian(sin, ones(3); mode=:both)) == "sparse_jacobian: expected the mode :forward or :reverse, got :both"
     @test occursin("expected a pattern of size (3, 3), got one of size (2, 2)", message_of(() -> sparse_jacobian(x -> sin.(x), ones(3); pattern=trues(2, 2))))
