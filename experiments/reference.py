@@ -29,9 +29,9 @@ MODULES = (
 """Shown with what is inside them, but for those that begin with an exclamation mark."""
 
 
-_ALL = (
-    "What becomes on tensors of each function that asks its arguments for stand-ins. All others make arrays "
-    "(`numpy.zeros`), read files or change settings, and take no tensors."
+_NUMPY = (
+    "## numpy's functions\n\nWhat becomes on tensors of each function that asks its arguments for stand-ins. All others make arrays "
+    "(`numpy.zeros`), read files or change settings, and take no tensors.\n"
 )
 
 PAGES = Path(__file__).parent / "pages"
@@ -69,7 +69,7 @@ def build(folder: Path) -> Path:
     try:
         py_engine.__doc__ = f"{kept[0]}\n{tutorial.replace('```pycon', '```python')}"
         ops.__all__ = [name for name in vars(ops) if not name.startswith("_")]  # type: ignore[attr-defined]
-        ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}\n## numpy's functions\n\n{_ALL}\n\n{numpy_table()}"
+        ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}\n{_NUMPY}\n{numpy_table()}"
         spec.__doc__ = f"{kept[2]}\n## The table of layers\n\n{layer_table()}"
         folder.mkdir(parents=True, exist_ok=True)  # before the pages are made, which takes a while
         pdoc.render.configure(docformat="google", search=True, show_source=False, template_directory=PAGES)
