@@ -30,8 +30,8 @@ MODULES = (
 
 
 _NUMPY = (
-    "## numpy's functions\n\nWhat becomes on tensors of each function that asks its arguments for stand-ins. All others "
-    "make arrays (`numpy.zeros`), read files or change settings, and take no tensors.\n"
+    "## numpy's functions\n\nWhat becomes on tensors of each function that asks its arguments for stand-ins. All "
+    "others make arrays (`numpy.zeros`), read files or change settings, and take no tensors.\n"
 )
 
 PAGES = Path(__file__).parent / "pages"
