@@ -1007,7 +1007,7 @@ def gradbench(engine: str, threads: int) -> None:
     It answers GradBench's messages, one per line of standard input, on standard output, and is started by it:
     gradbench run --tool "twingrad gradbench --engine numpy" --eval ...
 
-    Modules: hello, lse, llsq and gmm. CONTRIBUTING.md says how to add one.
+    CONTRIBUTING.md says how to add a module.
     """
     from experiments.gradbench import protocol
 

@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from py_engine import ops
 from py_engine.ad.op import TABLE
 from py_engine.ad.operators import numpy_state
 
-__all__ = ["build", "layer_table", "numpy_table", "op_table"]
+__all__ = ["GUIDES", "build", "layer_table", "numpy_table", "op_table", "page_name"]
 
 MODULES = (
     *("py_engine", "py_engine.ad.ops", "!py_engine.ad.ops.", "py_engine.network", "py_engine.errors"),
@@ -28,8 +29,24 @@ MODULES = (
 """Shown with what is inside them, but for those that begin with an exclamation mark."""
 
 
+_NUMPY = (
+    "## numpy's functions\n\nWhat becomes on tensors of each function that asks its arguments for stand-ins. All "
+    "others make arrays (`numpy.zeros`), read files or change settings, and take no tensors.\n"
+)
+
 PAGES = Path(__file__).parent / "pages"
 """Templates in place of pdoc's own."""
+
+GUIDES = tuple(
+    Path(__file__).parent.parent / engine / f"COMING_FROM_{name}.md"
+    for engine, name in (
+        ("py_engine", "AUTOGRAD"),
+        ("py_engine", "JAX"),
+        ("py_engine", "PYTORCH"),
+        ("julia_engine", "ZYGOTE"),
+    )
+)
+"""Pages in Markdown for those who come from other libraries."""
 
 
 class DocumentationError(TwinGradError):
@@ -52,13 +69,15 @@ def build(folder: Path) -> Path:
     try:
         py_engine.__doc__ = f"{kept[0]}\n{tutorial.replace('```pycon', '```python')}"
         ops.__all__ = [name for name in vars(ops) if not name.startswith("_")]  # type: ignore[attr-defined]
-        ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}\n## numpy's functions\n\n{numpy_table()}"
+        ops.__doc__ = f"{kept[1]}\n## The table of ops\n\n{op_table()}\n{_NUMPY}\n{numpy_table()}"
         spec.__doc__ = f"{kept[2]}\n## The table of layers\n\n{layer_table()}"
         folder.mkdir(parents=True, exist_ok=True)  # before the pages are made, which takes a while
         pdoc.render.configure(docformat="google", search=True, show_source=False, template_directory=PAGES)
         warnings.filterwarnings("ignore", "Error parsing type annotation", module="pdoc")  # what only mypy can read
         with tempfile.TemporaryDirectory(prefix="twingrad-docs-") as made:
             pdoc.pdoc(*MODULES, output_directory=Path(made))
+            for guide in GUIDES:
+                (Path(made) / page_name(guide)).write_text(_guide(pdoc, guide), encoding="utf-8")
             for page in sorted(path for path in Path(made).rglob("*") if path.is_file()):
                 target = folder / page.relative_to(made)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +88,21 @@ def build(folder: Path) -> Path:
         py_engine.__doc__, ops.__doc__, spec.__doc__ = kept
         del ops.__all__  # type: ignore[attr-defined]
     return folder / "index.html"
+
+
+def page_name(guide: Path) -> str:
+    """The file of a guide's web page, such as `coming-from-jax.html`."""
+    return guide.stem.lower().replace("_", "-") + ".html"
+
+
+def _guide(pdoc: Any, path: Path) -> str:
+    """A guide as a web page."""
+    text = path.read_text(encoding="utf-8").replace("```pycon", "```python")
+    content = pdoc.render_helpers.to_html(text)
+    page: str = pdoc.render.env.get_template("guide.html.jinja2").render(
+        title=text.partition("\n")[0].removeprefix("# "), guide=content
+    )
+    return page
 
 
 def op_table() -> str:

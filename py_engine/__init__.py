@@ -17,6 +17,7 @@ from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.jacobian import hessian, hvp, jacobian
 from py_engine.ad.operators import tensor
 from py_engine.ad.reverse import topological_sort
+from py_engine.ad.sparse import sparse_hessian, sparse_jacobian, sparsity
 from py_engine.ad.state import no_grad, scope
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Tensor
@@ -44,6 +45,9 @@ __all__ = [
     "ops",
     "scan",
     "scope",
+    "sparse_hessian",
+    "sparse_jacobian",
+    "sparsity",
     "stop_gradient",
     "tensor",
     "topological_sort",

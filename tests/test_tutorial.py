@@ -22,6 +22,7 @@ from py_engine.ad.op import CONSTANT, TABLE
 from py_engine.errors import DTypeError
 
 TUTORIAL = Path(py_engine.__file__).with_name("TUTORIAL.md")
+GUIDES = {path.stem: path for path in reference.GUIDES}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", TUTORIAL.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 MODULES = sorted(module.name for module in pkgutil.walk_packages(py_engine.__path__, "py_engine."))
@@ -32,6 +33,59 @@ def test_the_examples_print_what_the_tutorial_says() -> None:
     result = doctest.testfile(str(TUTORIAL), module_relative=False, optionflags=doctest.ELLIPSIS, verbose=False)
     assert result.attempted > 30
     assert result.failed == 0
+
+
+OF_PYTHON = [name for name, path in GUIDES.items() if "```pycon" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("name", OF_PYTHON)
+def test_the_examples_of_the_guides_print_what_they_say(name: str) -> None:
+    result = doctest.testfile(str(GUIDES[name]), module_relative=False, optionflags=doctest.ELLIPSIS, verbose=False)
+    assert result.attempted > 5
+    assert result.failed == 0
+
+
+def names_of(guide: str) -> list[tuple[str, list[str]]]:
+    """The rows of a guide's table of names: theirs, and ours."""
+    rows = re.findall(r"^\| `([\w.@!]+)` \| (.*?) \|", GUIDES[guide].read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(rows) > 15 and len({theirs for theirs, _ in rows}) == len(rows)
+    return [(theirs, re.findall(r"`(.*?)`", ours)) for theirs, ours in rows]
+
+
+def found(name: str) -> object:
+    """What a dotted name stands for. Raises `ImportError` or `AttributeError`."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        with contextlib.suppress(ModuleNotFoundError):
+            thing: object = importlib.import_module(".".join(parts[:end]))
+            for part in parts[end:]:
+                thing = getattr(thing, part)
+            return thing
+    raise ImportError(name)
+
+
+@pytest.mark.parametrize("guide", OF_PYTHON)
+def test_every_name_of_ours_in_a_guide_exists(guide: str) -> None:
+    for _, ours in names_of(guide):
+        assert all(name.startswith("py_engine.") and found(name) is not None for name in ours)
+    with pytest.raises(AttributeError):
+        found("py_engine.no_such_thing")
+
+
+@pytest.mark.parametrize("guide", OF_PYTHON)
+def test_every_name_of_theirs_in_a_guide_exists(guide: str) -> None:
+    package = names_of(guide)[0][0].partition(".")[0]
+    pytest.importorskip(package)
+    for theirs, _ in names_of(guide):
+        assert theirs.startswith(f"{package}.")
+        found(theirs)
+
+
+def test_every_name_of_ours_in_the_guide_for_zygote_is_exported() -> None:
+    source = "".join(path.read_text("utf-8") for path in (GUIDES["COMING_FROM_ZYGOTE"].parent / "src").glob("*.jl"))
+    exported = set(", ".join(re.findall(r"^export (.*)$", source, flags=re.MULTILINE)).split(", "))
+    ours = {name for _, names in names_of("COMING_FROM_ZYGOTE") for name in names}
+    assert len(ours) > 15 and ours <= exported
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -64,6 +118,11 @@ def test_the_pages_show_the_tutorial_every_function_and_every_op(tmp_path: Path)
     network = (tmp_path / "pages" / "py_engine" / "network.html").read_text(encoding="utf-8")
     bases = re.findall(r"class\s+\w+\(py_engine\.network\.([a-z_]+\.\w+)", re.sub(r"<[^>]+>", "", network))
     assert set(bases) <= {"convolution.Windowed"}  # all others are on the page, with the arguments of who inherits them
+    for path in GUIDES.values():
+        page = (tmp_path / "pages" / reference.page_name(path)).read_text(encoding="utf-8")
+        title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        assert f">{title}<" in page and "<table>" in page and "What to look out for" in page
+        assert reference.page_name(path) in first.read_text(encoding="utf-8")
     assert "Tutorial" not in (py_engine.__doc__ or "")  # the docstring itself is as it was
     assert not hasattr(py_engine.ops, "__all__")
 

@@ -1,18 +1,22 @@
 """The tool's side of GradBench's protocol: one JSON message per line on standard input, one answer per line.
 
-`start` is answered with the tool's name, `define` with whether there is such a module, `evaluate` with the output and a
-timing for each run, `analysis` with nothing but its number.
+`start` is answered with the tool's name, `define` with whether the engine has such a module, `evaluate` with the output
+and timings, `analysis` with nothing but its number. A function is compiled when it is first evaluated for arguments of
+these shapes and settings, which is a timing of its own, `prepare`; each run is a timing `evaluate`. What was compiled
+serves later messages.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 import time
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TextIO
 
@@ -22,22 +26,16 @@ from numpy.typing import NDArray
 import py_engine as pe
 from bridge import julia
 from bridge.errors import TwinGradError, shown
+from experiments import gradbench
 from experiments.gradbench.values import InputError
 
-__all__ = ["ENGINES", "MODULES", "serve"]
+__all__ = ["ENGINES", "modules", "serve"]
 
 Array = NDArray[Any]
 Answer = dict[str, Any]
 
-_PACKAGE = "experiments.gradbench"
-MODULES = tuple(
-    sorted(
-        entry.name.removesuffix(".jl")
-        for entry in resources.files(_PACKAGE).iterdir()
-        if entry.name.endswith(".jl") and entry.name != "runs.jl"
-    )
-)
-"""Those that both engines have."""
+_OWN = ("protocol", "values")
+"""Files of the package that are no modules of GradBench."""
 
 
 class MessageError(TwinGradError):
@@ -97,7 +95,7 @@ def _answer(tool: Tool, message: Mapping[str, Any]) -> Answer:
         case "start":
             return {"tool": tool.name, "config": {"threads": tool.threads}}
         case "define":
-            return _guarded(lambda: {"success": bool(_module(message.get("module")))})
+            return _guarded(lambda: {"success": bool(tool.functions(_module(message.get("module"))))})
         case "evaluate":
             return _guarded(lambda: _evaluate(tool, message))
         case _:
@@ -115,21 +113,21 @@ def _guarded(work: Callable[[], Answer]) -> Answer:
 def _evaluate(tool: Tool, message: Mapping[str, Any]) -> Answer:
     name, given = str(message.get("function")), message.get("input")
     module = _module(message.get("module"))
-    if name not in module.FUNCTIONS:
-        raise MessageError(
-            f"module {message['module']} has no function {shown(name)}; it has {', '.join(module.FUNCTIONS)}"
-        )
+    functions = tool.functions(module)
+    if name not in functions:
+        raise MessageError(f"module {message['module']} has no function {shown(name)}; it has {', '.join(functions)}")
     options = given if isinstance(given, dict) else {}
     min_runs, min_seconds = (
         int(_least(options, "min_runs", 1, MOST_RUNS)),
         _least(options, "min_seconds", 0.0, MOST_SECONDS),
     )
     arrays, settings = module.read(given)
-    result, nanoseconds = tool.run(Task(message["module"], name, arrays, settings, min_runs, min_seconds))
-    if not all(np.isfinite(x).all() for x in result):
+    run = tool.run(Task(module, name, arrays, tuple(settings), min_runs, min_seconds))
+    if not all(np.isfinite(x).all() for x in run.result):
         raise InputError("the result is not finite, and JSON has no such numbers")
-    timings = [{"name": "evaluate", "nanoseconds": n} for n in nanoseconds]
-    return {"success": True, "output": module.write(result, given), "timings": timings}
+    timings = [{"name": "prepare", "nanoseconds": n} for n in run.preparation]
+    timings += [{"name": "evaluate", "nanoseconds": n} for n in run.nanoseconds]
+    return {"success": True, "output": module.write(run.result, given), "timings": timings}
 
 
 def _least(options: Mapping[str, Any], name: str, default: float, most: float) -> float:
@@ -139,10 +137,15 @@ def _least(options: Mapping[str, Any], name: str, default: float, most: float) -
     return float(found)
 
 
+def modules() -> list[str]:
+    """The modules that at least one engine has."""
+    return sorted(found.name for found in pkgutil.iter_modules(gradbench.__path__) if found.name not in _OWN)
+
+
 def _module(name: Any) -> ModuleType:
-    if name not in MODULES:
-        raise MessageError(f"there is no module {shown(name)} here; there are {', '.join(MODULES)}")
-    return importlib.import_module(f"{_PACKAGE}.{name}")
+    if name not in modules():
+        raise MessageError(f"there is no module {shown(name)} here; there are {', '.join(modules())}")
+    return importlib.import_module(f"{gradbench.__name__}.{name}")
 
 
 # Engines ----------------------------------------------------------------------------------------------------
@@ -152,12 +155,21 @@ def _module(name: Any) -> ModuleType:
 class Task:
     """A function of a module, what it is called with, and how often it runs at least and for how many seconds."""
 
-    module: str
+    module: ModuleType
     function: str
     arrays: Sequence[Array]
-    settings: Sequence[Any]
+    settings: tuple[Any, ...]
     min_runs: int
     min_seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result's arrays, the nanoseconds of each evaluation, and those of what was made before the first, if any."""
+
+    result: list[Array]
+    nanoseconds: list[int]
+    preparation: list[int]
 
 
 class Tool(ABC):
@@ -169,32 +181,67 @@ class Tool(ABC):
         self.threads = threads
 
     @abstractmethod
-    def run(self, task: Task) -> tuple[list[Array], list[int]]:
-        """Return the result's arrays, and the nanoseconds of each run."""
+    def functions(self, module: ModuleType) -> list[str]:
+        """Return the functions of a module that the engine has; raises `MessageError` where it has none."""
+
+    @abstractmethod
+    def run(self, task: Task) -> Run:
+        """Run a function."""
+
+
+KEPT = 4
+"""Compiled functions that are kept, the last ones: each holds the memory of one evaluation."""
 
 
 class Numpy(Tool):
-    """The numpy engine; the first run traces the function."""
+    """The numpy engine. Functions that a module names in `EAGER` run as they are, all others compiled."""
 
     name = "twingrad-numpy"
 
-    def run(self, task: Task) -> tuple[list[Array], list[int]]:
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self._known: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+
+    def functions(self, module: ModuleType) -> list[str]:
+        """See `Tool.functions`."""
+        found = [name for name, make in module.FUNCTIONS.items() if make is not None]
+        return found or _refuse(module, "Julia")
+
+    def run(self, task: Task) -> Run:
         """See `Tool.run`."""
         from threadpoolctl import threadpool_limits
 
-        make = _module(task.module).FUNCTIONS[task.function]
-        compiled = pe.compile(make(*task.settings))
         nanoseconds: list[int] = []
         with threadpool_limits(self.threads):
+            function, preparation = self._prepared(task)
             for _ in _runs(nanoseconds, task):
                 before = time.perf_counter_ns()
-                result = compiled(*task.arrays)
+                result = function(*task.arrays)
                 nanoseconds.append(time.perf_counter_ns() - before)
-        return list(result) if isinstance(result, tuple) else [result], nanoseconds
+        return Run(list(result) if isinstance(result, tuple) else [result], nanoseconds, preparation)
+
+    def _prepared(self, task: Task) -> tuple[Callable[..., Any], list[int]]:
+        """Return the function, and the time that its compilation took, if it was compiled now."""
+        key = task.module.__name__, task.function, task.settings, tuple(x.shape for x in task.arrays)
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key], []
+        function = task.module.FUNCTIONS[task.function](*task.settings)
+        if task.function in getattr(task.module, "EAGER", ()):
+            return function, []
+        before = time.perf_counter_ns()
+        compiled = pe.compile(function)
+        compiled(*task.arrays)
+        preparation = time.perf_counter_ns() - before
+        self._known[key] = compiled
+        if len(self._known) > KEPT:
+            self._known.popitem(last=False)
+        return compiled, [preparation]
 
 
 class Julia(Tool):
-    """The Julia engine, in this process; times are taken in Julia, and the first run traces and compiles."""
+    """The Julia engine, in this process; times are taken in Julia. Functions that the module's Julia file names in
+    `eager` run as they are, all others compiled."""
 
     name = "twingrad-julia"
 
@@ -205,20 +252,31 @@ class Julia(Tool):
         load_engine(threads)  # a Julia that isn't there is told of at once
         self._known: dict[tuple[str, str, int], Any] = {}
 
-    def run(self, task: Task) -> tuple[list[Array], list[int]]:
+    def functions(self, module: ModuleType) -> list[str]:
+        """See `Tool.functions`."""
+        return list(module.FUNCTIONS) if _beside(module).is_file() else _refuse(module, "numpy")
+
+    def run(self, task: Task) -> Run:
         """See `Tool.run`."""
-        key = (task.module, task.function, len(task.arrays))
+        key = (task.module.__name__, task.function, len(task.arrays))
         if key not in self._known:
+            file, runs = _beside(task.module), Path(__file__).with_name("runs.jl")
             code = (
-                f"const FUNCTIONS = begin\n{_source(task.module)}\nend\n{_source('runs')}\n"
-                f"runs(FUNCTIONS.{task.function}, {len(task.arrays)})"
+                f"const FUNCTIONS = begin\n{file.read_text('utf-8')}\nend\n{runs.read_text('utf-8')}\n"
+                f"const COMPILED = !(:{task.function} in get(FUNCTIONS, :eager, ()))\n"
+                f"runs(FUNCTIONS.{task.function}, {len(task.arrays)}, COMPILED, {KEPT})"
             )
             self._known[key] = julia.function(code, replay=False, threads=self.threads)
         return _unpacked(self._known[key].value(task.min_runs, task.min_seconds, *task.arrays, *task.settings))
 
 
-def _source(name: str) -> str:
-    return (resources.files(_PACKAGE) / f"{name}.jl").read_text(encoding="utf-8")
+def _beside(module: ModuleType) -> Path:
+    """The file of a module for the Julia engine."""
+    return Path(str(module.__file__)).with_suffix(".jl")
+
+
+def _refuse(module: ModuleType, only: str) -> list[str]:
+    raise MessageError(f"the module {shown(module.__name__.rpartition('.')[2])} is for the {only} engine only")
 
 
 def _runs(done: Sequence[int], task: Task) -> Iterator[None]:
@@ -228,11 +286,11 @@ def _runs(done: Sequence[int], task: Task) -> Iterator[None]:
         total += done[-1]
 
 
-def _unpacked(packed: Array) -> tuple[list[Array], list[int]]:
-    """Take apart what runs.jl has put together: the number of runs, their times, then each array with its size."""
-    count = int(packed[0])
-    nanoseconds = [int(n) for n in packed[1 : 1 + count]]
-    arrays, at = [], 1 + count
+def _unpacked(packed: Array) -> Run:
+    """Take apart what runs.jl has put together: numbers of times, and times, twice; then each array with its size."""
+    preparation, at = _counted(packed, 0)
+    nanoseconds, at = _counted(packed, at)
+    arrays = []
     while at < len(packed):
         axes = int(packed[at])
         shape = tuple(int(n) for n in packed[at + 1 : at + 1 + axes][::-1])
@@ -240,7 +298,13 @@ def _unpacked(packed: Array) -> tuple[list[Array], list[int]]:
         size = int(np.prod(shape, dtype=int))
         arrays.append(packed[at : at + size].reshape(shape))
         at += size
-    return arrays, nanoseconds
+    return Run(arrays, nanoseconds, preparation)
+
+
+def _counted(packed: Array, at: int) -> tuple[list[int], int]:
+    """Return as many numbers as the one here says, and where they end."""
+    end = at + 1 + int(packed[at])
+    return [int(n) for n in packed[at + 1 : end]], end
 
 
 ENGINES: dict[str, type[Tool]] = {"numpy": Numpy, "julia": Julia}

@@ -64,6 +64,7 @@ include("ad/forward.jl")
 include("ad/transforms.jl")
 include("ad/vmap.jl")
 include("ad/jacobian.jl")
+include("ad/sparse.jl")
 include("ad/gradcheck.jl")
 include("ad/dual_numbers.jl")
 using .DualNumbers
@@ -110,7 +111,7 @@ end
 
 export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Program, Tape, Techniques, Generator
 export value, item, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
-export gradient, withgradient, grad, value_and_grad, vjp, jvp, vmap, jacobian, hessian, hvp, compile, gradcheck, AutoTwinGrad
+export gradient, withgradient, grad, value_and_grad, vjp, jvp, vmap, jacobian, hessian, hvp, sparsity, sparse_jacobian, sparse_hessian, compile, gradcheck, AutoTwinGrad
 export stop_gradient, custom_rule, chain_rule, checkpoint, scan, branch, while_loop
 export Dual, ForwardBuffers, derivative, forward_gradient, forward_gradient!, forward_jacobian, forward_jacobian!
 export run!, copy_columns!, poison!, source, diagnose, nbytes

@@ -63,8 +63,8 @@ end
     @test no_grad(() -> x .* 2).requires_grad == false && (x .* 2).requires_grad
 end
 
-@testset "the README's examples run" begin
-    text = read(joinpath(@__DIR__, "..", "README.md"), String)
+@testset "the examples of $name run" for name in ("README.md", "COMING_FROM_ZYGOTE.md")
+    text = read(joinpath(@__DIR__, "..", name), String)
     blocks = [m.captures[1] for m in eachmatch(r"```julia\n(.*?)```"s, text)]
     @test !isempty(blocks)
     for block in blocks

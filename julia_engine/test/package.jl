@@ -56,6 +56,8 @@ end
     used = Set{String}()
     for (folder, _, files) in walkdir(joinpath(PACKAGE, "src")), file in files
         for line in eachline(joinpath(folder, file))
+            late = match(r"PkgId\(.*, \"(\w+)\"\)", line)  # loaded where it is first needed
+            late === nothing || push!(used, late[1])
             match(r"^(using|import) [A-Z]", line) === nothing && continue
             for name in split(split(replace(line, r"^(using|import) " => ""), ':')[1], ',')
                 push!(used, split(strip(name), '.')[1])

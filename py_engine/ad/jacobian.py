@@ -153,7 +153,7 @@ def _blocks(
         stop = min(start + chunk, ends[-1])
         which = tuple(i for i, x in enumerate(given) if x.size and ends[i] < stop and ends[i + 1] > start)
         if which not in programs:
-            programs[which] = _derivative(call, forward, [given[i] for i in which])
+            programs[which] = derivative_program(call, forward, [given[i] for i in which])
         units = [_unit_vectors(given[i], start - ends[i], stop - start) for i in which]
         results, mapped = batched(programs[which], stop - start, units, [True] * len(units))
         for vectors, y, m in zip(passes, results, mapped, strict=True):
@@ -173,7 +173,7 @@ def _blocks(
     }
 
 
-def _derivative(call: Linearized, forward: bool, given: Sequence[Tensor]) -> Program:
+def derivative_program(call: Linearized, forward: bool, given: Sequence[Tensor]) -> Program:
     """Return the program from tangents of `given` variables to those of the outputs, or from cotangents of `given`
     outputs to those of the variables; what it reads of the graph are its constants."""
     own = [Tensor.symbol(x.shape, x.dtype) for x in given]

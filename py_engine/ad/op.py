@@ -11,6 +11,7 @@ else, and allocates as little as numpy allows.  `out` may be the memory of an in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
@@ -34,6 +35,7 @@ Partial: TypeAlias = "Tensor | float | tuple[Tensor, Tensor]"
 Call: TypeAlias = "partial[Any]"
 Scratch: TypeAlias = Callable[[Shape, Any], Array]
 Batch: TypeAlias = "Callable[[Op, int, Sequence[bool], Sequence[Tensor], Mapping[str, Any]], Any]"
+Sparsity: TypeAlias = "Callable[..., Sequence[tuple[Array, Array] | None] | None]"
 Check: TypeAlias = "tuple[Op, tuple[Tensor, ...], Mapping[str, Any]]"
 Simplify: TypeAlias = "Callable[[Equation, Mapping[int, Equation]], Tensor | Equation | None]"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -84,6 +86,11 @@ class Op:
             them and, as a second list, which of them have that axis. Most ops share the rule of a family (`leading`,
             `along_axes`, `by_samples` in `ops/shape.py`); an elementwise op needs none. None, or a rule that returns
             None, applies the op sample by sample, see `vmap.ONE_BY_ONE`.
+        sparsity: `sparsity(*inputs, **attrs)` tells which elements of each input an element of the result may depend
+            on: for each input, flat positions in the result and in the input, pair by pair (two arrays that broadcast
+            together), or None where it depends on none of it. Views, elementwise ops, and those batched `along_axes`
+            need none; of others that lack it, or for which it gives None, each element depends on all, see
+            `ad.sparse`.
         constant: whether the result counts as a constant on purpose (a comparison, a random mask): a
             gradient ends there, and the op has no rules.
         overwrites: the inputs whose memory `out` may be.
@@ -144,6 +151,7 @@ class Op:
     narrow: Callable[..., Mapping[str, Any]] | None = None
     jvp: Callable[..., Any] | None = None
     batch: Batch | None = None
+    sparsity: Sparsity | None = None
     constant: bool = False
     overwrites: tuple[int, ...] = ()
     elementwise: bool = False
@@ -485,6 +493,16 @@ class Equation:
 def nbytes(x: Tensor) -> int:
     """Return the bytes of a tensor's elements."""
     return x.size * x.dtype.itemsize
+
+
+def numbered(shape: Shape) -> Array:
+    """Return an array of this shape whose elements are their own flat positions."""
+    return np.arange(math.prod(shape)).reshape(shape)
+
+
+def one_to_one(x: Tensor, **attrs: Any) -> list[tuple[Array, Array]]:
+    """The `sparsity` of an op of one input whose elements each depend on the one in their place."""
+    return [(numbered(x.shape), numbered(x.shape))]
 
 
 def per_element(count: int) -> Callable[..., int]:

@@ -44,6 +44,8 @@ def evaluation(module: str, function: str, given: object) -> dict:
 
 LINE = {"x": [0.1, -0.2, 0.3], "n": 16}
 MIDDLE = {"x": [0.1, -0.2, 0.3], "n": 99}  # with a point at 0, to which np.linspace gives a sign
+POINTS = np.random.default_rng(6).uniform(size=(30, 3))
+CLUSTERS = {"points": POINTS.tolist(), "centroids": POINTS[:4].tolist()}
 NUMBERS = {"x": [1.0, 2.0, 3.5, 1000.0]}
 MESSAGES = [
     {"kind": "start", "eval": "hello", "config": {}},
@@ -77,6 +79,12 @@ MESSAGES = [
     evaluation("lse", "primal", {"x": ["1", "2"]}),
     evaluation("lse", "primal", {"x": [10**400]}),
     evaluation("hello", "square", 10**400),
+    {"kind": "define", "module": "particle"},
+    evaluation("particle", "rr", {"w": 0.2072}),
+    evaluation("kmeans", "cost", CLUSTERS),
+    evaluation("kmeans", "dir", {**CLUSTERS, "min_runs": 2}),
+    evaluation("kmeans", "dir", {**CLUSTERS, "min_runs": 2}),
+    evaluation("kmeans", "dir", {**CLUSTERS, "centroids": [[0.5]]}),
 ]
 
 
@@ -94,18 +102,48 @@ def answers(request) -> list[dict]:
     return found
 
 
+def names(answer: dict) -> list[str]:
+    assert all(isinstance(t["nanoseconds"], int) for t in answer["timings"])
+    return [t["name"] for t in answer["timings"]]
+
+
 def test_start_and_define_say_what_there_is(answers):
     assert answers[0]["tool"].startswith("twingrad-")
     assert answers[1] == {"id": 1, "success": True}
     assert not answers[2]["success"]
-    assert "there are gmm, hello, llsq, lse" in answers[2]["error"]
+    assert f"there are {', '.join(protocol.modules())}" in answers[2]["error"]
 
 
-def test_each_run_has_a_timing(answers):
-    assert [len(answers[i]["timings"]) for i in (3, 6)] == [1, 3]
+def test_a_module_of_one_engine_is_refused_by_the_other(answers):
+    if answers[0]["tool"] == "twingrad-numpy":
+        assert answers[31] == {"id": 31, "success": True}
+        assert answers[32]["output"] == pytest.approx(0.20719, abs=1e-4)  # GradBench's own expectation
+        assert names(answers[32]) == ["evaluate"]  # it is not compiled
+    else:
+        assert all(not a["success"] and "'particle' is for the numpy engine only" in a["error"] for a in answers[31:33])
+
+
+def test_each_run_has_a_timing_and_the_preparation_one_of_its_own(answers):
+    assert names(answers[3]) == ["prepare", "evaluate"]
+    assert names(answers[6]) == ["prepare", *["evaluate"] * 3]
     timings = answers[8]["timings"]
-    assert sum(t["nanoseconds"] for t in timings) >= 1e7
-    assert all(t["name"] == "evaluate" and isinstance(t["nanoseconds"], int) for t in timings)
+    assert sum(t["nanoseconds"] for t in timings if t["name"] == "evaluate") >= 1e7
+    assert names(answers[8])[0] == "prepare" and set(names(answers[8])[1:]) == {"evaluate"}
+
+
+def test_what_was_compiled_serves_later_messages(answers):
+    assert names(answers[34]) == ["prepare", "evaluate", "evaluate"]
+    assert names(answers[35]) == ["evaluate", "evaluate"]
+    assert answers[35]["output"] == answers[34]["output"]
+
+
+def test_kmeans_is_its_closed_form(answers):
+    centroids = POINTS[:4]
+    away = np.sum((POINTS[:, None] - centroids) ** 2, axis=2)
+    nearest = np.argmin(away, axis=1)
+    assert answers[33]["output"] == pytest.approx(np.sum(np.min(away, axis=1)))
+    means = np.stack([POINTS[nearest == j].mean(axis=0) for j in range(4)])
+    np.testing.assert_allclose(answers[34]["output"], centroids - means, rtol=1e-8, atol=1e-12)
 
 
 def test_hello_lse_and_llsq_are_their_closed_forms(answers):
@@ -185,6 +223,7 @@ def test_an_analysis_is_acknowledged(answers):
         (28, "x: expected an array of numbers with 1 axes, found other things in it"),
         (29, "x: expected an array of numbers with 1 axes (int too large"),
         (30, "the input: int too large"),
+        (36, "points of shape (30, 3) and centroids of shape (1, 1) do not fit"),
     ],
 )
 def test_a_wrong_input_is_told_of_and_the_conversation_goes_on(answers, place, message):
@@ -221,3 +260,70 @@ def test_it_waits_for_messages_that_come_one_by_one(engine, request):
             time.sleep(0.2 * i)  # with nothing to read yet
             print(json.dumps({"id": i, "kind": "define", "module": "lse"}), file=tool.stdin, flush=True)
             assert json.loads(tool.stdout.readline()) == {"id": i, "success": True}
+
+
+MODULE = """
+def read(given):
+    return [np.array(given)], ()
+
+
+def write(result, given):
+    return float(result[0])
+
+
+def cube():
+    return lambda x: x**3
+
+
+def falling():
+    return lambda x: x if x < 0 else falling()(x - 1)  # which cannot be compiled
+
+
+FUNCTIONS = {"cube": cube, "falling": falling, "of_julia": None}
+EAGER = ("falling",)
+"""
+
+
+@pytest.fixture
+def new_module(tmp_path, monkeypatch):
+    """A module that is added for a moment, `cubes`."""
+    (tmp_path / "cubes.py").write_text(f"import numpy as np\n{MODULE}", "utf-8")
+    monkeypatch.setattr(protocol.gradbench, "__path__", [*protocol.gradbench.__path__, str(tmp_path)])
+    yield "cubes"
+    sys.modules.pop("experiments.gradbench.cubes", None)
+
+
+def conversation(messages: list[dict]) -> list[dict]:
+    out = io.StringIO()
+    protocol.serve("numpy", [json.dumps({"id": i, **message}) for i, message in enumerate(messages)], out)
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_a_module_is_a_file_and_its_functions_may_run_eagerly(new_module):
+    cubes = conversation(
+        [
+            {"kind": "define", "module": new_module},
+            evaluation(new_module, "cube", 2.0),
+            evaluation(new_module, "cube", 3.0),
+            evaluation(new_module, "falling", 2.5),
+            evaluation(new_module, "of_julia", 2.5),
+        ]
+    )
+    assert cubes[0] == {"id": 0, "success": True}
+    assert [answer["output"] for answer in cubes[1:4]] == [8.0, 27.0, -0.5]
+    assert [names(answer) for answer in cubes[1:4]] == [["prepare", "evaluate"], ["evaluate"], ["evaluate"]]
+    assert "has no function 'of_julia'; it has cube, falling" in cubes[4]["error"]
+
+
+def test_a_module_without_functions_for_numpy_is_julias_only(new_module, monkeypatch):
+    module = protocol._module(new_module)
+    monkeypatch.setattr(module, "FUNCTIONS", {"cube": None})
+    (answer,) = conversation([{"kind": "define", "module": new_module}])
+    assert not answer["success"] and "'cubes' is for the Julia engine only" in answer["error"]
+
+
+def test_only_the_last_compiled_functions_are_kept(new_module):
+    tool = protocol.Numpy(1)
+    for n in range(protocol.KEPT + 2):
+        protocol._evaluate(tool, {"module": "lse", "function": "primal", "input": {"x": [1.0] * (n + 1)}})
+    assert len(tool._known) == protocol.KEPT

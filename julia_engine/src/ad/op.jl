@@ -29,6 +29,9 @@ One operation. An op is callable with tensors, arrays and numbers.
 - `batch(op, count, mapped, inputs, attrs)`: the op on `count` samples at once, written in ops: each input that is `mapped` has
   a last axis of samples, and so has the result. Most ops share the rule of a family (`trailing`, `by_samples` in
   below); an elementwise op needs none. `nothing`, or a rule that returns it: the op is applied sample by sample.
+- `sparsity(inputs, attrs)`: which elements of each input an element of the result may depend on: for each input positions in the
+  result and in the input, pair by pair, or `nothing` where it depends on none of it. Views and elementwise
+  ops need none; of others that lack it, or for which it gives `nothing`, each element depends on all.
 - `constant`: whether the result counts as a constant on purpose (a comparison, a random mask, the sign): a gradient ends
   there, and the op has no rules.
 - `overwrites`: the inputs whose memory `out` may be.
@@ -58,6 +61,7 @@ struct Op <: Operator
     backward!::Union{Nothing,Function,Vector{Any}}
     jvp::Union{Nothing,Function}
     batch::Union{Nothing,Function}
+    sparsity::Union{Nothing,Function}
     constant::Bool
     overwrites::Vector{Int}
     elementwise::Bool
@@ -75,10 +79,10 @@ struct Op <: Operator
 end
 
 function Op(name::String, infer::Function; several::Bool=false, narrow=nothing, forward=nothing, view=nothing, backward=nothing,
-        jvp=nothing, batch=nothing, constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing,
+        jvp=nothing, batch=nothing, sparsity=nothing, constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing,
         simplify=nothing, scalar=nothing, random::Bool=false, couples_batch::Bool=false, functions=(), derivatives=(),
         fuses::String="", attrs::Vector{Symbol}=Symbol[], doc::String="")
-    return Op(name, infer, several, narrow, forward, view, backward, jvp, batch, constant, overwrites, elementwise, accepts, simplify,
+    return Op(name, infer, several, narrow, forward, view, backward, jvp, batch, sparsity, constant, overwrites, elementwise, accepts, simplify,
         scalar, random, couples_batch, collect(Any, functions), collect(Any, derivatives), fuses, attrs, doc, Dict{Int,Matrix{Bool}}())
 end
 
@@ -462,3 +466,42 @@ in_batches(y::Tensor, count::Int) = reshape_to(y, Int[y.dims[1:end-1]; count == 
 """The attributes of an op for a larger batch: its result's dimensions are among them where the inputs do not tell."""
 of_batch(attrs::Attributes, count::Int) =
     has_attribute(attrs, :dims) ? changed(attrs, :dims => Int[attrs.dims[1:end-1]; attrs.dims[end] * count]) : attrs
+
+# Which elements depend on which -------------------------------------------------------------------------------------
+#
+# What the ops' `sparsity` is made of; see sparse.jl.
+
+"""The positions, from `first` on, of elements that are so far apart along axes of these lengths, the first axis fastest."""
+function strided(dims::Vector{Int}, strides::Vector{Int}, first::Int=1)
+    found = Int[first]
+    for (n, step) in zip(dims, strides)
+        found = Int[p + k * step for p in found, k in 0:n-1][:]
+    end
+    return found
+end
+
+"""The `sparsity` of an op of one input whose elements each depend on the one in their place."""
+one_to_one(inputs, attrs) = Any[(1:length(inputs[1]), 1:length(inputs[1]))]
+
+"""That of an op whose elements each depend on all that differ from them along its `axes`, or its `axis`, alone."""
+along_axes(inputs, attrs) =
+    within_axes(inputs, has_attribute(attrs, :axes) ? attrs.axes : Int[attrs.axis], inputs[1].dims)
+
+"""The same where the result has these axes with length one, or not at all."""
+over_axes(inputs, attrs) =
+    within_axes(inputs, attrs.axes, Int[d in attrs.axes ? 1 : n for (d, n) in enumerate(inputs[1].dims)])
+
+function within_axes(inputs, axes::Vector{Int}, dims::Vector{Int})
+    others = setdiff(eachindex(dims), axes)
+    none, here = zeros(Int, length(axes)), dense_strides(dims)
+    function pairs(x::Tensor)
+        there, whole = dense_strides(x.dims), Int[dims[others]; dims[axes]; x.dims[axes]]
+        return strided(whole, Int[here[others]; here[axes]; none]), strided(whole, Int[there[others]; none; there[axes]])
+    end
+    return Any[pairs(x) for x in inputs]
+end
+
+"""That of an elementwise op."""
+each_with_each(inputs, dims::Vector{Int}) = Any[
+    (1:prod(dims), strided(dims, Int[d <= ndims(x) && x.dims[d] == n ? dense_strides(x.dims)[d] : 0 for (d, n) in enumerate(dims)]))
+    for x in inputs]

@@ -34,6 +34,7 @@ from py_engine.ad.op import (
     define,
     float_only,
     multilinear_jvp,
+    numbered,
 )
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import add_into, all_mapped, for_each, in_batches, moveaxis, pad, reshape
@@ -537,6 +538,20 @@ def _conv_flops(
     return 2 * samples * filters * channels * pairs
 
 
+def _conv_sparsity(
+    found: Shape, lengths: Shape, weight: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
+) -> tuple[Array, Array]:
+    """Return, window by window, the positions in conv's result (N, F, *outputs) and in its input (N, C, *lengths)."""
+    per_group, kernel, axes = weight[1], weight[2:], len(stride)
+    given = np.pad(numbered((found[0], per_group * groups, *lengths)), ((0, 0), (0, 0), *padding), constant_values=-1)
+    windows = window_view(given, kernel, found[2:], stride, dilation)  # (N, C, *kernel, *outputs)
+    read = windows.reshape(found[0], groups, 1, per_group, *kernel, *found[2:])
+    made = numbered(found).reshape(found[0], groups, weight[0] // groups, 1, *[1] * axes, *found[2:])
+    made, read = np.broadcast_arrays(made, read)
+    inside = read >= 0  # not padding
+    return made[inside], read[inside]
+
+
 CONV: Op = define(
     name="conv",
     infer=_infer_conv,
@@ -549,6 +564,11 @@ CONV: Op = define(
     flops=lambda x, weight, **at: _conv_flops(x.shape[0], x.shape[2:], weight.shape, **at),
     product=True,
     batch=_batch_by_weight,
+    sparsity=lambda x, weight, **at: (
+        None
+        if weight.data is None
+        else [_conv_sparsity(_infer_conv(x, weight, **at)[0], x.shape[2:], weight.shape, **at), None]
+    ),
     doc="cross-correlation over the spatial axes, channels first",
 )
 CONV_INPUT_GRADIENT: Op = define(
@@ -563,6 +583,9 @@ CONV_INPUT_GRADIENT: Op = define(
     flops=lambda g, weight, lengths, **at: _conv_flops(g.shape[0], lengths, weight.shape, **at),
     product=True,
     batch=_batch_by_weight,
+    sparsity=lambda g, weight, lengths, **at: (
+        None if weight.data is None else [_conv_sparsity(g.shape, lengths, weight.shape, **at)[::-1], None]
+    ),
     doc="gradient of conv by its input: the transposed convolution",
 )
 CONV_WEIGHT_GRADIENT: Op = define(

@@ -39,6 +39,7 @@ from py_engine.ad.op import (
     infer_number,
     infer_same,
     no_gradient,
+    one_to_one,
     register,
 )
 from py_engine.ad.ops.arguments import UFUNC_DEFAULTS, as_dtype, refuse, whole
@@ -656,6 +657,7 @@ ASTYPE: Op = define(
     vjp=(lambda g, y, x, dtype: astype(g, x.dtype),),
     jvp=lambda t, y, x, dtype: astype(t[0], dtype),
     batch=leading,
+    sparsity=one_to_one,
     scalar=lambda equation: "1.0 if {0} else 0.0" if equation.output.dtype in FLOATS else "{0} != 0.0",
     flops=lambda x, dtype: 0,
     doc="convert to another dtype",

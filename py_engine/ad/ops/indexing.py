@@ -28,6 +28,7 @@ from py_engine.ad.op import (
     implements,
     nbytes,
     no_gradient,
+    numbered,
     per_element,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, whole
@@ -194,6 +195,16 @@ def _pull_scatter(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> 
     return [GATHER(g, *arrays, pattern=node.attrs["pattern"]), *[None] * len(arrays)]
 
 
+def _moved(
+    taken: Array, shape: Shape, arrays: Sequence[Tensor], pattern: Pattern, back: bool = False
+) -> list[tuple[Array, Array] | None] | None:
+    """See `Op.sparsity`: the positions of what is taken from an array of this shape, or, `back`, added into one."""
+    if any(a.data is None for a in arrays):
+        return None
+    places = _found(numbered(shape), [a.numpy() for a in arrays], pattern, "")
+    return [(places, taken) if back else (taken, places), *[None] * len(arrays)]
+
+
 GATHER: Op = define(
     name="gather",
     infer=lambda x, *arrays, pattern: (_result_shape(x, arrays, pattern), x.dtype),
@@ -208,6 +219,7 @@ GATHER: Op = define(
     ),
     skipped=lambda x, *arrays, pattern: 1,
     batch=_batch_gather,
+    sparsity=lambda x, *arrays, pattern: _moved(numbered(_result_shape(x, arrays, pattern)), x.shape, arrays, pattern),
     doc="indexing with integer arrays",
 )
 SCATTER: Op = define(
@@ -222,6 +234,7 @@ SCATTER: Op = define(
     skipped=lambda g, *arrays, pattern, shape: 1,
     unread=lambda g, *arrays, pattern, shape: 1,
     batch=_batch_scatter,
+    sparsity=lambda g, *arrays, pattern, shape: _moved(numbered(g.shape), shape, arrays, pattern, back=True),
     doc="elements added into an array of zeros at positions given by integer arrays",
 )
 
@@ -530,6 +543,9 @@ EMBEDDING: Op = define(
     accepts=c_ordered,
     checks=lambda weight, ids, padding_index: ids_checked(ids, weight.shape[0]),
     flops=per_element(0),
+    sparsity=lambda weight, ids, padding_index: _moved(
+        numbered((*ids.shape, weight.shape[1])), weight.shape, (ids,), (ARRAY,)
+    ),
     bytes=lambda weight, ids, padding_index: 2 * ids.size * weight.shape[1] * weight.dtype.itemsize + nbytes(ids),
     skipped=lambda weight, ids, padding_index: 1,
     batch=_batch_embedding,
@@ -549,6 +565,9 @@ EMBEDDING_GRADIENT: Op = define(
         t[0], ids, vocabulary=vocabulary, padding_index=padding_index
     ),
     accepts=c_ordered,
+    sparsity=lambda g, ids, vocabulary, padding_index: _moved(
+        numbered(g.shape), (vocabulary, g.shape[-1]), (ids,), (ARRAY,), back=True
+    ),
     sum_rows=_sum_rows,
     checks=lambda g, ids, vocabulary, padding_index: ids_checked(ids, vocabulary),
     flops=per_element(1),

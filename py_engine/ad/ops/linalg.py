@@ -20,6 +20,7 @@ from py_engine.ad.op import (
     float_only,
     implements,
     multilinear_jvp,
+    numbered,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
 from py_engine.ad.ops.shape import (
@@ -93,6 +94,13 @@ def _batch_matmul(
     return leading(op, count, mapped, inputs, attrs)  # type: ignore[no-any-return]
 
 
+def _matmul_sparsity(a: Tensor, b: Tensor) -> list[tuple[Array, Array]]:
+    stacked = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    found = numbered((*stacked, a.shape[-2], b.shape[-1]))[..., None]  # rows, columns, terms
+    left, right = numbered(a.shape)[..., :, None, :], np.swapaxes(numbered(b.shape), -1, -2)[..., None, :, :]
+    return [(found, left), (found, right)]
+
+
 MATMUL: Op = define(
     name="matmul",
     infer=_infer_matmul,
@@ -101,6 +109,7 @@ MATMUL: Op = define(
     vjp=(lambda g, y, a, b: MATMUL(g, _transposed(b)), lambda g, y, a, b: _gradient_of_right(g, a, b)),
     jvp=multilinear_jvp("matmul"),
     batch=_batch_matmul,
+    sparsity=_matmul_sparsity,
     accepts=suits_blas,
     strided=True,
     flops=lambda a, b: 2 * b.shape[-1] * math.prod((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:])),
@@ -294,6 +303,29 @@ def _einsum_flops(*inputs: Tensor, terms: tuple[str, ...], result: str) -> int:
     return flops
 
 
+def _einsum_sparsity(*inputs: Tensor, terms: tuple[str, ...], result: str) -> list[tuple[Array, Array]]:
+    lengths = {
+        letter: n for x, term in zip(inputs, terms, strict=True) for letter, n in zip(term, x.shape, strict=True)
+    }
+    found = numbered(tuple(lengths[letter] for letter in result))
+    pairs = []
+    for x, term in zip(inputs, terms, strict=True):
+        # The letters of both: those of the result, then those of the term alone, which are summed over.
+        letters = result + "".join(sorted(set(term) - set(result)))
+        places = np.zeros((1,) * len(letters), np.intp)
+        for axis, (letter, stride) in enumerate(zip(term, _strides(x.shape), strict=True)):
+            shape = [1] * len(letters)
+            shape[letters.index(letter)] = x.shape[axis]
+            places = places + (np.arange(x.shape[axis]) * stride).reshape(shape)
+        pairs.append((found.reshape(*found.shape, *[1] * (len(letters) - len(result))), places))
+    return pairs
+
+
+def _strides(shape: Shape) -> list[int]:
+    """Return for each axis of an array in C order how many elements apart its neighbours are."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
 EINSUM: Op = define(
     name="einsum",
     infer=_infer_einsum,
@@ -303,6 +335,7 @@ EINSUM: Op = define(
     flops=_einsum_flops,
     product=True,
     batch=_batch_einsum,
+    sparsity=_einsum_sparsity,
     doc="sum of products in Einstein notation",
 )
 

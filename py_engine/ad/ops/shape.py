@@ -25,6 +25,8 @@ from py_engine.ad.op import (
     implements,
     infer_same,
     linear_jvp,
+    numbered,
+    one_to_one,
     per_element,
 )
 from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, whole, wholes
@@ -544,6 +546,9 @@ ASSEMBLE: Op = define(
     vjp=_pull_assemble,
     jvp=linear_jvp("assemble"),
     batch=_batch_assemble,
+    sparsity=lambda *parts, shape, indices: [
+        (numbered(shape)[as_index(index)], numbered(part.shape)) for part, index in zip(parts, indices, strict=True)
+    ],
     places=lambda shape, indices: [as_index(index) for index in indices] if covers(shape, indices) else [],
     flops=lambda *parts, **attrs: sum(part.size for part in parts),
     skipped=lambda *parts, shape, indices: 1 - min(1, sum(part.size for part in parts) / max(math.prod(shape), 1)),
@@ -722,6 +727,7 @@ COPY: Op = define(
     vjp=(lambda g, y, x: g,),
     jvp=linear_jvp("copy"),
     batch=leading,
+    sparsity=one_to_one,
     scalar="{0}",
     flops=per_element(0),
     doc="the same values in memory of their own, in C order",

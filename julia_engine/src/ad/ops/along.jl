@@ -21,7 +21,7 @@ infer_running(inputs, attrs) = (inputs[1].dims, check_float(inputs[1].eltype))
 forward_running(f!) = (p, out, inputs, attrs) -> emit_arrays!(p, (y, x) -> f!(y, x; dims=attrs.axis), Memory[out], inputs)
 running(op::Op, x::Tensor, axis::Int) = apply(op, Tensor[x], attributes(:axis => axis))
 
-const CUMSUM = register!(Op("cumsum", infer_running; batch=trailing, forward=forward_running(cumsum!),
+const CUMSUM = register!(Op("cumsum", infer_running; batch=trailing, sparsity=along_axes, forward=forward_running(cumsum!),
     backward=Any[(g, y, inputs, attrs) -> reverse(running(CUMSUM, reverse(g; dims=attrs.axis), attrs.axis); dims=attrs.axis)],
     jvp=linear_jvp("cumsum"), attrs=[:axis], doc="sum of the elements up to each place along an axis"))
 
@@ -56,7 +56,7 @@ function backward_cumprod(g, y, inputs, attrs)
     return MUL(total, product_before(y, axis))
 end
 
-const CUMPROD = register!(Op("cumprod", infer_running; batch=trailing, forward=forward_running(cumprod!), backward=Any[backward_cumprod],
+const CUMPROD = register!(Op("cumprod", infer_running; batch=trailing, sparsity=along_axes, forward=forward_running(cumprod!), backward=Any[backward_cumprod],
     jvp=(t, y, inputs, attrs) -> recurrence(inputs[1], MUL(t[1], product_before(y, attrs.axis)), attrs.axis),
     attrs=[:axis], doc="product of the elements up to each place along an axis"))
 

@@ -354,7 +354,7 @@ function forward_astype(p, out, inputs, attrs)
     return emit_loops!(p, T, name, out.dims, Memory[out, x], Vector{Int}[out.strides, x.strides])
 end
 
-const ASTYPE = register!(Op("astype", (inputs, attrs) -> (inputs[1].dims, attrs.eltype); batch=trailing, forward=forward_astype,
+const ASTYPE = register!(Op("astype", (inputs, attrs) -> (inputs[1].dims, attrs.eltype); batch=trailing, sparsity=one_to_one, forward=forward_astype,
     backward=Any[(g, y, inputs, attrs) -> astype(g, inputs[1].eltype)],
     jvp=(t, y, inputs, attrs) -> astype(t[1], attrs.eltype), attrs=[:eltype], doc="convert to another element type"))
 

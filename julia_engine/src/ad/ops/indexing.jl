@@ -24,16 +24,32 @@ forward_gather(p, out, inputs, attrs) =
 forward_scatter(p, out, inputs, attrs) =
     length(out) == 0 ? nothing : emit_indexed!(p, :scatter, out, inputs[1], inputs[2], attrs.dims, attrs.axis)
 
+"""The slices of an array at the positions of an index along an axis, or `nothing` where these aren't known."""
+function taken(dims::Vector{Int}, index::Tensor, axis::Int)
+    index.data === nothing && return nothing
+    before, n = prod(dims[1:axis-1]), dims[axis]
+    return Int[i + before * (k - 1) + before * n * j for i in 1:before, k in vec(value(index)), j in 0:prod(dims[axis+1:end])-1][:]
+end
+
+"""The `sparsity` of a lookup along an axis; `back`: of adding what was looked up into an array of these dimensions."""
+function looked_up(x::Tensor, index::Tensor, dims::Vector{Int}, axis::Int, back::Bool)
+    places = taken(dims, index, axis)
+    places === nothing && return nothing
+    return Any[back ? (places, 1:length(x)) : (1:length(places), places), nothing]
+end
+
 const GATHER = register!(Op("gather", infer_gather;
     batch=(op, count, mapped, inputs, attrs) -> mapped[2] ? nothing : apply(op, inputs, attrs), forward=forward_gather,
     backward=Any[(g, y, inputs, attrs) -> apply(SCATTER, Tensor[g, inputs[2]], with(attrs, :dims => inputs[1].dims)), no_gradient],
-    jvp=(t, y, inputs, attrs) -> apply(GATHER, Tensor[t[1], inputs[2]], attrs), accepts=is_dense, attrs=[:axis],
+    jvp=(t, y, inputs, attrs) -> apply(GATHER, Tensor[t[1], inputs[2]], attrs),
+    sparsity=(inputs, attrs) -> looked_up(inputs[1], inputs[2], inputs[1].dims, attrs.axis, false), accepts=is_dense, attrs=[:axis],
     doc="elements at positions given by an array of integers along an axis"))
 const SCATTER = register!(Op("scatter", infer_scatter;
     batch=(op, count, mapped, inputs, attrs) -> mapped[2] ? nothing : 
         apply(op, inputs, changed(attrs, :dims => Int[attrs.dims; count])), forward=forward_scatter,
     backward=Any[(g, y, inputs, attrs) -> apply(GATHER, Tensor[g, inputs[2]], subset(attrs, [:axis])), no_gradient],
-    jvp=(t, y, inputs, attrs) -> apply(SCATTER, Tensor[t[1], inputs[2]], attrs), accepts=is_dense,
+    jvp=(t, y, inputs, attrs) -> apply(SCATTER, Tensor[t[1], inputs[2]], attrs),
+    sparsity=(inputs, attrs) -> looked_up(inputs[1], inputs[2], attrs.dims, attrs.axis, true), accepts=is_dense,
     attrs=[:axis, :dims], doc="elements added into an array of zeros at positions given by an array of integers"))
 
 """
@@ -84,11 +100,13 @@ const EMBEDDING = register!(Op("embedding", infer_embedding;
     backward=Any[(g, y, inputs, attrs) -> apply(EMBEDDING_GRADIENT, Tensor[g, inputs[2]], attributes(:vocabulary => inputs[1].dims[2], :padding_index => attrs.padding_index)),
         no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(EMBEDDING, Tensor[t[1], inputs[2]], attributes(:padding_index => attrs.padding_index, :masked => true)), accepts=is_dense,
+    sparsity=(inputs, attrs) -> looked_up(inputs[1], inputs[2], inputs[1].dims, 2, false),
     attrs=[:padding_index, :masked], doc="columns of a matrix by their numbers"))
 const EMBEDDING_GRADIENT = register!(Op("embedding_gradient", infer_embedding_gradient;
     forward=forward_embedding_gradient,
     backward=Any[(u, y, inputs, attrs) -> apply(EMBEDDING, Tensor[u, inputs[2]], attributes(:padding_index => attrs.padding_index, :masked => true)), no_gradient],
     jvp=(t, y, inputs, attrs) -> apply(EMBEDDING_GRADIENT, Tensor[t[1], inputs[2]], attrs), accepts=is_dense,
+    sparsity=(inputs, attrs) -> looked_up(inputs[1], inputs[2], Int[inputs[1].dims[1], attrs.vocabulary], 2, true),
     attrs=[:vocabulary, :padding_index], doc="columns added into a matrix of zeros at their numbers"))
 
 """

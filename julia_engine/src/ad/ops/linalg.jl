@@ -133,7 +133,16 @@ stack_strides(m::Memory, stacked::Vector{Int}) =
 """The two first axes exchanged."""
 flipped(x::Tensor) = permuted(x, Int[2; 1; 3:ndims(x)])
 
-const MATMUL = register!(Op("matmul", infer_matmul; batch=trailing, forward=forward_matmul,
+function matmul_sparsity(inputs, attrs)
+    (a, b), dims = inputs, infer_matmul(inputs, attrs)[1]
+    m, n, k, stacked = dims[1], dims[2], a.dims[2], dims[3:end]
+    whole = Int[m; n; k; stacked]
+    apart(x) = Int[d <= ndims(x) && x.dims[d] != 1 ? dense_strides(x.dims)[d] : 0 for d in 3:length(dims)]
+    made = strided(whole, Int[1; m; 0; dense_strides(dims)[3:end]])
+    return Any[(made, strided(whole, Int[1; 0; m; apart(a)])), (made, strided(whole, Int[0; k; 1; apart(b)]))]
+end
+
+const MATMUL = register!(Op("matmul", infer_matmul; batch=trailing, sparsity=matmul_sparsity, forward=forward_matmul,
     backward=Any[(g, y, inputs, attrs) -> MATMUL(g, flipped(inputs[2])), (g, y, inputs, attrs) -> MATMUL(flipped(inputs[1]), g)],
     jvp=multilinear_jvp("matmul"), accepts=suits_blas,
     doc="matrix product over the first two axes, stacked over the others"))
@@ -323,7 +332,18 @@ function batch_einsum(op, count, mapped, inputs, attrs)
     return apply(op, inputs, attributes(:terms => terms, :result => [attrs.result; letter]))
 end
 
-const EINSUM = register!(Op("einsum", infer_einsum; batch=batch_einsum, forward=forward_einsum, backward=backward_einsum,
+einsum_sparsity(inputs, attrs) = Any[einsum_pairs(x, term, attrs.result, infer_einsum(inputs, attrs)[1])
+                                     for (x, term) in zip(inputs, attrs.terms)]
+
+function einsum_pairs(x::Tensor, term, result, dims::Vector{Int})
+    alone = setdiff(term, result)  # the letters that are summed over
+    lengths = Int[x.dims[findfirst(==(letter), term)] for letter in alone]
+    apart(letter) = sum(Int[step for (other, step) in zip(term, dense_strides(x.dims)) if other == letter])
+    whole = Int[dims; lengths]
+    return strided(whole, Int[dense_strides(dims); zeros(Int, length(alone))]), strided(whole, map(apart, [result; alone]))
+end
+
+const EINSUM = register!(Op("einsum", infer_einsum; batch=batch_einsum, sparsity=einsum_sparsity, forward=forward_einsum, backward=backward_einsum,
     jvp=multilinear_jvp("einsum"), attrs=[:terms, :result], doc="sum of products in Einstein notation"))
 
 const LETTERS = [collect('a':'z'); collect('A':'Z')]

@@ -39,12 +39,12 @@ deviation_slope(r, x, axes) =
     MUL(SQUARE(r), -1 / count_of(x.dims, axes)) .* apply(STANDARDIZE, Tensor[x, r], attributes(:axes => axes))
 
 const RECIPROCAL_STD = register!(Op("reciprocal_std",
-    (inputs, attrs) -> (kept_dims(inputs[1].dims, attrs.axes), check_float(inputs[1].eltype)); forward=forward_reciprocal_std,
+    (inputs, attrs) -> (kept_dims(inputs[1].dims, attrs.axes), check_float(inputs[1].eltype)); sparsity=over_axes, forward=forward_reciprocal_std,
     backward=Any[(g, r, inputs, attrs) -> g .* deviation_slope(r, inputs[1], attrs.axes)],
     jvp=(t, r, inputs, attrs) -> whole_sum(t[1] .* deviation_slope(r, inputs[1], attrs.axes), attrs.axes),
     attrs=[:axes, :eps], doc="1 / √(variance + eps) over axes"))
 # The rule for x contains the deviation's.
-const STANDARDIZE = register!(Op("standardize", (inputs, attrs) -> (inputs[1].dims, inputs[1].eltype); forward=forward_standardize,
+const STANDARDIZE = register!(Op("standardize", (inputs, attrs) -> (inputs[1].dims, inputs[1].eltype); sparsity=along_axes, forward=forward_standardize,
     backward=Any[(g, y, inputs, attrs) -> standardize_pull(g, y, inputs[2], attrs.axes), no_gradient],
     jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : standardize_pull(t[1], y, inputs[2], attrs.axes),
     attrs=[:axes], doc="(x - mean) times the reciprocal deviation of x over axes"))

@@ -47,7 +47,7 @@ end
 
 # Sums -----------------------------------------------------------------------------------------------------------------
 
-const SUM = register!(Op("sum", infer_reduction; batch=trailing,
+const SUM = register!(Op("sum", infer_reduction; batch=trailing, sparsity=over_axes,
     forward=(p, out, inputs, attrs) -> emit_reduction!(p, :sum, 0, out, inputs[1], attrs.axes),
     backward=Any[(g, y, inputs, attrs) -> spread_to(spread(g, inputs[1], attrs.axes), inputs[1].dims)],
     jvp=linear_jvp("sum"), attrs=[:axes, :keep], scalar=:identity, doc="sum over axes"))
@@ -147,7 +147,7 @@ function direction(y, x, axes)
     return DIV(x, choose(EQUAL(len, 0), 1, len))  # 0 / 1 at the origin: the subgradient there is 0
 end
 
-const NORM = register!(Op("norm", infer_reduction; batch=trailing, forward=forward_norm,
+const NORM = register!(Op("norm", infer_reduction; batch=trailing, sparsity=over_axes, forward=forward_norm,
     backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs.axes) .* direction(y, inputs[1], attrs.axes)],
     jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[t[1] .* direction(y, inputs[1], attrs.axes)], attrs),
     attrs=[:axes, :keep], doc="Euclidean norm over axes; subgradient 0 at the origin"))
@@ -166,7 +166,7 @@ function winners(y, x, axes)
 end
 to_winners(g, y, x, axes) = ((won, n) = winners(y, x, axes); where_holds(won, apply(DIV, Tensor[g, n])))
 
-extremum(name, neutral, doc) = register!(Op(name, infer_extremum; batch=trailing,
+extremum(name, neutral, doc) = register!(Op(name, infer_extremum; batch=trailing, sparsity=over_axes,
     forward=(p, out, inputs, attrs) -> emit_reduction!(p, Symbol(name), neutral, out, inputs[1], attrs.axes),
     backward=Any[(g, y, inputs, attrs) -> to_winners(spread(g, inputs[1], attrs.axes), y, inputs[1], attrs.axes)],
     jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[to_winners(t[1], y, inputs[1], attrs.axes)], attrs),
@@ -196,7 +196,7 @@ function without_each(columns::Tensor)
     return concatenate(Tensor[MUL(without[1:half, :], right), MUL(without[1:half, :], left), without[half+1:n-half, :]], 1)
 end
 
-const PROD = register!(Op("prod", infer_reduction; batch=trailing,
+const PROD = register!(Op("prod", infer_reduction; batch=trailing, sparsity=over_axes,
     forward=(p, out, inputs, attrs) -> emit_reduction!(p, :prod, 1, out, inputs[1], attrs.axes),
     backward=Any[(g, y, inputs, attrs) -> MUL(spread(g, inputs[1], attrs.axes), products_of_others(inputs[1], attrs.axes))],
     jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[MUL(t[1], products_of_others(inputs[1], attrs.axes))], attrs),
@@ -253,7 +253,7 @@ end
 
 probabilities(y, x, axes) = EXP(x .- finite(spread(y, x, axes)))
 
-const LOGSUMEXP = register!(Op("logsumexp", infer_extremum; batch=trailing, forward=forward_logsumexp,
+const LOGSUMEXP = register!(Op("logsumexp", infer_extremum; batch=trailing, sparsity=over_axes, forward=forward_logsumexp,
     backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs.axes) .* probabilities(y, inputs[1], attrs.axes)],
     jvp=(t, y, inputs, attrs) -> apply(SUM, Tensor[t[1] .* probabilities(y, inputs[1], attrs.axes)], attrs),
     attrs=[:axes, :keep], doc="log of the sum of exponentials over axes, without overflow"))
@@ -284,11 +284,11 @@ end
 
 softmax_pull(g, y, axes) = y .* (g .- whole_sum(g .* y, axes))
 
-const SOFTMAX = register!(Op("softmax", infer_softmax; batch=trailing, forward=forward_softmax, overwrites=[1],
+const SOFTMAX = register!(Op("softmax", infer_softmax; batch=trailing, sparsity=along_axes, forward=forward_softmax, overwrites=[1],
     backward=Any[(g, y, inputs, attrs) -> softmax_pull(g, y, attrs.axes)],
     jvp=(t, y, inputs, attrs) -> softmax_pull(t[1], y, attrs.axes), attrs=[:axes],
     doc="exponentials that sum to one over axes, without overflow"))
-const LOG_SOFTMAX = register!(Op("log_softmax", infer_softmax; batch=trailing, forward=forward_log_softmax, overwrites=[1],
+const LOG_SOFTMAX = register!(Op("log_softmax", infer_softmax; batch=trailing, sparsity=along_axes, forward=forward_log_softmax, overwrites=[1],
     backward=Any[(g, y, inputs, attrs) -> g .- EXP(y) .* whole_sum(g, attrs.axes)],
     jvp=(t, y, inputs, attrs) -> t[1] .- whole_sum(EXP(y) .* t[1], attrs.axes), attrs=[:axes],
     doc="logarithm of softmax, without overflow"))

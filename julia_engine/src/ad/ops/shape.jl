@@ -206,6 +206,13 @@ const Index = Vector{Item}
 whole_axis(n::Int) = (1, 1, n)
 sliced_dims(index::Index) = Int[n for (_, _, n) in index if n != -1]
 
+"""The positions of a slice's elements in an array of these dimensions."""
+function sliced_positions(dims::Vector{Int}, index::Index)
+    kept, strides = findall(item -> item[3] != -1, index), dense_strides(dims)
+    return strided(sliced_dims(index), Int[index[d][2] * strides[d] for d in kept],
+        1 + sum(Int[(index[d][1] - 1) * strides[d] for d in eachindex(dims)]))
+end
+
 function view_slice(m::Memory, index::Index)
     offset = 0
     dims, strides = Int[], Int[]
@@ -303,6 +310,7 @@ const ASSEMBLE = register!(Op("assemble", infer_assemble; forward=forward_assemb
     backward=(i, g, y, inputs, attrs) -> apply(SLICE, Tensor[g], attributes(:index => attrs.indices[i])), jvp=linear_jvp("assemble"),
     batch=(op, count, mapped, inputs, attrs) -> assemble(all_mapped(count, mapped, inputs),
         Index[Index([index; whole_axis(count)]) for index in attrs.indices], Int[attrs.dims; count]),
+    sparsity=(inputs, attrs) -> Any[(sliced_positions(attrs.dims, index), 1:length(part)) for (part, index) in zip(inputs, attrs.indices)],
     attrs=[:dims, :indices], doc="parts put (where they overlap, added) into their places in an array of zeros"))
 
 """Add each part into its place, a basic index, in an array of zeros."""
@@ -533,6 +541,6 @@ Base.:\(a::Union{Real,AbstractArray}, b::Tensor) = left_quotient(a, b)
 
 # Copies ---------------------------------------------------------------------------------------------------------------
 
-const COPY = register!(Op("copy", infer_same; batch=trailing, forward=(p, out, inputs, attrs) -> emit_copy!(p, out, inputs[1]),
+const COPY = register!(Op("copy", infer_same; batch=trailing, sparsity=one_to_one, forward=(p, out, inputs, attrs) -> emit_copy!(p, out, inputs[1]),
     backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("copy"), scalar=:identity, doc="the same values in memory of their own"))
 Base.copy(x::Tensor) = COPY(x)
