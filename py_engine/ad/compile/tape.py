@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -217,6 +218,29 @@ class Tape:
     def source(self) -> str:
         """The tape as straight-line Python, for reading."""
         return self._scalar_source or "\n".join(step.text for step in self.instructions)
+
+    def costs(self, repeats: int = 3) -> list[tuple[Equation, float, int, int]]:
+        """Run a few times more; return each equation that computes, its least seconds, its bytes and its operations.
+
+        The latter are 0 where a fused op does not say.
+        """
+        steps = [step for step in self.instructions if step.calls]
+        least = [math.inf] * len(steps)
+
+        def timed() -> None:
+            for k, step in enumerate(steps):
+                before = time.perf_counter()
+                for call in step.calls:
+                    call()
+                least[k] = min(least[k], time.perf_counter() - before)
+
+        for _ in range(repeats):
+            self._silent.run(timed)
+        moved = (sum(a.nbytes for a in (*step.arrays, *step.outs)) for step in steps)
+        ops = [step.equation.op for step in steps]
+        known = [op.flops is not None or op.elementwise for op in ops]
+        flops = (step.equation.flops if says else 0 for step, says in zip(steps, known, strict=True))
+        return [*zip((step.equation for step in steps), least, moved, flops, strict=True)]
 
     def diagnose(self) -> NonFiniteError | None:
         """Run once more, op by op, and return an error that names the first op with a NaN or infinite result.
