@@ -99,7 +99,7 @@ def read(path: Path, schemas: range) -> dict[str, Any] | None:
 
     Raises `DamagedError` for what is no file, no JSON or no record.
     """
-    return parse(_contents(path, MOST_RECORD_BYTES), path.stem, schemas)
+    return parse(content_of(path), path.stem, schemas)
 
 
 def parse(contents: bytes, key: str, schemas: range) -> dict[str, Any] | None:
@@ -211,8 +211,8 @@ def _parsed(contents: bytes) -> Any:
         raise DamagedError(f"not JSON: {error}" if contents else "empty") from None
 
 
-def _contents(path: Path, most: int) -> bytes:
-    """A regular file, or what a link to one leads to, of at most so many bytes."""
+def content_of(path: Path, most: int = MOST_RECORD_BYTES) -> bytes:
+    """A regular file, or what a link to one leads to, of at most so many bytes. Raises `DamagedError`."""
     check_regular(path, most)
     try:
         with path.open("rb") as file:
@@ -335,9 +335,13 @@ def _told(value: Any) -> str:
     return shown(value) if isinstance(value, str) else formats.given(value)
 
 
-def set_aside(path: Path, root: Path) -> Path:
+REPLACED = "replaced"
+"""The folder, in a results folder, of failed runs in whose place finished ones were put."""
+
+
+def set_aside(path: Path, root: Path, where: str = DAMAGED) -> Path:
     """Move something damaged into the folder `DAMAGED` of a results folder, under a name that is free there."""
-    folder = root / DAMAGED
+    folder = root / where
     folder.mkdir(exist_ok=True)
     target = next(
         target
