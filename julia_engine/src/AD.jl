@@ -85,6 +85,7 @@ include("ad/control/checkpoint.jl")
 include("ad/control/custom.jl")
 include("ad/control/scan.jl")
 include("ad/control/cond.jl")
+include("ad/control/while_loop.jl")
 
 # Every function on tensors that the numpy engine's `ops` has, by its name there. Ops that are functions themselves are in
 # TABLE; here stand the others, and those that go by another name or convention in Julia.
@@ -108,7 +109,7 @@ end
 export GraphNode, Operator, Tensor, Variable, Constant, Op, TABLE, FUNCTIONS, Program, Tape, Techniques, Generator
 export value, item, assign!, scope, no_grad, topological_sort, forward!, backward!, gradients, trace
 export gradient, withgradient, grad, value_and_grad, vjp, jvp, vmap, jacobian, hessian, hvp, compile, gradcheck, AutoTwinGrad
-export stop_gradient, custom_rule, chain_rule, checkpoint, scan, branch
+export stop_gradient, custom_rule, chain_rule, checkpoint, scan, branch, while_loop
 export Dual, ForwardBuffers, derivative, forward_gradient, forward_gradient!, forward_jacobian, forward_jacobian!
 export run!, copy_columns!, poison!, source, diagnose, nbytes
 export logaddexp, sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to

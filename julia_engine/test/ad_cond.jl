@@ -57,7 +57,7 @@ end
 
 @testset "what is wrong is named" begin
     for (call, kind, what) in (
-        (x -> branch(x .> 0, sin, cos, x), ShapeError, "expected one truth value, got size (2,)"),
+        (x -> branch(x .> 0, sin, cos, x), ShapeError, "must be one truth value, got size (2,)"),
         (x -> branch(x[1] .> 0, x -> x, x -> x[1:1], x), ShapeError, "is of size (2,) from the first function, and of size (1,)"),
         (x -> branch(x[1] .> 0, x -> (x, x), x -> x, x), ShapeError, "the first function returns a tuple of 2, the second one"),
         (x -> branch(x[1] .> 0, x -> item(x[1]) > 1 ? x : -x, x -> x, x), TraceError, "a value is needed here"),

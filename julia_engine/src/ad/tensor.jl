@@ -221,7 +221,7 @@ Throws a `TraceError` when the tensor is symbolic: its values exist only when th
 function value(x::Tensor)
     x.data === nothing && throw(TraceError(
         "a value is needed here, but the function is being traced and only shapes are known; use ops such as choose(), " *
-        "or branch() and scan(), instead of branches and loops on values, or call the function eagerly"))
+        "or branch(), while_loop() and scan(), instead of branches and loops on values, or call the function eagerly"))
     found = array(x.data::Memory)
     return x.op === nothing ? found : copy(found)
 end

@@ -109,8 +109,7 @@ Throws a `ShapeError` or `DTypeError` where the results differ; a `TraceError` f
 """
 function branch(holds, f, g, args...)
     leaves, structure = flatten(args)
-    chosen = as_tensor(holds isa Bool ? Float64(holds) : holds)
-    length(chosen) == 1 || throw(ShapeError("branch: expected one truth value, got size $(size(chosen)); use all() or any()"))
+    chosen = truth_value("branch: the first argument", holds)
     tensors = any(x -> x isa Tensor && x.data === nothing, Any[leaves; chosen])
     state().symbolic || tensors || return (item(chosen) != 0 ? f : g)(args...)
     operands = Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) : as_tensor(x) for x in leaves]
@@ -130,6 +129,15 @@ function branch(holds, f, g, args...)
     end
     found = apply_several(COND, Tensor[chosen; operands; outside], attributes(:branches => Branches(collect(programs))))
     return unflatten(returned, collect(Any, found))
+end
+
+"""One truth value, a `Bool` or a comparison's result, as a tensor."""
+function truth_value(what::String, @nospecialize(x))
+    x isa Union{Real,Tensor,AbstractArray{<:Real}} ||
+        throw(DTypeError("$what must be a truth value, such as x .> 0, got $(typeof(x))"))
+    found = as_tensor(x isa Bool ? Float64(x) : x)
+    length(found) == 1 || throw(ShapeError("$what must be one truth value, got size $(size(found)); use all() or any()"))
+    return found
 end
 
 """A function of these operands as a program with what it captures, and the structure of its result."""

@@ -130,18 +130,64 @@ one_step(x::Tensor) = symbol(x.eltype, x.dims[1:end-1])
 zeros_of(x::Tensor) = spread_to(literal(x.eltype, 0), x.dims)
 
 """The carries that depend, at some step, on what a gradient is asked for; the others need no rules."""
-function depending_carries(loop::Scan, needs_grad::Vector{Bool})
-    program, carries = loop.program, Set{Int}(i for i in 1:loop.carries if needs_grad[i])
+function depending_carries(program::Program, count::Int, needs_grad::Vector{Bool})
+    carries = Set{Int}(i for i in 1:count if needs_grad[i])
     while true
-        depends = Set{Tensor}(x for (i, x) in enumerate(program.inputs) if i > loop.carries ? needs_grad[i] : i in carries)
+        depends = Set{Tensor}(x for (i, x) in enumerate(program.inputs) if i > count ? needs_grad[i] : i in carries)
         for e in program.equations
             !e.op.constant && any(i -> e.inputs[i] in depends && !counts_as_constant(e.op, i), eachindex(e.inputs)) &&
                 union!(depends, e.outputs)
         end
         before = length(carries)
-        union!(carries, Int[i for i in 1:loop.carries if program.outputs[i] in depends])
+        union!(carries, Int[i for i in 1:count if program.outputs[i] in depends])
         length(carries) == before && return sort!(collect(carries))
     end
+end
+
+"""
+One step backwards. Its carries are the gradients of the `nc` carries, and the sums of those of what is `needed` of the inputs
+that are the same at every step; then it takes the `nc` carries and `ns` parts of sequences as the step found them, the
+gradients of the `upstream` results, and what is the same at every step. It returns the new gradients and sums, and then the
+gradients of the parts that need one.
+"""
+function backward_step(program::Program, nc::Int, ns::Int, upstream::Vector{Int}, needs_grad::Vector{Bool})
+    moving = Int[i for i in eachindex(program.inputs) if i > nc && needs_grad[i]]
+    summed = Int[i for i in moving if i > nc + ns]
+    (own, outputs), nodes = nested_trace() do
+        carried = Tensor[like(x) for x in program.inputs[1:nc]]
+        sums = Tensor[like(program.inputs[i]) for i in summed]
+        here = symbols(program)
+        seeds = Tensor[like(program.outputs[k]) for k in upstream]
+        outputs, made = applied(program, here)
+        targets = [depending_carries(program, nc, needs_grad); moving]
+        found = gradients(outputs[[1:nc; upstream]], Tensor[carried; seeds], here[targets]; within=made)
+        by_input = Dict{Int,Tensor}(i => f for (i, f) in zip(targets, found) if f !== nothing)
+        foreach(i -> get!(() -> zeros_of(here[i]), by_input, i), [1:nc; moving])
+        totals = Tensor[ADD(total, by_input[i]) for (total, i) in zip(sums, summed)]
+        steps = Tensor[by_input[i] for i in moving if i <= nc + ns]
+        Tensor[carried; sums; here[1:nc+ns]; seeds; here[nc+ns+1:end]],
+        Tensor[Tensor[by_input[i] for i in 1:nc]; totals; steps]
+    end
+    return traced(nodes, own, outputs)
+end
+
+"""One step with the tangents of the inputs that are `moving`, all `nc` carries among them, behind those of their kind."""
+function forward_step(program::Program, nc::Int, ns::Int, moving::Vector{Int})
+    (own, outputs), nodes = nested_trace() do
+        here = symbols(program)
+        tangents = Tensor[like(program.inputs[i]) for i in moving]
+        outputs, made = applied(program, here)
+        moves = Dict{Tensor,Tensor}(here[i] => d for (i, d) in zip(moving, tangents))
+        moved_ = pushed_forward(outputs, moves, made)
+        with_tangents(here, tangents, moving, nc, ns), Tensor[outputs[1:nc]; moved_[1:nc]; moved_[nc+1:end]]
+    end
+    return traced(nodes, own, outputs)
+end
+
+"""The carries, their tangents, the sequences, theirs, and what is the same at every step with its."""
+function with_tangents(inputs::Vector{Tensor}, tangents::Vector{Tensor}, moving::Vector{Int}, nc::Int, ns::Int)
+    both(range) = Tensor[inputs[range]; tangents[[k for (k, i) in enumerate(moving) if i in range]]]
+    return Tensor[both(1:nc); both(nc+1:nc+ns); both(nc+ns+1:length(inputs))]
 end
 
 function scan_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, inputs::Vector{Tensor}, needs_grad::Vector{Bool})
@@ -157,23 +203,7 @@ function scan_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, 
     fixed = inputs[nc+ns+1:end]
     moving = Int[i for i in eachindex(inputs) if i > nc && needs_grad[i]]
     summed = Int[i for i in moving if i > nc + ns]
-    # The step backwards: carries are the gradients of the carries, and the sums of those of what is the same at all steps.
-    (own, outputs), nodes = nested_trace() do
-        carried = Tensor[like(x) for x in program.inputs[1:nc]]
-        sums = Tensor[like(program.inputs[i]) for i in summed]
-        here = symbols(program)
-        seeds = Tensor[like(program.outputs[k]) for k in upstream]
-        outputs, made = applied(program, here)
-        targets = [depending_carries(loop, needs_grad); moving]
-        found = gradients(outputs[[1:nc; upstream]], Tensor[carried; seeds], here[targets]; within=made)
-        by_input = Dict{Int,Tensor}(i => f for (i, f) in zip(targets, found) if f !== nothing)
-        foreach(i -> get!(() -> zeros_of(here[i]), by_input, i), [1:nc; moving])
-        totals = Tensor[ADD(total, by_input[i]) for (total, i) in zip(sums, summed)]
-        steps = Tensor[by_input[i] for i in moving if i <= nc + ns]
-        Tensor[carried; sums; here[1:nc+ns]; seeds; here[nc+ns+1:end]],
-        Tensor[Tensor[by_input[i] for i in 1:nc]; totals; steps]
-    end
-    back = Scan(traced(nodes, own, outputs), nc + length(summed), nc + ns + length(upstream), loop.steps, !loop.backwards, false)
+    back = Scan(backward_step(program, nc, ns, upstream, needs_grad), nc + length(summed), nc + ns + length(upstream), loop.steps, !loop.backwards, false)
     start = Tensor[
         Tensor[something(cotangents[i], Some(zeros_of(results[i]))) for i in 1:nc]; Tensor[zeros_of(inputs[i]) for i in summed]]
     seeds = Tensor[cotangents[k] for k in upstream]
@@ -195,20 +225,9 @@ function scan_jvp(t, results, inputs, attrs)
     loop = attrs.loop::Scan
     nc, ns, program = loop.carries, loop.sequences, loop.program
     moving = Int[i for i in eachindex(inputs) if i <= nc || t[i] !== nothing]
-    (own, outputs), nodes = nested_trace() do
-        here = symbols(program)
-        tangents = Tensor[like(program.inputs[i]) for i in moving]
-        outputs, made = applied(program, here)
-        moves = Dict{Tensor,Tensor}(here[i] => d for (i, d) in zip(moving, tangents))
-        moved_ = pushed_forward(outputs, moves, made)
-        both(range) = Tensor[here[range]; tangents[[k for (k, i) in enumerate(moving) if i in range]]]
-        Tensor[both(1:nc); both(nc+1:nc+ns); both(nc+ns+1:length(here))],
-        Tensor[outputs[1:nc]; moved_[1:nc]; moved_[nc+1:end]]
-    end
     tangents = Tensor[t[i] === nothing ? zeros_of(inputs[i]) : t[i] for i in moving]
-    both(range) = Tensor[inputs[range]; tangents[[k for (k, i) in enumerate(moving) if i in range]]]
-    doubled = Scan(traced(nodes, own, outputs), 2nc, ns + count(i -> nc < i <= nc + ns, moving), loop.steps, loop.backwards, false)
-    found = repeated(doubled, Tensor[both(1:nc); both(nc+1:nc+ns); both(nc+ns+1:length(inputs))])
+    doubled = Scan(forward_step(program, nc, ns, moving), 2nc, ns + count(i -> nc < i <= nc + ns, moving), loop.steps, loop.backwards, false)
+    found = repeated(doubled, with_tangents(inputs, tangents, moving, nc, ns))
     return found[[nc+1:2nc; 2nc+1:nc+length(results)]]
 end
 
@@ -276,27 +295,38 @@ struct Body
 end
 
 function scan_operands(c::Vector{Any}, carry_structure::Structure, x::Vector{Any}, structure::Structure)
-    floats = Any[a for a in [c; x] if (a isa Tensor || a isa AbstractArray) && eltype(a) in FLOATS]
-    T = isempty(floats) ? Float64 : eltype(floats[1])
-    for (a, place) in zip(c, paths(carry_structure))
-        (a isa Real && !(a isa Bool)) || has_derivative(a) || throw(NotDifferentiableError("scan: the carry$place is of " *
-            "$(a isa Union{Tensor,AbstractArray} ? eltype(a) : typeof(a)); carry arrays of Float32 or Float64"))
-    end
-    carries = Tensor[named_operand(() -> as_tensor(a, T), "the carry$place") for (a, place) in zip(c, paths(carry_structure))]
-    isempty(carries) || check_eltypes("scan: the carry", carries)
+    T = float_among([c; x])
+    carries = carried_tensors("scan", c, carry_structure, T)
     sequences = Tensor[
-        named_operand(() -> a isa AbstractArray{<:Integer} ? index_tensor(a) : as_tensor(a, T), "xs$place")
+        named_operand(() -> a isa AbstractArray{<:Integer} ? index_tensor(a) : as_tensor(a, T), "scan: xs$place")
         for (a, place) in zip(x, paths(structure))]
     return carries, sequences
 end
 
-"""The tensor that `make()` returns, or its error with the name of the operand of `scan`."""
+"""The float type of the first tensor or array that has one."""
+function float_among(leaves::Vector{Any})
+    k = findfirst(a -> (a isa Tensor || a isa AbstractArray) && eltype(a) in FLOATS, leaves)
+    return k === nothing ? Float64 : eltype(leaves[k])
+end
+
+"""The leaves of a loop's first carry as tensors; `name` is the loop's, for messages."""
+function carried_tensors(name::String, leaves::Vector{Any}, structure::Structure, @nospecialize(T)=float_among(leaves))
+    for (a, place) in zip(leaves, paths(structure))
+        (a isa Real && !(a isa Bool)) || has_derivative(a) || throw(NotDifferentiableError("$name: the carry$place is of " *
+            "$(a isa Union{Tensor,AbstractArray} ? eltype(a) : typeof(a)); carry arrays of Float32 or Float64"))
+    end
+    carries = Tensor[named_operand(() -> as_tensor(a, T), "$name: the carry$place") for (a, place) in zip(leaves, paths(structure))]
+    isempty(carries) || check_eltypes("$name: the carry", carries)
+    return carries
+end
+
+"""The tensor that `make()` returns, or its error with the name of the loop's operand."""
 function named_operand(@nospecialize(make), what::String)
     try
         return make()
     catch error
         error isa DTypeError || rethrow()
-        throw(DTypeError("scan: $what: $(error.message)"))
+        throw(DTypeError("$what: $(error.message)"))
     end
 end
 
@@ -359,7 +389,7 @@ function plain_scan(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, ste
         result = body.f(unflatten(body.carry, own[1:n]), unflatten(body.step, own[n+1:end]))
         result isa Tuple && length(result) == 2 ||
             throw(ShapeError("scan: the function must return (carry, y), got $(typeof(result))"))
-        new = alike_carry(result[1], carries, body.carry)
+        new = alike_carry("scan", result[1], carries, body.carry)
         found, structure = flatten(result[2])
         T = isempty(new) ? nothing : new[1].eltype
         ys = Tensor[y isa Real && T !== nothing ? as_tensor(y, T) : as_output(y, "scan") for y in found]
@@ -378,8 +408,8 @@ function plain_scan(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, ste
     return found[1:n], found[n+1:length(outputs)], structure
 end
 
-function alike_carry(@nospecialize(new), carries::Vector{Tensor}, structure::Structure)
-    leaves = flatten_as(new, structure, "scan: the carry")
-    return Tensor[as_alike("scan: the carry$place must keep its size and element type", x, c)
+function alike_carry(name::String, @nospecialize(new), carries::Vector{Tensor}, structure::Structure)
+    leaves = flatten_as(new, structure, "$name: the carry")
+    return Tensor[as_alike("$name: the carry$place must keep its size and element type", x, c)
                   for (x, c, place) in zip(leaves, carries, paths(structure))]
 end
