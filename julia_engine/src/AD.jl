@@ -66,6 +66,7 @@ include("ad/jacobian.jl")
 include("ad/gradcheck.jl")
 include("ad/dual_numbers.jl")
 using .DualNumbers
+polygamma(n::Integer, x::Dual) = DualNumbers.by_rule(x, a -> polygamma(n, a), (a, y) -> polygamma(n + 1, a))
 relu(x::Dual) = DualNumbers.by_rule(x, relu, (a, y) -> ifelse(a > 0, one(a), zero(a)))
 include("ad/nesting.jl")
 

@@ -8,7 +8,7 @@
 module DualNumbers
 
 using LinearAlgebra: LinearAlgebra, Bidiagonal, Diagonal, Hermitian, SymTridiagonal, Symmetric, Tridiagonal
-using ..AD: AD, DualNumber, Elements, GraphNode, sigmoid
+using ..AD: AD, DualNumber, Elements, GraphNode, digamma, erfc, logaddexp, sigmoid, sinc_slope
 using ..Errors: NotDifferentiableError, ShapeError
 using ...Versions: Versions
 
@@ -255,7 +255,8 @@ const BINARY = (
     (:/, :(a / b), on_numbers.(AD.DIV.derivatives)...),
     (:^, :(a^b), :(power_base(a, b)), :(power_exponent(a, b, y))),
     (:atan, :(atan(a, b)), on_numbers.(AD.ARCTAN2.derivatives)...),
-    (:hypot, :(hypot(a, b)), :(a / y), :(b / y)),
+    (:logaddexp, :(logaddexp(a, b)), :(share_of(a, y)), :(share_of(b, y))),
+    (:hypot, :(hypot(a, b)), :(a / nonzero(y)), :(b / nonzero(y))),
     (:log, :(log(a, b)), :(-y / (a * log(a))), :(inv(b * log(a)))),
     (:max, :(max(a, b)), :(share(a > b, a == b, a, y)), :(share(b > a, a == b, b, y))),
     (:min, :(min(a, b)), :(share(a < b, a == b, a, y)), :(share(b < a, a == b, b, y))),
@@ -269,20 +270,27 @@ const BINARY = (
 @inline power_base(a, b) = b == 0 ? zero(a^b) : b * a^(b - 1)
 @inline power_exponent(a, b, y) = a == 0 && b >= 0 ? zero(y) : y * log(a)
 
+# exp(a - y), and 0 where both terms are infinitely small.
+@inline share_of(a, y) = y == -Inf ? zero(y) : exp(a - y)
+
+# What the derivatives of hypot are divided by: they are 0 at the origin.
+@inline nonzero(y) = ifelse(y == 0, one(y), y)
+
 """1 for the winner, 1/2 for a tie, 0 for the loser; NaN, which wins, has the whole derivative."""
 @inline share(wins::Bool, tie::Bool, mine, y) =
     ifelse(tie, oftype(y, 1) / 2, ifelse(wins | (mine != mine), one(y), zero(y)))
 
 for (f, y, da, db) in BINARY
+    M = f === :logaddexp ? AD : Base
     combine = f === :+ ? :(alike(u, v, y, added(u.moves, v.moves))) :
         f === :- ? :(alike(u, v, y, subtracted(u.moves, v.moves))) : :(both(u, v, y, $da, $db))
     @eval begin
-        @inline function Base.$f(u::Dual{N,T,L,P}, v::Dual{N,T,L,P}) where {N,T,L,P}
+        @inline function $M.$f(u::Dual{N,T,L,P}, v::Dual{N,T,L,P}) where {N,T,L,P}
             a, b = u.value, v.value
             y = $y
             return $combine
         end
-        @inline Base.$f(u::Dual{N,T,L}, v::Dual{M,S,K}) where {N,T,L,M,S,K} =
+        @inline $M.$f(u::Dual{N,T,L}, v::Dual{M,S,K}) where {N,T,L,M,S,K} =
             L == K ? $f(promote(u, v)...) : L > K ? $(Symbol(:by_first_, f))(u, v) : $(Symbol(:by_second_, f))(u, v)
         @inline function $(Symbol(:by_first_, f))(u::Dual, b)
             a = u.value
@@ -296,8 +304,8 @@ for (f, y, da, db) in BINARY
         end
     end
     for R in (:AbstractFloat, :Integer, :Rational, :AbstractIrrational)
-        f === :^ && R === :Integer || @eval @inline Base.$f(u::Dual, b::$R) = $(Symbol(:by_first_, f))(u, b)
-        f in (:copysign, :flipsign) || @eval @inline Base.$f(a::$R, v::Dual) = $(Symbol(:by_second_, f))(a, v)
+        f === :^ && R === :Integer || @eval @inline $M.$f(u::Dual, b::$R) = $(Symbol(:by_first_, f))(u, b)
+        f in (:copysign, :flipsign) || @eval @inline $M.$f(a::$R, v::Dual) = $(Symbol(:by_second_, f))(a, v)
     end
 end
 Base.log(::Irrational{:ℯ}, v::Dual) = log(v)
@@ -356,7 +364,7 @@ const UNARY = (
     (:sign, :(zero(y))),
     (:sec, :(y * tan(a))), (:csc, :(-y * cot(a))), (:cot, :(-(1 + y * y))),
     (:sind, :($DEGREE * cosd(a))), (:cosd, :(-$DEGREE * sind(a))), (:tand, :($DEGREE * (1 + y * y))),
-    (:sinpi, :(oftype(y, pi) * cospi(a))), (:cospi, :(-oftype(y, pi) * sinpi(a))), (:sinc, :(cosc(a))),
+    (:sinpi, :(oftype(y, pi) * cospi(a))), (:cospi, :(-oftype(y, pi) * sinpi(a))), (:sinc, :(sinc_slope(y, a))),
     (:asec, :(inv(abs(a) * sqrt(a * a - 1)))), (:acsc, :(-inv(abs(a) * sqrt(a * a - 1)))), (:acot, :(-inv(1 + a * a))),
     (:sech, :(-y * tanh(a))),
     (:csch, :(-y * coth(a))), (:coth, :((1 - y) * (1 + y))),
@@ -373,6 +381,7 @@ end
 @inline Base.sin(u::Dual) = ((s, c) = sincos(u.value); chained(u, s, c))
 @inline Base.cos(u::Dual) = ((s, c) = sincos(u.value); chained(u, c, -s))
 @inline Base.sincos(u::Dual) = ((s, c) = sincos(u.value); (chained(u, s, c), chained(u, c, -s)))
+Base.cosc(u::Dual) = sinc_slope(nothing, u)  # Base's own cancels near 0, and has a constant there
 Base.ldexp(u::Dual, n::Integer) = chained(u, ldexp(u.value, n), ldexp(one(u.value), n))
 
 """`f` at a dual number, whose derivative at `a` is `slope(a, f(a))`."""

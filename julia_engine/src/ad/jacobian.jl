@@ -8,21 +8,26 @@ containers: one like the result whose leaves are ones like `x`, of a matrix each
 
 `mode` is `:forward` (a pass for each column) or `:reverse` (one for each row); `nothing` takes the fewer passes.
 
-There is no `chunk` as in the numpy engine, whose passes push many tangents at once to save its calls' overhead; a pass
-here is instructions of the tape. Plain Julia functions have chunks of partial derivatives: [`forward_jacobian`](@ref).
+The derivative is traced for one direction, and applied to `chunk` of them at once, as [`vmap`](@ref) does it; `nothing`: to as
+many as fit into the cache. Where it has ops without a batching rule (loops, decompositions, opaque rules), each direction is a
+pass of its own. Plain Julia functions have chunks of partial derivatives, too: [`forward_jacobian`](@ref).
 """
-function jacobian(f, x; mode=nothing)
+function jacobian(f, x; mode=nothing, chunk=nothing)
+    check_chunk("jacobian", chunk)
     mode === nothing || Symbol(mode) in (:forward, :reverse) ||
         throw(ConfigurationError("jacobian: expected the mode :forward or :reverse, got $(repr(mode))"))
-    return jacobian_of("jacobian", f, x, mode)
+    return jacobian_of("jacobian", f, x, mode, chunk)
 end
 
-function jacobian_of(name::String, @nospecialize(f), @nospecialize(x), @nospecialize(mode))
+check_chunk(name::String, @nospecialize(chunk)) = chunk === nothing || chunk isa Integer && !(chunk isa Bool) && chunk >= 1 ||
+    throw(ConfigurationError("$name: chunk must be a number of directions from 1 on, or nothing, got $(repr(chunk))"))
+
+function jacobian_of(name::String, @nospecialize(f), @nospecialize(x), @nospecialize(mode), @nospecialize(chunk))
     call = recorded_call(name, f, [1], (x,))
     columns = sum(Int[length(v) for v in call.variables])
     rows = sum(Int[length(y) for y in call.outputs])
     forward = mode === nothing ? columns <= rows : Symbol(mode) === :forward
-    blocks = afterwards(() -> (forward ? by_columns : by_rows)(call), call)
+    blocks = afterwards(() -> (forward ? by_columns : by_rows)(call, chunk), call)
     matrices = shown(blocks, call.plain, Any[])
     n = length(call.variables)
     found = Any[unflatten(call.arguments[1], matrices[(i-1)*n+1:i*n]) for i in 1:length(call.outputs)]
@@ -30,26 +35,74 @@ function jacobian_of(name::String, @nospecialize(f), @nospecialize(x), @nospecia
 end
 
 """The blocks of the Jacobian, output by output and in each of them variable by variable."""
-function by_rows(call::Call)
+function by_rows(call::Call, chunk)
     own = Set{Tensor}(call.variables)
     order = Tensor[x for x in topological_sort(call.outputs, call.level) if !(x in own)]
     blocks = Tensor[]
     for y in call.outputs
-        found = [or_zeros(gradients(Tensor[y], Tensor[seed], call.variables; within=order), call.variables)
-                 for seed in directions(y)]
-        for k in eachindex(call.variables)
-            push!(blocks, astype(transpose(side_by_side(Tensor[g[k] for g in found], call.variables[k])), y.eltype))
+        pull(seed) = or_zeros(gradients(Tensor[y], Tensor[seed], call.variables; within=order), call.variables)
+        for rows in in_directions(pull, y, call.variables, chunk)
+            push!(blocks, astype(transpose(rows), y.eltype))
         end
     end
     return blocks
 end
 
-function by_columns(call::Call)
+function by_columns(call::Call, chunk)
     order = topological_sort(call.outputs, call.level)
-    found = [[pushed_forward(call.outputs, Dict{Tensor,Tensor}(v => t), order) for t in directions(v)]
+    found = [in_directions(t -> pushed_forward(call.outputs, Dict{Tensor,Tensor}(v => t), order), v, call.outputs, chunk)
              for v in call.variables]
-    return Tensor[side_by_side(Tensor[column[i] for column in found[k]], call.outputs[i])
-                  for i in eachindex(call.outputs) for k in eachindex(call.variables)]
+    return Tensor[found[k][i] for i in eachindex(call.outputs) for k in eachindex(call.variables)]
+end
+
+"""Elements that the directions of one array have together, at most: more of them fall out of the processor's cache."""
+const AT_ONCE = 100_000
+
+"""
+For each of `likes` a matrix: what `linear`, a function to tensors like these, makes of the directions of `x`, in columns. It is
+traced for one direction and applied to many of them at once, where all its ops have batching rules.
+"""
+function in_directions(@nospecialize(linear), x::Tensor, likes::Vector{Tensor}, chunk)
+    n = length(x)
+    program = n < 2 ? nothing : derivative_program(linear, x)
+    if program === nothing
+        found = [linear(direction) for direction in directions(x)]
+        return Tensor[side_by_side(Tensor[column[i] for column in found], likes[i]) for i in eachindex(likes)]
+    end
+    longest = maximum(Int[n; Int[length(y) for y in likes]])
+    step = chunk === nothing ? max(1, AT_ONCE ÷ max(longest, 1)) : Int(chunk)
+    parts = [Tensor[] for _ in likes]
+    for first in 1:step:n
+        count_ = min(step, n - first + 1)
+        columns, mapped = batched(program, count_, Tensor[directions(x, first, count_)], [true])
+        for (part, y, m, like_) in zip(parts, columns, mapped, likes)
+            push!(part, reshape_to(m ? y : for_each(y, count_), Int[length(like_), count_]))
+        end
+    end
+    return Tensor[length(part) == 1 ? part[1] : concatenate(part, 2) for part in parts]
+end
+
+"""The program from one direction of `x` to what `linear` makes of it, or `nothing` where an op of it has no batching rule."""
+function derivative_program(@nospecialize(linear), x::Tensor)
+    own = symbol(x.eltype, x.dims)
+    outputs, nodes = nested_trace(() -> linear(own))
+    program = traced(nodes, Tensor[own], outputs)
+    moves = Set{Tensor}(program.inputs)
+    for e in program.equations
+        any(a -> a in moves, e.inputs) || continue
+        e.op.batch === nothing && !e.op.elementwise && return nothing
+        union!(moves, e.outputs)
+    end
+    return program
+end
+
+"""`n` directions of `x`, from that of element `first` on, along a last axis."""
+function directions(x::Tensor, first::Int, n::Int)
+    d = fill!(new_array(x.eltype, Int[length(x), n]), 0)
+    for k in 1:n
+        d[first+k-1, k] = 1
+    end
+    return reshape_to(Constant(d), Int[x.dims; n])
 end
 
 """For each element of `x` the direction in which it alone moves, by one."""
@@ -76,9 +129,12 @@ cost is that of a few gradients, whatever the size. `x` may be a container.
 hvp(f, x, v) = jvp(grad(f), (x,), (v,))[2]
 
 """
-    hessian(f, x)
+    hessian(f, x; chunk=nothing)
 
 The second derivatives of a scalar function by all elements of `x`, as a matrix: forward mode over the gradient. For a
 container: one like `x` of ones like `x`, as [`jacobian`](@ref) has it.
 """
-hessian(f, x) = jacobian(grad(f), x; mode=:forward)
+function hessian(f, x; chunk=nothing)
+    check_chunk("hessian", chunk)
+    return jacobian_of("hessian", grad(f), x, :forward, chunk)
+end

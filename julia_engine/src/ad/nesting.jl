@@ -25,7 +25,7 @@ derivative_of_elements(@nospecialize(f), x::Elements) = Elements(as_tensor(
 
 """What [`forward_gradient`](@ref) returns, by the ops' forward-mode rules."""
 function forward_gradient_by_ops(@nospecialize(f), @nospecialize(x))
-    g = jacobian_of("forward_gradient", v -> one_number(f(v)), as_float(x), :forward)
+    g = jacobian_of("forward_gradient", v -> one_number(f(v)), as_float(x), :forward, nothing)
     return reshape(g, size(x))
 end
 one_number(x::Union{Tensor,Real}) = length(x) == 1 ? reshape_to(as_tensor(x), Int[]) : DualNumbers.number(Val(0), summary_of(x))
@@ -34,7 +34,7 @@ summary_of(x::Tensor) = Array(zeros(size(x)))
 
 """What [`forward_jacobian`](@ref) returns, by the ops' forward-mode rules."""
 forward_jacobian_by_ops(@nospecialize(f), @nospecialize(x)) =
-    jacobian_of("forward_jacobian", v -> one_vector(f(v)), as_float(x), :forward)
+    jacobian_of("forward_jacobian", v -> one_vector(f(v)), as_float(x), :forward, nothing)
 
 one_vector(x::Tensor) = vec(x)
 one_vector(x::Real) = reshape_to(as_tensor(x), Int[1])

@@ -12,15 +12,13 @@ end
 
 # Smooth ones ----------------------------------------------------------------------------------------------------------
 
-silu_slope(y, x) = (share = SIGMOID(x); share .+ y .* (1 .- share))
+const SILU_SLOPE = :(sigmoid(x) + y * (1 - sigmoid(x)))
 
 # Φ(x) + x φ(x) with the normal distribution and its density: exact where Φ is small.
-gelu_slope(y, x) = 0.5 .* ERFC(MUL(-sqrt(0.5), x)) .+ x .* EXP(MUL(-0.5, SQUARE(x))) .* (1 / sqrt(2pi))
+const GELU_SLOPE = :(0.5 * erfc($(-sqrt(0.5)) * x) + $(1 / sqrt(2pi)) * (x * exp(-0.5 * x^2)))
 
-function gelu_tanh_slope(y, x)
-    squared = SQUARE(x)
-    t = TANH(x .* (Kernels.GELU_LINEAR .+ Kernels.GELU_CUBIC .* squared))
-    return 0.5 .* (1 .+ t) .+ 0.5 .* x .* (1 .- SQUARE(t)) .* (Kernels.GELU_LINEAR .+ 3 * Kernels.GELU_CUBIC .* squared)
+const GELU_TANH_SLOPE = let t = :(tanh(x * ($(Kernels.GELU_LINEAR) + $(Kernels.GELU_CUBIC) * x^2)))
+    :(0.5 * (1 + $t) + 0.5 * (x * ((1 - $t^2) * ($(Kernels.GELU_LINEAR) + $(3 * Kernels.GELU_CUBIC) * x^2))))
 end
 
 """
@@ -29,24 +27,29 @@ end
 x times the normal distribution function of x (Hendrycks and Gimpel 2016), exactly, or by their tanh; elementwise on tensors.
 """
 gelu(x::Tensor, approximate::Bool=false) = approximate ? GELU_TANH(x) : GELU(x)
-gelu(x::AbstractFloat, approximate::Bool=false) = approximate ? gelu_tanh(x) : Kernels.plain_gelu(x)
-gelu(x::Real, approximate::Bool=false) = gelu(float(x), approximate)
+gelu(x::AbstractFloat) = Kernels.plain_gelu(x)
+gelu(x::Real) = gelu(float(x))
+gelu(x::Real, approximate::Bool) = approximate ? gelu_tanh(x) : gelu(x)
 
-const SILU = elementwise("silu", silu_slope; functions=(silu,), doc="x sigmoid(x)")
-const GELU = elementwise("gelu", gelu_slope; functions=(gelu,), doc="x times the normal distribution function of x")
-const GELU_TANH = elementwise("gelu_tanh", gelu_tanh_slope; functions=(gelu_tanh,), doc="gelu with a tanh in place of erf")
+const SILU = elementwise("silu", SILU_SLOPE; functions=(silu,), doc="x sigmoid(x)")
+const GELU = elementwise("gelu", GELU_SLOPE; functions=(gelu,), doc="x times the normal distribution function of x")
+const GELU_TANH = elementwise("gelu_tanh", GELU_TANH_SLOPE; functions=(gelu_tanh,), doc="gelu with a tanh in place of erf")
 DOTTED[gelu] = (x, approximate=false) -> gelu(x, approximate)
 
 # Bent ones ------------------------------------------------------------------------------------------------------------
 #
 # The slope, or the limit, of the negative side is an operand: a number, or a parameter with a gradient of its own.
 
+"""A plain number beside `x`, in the type of that; a dual number stays one."""
+weak(x::Union{AbstractFloat,DualNumber}, number::Union{AbstractFloat,Integer}) = oftype(x, number)
+weak(x::Real, number::Real) = number
+
 """
     leaky_relu(x, slope=0.01)
 
 x where it is above 0, else x times `slope`, which may be a parameter (PReLU); elementwise on tensors.
 """
-leaky_relu(x::Real, slope::Real=0.01) = x > 0 ? x : x * oftype(x, slope)
+leaky_relu(x::Real, slope::Real=0.01) = x > 0 ? x : x * weak(x, slope)
 leaky_relu(x::Tensor, slope=0.01) = LEAKY_RELU(x, slope)
 
 """
@@ -54,7 +57,7 @@ leaky_relu(x::Tensor, slope=0.01) = LEAKY_RELU(x, slope)
 
 x where it is above 0, else alpha (exp(x) - 1) (Clevert et al. 2015); elementwise on tensors.
 """
-elu(x::Real, alpha::Real=1) = x > 0 ? x : oftype(x, alpha) * expm1(x)
+elu(x::Real, alpha::Real=1) = x > 0 ? x : weak(x, alpha) * expm1(x)
 elu(x::Tensor, alpha=1) = ELU(x, alpha)
 
 const LEAKY_RELU = elementwise("leaky_relu", (y, x, slope) -> choose(GREATER(x, 0), 1, slope),

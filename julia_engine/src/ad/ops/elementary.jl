@@ -124,7 +124,7 @@ const DEG2RAD = elementwise("deg2rad", pi / 180; functions=(deg2rad,), doc="degr
 const RAD2DEG = elementwise("rad2deg", 180 / pi; functions=(rad2deg,), doc="radians as degrees")
 
 # (cos πx - sinc x) / x, which cancels near 0: there its series, so that the derivatives of every order are right.
-function sinc_slope(y, x)
+function sinc_slope(y, x::Tensor)
     near = LESS(ABS(x), 0.25)
     z = choose(near, SQUARE(MUL(pi, x)), 0)
     series = MUL(z, 0)
@@ -133,6 +133,14 @@ function sinc_slope(y, x)
     end
     away = choose(near, 1, x)
     return choose(near, MUL(MUL(pi^2, x), series), DIV(SUB(COS(MUL(pi, away)), SINC(away)), away))
+end
+function sinc_slope(y, x::Real)
+    abs(x) < 0.25 || return (cospi(x) - sinc(x)) / x
+    z, series = (oftype(x, pi) * x)^2, zero(x)
+    for k in 9:-1:1
+        series = series * z + oftype(x, 2k * (-1.0)^k / factorial(2k + 1))
+    end
+    return oftype(x, pi)^2 * x * series
 end
 const SINC = elementwise("sinc", sinc_slope; functions=(sinc,), doc="sin(πx) / (πx), and 1 at 0")
 

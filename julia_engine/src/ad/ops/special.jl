@@ -12,11 +12,11 @@ end
 @doc "1 - erf(x), exact where that is small; elementwise on tensors." erfc
 @doc "log |Γ(x)|; elementwise on tensors." gammaln
 
-const ERF = elementwise("erf", (y, x) -> MUL(2 / sqrt(pi), EXP(NEG(SQUARE(x)))); functions=(erf,),
+const ERF = elementwise("erf", :($(2 / sqrt(pi)) * exp(-(x^2))); functions=(erf,),
     doc="the error function 2/√π ∫₀ˣ exp(-t²) dt")
-const ERFC = elementwise("erfc", (y, x) -> MUL(-2 / sqrt(pi), EXP(NEG(SQUARE(x)))); functions=(erfc,),
+const ERFC = elementwise("erfc", :($(-2 / sqrt(pi)) * exp(-(x^2))); functions=(erfc,),
     doc="1 - erf(x), exact where that is small")
-const GAMMALN = elementwise("gammaln", (y, x) -> digamma(x); functions=(gammaln,), doc="log |Γ(x)|")
+const GAMMALN = elementwise("gammaln", :(digamma(x)); functions=(gammaln,), doc="log |Γ(x)|")
 
 const POLYGAMMA = register!(Op("polygamma", (inputs, attrs) -> (copy(inputs[1].dims), check_float(inputs[1].eltype)); batch=trailing,
     forward=(p, out, inputs, attrs) ->
