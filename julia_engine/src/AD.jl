@@ -8,8 +8,8 @@ module AD
 
 using Libdl: Libdl
 using LinearAlgebra
-using LinearAlgebra: I, LAPACKException, PosDefException, SingularException, Symmetric, cholesky, cross, det, diag, diagm, dot, kron, logabsdet, lu, norm, pinv, qr,
-    svd, tr, tril, triu
+using LinearAlgebra: I, LAPACKException, PosDefException, SingularException, Symmetric, cholesky, cross, det, diag, diagm, dot, kron, logabsdet, lu, norm,
+    normalize, opnorm, pinv, qr, svd, svdvals, tr, tril, triu
 using Random: MersenneTwister
 using Serialization: Serialization
 using Statistics: Statistics, mean, median, quantile, std, var
@@ -53,6 +53,7 @@ include("ad/ops/convolution.jl")
 include("ad/ops/pooling.jl")
 include("ad/ops/interpolation.jl")
 include("ad/ops/random.jl")
+include("ad/ops/julia_functions.jl")
 
 # programs: tracing, closing over, simplifying
 include("ad/program.jl")

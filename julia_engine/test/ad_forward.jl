@@ -34,7 +34,7 @@ end
 
 @testset "functions of two arguments, by each and by both" begin
     for name in first.(BINARY)
-        f = getfield(Base, name)
+        f = name === :logaddexp ? logaddexp : getfield(Base, name)
         for (a, b) in ((1.7, 0.6), (0.8, 2.3), (2.9, 2.2))
             by_a, by_b = central(t -> f(t, b), a), central(t -> f(a, t), b)
             @test isapprox(derivative(t -> f(t, b), a), by_a; rtol=1e-7, atol=1e-8)

@@ -199,7 +199,6 @@ RENAMED = {
 PYTHON_ONLY = {
     **{f"ad/{folder}/__init__.py": "makes the folder a package" for folder in ("ops", "compile", "control")},
     "ad/draw.py": "pictures of graphs, for which one engine is enough",
-    "ad/control/while_loop.py": "loops on a value in compiled functions; Julia's work where they are not compiled",
     "ad/compile/reassociation.py": "gradients' sums added early; in Julia they are added where they come up",
     "ad/ops/arguments.py": "numpy's own signatures, and what is refused of them; Julia's methods say so themselves",
     "ad/ops/numpy_functions.py": "numpy's functions that are made of ops, and that only numpy has a name for",
@@ -212,6 +211,7 @@ JULIA_ONLY = {
     "ad/dual_numbers.jl": "forward mode of plain Julia functions, by numbers that carry derivatives",
     "ad/compile/fused_pooling.jl": "convolutions with their max-pool; the numpy engine's are in fusion and ops",
     "ad/lowering.jl": "the instructions that kernels are made of; the numpy engine's kernels are numpy's calls",
+    "ad/ops/julia_functions.jl": "Julia's functions that are made of ops, and that only Julia has a name for",
     "ad/compile/tiles.jl": "fused regions of elementwise ops, done tile by tile; numpy has calls instead",
     "ad/kernels/*": "the loops that a tape runs; the numpy engine's are numpy's",
     "ad/nesting.jl": "dual numbers that meet tensors; the numpy engine has no dual numbers",

@@ -560,6 +560,7 @@ def cases() -> Iterator[Case]:
     yield from normalisations()
     yield from attentions()
     yield from resizings()
+    yield from volumes()
 
 
 def elementwise() -> Iterator[Case]:
@@ -1159,6 +1160,39 @@ def resized(x, size, mode="nearest", align_corners=False):
             found.append(np.take(x, first, axis) * (1 - share) + behind * share)
         x = np.stack(found, axis)
     return x
+
+
+def volumes() -> Iterator[Case]:
+    """Convolution and pooling over three axes, and a transpose with more behind the end than the stride."""
+    for x, weight, at in (
+        ((1, 1, 2, 3, 3), (2, 1, 2, 2, 1), {}), ((2, 1, 1, 1, 2), (1, 1, 1, 1, 1), {}), ((0, 1, 2, 2, 2), (1, 1, 2, 1, 2), {}),
+        ((1, 2, 3, 2, 3), (2, 1, 2, 1, 2), {"groups": 2, "stride": (2, 1, 1), "padding": (1, 0, 0, 0, 0, 1)}),
+        ((1, 1, 3, 2, 4), (1, 1, 2, 1, 2), {"dilation": (2, 1, 3)}),
+    ):  # fmt: skip
+        yield Case("conv", convolved, (x, weight), (anything,), at)
+    for x, weight, at in (
+        ((1, 2, 2, 1, 2), (2, 1, 2, 2, 1), {}),
+        ((1, 2, 2, 1, 2), (2, 1, 2, 1, 2), {"groups": 2, "stride": (2, 1, 3), "padding": (1, 0, 0, 0, 0, 1)}),
+        ((1, 1, 2, 1, 1), (1, 2, 2, 1, 2), {"stride": (3, 1, 1), "output_padding": (2, 0, 0), "dilation": (1, 1, 2)}),
+        ((1, 1, 3), (1, 1, 2), {"dilation": 3, "output_padding": 2}),
+        ((1, 1, 3), (1, 2, 2), {"dilation": 3, "output_padding": 2, "padding": 1}),
+        ((1, 2, 2), (2, 1, 3), {"dilation": 4, "output_padding": 3, "padding": 3, "stride": 2, "groups": 2}),
+    ):  # fmt: skip
+        yield Case("conv_transpose", spread_out, (x, weight), (anything,), at)
+    for x, at in (
+        ((1, 1, 2, 3, 4), {"window": (2, 2, 2)}), ((1, 2, 3, 2, 2), {"window": (2, 1, 2), "stride": 1}),
+        ((1, 1, 3, 2, 3), {"window": (2, 2, 2), "stride": (2, 1, 1), "padding": (1, 0, 0, 1, 1, 1)}),
+    ):  # fmt: skip
+        yield Case("max_pool", max_pooled, (x,), (apart,), at)
+        yield Case("avg_pool", avg_pooled, (x,), (anything,), at)
+        # Of equal elements the first one wins.
+        yield Case(
+            "max_pool", max_pooled, (x,), (ties,), at, gradient=lambda g, x, **at: [max_pool_gradient(g, x, **at)]
+        )
+    at = {"window": (2, 2, 2), "dilation": (2, 1, 1), "ceil_mode": True, "padding": (1, 1, 0, 0, 0, 1)}
+    yield Case("max_pool", widely_pooled(np.max), ((1, 1, 3, 3, 3),), (apart,), at)
+    for more in ({}, {"count_padding": False}):
+        yield Case("avg_pool", widely_pooled(np.mean), ((1, 1, 3, 3, 3),), (anything,), {**at, **more})
 
 
 def spread_out(x, weight, stride=1, padding=0, output_padding=0, dilation=1, groups=1):

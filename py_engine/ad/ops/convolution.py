@@ -36,7 +36,7 @@ from py_engine.ad.op import (
     multilinear_jvp,
 )
 from py_engine.ad.ops.arguments import is_whole
-from py_engine.ad.ops.shape import add_into, all_mapped, for_each, in_batches, moveaxis, reshape
+from py_engine.ad.ops.shape import add_into, all_mapped, for_each, in_batches, moveaxis, pad, reshape
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ShapeError
 
@@ -628,8 +628,7 @@ def conv_transpose(
     Args:
         stride: steps between the places at which neighbouring elements add.
         padding: elements of the result that are cut off: one number, one per axis, or a pair (before, after) per axis.
-        output_padding: elements more at the end of the result, fewer than the stride: the lengths that `conv` makes the
-            same of differ by so much.
+        output_padding: elements more at the end of the result, fewer than the stride or the dilation.
         dilation, groups: as those of `conv`.
 
     Returns:
@@ -648,8 +647,15 @@ def conv_transpose(
             )
         steps, pads = per_axis("stride", stride, axes), paddings(padding, axes)
         more, apart = per_axis("output_padding", output_padding, axes, 0), per_axis("dilation", dilation, axes)
-        if any(n >= s for n, s in zip(more, steps, strict=True)):
-            raise ShapeError(f"output_padding must be less than the stride {steps}, actual {more}")
+        if any(n >= max(s, d) for n, s, d in zip(more, steps, apart, strict=True)):
+            raise ShapeError(
+                f"output_padding must be less than the stride {steps} or the dilation {apart}, actual {more}"
+            )
+        # More than the stride is less padding, and zeros where there is none left: nothing is added so far behind the end.
+        taken = tuple(n if n >= s else 0 for n, s in zip(more, steps, strict=True))
+        behind = tuple(max(n - after, 0) for n, (_, after) in zip(taken, pads, strict=True))
+        pads = tuple((before, max(after - n, 0)) for n, (before, after) in zip(taken, pads, strict=True))
+        more = tuple(n - t for n, t in zip(more, taken, strict=True))
         lengths = tuple(
             (n - 1) * s + d * (k - 1) + 1 - before - after + extra
             for n, s, d, k, (before, after), extra in zip(
@@ -661,4 +667,5 @@ def conv_transpose(
         number = per_axis("groups", groups, 1)[0]
     except ShapeError as error:
         raise ShapeError(f"conv_transpose: {error}") from None
-    return CONV_INPUT_GRADIENT(x, weight, lengths=lengths, stride=steps, padding=pads, dilation=apart, groups=number)
+    y = CONV_INPUT_GRADIENT(x, weight, lengths=lengths, stride=steps, padding=pads, dilation=apart, groups=number)
+    return pad(y, [(0, 0), (0, 0), *((0, n) for n in behind)]) if any(behind) else y

@@ -1,5 +1,5 @@
 # Convolution over one or two axes, and its two derivatives. It is linear in each operand, so the three ops are closed
-# under differentiation: the derivatives of each are the other two.
+# under differentiation: the derivatives of each are the other two. Over more axes it is made of these.
 #
 # Sizes: x (W, C, N) or (W, H, C, N); weight (kw, C / groups, F) or (kw, kh, C / groups, F). This is cross-correlation, as
 # in the other frameworks: the kernel is not turned round. Attributes stand in the order of the spatial axes, first axis
@@ -38,9 +38,10 @@ end
 spatial(x::Tensor) = x.dims[1:end-2]
 spatial(m::Memory) = m.dims[1:end-2]
 
-function check_convolved(x::Vector{Int}, weight::Vector{Int}, groups::Int)
-    length(x) in (3, 4) && length(weight) == length(x) || throw(ShapeError("expected an input (W, C, N) or (W, H, C, N) " *
-        "and a weight (kw, C, F) or (kw, kh, C, F), got sizes $(Tuple(x)) and $(Tuple(weight))"))
+function check_convolved(x::Vector{Int}, weight::Vector{Int}, groups::Int, axes::Int=2)
+    1 <= length(x) - 2 <= axes && length(weight) == length(x) || throw(ShapeError("expected an input (W, C, N) or (W, H, C, N) " *
+        "and a weight (kw, C, F) or (kw, kh, C, F)$(axes > 2 ? ", or both with more axes" : ""), got sizes $(Tuple(x)) and " *
+        "$(Tuple(weight))"))
     x[end-1] == weight[end-1] * groups && weight[end] % groups == 0 || throw(ShapeError(
         "an input of size $(Tuple(x)) has $(x[end-1]) channels; a weight of size $(Tuple(weight)) in $groups " *
         "group$(groups == 1 ? "" : "s") takes $(weight[end-1] * groups)" *
@@ -233,21 +234,62 @@ function each_side(what::String, @nospecialize(value), n::Int)
     return reduce(vcat, Vector{Int}[each_axis(what, part, 2, 0) for part in parts])
 end
 
+# More than two axes: what a window holds along the last one becomes channels, and where it lies samples.
+
+"""Convolution of checked operands."""
+function convolved(x::Tensor, w::Tensor, stride::Vector{Int}, padding::Vector{Int}, dilation::Vector{Int}, groups::Int)
+    n = length(stride)
+    n <= 2 && return apply(CONV, Tensor[x, w],
+        attributes(:stride => stride, :padding => padding, :dilation => dilation, :groups => groups))
+    k, before, after = w.dims[n], x.dims[1:n-1], padding[2n-1:2n]
+    out = window_counts(spatial(x), spatial(w), stride, padding, dilation)
+    k == 0 && return spread_to(literal(x.eltype, 0), Int[out; w.dims[end]; x.dims[end]])
+    wide = pad(x, [d == n ? Tuple(after) : (0, 0) for d in 1:n+2])
+    starts = 1 .+ dilation[n] .* (0:k-1)
+    windows = stack(Tensor[part_of(wide, n, range(start; step=stride[n], length=out[n])) for start in starts]; dims=n)
+    channels = permuted(windows, Int[1:n; n + 2; n + 1; n + 3])
+    seen = reshape_to(channels, Int[before; k * x.dims[n+1]; out[n] * x.dims[end]])
+    weight = reshape_to(w, Int[w.dims[1:n-1]; k * w.dims[n+1]; w.dims[end]])
+    y = convolved(seen, weight, stride[1:n-1], padding[1:2n-2], dilation[1:n-1], groups)
+    return permuted(reshape_to(y, Int[out[1:n-1]; w.dims[end]; out[n]; x.dims[end]]), Int[1:n-1; n + 1; n; n + 2])
+end
+
+"""Its transpose, with a result of these lengths."""
+function spread_out(x::Tensor, w::Tensor, stride::Vector{Int}, padding::Vector{Int}, dilation::Vector{Int}, groups::Int,
+        lengths::Vector{Int})
+    n = length(stride)
+    channels = w.dims[n+1] * groups
+    n <= 2 && return apply(CONV_INPUT_GRADIENT, Tensor[x, w], attributes(:stride => stride, :padding => padding,
+        :dilation => dilation, :groups => groups, :dims => Int[lengths; channels; x.dims[end]]))
+    k, m, before = w.dims[n], x.dims[n], padding[2n-1]
+    k == 0 && return spread_to(literal(x.eltype, 0), Int[lengths; channels; x.dims[end]])
+    flat = reshape_to(permuted(x, Int[1:n-1; n + 1; n; n + 2]), Int[x.dims[1:n-1]; x.dims[n+1]; m * x.dims[end]])
+    weight = reshape_to(w, Int[w.dims[1:n-1]; k * w.dims[n+1]; w.dims[end]])
+    y = spread_out(flat, weight, stride[1:n-1], padding[1:2n-2], dilation[1:n-1], groups, lengths[1:n-1])
+    # What each place of the kernel adds, for all places of x: they lie `stride` apart.
+    each = permuted(reshape_to(y, Int[lengths[1:n-1]; k; channels; m; x.dims[end]]), Int[1:n-1; n + 2; n + 1; n + 3; n])
+    parts = Tensor[part_of(each, n + 3, j:j) for j in 1:k]
+    parts = Tensor[reshape_to(part, part.dims[1:end-1]) for part in parts]
+    dims = Int[lengths[1:n-1]; max(dilation[n] * (k - 1) + stride[n] * (m - 1) + 1, before + lengths[n]); channels; x.dims[end]]
+    places = Index[Index([d == n ? (1 + dilation[n] * j, stride[n], m) : whole_axis(dims[d]) for d in 1:n+2]) for j in 0:k-1]
+    return part_of(assemble(parts, places, dims), n, before+1:before+lengths[n])
+end
+
 """
     conv(x, weight; stride=1, padding=0, dilation=1, groups=1)
 
 Cross-correlation of x (W, C, N) with a weight (kw, C / groups, F), giving (W', F, N), or of (W, H, C, N) with (kw, kh, C /
-groups, F), giving (W', H', F, N). Settings are one number, or one for each of the first axes; padding also a pair (before,
-after) for each. Throws a `ShapeError` where the sizes do not fit.
+groups, F), giving (W', H', F, N), or over more axes in the same order. Settings are one number, or one for each of these axes;
+padding also a pair (before, after) for each. Throws a `ShapeError` where the sizes do not fit.
 """
 function conv(@nospecialize(x), @nospecialize(weight); stride=1, padding=0, dilation=1, groups::Integer=1)
     a, w = as_tensors((x, weight))
     n = ndims(a) - 2
-    n in (1, 2) || check_convolved(a.dims, w.dims, 1)
     groups >= 1 || throw(ShapeError("conv: groups must be at least 1, got $groups"))
-    return apply(CONV, Tensor[a, w], attributes(:stride => each_axis("conv: stride", stride, n, 1),
-        :padding => each_side("conv: padding", padding, n), :dilation => each_axis("conv: dilation", dilation, n, 1),
-        :groups => Int(groups)))
+    check_convolved(a.dims, w.dims, Int(groups), typemax(Int))
+    check_float(common_eltype(Tensor[a, w]))
+    return convolved(a, w, each_axis("conv: stride", stride, n, 1), each_side("conv: padding", padding, n),
+        each_axis("conv: dilation", dilation, n, 1), Int(groups))
 end
 
 FUNCTIONS["conv"] = conv
@@ -257,26 +299,34 @@ export conv
     conv_transpose(x, weight; stride=1, padding=0, output_padding=0, dilation=1, groups=1)
 
 The transpose of [`conv`](@ref): each element of x (W, F, N) adds its multiple of a weight (kw, C / groups, F), giving (W', C, N),
-or of (W, H, F, N) with (kw, kh, C / groups, F). `padding` is cut off the result, `output_padding` is more at its end, fewer than
-the stride: the lengths that `conv` makes the same of differ by so much. Throws a `ShapeError` where the sizes do not fit, or nothing
-is left of the result.
+or of (W, H, F, N) with (kw, kh, C / groups, F), or over more axes. `padding` is cut off the result, `output_padding` is more at
+its end, fewer than the stride or the dilation. Throws a `ShapeError` where the sizes do not fit, or nothing is left of the result.
 """
 function conv_transpose(@nospecialize(x), @nospecialize(weight); stride=1, padding=0, output_padding=0, dilation=1, groups::Integer=1)
     a, w = as_tensors((x, weight))
     n = ndims(a) - 2
-    n in (1, 2) && ndims(w) == ndims(a) && a.dims[n+1] == w.dims[end] && !any(==(0), a.dims[1:n]) || throw(ShapeError(
-        "conv_transpose: expected x (W, F, N) or (W, H, F, N) and a weight (kw, C, F) or (kw, kh, C, F), got sizes $(size(a)) and " *
-        "$(size(w))"))
+    n >= 1 && ndims(w) == ndims(a) && a.dims[n+1] == w.dims[end] && !any(==(0), a.dims[1:n]) || throw(ShapeError(
+        "conv_transpose: expected x (W, F, N) or (W, H, F, N) and a weight (kw, C, F) or (kw, kh, C, F), or both with more axes, got " *
+        "sizes $(size(a)) and $(size(w))"))
     groups >= 1 || throw(ShapeError("conv_transpose: groups must be at least 1, got $groups"))
     steps, sides = each_axis("conv_transpose: stride", stride, n, 1), each_side("conv_transpose: padding", padding, n)
     apart, more = each_axis("conv_transpose: dilation", dilation, n, 1), each_axis("conv_transpose: output_padding", output_padding, n, 0)
-    all(more .< steps) || throw(ShapeError(
-        "conv_transpose: output_padding must be less than the stride $(Tuple(steps)), got $(Tuple(more))"))
+    all(more .< max.(steps, apart)) || throw(ShapeError("conv_transpose: output_padding must be less than the stride " *
+        "$(Tuple(steps)) or the dilation $(Tuple(apart)), got $(Tuple(more))"))
+    # More than the stride is less padding, and zeros where there is none left: nothing is added so far behind the end.
+    behind = zeros(Int, n)
+    for d in 1:n
+        more[d] < steps[d] && continue
+        kept = max(sides[2d] - more[d], 0)
+        behind[d], sides[2d], more[d] = max(more[d] - sides[2d], 0), kept, 0
+    end
     lengths = Int[(a.dims[d] - 1) * steps[d] + apart[d] * (w.dims[d] - 1) + 1 - sides[2d-1] - sides[2d] + more[d] for d in 1:n]
     all(>=(1), lengths) || throw(ShapeError(
         "conv_transpose: nothing is left of the result, whose lengths would be $(Tuple(lengths)); use less padding"))
-    return apply(CONV_INPUT_GRADIENT, Tensor[a, w], attributes(:stride => steps, :padding => sides, :dilation => apart,
-        :groups => Int(groups), :dims => Int[lengths; w.dims[n+1] * groups; a.dims[end]]))
+    check_convolved(Int[lengths; w.dims[n+1] * groups; a.dims[end]], w.dims, Int(groups), typemax(Int))
+    check_float(common_eltype(Tensor[a, w]))
+    y = spread_out(a, w, steps, sides, apart, Int(groups), lengths)
+    return all(==(0), behind) ? y : pad(y, [(0, d <= n ? behind[d] : 0) for d in 1:n+2])
 end
 
 FUNCTIONS["conv_transpose"] = conv_transpose

@@ -78,7 +78,12 @@ Base.inv(x::Tensor) = is_scalar(x) ? RECIPROCAL(x) : INV(x)
 LinearAlgebra.det(x::Tensor) = DET(x)
 LinearAlgebra.logabsdet(x::Tensor) = (LOGABSDET(x), DETSIGN(x))
 left_quotient(a, b) = is_scalar(a) ? quotient(b, a) : solved(as_tensors((a, b))...)
-solved(a::Tensor, b::Tensor) = ndims(b) == 1 ? vec(SOLVE(a, scaled_rows(b))) : SOLVE(a, b)
+function solved(a::Tensor, b::Tensor)
+    ndims(b) == 1 && return vec(solved(a, scaled_rows(b)))
+    ndims(a) == 2 && a.dims[1] != a.dims[2] && ndims(b) == 2 && a.dims[1] == b.dims[1] || return SOLVE(a, b)
+    # Least squares; of many solutions the shortest.
+    return times(pinv(a; rtol=minimum(a.dims) * eps(check_float(common_eltype(Tensor[a, b])))), b)
+end
 
 """
     matrix_power(x, n)

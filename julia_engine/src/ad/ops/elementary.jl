@@ -303,8 +303,7 @@ for op in collect(values(TABLE)), f in op.functions
     parentmodule(f) === @__MODULE__() || f === inv || @eval (::$(typeof(f)))(x::Tensor) = is_scalar(x) ? DOTTED[$f](x) :
         throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
 end
-for f in (:exp10, :div, :cld, :divrem, :fldmod, :sec, :csc, :cot, :sinpi, :cospi, :sind, :cosd, :tand, :sincos, :asec, :acsc,
-        :acot, :sech, :csch, :coth, :flipsign, :cosc)
+for f in (:div, :cld, :divrem, :fldmod, :sincos, :flipsign, :cosc)
     @eval Base.$f(x::Tensor) = no_op($f)
     @eval Base.$f(x::Tensor, @nospecialize(y::Union{Number,AbstractArray,GraphNode,Elements})) = no_op($f)
     @eval Base.$f(a::Union{Real,AbstractArray}, x::Tensor) = no_op($f)

@@ -1,4 +1,5 @@
-# Pooling over the first axis or two of (W, C, N) or (W, H, C, N): the largest or the mean element of each window.
+# Pooling over the first axis or two of (W, C, N) or (W, H, C, N): the largest or the mean element of each window. Over more axes
+# it is one pooling after the other.
 #
 # Of equal elements the first in memory is the largest, and NaN is larger than any number. max_pool_gradient puts an
 # upstream gradient to the places of the largest elements, max_pool_gather takes from them: each is the derivative of the
@@ -126,16 +127,36 @@ end
 function pooled(name::String, op::Op, @nospecialize(x), settings, ceil_mode::Bool)
     a = as_tensor(x)
     n = ndims(a) - 2
-    n in (1, 2) || throw(ShapeError("$name: expected size (W, C, N) or (W, H, C, N), got $(size(a))"))
+    n >= 1 || throw(ShapeError("$name: expected size (W, C, N) or (W, H, C, N), or more axes, got $(size(a))"))
     attrs = pool_attrs(name, n, settings...)
-    return apply(op, Tensor[a], ceil_mode ? to_last_windows(a, attrs) : attrs)
+    return pooled(op, a, ceil_mode ? to_last_windows(a, attrs) : attrs)
+end
+
+function pooled(op::Op, x::Tensor, attrs)
+    n = length(attrs.window)
+    n <= 2 && return apply(op, Tensor[x], attrs)
+    check_float(x.eltype)
+    pooled_dims(x.dims, attrs)  # which checks the sizes of all axes
+    # The first two axes for all others, then each other one: of equal elements the first in memory is still the largest.
+    along(axes) = attributes(:window => attrs.window[axes], :stride => attrs.stride[axes],
+        :padding => Int[attrs.padding[k] for d in axes for k in (2d - 1, 2d)], :dilation => attrs.dilation[axes])
+    y = apply(op, Tensor[reshape_to(x, Int[x.dims[1:2]; prod(x.dims[3:end-1]); x.dims[end]])], along(1:2))
+    dims = Int[y.dims[1:2]; x.dims[3:end]]
+    for d in 3:n
+        one = along(d:d)
+        settings = attributes(:window => Int[1; one.window], :stride => Int[1; one.stride], :padding => Int[0, 0, one.padding...],
+            :dilation => Int[1; one.dilation])
+        y = apply(op, Tensor[reshape_to(y, Int[prod(dims[1:d-1]); dims[d]; prod(dims[d+1:end-1]); dims[end]])], settings)
+        dims[d] = y.dims[2]
+    end
+    return reshape_to(y, dims)
 end
 
 """
     max_pool(x, window; stride=window, padding=0, dilation=1, ceil_mode=false)
 
-The largest element of each window over the first axis of (W, C, N), or over the first two of (W, H, C, N). Settings are one number,
-or one for each axis. With `ceil_mode` elements that are left over at the end, too few for a window, have one nevertheless.
+The largest element of each window over the first axis of (W, C, N), over the first two of (W, H, C, N), or over more. Settings are
+one number, or one for each axis. With `ceil_mode` elements that are left over at the end, too few for a window, have one nevertheless.
 """
 max_pool(@nospecialize(x), @nospecialize(window); stride=nothing, padding=0, dilation=1, ceil_mode::Bool=false) =
     pooled("max_pool", MAX_POOL, x, (window, stride, padding, dilation), ceil_mode)

@@ -154,9 +154,8 @@ const NORM = register!(Op("norm", infer_reduction; batch=trailing, forward=forwa
 
 """Euclidean norm of all elements, or over `dims`."""
 LinearAlgebra.norm(x::Tensor; dims=:) = reduced(NORM, x, dims)
-LinearAlgebra.norm(x::Tensor, p::Real; dims=:) = p == 2 ? norm(x; dims=dims) : p == 1 ? sum(abs.(x); dims=dims) :
-    p == Inf && length(x) > 0 ? maximum(abs.(x); dims=dims) :
-    throw(ConfigurationError("norm: on tensors p is 1, 2 or Inf, got $p; write sum(abs.(x) .^ p) .^ (1 / p)"))
+LinearAlgebra.norm(x::Tensor, p::Real; dims=:) =
+    p == 2 ? norm(x; dims=dims) : p == 1 ? sum(abs.(x); dims=dims) : norm_of_order(x, p, dims)
 
 # Extrema --------------------------------------------------------------------------------------------------------------
 

@@ -511,18 +511,17 @@ for (f, advice) in ((:findmax, "take maximum and argmax"), (:findmin, "take mini
         (:findall, "take findall of value(x), or choose() between two results"),
         (:findfirst, "take findfirst of value(x)"), (:findlast, "take findlast of value(x)"),
         (:accumulate, "write it with scan()"), (:mapslices, "write ops with dims"),
-        (:partialsort, "take elements of sort(x)"), (:unique, "take unique(value(x))"))
+        (:unique, "take unique(value(x))"))
     signatures = f in (:findall, :findfirst, :findlast, :findmax, :findmin, :accumulate, :mapslices) ?
         ((:(x::Tensor),), (:(f::Function), :(x::Tensor))) : ((:(x::Tensor), :(@nospecialize(args...))),)
     for signature in signatures
         @eval Base.$f($(signature...); kinds...) = throw(ConfigurationError($("$f is no op of TwinGrad; $advice")))
     end
 end
-for f in (:logdet, :rank, :cond, :eigvals, :eigen, :lu, :normalize, :opnorm)
-    advice = f === :normalize ? "; write x ./ norm(x)" : f === :eigen ? "; eigh(x) is for symmetric matrices" : ""
+for (f, advice) in ((:eigen, "; eigen(Symmetric(x)) is for symmetric matrices"), (:eigvals, "; eigvals(Symmetric(x)) is for symmetric " *
+        "matrices"), (:lu, ""))
     @eval LinearAlgebra.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
         $("$f is no op of TwinGrad" * advice)))
-    f === :normalize && @eval LinearAlgebra.normalize(x::Tensor, ::Real) = normalize(x)  # Julia has one of anything, since 1.12
 end
 LinearAlgebra.mul!(x::Tensor, @nospecialize(args...)) = in_place()
 LinearAlgebra.mul!(c::AbstractVecOrMat, a::Tensor, @nospecialize(args...)) = in_place()

@@ -1,0 +1,148 @@
+# Julia's functions that are made of ops, and that only Julia has a name for; the numpy engine has a file of numpy's.
+
+# Elementary functions -------------------------------------------------------------------------------------------------
+
+"""
+Sine and cosine of an angle of which a quarter turn is `quarter`: what is left of whole quarter turns is small, so that they are
+exact there.
+"""
+function turned_by(x::Tensor, quarter::Real)
+    whole_ = ROUND(DIV(x, quarter))
+    rest = MUL(SUB(x, MUL(whole_, quarter)), pi / 2 / quarter)
+    turns, s, c = MOD(whole_, 4), SIN(rest), COS(rest)
+    pick(a, b, c_, d) = choose(EQUAL(turns, 0), a, choose(EQUAL(turns, 1), b, choose(EQUAL(turns, 2), c_, d)))
+    return pick(s, c, SUB(0, s), NEG(c)), pick(c, SUB(0, s), NEG(c), s)
+end
+
+"""The sign of zero counts, so that acot jumps there, and its derivatives are those on both sides."""
+inverse_cotangent(x::Tensor) = (side = COPYSIGN(1, x); ARCTAN2(side, MUL(side, x)))
+
+for (f, value_) in ((:exp10, x -> elementwise_power(10, x)), (:sec, x -> RECIPROCAL(COS(x))), (:csc, x -> RECIPROCAL(SIN(x))),
+        (:cot, x -> RECIPROCAL(TAN(x))), (:asec, x -> ARCCOS(RECIPROCAL(x))), (:acsc, x -> ARCSIN(RECIPROCAL(x))),
+        (:acot, inverse_cotangent), (:sech, x -> RECIPROCAL(COSH(x))), (:csch, x -> RECIPROCAL(SINH(x))),
+        (:coth, x -> RECIPROCAL(TANH(x))), (:asech, x -> ARCCOSH(RECIPROCAL(x))), (:acsch, x -> ARCSINH(RECIPROCAL(x))),
+        (:acoth, x -> ARCTANH(RECIPROCAL(x))), (:sinpi, x -> turned_by(x, 0.5)[1]), (:cospi, x -> turned_by(x, 0.5)[2]),
+        (:sind, x -> turned_by(x, 90)[1]), (:cosd, x -> turned_by(x, 90)[2]), (:tand, x -> DIV(turned_by(x, 90)...)))
+    @eval begin
+        DOTTED[$f] = $value_
+        Base.$f(x::Elements) = Elements($value_(x.tensor))
+        Base.$f(x::Tensor) = is_scalar(x) ? $value_(x) : throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
+    end
+end
+DOTTED[flipsign] = (a, b) -> MUL(a, COPYSIGN(1, b))
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+Base.rotl90(x::Tensor) = reverse(transpose(x); dims=1)
+Base.rotr90(x::Tensor) = reverse(transpose(x); dims=2)
+Base.rot180(x::Tensor) = reverse(x; dims=(1, 2))
+Base.rotl90(x::Tensor, k::Integer) = (turns = mod(k, 4); turns == 0 ? COPY(x) : turns == 1 ? rotl90(x) : turns == 2 ? rot180(x) : rotr90(x))
+Base.rotr90(x::Tensor, k::Integer) = rotl90(x, -k)
+Base.rot180(x::Tensor, k::Integer) = rotl90(x, 2k)
+
+Base.selectdim(x::Tensor, d::Integer, i) = (axis_along("selectdim", x, d); x[(k == d ? i : Colon() for k in 1:ndims(x))...])
+Base.eachcol(x::Tensor) = (x[:, k] for k in 1:size(x, 2))
+Base.eachrow(x::Tensor) = (x[k, (Colon() for _ in 2:ndims(x))...] for k in 1:size(x, 1))
+Base.eachslice(x::Tensor; dims::Integer) = (selectdim(x, dims, k) for k in 1:size(x, axis_along("eachslice", x, dims)))
+Base.partialsort(x::Tensor, places::Union{Integer,AbstractUnitRange{<:Integer}}; rev::Bool=false, kinds...) =
+    (refuse_keywords("partialsort", kinds); sort(x; rev=rev)[places])
+
+Base.accumulate(::typeof(+), x::Tensor; dims=nothing) = cumsum(x; dims=dims)
+Base.accumulate(::typeof(*), x::Tensor; dims=nothing) = cumprod(x; dims=dims)
+
+# Norms and determinants -------------------------------------------------------------------------------------------------
+
+"""The norm of any order `p`, by elements scaled to the largest one; subgradient 0 at the origin."""
+function norm_of_order(x::Tensor, p::Real, dims)
+    isempty(x.dims) || length(x) > 0 || return norm(x; dims=dims)
+    p == Inf && return maximum(abs.(x); dims=dims)
+    p == -Inf && return minimum(abs.(x); dims=dims)
+    p == 0 && return count(x; dims=dims)
+    axes_ = normalize_axes(dims, ndims(x))
+    sizes = ABS(x)
+    largest = STOP_GRADIENT(apply(MAX, Tensor[sizes], attributes(:axes => axes_, :keep => true)))
+    scale = choose(LOGICAL_AND(GREATER(largest, 0), ISFINITE(largest)), largest, 1)
+    total = apply(SUM, Tensor[elementwise_power(DIV(sizes, scale), p)], attributes(:axes => axes_, :keep => true))
+    empty_ = p > 0 ? EQUAL(total, 0) : ISINF(total)
+    y = MUL(scale, choose(empty_, 0, elementwise_power(choose(empty_, 1, total), 1 / p)))
+    return reshape_to(y, reduced_dims(x.dims, axes_, !(dims isa Colon)))
+end
+
+"""The largest factor by which a matrix makes a vector longer, in the norm of order 1, 2 or Inf."""
+function LinearAlgebra.opnorm(x::Tensor, p::Real=2)
+    check_matrix(x)
+    p in (1, 2, Inf) || throw(ConfigurationError("opnorm: p must be 1, 2 or Inf, got $p"))
+    length(x) == 0 && return sum(x)
+    return p == 2 ? svdvals(x)[1] : maximum(sum(abs.(x); dims=p == 1 ? 1 : 2))
+end
+function LinearAlgebra.cond(x::Tensor, p::Real=2)
+    p == 2 || return opnorm(x, p) * opnorm(inv(x), p)
+    check_matrix(x)
+    s = svdvals(x)
+    return s[1] / s[length(s)]
+end
+
+"""The number of singular values above `rtol` times the largest; constant."""
+function LinearAlgebra.rank(x::Tensor; atol::Real=0, rtol::Real=atol > 0 ? 0 : minimum(x.dims) * eps(x.eltype))
+    check_matrix(x)
+    s = STOP_GRADIENT(svdvals(x))
+    return length(s) == 0 ? sum(s) : sum(GREATER(s, MAXIMUM(MUL(s[1], rtol), atol)))
+end
+
+"""log(det(x)); NaN where the determinant is negative."""
+LinearAlgebra.logdet(x::Tensor) = ADD(LOGABSDET(x), LOG(DETSIGN(x)))
+LinearAlgebra.normalize(x::Tensor, p::Real) = x ./ norm(x, p)
+LinearAlgebra.normalize(x::Tensor) = normalize(x, 2)
+
+# Eigenvalues of symmetric matrices ---------------------------------------------------------------------------------------
+
+"""`Symmetric(x)` of a tensor: the matrix that has one triangle of `x` on both sides."""
+struct SymmetricTensor
+    tensor::Tensor
+end
+function LinearAlgebra.Symmetric(x::Tensor, uplo::Symbol=:U)
+    check_square(x)
+    uplo in (:U, :L) || throw(ConfigurationError("Symmetric: expected :U or :L, got $(repr(uplo))"))
+    one_side, rest = uplo === :U ? (triu(x), triu(x, 1)) : (tril(x), tril(x, -1))
+    return SymmetricTensor(ADD(one_side, turned_over(rest)))
+end
+LinearAlgebra.eigen(x::SymmetricTensor) = eigh(x.tensor)
+LinearAlgebra.eigvals(x::SymmetricTensor) = eigh(x.tensor).values
+LinearAlgebra.eigvecs(x::SymmetricTensor) = eigh(x.tensor).vectors
+
+# Statistics ---------------------------------------------------------------------------------------------------------------
+
+"""Observations along `dims`, as rows, less their means."""
+function observations(name::String, x::Tensor, dims)
+    ndims(x) in (1, 2) || throw(ShapeError("$name: expected a vector or a matrix, got size $(size(x))"))
+    ndims(x) == 1 && return centred(reshape_to(x, Int[length(x), 1]), Int[1])
+    dims in (1, 2) || throw(ShapeError("$name: dims must be 1 or 2, got $(repr(dims))"))
+    return centred(dims == 1 ? x : transpose(x), Int[1])
+end
+
+function covariance(name::String, x::Tensor, y::Tensor, dims, corrected::Bool)
+    a, b = observations(name, x, dims), observations(name, y, dims)
+    a.dims[1] == b.dims[1] ||
+        throw(ShapeError("$name: expected as many observations in both, got sizes $(size(x)) and $(size(y))"))
+    n = a.dims[1] - corrected
+    found = times(turned_over(a), b) .* (n > 0 ? 1 / n : NaN)
+    return ndims(x) == ndims(y) == 1 ? reshape_to(found, Int[]) : found
+end
+
+Statistics.cov(x::Tensor; dims=1, corrected::Bool=true) = covariance("cov", x, x, dims, corrected)
+Statistics.cor(x::Tensor; dims=1) = ndims(x) == 1 ? reshape_to(one(x[1]), Int[]) : correlation(x, x, dims)
+Statistics.cov(x::Tensor, y::Union{Tensor,AbstractArray}; dims=1, corrected::Bool=true) =
+    covariance("cov", x, as_tensor(y), dims, corrected)
+Statistics.cor(x::Tensor, y::Union{Tensor,AbstractArray}; dims=1) = correlation(x, as_tensor(y), dims)
+Statistics.cov(x::AbstractArray, y::Tensor; dims=1, corrected::Bool=true) = covariance("cov", as_tensor(x), y, dims, corrected)
+Statistics.cor(x::AbstractArray, y::Tensor; dims=1) = correlation(as_tensor(x), y, dims)
+
+function correlation(x::Tensor, y::Tensor, dims)
+    found = covariance("cor", x, y, dims, false)
+    lengths(z) = norm(observations("cor", z, dims); dims=1) .* (1 / sqrt(size(observations("cor", z, dims), 1)))
+    scale = times(turned_over(lengths(x)), lengths(y))
+    return DIV(found, ndims(found) == 0 ? reshape_to(scale, Int[]) : scale)
+end
+
+"""Several quantiles as a vector."""
+Statistics.quantile(x::Tensor, shares::AbstractVector{<:Real}; kinds...) = stack(Tensor[quantile(x, q; kinds...) for q in shares])

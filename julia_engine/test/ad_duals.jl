@@ -1,0 +1,65 @@
+# Dual numbers of dual numbers: every function that the op table has for numbers, differentiated three times.
+
+using TwinGrad.AD: AD, DualNumbers, polygamma
+using TwinGrad.AD.DualNumbers: dual, partials
+
+"""A number that moves by one at three levels: its function's value holds the first three derivatives."""
+function moving(x)
+    first = dual(x, k -> 1.0, Val(1), Val(1))
+    second = dual(first, k -> one(first), Val(1), Val(2))
+    return dual(second, k -> one(second), Val(1), Val(3))
+end
+plain(d::AD.Dual) = plain(DualNumbers.primal(d))
+plain(d::Real) = Float64(d)
+slope(d, level) = d isa AD.Dual && level_of(d) == level ? partials(d)[1] : 0.0
+level_of(::AD.Dual{N,T,L}) where {N,T,L} = L
+"""The value and the derivatives of order one to three."""
+orders(d) = Float64[plain(d), plain(slope(d, 3)), plain(slope(slope(d, 3), 2)), plain(slope(slope(slope(d, 3), 2), 1))]
+
+# Where a function is tried, beside 0, where the formulas of some change; the others take any number.
+const DUAL_PLACES = Dict{Any,Any}(asin => (-0.7, 0.3), acos => (-0.7, 0.3), atanh => (-0.7, 0.3), acosh => (1.3, 4.0),
+    log => (0.3, 3.0), log2 => (0.3, 3.0), log10 => (0.3, 3.0), sqrt => (0.3, 3.0), log1p => (-0.5, 3.0), logit => (0.2, 0.7),
+    gammaln => (0.4, 2.5), digamma => (0.4, 2.5), sinc => (0.0, 0.2, -0.3, 1.4), inv => (0.4, -2.1), cbrt => (0.4, -2.1))
+const KINKS = (abs, sign, relu, floor, ceil, round, trunc, AD.hard_swish, leaky_relu, elu, AD.selu, AD.softsign)
+
+"""Derivatives of tensors by the ops' own rules, order by order."""
+by_ops(f, x) = (g = x -> f.(x); Float64[(y = g(x); g = grad(g); y) for _ in 1:4])
+
+@testset "three derivatives of every function of one number" begin
+    tried = 0
+    for f in sort!([f for f in keys(AD.DOTTED) if f isa Function && applicable(f, 0.3)]; by=string)
+        f in (+, !, max, min, isnan, isinf, isfinite, identity, ==, !=, <, <=, >, >=) && continue
+        for x in get(DUAL_PLACES, f, f in KINKS ? (-1.3, 0.4, 2.1) : (-1.3, 0.0, 0.4))
+            found, expected = orders(f(moving(x))), by_ops(f, x)
+            @test (f, x, isapprox(found, expected; rtol=1e-8, atol=1e-9)) == (f, x, true)
+        end
+        tried += 1
+    end
+    @test tried > 45
+end
+
+@testset "three derivatives of every function of two numbers, by each and by both" begin
+    for f in (+, -, *, /, ^, atan, hypot, max, min, mod, rem, copysign, logaddexp, leaky_relu, elu)
+        for (a, b) in ((1.7, 0.6), (0.8, 2.3))
+            for g in (x -> f(x, b), x -> f(a, x), x -> f(x, x * x), x -> f(x * b, x))
+                x = f in (leaky_relu, elu) ? -a : a
+                found = orders(g(moving(x)))
+                expected = by_ops(g, x)
+                @test (f, a, b, isapprox(found, expected; rtol=1e-8, atol=1e-9)) == (f, a, b, true)
+            end
+        end
+    end
+    @test orders(logaddexp(moving(0.5), 0.5))[2:3] ≈ [0.5, 0.25]  # a tie is no kink
+    @test orders(hypot(moving(0.0), 0.0))[2] == 0
+end
+
+@testset "numbers of other types, and mixed ones" begin
+    for f in (erf, erfc, gelu, gelu_tanh, silu, gammaln, digamma, AD.mish, AD.selu, leaky_relu, elu, AD.log_sigmoid, AD.softsign, AD.hard_swish)
+        @test derivative(f, 1.5f0) isa Float32 && derivative(f, 1.5f0) ≈ derivative(f, 1.5)
+        @test derivative(f, 1) ≈ derivative(f, 1.0)
+    end
+    @test derivative(x -> gelu(x, true), 0.4) ≈ derivative(gelu_tanh, 0.4) && derivative(x -> gelu(x, false), 0.4) ≈ derivative(gelu, 0.4)
+    @test derivative(s -> leaky_relu(-2.0, s), 0.3) == -2 && derivative(s -> elu(-1.0, s), 2.0) ≈ expm1(-1)
+    @test derivative(x -> polygamma(2, x), 1.5) ≈ polygamma(3, 1.5)
+    @test forward_gradient(v -> sum(erf, v), [0.1, 0.2]) ≈ 2 / sqrt(pi) .* exp.(-[0.1, 0.2] .^ 2)
+end
