@@ -36,6 +36,7 @@ JULIA_GROUPS = {
         "ad_checks",
         "ad_constants",
         "ad_convolution",
+        "ad_julia_functions",
         "ad_kernels",
         "ad_ops",
         "ad_vectors",

@@ -1,0 +1,69 @@
+# Julia's functions that are made of ops: against Julia's own on plain arrays, and their derivatives of two orders against
+# finite differences, eagerly and compiled.
+
+using TwinGrad.AD: AD
+using LinearAlgebra, Statistics
+
+const FUNCTION_DRAWS = AD.MersenneTwister(seeded(77))
+drawn(dims...) = randn(FUNCTION_DRAWS, dims...)
+const TALL, WIDE, WELL = drawn(4, 3), drawn(2, 4), [2.0 0.3 -0.5; 0.1 1.5 0.4; -0.7 0.2 1.8]
+whole(x) = x isa Number ? fill(x) : collect(x)
+
+# Each function, its operands, and the function of plain arrays where that is another one.
+const JULIA_FUNCTIONS = Any[
+    ("rotl90", rotl90, (TALL,)), ("rotr90", rotr90, (TALL,)), ("rot180", rot180, (TALL,)), ("rotl90 thrice", x -> rotl90(x, 3), (TALL,)),
+    ("rotr90 twice", x -> rotr90(x, -2), (TALL,)), ("selectdim", x -> selectdim(x, 2, 3), (TALL,)), ("selectdim of a range", x -> selectdim(x, 1, 2:3), (TALL,)),
+    ("eachcol", x -> sum(c .* c[1] for c in eachcol(x)), (TALL,)), ("eachrow", x -> sum(c .* c[1] for c in eachrow(x)), (TALL,)),
+    ("eachslice", x -> sum(c .* c[1] for c in eachslice(x; dims=3)), (drawn(2, 1, 3),)),
+    ("partialsort", x -> partialsort(x, 2), (drawn(5),)), ("partialsort of a range", x -> partialsort(x, 2:3; rev=true), (drawn(5),)),
+    ("accumulate +", x -> accumulate(+, x; dims=2), (TALL,)), ("accumulate *", x -> accumulate(*, x), (drawn(4),)),
+    ("norm 3", x -> norm(x, 3), (TALL,)), ("norm 1/2", x -> norm(x, 1 // 2), ([0.5, -1.5, 2.0],)), ("norm -1", x -> norm(x, -1), ([0.5, -1.5, 2.0],)),
+    ("norm -Inf", x -> norm(x, -Inf), (TALL,)), ("norm 3 with a zero", x -> norm(x, 3), ([0.0, -1.5, 2.0],)),
+    ("opnorm", opnorm, (TALL,)), ("opnorm 1", x -> opnorm(x, 1), (TALL,)), ("opnorm Inf", x -> opnorm(x, Inf), (WIDE,)),
+    ("cond", cond, (TALL,)), ("cond 1", x -> cond(x, 1), (WELL,)), ("logdet", logdet, (WELL,)), ("normalize", normalize, (drawn(3),)),
+    ("normalize 1", x -> normalize(x, 1), (drawn(3),)), ("eigvals", x -> eigvals(Symmetric(x)), (WELL,)), ("eigvals of the lower side", x -> eigvals(Symmetric(x, :L)), (WELL,)),
+    ("eigen", x -> (e = eigen(Symmetric(x)); abs.(e.vectors) * e.values), (WELL,)),
+    ("least squares", (a, b) -> a \ b, (TALL, drawn(4))), ("least squares of many", (a, b) -> a \ b, (TALL, drawn(4, 2))),
+    ("the shortest solution", (a, b) -> a \ b, (WIDE, drawn(2))),
+    ("cov", cov, (TALL,)), ("cov of rows", x -> cov(x; dims=2), (TALL,)), ("cov of a vector", cov, (drawn(4),)), ("cov, not corrected", x -> cov(x; corrected=false), (TALL,)),
+    ("cov of two", cov, (drawn(4), drawn(4))), ("cov of matrices", cov, (drawn(4, 2), TALL)), ("cor", cor, (TALL,)), ("cor of two", cor, (drawn(5), drawn(5))),
+    ("quantiles", x -> quantile(x, [0.2, 0.5, 1.0]), (drawn(6),)), ("flipsign", (a, b) -> flipsign.(a, b), ([1.5, -2.0, 0.5], [1.0, -1.0, -2.0]))]
+for (f, x) in ((exp10, [0.3, -1.2]), (sec, [0.3, 2.2]), (csc, [0.3, 2.2]), (cot, [0.3, -2.2]), (asec, [1.3, -2.2]), (acsc, [1.3, -2.2]),
+        (acot, [0.3, -2.2, 0.0]), (sech, [0.3, -2.2]), (csch, [0.3, -2.2]), (coth, [0.3, -2.2]), (asech, [0.3, 0.8]), (acsch, [0.3, -2.2]),
+        (acoth, [1.3, -2.2]), (sinpi, [0.3, -2.2, 0.5, 7.25]), (cospi, [0.3, -2.2, 1.0, 7.25]), (sind, [30.0, -200, 400]), (cosd, [30.0, -200, 400]),
+        (tand, [30.0, -200, 400]))
+    push!(JULIA_FUNCTIONS, (string(f), x -> f.(x), (x,)))
+end
+
+weighted_sum(f) = (x...) -> (y = f(x...); sum(y .* Constant(reshape(cos.(1:length(y)), size(y)))))
+
+@testset "$name" for (name, f, operands) in JULIA_FUNCTIONS
+    expected = f(operands...)
+    for found in (AD.value(f(map(Constant, operands)...)), compile(f)(operands...))
+        @test size(found) == size(expected) && isapprox(whole(found), whole(expected); rtol=1e-9)
+    end
+    skipped = name == "acot"  # it jumps at 0, which finite differences cross
+    loss = weighted_sum(f)
+    skipped || gradcheck(loss, operands...)
+    numbers = Tuple(1:length(operands))
+    eager = grad(loss; argnums=numbers)(operands...)
+    @test all(a ≈ b for (a, b) in zip(eager, compile(grad(loss; argnums=numbers))(operands...)))
+    skipped || gradcheck((x...) -> sum(sum(sin.(g)) for g in grad(loss; argnums=numbers)(x...)), operands...)
+end
+
+@testset "special values, ranks, and what is refused" begin
+    @test sind.(Constant([0.0, 90, 180, 270, -30])) |> AD.value ≈ [0, 1, 0, -1, -0.5]
+    @test AD.value(cosd.(Constant([90.0, 270, -90]))) == [0, 0, 0] && AD.value(sinpi.(Constant([1.0, 2, 1e6]))) == [0, 0, 0]
+    @test AD.value(tand.(Constant([90.0, -90]))) == [Inf, -Inf]
+    @test grad(x -> sum(acot.(x)))([0.0, -0.0, 2.0]) ≈ [-1, -1, -0.2] && derivative(acot, 2.0) ≈ -0.2
+    @test grad(x -> norm(x, 3))(zeros(3)) == zeros(3) && grad(x -> norm(x, 1e-3 + 2))([1e200, 0.0]) ≈ [1, 0]
+    @test item(AD.rank(Constant([1.0 2; 2 4]))) == 1 == compile(rank)([1.0 2; 2 4]) && grad(x -> rank(x) * sum(x))([1.0 2; 2 4]) == ones(2, 2)
+    @test isnan(item(logdet(Constant([0.0 1; 1 0]))))
+    @test isapprox(Constant([1.0 2; 2 4; 3 6]) \ [1.0, 2, 3], [1.0 2; 2 4; 3 6] \ [1.0, 2, 3])  # of many solutions the shortest
+    @test vmap((a, b) -> a \ b; in_axes=(nothing, :last))(TALL, ones(4, 2)) ≈ TALL \ ones(4, 2)
+    for (call, what) in ((() -> eigen(Constant(WELL)), "eigen(Symmetric(x))"), (() -> opnorm(Constant(WELL), 3), "p must be 1, 2 or Inf"),
+        (() -> sec(Constant(WELL)), "use sec.(x)"), (() -> Symmetric(Constant(TALL)), "square"), (() -> cov(Constant(drawn(3)), drawn(4)), "as many observations"),
+        (() -> accumulate(max, Constant([1.0])), "scan()"), (() -> Constant(TALL) \ ones(3), "expected a square matrix"))
+        @test occursin(what, message_of(call))
+    end
+end
