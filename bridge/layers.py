@@ -131,6 +131,8 @@ class Geometry:
     """Before and after each axis."""
     dilation: Shape
     """The distance of neighbouring elements of the kernel."""
+    ceil_mode: bool = False
+    """Whether elements that are left over at the end, too few for a window, have one nevertheless."""
 
     @property
     def extent(self) -> Shape:
@@ -157,7 +159,32 @@ class Geometry:
             if whole < extent:
                 padding = f" ({whole} with its padding)" if whole != n else ""
                 raise ValueError(f"it spans {extent}, more than the {n}{padding} of its input")
-        return tuple((n - k) // s + 1 for n, k, s in zip(padded, self.extent, self.stride, strict=True))
+        filled = (n + sum(padding) for n, padding in zip(input, self.filled(input), strict=True))
+        return tuple((n - k) // s + 1 for n, k, s in zip(filled, self.extent, self.stride, strict=True))
+
+    def filled(self, input: Shape) -> tuple[Shape, ...]:
+        """The padding with which every window lies within: with `ceil_mode` one begins wherever an element is left."""
+        if not self.ceil_mode:
+            return self.padding
+        found = []
+        for n, extent, stride, (before, after) in zip(input, self.extent, self.stride, self.padding, strict=True):
+            last = -(-max(n + before + after - extent, 0) // stride) * stride
+            if last >= n + before:
+                last -= stride
+            found.append((before, max(last + extent - n - before, after)))
+        return tuple(found)
+
+    def counted(self, input: Shape, padding: bool) -> tuple[Shape, ...]:
+        """How many of its places count, for each window along each axis: those in the input, and in its `padding`."""
+        found = []
+        for n, k, stride, sides, dilation, windows in zip(
+            input, self.size, self.stride, self.padding, self.dilation, self.output(input), strict=True
+        ):
+            before, after = sides
+            inside = range(-before, n + after) if padding else range(n)
+            starts = range(-before, windows * stride - before, stride)
+            found.append(tuple(sum(start + j * dilation in inside for j in range(k)) for start in starts))
+        return tuple(found)
 
 
 # --- Layers ---
@@ -201,6 +228,11 @@ class Layer(Record):
     op: str
     inputs: Annotated[tuple[Name, ...], Field(strict=False, max_length=64)] = ()
     """Ids of the layers before it that it reads, or "input" for the network's own; the one before it if none."""
+
+    @property
+    def unsaid(self) -> list[str]:
+        """Keys that the canonical form leaves out: those that came later, where they have their defaults."""
+        return [] if self.inputs else ["inputs"]
 
     @property
     def needs(self) -> list[tuple[str, str, int]]:
@@ -506,19 +538,50 @@ class Pool(Windowed):
     """Base of the layers that make one number of every window, channel by channel.
 
     Padding is at most half the window, so that no window holds nothing else. A maximum never comes from it; the average
-    counts it as zeros.
+    counts it as zeros, or with `count_padding = false` not at all. What a window has beyond it, with `ceil_mode`, never
+    counts.
     """
+
+    @property
+    def _later(self) -> dict[str, bool]:
+        """Keys that came with opset 3, and whether they say something else than their defaults."""
+        averages = {"count_padding": not self.counts_padding} if "count_padding" in type(self).model_fields else {}
+        return {
+            "dilation": set(self.geometry.dilation) != {1},
+            "ceil_mode": self.geometry.ceil_mode,
+            **averages,
+        }
+
+    @property
+    def needs(self) -> list[tuple[str, str, int]]:
+        """See `Layer.needs`: some settings came later."""
+        return [*super().needs, *((key, f"{key} of a pool", 3) for key, given in self._later.items() if given)]
+
+    @property
+    def unsaid(self) -> list[str]:
+        """See `Layer.unsaid`."""
+        return [*super().unsaid, *(key for key, given in self._later.items() if not given)]
+
+    @property
+    def counts_padding(self) -> bool:
+        """Whether padding counts, as zeros, in an average."""
+        return bool(getattr(self, "count_padding", True))
 
     def output(self, input: Shape) -> Shape:
         """(N, channels, …) becomes (N, channels, …) with shorter axes."""
-        return self._move(input, input[0], "window")
+        found = self._move(input, input[0], "window")
+        at = self.geometry
+        for axis, counts in enumerate(at.counted(input[1:], padding=False) if set(at.dilation) != {1} else ()):
+            if input[1 + axis] and not all(counts):
+                raise LocatedError(["padding"], f"a window would lie on padding alone along the {self.axes[axis]}")
+        return found
 
     @model_validator(mode="after")
     def _check_padding(self) -> Pool:
-        for size, padding in zip(self.geometry.size, self.geometry.padding, strict=True):
-            if 2 * max(padding) > size:
+        for extent, padding in zip(self.geometry.extent, self.geometry.padding, strict=True):
+            if 2 * max(padding) > extent:
                 raise LocatedError(
-                    ["padding"], f"found {max(padding)}, expected at most half the window of {size}: {size // 2}"
+                    ["padding"], f"found {max(padding)}, expected at most half the window of {extent}: {extent // 2}"
                 )
         return self
 
@@ -531,11 +594,15 @@ class Pool1D(Pool):
     stride: Size = Field(default_factory=lambda data: data["window"])
     """The length of the window, unless given."""
     padding: Padding1D = (0, 0)
+    dilation: Size = 1
+    """The distance of neighbouring elements of a window."""
+    ceil_mode: bool = False
+    """Whether elements that are left over at the end, too few for a window, have one nevertheless."""
 
     @property
     def geometry(self) -> Geometry:
         """See `Windowed.geometry`."""
-        return Geometry((self.window,), (self.stride,), (self.padding,), (1,))
+        return Geometry((self.window,), (self.stride,), (self.padding,), (self.dilation,), self.ceil_mode)
 
 
 class Pool2D(Pool):
@@ -546,11 +613,15 @@ class Pool2D(Pool):
     stride: Sizes2D = Field(default_factory=lambda data: data["window"])
     """The size of the window, unless given."""
     padding: Padding2D = ((0, 0), (0, 0))
+    dilation: Sizes2D = (1, 1)
+    """The distance of neighbouring elements of a window."""
+    ceil_mode: bool = False
+    """Whether elements that are left over at an end, too few for a window, have one nevertheless."""
 
     @property
     def geometry(self) -> Geometry:
         """See `Windowed.geometry`."""
-        return Geometry(self.window, self.stride, self.padding, (1, 1))
+        return Geometry(self.window, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
 class MaxPool1D(Pool1D):
@@ -569,12 +640,16 @@ class AvgPool1D(Pool1D):
     """The average of every window along a sequence."""
 
     op: Literal["avg_pool1d"]
+    count_padding: bool = True
+    """Whether padding counts, as zeros."""
 
 
 class AvgPool2D(Pool2D):
     """The average of every window of an image."""
 
     op: Literal["avg_pool2d"]
+    count_padding: bool = True
+    """Whether padding counts, as zeros."""
 
 
 class GlobalPool(Layer):

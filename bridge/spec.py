@@ -321,11 +321,11 @@ class ModelSpec(Record):
         return dict(sorted(self.parameters().items(), key=lambda item: not item[1].trainable))
 
     def dump(self) -> str:
-        """The spec as TOML in its canonical form, with every default spelled out."""
+        """The spec as TOML in its canonical form, with every default spelled out but those of keys that came later."""
         found = self.model_dump()
-        for layer in found["layers"]:
-            if not layer["inputs"]:
-                del layer["inputs"]
+        for layer, table in zip(self.layers, found["layers"], strict=True):
+            for key in layer.unsaid:
+                del table[key]
         return toml.dump(found)
 
     @property

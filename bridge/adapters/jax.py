@@ -383,14 +383,15 @@ def _by_channel(vector: Tensor, x: Tensor) -> Tensor:
 
 def _max_pool(layer: Pool, run: _Run, x: Tensor) -> Tensor:
     at = layer.geometry
-    if math.prod(at.size) > _WRITTEN_OUT:
+    if math.prod(at.size) > _WRITTEN_OUT and set(at.dilation) == {1}:
         return _windows(layer, x, -math.inf, lax.max)
-    x = jnp.pad(x, ((0, 0), (0, 0), *at.padding), constant_values=-math.inf)
+    x = jnp.pad(x, ((0, 0), (0, 0), *at.filled(x.shape[2:])), constant_values=-math.inf)
     largest = None
     for corner in itertools.product(*map(range, at.size)):
         # What stands at this place of every window.
-        last = (start + n - size + 1 for start, n, size in zip(corner, x.shape[2:], at.size, strict=True))
-        found = x[:, :, *map(slice, corner, last, at.stride)]
+        first = [place * dilation for place, dilation in zip(corner, at.dilation, strict=True)]
+        last = (start + n - extent + 1 for start, n, extent in zip(first, x.shape[2:], at.extent, strict=True))
+        found = x[:, :, *map(slice, first, last, at.stride)]
         if largest is None:
             largest = found
             continue
@@ -400,12 +401,19 @@ def _max_pool(layer: Pool, run: _Run, x: Tensor) -> Tensor:
 
 
 def _avg_pool(layer: Pool, run: _Run, x: Tensor) -> Tensor:
-    return _windows(layer, x, 0.0, lax.add) / math.prod(layer.geometry.size)
+    counts = layer.geometry.counted(x.shape[2:], layer.counts_padding)
+    counted = functools.reduce(operator.mul, np.ix_(*(np.maximum(n, 1) for n in counts)))
+    sums = _windows(layer, x, 0.0, lax.add)
+    whole = math.prod(layer.geometry.size)
+    return sums / whole if np.all(counted == whole) else sums / counted.astype(x.dtype)
 
 
 def _windows(layer: Pool, x: Tensor, start: float, reduce: Any) -> Tensor:
     at, first = layer.geometry, np.array(start, x.dtype)[()]
-    return lax.reduce_window(x, first, reduce, (1, 1, *at.size), (1, 1, *at.stride), ((0, 0), (0, 0), *at.padding))
+    padding = ((0, 0), (0, 0), *at.filled(x.shape[2:]))
+    return lax.reduce_window(
+        x, first, reduce, (1, 1, *at.size), (1, 1, *at.stride), padding, window_dilation=(1, 1, *at.dilation)
+    )
 
 
 def _global_max(layer: Layer, run: _Run, x: Tensor) -> Tensor:

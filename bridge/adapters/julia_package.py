@@ -25,7 +25,7 @@ def check(spec: ModelSpec, optimizer: Optimizer, engine: str) -> None:
         if layer.since > 2 or isinstance(layer, RBF | BatchNorm | LayerNorm):
             raise refusal(spec, index, f"the engine {engine} has no {layer.op}")
         for key, what, opset in layer.needs:
-            if key == "activation" and opset > 2:
+            if key in ("activation", "dilation", "ceil_mode", "count_padding") and opset > 2:
                 raise refusal(spec, index, f"the engine {engine} has no {what}")
     check_optimizer(optimizer, engine, ("sgd", "rmsprop", "adam"))
 

@@ -59,7 +59,7 @@ def _problem(layer: Layer, size: Shape) -> str:
         case MaxPool2D():
             at = layer.geometry
             rest = any(length % window for length, window in zip(size[1:], at.size, strict=True))
-            plain = at.stride == at.size and not any(map(any, at.padding)) and not rest
+            plain = at.stride == at.size and set(at.dilation) == {1} and not any(map(any, at.padding)) and not rest
             return "" if plain else "max_pool2d with windows side by side that leave nothing over, without padding"
     return f"no {layer.op}" + (" but in front" if isinstance(layer, Reshape | PermuteDims) else "")
 

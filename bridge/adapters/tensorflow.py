@@ -414,11 +414,22 @@ def _two(values: Sequence[Any], first: Any) -> tuple[Any, ...]:
 
 
 def _pool(function: Callable[..., Tensor], filling: float, layer: Pool, run: _Run, x: Tensor) -> Tensor:
-    at = layer.geometry
-    if any(map(any, at.padding)):
-        x = tf.pad(x, ((0, 0), *at.padding, (0, 0)), constant_values=tf.constant(filling, x.dtype))
-    found = function(_with_two_axes(x), _two(at.size, 1), _two(at.stride, 1), "VALID")
-    return found if len(at.size) == 2 else tf.squeeze(found, 1)
+    at, lengths = layer.geometry, tuple(x.shape[1:-1])
+    padding = at.filled(lengths)
+    if any(map(any, padding)):
+        x = tf.pad(x, ((0, 0), *padding, (0, 0)), constant_values=tf.constant(filling, x.dtype))
+    if set(at.dilation) == {1}:
+        found = function(_with_two_axes(x), _two(at.size, 1), _two(at.stride, 1), "VALID")
+        found = found if len(at.size) == 2 else tf.squeeze(found, 1)
+    else:  # TensorFlow has a stride or a dilation, not both
+        kind = "MAX" if filling else "AVG"
+        found = tf.nn.pool(x, at.size, kind, padding="VALID", dilations=at.dilation)
+        found = found[(slice(None), *(slice(None, None, step) for step in at.stride))]
+    counts = () if filling else at.counted(lengths, layer.counts_padding)
+    if all({*n} == {k} for n, k in zip(counts, at.size, strict=False)):
+        return found
+    counted = functools.reduce(operator.mul, np.ix_(*(np.maximum(n, 1) for n in counts)))
+    return found * tf.constant((math.prod(at.size) / counted)[..., None], x.dtype)
 
 
 def _global_max(layer: Layer, run: _Run, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -453,12 +453,35 @@ def _convolution(layer: Convolution, input: Shape) -> Built:
 
 
 def _pool(layer: Pool, input: Shape) -> Built:
-    geometry = layer.geometry
+    at = replace(layer.geometry, padding=layer.geometry.filled(input[1:]), ceil_mode=False)
     takes_maximum = layer.op.startswith("max")
-    padding, ahead = _padding(geometry, -math.inf if takes_maximum else 0.0)
+    counts = layer.geometry.counted(input[1:], layer.counts_padding)
+    if not takes_maximum and (set(at.dilation) != {1} or any({*n} != {k} for n, k in zip(counts, at.size, strict=True))):
+        return Built(_Average(at, counts, input[0]), {})
+    padding, ahead = _padding(at, -math.inf if takes_maximum else 0.0)
     kinds = (nn.MaxPool1d, nn.MaxPool2d) if takes_maximum else (nn.AvgPool1d, nn.AvgPool2d)
-    module = kinds[len(geometry.size) - 1](geometry.size, geometry.stride, padding)
+    more = {"dilation": at.dilation} if takes_maximum else {}
+    module = kinds[len(at.size) - 1](at.size, at.stride, padding, **more)
     return Built(nn.Sequential(ahead, module) if ahead else module, {})
+
+
+class _Average(nn.Module):
+    """The sum of every window, divided by how many of its places count."""
+
+    def __init__(self, geometry: Geometry, counts: tuple[Shape, ...], channels: int) -> None:
+        super().__init__()
+        self._geometry, self._channels = geometry, channels
+        self._sides = tuple(side for sides in reversed(geometry.padding) for side in sides)  # the last axis first
+        counted = functools.reduce(operator.mul, np.ix_(*(np.maximum(n, 1) for n in counts)))
+        self.register_buffer("_counted", torch.tensor(counted, dtype=torch.float32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = self._geometry
+        convolve = (F.conv1d, F.conv2d)[len(at.size) - 1]
+        ones = x.new_ones(self._channels, 1, *at.size)
+        padded = F.pad(x, self._sides)
+        sums = convolve(padded, ones, stride=at.stride, dilation=at.dilation, groups=self._channels)
+        return sums / self._counted.to(x.dtype)
 
 
 def _padding(geometry: Geometry, value: float) -> tuple[Shape, nn.Module | None]:

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
 from py_engine.ad import ops
 from py_engine.ad.ops.convolution import Padding, Pairs, Sizes, paddings, per_axis, windows_along
+from py_engine.ad.ops.pooling import pool_settings
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec
@@ -142,32 +145,78 @@ class Conv2D(Convolution, op="conv2d"):
 
 
 class Pool(Windowed):
-    """One number for each window of each channel. Padding is at most half the window."""
+    """One number for each window of each channel. Padding is at most half the window.
+
+    With `dilation` the elements of a window lie so far apart. With `ceil_mode` elements that are left over at the end, too
+    few for a window, have one nevertheless.
+    """
 
     op: ClassVar[Callable[..., Tensor]]
 
     def __init__(
-        self, window: Sizes, stride: Sizes | None = None, padding: Padding = 0, name: str | None = None
+        self,
+        window: Sizes,
+        stride: Sizes | None = None,
+        padding: Padding = 0,
+        dilation: Sizes = 1,
+        ceil_mode: bool = False,
+        name: str | None = None,
     ) -> None:
         super().__init__(name)
         self.window = self._sizes("window", window)
         self.stride = self.window if stride is None else self._sizes("stride", stride)
         self.padding = self._padding(padding)
-        for size, pair in zip(self.window, self.padding, strict=True):
-            if 2 * max(pair) > size:
+        self.dilation = self._sizes("dilation", dilation)
+        self.ceil_mode = ceil_mode
+        for size, apart, pair in zip(self.window, self.dilation, self.padding, strict=True):
+            reach = (size - 1) * apart + 1
+            if 2 * max(pair) > reach:
                 raise ConfigurationError(
-                    f"{type(self).__name__}: padding must be at most half the window, {size // 2}, actual {max(pair)}"
+                    f"{type(self).__name__}: padding must be at most half the window, {reach // 2}, actual {max(pair)}"
                 )
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """(channels, ...) to (channels, ...) with shorter axes."""
         if len(input_shape) != self.axes + 1:
             raise self.reject(f"shape (channels, {self._spatial()})", input_shape)
-        return (input_shape[0], *self._windows(input_shape, self.window, self.stride, self.padding, (1,) * self.axes))
+        x = Tensor.symbol((1, *input_shape), np.float32)
+        self._windows(input_shape, self.window, self.stride, self.padding, self.dilation)
+        try:
+            at = pool_settings(type(self).__name__, x, *self._settings)
+        except ShapeError as error:
+            raise self.reject(f"windows that hold elements ({error})", input_shape) from None
+        return (input_shape[0], *self._windows(input_shape, **at))
+
+    @property
+    def _settings(self) -> tuple[Any, ...]:
+        return self.window, self.stride, self.padding, self.dilation, self.ceil_mode
 
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
         """One op."""
-        return type(self).op(x, self.window, self.stride, self.padding)
+        return type(self).op(x, *self._settings)
+
+
+class AvgPool(Pool):
+    """The mean of each window. Padding counts as zeros, or without `count_padding` not at all."""
+
+    op = staticmethod(ops.avg_pool)
+
+    def __init__(
+        self,
+        window: Sizes,
+        stride: Sizes | None = None,
+        padding: Padding = 0,
+        dilation: Sizes = 1,
+        ceil_mode: bool = False,
+        count_padding: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(window, stride, padding, dilation, ceil_mode, name)
+        self.count_padding = count_padding
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """One op, and a product where windows count fewer places."""
+        return ops.avg_pool(x, *self._settings, count_padding=self.count_padding)
 
 
 class MaxPool1D(Pool, op="max_pool1d"):
@@ -184,18 +233,16 @@ class MaxPool2D(Pool, op="max_pool2d"):
     op = staticmethod(ops.max_pool)
 
 
-class AvgPool1D(Pool, op="avg_pool1d"):
-    """The mean of each window along a sequence; the padding counts as zeros."""
+class AvgPool1D(AvgPool, op="avg_pool1d"):
+    """The mean of each window along a sequence; padding counts as zeros unless told otherwise."""
 
     axes = 1
-    op = staticmethod(ops.avg_pool)
 
 
-class AvgPool2D(Pool, op="avg_pool2d"):
-    """The mean of each window of an image; the padding counts as zeros."""
+class AvgPool2D(AvgPool, op="avg_pool2d"):
+    """The mean of each window of an image; padding counts as zeros unless told otherwise."""
 
     axes = 2
-    op = staticmethod(ops.avg_pool)
 
 
 class GlobalPool(Layer):

@@ -66,7 +66,13 @@ LAYERS: dict[str, tuple[list[int], dict[str, Any]]] = {
     **{
         f"{kind}_pool1d {options}": (SEQUENCE, {"op": f"{kind}_pool1d", **options})
         for kind in ("max", "avg")
-        for options in ({"window": 2}, {"window": 3, "stride": 2, "padding": [1, 0]}, {"window": 5, "padding": 2})
+        for options in (
+            {"window": 2},
+            {"window": 3, "stride": 2, "padding": [1, 0]},
+            {"window": 5, "padding": 2},
+            {"window": 2, "dilation": 2, "stride": 2, "padding": 1},
+            {"window": 3, "padding": 1, "stride": 2, "ceil_mode": True},
+        )
     },
     **{
         f"{kind}_pool2d {options}": (IMAGE, {"op": f"{kind}_pool2d", **options})
@@ -75,8 +81,13 @@ LAYERS: dict[str, tuple[list[int], dict[str, Any]]] = {
             {"window": 2},
             {"window": [2, 1], "stride": [1, 2], "padding": [[1, 0], [0, 0]]},
             {"window": 3, "stride": 1, "padding": 1},
+            {"window": [2, 3], "dilation": [2, 1], "stride": [2, 1], "ceil_mode": True, "padding": [[1, 0], [0, 1]]},
         )
     },
+    "averages of elements alone": (
+        IMAGE,
+        {"op": "avg_pool2d", "window": 3, "padding": 1, "ceil_mode": True, "count_padding": False},
+    ),
     "global_max_pool": (IMAGE, {"op": "global_max_pool"}),
     "global_avg_pool": (SEQUENCE, {"op": "global_avg_pool"}),
     "permute_dims": (IMAGE, {"op": "permute_dims", "axes": [1, 2, 0]}),

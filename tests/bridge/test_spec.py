@@ -173,6 +173,10 @@ GLOROT, ZEROS = spec.GLOROT_UNIFORM, spec.ZEROS
         ({"op": "avg_pool1d", "window": 2, "padding": [1, 0]}, (2, 8), (2, 4)),
         ({"op": "max_pool2d", "window": 2}, (6, 27, 26), (6, 13, 13)),
         ({"op": "avg_pool2d", "window": [8, 1], "stride": [4, 1]}, (8, 128, 1), (8, 31, 1)),
+        ({"op": "max_pool1d", "window": 3, "dilation": 2, "stride": 1}, (2, 8), (2, 4)),
+        ({"op": "max_pool1d", "window": 3, "ceil_mode": True}, (2, 8), (2, 3)),
+        ({"op": "avg_pool1d", "window": 2, "stride": 4, "ceil_mode": True}, (2, 6), (2, 2)),
+        ({"op": "avg_pool1d", "window": 2, "stride": 3, "padding": [0, 1], "ceil_mode": True}, (2, 3), (2, 1)),
         ({"op": "global_max_pool"}, (8, 128), (8,)),
         ({"op": "global_avg_pool"}, (8, 3, 4, 5), (8,)),
         ({"op": "permute_dims", "axes": [1, 2, 0]}, (2, 3, 4), (3, 4, 2)),
@@ -182,7 +186,7 @@ GLOROT, ZEROS = spec.GLOROT_UNIFORM, spec.ZEROS
     ],
 )
 def test_a_layer_infers_its_shape(table: dict[str, Any], input: tuple[int, ...], output: tuple[int, ...]) -> None:
-    model = spec.parse(network([table], input))
+    model = spec.parse(network([table], input) | {"opset": spec.OPSET})
     assert model.shapes()[0].input == input
     assert model.shapes()[0].output == model.output == output
 
@@ -942,6 +946,22 @@ def test_opset_1_has_none_of_the_ops_of_opset_2(kind: type[spec.Layer]) -> None:
     made = tokens([layer], shape) if op == "embedding" else network([layer], shape)
     spec.parse(made)
     assert refusal(made | {"opset": 1}) == f'model: layers[0] (id "a").op: {op} needs opset 2, found 1'
+
+
+@pytest.mark.parametrize("key", ["dilation", "ceil_mode", "count_padding"])
+def test_settings_of_pools_that_came_later_need_opset_3_and_are_said_where_they_differ(key: str) -> None:
+    values = {"dilation": (1, 2), "ceil_mode": (False, True), "count_padding": (True, False)}
+    pool = {"id": "a", "op": "avg_pool1d", "window": 2}
+    usual, other = (network([pool | {key: value}], (2, 8)) for value in values[key])
+    assert spec.parse(usual | {"opset": 3}).dump() == spec.parse(network([pool], (2, 8)) | {"opset": 3}).dump()
+    assert f"{key} = " in spec.parse(other | {"opset": 3}).dump()
+    assert refusal(other | {"opset": 2}) == f'model: layers[0] (id "a").{key}: {key} of a pool needs opset 3, found 2'
+
+
+def test_a_window_of_a_pool_holds_an_element() -> None:
+    pool = {"id": "a", "op": "max_pool1d", "window": 2, "dilation": 4, "padding": 2}
+    assert "a window would lie on padding alone along the length" in refusal(network([pool], (2, 2)) | {"opset": 3})
+    assert "expected at most half the window of 5: 2" in refusal(network([pool | {"padding": 3}], (2, 9)) | {"opset": 3})
 
 
 def test_opset_1_has_no_token_ids() -> None:

@@ -108,21 +108,29 @@ abstract type Pooling <: Layer end
 for (name, axes, op, what) in ((:MaxPool1D, 1, :MAX_POOL, "Largest element"),
     (:MaxPool2D, 2, :MAX_POOL, "Largest element"),
     (:AvgPool1D, 1, :AVG_POOL, "Mean"), (:AvgPool2D, 2, :AVG_POOL, "Mean"))
+    averages = op === :AVG_POOL
     @eval begin
-        @doc $("    $name(window; stride=window, padding=0, name=nothing)\n\n$what of each window: " *
+        @doc $("    $name(window; stride=window, padding=0, dilation=1, ceil_mode=false" * (averages ? ", count_padding=true" : "") *
+            ", name=nothing)\n\n$what of each window: " *
             (axes == 1 ? "(W, C) to (W', C)" : "(W, H, C) to (W', H', C)") * ". Settings are one number, or one for each\n" *
             "spatial axis. Padding is at most half the window; " *
-            (op === :MAX_POOL ? "it is never the largest." : "it counts as zeros."))
+            (averages ? "it counts as zeros, or without `count_padding` not at all." : "it is never the largest.") *
+            "\nWith `ceil_mode` elements that are left over at the end, too few for a window, have one nevertheless.")
         struct $name <: Pooling
             window::Vector{Int}
             stride::Vector{Int}
             padding::Vector{Int}  # before and after, for each axis
+            dilation::Vector{Int}
+            ceil_mode::Bool
+            count_padding::Bool
             name::Union{Nothing,String}
         end
 
-        function $name(@nospecialize(window); stride=nothing, padding=0, name=nothing)
-            attrs = configured(() -> AD.pool_attrs($(String(name)), $axes, window, stride, padding))
-            return $name(attrs.window, attrs.stride, attrs.padding, checked_name(name))
+        function $name(@nospecialize(window); stride=nothing, padding=0, dilation=1, ceil_mode::Bool=false,
+                $((averages ? (Expr(:kw, :(count_padding::Bool), true),) : ())...), name=nothing)
+            attrs = configured(() -> AD.pool_attrs($(String(name)), $axes, window, stride, padding, dilation))
+            return $name(attrs.window, attrs.stride, attrs.padding, attrs.dilation, ceil_mode, $(averages ? :count_padding : true),
+                checked_name(name))
         end
         spatial_axes(::$name) = $axes
         pooling_op(::$name) = AD.$op
@@ -132,20 +140,36 @@ end
 function output_size(layer::Pooling, input::Vector{Int})
     axes = spatial_axes(layer)
     length(input) == axes + 1 || throw(rejected(layer, "size ($(axes == 1 ? "W" : "W, H"), C)", input))
-    return Int[counts(layer, input, layer.window, ones(Int, axes)); input[end]]
+    counts(layer, input, layer.window, layer.dilation)  # a window fits
+    x = AD.symbol(Float32, Int[input; 1])
+    try
+        return AD.pooled_dims(x.dims, pooling_attrs(layer, x))[1:end-1]
+    catch error
+        error isa ShapeError ? throw(rejected(layer, "windows that hold elements ($(error.message))", input)) : rethrow()
+    end
 end
 
-forward(layer::Pooling, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
-    AD.apply(pooling_op(layer), Tensor[x], AD.attributes(:window => layer.window, :stride => layer.stride,
-        :padding => layer.padding, :dilation => ones(Int, length(layer.window))))
+function pooling_attrs(layer::Pooling, x::Tensor)
+    attrs = AD.attributes(:window => layer.window, :stride => layer.stride, :padding => layer.padding, :dilation => layer.dilation)
+    return layer.ceil_mode ? AD.to_last_windows(x, attrs) : attrs
+end
+
+function forward(layer::Pooling, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
+    y = AD.apply(pooling_op(layer), Tensor[x], pooling_attrs(layer, x))
+    pooling_op(layer) === AD.AVG_POOL || return y
+    return AD.averaged(y, x, layer.count_padding ? layer.padding : zero(layer.padding), layer)
+end
 
 Base.show(io::IO, layer::Pooling) = print(io, kind(layer), "(", length(layer.window) == 1 ? layer.window[1] :
     Tuple(layer.window), layer.stride == layer.window ? "" : "; stride=$(Tuple(layer.stride))", ")")
 
 LAYERS["max_pool1d"], LAYERS["max_pool2d"] = MaxPool1D, MaxPool2D
 LAYERS["avg_pool1d"], LAYERS["avg_pool2d"] = AvgPool1D, AvgPool2D
-read_layer(T::Type{<:Pooling}, line::Line, input::Vector{Int}) = T(lengths(line, "window");
-    stride=lengths(line, "stride"), padding=paddings(line), name=given(line, "id", String))
+function read_layer(T::Type{<:Pooling}, line::Line, input::Vector{Int})
+    more = T <: Union{AvgPool1D,AvgPool2D} ? (count_padding=given(line, "count_padding", Bool),) : NamedTuple()
+    return T(lengths(line, "window"); stride=lengths(line, "stride"), padding=paddings(line), dilation=lengths(line, "dilation"),
+        ceil_mode=given(line, "ceil_mode", Bool), name=given(line, "id", String), more...)
+end
 
 for (name, what) in ((:GlobalMaxPool, "Largest element"), (:GlobalAvgPool, "Mean"))
     @eval begin

@@ -105,9 +105,10 @@ def _infer_pool_gradient(
     return (*g.shape[:2], *lengths), g.dtype
 
 
-def _settings(
+def pool_settings(
     name: str, x: Tensor, window: Sizes, stride: Sizes | None, padding: Padding, dilation: Sizes, ceil_mode: bool
 ) -> dict[str, Any]:
+    """Return the attributes of a pool of `x`. Raises `ShapeError` where the settings do not fit."""
     axes = max(x.ndim - 2, 0)
     try:
         sizes = per_axis("window", window, axes)
@@ -319,7 +320,7 @@ def max_pool(
         ShapeError: the shapes do not fit, or the window is longer than the padded input.
     """
     x = as_tensor(x)
-    return MAX_POOL(x, **_settings("max_pool", x, window, stride, padding, dilation, ceil_mode))
+    return MAX_POOL(x, **pool_settings("max_pool", x, window, stride, padding, dilation, ceil_mode))
 
 
 # Mean -----------------------------------------------------------------------------------------------------
@@ -394,7 +395,7 @@ def avg_pool(
     Other arguments and errors are those of `max_pool`.
     """
     x = as_tensor(x)
-    at = _settings("avg_pool", x, window, stride, padding, dilation, ceil_mode)
+    at = pool_settings("avg_pool", x, window, stride, padding, dilation, ceil_mode)
     y = AVG_POOL(x, **at)
     axes = x.ndim - 2
     given = paddings(padding, axes) if count_padding else ((0, 0),) * axes

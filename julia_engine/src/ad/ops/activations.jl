@@ -77,7 +77,7 @@ const SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 The scaled [`elu`](@ref) that keeps mean 0 and variance 1 (Klambauer et al. 2017); elementwise on tensors.
 """
 selu(x::Tensor) = MUL(SELU_SCALE, ELU(x, SELU_ALPHA))
-selu(x::Real) = SELU_SCALE * elu(float(x), SELU_ALPHA)
+selu(x::Real) = weak(float(x), SELU_SCALE) * elu(float(x), SELU_ALPHA)
 
 """
     mish(x)

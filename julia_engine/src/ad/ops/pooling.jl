@@ -173,14 +173,19 @@ function avg_pool(@nospecialize(x), @nospecialize(window); stride=nothing, paddi
     a = as_tensor(x)
     n = ndims(a) - 2
     given = count_padding ? each_side("avg_pool: padding", padding, n) : zeros(Int, 2n)
-    given == zeros(Int, 2n) && !ceil_mode && padding == 0 && return y
-    attrs = pool_attrs("avg_pool", n, window, stride, padding, dilation)
-    for d in 1:n
-        inside = -given[2d-1]:a.dims[d]+given[2d]-1
-        starts = (0:y.dims[d]-1) .* attrs.stride[d] .- attrs.padding[2d-1]
-        counts = Int[count(j -> start + j * attrs.dilation[d] in inside, 0:attrs.window[d]-1) for start in starts]
-        all(==(attrs.window[d]), counts) && continue
-        factor = convert(Vector{y.eltype}, attrs.window[d] ./ max.(counts, 1))
+    return averaged(y, a, given, pool_attrs("avg_pool", n, window, stride, padding, dilation))
+end
+
+"""Means `y` of windows of `x`, which count all their places, as such that count the elements and the `given` padding alone."""
+function averaged(y::Tensor, x::Tensor, given::Vector{Int}, settings)
+    for d in eachindex(settings.window)
+        reach = (settings.window[d] - 1) * settings.dilation[d] + 1
+        settings.padding[2d-1] == 0 && (y.dims[d] - 1) * settings.stride[d] + reach <= x.dims[d] && continue
+        inside = -given[2d-1]:x.dims[d]+given[2d]-1
+        starts = (0:y.dims[d]-1) .* settings.stride[d] .- settings.padding[2d-1]
+        counts = Int[count(j -> start + j * settings.dilation[d] in inside, 0:settings.window[d]-1) for start in starts]
+        all(==(settings.window[d]), counts) && continue
+        factor = convert(Vector{y.eltype}, settings.window[d] ./ max.(counts, 1))
         y = y .* reshape(factor, ntuple(k -> k == d ? length(factor) : 1, d))
     end
     return y
