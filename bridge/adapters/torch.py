@@ -456,7 +456,9 @@ def _pool(layer: Pool, input: Shape) -> Built:
     at = replace(layer.geometry, padding=layer.geometry.filled(input[1:]), ceil_mode=False)
     takes_maximum = layer.op.startswith("max")
     counts = layer.geometry.counted(input[1:], layer.counts_padding)
-    if not takes_maximum and (set(at.dilation) != {1} or any({*n} != {k} for n, k in zip(counts, at.size, strict=True))):
+    if not takes_maximum and (
+        set(at.dilation) != {1} or any({*n} != {k} for n, k in zip(counts, at.size, strict=True))
+    ):
         return Built(_Average(at, counts, input[0]), {})
     padding, ahead = _padding(at, -math.inf if takes_maximum else 0.0)
     kinds = (nn.MaxPool1d, nn.MaxPool2d) if takes_maximum else (nn.AvgPool1d, nn.AvgPool2d)
@@ -465,7 +467,7 @@ def _pool(layer: Pool, input: Shape) -> Built:
     return Built(nn.Sequential(ahead, module) if ahead else module, {})
 
 
-class _Average(nn.Module):
+class _Average(nn.Module):  # type: ignore[misc]
     """The sum of every window, divided by how many of its places count."""
 
     def __init__(self, geometry: Geometry, counts: tuple[Shape, ...], channels: int) -> None:

@@ -147,8 +147,8 @@ class Conv2D(Convolution, op="conv2d"):
 class Pool(Windowed):
     """One number for each window of each channel. Padding is at most half the window.
 
-    With `dilation` the elements of a window lie so far apart. With `ceil_mode` elements that are left over at the end, too
-    few for a window, have one nevertheless.
+    With `dilation` the elements of a window lie so far apart. With `ceil_mode` elements that are left over at the end,
+    too few for a window, have one nevertheless.
     """
 
     op: ClassVar[Callable[..., Tensor]]
@@ -216,7 +216,7 @@ class AvgPool(Pool):
 
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
         """One op, and a product where windows count fewer places."""
-        return ops.avg_pool(x, *self._settings, count_padding=self.count_padding)
+        return ops.avg_pool(x, *self._settings, self.count_padding)
 
 
 class MaxPool1D(Pool, op="max_pool1d"):

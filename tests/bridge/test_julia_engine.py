@@ -236,7 +236,10 @@ def test_a_session_is_described_by_a_line_for_each_part_with_settings_by_name(mo
     for layer, text in (
         (conv, "conv2d filters=6 groups=1 bias=true kernel=3,2 stride=1,1 padding=1,0,2,3 dilation=1,1"),
         ({"op": "batch_norm", "momentum": 0.25}, "batch_norm momentum=0.25 eps=1e-05"),
-        ({"op": "max_pool2d", "window": 2}, "max_pool2d window=2,2 stride=2,2 padding=0,0,0,0 dilation=1,1 ceil_mode=false"),
+        (
+            {"op": "max_pool2d", "window": 2},
+            "max_pool2d window=2,2 stride=2,2 padding=0,0,0,0 dilation=1,1 ceil_mode=false",
+        ),
         (tokens, "embedding vocabulary=9 dimension=4 padding_index=2 trainable=true"),
         (tokens | {"padding_index": -1}, "embedding vocabulary=9 dimension=4 trainable=true"),
     ):

@@ -961,7 +961,9 @@ def test_settings_of_pools_that_came_later_need_opset_3_and_are_said_where_they_
 def test_a_window_of_a_pool_holds_an_element() -> None:
     pool = {"id": "a", "op": "max_pool1d", "window": 2, "dilation": 4, "padding": 2}
     assert "a window would lie on padding alone along the length" in refusal(network([pool], (2, 2)) | {"opset": 3})
-    assert "expected at most half the window of 5: 2" in refusal(network([pool | {"padding": 3}], (2, 9)) | {"opset": 3})
+    assert "expected at most half the window of 5: 2" in refusal(
+        network([pool | {"padding": 3}], (2, 9)) | {"opset": 3}
+    )
 
 
 def test_opset_1_has_no_token_ids() -> None:

@@ -651,7 +651,7 @@ def conv_transpose(
             raise ShapeError(
                 f"output_padding must be less than the stride {steps} or the dilation {apart}, actual {more}"
             )
-        # More than the stride is less padding, and zeros where there is none left: nothing is added so far behind the end.
+        # More than the stride is less padding, and zeros where none is left: nothing is added so far behind the end.
         taken = tuple(n if n >= s else 0 for n, s in zip(more, steps, strict=True))
         behind = tuple(max(n - after, 0) for n, (_, after) in zip(taken, pads, strict=True))
         pads = tuple((before, max(after - n, 0)) for n, (before, after) in zip(taken, pads, strict=True))
