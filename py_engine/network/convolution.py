@@ -216,7 +216,8 @@ class AvgPool(Pool):
 
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
         """One op, and a product where windows count fewer places."""
-        return ops.avg_pool(x, *self._settings, self.count_padding)
+        at = self.window, self.stride, self.padding, self.dilation, self.ceil_mode, self.count_padding
+        return ops.avg_pool(x, *at)
 
 
 class MaxPool1D(Pool, op="max_pool1d"):
