@@ -17,8 +17,11 @@ end
 """The sign of zero counts, so that acot jumps there, and its derivatives are those on both sides."""
 inverse_cotangent(x::Tensor) = (side = COPYSIGN(1, x); ARCTAN2(side, MUL(side, x)))
 
-for (f, value_) in ((:exp10, x -> elementwise_power(10, x)), (:sec, x -> RECIPROCAL(COS(x))), (:csc, x -> RECIPROCAL(SIN(x))),
-        (:cot, x -> RECIPROCAL(TAN(x))), (:asec, x -> ARCCOS(RECIPROCAL(x))), (:acsc, x -> ARCSIN(RECIPROCAL(x))),
+"""`y` where x is not 0, and a zero of the sign of x where it is."""
+or_zero(y::Tensor, x::Tensor) = choose(EQUAL(x, 0), x, y)
+
+for (f, value_) in ((:exp10, x -> elementwise_power(10, x)), (:sec, x -> RECIPROCAL(COS(x))), (:csc, x -> RECIPROCAL(or_zero(SIN(x), x))),
+        (:cot, x -> RECIPROCAL(or_zero(TAN(x), x))), (:asec, x -> ARCCOS(RECIPROCAL(x))), (:acsc, x -> ARCSIN(RECIPROCAL(x))),
         (:acot, inverse_cotangent), (:sech, x -> RECIPROCAL(COSH(x))), (:csch, x -> RECIPROCAL(SINH(x))),
         (:coth, x -> RECIPROCAL(TANH(x))), (:asech, x -> ARCCOSH(RECIPROCAL(x))), (:acsch, x -> ARCSINH(RECIPROCAL(x))),
         (:acoth, x -> ARCTANH(RECIPROCAL(x))), (:sinpi, x -> turned_by(x, 0.5)[1]), (:cospi, x -> turned_by(x, 0.5)[2]),
