@@ -121,7 +121,7 @@ end
         (() -> conv(x, w; padding=(1, 2, 3)), "padding must be"),
         (() -> max_pool(x, 5), "a window of size (5, 5) does not fit an input of (5, 4)"),
         (() -> max_pool(x, 2; padding=2), "padding must be at most half the window"),
-        (() -> avg_pool(Variable(ones(5)), 2), "expected size (W, C, N) or (W, H, C, N), got (5,)"))
+        (() -> avg_pool(Variable(ones(5)), 2), "expected size (W, C, N) or (W, H, C, N), or more axes, got (5,)"))
         error = error_of(f)
         @test (text, error isa ShapeError && occursin(text, error.message)) == (text, true)
     end
