@@ -37,7 +37,8 @@ from py_engine.ad.op import (
     numbered,
 )
 from py_engine.ad.ops.arguments import is_whole
-from py_engine.ad.ops.shape import add_into, all_mapped, for_each, in_batches, moveaxis, pad, reshape
+from py_engine.ad.ops.padding import pad
+from py_engine.ad.ops.shape import add_into, all_mapped, for_each, in_batches, moveaxis, reshape
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ShapeError
 
