@@ -19,11 +19,22 @@ from numpy.typing import ArrayLike, DTypeLike
 from py_engine.ad import ops
 from py_engine.ad.mutation import watch, watch_setting, watch_settings
 from py_engine.ad.op import CONSTANT, NUMPY, TABLE, Op
-from py_engine.ad.ops import arguments, scipy_functions
+from py_engine.ad.ops import arguments, scipy_functions, ufuncs
 from py_engine.ad.ops.elementary import bitwise
 from py_engine.ad.reverse import backward
 from py_engine.ad.state import STATE
-from py_engine.ad.tensor import COMPLEX, NO_VALUE, Array, Axis, Literal, Operand, Tensor, plain_array, real_array
+from py_engine.ad.tensor import (
+    COMPLEX,
+    FLOATS,
+    NO_VALUE,
+    Array,
+    Axis,
+    Literal,
+    Operand,
+    Tensor,
+    plain_array,
+    real_array,
+)
 from py_engine.errors import DTypeError, MissingAttributeError, NotDifferentiableError, ShapeError
 
 Binary: TypeAlias = Callable[[Tensor, Operand], Tensor]
@@ -43,13 +54,6 @@ def _reflected(op: Callable[..., Tensor]) -> Binary:
     return operator
 
 
-def _refused(name: str) -> Binary:
-    def operator(self: Tensor, other: Operand) -> Tensor:
-        raise _unsupported(name)
-
-    return operator
-
-
 def numpy_state(name: str, function: Any) -> str:
     """Return what becomes of numpy's function on tensors: "derivatives of any order", "constant" or why it is refused.
 
@@ -60,39 +64,51 @@ def numpy_state(name: str, function: Any) -> str:
     stand_in = NUMPY.get(function)
     if stand_in is not None:
         constant = stand_in.constant if isinstance(stand_in, Op) else function in CONSTANT
-        return "constant" if constant else "derivatives of any order"
-    if name in SHAPE_FROM_VALUES:
-        return "refused: the shape of its result depends on values"
-    if name in WRITES:
-        return "refused: it writes into its argument"
-    if name in COMPLEX_RESULTS:
-        return "refused: its result is complex"
-    return "refused: there is no op"
+        state = "constant" if constant else "derivatives of any order"
+        return f"{state}; refused in traced functions: {SHAPE}" if name in SHAPE_FROM_VALUES else state
+    return f"refused: {REFUSED.get(name, 'there is no op')}"
 
 
-WRITES = frozenset({"copyto", "put", "put_along_axis", "putmask", "place", "fill_diagonal"})
-COMPLEX_RESULTS = frozenset({"roots", "linalg.eig", "linalg.eigvals"})
+SHAPE = "the shape of its result depends on values"
+SHAPE_FROM_VALUES = frozenset(
+    (
+        *("argwhere", "bincount", "compress", "extract", "flatnonzero", "intersect1d", "nonzero", "piecewise"),
+        *("polydiv", "polymul", "setdiff1d", "setxor1d", "trim_zeros", "union1d", "unique"),
+    )
+)
+"""Functions that need values, which a function that is traced does not have."""
+
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("unique_all", "unique_counts", "unique_inverse", "unique_values"), f"{SHAPE}; use unique()"),
+    **dict.fromkeys(
+        ("copyto", "put", "put_along_axis", "putmask", "place", "fill_diagonal"), "it writes into its argument"
+    ),
+    **dict.fromkeys(("roots", "sort_complex", "linalg.eig", "linalg.eigvals"), "its result is complex"),
+    **dict.fromkeys(("save", "savetxt", "savez", "savez_compressed"), "it writes a file; pass x.numpy()"),
+    **dict.fromkeys(
+        ("busday_count", "busday_offset", "datetime_as_string", "is_busday", "isnat"), "it is for dates and times"
+    ),
+    **dict.fromkeys(("packbits", "unpackbits"), "it is for the bits of whole numbers; pass x.numpy()"),
+    **dict.fromkeys(
+        ("may_share_memory", "shares_memory"), "what memory a tensor has is up to the engine; ask it of x.numpy()"
+    ),
+}
+"""Why functions of numpy's are refused on tensors, by name."""
 
 
 def _unsupported(name: str) -> NotDifferentiableError:
-    if name.removeprefix("numpy.") in SHAPE_FROM_VALUES:
+    reason = REFUSED.get(name.removeprefix("numpy."))
+    if name.endswith(".at"):
+        reason = REFUSED["put"]
+    if reason is not None:
         return NotDifferentiableError(
-            f"{name} has a result whose shape depends on values, which no op has; call it on .numpy() if only the "
-            "values are wanted, or use where() and a reduction"
+            f"{name} is refused on tensors: {reason}. Call it on .numpy() if only the values are wanted: their "
+            "derivative is lost"
         )
     return NotDifferentiableError(
         f"{name} is not in the op table, so its derivative would be lost; use an op of py_engine.ops, make "
         "it one with custom_rule(), or call it on .numpy() if only the values are wanted"
     )
-
-
-SHAPE_FROM_VALUES = frozenset(
-    (
-        *("argwhere", "compress", "delete", "extract", "flatnonzero", "intersect1d", "nonzero", "setdiff1d"),
-        *("setxor1d", "trim_zeros", "union1d", "unique", "unique_all", "unique_counts", "unique_inverse"),
-        "unique_values",
-    )
-)
 
 
 class Operators:
@@ -206,14 +222,16 @@ class Operators:
     def __array_ufunc__(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         called = method == "__call__"
         function = NUMPY.get(ufunc if called else (ufunc, method))
-        if function is None and called:
-            function = scipy_functions.stand_in(ufunc)
+        if function is None:
+            function = scipy_functions.stand_in(ufunc) if called else ufuncs.method_of(ufunc, method)
         if function is None:
             raise _unsupported(f"numpy.{ufunc.__name__}" if called else f"numpy.{ufunc.__name__}.{method}")
         if not called or not kwargs:
             return function(*inputs, **kwargs)
         dtype = kwargs.pop("dtype", None)
         arguments.refuse(ufunc.__name__, **{k: (v, *arguments.UFUNC_DEFAULTS.get(k, ())) for k, v in kwargs.items()})
+        if dtype is not None and arguments.as_dtype(dtype) in FLOATS:  # the operands are converted, as numpy's are
+            inputs = tuple([ops.astype(x, dtype) if isinstance(x, Tensor) and x.dtype in FLOATS else x for x in inputs])
         result = function(*inputs)
         arguments.same_dtype(ufunc.__name__, dtype, result[0] if isinstance(result, tuple) else result)
         return result
@@ -255,10 +273,10 @@ class Operators:
     __rmod__: Binary = _reflected(ops.mod)
     __floordiv__: Binary = _operator(ops.floor_divide)
     __rfloordiv__: Binary = _reflected(ops.floor_divide)
-    __lshift__: Binary = _refused("<< (numpy.left_shift)")
-    __rlshift__: Binary = __lshift__
-    __rshift__: Binary = _refused(">> (numpy.right_shift)")
-    __rrshift__: Binary = __rshift__
+    __lshift__: Binary = _operator(ufuncs.left_shift)
+    __rlshift__: Binary = _reflected(ufuncs.left_shift)
+    __rshift__: Binary = _operator(ufuncs.right_shift)
+    __rrshift__: Binary = _reflected(ufuncs.right_shift)
     __lt__: Binary = _operator(ops.less)
     __le__: Binary = _operator(ops.less_equal)
     __gt__: Binary = _operator(ops.greater)

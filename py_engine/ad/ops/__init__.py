@@ -9,7 +9,11 @@ import inspect as _inspect
 from typing import Any as _Any
 
 from py_engine.ad.op import TABLE as _TABLE
-from py_engine.ad.ops import scipy_functions as _scipy_functions  # noqa: F401  (not later: it would be a name here)
+from py_engine.ad.ops import polynomials as _polynomials  # noqa: F401  (not later: they would be names here)
+from py_engine.ad.ops import questions as _questions  # noqa: F401
+from py_engine.ad.ops import scipy_functions as _scipy_functions  # noqa: F401
+from py_engine.ad.ops import statistics as _statistics  # noqa: F401
+from py_engine.ad.ops import ufuncs as _ufuncs  # noqa: F401
 from py_engine.ad.ops.activations import *
 from py_engine.ad.ops.along import *
 from py_engine.ad.ops.attention import *
@@ -23,6 +27,7 @@ from py_engine.ad.ops.linalg import *
 from py_engine.ad.ops.loss import *
 from py_engine.ad.ops.normalisation import *
 from py_engine.ad.ops.numpy_functions import *
+from py_engine.ad.ops.padding import *
 from py_engine.ad.ops.pooling import *
 from py_engine.ad.ops.random import *
 from py_engine.ad.ops.reduction import *

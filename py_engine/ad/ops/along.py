@@ -230,8 +230,8 @@ def searchsorted(a: Operand, v: Operand, side: str = "left", sorter: None = None
     return SEARCHSORTED(*as_tensors((a, v)), side=side)
 
 
-def _rows(function: str, a: Any, axis: Axis) -> tuple[Tensor, tuple[int, ...], Shape]:
-    """Return x with the axes made one, the last; the axes; and the shape of the others."""
+def rows_of(function: str, a: Any, axis: Axis) -> tuple[Tensor, tuple[int, ...], Shape]:
+    """Return `a` with the axes made one, the last; the axes; and the shape of the others."""
     x = as_tensor(a)
     axes = normalize_axes(tuple(axis) if isinstance(axis, list) else axis, x.ndim)
     others = tuple(d for d in range(x.ndim) if d not in axes)
@@ -257,12 +257,13 @@ def median(
 ) -> Tensor:
     """The middle element over `axis` (all axes when None), or the mean of the two; NaN where one is NaN."""
     refuse("median", out=(out,), overwrite_input=(overwrite_input, False))
-    rows, axes, _ = _rows("median", a, axis)
+    rows, axes, _ = rows_of("median", a, axis)
     float_only(rows.dtype)
-    return _kept(_median_of(rows), as_tensor(a), axes, flag(keepdims))
+    return kept_axes(_median_of(rows), as_tensor(a), axes, flag(keepdims))
 
 
-def _kept(found: Tensor, x: Tensor, axes: tuple[int, ...], keepdims: bool, leading: Shape = ()) -> Tensor:
+def kept_axes(found: Tensor, x: Tensor, axes: tuple[int, ...], keepdims: bool, leading: Shape = ()) -> Tensor:
+    """Return what was found of the rows of `x`, with the axes at length one where `keepdims` asks for them."""
     if not keepdims:
         return found
     return reshape(found, (*leading, *(1 if d in axes else n for d, n in enumerate(x.shape))))
@@ -306,7 +307,7 @@ def _quantile(function: str, a: Any, q: Any, axis: Axis, method: str, keepdims: 
         raise ConfigurationError(
             f"{function}: method must be one of {', '.join((*CONTINUOUS, *BETWEEN))}, got {method!r}"
         )
-    rows, axes, shape = _rows(function, a, axis)
+    rows, axes, shape = rows_of(function, a, axis)
     float_only(rows.dtype)
     try:
         shares = np.asarray(q, np.float64)
@@ -325,9 +326,9 @@ def _quantile(function: str, a: Any, q: Any, axis: Axis, method: str, keepdims: 
             value = high - (high - low) * (1 - between)
         found.append(WHERE(isnan(last), last, value))
     if shares.ndim == 0:
-        return _kept(found[0], as_tensor(a), axes, keepdims)
+        return kept_axes(found[0], as_tensor(a), axes, keepdims)
     stacked = stack(found) if found else Tensor(np.zeros((0, *shape), rows.dtype))
-    return _kept(reshape(stacked, (*shares.shape, *shape)), as_tensor(a), axes, keepdims, shares.shape)
+    return kept_axes(reshape(stacked, (*shares.shape, *shape)), as_tensor(a), axes, keepdims, shares.shape)
 
 
 @implements(np.quantile)
@@ -347,11 +348,12 @@ def quantile(
     Where a share falls between two elements, `method` says how they are combined; NaN where an element is NaN.
     """
     refuse("quantile", out=(out,), overwrite_input=(overwrite_input, False), weights=(weights,))
-    _check_shares("quantile", q, 1)
+    check_shares("quantile", q, 1)
     return _quantile("quantile", a, q, axis, method, flag(keepdims))
 
 
-def _check_shares(function: str, q: Any, most: int) -> None:
+def check_shares(function: str, q: Any, most: int) -> None:
+    """Raise for shares `q` of a quantile that are no numbers from 0 to `most`."""
     if isinstance(q, Tensor):
         return
     try:
@@ -375,8 +377,12 @@ def _percentile(
     weights: None = None,
 ) -> Tensor:
     refuse("percentile", out=(out,), overwrite_input=(overwrite_input, False), weights=(weights,))
-    _check_shares("percentile", q, 100)
+    check_shares("percentile", q, 100)
     x = as_tensor(a)
+    return _quantile("percentile", x, percent(q, x), axis, method, flag(keepdims))
+
+
+def percent(q: Any, x: Tensor) -> Any:
+    """Return percentages as shares, as numpy divides them for an array of this dtype."""
     kind = x.dtype if x.dtype in FLOATS else np.dtype(np.float64)
-    shares = q if isinstance(q, Tensor) else np.true_divide(q, kind.type(100))
-    return _quantile("percentile", x, shares, axis, method, flag(keepdims))
+    return q if isinstance(q, Tensor) else np.true_divide(q, kind.type(100))

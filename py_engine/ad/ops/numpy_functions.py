@@ -13,8 +13,8 @@ from numpy.typing import DTypeLike
 from py_engine.ad.op import NUMPY, as_tensor, as_tensors, common_dtype, float_only, implements
 from py_engine.ad.ops.along import SEARCHSORTED, argsort, cumprod, cumsum, diff, sort
 from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, same_dtype, whole, wholes
+from py_engine.ad.ops.decompositions import inv, solve
 from py_engine.ad.ops.elementary import (
-    WHERE,
     abs,
     astype,
     clip,
@@ -25,24 +25,23 @@ from py_engine.ad.ops.elementary import (
     isinf,
     isnan,
     less,
+    log10,
     logaddexp,
     logical_and,
     logical_not,
-    logical_or,
     maximum,
     minimum,
     mod,
-    not_equal,
     rad2deg,
-    sqrt,
-    square,
+    sign,
     step,
     stop_gradient,
     trunc,
     where,
 )
+from py_engine.ad.ops.indexing import take_along_axis
 from py_engine.ad.ops.linalg import MATMUL, cross, dot, matmul, outer, tensordot
-from py_engine.ad.ops.reduction import all, max, mean, min, normalize_axes, prod, sum
+from py_engine.ad.ops.reduction import sum
 from py_engine.ad.ops.shape import (
     broadcast_to,
     concatenate,
@@ -55,11 +54,12 @@ from py_engine.ad.ops.shape import (
     part_of,
     ravel,
     reshape,
+    stack,
     swapaxes,
     trace,
     transpose,
 )
-from py_engine.ad.tensor import NO_VALUE, Axis, Literal, Operand, Tensor
+from py_engine.ad.tensor import Axis, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 # Elementwise ------------------------------------------------------------------------------------------------
@@ -200,35 +200,6 @@ def _astype(x: Operand, dtype: DTypeLike, /, *, copy: bool = True, device: str |
     if not isinstance(x, (Tensor, np.ndarray)):
         raise DTypeError(f"astype: expected an array, got {type(x).__name__}")
     return astype(x, dtype)
-
-
-# Questions about values: answered where these are known -------------------------------------------------------
-
-
-@implements(np.allclose, constant=True)
-def _allclose(a: Operand, b: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    return bool(all(NUMPY[np.isclose](a, b, rtol, atol, equal_nan)))
-
-
-@implements(np.array_equal, constant=True)
-def _array_equal(a1: Operand, a2: Operand, equal_nan: bool = False) -> bool:
-    a, b = as_tensors((a1, a2))
-    if a.shape != b.shape:
-        return False
-    same = equal(a, b)
-    if equal_nan:
-        same = logical_or(same, logical_and(isnan(a), isnan(b)))
-    return bool(all(same))
-
-
-@implements(np.iscomplexobj, constant=True)
-def _iscomplexobj(x: Operand) -> bool:
-    return as_tensor(x).dtype.kind == "c"
-
-
-@implements(np.isrealobj, constant=True)
-def _isrealobj(x: Operand) -> bool:
-    return as_tensor(x).dtype.kind != "c"
 
 
 # Joining --------------------------------------------------------------------------------------------------------
@@ -444,18 +415,6 @@ def _meshgrid(*xi: Operand, copy: bool = True, sparse: bool = False, indexing: s
     return tuple(grids) if sparse else _broadcast_arrays(*grids)
 
 
-@implements(np.vander)
-def _vander(x: Operand, N: int | None = None, increasing: bool = False) -> Tensor:
-    (a,) = _floats(x)
-    if a.ndim != 1:
-        raise ShapeError(f"vander: expected a vector, got shape {a.shape}")
-    count = a.size if N is None else whole(N, "vander: N")
-    if count < 0:
-        raise ShapeError(f"vander: N must not be negative, got {N}")
-    powers = np.arange(count, dtype=a.dtype)
-    return reshape(a, (-1, 1) if a.size else (0, 1)) ** (powers if increasing else powers[::-1].copy())
-
-
 # Choices ----------------------------------------------------------------------------------------------------------
 
 
@@ -472,124 +431,6 @@ def _select(condlist: Sequence[Operand], choicelist: Sequence[Operand], default:
 
 
 # Sums and products --------------------------------------------------------------------------------------------------
-
-
-def _without_nan(x: Any, value: float) -> Tensor:
-    (a,) = _floats(x)
-    return WHERE(isnan(a), Literal(np.array(value, a.dtype)), a)
-
-
-def _skipping(name: str, function: Callable[..., Tensor], value: float) -> None:
-    def reduction(
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: None = None,
-        keepdims: bool = NO_VALUE,
-        initial: None = NO_VALUE,
-        where: bool = NO_VALUE,
-    ) -> Tensor:
-        return function(_without_nan(a, value), axis, dtype, out, keepdims, initial, where)
-
-    NUMPY[getattr(np, name)] = reduction
-
-
-_skipping("nansum", sum, 0.0)
-_skipping("nanprod", prod, 1.0)
-
-
-def _extremum(name: str, function: Callable[..., Tensor], value: float) -> None:
-    def reduction(
-        a: Operand,
-        axis: Axis = None,
-        out: None = None,
-        keepdims: bool = NO_VALUE,
-        initial: None = NO_VALUE,
-        where: bool = NO_VALUE,
-    ) -> Tensor:
-        found = function(_without_nan(a, value), axis, out, keepdims, initial, where)
-        missing = all(isnan(as_tensor(a)), axis, keepdims=keepdims)
-        return WHERE(missing, Literal(np.array(np.nan, found.dtype)), found)
-
-    NUMPY[getattr(np, name)] = reduction
-
-
-_extremum("nanmax", max, -np.inf)
-_extremum("nanmin", min, np.inf)
-
-
-def _counted(x: Tensor, axis: Axis, keepdims: Any) -> tuple[Tensor, Tensor]:
-    """Return the sum over the elements that are not NaN, and how many there are."""
-    there = astype(logical_not(isnan(x)), x.dtype)
-    return sum(_without_nan(x, 0.0), axis, keepdims=keepdims), sum(there, axis, keepdims=keepdims)
-
-
-@implements(np.nanmean)
-def _nanmean(
-    a: Operand,
-    axis: Axis = None,
-    dtype: DTypeLike | None = None,
-    out: None = None,
-    keepdims: bool = NO_VALUE,
-    *,
-    where: bool = NO_VALUE,
-) -> Tensor:
-    refuse("nanmean", out=(out,), where=(where, True))
-    (x,) = _floats(a)
-    same_dtype("nanmean", dtype, x)
-    total, count = _counted(x, axis, keepdims)
-    return total / count
-
-
-def _nan_variance(name: str) -> Callable[..., Tensor]:
-    def variance(
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: None = None,
-        ddof: float = 0,
-        keepdims: bool = NO_VALUE,
-        *,
-        where: bool = NO_VALUE,
-        mean: None = NO_VALUE,
-        correction: float = NO_VALUE,
-    ) -> Tensor:
-        refuse(name, out=(out,), where=(where, True), mean=(mean,))
-        if correction is not NO_VALUE:
-            if ddof != 0:
-                raise ConfigurationError(f"{name}: ddof and correction mean the same; give one of them")
-            ddof = correction
-        if not isinstance(ddof, (int, float, np.integer, np.floating)):
-            raise DTypeError(f"{name}: ddof must be a number, got {ddof!r}")
-        (x,) = _floats(a)
-        same_dtype(name, dtype, x)
-        total, count = _counted(x, axis, True)
-        deviations = NUMPY[np.where](isnan(x), 0, _without_nan(x, 0.0) - total / count)
-        axes = normalize_axes(axis, x.ndim)
-        squares = sum(square(deviations), axes, keepdims=keepdims)
-        left = reshape(count, squares.shape) - float(ddof)
-        found = squares / NUMPY[np.where](less(0, left), left, np.nan)
-        return found if name == "nanvar" else _root(found)
-
-    return variance
-
-
-def _root(x: Tensor) -> Tensor:
-    zero = equal(x, 0)
-    return where(zero, 0, sqrt(where(zero, 1, x)))
-
-
-NUMPY[np.nanvar], NUMPY[np.nanstd] = _nan_variance("nanvar"), _nan_variance("nanstd")
-
-
-@implements(np.nancumsum)
-def _nancumsum(a: Operand, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None) -> Tensor:
-    return cumsum(_without_nan(a, 0.0), axis, dtype, out)
-
-
-@implements(np.nancumprod)
-def _nancumprod(a: Operand, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None) -> Tensor:
-    return cumprod(_without_nan(a, 1.0), axis, dtype, out)
 
 
 def _cumulative(name: str, function: Callable[..., Tensor], first: float) -> None:
@@ -619,45 +460,6 @@ def _cumulative(name: str, function: Callable[..., Tensor], first: float) -> Non
 
 _cumulative("cumulative_sum", cumsum, 0.0)
 _cumulative("cumulative_prod", cumprod, 1.0)
-
-
-@implements(np.ptp)
-def _ptp(a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE) -> Tensor:
-    refuse("ptp", out=(out,))
-    return max(a, axis, keepdims=keepdims) - min(a, axis, keepdims=keepdims)
-
-
-@implements(np.count_nonzero, constant=True)
-def _count_nonzero(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    x = as_tensor(a)
-    there = astype(not_equal(x, False if x.dtype == np.bool_ else 0), np.float64)
-    return astype(sum(there, axis, keepdims=keepdims), np.intp)
-
-
-@implements(np.average)
-def _average(
-    a: Operand, axis: Axis = None, weights: Operand | None = None, returned: bool = False, *, keepdims: bool = NO_VALUE
-) -> Any:
-    if weights is None:
-        (x,) = _floats(a)
-        found = mean(x, axis, keepdims=keepdims)
-        count = math.prod(x.shape[d] for d in normalize_axes(axis, x.ndim))
-        total = broadcast_to(Literal(np.array(count, x.dtype)), found.shape)
-        return (found, total) if returned else found
-    x, w = _floats(a, weights)
-    if w.shape != x.shape:
-        axes = None if axis is None else normalize_axes(axis, x.ndim)
-        if axes is None or tuple(x.shape[d] for d in axes) != w.shape or isinstance(axis, tuple):
-            raise ShapeError(
-                f"average: weights of shape {w.shape} do not fit shape {x.shape}; give one for each element, or a "
-                "vector and its axis"
-            )
-        w = broadcast_to(reshape(w, [n if d in axes else 1 for d, n in enumerate(x.shape)]), x.shape)
-    total = sum(w, axis, keepdims=keepdims)
-    if total.data is not None and not total.data.all():
-        raise ConfigurationError("average: the weights sum to zero")
-    found = sum(x * w, axis, keepdims=keepdims) / total
-    return (found, total) if returned else found
 
 
 @implements(np.trapezoid)
@@ -816,17 +618,6 @@ def _interp(
     return where(isnan(at), at, found)
 
 
-@implements(np.polyval)
-def _polyval(p: Operand, x: Operand) -> Tensor:
-    coefficients, at = _floats(p, x)
-    if coefficients.ndim != 1:
-        raise ShapeError(f"polyval: expected a vector of coefficients, got shape {coefficients.shape}")
-    found: Tensor = at * 0
-    for k in range(coefficients.size):
-        found = found * at + coefficients[k]
-    return found
-
-
 @implements(np.matvec)
 def _matvec(x1: Operand, x2: Operand, /) -> Tensor:
     a, b = _floats(x1, x2)
@@ -841,52 +632,6 @@ def _vecmat(x1: Operand, x2: Operand, /) -> Tensor:
     if not a.ndim or b.ndim < 2:
         raise ShapeError(f"vecmat: expected vectors and matrices, got shapes {a.shape} and {b.shape}")
     return MATMUL(expand_dims(a, -2), b)[..., 0, :]
-
-
-@implements(np.cov)
-def _cov(
-    m: Operand,
-    y: Operand | None = None,
-    rowvar: bool = True,
-    bias: bool = False,
-    ddof: int | None = None,
-    fweights: None = None,
-    aweights: None = None,
-    *,
-    dtype: DTypeLike | None = None,
-) -> Tensor:
-    refuse("cov", fweights=(fweights,), aweights=(aweights,))
-    parts = _floats(m) if y is None else _floats(m, y)
-    same_dtype("cov", dtype, parts[0])
-    if parts[0].dtype != np.float64:
-        raise DTypeError(f"cov: numpy computes covariances in float64, got {parts[0].dtype}; convert with astype()")
-    rows = []
-    for x in parts:
-        if x.ndim > 2:
-            raise ShapeError(f"cov: expected at most two axes, got shape {x.shape}")
-        row = _at_least(x, 2)
-        rows.append(transpose(row) if not flag(rowvar) and row.shape[0] != 1 else row)
-    x = rows[0] if len(rows) == 1 else concatenate(rows)
-    if not x.size:
-        raise ShapeError("cov: there is no covariance of no elements")
-    spare = whole(ddof, "cov: ddof") if ddof is not None else int(not flag(bias))
-    centred = x - mean(x, 1, keepdims=True)
-    count = x.shape[1] - spare
-    product = MATMUL(centred, transpose(centred))
-    return _without_ones(product / count if count > 0 else product / 0.0)
-
-
-def _without_ones(x: Tensor) -> Tensor:
-    return reshape(x, [n for n in x.shape if n != 1])
-
-
-@implements(np.corrcoef)
-def _corrcoef(x: Operand, y: Operand | None = None, rowvar: bool = True, *, dtype: DTypeLike | None = None) -> Tensor:
-    found = _cov(x, y, rowvar, dtype=dtype)
-    if found.ndim < 2:
-        return found / found
-    deviations = sqrt(diagonal(found))
-    return clip(found / expand_dims(deviations, 1) / deviations, -1, 1)
 
 
 @implements(np.linspace)
@@ -989,3 +734,190 @@ def _argpartition(
         if not -n <= k < n:
             raise ShapeError(f"argpartition: kth {k} is out of range for {n} elements")
     return argsort(x, axis)
+
+
+# What is inserted and put together ------------------------------------------------------------------------------------
+
+
+@implements(np.insert)
+def _insert(arr: Operand, obj: int | slice | Sequence[int], values: Operand, axis: int | None = None) -> Tensor:
+    if isinstance(obj, Tensor):
+        raise NotDifferentiableError("insert: the places must be numbers or an array, got a tensor; pass x.numpy()")
+    x, new = as_tensors((arr, values))
+    common_dtype((x, new))
+    places = np.arange(x.size + new.size)
+    mine, theirs = places[: x.size].reshape(x.shape), places[x.size :].reshape(new.shape)
+    found = checked("insert", lambda: np.insert(mine, obj, theirs, axis), x.shape)
+    return NUMPY[np.take](concatenate([ravel(x), ravel(new)]), found)  # type: ignore[no-any-return]
+
+
+@implements(np.block)
+def _block(arrays: Any) -> Tensor:
+    leaves: list[Any] = []
+    depth = _depth_of_block(arrays, leaves)
+    tensors = iter(as_tensors(leaves))
+    parts = [*tensors]
+    ndim = builtins.max(depth, *(part.ndim for part in parts))
+    waiting = iter([_at_least_in_front(part, ndim) for part in parts])
+
+    def put_together(nested: Any, level: int) -> Tensor:
+        if not level:
+            return next(waiting)
+        return concatenate([put_together(item, level - 1) for item in nested], -level)
+
+    return put_together(arrays, depth)
+
+
+def _depth_of_block(nested: Any, leaves: list[Any]) -> int:
+    if isinstance(nested, tuple):
+        raise DTypeError("block: expected nested lists of arrays, got a tuple")
+    if not isinstance(nested, list):
+        leaves.append(nested)
+        return 0
+    depths = {_depth_of_block(item, leaves) for item in nested}
+    if len(depths) != 1:
+        raise ShapeError("block: all lists must have elements, and be nested equally deep")
+    return depths.pop() + 1
+
+
+def _at_least_in_front(x: Tensor, ndim: int) -> Tensor:
+    return reshape(x, (1,) * (ndim - x.ndim) + x.shape) if x.ndim < ndim else x
+
+
+@implements(np.choose)
+def _choose(a: Operand, choices: Sequence[Operand], out: None = None, mode: str = "raise") -> Tensor:
+    refuse("choose", out=(out,))
+    index = as_tensor(a)
+    if index.dtype.kind not in "iu":
+        raise DTypeError(f"choose: expected whole numbers, got {index.dtype}")
+    if mode not in ("raise", "wrap", "clip"):
+        raise ConfigurationError(f"choose: mode must be 'raise', 'wrap' or 'clip', got {mode!r}")
+    options = _sequence("choose", choices)
+    shape = checked("choose", lambda: np.broadcast_shapes(index.shape, *(x.shape for x in options)), index.shape)
+    count = len(options)
+    if mode == "wrap":
+        index = mod(index, Tensor(np.array(count, index.dtype)))
+    elif mode == "clip":
+        index = clip(index, *(Tensor(np.array(n, index.dtype)) for n in (0, count - 1)))
+    else:
+        index = astype(index, np.uint64)  # negative ones become large, and out of range
+    rows = stack([broadcast_to(x, shape) for x in options])
+    return take_along_axis(rows, expand_dims(broadcast_to(index, shape), 0), 0)[0]
+
+
+# Functions of functions -----------------------------------------------------------------------------------------------
+
+
+@implements(np.apply_along_axis)
+def _apply_along_axis(func1d: Callable[..., Any], axis: int, arr: Operand, *args: Any, **kwargs: Any) -> Tensor:
+    x = as_tensor(arr)
+    d = axis_of(axis, x.ndim, "apply_along_axis", x.shape)
+    others = (*x.shape[:d], *x.shape[d + 1 :])
+    rows = reshape(moveaxis(x, d, -1), (math.prod(others), x.shape[d]))
+    if not rows.shape[0]:
+        raise ShapeError(f"apply_along_axis: there is nothing to apply the function to in shape {x.shape}")
+    found = stack(as_tensors([func1d(rows[i], *args, **kwargs) for i in range(rows.shape[0])]))
+    result = reshape(found, (*others, *found.shape[1:]))
+    for k in range(found.ndim - 1):
+        result = moveaxis(result, len(others) + k, d + k)
+    return result
+
+
+@implements(np.apply_over_axes)
+def _apply_over_axes(func: Callable[..., Any], a: Operand, axes: int | Sequence[int]) -> Tensor:
+    x = as_tensor(a)
+    for axis in wholes(axes, "apply_over_axes: each axis"):
+        d = axis_of(axis, x.ndim, "apply_over_axes", x.shape)
+        found = as_tensor(func(x, d))
+        x = found if found.ndim == x.ndim else expand_dims(found, d)
+        if x.ndim != found.ndim + (x is not found):
+            raise ShapeError("apply_over_axes: the function's result has the wrong number of axes")
+    return x
+
+
+# Sequences of numbers -------------------------------------------------------------------------------------------------
+
+
+@implements(np.logspace)
+def _logspace(
+    start: Operand,
+    stop: Operand,
+    num: int = 50,
+    endpoint: bool = True,
+    base: Operand = 10.0,
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+) -> Tensor:
+    first, last, root = _floats(start, stop, base)
+    if root.ndim:
+        ndim = builtins.max(first.ndim, last.ndim, root.ndim)
+        first, last, root = (_at_least_in_front(x, ndim) for x in (first, last, root))
+        root = expand_dims(root, axis)
+    found: Tensor = root ** _linspace(first, last, num, endpoint, axis=axis)
+    return found if dtype is None else astype(found, dtype)
+
+
+@implements(np.geomspace)
+def _geomspace(
+    start: Operand, stop: Operand, num: int = 50, endpoint: bool = True, dtype: DTypeLike | None = None, axis: int = 0
+) -> Tensor:
+    first, last = _floats(start, stop)
+    for end in (first, last):
+        if end.data is not None and not end.data.all():
+            raise ConfigurationError("geomspace: a geometric sequence cannot begin or end with zero")
+    side = sign(first)
+    low, high = first / side, last / side
+    found = _logspace(log10(low), log10(high), num, endpoint)
+    n = found.shape[0]
+    if n:  # the ends as they were given
+        shape = found.shape[1:]
+        parts = [expand_dims(broadcast_to(low, shape), 0), part_of(found, 0, 1, n)]
+        if n > 1 and flag(endpoint):
+            parts = [parts[0], part_of(found, 0, 1, n - 1), expand_dims(broadcast_to(high, shape), 0)]
+        found = concatenate(parts)
+    found = moveaxis(found * side, 0, axis_of(axis, found.ndim, "geomspace"))
+    return found if dtype is None else astype(found, dtype)
+
+
+@implements(np.unwrap)
+def _unwrap(p: Operand, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
+    (x,) = _floats(p)
+    d = axis_of(axis, x.ndim, "unwrap", x.shape)
+    n = x.shape[d]
+    if not isinstance(period, (int, float, np.integer, np.floating)):
+        raise DTypeError(f"unwrap: period must be a number, got {period!r}")
+    half = period / 2
+    step = diff(x, axis=d)
+    wrapped = mod(step + half, period) - half
+    wrapped = where(logical_and(equal(wrapped, -half), less(0, step)), half, wrapped)
+    jump = where(less(abs(step), half if discont is None else discont), 0, wrapped - step)
+    return concatenate(
+        [part_of(x, d, 0, builtins.min(1, n)), part_of(x, d, builtins.min(1, n), n) + cumsum(jump, d)], d
+    )
+
+
+# Systems of equations over several axes -------------------------------------------------------------------------------
+
+
+@implements(np.linalg.tensorinv)
+def _tensorinv(a: Operand, ind: int = 2) -> Tensor:
+    (x,) = _floats(a)
+    count = whole(ind, "tensorinv: ind")
+    if count < 1:
+        raise ShapeError(f"tensorinv: ind must be positive, got {ind}")
+    rows, columns = x.shape[:count], x.shape[count:]
+    if math.prod(rows) != math.prod(columns):
+        raise ShapeError(f"tensorinv: the axes of shape {x.shape} do not make a square matrix at {ind}")
+    return reshape(inv(reshape(x, (math.prod(rows), math.prod(columns)))), (*columns, *rows))
+
+
+@implements(np.linalg.tensorsolve)
+def _tensorsolve(a: Operand, b: Operand, axes: Sequence[int] | None = None) -> Tensor:
+    x, right = _floats(a, b)
+    if axes is not None:
+        last = [axis_of(d, x.ndim, "tensorsolve", x.shape) for d in wholes(axes, "tensorsolve: each axis")]
+        x = transpose(x, [d for d in range(x.ndim) if d not in last] + last)
+    shape = x.shape[right.ndim :]
+    if math.prod(shape) != right.size or math.prod(shape) ** 2 != x.size:
+        raise ShapeError(f"tensorsolve: shapes {x.shape} and {right.shape} do not make a square system of equations")
+    return reshape(solve(reshape(x, (right.size, right.size)), ravel(right)), shape)

@@ -20,17 +20,34 @@ from py_engine.ad.op import (
     Scratch,
     Shape,
     as_tensor,
+    as_tensors,
     define,
     float_only,
     implements,
     linear_jvp,
     per_element,
+    register,
 )
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
-from py_engine.ad.ops.elementary import WHERE, astype, div, equal, equal_mask, exp, square, where
+from py_engine.ad.ops.elementary import (
+    WHERE,
+    astype,
+    div,
+    equal,
+    equal_mask,
+    exp,
+    less_equal,
+    logaddexp,
+    maximum,
+    minimum,
+    not_equal,
+    sqrt,
+    square,
+    where,
+)
 from py_engine.ad.ops.shape import along_axes, broadcast_to, concatenate, reshape, transpose
-from py_engine.ad.tensor import NO_VALUE, Array, Axis, Literal, Operand, Tensor
-from py_engine.errors import ConfigurationError, DTypeError, ShapeError
+from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Literal, Operand, Tensor
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 Axes: TypeAlias = tuple[int, ...]
 
@@ -130,22 +147,51 @@ def sum(
     dtype: DTypeLike | None = None,
     out: None = None,
     keepdims: bool = NO_VALUE,
-    initial: None = NO_VALUE,
-    where: bool = NO_VALUE,
+    initial: Operand = NO_VALUE,
+    where: Operand = NO_VALUE,
 ) -> Tensor:
-    """Sum over `axis` (all axes when None)."""
+    """Sum over `axis` (all axes when None) of the elements where `where` holds, begun with the number `initial`."""
     x = as_tensor(a)
     if not (dtype is None is out and initial is NO_VALUE and (where is NO_VALUE or where is True)):
-        _refuse("sum", x, dtype, out, initial, where)
-    return SUM.apply(
+        x = _chosen("sum", x, dtype, out, where, 0)
+    found = SUM.apply(
         (x,), {"axes": normalize_axes(axis, len(x.shape)), "keepdims": keepdims is not NO_VALUE and flag(keepdims)}
     )
+    return found if initial is NO_VALUE else found + _start("sum", found, initial)
 
 
-def _refuse(function: str, x: Tensor, dtype: Any, out: Any, initial: Any, where: Any, **others: Any) -> None:
-    start = "None" if initial is None else initial  # which numpy takes for no start at all, not for the usual one
-    refuse(function, out=(out,), initial=(start,), where=(where, True), **{k: (v,) for k, v in others.items()})
-    same_dtype(function, dtype, x)
+def _chosen(function: str, x: Tensor, dtype: Any, out: Any, where: Any, neutral: float) -> Tensor:
+    """Return the elements to reduce, of the wanted dtype: the neutral number stands where `where` does not hold."""
+    refuse(function, out=(out,))
+    if dtype is not None and dtype is not NO_VALUE:
+        x = astype(x, dtype)
+    condition = holds(function, x, where)
+    return x if condition is None else WHERE(condition, x, Literal(np.array(neutral, float_only(x.dtype))))
+
+
+def holds(function: str, x: Tensor, where: Any) -> Tensor | None:
+    """Return the condition `where` of a reduction in the shape of `x`; None where it holds everywhere.
+
+    Raises:
+        DTypeError: it is not made of truth values.
+        ShapeError: it does not broadcast to the shape of `x`.
+    """
+    if where is NO_VALUE or where is True:
+        return None
+    condition = as_tensor(where)
+    if condition.dtype != np.bool_:
+        raise DTypeError(f"{function}: where must be truth values, got {condition.dtype}; compare, e.g. x > 0")
+    return broadcast_to(condition, x.shape)
+
+
+def _start(function: str, found: Tensor, initial: Any) -> Tensor:
+    """Return the number that a reduction begins with, in the dtype of what it found."""
+    if initial is None:  # which numpy takes for no start at all, not for the usual one
+        raise NotDifferentiableError(f"numpy.{function} on tensors does not take initial=None; leave the argument out")
+    _, start = as_tensors((found, initial))
+    if start.shape:
+        raise ShapeError(f"{function}: initial must be one number, got shape {start.shape}")
+    return start
 
 
 @implements(np.mean)
@@ -156,12 +202,15 @@ def mean(
     out: None = None,
     keepdims: bool = NO_VALUE,
     *,
-    where: bool = NO_VALUE,
+    where: Operand = NO_VALUE,
 ) -> Tensor:
-    """Arithmetic mean over `axis` (all axes when None); the mean of no elements is NaN."""
+    """Arithmetic mean over `axis` (all axes when None) of the elements where `where` holds; of none it is NaN."""
     x = as_tensor(a)
     if not (dtype is None is out and (where is NO_VALUE or where is True)):
-        _refuse("mean", x, dtype, out, NO_VALUE, where)
+        condition = holds("mean", x, where)
+        x = _chosen("mean", x, dtype, out, where, 0)
+        if condition is not None:
+            return div(sum(x, axis, keepdims=keepdims), sum(astype(condition, x.dtype), axis, keepdims=keepdims))
     axes = normalize_axes(axis, x.ndim)
     count = math.prod(x.shape[a] for a in axes)
     return sum(x, axes, keepdims=keepdims) * (1 / count if count else np.nan)
@@ -176,18 +225,19 @@ def var(
     ddof: float = 0,
     keepdims: bool = NO_VALUE,
     *,
-    where: bool = NO_VALUE,
-    mean: None = NO_VALUE,
+    where: Operand = NO_VALUE,
+    mean: Operand = NO_VALUE,
     correction: float = NO_VALUE,
 ) -> Tensor:
     """Variance over `axis`: squared deviations from the mean, summed and divided by count - ddof.
 
     Where `ddof` is the count or more, the divisor is 0, as numpy's: infinity, or NaN where all elements are equal.
+    `where` says which elements count, and `mean` is what they deviate from where that is known already.
     """
-    _refuse("var", x := as_tensor(a), dtype, out, NO_VALUE, where, mean=mean)
-    centred, axes, divisor = _deviations("var", x, axis, ddof, correction)
+    refuse("var", out=(out,))
+    centred, axes, divisor = _deviations("var", as_tensor(a), axis, dtype, ddof, correction, where, mean, keepdims)
     total = sum(square(centred), axes, keepdims=keepdims)
-    return total * (1 / divisor) if divisor else div(total, 0.0)
+    return total * (1 / divisor) if isinstance(divisor, float) and divisor else div(total, divisor)
 
 
 @implements(np.std)
@@ -199,21 +249,34 @@ def std(
     ddof: float = 0,
     keepdims: bool = NO_VALUE,
     *,
-    where: bool = NO_VALUE,
-    mean: None = NO_VALUE,
+    where: Operand = NO_VALUE,
+    mean: Operand = NO_VALUE,
     correction: float = NO_VALUE,
 ) -> Tensor:
     """Standard deviation over `axis`, with divisor count - ddof; subgradient 0 where all elements are equal.
 
     Where `ddof` is the count or more, the divisor is 0, as numpy's: infinity, or NaN where all elements are equal.
+    `where` says which elements count, and `mean` is what they deviate from where that is known already.
     """
-    _refuse("std", x := as_tensor(a), dtype, out, NO_VALUE, where, mean=mean)
-    centred, axes, divisor = _deviations("std", x, axis, ddof, correction)
+    refuse("std", out=(out,))
+    centred, axes, divisor = _deviations("std", as_tensor(a), axis, dtype, ddof, correction, where, mean, keepdims)
     total = NORM(centred, axes=axes, keepdims=flag(keepdims))
-    return total * (1 / math.sqrt(divisor)) if divisor else div(total, 0.0)
+    if isinstance(divisor, float):
+        return total * (1 / math.sqrt(divisor)) if divisor else div(total, 0.0)
+    return div(total, sqrt(divisor))
 
 
-def _deviations(function: str, x: Tensor, axis: Axis, ddof: Any, correction: Any) -> tuple[Tensor, Axes, float]:
+def _deviations(
+    function: str,
+    x: Tensor,
+    axis: Axis,
+    dtype: Any,
+    ddof: Any,
+    correction: Any,
+    where: Any,
+    centre: Any,
+    keepdims: Any,
+) -> tuple[Tensor, Axes, float | Tensor]:
     """Return x minus its mean, the axes, and the divisor: count - ddof, or 0 where that is negative."""
     if correction is not NO_VALUE:
         if not (isinstance(ddof, (int, float)) and ddof == 0):
@@ -222,8 +285,20 @@ def _deviations(function: str, x: Tensor, axis: Axis, ddof: Any, correction: Any
     if not isinstance(ddof, (int, float, np.integer, np.floating)):
         raise DTypeError(f"{function}: ddof must be a number, got {ddof!r}")
     axes = normalize_axes(axis, x.ndim)
-    left = math.prod(x.shape[a] for a in axes) - float(ddof)
-    return x - mean(x, axes, keepdims=True), axes, left if not left <= 0 else 0.0
+    if dtype is not None:
+        x = astype(x, dtype)
+    condition = holds(function, x, where)
+    if centre is NO_VALUE:
+        centre = mean(x, axes, keepdims=True, where=where)
+    centred = x - centre
+    if centred.shape != x.shape:
+        raise ShapeError(f"{function}: the mean, {np.shape(centre)}, does not broadcast to the shape {x.shape}")
+    if condition is None:
+        left = math.prod(x.shape[a] for a in axes) - float(ddof)
+        return centred, axes, left if not left <= 0 else 0.0
+    count = sum(astype(condition, x.dtype), axes, keepdims=keepdims) - float(ddof)
+    zero = Literal(np.zeros((), x.dtype))
+    return WHERE(condition, centred, zero), axes, WHERE(less_equal(count, 0), zero, count)
 
 
 def _kernel_norm(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
@@ -278,7 +353,9 @@ def _winners(y: Tensor, x: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
     return won, sum(ones, axes, keepdims=True)
 
 
-def _extremum(name: str, ufunc: np.ufunc, what: str, *stands_in_for: Any) -> tuple[Op, Callable[..., Tensor]]:
+def _extremum(
+    name: str, ufunc: np.ufunc, larger: Op, worst: float, what: str, *stands_in_for: Any
+) -> tuple[Op, Callable[..., Tensor]]:
     op = define(
         name=name,
         infer=_infer_extremum,
@@ -297,13 +374,20 @@ def _extremum(name: str, ufunc: np.ufunc, what: str, *stands_in_for: Any) -> tup
         axis: Axis = None,
         out: None = None,
         keepdims: bool = NO_VALUE,
-        initial: None = NO_VALUE,
-        where: bool = NO_VALUE,
+        initial: Operand = NO_VALUE,
+        where: Operand = NO_VALUE,
     ) -> Tensor:
         x = as_tensor(a)
-        if not (out is None and initial is NO_VALUE and (where is NO_VALUE or where is True)):
-            _refuse(name, x, None, out, initial, where)
         attrs = {"axes": normalize_axes(axis, len(x.shape)), "keepdims": keepdims is not NO_VALUE and flag(keepdims)}
+        if not (out is None and initial is NO_VALUE and (where is NO_VALUE or where is True)):
+            if where is not NO_VALUE and where is not True and initial is NO_VALUE:
+                raise ConfigurationError(f"{name}: where needs initial, which the result is where it holds nowhere")
+            x = _chosen(name, x, None, out, where, worst)
+            if initial is not NO_VALUE:
+                start = _start(name, x, initial)
+                if not math.prod(x.shape[d] for d in attrs["axes"]):
+                    return broadcast_to(start, _infer(x, **attrs)[0])
+                return larger(op.apply((x,), attrs), start)
         return op.apply((x,), attrs)
 
     about = f"{what.capitalize()} element over `axis` (all axes when None); ties share the gradient equally."
@@ -316,8 +400,8 @@ def _named(function: Callable[..., Tensor], name: str, doc: str) -> Callable[...
     return function
 
 
-MAX, max = _extremum("max", np.maximum, "largest", np.max, np.amax)
-MIN, min = _extremum("min", np.minimum, "smallest", np.min, np.amin)
+MAX, max = _extremum("max", np.maximum, maximum, -np.inf, "largest", np.max, np.amax)
+MIN, min = _extremum("min", np.minimum, minimum, np.inf, "smallest", np.min, np.amin)
 
 
 # Products -------------------------------------------------------------------------------------------------
@@ -363,19 +447,21 @@ def prod(
     dtype: DTypeLike | None = None,
     out: None = None,
     keepdims: bool = NO_VALUE,
-    initial: None = NO_VALUE,
-    where: bool = NO_VALUE,
+    initial: Operand = NO_VALUE,
+    where: Operand = NO_VALUE,
 ) -> Tensor:
-    """Product over `axis` (all axes when None)."""
-    x = as_tensor(a)
-    _refuse("prod", x, dtype, out, initial, where)
-    return PROD(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+    """Product over `axis` (all axes when None) of the elements where `where` holds, begun with the number `initial`."""
+    x = _chosen("prod", as_tensor(a), dtype, out, where, 1)
+    found = PROD(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
+    return found if initial is NO_VALUE else found * _start("prod", found, initial)
 
 
 # Truth values and positions: constant on purpose ----------------------------------------------------------
 
 
-def _quantifier(name: str, ufunc: np.ufunc, what: str, stands_in_for: Any) -> tuple[Op, Callable[..., Tensor]]:
+def _quantifier(
+    name: str, ufunc: np.ufunc, neutral: bool, what: str, stands_in_for: Any
+) -> tuple[Op, Callable[..., Tensor]]:
     def infer(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
         return _reduced(x.shape, axes, keepdims), np.dtype(np.bool_)
 
@@ -384,17 +470,20 @@ def _quantifier(name: str, ufunc: np.ufunc, what: str, stands_in_for: Any) -> tu
 
     @implements(stands_in_for, constant=True)
     def quantifier(
-        a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: bool = NO_VALUE
+        a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE, *, where: Operand = NO_VALUE
     ) -> Tensor:
         x = as_tensor(a)
-        _refuse(name, x, None, out, NO_VALUE, where)
+        refuse(name, out=(out,))
+        condition = holds(name, x, where)
+        if condition is not None:
+            x = WHERE(condition, x if x.dtype == np.bool_ else not_equal(x, 0), Literal(np.array(neutral)))
         return op(x, axes=normalize_axes(axis, x.ndim), keepdims=flag(keepdims))
 
     return op, _named(quantifier, name, "Whether " + what.format("`axis` (all axes when None)") + ".")
 
 
-ANY, any = _quantifier("any", np.logical_or, "any element over {} is not 0", np.any)
-ALL, all = _quantifier("all", np.logical_and, "all elements over {} are not 0", np.all)
+ANY, any = _quantifier("any", np.logical_or, False, "any element over {} is not 0", np.any)
+ALL, all = _quantifier("all", np.logical_and, True, "all elements over {} are not 0", np.all)
 
 
 def _infer_position(x: Tensor, axis: int | None, keepdims: bool) -> tuple[Shape, Any]:
@@ -414,12 +503,18 @@ def _batch_position(
     return reshape(found, (count, *(1,) * (x.ndim - 1))) if attrs["keepdims"] else found
 
 
+def position_op(name: str, kernel: Callable[..., None], what: str, in_table: bool = True) -> Op:
+    """Return an op for the position of an element along an axis, or among all of them."""
+    doc = f"position of the {what} along an axis, of equal ones the first"
+    op = Op(name, _infer_position, kernel, constant=True, flops=per_element(1), batch=_batch_position, doc=doc)
+    return register(op) if in_table else op
+
+
 def _position(name: str, find: Any, what: str) -> tuple[Op, Callable[..., Tensor]]:
     def kernel(x: Array, out: Array, axis: int | None, keepdims: bool) -> None:
         find(x, axis, out, keepdims=keepdims)
 
-    doc = f"position of the {what} element along an axis, of equal ones the first"
-    op = define(name, _infer_position, kernel, constant=True, flops=per_element(1), batch=_batch_position, doc=doc)
+    op = position_op(name, kernel, f"{what} element")
 
     @implements(find, constant=True)
     def position(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
@@ -584,8 +679,15 @@ def log_softmax(x: Operand, axis: Axis = -1) -> Tensor:
 # Reductions of ufuncs -------------------------------------------------------------------------------------
 
 
-def _ufunc_reduction(ufunc: np.ufunc, reduction: Callable[..., Tensor]) -> None:
-    """Enter a reduction as the stand-in for a ufunc's `reduce`, which takes the first axis where none is given."""
+def _ufunc_reduction(ufunc: np.ufunc, reduction: Callable[..., Tensor], *named: str) -> None:
+    """Enter a reduction as the stand-in for a ufunc's `reduce`, which takes the first axis where none is given.
+
+    Args:
+        ufunc: numpy's.
+        reduction: a function of the array, `axis`, `keepdims` and those that are `named`.
+        named: which of `dtype`, `initial` and `where` it takes.
+    """
+    name = f"{ufunc.__name__}.reduce"
 
     @implements((ufunc, "reduce"))
     def reduce(
@@ -595,20 +697,32 @@ def _ufunc_reduction(ufunc: np.ufunc, reduction: Callable[..., Tensor]) -> None:
         dtype: DTypeLike | None = None,
         out: None = None,
         keepdims: bool = False,
-        initial: None = NO_VALUE,
-        where: bool = True,
+        initial: Operand = NO_VALUE,
+        where: Operand = True,
     ) -> Tensor:
+        refuse(name, out=(out,))
+        given = {
+            key: value for key, value in (("dtype", dtype), ("initial", initial), ("where", where)) if key in named
+        }
         x = as_tensor(array)
-        _refuse(f"{ufunc.__name__}.reduce", x, None, out, initial, where)
-        result = reduction(x, axis=axis, keepdims=flag(keepdims))
-        same_dtype(f"{ufunc.__name__}.reduce", dtype, result)
-        return result
+        if "dtype" not in named and dtype is not None and x.dtype in FLOATS:
+            x = astype(x, dtype)
+        found = reduction(x, axis=axis, keepdims=flag(keepdims), **given)
+        if "initial" not in named:
+            refuse(name, initial=("None" if initial is None else initial,))
+        same_dtype(name, dtype, found)
+        return found
 
 
-_ufunc_reduction(np.add, sum)
-_ufunc_reduction(np.multiply, prod)
-_ufunc_reduction(np.logical_or, any)
-_ufunc_reduction(np.logical_and, all)
-_ufunc_reduction(np.maximum, max)
-_ufunc_reduction(np.minimum, min)
-_ufunc_reduction(np.logaddexp, logsumexp)
+def _logsumexp_where(a: Tensor, axis: Axis, keepdims: bool, initial: Any, where: Any) -> Tensor:
+    found = logsumexp(_chosen("logaddexp.reduce", a, None, None, where, -np.inf), axis, keepdims)
+    return found if initial is NO_VALUE else logaddexp(found, _start("logaddexp.reduce", found, initial))
+
+
+_ufunc_reduction(np.add, sum, "dtype", "initial", "where")
+_ufunc_reduction(np.multiply, prod, "dtype", "initial", "where")
+_ufunc_reduction(np.logical_or, any, "where")
+_ufunc_reduction(np.logical_and, all, "where")
+_ufunc_reduction(np.maximum, max, "initial", "where")
+_ufunc_reduction(np.minimum, min, "initial", "where")
+_ufunc_reduction(np.logaddexp, _logsumexp_where, "initial", "where")

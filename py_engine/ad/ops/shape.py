@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.mutation import watch_setting
 from py_engine.ad.op import (
     TABLE,
     Call,
@@ -28,8 +27,8 @@ from py_engine.ad.op import (
     per_element,
 )
 from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, whole, wholes
-from py_engine.ad.tensor import NO_VALUE, Array, Literal, Operand, Tensor, real_array
-from py_engine.errors import ConfigurationError, DTypeError, ShapeError
+from py_engine.ad.tensor import Array, Literal, Operand, Tensor, real_array
+from py_engine.errors import DTypeError, ShapeError
 
 # Many samples at once -------------------------------------------------------------------------------------
 #
@@ -621,95 +620,6 @@ def _joined(function: str, arrays: Any, out: Any, dtype: Any, casting: Any) -> t
         raise DTypeError(f"{function}: {error}") from None
     same_dtype(function, dtype, parts[0])
     return parts
-
-
-@implements(np.pad)
-def pad(
-    array: Operand,
-    pad_width: int | Sequence[int] | Sequence[Sequence[int]] | Mapping[int, int | tuple[int, int]],
-    mode: str = "constant",
-    *,
-    constant_values: Any = NO_VALUE,
-    **kwargs: Any,
-) -> Tensor:
-    """Surround an array with constants, or, in the modes "edge", "reflect", "symmetric" and "wrap", with its elements.
-
-    Widths and values are given as to numpy.pad: one, a pair (before, after), or such a pair for each axis.
-
-    Raises:
-        ConfigurationError: another mode, or an argument of one.
-        ShapeError: widths or values that do not fit the array.
-    """
-    x = as_tensor(array)
-    if not isinstance(mode, str) or mode not in ("constant", "edge", "reflect", "symmetric", "wrap"):
-        raise ConfigurationError(
-            "pad: only the modes 'constant', 'edge', 'reflect', 'symmetric' and 'wrap' are supported, got "
-            f"{mode!r}; join pieces with concatenate()"
-        )
-    if kwargs or (mode != "constant" and constant_values is not NO_VALUE):
-        raise ConfigurationError(f"pad: mode {mode!r} does not take {', '.join(kwargs) or 'constant_values'}")
-    widths = _widths(pad_width, x)
-    if mode != "constant":
-        return from_places("pad", x, lambda places: np.pad(places, widths, mode))  # type: ignore[call-overload]
-    values = _padding_values(0 if constant_values is NO_VALUE else constant_values, x)
-    lengths = [before + n + after for (before, after), n in zip(widths, x.shape, strict=True)]
-    inner: list[Item] = [(before, before + n, 1) for (before, _), n in zip(widths, x.shape, strict=True)]
-    parts, places = [x], [tuple(inner)]
-    # One axis after the other: the constants of the last one fill the corners, as numpy's do.
-    for axis, ((before, after), sides) in enumerate(zip(widths, values, strict=True)):
-        outside = [(0, n, 1) for n in lengths[:axis]]
-        n = lengths[axis]
-        for value, (start, stop) in zip(sides, ((0, before), (n - after, n)), strict=True):
-            if start < stop and not _is_zero(value):
-                shape = (*lengths[:axis], stop - start, *x.shape[axis + 1 :])
-                parts.append(broadcast_to(value, shape))
-                places.append((*outside, (start, stop, 1), *inner[axis + 1 :]))
-    return assemble(parts, places, tuple(lengths))
-
-
-def _is_zero(value: Tensor) -> bool:
-    return value.__class__ is Literal and value.data is not None and not value.data.tobytes().strip(b"\0")
-
-
-def _widths(pad_width: Any, x: Tensor) -> list[tuple[int, int]]:
-    """Return numpy's forms of `pad_width` as a pair for each axis."""
-    if isinstance(pad_width, Mapping):
-        pairs = [(0, 0)] * x.ndim
-        for axis, width in pad_width.items():
-            both = wholes(width, "pad: each width")
-            if isinstance(width, (tuple, list)) and len(both) != 2:
-                raise ShapeError(f"pad: the width of an axis is a number or a pair, got {width}")
-            pairs[axis_of(axis, x.ndim, "pad")] = (both[0], both[-1])
-        pad_width = tuple(pairs)
-    watch_setting(pad_width)
-    given = checked(
-        "pad", lambda: np.asarray(pad_width.numpy() if isinstance(pad_width, Tensor) else pad_width), x.shape
-    )
-    if given.dtype.kind != "i":
-        if x.ndim == 0 and given.size == 0:
-            return []
-        raise DTypeError(f"pad: the widths must be integers, got {pad_width!r}")
-    if (given < 0).any():
-        raise ShapeError(f"pad: widths must not be negative, got {pad_width}")
-    pairs = checked("pad", lambda: np.broadcast_to(given, (x.ndim, 2)).tolist(), x.shape)
-    return [(before, after) for before, after in pairs]
-
-
-def _padding_values(values: Any, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return numpy's forms of `constant_values` as a pair of numbers for each axis."""
-    if isinstance(values, Tensor):
-        if values.shape:
-            raise ShapeError(f"pad: a tensor as constant_values must be one number, got shape {values.shape}")
-        common_dtype((x, values))
-        return [(values, values)] * x.ndim
-    watch_setting(values)
-    given = checked("pad", lambda: np.asarray(values), x.shape)
-    if given.dtype.kind not in "fiub":
-        raise DTypeError(f"pad: constant_values must be numbers, got {values!r}")
-    with np.errstate(all="ignore"):
-        given = given.astype(x.dtype)
-    pairs = checked("pad", lambda: np.broadcast_to(given, (x.ndim, 2)), x.shape)
-    return [(Literal(np.array(before)), Literal(np.array(after))) for before, after in pairs]
 
 
 # Copies ---------------------------------------------------------------------------------------------------

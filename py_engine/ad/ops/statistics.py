@@ -1,0 +1,562 @@
+"""numpy's statistics on tensors: what skips NaN, weighted means and covariances, and histograms."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from py_engine.ad.op import NUMPY, as_tensor, as_tensors, common_dtype, float_only, implements
+from py_engine.ad.ops.along import (
+    BETWEEN,
+    CONTINUOUS,
+    SEARCHSORTED,
+    check_shares,
+    cumprod,
+    cumsum,
+    kept_axes,
+    percent,
+    rows_of,
+    sort,
+)
+from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, same_dtype, whole
+from py_engine.ad.ops.elementary import (
+    ROUND,
+    WHERE,
+    astype,
+    clip,
+    equal,
+    floor,
+    greater_equal,
+    isnan,
+    less,
+    less_equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    not_equal,
+    sqrt,
+    square,
+    stop_gradient,
+    where,
+)
+from py_engine.ad.ops.indexing import SCATTER, take_along_axis
+from py_engine.ad.ops.linalg import MATMUL
+from py_engine.ad.ops.reduction import all, holds, max, mean, min, normalize_axes, position_op, prod, sum
+from py_engine.ad.ops.shape import (
+    broadcast_to,
+    concatenate,
+    diagonal,
+    expand_dims,
+    flip,
+    part_of,
+    ravel,
+    reshape,
+    stack,
+    transpose,
+)
+from py_engine.ad.tensor import NO_VALUE, Array, Axis, Literal, Operand, Tensor
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
+
+
+def _floats(*operands: Any) -> tuple[Tensor, ...]:
+    tensors = as_tensors(operands)
+    float_only(common_dtype(tensors))
+    return tensors
+
+
+# Without NaN ------------------------------------------------------------------------------------------------
+
+
+def _without_nan(x: Any, value: float) -> Tensor:
+    (a,) = _floats(x)
+    return WHERE(isnan(a), Literal(np.array(value, a.dtype)), a)
+
+
+def _skipping(name: str, function: Callable[..., Tensor], value: float) -> None:
+    def reduction(
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        keepdims: bool = NO_VALUE,
+        initial: Operand = NO_VALUE,
+        where: Operand = NO_VALUE,
+    ) -> Tensor:
+        return function(_without_nan(a, value), axis, dtype, out, keepdims, initial, where)
+
+    NUMPY[getattr(np, name)] = reduction
+
+
+_skipping("nansum", sum, 0.0)
+_skipping("nanprod", prod, 1.0)
+
+
+def _extremum(name: str, function: Callable[..., Tensor], value: float) -> None:
+    def reduction(
+        a: Operand,
+        axis: Axis = None,
+        out: None = None,
+        keepdims: bool = NO_VALUE,
+        initial: Operand = NO_VALUE,
+        where: Operand = NO_VALUE,
+    ) -> Tensor:
+        found = function(_without_nan(a, value), axis, out, keepdims, initial, where)
+        if initial is not NO_VALUE:
+            return found
+        missing = all(isnan(as_tensor(a)), axis, keepdims=keepdims)
+        return WHERE(missing, Literal(np.array(np.nan, found.dtype)), found)
+
+    NUMPY[getattr(np, name)] = reduction
+
+
+_extremum("nanmax", max, -np.inf)
+_extremum("nanmin", min, np.inf)
+
+
+def _counted(x: Tensor, axis: Axis, keepdims: Any, where: Any) -> tuple[Tensor, Tensor]:
+    """Return the sum over the elements that are not NaN, and how many there are."""
+    there = astype(logical_not(isnan(x)), x.dtype)
+    found = [sum(part, axis, keepdims=keepdims, where=where) for part in (_without_nan(x, 0.0), there)]
+    return found[0], found[1]
+
+
+@implements(np.nanmean)
+def _nanmean(
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
+    keepdims: bool = NO_VALUE,
+    *,
+    where: Operand = NO_VALUE,
+) -> Tensor:
+    refuse("nanmean", out=(out,))
+    (x,) = _floats(a if dtype is None else astype(a, dtype))
+    total, count = _counted(x, axis, keepdims, where)
+    return total / count
+
+
+def _nan_variance(name: str) -> Callable[..., Tensor]:
+    def variance(
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = NO_VALUE,
+        *,
+        where: Operand = NO_VALUE,
+        mean: Operand = NO_VALUE,
+        correction: float = NO_VALUE,
+    ) -> Tensor:
+        refuse(name, out=(out,))
+        if correction is not NO_VALUE:
+            if ddof != 0:
+                raise ConfigurationError(f"{name}: ddof and correction mean the same; give one of them")
+            ddof = correction
+        if not isinstance(ddof, (int, float, np.integer, np.floating)):
+            raise DTypeError(f"{name}: ddof must be a number, got {ddof!r}")
+        (x,) = _floats(a if dtype is None else astype(a, dtype))
+        total, count = _counted(x, axis, True, where)
+        missing, condition = isnan(x), holds(name, x, where)
+        if condition is not None:
+            missing = logical_or(missing, logical_not(condition))
+        centred = _without_nan(x, 0.0) - (total / count if mean is NO_VALUE else mean)
+        if centred.shape != x.shape:
+            raise ShapeError(f"{name}: the mean, {np.shape(mean)}, does not broadcast to the shape {x.shape}")
+        deviations = NUMPY[np.where](missing, 0, centred)
+        axes = normalize_axes(axis, x.ndim)
+        squares = sum(square(deviations), axes, keepdims=keepdims)
+        left = reshape(count, squares.shape) - float(ddof)
+        found = squares / NUMPY[np.where](less(0, left), left, np.nan)
+        return found if name == "nanvar" else _root(found)
+
+    return variance
+
+
+def _root(x: Tensor) -> Tensor:
+    zero = equal(x, 0)
+    return where(zero, 0, sqrt(where(zero, 1, x)))
+
+
+NUMPY[np.nanvar], NUMPY[np.nanstd] = _nan_variance("nanvar"), _nan_variance("nanstd")
+
+
+@implements(np.nancumsum)
+def _nancumsum(a: Operand, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None) -> Tensor:
+    return cumsum(_without_nan(a, 0.0), axis, dtype, out)
+
+
+@implements(np.nancumprod)
+def _nancumprod(a: Operand, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None) -> Tensor:
+    return cumprod(_without_nan(a, 1.0), axis, dtype, out)
+
+
+def _position(name: str, find: Any, what: str) -> None:
+    def kernel(x: Array, out: Array, axis: int | None, keepdims: bool) -> None:
+        checked(name, lambda: find(x, axis, out, keepdims=keepdims), x.shape)
+
+    op = position_op(name, kernel, what, in_table=False)
+
+    @implements(find, constant=True)
+    def position(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
+        (x,) = _floats(a)
+        refuse(name, out=(out,))
+        return op(x, axis=None if axis is None else axis_of(axis, x.ndim, name), keepdims=flag(keepdims))
+
+
+_position("nanargmax", np.nanargmax, "largest element that is not NaN")
+_position("nanargmin", np.nanargmin, "smallest element that is not NaN")
+
+
+def _nan_quantile(function: str, a: Any, q: Any, axis: Axis, method: Any, keepdims: Any) -> Tensor:
+    """Quantiles of the elements that are not NaN: how many these are is known in a tensor alone."""
+    if isinstance(q, Tensor):
+        raise NotDifferentiableError(f"{function}: q must be numbers or an array, got a tensor; pass q.numpy()")
+    if method not in CONTINUOUS and method not in BETWEEN:
+        raise ConfigurationError(
+            f"{function}: method must be one of {', '.join((*CONTINUOUS, *BETWEEN))}, got {method!r}"
+        )
+    x = as_tensor(a)
+    rows, axes, shape = rows_of(function, x, axis)
+    float_only(rows.dtype)
+    if not rows.shape[-1]:
+        raise ShapeError(f"{function}: there is no quantile of no elements")
+    sorted_rows = sort(rows)
+    count = sum(astype(logical_not(isnan(rows)), rows.dtype), -1)
+    shares = np.asarray(q, np.float64)
+    found = [_nan_share(sorted_rows, count, share, method) for share in shares.ravel().tolist()]
+    if shares.ndim == 0:
+        return kept_axes(found[0], x, axes, keepdims)
+    stacked = stack(found) if found else Tensor(np.zeros((0, *shape), rows.dtype))
+    return kept_axes(reshape(stacked, (*shares.shape, *shape)), x, axes, keepdims, shares.shape)
+
+
+def _nan_share(sorted_rows: Tensor, count: Tensor, share: float, method: str) -> Tensor:
+    alpha, beta = CONTINUOUS.get(method, (1.0, 1.0))
+    last = count - 1
+    at = last * share if alpha == beta == 1 else count * share + (alpha + share * (1 - alpha - beta) - 1)
+    low = floor(at)
+    inside = logical_and(greater_equal(at, 0), less(at, last))
+    between = where(inside, at - low, where(greater_equal(at, last), 1.0, 0.0 * at))
+    places = []
+    for k in (low, low + 1):
+        nearest = where(less(k, 0), 0, where(less(last, k), last, k))
+        index = astype(where(less(nearest, 0), 0, nearest), np.intp)
+        places.append(take_along_axis(sorted_rows, expand_dims(index, -1), -1)[..., 0])
+    first, second = places
+    if method == "lower":
+        between = between * 0
+    elif method == "higher":
+        between = astype(less(0, between), at.dtype)
+    elif method == "nearest":
+        between = astype(logical_and(less(0, between), not_equal(ROUND(at), low)), at.dtype)
+    elif method == "midpoint":
+        between = astype(less(0, between), at.dtype) * 0.5
+    width = second - first
+    value = where(less(between, 0.5), first + width * between, second - width * (1 - between))
+    # The elements themselves at the ends, which may be infinite.
+    return where(equal(between, 0), first, where(equal(between, 1), second, value))
+
+
+@implements(np.nanmedian)
+def _nanmedian(
+    a: Operand, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = NO_VALUE
+) -> Tensor:
+    refuse("nanmedian", out=(out,), overwrite_input=(overwrite_input, False))
+    return _nan_quantile("nanmedian", a, 0.5, axis, "linear", flag(keepdims))
+
+
+@implements(np.nanquantile)
+def _nanquantile(
+    a: Operand,
+    q: Any,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = NO_VALUE,
+    *,
+    weights: None = None,
+) -> Tensor:
+    refuse("nanquantile", out=(out,), overwrite_input=(overwrite_input, False), weights=(weights,))
+    check_shares("nanquantile", q, 1)
+    return _nan_quantile("nanquantile", a, q, axis, method, flag(keepdims))
+
+
+@implements(np.nanpercentile)
+def _nanpercentile(
+    a: Operand,
+    q: Any,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = NO_VALUE,
+    *,
+    weights: None = None,
+) -> Tensor:
+    refuse("nanpercentile", out=(out,), overwrite_input=(overwrite_input, False), weights=(weights,))
+    check_shares("nanpercentile", q, 100)
+    return _nan_quantile("nanpercentile", a, percent(q, as_tensor(a)), axis, method, flag(keepdims))
+
+
+# Means and covariances --------------------------------------------------------------------------------------
+
+
+@implements(np.ptp)
+def _ptp(a: Operand, axis: Axis = None, out: None = None, keepdims: bool = NO_VALUE) -> Tensor:
+    refuse("ptp", out=(out,))
+    return max(a, axis, keepdims=keepdims) - min(a, axis, keepdims=keepdims)
+
+
+@implements(np.count_nonzero, constant=True)
+def _count_nonzero(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    x = as_tensor(a)
+    there = astype(not_equal(x, False if x.dtype == np.bool_ else 0), np.float64)
+    return astype(sum(there, axis, keepdims=keepdims), np.intp)
+
+
+@implements(np.average)
+def _average(
+    a: Operand, axis: Axis = None, weights: Operand | None = None, returned: bool = False, *, keepdims: bool = NO_VALUE
+) -> Any:
+    if weights is None:
+        (x,) = _floats(a)
+        found = mean(x, axis, keepdims=keepdims)
+        count = math.prod(x.shape[d] for d in normalize_axes(axis, x.ndim))
+        total = broadcast_to(Literal(np.array(count, x.dtype)), found.shape)
+        return (found, total) if returned else found
+    x, w = _floats(a, weights)
+    if w.shape != x.shape:
+        axes = None if axis is None else normalize_axes(axis, x.ndim)
+        if axes is None or tuple(x.shape[d] for d in axes) != w.shape or isinstance(axis, tuple):
+            raise ShapeError(
+                f"average: weights of shape {w.shape} do not fit shape {x.shape}; give one for each element, or a "
+                "vector and its axis"
+            )
+        w = broadcast_to(reshape(w, [n if d in axes else 1 for d, n in enumerate(x.shape)]), x.shape)
+    total = sum(w, axis, keepdims=keepdims)
+    if total.data is not None and not total.data.all():
+        raise ConfigurationError("average: the weights sum to zero")
+    found = sum(x * w, axis, keepdims=keepdims) / total
+    return (found, total) if returned else found
+
+
+@implements(np.cov)
+def _cov(
+    m: Operand,
+    y: Operand | None = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    fweights: None = None,
+    aweights: None = None,
+    *,
+    dtype: DTypeLike | None = None,
+) -> Tensor:
+    refuse("cov", fweights=(fweights,), aweights=(aweights,))
+    parts = _floats(m) if y is None else _floats(m, y)
+    same_dtype("cov", dtype, parts[0])
+    if parts[0].dtype != np.float64:
+        raise DTypeError(f"cov: numpy computes covariances in float64, got {parts[0].dtype}; convert with astype()")
+    rows = []
+    for x in parts:
+        if x.ndim > 2:
+            raise ShapeError(f"cov: expected at most two axes, got shape {x.shape}")
+        row = reshape(x, (1,) * (2 - x.ndim) + x.shape)
+        rows.append(transpose(row) if not flag(rowvar) and row.shape[0] != 1 else row)
+    x = rows[0] if len(rows) == 1 else concatenate(rows)
+    if not x.size:
+        raise ShapeError("cov: there is no covariance of no elements")
+    spare = whole(ddof, "cov: ddof") if ddof is not None else int(not flag(bias))
+    centred = x - mean(x, 1, keepdims=True)
+    count = x.shape[1] - spare
+    product = MATMUL(centred, transpose(centred))
+    return _without_ones(product / count if count > 0 else product / 0.0)
+
+
+def _without_ones(x: Tensor) -> Tensor:
+    return reshape(x, [n for n in x.shape if n != 1])
+
+
+@implements(np.corrcoef)
+def _corrcoef(x: Operand, y: Operand | None = None, rowvar: bool = True, *, dtype: DTypeLike | None = None) -> Tensor:
+    found = _cov(x, y, rowvar, dtype=dtype)
+    if found.ndim < 2:
+        return found / found
+    deviations = sqrt(diagonal(found))
+    return clip(found / expand_dims(deviations, 1) / deviations, -1, 1)
+
+
+# Histograms -------------------------------------------------------------------------------------------------
+#
+# How many elements fall into a bin is constant; a sum of weights has a derivative by these, and equally wide bins have
+# one by the least and the largest element.
+
+
+def _number_of_bins(function: str, bins: Any) -> int | None:
+    """Return the number of bins where that is what `bins` says, None for an array of edges."""
+    if isinstance(bins, str):
+        raise ConfigurationError(
+            f"{function}: with bins={bins!r} their number depends on values; give their number or their edges"
+        )
+    if isinstance(bins, Tensor) or np.ndim(bins):
+        return None
+    count = whole(bins, f"{function}: the number of bins")
+    if count < 1:
+        raise ShapeError(f"{function}: at least one bin is needed, got {count}")
+    return count
+
+
+def _edges(function: str, x: Tensor, bins: Any, range: Any) -> Tensor:
+    """Return the edges of bins: those given, or equally spaced ones over the range, or over that of `x`."""
+    count = _number_of_bins(function, bins)
+    if count is None:
+        _, edges = _floats(x, bins)
+        if edges.ndim != 1 or (function == "histogramdd" and edges.size < 2):
+            raise ShapeError(f"{function}: the edges of bins are a vector, got shape {edges.shape}")
+        if edges.data is not None and not (edges.data[:-1] <= edges.data[1:]).all():
+            raise ConfigurationError(f"{function}: the edges of bins must not fall")
+        return edges
+    if range is None:
+        low, high = (min(x), max(x)) if x.size else as_tensors((x, 0.0, 1.0))[1:]
+    else:
+        low, high = checked(function, lambda: as_tensors((x, *range))[1:], x.shape)
+        if low.shape or high.shape:
+            raise ShapeError(f"{function}: a range is a pair of numbers, got {range!r}")
+    if low.data is not None and high.data is not None:
+        if not np.isfinite([low.data, high.data]).all():
+            raise ConfigurationError(f"{function}: the range of bins, {low.data} to {high.data}, is not finite")
+        if low.data > high.data:
+            raise ConfigurationError(f"{function}: the range of bins falls, from {low.data} to {high.data}")
+    half = where(equal(low, high), 0.5, Literal(np.zeros((), x.dtype)))  # numpy's bins around a single value
+    return NUMPY[np.linspace](low - half, high + half, count + 1)  # type: ignore[no-any-return]
+
+
+def _counts(columns: Sequence[Tensor], edges: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Return the sum of the weights of the samples in each bin: its own lower edge, not the upper one but of the last.
+
+    A sample that is in no bin is added to a place beside the result, which is left out.
+    """
+    lengths = [e.size - 1 for e in edges]
+    place = Tensor(np.zeros(columns[0].shape, np.intp))
+    inside = Tensor(np.ones(columns[0].shape, np.bool_))
+    for x, e, n in zip(columns, edges, lengths, strict=True):
+        below = SEARCHSORTED(stop_gradient(e), stop_gradient(x), side="right")
+        at_end = equal(x, e[n])
+        index = where(at_end, Tensor(np.array(n - 1)), below - 1)
+        inside = logical_and(inside, logical_and(greater_equal(x, e[0]), less_equal(x, e[n])))
+        place = place * Tensor(np.array(n)) + index
+    size = math.prod(lengths)
+    place = where(inside, place, Tensor(np.array(size)))
+    total = SCATTER(weights, place, pattern=("array",), shape=(size + 1,))
+    return reshape(part_of(total, 0, 0, size), lengths)
+
+
+def _weights_of(function: str, weights: Any, x: Tensor) -> Tensor:
+    if weights is None:
+        return Tensor(np.ones(x.size, x.dtype))
+    _, w = _floats(x, weights)
+    if w.size != x.size or (function == "histogram" and w.shape != x.shape):
+        raise ShapeError(f"{function}: weights of shape {w.shape} do not fit {x.shape}")
+    return ravel(w)
+
+
+@implements(np.histogram)
+def _histogram(
+    a: Operand,
+    bins: int | Operand = 10,
+    range: tuple[float, float] | None = None,
+    density: bool | None = None,
+    weights: Operand | None = None,
+) -> tuple[Tensor, Tensor]:
+    (x,) = _floats(a)
+    w = _weights_of("histogram", weights, x)
+    edges = _edges("histogram", x, bins, range)
+    counts = _counts([ravel(x)], [edges], w)
+    if density:
+        widths = part_of(edges, 0, 1, edges.size) - part_of(edges, 0, 0, edges.size - 1)
+        return counts / widths / sum(counts), edges
+    return counts if weights is not None else astype(counts, np.intp), edges
+
+
+@implements(np.histogram_bin_edges)
+def _histogram_bin_edges(
+    a: Operand, bins: int | Operand = 10, range: tuple[float, float] | None = None, weights: Operand | None = None
+) -> Tensor:
+    (x,) = _floats(a)
+    if weights is not None:
+        _weights_of("histogram", weights, x)
+    return _edges("histogram_bin_edges", x, bins, range)
+
+
+@implements(np.histogramdd)
+def _histogramdd(
+    sample: Operand,
+    bins: int | Sequence[int | Operand] = 10,
+    range: Sequence[tuple[float, float] | None] | None = None,
+    density: bool | None = None,
+    weights: Operand | None = None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    if isinstance(sample, (Tensor, np.ndarray)):
+        (x,) = _floats(sample)
+        rows = x if x.ndim != 1 else reshape(x, (x.size, 1))
+    else:  # a sequence of coordinates, each with all samples
+        rows = transpose(stack(_floats(*sample)))
+    if rows.ndim != 2:
+        raise ShapeError(f"histogramdd: samples are rows of coordinates, got shape {rows.shape}")
+    columns = [rows[:, d] for d in builtins.range(rows.shape[1])]
+    each = [bins] * len(columns) if isinstance(bins, (int, np.integer)) else [*bins]
+    ranges = [None] * len(columns) if range is None else [*range]
+    if len(each) != len(columns) or len(ranges) != len(columns):
+        raise ShapeError(f"histogramdd: one entry of bins and range for each of {len(columns)} coordinates is needed")
+    edges = [_edges("histogramdd", *given) for given in zip(columns, each, ranges, strict=True)]
+    w = _weights_of("histogramdd", weights, columns[0])
+    counts = _counts(columns, edges, w)
+    if density:
+        total = sum(counts)
+        for d, e in enumerate(edges):
+            widths = part_of(e, 0, 1, e.size) - part_of(e, 0, 0, e.size - 1)
+            counts = counts / reshape(widths, [-1 if k == d else 1 for k in builtins.range(counts.ndim)])
+        counts = counts / total
+    return counts, tuple(edges)
+
+
+@implements(np.histogram2d)
+def _histogram2d(
+    x: Operand,
+    y: Operand,
+    bins: int | Sequence[int | Operand] = 10,
+    range: Sequence[tuple[float, float] | None] | None = None,
+    density: bool | None = None,
+    weights: Operand | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    a, b = _floats(x, y)
+    if a.ndim != 1 or a.shape != b.shape:
+        raise ShapeError(f"histogram2d: expected two vectors of one length, got shapes {a.shape} and {b.shape}")
+    both = bins if isinstance(bins, (int, np.integer)) or len(bins) == 2 else [bins, bins]
+    counts, edges = _histogramdd([a, b], both, range, density, weights)
+    return counts, *edges
+
+
+@implements(np.digitize, constant=True)
+def _digitize(x: Operand, bins: Operand, right: bool = False) -> Tensor:
+    a, edges = as_tensors((x, bins))
+    if edges.ndim != 1 or not edges.size:
+        raise ShapeError(f"digitize: the edges of bins are a vector, got shape {edges.shape}")
+    side = "left" if flag(right) else "right"
+    rising, falling = (SEARCHSORTED(e, a, side=side) for e in (edges, flip(edges)))
+    last = Tensor(np.array(edges.size))
+    if edges.data is not None:
+        values = edges.data
+        if (values[:-1] <= values[1:]).all():
+            return rising
+        if not (values[:-1] >= values[1:]).all():
+            raise ConfigurationError("digitize: the edges of bins must rise, or fall")
+    return where(less_equal(edges[0], edges[-1]), rising, last - falling)

@@ -1,0 +1,290 @@
+"""numpy's ufuncs that only numpy has a name for, and the methods of all: reduce, accumulate, outer and reduceat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from py_engine.ad.op import (
+    NUMPY,
+    Op,
+    Shape,
+    as_tensor,
+    as_tensors,
+    broadcast,
+    elementwise,
+    float_only,
+    implements,
+    infer_elementwise,
+    no_gradient,
+)
+from py_engine.ad.ops.along import cumprod, cumsum
+from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, wholes
+from py_engine.ad.ops.elementary import astype, pow
+from py_engine.ad.ops.shape import concatenate, moveaxis, part_of, reshape, stack
+from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor
+from py_engine.errors import DTypeError, ShapeError
+
+# Whole numbers: constant on purpose, since there is nothing between them -----------------------------------------
+
+
+def _infer_whole(*inputs: Tensor) -> tuple[Shape, Any]:
+    shape, dtype = infer_elementwise(*inputs)
+    if dtype.kind not in "iu":
+        raise DTypeError(f"expected whole numbers, got {dtype}")
+    return shape, dtype
+
+
+def _infer_count(x: Tensor) -> tuple[Shape, Any]:
+    return _infer_whole(x)[0], np.dtype(np.uint8)
+
+
+for _ufunc in (np.left_shift, np.right_shift, np.gcd, np.lcm):
+    NUMPY[_ufunc] = Op(_ufunc.__name__, _infer_whole, _ufunc, constant=True, elementwise=True)
+NUMPY[np.bitwise_count] = Op("bitwise_count", _infer_count, np.bitwise_count, constant=True, elementwise=True)
+left_shift, right_shift = NUMPY[np.left_shift], NUMPY[np.right_shift]
+
+# Parts of floats --------------------------------------------------------------------------------------------
+
+_MANTISSA = elementwise(
+    "mantissa",
+    lambda x, out: np.copyto(out, np.frexp(x)[0]),
+    lambda y, x: NUMPY[np.where](x == 0, 0, y / NUMPY[np.where](x == 0, 1, x)),
+    doc="x scaled by a power of two to lie from 1/2 to 1",
+    in_table=False,
+)
+_EXPONENT = Op(
+    "exponent",
+    lambda x: (x.shape, np.dtype(np.int32) if float_only(x.dtype) else None),
+    lambda x, out: np.copyto(out, np.frexp(x)[1]),
+    constant=True,
+    elementwise=True,
+)
+
+
+@implements(np.frexp)
+def _frexp(x: Operand, /) -> tuple[Tensor, Tensor]:
+    a = as_tensor(x)
+    return _MANTISSA(a), _EXPONENT(a)
+
+
+def _infer_ldexp(x: Tensor, n: Tensor) -> tuple[Shape, Any]:
+    if n.dtype.kind not in "iu":
+        raise DTypeError(f"expected whole numbers as exponents, got {n.dtype}")
+    return broadcast((x, n)), float_only(x.dtype)
+
+
+_LDEXP: Op = Op(
+    "ldexp",
+    _infer_ldexp,
+    lambda x, n, out: np.ldexp(x, n, out=out),
+    vjp=(lambda g, y, x, n: _LDEXP(g, n), no_gradient),
+    jvp=lambda t, y, x, n: _LDEXP(t[0], n),
+    elementwise=True,
+)
+
+
+@implements(np.ldexp)
+def _ldexp(x1: Operand, x2: Operand, /) -> Tensor:
+    return _LDEXP(as_tensor(x1), as_tensor(x2) if isinstance(x2, (Tensor, np.ndarray)) else Tensor(np.asarray(x2)))
+
+
+NUMPY[np.nextafter] = elementwise(
+    "nextafter",
+    np.nextafter,
+    lambda y, a, b: a != b,  # where they are equal, the result is b
+    lambda y, a, b: a == b,
+    doc="the next number after a towards b",
+    in_table=False,
+)
+NUMPY[np.spacing] = Op(
+    "spacing", lambda x: (x.shape, float_only(x.dtype)), np.spacing, constant=True, overwrites=(0,), elementwise=True
+)
+
+
+@implements(np.float_power)
+def _float_power(x1: Operand, x2: Operand, /) -> Tensor:
+    a, b = as_tensors((x1, x2))
+    return pow(astype(a, np.float64), astype(b, np.float64))
+
+
+# Bessel functions -------------------------------------------------------------------------------------------
+
+LARGEST_OF_SERIES = 30.0
+
+
+def _bessel(order: int, x: Array) -> Array:
+    """Return the modified Bessel function of the first kind of a whole order, of numbers that are not negative.
+
+    Its power series, whose terms are all positive, and for large numbers its asymptotic one (Abramowitz and Stegun,
+    9.6.10 and 9.7.1).
+    """
+    small = np.minimum(x, LARGEST_OF_SERIES)
+    term = (small / 2) ** order / math.factorial(order)
+    series = term.copy()
+    for k in range(1, 90):
+        term *= np.square(small / 2) / (k * (k + order))
+        series += term
+    large = np.maximum(x, LARGEST_OF_SERIES)
+    term, sum_of_terms = np.ones_like(large), np.ones_like(large)
+    for k in range(1, 30):
+        term *= -(4 * order**2 - (2 * k - 1) ** 2) / (8 * k * large)
+        sum_of_terms += term
+    with np.errstate(over="ignore"):
+        asymptotic = np.exp(large) / np.sqrt(2 * np.pi * large) * sum_of_terms
+    return np.where(x <= LARGEST_OF_SERIES, series, asymptotic)
+
+
+@cache
+def _bessel_op(order: int) -> Op:
+    def kernel(x: Array, out: Array) -> None:
+        values = np.i0(x) if order == 0 else _bessel(order, np.abs(x)) * (np.sign(x) if order % 2 else 1)
+        np.copyto(out, values)
+
+    def slope(y: Tensor, x: Tensor) -> Tensor:
+        return (_bessel_op(order - 1 if order else 1)(x) + _bessel_op(order + 1)(x)) / 2
+
+    doc = "modified Bessel function of the first kind"
+    return elementwise(f"i{order}", kernel, slope, doc=doc, in_table=False)
+
+
+@implements(np.i0)
+def _i0(x: Operand) -> Tensor:
+    return _bessel_op(0)(x)
+
+
+# Methods ----------------------------------------------------------------------------------------------------
+
+ASSOCIATIVE = {
+    *(np.maximum, np.minimum, np.fmax, np.fmin, np.logaddexp, np.logaddexp2, np.hypot, np.gcd, np.lcm),
+    *(np.logical_and, np.logical_or, np.logical_xor, np.bitwise_and, np.bitwise_or, np.bitwise_xor),
+}
+"""Of which neighbours may be combined in any grouping."""
+
+
+@cache
+def method_of(ufunc: np.ufunc, method: str) -> Callable[..., Any] | None:
+    """Return what stands in for a method of a ufunc of two operands on tensors, or None."""
+    function = NUMPY.get(ufunc)
+    if function is None or ufunc.nin != 2 or ufunc.nout != 1 or ufunc.signature is not None:
+        return None
+    if method == "outer":
+        return _outer(function)
+    if method == "accumulate":
+        return _accumulate(ufunc, function)
+    if method == "reduce":
+        return _reduce(ufunc, function)
+    return _reduceat(ufunc) if method == "reduceat" else None
+
+
+def _outer(function: Callable[..., Any]) -> Callable[..., Any]:
+    def outer(A: Operand, B: Operand, /) -> Tensor:
+        a, b = as_tensors((A, B))
+        return function(reshape(a, (*a.shape, *(1,) * b.ndim)), b)  # type: ignore[no-any-return]
+
+    return outer
+
+
+def _accumulate(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any] | None:
+    name = f"{ufunc.__name__}.accumulate"
+    running: Callable[..., Tensor] | None = {np.add: cumsum, np.multiply: cumprod}.get(ufunc)
+    if running is None and ufunc not in ASSOCIATIVE:
+        return None
+
+    def accumulate(array: Operand, /, axis: int = 0, dtype: Any = None, out: None = None) -> Tensor:
+        refuse(name, out=(out,))
+        x = as_tensor(array)
+        axis = axis_of(axis, x.ndim, name, x.shape)
+        if dtype is not None and x.dtype in FLOATS:
+            x = astype(x, dtype)
+        found = running(x, axis) if running is not None else _doubled(function, x, axis)
+        same_dtype(name, dtype, found)
+        return found
+
+    return accumulate
+
+
+def _doubled(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
+    """Combine the elements up to each place, by doubling the stretch that a place knows of."""
+    n = x.shape[axis]
+    reach = 1
+    if n and x.dtype.kind == "f":  # of truth values, as those of more elements
+        kind = function(part_of(x, axis, 0, 1), part_of(x, axis, 0, 1)).dtype
+        x = x if kind == x.dtype else x != 0
+    while reach < n:
+        combined = function(part_of(x, axis, 0, n - reach), part_of(x, axis, reach, n))
+        x = concatenate([part_of(x, axis, 0, reach), combined], axis)
+        reach *= 2
+    return x
+
+
+def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any] | None:
+    name = f"{ufunc.__name__}.reduce"
+    rest: Callable[..., Any] | None = {np.subtract: np.add, np.divide: np.multiply}.get(ufunc)
+    if rest is None and ufunc not in ASSOCIATIVE:
+        return None
+
+    def reduce(
+        array: Operand,
+        /,
+        axis: Axis = 0,
+        dtype: Any = None,
+        out: None = None,
+        keepdims: bool = False,
+        initial: Any = NO_VALUE,
+        where: Any = True,
+    ) -> Tensor:
+        refuse(name, out=(out,), initial=("None" if initial is None else initial,), where=(where, True))
+        x = as_tensor(array)
+        if isinstance(axis, tuple) and len(axis) == 1:
+            (axis,) = axis
+        axis = axis_of(axis, x.ndim, f"{name}, which reduces one axis:", x.shape)
+        if not x.shape[axis]:
+            raise ShapeError(f"{name}: there is no element along axis {axis} of shape {x.shape}")
+        if dtype is not None and x.dtype in FLOATS:
+            x = astype(x, dtype)
+        if rest is not None:
+            first, others = part_of(x, axis, 0, 1), part_of(x, axis, 1, x.shape[axis])
+            found = function(first, NUMPY[(rest, "reduce")](others, axis=axis, keepdims=True))
+        else:
+            found = _combined(function, x, axis)
+        same_dtype(name, dtype, found)
+        return found if keepdims else reshape(found, [n for d, n in enumerate(x.shape) if d != axis])
+
+    return reduce
+
+
+def _combined(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
+    """Combine the elements along an axis, neighbour with neighbour."""
+    while (n := x.shape[axis]) > 1:
+        half = n // 2
+        pairs = function(part_of(x, axis, 0, 2 * half, 2), part_of(x, axis, 1, 2 * half, 2))
+        x = concatenate([pairs, part_of(x, axis, 2 * half, n)], axis) if n % 2 else pairs
+    return x
+
+
+def _reduceat(ufunc: np.ufunc) -> Callable[..., Any] | None:
+    name = f"{ufunc.__name__}.reduceat"
+    reduce: Any = NUMPY.get((ufunc, "reduce")) or method_of(ufunc, "reduce")
+    if reduce is None:
+        return None
+
+    def reduceat(array: Operand, indices: Any, /, axis: int = 0, dtype: Any = None, out: None = None) -> Tensor:
+        refuse(name, out=(out,))
+        x = as_tensor(array)
+        axis = axis_of(axis, x.ndim, name, x.shape)
+        n = x.shape[axis]
+        starts = wholes(indices, f"{name}: each index")
+        if not all(0 <= start < n for start in starts) or not starts:
+            raise ShapeError(f"{name}: indices {indices} do not fit the {n} elements along axis {axis}")
+        parts = []
+        for start, stop in zip(starts, (*starts[1:], n), strict=True):
+            piece = part_of(x, axis, start, stop if stop > start else start + 1)
+            parts.append(reduce(piece, axis=axis, dtype=dtype))
+        return moveaxis(stack(parts), 0, axis)
+
+    return reduceat
