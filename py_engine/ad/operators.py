@@ -231,9 +231,12 @@ class Operators:
         dtype = kwargs.pop("dtype", None)
         arguments.refuse(ufunc.__name__, **{k: (v, *arguments.UFUNC_DEFAULTS.get(k, ())) for k, v in kwargs.items()})
         if dtype is not None and arguments.as_dtype(dtype) in FLOATS:  # the operands are converted, as numpy's are
-            inputs = tuple([ops.astype(x, dtype) if isinstance(x, Tensor) and x.dtype in FLOATS else x for x in inputs])
+            arrays = [x for x in inputs if isinstance(x, (Tensor, np.ndarray))]
+            if all(x.dtype in FLOATS for x in arrays):
+                inputs = tuple([ops.astype(x, dtype) if isinstance(x, (Tensor, np.ndarray)) else x for x in inputs])
         result = function(*inputs)
-        arguments.same_dtype(ufunc.__name__, dtype, result[0] if isinstance(result, tuple) else result)
+        for found in result if isinstance(result, tuple) else (result,):
+            arguments.same_dtype(ufunc.__name__, dtype, found)
         return result
 
     def __array_function__(

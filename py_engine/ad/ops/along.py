@@ -24,10 +24,10 @@ from py_engine.ad.op import (
     linear_jvp,
     per_element,
 )
-from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
+from py_engine.ad.ops.arguments import axis_of, flag, refuse, whole
 from py_engine.ad.ops.elementary import WHERE, equal, isnan, not_equal
 from py_engine.ad.ops.indexing import take_along_axis
-from py_engine.ad.ops.reduction import normalize_axes
+from py_engine.ad.ops.reduction import as_numbers, kind_of_sum, normalize_axes
 from py_engine.ad.ops.shape import along_axes, concatenate, flip, part_of, ravel, reshape, stack, transpose
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
@@ -36,7 +36,7 @@ from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableEr
 
 
 def _infer_running(x: Tensor, axis: int) -> tuple[Shape, Any]:
-    return x.shape, float_only(x.dtype)
+    return x.shape, x.dtype if x.dtype in FLOATS else kind_of_sum(x.dtype)
 
 
 CUMSUM: Op = define(
@@ -97,7 +97,8 @@ def _running(op: Op, a: Any, axis: Any, dtype: Any, out: Any) -> Tensor:
     x = as_tensor(a)
     if axis is None:
         x, axis = ravel(x), 0
-    same_dtype(op.name, dtype, x)
+    if dtype is not None:
+        x = as_numbers(op.name, x, dtype)
     return op(x, axis=axis_of(axis, x.ndim, op.name, x.shape))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from py_engine.ad.mutation import watch
 from py_engine.ad.op import NUMPY, as_tensor, as_tensors, float_only, implements
-from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, whole
+from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, whole, wholes
 from py_engine.ad.ops.elementary import astype, where
 from py_engine.ad.ops.indexing import SCATTER, take
 from py_engine.ad.ops.shape import from_places, part_of, ravel, reshape
@@ -84,12 +84,17 @@ def _extract(condition: Operand, arr: Operand) -> Tensor:
 
 @implements(np.trim_zeros)
 def _trim_zeros(filt: Operand, trim: str = "fb", axis: Axis = None) -> Any:
+    if not isinstance(filt, (Tensor, np.ndarray)):
+        raise DTypeError(f"trim_zeros: expected an array, got {type(filt).__name__}")
     x = as_tensor(filt)
     values = known("trim_zeros", x)
     if not isinstance(trim, str) or trim.lower() not in ("fb", "f", "b", "bf"):
         raise ConfigurationError(f"trim_zeros: trim must be made of 'f' and 'b', got {trim!r}")
-    axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, (int, np.integer)) else [*axis]
-    for d in [axis_of(d, x.ndim, "trim_zeros", x.shape) for d in axes]:
+    axes = range(x.ndim) if axis is None else wholes(axis, "trim_zeros: each axis")
+    places = [axis_of(d, x.ndim, "trim_zeros", x.shape) for d in axes]
+    if len(set(places)) < len(places):
+        raise ShapeError(f"trim_zeros: axes {axis} name one twice")
+    for d in places:
         (there,) = np.nonzero(values.any(tuple(k for k in range(x.ndim) if k != d)))
         n = x.shape[d]
         if there.size:
@@ -199,6 +204,8 @@ def _intersect1d(ar1: Operand, ar2: Operand, assume_unique: bool = False, return
 @implements(np.setdiff1d)
 def _setdiff1d(ar1: Operand, ar2: Operand, assume_unique: bool = False) -> Tensor:
     once = bool(flag(assume_unique))
+    if not isinstance(ar1, (Tensor, np.ndarray, list, tuple)):
+        raise DTypeError(f"setdiff1d: expected an array, got {type(ar1).__name__}")
     return _elements("setdiff1d", lambda a, b: np.setdiff1d(a, b, once), ar1, ar2)[0]
 
 

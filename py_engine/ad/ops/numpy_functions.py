@@ -654,8 +654,8 @@ def _linspace(
         raise ShapeError(f"linspace: num must not be negative, got {num}")
     steps = count - 1 if flag(endpoint) else count
     width = last - first
-    share = np.arange(count, dtype=first.dtype) / first.dtype.type(builtins.max(steps, 1))
-    found = expand_dims(first, 0) + expand_dims(width, 0) * share.reshape(-1, *(1,) * width.ndim)
+    places = np.arange(count, dtype=first.dtype).reshape(-1, *(1,) * width.ndim)
+    found = expand_dims(first, 0) + expand_dims(width / builtins.max(steps, 1), 0) * places
     if flag(endpoint) and count > 1:
         found = concatenate([part_of(found, 0, 0, count - 1), expand_dims(broadcast_to(last, width.shape), 0)])
     found = moveaxis(found, 0, axis_of(axis, found.ndim, "linspace"))
@@ -755,8 +755,9 @@ def _insert(arr: Operand, obj: int | slice | Sequence[int], values: Operand, axi
 def _block(arrays: Any) -> Tensor:
     leaves: list[Any] = []
     depth = _depth_of_block(arrays, leaves)
-    tensors = iter(as_tensors(leaves))
-    parts = [*tensors]
+    if not [x for x in leaves if isinstance(x, (Tensor, np.ndarray))]:
+        raise DTypeError("block: expected arrays, got numbers alone")
+    parts = as_tensors(leaves)
     ndim = builtins.max(depth, *(part.ndim for part in parts))
     waiting = iter([_at_least_in_front(part, ndim) for part in parts])
 
@@ -788,6 +789,8 @@ def _at_least_in_front(x: Tensor, ndim: int) -> Tensor:
 def _choose(a: Operand, choices: Sequence[Operand], out: None = None, mode: str = "raise") -> Tensor:
     refuse("choose", out=(out,))
     index = as_tensor(a)
+    if index.dtype == np.bool_:
+        index = astype(index, np.intp)
     if index.dtype.kind not in "iu":
         raise DTypeError(f"choose: expected whole numbers, got {index.dtype}")
     if mode not in ("raise", "wrap", "clip"):
@@ -861,7 +864,7 @@ def _logspace(
 def _geomspace(
     start: Operand, stop: Operand, num: int = 50, endpoint: bool = True, dtype: DTypeLike | None = None, axis: int = 0
 ) -> Tensor:
-    first, last = _floats(start, stop)
+    first, last = (astype(end, np.float64) for end in _floats(start, stop))  # as numpy computes
     for end in (first, last):
         if end.data is not None and not end.data.all():
             raise ConfigurationError("geomspace: a geometric sequence cannot begin or end with zero")
@@ -903,8 +906,8 @@ def _unwrap(p: Operand, discont: float | None = None, axis: int = -1, *, period:
 def _tensorinv(a: Operand, ind: int = 2) -> Tensor:
     (x,) = _floats(a)
     count = whole(ind, "tensorinv: ind")
-    if count < 1:
-        raise ShapeError(f"tensorinv: ind must be positive, got {ind}")
+    if count < 1 or not x.ndim:
+        raise ShapeError(f"tensorinv: ind must be positive and leave axes of shape {x.shape}, got {ind}")
     rows, columns = x.shape[:count], x.shape[count:]
     if math.prod(rows) != math.prod(columns):
         raise ShapeError(f"tensorinv: the axes of shape {x.shape} do not make a square matrix at {ind}")
@@ -915,9 +918,11 @@ def _tensorinv(a: Operand, ind: int = 2) -> Tensor:
 def _tensorsolve(a: Operand, b: Operand, axes: Sequence[int] | None = None) -> Tensor:
     x, right = _floats(a, b)
     if axes is not None:
-        last = [axis_of(d, x.ndim, "tensorsolve", x.shape) for d in wholes(axes, "tensorsolve: each axis")]
+        last = list(wholes(axes, "tensorsolve: each axis"))
+        if np.ndim(axes) != 1 or len(set(last)) < len(last) or not set(last) <= {*range(x.ndim)}:
+            raise ShapeError(f"tensorsolve: axes {axes} are no sequence of different axes of shape {x.shape}")
         x = transpose(x, [d for d in range(x.ndim) if d not in last] + last)
     shape = x.shape[right.ndim :]
-    if math.prod(shape) != right.size or math.prod(shape) ** 2 != x.size:
+    if not shape or math.prod(shape) != right.size or math.prod(shape) ** 2 != x.size:
         raise ShapeError(f"tensorsolve: shapes {x.shape} and {right.shape} do not make a square system of equations")
     return reshape(solve(reshape(x, (right.size, right.size)), ravel(right)), shape)

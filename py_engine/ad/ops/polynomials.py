@@ -14,7 +14,7 @@ from py_engine.ad.ops.linalg import matmul
 from py_engine.ad.ops.reduction import sum
 from py_engine.ad.ops.shape import concatenate, part_of, ravel, reshape, stack
 from py_engine.ad.tensor import Operand, Tensor
-from py_engine.errors import ShapeError
+from py_engine.errors import DTypeError, ShapeError
 
 
 def _floats(*operands: Any) -> tuple[Tensor, ...]:
@@ -29,6 +29,13 @@ def _coefficients(function: str, *operands: Any) -> tuple[Tensor, ...]:
         if p.ndim != 1:
             raise ShapeError(f"{function}: expected a vector of coefficients, got shape {p.shape}")
     return found
+
+
+def _as_vector(function: str, p: Any) -> Tensor:
+    x = as_tensor(p)
+    if not x.ndim:
+        raise ShapeError(f"{function}: expected a vector of coefficients, got a number")
+    return x
 
 
 def _zeros(count: int, like: Tensor) -> Tensor:
@@ -105,7 +112,7 @@ def _polydiv(u: Operand, v: Operand) -> tuple[Tensor, Tensor]:
 
 @implements(np.polyder)
 def _polyder(p: Operand, m: int = 1) -> Tensor:
-    (found,) = _coefficients("polyder", p)
+    (found,) = _coefficients("polyder", _as_vector("polyder", p))
     order = whole(m, "polyder: m")
     if order < 0:
         raise ShapeError(f"polyder: m must not be negative, got {m}")
@@ -117,7 +124,7 @@ def _polyder(p: Operand, m: int = 1) -> Tensor:
 
 @implements(np.polyint)
 def _polyint(p: Operand, m: int = 1, k: Operand | None = None) -> Tensor:
-    (found,) = _coefficients("polyint", p)
+    (found,) = _coefficients("polyint", _as_vector("polyint", p))
     order = whole(m, "polyint: m")
     if order < 0:
         raise ShapeError(f"polyint: m must not be negative, got {m}")
@@ -172,5 +179,7 @@ def _polyfit(
         matrix, b = matrix * weights[:, np.newaxis], b * (weights if b.ndim == 1 else weights[:, np.newaxis])
     scale = NUMPY[np.sqrt](sum(matrix * matrix, 0))
     cut = a.size * np.finfo(a.dtype).eps if rcond is None else rcond
+    if not isinstance(cut, (int, float, np.integer, np.floating)):
+        raise DTypeError(f"polyfit: rcond must be a number, got {rcond!r}")
     found = matmul(pinv(matrix / scale, cut), b)
     return found / (scale if b.ndim == 1 else scale[:, np.newaxis])

@@ -140,7 +140,7 @@ def _ix(*args: Operand) -> tuple[Tensor, ...]:
             raise ShapeError(f"ix_: expected vectors, got shape {x.shape}")
         if x.dtype == np.bool_:
             (x,) = NUMPY[np.nonzero](x)
-        elif not x.size:
+        elif not x.size and not isinstance(sequence, (Tensor, np.ndarray)):
             x = astype(x, np.intp)
         found.append(reshape(x, [x.size if k == d else 1 for k in range(len(args))]))
     return tuple(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +28,7 @@ from py_engine.ad.op import (
     per_element,
     register,
 )
-from py_engine.ad.ops.arguments import axis_of, flag, refuse, same_dtype, whole
+from py_engine.ad.ops.arguments import as_dtype, axis_of, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import (
     WHERE,
     astype,
@@ -81,6 +81,16 @@ def _infer(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
     return _reduced(x.shape, axes, keepdims), float_only(x.dtype)
 
 
+@lru_cache(maxsize=64)
+def kind_of_sum(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of a sum or product, of whole numbers and truth values as numpy's: they are counted."""
+    return np.add.reduce(np.empty(0, dtype)).dtype if dtype.kind in "iub" else float_only(dtype)  # type: ignore[no-any-return]
+
+
+def _infer_sum(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
+    return _reduced(x.shape, axes, keepdims), x.dtype if x.dtype in FLOATS else kind_of_sum(x.dtype)
+
+
 def _reduced(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
     if keepdims:
         return kept(shape, axes)
@@ -92,7 +102,7 @@ def _reduced(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
 def _infer_extremum(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
     if not math.prod(x.shape[a] for a in axes):
         raise ShapeError(f"no largest or smallest element along an empty axis of shape {x.shape}")
-    return _infer(x, axes, keepdims)
+    return _reduced(x.shape, axes, keepdims), x.dtype if x.dtype.kind in "iub" else float_only(x.dtype)
 
 
 def spread(reduced: Tensor, x: Tensor, axes: Axes) -> Tensor:
@@ -106,7 +116,7 @@ def spread(reduced: Tensor, x: Tensor, axes: Axes) -> Tensor:
 def bind_sum(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes, keepdims: bool) -> Sequence[Call]:
     """Return the calls that compute the sum over axes."""
     (x,) = arrays
-    if x.flags.c_contiguous and out.flags.c_contiguous and x.size and 0 < len(axes) < x.ndim:
+    if x.flags.c_contiguous and out.flags.c_contiguous and x.size and 0 < len(axes) < x.ndim and x.dtype in FLOATS:
         reduced = math.prod(x.shape[a] for a in axes)
         leading = axes == tuple(range(len(axes)))
         trailing = axes == tuple(range(x.ndim - len(axes), x.ndim)) and reduced <= LONGEST_DOT
@@ -128,7 +138,7 @@ def _reducing(ufunc: np.ufunc) -> Callable[..., None]:
 
 SUM: Op = define(
     name="sum",
-    infer=_infer,
+    infer=_infer_sum,
     kernel=_reducing(np.add),
     bind=bind_sum,
     vjp=(lambda g, y, x, axes, keepdims: broadcast_to(spread(g, x, axes) if g.shape else g, x.shape),),
@@ -164,9 +174,19 @@ def _chosen(function: str, x: Tensor, dtype: Any, out: Any, where: Any, neutral:
     """Return the elements to reduce, of the wanted dtype: the neutral number stands where `where` does not hold."""
     refuse(function, out=(out,))
     if dtype is not None and dtype is not NO_VALUE:
-        x = astype(x, dtype)
+        x = as_numbers(function, x, dtype)
     condition = holds(function, x, where)
-    return x if condition is None else WHERE(condition, x, Literal(np.array(neutral, float_only(x.dtype))))
+    if condition is None:
+        return x
+    kind = float_only(x.dtype) if math.isinf(neutral) else x.dtype
+    return WHERE(condition, x, Literal(np.array(neutral, kind)))
+
+
+def as_numbers(function: str, x: Tensor, dtype: Any) -> Tensor:
+    """Return what is to be reduced in the dtype that the result is to have."""
+    if as_dtype(dtype) == np.bool_:
+        raise DTypeError(f"{function}: a result of truth values is not supported; compare, e.g. np.any(x != 0)")
+    return astype(x, dtype)
 
 
 def holds(function: str, x: Tensor, where: Any) -> Tensor | None:
@@ -208,9 +228,13 @@ def mean(
     x = as_tensor(a)
     if not (dtype is None is out and (where is NO_VALUE or where is True)):
         condition = holds("mean", x, where)
-        x = _chosen("mean", x, dtype, out, where, 0)
+        whole_numbers = dtype is None and x.dtype.kind in "iub"
+        x = _chosen("mean", x, np.float64 if whole_numbers else dtype, out, where, 0)
+        float_only(x.dtype)
         if condition is not None:
             return div(sum(x, axis, keepdims=keepdims), sum(astype(condition, x.dtype), axis, keepdims=keepdims))
+    if x.dtype.kind in "iub":  # which are counted, and have no derivative
+        x = astype(x, np.float64)
     axes = normalize_axes(axis, x.ndim)
     count = math.prod(x.shape[a] for a in axes)
     return sum(x, axes, keepdims=keepdims) * (1 / count if count else np.nan)
@@ -285,8 +309,8 @@ def _deviations(
     if not isinstance(ddof, (int, float, np.integer, np.floating)):
         raise DTypeError(f"{function}: ddof must be a number, got {ddof!r}")
     axes = normalize_axes(axis, x.ndim)
-    if dtype is not None:
-        x = astype(x, dtype)
+    if dtype is not None or x.dtype.kind in "iub":
+        x = astype(x, np.float64 if dtype is None else dtype)
     condition = holds(function, x, where)
     if centre is NO_VALUE:
         centre = mean(x, axes, keepdims=True, where=where)
@@ -430,7 +454,7 @@ def _without_each(rows: Tensor) -> Tensor:
 
 PROD: Op = define(
     name="prod",
-    infer=_infer,
+    infer=_infer_sum,
     kernel=_reducing(np.multiply),
     vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * _products_of_others(x, axes),),
     jvp=lambda t, y, x, axes, keepdims: sum(t[0] * _products_of_others(x, axes), axes, keepdims=keepdims),
@@ -582,6 +606,11 @@ def _bind_logsumexp(
     ]
 
 
+def _infer_logsumexp(x: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
+    float_only(x.dtype)
+    return _infer_extremum(x, axes, keepdims)
+
+
 def _finite(y: Tensor) -> Tensor:
     # A row of -inf has logsumexp -inf; shifting by 0 instead gives it the gradient 0 rather than NaN.
     return where(equal(y, -np.inf), 0, y)
@@ -589,7 +618,7 @@ def _finite(y: Tensor) -> Tensor:
 
 LOGSUMEXP: Op = define(
     name="logsumexp",
-    infer=_infer_extremum,
+    infer=_infer_logsumexp,
     bind=_bind_logsumexp,
     vjp=(lambda g, y, x, axes, keepdims: spread(g, x, axes) * exp(x - _finite(spread(y, x, axes))),),
     jvp=lambda t, y, x, axes, keepdims: sum(t[0] * exp(x - _finite(spread(y, x, axes))), axes, keepdims=keepdims),
@@ -606,7 +635,7 @@ def logsumexp(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def _infer_same(x: Tensor, axes: Axes) -> tuple[Shape, Any]:
-    return x.shape, _infer_extremum(x, axes, True)[1]
+    return x.shape, _infer_logsumexp(x, axes, True)[1]
 
 
 def _bind_softmax(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes) -> Sequence[Call]:

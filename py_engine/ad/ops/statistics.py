@@ -426,6 +426,8 @@ def _edges(function: str, x: Tensor, bins: Any, range: Any) -> Tensor:
         return edges
     if range is None:
         low, high = (min(x), max(x)) if x.size else as_tensors((x, 0.0, 1.0))[1:]
+    elif not isinstance(range, (list, tuple, np.ndarray)) or len(range) != 2:
+        raise ShapeError(f"{function}: a range is a pair of numbers, got {range!r}")
     else:
         low, high = checked(function, lambda: as_tensors((x, *range))[1:], x.shape)
         if low.shape or high.shape:
@@ -459,6 +461,10 @@ def _counts(columns: Sequence[Tensor], edges: Sequence[Tensor], weights: Tensor)
     return reshape(part_of(total, 0, 0, size), lengths)
 
 
+def _widths(edges: Tensor) -> Tensor:
+    return astype(part_of(edges, 0, 1, edges.size) - part_of(edges, 0, 0, edges.size - 1), np.float64)
+
+
 def _weights_of(function: str, weights: Any, x: Tensor) -> Tensor:
     if weights is None:
         return Tensor(np.ones(x.size, x.dtype))
@@ -481,8 +487,8 @@ def _histogram(
     edges = _edges("histogram", x, bins, range)
     counts = _counts([ravel(x)], [edges], w)
     if density:
-        widths = part_of(edges, 0, 1, edges.size) - part_of(edges, 0, 0, edges.size - 1)
-        return counts / widths / sum(counts), edges
+        counts = astype(counts, np.float64)
+        return counts / _widths(edges) / sum(counts), edges
     return counts if weights is not None else astype(counts, np.intp), edges
 
 
@@ -496,6 +502,14 @@ def _histogram_bin_edges(
     return _edges("histogram_bin_edges", x, bins, range)
 
 
+def _for_each_column(name: str, given: Any, columns: int) -> list[Any]:
+    if columns and isinstance(given, (int, np.integer)):
+        return [given] * columns
+    if isinstance(given, str) or not isinstance(given, (Sequence, np.ndarray, Tensor)):
+        raise DTypeError(f"histogramdd: expected one entry of {name} for each coordinate, got {given!r}")
+    return [*given]
+
+
 @implements(np.histogramdd)
 def _histogramdd(
     sample: Operand,
@@ -507,23 +521,24 @@ def _histogramdd(
     if isinstance(sample, (Tensor, np.ndarray)):
         (x,) = _floats(sample)
         rows = x if x.ndim != 1 else reshape(x, (x.size, 1))
-    else:  # a sequence of coordinates, each with all samples
+    elif isinstance(sample, (list, tuple)) and sample:  # coordinates, each with all samples
         rows = transpose(stack(_floats(*sample)))
-    if rows.ndim != 2:
+    else:
+        raise ShapeError("histogramdd: expected rows of coordinates, or a list of columns")
+    if rows.ndim != 2 or not rows.shape[1]:
         raise ShapeError(f"histogramdd: samples are rows of coordinates, got shape {rows.shape}")
     columns = [rows[:, d] for d in builtins.range(rows.shape[1])]
-    each = [bins] * len(columns) if isinstance(bins, (int, np.integer)) else [*bins]
-    ranges = [None] * len(columns) if range is None else [*range]
+    each = _for_each_column("bins", bins, len(columns))
+    ranges = [None] * len(columns) if range is None else _for_each_column("range", range, 0)
     if len(each) != len(columns) or len(ranges) != len(columns):
         raise ShapeError(f"histogramdd: one entry of bins and range for each of {len(columns)} coordinates is needed")
     edges = [_edges("histogramdd", *given) for given in zip(columns, each, ranges, strict=True)]
     w = _weights_of("histogramdd", weights, columns[0])
-    counts = _counts(columns, edges, w)
+    counts = astype(_counts(columns, edges, w), np.float64)
     if density:
         total = sum(counts)
         for d, e in enumerate(edges):
-            widths = part_of(e, 0, 1, e.size) - part_of(e, 0, 0, e.size - 1)
-            counts = counts / reshape(widths, [-1 if k == d else 1 for k in builtins.range(counts.ndim)])
+            counts = counts / reshape(_widths(e), [-1 if k == d else 1 for k in builtins.range(counts.ndim)])
         counts = counts / total
     return counts, tuple(edges)
 
@@ -540,7 +555,8 @@ def _histogram2d(
     a, b = _floats(x, y)
     if a.ndim != 1 or a.shape != b.shape:
         raise ShapeError(f"histogram2d: expected two vectors of one length, got shapes {a.shape} and {b.shape}")
-    both = bins if isinstance(bins, (int, np.integer)) or len(bins) == 2 else [bins, bins]
+    one = isinstance(bins, (int, np.integer, str, float)) or len(bins) == 2
+    both = bins if one else [bins, bins]
     counts, edges = _histogramdd([a, b], both, range, density, weights)
     return counts, *edges
 

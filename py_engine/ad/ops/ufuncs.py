@@ -26,7 +26,7 @@ from py_engine.ad.ops.along import cumprod, cumsum
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, wholes
 from py_engine.ad.ops.elementary import astype, pow
 from py_engine.ad.ops.shape import concatenate, moveaxis, part_of, reshape, stack
-from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor
+from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor, plain_array, real_array
 from py_engine.errors import DTypeError, ShapeError
 
 # Whole numbers: constant on purpose, since there is nothing between them -----------------------------------------
@@ -90,7 +90,9 @@ _LDEXP: Op = Op(
 
 @implements(np.ldexp)
 def _ldexp(x1: Operand, x2: Operand, /) -> Tensor:
-    return _LDEXP(as_tensor(x1), as_tensor(x2) if isinstance(x2, (Tensor, np.ndarray)) else Tensor(np.asarray(x2)))
+    if isinstance(x1, (int, np.integer)):
+        raise DTypeError("ldexp: expected a float, or an array of floats, to be scaled, got a whole number")
+    return _LDEXP(as_tensor(x1), x2 if isinstance(x2, Tensor) else Tensor(real_array(plain_array(x2), x2)))
 
 
 NUMPY[np.nextafter] = elementwise(
@@ -109,6 +111,9 @@ NUMPY[np.spacing] = Op(
 @implements(np.float_power)
 def _float_power(x1: Operand, x2: Operand, /) -> Tensor:
     a, b = as_tensors((x1, x2))
+    for x in (a, b):
+        if x.dtype.kind == "f":
+            float_only(x.dtype)
     return pow(astype(a, np.float64), astype(b, np.float64))
 
 
