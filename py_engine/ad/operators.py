@@ -369,11 +369,37 @@ class Operators:
     cumsum, cumprod, trace, diagonal = ops.cumsum, ops.cumprod, ops.trace, ops.diagonal
     repeat, take = ops.repeat, ops.take
 
-    def any(self: Tensor, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: bool = True) -> Tensor:
+    def compress(self: Tensor, condition: Operand, axis: int | None = None, out: None = None) -> Tensor:
+        """Return the elements where a condition of known values holds, along an axis or in C order."""
+        return NUMPY[np.compress](condition, self, axis, out)  # type: ignore[no-any-return]
+
+    def choose(self: Tensor, choices: Sequence[Operand], out: None = None, mode: str = "raise") -> Tensor:
+        """Return for each place the element of that one of the choices whose number is there."""
+        return NUMPY[np.choose](self, choices, out, mode)  # type: ignore[no-any-return]
+
+    def nonzero(self: Tensor) -> tuple[Tensor, ...]:
+        """Return the places of the elements that are not 0, an array for each axis; values must be known."""
+        return NUMPY[np.nonzero](self)  # type: ignore[no-any-return]
+
+    def argpartition(
+        self: Tensor,
+        kth: int | Sequence[int],
+        axis: int | None = -1,
+        kind: str = "introselect",
+        order: None = None,
+    ) -> Tensor:
+        """Return positions of the elements, of smaller ones before those of larger ones than the `kth`."""
+        return NUMPY[np.argpartition](self, kth, axis, kind, order)  # type: ignore[no-any-return]
+
+    def any(
+        self: Tensor, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: Operand = True
+    ) -> Tensor:
         """Whether any element over axes is not zero."""
         return ops.any(self, axis, out, keepdims, where=where)
 
-    def all(self: Tensor, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: bool = True) -> Tensor:
+    def all(
+        self: Tensor, axis: Axis = None, out: None = None, *, keepdims: bool = False, where: Operand = True
+    ) -> Tensor:
         """Whether all elements over axes are not zero."""
         return ops.all(self, axis, out, keepdims, where=where)
 
@@ -409,8 +435,8 @@ class Operators:
         ddof: float = 0,
         *,
         keepdims: bool = False,
-        where: bool = True,
-        mean: None = None,
+        where: Operand = True,
+        mean: Operand = NO_VALUE,
     ) -> Tensor:
         """Variance over axes."""
         return ops.var(self, axis, dtype, out, ddof, keepdims, where=where, mean=mean)
@@ -423,8 +449,8 @@ class Operators:
         ddof: float = 0,
         *,
         keepdims: bool = False,
-        where: bool = True,
-        mean: None = None,
+        where: Operand = True,
+        mean: Operand = NO_VALUE,
     ) -> Tensor:
         """Standard deviation over axes."""
         return ops.std(self, axis, dtype, out, ddof, keepdims, where=where, mean=mean)
@@ -444,7 +470,6 @@ _WRITES = (
     "tensors cannot be written in place; build the new one with where(), concatenate() or stack(), or use assign()"
 )
 _VALUES = "take it of x.numpy(), if only the values are wanted"
-_SHAPE = "the shape of the result depends on values; take it of x.numpy(), or use where() and a reduction"
 
 MISSING: dict[str, str] = {
     **dict.fromkeys(
@@ -452,13 +477,11 @@ MISSING: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("argpartition", "base", "ctypes", "dump", "dumps", "flags", "getfield", "newbyteorder"),
+            *("base", "ctypes", "dump", "dumps", "flags", "getfield", "newbyteorder"),
             *("strides", "tobytes", "tofile", "tostring", "to_device", "ptp"),
         ),
         _VALUES,
     ),
-    **dict.fromkeys(("compress", "nonzero"), _SHAPE),
-    "choose": "write where(), or index a stack of the choices",
     "flat": "write x.ravel()",
     "view": "write x.astype() for another dtype, x.reshape() for another shape",
 }

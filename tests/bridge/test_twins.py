@@ -202,7 +202,12 @@ PYTHON_ONLY = {
     "ad/control/while_loop.py": "loops on a value in compiled functions; Julia's work where they are not compiled",
     "ad/compile/reassociation.py": "gradients' sums added early; in Julia they are added where they come up",
     "ad/ops/arguments.py": "numpy's own signatures, and what is refused of them; Julia's methods say so themselves",
-    "ad/ops/numpy_functions.py": "numpy's functions that are made of ops, and that only numpy has a name for",
+    **{
+        f"ad/ops/{name}.py": "numpy's functions that are made of ops, and that only numpy has a name for"
+        for name in ("numpy_functions", "padding", "polynomials", "questions", "statistics")
+    },
+    "ad/ops/by_values.py": "numpy's functions whose result has a shape that depends on values",
+    "ad/ops/ufuncs.py": "numpy's ufuncs and their methods; in Julia functions are dotted, reduced and accumulated",
     "ad/ops/scipy_functions.py": "what scipy computes, where the caller has imported it",
     "ad/compile/zero_copy.py": "large arrays used in place by replays; in Julia that is part of compiled functions",
     "ad/ops/fused_text.py": "ops that only fusion makes; Julia's stand with its fusion",

@@ -30,15 +30,15 @@ B = np.array([[0.3, 0.2, -0.4], [0.7, -0.8, 0.6]])
     [
         lambda x: np.fft.fft(x),
         lambda x: np.linalg.eig(x),
-        lambda x: np.frexp(x),
-        lambda x: np.nextafter(B, x),
-        lambda x: np.add.accumulate(x),
-        lambda x: np.multiply.outer(x, x),
+        lambda x: np.put(x, [0], 1.0),
+        lambda x: np.roots(x[0]),
+        lambda x: np.power.accumulate(x),
+        lambda x: np.arctan2.reduce(x),
         lambda x: np.add.at(A.copy(), [0], x),
-        lambda x: A << x,
+        lambda x: np.unique_values(x),
         lambda x: np.sin(x, out=np.empty((2, 3))),
         lambda x: np.sin(x, where=A > 0),
-        lambda x: np.add(x, B, dtype=np.float32),
+        lambda x: np.add(x, B, dtype=np.int64),
         lambda x: np.asarray(x),
         lambda x: np.array([x, x]),
         lambda x: np.array(x, np.float32),
@@ -87,12 +87,18 @@ def test_a_float_of_what_has_no_derivative_is_only_a_number():
 
 
 def test_the_message_names_the_function_and_the_way_out():
-    with pytest.raises(NotDifferentiableError, match=r"numpy\.unwrap is not in the op table.*\.numpy\(\)"):
-        np.unwrap(pe.tensor(A))
-    with pytest.raises(NotDifferentiableError, match=r"numpy\.linalg\.eig is not"):
+    with pytest.raises(NotDifferentiableError, match=r"numpy\.fft\.fft is not in the op table.*\.numpy\(\)"):
+        np.fft.fft(pe.tensor(A))
+    with pytest.raises(
+        NotDifferentiableError, match=r"numpy\.linalg\.eig is refused .* its result is complex.*\.numpy\(\)"
+    ):
         np.linalg.eig(pe.tensor(A))
-    with pytest.raises(NotDifferentiableError, match=r"numpy\.multiply\.accumulate is not"):
-        np.multiply.accumulate(pe.tensor(A))
+    with pytest.raises(NotDifferentiableError, match=r"numpy\.put is refused .* writes into its argument"):
+        np.put(pe.tensor(A), [0], 1.0)
+    with pytest.raises(NotDifferentiableError, match=r"numpy\.add\.at is refused .* writes into its argument"):
+        np.add.at(A.copy(), [0], pe.tensor(A))
+    with pytest.raises(NotDifferentiableError, match=r"numpy\.power\.accumulate is not"):
+        np.power.accumulate(pe.tensor(A))
     with pytest.raises(NotDifferentiableError, match=r"numpy\.sin on tensors does not take where"):
         np.sin(pe.tensor(A), where=A > 0)
 
@@ -262,7 +268,7 @@ def test_integers_compute_with_integers_and_whole_numbers():
         i * np.ones(3)
 
 
-@pytest.mark.parametrize("function", [np.sin, np.sqrt, np.sum, np.mean, np.max, ops.softmax, ops.logsumexp, ops.relu])
+@pytest.mark.parametrize("function", [np.sin, np.sqrt, np.median, np.linalg.norm, ops.softmax, ops.logsumexp, ops.relu])
 def test_what_is_defined_for_floats_refuses_integers(function):
     with pytest.raises(DTypeError, match="expected float32 or float64, got int64"):
         function(pe.tensor([1, 2, 3]))
@@ -344,7 +350,7 @@ def test_errors_name_the_layer_they_happen_in():
         pe.tensor(A) + np.zeros(4)
 
 
-@pytest.mark.parametrize("call", [lambda x: np.pad(x, 1, mode="mean"), lambda x: np.linalg.svd(x)])
+@pytest.mark.parametrize("call", [lambda x: np.pad(x, 1, mode="empty"), lambda x: np.linalg.svd(x)])
 def test_options_of_numpy_that_are_missing_are_named(call):
     with pytest.raises(ValueError, match=r"only (the modes|full_matrices=False)"):
         call(pe.tensor(A))

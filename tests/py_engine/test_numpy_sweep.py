@@ -136,7 +136,7 @@ BY_VALUES = {key for key in NUMPY if not isinstance(key, tuple) and key.__name__
 KEYS = [key for key in NUMPY if key not in APART]
 SEQUENCES = {"arrays", "tup", "keys", "multi_index"}
 MANY = {"arys", "args", "xi", "arrays_and_dtypes"}
-FREE_ORDER = {np.partition, np.argpartition}
+FREE_ORDER = {np.partition, np.argpartition, "argpartition"}
 """Whose elements numpy leaves in an order of its own beside the places that were asked for."""
 QUESTIONS = {
     *(np.linalg.lstsq, np.allclose, np.array_equal, np.iscomplexobj, np.isrealobj, np.shape, np.ndim, np.size),
@@ -267,8 +267,8 @@ VALUES: dict[str, list[Any]] = {
     "period": [None, 1.0, 2 * np.pi, "a"],
     "p": [None, 2, -2, 1, "fro", np.inf, "x"],
     "m": [1, 0, 2, 3, -1, 1.0],
-    "bins": [[0.1, 0.5, 0.9], 3, np.array([0.0, 0.125, 0.5, 1.0]), [0.9, 0.5, 0.1], [0.1, 0.9, 0.5], 1, 0, 2.0, "auto", [],
-             [0.5], np.array([0.2], np.float32), A],
+    "bins": [[0.1, 0.5, 0.9], 3, np.array([0.0, 0.125, 0.5, 1.0]), [0.9, 0.5, 0.1], [0.1, 0.9, 0.5], 1, 0, 2.0, "auto",
+             [], [0.5], np.array([0.2], np.float32), A],
     "range": [None, (0, 1), (0.5, 0.5), (1, 0), (0.0, np.inf), 3, (0.2, 0.6), [(0, 1), (0, 0.5)]],
     "density": [None, False, True],
     "assume_unique": [False],
@@ -710,6 +710,9 @@ def method_arguments(name: str) -> Iterator[tuple[list[Any], dict[str, Any]]]:
         "repeat": [2],
         "take": [[0]],
         "searchsorted": [0.5],
+        "compress": [[True, False]],
+        "choose": [[A, B]],
+        "argpartition": [0],
     }.get(name, [])
     yield first, {}
     if name == "reshape":
@@ -783,7 +786,9 @@ def joined(result: Any) -> Any:
     return np.concatenate([np.ravel(x).astype(np.float64) for x in found])
 
 
-SINGLE = [key for key in KEYS if key not in QUESTIONS | BY_VALUES and parameters(key)[0].name not in SEQUENCES | {"condlist"}]
+SINGLE = [
+    key for key in KEYS if key not in QUESTIONS | BY_VALUES and parameters(key)[0].name not in SEQUENCES | {"condlist"}
+]
 
 
 @pytest.mark.parametrize("key", SINGLE, ids=name_of)

@@ -62,7 +62,7 @@ def _flatnonzero(a: Operand) -> Tensor:
 
 def _condition(function: str, condition: Any) -> Array:
     given = as_tensor(condition)
-    return known(function, given) != 0
+    return np.not_equal(known(function, given), 0)
 
 
 @implements(np.compress)
@@ -197,7 +197,8 @@ def _union1d(ar1: Operand, ar2: Operand) -> Tensor:
 @implements(np.intersect1d)
 def _intersect1d(ar1: Operand, ar2: Operand, assume_unique: bool = False, return_indices: bool = False) -> Any:
     once, places = bool(flag(assume_unique)), bool(flag(return_indices))
-    picked, found = _elements("intersect1d", lambda a, b: np.intersect1d(a, b, once, places), ar1, ar2)
+    function: Any = np.intersect1d
+    picked, found = _elements("intersect1d", lambda a, b: function(a, b, once, places), ar1, ar2)
     return (picked, *map(Tensor, found[1:])) if places else picked
 
 

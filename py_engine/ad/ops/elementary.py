@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike
 
 from py_engine.ad.op import (
     NO_ATTRS,
+    NUMPY,
     ZEROS,
     Call,
     Equation,
@@ -375,6 +376,7 @@ CLIP = elementwise(
     _at_low,
     lambda y, x, low, high: greater(maximum(x, low), high),
     doc="x limited to [low, high]",
+    infer=infer_number,
 )
 
 
@@ -479,11 +481,10 @@ def where(condition: Operand, x: Operand = NO_VALUE, y: Operand = NO_VALUE, /) -
     The branch not taken gets gradient zero, but its values are computed: keep them finite where their
     derivative is used (`where(x > 0, log(where(x > 0, x, 1)), 0)`).
     """
+    if x is NO_VALUE is y:
+        return NUMPY[np.nonzero](condition)  # type: ignore[no-any-return]  # positions, as numpy's
     if x is NO_VALUE or y is NO_VALUE:
-        raise ShapeError(
-            "where: the positions where a condition holds have a shape that depends on values; give both results, "
-            "where(condition, x, y), or call numpy.nonzero on condition.numpy()"
-        )
+        raise ShapeError("where: either both or neither of the two results must be given, where(condition, x, y)")
     chosen = as_tensor(condition)
     if chosen.dtype != np.bool_:
         raise DTypeError(f"where: expected a boolean condition, got {chosen.dtype}; compare, e.g. x > 0")

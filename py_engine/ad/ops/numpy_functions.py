@@ -801,9 +801,10 @@ def _choose(a: Operand, choices: Sequence[Operand], out: None = None, mode: str 
     if mode == "wrap":
         index = mod(index, Tensor(np.array(count, index.dtype)))
     elif mode == "clip":
-        index = clip(index, *(Tensor(np.array(n, index.dtype)) for n in (0, count - 1)))
+        first, last = (Tensor(np.array(n, index.dtype)) for n in (0, count - 1))
+        index = clip(index, first, last)
     else:
-        index = astype(index, np.uint64)  # negative ones become large, and out of range
+        index = where(less(index, 0), Tensor(np.array(count, index.dtype)), index)  # out of range, negative ones too
     rows = stack([broadcast_to(x, shape) for x in options])
     return take_along_axis(rows, expand_dims(broadcast_to(index, shape), 0), 0)[0]
 

@@ -16,7 +16,7 @@ from py_engine.ad.ops.shape import Item, assemble, broadcast_to, concatenate, fl
 from py_engine.ad.tensor import NO_VALUE, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
-Pairs = Sequence[tuple[Any, Any]]
+_Pairs = Sequence[tuple[Any, Any]]
 
 STATISTICS: dict[str, Callable[..., Tensor]] = {"maximum": max, "mean": mean, "median": median, "minimum": min}
 SETTINGS = {
@@ -67,7 +67,7 @@ def pad(
     for n, (before, after) in zip(x.shape, widths, strict=True):
         if not n and (before or after):
             raise ShapeError(f"pad: an empty axis of shape {x.shape} can only be extended in the mode 'constant'")
-    settings: Pairs = [(None, None)] * x.ndim
+    settings: _Pairs = [(None, None)] * x.ndim
     if mode == "linear_ramp":
         settings = _padding_values("end_values", 0 if setting is None else setting, x)
     elif mode in STATISTICS and setting is not None:
@@ -137,7 +137,7 @@ def _reflected(x: Tensor, axis: int, before: int, after: int, with_edge: bool) -
     return x
 
 
-def _with_constants(x: Tensor, widths: Pairs, values: Pairs) -> Tensor:
+def _with_constants(x: Tensor, widths: _Pairs, values: _Pairs) -> Tensor:
     lengths = [before + n + after for (before, after), n in zip(widths, x.shape, strict=True)]
     inner: list[Item] = [(before, before + n, 1) for (before, _), n in zip(widths, x.shape, strict=True)]
     parts, places = [x], [tuple(inner)]
@@ -198,7 +198,7 @@ def _padding_values(name: str, values: Any, x: Tensor) -> list[tuple[Tensor, Ten
     return [(Literal(np.array(before)), Literal(np.array(after))) for before, after in pairs]
 
 
-def _pairs(name: str, given: Any, x: Tensor) -> Pairs:
+def _pairs(name: str, given: Any, x: Tensor) -> _Pairs:
     """Return numpy's forms of a setting of whole numbers as a pair for each axis."""
     watch_setting(given)
     found = checked("pad", lambda: np.asarray(given), x.shape)

@@ -10,6 +10,7 @@ from py_engine.ad.op import NUMPY, as_tensor, as_tensors, common_dtype, float_on
 from py_engine.ad.ops.arguments import refuse, whole
 from py_engine.ad.ops.by_values import known, without_leading_zeros
 from py_engine.ad.ops.decompositions import pinv
+from py_engine.ad.ops.elementary import div
 from py_engine.ad.ops.linalg import matmul
 from py_engine.ad.ops.reduction import sum
 from py_engine.ad.ops.shape import concatenate, part_of, ravel, reshape, stack
@@ -181,5 +182,5 @@ def _polyfit(
     cut = a.size * np.finfo(a.dtype).eps if rcond is None else rcond
     if not isinstance(cut, (int, float, np.integer, np.floating)):
         raise DTypeError(f"polyfit: rcond must be a number, got {rcond!r}")
-    found = matmul(pinv(matrix / scale, cut), b)
-    return found / (scale if b.ndim == 1 else scale[:, np.newaxis])
+    found = matmul(pinv(matrix / scale, float(cut)), b)
+    return div(found, scale if b.ndim == 1 else scale[:, np.newaxis])

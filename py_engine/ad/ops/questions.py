@@ -91,7 +91,8 @@ def _array_equiv(a1: Operand, a2: Operand) -> bool:
 @implements(np.einsum_path, constant=True)
 def _einsum_path(*operands: Any, optimize: Any = "greedy", einsum_call: bool = False) -> Any:
     dummies = [np.broadcast_to(np.empty((), x.dtype), x.shape) if isinstance(x, Tensor) else x for x in operands]
-    return checked("einsum_path", lambda: np.einsum_path(*dummies, optimize=optimize, einsum_call=einsum_call), ())
+    path: Any = np.einsum_path
+    return checked("einsum_path", lambda: path(*dummies, optimize=optimize, einsum_call=einsum_call), ())
 
 
 def _text(function: Any) -> None:
@@ -211,7 +212,8 @@ def _isin(
         there = broadcast_to(Literal(np.zeros((), np.bool_)), x.shape)
     else:
         ordered = sort(ravel(among))
-        place = clip(SEARCHSORTED(ordered, x, side="left"), *(Tensor(np.array(n)) for n in (0, among.size - 1)))
+        first, last = (Tensor(np.array(n)) for n in (0, among.size - 1))
+        place = clip(SEARCHSORTED(ordered, x, side="left"), first, last)
         there = equal(NUMPY[np.take](ordered, place), x)
     return logical_not(there) if flag(invert) else there
 

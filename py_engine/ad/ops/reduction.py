@@ -402,15 +402,16 @@ def _extremum(
         where: Operand = NO_VALUE,
     ) -> Tensor:
         x = as_tensor(a)
-        attrs = {"axes": normalize_axes(axis, len(x.shape)), "keepdims": keepdims is not NO_VALUE and flag(keepdims)}
+        axes, keep = normalize_axes(axis, len(x.shape)), keepdims is not NO_VALUE and flag(keepdims)
+        attrs = {"axes": axes, "keepdims": keep}
         if not (out is None and initial is NO_VALUE and (where is NO_VALUE or where is True)):
             if where is not NO_VALUE and where is not True and initial is NO_VALUE:
                 raise ConfigurationError(f"{name}: where needs initial, which the result is where it holds nowhere")
             x = _chosen(name, x, None, out, where, worst)
             if initial is not NO_VALUE:
                 start = _start(name, x, initial)
-                if not math.prod(x.shape[d] for d in attrs["axes"]):
-                    return broadcast_to(start, _infer(x, **attrs)[0])
+                if not math.prod(x.shape[d] for d in axes):
+                    return broadcast_to(start, _reduced(x.shape, axes, keep))
                 return larger(op.apply((x,), attrs), start)
         return op.apply((x,), attrs)
 

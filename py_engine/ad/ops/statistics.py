@@ -556,9 +556,9 @@ def _histogram2d(
     if a.ndim != 1 or a.shape != b.shape:
         raise ShapeError(f"histogram2d: expected two vectors of one length, got shapes {a.shape} and {b.shape}")
     one = isinstance(bins, (int, np.integer, str, float)) or len(bins) == 2
-    both = bins if one else [bins, bins]
-    counts, edges = _histogramdd([a, b], both, range, density, weights)
-    return counts, *edges
+    both: Any = bins if one else [bins, bins]
+    counts, (first, second) = _histogramdd([a, b], both, range, density, weights)
+    return counts, first, second
 
 
 @implements(np.digitize, constant=True)

@@ -169,6 +169,9 @@ ASSOCIATIVE = {
     *(np.logical_and, np.logical_or, np.logical_xor, np.bitwise_and, np.bitwise_or, np.bitwise_xor),
 }
 """Of which neighbours may be combined in any grouping."""
+RUNNING: dict[Any, Callable[..., Tensor]] = {np.add: cumsum, np.multiply: cumprod}
+FROM_THE_FIRST: dict[Any, Any] = {np.subtract: np.add, np.divide: np.multiply}
+"""Of which a reduction combines the first element with the sum, or product, of the others."""
 
 
 @cache
@@ -196,7 +199,7 @@ def _outer(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _accumulate(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any] | None:
     name = f"{ufunc.__name__}.accumulate"
-    running: Callable[..., Tensor] | None = {np.add: cumsum, np.multiply: cumprod}.get(ufunc)
+    running: Callable[..., Tensor] | None = RUNNING.get(ufunc)
     if running is None and ufunc not in ASSOCIATIVE:
         return None
 
@@ -229,7 +232,7 @@ def _doubled(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
 
 def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any] | None:
     name = f"{ufunc.__name__}.reduce"
-    rest: Callable[..., Any] | None = {np.subtract: np.add, np.divide: np.multiply}.get(ufunc)
+    rest = FROM_THE_FIRST.get(ufunc)
     if rest is None and ufunc not in ASSOCIATIVE:
         return None
 

@@ -1,0 +1,441 @@
+"""What test_numpy_sweep.py cannot try of numpy's functions on tensors: functions of functions, methods of ufuncs, modes
+of padding, conditions of reductions; with their derivatives, compiled too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+from py_engine import Tensor
+from py_engine.ad.op import CONSTANT, NUMPY, TABLE, Op
+from py_engine.ad.operators import SHAPE_FROM_VALUES
+from py_engine.errors import (
+    ConfigurationError,
+    DTypeError,
+    EngineError,
+    NotDifferentiableError,
+    ReplayError,
+    ShapeError,
+    TraceError,
+)
+
+A = np.array([[0.5, -0.25, 0.75, 0.31], [0.1, 0.9, -0.6, 0.7], [-0.8, 0.42, 0.05, -0.35]])
+V = np.array([0.3, -1.2, 0.8, 2.1, -0.45])
+POSITIVE = np.abs(A) + 0.5
+
+
+def numbers(result):
+    """All results as one vector of floats."""
+    if isinstance(result, (tuple, list)):
+        return np.concatenate([numbers(part) for part in result])
+    if isinstance(result, Tensor):
+        return np.ravel(result if result.dtype == np.float64 else result.astype(np.float64))
+    return np.ravel(np.asarray(result, np.float64))
+
+
+def assert_numpys(call, x, derivative=True, compiled=True):
+    """The values are numpy's, eager and compiled, and two derivatives are those of finite differences."""
+    expected, found = call(x), call(Tensor(x))
+    for mine, theirs in zip(*(r if isinstance(r, (tuple, list)) else [r] for r in (found, expected)), strict=True):
+        assert mine.shape == np.shape(theirs) and mine.dtype == np.asarray(theirs).dtype
+        np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-13, atol=1e-14)
+    if compiled:
+        np.testing.assert_allclose(pe.compile(lambda x: numbers(call(x)))(x), numbers(expected), rtol=1e-13, atol=1e-14)
+    if derivative:
+        pe.gradcheck(lambda x: numbers(call(x)), x)
+        weights = np.cos(np.arange(numbers(expected).size))
+        pe.gradcheck(pe.grad(lambda x: np.sum(np.sin(numbers(call(x))) * weights)), x)
+
+
+# Functions that the sweep leaves out --------------------------------------------------------------------------------
+
+CALLS = {
+    "insert": lambda x: np.insert(x, 1, x[0] * 2, 0),
+    "insert several": lambda x: np.insert(x, [0, 2, 2], np.array([7.0, 8.0, 9.0]), 1),
+    "insert a slice": lambda x: np.insert(x, slice(0, 4, 2), x[:, :2], 1),
+    "insert into all": lambda x: np.insert(x, -1, 5.0),
+    "block": lambda x: np.block([[x, x * 2], [np.ones((1, 8))]]),
+    "block of numbers": lambda x: np.block([x[0], 1.0, x[1, 0]]),
+    "apply_along_axis": lambda x: np.apply_along_axis(lambda row: row[1:] * row[0], 1, x),
+    "apply_along_axis to numbers": lambda x: np.apply_along_axis(np.sum, 0, x),
+    "apply_along_axis to matrices": lambda x: np.apply_along_axis(lambda row: np.outer(row, row), 0, x),
+    "apply_over_axes": lambda x: np.apply_over_axes(np.sum, np.stack([x, x * 2]), (0, -1)),
+    "lexsort": lambda x: np.lexsort((x[0], np.array([1, 0, 1, 0]))),
+    "unravel_index": lambda x: np.unravel_index(np.argmax(x), x.shape),
+    "ravel_multi_index": lambda x: np.ravel_multi_index((np.argmax(x, 0), np.argmin(x, 0)), (4, 5), mode="clip"),
+    "histogram": lambda x: np.histogram(x, 5),
+    "histogram of weights": lambda x: np.histogram(A, 5, (-1, 1), weights=x)[0],
+    "density": lambda x: np.histogram(A, [-1.0, 0.0, 0.2, 1.0], weights=np.exp(x), density=True)[0],
+    "edges": lambda x: np.histogram_bin_edges(x, 6),
+    "histogram2d": lambda x: np.histogram2d(V, np.sin(V), (3, 2), weights=x.ravel()[:5])[0],
+    "histogramdd": lambda x: np.histogramdd(A, 2, weights=x[:, 0], density=True)[0],
+    "unwrap": lambda x: np.unwrap(np.cumsum(x * 7.1, 1)),
+    "unwrap by a period": lambda x: np.unwrap(x * 3.1, period=2.3, discont=1.2, axis=0),
+    "choose": lambda x: np.choose(np.array([0, 2, 1, 0]), [x[0], x[1], x[2]]),
+    "matrix_rank": lambda x: np.linalg.matrix_rank(np.stack([x[:, :3], np.outer(x[0, :3], x[1, :3])])),
+    "nanmedian": lambda x: np.nanmedian(np.where(A > 0.4, np.nan, x), 0),
+    "nanquantile": lambda x: np.nanquantile(np.where(A > 0.4, np.nan, x), [0.2, 0.75], axis=1, method="hazen"),
+    "bessel": lambda x: np.i0(x * 5),
+    "frexp": lambda x: np.frexp(x * 7)[0],
+    "ldexp": lambda x: np.ldexp(x, np.array([3, -2, 0, 1])),
+    "float_power": lambda x: np.float_power(np.abs(x) + 0.1, 1.7),
+    "polyval": lambda x: np.polyval(x[0], x[1]),
+    "polyfit": lambda x: np.polyfit(np.array([0.1, 0.4, 0.9]), x[:, 0], 1, w=np.array([1.0, 2.0, 0.5])),
+    "poly": lambda x: np.poly(x[0]),
+    "polyint": lambda x: np.polyint(x[0], 2, k=[1.0, 2.0]),
+    "polyder": lambda x: np.polyder(x[0], 2),
+    "geomspace": lambda x: np.geomspace(np.abs(x[0]) + 0.1, 5.0, 4),
+    "logspace": lambda x: np.logspace(x[0], x[1], 3, base=2.0),
+    "tensorinv": lambda x: np.linalg.tensorinv(np.reshape(x[:2, :2] + 3 * np.eye(2), (2, 2, 1)), 1),
+    "tensorsolve": lambda x: np.linalg.tensorsolve(np.reshape(x[:2, :2] + 3 * np.eye(2), (2, 1, 2)), x[2:, :2].T),
+    "isin": lambda x: np.isin(x, [0.5, 0.42, np.nan]),
+    "digitize": lambda x: np.digitize(x, [0.8, 0.2, -0.3], right=True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_are_numpys_with_derivatives(name):
+    call = CALLS[name]
+    expected = call(A)
+    parts = expected if isinstance(expected, tuple) else [expected]
+    assert_numpys(call, A, derivative=np.float64 in [np.asarray(part).dtype for part in parts])
+
+
+def test_answers_about_dtypes_and_text_are_numpys():
+    x, y = Tensor(A), Tensor(A.astype(np.float32))
+    assert np.result_type(x, y, np.int8) == np.float64 and np.common_type(x, y) is np.float64
+    assert np.can_cast(y, np.float64) and not np.can_cast(x, np.float32, "safe")
+    assert np.min_scalar_type(Tensor(np.array(3))) == np.uint8 and np.min_scalar_type(x) == np.float64
+    assert np.einsum_path("ij,kj->ik", x, A) == np.einsum_path("ij,kj->ik", A, A)
+    assert np.array2string(x, precision=2) == np.array2string(A, precision=2)
+    assert (np.array_repr(y), np.array_str(x)) == (np.array_repr(A.astype(np.float32)), np.array_str(A))
+    assert np.array_equiv(x, A) and not np.array_equiv(x, A + 1)
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_derivatives_of_a_bessel_function_at_0_and_beyond(order):
+    def derivative(function):
+        return lambda x: pe.grad(lambda x: function(x).sum())(x)
+
+    function = np.i0
+    for _ in range(order):
+        function = derivative(function)
+    at_zero = (1, 0, 1 / 2, 0, 3 / 8)[order]
+    np.testing.assert_allclose(function(Tensor(np.zeros(1))).numpy(), at_zero, atol=1e-15)
+    # The mean of cos^k t exp(x cos t) over the circle, which the trapezoidal rule gives to all digits.
+    t = np.arange(4096) * (2 * np.pi / 4096)
+    for x in (0.7, 4.0, 29.9, 30.1, 200.0, -12.0):
+        expected = np.mean(np.cos(t) ** order * np.exp(x * np.cos(t)))
+        np.testing.assert_allclose(function(Tensor(np.array([x]))).numpy()[0], expected, rtol=1e-12)
+
+
+def test_what_is_no_position_raises_in_compiled_functions_too():
+    def all_nan(x):
+        return np.nanargmax(np.where(x > 0, np.nan, x), 1)
+
+    def outside(x):
+        return np.unravel_index(np.argmax(x), (2, 2))
+
+    x = np.array([[0.5, 0.25, 0.75], [0.1, 0.2, 0.9]])
+    for function in (all_nan, outside):
+        for call in (lambda f=function: f(Tensor(x)), lambda f=function: pe.compile(f)(x)):
+            with pytest.raises(ShapeError, match=r"All-NaN|out of bounds"):
+                call()
+    with pytest.raises(ShapeError, match="index"):
+        np.choose(Tensor(np.array([0, -1])), [A[0, :2], A[1, :2]])
+
+
+# Values that shapes depend on ---------------------------------------------------------------------------------------
+
+MASK = np.array([True, False, True, True, False])
+KNOWN = {
+    "compress": lambda x: np.compress(MASK, x) ** 2,
+    "extract": lambda x: np.extract(MASK, x),
+    "method": lambda x: (x * 2).compress(MASK),
+    "bincount": lambda x: np.bincount(np.array([0, 3, 1, 0, 3]), x, 6),
+    "piecewise": lambda x: np.piecewise(x, [V < 0, V > 1], [lambda v: v**2, np.exp, 7.0]),
+}
+"""With conditions that are known before the function is called."""
+UNKNOWN = {
+    "compress": lambda x: np.compress(x > 0, x) ** 2,
+    "extract": lambda x: np.extract(x > 0, x),
+    "trim_zeros": lambda x: np.trim_zeros(np.where(np.abs(x) > 0.5, x, 0)),
+    "piecewise": lambda x: np.piecewise(x, [x < 0], [lambda v: v - np.mean(v), lambda v: np.sqrt(v)]),
+    "unique": lambda x: np.unique(np.concatenate([x, x[:2]])),
+    "union1d": lambda x: np.union1d(x, x[1:]) ** 2,
+    "intersect1d": lambda x: np.intersect1d(x, x[1:]),
+    "setdiff1d": lambda x: np.setdiff1d(x, x[:2]),
+    "setxor1d": lambda x: np.setxor1d(x, x[3:]),
+    "polymul": lambda x: np.polymul(np.concatenate([np.zeros(2), x]), x[1:]),
+    "polydiv": lambda x: np.polydiv(x, np.array([2.0, 0.5]))[0],
+    "nonzero": lambda x: x[np.nonzero(x > 0)],
+    "where": lambda x: x[np.where(x > 0)],
+    "argwhere": lambda x: x[np.argwhere(x > 0)[:, 0]],
+    "flatnonzero": lambda x: x[np.flatnonzero(x > 0)],
+    "bincount": lambda x: np.bincount((x > 0).astype(np.int64), x),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_is_picked_by_a_known_condition_compiles(name):
+    assert_numpys(KNOWN[name], V)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_picked_by_values_is_numpys_and_refused_in_traces(name):
+    assert_numpys(UNKNOWN[name], V, compiled=False)
+    function = "nonzero" if name == "where" else name
+    with pytest.raises(TraceError, match=f"{function}: the shape of its result depends on values"):
+        pe.compile(UNKNOWN[name])(V)
+    assert function in SHAPE_FROM_VALUES
+
+
+def test_a_condition_that_changes_is_noticed():
+    mask = MASK.copy()
+    function = pe.compile(lambda x: np.compress(mask, x))
+    np.testing.assert_array_equal(function(V), V[MASK])
+    mask[:] = [False, True, True, False, True]
+    with pytest.raises(ReplayError, match=r"an argument of compress .* was changed"):
+        function(V)
+
+
+def test_unique_has_positions_and_counts():
+    x = np.array([0.5, 2.0, 0.5, -1.0, 2.0])
+    for mine, theirs in zip(np.unique(Tensor(x), True, True, True), np.unique(x, True, True, True), strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs)
+    rows = np.array([[1.0, 2.0], [0.0, 1.0], [1.0, 2.0]])
+    np.testing.assert_array_equal(np.unique(Tensor(rows), axis=0).numpy(), np.unique(rows, axis=0))
+
+
+# Reductions of some elements ----------------------------------------------------------------------------------------
+
+WHERE = A > -0.3
+REDUCTIONS = {
+    "sum": lambda x: np.sum(x, 1, where=WHERE, initial=0.5),
+    "prod": lambda x: np.prod(x, axis=0, where=WHERE, initial=2.0),
+    "mean": lambda x: np.mean(x, (0, 1), where=WHERE[0]),
+    "var": lambda x: np.var(x, axis=1, ddof=0.5, where=WHERE, keepdims=True),
+    "std": lambda x: np.std(x, axis=0, where=WHERE),
+    "var around": lambda x: np.var(x, 1, mean=np.mean(x, 1, keepdims=True) + 0.1),
+    "max": lambda x: np.max(x, 0, initial=0.2, where=WHERE),
+    "min": lambda x: np.min(x, initial=-0.7, where=WHERE, axis=1, keepdims=True),
+    "nansum": lambda x: np.nansum(np.where(A > 0.6, np.nan, x), 0, where=WHERE, initial=1.5),
+    "nanmean": lambda x: np.nanmean(np.where(A > 0.6, np.nan, x), 0, where=WHERE),
+    "nanvar": lambda x: np.nanvar(np.where(A > 0.8, np.nan, x), where=WHERE),
+    "nanmax": lambda x: np.nanmax(np.where(A > 0.6, np.nan, x), 0, initial=-2.0, where=WHERE),
+    "add.reduce": lambda x: np.add.reduce(x, where=WHERE, initial=1.0),
+    "multiply.reduce": lambda x: np.multiply.reduce(x, 1, initial=3.0, keepdims=True),
+    "maximum.reduce": lambda x: np.maximum.reduce(x, None, initial=0.0, where=WHERE),
+    "logaddexp.reduce": lambda x: np.logaddexp.reduce(x, 1, where=WHERE, initial=0.3),
+    "method": lambda x: x.sum(0, where=WHERE) * x.mean(where=WHERE),
+    "of single precision": lambda x: np.sum(x, 0, dtype=np.float32).astype(np.float64) * 1.0,
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_take_where_and_initial(name):
+    assert_numpys(REDUCTIONS[name], A, derivative="single" not in name)
+
+
+def test_an_element_that_is_left_out_has_no_gradient_whatever_it_is():
+    x = np.array([1.0, np.nan, 3.0, np.inf])
+    there = np.array([True, False, True, False])
+    for function in (np.sum, np.prod, np.mean, np.var, np.std):
+        gradient = pe.grad(lambda x, function=function: function(x, where=there))(x)
+        clean = pe.grad(lambda x, function=function: function(x))(x[there])
+        np.testing.assert_allclose(gradient, [clean[0], 0, clean[1], 0], rtol=1e-14)
+
+
+def test_an_initial_number_may_be_a_tensor_and_ties_share_the_gradient():
+    assert pe.grad(lambda start: np.sum(Tensor(V), initial=start))(2.0) == 1
+    np.testing.assert_array_equal(pe.grad(lambda x: np.max(x, initial=1.0))(np.array([1.0, 0.5])), [0.5, 0])
+    np.testing.assert_array_equal(
+        pe.grad(lambda x: np.max(x, initial=1.0, where=np.array([True, False])))(np.array([1.0, 5.0])), [0.5, 0]
+    )
+    assert np.max(Tensor(np.zeros((0, 2))), 0, initial=3.0).numpy().tolist() == [3, 3]
+
+
+def test_what_reductions_do_not_take_is_named():
+    x = Tensor(A)
+    for call, error, message in (
+        (lambda: np.sum(x, out=np.empty(())), NotDifferentiableError, "out"),
+        (lambda: np.max(x, where=WHERE), ConfigurationError, "where needs initial"),
+        (lambda: np.sum(x, where=A), DTypeError, "where must be truth values"),
+        (lambda: np.sum(x, where=WHERE[np.newaxis]), ShapeError, "broadcast"),
+        (lambda: np.sum(x, initial=V), ShapeError, "one number"),
+        (lambda: np.prod(x, initial=None), NotDifferentiableError, "initial=None"),
+        (lambda: np.sin(x, where=WHERE), NotDifferentiableError, "where"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_a_ufunc_computes_in_the_dtype_that_is_asked_for():
+    x = pe.tensor(A, requires_grad=True)
+    y = np.exp(x, dtype=np.float32)
+    assert y.dtype == np.float32
+    np.sum(y).backward()
+    assert x.grad.dtype == np.float64
+    np.testing.assert_allclose(x.grad, np.exp(A), rtol=1e-6)
+    np.testing.assert_array_equal(np.add(A, Tensor(A), dtype=np.float32).numpy(), np.add(A, A, dtype=np.float32))
+
+
+# Counting -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [np.sum, np.prod, np.max, np.min, np.mean, np.cumsum, np.cumprod, np.any, np.std])
+@pytest.mark.parametrize("dtype", [np.bool_, np.int64, np.uint8])
+def test_whole_numbers_and_truth_values_are_counted_as_by_numpy(function, dtype):
+    x = np.array([[3, 0, 2], [5, 1, 4]]).astype(dtype)
+    for axis in (None, 0, 1):
+        expected = np.asarray(function(x, axis=axis))
+        for found in (function(Tensor(x), axis=axis).numpy(), pe.compile(lambda x, a=axis: function(x, axis=a))(x)):
+            assert found.dtype == expected.dtype and found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=1e-15)
+
+
+def test_comparisons_are_masks_and_counts():
+    def function(x):
+        share = np.mean(x > 0.2)
+        return np.sum(np.where(x > 0.2, x**2, 0)) / np.sum(x > 0.2) * share
+
+    # The number of elements has no derivative, and a float and a whole number are not mixed without being asked to.
+    with pytest.raises(DTypeError, match=r"int64 and float64|float64 and int64"):
+        function(Tensor(A))
+    mean = pe.compile(pe.grad(lambda x: np.sum(np.where(x > 0.2, x**2, 0)) / np.sum(x > 0.2, dtype=np.float64)))(A)
+    np.testing.assert_allclose(mean, np.where(A > 0.2, 2 * A, 0) / np.sum(A > 0.2), rtol=1e-15)
+    x = Tensor(A)
+    np.testing.assert_array_equal(A[x > 0.2], A[A > 0.2])
+    np.testing.assert_array_equal(x[x > 0.2].numpy(), A[A > 0.2])
+    assert int(np.sum(x > 0.2)) == np.sum(A > 0.2)
+    assert f"{x[0, 0]:.3f} {np.sum(x > 0.2):d}" == f"{A[0, 0]:.3f} {np.sum(A > 0.2):d}"
+
+
+# Methods of ufuncs --------------------------------------------------------------------------------------------------
+
+BINARY = [
+    key for key in NUMPY if isinstance(key, np.ufunc) and key.nin == 2 and key.nout == 1 and key.signature is None
+]
+METHODS = {
+    "outer": lambda f, x: f.outer(x[0], x[1:, :3]),
+    "accumulate": lambda f, x: f.accumulate(x, axis=1),
+    "accumulate over the first axis": lambda f, x: f.accumulate(x),
+    "reduce": lambda f, x: f.reduce(x, axis=1, keepdims=True),
+    "reduce over the first axis": lambda f, x: f.reduce(x),
+    "reduceat": lambda f, x: f.reduceat(x, [0, 2, 1, 3], axis=1),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_of_ufuncs_are_numpys_or_refused(method):
+    call, equal, supported = METHODS[method], 0, set()
+    for ufunc, x in itertools.product(BINARY, (POSITIVE, np.arange(1, 13).reshape(3, 4), POSITIVE > 0.9)):
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            try:
+                expected = call(ufunc, x)
+            except Exception as error:  # of any kind
+                expected = error
+            try:
+                found = call(ufunc, Tensor(x)).numpy()
+            except EngineError:
+                continue
+        assert not isinstance(expected, Exception), (ufunc, x.dtype, expected)
+        assert found.dtype == expected.dtype and found.shape == expected.shape, (ufunc, x.dtype)
+        np.testing.assert_allclose(found, expected, rtol=1e-13, err_msg=f"{ufunc} {x.dtype}")
+        equal += 1
+        supported.add(ufunc)
+    assert {np.add, np.multiply, np.maximum, np.logaddexp, np.hypot, np.fmin, np.logical_or} <= supported
+    assert equal > 20
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("ufunc", [np.add, np.multiply, np.subtract, np.divide, np.maximum, np.logaddexp, np.hypot])
+def test_methods_of_ufuncs_have_derivatives(ufunc, method):
+    if ufunc in (np.subtract, np.divide) and method.startswith("accumulate"):
+        with pytest.raises(NotDifferentiableError, match=f"{ufunc.__name__}.accumulate is not in the op table"):
+            METHODS[method](ufunc, Tensor(POSITIVE))
+        return
+    assert_numpys(lambda x: METHODS[method](ufunc, x), POSITIVE)
+
+
+# Padding ------------------------------------------------------------------------------------------------------------
+
+WIDTHS = [2, (1, 0), ((0, 3), (2, 1)), ((7, 5), (9, 4)), 0]
+SETTINGS = {
+    **{mode: [{}, {"stat_length": 2}, {"stat_length": ((1, 3), (2, 9))}] for mode in ("mean", "median")},
+    **{mode: [{}, {"stat_length": (1, 2)}] for mode in ("maximum", "minimum")},
+    "linear_ramp": [{}, {"end_values": 1.5}, {"end_values": ((1, 2), (3, -4))}],
+    "reflect": [{}, {"reflect_type": "even"}, {"reflect_type": "odd"}],
+    "symmetric": [{"reflect_type": "even"}, {"reflect_type": "odd"}],
+    **{mode: [{}] for mode in ("edge", "wrap", "constant")},
+}
+
+
+@pytest.mark.parametrize("mode", SETTINGS)
+@pytest.mark.parametrize("shape", [(3, 4), (1, 2), (2, 1)])
+def test_padding_is_numpys(mode, shape):
+    x = A[: shape[0], : shape[1]]
+    for width, settings in itertools.product(WIDTHS, SETTINGS[mode]):
+        expected = np.pad(x, width, mode, **settings)
+        found = np.pad(Tensor(x), width, mode, **settings).numpy()
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-14, err_msg=f"{width} {settings}")
+
+
+@pytest.mark.parametrize("mode", SETTINGS)
+def test_padding_has_derivatives(mode):
+    for settings in SETTINGS[mode]:
+        assert_numpys(lambda x, s=settings: np.pad(x, ((1, 3), (5, 2)), mode, **s), A)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: np.pad(x, 1, "empty"), "only the modes"),
+        (lambda x: np.pad(x, 1, lambda *given: None), "only the modes"),
+        (lambda x: np.pad(x, 1, "mean", end_values=1), "mode 'mean' does not take end_values"),
+        (lambda x: np.pad(x, 1, "reflect", reflect_type="both"), "reflect_type must be"),
+        (lambda x: np.pad(x, 1, "maximum", stat_length=0), "stat_length of 0"),
+        (lambda x: np.pad(x, 1, "mean", stat_length=1.5), "stat_length must be whole numbers"),
+        (lambda x: np.pad(x[:0], 1, "mean"), "empty axis"),
+    ],
+)
+def test_what_padding_does_not_take_is_named(call, message):
+    with pytest.raises(EngineError, match=message):
+        call(Tensor(A))
+
+
+# Names --------------------------------------------------------------------------------------------------------------
+
+
+def test_constants_have_no_gradient():
+    x = pe.tensor(POSITIVE[:, :3], requires_grad=True)
+    tried = 0
+    for function in [key for key in NUMPY if key in CONSTANT or getattr(NUMPY[key], "constant", False)]:
+        operands = [x] * (function.nin if isinstance(function, np.ufunc) else 1)
+        try:
+            found = function(*operands)
+        except (EngineError, TypeError):  # of whole numbers, or more arguments are needed
+            continue
+        tried += 1
+        for part in found if isinstance(found, tuple) else (found,):
+            assert not isinstance(part, Tensor) or not part.requires_grad, function
+    assert tried > 40
+
+
+def test_ops_apart_from_the_table_have_no_name_in_it():
+    names = {op.name for op in NUMPY.values() if isinstance(op, Op)}
+    assert {"gcd", "spacing", "nextafter"} <= names - set(TABLE)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_many_samples_at_once_are_those_one_by_one(name):
+    samples = np.stack([A, A[::-1] * 0.8 + 0.05])
+    found = pe.vmap(lambda x: numbers(CALLS[name](x)))(samples)
+    np.testing.assert_allclose(found, [numbers(CALLS[name](x)) for x in samples], rtol=1e-12, atol=1e-13)
