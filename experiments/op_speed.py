@@ -2,10 +2,10 @@
 
     python -m experiments.op_speed [--size 10 --size 100000] [--rounds 7] [NAMES...]
 
-For each function the gradient of a weighted sum of its squared results is timed (of a sum alone, that of a linear function
-is a constant, which a compiler folds): compiled by the numpy engine and by JAX, eagerly by PyTorch, in float64, each with
-one thread. The systems alternate in rounds within one process, and the least time of a call is shown, so that a loaded
-machine says something, too. Gradients that differ from the numpy engine's are not timed.
+For each function the gradient of a weighted sum of its squared results is timed (of a sum alone, that of a linear
+function is a constant, which a compiler folds): compiled by the numpy engine and by JAX, eagerly by PyTorch, in
+float64, each with one thread. The systems alternate in rounds within one process, and the least time of a call is shown, so that
+a loaded machine says something, too. Gradients that differ from the numpy engine's are not timed.
 Systems that are not installed, and functions that one lacks, are left out.
 """
 
@@ -134,7 +134,7 @@ def _weighted(function: Function, module: Any, weights: Array) -> Function:
 
 
 def gradients(row: Row, size: int) -> tuple[Array, dict[str, Callable[[], Any]]]:
-    """The argument, and for each system that has the function a call that computes its gradient, ready to be repeated."""
+    """The argument, and for each system that has the function a call that computes its gradient."""
     x = given(row.kind, size)
     weights = np.cos(np.arange(np.size(row.numpy(np, x)), dtype=float)).reshape(np.shape(row.numpy(np, x)))
     compiled = py_engine.compile(py_engine.grad(_weighted(row.numpy, np, weights)))
