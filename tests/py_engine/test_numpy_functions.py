@@ -411,6 +411,37 @@ def test_what_padding_does_not_take_is_named(call, message):
         call(Tensor(A))
 
 
+# What numpy's and autograd's own tests found --------------------------------------------------------------------
+
+
+def test_the_covariance_of_one_sample_in_a_column_is_a_matrix():
+    x = np.array([[1.0, 2.0, 4.0]])
+    expected = np.cov(x, rowvar=False, ddof=0)
+    np.testing.assert_allclose(np.cov(Tensor(x), rowvar=False, ddof=0).numpy(), expected, atol=1e-15, strict=True)
+
+
+@pytest.mark.parametrize("places", [[-np.inf, 1.0], [0.0, np.inf], [-np.inf, np.inf], [0.0, 1.0]])
+@pytest.mark.parametrize("values", [[0.0, 10.0], [10.0, 10.0], [-np.inf, 10.0], [np.inf, np.inf]])
+def test_interpolation_between_infinite_places_and_values(places, values):
+    with np.errstate(all="ignore"):
+        found = np.interp(Tensor(np.array([0.5])), np.array(places), np.array(values)).numpy()
+        np.testing.assert_array_equal(found, np.interp([0.5], places, values))
+
+
+def test_bins_that_are_too_many_for_their_range_are_refused():
+    x = np.array([1.0, 1.0 + 2e-16]) * 0.1
+    with pytest.raises(ConfigurationError, match="10 bins are too many for the range"):
+        np.histogram(Tensor(x), 10)
+
+
+def test_einsum_takes_arrays_of_axes_and_repeated_axes_of_length_one():
+    a, b = A[:, :3], A[:, 1:]
+    lists = (np.array([0, 1]), np.array([1, 2]), np.array([0, 2]))
+    assert_numpys(lambda x: np.einsum(x, lists[0], b, lists[1], lists[2]), a)
+    x = np.array([[[0.5], [2.0]]]).reshape(1, 2, 1)
+    assert_numpys(lambda x: np.einsum("aba,ac->bc", x, A), x)
+
+
 # Names --------------------------------------------------------------------------------------------------------------
 
 

@@ -374,6 +374,7 @@ def einsum(subscripts: str, *operands: Operand, out: None = None, optimize: Any 
 def _lettered(given: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Return subscripts and operands of einsum's other form: operands, each followed by a list of its axes' numbers."""
     lists = given[1::2] if len(given) % 2 == 0 else (*given[1::2], given[-1])
+    lists = [x.tolist() if isinstance(x, np.ndarray) and x.dtype.kind in "iu" else x for x in lists]
     if len(given) < 2 or not all(isinstance(numbers, (list, tuple)) for numbers in lists):
         return None, ()
     terms = []
@@ -389,11 +390,8 @@ def _lettered(given: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
 def _without_ones(x: Tensor, term: str, stretched: set[str]) -> tuple[Tensor, str]:
     if len(term) != x.ndim:
         return x, term  # an error, which the op explains
-    kept = [
-        (n, letter)
-        for n, letter in zip(x.shape, term, strict=True)
-        if n != 1 or letter not in stretched or term.count(letter) > 1
-    ]
+    long = {letter for n, letter in zip(x.shape, term, strict=True) if n != 1}
+    kept = [(n, letter) for n, letter in zip(x.shape, term, strict=True) if letter in long or letter not in stretched]
     return reshape(x, tuple(n for n, _ in kept)), "".join(letter for _, letter in kept)
 
 

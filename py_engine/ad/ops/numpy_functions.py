@@ -614,6 +614,9 @@ def _interp(
         first, second = values[index], values[index + 1]
         slope = (second - first) / (high - low)
         middle = where(equal(at, high), second, slope * (at - low) + first)
+        # Between places, or values, that are infinite numpy begins at the upper one, and takes what both have.
+        middle = where(isnan(middle), slope * (at - high) + second, middle)
+        middle = where(logical_and(isnan(middle), equal(first, second)), first, middle)
     found = where(inside, middle, where(less(at, places[0]), sides[0], sides[1]))
     return where(isnan(at), at, found)
 

@@ -370,7 +370,8 @@ def _cov(
         if x.ndim > 2:
             raise ShapeError(f"cov: expected at most two axes, got shape {x.shape}")
         row = reshape(x, (1,) * (2 - x.ndim) + x.shape)
-        rows.append(transpose(row) if not flag(rowvar) and row.shape[0] != 1 else row)
+        one = row.shape[0] == 1 if rows else x.ndim == 1
+        rows.append(row if flag(rowvar) or one else transpose(row))
     x = rows[0] if len(rows) == 1 else concatenate(rows)
     if not x.size:
         raise ShapeError("cov: there is no covariance of no elements")
@@ -438,7 +439,10 @@ def _edges(function: str, x: Tensor, bins: Any, range: Any) -> Tensor:
         if low.data > high.data:
             raise ConfigurationError(f"{function}: the range of bins falls, from {low.data} to {high.data}")
     half = where(equal(low, high), 0.5, Literal(np.zeros((), x.dtype)))  # numpy's bins around a single value
-    return NUMPY[np.linspace](low - half, high + half, count + 1)  # type: ignore[no-any-return]
+    found: Tensor = NUMPY[np.linspace](low - half, high + half, count + 1)
+    if found.data is not None and not (found.data[:-1] < found.data[1:]).all():
+        raise ConfigurationError(f"{function}: {count} bins are too many for the range {low.data} to {high.data}")
+    return found
 
 
 def _counts(columns: Sequence[Tensor], edges: Sequence[Tensor], weights: Tensor) -> Tensor:
