@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OPTIMIZERS",
+    "Costed",
     "Counting",
     "Evaluation",
     "Optimizer",
@@ -212,6 +213,18 @@ class Resumable(Protocol):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Take over a `state`, before anything is trained. Raises `ParameterError` for one that does not fit."""
+        ...
+
+
+@runtime_checkable
+class Costed(Protocol):
+    """A session that can say where the time of its last planned step goes."""
+
+    def costs(self) -> list[tuple[str, str, float, int]]:
+        """Op, layer, seconds and bytes moved of each op of a step, timed by itself; gather and update are not among them.
+
+        Where the batch is split over threads the seconds are those of one part, and the bytes those of all.
+        """
         ...
 
 

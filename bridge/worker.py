@@ -277,6 +277,10 @@ class Worker:
         total, count = self._call("allocated")
         return int(total), int(count)
 
+    def costs(self) -> list[tuple[str, str, float, int]]:
+        """See `Costed.costs`; empty for a session that can't say it."""
+        return [tuple(cost) for cost in self._call("costs")]
+
     def libraries(self) -> list[dict[str, Any]]:
         """The BLAS and OpenMP libraries that the process has loaded, as threadpoolctl describes them."""
         return cast("list[dict[str, Any]]", self._call("libraries"))

@@ -24,7 +24,7 @@ from bridge import memory, spec
 from bridge import registry as engines
 from bridge.child_process import Answer, serve
 from bridge.errors import EngineUnavailableError
-from bridge.session import Counting, Optimizer, Preloading, Session
+from bridge.session import Costed, Counting, Optimizer, Preloading, Session
 
 __all__ = ["main"]
 
@@ -229,6 +229,10 @@ class _Server:
 
     def do_allocated(self) -> Answer:
         return {"result": cast(Counting, self._built).allocated()}
+
+    def do_costs(self) -> Answer:
+        session = self._built
+        return {"result": session.costs() if isinstance(session, Costed) else []}
 
     def do_libraries(self) -> Answer:
         from threadpoolctl import threadpool_info

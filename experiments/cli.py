@@ -774,8 +774,9 @@ def _jobs(
         if paper.runs_of_paper:
             output.say(f"{paper.key}: trains as {paper.runs_of_paper} does, whose runs it shows")
             continue
-        fitting = sweep.fitting(paper, profile, progress)
-        if fitting != profile:
+        profile_here = paper.reproduced.get(profile, profile)
+        fitting = sweep.fitting(paper, profile_here, progress)
+        if fitting != profile_here:
             output.say(f"{paper.key}: profile {fitting}, since only the embedded sample is at hand")
         jobs += sweeps.plan(paper, fitting, engines, None, None, threads)
     return jobs

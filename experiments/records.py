@@ -90,7 +90,7 @@ _WORDS = {
     "status": ("ok", "failed"),
     "measure": tuple(RECORDED),
     "profile": PROFILES,
-    "source": ("real", "sample", "none"),
+    "source": ("real", "sample", "generated", "none"),
 }
 
 

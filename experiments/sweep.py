@@ -54,6 +54,8 @@ class Job:
     rounds: int = 0
     threads_asked: int | None = None
     """As many as the user or the paper asks for, where this machine has fewer cores; None: `threads`."""
+    network: str = ""
+    """Which of the measure's networks it is about, where that has several."""
 
     @property
     def runs(self) -> Runs:
@@ -79,11 +81,13 @@ class Job:
     def named(self) -> str:
         """The run in a message: "study mnist-rnn-e, engine numpy, measure time, seed 3"."""
         engine = "" if self.kind.plan == "together" else f"engine {self.engines[0]}, "
+        engine += f"network {self.network}, " if self.network else ""
         return f"study {self.paper.key}, {engine}measure {self.measure}, seed {self.seed}"
 
     def __str__(self) -> str:
         if self.kind.plan == "together":
-            return f"{self.paper.key}  {self.measure} of {', '.join(self.engines)}  threads {self.threads}"
+            name = f"{self.measure} of {self.network or ', '.join(self.engines)}"
+            return f"{self.paper.key}  {name}  threads {self.threads}"
         return f"{self.paper.key}  {self.engines[0]:<13}  {self.measure:<7}  seed {self.seed}"
 
 
@@ -132,7 +136,8 @@ def plan(
         if measure.plan == "together":
             count = rounds or (runs.option(measure.rounds) if measure.rounds else 0)
             for here, wanted in _threads(threads, runs.option(measure.threads) if measure.threads else [asked]).items():
-                jobs.append(Job(paper, tuple(chosen), 0, name, here, profile, count, wanted))
+                for network in measure.networks(paper, runs):
+                    jobs.append(Job(paper, tuple(chosen), 0, name, here, profile, count, wanted, network))
         elif measure.plan == "engines":
             jobs += [Job(paper, (engine,), 0, name, usual, profile, threads_asked=asked) for engine in chosen]
         else:

@@ -87,6 +87,10 @@ class NumpySession:
         """See `Resumable.load_state`."""
         self.trainer.load_state(state)
 
+    def costs(self) -> list[tuple[str, str, float, int]]:
+        """See `Costed.costs`."""
+        return self.trainer.costs()
+
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""
         return linear_algebra.of_numpy()

@@ -39,7 +39,11 @@ __all__ = [
     "options",
 ]
 
-LOADERS = {"imdb": "experiments.data.imdb", "mnist": "experiments.data.mnist"}
+LOADERS = {
+    "generated": "experiments.data.generated",
+    "imdb": "experiments.data.imdb",
+    "mnist": "experiments.data.mnist",
+}
 """Dataset name -> the module whose `load` reads it."""
 
 

@@ -41,7 +41,7 @@ class Dataset:
     """
 
     name: str
-    source: Literal["real", "sample"]
+    source: Literal["real", "sample", "generated"]
     x_train: NDArray[Any]
     y_train: NDArray[np.int64]
     x_test: NDArray[Any]

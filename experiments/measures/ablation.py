@@ -96,9 +96,9 @@ def measure(
     """Measure one configuration in a worker; a row of the part `ablation` of a record."""
     task = replace(task, techniques=configuration.switches, dtype=configuration.dtype)
     task.build(worker)
-    seconds = _warm(worker, task)
+    seconds = warm(worker, task)
     steps = max(STEPS_LEAST, min(STEPS_MOST, round(CHUNK_SECONDS / max(seconds, 1e-7))))
-    timed = min(_chunk(worker, task, steps) for _ in range(REPEATS))
+    timed = min(chunk(worker, task, steps) for _ in range(REPEATS))
     counted = _allocated(worker, task) / STEPS_COUNTED
     watcher.step()
     return {
@@ -110,22 +110,22 @@ def measure(
     }
 
 
-def _warm(worker: Worker, task: Task) -> float:
+def warm(worker: Worker, task: Task) -> float:
     """Train until the time of a step is steady: the seconds of one.
 
     The first steps compile, and in a fresh process the next hundred are still slower than those that follow.
     """
-    _chunk(worker, task, STEPS_LEAST)
+    chunk(worker, task, STEPS_LEAST)
     steps, spent = STEPS_LEAST, 0.0
     while True:
-        seconds = _chunk(worker, task, steps)
+        seconds = chunk(worker, task, steps)
         spent += seconds * steps
         if spent >= CHUNK_SECONDS or steps == STEPS_MOST:
             return seconds
         steps = min(2 * steps, STEPS_MOST)
 
 
-def _chunk(worker: Worker, task: Task, steps: int) -> float:
+def chunk(worker: Worker, task: Task, steps: int) -> float:
     """Train some steps: the seconds of one."""
     order = task.work.order(task.seed, 1, steps * task.batch_size)
     return task.train(worker, order)[1] / steps

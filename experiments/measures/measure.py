@@ -8,12 +8,13 @@ terminal. All that the file imports decides the keys of its results, so it impor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from experiments.measures.task import Task
+    from experiments.papers import Paper, Runs
     from experiments.sweep import Job
 
 Form = Any
@@ -58,6 +59,8 @@ class Measure:
     plan: Literal["seeds", "engines", "together", "suites"] = "seeds"
     """A run for each seed and engine, for each engine, or for all engines together and each number of threads;
     "suites": see `experiments.microbenchmarks.sweep`."""
+    networks: Callable[[Paper, Runs], Sequence[str]] = lambda paper, runs: ("",)
+    """Of all engines together: the networks that have a run each, by the names that its `settings` know."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Its keys under `[runs.<profile>]` of a paper, with their kinds (`experiments.papers.KINDS`); "?": optional."""
     check: Callable[[Callable[[str], Any]], str] = lambda option: ""

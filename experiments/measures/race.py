@@ -137,10 +137,14 @@ def measure(
 
 
 @contextmanager
-def failing(name: str, failures: dict[str, str]) -> Iterator[None]:
-    """Note the failure of one engine instead of ending the race."""
+def failing(
+    name: str, failures: dict[str, str], but: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Note the failure of one engine instead of ending the race; what is among `but` is raised all the same."""
     try:
         yield
+    except but:
+        raise
     except (TwinGradError, EngineError) as error:
         failures[name] = str(error)
 

@@ -92,10 +92,8 @@ class Work:
 def work_of(task: Task) -> Work:
     """The work of a step of a training."""
     spec, size = task.spec, task.batch_size
-    chain = build_chain(spec, task.dtype)
-    x, y = (Tensor.symbol((size, *shape), dtype) for shape, dtype in _batch(spec, np.dtype(task.dtype)))
-    program, trained, _ = trace_step(chain, losses.get(spec.loss.op), x, y)
-    program = simplify(program)
+    chain, program, trained = _traced(task)
+    x = program.inputs[0]
     rule = network.OPTIMIZERS[task.optimizer.name](**task.optimizer.settings())
     whole = bool(rule.state_names) or rule.weight_decay > 0  # else nothing changes where the gradient is zero
     kept = 1 + len(rule.state_names)
@@ -113,6 +111,23 @@ def work_of(task: Task) -> Work:
         state=state,
         ops=(*((one.flops, one.bytes) for one in program.equations), update),
     )
+
+
+def flops_by_op(task: Task) -> dict[tuple[str, str], int]:
+    """Operations of a step by op and layer, before anything is fused."""
+    found: dict[tuple[str, str], int] = {}
+    for one in _traced(task)[1].equations:
+        found[one.op.name, one.scope] = found.get((one.op.name, one.scope), 0) + one.flops
+    return found
+
+
+def _traced(task: Task) -> tuple[network.Chain, Program, list[str]]:
+    """The network of a training, its step before anything is fused, and the parameters that are trained."""
+    chain = build_chain(task.spec, task.dtype)
+    shapes = _batch(task.spec, np.dtype(task.dtype))
+    x, y = (Tensor.symbol((task.batch_size, *shape), dtype) for shape, dtype in shapes)
+    program, trained, _ = trace_step(chain, losses.get(task.spec.loss.op), x, y)
+    return chain, simplify(program), trained
 
 
 def _batch(spec: ModelSpec, dtype: np.dtype[Any]) -> list[tuple[tuple[int, ...], Any]]:

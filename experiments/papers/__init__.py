@@ -28,7 +28,7 @@ from pydantic import (
 from bridge import registry as engines
 from bridge import spec as model_spec
 from bridge import toml
-from bridge.errors import TwinGradError, printable, shown
+from bridge.errors import SpecError, TwinGradError, printable, shown
 from bridge.session import OPTIMIZERS
 from bridge.spec import ModelSpec
 from experiments import data
@@ -167,6 +167,20 @@ class Variant(_Record):
     id: Identifier
     title: str
     model: Setting[ModelName]
+
+
+class Family(_Record):
+    """A network in several sizes, trained in one way, on rows that are drawn for it."""
+
+    id: Identifier
+    title: str
+    model: ModelName
+    optimizer: OptimizerName
+    learning_rate: Rate
+    over: str
+    """What the sizes are numbers of, in words."""
+    sizes: Annotated[dict[Annotated[str, Field(pattern=r"^[1-9][0-9]*$")], Table[Any]], Field(max_length=MOST_ITEMS)]
+    """By its name what differs from the model, as `"<layer id>.<key>"` or `"input.shape"`: the smallest size first."""
 
 
 KINDS: dict[str, Any] = {
@@ -419,7 +433,10 @@ class Paper(_Record):
     own: Table[NativeTraining] = {}
     """The engines that also train from their own initialisation, and how."""
     variants: Items[Variant] = []
+    families: Items[Family] = []
     runs: Profiles[Runs]
+    reproduced: Table[ProfileName] = {}
+    """Which profiles `reproduce` runs in the place of others: of a study whose own take hours."""
     microbenchmarks: Microbenchmarks | None = None
     reported: Items[Reported]
     cited: Items[Cited] = []
@@ -447,6 +464,7 @@ class Paper(_Record):
             ("figure", ids(self.figures)),
             ("claim", ids(self.claims)),
             ("variant", ids(self.variants)),
+            ("family", ids(self.families)),
         ):
             twice = sorted({name for name in given if given.count(name) > 1})
             if twice:
@@ -516,6 +534,10 @@ class Paper(_Record):
         """The spec of the paper's model, or of another one that the paper names."""
         return _loaded(self.model_file(name))
 
+    def sized(self, family: Family, size: str) -> ModelSpec:
+        """The spec of a family in one of its sizes."""
+        return network.changed(self.spec(family.model), family.sizes[size], f"{family.id}-{size}")
+
     def check(self, source: str) -> None:
         """Raise PaperFileError for what does not fit together with other files; `source` names this one.
 
@@ -526,7 +548,10 @@ class Paper(_Record):
             spec = self.spec()
             others = {f"variants.{item.id}.model": self.spec(item.model.value) for item in self.variants}
             others |= {f"own.{name}.model": self.spec(own.model.value) for name, own in self.own.items() if own.model}
-        except PaperFileError as error:
+            for family in self.families:
+                for size in family.sizes:
+                    self.sized(family, size)  # or it is no network
+        except (PaperFileError, SpecError) as error:
             raise PaperFileError(f"{source}: {error}") from None
         for place, other in others.items():
             if (other.input, other.target) != (spec.input, spec.target):
@@ -574,8 +599,8 @@ class Paper(_Record):
                     )
 
 
-def ids(outputs: Sequence[Output | Claim | Variant]) -> list[str]:
-    """The ids of tables, figures, claims or variants, in order."""
+def ids(outputs: Sequence[Output | Claim | Variant | Family]) -> list[str]:
+    """The ids of tables, figures, claims, variants or families, in order."""
     return [output.id for output in outputs]
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bridge.errors import shown
+from bridge import spec as model_spec
+from bridge.errors import SpecError, shown
 from bridge.spec import Activation, Convolution, Dense, Embedding, Layer, ModelSpec, PermuteDims, Recurrent, Reshape
 
 Fact = Callable[[ModelSpec], list[Any]]
@@ -112,6 +113,21 @@ def disagreement(name: str, value: Any, spec: ModelSpec) -> str | None:
     if value == said or all(_equal(value, item) for item in said):
         return None
     return f"found {shown(value)}, and the model has {', '.join(map(shown, said))}"
+
+
+def changed(spec: ModelSpec, changes: Mapping[str, Any], name: str) -> ModelSpec:
+    """A network under another name with other settings, named `"<layer id>.<key>"` or `"input.<key>"`.
+
+    Raises SpecError for a setting that no layer has, and for a network that is none.
+    """
+    document = spec.model_dump(mode="json") | {"name": name}
+    parts = {layer["id"]: layer for layer in document["layers"]} | {"input": document["input"]}
+    for key, value in changes.items():
+        part, _, setting = key.rpartition(".")
+        if part not in parts or setting not in parts[part]:
+            raise SpecError(name, [f"{spec.name} has no setting {shown(key)}"])
+        parts[part][setting] = value
+    return model_spec.parse(document, name)
 
 
 def plain(value: Any) -> Any:

@@ -26,6 +26,7 @@ from experiments.measures.registry import TABLES
 from experiments.papers import MODELS_DIR, PAPERS_DIR, Paper, load_paper, paper_keys
 from experiments.report import design, figures, html, numbers, overview, row_helpers, table, tables
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
+from experiments.report import sizes as sizes
 from experiments.report.view import MixedMachinesError, ReportError, View, paper_view
 from experiments.results import ResultsError, Tidy, explain
 

@@ -697,7 +697,7 @@ def _instead(reason: str) -> Figure:
 
 
 def _source(name: str) -> str:
-    return "the real dataset" if name == "real" else f"the {data.SAMPLE_LABEL}"
+    return {"real": "the real dataset", "generated": "generated rows"}.get(name, f"the {data.SAMPLE_LABEL}")
 
 
 def _sd(values: np.ndarray) -> float:

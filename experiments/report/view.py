@@ -257,7 +257,7 @@ def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
-    """Of each number of threads one race, since rounds of two races must not be paired with each other.
+    """Of each number of threads, and of each network, one race, since rounds of two races must not be paired with each other.
 
     It is the one with the most engines, among equals the newest; a race with the older source of an engine that has
     raced again since does not count.
@@ -271,7 +271,8 @@ def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
     stale = {key for key, found in digests.items() if any(newest[engine] != found[engine] for engine in found)}
     rows = rows[~rows["key"].isin(stale)]
     chosen = []
-    for _, part in rows.groupby("threads"):
+    networks = [name for name in ("family", "size") if name in rows]
+    for _, part in rows.groupby(["threads", *networks]):
         entrants = part.groupby("key").agg(engines=("engine", "nunique"), created=("created", "max"))
         chosen.append(entrants.sort_values(["engines", "created"], kind="stable").index[-1])
     return rows[rows["key"].isin(chosen)].sort_values(["threads", "round"], kind="stable")

@@ -358,6 +358,12 @@ function allocated(out::Ptr{Int64})::Cint
     end
 end
 
+"""
+What `NETWORK.costs` says of a session, as text: a line for each op, with tabs between op, layer, seconds and bytes. For who
+evaluates it, not an entry point.
+"""
+costs(number::Integer) = join([join(cost, '\t') for cost in Base.invokelatest(NETWORK.costs, session(Int64(number)))], '\n')
+
 create_pointer() = @cfunction(create, Int64, (Ptr{UInt8}, Int64, Ptr{Cvoid}, Int64))
 train_pointer() = @cfunction(train, Cint,
     (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Int64, Ptr{Int64}, Int64, Int64, Ptr{Float64}))

@@ -165,6 +165,27 @@ class Trainer:
             loss = self._step(len(x), x, y, None).run(x, y, np.arange(len(x)))
         return loss, self._gradient.as_dict()
 
+    def costs(self) -> list[tuple[str, str, float, int]]:
+        """Return op, layer, seconds and bytes moved of each op of the last planned step, timed by itself.
+
+        Gathering the rows, adding up gradients and the update are not among them. Where the batch is split, the seconds
+        are those of the first shard, and the bytes those of all; a step whose shards wait for each other is timed whole.
+        Empty without a step that is replayed.
+        """
+        step = next(reversed(self._steps.values()), None)
+        if not isinstance(step, Replay):
+            return []
+        shards = step.shards
+        if len(shards) > 1 and self.chain.couples_batch:
+            samples = sum(len(shard.tape.inputs[0]) for shard in shards)
+            x, y = (np.zeros((samples, *a.shape[1:]), a.dtype) for a in shards[0].tape.inputs)
+            step = make_step(self.chain, self._objective, x, y, samples, self._gradient, None, self.techniques)
+            assert isinstance(step, Replay)
+            shards = step.shards
+        with self._blas_threads(1 if len(shards) > 1 else self.threads):
+            found = shards[0].tape.costs()
+        return [(one.op.name, one.scope, seconds, moved * len(shards)) for one, seconds, moved in found]
+
     # Checkpoints ------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:

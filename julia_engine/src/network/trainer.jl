@@ -197,6 +197,29 @@ end
 gradient_shard(trainer::Trainer{T}, rows::Int) where {T} = make_shards(T, trainer.chain, objective(trainer), trainer.input,
     target_size(trainer), target_type(trainer), rows, 1, trainer.gradient, trainer.techniques)[1]
 
+"""
+    costs(trainer)
+
+Op, layer, seconds and bytes moved of each op of the step of a whole mini-batch, timed by itself. Gathering the samples,
+adding up gradients and the update are not among them. Where the batch is split, the seconds are those of the first part,
+and the bytes those of all; a step whose parts wait for each other is planned whole, and the seconds divided by the threads.
+"""
+function costs(trainer::Trainer{T}) where {T}
+    shards = shards_for!(trainer, trainer.batch_size)
+    waits = shards[1].meeting !== nothing
+    tape = waits ? gradient_shard(trainer, trainer.batch_size).tape : shards[1].tape
+    waits && foreach(copy_first!, tape.inputs, shards[1].tape.inputs)
+    seconds, bytes = waits ? (1 / length(shards), 1) : (1.0, length(shards))
+    return Tuple{String,String,Float64,Int}[(e.op.name, e.scope, seconds * s, bytes * m) for (e, s, m) in AD.costs(tape)]
+end
+
+"""Fill an array of samples with the first ones of another, over and over."""
+function copy_first!(to::Array, from::Array)
+    for i in eachindex(to)
+        to[i] = from[mod1(i, length(from))]
+    end
+end
+
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -217,6 +218,23 @@ class Tape:
     def source(self) -> str:
         """The tape as straight-line Python, for reading."""
         return self._scalar_source or "\n".join(step.text for step in self.instructions)
+
+    def costs(self, repeats: int = 3) -> list[tuple[Equation, float, int]]:
+        """Run a few times more, and return each equation that computes, its least seconds, and the bytes that it moves."""
+        steps = [step for step in self.instructions if step.calls]
+        least = [math.inf] * len(steps)
+
+        def timed() -> None:
+            for k, step in enumerate(steps):
+                before = time.perf_counter()
+                for call in step.calls:
+                    call()
+                least[k] = min(least[k], time.perf_counter() - before)
+
+        for _ in range(repeats):
+            self._silent.run(timed)
+        moved = (sum(a.nbytes for a in (*step.arrays, *step.outs)) for step in steps)
+        return [(step.equation, seconds, size) for step, seconds, size in zip(steps, least, moved, strict=True)]
 
     def diagnose(self) -> NonFiniteError | None:
         """Run once more, op by op, and return an error that names the first op with a NaN or infinite result.

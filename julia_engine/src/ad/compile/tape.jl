@@ -284,6 +284,27 @@ end
 is_finite(m::Memory) = !(m.eltype in FLOATS) || all(isfinite, array(m))
 
 """
+    costs(tape; repeats=3)
+
+Run a few times more, op by op, and return for each equation that computes: itself, its least seconds, and the bytes that
+it moves. Values that the tape computes in tiles are computed whole for this.
+"""
+function costs(tape::Tape; repeats::Int=3)
+    isempty(tape.regions) || return costs(untiled(tape); repeats=repeats)
+    p = tape.code
+    least = fill(Inf, length(tape.steps))
+    GC.@preserve tape for _ in 1:repeats, (k, step) in enumerate(tape.steps)
+        before = time_ns()
+        execute!(p.f32, first(step.singles), last(step.singles))
+        execute!(p.f64, first(step.doubles), last(step.doubles))
+        least[k] = min(least[k], (time_ns() - before) / 1e9)
+    end
+    moved(step) = sum(Int[length(m) * sizeof(m.eltype) for m in vcat(step.memories, step.outs)])
+    return Tuple{Equation,Float64,Int}[(step.equation, least[k], moved(step)) for (k, step) in enumerate(tape.steps)
+                                       if step.equation.op.view === nothing]
+end
+
+"""
     diagnose(tape)
 
 Run once more, op by op, and return a `NonFiniteError` that names the first op with a NaN or infinite result, or

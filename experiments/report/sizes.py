@@ -1,0 +1,331 @@
+"""Tables and the figure of the study of several sizes: our engines beside the best peer and the machine's limit.
+
+The best peer of a network, a size of mini-batch and a number of threads is the framework with the least median step. A
+step of ours is held against a bound: the larger of its `TARGETS` share of the peer's step in the same round and `ROOM`
+times the machine's limit. It is within it unless the lower end of the interval of 95 % of the median over the rounds of
+step / bound is above 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.formats import MISSING, fixed, share, significant, size
+from experiments.report import intervals, row_helpers, style
+from experiments.report import figures as drawing
+from experiments.report.figures import NotDrawnError
+from experiments.report.row_helpers import REFERENCE, producer
+from experiments.report.style import PAGE
+from experiments.report.table import Column, Row, Table, column, empty
+from experiments.report.view import View
+
+PEERS = ("torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax")
+TARGETS = {"numpy": 1.0, "julia": 0.8}
+"""Our engines, and which share of the best peer's step theirs is to take at most."""
+ROOM = 1.1
+"""How many times the limit a step may take however fast the peers are."""
+POINT = ["threads", "family", "size", "batch"]
+ACROSS = 4
+"""Panels side by side."""
+
+
+def points(view: View) -> Iterator[tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]]:
+    """Each network, size of mini-batch and number of threads: what it is, its rows, and its steps by round and engine.
+
+    In the order of the paper's file, the most threads first.
+    """
+    every = view.table("sizes")
+    every = every.assign(size=[f"{size:g}" for size in every["size"]])
+    for threads in sorted(every["threads"].unique(), reverse=True):
+        for family in view.paper.families:
+            for name in family.sizes:
+                of_network = every[(every[POINT[:3]] == [threads, family.id, name]).all(axis=1)]
+                for batch in sorted(of_network["batch"].unique()):
+                    rows = of_network[of_network["batch"] == batch]
+                    steps = rows.pivot_table(index="round", columns="engine", values="microseconds_per_step")
+                    about = {"threads": threads, "family": family.title, "size": name, "batch": int(batch)}
+                    yield {**about, "group": f"{family.title}, by {family.over}"}, rows, steps
+
+
+def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, Any]:
+    """An engine of ours at a point: its step, and ratio to the best peer with interval, and whether it is in its bound."""
+    limit = rows["limit_microseconds"].dropna().median()
+    medians = steps.median()
+    peers = medians[[name for name in PEERS if name in medians]].sort_values()
+    found: dict[str, Any] = {"limit_us": row_helpers.or_none(limit), "peer": peers.index[0] if len(peers) else None}
+    found["peer_us"] = float(peers.iloc[0]) if len(peers) else None
+    if engine not in medians:
+        return found
+    of_engine = rows[rows["engine"] == engine].iloc[0]
+    found |= {name: of_engine[name] for name in ("kernel", "kernel_share", "kernel_limit_share")}
+    found |= {"step_us": float(medians[engine]), "limit_share": row_helpers.or_none(limit / medians[engine])}
+    if found["peer"]:
+        peer = steps[found["peer"]]
+        ratios = (steps[engine] / peer).dropna()
+        bound = (TARGETS[engine] * peer).clip(lower=0 if np.isnan(limit) else ROOM * limit)
+        to_bound = intervals.of_median((steps[engine] / bound).dropna())
+        ends = intervals.of_median(ratios) or (None, None)
+        found |= {"ratio": float(ratios.median()), "ratio_low": ends[0], "ratio_high": ends[1]}
+        found["within"] = None if to_bound is None else bool(to_bound[0] <= 1)
+    return found
+
+
+@producer
+def sizes(view: View) -> Table:
+    """The step of our engines at every size: beside the best peer's, and its share of the limit; what holds it."""
+    rows: list[Row] = []
+    for about, of_point, steps in points(view):
+        found = {engine: judged(of_point, steps, engine) for engine in TARGETS}
+        cells = {f"{engine}_{name}": value for engine, one in found.items() for name, value in one.items()}
+        first = next(iter(found.values()))
+        common = {name: first.get(name) for name in ("limit_us", "peer", "peer_us")}
+        held = [
+            f"{view.label(engine)}: {one['kernel']}, {share(one['kernel_share'])} of the step"
+            + ("" if empty(one["kernel_limit_share"]) else f", at {share(one['kernel_limit_share'])} of its own limit")
+            for engine, one in found.items()
+            if one.get("within") is False and not empty(one.get("kernel"))
+        ]
+        rows.append({**about, **common, **cells, "held_by": "; ".join(held), **_origin(view)})
+    per_engine = ("step_us", "limit_share", "ratio", "ratio_low", "ratio_high", "within", "kernel")
+    counts = [
+        f"{view.label(engine)}: {sum(row[f'{engine}_within'] for row in known)} of {len(known)} rows within its bound"
+        for engine in TARGETS
+        if (known := [row for row in rows if row.get(f"{engine}_within") is not None])
+    ]
+    return _table(
+        view,
+        "sizes",
+        (
+            *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in TARGETS for name in per_engine)),
+            *(f"{engine}_{name}" for engine in TARGETS for name in ("kernel_share", "kernel_limit_share")),
+            "held_by",
+        ),
+        [
+            column("limit [µs]", "limit_us", significant),
+            Column("best peer [µs]", lambda row: _named(view, row)),
+            *(item for engine in TARGETS for item in _columns_of(view, engine)),
+            column("held by", "held_by", align="left"),
+        ],
+        rows,
+        [
+            "The ratio is to the best peer's step (PyTorch eager and compiled, TensorFlow without and with XLA, JAX) in "
+            "the same round: the median, and its interval of 95 %. × marks a step above the larger of "
+            + " and ".join(f"{target:g} times the peer's ({view.label(name)})" for name, target in TARGETS.items())
+            + f" and {ROOM:g} times the limit, by the lower end of the interval; for those the op that takes most of the "
+            "step is named.",
+            *counts,
+        ],
+    )
+
+
+def _columns_of(view: View, engine: str) -> list[Column]:
+    def ratio(row: Row) -> str:
+        if empty(row.get(f"{engine}_ratio")):
+            return MISSING
+        ends = [row[f"{engine}_ratio_{end}"] for end in ("low", "high")]
+        interval = "" if any(map(empty, ends)) else f" [{fixed(ends[0])}, {fixed(ends[1])}]"
+        return fixed(row[f"{engine}_ratio"]) + interval + (" ×" if row[f"{engine}_within"] is False else "")
+
+    label = view.label(engine).removeprefix("TwinGrad ")
+    return [
+        column(f"{label} [µs]", f"{engine}_step_us", significant),
+        column("of limit", f"{engine}_limit_share", share),
+        Column("ratio", ratio),
+    ]
+
+
+def _named(view: View, row: Row) -> str:
+    return MISSING if empty(row["peer"]) else f"{significant(row['peer_us'])} ({view.label(row['peer'])})"
+
+
+@producer
+def sizes_start(view: View) -> Table:
+    """Start-up and memory of every engine at every size."""
+    engines = [name for name in view.engines() if (view.table("sizes")["engine"] == name).any()]
+    rows: list[Row] = []
+    for about, of_point, steps in points(view):
+        row = {**about, **_origin(view)}
+        for engine in engines:
+            facts = of_point[of_point["engine"] == engine]
+            if len(facts) and engine in steps:
+                one = facts.iloc[0]
+                row[f"{engine}_memory_bytes"] = row_helpers.or_none(one["memory_bytes"])
+                if one["first"] == 1:
+                    row[f"{engine}_start_s"] = float(one["start_seconds"] - steps[engine].median() / 1e6)
+        rows.append(row)
+
+    def cell(engine: str) -> Callable[[Row], str]:
+        def text(row: Row) -> str:
+            start, memory = row.get(f"{engine}_start_s"), row.get(f"{engine}_memory_bytes")
+            return f"{MISSING if empty(start) else significant(start)}, {MISSING if empty(memory) else size(memory)}"
+
+        return text
+
+    return _table(
+        view,
+        "sizes_start",
+        tuple(f"{engine}_{name}" for engine in engines for name in ("start_s", "memory_bytes")),
+        [Column(view.label(engine), cell(engine)) for engine in engines],
+        rows,
+        [
+            "Start-up in seconds: `build` and the first step less the median step, in a fresh process, so that it is that "
+            "of the smallest mini-batch. Memory: the peak resident since before the first `build`, over the level there.",
+            *_gave_up(view),
+        ],
+    )
+
+
+def _gave_up(view: View) -> list[str]:
+    """Which engines have no part in which networks, and why."""
+    every = view.table("sizes")
+    absent = every[every["missing"].notna()]
+    return [
+        f"{view.label(one['engine'])}, {one['family']}-{one['size']}, batch {one['batch']:g}, threads {one['threads']}: "
+        f"{one['missing']}"
+        for _, one in absent.iterrows()
+    ]
+
+
+@producer
+def growth(view: View) -> Table:
+    """How the step of each engine grows with the mini-batch and with the network, as exponents."""
+    engines = [name for name in view.engines() if (view.table("sizes")["engine"] == name).any()]
+    known = pd.DataFrame(
+        {**about, "engine": engine, "step": steps[engine].median(), "limit": of_point["limit_microseconds"].median()}
+        for about, of_point, steps in points(view)
+        for engine in steps
+    )
+    rows: list[Row] = []
+    if len(known):
+        known["size"] = known["size"].astype(float)
+        for against, fixed_ones in (("batch", ["threads", "group", "size"]), ("size", ["threads", "group", "batch"])):
+            for (threads, group, at), part in known.groupby(fixed_ones, sort=False):
+                if part[against].nunique() > 1:
+                    other = "size" if against == "batch" else "batch"
+                    row = {"group": group, "threads": threads, "against": against, "at": f"{other} {at:g}"}
+                    for engine, line in part.groupby("engine"):
+                        row[f"{engine}_exponent"] = exponent(line[against], line["step"])
+                        row[f"{engine}_beyond"] = exponent(line[against], line["step"] / line["limit"])
+                    rows.append({**row, **_origin(view)})
+    rows.sort(key=lambda row: (-int(row["threads"]), str(row["group"])))
+
+    def cell(engine: str) -> Callable[[Row], str]:
+        def text(row: Row) -> str:
+            found, beyond = row.get(f"{engine}_exponent"), row.get(f"{engine}_beyond")
+            return MISSING if empty(found) else f"{fixed(found)} ({MISSING if empty(beyond) else fixed(beyond)})"
+
+        return text
+
+    return Table(
+        id="growth",
+        title="growth",
+        fields=(
+            *("kind", "machine", "data", "group", "threads", "against", "at"),
+            *(f"{engine}_{name}" for engine in engines for name in ("exponent", "beyond")),
+        ),
+        columns=(
+            column("against", "against", align="left"),
+            column("at", "at", align="left"),
+            column("threads", "threads", lambda value: str(int(value))),
+            *(Column(view.label(engine), cell(engine)) for engine in engines),
+        ),
+        rows=tuple(rows),
+        group="group",
+        notes=(
+            "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is growth in "
+            "proportion. In brackets: that of step / limit, 0 where the step grows as the machine's own limit does.",
+        ),
+        notice=view.notice,
+        wide=True,
+    )
+
+
+def exponent(values: Sequence[float] | pd.Series, times: Sequence[float] | pd.Series) -> float | None:
+    """The slope of log time over log value by least squares; None for fewer than two values, or without a time."""
+    x, y = np.log(np.asarray(values, float)), np.log(np.asarray(times, float))
+    return None if len(set(x)) < 2 or not np.isfinite(y).all() else float(np.polyfit(x, y, 1)[0])
+
+
+def _origin(view: View) -> dict[str, Any]:
+    return {"kind": "measured", "machine": view.machine(["sizes"]), "data": view.data_source}
+
+
+def _table(
+    view: View, name: str, fields: Sequence[str], columns: Sequence[Column], rows: Sequence[Row], notes: Sequence[str]
+) -> Table:
+    """A table with a row for each point."""
+    return Table(
+        id=name,
+        title=name,
+        fields=("kind", "machine", "data", "family", "size", "batch", "threads", *fields),
+        columns=(
+            column("size", "size", align="left"),
+            column("batch", "batch", lambda value: str(int(value))),
+            column("threads", "threads", lambda value: str(int(value))),
+            *columns,
+        ),
+        rows=tuple(rows),
+        group="group",
+        notes=(*notes, *row_helpers.missing_notes(view, ("sizes",), view.engines())),
+        notice=view.notice,
+        wide=True,
+    )
+
+
+@drawing.producer
+def ratios_by_size(view: View) -> Figure:
+    """A panel for each family: the ratio of our engines' step to the best peer's over the size, a line by mini-batch."""
+    known = [
+        {**about, "engine": engine, **found}
+        for about, of_point, steps in points(view)
+        for engine in TARGETS
+        if "ratio" in (found := judged(of_point, steps, engine))
+    ]
+    if not known:
+        raise NotDrawnError("no engine of ours has run beside a peer: make sizes")
+    frame = pd.DataFrame(known)
+    frame = frame[frame["threads"] == frame["threads"].max()]
+    families = [family for family in view.paper.families if (frame["family"] == family.title).any()]
+    batches = sorted(frame["batch"].unique())
+    down = -(-len(families) // ACROSS)
+    drawn = style.new(PAGE, 1.75 * down)
+    panels = list(np.ravel(drawn.subplots(down, ACROSS, sharey=True, squeeze=False)))
+    for axes, family in zip(panels, families, strict=False):
+        here, names = frame[frame["family"] == family.title], list(family.sizes)
+        axes.axhline(1, color="#555555", linewidth=0.8, linestyle=":")
+        for engine in TARGETS:
+            look = style.look(engine)
+            for place, batch in enumerate(batches):
+                line = here[(here["engine"] == engine) & (here["batch"] == batch)]
+                if not len(line):
+                    continue
+                shift = 0.06 * (place - (len(batches) - 1) / 2) + (0.02 if engine == "julia" else -0.02)
+                x = [names.index(name) + shift for name in line["size"]]
+                ends = [(line["ratio"] - line["ratio_low"]).fillna(0), (line["ratio_high"] - line["ratio"]).fillna(0)]
+                axes.errorbar(
+                    x,
+                    line["ratio"],
+                    np.clip(np.array(ends, float), 0, None),
+                    color=look.color,
+                    marker=look.marker,
+                    markersize=2 + place,
+                    linewidth=0.5 + 0.4 * place,
+                    elinewidth=0.6,
+                    label=f"{view.label(engine)}, batch {batch}",
+                )
+        axes.set_xticks(range(len(names)), names)
+        axes.set_xlim(-0.4, len(names) - 0.6)
+        axes.set_yscale("log")
+        axes.set_title(family.title, loc="left")
+        axes.set_xlabel(family.over)
+        style.clean(axes)
+    for axes in panels[len(families) :]:
+        axes.set_axis_off()
+    drawn.supylabel("step / best peer's step")
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(batches) * len(TARGETS) // 2 or 1)
+    return drawn
