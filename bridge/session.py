@@ -220,10 +220,11 @@ class Resumable(Protocol):
 class Costed(Protocol):
     """A session that can say where the time of its last planned step goes."""
 
-    def costs(self) -> list[tuple[str, str, float, int]]:
-        """Op, layer, seconds and bytes moved of each op of a step, timed by itself; gather and update are not among them.
+    def costs(self) -> list[tuple[str, str, float, int, int]]:
+        """Op, layer, seconds, bytes moved and operations (0: not known) of each op of a step, timed by itself.
 
-        Where the batch is split over threads the seconds are those of one part, and the bytes those of all.
+        Gather and update are not among them. Where the batch is split over threads the seconds are those of one part,
+        and the rest is that of all.
         """
         ...
 

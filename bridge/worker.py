@@ -277,7 +277,7 @@ class Worker:
         total, count = self._call("allocated")
         return int(total), int(count)
 
-    def costs(self) -> list[tuple[str, str, float, int]]:
+    def costs(self) -> list[tuple[str, str, float, int, int]]:
         """See `Costed.costs`; empty for a session that can't say it."""
         return [tuple(cost) for cost in self._call("costs")]
 

@@ -260,11 +260,11 @@ class JuliaSession(EntrySession):
         """See `Scheduling.train_steps`."""
         return self._train(x, y, order, rates)
 
-    def costs(self) -> list[tuple[str, str, float, int]]:
+    def costs(self) -> list[tuple[str, str, float, int, int]]:
         """See `Costed.costs`."""
         lines = str(self._runtime.evaluate(f"TwinGrad.Entry.costs({self._number})")).splitlines()
         found = (line.split("\t") for line in lines)
-        return [(op, layer, float(seconds), int(moved)) for op, layer, seconds, moved in found]
+        return [(op, layer, float(seconds), int(moved), 0) for op, layer, seconds, moved in found]
 
     def state(self) -> dict[str, Array]:
         """See `Resumable.state`."""

@@ -87,7 +87,7 @@ class NumpySession:
         """See `Resumable.load_state`."""
         self.trainer.load_state(state)
 
-    def costs(self) -> list[tuple[str, str, float, int]]:
+    def costs(self) -> list[tuple[str, str, float, int, int]]:
         """See `Costed.costs`."""
         return self.trainer.costs()
 

@@ -29,8 +29,8 @@ def load(
 def drawn_for(spec: ModelSpec, rows: int = ROWS) -> Dataset:
     """Rows in the form that a classifying network reads.
 
-    Numbers are uniform between 0 and 1. Tokens are as rare as the words of a text: the k-th one appears about 1/k times as
-    often as the first (Zipf's law).
+    Numbers are uniform between 0 and 1. Tokens are as rare as the words of a text: the k-th one appears about 1/k
+    times as often as the first (Zipf's law).
     """
     return _drawn(spec.input.sample, spec.vocabulary, spec.output[-1], rows)
 

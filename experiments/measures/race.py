@@ -137,9 +137,7 @@ def measure(
 
 
 @contextmanager
-def failing(
-    name: str, failures: dict[str, str], but: tuple[type[Exception], ...] = ()
-) -> Iterator[None]:
+def failing(name: str, failures: dict[str, str], but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Note the failure of one engine instead of ending the race; what is among `but` is raised all the same."""
     try:
         yield

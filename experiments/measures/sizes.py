@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -173,22 +174,23 @@ def in_round(
             yield {"engine": name, "batch": task.batch_size, "round": number, **step}
 
 
-def slowest(costs: list[tuple[str, str, float, int]], step: float, task: Task) -> dict[str, Any]:
+def slowest(costs: list[tuple[str, str, float, int, int]], step: float, task: Task) -> dict[str, Any]:
     """The op of a layer that takes most of a step, all its calls together; nothing without costs.
 
     What the ops don't account for is "the rest": gathering rows, adding up gradients, and the update.
     """
-    by_op: dict[tuple[str, str], tuple[float, int]] = {}
-    for op, layer, seconds, moved in costs:
-        before = by_op.get((op, layer), (0.0, 0))
-        by_op[op, layer] = before[0] + seconds, before[1] + moved
+    by_op: dict[tuple[str, str], tuple[float, int, int]] = {}
+    for op, layer, *cost in costs:
+        before = by_op.get((op, layer), (0.0, 0, 0))
+        by_op[op, layer] = before[0] + cost[0], before[1] + cost[1], before[2] + cost[2]
     if not by_op:
         return {}
     work = roofline.work_of(task)
-    by_op[REST, ""] = max(0.0, step - sum(seconds for seconds, _ in by_op.values())), 2 * work.state + work.batch
-    (op, layer), (seconds, moved) = max(by_op.items(), key=lambda item: item[1][0])
-    flops = roofline.flops_by_op(task).get((op, layer), 0)
-    total = sum(taken for taken, _ in by_op.values())
+    rest = max(0.0, step - sum(cost[0] for cost in by_op.values()))
+    by_op[REST, ""] = rest, 2 * work.state + work.batch, 0
+    (op, layer), (seconds, moved, flops) = max(by_op.items(), key=lambda item: item[1][0])
+    flops = flops or roofline.flops_by_op(task).get((op, layer), 0)
+    total = sum(cost[0] for cost in by_op.values())
     name = f"{op} of {layer}" if layer else op
     return {"kernel": name, "kernel_share": seconds / total, "kernel_seconds": seconds, "flops": flops, "moved": moved}
 
@@ -216,15 +218,9 @@ def rows_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def networks(paper: Paper, runs: Runs) -> list[str]:
     """The names of the networks that a profile measures, "<family>-<size>", the smallest of all families first."""
-    places = runs.option("sizes_places")
-    most = max((len(family.sizes) for family in paper.families), default=0)
-    return [
-        f"{family.id}-{size}"
-        for place in range(1, most + 1)
-        for family in paper.families
-        for size in list(family.sizes)[place - 1 : place]
-        if places is None or place in places
-    ]
+    asked = runs.option("sizes_networks")
+    by_place = itertools.zip_longest(*([f"{one.id}-{size}" for size in one.sizes] for one in paper.families))
+    return [name for names in by_place for name in names if name and (asked is None or name in asked)]
 
 
 def _settings(job: Job) -> dict[str, Any]:
@@ -280,7 +276,7 @@ MEASURE = Measure(
     options={
         **{"sizes_rounds?": "rounds", "sizes_threads?": "threads list", "sizes_batches?": "counts"},
         "sizes_batches_of_one_thread?": "counts",
-        "sizes_places?": "counts",  # which sizes of each family, from 1: all of them when absent
+        "sizes_networks?": "names",  # "<family>-<size>"; all of them when absent
         "sizes_compiled_batch?": "count",  # the only one of PyTorch compiled, which has no part with one thread
         "sizes_milliseconds?": "count",
     },

@@ -193,6 +193,7 @@ KINDS: dict[str, Any] = {
     "threads": Setting[Threads],
     "threads list": Setting[Items[Threads]],
     "engines": Setting[Items[str]],
+    "names": Setting[Items[str]],
 }
 """What the options of a measure may be."""
 
@@ -474,6 +475,9 @@ class Paper(_Record):
                 unknown = sorted(set(found) - set(names))
                 if unknown:
                     raise ValueError(f"runs.{profile}.{place}: {unknown[0]!r} is not among the engines")
+            asked = self.runs_of(profile).option("sizes_networks") or []
+            if unknown := sorted(set(asked) - {f"{one.id}-{size}" for one in self.families for size in one.sizes}):
+                raise ValueError(f"runs.{profile}.sizes_networks: {unknown[0]!r} is in no family")
         for name in self.own:
             if name not in names:
                 raise ValueError(f"own: {name!r} is not among the engines")
@@ -607,6 +611,11 @@ def ids(outputs: Sequence[Output | Claim | Variant | Family]) -> list[str]:
 def paper_keys() -> list[str]:
     """The keys of all papers that can be run, sorted."""
     return sorted(path.stem for path in PAPERS_DIR.glob("[!_]*.toml"))
+
+
+def keys_of_others() -> list[str]:
+    """The keys of those papers that reproduce a study of others, and so report something; the rest are our own."""
+    return [key for key in paper_keys() if load_paper(key).reported]
 
 
 def load_paper(name: str | Path) -> Paper:

@@ -23,7 +23,7 @@ from typing import Any
 from bridge.errors import TwinGradError, shown
 from bridge.files import write_atomically
 from experiments.measures.registry import TABLES
-from experiments.papers import MODELS_DIR, PAPERS_DIR, Paper, load_paper, paper_keys
+from experiments.papers import MODELS_DIR, PAPERS_DIR, Paper, keys_of_others, load_paper, paper_keys
 from experiments.report import design, figures, html, numbers, overview, row_helpers, table, tables
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
 from experiments.report import sizes as sizes
@@ -78,7 +78,7 @@ def build(
         "made_from": made_from(results_dir, papers),
         "papers": sections,
         "overviews": _overviews(views, built),
-        "not_run": [key for key in paper_keys() if key not in {paper.key for paper in chosen}],
+        "not_run": [key for key in keys_of_others() if key not in {paper.key for paper in chosen}],
         "notices": sorted({section["notice"] for section in sections if section["notice"]}),
         "created": max((section["runs"]["created"] or "" for section in sections), default=""),
     }
@@ -182,6 +182,7 @@ def _paper(view: View, built: Built) -> dict[str, Any]:
     built.missing += [f"{paper.key}: {row['row']}: {row['measure']}: {row['reason']}" for row in missing]
     return {
         "key": paper.key,
+        "own": not paper.reported,
         "runs_of": paper.runs_of_paper or paper.key,
         "title": paper.title,
         "authors": paper.authors,

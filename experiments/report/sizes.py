@@ -16,10 +16,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.formats import MISSING, fixed, share, significant, size
-from experiments.report import intervals, row_helpers, style
 from experiments.report import figures as drawing
+from experiments.report import intervals, row_helpers, style
 from experiments.report.figures import NotDrawnError
-from experiments.report.row_helpers import REFERENCE, producer
+from experiments.report.row_helpers import producer
 from experiments.report.style import PAGE
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View
@@ -53,7 +53,7 @@ def points(view: View) -> Iterator[tuple[dict[str, Any], pd.DataFrame, pd.DataFr
 
 
 def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, Any]:
-    """An engine of ours at a point: its step, and ratio to the best peer with interval, and whether it is in its bound."""
+    """An engine of ours at a point: its step, the ratio to the best peer, and whether it is within its bound."""
     limit = rows["limit_microseconds"].dropna().median()
     medians = steps.median()
     peers = medians[[name for name in PEERS if name in medians]].sort_values()
@@ -113,11 +113,11 @@ def sizes(view: View) -> Table:
         ],
         rows,
         [
-            "The ratio is to the best peer's step (PyTorch eager and compiled, TensorFlow without and with XLA, JAX) in "
-            "the same round: the median, and its interval of 95 %. × marks a step above the larger of "
+            "The ratio is to the best peer's step (PyTorch eager and compiled, TensorFlow without and with XLA, JAX) "
+            "in the same round: the median, and its confidence interval. × marks a step above the larger of "
             + " and ".join(f"{target:g} times the peer's ({view.label(name)})" for name, target in TARGETS.items())
-            + f" and {ROOM:g} times the limit, by the lower end of the interval; for those the op that takes most of the "
-            "step is named.",
+            + f" and {ROOM:g} times the limit, by the lower end of the interval; for those the op that takes most of "
+            "the step is named.",
             *counts,
         ],
     )
@@ -173,8 +173,9 @@ def sizes_start(view: View) -> Table:
         [Column(view.label(engine), cell(engine)) for engine in engines],
         rows,
         [
-            "Start-up in seconds: `build` and the first step less the median step, in a fresh process, so that it is that "
-            "of the smallest mini-batch. Memory: the peak resident since before the first `build`, over the level there.",
+            "Start-up in seconds: `build` and the first step less the median step, in a fresh process, so that it is "
+            "that of the smallest mini-batch. Memory: the peak resident since before the first `build`, over the level "
+            "there.",
             *_gave_up(view),
         ],
     )
@@ -185,8 +186,8 @@ def _gave_up(view: View) -> list[str]:
     every = view.table("sizes")
     absent = every[every["missing"].notna()]
     return [
-        f"{view.label(one['engine'])}, {one['family']}-{one['size']}, batch {one['batch']:g}, threads {one['threads']}: "
-        f"{one['missing']}"
+        f"{view.label(one['engine'])}, {one['family']}-{one['size']:g}, batch {one['batch']:g}, "
+        f"threads {one['threads']}: {one['missing']}"
         for _, one in absent.iterrows()
     ]
 
@@ -237,8 +238,8 @@ def growth(view: View) -> Table:
         rows=tuple(rows),
         group="group",
         notes=(
-            "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is growth in "
-            "proportion. In brackets: that of step / limit, 0 where the step grows as the machine's own limit does.",
+            "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is "
+            "growth in proportion. In brackets: that of step / limit, 0 where the step grows as the machine's own limit does.",
         ),
         notice=view.notice,
         wide=True,
@@ -279,7 +280,7 @@ def _table(
 
 @drawing.producer
 def ratios_by_size(view: View) -> Figure:
-    """A panel for each family: the ratio of our engines' step to the best peer's over the size, a line by mini-batch."""
+    """A panel for each family: our engines' step / the best peer's over the size, a line for each mini-batch."""
     known = [
         {**about, "engine": engine, **found}
         for about, of_point, steps in points(view)
@@ -327,5 +328,7 @@ def ratios_by_size(view: View) -> Figure:
     for axes in panels[len(families) :]:
         axes.set_axis_off()
     drawn.supylabel("step / best peer's step")
-    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(batches) * len(TARGETS) // 2 or 1)
+    drawn.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(batches) * len(TARGETS) // 2 or 1
+    )
     return drawn

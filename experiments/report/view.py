@@ -257,7 +257,7 @@ def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
-    """Of each number of threads, and of each network, one race, since rounds of two races must not be paired with each other.
+    """Of each network and number of threads one race, since rounds of two races must not be paired with each other.
 
     It is the one with the most engines, among equals the newest; a race with the older source of an engine that has
     raced again since does not count.

@@ -165,12 +165,12 @@ class Trainer:
             loss = self._step(len(x), x, y, None).run(x, y, np.arange(len(x)))
         return loss, self._gradient.as_dict()
 
-    def costs(self) -> list[tuple[str, str, float, int]]:
-        """Return op, layer, seconds and bytes moved of each op of the last planned step, timed by itself.
+    def costs(self) -> list[tuple[str, str, float, int, int]]:
+        """Return op, layer, seconds, bytes and operations of each op of the last planned step, timed by itself.
 
-        Gathering the rows, adding up gradients and the update are not among them. Where the batch is split, the seconds
-        are those of the first shard, and the bytes those of all; a step whose shards wait for each other is timed whole.
-        Empty without a step that is replayed.
+        Gathering the rows, adding up gradients and the update are not among them. Where the batch is split, the
+        seconds are those of the first shard, and the rest is that of all; shards that wait for each other are planned
+        as one for this. Empty without a step that is replayed.
         """
         step = next(reversed(self._steps.values()), None)
         if not isinstance(step, Replay):
@@ -184,7 +184,8 @@ class Trainer:
             shards = step.shards
         with self._blas_threads(1 if len(shards) > 1 else self.threads):
             found = shards[0].tape.costs()
-        return [(one.op.name, one.scope, seconds, moved * len(shards)) for one, seconds, moved in found]
+        parts = len(shards)
+        return [(one.op.name, one.scope, taken, size * parts, flops * parts) for one, taken, size, flops in found]
 
     # Checkpoints ------------------------------------------------------------------------------------------
 

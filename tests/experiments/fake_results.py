@@ -140,6 +140,10 @@ def rows(
                 "engine_digest": " ".join(["e" * 64] * len(engines)),
             }
         )
+    for family in described.families:
+        for place, size in enumerate(family.sizes, start=1):
+            for threads in (2, 1):
+                _add_size(found, base | {"family": family.id, "size": int(size), "threads": threads}, engines, place)
     for shown in map(about, paper_keys()):
         if shown.microbenchmarks and paper in (shown.key, shown.runs_of_paper):
             _add_microbenchmarks(found, base | {"paper": shown.key}, shown.microbenchmarks.systems.value)
@@ -177,6 +181,34 @@ def _add_microbenchmarks(found: Rows, base: dict[str, Any], systems: list[str]) 
                     for what, peak in (("plain", 1e4 * length), ("checkpointed", 1e5 * length**0.5)):
                         point = {"benchmark": "scan", "size": length, "chunk": 0, "what": what, "round": 1}
                         found["microbenchmarks"].append(row | point | {"bytes": peak})
+
+
+def _add_size(found: Rows, base: dict[str, Any], engines: tuple[str, ...], place: int) -> None:
+    """Eight rounds of a network: the numpy engine is behind at the largest size, and has a step that holds it."""
+    base = base | {"key": f"sizes-{base['family']}-{place}-{base['threads']}", "engine_digest": "e" * 64}
+    generator = np.random.default_rng(place)
+    for engine in engines:
+        row = base | {"engine": engine, "label": LABELS[engine]}
+        for batch in (1, 16, 64, 256) if base["threads"] == 2 else (1, 64):
+            limit = 2.0 * 4**place * batch
+            facts = {
+                **{"first": 1 if batch == 1 else None, "start_seconds": 2.5, "memory_bytes": 1e6 * batch},
+                **{"kernel": "matmul of dense1", "kernel_share": 0.6, "kernel_limit_share": 0.4},
+                **{"limit_microseconds": limit, "limited_by": "products", "batch": batch},
+            }
+            if engine == "torch-compile":
+                if batch == 64:
+                    found["sizes"].append(row | facts | {"missing": "given up: an invented reason"})
+                continue
+            slow = 3.0 if engine == "numpy" and place == 3 else 1.0
+            for number in range(1, 9):
+                step = 3 * limit * slow * _STEP_US[engine] / 1000 * generator.normal(1, 0.02)
+                found["sizes"].append(row | facts | {"round": number, "microseconds_per_step": step})
+    found["runs"].append(
+        base
+        | {"engine": ",".join(engines), "label": "Sizes", "seed": 0, "measure": "sizes", "status": "ok"}
+        | {"engine_digest": " ".join(["e" * 64] * len(engines))}
+    )
 
 
 def write(folder: Path, *sweeps: Rows) -> Path:

@@ -20,7 +20,7 @@ from experiments.report.view import ReportError, View
 from experiments.results import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPERS = papers.paper_keys()
+PAPERS = papers.keys_of_others()
 ViewOf = Callable[..., View]
 
 UNIT = r"(?:%|s\b|µs|ms\b|ns\b|minutes?|hours?|[kMGT]?i?B\b|bytes|times\b|percent|points?\b)"

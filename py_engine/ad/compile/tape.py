@@ -219,8 +219,11 @@ class Tape:
         """The tape as straight-line Python, for reading."""
         return self._scalar_source or "\n".join(step.text for step in self.instructions)
 
-    def costs(self, repeats: int = 3) -> list[tuple[Equation, float, int]]:
-        """Run a few times more, and return each equation that computes, its least seconds, and the bytes that it moves."""
+    def costs(self, repeats: int = 3) -> list[tuple[Equation, float, int, int]]:
+        """Run a few times more; return each equation that computes, its least seconds, its bytes and its operations.
+
+        The latter are 0 where a fused op does not say.
+        """
         steps = [step for step in self.instructions if step.calls]
         least = [math.inf] * len(steps)
 
@@ -234,7 +237,10 @@ class Tape:
         for _ in range(repeats):
             self._silent.run(timed)
         moved = (sum(a.nbytes for a in (*step.arrays, *step.outs)) for step in steps)
-        return [(step.equation, seconds, size) for step, seconds, size in zip(steps, least, moved, strict=True)]
+        ops = [step.equation.op for step in steps]
+        known = [op.flops is not None or op.elementwise for op in ops]
+        flops = (step.equation.flops if says else 0 for step, says in zip(steps, known, strict=True))
+        return [*zip((step.equation for step in steps), least, moved, flops, strict=True)]
 
     def diagnose(self) -> NonFiniteError | None:
         """Run once more, op by op, and return an error that names the first op with a NaN or infinite result.

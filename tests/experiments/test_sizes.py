@@ -1,0 +1,295 @@
+"""The study of several sizes: its file, a run of it, and what is made of its rows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bridge import weights
+from bridge.errors import SpecError
+from bridge.libjulia.find import Julia
+from bridge.session import Optimizer
+from bridge.spec import ModelSpec
+from bridge.worker import Worker
+from experiments import papers, sweep
+from experiments.data import generated
+from experiments.measures import sizes as measured
+from experiments.papers import Family, Paper, PaperFileError
+from experiments.progress import Progress
+from experiments.report import figures, intervals, sizes
+from experiments.report.table import to_markdown
+from experiments.report.view import View
+from experiments.results import Results, Tidy, tidy_rows
+
+PAPER = papers.load_paper("sizes")
+FAMILIES = {family.id: family for family in PAPER.families}
+ViewOf = Callable[..., View]
+
+SMALL: dict[str, dict[str, Any]] = {
+    "lenet5": {"conv1.filters": 2, "conv2.filters": 3, "dense1.units": 8, "dense2.units": 7},
+    "cnn": {"conv1.filters": 2, "conv2.filters": 3, "conv3.filters": 4},
+    "cnn-norm": {"conv1.filters": 2, "conv2.filters": 3, "conv3.filters": 4},
+    "mlp": {"dense1.units": 9, "dense2.units": 8, "dense3.units": 7},
+    "lstm": {"lstm.units": 5, "input.shape": ["N", 6, 4]},
+    "gru": {"gru1.units": 5, "gru2.units": 4, "input.shape": ["N", 6, 4]},
+    "text": {"embedding.vocabulary": 50, "embedding.dimension": 6, "conv.filters": 5, "input.shape": ["N", 12]},
+}
+"""Each family in a size that trains in no time."""
+
+
+def small(family: Family) -> ModelSpec:
+    return papers.network.changed(PAPER.spec(family.model), SMALL[family.id], family.id)
+
+
+def worker(engine: str) -> Any:
+    """A fixture: one process of an engine for all tests."""
+
+    @pytest.fixture(scope="module", name=f"{engine}_worker")
+    def started() -> Iterator[Worker]:
+        with Worker(engine, 1) as found:
+            yield found
+
+    return started
+
+
+numpy_worker, torch_worker = worker("numpy"), worker("torch")
+
+
+@pytest.fixture(scope="module")
+def julia_worker(julia: Julia) -> Iterator[Worker]:
+    with Worker("julia", 1) as found:
+        yield found
+
+
+# The file ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_family_has_three_sizes_and_the_larger_ones_have_more_parameters() -> None:
+    assert set(FAMILIES) == set(SMALL)
+    for family in PAPER.families:
+        counts = [
+            sum(int(np.prod(p.shape)) for p in PAPER.sized(family, size).parameters().values()) for size in family.sizes
+        ]
+        assert len(counts) == 3 and counts == sorted(set(counts)), family.id
+
+
+def test_the_profiles_run_what_they_are_to() -> None:
+    full, quick = sweep.plan(PAPER, "full"), sweep.plan(PAPER, PAPER.reproduced["full"])
+    assert len(full) == 2 * len({job.network for job in full}) == 42
+    assert len(quick) == 7 and {job.threads for job in quick} == {min(2, full[0].threads)}
+    assert "torch-compile" in full[0].engines and "torch-compile" not in quick[0].engines
+    settings = [job.kind.settings(job) for job in (full[0], full[-1], quick[0])]
+    assert [given["batches"] for given in settings] == [[1, 16, 64, 256], [1, 64], [64]]
+    assert settings[0]["compiled"] == 64 and settings[1]["compiled"] is None
+    assert all(given["rounds"] >= 20 for given in settings)
+    assert len({job.named for job in full}) == 21
+
+
+def test_a_size_that_its_model_lacks_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"sizes-mlp has no setting 'dense9\.units'"):
+        papers.network.changed(PAPER.spec("sizes-mlp"), {"dense9.units": 3}, "mlp-3")
+    text = (papers.PAPERS_DIR / "sizes.toml").read_text(encoding="utf-8")
+    with pytest.raises(PaperFileError, match=r"runs\.sample\.sizes_networks: 'lenet5-3' is in no family"):
+        papers.loads(text.replace('sizes_networks = ["lenet5-1"]', 'sizes_networks = ["lenet5-3"]'))
+    with pytest.raises(PaperFileError, match="the measure sizes needs sizes_batches"):
+        papers.loads(text.replace("sizes_batches = [1, 16, 64, 256]", ""))
+
+
+def test_rows_are_drawn_in_the_form_that_a_network_reads() -> None:
+    words = generated.drawn_for(PAPER.sized(FAMILIES["text"], "5000"))
+    assert words.x_train.shape == (generated.ROWS, 200) and words.x_train.min() == 0 and words.x_train.max() < 5000
+    counts = np.bincount(words.x_train.ravel(), minlength=5000)
+    assert counts[:10].sum() > 5 * counts[1000:2000].mean() * 10, "few words make most of a text"
+    assert generated.drawn_for(PAPER.spec("sizes-cnn"), 3).x_train.shape == (3, 3, 32, 32)
+
+
+# The networks --------------------------------------------------------------------------------------------------------
+
+
+def trained(engine: Any, spec: ModelSpec, family: Family) -> tuple[list[float], dict[str, Any]]:
+    """The losses of three steps and the parameters after them, in double precision."""
+    rows = generated.drawn_for(spec, 12)
+    optimizer = Optimizer(family.optimizer, family.learning_rate)
+    engine.build(spec, weights.initialise(spec, 3, "float64"), optimizer, 4, "float64")
+    x = rows.x_train if spec.vocabulary else rows.x_train.astype(np.float64)
+    losses = engine.train_epoch(x, rows.y_train, np.arange(12))
+    return list(losses), engine.params()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_our_engines_train_each_family_as_pytorch_does(
+    name: str, torch_worker: Any, numpy_worker: Any, julia_worker: Any
+) -> None:
+    spec = small(FAMILIES[name])
+    losses, params = trained(torch_worker, spec, FAMILIES[name])
+    for worker in (numpy_worker, julia_worker):
+        found, ours = trained(worker, spec, FAMILIES[name])
+        np.testing.assert_allclose(found, losses, rtol=1e-10)
+        for parameter, expected in params.items():
+            np.testing.assert_allclose(ours[parameter], expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_numpy_engine_can_say_where_the_time_of_a_step_goes(name: str, numpy_worker: Any) -> None:
+    spec = small(FAMILIES[name])
+    trained(numpy_worker, spec, FAMILIES[name])
+    check_costs(numpy_worker.costs(), spec)
+
+
+def test_the_julia_engine_can_too_and_frameworks_can_not(julia_worker: Any, torch_worker: Any) -> None:
+    for name in ("mlp", "cnn-norm"):
+        spec = small(FAMILIES[name])
+        trained(julia_worker, spec, FAMILIES[name])
+        before = julia_worker.params()
+        check_costs(julia_worker.costs(), spec)
+        after = julia_worker.params()
+        assert all((after[key] == before[key]).all() for key in before), "asking changes nothing that is trained"
+    trained(torch_worker, spec, FAMILIES[name])
+    assert torch_worker.costs() == []
+
+
+def check_costs(costs: list[tuple[str, str, float, int, int]], spec: ModelSpec) -> None:
+    assert spec.layers[-1].id in {layer for _, layer, *_ in costs}
+    assert all(0 < seconds < 10 and moved > 0 and flops >= 0 for _, _, seconds, moved, flops in costs)
+
+
+# A run ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that need not be measured."""
+    found = measured.roofline.Rates(1e11, {2**14: 1e10}, {"numpy": 1e-7})
+    monkeypatch.setattr(measured.roofline, "measure", lambda *_: found)
+
+
+def study(tmp_path: Path, **changed: Any) -> Paper:
+    """The study in one small network and few rounds."""
+    text = (papers.PAPERS_DIR / "sizes.toml").read_text(encoding="utf-8")
+    head, _, _ = text.partition("[runs.full]")
+    given = {"sizes_rounds": 6, "sizes_threads": [1], "sizes_batches": [4, 2], "sizes_milliseconds": 1}
+    lines = [f"{name} = {value!r}".replace("'", '"') for name, value in (given | changed).items()]
+    more = "\n".join(['measures = ["sizes"]', 'sizes_networks = ["mlp-256"]', *lines])
+    return papers.loads(f"{head}[runs.full]\n{more}\n[runs.quick]\n{more}\n[runs.sample]\n{more}\n")
+
+
+def swept(paper: Paper, folder: Path, engines: list[str]) -> dict[str, Any]:
+    results = Results(folder)
+    with results.locked():
+        jobs = sweep.plan(paper, engine_names=engines)
+        found = sweep.Sweep(results).run(jobs, Progress(Console(file=io.StringIO()), 1))
+        results.write_tidy()
+    (record,) = found.records
+    return record
+
+
+def test_a_run_has_rounds_start_up_memory_and_the_op_that_takes_most(tmp_path: Path, rates: None) -> None:
+    paper = study(tmp_path)
+    record = swept(paper, tmp_path, ["numpy", "torch"])
+    assert record["status"] == "ok", record["error"]
+    rows = tidy_rows([record])["sizes"]
+    assert {(row["engine"], row["batch"], row["round"]) for row in rows} >= {
+        ("numpy", batch, number) for batch in (2, 4) for number in range(1, 7)
+    }
+    first = {(row["engine"], row["batch"]): row["first"] for row in rows}
+    assert [first[name, batch] for name in ("numpy", "torch") for batch in (2, 4)] == [1, None, 1, None]
+    assert all(row["start_seconds"] > 0 and row["memory_bytes"] >= 0 for row in rows)
+    ours = next(row for row in rows if row["engine"] == "numpy")
+    assert ours["kernel"] and 0 < ours["kernel_share"] <= 1 and ours["kernel_limit_share"] > 0
+    assert ours["limit_microseconds"] > 0 and (ours["family"], ours["size"]) == ("mlp", "256")
+    loaded = Tidy.load(tmp_path).tables["sizes"]
+    assert len(loaded) == len(rows)
+    again = sweep.plan(paper, engine_names=["numpy", "torch"])
+    with Results(tmp_path).locked():
+        assert sweep.Sweep(Results(tmp_path)).run(again, Progress(Console(file=io.StringIO()), 1)).reused == 1
+
+
+def test_an_engine_that_is_not_ready_in_time_is_given_up_with_the_reason(
+    tmp_path: Path, rates: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the run is done: it is not tried again and again."""
+
+    def late(self: Any, worker: Any, params: Any = None) -> float:
+        if worker.engine.name == "torch":
+            worker._child._process.wait(20)  # until it is ended
+        return built(self, worker, params)
+
+    built = measured.Task.build
+    monkeypatch.setattr(measured.Task, "build", late)
+    monkeypatch.setattr(measured, "GIVE_UP", 0.2)
+    record = swept(study(tmp_path), tmp_path, ["torch"])
+    assert record["status"] == "ok" and not record["sizes"]
+    (row,) = tidy_rows([record])["sizes"]
+    assert row["missing"] == "given up: building and a first step took over 0.2 s" and row["batch"] == 2
+
+
+def test_slow_frameworks_take_part_in_every_third_round_and_ours_in_all() -> None:
+    class Ready:
+        def resume(self) -> None: ...
+        def pause(self) -> None: ...
+        def train_epoch(self, *_: Any) -> Any:
+            self.seconds = 1.0
+            return np.zeros(1)
+
+    class Given:
+        seed, batch_size = 0, 2
+        work = type("Work", (), {"order": staticmethod(lambda *_: Path("order"))})
+
+        def train(self, worker: Ready, order: Path) -> tuple[Any, float]:
+            return np.zeros(1), 0.5
+
+    seconds = {"numpy": 5.0, "torch": 1.0, "jax": 1.9, "tensorflow": 2.1}
+    workers: Any = {name: Ready() for name in seconds}
+    task: Any = Given()
+    taking_part = [
+        {row["engine"] for row in measured.in_round(number, workers, seconds, task, 50, {})} for number in (1, 2, 3)
+    ]
+    assert taking_part == [{"numpy", "torch", "jax"}] * 2 + [set(seconds)]
+
+
+# What is made of the rows --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def view(fake: ModuleType, view_of: ViewOf) -> View:
+    return view_of(fake.rows("sizes", seeds=0, data_source="generated"), paper="sizes")
+
+
+def test_a_step_is_judged_by_the_lower_end_of_the_interval(view: View) -> None:
+    for about, rows, steps in sizes.points(view):
+        found = sizes.judged(rows, steps, "numpy")
+        held = about["size"] == list(next(f for f in PAPER.families if f.title == about["family"]).sizes)[-1]
+        assert found["peer"] == "jax" and found["within"] is not held
+        low, high = intervals.of_median(steps["numpy"] / steps["jax"]) or (0, 0)
+        assert (found["ratio_low"], found["ratio_high"]) == (low, high) and low <= found["ratio"] <= high
+        assert sizes.judged(rows, steps, "julia")["within"]
+        rows = rows.assign(limit_microseconds=1e9)
+        assert sizes.judged(rows, steps, "numpy")["within"], "near the limit there is nothing to be ahead of"
+
+
+def test_the_tables_and_the_figure_are_made(view: View) -> None:
+    made = sizes.sizes(view)
+    assert len(made.rows) == 21 * (4 + 2)
+    assert "matmul of dense1, 60 % of the step, at 40 % of its own limit" in to_markdown(made)
+    assert "TwinGrad numpy: 84 of 126 rows within its bound" in made.notes
+    assert "given up: an invented reason" in "".join(sizes.sizes_start(view).notes)
+    start = sizes.sizes_start(view).rows
+    assert sum("numpy_start_s" in row for row in start) == 42 and start[0]["numpy_memory_bytes"] == 1e6
+    for row in sizes.growth(view).rows:
+        if row["against"] == "batch":
+            assert row["torch_exponent"] == pytest.approx(1, abs=0.05)
+            assert row["torch_beyond"] == pytest.approx(0, abs=0.05)
+    axes = [one for one in figures.PRODUCERS["ratios_by_size"](view).axes if one.get_title(loc="left")]
+    assert [one.get_title(loc="left") for one in axes] == [family.title for family in PAPER.families]
+
+
+def test_an_exponent_is_the_slope_of_the_logarithms() -> None:
+    assert sizes.exponent([1, 10, 100], [3, 30, 300]) == pytest.approx(1)
+    assert sizes.exponent([2, 2], [1, 2]) is None
