@@ -21,7 +21,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help reproduce curves test campaign lint docs bench bench-compare bench-history site release clean
+.PHONY: help reproduce sizes curves test campaign lint docs bench bench-compare bench-history site release clean
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
@@ -40,6 +40,11 @@ help: ## show this list
 reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
 	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
+
+sizes: $(VENV)/.run ## networks of ordinary sizes in all engines, raced beside the machine's limit: at most two hours
+	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
+	$(BIN)/twingrad run sizes $(if $(PROFILE),--profile $(PROFILE)) --results "$(or $(RESULTS),results)" $(ARGS)
+	$(BIN)/twingrad report sizes --results "$(or $(RESULTS),results)"
 
 curves: $(VENV)/.dev ## a small transformer and a residual network, trained in all engines to the same losses
 	$(BIN)/python -m experiments.curves $(ARGS)

@@ -42,6 +42,8 @@ BY_ENGINE = {
     "training.Epoch.time_100_steps",
     "training.Convolutional.time_epoch",
     "training.Start.time_build_and_first_step",
+    "training.Sizes.time_10_steps",
+    "training.SizesStart.time_build_and_first_step",
     "memory.Allocated.track_second_epoch",
     "memory.Peak.track_peak",
 }
@@ -65,6 +67,7 @@ CHOSEN = (
     r"^(training\.(Epoch|Start)|memory)\..*\('numpy'",
     r"^training\.Convolutional\..*\('numpy', 'mnist-cnn'",
     r"^training\.Start\..*\('(julia|torch)'",
+    r"^training\.Sizes(Start)?\..*\('numpy', 'mlp'",
     r"^memory\.Allocated\..*\('julia'",  # its own runtime counts
     r"^micro\..*, 'sincos'",
     r"^(eager|bridge)\.",

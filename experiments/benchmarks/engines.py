@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Workload:
     optimizer: str = "sgd"
     learning_rate: float = 0.01
     steps: int = STEPS
+    changes: tuple[tuple[str, Any], ...] = ()
+    """What differs from the model, as `"<layer id>.<key>"` and value."""
 
 
 RNN = Workload("mnist-rnn", learning_rate=LEARNING_RATE)
@@ -46,6 +49,21 @@ CONVOLUTIONAL = {
     "imdb-cnn": Workload("imdb-cnn", batch_size=64, optimizer="adam", learning_rate=0.001),
 }
 """The workloads of the papers besides the recurrent one, by the names that the pages show."""
+
+
+def _sizes() -> dict[str, Workload]:
+    """The middle size of each family of the study `sizes`, by the family's name."""
+    study = tomllib.loads((MODELS.parent / "papers" / "sizes.toml").read_text(encoding="utf-8"))
+    return {
+        family["id"]: Workload(
+            *(family["model"], 64, family["optimizer"], family["learning_rate"], 10),
+            changes=tuple(list(family["sizes"].values())[len(family["sizes"]) // 2].items()),
+        )
+        for family in study["families"]
+    }
+
+
+SIZES = _sizes()
 
 
 @contextmanager
@@ -92,6 +110,12 @@ class Bench:
         self.workload = workload
         try:
             self.model = spec.load(MODELS / f"{workload.model}.toml")
+            if workload.changes:
+                document = self.model.model_dump(mode="json")
+                for key, value in workload.changes:
+                    id, _, setting = key.rpartition(".")
+                    next(layer for layer in document["layers"] if layer["id"] == id)[setting] = value
+                self.model = spec.parse(document)
         except SpecError as error:  # its layers are newer than this commit
             raise NotImplementedError(str(error)) from error
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .engines import CONVOLUTIONAL, ENGINES, THREADS, Bench, trained
+from .engines import CONVOLUTIONAL, ENGINES, SIZES, THREADS, Bench, trained
 
 
 class Epoch:
@@ -64,6 +64,52 @@ class Start:
         self.bench.train(self.bench.step)
 
     def teardown(self, engine: str) -> None:
+        """End the worker; there is none where the engine is not to be had."""
+        if hasattr(self, "bench"):
+            self.bench.close()
+
+
+class Sizes:
+    """Ten steps of the networks of the study `sizes` in their middle size, in mini-batches of 64, with two threads."""
+
+    params = (ENGINES, list(SIZES))
+    param_names = ("engine", "family")
+    version = "1"
+    number = 1
+    repeat = (2, 5, 10.0)
+    rounds = 1
+    warmup_time = 0.0
+
+    def setup(self, engine: str, family: str) -> None:
+        """Have a worker that has trained an epoch."""
+        self.bench = trained(engine, 2, SIZES[family])
+
+    def time_10_steps(self, engine: str, family: str) -> None:
+        """Train."""
+        self.bench.train(self.bench.epoch)
+
+
+class SizesStart:
+    """The same networks: from an engine that is imported to its first finished step."""
+
+    params = (ENGINES, list(SIZES))
+    param_names = ("engine", "family")
+    version = "1"
+    number = 1
+    repeat = (2, 3, 20.0)
+    rounds = 1
+    warmup_time = 0.0
+
+    def setup(self, engine: str, family: str) -> None:
+        """Start a fresh worker."""
+        self.bench = Bench(engine, 2, SIZES[family])
+
+    def time_build_and_first_step(self, engine: str, family: str) -> None:
+        """Build and train on one mini-batch."""
+        self.bench.build()
+        self.bench.train(self.bench.step)
+
+    def teardown(self, engine: str, family: str) -> None:
         """End the worker; there is none where the engine is not to be had."""
         if hasattr(self, "bench"):
             self.bench.close()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments.formats import MISSING, fixed, share, significant, size
 from experiments.report import figures as drawing
@@ -85,8 +86,8 @@ def sizes(view: View) -> Table:
         first = next(iter(found.values()))
         common = {name: first.get(name) for name in ("limit_us", "peer", "peer_us")}
         held = [
-            f"{view.label(engine)}: {one['kernel']}, {share(one['kernel_share'])} of the step"
-            + ("" if empty(one["kernel_limit_share"]) else f", at {share(one['kernel_limit_share'])} of its own limit")
+            f"{view.label(engine).removeprefix('TwinGrad ')}: {one['kernel']} ({share(one['kernel_share'])}, "
+            f"{MISSING if empty(one['kernel_limit_share']) else share(one['kernel_limit_share'])})"
             for engine, one in found.items()
             if one.get("within") is False and not empty(one.get("kernel"))
         ]
@@ -117,7 +118,7 @@ def sizes(view: View) -> Table:
             "in the same round: the median, and its confidence interval. × marks a step above the larger of "
             + " and ".join(f"{target:g} times the peer's ({view.label(name)})" for name, target in TARGETS.items())
             + f" and {ROOM:g} times the limit, by the lower end of the interval; for those the op that takes most of "
-            "the step is named.",
+            "the step is named, with its part of the step and the share of its time that the machine would need.",
             *counts,
         ],
     )
@@ -185,11 +186,13 @@ def _gave_up(view: View) -> list[str]:
     """Which engines have no part in which networks, and why."""
     every = view.table("sizes")
     absent = every[every["missing"].notna()]
-    return [
-        f"{view.label(one['engine'])}, {one['family']}-{one['size']:g}, batch {one['batch']:g}, "
-        f"threads {one['threads']}: {one['missing']}"
-        for _, one in absent.iterrows()
-    ]
+    found = []
+    for (engine, reason), rows in absent.groupby(["engine", "missing"], sort=False):
+        where = ", ".join(
+            dict.fromkeys(f"{family}-{size:g}" for family, size in zip(rows["family"], rows["size"], strict=True))
+        )
+        found.append(f"{view.label(str(engine))}, {reason}: {where}.")
+    return found
 
 
 @producer
@@ -239,7 +242,7 @@ def growth(view: View) -> Table:
         group="group",
         notes=(
             "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is "
-            "growth in proportion. In brackets: that of step / limit, 0 where the step grows as the machine's own limit does.",
+            "growth in proportion. In brackets: that of step / limit, 0 where the step grows as the machine's limit does.",
         ),
         notice=view.notice,
         wide=True,
@@ -305,7 +308,7 @@ def ratios_by_size(view: View) -> Figure:
                 line = here[(here["engine"] == engine) & (here["batch"] == batch)]
                 if not len(line):
                     continue
-                shift = 0.06 * (place - (len(batches) - 1) / 2) + (0.02 if engine == "julia" else -0.02)
+                shift = 0.12 * (place - (len(batches) - 1) / 2) + (0.02 if engine == "julia" else -0.02)
                 x = [names.index(name) + shift for name in line["size"]]
                 ends = [(line["ratio"] - line["ratio_low"]).fillna(0), (line["ratio_high"] - line["ratio"]).fillna(0)]
                 axes.errorbar(
@@ -314,14 +317,17 @@ def ratios_by_size(view: View) -> Figure:
                     np.clip(np.array(ends, float), 0, None),
                     color=look.color,
                     marker=look.marker,
-                    markersize=2 + place,
-                    linewidth=0.5 + 0.4 * place,
+                    markersize=1.5 + 0.7 * place,
+                    linewidth=0.4 + 0.2 * place,
                     elinewidth=0.6,
                     label=f"{view.label(engine)}, batch {batch}",
                 )
         axes.set_xticks(range(len(names)), names)
         axes.set_xlim(-0.4, len(names) - 0.6)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.set_title(family.title, loc="left")
         axes.set_xlabel(family.over)
         style.clean(axes)

@@ -96,7 +96,8 @@ def rows(
                 _add_run(found, base, "own", seed, epochs, generator)
             for variant in described.variants if engine in VARIED else ():
                 _add_variant(found, base, seed, variant.id, epochs)
-        _add_run(found, base, "memory", 0, epochs, generator)
+        if epochs > 1:
+            _add_run(found, base, "memory", 0, epochs, generator)
         if engine in ABLATED:
             _add_ablation(found, base)
         for threads in (2, 1):
