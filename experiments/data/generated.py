@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bridge.spec import ModelSpec
 from experiments.data.dataset import Dataset, Progress, array_digest, combined_digest
@@ -38,6 +39,7 @@ def drawn_for(spec: ModelSpec, rows: int = ROWS) -> Dataset:
 def _drawn(sample: tuple[int, ...], vocabulary: int | None, classes: int, rows: int = ROWS) -> Dataset:
     rng = np.random.default_rng(0)
     shape = (rows + TEST_ROWS, *sample)
+    x: NDArray[Any]
     if vocabulary is None:
         x = rng.random(shape, np.float32)
     else:

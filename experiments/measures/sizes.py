@@ -139,7 +139,12 @@ def begin(worker: Worker, task: Task, levels: dict[str, int]) -> float:
 def giving_up(worker: Worker) -> Iterator[None]:
     """End the worker if the block takes longer than `GIVE_UP` seconds, and raise GaveUpError."""
     late = threading.Event()
-    timer = threading.Timer(GIVE_UP, lambda: (late.set(), worker.kill()))
+
+    def give_up() -> None:
+        late.set()
+        worker.kill()
+
+    timer = threading.Timer(GIVE_UP, give_up)
     timer.start()
     try:
         yield
@@ -180,9 +185,9 @@ def slowest(costs: list[tuple[str, str, float, int, int]], step: float, task: Ta
     What the ops don't account for is "the rest": gathering rows, adding up gradients, and the update.
     """
     by_op: dict[tuple[str, str], tuple[float, int, int]] = {}
-    for op, layer, *cost in costs:
+    for op, layer, seconds, moved, flops in costs:
         before = by_op.get((op, layer), (0.0, 0, 0))
-        by_op[op, layer] = before[0] + cost[0], before[1] + cost[1], before[2] + cost[2]
+        by_op[op, layer] = before[0] + seconds, before[1] + moved, before[2] + flops
     if not by_op:
         return {}
     work = roofline.work_of(task)

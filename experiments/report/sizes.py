@@ -242,7 +242,7 @@ def growth(view: View) -> Table:
         group="group",
         notes=(
             "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is "
-            "growth in proportion. In brackets: that of step / limit, 0 where the step grows as the machine's limit does.",
+            "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does.",
         ),
         notice=view.notice,
         wide=True,
