@@ -291,7 +291,7 @@ def ratios_by_size(view: View) -> Figure:
         if "ratio" in (found := judged(of_point, steps, engine))
     ]
     if not known:
-        raise NotDrawnError("no engine of ours has run beside a peer: make sizes")
+        raise NotDrawnError("no step of ours was run beside a peer's: make sizes")
     frame = pd.DataFrame(known)
     frame = frame[frame["threads"] == frame["threads"].max()]
     families = [family for family in view.paper.families if (frame["family"] == family.title).any()]

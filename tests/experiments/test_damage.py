@@ -54,6 +54,10 @@ def record(measure: str = "time") -> dict[str, Any]:
         "scaling": {"scaling": [{"quantity": "batch_size", "value": 10, "microseconds_per_step": 2.0}]},
         "ablation": {"ablation": [{"configuration": "all", "technique": "", "microseconds_per_step": 2.0, "steps": 3}]},
         "variants": {"variants": [{"variant": "static", "model": "m", **epochs[0]}]},
+        "sizes": {
+            "sizes": [{"engine": "numpy", "batch": 1, "round": 1, "microseconds_per_step": 2.0}],
+            **{"facts": [{"engine": "numpy", "batch": 1}], "limits": {}, "entrants": {"numpy": entrant}},
+        },
         "microbenchmarks": {
             "entrants": {"numpy": entrant},
             "microbenchmarks": [

@@ -228,7 +228,7 @@ def test_without_runs_a_panel_says_why(producer: str, fake: ModuleType, view_of:
     assert (tmp_path / "figure.svg").is_file() and (tmp_path / "figure.png").is_file()
 
 
-@pytest.mark.parametrize("producer", NEEDS_RUNS)
+@pytest.mark.parametrize("producer", [name for name in NEEDS_RUNS if name != "ratios_by_size"])  # of two engines
 def test_a_figure_with_one_engine_and_one_seed_is_drawn(
     producer: str, fake: ModuleType, view_of: ViewOf, tmp_path: Path
 ) -> None:

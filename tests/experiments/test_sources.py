@@ -78,6 +78,10 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "scaling": ("experiments/measures/scaling.py",),
     "ablation": ("experiments/measures/ablation.py", "experiments/measures/memory.py"),
 }
+MEASURES["sizes"] = (
+    *(*MEASURES["race"], *MEASURES["ablation"], "experiments/measures/sizes.py"),  # its limit; how engines warm up
+    *(f"experiments/data/{name}.py" for name in ("__init__", "dataset", "generated")),
+)
 SYSTEM_FOLDER = "experiments/microbenchmarks/systems"
 NO_WORKER = ("bridge/worker_process.py", "bridge/child_process.py", "bridge/memory.py", "bridge/adapters/__init__.py")
 EVERY_SUITE = (
