@@ -211,14 +211,14 @@ def _against(about: Mapping[str, Any], rates: roofline.Rates) -> dict[str, Any]:
 def rows_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The tidy rows of a record: the rounds with what is known beside them, and the engines that are missing."""
     config = record["config"]
-    network = {name: config[name] for name in ("family", "size")}
+    network = {name: config.get(name) for name in ("family", "size")}
     facts = {(about["engine"], about["batch"]): about for about in record.get("facts", ())}
     missing = [about for about in facts.values() if "missing" in about]
     for row in (*record.get("sizes", ()), *missing):
         limit = record.get("limits", {}).get(str(row["batch"]), {})
         about = facts.get((row["engine"], row["batch"]), {})
         known = {name: about.get(name) for name in FACTS} | {name: limit.get(name) for name in LIMITS}
-        yield {**network, "label": record["entrants"][row["engine"]]["label"], **row, **known}
+        yield {**network, "label": record["entrants"].get(row["engine"], {}).get("label"), **row, **known}
 
 
 def networks(paper: Paper, runs: Runs) -> list[str]:
