@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["descriptor", "obstacle", "replacing", "write_atomically"]
+__all__ = ["create_exclusively", "descriptor", "obstacle", "replacing", "write_atomically"]
 
 _MOST_LINKS = 40
 
@@ -23,6 +23,9 @@ _REFUSED = {
 }
 """What is neither replaced nor written to: the number and the words of the error."""
 
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""The errors of file systems that have no hard links."""
+
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write `content` to `path` so that a reader, or a crash at any moment, sees the old file or the new one.
@@ -31,6 +34,39 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
     """
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def create_exclusively(path: str | os.PathLike[str], content: str) -> bool:
+    """Create the file at `path` with `content` unless something is there; whether it was created.
+
+    Of several processes that try at once exactly one succeeds, also of those on several machines that share a network
+    file system: the file is completed under a temporary name and linked to its own. Where there are no hard links it is
+    opened exclusively, and may be seen before its content is there. Raises `OSError` where nothing can be written.
+    """
+    target = Path(path)
+    temporary = target.parent / f".{secrets.token_hex(8)}.part"
+    try:
+        _create(temporary, content)
+        try:
+            os.link(temporary, target)
+        except FileExistsError:  # of this call's own making where a network lost the answer, and asked again
+            return os.stat(temporary).st_nlink > 1
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            try:
+                _create(target, content)
+            except FileExistsError:
+                return False
+        return True
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _create(path: Path, content: str) -> None:
+    """Write a file that is not there yet."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
+        file.write(content.encode())
 
 
 @contextlib.contextmanager

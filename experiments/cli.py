@@ -328,6 +328,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
         "run imdb-cnn-a --measure time,memory --profile quick --results /tmp/results",
         "run imdb-cnn-a --measure ablation --engines numpy",
         "run mnist-rnn-e --seeds 3,5 --set training.learning_rate=0.05 --results faster",
+        "run mnist-rnn-d mnist-rnn-e --shard 2/5 --results /shared/results",
     ),
 )
 @click.argument("papers", nargs=-1, required=True, metavar="PAPER...", shell_complete=completing(paper_keys))
@@ -351,6 +352,22 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
     shell_complete=completing(lambda: MEASURES),
     help="Which measures, see below (default: the paper file's).",
 )
+@click.option(
+    "--shard",
+    metavar="I/N",
+    help="Only this part of the runs, of N that take about as long: each machine of a sweep has another I.",
+)
+@click.option(
+    "--costs",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="What runs cost, as shards are cut; the same file on every machine (default: TwinGrad's own).",
+)
+@click.option(
+    "--shared",
+    is_flag=True,
+    help="Work at the runs of the results folder together with other processes and machines (--shard does, too).",
+)
 @option_results()
 @option_data
 @reporting
@@ -363,6 +380,9 @@ def run(
     profile: ProfileName,
     threads: int | None,
     measures: list[str] | None,
+    shard: str | None,
+    costs: Path | None,
+    shared: bool,
     results_dir: Path,
     data_dir: Path | None,
 ) -> None:
@@ -370,25 +390,49 @@ def run(
 
     Each (paper, engine, seed) runs in a fresh process; time and memory are separate runs. A run that is in
     the results folder already is not repeated: run an interrupted command again to resume it.
+
+    A sweep is spread over machines by --shard, with the same command on each; their folders are put together by
+    `twingrad merge`. Where all reach one folder they may write to it at the same time, with --shard or --shared: a run is
+    done by one of them, runs of one that is killed are taken over, and processes of one machine take turns.
     """
-    from experiments import changed
+    from experiments import changed, shards
     from experiments import sweep as sweeps
     from experiments.results import Results
+
+    part = None if shard is None else shards.Shard.parse(shard)
+    if costs is not None and part is None:
+        raise click.UsageError("--costs says how shards are cut: give --shard, too")
 
     jobs = []
     for name in papers:
         chosen = changed.changed(_paper(name), settings)
-        jobs += sweeps.plan(chosen, profile, engines, max(seeds) + 1 if seeds else None, measures, threads)
+        most = max(seeds) + 1 if seeds else None
+        jobs += sweeps.plan(chosen, profile, engines, most, measures, threads, everywhere=part is not None)
     if seeds:
         seeded = {job.measure for job in jobs if job.seed}
         jobs = [job for job in jobs if job.seed in seeds or job.measure not in seeded]
+    if part is not None:
+        every, known = len(jobs), shards.read_costs(costs or shards.COSTS)
+        jobs = shards.cut(jobs, part, known)
+        spent = duration(sum(shards.cost(job, known) for job in jobs))
+        output.say(f"shard {part}: {len(jobs)} of {every} runs, by the costs about {spent}")
     changed.note(results_dir, settings)
     results = Results(results_dir)
-    with _locked(output, results):
+    with contextlib.ExitStack() as stack:
+        leases = None
+        if shared or part is not None:
+            notes, leases = stack.enter_context(results.shared(output.say))
+            for note in notes:
+                output.say(note)
+        else:
+            stack.enter_context(_locked(output, results))
         _tell_older(output, results)
         with _progress(output, results, len(jobs)) as progress:
-            outcome = sweeps.Sweep(results, data_dir, download(output.console)).run(jobs, progress)
-        results.write_tidy()
+            outcome = sweeps.Sweep(results, data_dir, download(output.console), leases).run(jobs, progress)
+        if leases is not None:
+            results.write_tidy_together(leases)
+        else:
+            results.write_tidy()
     _show(output, outcome)
 
 
@@ -823,7 +867,7 @@ def _refresh_tidy(output: Output, results_dir: Path) -> None:
 @contextlib.contextmanager
 def _locked(output: Output, results: Results) -> Iterator[None]:
     """Hold a results folder, and say what was set aside in it."""
-    with results.locked() as notes:
+    with results.locked(output.say) as notes:
         for note in notes:
             output.say(note)
         yield

@@ -335,9 +335,13 @@ def _told(value: Any) -> str:
     return shown(value) if isinstance(value, str) else formats.given(value)
 
 
-def set_aside(path: Path, root: Path) -> Path:
+REPLACED = "replaced"
+"""The folder, in a results folder, of failed runs in whose place finished ones were put."""
+
+
+def set_aside(path: Path, root: Path, where: str = DAMAGED) -> Path:
     """Move something damaged into the folder `DAMAGED` of a results folder, under a name that is free there."""
-    folder = root / DAMAGED
+    folder = root / where
     folder.mkdir(exist_ok=True)
     target = next(
         target

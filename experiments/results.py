@@ -5,6 +5,8 @@
     results/tidy/*.csv         everything the tables and figures need, made from raw
     results/report/            tables, figures and the paper, made from tidy
     results/damaged/           records that could not be read, set aside and run again
+    results/replaced/          failed runs in whose place `twingrad merge` put finished ones
+    results/.locks/            who writes here, and who runs which job (experiments.leases)
 
 A raw record (schema 2) holds
 
@@ -35,8 +37,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +49,7 @@ from experiments import archive, records
 from experiments.errors import ResultsError as ResultsError
 from experiments.errors import ResultsInUseError as ResultsInUseError
 from experiments.errors import explain as explain
+from experiments.leases import Leases, Owner
 from experiments.measures.registry import RECORDED
 
 if TYPE_CHECKING:
@@ -80,6 +83,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 LATER_COLUMNS = ("machine", "job", "blas", *(name for measure in RECORDED.values() for name in measure.later_columns))
 """Columns that older tidy files may lack: they are read as empty, and the machine as the name of its CPU."""
+_FOLDER, _SHARING, _TIDY = "folder", "with-", "tidy"
+"""Leases: of the whole folder, of one of several processes that share it, and of the tidy tables."""
+
 LATER_FILES = tuple(name for name, measure in RECORDED.items() if measure.later)
 """Tidy files that older results lack: they are read as empty."""
 
@@ -142,40 +148,67 @@ class Results:
         """Where runs put the arrays that their workers read; empty between runs."""
         return self.root / ".work"
 
+    @property
+    def locks(self) -> Path:
+        """Where the leases of whoever writes are."""
+        return self.root / ".locks"
+
     @contextmanager
-    def locked(self) -> Iterator[list[str]]:
+    def locked(self, say: Callable[[str], None] = lambda text: None) -> Iterator[list[str]]:
         """Hold the folder for this process alone, and clear away what a killed run left half-written.
 
         Damaged records are set aside: they are named in what is yielded, in the folder `damaged`, and run again.
 
-        The operating system releases the lock when the process ends, however it ends. Raises
-        ResultsInUseError when another process holds it and ResultsError when the folder cannot be written.
+        The folder is free again when the process ends, however it ends; of a process on another machine that is found
+        out within half a minute, and `say` is told of the waiting. Raises ResultsInUseError when another process holds
+        or shares it and ResultsError when the folder cannot be written.
         """
-        from filelock import (
-            FileLock,
-            Timeout,
-        )  # not among the core dependencies: reading results needs no lock
-
         self.check_writable()
-        lock = FileLock(self.root / ".lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise ResultsInUseError(
-                f"the results folder {self.root} is in use by another twingrad process{self._owner()}; "
-                "wait until it has finished, or choose another folder with --results DIR"
-            ) from None
-        except OSError as error:
-            raise ResultsError(explain(error, self.root)) from error
-        try:
-            self._write(self.root / ".owner", f"{os.getpid()}\n")
+        leases = Leases(self.locks)
+        with ExitStack() as stack:
+            stack.callback(leases.close)
+            self._refuse(leases, _FOLDER, say)
+            if leases.acquire(_FOLDER) is None:
+                self._refuse(leases, _FOLDER, say)
+                raise ResultsInUseError(self._in_use(""))
+            for name in leases.names(_SHARING):
+                self._refuse(leases, name, say)
+            leases.clear(_FOLDER)
             for folder in (self.root, self.raw, self.tidy):
                 remove_partial(folder)
             shutil.rmtree(self.work, ignore_errors=True)
             yield self._set_aside()
-        finally:
-            (self.root / ".owner").unlink(missing_ok=True)
-            lock.release()
+
+    @contextmanager
+    def shared(self, say: Callable[[str], None] = lambda text: None) -> Iterator[tuple[list[str], Leases]]:
+        """Write to the folder together with other processes, also of other machines; what `locked` yields, and leases.
+
+        Before a job is run its lease is taken. Raises ResultsInUseError while a process holds the folder alone.
+        """
+        self.check_writable()
+        leases = Leases(self.locks)
+        with ExitStack() as stack:
+            stack.callback(leases.close)
+            if leases.acquire(f"{_SHARING}{leases.me.token}") is None:
+                raise ResultsInUseError(self._in_use(""))
+            self._refuse(leases, _FOLDER, say)
+            yield self._set_aside(), leases
+
+    def _refuse(self, leases: Leases, name: str, say: Callable[[str], None]) -> None:
+        """Raise ResultsInUseError where another process holds a lease."""
+
+        def waiting(owner: Owner) -> None:
+            say(f"{self.root} was in use by {owner}: waiting for a sign of life, at most half a minute")
+
+        owner = leases.settled(name, waiting)
+        if owner is not None:
+            raise ResultsInUseError(self._in_use(f" ({owner})"))
+
+    def _in_use(self, owner: str) -> str:
+        return (
+            f"the results folder {self.root} is in use by another twingrad process{owner}; "
+            "wait until it has finished, or choose another folder with --results DIR"
+        )
 
     def damaged(self) -> Iterator[tuple[Path, str]]:
         """The raw records and the tidy tables that can't be used, with the reason; nothing is changed."""
@@ -192,11 +225,15 @@ class Results:
 
     def _set_aside(self) -> list[str]:
         """Move away what is damaged; a sentence on each."""
+        notes = []
         try:
-            return [
-                f"{path} is damaged: {reason}; it was moved to {records.set_aside(path, self.root)}"
-                for path, reason in list(self.damaged())
-            ]
+            for path, reason in list(self.damaged()):
+                try:
+                    moved = records.set_aside(path, self.root)
+                except FileNotFoundError:  # by another process that shares the folder
+                    continue
+                notes.append(f"{path} is damaged: {reason}; it was moved to {moved}")
+            return notes
         except OSError as error:
             raise ResultsError(explain(error, self.root / records.DAMAGED)) from error
 
@@ -227,6 +264,16 @@ class Results:
         """The record with this key if that run succeeded: it need not run again."""
         record = self.load(key)
         return record if record and record["status"] == "ok" else None
+
+    def finished_elsewhere(self, record: Record) -> Record | None:
+        """The record of a run of the same job that another machine finished with the same sources."""
+        here, sources = (record["decided_by"][name] for name in ("machine", "sources"))
+        for path in sorted(self.raw.glob("*.json")):
+            other = _summary(path, path.stat().st_mtime_ns)
+            if other == ("ok", record["job"], sources) and (found := self.finished(path.stem)) is not None:
+                if found["decided_by"]["machine"] != here:
+                    return found
+        return None
 
     def save(self, record: Record) -> Path:
         """Write a record under its key, whole or not at all."""
@@ -266,6 +313,11 @@ class Results:
         status = self.archive.stat()
         return _unpacked(self.archive, status.st_mtime_ns, status.st_size)
 
+    def write_tidy_together(self, leases: Leases) -> None:
+        """The same where others write to the folder, too: one after the other, so that the last one has all records."""
+        with leases.turn(_TIDY):
+            self.write_tidy()
+
     def write_tidy(self) -> dict[str, int]:
         """Make the tidy CSVs from all raw records, oldest first; the number of rows of each file."""
         rows = tidy_rows(self.records())
@@ -293,11 +345,6 @@ class Results:
         except OSError as error:
             raise ResultsError(explain(error, path)) from error
 
-    def _owner(self) -> str:
-        try:
-            return f" (process {int((self.root / '.owner').read_text())})"
-        except (OSError, ValueError):
-            return ""
 
 
 def plain(value: Any) -> Any:
@@ -457,6 +504,13 @@ def _as_current(record: Record) -> Record:
         "provenance": {"machine": {"label": provenance["cpu_model"]}, **provenance},
     }
     return upgraded | ({"entrants": entrants} if entrants else {})
+
+
+@lru_cache(maxsize=10_000)
+def _summary(path: Path, _mtime: int) -> tuple[str, str, str] | None:
+    """Whether a run finished, its job and its sources; None for a record without them."""
+    record = _of_schema(_read(path))
+    return record and (record["status"], record["job"], str(record.get("decided_by", {}).get("sources")))
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,9 @@ A job is one (paper, engine, seed, measure). All engines of a paper start from t
 same batches: both follow from the seed. A job whose record is there is not repeated; one that failed is
 recorded with its message and tried again the next time. Jobs in whose results no time takes part run several at a
 time, each on its own core.
+
+Several processes and machines may work at one sweep in a folder that they share. Before a job is run its lease is taken
+(`experiments.leases`), and a job that another machine has finished with the same sources is not repeated.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,9 +26,10 @@ from bridge import registry as engines
 from bridge.errors import EngineUnavailableError, TwinGradError, WorkerError
 from bridge.session import Optimizer
 from bridge.worker import environment
-from experiments import data, provenance, sources
+from experiments import data, leases, provenance, sources
 from experiments.data.dataset import Dataset
 from experiments.data.dataset import Progress as Download
+from experiments.leases import Leases, Owner
 from experiments.measures.measure import Measure
 from experiments.measures.registry import MEASURES
 from experiments.measures.task import Assignment, Task, Watcher
@@ -81,6 +86,12 @@ class Job:
         engine = "" if self.kind.plan == "together" else f"engine {self.engines[0]}, "
         return f"study {self.paper.key}, {engine}measure {self.measure}, seed {self.seed}"
 
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What tells it from the other jobs of a plan, the same on every machine."""
+        threads = self.threads_asked or self.threads
+        return self.paper.key, self.profile, self.measure, self.engines, self.seed, threads, self.rounds
+
     def __str__(self) -> str:
         if self.kind.plan == "together":
             return f"{self.paper.key}  {self.measure} of {', '.join(self.engines)}  threads {self.threads}"
@@ -108,11 +119,13 @@ def plan(
     measures: Sequence[str] | None = None,
     threads: int | None = None,
     rounds: int | None = None,
+    everywhere: bool = False,
 ) -> list[Job]:
     """The jobs of a paper, seed by seed, so that what a machine does to one engine it does to the others too.
 
-    What is None is taken from the paper file, whose threads are cut to the cores there are. Raises PaperFileError
-    for an unknown measure, EngineUnavailableError for an engine asked for that is not there, and
+    What is None is taken from the paper file, whose threads are cut to the cores there are. `everywhere`: the same jobs
+    on every machine, also those that differ in nothing where there are too few cores. Raises PaperFileError for an
+    unknown measure, EngineUnavailableError for an engine asked for that is not there, and
     TooManyThreadsError for threads asked for.
     """
     if paper.runs_of_paper:  # they are run, and named in results, as that paper's
@@ -131,7 +144,8 @@ def plan(
         chosen = names if engine_names and not measure.fixed_engines else _those(names, among)
         if measure.plan == "together":
             count = rounds or (runs.option(measure.rounds) if measure.rounds else 0)
-            for here, wanted in _threads(threads, runs.option(measure.threads) if measure.threads else [asked]).items():
+            planned = runs.option(measure.threads) if measure.threads else [asked]
+            for here, wanted in _threads(threads, planned, everywhere):
                 jobs.append(Job(paper, tuple(chosen), 0, name, here, profile, count, wanted))
         elif measure.plan == "engines":
             jobs += [Job(paper, (engine,), 0, name, usual, profile, threads_asked=asked) for engine in chosen]
@@ -150,12 +164,11 @@ def _those(names: list[str], among: list[str] | None) -> list[str]:
     return [name for name in names if among is None or name in among]
 
 
-def _threads(asked: int | None, planned: list[int]) -> dict[int, int]:
-    """The numbers of threads of a measure of all engines: as many as there are cores for -> as the paper has it."""
-    numbers: dict[int, int] = {}
-    for wanted in [asked] if asked else planned:
-        numbers.setdefault(min(wanted, provenance.cores()), wanted)
-    return numbers
+def _threads(asked: int | None, planned: list[int], everywhere: bool) -> list[tuple[int, int]]:
+    """The numbers of threads of a measure of all engines: as many as there are cores for, and as the paper has it."""
+    numbers = [(min(wanted, provenance.cores()), wanted) for wanted in ([asked] if asked else planned)]
+    firsts = {here: number for number, (here, _) in reversed(list(enumerate(numbers)))}
+    return [pair for number, pair in enumerate(numbers) if everywhere or firsts[pair[0]] == number]
 
 
 def checked_engines(paper: Paper, names: Sequence[str] | None, runs: Runs | None = None) -> list[str]:
@@ -175,14 +188,22 @@ def checked_engines(paper: Paper, names: Sequence[str] | None, runs: Runs | None
 
 
 class Sweep:
-    """Runs jobs and records them in a results folder that the caller has locked."""
+    """Runs jobs and records them in a results folder that the caller has locked, or shares by these leases."""
 
-    def __init__(self, results: Results, data_dir: Path | None = None, download: Download | None = None) -> None:
+    def __init__(
+        self,
+        results: Results,
+        data_dir: Path | None = None,
+        download: Download | None = None,
+        shared: Leases | None = None,
+    ) -> None:
         self.results = results
         self.data_dir = data_dir
         self.download = download
+        self.leases = shared
         self._datasets: dict[str, Dataset] = {}
         self._prepared: set[str] = set()
+        self._others: dict[int, Owner] = {}
 
     def fitting(self, paper: Paper, profile: ProfileName, progress: Progress) -> ProfileName:
         """The profile, or the one that is made for the embedded sample where only that is at hand."""
@@ -190,18 +211,27 @@ class Sweep:
 
     def run(self, jobs: Sequence[Job], progress: Progress, again: bool = False) -> Outcome:
         """Run every job that has no record yet; with `again` every job."""
-        start = time.perf_counter()
+        start, self._since = time.perf_counter(), provenance.now()
         found: dict[int, Record] = {}
         reused: list[int] = []
-        for part in _by_data(jobs):
-            with RunArrays(self._load(part[0][1].paper, progress), self.results.work) as work:
-                one = partial(self._job, work=work, found=found, reused=reused, progress=progress, again=again)
-                for alike, places in _side_by_side(part):
-                    if len(places) > 1:
-                        side_by_side(one, alike, places)
-                        continue
-                    for job in alike:
-                        one(job, places[0])
+        waiting, told = list(enumerate(jobs)), ""
+        while waiting:
+            for part in _by_data(waiting):
+                with RunArrays(self._load(part[0][1].paper, progress), self.results.work) as work:
+                    one = partial(self._job, work=work, found=found, reused=reused, progress=progress, again=again)
+                    for alike, places in _side_by_side(part):
+                        if len(places) > 1:
+                            side_by_side(one, alike, places)
+                            continue
+                        for job in alike:
+                            one(job, places[0])
+            waiting = [numbered for numbered in waiting if numbered[0] not in found]
+            if waiting:  # others run them, or did until they ended
+                owners = ", ".join(sorted({str(owner) for owner in self._others.values()}))
+                text = f"waiting for {len(waiting)} run{'s' if len(waiting) > 1 else ''} of {owners or 'another process'}"
+                if text != told:
+                    progress.note(told := text)
+                time.sleep(leases.BEAT / 5)
         return Outcome([found[number] for number in range(len(jobs))], len(reused), time.perf_counter() - start)
 
     def _load(self, paper: Paper, progress: Progress) -> Dataset:
@@ -229,12 +259,52 @@ class Sweep:
         number, job = numbered
         task = task_of(job, work)
         record = skeleton(job, task, work.dataset)
-        known = None if again else self.results.finished(record["key"])
-        if known is not None:
-            found[number] = known
-            reused.append(number)
-            progress.finish(str(job), "was finished before")
+        with self._turn(number, record, again) as known:
+            if known is not None:
+                found[number] = known
+                reused.append(number)
+                progress.finish(str(job), "was finished before" if known["status"] == "ok" else described(known))
+            elif number not in self._others:
+                self._run(number, job, slot, task, record, found, progress)
+
+    @contextmanager
+    def _turn(self, number: int, record: Record, again: bool) -> Iterator[Record | None]:
+        """The record of a finished run, or the right to run the job, unless it is entered in `_others`."""
+        known = None if again else self._finished(record)
+        self._others.pop(number, None)
+        if known is not None or self.leases is None:
+            yield known
             return
+        owner = self.leases.holder(record["job"])
+        if owner is None:
+            with self.leases.turn(f"host-{self.leases.me.boot or self.leases.me.host}"):  # timed runs have it alone
+                lease = self.leases.acquire(record["job"])
+                if lease is not None:
+                    try:
+                        yield None if again else self._finished(record)  # others may have run it in the meantime
+                    finally:
+                        self.leases.release(lease)
+                    return
+            owner = self.leases.holder(record["job"])
+        self._others[number] = owner or Owner()
+        yield None
+
+    def _finished(self, record: Record) -> Record | None:
+        """The record of the run that this one would repeat.
+
+        In a shared folder also that of another machine, and of a run that failed in another process a moment ago.
+        """
+        if (known := self.results.finished(record["key"])) is not None or self.leases is None:
+            return known
+        failed = self.results.load(record["key"])
+        if failed is not None and failed["provenance"]["created"] >= self._since:
+            return failed
+        return self.results.finished_elsewhere(record)
+
+    def _run(
+        self, number: int, job: Job, slot: Slot, task: Task, record: Record, found: dict[int, Record], progress: Progress
+    ) -> None:
+        """Run a job and save its record."""
         progress.start(str(job), job.kind.steps(job))
         self._prepare(job.engines)
         start = time.perf_counter()
@@ -252,6 +322,10 @@ class Sweep:
             died = f"{job.named}: " if isinstance(error, WorkerError) else ""
             record.update(status="failed", error=f"{died}{error}", error_kind=kind)
         record["seconds"] = time.perf_counter() - start
+        if self.leases is not None and not self.leases.still(record["job"]):
+            progress.note(f"{job}: another process took it over, since this one did not answer; this result is left out")
+            self._others[number] = self.leases.holder(record["job"]) or Owner()
+            return
         self.results.save(record)
         found[number] = record
         progress.finish(str(job), described(record))
@@ -263,10 +337,10 @@ class Sweep:
                 engines.get(name).prepare()
 
 
-def _by_data(jobs: Sequence[Job]) -> list[list[tuple[int, Job]]]:
+def _by_data(jobs: Sequence[tuple[int, Job]]) -> list[list[tuple[int, Job]]]:
     """The jobs, each with its number, by the data that they load."""
     groups: dict[str, list[tuple[int, Job]]] = {}
-    for number, job in enumerate(jobs):
+    for number, job in jobs:
         groups.setdefault(_data_key(job.paper), []).append((number, job))
     return list(groups.values())
 
