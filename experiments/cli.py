@@ -47,6 +47,7 @@ from experiments.progress import Progress, Stages, download, table
 from py_engine.errors import EngineError, NonFiniteError
 
 if TYPE_CHECKING:
+    from experiments.comparison import Comparison
     from experiments.results import Results
     from experiments.sweep import Job, Outcome, Sweep
 
@@ -392,8 +393,8 @@ def run(
     the results folder already is not repeated: run an interrupted command again to resume it.
 
     A sweep is spread over machines by --shard, with the same command on each; their folders are put together by
-    `twingrad merge`. Where all reach one folder they may write to it at the same time, with --shard or --shared: a run is
-    done by one of them, runs of one that is killed are taken over, and processes of one machine take turns.
+    `twingrad merge`. Where all reach one folder they may write to it at the same time, with --shard or --shared: a run
+    is done by one of them, runs of one that is killed are taken over, and processes of one machine take turns.
     """
     from experiments import changed, shards
     from experiments import sweep as sweeps
@@ -658,20 +659,117 @@ def _show_micro(output: Output, records: Sequence[dict[str, Any]], tables: bool 
 @click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=completing(paper_keys))
 @option_results()
 @click.option("--output", "out_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: DIR/report.")
+@click.option(
+    "--against",
+    metavar="B",
+    help="Have a section in the page that compares these results with B, as `twingrad compare` does.",
+)
 @option_data
 @reporting
 def report(
-    output: Output, papers: tuple[str, ...], results_dir: Path, out_dir: Path | None, data_dir: Path | None
+    output: Output,
+    papers: tuple[str, ...],
+    results_dir: Path,
+    out_dir: Path | None,
+    against: str | None,
+    data_dir: Path | None,
 ) -> None:
     """Make the tables, the figures and the HTML page from results; nothing is run.
 
     Of all papers that come with TwinGrad and have results, or of those named. A paper of your own is named by its file.
+    Results of several machines have tables of their times for each machine, and accuracies over all.
     """
+    from experiments import compared, comparison
+
     for name in papers:
         _paper(name)
     _refresh_tidy(output, results_dir)
+    section = None
+    if against is not None:
+        section = compared.document(comparison.compare(comparison.load(str(results_dir)), comparison.load(against)))
     out_dir = out_dir or results_dir / "report"
-    _show_built(output, _build_report(results_dir, out_dir, data_dir, papers or None))
+    _show_built(output, _build_report(results_dir, out_dir, data_dir, papers or None, section))
+    if section is not None:
+        output.say(section["verdict"][0])
+
+
+@cli.command(
+    short_help="Say whether results reproduce others, and what differs.",
+    epilog=examples(
+        "compare                               results/ with the committed ones",
+        "compare theirs.tar.xz                 an archive of raw records with these",
+        "compare results before --json -",
+        "compare results@1f2e3d4 results@abcd  before a commit and after it",
+    ),
+)
+@click.argument("here", default="results", metavar="[A]", shell_complete=completing())
+@click.argument("there", default=str(COMMITTED_RESULTS), metavar="[B]", shell_complete=completing())
+@reporting
+def compare(output: Output, here: str, there: str) -> None:
+    """Compare results A (default: results) with B (default: the committed ones of the checkout).
+
+    Each is a results folder, or an archive of raw records. FOLDER@COMMIT is what a folder held when that commit had
+    been run. Runs are matched by what they ask; accuracies and losses are compared, times as ratios to PyTorch's on
+    each machine, the studies' claims, versions and hardware. The answer is "reproduced", with code 0, unless one of
+    these differs in what both have, which ends with code 1:
+
+    \b
+    - a run that finished in B fails in A
+    - a loss of the same training: by over 1e-4 at the first step, or by over 1e-2 in the first hundred
+    - an accuracy: by over half a percentage point, with p below 0.05
+    - the order: a step faster than PyTorch's in one and slower in the other, both with 95 % confidence
+    - the verdict on a claim, unless its number is near the limit in both
+    """
+    from experiments import comparison
+
+    _show_comparison(output, comparison.compare(comparison.load(here), comparison.load(there)))
+
+
+def _show_comparison(output: Output, found: Comparison, failing: bool = True) -> None:
+    """A comparison as tables and words; `failing`: differences that count end the command with code 1."""
+    from experiments import compared
+
+    for line in compared.lines(found, min(output.console.width, 100)):
+        output.say(line)
+    output.add(found.rows())
+    for difference in found.counted if failing else ():
+        output.fail(" ".join(filter(None, (difference.study, difference.engine + ":", difference.words))))
+
+
+@cli.command(
+    short_help="Put results of several machines into one folder.",
+    epilog=examples("merge one two three --results all", "merge raw-of-a.tar.xz results-of-b --results all"),
+)
+@click.argument("sources", nargs=-1, required=True, metavar="A...", type=click.Path(path_type=Path))
+@option_results()
+@reporting
+def merge(output: Output, sources: tuple[Path, ...], results_dir: Path) -> None:
+    """Copy the raw records of results folders and archives A... into the results folder, and make its tables anew.
+
+    Nothing that is in the folder is overwritten. Two finished runs that should be the same one, and records that are
+    damaged, are named, not copied, and end the command with code 1. A failed run gives way to a finished one.
+    """
+    from experiments import merging
+    from experiments.results import Results
+
+    results = Results(results_dir)
+    for source in sources:
+        merging.found_in(source)
+    merging.check(sources, results)
+    with _locked(output, results):
+        merged = merging.merge(sources, results)
+        results.write_tidy()
+    output.add(merged.rows())
+    for note in merged.notes:
+        output.say(note)
+    for conflict in merged.conflicts:
+        output.fail(conflict)
+        _complain(conflict)
+    counts = [(merged.added, "added"), (merged.same, "there already")]
+    counts += [(merged.replaced, "in the place of failed ones"), (merged.failed, "failed, and finished there")]
+    told = ", ".join(f"{count} {words}" for count, words in counts if count)
+    conflicts = f"; {len(merged.conflicts)} not copied" if merged.conflicts else ""
+    output.say(f"{results_dir}: {told or 'nothing added'}{conflicts}")
 
 
 @cli.command(
@@ -753,7 +851,7 @@ def reproduce(
 
     Run an interrupted command again to resume it. Engines that are not there are left out, and the tables say so.
     """
-    from experiments import changed
+    from experiments import changed, compared
     from experiments import sweep as sweeps
     from experiments.results import Results
 
@@ -785,7 +883,9 @@ def reproduce(
             counts = results.write_tidy()
             output.say(", ".join(f"{count} {name}" for name, count in counts.items()))
         with stages.stage("tables and figures"):
-            built = _build_report(results_dir, results.report, data_dir, papers or None)
+            found = _with_committed(output, results_dir)
+            section = None if found is None else compared.document(found)
+            built = _build_report(results_dir, results.report, data_dir, papers or None, section)
             output.say(f"{len(built.written)} files in {results.report}")
         with stages.stage("the paper"):
             pdf = _build_pdf(results_dir, results.report / "paper.pdf", data_dir, papers or None)
@@ -796,9 +896,25 @@ def reproduce(
     output.say()
     table(output.console, ["STAGE", "TIME"], [[name, duration(seconds)] for name, seconds in stages.seconds])
     output.say()
+    if found is not None:
+        _show_comparison(output, found, failing=False)
+        output.say()
     if sample:
         output.say("All numbers come from the embedded sample, not from the papers' data; every output says so.")
     output.say(f"Done in {duration(stages.total())}. The paper: {pdf}")
+
+
+def _with_committed(output: Output, results_dir: Path) -> Comparison | None:
+    """These results compared with the committed ones of the checkout; None where that cannot be."""
+    from experiments import comparison
+
+    if not (COMMITTED_RESULTS / "tidy").is_dir():
+        return None
+    try:
+        return comparison.compare(comparison.load(str(results_dir)), comparison.load(str(COMMITTED_RESULTS)))
+    except TwinGradError as error:
+        output.say(f"not compared with the committed results: {error}")
+        return None
 
 
 def _jobs(
@@ -873,10 +989,16 @@ def _locked(output: Output, results: Results) -> Iterator[None]:
         yield
 
 
-def _build_report(results_dir: Path, out_dir: Path, data_dir: Path | None, papers: Sequence[str] | None = None) -> Any:
+def _build_report(
+    results_dir: Path,
+    out_dir: Path,
+    data_dir: Path | None,
+    papers: Sequence[str] | None = None,
+    section: dict[str, Any] | None = None,
+) -> Any:
     from experiments import report
 
-    return report.build(results_dir, out_dir, papers, data_dir)
+    return report.build(results_dir, out_dir, papers, data_dir, section)
 
 
 def _build_pdf(

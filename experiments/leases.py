@@ -72,7 +72,7 @@ class Lease:
 
 @dataclass
 class _Sight:
-    """What was seen of a lease that another process holds: its time of change, how often that was the same, and when."""
+    """What was seen of a lease that another process holds: its time of change, and how often that was the same."""
 
     changed: int
     looks: int

@@ -92,6 +92,9 @@ class Quantity:
         """Its values in the rows of a report: one for each run or round, or one number."""
         if self.source is not None:
             return self.source(view, engine, of)
+        if view.pooled is not None and self.unit.differences:
+            rows = view.pooled
+            return rows.loc[(rows["engine"] == engine) & (rows["measure"] == _measure(view, self, engine)), self.column]
         runs = native_runs(view, engine) if self.measure == "own" else view.ok(self.measure, engine)
         return runs[self.column]
 
@@ -108,7 +111,16 @@ def native_runs(view: View, engine: str) -> pd.DataFrame:
     The spec's initialisation is that of our own engines: where a paper's file names nothing else, theirs are the
     usual runs.
     """
-    return view.ok("own" if engine in view.paper.own or engine not in INHERITING else "time", engine)
+    return view.ok(_native(view, engine), engine)
+
+
+def _native(view: View, engine: str) -> str:
+    return "own" if engine in view.paper.own or engine not in INHERITING else "time"
+
+
+def _measure(view: View, quantity: Quantity, engine: str) -> str:
+    """The measure whose runs have a quantity of an engine."""
+    return _native(view, engine) if quantity.measure == "own" else quantity.measure
 
 
 def memory_of(view: View, engine: str) -> dict[str, float | None]:

@@ -99,7 +99,7 @@ def read(path: Path, schemas: range) -> dict[str, Any] | None:
 
     Raises `DamagedError` for what is no file, no JSON or no record.
     """
-    return parse(_contents(path, MOST_RECORD_BYTES), path.stem, schemas)
+    return parse(content_of(path), path.stem, schemas)
 
 
 def parse(contents: bytes, key: str, schemas: range) -> dict[str, Any] | None:
@@ -211,8 +211,8 @@ def _parsed(contents: bytes) -> Any:
         raise DamagedError(f"not JSON: {error}" if contents else "empty") from None
 
 
-def _contents(path: Path, most: int) -> bytes:
-    """A regular file, or what a link to one leads to, of at most so many bytes."""
+def content_of(path: Path, most: int = MOST_RECORD_BYTES) -> bytes:
+    """A regular file, or what a link to one leads to, of at most so many bytes. Raises `DamagedError`."""
     check_regular(path, most)
     try:
         with path.open("rb") as file:

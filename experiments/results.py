@@ -270,9 +270,9 @@ class Results:
         here, sources = (record["decided_by"][name] for name in ("machine", "sources"))
         for path in sorted(self.raw.glob("*.json")):
             other = _summary(path, path.stat().st_mtime_ns)
-            if other == ("ok", record["job"], sources) and (found := self.finished(path.stem)) is not None:
-                if found["decided_by"]["machine"] != here:
-                    return found
+            found = self.finished(path.stem) if other == ("ok", record["job"], sources) else None
+            if found is not None and found["decided_by"]["machine"] != here:
+                return found
         return None
 
     def save(self, record: Record) -> Path:
@@ -280,6 +280,10 @@ class Results:
         path = self.raw / f"{record['key']}.json"
         self._write(path, json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         return path
+
+    def put(self, key: str, content: bytes) -> None:
+        """Write a record as it is, under its key."""
+        self._write(self.raw / f"{key}.json", content)
 
     def records(self) -> list[Record]:
         """All raw records of this schema, oldest first; where there are none, those of an older schema, to be shown."""
@@ -318,9 +322,9 @@ class Results:
         with leases.turn(_TIDY):
             self.write_tidy()
 
-    def write_tidy(self) -> dict[str, int]:
-        """Make the tidy CSVs from all raw records, oldest first; the number of rows of each file."""
-        rows = tidy_rows(self.records())
+    def write_tidy(self, records: Iterable[Record] | None = None) -> dict[str, int]:
+        """Make the tidy CSVs from all raw records, oldest first, or from these; the number of rows of each file."""
+        rows = tidy_rows(self.records() if records is None else records)
         for name, columns in COLUMNS.items():
             self._write(self.tidy / f"{name}.csv", _csv(columns, rows[name]))
         return {name: len(found) for name, found in rows.items()}
@@ -339,12 +343,11 @@ class Results:
                 return False
         return True
 
-    def _write(self, path: Path, content: str) -> None:
+    def _write(self, path: Path, content: bytes | str) -> None:
         try:
             write_atomically(path, content)
         except OSError as error:
             raise ResultsError(explain(error, path)) from error
-
 
 
 def plain(value: Any) -> Any:

@@ -51,7 +51,9 @@ class Shard:
             found = cls(int(number), int(count))
             if 1 <= found.number <= found.count <= MOST_SHARDS:
                 return found
-        raise ShardError(f"--shard {shown(text)}: expected i/n, such as 1/4, with i from 1 to n and n to {MOST_SHARDS:,}")
+        raise ShardError(
+            f"--shard {shown(text)}: expected i/n, such as 1/4, with i from 1 to n and n to {MOST_SHARDS:,}"
+        )
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
@@ -106,7 +108,9 @@ def read_costs(path: Path = COSTS) -> Costs:
             if not 0 <= float(seconds) <= LARGEST:
                 raise ValueError
         except ValueError:
-            raise ShardError(f"{path}: line {number}: expected {', '.join(COLUMNS)}, found {shown(','.join(row))}") from None
+            raise ShardError(
+                f"{path}: line {number}: expected {', '.join(COLUMNS)}, found {shown(','.join(row))}"
+            ) from None
     return found
 
 

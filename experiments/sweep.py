@@ -228,7 +228,9 @@ class Sweep:
             waiting = [numbered for numbered in waiting if numbered[0] not in found]
             if waiting:  # others run them, or did until they ended
                 owners = ", ".join(sorted({str(owner) for owner in self._others.values()}))
-                text = f"waiting for {len(waiting)} run{'s' if len(waiting) > 1 else ''} of {owners or 'another process'}"
+                text = (
+                    f"waiting for {len(waiting)} run{'s' if len(waiting) > 1 else ''} of {owners or 'another process'}"
+                )
                 if text != told:
                     progress.note(told := text)
                 time.sleep(leases.BEAT / 5)
@@ -302,7 +304,14 @@ class Sweep:
         return self.results.finished_elsewhere(record)
 
     def _run(
-        self, number: int, job: Job, slot: Slot, task: Task, record: Record, found: dict[int, Record], progress: Progress
+        self,
+        number: int,
+        job: Job,
+        slot: Slot,
+        task: Task,
+        record: Record,
+        found: dict[int, Record],
+        progress: Progress,
     ) -> None:
         """Run a job and save its record."""
         progress.start(str(job), job.kind.steps(job))
@@ -323,7 +332,9 @@ class Sweep:
             record.update(status="failed", error=f"{died}{error}", error_kind=kind)
         record["seconds"] = time.perf_counter() - start
         if self.leases is not None and not self.leases.still(record["job"]):
-            progress.note(f"{job}: another process took it over, since this one did not answer; this result is left out")
+            progress.note(
+                f"{job}: another process took it over, since this one did not answer; this result is left out"
+            )
             self._others[number] = self.leases.holder(record["job"]) or Owner()
             return
         self.results.save(record)

@@ -26,8 +26,8 @@ from experiments.measures.registry import TABLES
 from experiments.papers import MODELS_DIR, PAPERS_DIR, Paper, load_paper, paper_keys
 from experiments.report import design, figures, html, numbers, overview, row_helpers, table, tables
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
-from experiments.report.view import MixedMachinesError, ReportError, View, paper_view
-from experiments.results import ResultsError, Tidy, explain
+from experiments.report.view import MixedMachinesError, ReportError, View, paper_view, views_of
+from experiments.results import ResultsError, Tidy, explain, key_of
 
 __all__ = ["Built", "MixedMachinesError", "ReportError", "build", "made_from"]
 
@@ -54,12 +54,13 @@ def build(
     out_dir: str | Path | None = None,
     papers: Sequence[str] | None = None,
     data_dir: str | Path | None = None,
+    comparison: dict[str, Any] | None = None,
 ) -> Built:
     """Make all tables and figures of the papers that were run, and the data of the PDF.
 
     `papers` are keys or paper files (default: all that have results); `data_dir` is where the dataset is looked for,
-    which only its example pictures need. Raises ReportError when nothing was run or two machines would be mixed, and
-    PaperFileError when a paper's file asks for what nothing produces.
+    which only its example pictures need; `comparison` is a section of the page (`experiments.compared.document`).
+    Raises ReportError when nothing was run, and PaperFileError when a paper's file asks for what nothing produces.
     """
     results_dir = Path(results_dir)
     built = Built(Path(out_dir) if out_dir is not None else results_dir / "report")
@@ -67,15 +68,20 @@ def build(
     chosen = _papers(tidy, papers, results_dir)
     for paper in chosen:
         paper.check_producers(row_helpers.PRODUCERS, figures.PRODUCERS)
-    sections, views = [], []
+    sections, others, views = [], [], []
+    data = Path(data_dir) if data_dir is not None else None
     for paper in chosen:
         with _foreseen(paper):
-            views.append(paper_view(paper, tidy, Path(data_dir) if data_dir is not None else None))
-            sections.append(_paper(views[-1], built))
+            shown = views_of(paper, tidy, data) or [paper_view(paper, tidy, data)]
+            made = [_paper(view, built, first=view is shown[0]) for view in shown]
+            views += shown
+            sections.append(made[0])
+            others += made[1:]
     document = {
         "schema": SCHEMA,
         "made_from": made_from(results_dir, papers),
         "papers": sections,
+        "other_machines": others,
         "overviews": _overviews(views, built),
         "not_run": [key for key in paper_keys() if key not in {paper.key for paper in chosen}],
         "notices": sorted({section["notice"] for section in sections if section["notice"]}),
@@ -83,7 +89,7 @@ def build(
     }
     _write(built, built.data, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     _draw(built, built.folder / "figures" / "design", design.draw)
-    _write(built, built.folder / "report.html", html.render(built.folder))
+    _write(built, built.folder / "report.html", html.render(built.folder, comparison))
     if papers is None:
         built.missing += [
             f"{key}: its paper file is not TwinGrad's: report it by naming the file" for key in foreign(tidy)
@@ -150,24 +156,29 @@ def _papers(tidy: Tidy, names: Sequence[str] | None, results_dir: Path) -> list[
     return chosen
 
 
-def _paper(view: View, built: Built) -> dict[str, Any]:
-    """Write one paper's tables and figures; what the PDF needs to know of them."""
+def _paper(view: View, built: Built, first: bool) -> dict[str, Any]:
+    """Write one paper's tables and figures, of one machine; what the PDF and the page need to know of them.
+
+    `first`: of several machines the one whose tables have the paper's own names.
+    """
     paper = view.paper
+    key = paper.key if first else f"{paper.key}-on-{short_name(view.machines[0])}"
     made = [tables.make(output, view) for output in paper.tables]
+    made += [tables.pooled_accuracies(view)] if view.machines and first else []
     for item in made:
-        stem = built.folder / "tables" / f"{paper.key}-{item.id}"
+        stem = built.folder / "tables" / f"{key}-{item.id}"
         for suffix, content in (
             (".csv", table.to_csv(item)),
-            (".tex", table.to_latex(item, label=f"{paper.key}-{item.id}")),
+            (".tex", table.to_latex(item, label=f"{key}-{item.id}")),
             (".md", table.to_markdown(item)),
         ):
             _write(built, stem.with_name(stem.name + suffix), content)
     drawn = []
     for output in paper.figures:
-        stem = built.folder / "figures" / f"{paper.key}-{output.id}"
+        stem = built.folder / "figures" / f"{key}-{output.id}"
         reason = _draw(built, stem, partial(figures.make, output, view))
         if reason:
-            built.missing.append(f"{paper.key}: figure {output.id}: {reason}")
+            built.missing.append(f"{key}: figure {output.id}: {reason}")
         drawn.append(
             {
                 "id": output.id,
@@ -178,11 +189,13 @@ def _paper(view: View, built: Built) -> dict[str, Any]:
             }
         )
     missing = [row for row in tables.missing(view).rows if row["row"] != "none"]
-    built.missing += [f"{paper.key}: {row['row']}: {row['measure']}: {row['reason']}" for row in missing]
+    built.missing += [f"{key}: {row['row']}: {row['measure']}: {row['reason']}" for row in missing]
     return {
-        "key": paper.key,
+        "key": key,
+        "study": paper.key,
+        "machines": list(view.machines),
         "runs_of": paper.runs_of_paper or paper.key,
-        "title": paper.title,
+        "title": f"{paper.title}: {view.machines[0]}" if view.machines and not first else paper.title,
         "authors": paper.authors,
         "task": paper.task,
         "model": paper.model,
@@ -201,6 +214,13 @@ def _paper(view: View, built: Built) -> dict[str, Any]:
         "tables": [table.to_json(item) for item in made],
         "figures": drawn,
     }
+
+
+def short_name(machine: str) -> str:
+    """A few letters for the names of files: the digest that a machine's label ends with, or one of the label."""
+    last = machine.rpartition(" ")[2]
+    is_digest = len(last) == 8 and all(letter in "0123456789abcdef" for letter in last)
+    return last if is_digest else key_of({"machine": machine})[:8]
 
 
 def _overviews(views: Sequence[View], built: Built) -> list[dict[str, Any]]:

@@ -23,8 +23,11 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _NUMBER = re.compile(r"(?:about |≈ ?|< ?|> ?)?([-−]?\d+(?:\.\d+)?)(?:·10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?\s*([^\W\d_]+|%)?")
 
 
-def render(folder: Path) -> str:
-    """The page for the report in `folder`, from its report.json and its figures."""
+def render(folder: Path, comparison: dict[str, Any] | None = None) -> str:
+    """The page for the report in `folder`, from its report.json and its figures.
+
+    `comparison`: what `experiments.compared` says of these results beside others.
+    """
     document = json.loads((folder / "paper" / "report.json").read_text(encoding="utf-8"))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -39,7 +42,13 @@ def render(folder: Path) -> str:
         sort_key=sort_key,
         picture=lambda name: _picture(folder / "figures" / name),
     )
-    return environment.get_template(TEMPLATE).render(report=document)
+    others = document.get("other_machines", [])
+    sections = [
+        section
+        for paper in document["papers"]
+        for section in (paper, *(other for other in others if other["study"] == paper["key"]))
+    ]
+    return environment.get_template(TEMPLATE).render(report=document, sections=sections, comparison=comparison)
 
 
 OVERVIEW = ("study", "task", "test accuracy", "step: numpy", "step: Julia", "claims reproduced", "hold for ours")

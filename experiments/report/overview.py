@@ -52,19 +52,24 @@ class Overview:
 
 def draw(overview: Overview, views: Sequence[View], stem: Path) -> bool:
     """Draw the figure of these studies as `<stem>.svg` and `.png`; False where no study has a point for it."""
-    shared: dict[str, list[str]] = {}  # studies of one task have their trainings in common, and one row
+    shared: dict[tuple[str, str], list[str]] = {}  # studies of one task have their trainings in common, and one row
     for view in views:
-        shared.setdefault(view.paper.runs_of_paper or view.paper.key, []).append(view.paper.key)
+        shared.setdefault((view.paper.runs_of_paper or view.paper.key, _machine(view)), []).append(view.paper.key)
     found = {
-        ",\n".join(shared[view.paper.key]): points
+        ",\n".join(shared[place]) + place[1]: points
         for view in views
-        if view.paper.key in shared and (points := overview.points(view))
+        if (place := (view.paper.key, _machine(view))) in shared and (points := overview.points(view))
     }
     if not found:
         return False
     with style.theme():
         style.save(_figure(overview, found, _labels(views)), stem)
     return True
+
+
+def _machine(view: View) -> str:
+    """A line with the machine of a row, where results come from several."""
+    return f"\n{view.machines[0]}" if view.machines else ""
 
 
 def _labels(views: Sequence[View]) -> dict[str, str]:

@@ -112,6 +112,7 @@ def table_of(
         notes=(
             *notes,
             *(counting_notes(view) if "memory" in measures else ()),
+            *(["Accuracies and losses are those of the runs on all machines."] if view.machines else ()),
             *image_notes(view, measures),
             *missing_notes(view, measures, only),
         ),

@@ -19,6 +19,7 @@ from experiments.quantities import BYTES, QUANTITIES, limit_shares
 from experiments.report import comparisons as comparisons  # its producers enter themselves
 from experiments.report import microbenchmarks as microbenchmarks  # and so do these
 from experiments.report import row_helpers
+from experiments.report.intervals import of_mean
 from experiments.report.row_helpers import (
     PARITY_STEPS,
     PARITY_TOLERANCE,
@@ -377,6 +378,48 @@ def scaling(view: View) -> Table:
         notes=(
             "The exponent is the slope between neighbouring values on logarithmic axes; 1 is growth in proportion.",
             *row_helpers.missing_notes(view, ("scaling",), view.engines()),
+        ),
+        notice=view.notice,
+    )
+
+
+def pooled_accuracies(view: View) -> Table:
+    """Accuracy after the last epoch over the runs of all machines, where results come from several."""
+    assert view.pooled is not None
+    rows: list[Row] = []
+    for (measure, engine), runs in view.pooled.groupby(["measure", "engine"], sort=False):
+        if runs["test_accuracy"].notna().any():
+            interval = of_mean(runs["test_accuracy"].dropna())
+            low, high = interval or (None, None)
+            mean = row_helpers.or_none(runs["test_accuracy"].mean())
+            rows.append(
+                {
+                    **{"measure": WORDS[measure], "engine": engine, "system": view.label(engine), "seeds": len(runs)},
+                    **{"test_accuracy": mean, "test_accuracy_low": low, "test_accuracy_high": high},
+                }
+            )
+    return Table(
+        id="pooled-accuracies",
+        title="Test accuracy over all machines",
+        fields=("measure", "engine", "seeds", "test_accuracy", "test_accuracy_low", "test_accuracy_high"),
+        columns=(
+            column("", "system", align="left"),
+            column("seeds", "seeds"),
+            column("test accuracy", "test_accuracy", fraction),
+            Column(
+                "95 % interval",
+                lambda row: (
+                    MISSING
+                    if empty(row["test_accuracy_low"])
+                    else f"{fraction(row['test_accuracy_low'])} to {fraction(row['test_accuracy_high'])}"
+                ),
+            ),
+        ),
+        rows=tuple(rows),
+        group="measure",
+        notes=(
+            f"Machines: {'; '.join(view.machines)}. A seed that several machines ran counts once, as the mean of them. "
+            "Times are shown for each machine apart.",
         ),
         notice=view.notice,
     )

@@ -2,14 +2,14 @@
 
 A results folder holds everything that was ever run in it. The newest run of a paper decides which data (real or sample)
 and which profile is reported, and that of each measure how many threads; of each engine only the runs of its newest
-source are taken; older rows are left out and counted. Machines are never chosen between: rows of two CPU models in one
-table are an error.
+source are taken; older rows are left out and counted. Rows of two machines in one table are an error: results of
+several machines have a view for each (`views_of`), whose times are that machine's and whose accuracies are those of all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,10 @@ class View:
     """Where to look for the dataset itself, which only its example pictures need."""
     retired: tuple[str, ...] = ()
     """The labels of engines that these results have and that are no more."""
+    machines: tuple[str, ...] = ()
+    """Where results come from several machines, all of them, that of this view first."""
+    pooled: pd.DataFrame | None = None
+    """Accuracies and losses of all machines: a row for each engine, measure and seed, the mean of its machines."""
 
     @property
     def notice(self) -> str | None:
@@ -205,6 +209,53 @@ def paper_view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
         data_dir=data_dir,
         retired=tuple(dict.fromkeys(map(str, pd.concat(old)))),
     )
+
+
+POOLED = ("train_accuracy", "test_accuracy", "test_loss")
+"""What does not depend on a machine but for rounding."""
+
+
+def views_of(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> list[View]:
+    """The rows of `paper` that may be shown together: a view for each machine, the one with most rows first.
+
+    Their accuracies and losses are those of all machines. None where nothing of the paper was run; the newest run
+    decides for all machines which data, profile and sources of the engines are shown.
+    """
+    whole = paper_view(paper, tidy, data_dir)
+    trained = whole.runs[whole.runs["measure"].isin(TRAINED)]
+    frames = {name: frame for name, frame in whole.tables.items() if len(frame)}
+    counts = pd.concat([trained["machine"], *(frame["machine"] for frame in frames.values())]).value_counts()
+    machines = sorted(counts.index, key=lambda name: (-counts[name], str(name)))
+    if len(machines) < 2:
+        return [whole] if machines or len(whole.runs) else []
+    runs = tidy.runs
+    if len(trained):
+        of_paper = (runs["paper"] == (paper.runs_of_paper or paper.key)) & runs["measure"].isin(TRAINED)
+        states = runs["engine"] + " " + runs["engine_digest"].fillna("")
+        shown = states.isin(trained["engine"] + " " + trained["engine_digest"].fillna(""))
+        same = (runs["profile"] == whole.profile) & (runs["data_source"] == whole.data_source)
+        runs = runs[~of_paper | (shown & same)]
+    views = [
+        paper_view(paper, _on(machine, replace(tidy, runs=runs)), data_dir)
+        for machine in machines
+    ]  # fmt: skip
+    views = [view for view in views if (view.data_source, view.profile) == (whole.data_source, whole.profile)]
+    found = pd.concat([view.runs[view.runs["status"] == "ok"] for view in views])
+    pooled = found.groupby(["engine", "measure", "seed"], as_index=False)[list(POOLED)].mean()
+    names = [str(machine) for machine in machines]
+    return [
+        replace(view, pooled=pooled, machines=(name, *(other for other in names if other != name)))
+        for view in views
+        if (name := view.machine((*TRAINED, *TABLES)))
+    ]
+
+
+def _on(machine: str, tidy: Tidy) -> Tidy:
+    """The rows that were made on one machine."""
+    runs, epochs = (frame[frame["machine"] == machine] for frame in (tidy.runs, tidy.epochs))
+    steps = tidy.steps[tidy.steps["key"].isin(runs["key"])]
+    tables = {name: frame[frame["machine"] == machine] for name, frame in tidy.tables.items()}
+    return Tidy(tidy.root, runs, epochs, steps, tables)
 
 
 def with_image(runs: pd.DataFrame) -> pd.Series:
