@@ -178,8 +178,8 @@ def _steps(comparison: Comparison) -> Shown:
 
     notes = [
         "The median over the rounds of a race, and its 95 % interval, of fewer than six rounds the least and the most; "
-        "the change is the quotient of the two. moved: the intervals do not overlap; TURNED: faster than PyTorch on one "
-        "side and slower on the other, which counts."
+        "the change is the quotient of the two. moved: the intervals do not overlap; TURNED: faster than PyTorch on "
+        "one side and slower on the other, which counts."
     ]
     machines = len({(one.about["machine_here"], one.about["machine_there"]) for one in found}) > 1
 

@@ -235,7 +235,9 @@ def compare(here: Side, there: Side) -> Comparison:
     comparison.runs = _runs(here, there)
     if here.settings != there.settings:
         told = " and ".join(f"{side.name}: {' '.join(side.settings) or 'none'}" for side in (here, there))
-        comparison.notes.append(f"runs with different --set: {told}")
+        comparison.notes.append(f"Runs with different --set: {told}.")
+    if any(record["data"]["source"] == "sample" for job in common for record in here.runs[job]):
+        comparison.notes.append("Runs on the embedded sample: their accuracies say nothing about the studies.")
     comparison.found += _failures(here, there, common)
     comparison.found += _losses(here, there, common)
     comparison.found += _accuracies(here, there, common)
@@ -243,7 +245,7 @@ def compare(here: Side, there: Side) -> Comparison:
     try:
         comparison.found += _claims(here, there)
     except ModuleNotFoundError as error:
-        comparison.notes.append(f"claims were not compared: this needs the package {error.name} (extra reports)")
+        comparison.notes.append(f"Claims were not compared: this needs the package {error.name} (extra reports).")
     comparison.found += _origins(here, there, common)
     return comparison
 
@@ -252,7 +254,7 @@ def _why_disjoint(here: Side, there: Side) -> str:
     """What the runs of two sides differ in, as far as no value is common to both."""
 
     def values(side: Side, get: Callable[[Record], Any]) -> set[str]:
-        return {str(get(record)) for record in side.records}
+        return {str(get(record)) for record in side.records if record["data"]["source"] != "none"}
 
     asked: dict[str, Callable[[Record], Any]] = {
         "studies": lambda record: record["asked"]["study"],
@@ -300,15 +302,11 @@ def _failures(here: Side, there: Side, common: Sequence[str]) -> list[Difference
         words = (
             f"{config['measure']}, seed {config['seed']}: {'not available' if absent else 'failed'} in {side}: {error}"
         )
-        states = [("unavailable" if absent else "failed"), "ok"]
-        found.append(
-            Difference(
-                *("failed", config["paper"], config["engine"], config["measure"]),
-                *(reversed(states) if finished else states),
-                words,
-                counts=not absent and not finished,
-            )
-        )
+        state = "unavailable" if absent else "failed"
+        mine, other = ("ok", state) if finished else (state, "ok")
+        counts = not absent and not finished
+        what = config["measure"]
+        found.append(Difference("failed", config["paper"], config["engine"], what, mine, other, words, counts))
     return found
 
 

@@ -513,7 +513,9 @@ def _as_current(record: Record) -> Record:
 def _summary(path: Path, _mtime: int) -> tuple[str, str, str] | None:
     """Whether a run finished, its job and its sources; None for a record without them."""
     record = _of_schema(_read(path))
-    return record and (record["status"], record["job"], str(record.get("decided_by", {}).get("sources")))
+    if record is None:
+        return None
+    return record["status"], record["job"], str(record.get("decided_by", {}).get("sources"))
 
 
 @lru_cache(maxsize=1)

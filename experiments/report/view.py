@@ -3,7 +3,7 @@
 A results folder holds everything that was ever run in it. The newest run of a paper decides which data (real or sample)
 and which profile is reported, and that of each measure how many threads; of each engine only the runs of its newest
 source are taken; older rows are left out and counted. Rows of two machines in one table are an error: results of
-several machines have a view for each (`views_of`), whose times are that machine's and whose accuracies are those of all.
+several machines have a view for each (`views_of`), with the times of that machine and the accuracies of all.
 """
 
 from __future__ import annotations
