@@ -715,9 +715,11 @@ def compare(output: Output, here: str, there: str) -> None:
 
     \b
     - a run that finished in B fails in A
-    - a loss of the same training: by over 1e-4 at the first step, or by over 1e-2 in the first hundred
+    - a loss of the same training: by over 1e-4 at the first step, by over 1e-2
+      in the first hundred
     - an accuracy: by over half a percentage point, with p below 0.05
-    - the order: a step faster than PyTorch's in one and slower in the other, both with 95 % confidence
+    - the order: a step faster than PyTorch's in one and slower in the other,
+      both with 95 % confidence
     - the verdict on a claim, unless its number is near the limit in both
     """
     from experiments import comparison

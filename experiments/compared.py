@@ -69,9 +69,8 @@ def lines(comparison: Comparison, width: int) -> Iterator[str]:
             yield from textwrap.wrap(note, width, initial_indent="  ", subsequent_indent="  ")
     yield ""
     for line in comparison.verdict():
-        yield from textwrap.wrap(
-            line, width, initial_indent=line[: len(line) - len(line.lstrip())], subsequent_indent="    "
-        )
+        first = line[: len(line) - len(line.lstrip())]
+        yield from textwrap.wrap(line.strip(), width, initial_indent=first, subsequent_indent="    ")
 
 
 def _aligned(table: Shown) -> Iterator[str]:

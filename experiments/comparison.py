@@ -360,7 +360,7 @@ def _accuracies(here: Side, there: Side, common: Sequence[str]) -> list[Differen
         }  # fmt: skip
         said = (
             f"accuracy ({what}) {fixed(test.mean_here, 4)} against {fixed(test.mean_there, 4)}, "
-            f"{signed(100 * test.difference, 2)} points, p = {probability(p)}"
+            f"{signed(100 * test.difference, 2)} points, p{probability(p, True)}"
         )
         counts = large and significant_
         found.append(Difference("accuracy", study, engine, what, test.mean_here, test.mean_there, said, counts, about))
@@ -381,9 +381,9 @@ def _mean_accuracies(records: Sequence[Record]) -> dict[str, float]:
     return {name: statistics.fmean(values) for name, values in found.items()}
 
 
-def probability(value: float) -> str:
-    """A p value, short."""
-    return "<0.001" if value < 1e-3 else fixed(value, 3)
+def probability(value: float, sign: bool = False) -> str:
+    """A p value, short; with a `sign` also where it is no limit."""
+    return "<0.001" if value < 1e-3 else f"{'=' if sign else ''}{fixed(value, 3)}"
 
 
 def signed(value: float, decimals: int) -> str:

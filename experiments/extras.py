@@ -21,7 +21,7 @@ EXTRAS = {
         ("pooch", "requests", "scikit-learn"),
         ("pooch", "requests", "sklearn"),
     ),
-    "studies": Extra("runs of studies", ("filelock", "pandas"), ("filelock", "pandas")),
+    "studies": Extra("runs of studies", ("pandas",), ("pandas",)),
     "reports": Extra(
         "tables, figures, pages and the PDF",
         ("jinja2", "matplotlib", "pandas", "scipy", "seaborn", "typst"),

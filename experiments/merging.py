@@ -4,8 +4,8 @@ Raw records are copied as they are, and nothing that is in the folder already is
 what is there is named, and left where it was: two finished runs under one key with different results (the key says
 that they should be the same run), and records that are damaged or whose hashes are not those of what they say. A
 finished run takes the place of a failed one, which is kept in the folder `replaced`. Runs of one job on several
-machines are no conflict: reports pool their accuracies and show their times apart. Nor are those of one job and machine from
-different sources, of which reports show the newest; they are told.
+machines are no conflict: reports pool their accuracies and show their times apart. Nor are those of one job and machine
+from different sources, of which reports show the newest; they are told.
 """
 
 from __future__ import annotations
@@ -88,13 +88,17 @@ def merge(sources: Sequence[Path], results: Results) -> Merged:
     for source, contents in found.items():
         later = older = 0
         for key, (place, content) in contents.items():
-            record = _sound(place, content, key, merged)
-            if record is not None and record["schema"] == SCHEMA:
-                _put(record, place, content, results, merged)
-            elif record is not None:
-                older += 1
-            elif content and _schema(content) > SCHEMA:
+            try:
+                record = _sound(place, content, key)
+            except records.DamagedError as error:
+                merged.conflicts.append(f"{place.partition(' is damaged: ')[0]} is damaged: {error}")
+                continue
+            if record is None:
                 later += 1
+            elif record["schema"] < SCHEMA:
+                older += 1
+            else:
+                _put(record, place, content, results, merged)
         for count, words in ((older, "an older release, which have no job to match by"), (later, "a later release")):
             if count:
                 merged.notes.append(f"{source}: {count} records of {words}: left out")
@@ -102,27 +106,20 @@ def merge(sources: Sequence[Path], results: Results) -> Merged:
     return merged
 
 
-def _sound(place: str, content: bytes, key: str, merged: Merged) -> Record | None:
-    """The record in these bytes; None for one of a later release, and for one that is named as a conflict."""
+def _sound(place: str, content: bytes, key: str) -> Record | None:
+    """The record in these bytes, of this release or an older one; None for one of a later release.
+
+    Raises `DamagedError` for what is none, and for one whose hashes are not those of what it says.
+    """
     if not content:
-        merged.conflicts.append(place if "damaged" in place else f"{place} is damaged: empty")
-        return None
-    try:
-        record = records.parse(content, key, range(1, SCHEMA + 1))
-        if record is not None and record["schema"] == SCHEMA:
-            made = hashes(record.get("asked", {}), record.get("decided_by", {}))
-            if (made["key"], made["job"]) != (key, record["job"]):
-                raise records.DamagedError("its key is not the hash of what it says was asked and decided it")
-    except (records.DamagedError, AttributeError) as error:
-        merged.conflicts.append(f"{place} is damaged: {error}")
-        return None
+        raise records.DamagedError(place.partition(" is damaged: ")[2] or "empty")
+    record = records.parse(content, key, range(1, SCHEMA + 1))
+    if record is not None and record["schema"] == SCHEMA:
+        asked, decided_by = record.get("asked"), record.get("decided_by")
+        made = hashes(asked, decided_by) if isinstance(asked, dict) and isinstance(decided_by, dict) else {}
+        if (made.get("key"), made.get("job")) != (key, record["job"]):
+            raise records.DamagedError("its key is not the hash of what it says was asked and decided it")
     return record
-
-
-def _schema(content: bytes) -> int:
-    """The schema of a record that was not read."""
-    found = json.loads(content).get("schema", 0)
-    return found if isinstance(found, int) else 0
 
 
 def _put(record: Record, place: str, content: bytes, results: Results, merged: Merged) -> None:

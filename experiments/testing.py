@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 Interval = tuple[float, float]
 """Lower and upper end, of 95 %."""
@@ -47,6 +48,7 @@ def student(t: float, degrees: int) -> float:
     return 0.5 + math.copysign(scale * area, t)
 
 
+@cache
 def student_quantile(probability: float, degrees: int) -> float:
     """The t of which `student` is this probability (above a half), by bisection."""
     low, high = 0.0, 1.0

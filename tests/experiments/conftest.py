@@ -74,3 +74,14 @@ def sample_results(fake: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
 def sample_report(sample_results: Path) -> report.Built:
     """The report of the sweep on the embedded sample."""
     return report.build(sample_results)
+
+
+@pytest.fixture(scope="session")
+def invented() -> ModuleType:
+    """The module `invented_records.py` beside this file."""
+    spec = importlib.util.spec_from_file_location("invented_records", Path(__file__).with_name("invented_records.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["invented_records"] = module
+    spec.loader.exec_module(module)
+    return module

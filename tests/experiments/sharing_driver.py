@@ -2,8 +2,8 @@
 
     python sharing_driver.py FOLDER MACHINE LOG SEEDS SECONDS
 
-It says what it runs, and when, in lines of LOG. There is no flock here, as on some network file systems, and processes of
-two MACHINEs cannot see each other: only the files of the folder tell whether another one lives.
+It says what it runs, and when, in lines of LOG. There is no flock here, as on some network file systems, and processes
+of two MACHINEs cannot see each other: only the files of the folder tell whether another one lives.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def test_every_command_explains_itself_with_an_example_and_writes_json(command: 
 
 def test_the_commands_are_those_of_the_readme(twingrad: Any) -> None:
     expected = {"list", "run", "race", "microbench", "report", "paper", "reproduce", "train", "predict", "doctor"}
-    expected |= {"archive", "check", "completion", "docs", "gradbench"}
+    expected |= {"archive", "check", "compare", "completion", "docs", "gradbench", "merge"}
     assert expected == set(COMMANDS)
     said = twingrad("--help")
     assert said.code == 0 and all(name in said.out for name in expected)
@@ -142,6 +142,11 @@ def test_the_module_is_the_same_command() -> None:
         (["microbench", "--systems", "caffe"], "no system 'caffe'; systems: numpy-eager, "),
         (["report"], "nothing has been run into it"),
         (["paper", "--results", "elsewhere"], "nothing has been run into it"),
+        (["compare"], "results: there is no such results folder or archive"),
+        (["merge", "absent"], "absent: neither a results folder nor an archive"),
+        (["run", "mnist-rnn-e", "--shard", "3/2"], "--shard '3/2': expected i/n, such as 1/4"),
+        (["run", "mnist-rnn-e", "--costs", "costs.csv"], "--costs says how shards are cut"),
+        (["run", "mnist-rnn-e", "--shard", "1/2", "--costs", "absent.csv"], "absent.csv: cannot be read"),
         (["train", "absent.toml", "--data", "mnist"], "absent.toml: there is no such file"),
         (["train", "mnist-rn", "--data", "mnist"], "did you mean 'mnist-rnn'"),
         (["train", "mnist-rnn", "--data", "cifar"], "cifar: neither an .npz file nor a data set (imdb, mnist)"),

@@ -27,7 +27,7 @@ from experiments.microbenchmarks import registry
 from experiments.papers import PaperFileError, load_paper
 from experiments.report import MixedMachinesError, ReportError, claims, figures, numbers, table, tables
 from experiments.report.table import Table
-from experiments.report.view import TRAINED, View
+from experiments.report.view import TRAINED, View, views_of
 from experiments.results import ResultsError, Tidy
 
 ViewOf = Callable[..., View]
@@ -648,10 +648,84 @@ def test_a_table_never_mixes_machines(producer: str, fake: ModuleType, view_of: 
         tables.PRODUCERS[producer](view)
 
 
-def test_a_report_of_two_machines_is_refused(fake: ModuleType, tmp_path: Path) -> None:
-    fake.write(tmp_path, fake.rows(seeds=1), fake.rows(seeds=2, engines=("torch",), cpu_model="Another CPU"))
-    with pytest.raises(MixedMachinesError):
-        report.build(tmp_path)
+def test_a_report_of_two_machines_shows_times_apart_and_accuracies_of_both(
+    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blank(_built: Any, stem: Path, _draw: Any) -> None:  # the figures of each machine take long to draw
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        stem.with_name(stem.name + ".svg").write_text("<svg/>")
+
+    monkeypatch.setattr(report, "_draw", blank)
+    here = fake.rows(seeds=2, engines=("numpy", "torch"))
+    other = fake.rows(seeds=4, engines=("numpy", "torch"), cpu_model="Another CPU")
+    for item in (*other["runs"], *other["epochs"]):
+        for name in ("train_accuracy", "test_accuracy"):
+            if item.get(name) is not None:
+                item[name] -= 0.01
+    fake.write(tmp_path, here, other)
+    built = report.build(tmp_path, papers=["mnist-rnn-e"])
+    document = json.loads(built.data.read_text())
+    (first,), (second,) = document["papers"], document["other_machines"]
+    assert (first["key"], first["machines"]) == ("mnist-rnn-e", ["Another CPU", fake.CPU])
+    assert second["key"].startswith("mnist-rnn-e-on-") and second["title"].endswith(f": {fake.CPU}")
+    for section, machine, not_here in ((first, "Another CPU", fake.CPU), (second, fake.CPU, "Another CPU")):
+        for made in section["tables"]:
+            if made["producer"] not in ("settings", "missing") and made["id"] != "pooled-accuracies":
+                assert not_here not in json.dumps([group["heading"] for group in made["groups"]]), made["id"]
+        (race,) = (made for made in section["tables"] if made["id"] == "race")
+        assert all(machine in group["heading"] for group in race["groups"])
+    rows = {
+        section["key"]: list(csv.DictReader((built.folder / "tables" / f"{section['key']}-performance.csv").open()))
+        for section in (first, second)
+    }
+    times, accuracies = (
+        [{row["engine"]: row[name] for row in found if row["kind"] == "measured"} for found in rows.values()]
+        for name in ("total_s", "test_accuracy")
+    )
+    assert times[0] != times[1] and accuracies[0] == accuracies[1]
+    pooled = {
+        row["engine"]: row
+        for row in csv.DictReader((built.folder / "tables" / "mnist-rnn-e-pooled-accuracies.csv").open())
+        if row["measure"] == "time and accuracy"
+    }
+    last = {
+        (item["machine"], item["engine"], item["seed"]): item["test_accuracy"]
+        for sweep in (here, other)
+        for item in ({**row, "machine": row["cpu_model"]} for row in sweep["runs"])
+        if item["measure"] == "time"
+    }
+    seeds = [
+        np.mean(
+            [last[machine, "numpy", seed] for machine in (fake.CPU, "Another CPU") if (machine, "numpy", seed) in last]
+        )
+        for seed in range(4)
+    ]
+    assert (int(pooled["numpy"]["seeds"]), float(pooled["numpy"]["test_accuracy"])) == (
+        4,
+        pytest.approx(np.mean(seeds)),
+    )
+    page = (built.folder / "report.html").read_text()
+    assert f'id="{second["key"]}"' in page and "Test accuracy over all machines" in page
+    labels = (built.folder / "figures" / "overview-steps.svg").read_text()
+    assert "Another CPU" in labels and fake.CPU in labels, "one figure of the ratios of both machines"
+
+
+def test_claims_of_two_machines_are_about_the_times_of_each_and_the_accuracies_of_both(
+    fake: ModuleType, tmp_path: Path
+) -> None:
+    """The runs of one study were spread over two machines: one engine here, another one there."""
+    fake.write(
+        tmp_path, fake.rows(seeds=3, engines=("julia",)), fake.rows(seeds=3, engines=("torch",), cpu_model="Another")
+    )
+    paper = fake.about("mnist-rnn-e")
+    accuracy, time = quantities.QUANTITIES["test_accuracy"], quantities.QUANTITIES["later_epoch_seconds"]
+    found = views_of(paper, Tidy.load(tmp_path))
+    assert len(found) == 2
+    for view in found:
+        assert accuracy.value(view, "julia") is not None and accuracy.value(view, "torch") is not None
+        assert {name for name in ("julia", "torch") if time.value(view, name) is not None} == (
+            {"torch"} if view.machine() == "Another" else {"julia"}
+        )
 
 
 @pytest.mark.parametrize("producer", sorted(tables.PRODUCERS))
