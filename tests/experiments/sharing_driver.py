@@ -1,9 +1,11 @@
-"""A process that works at a sweep in a shared folder, with workers that train nothing; started by `test_sharing.py`.
+"""Processes that work at a sweep in a shared folder, with workers that train nothing; started by `test_sharing.py`.
 
-    python sharing_driver.py FOLDER MACHINE LOG SEEDS SECONDS
+    python sharing_driver.py FOLDER LOG SEEDS SECONDS
 
-It says what it runs, and when, in lines of LOG. There is no flock here, as on some network file systems, and processes
-of two MACHINEs cannot see each other: only the files of the folder tell whether another one lives.
+For each line of its input, the name of a machine, it forks a process of that machine, and prints its number.
+
+A process says what it runs, and when, in lines of LOG. There is no flock here, as on some network file systems, and
+processes of two machines cannot see each other: only the files of the folder tell whether another one lives.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import fcntl
 import io
 import json
 import os
+import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +28,13 @@ from rich.console import Console
 
 from bridge.registry import ENGINES, Availability, Registered
 from bridge.session import Evaluation
-from experiments import data, leases, machine, papers, provenance, slots, sweep
+from experiments import data, leases, machine, papers, provenance, slots, sources, sweep
 from experiments.data.dataset import Dataset
 from experiments.progress import Progress
 from experiments.results import Results
 
-FOLDER, MACHINE, LOG = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-SEEDS, SECONDS = int(sys.argv[4]), float(sys.argv[5])
+FOLDER, LOG, SEEDS, SECONDS = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+MACHINE = ""
 
 
 def no_flock(*_: Any) -> None:
@@ -40,8 +44,7 @@ def no_flock(*_: Any) -> None:
 fcntl.flock = fcntl.lockf = no_flock
 leases.BEAT, leases.MISSED, leases.POLL = 0.1, 20, 0.02
 leases.identity = lambda: (MACHINE, f"boot-of-{MACHINE}", "namespace")  # type: ignore[assignment]
-HERE = dataclasses.replace(machine.machine(), stepping=MACHINE)
-provenance.machine = lambda: HERE  # type: ignore[assignment]
+provenance.machine = lambda: dataclasses.replace(machine.machine(), stepping=MACHINE)  # type: ignore[assignment]
 provenance.commit = lambda: ("c0ffee" * 6, False)  # type: ignore[assignment]
 provenance.cores = lambda: 2
 data.load = lambda *_, **__: ROWS  # type: ignore[assignment]
@@ -92,7 +95,9 @@ class FakeWorker:
 
 slots.Worker = FakeWorker  # type: ignore[assignment,misc]
 
-if __name__ == "__main__":
+
+def work() -> None:
+    """Take part in the sweep."""
     paper = papers.load_paper("mnist-rnn-e")
     jobs = sweep.plan(paper, "full", ["numpy"], SEEDS, ["time"], 1)
     results = Results(FOLDER)
@@ -100,3 +105,20 @@ if __name__ == "__main__":
         outcome = sweep.Sweep(results, shared=held).run(jobs, Progress(Console(file=io.StringIO()), len(jobs)))
         results.write_tidy_together(held)
     assert [record["status"] for record in outcome.records] == ["ok"] * len(jobs), outcome.records
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the killed ones leave nothing behind
+    sources.SOURCES.digest([sweep.WORKER, "experiments.measures.training", ENGINES["numpy"].module])
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            MACHINE = line.strip()
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                work()
+                log("done")
+            except BaseException:
+                log(traceback.format_exc())
+            os._exit(0)
+        print(child, flush=True)

@@ -653,7 +653,7 @@ def test_a_report_of_two_machines_shows_times_apart_and_accuracies_of_both(
 ) -> None:
     def blank(_built: Any, stem: Path, _draw: Any) -> None:  # the figures of each machine take long to draw
         stem.parent.mkdir(parents=True, exist_ok=True)
-        stem.with_name(stem.name + ".svg").write_text("<svg/>")
+        stem.with_name(stem.name + ".svg").write_text('<svg width="100pt"/>')
 
     monkeypatch.setattr(report, "_draw", blank)
     here = fake.rows(seeds=2, engines=("numpy", "torch"))

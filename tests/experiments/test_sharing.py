@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,31 @@ class Sweeps:
     """Processes that work at one sweep."""
 
     def __init__(self, folder: Path, seeds: int, seconds: float) -> None:
-        self.results, self.log = Results(folder / "results"), folder / "log"
-        self.seeds, self.seconds = seeds, seconds
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def start(self, machine: str) -> subprocess.Popen[str]:
-        command = [sys.executable, DRIVER, self.results.root, machine, self.log, self.seeds, self.seconds]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(
-            list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        self.results, self.log, self.seeds = Results(folder / "results"), folder / "log", seeds
+        command = [sys.executable, DRIVER, self.results.root, self.log, seeds, seconds]
+        self.driver = subprocess.Popen(
+            list(map(str, command)),
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        self.processes.append(process)
-        return process
+        self.killed: set[int] = set()
+        self.started: list[int] = []
+
+    def start(self, machine: str) -> int:
+        """Start a process of a machine; its number."""
+        assert self.driver.stdin is not None and self.driver.stdout is not None
+        self.driver.stdin.write(f"{machine}\n")
+        self.driver.stdin.flush()
+        self.started.append(int(self.driver.stdout.readline()))
+        return self.started[-1]
+
+    def kill(self, process: int) -> None:
+        """End a process, unless it has ended by itself."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+            self.killed.add(process)
 
     def lines(self) -> list[list[Any]]:
         """What the processes said so far: what, machine, process, moment."""
@@ -48,14 +61,19 @@ class Sweeps:
 
     def wait(self, count: int, of: str = "") -> None:
         """Until so many runs have begun, of one machine or of all."""
-        end = time.monotonic() + 120
-        while sum(line[0] == "begin" and of in ("", line[1]) for line in self.lines()) < count:
-            assert time.monotonic() < end, [process.poll() for process in self.processes]
-            time.sleep(0.02)
+        self._until(lambda: sum(line[0] == "begin" and of in ("", line[1]) for line in self.lines()) >= count)
 
-    def finish(self, process: subprocess.Popen[str]) -> None:
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
+    def finish(self, process: int) -> None:
+        """Until a process is done."""
+        said = {"begin", "end"}
+        self._until(lambda: any(line[2] == process and line[0] not in said for line in self.lines()))
+        assert [line[0] for line in self.lines() if line[2] == process][-1] == "done"
+
+    def _until(self, true: Callable[[], bool]) -> None:
+        end = time.monotonic() + 500
+        while not true():
+            assert time.monotonic() < end, self.lines()
+            time.sleep(0.02)
 
     def check(self, killed: int = 0) -> None:
         """Each job has one finished record, and was run once, but for those in whose midst a process was killed."""
@@ -74,16 +92,11 @@ class Sweeps:
         for what, machine, pid, _ in sorted(self.lines(), key=lambda line: line[3]):
             if what == "end":
                 open_runs.pop(machine, None)
-            elif machine in open_runs and open_runs[machine] in self.alive:
+            elif machine in open_runs and open_runs[machine] not in self.killed:
                 found.append((machine, pid))
             if what == "begin":
                 open_runs[machine] = pid
         return found
-
-    @property
-    def alive(self) -> set[int]:
-        """The processes that were not killed."""
-        return {process.pid for process in self.processes if process.returncode != -signal.SIGKILL}
 
 
 @contextlib.contextmanager
@@ -92,25 +105,23 @@ def sweeps(folder: Path, seeds: int, seconds: float) -> Iterator[Sweeps]:
     try:
         yield found
     finally:
-        for process in found.processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+        for process in found.started:
+            found.kill(process)
+        found.driver.communicate()
 
 
 def test_runs_are_done_once_and_those_of_killed_and_stopped_processes_are_taken_over(tmp_path: Path) -> None:
     with sweeps(tmp_path, 5, 0.3) as shared:
         first, other = shared.start("a"), shared.start("b")
         shared.wait(1, of="b")
-        other.send_signal(signal.SIGSTOP)
+        os.kill(other, signal.SIGSTOP)
         shared.wait(1, of="a")
         second = shared.start("a")  # a process of the same machine: it sees at once that the first one has ended
-        first.kill()
-        first.wait()
+        shared.kill(first)
         shared.finish(second)
         shared.check(killed=2)
         written = {path: path.read_bytes() for path in shared.results.raw.glob("*.json")}
-        other.send_signal(signal.SIGCONT)  # its run was taken over: what it made of it is left out
+        os.kill(other, signal.SIGCONT)  # its run was taken over: what it made of it is left out
         shared.finish(other)
         assert {path: path.read_bytes() for path in shared.results.raw.glob("*.json")} == written
         shared.check(killed=2)
@@ -130,16 +141,13 @@ def share(folder: Path, source: random.Random, seeds: int, kills: int) -> None:
     """Two processes of one machine and one of another, of which one after the other is killed and started again."""
     with sweeps(folder, seeds, 0.2) as shared:
         running = {name: shared.start(name[0]) for name in ("a1", "a2", "b1")}
-        killed = 0
         for number in range(kills):
             shared.wait(number + 1)
             time.sleep(source.uniform(0, 0.3))
             name = source.choice(sorted(running))
-            if running[name].poll() is None:
-                running[name].kill()
-                killed += running[name].wait() == -signal.SIGKILL
+            shared.kill(running[name])
             running[name] = shared.start(name[0])
         for process in running.values():
             shared.finish(process)
-        shared.check(killed)
+        shared.check(len(shared.killed))
         assert shared.overlapping() == []
