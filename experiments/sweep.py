@@ -266,8 +266,38 @@ class Sweep:
                 found[number] = known
                 reused.append(number)
                 progress.finish(str(job), "was finished before" if known["status"] == "ok" else described(known))
-            elif number not in self._others:
-                self._run(number, job, slot, task, record, found, progress)
+            if known is not None or number in self._others:
+                return
+            progress.start(str(job), job.kind.steps(job))
+            self._prepare(job.engines)
+            start = time.perf_counter()
+            try:
+                for parts in job.kind.run(assignment(job, task, slot, progress)):
+                    record.update(parts)
+                if "failures" in record:
+                    _note_failures(job, record)
+            except ResultsError:  # no place to write is no failure of this run: stop
+                raise
+            except (TwinGradError, EngineError) as error:
+                if slot.stopped:  # its worker was ended, which says nothing about the run
+                    return
+                kind = "unavailable" if isinstance(error, EngineUnavailableError) else "failed"
+                died = f"{job.named}: " if isinstance(error, WorkerError) else ""
+                record.update(status="failed", error=f"{died}{error}", error_kind=kind)
+            record["seconds"] = time.perf_counter() - start
+            if self._lost(record):
+                self._others[number] = Owner()
+                progress.note(
+                    f"{job}: taken over by another process, since this one was silent: this result is left out"
+                )
+                return
+            self.results.save(record)
+            found[number] = record
+            progress.finish(str(job), described(record))
+
+    def _lost(self, record: Record) -> bool:
+        """Whether another process took a job over while this one ran it."""
+        return self.leases is not None and not self.leases.still(record["job"])
 
     @contextmanager
     def _turn(self, number: int, record: Record, again: bool) -> Iterator[Record | None]:
@@ -302,44 +332,6 @@ class Sweep:
         if failed is not None and failed["provenance"]["created"] >= self._since:
             return failed
         return self.results.finished_elsewhere(record)
-
-    def _run(
-        self,
-        number: int,
-        job: Job,
-        slot: Slot,
-        task: Task,
-        record: Record,
-        found: dict[int, Record],
-        progress: Progress,
-    ) -> None:
-        """Run a job and save its record."""
-        progress.start(str(job), job.kind.steps(job))
-        self._prepare(job.engines)
-        start = time.perf_counter()
-        try:
-            for parts in job.kind.run(assignment(job, task, slot, progress)):
-                record.update(parts)
-            if "failures" in record:
-                _note_failures(job, record)
-        except ResultsError:  # no place to write is no failure of this run: stop
-            raise
-        except (TwinGradError, EngineError) as error:
-            if slot.stopped:  # its worker was ended, which says nothing about the run
-                return
-            kind = "unavailable" if isinstance(error, EngineUnavailableError) else "failed"
-            died = f"{job.named}: " if isinstance(error, WorkerError) else ""
-            record.update(status="failed", error=f"{died}{error}", error_kind=kind)
-        record["seconds"] = time.perf_counter() - start
-        if self.leases is not None and not self.leases.still(record["job"]):
-            progress.note(
-                f"{job}: another process took it over, since this one did not answer; this result is left out"
-            )
-            self._others[number] = self.leases.holder(record["job"]) or Owner()
-            return
-        self.results.save(record)
-        found[number] = record
-        progress.finish(str(job), described(record))
 
     def _prepare(self, names: Sequence[str]) -> None:
         for name in names:
