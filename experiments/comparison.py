@@ -303,10 +303,10 @@ def _failures(here: Side, there: Side, common: Sequence[str]) -> list[Difference
             f"{config['measure']}, seed {config['seed']}: {'not available' if absent else 'failed'} in {side}: {error}"
         )
         state = "unavailable" if absent else "failed"
-        mine, other = ("ok", state) if finished else (state, "ok")
+        states = ("ok", state) if finished else (state, "ok")
         counts = not absent and not finished
         what = config["measure"]
-        found.append(Difference("failed", config["paper"], config["engine"], what, mine, other, words, counts))
+        found.append(Difference("failed", config["paper"], config["engine"], what, *states, words, counts))
     return found
 
 
