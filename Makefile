@@ -44,10 +44,11 @@ reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, table
 curves: $(VENV)/.dev ## a small transformer and a residual network, trained in all engines to the same losses
 	$(BIN)/python -m experiments.curves $(ARGS)
 
-# The linters run while Julia and the browser are set up.
+# The linters run while Julia and the browser are set up; the engine is compiled before workers would do it side by side.
 test: $(VENV)/.dev ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
 	@$(MAKE) --no-print-directory lint & lint=$$!; \
 	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m contrib.julia; \
+	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -c 'from bridge.libjulia import engine; engine.prepare()'; \
 	$(if $(JULIA),,bash tests/install_browser.sh;) \
 	wait $$lint
 	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10 \
