@@ -26,9 +26,10 @@ SKIPPED_IN_CI = ("does not apply: ", "needs the real data")
 """How the reasons begin for which CI may skip a test, too; any other fails the run there."""
 
 LONGEST = (
-    *("test_julia_suite_programs.py", "test_julia_suite_ops.py", "test_benchmarks.py", "test_paper.py"),
+    *("test_julia_suite_quick.py", "test_julia_suite_optimised.py", "test_benchmarks.py", "test_paper.py"),
     *("test_reference_layers.py", "test_references.py", "test_cli.py", "test_parity.py", "test_julia_suite_sweep.py"),
-    *("test_julia_packages.py", "test_julia_function.py", "test_packaging.py", "test_tutorial.py", "test_limits.py"),
+    *("test_resume.py", "test_julia_packages.py", "test_julia_function.py", "test_packaging.py", "test_tutorial.py"),
+    "test_limits.py",
 )
 """The test files that take longest begin first, so that no worker is left alone with one of them at the end."""
 

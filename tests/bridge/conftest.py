@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from bridge import registry, spec, weights
 from bridge.libjulia.find import Julia
-from bridge.libjulia.sysimage import KEEPS_MACHINE_CODE
 from bridge.session import Optimizer, Session
 from bridge.spec import ModelSpec
 from bridge.weights import Params
@@ -33,57 +32,52 @@ ROOT = Path(__file__).parents[2]
 JULIA_ENGINE = ROOT / "julia_engine"
 
 JULIA_GROUPS = {
-    "ops": (
-        "ad_checks",
-        "ad_constants",
+    "optimised": (
         "ad_convolution",
         "ad_kernels",
-        "ad_ops",
-        "ad_vectors",
+        "ad_loops",
+        "ad_memory",
+        "ad_tape",
+        "ad_tiles",
+        "ad_transforms",
         "network_embedding",
         "network_entry",
-        "network_layers",
         "network_training",
     ),
-    "sweep": ("ad_sweep",),
-    "programs": (
+    "quick": (
         "ad_chain_rules",
         "ad_checkpoint",
+        "ad_checks",
         "ad_compiled",
         "ad_cond",
+        "ad_constants",
         "ad_copies",
         "ad_differentiation_interface",
         "ad_forward",
         "ad_interface",
-        "ad_loops",
-        "ad_memory",
         "ad_nesting",
+        "ad_ops",
         "ad_plan",
         "ad_rules",
-        "ad_tape",
-        "ad_tiles",
-        "ad_transforms",
+        "ad_vectors",
         "ad_vmap",
         "ad_watched",
         "ad_written",
         "campaign",
+        "network_layers",
         "package",
         "versions",
     ),
+    "sweep": ("ad_sweep",),
 }
-"""The files of `julia_engine/test` in groups: each a process and a `test_julia_suite_*.py`.
+"""The files of `julia_engine/test` in groups: each a process and a `test_julia_suite_*.py`, which says how it compiles.
 
-Every process compiles what its files share with the others once more: hence few groups.
+Every process compiles what its files share with the others once more: hence few groups. Files that count allocations,
+or try the kernels' own arithmetic, need the compiler's optimisation.
 """
 
 JULIA_GROUP_SECONDS = None if os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign" else 1800
 """The limit of a group, which takes about four minutes on an idle machine; a campaign has none."""
-
-QUICK = ("-O0",)
-"""What is compiled anew in every process, and mostly run once, is compiled with little optimisation.
-
-This takes a quarter less time in all. The loops of the engine's kernels, which ask for more, get it.
-"""
 
 
 @pytest.fixture
@@ -313,9 +307,7 @@ def run_julia_tests(julia: Julia, tmp_path: Path) -> Callable[..., dict[str, int
     def run(files: Sequence[str], *options: str) -> dict[str, int]:
         program = str(JULIA_ENGINE / "test" / "runtests.jl")
         # Two threads: the trainer's own need at least that many.
-        kept = julia.release >= KEEPS_MACHINE_CODE
-        command = [julia.executable, "--startup-file=no", *(() if kept else QUICK), f"--project={JULIA_ENGINE}"]
-        command += [*options, program, *files]
+        command = [julia.executable, "--startup-file=no", f"--project={JULIA_ENGINE}", *options, program, *files]
         log = tmp_path / "runtests.log"
         with log.open("wb") as file:
             try:
