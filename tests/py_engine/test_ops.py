@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -738,9 +738,27 @@ DIFFERENTIABLE = [line for line in LINES if line.differentiable]
 
 
 def examples(lines: Sequence[Line]) -> Any:
-    """Parametrize a test with each example of each line."""
-    pairs = [(line, example) for line in lines for example in line.examples]
-    return pytest.mark.parametrize(("line", "example"), pairs, ids=[f"{line.name} {e}" for line, e in pairs])
+    """Let a test of one example try those of each line: one test for each line, since thousands take long to hand out.
+
+    A failure names its example.
+    """
+
+    def of_lines(test: Callable[..., None]) -> Any:
+        @wraps(test)
+        def try_all(line: Line, **given: Any) -> None:
+            for example in line.examples:
+                try:
+                    test(line=line, example=example, **given)
+                except Exception as error:
+                    error.add_note(f"in the example {line.name} {example}")
+                    raise
+
+        takes = inspect.signature(test)
+        rest = [parameter for name, parameter in takes.parameters.items() if name != "example"]
+        try_all.__signature__ = takes.replace(parameters=rest)  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("line", lines, ids=[line.name for line in lines])(try_all)
+
+    return of_lines
 
 
 def test_every_op_of_the_table_has_a_line():
@@ -1095,8 +1113,7 @@ A, B = np.array([[0.5], [-1.5]]), np.array([2.0, 3.0, -0.5])
 def test_the_checks_of_all_ops_hold_for_a_new_one(check, new, rng, seed):
     given = {"rng": rng, "seed": seed}
     takes = inspect.signature(check).parameters
-    for example in new.examples if "example" in takes else [None]:
-        check(**{name: {"line": new, "example": example, **given}[name] for name in takes})
+    check(**{name: {"line": new, **given}[name] for name in takes})
 
 
 def summed(f):
