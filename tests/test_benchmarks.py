@@ -64,7 +64,7 @@ ALL = BY_ENGINE | OF_PY_ENGINE | OF_BRIDGE | OF_SYSTEMS
 CHOSEN = (
     r"^(training\.(Epoch|Start)|memory)\..*\('numpy'",
     r"^training\.Convolutional\..*\('numpy', 'mnist-cnn'",
-    r"^training\.Start\..*\('(julia|torch)'",
+    r"^training\.Start\..*\('torch'",
     r"^memory\.Allocated\..*\('julia'",  # its own runtime counts
     r"^micro\..*, 'sincos'",
     r"^(eager|bridge)\.",
