@@ -59,7 +59,7 @@ def same(name: str, kind: str = "vector", torch: str | None = None) -> Row:
 def _named(module: Any, name: str) -> Function:
     for part in name.split("."):
         module = getattr(module, part)
-    return module  # type: ignore[no-any-return]
+    return module
 
 
 ROWS: Sequence[Row] = (

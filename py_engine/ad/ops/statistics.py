@@ -365,7 +365,7 @@ def _cov(
     same_dtype("cov", dtype, parts[0])
     if parts[0].dtype != np.float64:
         raise DTypeError(f"cov: numpy computes covariances in float64, got {parts[0].dtype}; convert with astype()")
-    rows = []
+    rows: list[Tensor] = []
     for x in parts:
         if x.ndim > 2:
             raise ShapeError(f"cov: expected at most two axes, got shape {x.shape}")
