@@ -4,8 +4,8 @@
 
 For each function the gradient of a weighted sum of its squared results is timed (of a sum alone, that of a linear
 function is a constant, which a compiler folds): compiled by the numpy engine and by JAX, eagerly by PyTorch, in
-float64, each with one thread. The systems alternate in rounds within one process, and the least time of a call is shown, so that
-a loaded machine says something, too. Gradients that differ from the numpy engine's are not timed.
+float64, each with one thread. The systems alternate in rounds within one process, and the least time of a call is
+shown, so that a loaded machine says something, too. Gradients that differ from the numpy engine's are not timed.
 Systems that are not installed, and functions that one lacks, are left out.
 """
 
