@@ -373,8 +373,8 @@ def einsum(subscripts: str, *operands: Operand, out: None = None, optimize: Any 
 
 def _lettered(given: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Return subscripts and operands of einsum's other form: operands, each followed by a list of its axes' numbers."""
-    lists: Sequence[Any] = given[1::2] if len(given) % 2 == 0 else (*given[1::2], given[-1])
-    lists = [x.tolist() if isinstance(x, np.ndarray) and x.dtype.kind in "iu" else x for x in lists]
+    lists = given[1::2] if len(given) % 2 == 0 else (*given[1::2], given[-1])
+    lists = tuple([x.tolist() if isinstance(x, np.ndarray) and x.dtype.kind in "iu" else x for x in lists])
     if len(given) < 2 or not all(isinstance(numbers, (list, tuple)) for numbers in lists):
         return None, ()
     terms = []
