@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,10 @@ from experiments.results import Results, Tidy, tidy_rows
 PAPER = papers.load_paper("sizes")
 FAMILIES = {family.id: family for family in PAPER.families}
 ViewOf = Callable[..., View]
+
+CAMPAIGN = os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign"
+IN_JULIA = ("cnn-norm", "gru")
+"""Families that Julia compiles for in `make test`; a campaign takes all of them."""
 
 SMALL: dict[str, dict[str, Any]] = {
     "lenet5": {"conv1.filters": 2, "conv2.filters": 3, "dense1.units": 8, "dense2.units": 7},
@@ -123,17 +128,24 @@ def trained(engine: Any, spec: ModelSpec, family: Family) -> tuple[list[float], 
     return list(losses), engine.params()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_our_engines_train_each_family_as_pytorch_does(
-    name: str, torch_worker: Any, numpy_worker: Any, julia_worker: Any
-) -> None:
+def as_pytorch(worker: Any, torch_worker: Any, name: str) -> None:
     spec = small(FAMILIES[name])
     losses, params = trained(torch_worker, spec, FAMILIES[name])
-    for worker in (numpy_worker, julia_worker):
-        found, ours = trained(worker, spec, FAMILIES[name])
-        np.testing.assert_allclose(found, losses, rtol=1e-10)
-        for parameter, expected in params.items():
-            np.testing.assert_allclose(ours[parameter], expected, rtol=1e-7, atol=1e-9)
+    found, ours = trained(worker, spec, FAMILIES[name])
+    np.testing.assert_allclose(found, losses, rtol=1e-10)
+    for parameter, expected in params.items():
+        np.testing.assert_allclose(ours[parameter], expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_numpy_engine_trains_each_family_as_pytorch_does(name: str, torch_worker: Any, numpy_worker: Any) -> None:
+    as_pytorch(numpy_worker, torch_worker, name)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", FAMILIES if CAMPAIGN else IN_JULIA)
+def test_the_julia_engine_trains_each_family_as_pytorch_does(name: str, torch_worker: Any, julia_worker: Any) -> None:
+    as_pytorch(julia_worker, torch_worker, name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -144,7 +156,7 @@ def test_the_numpy_engine_can_say_where_the_time_of_a_step_goes(name: str, numpy
 
 
 def test_the_julia_engine_can_too_and_frameworks_can_not(julia_worker: Any, torch_worker: Any) -> None:
-    for name in ("mlp", "cnn-norm"):
+    for name in IN_JULIA:
         spec = small(FAMILIES[name])
         trained(julia_worker, spec, FAMILIES[name])
         before = julia_worker.params()
