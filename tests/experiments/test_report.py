@@ -657,6 +657,7 @@ def test_a_report_of_two_machines_shows_times_apart_and_accuracies_of_both(
         stem.with_name(stem.name + ".svg").write_text('<svg width="100pt"/>')
 
     monkeypatch.setattr(report, "_draw", blank)
+    monkeypatch.setattr(report.overview, "OVERVIEWS", report.overview.OVERVIEWS[:1])
     here = fake.rows(seeds=2, engines=("numpy", "torch"))
     other = fake.rows(seeds=4, engines=("numpy", "torch"), cpu_model="Another CPU")
     for item in (*other["runs"], *other["epochs"]):
