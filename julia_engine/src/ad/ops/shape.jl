@@ -524,9 +524,10 @@ for f in (:logdet, :rank, :cond, :eigvals, :eigen, :lu, :normalize, :opnorm)
         $("$f is no op of TwinGrad" * advice)))
     f === :normalize && @eval LinearAlgebra.normalize(x::Tensor, ::Real) = normalize(x)  # Julia has one of anything, since 1.12
 end
-LinearAlgebra.mul!(x::Tensor, @nospecialize(args...)) = in_place()
-LinearAlgebra.mul!(c::AbstractVecOrMat, a::Tensor, @nospecialize(args...)) = in_place()
-LinearAlgebra.mul!(c::AbstractVecOrMat, a::AbstractVecOrMat, b::Tensor, @nospecialize(args...)) = in_place()
+const MulOperand = Union{Tensor,AbstractVecOrMat,Number}  # with any type, these would be ambiguous with ChainRulesCore's
+LinearAlgebra.mul!(c::Tensor, a::MulOperand, b::MulOperand, scales::Number...) = in_place()
+LinearAlgebra.mul!(c::AbstractVecOrMat, a::Tensor, b::MulOperand, scales::Number...) = in_place()
+LinearAlgebra.mul!(c::AbstractVecOrMat, a::AbstractVecOrMat, b::Tensor, scales::Number...) = in_place()
 LinearAlgebra.dot(x::Tensor, z::Complex) = no_complex("dot")
 LinearAlgebra.dot(z::Complex, x::Tensor) = no_complex("dot")
 Base.:\(a::Tensor, b::Union{Tensor,Real,AbstractArray}) = left_quotient(a, b)
