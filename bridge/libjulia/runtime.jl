@@ -1,11 +1,12 @@
 # What the bridge asks of a Julia before and beside the engine, in Julia 1.5 to 1.12 with the standard library only.
-# Evaluated by every runtime when it starts, and by probe.jl.
+# Evaluated by every runtime when it starts, and by probe.jl. Comments, no docstrings: with PythonCall loaded, Julia compiles for
+# half a second what enters those.
 
 module TwinGradRuntime
 
 import Libdl, LinearAlgebra
 
-"The message of an exception, as Julia would show it, without the stack."
+# The message of an exception, as Julia would show it, without the stack.
 message(error) =
     try
         sprint(showerror, error)
@@ -13,7 +14,7 @@ message(error) =
         string(typeof(error))
     end
 
-"The paths of the libraries that Julia's own BLAS calls reach. Others in this process, such as numpy's, don't count."
+# The paths of the libraries that Julia's own BLAS calls reach. Others in this process, such as numpy's, don't count.
 function blas_libraries()
     LinearAlgebra.mul!(zeros(Float32, 4, 4), ones(Float32, 4, 4), ones(Float32, 4, 4))  # a BLAS may be loaded on demand
     names = isdefined(LinearAlgebra.BLAS, :get_config) ?
@@ -33,7 +34,7 @@ function openblas_string(names...)
     return ""
 end
 
-"The BLAS in use, with its version where it tells one."
+# The BLAS in use, with its version where it tells one.
 function blas()
     config = openblas_string(:openblas_get_config64_, :openblas_get_config)
     isempty(config) || return join(split(config)[1:min(2, end)], " ")
@@ -41,10 +42,10 @@ function blas()
     return join((basename(library.libname) for library in LinearAlgebra.BLAS.get_config().loaded_libs), ", ")
 end
 
-"The kernels that OpenBLAS chose for this CPU; empty for another BLAS."
+# The kernels that OpenBLAS chose for this CPU; empty for another BLAS.
 kernels() = openblas_string(:openblas_get_corename64_, :openblas_get_corename)
 
-"Whether exceptions can be thrown from compiled code and caught, through many frames and while others run."
+# Whether exceptions can be thrown from compiled code and caught, through many frames and while others run.
 function catches()
     @noinline deep(x, depth) = depth == 0 ? sqrt(x) : deep(x, depth - 1) + 1.0
     caught = Threads.Atomic{Int}(0)

@@ -53,4 +53,18 @@ const BLAS_TELLS_THREADS = isdefined(LinearAlgebra.BLAS, :get_num_threads)
 """Whether this process writes a package's code: what it evaluates in a module that is closed would be lost, or an error."""
 writes_code() = ccall(:jl_generating_output, Cint, ()) == 1
 
+"""From 1.12 on code can be kept with a package that is compiled though it is another package's, and called dynamically."""
+const KEEPS_CODE_OF_OTHERS = VERSION >= v"1.12-"
+
+"""`f()`, all of whose code is kept with the package that is being compiled; not run where it would not be."""
+function keeping(f)
+    KEEPS_CODE_OF_OTHERS || return nothing
+    ccall(:jl_tag_newly_inferred_enable, Cvoid, ())
+    try
+        return f()
+    finally
+        ccall(:jl_tag_newly_inferred_disable, Cvoid, ())
+    end
+end
+
 end

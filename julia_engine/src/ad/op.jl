@@ -74,12 +74,14 @@ struct Op <: Operator
     reads::Dict{Int,Matrix{Bool}}
 end
 
-function Op(name::String, infer::Function; several::Bool=false, narrow=nothing, forward=nothing, view=nothing, backward=nothing,
-        jvp=nothing, batch=nothing, constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false, accepts=nothing,
-        simplify=nothing, scalar=nothing, random::Bool=false, couples_batch::Bool=false, functions=(), derivatives=(),
-        fuses::String="", attrs::Vector{Symbol}=Symbol[], doc::String="")
+# Most records have functions of their own: without the marks, this would be compiled for each of them.
+@noinline function Op(name::String, @nospecialize(infer::Function); several::Bool=false, @nospecialize(narrow=nothing), @nospecialize(forward=nothing),
+        @nospecialize(view=nothing), @nospecialize(backward=nothing), @nospecialize(jvp=nothing), @nospecialize(batch=nothing),
+        constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false, @nospecialize(accepts=nothing),
+        @nospecialize(simplify=nothing), @nospecialize(scalar=nothing), random::Bool=false, couples_batch::Bool=false,
+        @nospecialize(functions=()), @nospecialize(derivatives=()), fuses::String="", attrs::Vector{Symbol}=Symbol[], doc::String="")
     return Op(name, infer, several, narrow, forward, view, backward, jvp, batch, constant, overwrites, elementwise, accepts, simplify,
-        scalar, random, couples_batch, collect(Any, functions), collect(Any, derivatives), fuses, attrs, doc, Dict{Int,Matrix{Bool}}())
+        scalar, random, couples_batch, Any[f for f in functions], Any[d for d in derivatives], fuses, attrs, doc, Dict{Int,Matrix{Bool}}())
 end
 
 """
@@ -364,9 +366,10 @@ without partial derivatives is constant. `value` is the function of single numbe
 
     elementwise("cube", :(3 * x^2); value=x -> x * x * x, functions=(cube,), doc="x³")
 """
-function elementwise(name::String, @nospecialize(partials...); functions=(), doc::String, fuses::String="",
-        forward=nothing, inputs::Int=max(1, length(partials)), simplify=nothing, value=nothing,
-        scalar=value === nothing ? get(Kernels.SCALARS, Symbol(name), nothing) : Kernels.new_kernel!(Symbol(name), value, inputs))
+@noinline function elementwise(name::String, @nospecialize(partials...); @nospecialize(functions=()), doc::String, fuses::String="",
+        @nospecialize(forward=nothing), inputs::Int=max(1, length(partials)), @nospecialize(simplify=nothing), @nospecialize(value=nothing),
+        @nospecialize(scalar=value === nothing ? get(Kernels.SCALARS, Symbol(name), nothing) :
+            Kernels.new_kernel!(Symbol(name), value, inputs)))
     code = Symbol(name)
     lower = forward === nothing ? (p, out, inputs, attrs) -> emit_elementwise!(p, code, out, inputs) : forward
     slopes = Any[partial_function(partial, length(partials)) for partial in partials]

@@ -53,6 +53,8 @@ function precompile_session(T::DataType, loss::String, holds::String, input::Str
     return nothing
 end
 
+precompile_sessions() = foreach(session -> precompile_session(Float32, session...), PRECOMPILED_SESSIONS)
+
 """The first network of the studies, as a program in Julia trains it."""
 function precompile_trainer(T::DataType)
     x, y = T[1 2 3; 4 5 6; 7 8 9; 1 2 3], [1, 2, 1]
@@ -81,7 +83,7 @@ end
 if Versions.writes_code()
     if Versions.KEEPS_MACHINE_CODE
         AD.Kernels.precompile_kernels(Float32)  # those of larger sizes, too
-        foreach(session -> precompile_session(Float32, session...), PRECOMPILED_SESSIONS)
+        precompile_sessions()
         precompile_trainer(Float32)
     end
     precompile_plan()
