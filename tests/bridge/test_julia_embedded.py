@@ -281,7 +281,7 @@ def test_a_damaged_installation_is_named(run: Run) -> None:
 def test_another_libunwind_in_the_process_is_refused(run: Run, julia: Julia, tmp_path: Path) -> None:
     own = next((path for path in julia.preload if Path(path).name == "libunwind.so.8"), None)
     if own is None:
-        pytest.skip("needs a Julia that brings a libunwind of its own")
+        pytest.skip("does not apply: this Julia brings no libunwind of its own")
     other = tmp_path / "libunwind.so.8"
     other.write_bytes(Path(own).read_bytes())
     done = run("", start=f"import ctypes; ctypes.CDLL({str(other)!r})\n", status=1)
