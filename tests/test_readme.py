@@ -26,6 +26,7 @@ from experiments.report.view import one_machine, paper_view
 from experiments.results import Tidy
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "paper" / "results"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 SHELL = "".join(text for language, text in BLOCKS if language in ("", "sh"))
@@ -123,13 +124,15 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> str:
     return done.stdout
 
 
-def test_its_races_are_those_of_the_committed_results() -> None:
-    expected = races(Tidy.load(ROOT / "paper" / "results"))
+@pytest.mark.parametrize("folder", [RESULTS, *sorted(RESULTS.glob("julia-*"))], ids=lambda folder: folder.name)
+def test_its_races_are_those_of_the_committed_results(folder: Path) -> None:
+    julia = "" if folder == RESULTS else folder.name.replace("julia-", "Julia ")
+    expected = races(Tidy.load(folder), julia)
     assert expected in README, f"the README's table of races should be\n{expected}"
 
 
-def races(results: Tidy) -> str:
-    """A row for each race, a column for each engine that took part in any of them."""
+def races(results: Tidy, julia: str = "") -> str:
+    """A row for each race, a column for each engine that took part in any of them; `julia` where it is another one."""
     rows, labels, machines = [], {}, []
     for key in RACES:
         view = paper_view(papers.load_paper(key), results)
@@ -141,7 +144,8 @@ def races(results: Tidy) -> str:
             cells = {row["engine"]: race_cell(row) for row in raced if row["threads"] == threads}
             rows.append((f"`{key}`, {threads} thread{'s' if threads > 1 else ''}", cells))
     engines = [name for name in registry.names() if name in labels]
-    lines = [[f"step \\[µs\\], {one_machine(machines, 'the races')}", *(labels[name] for name in engines)]]
+    where = ", ".join(filter(None, [one_machine(machines, "the races"), julia]))
+    lines = [[f"step \\[µs\\], {where}", *(labels[name] for name in engines)]]
     lines.append([":---", *("---:" for _ in engines)])
     lines += [[title, *(cells.get(name, "—") for name in engines)] for title, cells in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -155,7 +159,7 @@ def race_cell(row: dict[str, Any]) -> str:
 
 def test_its_first_sentence_of_numbers_is_that_of_the_committed_results() -> None:
     """The least and the most of our engines' median ratios to PyTorch, over all races of its table."""
-    results = Tidy.load(ROOT / "paper" / "results")
+    results = Tidy.load(RESULTS)
     raced = [row for key in RACES for row in tables.race(paper_view(papers.load_paper(key), results)).rows]
 
     def times(engine_name: str) -> str:
@@ -170,7 +174,7 @@ def test_its_first_sentence_of_numbers_is_that_of_the_committed_results() -> Non
 
 
 def test_its_allocations_are_those_of_the_committed_results() -> None:
-    view = paper_view(papers.load_paper("mnist-rnn-e"), Tidy.load(ROOT / "paper" / "results"))
+    view = paper_view(papers.load_paper("mnist-rnn-e"), Tidy.load(RESULTS))
     allocated = {item["engine"]: item for item in tables.allocations(view).rows if "engine" in item}
     for name in ("numpy", "julia", "torch"):
         assert formats.size(allocated[name]["bytes_later_epochs"]) in README
@@ -178,7 +182,7 @@ def test_its_allocations_are_those_of_the_committed_results() -> None:
 
 def test_its_word_about_accuracies_is_true_of_the_committed_results() -> None:
     assert "From the same weights all engines end within half a point of PyTorch's test accuracy." in README
-    results = Tidy.load(ROOT / "paper" / "results")
+    results = Tidy.load(RESULTS)
     rows = [
         row for key in papers.paper_keys() for row in tables.parity(paper_view(papers.load_paper(key), results)).rows
     ]

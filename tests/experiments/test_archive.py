@@ -237,13 +237,30 @@ def archive_is_due(folder: Path) -> bool:
     return "job" in header
 
 
-def test_the_committed_tidy_files_are_those_of_the_committed_archive(tmp_path: Path) -> None:
+ON_OTHER_JULIAS = sorted(COMMITTED_RESULTS.glob("julia-*"))
+"""A full run on another Julia has a folder of its own, named for its version."""
+
+
+@pytest.mark.parametrize("folder", [COMMITTED_RESULTS, *ON_OTHER_JULIAS], ids=lambda folder: folder.name)
+def test_the_committed_tidy_files_are_those_of_the_committed_archive(folder: Path, tmp_path: Path) -> None:
     """Results of the first schema came without one: then the folder has nothing that could disagree."""
-    committed = COMMITTED_RESULTS / archive.NAME
-    assert (COMMITTED_RESULTS / COMMITTED).is_file()
-    assert committed.is_file() == archive_is_due(COMMITTED_RESULTS), "see CONTRIBUTING.md, committing results"
+    committed = folder / archive.NAME
+    assert (folder / COMMITTED).is_file()
+    assert committed.is_file() == archive_is_due(folder), "see CONTRIBUTING.md, committing results"
     if committed.is_file():
-        check(COMMITTED_RESULTS, tmp_path)
+        check(folder, tmp_path)
+
+
+def julias_of(folder: Path) -> set[str]:
+    """The versions of Julia that the runs of committed results were made with."""
+    versions = pd.read_csv(folder / "tidy" / "runs.csv")["framework_version"].dropna()
+    return set(versions.str.extract(r"\bjulia ([\d.]+)")[0].dropna())
+
+
+def test_committed_results_on_another_julia_are_in_the_folder_of_its_version() -> None:
+    assert len(julias_of(COMMITTED_RESULTS)) == 1
+    for folder in ON_OTHER_JULIAS:
+        assert julias_of(folder) == {folder.name.removeprefix("julia-")}
 
 
 def check(folder: Path, room: Path) -> None:
