@@ -32,7 +32,7 @@ function (layer::Recurrent)(x)
     step(states, t) = (states..., layer.cell(inputs[:, t, :], layer.recurrent, states[end]))
     states = foldl(step, 1:size(x, 2); init=((none, none),))[2:end]
     layer.sequence || return states[end][1]
-    return cat((reshape(h, units, 1, :) for (h, _) in states)...; dims=2)
+    return cat(map(state -> reshape(state[1], units, 1, :), states)...; dims=2)  # Zygote differentiates no generator here
 end
 
 rnn(activation) = (x, recurrent, (h, _)) -> (activation.(x .+ recurrent * h), h)

@@ -1,7 +1,7 @@
 """Flux, in this process's Julia: flux.jl, called as the Julia engine is, from the same weights and the same batches.
 
-What it needs is a Julia with Flux 0.13.9 or later in its environment; see `bridge.libjulia.packages`. It was written to
-that package's documentation and is tested against a stand-in: see tests/bridge/test_julia_packages.py.
+What it needs is a Julia with Flux 0.13.9 or later in its environment; see `bridge.libjulia.packages`. It is
+tested against a stand-in, and against Flux where Julia has it: see tests/bridge/test_julia_packages.py.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ function new_model(d::Description, w::Weights{T}) where {T}
     made = [layer!(w, k, layer, f) for (k, (layer, f)) in enumerate(with_activations(d.layers))]
     names = Tuple(Symbol("layer_", k) for k in eachindex(made))
     model = Lux.Chain(; NamedTuple{names}(first.(made))...)
-    defaults, states = Lux.setup(Random.default_rng(), model)
+    defaults, states = Lux.setup(Random.MersenneTwister(rand(UInt32)), model)  # the task's own cannot be copied
     parameters = taking(NamedTuple{names}(last.(made)), defaults)
     o = d.optimizer
     rate = o.learning_rate

@@ -1,7 +1,7 @@
 """Lux, in this process's Julia: lux.jl, called as the Julia engine is, from the same weights and the same batches.
 
-What it needs is a Julia with Lux 1, Optimisers and Zygote in its environment; see `bridge.libjulia.packages`. It was
-written to the documentation of these packages and is tested against stand-ins: see tests/bridge/test_julia_packages.py.
+What it needs is a Julia with Lux 1, Optimisers and Zygote in its environment; see `bridge.libjulia.packages`. It is
+tested against stand-ins, and against these packages where Julia has them: see tests/bridge/test_julia_packages.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SimpleChains, in this process's Julia: simplechains.jl, called as the Julia engine is, from the same weights.
 
-What it needs is a Julia with SimpleChains 0.4 in its environment; see `bridge.libjulia.packages`. It was written to
-that package's documentation and is tested against a stand-in: see tests/bridge/test_julia_packages.py. It is for small
-dense and convolutional networks; what it lacks of a network is refused.
+What it needs is a Julia with SimpleChains 0.4 in its environment; see `bridge.libjulia.packages`. It is
+tested against a stand-in, and against SimpleChains where Julia has it: see tests/bridge/test_julia_packages.py. It is
+for small dense and convolutional networks; what it lacks of a network is refused.
 """
 
 from __future__ import annotations

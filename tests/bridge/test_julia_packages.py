@@ -407,6 +407,7 @@ def test_sessions_compute_what_the_numpy_engine_does(
     compare([(engine, name) for name in CASES for engine in IN[name]], tmp_path, model, random_params, random_data)
 
 
+@pytest.mark.timeout(LONGEST + 100)
 @pytest.mark.usefixtures("julia")
 @pytest.mark.parametrize("engine", OLDEST)
 def test_the_packages_that_julia_has_compute_what_the_numpy_engine_does(

@@ -124,6 +124,7 @@ def test_gradients_of_a_python_system_are_those_by_hand(name: str) -> None:
         program.close()
 
 
+@pytest.mark.timeout(1500)  # packages compile themselves before their first use
 @pytest.mark.usefixtures("julia")
 @pytest.mark.parametrize("name", JULIA)
 def test_gradients_of_a_julia_system_are_those_by_hand(name: str) -> None:
