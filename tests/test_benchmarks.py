@@ -67,7 +67,7 @@ CHOSEN = (
     r"^(training\.(Epoch|Start)|memory)\..*\('numpy'",
     r"^training\.Convolutional\..*\('numpy', 'mnist-cnn'",
     r"^training\.Start\..*\('torch'",
-    r"^training\.Sizes(Start)?\..*\('numpy', 'mlp'",
+    r"^training\.Sizes(Start)?\..*\('numpy', 'lenet5'",
     r"^memory\.Allocated\..*\('julia'",  # its own runtime counts
     r"^micro\..*, 'sincos'",
     r"^(eager|bridge)\.",
@@ -140,7 +140,7 @@ def expected(name: str, combination: tuple[str, ...]) -> bool:
     if not any(re.search(expression, shown) for expression in CHOSEN):
         return False
     if name in BY_ENGINE:
-        if name.startswith(("memory.Peak.", "training.Convolutional.")):
+        if name.startswith(("memory.Peak.", "training.Convolutional.", "training.Sizes")):
             return possible(combination[0], 2)
         return possible(combination[0], int([*combination, "1"][1]))
     numpy_alone = name in OF_PY_ENGINE or (name in OF_SYSTEMS and combination[0].startswith("numpy"))

@@ -115,8 +115,8 @@ end
     conv = layer("op=conv2d filters=6 kernel=3,2 stride=1,2 padding=1,2,3,4 dilation=5,6 groups=2 bias=true", [28, 27, 4])
     @test (conv.channels, conv.filters, conv.kernel, conv.stride) == (4, 6, [2, 3], [2, 1])
     @test (conv.padding, conv.dilation, conv.groups, conv.bias) == ([3, 4, 1, 2], [6, 5], 2, true)
-    pool = layer("op=max_pool1d window=4 stride=2 padding=1,0", [9, 5])
-    @test (pool.window, pool.stride, pool.padding) == ([4], [2], [1, 0])
+    pool = layer("op=max_pool1d window=4 stride=2 padding=1,0 dilation=2 ceil_mode=true", [9, 5])
+    @test (pool.window, pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == ([4], [2], [1, 0], [2], true)
     @test layer("op=reshape shape=2,3,4", [24]).dims == [4, 3, 2]
     @test layer("op=permute_dims axes=2,0,1", [4, 3, 2]).axes == [2, 3, 1]
     words(text) = layer("op=embedding vocabulary=9 dimension=4 trainable=true$text", [3])
