@@ -407,7 +407,7 @@ def pooled_accuracies(view: View) -> Table:
             column("seeds", "seeds"),
             column("test accuracy", "test_accuracy", fraction),
             Column(
-                "95 % interval",
+                "confidence interval",
                 lambda row: (
                     MISSING
                     if empty(row["test_accuracy_low"])

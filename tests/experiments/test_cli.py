@@ -149,7 +149,10 @@ def test_the_module_is_the_same_command() -> None:
         (["run", "mnist-rnn-e", "--shard", "1/2", "--costs", "absent.csv"], "absent.csv: cannot be read"),
         (["train", "absent.toml", "--data", "mnist"], "absent.toml: there is no such file"),
         (["train", "mnist-rn", "--data", "mnist"], "did you mean 'mnist-rnn'"),
-        (["train", "mnist-rnn", "--data", "cifar"], "cifar: neither an .npz file nor a data set (generated, imdb, mnist)"),
+        (
+            ["train", "mnist-rnn", "--data", "cifar"],
+            "cifar: neither an .npz file nor a data set (generated, imdb, mnist)",
+        ),
         (["train", "mnist-rnn", "--data", "absent.npz"], "absent.npz: there is no such file"),
         (["train", "mnist-rnn", "--data", "mnist", "--save", "no/such/folder/w.safetensors"], "existing folder"),
         (["train", "mnist-rnn", "--data", "mnist", "--learning-rate", "-1"], "learning_rate must be a number"),
