@@ -266,6 +266,11 @@ ELSEWHERE = {
     "results.py": "the digits of a float32 in the tidy files",
     "microbenchmarks/process.py": "errors that name a tolerance",
     "data/fetch.py": "an error that names a limit in whole seconds",
+    "comparison.py": "relative differences of losses, as powers of ten",
+    "measures/sizes.py": "an error that names a limit in whole seconds",
+    "op_speed.py": "a program's own lines, with sizes as they are given",
+    "report/sizes.py": "names of sizes and limits as they are given",
+    "shards.py": "costs in a table for programs, to three digits",
 }
 """Files in which a number with decimals has a format of its own, with the reason."""
 
