@@ -17,15 +17,20 @@ from experiments.report.view import View, paper_view
 from experiments.results import Tidy
 
 
-@pytest.fixture(scope="session")
-def fake() -> ModuleType:
-    """The module `fake_results.py` beside this file (test folders are not packages, so it cannot be imported)."""
-    spec = importlib.util.spec_from_file_location("fake_results", Path(__file__).with_name("fake_results.py"))
+def _beside(name: str) -> ModuleType:
+    """A module beside this file: test folders are not packages, so that it cannot be imported."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["fake_results"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def fake() -> ModuleType:
+    """The module `fake_results.py`."""
+    return _beside("fake_results")
 
 
 @pytest.fixture(scope="session")
@@ -78,10 +83,5 @@ def sample_report(sample_results: Path) -> report.Built:
 
 @pytest.fixture(scope="session")
 def invented() -> ModuleType:
-    """The module `invented_records.py` beside this file."""
-    spec = importlib.util.spec_from_file_location("invented_records", Path(__file__).with_name("invented_records.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["invented_records"] = module
-    spec.loader.exec_module(module)
-    return module
+    """The module `invented_records.py`."""
+    return _beside("invented_records")
