@@ -41,7 +41,7 @@ reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, table
 	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
 
-sizes: $(VENV)/.run ## networks of ordinary sizes in all engines, raced beside the machine's limit: at most two hours
+sizes: $(VENV)/.run ## networks of ordinary sizes in all engines, raced beside the machine's limit: hours, resumable
 	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad run sizes $(if $(PROFILE),--profile $(PROFILE)) --results "$(or $(RESULTS),results)" $(ARGS)
 	$(BIN)/twingrad report sizes --results "$(or $(RESULTS),results)"
