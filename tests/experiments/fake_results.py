@@ -266,7 +266,7 @@ def _add_run(
             "import_seconds": 1.5 if "torch" in engine else 0.2,
             "build_seconds": 0.01,
             "first_epoch_seconds": seconds[0] if timed else None,
-            "later_epoch_seconds": seconds[1:].mean() if timed else None,
+            "later_epoch_seconds": seconds[1:].mean() if timed and epochs > 1 else None,
             "total_seconds": seconds.sum() if timed else None,
             "total_seconds_with_evaluation": seconds.sum() * 1.3 if timed else None,
             "train_accuracy": accuracy[-1],

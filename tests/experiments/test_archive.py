@@ -25,7 +25,7 @@ from experiments.results import COLUMNS, COMMITTED, SCHEMA, Record, Results, Res
 
 COMMITTED_RESULTS = Path(__file__).resolve().parents[2] / "paper" / "results"
 
-MEASURES = ("time", "own", "memory", "race", "scaling", "ablation", "variants", "microbenchmarks", "failed")
+MEASURES = ("time", "own", "memory", "race", "scaling", "ablation", "variants", "sizes", "microbenchmarks", "failed")
 
 
 def invented(measure: str, number: int, schema: int = SCHEMA) -> Record:
@@ -33,7 +33,7 @@ def invented(measure: str, number: int, schema: int = SCHEMA) -> Record:
     draw = random.Random(f"{measure} {number}")
     status, measure = ("failed", "time") if measure == "failed" else ("ok", measure)
     point = {"engine": "numpy", "label": "TwinGrad numpy", "microseconds_per_step": draw.random() * 1e3}
-    point |= {"quantity": "batch_size", "configuration": "all", "technique": "", "variant": "static"}
+    point |= {"quantity": "batch_size", "configuration": "all", "technique": "", "variant": "static", "batch": 64}
     origin = {"label": "TwinGrad numpy", "engine_digest": "e1", "error": None, "versions": {"numpy": "2.0"}}
     record: Record = {
         "schema": schema,
@@ -70,8 +70,10 @@ def invented(measure: str, number: int, schema: int = SCHEMA) -> Record:
         record["microbenchmarks"] = [{"engine": "numpy-eager", "label": "a", "nanoseconds": draw.random(), "round": 1}]
     else:
         record[measure] = [point | {"round": turn, "epoch": turn, "value": turn} for turn in (1, 2)]
-        if measure == "race":
+        if measure in ("race", "sizes"):
             record["entrants"] = {"numpy": origin}
+        if measure == "sizes":
+            record |= {"facts": [{"engine": "numpy", "batch": 64, "kernel": "matmul"}], "limits": {}}
     return record
 
 
