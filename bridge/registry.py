@@ -83,6 +83,8 @@ class Registered:
     """What is done once, before its sessions are timed: compiling what stays compiled on this machine."""
     resumable: bool = False
     """Whether its sessions are `Scheduling` and `Resumable`."""
+    maps: bool = False
+    """Whether its sessions train on rows that map a file as they lie there; others read them whole."""
     techniques: bool = False
     """Whether `build` takes `techniques`: settings of what makes it fast, by name, to see what each of them brings."""
     functions: str = ""
@@ -287,7 +289,13 @@ def _of_packages(needs: Mapping[str, tuple[str, ...]], oldest: tuple[int, int]) 
 
 _ROWS = (
     Registered(
-        "numpy", "TwinGrad numpy", "bridge.adapters.numpy:NumpySession", ("numpy",), resumable=True, techniques=True
+        "numpy",
+        "TwinGrad numpy",
+        "bridge.adapters.numpy:NumpySession",
+        ("numpy",),
+        resumable=True,
+        maps=True,
+        techniques=True,
     ),
     Registered(
         "julia",
@@ -295,6 +303,7 @@ _ROWS = (
         "bridge.adapters.julia:JuliaSession",
         (),
         resumable=True,
+        maps=True,
         techniques=True,
         functions="bridge.libjulia.functions:EmbeddedFunction",
         **_JULIA,

@@ -41,11 +41,12 @@ from bridge.child import Child, ChildDiedError
 from bridge.errors import WorkerError
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
+from py_engine.network.read_ahead import mapped_file
 
 __all__ = ["Worker", "environment"]
 
 Array = NDArray[Any] | str | os.PathLike[str]
-"""An array, or the .npy file that holds it, which is then read where it lies."""
+"""An array, or the .npy file that holds it, which is then read where it lies. One that maps a file is mapped again."""
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -158,7 +159,7 @@ class Worker:
 
     def train_epoch(self, x: Array, y: Array, order: Array) -> NDArray[np.float64]:
         """See `Session.train_epoch`; `seconds` is then the time of exactly this."""
-        path = self._path(order, once=True)
+        path = str(self._write_array(order) if isinstance(order, np.ndarray) else Path(order).absolute())
         losses = self._call("train_epoch", x=self._path(x), y=self._path(y), order=path)
         if isinstance(order, np.ndarray):
             Path(path).unlink()
@@ -349,10 +350,13 @@ class Worker:
         if not self._child.is_open:
             raise WorkerError(f"the worker of engine {self.engine.name} is closed: start another one")
 
-    def _path(self, array: Array, once: bool = False) -> str:
+    def _path(self, array: Array) -> str | dict[str, Any]:
+        """The file that takes an array across; of one that maps a file, where in that it lies."""
         if not isinstance(array, np.ndarray):
             return str(Path(array).absolute())
-        return str(self._write_array(array) if once else self._files(array))
+        if self.engine.maps and (found := mapped_file(array)) is not None:
+            return {"file": found[0], "offset": found[1], "dtype": array.dtype.str, "shape": array.shape}
+        return str(self._files(array))
 
     def _write_array(self, array: NDArray[Any]) -> Path:
         path = self._new_file("npy")

@@ -1,8 +1,8 @@
 """What runs in a worker: one engine, which answers requests as `bridge.child_process` says.
 
 `bridge.worker` starts it and speaks for it. An answer is ``{"result": ..., "seconds": ...}``, the seconds being those
-inside the session alone, or ``{"error": {...}}``. Arrays travel as paths of .npy and safetensors files; nothing is
-pickled.
+inside the session alone, or ``{"error": {...}}``. Arrays travel as paths of .npy and safetensors files, or as places in
+files that are mapped; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from bridge.session import Costed, Counting, Optimizer, Preloading, Session
 __all__ = ["main"]
 
 T = TypeVar("T")
+
+Where: TypeAlias = str | dict[str, Any]
+"""An array: the .npy file that holds it, or its place in a file that is mapped."""
 
 _KEPT = 8
 """How many data arrays stay in memory: a train and a test set, and the same once more."""
@@ -91,28 +94,28 @@ class _Server:
         found = self._engine.own_parameters(spec.loads(spec_text, "the spec"), seed, dtype)
         return {"result": self._write_arrays(found)}
 
-    def do_train_epoch(self, x: str, y: str, order: str) -> Answer:
+    def do_train_epoch(self, x: Where, y: Where, order: str) -> Answer:
         session, features, targets, rows = self._built, self._data(x), self._data(y), _read_array(order)
         losses, seconds = _timed(lambda: session.train_epoch(features, targets, rows))
         return {"result": self._write_array(losses), "seconds": seconds}
 
-    def do_train_steps(self, x: str, y: str, order: str, rates: str) -> Answer:
+    def do_train_steps(self, x: Where, y: Where, order: str, rates: str) -> Answer:
         session, features, targets = self._resumable, self._data(x), self._data(y)
         rows, each = _read_array(order), _read_array(rates)
         losses, seconds = _timed(lambda: session.train_steps(features, targets, rows, each))
         return {"result": self._write_array(losses), "seconds": seconds}
 
-    def do_evaluate(self, x: str, y: str) -> Answer:
+    def do_evaluate(self, x: Where, y: Where) -> Answer:
         session, features, targets = self._built, self._data(x), self._data(y)
         found, seconds = _timed(lambda: session.evaluate(features, targets))
         return {"result": {"loss": found.loss, "accuracy": found.accuracy}, "seconds": seconds}
 
-    def do_predict(self, x: str) -> Answer:
+    def do_predict(self, x: Where) -> Answer:
         session, features = self._built, self._data(x)
         output, seconds = _timed(lambda: session.predict(features))
         return {"result": self._write_array(output), "seconds": seconds}
 
-    def do_loss_and_gradients(self, x: str, y: str) -> Answer:
+    def do_loss_and_gradients(self, x: Where, y: Where) -> Answer:
         session, features, targets = self._built, self._data(x), self._data(y)
         (loss, gradients), seconds = _timed(lambda: session.loss_and_gradients(features, targets))
         return {"result": {"loss": loss, "gradients": self._write_arrays(gradients)}, "seconds": seconds}
@@ -169,20 +172,22 @@ class _Server:
         return {"result": [None if g is None else self._write_array(g) for g in found], "seconds": seconds}
 
     # Data. Read whole rather than mapped: a mapped file's pages are small and come in while the first epoch is timed.
+    # What the caller maps may be larger than memory, and is mapped here, too.
 
-    def do_preload(self, paths: list[str]) -> Answer:
+    def do_preload(self, paths: list[Where]) -> Answer:
         arrays = [self._data(path) for path in paths]
         if isinstance(self._session, Preloading) and len(arrays) == 2:
             self._session.preload(*arrays)
         return {"result": None}
 
-    def _data(self, path: str) -> NDArray[Any]:
-        if path not in self._arrays:
-            self._arrays[path] = _read_array(path)
+    def _data(self, where: Where) -> NDArray[Any]:
+        key = where if isinstance(where, str) else json.dumps(where)
+        if key not in self._arrays:
+            self._arrays[key] = _read_array(where) if isinstance(where, str) else _map_array(**where)
             if len(self._arrays) > _KEPT:
                 self._arrays.popitem(last=False)
-        self._arrays.move_to_end(path)
-        return self._arrays[path]
+        self._arrays.move_to_end(key)
+        return self._arrays[key]
 
     def _write_array(self, array: NDArray[Any]) -> str:
         path = self._new_file("npy")
@@ -244,6 +249,10 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
     before = time.perf_counter()
     result = work()
     return result, time.perf_counter() - before
+
+
+def _map_array(file: str, offset: int, dtype: str, shape: list[int]) -> NDArray[Any]:
+    return np.memmap(file, dtype, "r", offset, tuple(shape))
 
 
 def _read_array(path: str) -> NDArray[Any]:

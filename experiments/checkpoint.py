@@ -20,8 +20,7 @@ from safetensors.numpy import save as to_safetensors
 from bridge import weights
 from bridge.errors import WeightsError, shown
 from bridge.files import write_atomically
-from experiments.errors import explain
-from experiments.rows import InputError
+from experiments.errors import InputError, explain
 
 FORMAT, VERSION = "twingrad-checkpoint", "1"
 Arrays = dict[str, NDArray[Any]]

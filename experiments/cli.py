@@ -1044,6 +1044,7 @@ def _show_built(output: Output, built: Any) -> None:
         "train mnist-cnn --data mnist --momentum 0.9 --schedule cosine --warmup 100 --validation 0.1 --patience 3",
         "train mnist-rnn --data mnist --epochs 50 --checkpoint run.safetensors --resume --curve curve.png",
         "train model.toml --data rows.npz --engine torch --optimizer adam --learning-rate 0.001",
+        "train model.toml --data folder --shuffle blocks",
     ),
 )
 @click.argument("spec", shell_complete=completing(models))
@@ -1051,7 +1052,8 @@ def _show_built(output: Output, built: Any) -> None:
     "--data",
     required=True,
     shell_complete=completing(_data_sets),
-    help="A data set's name, or an .npz with x_train, y_train (and x_test, y_test).",
+    help="A data set's name, or an .npz with x_train, y_train (and x_test, y_test). From a folder of such .npy files, "
+    "or an Arrow file with columns x and y, rows are read as they are needed: it may be larger than memory.",
 )
 @click.option("--epochs", type=Whole(1, MOST_EPOCHS), default=5, show_default=True)
 @click.option(
@@ -1076,6 +1078,13 @@ def _show_built(output: Output, built: Any) -> None:
 )
 @click.option("--step-factor", type=float, default=0.1, show_default=True, help="Of --schedule step: to which part.")
 @click.option("--batch-size", type=Whole(1, MOST_ROWS), default=100, show_default=True)
+@click.option(
+    "--shuffle",
+    type=click.Choice(["rows", "blocks"]),
+    default="rows",
+    show_default=True,
+    help="What is drawn at random: rows, or blocks of about 1 MB and the rows within 64 MB of them, for a large file.",
+)
 @click.option(
     "--validation",
     type=click.FloatRange(0, 1, max_open=True),

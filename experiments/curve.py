@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.files import write_atomically
-from experiments.errors import explain
+from experiments.errors import InputError, explain
 from experiments.extras import remedy
 from experiments.formats import significant
-from experiments.rows import InputError
 
 TERMINAL = "-"
 SUFFIXES = (".png", ".svg", ".pdf")

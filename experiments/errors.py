@@ -10,6 +10,10 @@ from bridge.errors import TwinGradError
 __all__ = ["ResultsError", "ResultsInUseError", "explain"]
 
 
+class InputError(TwinGradError):
+    """Rows, labels or a file of the user's that cannot be used; names it, what was expected and found."""
+
+
 class ResultsError(TwinGradError):
     """A results folder that cannot be used: names it, why, and what to do."""
 

@@ -15,11 +15,11 @@ from bridge.files import write_atomically
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
-from experiments.errors import explain
+from experiments.errors import InputError, explain
 from experiments.formats import fixed
 from experiments.output import Output, check_place
 from experiments.progress import table
-from experiments.rows import InputError, Rows, fitted, load_dataset, load_npy, load_spec
+from experiments.rows import Rows, fitted, load_dataset, load_npy, load_spec
 from experiments.score import Score
 
 
@@ -82,7 +82,7 @@ def readable(spec: ModelSpec, outputs: NDArray[Any]) -> list[dict[str, Any]]:
 def _rows_to_predict(request: Prediction, spec: ModelSpec, output: Output) -> Rows:
     if request.input.endswith(".npy"):
         return fitted(Rows(load_npy(Path(request.input)), None), spec, request.input)
-    dataset = load_dataset(request.input, ".npy", request.data_dir, output)
+    dataset = load_dataset(request.input, "an .npy file", request.data_dir, output)
     return fitted(Rows(dataset.x_test, dataset.y_test, dataset.source == "sample"), spec, request.input)
 
 

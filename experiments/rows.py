@@ -1,4 +1,4 @@
-"""Rows to train on and to predict from: a data set, or a file of the user's own, as a model's input wants them."""
+"""Rows to train on and to predict from: a data set, or files of the user's own, as a model's input wants them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import stat
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge import spec as model_spec
-from bridge.errors import TwinGradError, shown
+from bridge.errors import shown
 from bridge.spec import ModelSpec
-from experiments import data, papers
-from experiments.data.dataset import Dataset
+from experiments import data, mapped, papers
+from experiments.data.dataset import Dataset, array_digest
+from experiments.errors import InputError
+from experiments.mapped import File
 from experiments.output import Output
 from experiments.progress import download
 
@@ -29,10 +31,6 @@ MOST_ARRAYS = 100
 _UNREADABLE = (OSError, ValueError, EOFError, MemoryError)
 
 
-class InputError(TwinGradError):
-    """Rows, labels or a file of the user's that cannot be used; names it, what was expected and found."""
-
-
 @dataclass(frozen=True)
 class Rows:
     """Rows to work on, with their targets where those are known."""
@@ -41,6 +39,18 @@ class Rows:
     y: NDArray[Any] | None
     is_sample: bool = False
     """Whether they are of the embedded sample, on which an accuracy means nothing."""
+    files: tuple[File, ...] = ()
+    """The files that `x`, and perhaps `y`, map; without any they are in memory."""
+
+    def check(self) -> None:
+        """Raise `InputError` if a file that is mapped has changed since it was opened."""
+        for file in self.files:
+            file.check()
+
+    def digest(self) -> str:
+        """Of features and targets: of all that they hold, or of what `mapped.digest` takes of a file."""
+        x = mapped.digest(self.x) if self.files else array_digest(self.x)
+        return x + array_digest(np.asarray(self.y))
 
 
 def load_spec(name: str) -> ModelSpec:
@@ -51,25 +61,31 @@ def load_spec(name: str) -> ModelSpec:
 
 
 def load_rows(name: str, data_dir: Path | None, spec: ModelSpec, output: Output) -> tuple[Rows, Rows | None]:
-    """Training and test rows of a data set or of an .npz file, shaped as the spec's input wants them."""
-    if not name.endswith(".npz"):
-        found = load_dataset(name, ".npz", data_dir, output)
-        is_sample = found.source == "sample"
-        training = Rows(found.x_train, found.y_train, is_sample)
-        test: Rows | None = Rows(found.x_test, found.y_test, is_sample)
-    else:
+    """Training and test rows of a data set or of files, shaped as the spec's input wants them."""
+    if name.endswith(".npz"):
         arrays = load_npz(Path(name))
-        if "x_train" not in arrays or "y_train" not in arrays:
-            raise InputError(f"{name}: expected the arrays x_train and y_train, found {', '.join(arrays) or 'none'}")
-        training = Rows(arrays["x_train"], arrays["y_train"])
-        test = Rows(arrays["x_test"], arrays["y_test"]) if {"x_test", "y_test"} <= arrays.keys() else None
+    elif name not in data.LOADERS and mapped.is_mapped(name):
+        arrays = mapped.load(Path(name))
+    else:
+        found = load_dataset(name, "an .npz or .arrow file, a folder of .npy files,", data_dir, output)
+        is_sample = found.source == "sample"
+        known = Rows(found.x_train, found.y_train, is_sample), Rows(found.x_test, found.y_test, is_sample)
+        return fitted(known[0], spec, name), fitted(known[1], spec, name)
+    if "x_train" not in arrays or "y_train" not in arrays:
+        raise InputError(f"{name}: expected the arrays x_train and y_train, found {', '.join(arrays) or 'none'}")
+    training = _rows(arrays["x_train"], arrays["y_train"])
+    test = _rows(arrays["x_test"], arrays["y_test"]) if {"x_test", "y_test"} <= arrays.keys() else None
     return fitted(training, spec, name), fitted(test, spec, name) if test else None
+
+
+def _rows(x: NDArray[Any], y: NDArray[Any]) -> Rows:
+    return Rows(x, y, files=tuple(File.of(array) for array in (x, y) if isinstance(array, np.memmap)))
 
 
 def load_dataset(name: str, file: str, data_dir: Path | None, output: Output) -> Dataset:
     """The data set of this name; `file` is the kind of file that could have been meant."""
     if name not in data.LOADERS:
-        raise InputError(f"{name}: neither an {file} file nor a data set ({', '.join(sorted(data.LOADERS))})")
+        raise InputError(f"{name}: neither {file} nor a data set ({', '.join(sorted(data.LOADERS))})")
     dataset = data.load(name, data_dir, progress=download(output.console))
     if dataset.line:
         output.say(dataset.line)
@@ -86,18 +102,23 @@ def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
     if rows.x.ndim == 0 or math.prod(rows.x.shape[1:]) != math.prod(sample):
         expected = ", ".join(["N", *map(str, sample)])
         raise InputError(f"{source}: model {spec.name} expects rows of shape ({expected}), found {rows.x.shape}")
+    if rows.files and rows.x.dtype != spec.input.dtype:
+        raise InputError(
+            f"{source}: model {spec.name} reads {spec.input.dtype}, and the rows are {rows.x.dtype}: a file that is "
+            f"mapped is used as it is; write it as {spec.input.dtype}"
+        )
     x = np.ascontiguousarray(rows.x.reshape(len(rows.x), *sample), dtype=spec.input.dtype)
     if rows.y is None:
-        return Rows(x, None, rows.is_sample)
+        return replace(rows, x=x)
     if len(rows.y) != len(x):
         raise InputError(f"{source}: {len(x)} rows but {len(rows.y)} labels")
     target = spec.target
     if target.kind == "classes":
-        return Rows(x, rows.y.astype(np.int64) if rows.y.dtype.kind in "iu" else rows.y, rows.is_sample)
+        return replace(rows, x=x, y=rows.y.astype(np.int64) if rows.y.dtype.kind in "iu" else rows.y)
     if math.prod(rows.y.shape[1:]) != math.prod(target.shape):
         expected = ", ".join(["N", *map(str, target.shape)])
         raise InputError(f"{source}: model {spec.name} expects targets of shape ({expected}), found {rows.y.shape}")
-    return Rows(x, rows.y.reshape(len(rows.y), *target.shape).astype(spec.dtype), rows.is_sample)
+    return replace(rows, x=x, y=rows.y.reshape(len(rows.y), *target.shape).astype(spec.dtype))
 
 
 def load_npy(path: Path) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,18 @@ from bridge.schedule import Schedule
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
-from experiments import checkpoint, curve
+from experiments import checkpoint, curve, mapped
 from experiments.checkpoint import Arrays, Checkpoint
-from experiments.data.dataset import array_digest
+from experiments.errors import InputError
 from experiments.formats import duration, fixed, scientific
 from experiments.output import Output, check_place
 from experiments.progress import Lines, Steps
-from experiments.rows import InputError, Rows, load_rows, load_spec
+from experiments.rows import MOST_BYTES, Rows, load_rows, load_spec
 from experiments.score import Score
 from py_engine.errors import NonFiniteError
+
+SHUFFLES = ROWS, BLOCKS = "rows", "blocks"
+"""What is drawn at random for an epoch: every row, or blocks of rows that a disk reads at full speed."""
 
 PARTS = 20
 """Calls in which an epoch is trained, or as many as it has steps."""
@@ -37,7 +40,7 @@ PARTS = 20
 
 @dataclass(frozen=True)
 class Training:
-    """What `train` was asked to do; `data` is a data set's name or an .npz file. The fields are the options."""
+    """What `train` was asked to do; `data` is a data set's name, or where files are. The fields are the options."""
 
     spec: str
     data: str
@@ -54,6 +57,7 @@ class Training:
     step_epochs: int
     step_factor: float
     batch_size: int
+    shuffle: str
     validation: float
     patience: int | None
     seed: int
@@ -105,13 +109,14 @@ class Training:
             schedule["epochs"] = self.epochs
         return {
             "model": spec.digest,
-            "data": array_digest(rows.x) + array_digest(np.asarray(rows.y)),
+            "data": rows.digest(),
             "initial weights": weights.digest(initial),
             "engine": self.engine,
             "threads": self.threads,
             "optimizer": {"name": self.optimizer, **_as_json(self.rule.settings())},
             "schedule": schedule,
             "batch size": self.batch_size,
+            **({} if self.shuffle == ROWS else {"shuffle": self.shuffle}),
             "validation": self.validation,
             "patience": self.patience,
             "seed": self.seed,
@@ -125,6 +130,12 @@ def train(request: Training, output: Output) -> None:
     request.check()
     initial = weights.load(request.weights, spec) if request.weights else weights.initialise(spec, request.seed)
     rows, test = load_rows(request.data, request.data_dir, spec, output)
+    engine = registry.get(request.engine)
+    if rows.files and rows.x.nbytes > MOST_BYTES and not engine.maps:
+        raise InputError(
+            f"{request.data}: engine {engine.name} reads rows whole, and these are {rows.x.nbytes:,} bytes; expected at "
+            f"most {MOST_BYTES:,}, or one of the engines {', '.join(name for name in registry.names() if registry.get(name).maps)}"
+        )
     trained_on, validation = split(rows, request.validation, request.seed, request.data)
     if request.batch_size > len(trained_on):
         raise InputError(
@@ -142,7 +153,7 @@ def train(request: Training, output: Output) -> None:
     score = Score.of(spec, rows.is_sample)
     shown = _columns(validation is not None, test is not None and test.y is not None, schedule, score)
     lines = Lines(output.console, list(shown.values()))
-    registry.get(request.engine).prepare()
+    engine.prepare()
     with Worker(request.engine, request.threads) as worker:
         worker.build(spec, kept.params, rule, request.batch_size, spec.dtype)
         if kept.state:
@@ -151,8 +162,11 @@ def train(request: Training, output: Output) -> None:
         for epoch in range(len(kept.history) + 1, request.epochs + 1):
             if _is_over(kept.history, request.patience):
                 break
-            order = trained_on[np.random.default_rng([request.seed, epoch]).permutation(len(trained_on))]
-            row = {"epoch": epoch} | _train_epoch(worker, rows, order, epoch, request, output)
+            order = _order(trained_on, rows, epoch, request)
+            try:
+                row = {"epoch": epoch} | _train_epoch(worker, rows, order, epoch, request, output)
+            finally:
+                rows.check()  # of a file that became shorter the worker dies
             for name, some in (("validation", validation), ("test", test)):
                 if some is not None and some.y is not None:
                     found_now = worker.evaluate(some.x, some.y)
@@ -172,7 +186,10 @@ def train(request: Training, output: Output) -> None:
 
 
 def split(rows: Rows, share: float, seed: int, source: str) -> tuple[NDArray[np.int64], Rows | None]:
-    """The numbers of the rows to train on, in order, and the rows that are kept apart, drawn by the seed."""
+    """The numbers of the rows to train on, in order, and the rows that are kept apart, drawn by the seed.
+
+    Of a file that is mapped the last rows are kept apart: others would have to be copied into memory.
+    """
     if rows.y is None or not len(rows.y):
         raise InputError(f"{source}: no training rows")
     count = round(share * len(rows.y))
@@ -180,9 +197,19 @@ def split(rows: Rows, share: float, seed: int, source: str) -> tuple[NDArray[np.
         raise InputError(
             f"--validation: {share} of the {len(rows.y):,} training rows of {source} leaves none of a part"
         )
+    if rows.files:
+        first = len(rows.y) - count
+        return np.arange(first), replace(rows, x=rows.x[first:], y=rows.y[first:]) if count else None
     drawn = np.random.default_rng([seed, 0]).permutation(len(rows.y))
     apart = np.sort(drawn[:count])
     return np.sort(drawn[count:]), Rows(rows.x[apart], rows.y[apart], rows.is_sample) if count else None
+
+
+def _order(trained_on: NDArray[np.int64], rows: Rows, epoch: int, request: Training) -> NDArray[np.int64]:
+    """The rows in the order in which an epoch trains on them."""
+    if request.shuffle == BLOCKS:
+        return mapped.shuffled_blocks(trained_on, rows.x.nbytes // len(rows.x), [request.seed, epoch])
+    return trained_on[np.random.default_rng([request.seed, epoch]).permutation(len(trained_on))]
 
 
 def _train_epoch(

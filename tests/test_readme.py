@@ -66,9 +66,9 @@ def as_printed(examples: list[str], folder: Path) -> str:
 
 def test_the_python_examples_run(tmp_path: Path) -> None:
     examples = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON not in text]
-    assert len(examples) == 4
+    assert len(examples) == 5
     said = as_printed(examples, tmp_path)
-    assert re.findall(r"steps: (\d+)", said) == ["0", "0", "15", "4"]  # 1,500 digits, 200 pictures
+    assert re.findall(r"steps: (\d+)", said) == ["0", "0", "15", "4", "0"]  # 1,500 digits, 200 pictures
     assert "sample (1500, 784) (1500,)" in said and "accuracy" in said and "weight (6, 1, 3, 3)" in said
 
 
@@ -94,7 +94,7 @@ def test_the_quick_starts_have_three_lines() -> None:
 
 
 def test_its_commands_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first study, a changed one, a model drawn, and both trainings; without real data."""
+    """The first study, a changed one, a model drawn, and all trainings; without real data."""
     for name, value in {"TWINGRAD_OFFLINE": "1", "TWINGRAD_DATA": "", "TWINGRAD_CACHE": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -103,7 +103,9 @@ def test_its_commands_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         line for line in lines if re.match(r"twingrad (check|train|run mnist-rnn-e --engines numpy|completion)", line)
     ]
     chosen += ["twingrad report mnist-rnn-e"]
-    assert len(chosen) == 6 and set(chosen) <= set(lines)
+    assert len(chosen) == 7 and set(chosen) <= set(lines)
+    (large,) = (text for language, text in BLOCKS if language == "python" and "open_memmap" in text)
+    as_printed([large], tmp_path)
     for line in chosen:
         _, *words = shlex.split(line.partition(">")[0])
         assert cli_module.invoke(words) == 0, line

@@ -24,6 +24,7 @@ from bridge.spec import ModelSpec, Recurrent
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError, ShapeError
 from py_engine.network.parameters import FlatVector
 from py_engine.network.parameters import Layout as _Layout
+from py_engine.network.read_ahead import reading_ahead
 
 __all__ = ["EntrySession", "JuliaSession", "describe", "line", "load_engine"]
 
@@ -170,20 +171,22 @@ class EntrySession:
         at_losses, train = losses.ctypes.data, self._entries.train
         done = 0
         before = time.perf_counter()
-        while done < steps:
-            last = min(done + self._steps_per_call, steps)
-            if rates is not None:
-                last = min(last, changes[bisect.bisect_right(changes, done)])
-                self._raise(self._entries.learning_rate(self._number, rates[done]))
-            status = train(self._number, samples, at_x, at_y, rows, at_order, done + 1, last, at_losses)
-            if status:
-                self._raise(status)
-            done = last
-            before, seconds = time.perf_counter(), time.perf_counter() - before
-            if seconds > _CALL_SECONDS:
-                self._steps_per_call = max(1, self._steps_per_call // 2)
-            elif seconds < _CALL_SECONDS / 4:
-                self._steps_per_call = min(2 * self._steps_per_call, _STEPS_PER_CALL)
+        with reading_ahead(x, order) as reached:
+            while done < steps:
+                reached(done * self._batch_size)
+                last = min(done + self._steps_per_call, steps)
+                if rates is not None:
+                    last = min(last, changes[bisect.bisect_right(changes, done)])
+                    self._raise(self._entries.learning_rate(self._number, rates[done]))
+                status = train(self._number, samples, at_x, at_y, rows, at_order, done + 1, last, at_losses)
+                if status:
+                    self._raise(status)
+                done = last
+                before, seconds = time.perf_counter(), time.perf_counter() - before
+                if seconds > _CALL_SECONDS:
+                    self._steps_per_call = max(1, self._steps_per_call // 2)
+                elif seconds < _CALL_SECONDS / 4:
+                    self._steps_per_call = min(2 * self._steps_per_call, _STEPS_PER_CALL)
         return losses
 
     @staticmethod

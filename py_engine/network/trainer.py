@@ -35,6 +35,7 @@ from py_engine.network.chain import Chain
 from py_engine.network.layers import Dropout
 from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Optimizer
+from py_engine.network.read_ahead import reading_ahead
 from py_engine.network.steps import Replay, Rows, Step, make_step, splitting_pays
 from py_engine.network.threads import Team
 
@@ -121,7 +122,8 @@ class Trainer:
         """Train once on all samples, or on those that `order` names, in its order.
 
         Args:
-            x: (samples, ...), of the parameters' dtype; integers where the chain begins with an embedding.
+            x: (samples, ...), of the parameters' dtype; integers where the chain begins with an embedding. It may map a
+                file (`numpy.load(path, mmap_mode="r")`) larger than memory: its rows are read ahead.
             y: (samples, ...), targets of the loss.
             order: row numbers, cut into batches in this order; None takes all rows in order.
             rates: (steps,), the learning rate of each step, for a schedule; the optimizer keeps the last. None: the
@@ -142,11 +144,12 @@ class Trainer:
         steps_rates = None if rates is None else np.asarray(rates, np.float64)
         if steps_rates is not None and steps_rates.shape != found.shape:
             raise ShapeError(f"expected a learning rate for each of {len(found)} steps, got shape {steps_rates.shape}")
-        with self._blas_threads(1 if team is not None else self.threads):
+        with self._blas_threads(1 if team is not None else self.threads), reading_ahead(x, rows) as reached:
             # Both are planned first: a batch that the model can't take is an error before anything is trained.
             sizes = {min(self.batch_size, len(rows)), len(rows) % self.batch_size or self.batch_size}
             steps = {samples: self._step(samples, x, y, team) for samples in sizes}
             for number, start in enumerate(range(0, len(rows), self.batch_size)):
+                reached(start)
                 batch = rows[start : start + self.batch_size]
                 step = steps[len(batch)]
                 loss = found[number] = step.run(x, y, batch)

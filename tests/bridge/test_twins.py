@@ -209,6 +209,7 @@ PYTHON_ONLY = {
     "ad/ops/ufuncs.py": "numpy's ufuncs and their methods; in Julia functions are dotted, reduced and accumulated",
     "ad/ops/scipy_functions.py": "what scipy computes, where the caller has imported it",
     "ad/compile/zero_copy.py": "large arrays used in place by replays; in Julia that is part of compiled functions",
+    "network/read_ahead.py": "of a mapped file; Python asks for its rows on behalf of the Julia engine, too",
     "ad/ops/fused_text.py": "ops that only fusion makes; Julia's stand with its fusion",
 }
 JULIA_ONLY = {

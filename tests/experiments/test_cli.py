@@ -151,7 +151,7 @@ def test_the_module_is_the_same_command() -> None:
         (["train", "mnist-rn", "--data", "mnist"], "did you mean 'mnist-rnn'"),
         (
             ["train", "mnist-rnn", "--data", "cifar"],
-            "cifar: neither an .npz file nor a data set (generated, imdb, mnist)",
+            "cifar: neither an .npz or .arrow file, a folder of .npy files, nor a data set (generated, imdb, mnist)",
         ),
         (["train", "mnist-rnn", "--data", "absent.npz"], "absent.npz: there is no such file"),
         (["train", "mnist-rnn", "--data", "mnist", "--save", "no/such/folder/w.safetensors"], "existing folder"),

@@ -1,0 +1,83 @@
+"""Asking for rows of a file that is mapped into memory before they are needed: no step waits for the disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["mapped_file", "reading_ahead"]
+
+WINDOW = 64 * 1024 * 1024
+"""Bytes of rows that are asked for at a time, one such window before the first of them is gathered."""
+
+GAP = 64 * 1024
+"""Bytes between two rows up to which they are asked for together, with what lies between them."""
+
+
+def mapped_file(array: NDArray[Any]) -> tuple[str, int] | None:
+    """Return the file that a C-contiguous array maps, and the place of its first byte there; None for any other."""
+    root: Any = array
+    while root is not None and not isinstance(root, np.memmap):
+        root = getattr(root, "base", None)
+    # A view of a mapping is a mapping, too, which says nothing of its place: the one that was opened does.
+    while isinstance(getattr(root, "base", None), np.memmap):
+        root = root.base
+    if root is None or root.filename is None or not array.flags.c_contiguous:
+        return None
+    return str(root.filename), int(root.offset) + array.ctypes.data - root.ctypes.data
+
+
+@contextmanager
+def reading_ahead(array: NDArray[Any], rows: NDArray[Any]) -> Iterator[Callable[[int], None]]:
+    """Give what is to be called with a place in `rows` before the rows from there on are gathered.
+
+    It asks the system for the rows of the next window, sorted, those close to each other in one request. Of a file that
+    is in memory already the requests would only cost time: they are made as long as the process reads from the disk.
+    An array that maps no file costs nothing.
+    """
+    found = mapped_file(array)
+    if found is None or not len(array) or not array.nbytes:
+        yield lambda place: None
+        return
+    path, start = found
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:  # it was removed, and is there only as long as it is mapped
+        yield lambda place: None
+        return
+    try:
+        yield _Windows(file, start, array.nbytes // len(array), rows).reached
+    finally:
+        os.close(file)
+
+
+class _Windows:
+    """The windows of `rows`, each of `size` bytes from `start` of the file on, that have been asked for so far."""
+
+    def __init__(self, file: int, start: int, size: int, rows: NDArray[Any]) -> None:
+        self._file, self._start, self._size, self._rows = file, start, size, rows
+        self._each = max(1, WINDOW // size)
+        self._next = 0
+        self._blocks = -1
+
+    def reached(self, place: int) -> None:
+        while self._next < len(self._rows) and self._next <= place + self._each:
+            blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+            if blocks != self._blocks:
+                self._ask(self._rows[self._next : self._next + self._each])
+            self._blocks = blocks
+            self._next += self._each
+
+    def _ask(self, rows: NDArray[Any]) -> None:
+        first = np.sort(rows) * self._size + self._start
+        apart = np.flatnonzero(np.diff(first) > self._size + GAP) + 1
+        starts = first[np.append(0, apart)]
+        ends = first[np.append(apart, len(first)) - 1] + self._size
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_WILLNEED)
