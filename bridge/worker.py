@@ -8,8 +8,8 @@
 A `Worker` is a `Session` once it is built, with the time of its last call beside it, taken inside the process and
 around nothing but that call. The process starts with its cores and its thread counts fixed before anything is imported.
 It ends with `close`, with its parent (however that ends, and stopped or busy as it may be), and whenever a request is
-interrupted; whatever it may have started ends with it. Its session belongs to one thread; functions may be called from
-several, which take turns. It belongs to the process that made it, and not to forks of that.
+interrupted; whatever it may have started ends with it. It may be called from several threads, which take turns. It
+belongs to the process that made it, and not to forks of that.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class Worker:
         self._paused = False
         self._numbers = itertools.count(1)
         self._turn = threading.Lock()
+        self._writing = threading.Lock()
         self._folder = Path(tempfile.mkdtemp(prefix="twingrad-worker-"))
         self._files = PerArray(self._write_array, drop=Path.unlink)
         before = time.perf_counter()
@@ -356,7 +357,8 @@ class Worker:
             return str(Path(array).absolute())
         if self.engine.maps and (found := mapped_file(array)) is not None:
             return {"file": found[0], "offset": found[1], "dtype": array.dtype.str, "shape": array.shape}
-        return str(self._files(array))
+        with self._writing:
+            return str(self._files(array))
 
     def _write_array(self, array: NDArray[Any]) -> Path:
         path = self._new_file("npy")

@@ -76,9 +76,9 @@ def test_the_examples_of_julia_from_python_run(julia: Julia, tmp_path: Path, mon
     # The Julia of the tests, which the cache in the temporary folder does not know.
     monkeypatch.setenv("TWINGRAD_JULIA", julia.executable)
     examples = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON in text]
-    function, training, last = examples
+    function, training, last, many = examples
     # Threads are those of the first session of a process.
-    said = as_printed([training + "print(losses.shape, logits.shape, sorted(gradients))", function, last], tmp_path)
+    said = as_printed([training + "print(losses.shape, logits.shape, sorted(gradients))", function, last, many], tmp_path)
     assert "accuracy" in said
     assert "(15,) (297, 10) ['output.bias', 'output.weight', 'rnn.bias', 'rnn.recurrent', 'rnn.weight']" in said
     numbers = [float(word) for word in re.findall(r"^\[([\d. ]+)\]$", said, re.M)[0].split()]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import registry, weights
 from bridge import spec as specs
 from bridge.libjulia.find import find
-from bridge.session import Optimizer
-
-if TYPE_CHECKING:
-    from bridge.adapters.julia import JuliaSession
+from bridge.session import Optimizer, Session
+from bridge.worker import Worker
 
 __all__ = ["build"]
 
@@ -27,7 +25,9 @@ def build(
     dtype: DTypeLike = "float32",
     threads: int = 1,
     seed: int = 0,
-) -> JuliaSession:
+    *,
+    process: bool = False,
+) -> Session:
     """Start Julia, unless it runs, and make a session that trains `model` in numpy's own memory.
 
     Args:
@@ -38,6 +38,9 @@ def build(
         dtype: float32 or float64.
         threads: Julia's threads; fixed for the process by the first session.
         seed: of the initial weights.
+        process: whether Julia runs in a process of its own, which ends with `close()`: for a program that calls it from
+            several threads or from an event loop, or has several sessions compute at the same time. Arrays are then
+            copied to and fro.
 
     Returns:
         A session with `train_epoch(x, y, order)`, `evaluate(x, y)`, `predict(x)`, `loss_and_gradients(x, y)`,
@@ -51,5 +54,12 @@ def build(
     spec = model if isinstance(model, specs.ModelSpec) else specs.load(model)
     initial = weights.initialise(spec, seed, dtype) if params is None else params
     rule = Optimizer("sgd", 0.01) if optimizer is None else optimizer
-    session: JuliaSession = registry.get("julia").build(spec, initial, rule, batch_size, dtype, threads)  # type: ignore[assignment]
-    return session
+    if not process:
+        return registry.get("julia").build(spec, initial, rule, batch_size, dtype, threads)
+    worker = Worker("julia", threads)
+    try:
+        worker.build(spec, initial, rule, batch_size, dtype)
+    except BaseException:
+        worker.close()
+        raise
+    return worker
