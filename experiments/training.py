@@ -132,9 +132,10 @@ def train(request: Training, output: Output) -> None:
     rows, test = load_rows(request.data, request.data_dir, spec, output)
     engine = registry.get(request.engine)
     if rows.files and rows.x.nbytes > MOST_BYTES and not engine.maps:
+        others = ", ".join(name for name in registry.names() if registry.get(name).maps)
         raise InputError(
-            f"{request.data}: engine {engine.name} reads rows whole, and these are {rows.x.nbytes:,} bytes; expected at "
-            f"most {MOST_BYTES:,}, or one of the engines {', '.join(name for name in registry.names() if registry.get(name).maps)}"
+            f"{request.data}: engine {engine.name} reads rows whole, and these are {rows.x.nbytes:,} bytes; expected "
+            f"{MOST_BYTES:,} at most, or one of the engines {others}"
         )
     trained_on, validation = split(rows, request.validation, request.seed, request.data)
     if request.batch_size > len(trained_on):

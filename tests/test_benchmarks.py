@@ -64,13 +64,14 @@ OF_SYSTEMS = {"micro.Gradient.track_gradient"}
 ALL = BY_ENGINE | OF_PY_ENGINE | OF_BRIDGE | OF_SYSTEMS
 
 CHOSEN = (
-    r"^(training\.(Epoch|Start)|memory)\..*\('numpy'",
+    r"^(training\.Start|memory)\..*\('numpy'",
+    r"^training\.Epoch\..*\('numpy', '2'",
     r"^training\.Convolutional\..*\('numpy', 'mnist-cnn'",
-    r"^training\.Start\..*\('torch'",
     r"^training\.Sizes(Start)?\..*\('numpy', 'lenet5'",
     r"^memory\.Allocated\..*\('julia'",  # its own runtime counts
     r"^micro\..*, 'sincos'",
-    r"^(eager|bridge)\.",
+    r"^eager\..*\('?10'?\)",
+    r"^bridge\.",
 )
 """The combinations that run here. An engine takes up to half a minute to start, and asv does it for each of them; that
 every engine trains is what the tests of the adapters show."""

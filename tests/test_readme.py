@@ -78,7 +78,8 @@ def test_the_examples_of_julia_from_python_run(julia: Julia, tmp_path: Path, mon
     examples = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON in text]
     function, training, last, many = examples
     # Threads are those of the first session of a process.
-    said = as_printed([training + "print(losses.shape, logits.shape, sorted(gradients))", function, last, many], tmp_path)
+    training += "print(losses.shape, logits.shape, sorted(gradients))"
+    said = as_printed([training, function, last, many], tmp_path)
     assert "accuracy" in said
     assert "(15,) (297, 10) ['output.bias', 'output.weight', 'rnn.bias', 'rnn.recurrent', 'rnn.weight']" in said
     numbers = [float(word) for word in re.findall(r"^\[([\d. ]+)\]$", said, re.M)[0].split()]

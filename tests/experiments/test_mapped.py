@@ -1,4 +1,4 @@
-"""Training on files that may be larger than memory: the same numbers, little memory, and no file that changes unseen."""
+"""Training on files that may be larger than memory: the same numbers, little memory, no change of a file unseen."""
 
 from __future__ import annotations
 

@@ -63,9 +63,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, array, rows, places) -> list[list[tup
 def from_the_disk(monkeypatch: pytest.MonkeyPatch, *blocks: int) -> None:
     """Let the process have read these numbers of blocks by each further question."""
     usage = iter(blocks)
-    monkeypatch.setattr(
-        read_ahead.resource, "getrusage", lambda _: type("Usage", (), {"ru_inblock": next(usage)})()
-    )
+    monkeypatch.setattr(read_ahead.resource, "getrusage", lambda _: type("Usage", (), {"ru_inblock": next(usage)})())
 
 
 @pytest.mark.parametrize("size", [1, 7, 50, 99, 100, 1000])
