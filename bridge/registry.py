@@ -85,6 +85,8 @@ class Registered:
     """Whether its sessions are `Scheduling` and `Resumable`."""
     maps: bool = False
     """Whether its sessions train on rows that map a file as they lie there; others read them whole."""
+    communicates: bool = False
+    """Whether `build` takes a communicator: whether several processes can train together."""
     techniques: bool = False
     """Whether `build` takes `techniques`: settings of what makes it fast, by name, to see what each of them brings."""
     functions: str = ""
@@ -136,10 +138,12 @@ class Registered:
         dtype: DTypeLike,
         threads: int,
         techniques: Mapping[str, Any] | None = None,
+        communicator: Any = None,
     ) -> Session:
         """Make a session that starts from `params` and computes in `dtype` with `threads` threads.
 
-        `techniques` switches what makes the engine fast, for engines of our own. Raises `EngineUnavailableError` when
+        For engines of our own, `techniques` switches what makes the engine fast, and the processes of a
+        `communicator`, such as `mpi4py.MPI.COMM_WORLD`, train together. Raises `EngineUnavailableError` when
         the engine can't be used here, `WeightsError` when `params` don't belong to the spec, `SpecError` when it can't
         do what the spec asks, `ConfigurationError` for settings that it does not have.
         """
@@ -155,7 +159,10 @@ class Registered:
             raise ConfigurationError(f'the model "{spec.name}" has no parameters: there is nothing to train')
         if techniques and not self.techniques:
             raise ConfigurationError(f"engine {self.name} has no techniques to set, found {', '.join(techniques)}")
-        more = {"techniques": techniques} if techniques else {}
+        if communicator is not None and not self.communicates:
+            raise ConfigurationError(f"engine {self.name} does not train on several processes")
+        more: dict[str, Any] = {"techniques": techniques} if techniques else {}
+        more |= {"communicator": communicator} if communicator is not None else {}
         return self.load()(
             spec=spec, params=params, optimizer=optimizer, batch_size=batch_size, dtype=dtype, threads=threads, **more
         )
@@ -295,6 +302,7 @@ _ROWS = (
         ("numpy",),
         resumable=True,
         maps=True,
+        communicates=True,
         techniques=True,
     ),
     Registered(
@@ -304,6 +312,7 @@ _ROWS = (
         (),
         resumable=True,
         maps=True,
+        communicates=True,
         techniques=True,
         functions="bridge.libjulia.functions:EmbeddedFunction",
         **_JULIA,

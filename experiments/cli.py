@@ -1115,11 +1115,15 @@ def train(output: Output, **options: Any) -> None:
 
     Run an interrupted command with --checkpoint FILE --resume again to resume it: it ends with the same weights as if
     it had never been interrupted.
-    """
-    from experiments import training
 
-    options["threads"] = provenance.threads(options["threads"])
-    training.train(training.Training(**options), output)
+    `mpiexec -n 4 twingrad train SPEC ...` trains on four processes, on one machine or several: each computes a part of
+    every mini-batch.
+    """
+    from experiments import mpi, training
+
+    with mpi.together(output) as communicator:
+        options["threads"] = provenance.threads(options["threads"])
+        training.train(training.Training(**options), output, communicator)
 
 
 @cli.command(

@@ -25,6 +25,7 @@ from experiments import checkpoint, curve, mapped
 from experiments.checkpoint import Arrays, Checkpoint
 from experiments.errors import InputError
 from experiments.formats import duration, fixed, scientific
+from experiments.mpi import Here
 from experiments.output import Output, check_place
 from experiments.progress import Lines, Steps
 from experiments.rows import MOST_BYTES, Rows, load_rows, load_spec
@@ -123,10 +124,14 @@ class Training:
         }
 
 
-def train(request: Training, output: Output) -> None:
-    """Train a network, print every epoch, and write weights, checkpoints and the learning curve when asked to."""
+def train(request: Training, output: Output, communicator: Any = None) -> None:
+    """Train a network, print every epoch, and write weights, checkpoints and the learning curve when asked to.
+
+    With a communicator its processes train together, and that of rank 0 writes.
+    """
     spec = load_spec(request.spec)
     rule, schedule = request.rule, request.rates
+    writes = communicator is None or communicator.Get_rank() == 0
     request.check()
     initial = weights.load(request.weights, spec) if request.weights else weights.initialise(spec, request.seed)
     rows, test = load_rows(request.data, request.data_dir, spec, output)
@@ -155,7 +160,8 @@ def train(request: Training, output: Output) -> None:
     shown = _columns(validation is not None, test is not None and test.y is not None, schedule, score)
     lines = Lines(output.console, list(shown.values()))
     engine.prepare()
-    with Worker(request.engine, request.threads) as worker:
+    started = Worker(request.engine, request.threads) if communicator is None else None
+    with started or Here(request.engine, request.threads, communicator) as worker:
         worker.build(spec, kept.params, rule, request.batch_size, spec.dtype)
         if kept.state:
             worker.load_state(kept.state)
@@ -168,22 +174,25 @@ def train(request: Training, output: Output) -> None:
                 row = {"epoch": epoch} | _train_epoch(worker, rows, order, epoch, request, output)
             finally:
                 rows.check()  # of a file that became shorter the worker dies
-            for name, some in (("validation", validation), ("test", test)):
+            for name, some in (("validation", validation), ("test", test)) if writes else ():
                 if some is not None and some.y is not None:
                     found_now = worker.evaluate(some.x, some.y)
                     row |= {f"{name}_loss": found_now.loss, f"{name}_{score.key}": score.value(found_now)}
+            if communicator is not None:
+                row = communicator.bcast(row)  # all decide alike when to stop
             kept.history.append(row)
             is_best = request.patience is not None and _best(kept.history) == epoch
             if is_best or request.checkpoint is not None or epoch == request.epochs:
                 kept.params = worker.params()
             if is_best:
                 kept.best = kept.params
-            if request.checkpoint is not None:
+            if request.checkpoint is not None and writes:
                 kept.state = worker.state()
                 kept.save(request.checkpoint)
             lines.row([_cell(key, row[key], score) for key in shown])
     output.add({"data": "sample" if rows.is_sample else "given", **row} for row in kept.history)
-    _finish(request, spec, kept, output)
+    if writes:
+        _finish(request, spec, kept, output)
 
 
 def split(rows: Rows, share: float, seed: int, source: str) -> tuple[NDArray[np.int64], Rows | None]:
@@ -214,7 +223,7 @@ def _order(trained_on: NDArray[np.int64], rows: Rows, epoch: int, request: Train
 
 
 def _train_epoch(
-    worker: Worker, rows: Rows, order: NDArray[np.int64], epoch: int, request: Training, output: Output
+    worker: Worker | Here, rows: Rows, order: NDArray[np.int64], epoch: int, request: Training, output: Output
 ) -> dict[str, Any]:
     """Train once on the rows of `order`: the time, the mean loss, and the learning rate of the last step."""
     size, schedule = request.batch_size, request.rates

@@ -7,6 +7,7 @@ reaches Julia as text that is read and never evaluated. An epoch is cut into sho
 from __future__ import annotations
 
 import bisect
+import ctypes
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from bridge.libjulia.engine import load_engine
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec, Recurrent
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError, ShapeError
+from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.parameters import FlatVector
 from py_engine.network.parameters import Layout as _Layout
 from py_engine.network.read_ahead import reading_ahead
@@ -111,6 +113,10 @@ def _is_planned_at_once(spec: ModelSpec) -> bool:
         for layer, shape in zip(spec.layers, spec.shapes(), strict=True)
     )
     return sum(steps) <= _MOST_INTERPRETED
+
+
+_ADD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
+"""What Julia calls to sum a gradient over all processes."""
 
 
 class EntrySession:
@@ -254,8 +260,45 @@ class EntrySession:
 class JuliaSession(EntrySession):
     """A `Session` of julia_engine. All calls come from the thread that made the first session of the process.
 
-    After an error of a step the session stays usable: the parameters are those before that step.
+    After an error of a step the session stays usable: the parameters are those before that step. With a communicator,
+    such as `mpi4py.MPI.COMM_WORLD`, each of its processes has a session of the same model, weights, data and order, and
+    trains on its part of every mini-batch.
     """
+
+    def __init__(self, *arguments: Any, communicator: Communicator | None = None, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._parallel = None if communicator is None else Parallel(communicator)
+        if self._parallel is not None:
+            self._added = _ADD(self._add)  # lives as long as Julia may call it
+            address = ctypes.cast(self._added, ctypes.c_void_p).value
+            ranks = self._parallel.rank, self._parallel.size
+            self._raise(self._entries.communicate(self._number, *ranks, address))
+
+    def _add(self, address: int, length: int) -> int:
+        """Sum Julia's gradient over all processes: what Julia calls. An exception can't leave it."""
+        dtype = self._parameters.vector.dtype
+        try:
+            memory = (ctypes.c_uint8 * (length * dtype.itemsize)).from_address(address)
+            assert self._parallel is not None
+            self._parallel.add_up(np.frombuffer(memory, dtype))
+        except BaseException as error:
+            self._failure = error
+            return 1
+        return 0
+
+    _failure: BaseException | None = None
+
+    def _raise(self, status: int) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        super()._raise(status)
+
+    def _train(
+        self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        losses = super()._train(x, y, order, rates)
+        return losses if self._parallel is None else self._parallel.add_up(losses)
 
     def train_steps(
         self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64]

@@ -17,6 +17,7 @@ from bridge.spec import Layer, ModelSpec, Shape
 from py_engine import Techniques, network
 from py_engine.errors import ConfigurationError
 from py_engine.network import Chain, Graph, Trainer
+from py_engine.network.parallel import Communicator
 
 __all__ = ["NumpySession", "build_chain"]
 
@@ -24,7 +25,11 @@ Array = NDArray[Any]
 
 
 class NumpySession:
-    """A `Session` of py_engine. `trainer` is its own, to look into."""
+    """A `Session` of py_engine. `trainer` is its own, to look into.
+
+    With a communicator, such as `mpi4py.MPI.COMM_WORLD`, each of its processes has a session of the same model,
+    weights, data and order, and trains on its part of every mini-batch.
+    """
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class NumpySession:
         dtype: DTypeLike = "float32",
         threads: int = 1,
         techniques: Mapping[str, Any] | None = None,
+        communicator: Communicator | None = None,
     ) -> None:
         dtype = np.dtype(dtype)
         check_known(spec, optimizer.name, "numpy", network.LAYERS, network.OPTIMIZERS)
@@ -44,7 +50,9 @@ class NumpySession:
         chain.parameters.load(params)
         rule = network.OPTIMIZERS[optimizer.name](**optimizer.settings())
         switches = _techniques(techniques or {})
-        self.trainer = Trainer(chain, spec.loss.op, rule, batch_size, threads, techniques=switches)
+        self.trainer = Trainer(
+            chain, spec.loss.op, rule, batch_size, threads, techniques=switches, communicator=communicator
+        )
 
     def train_epoch(
         self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64] | None = None

@@ -55,6 +55,7 @@ class Entries:
     learning_rate: Callable[..., int]
     state: Callable[..., int]
     load_state: Callable[..., int]
+    communicate: Callable[..., int]
     free: Callable[..., int]
     message: Callable[..., int]
     allocated: Callable[..., int]
@@ -75,6 +76,7 @@ _SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
     "learning_rate": ([c_int64, c_double], c_int),
     "state": ([c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
     "load_state": ([c_int64, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "communicate": ([c_int64, c_int64, c_int64, c_void_p], c_int),
     "free": ([c_int64], c_int),
     "message": ([POINTER(c_uint8), c_int64], c_int64),
     "allocated": ([c_void_p], c_int),

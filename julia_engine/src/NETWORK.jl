@@ -27,13 +27,14 @@ include("network/losses.jl")
 include("network/metrics.jl")
 include("network/optimizers.jl")
 include("network/steps.jl")
+include("network/parallel.jl")
 include("network/trainer.jl")
 
 export Chain, Layer, ParameterSpec, Parameters, as_dict, load!
 export Dense, RNN, LSTM, GRU, Flatten, Reshape, Activation, Dropout, RBF, Embedding, PermuteDims, BatchNorm, LayerNorm
 export ACTIVATIONS, INITIALISERS, LAYERS, LOSSES, OPTIMIZERS
 export Optimizer, DescentMethod, SGD, Descent, Momentum, RMSProp, Adam, AdamW
-export Accuracy, Mean, accuracy, Evaluation, Trainer, train!, train_epoch!, evaluate, predict, loss_and_gradients
+export Accuracy, Mean, accuracy, Communicator, Evaluation, Trainer, train!, train_epoch!, evaluate, predict, loss_and_gradients
 export training_state, load_state!
 
 end

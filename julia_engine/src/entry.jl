@@ -12,6 +12,9 @@ of a function:
   epoch over the `rows` rows that `order` names, and store the loss of each step in `losses`, which has one for each step
   of the epoch. So an epoch can be cut into calls.
 - `learning_rate(session, rate)`: the learning rate from the next step on.
+- `communicate(session, rank, size, add)`: train together with other processes from the next step on, as a
+  [`Communicator`](@ref NETWORK.Communicator) says. `add(gradient, length)` sums a vector over all processes, in place, and
+  returns a status. Losses are then this process's part of them: their sums over all processes are those of the steps.
 - `state(session, sizes, numbers, first, second)`: what a checkpoint needs beside the parameters, as
   [`training_state`](@ref NETWORK.training_state) says: the lengths of the three arrays in `sizes`, and these where they
   are not null; `load_state` takes the same, and reads them. Vectors are of the session's dtype, numbers of 64 bits.
@@ -278,6 +281,21 @@ function learning_rate(number::Int64, rate::Float64)::Cint
     end
 end
 
+function communicate(number::Int64, rank::Int64, size::Int64, add::Ptr{Cvoid})::Cint
+    return guarded(identity) do
+        trainer = session(number)
+        function add!(vector)
+            status = GC.@preserve vector ccall(add, Cint, (Ptr{Cvoid}, Int64), pointer(vector), length(vector))
+            status == 0 || error("the gradients could not be added up")
+        end
+        communicator = NETWORK.Communicator(rank, size, add!)
+        NETWORK.check_parts(trainer.chain, trainer.techniques, communicator)
+        trainer.communicator = communicator
+        empty!(trainer.plans)
+        OK
+    end
+end
+
 function state(number::Int64, sizes::Ptr{Int64}, numbers::Ptr{Int64}, first::Ptr{Cvoid}, second::Ptr{Cvoid})::Cint
     return guarded(identity) do
         found = NETWORK.training_state(session(number))
@@ -368,6 +386,7 @@ create_pointer() = @cfunction(create, Int64, (Ptr{UInt8}, Int64, Ptr{Cvoid}, Int
 train_pointer() = @cfunction(train, Cint,
     (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Int64, Ptr{Int64}, Int64, Int64, Ptr{Float64}))
 learning_rate_pointer() = @cfunction(learning_rate, Cint, (Int64, Float64))
+communicate_pointer() = @cfunction(communicate, Cint, (Int64, Int64, Int64, Ptr{Cvoid}))
 state_pointer() = @cfunction(state, Cint, (Int64, Ptr{Int64}, Ptr{Int64}, Ptr{Cvoid}, Ptr{Cvoid}))
 load_state_pointer() = @cfunction(load_state, Cint, (Int64, Ptr{Int64}, Ptr{Int64}, Ptr{Cvoid}, Ptr{Cvoid}))
 evaluate_pointer() = @cfunction(evaluate, Cint, (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Float64}))

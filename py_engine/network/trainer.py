@@ -35,6 +35,7 @@ from py_engine.network.chain import Chain
 from py_engine.network.layers import Dropout
 from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Optimizer
+from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.read_ahead import reading_ahead
 from py_engine.network.steps import Replay, Rows, Step, make_step, splitting_pays
 from py_engine.network.threads import Team
@@ -65,6 +66,9 @@ class Trainer:
         threads: how many to use, at most; None takes one per core.
         accumulate: mini-batches whose mean gradient makes one update.
         techniques: the switches of the engine, for ablations.
+        communicator: the processes that train together, such as `mpi4py.MPI.COMM_WORLD`, each with a trainer of the
+            same chain, data and order: each computes a part of every batch, and all make the same updates. None: this
+            process alone.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Trainer:
         threads: int | None = None,
         accumulate: int = 1,
         techniques: Techniques = Techniques(),  # noqa: B008  (frozen)
+        communicator: Communicator | None = None,
     ) -> None:
         self.threads = threads if threads is not None else os.cpu_count() or 1
         if not isinstance(chain, Chain):
@@ -95,6 +100,13 @@ class Trainer:
         self.batch_size = int(batch_size)
         self.accumulate = int(accumulate)
         self.techniques = techniques
+        self.parallel = None if communicator is None else Parallel(communicator)
+        if self.parallel is not None and chain.couples_batch:
+            raise ConfigurationError(
+                f"layer {chain.couples_batch!r} needs the statistics of a whole batch, of which each process would "
+                "have a part: train it in one process, or take layer normalisation instead"
+            )
+        self._batch = self.batch_size if self.parallel is None else self.parallel.part(self.batch_size)[1]
         self.parameters = chain.parameters
         self._gradient = self.parameters.zeros_like()
         self._total = self.parameters.zeros_like() if accumulate > 1 else self._gradient
@@ -139,26 +151,33 @@ class Trainer:
         """
         x, y = self._data(x, y)
         rows = self._rows(order, len(x))
+        weights = None
+        if self.parallel is not None:
+            rows, weights = self.parallel.own_rows(rows, self.batch_size)
         team = self._team(x, y)
-        found = np.empty(-(-len(rows) // self.batch_size), np.float64)
+        found = np.empty(-(-len(rows) // self._batch), np.float64)
         steps_rates = None if rates is None else np.asarray(rates, np.float64)
         if steps_rates is not None and steps_rates.shape != found.shape:
             raise ShapeError(f"expected a learning rate for each of {len(found)} steps, got shape {steps_rates.shape}")
         with self._blas_threads(1 if team is not None else self.threads), reading_ahead(x, rows) as reached:
             # Both are planned first: a batch that the model can't take is an error before anything is trained.
-            sizes = {min(self.batch_size, len(rows)), len(rows) % self.batch_size or self.batch_size}
+            sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
             steps = {samples: self._step(samples, x, y, team) for samples in sizes}
-            for number, start in enumerate(range(0, len(rows), self.batch_size)):
+            for number, start in enumerate(range(0, len(rows), self._batch)):
                 reached(start)
-                batch = rows[start : start + self.batch_size]
+                batch = rows[start : start + self._batch]
                 step = steps[len(batch)]
                 loss = found[number] = step.run(x, y, batch)
+                if self.parallel is not None and weights is not None:
+                    self.parallel.exchange(self._gradient.vector, weights[number], loss)
                 self._check(step, loss, number + 1)
                 if steps_rates is not None:
                     self.optimizer.learning_rate = float(steps_rates[number])
                 self._update()
                 for parameter, new in step.updates:
                     np.copyto(parameter, new)
+        if self.parallel is not None and weights is not None:
+            return self.parallel.add_up(found * weights)
         return found
 
     def loss_and_gradients(self, x: ArrayLike, y: ArrayLike) -> tuple[float, dict[str, Array]]:
@@ -289,7 +308,9 @@ class Trainer:
         gradient = self._gradient.vector
         if math.isfinite(loss) and math.isfinite(gradient.dot(gradient)):
             return
-        reason = step.diagnose()
+        reason: object = step.diagnose()
+        if reason is None and self.parallel is not None and not np.isfinite(gradient).all():
+            reason = "it arose in another process's part of the batch"
         if reason is not None:  # None: all is finite, only the squares in the line above were not
             what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
             raise NonFiniteError(
@@ -312,7 +333,7 @@ class Trainer:
 
     def _team(self, x: Array, y: Array) -> Team | None:
         """Return the threads to split batches over, or None to leave the threads to BLAS."""
-        samples = min(self.batch_size, len(x))
+        samples = min(self._batch, len(x))
         key = (samples, x.shape[1:], y.shape[1:])
         if key not in self._teams:
             self._teams[key] = self._all_threads() if self._splits(samples, x, y) else None

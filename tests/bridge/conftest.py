@@ -70,6 +70,7 @@ JULIA_GROUPS = {
         "ad_written",
         "campaign",
         "network_layers",
+        "network_parallel",
         "package",
         "versions",
     ),

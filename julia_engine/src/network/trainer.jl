@@ -19,7 +19,7 @@ const BLOCK = 4096
 
 """
     Trainer(chain; loss="softmax_cross_entropy", optimizer=SGD(0.01), batch_size=100, threads=Threads.nthreads(),
-        accumulate=1, techniques=Techniques())
+        accumulate=1, techniques=Techniques(), communicator=nothing)
 
 Trains a chain on mini-batches.
 
@@ -30,6 +30,8 @@ Trains a chain on mini-batches.
 - `threads`: how many to use, at most those Julia was started with (`julia -t 2`, or `JULIA_NUM_THREADS`).
 - `accumulate`: mini-batches whose mean gradient makes one update.
 - `techniques`: the switches of the engine, for ablations.
+- `communicator`: the [`Communicator`](@ref) of the processes that train together, each with a trainer of the same chain, data
+  and order: each computes a part of every batch, and all make the same updates.
 
 See [`train_epoch!`](@ref), [`train!`](@ref), [`evaluate`](@ref), [`predict`](@ref), [`loss_and_gradients`](@ref).
 """
@@ -58,38 +60,51 @@ mutable struct Trainer{T,O<:Optimizer}
     sparse::Bool  # the plans keep columns' gradients apart
     dense::Vector{Tuple{Int,Int}}  # the stretches of the vector whose gradients the plans do not keep apart
     blocks::Vector{Vector{T}}  # for each thread: room for a block of a gradient
+    communicator::Union{Nothing,Communicator}
 end
 
 AD.watched_parts(trainer::Trainer) = (trainer.chain,)
 
 function Trainer(chain::Chain; loss="softmax_cross_entropy", optimizer::Optimizer=SGD(0.01), batch_size=100,
-        threads=Threads.nthreads(), accumulate=1, techniques::Techniques=Techniques())
+        threads=Threads.nthreads(), accumulate=1, techniques::Techniques=Techniques(),
+        communicator::Union{Nothing,Communicator}=nothing)
     sizes = Int[whole_number("Trainer", name, value)
                 for (name, value) in ("batch_size" => batch_size, "threads" => threads, "accumulate" => accumulate)]
-    return new_trainer(eltype(chain.parameters), chain, loss_of(loss), optimizer, sizes..., techniques)
+    return new_trainer(eltype(chain.parameters), chain, loss_of(loss), optimizer, sizes..., techniques, communicator)
 end
 
 function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_size::Int, threads::Int, accumulate::Int,
-        techniques::Techniques) where {T,O<:Optimizer}
+        techniques::Techniques, communicator::Union{Nothing,Communicator}=nothing) where {T,O<:Optimizer}
     splits = techniques.split_batch && techniques.batched && techniques.replay
     threads <= Threads.nthreads() || !splits || throw(ConfigurationError("Trainer: threads must be at most " *
         "$(Threads.nthreads()), with which Julia was started, got $threads; start it with `julia -t $threads`"))
     batched_only = couples_batch(chain) && !techniques.batched
     batched_only && throw(ConfigurationError("Trainer: techniques.batched can't be switched off for a chain with layers " *
         "that couple the samples of a batch, such as BatchNorm"))
+    check_parts(chain, techniques, communicator)
     n = chain.parameters.layout.trained
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(optimizer, n),
         batch_size, threads, accumulate, techniques, Team(splits ? threads : 1),
         AD.zeroed!(Vector{T}(undef, n)), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
         Dict{Tuple{Int,Int},Vector{Shard{T}}}(), nothing, Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)), takes_ids(chain), false,
-        [(1, n)], [T[] for _ in 1:threads])
+        [(1, n)], [T[] for _ in 1:threads], communicator)
+end
+
+check_parts(chain::Chain, techniques::Techniques, ::Nothing) = nothing
+
+function check_parts(chain::Chain, techniques::Techniques, ::Communicator)
+    couples_batch(chain) && throw(ConfigurationError("Trainer: a layer, such as BatchNorm, needs the statistics of a whole " *
+        "batch, of which each process would have a part: train it in one process, or take layer normalisation instead"))
+    techniques.replay && techniques.batched || throw(ConfigurationError(
+        "Trainer: with a communicator the techniques replay and batched can't be switched off"))
+    return nothing
 end
 
 """A trainer of a copy of the chain, with the optimizer's state; it makes its own plans."""
 function Base.deepcopy_internal(trainer::Trainer{T}, known::IdDict) where {T}
     haskey(known, trainer) && return known[trainer]::Trainer{T}
     copied = known[trainer] = new_trainer(T, Base.deepcopy_internal(trainer.chain, known), trainer.loss, deepcopy(trainer.optimizer),
-        trainer.batch_size, trainer.threads, trainer.accumulate, trainer.techniques)
+        trainer.batch_size, trainer.threads, trainer.accumulate, trainer.techniques, trainer.communicator)
     copied.state = Base.deepcopy_internal(trainer.state, known)
     copied.total = copy(trainer.total)
     copied.pending = trainer.pending
@@ -141,6 +156,7 @@ function train_epoch!(trainer::Trainer, x::AbstractArray, y::AbstractArray, orde
         train_steps!(trainer, Data(samples, targets, trainer.loss.classes, rows, size(x)[end]), pointer(losses), 1,
             length(losses))
     end
+    trainer.communicator === nothing || trainer.communicator.add!(losses)
     return nothing
 end
 
@@ -380,7 +396,7 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
         failed == 0 || throw(AD.apart(explained, trainer, data, failed, unsafe_load(losses, failed)))
         return nothing
     end
-    full, rest = batches(trainer, data.rows)
+    full, rest = parts(trainer, data.rows)
     choose_sparse!(trainer)
     shards = shards_for!(trainer, full)
     others = rest == 0 ? shards : shards_for!(trainer, rest)
@@ -431,11 +447,12 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
     for step in first:last
         start = (step - 1) * batch
         shards = data.rows - start >= batch ? full : rest
+        own = part(trainer.communicator, min(batch, data.rows - start))
         j = k
         finite = true
         while j <= length(shards)
             shard = shards[j]
-            run!(shard, data, start)
+            run!(shard, data, start + own.first)
             finite &= isfinite(unsafe_load(shard.loss)) && all_finite(trainer, shard)
             for c in shard.columns
                 collect!(c)
@@ -451,8 +468,12 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         for m in 1:team.size
             wrong += partial[8m]
         end
-        k == 1 && unsafe_store!(losses, loss, step)
-        wrong == 0 || return step
+        k == 1 && unsafe_store!(losses, loss * own.weight, step)
+        if trainer.communicator !== nothing
+            add_parts!(trainer, team, k, shards, own.weight, wrong == 0) || return step
+        elseif wrong != 0
+            return step
+        end
         k == 1 && foreach(keep_states!, shards)
         pending += 1
         updates = pending == trainer.accumulate
@@ -483,6 +504,16 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         meet!(team) || return 0
     end
     return 0
+end
+
+"""Sum the gradients of the shards, and those of all processes; whether all of it is finite."""
+function add_parts!(trainer::Trainer{T}, team::Team, k::Int, shards::Vector{Shard{T}}, weight::Float64, finite::Bool) where {T}
+    from, to = stretch(1, length(trainer.gradient), team.size, k)
+    sum_shards!(trainer, shards, from, to)
+    meet!(team) || return false
+    k == 1 && exchange!(trainer.communicator::Communicator, trainer.gradient, weight, finite)
+    meet!(team) || return false
+    return all_finite(trainer.gradient)
 end
 
 """The elements, of those from `a` to `b`, that the thread `k` of `threads` updates; stretches begin on cache lines."""
@@ -531,13 +562,18 @@ end
 
 gradient_vector(trainer::Trainer) = trainer.accumulate > 1 ? trainer.total : trainer.gradient
 
-"""Sum the shards' gradients into the first one's, and the mean over several batches into `total`."""
-@inline function reduce!(trainer::Trainer{T}, shards::Vector{Shard{T}}, updates::Bool, from::Int, to::Int) where {T}
-    g = pointer(trainer.gradient)
+"""Sum the shards' gradients into the first one's."""
+@inline function sum_shards!(trainer::Trainer{T}, shards::Vector{Shard{T}}, from::Int, to::Int) where {T}
     for m in 2:length(shards)
-        add_scaled!(g, pointer(shards[m].gradient), one(T), from, to)
+        add_scaled!(pointer(trainer.gradient), pointer(shards[m].gradient), one(T), from, to)
     end
-    trainer.accumulate > 1 && add_scaled!(pointer(trainer.total), g, T(1 / trainer.accumulate), from, to)
+    return nothing
+end
+
+"""Sum the shards' gradients, unless they are summed already, and the mean over several batches into `total`."""
+@inline function reduce!(trainer::Trainer{T}, shards::Vector{Shard{T}}, updates::Bool, from::Int, to::Int) where {T}
+    trainer.communicator === nothing && sum_shards!(trainer, shards, from, to)
+    trainer.accumulate > 1 && add_scaled!(pointer(trainer.total), pointer(trainer.gradient), T(1 / trainer.accumulate), from, to)
     return nothing
 end
 
@@ -613,9 +649,12 @@ function explained(trainer::Trainer, data::Data, step::Int, loss::Float64)
     if trainer.techniques.replay && trainer.techniques.batched
         # The step that failed was the last one: its buffers still hold its batch.
         samples = min(trainer.batch_size, data.rows - (step - 1) * trainer.batch_size)
-        for shard in shards_for!(trainer, samples)
+        for shard in shards_for!(trainer, part(trainer.communicator, samples).count)
             reason === nothing && (reason = AD.diagnose(shard.tape))
         end
+    end
+    if reason === nothing && trainer.communicator !== nothing
+        reason = NonFiniteError("it arose in another process's part of the batch")
     end
     what = isfinite(loss) ? "the gradient is not finite" : "the loss is $loss"
     because = reason === nothing ? "" : ": $(reason.message)"
@@ -628,9 +667,15 @@ end
 """How many samples the batches of an epoch over so many rows have, and its last one, if it is smaller (0)."""
 batches(trainer::Trainer, rows::Int) = min(trainer.batch_size, rows), rows % trainer.batch_size
 
+"""The same for what this process computes of them."""
+function parts(trainer::Trainer, rows::Int)
+    full, rest = batches(trainer, rows)
+    return part(trainer.communicator, full).count, rest == 0 ? 0 : part(trainer.communicator, rest).count
+end
+
 """Make the plans of an epoch over so many rows. Nothing of it is called again in a step: it may be interpreted."""
 function plan_steps!(trainer::Trainer, rows::Int)
-    full, rest = batches(trainer, rows)
+    full, rest = parts(trainer, rows)
     choose_sparse!(trainer)
     shards_for!(trainer, full)
     rest == 0 || shards_for!(trainer, rest)
@@ -639,7 +684,7 @@ end
 
 function has_plans(trainer::Trainer, rows::Int)
     trainer.techniques.replay && trainer.techniques.batched || return true  # needs none
-    full, rest = batches(trainer, rows)
+    full, rest = parts(trainer, rows)
     there(samples) = haskey(trainer.plans, (samples, threads_for(trainer, samples)))
     return there(full) && (rest == 0 || there(rest))
 end
@@ -659,7 +704,7 @@ optimizer's settings may change at any time.
 function choose_sparse!(trainer::Trainer{T}) where {T}
     o = trainer.optimizer
     wanted = trainer.techniques.sparse_columns && trainer.techniques.flat_parameters && trainer.accumulate == 1 &&
-        o.clip_norm == Inf && o.clip_value == Inf
+        o.clip_norm == Inf && o.clip_value == Inf && trainer.communicator === nothing
     wanted == trainer.sparse || empty!(trainer.plans)
     trainer.sparse = wanted
     return nothing

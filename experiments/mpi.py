@@ -1,0 +1,131 @@
+"""One training on the processes that mpiexec started: `mpiexec -n 4 twingrad train ...`.
+
+Each process computes a part of every mini-batch in its own memory. Process 0 speaks for all, and writes the files.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from bridge import registry
+from bridge.errors import TwinGradError, printable
+from bridge.session import Evaluation, Optimizer
+from bridge.spec import ModelSpec
+from experiments.errors import InputError
+from experiments.output import Output
+from py_engine.errors import EngineError
+
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Where Open MPI and MPICH say how many processes they have started."""
+PATIENCE = 1.0
+"""Seconds that other processes leave process 0 to say of an error that all of them have."""
+FAILED = 1
+
+
+def world() -> Any:
+    """The communicator of mpiexec's processes; None for a process by itself."""
+    if not any(int(os.environ.get(name) or 1) > 1 for name in SIZES):
+        return None
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise InputError(
+            f"mpiexec started several processes, which can't speak to each other without mpi4py ({error}): "
+            "pip install 'twingrad[mpi]'"
+        ) from None
+    return MPI.COMM_WORLD
+
+
+@contextmanager
+def together(output: Output) -> Iterator[Any]:
+    """Give the communicator, or None. An error of one process is said once, and ends all of them."""
+    communicator = world()
+    if communicator is None:
+        yield None
+        return
+    rank = communicator.Get_rank()
+    if rank:
+        output.console, output.target = Console(file=open(os.devnull, "w")), None  # noqa: SIM115
+    try:
+        yield communicator
+    except BaseException as error:
+        if rank:
+            time.sleep(PATIENCE)
+        if isinstance(error, (TwinGradError, EngineError, OSError)):
+            said = str(error)
+        else:
+            said = f"{type(error).__name__}: {error}"
+        print(f"error: process {rank} of {communicator.Get_size()}: {printable(said)}", file=sys.stderr, flush=True)
+        communicator.Abort(FAILED)
+        raise
+
+
+class Here:
+    """A session in this process, with what a training asks of a worker; its processes train together."""
+
+    def __init__(self, engine: str, threads: int, communicator: Any) -> None:
+        self._engine, self._threads, self._communicator = registry.get(engine), threads, communicator
+        self._session: Any = None
+        self.seconds = float("nan")
+        """Of the last epoch, or part of one."""
+        if not self._engine.communicates:
+            others = ", ".join(name for name in registry.names() if registry.get(name).communicates)
+            raise InputError(f"engine {engine} does not train on several processes; expected one of {others}")
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def build(self, spec: ModelSpec, params: Mapping[str, Any], rule: Optimizer, batch_size: int, dtype: str) -> None:
+        """See `Worker.build`."""
+        self._session = self._engine.build(
+            spec, params, rule, batch_size, dtype, self._threads, communicator=self._communicator
+        )
+
+    def preload(self, *arrays: Any) -> None:
+        """They are here already."""
+
+    def train_epoch(self, x: NDArray[Any], y: NDArray[Any], order: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `Session.train_epoch`."""
+        return self._timed(self._session.train_epoch, x, y, order)
+
+    def train_steps(
+        self, x: NDArray[Any], y: NDArray[Any], order: NDArray[np.int64], rates: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """See `Scheduling.train_steps`."""
+        return self._timed(self._session.train_steps, x, y, order, rates)
+
+    def evaluate(self, x: NDArray[Any], y: NDArray[Any]) -> Evaluation:
+        """See `Session.evaluate`."""
+        found: Evaluation = self._session.evaluate(x, y)
+        return found
+
+    def params(self) -> dict[str, NDArray[Any]]:
+        """See `Session.params`."""
+        return dict(self._session.params())
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """See `Resumable.state`."""
+        return dict(self._session.state())
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """See `Resumable.load_state`."""
+        self._session.load_state(state)
+
+    def _timed(self, work: Any, *arguments: Any) -> Any:
+        begin = time.perf_counter()
+        found = work(*arguments)
+        self.seconds = time.perf_counter() - begin
+        return found

@@ -1,0 +1,103 @@
+# Several processes that train together compute what one process computes of the same mini-batches. Tasks stand for them.
+
+using TwinGrad.NETWORK: Communicator, part
+using Random: randperm, MersenneTwister
+
+"""What adds up a vector over so many tasks: the last to come sums, and wakes the others."""
+function adder(size)
+    total, count, everybody = Ref{Any}(nothing), Ref(0), Condition()
+    return function (vector)
+        total[] = count[] == 0 ? copy(vector) : total[] .+ vector
+        count[] += 1
+        found = if count[] == size
+            count[] = 0
+            sum = total[]
+            notify(everybody, sum)
+            sum
+        else
+            wait(everybody)
+        end
+        copyto!(vector, found)
+    end
+end
+
+"""What `work` returns in each of so many tasks, called with a communicator."""
+function in_tasks(work, size)
+    add! = adder(size)
+    tasks = [@async(work(Communicator(rank, size, add!))) for rank in 0:size-1]
+    return map(fetch, tasks)
+end
+
+small_dense() = Chain(Dense(6 => 8, tanh), Dense(8 => 3); dtype=Float64)
+small_text() = Chain(Embedding(20 => 4), Flatten(), Dense(24 => 3); dtype=Float64)
+
+function trained_together(make, x, y, batch, rows, communicator; threads=1, optimizer=() -> SGD(0.1), accumulate=1)
+    chain = make()
+    trainer = Trainer(chain; optimizer=optimizer(), batch_size=batch, threads=threads, accumulate=accumulate,
+        communicator=communicator)
+    losses = [train_epoch!(trainer, x, y, randperm(MersenneTwister(epoch), size(x)[end])[1:rows]) for epoch in 1:2]
+    return losses, copy(chain.parameters.vector)
+end
+
+const SAMPLES, WORDS, KINDS = let random = MersenneTwister(0)
+    randn(random, 6, 40), rand(random, 1:20, 6, 40), rand(random, 1:3, 40)
+end
+
+@testset "$size processes train as one, batches of $batch of $rows rows" for size in (1, 2, 3, 7), batch in (1, 5, 16, 100),
+        rows in (1, 7, 36, 40)
+    losses, vector = trained_together(small_dense, SAMPLES, KINDS, batch, rows, nothing)
+    for (found, other) in in_tasks(c -> trained_together(small_dense, SAMPLES, KINDS, batch, rows, c), size)
+        @test found ≈ losses rtol = 1e-12
+        @test other ≈ vector rtol = 1e-12
+    end
+end
+
+@testset "every kind of network and update: $name" for (name, make, data, options) in (
+        ("an embedding", small_text, WORDS, NamedTuple()),
+        ("accumulated", small_dense, SAMPLES, (accumulate=3,)),
+        ("clipped, with momentum", small_dense, SAMPLES, (optimizer=() -> SGD(0.1; momentum=0.9, clip_norm=0.05),)),
+        ("Adam", small_text, WORDS, (optimizer=() -> Adam(0.01),)))
+    losses, vector = trained_together(make, data, KINDS, 10, 38, nothing; options...)
+    for (found, other) in in_tasks(c -> trained_together(make, data, KINDS, 10, 38, c; options...), 3)
+        @test found ≈ losses rtol = 1e-11
+        @test other ≈ vector rtol = 1e-11
+    end
+end
+
+@testset "the threads of a process add their parts up before processes do" begin
+    threads = min(2, Threads.nthreads())
+    losses, vector = trained_together(small_dense, SAMPLES, KINDS, 10, 38, nothing; threads=threads)
+    alone = Communicator(0, 1, identity)
+    found, other = trained_together(small_dense, SAMPLES, KINDS, 10, 38, alone; threads=threads)
+    @test found ≈ losses rtol = 1e-12
+    @test other ≈ vector rtol = 1e-12
+end
+
+@testset "parts are disjoint, equal, and count as much as they have" for size in (1, 2, 3, 4, 7), samples in (1, 2, 5, 6, 64)
+    parts = [part(Communicator(rank, size, identity), samples) for rank in 0:size-1]
+    @test sum(p.weight for p in parts) ≈ 1
+    @test reduce(vcat, [collect(p.first+1:p.first+p.count) for p in parts if p.weight > 0]) == 1:samples
+    @test all(p -> 0 < p.count && p.first + p.count <= samples, parts)
+    @test maximum(p.count for p in parts) - minimum(p.count for p in parts) <= 1
+end
+
+@testset "what is not finite in part $where ends all with the same parameters" for where in 0:2
+    spoiled = copy(SAMPLES)
+    spoiled[:, 7+2where] .= NaN
+    found = in_tasks(3) do communicator
+        chain = small_dense()
+        trainer = Trainer(chain; optimizer=SGD(0.1), batch_size=6, threads=1, communicator=communicator)
+        error_of(() -> train_epoch!(trainer, spoiled, KINDS, collect(1:12))), copy(chain.parameters.vector)
+    end
+    @test all(error isa NonFiniteError && startswith(error.message, "step 2 of the epoch") for (error, _) in found)
+    @test [occursin("another process's part", error.message) for (error, _) in found] == [rank != where for rank in 0:2]
+    @test found[1][2] == found[2][2] == found[3][2] && all(isfinite, found[1][2])
+end
+
+@testset "what can't be done in parts says so" begin
+    communicator = Communicator(0, 2, identity)
+    batch_norm, eager = Chain(Dense(6 => 8), BatchNorm(8)), Techniques(replay=false)
+    @test occursin("statistics of a whole batch", message_of(() -> Trainer(batch_norm; communicator=communicator)))
+    @test occursin("replay and batched", message_of(() -> Trainer(small_dense(); techniques=eager, communicator=communicator)))
+    @test occursin("rank 2 of size 2", message_of(() -> Communicator(2, 2, identity)))
+end

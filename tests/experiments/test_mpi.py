@@ -1,0 +1,141 @@
+"""`mpiexec -n 2 twingrad train`: the same weights as in one process, said once, and no rank that waits for a lost one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from bridge import registry
+from experiments import cli
+
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+ROOT = Path(__file__).resolve().parents[2]
+ENGINES = tuple(name for name in registry.names() if registry.get(name).communicates)
+
+NETWORK = """
+format = "twingrad-model"
+version = 1
+opset = 2
+name = "small"
+input = { shape = ["N", 8] }
+loss = { op = "softmax_cross_entropy" }
+layers = [
+    { id = "hidden", op = "dense", units = 12 },
+    { id = "tanh", op = "activation", activation = "tanh" },
+    { id = "output", op = "dense", units = 3 },
+]
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> Path:
+    """A folder with a network and rows for it."""
+    if not MPIEXEC.exists():
+        pytest.skip("needs mpi4py and an MPI: pip install 'twingrad[mpi]' mpich")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.toml").write_text(NETWORK)
+    x = rng.standard_normal((250, 8)).astype(np.float32)
+    y = np.argmax(x[:, :3], axis=1)
+    np.savez("rows.npz", x_train=x[:205], y_train=y[:205], x_test=x[205:], y_test=y[205:])
+    return tmp_path
+
+
+BASE = ["train", "net.toml", "--data", "rows.npz", "--batch-size", "41", "--threads", "1", "--learning-rate", "0.1"]
+
+
+def command(ranks: int, *options: str) -> list[str]:
+    # Tests of ranks on one machine: more of them than it has cores.
+    return [str(MPIEXEC), "-n", str(ranks), sys.executable, "-m", "experiments", *BASE, *options]
+
+
+def variables() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def together(ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(ranks, *options), env=variables(), capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def close(one: str, other: str, tolerance: float) -> None:
+    found, expected = load_file(one), load_file(other)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_weights_are_those_of_one_process(engine: str, ranks: int, request: pytest.FixtureRequest) -> None:
+    if engine == "julia":
+        request.getfixturevalue("julia")
+    options = ["--engine", engine, "--epochs", "2", "--momentum", "0.9"]
+    assert cli.invoke([*BASE, *options, "--save", "one.safetensors"]) == 0
+    done = together(ranks, *options, "--save", "several.safetensors", "--json", "said.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("EPOCH") == 1 and Path("said.json").exists()
+    close("several.safetensors", "one.safetensors", 1e-5)
+
+
+def test_a_checkpoint_resumes_on_another_number_of_processes() -> None:
+    options = ["--optimizer", "adam", "--schedule", "step", "--step-epochs", "2", "--validation", "0.2", "--patience", "9"]
+    assert cli.invoke([*BASE, *options, "--epochs", "4", "--save", "one.safetensors"]) == 0
+    options += ["--checkpoint", "kept.safetensors", "--resume"]
+    for ranks, epochs in ((2, "2"), (3, "3")):
+        done = together(ranks, *options, "--epochs", epochs)
+        assert done.returncode == 0, done.stderr
+    assert cli.invoke([*BASE, *options, "--epochs", "4", "--save", "several.safetensors"]) == 0
+    close("several.safetensors", "one.safetensors", 1e-5)
+
+
+def test_a_mistake_is_said_once_and_ends_all() -> None:
+    done = together(2, "--epochs", "1", "--engine", "torch")
+    assert done.returncode != 0
+    assert done.stderr.count("engine torch does not train on several processes") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_lost_process_ends_all_within_seconds_and_says_how_to_resume(place: Path) -> None:
+    options = ["--epochs", "10000", "--checkpoint", str(place / "kept.safetensors")]
+    with subprocess.Popen(
+        command(2, *options), env=variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            limit = time.monotonic() + 120
+            while not (place / "kept.safetensors").exists():
+                assert process.poll() is None and time.monotonic() < limit
+                time.sleep(0.1)
+            ranks = sorted(ranks_of(place))
+            assert len(ranks) == 2
+            os.kill(ranks[1], signal.SIGKILL)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode != 0
+    assert not ranks_of(place)
+    assert "--resume" in said
+    before = load_file("kept.safetensors")
+    assert before  # whole, whatever was lost
+
+
+def ranks_of(place: Path) -> list[int]:
+    """The processes that train with the checkpoint in this folder, mpiexec's own apart."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if str(place / "kept.safetensors") in words and "mpiexec" not in words[0] and "hydra" not in words[0]:
+            found.append(int(path.parent.name))
+    return found
