@@ -34,12 +34,13 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) PROFILE=full|quick RESULTS=folder RANGE=a..b BASE=commit" \
-	  && echo "             HISTORY=a..b STEPS=number SEED=number JULIA=program TAG=v1.2.3" \
+	  && echo "             HISTORY=a..b STEPS=number SEED=number JULIA=program TAG=v1.2.3 DASK=address" \
 	  && echo "             ARGS=..."
 
 reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
 	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
-	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") $(ARGS)
+	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") \
+	  $(if $(DASK),--dask "$(DASK)") $(ARGS)
 
 sizes: $(VENV)/.run ## networks of ordinary sizes in all engines, raced beside the machine's limit: hours, resumable
 	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."

@@ -217,6 +217,12 @@ option_engines = click.option(
 )
 option_threads = click.option("--threads", type=Whole(1, MOST_THREADS), help="Threads of an engine (default: 2).")
 
+option_dask = click.option(
+    "--dask",
+    metavar="ADDRESS",
+    help="Have the workers of a Dask cluster do the runs; ADDRESS is its scheduler's.",
+)
+
 
 def examples(*lines: str) -> str:
     """The end of a help text."""
@@ -369,6 +375,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
     is_flag=True,
     help="Work at the runs of the results folder together with other processes and machines (--shard does, too).",
 )
+@option_dask
 @option_results()
 @option_data
 @reporting
@@ -384,6 +391,7 @@ def run(
     shard: str | None,
     costs: Path | None,
     shared: bool,
+    dask: str | None,
     results_dir: Path,
     data_dir: Path | None,
 ) -> None:
@@ -403,6 +411,8 @@ def run(
     part = None if shard is None else shards.Shard.parse(shard)
     if costs is not None and part is None:
         raise click.UsageError("--costs says how shards are cut: give --shard, too")
+    if dask is not None and (shared or part is not None):
+        raise click.UsageError("--dask spreads the runs by itself: give it without --shard and --shared")
 
     jobs = []
     for name in papers:
@@ -429,12 +439,21 @@ def run(
             stack.enter_context(_locked(output, results))
         _tell_older(output, results)
         with _progress(output, results, len(jobs)) as progress:
-            outcome = sweeps.Sweep(results, data_dir, download(output.console), leases).run(jobs, progress)
+            outcome = _swept(sweeps.Sweep(results, data_dir, download(output.console), leases), jobs, progress, dask)
         if leases is not None:
             results.write_tidy_together(leases)
         else:
             results.write_tidy()
     _show(output, outcome)
+
+
+def _swept(sweep: Sweep, jobs: Sequence[Job], progress: Progress, dask: str | None) -> Outcome:
+    """What comes of jobs, run here or by a cluster."""
+    if dask is None:
+        return sweep.run(jobs, progress)
+    from experiments import cluster
+
+    return cluster.run(dask, sweep, jobs, progress)
 
 
 @cli.command(
@@ -837,6 +856,7 @@ def paper(
 @option_profile
 @option_engines
 @option_threads
+@option_dask
 @option_results()
 @option_data
 @reporting
@@ -846,12 +866,14 @@ def reproduce(
     profile: ProfileName,
     engines: list[str] | None,
     threads: int | None,
+    dask: str | None,
     results_dir: Path,
     data_dir: Path | None,
 ) -> None:
     """Do everything: runs, measurements, tables, figures, the HTML page and the PDF, of all papers or of those named.
 
-    Run an interrupted command again to resume it. Engines that are not there are left out, and the tables say so.
+    Run an interrupted command again to resume it. Engines that are not there are left out, and the tables say so. With
+    --dask a cluster does the runs; the micro-benchmarks, the tables and the paper are made here.
     """
     from experiments import changed, compared
     from experiments import sweep as sweeps
@@ -874,7 +896,7 @@ def reproduce(
             if part:
                 with stages.stage(measure.title):
                     with _progress(output, results, len(part)) as progress:
-                        outcome = sweep.run(part, progress)
+                        outcome = _swept(sweep, part, progress, dask)
                     _show(output, outcome)
                     sample |= any(record["data"]["source"] == "sample" for record in outcome.records)
         suites = _suites(sweep, chosen, profile, engines, Progress(output.console, 0))

@@ -201,18 +201,22 @@ class Sweep:
         data_dir: Path | None = None,
         download: Download | None = None,
         shared: Leases | None = None,
+        datasets: dict[str, Dataset] | None = None,
+        slot: Slot | None = None,
     ) -> None:
+        """`datasets`: those that are read already; `slot`: where all jobs run; None: where `slots` says."""
         self.results = results
         self.data_dir = data_dir
         self.download = download
         self.leases = shared
-        self._datasets: dict[str, Dataset] = {}
+        self._datasets: dict[str, Dataset] = {} if datasets is None else datasets
+        self._slot = slot
         self._prepared: set[str] = set()
         self._others: dict[int, Owner] = {}
 
     def fitting(self, paper: Paper, profile: ProfileName, progress: Progress) -> ProfileName:
         """The profile, or the one that is made for the embedded sample where only that is at hand."""
-        return "sample" if self._load(paper, progress).source == "sample" else profile
+        return "sample" if self.load(paper, progress).source == "sample" else profile
 
     def run(self, jobs: Sequence[Job], progress: Progress, again: bool = False) -> Outcome:
         """Run every job that has no record yet; with `again` every job."""
@@ -221,15 +225,15 @@ class Sweep:
         reused: list[int] = []
         waiting, told = list(enumerate(jobs)), ""
         while waiting:
-            for part in _by_data(waiting):
-                with RunArrays(self._load(part[0][1].paper, progress), self.results.work) as work:
+            for part in by_data(waiting):
+                with RunArrays(self.load(part[0][1].paper, progress), self.results.work) as work:
                     one = partial(self._job, work=work, found=found, reused=reused, progress=progress, again=again)
                     for alike, places in _side_by_side(part):
-                        if len(places) > 1:
+                        if len(places) > 1 and self._slot is None:
                             side_by_side(one, alike, places)
                             continue
                         for job in alike:
-                            one(job, places[0])
+                            one(job, self._slot or places[0])
             waiting = [numbered for numbered in waiting if numbered[0] not in found]
             if waiting:  # others run them, or did until they ended
                 owners = ", ".join(sorted({str(owner) for owner in self._others.values()}))
@@ -241,7 +245,8 @@ class Sweep:
                 time.sleep(leases.BEAT / 5)
         return Outcome([found[number] for number in range(len(jobs))], len(reused), time.perf_counter() - start)
 
-    def _load(self, paper: Paper, progress: Progress) -> Dataset:
+    def load(self, paper: Paper, progress: Progress) -> Dataset:
+        """The data set of a paper, read once."""
         key = _data_key(paper)
         if key not in self._datasets:
             dataset = data.load(paper.dataset, self.data_dir, progress=self.download, **paper.loader_options())
@@ -345,7 +350,7 @@ class Sweep:
                 engines.get(name).prepare()
 
 
-def _by_data(jobs: Sequence[tuple[int, Job]]) -> list[list[tuple[int, Job]]]:
+def by_data(jobs: Sequence[tuple[int, Job]]) -> list[list[tuple[int, Job]]]:
     """The jobs, each with its number, by the data that they load."""
     groups: dict[str, list[tuple[int, Job]]] = {}
     for number, job in jobs:

@@ -88,7 +88,18 @@ def test_weights_are_those_of_one_process(engine: str, ranks: int, request: pyte
 
 
 def test_a_checkpoint_resumes_on_another_number_of_processes() -> None:
-    options = ["--optimizer", "adam", "--schedule", "step", "--step-epochs", "2", "--validation", "0.2", "--patience", "9"]
+    options = [
+        "--optimizer",
+        "adam",
+        "--schedule",
+        "step",
+        "--step-epochs",
+        "2",
+        "--validation",
+        "0.2",
+        "--patience",
+        "9",
+    ]
     assert cli.invoke([*BASE, *options, "--epochs", "4", "--save", "one.safetensors"]) == 0
     options += ["--checkpoint", "kept.safetensors", "--resume"]
     for ranks, epochs in ((2, "2"), (3, "3")):

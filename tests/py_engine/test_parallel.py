@@ -69,9 +69,7 @@ def trained(network: str, batch: int, rows: int, communicator: Any, **options: A
     y = random.integers(0, 3, 40)
     chain = make()
     rule = options.pop("rule", SGD)(0.1)
-    trainer = Trainer(
-        chain, optimizer=rule, batch_size=batch, communicator=communicator, **{"threads": 1, **options}
-    )
+    trainer = Trainer(chain, optimizer=rule, batch_size=batch, communicator=communicator, **{"threads": 1, **options})
     losses = [trainer.train_epoch(x, y, np.random.default_rng(epoch).permutation(40)[:rows]) for epoch in range(2)]
     trainer.close()
     return losses, chain.parameters.vector.copy()

@@ -1,0 +1,198 @@
+"""Runs on the workers of a Dask cluster: `twingrad run ... --dask ADDRESS`.
+
+Each job is done by a worker as it would be done here, in a results folder of the worker's own host (`spool`), and its
+record comes home. A record that could not be sent, because the client, the scheduler or the network was gone, is found
+there when the job is handed out again: nothing that was finished is done twice.
+
+A worker offers the resource `host`, and has all of it for a timed run, so that nothing else runs beside it. Runs in which
+time plays no part take a share of it each.
+
+    dask scheduler
+    dask worker ADDRESS --nworkers 1 --nthreads 2 --resources host=1      # on every machine
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from bridge.errors import TwinGradError
+from bridge.libjulia.environment import cache_folder
+from experiments import provenance, sources
+from experiments.progress import Progress
+from experiments.results import Record, Results
+from experiments.run_arrays import RunArrays
+from experiments.slots import MOST, Slot, slots
+from experiments.summary import described
+from experiments.sweep import Job, Outcome, Sweep, by_data, skeleton, starts, task_of
+
+if TYPE_CHECKING:
+    from experiments.data.dataset import Dataset
+
+RESOURCE = "host"
+TRIES = 10
+"""How often a job is handed out whose worker dies, before that is recorded as its failure."""
+PAUSE = 2.0
+"""Seconds before the scheduler is asked again, after it was lost."""
+CONNECTING = 20.0
+"""Seconds that the scheduler has for an answer."""
+
+
+class ClusterError(TwinGradError):
+    """A cluster that can't run a sweep: names the address or the worker, why, and what to do."""
+
+
+@dataclass
+class _Waiting:
+    """A job that is handed out, with what is known of its record, and how often its worker died."""
+
+    number: int
+    job: Job
+    record: Record
+    deaths: int = 0
+
+
+def spool() -> Path:
+    """The results folder of a worker's host: what was finished there, whether or not it came home."""
+    return cache_folder().parent / "cluster" / socket.gethostname()
+
+
+# On the client ------------------------------------------------------------------------------------------------
+
+
+def run(address: str, sweep: Sweep, jobs: Sequence[Job], progress: Progress) -> Outcome:
+    """Run every job that has no record yet on the cluster's workers, and save the records as they come home."""
+    begin = time.perf_counter()
+    found: dict[int, Record] = {}
+    reused = 0
+    waiting: dict[str, _Waiting] = {}
+    for part in by_data(list(enumerate(jobs))):
+        with RunArrays(sweep.load(part[0][1].paper, progress), sweep.results.work) as work:
+            for number, job in part:
+                record = skeleton(job, task_of(job, work), work.dataset)
+                known = sweep.results.finished(record["key"]) or sweep.results.finished_elsewhere(record)
+                if known is None:
+                    waiting[record["job"]] = _Waiting(number, job, record)
+                    continue
+                found[number], reused = known, reused + 1
+                progress.finish(str(job), "was finished before")
+    while waiting:
+        for one, host, record in _handed_out(address, waiting, progress):
+            sweep.results.save(record)
+            found[one.number] = record
+            progress.finish(str(one.job), f"{described(record)}  on {host}")
+    return Outcome([found[number] for number in range(len(jobs))], reused, time.perf_counter() - begin)
+
+
+def _handed_out(
+    address: str, waiting: dict[str, _Waiting], progress: Progress
+) -> Iterator[tuple[_Waiting, str, Record]]:
+    """Hand out all jobs that wait; give each with its host and record as it comes home, until the scheduler is lost."""
+    distributed = _distributed()
+    try:
+        with distributed.Client(address, timeout=CONNECTING, set_as_default=False) as client:
+            _check_workers(client, address, progress)
+            futures = {}
+            for name, one in waiting.items():
+                share = 1.0 if one.job.kind.timed else 1.0 / MOST
+                key = f"{one.job.paper.key}-{name}-{one.deaths}-{time.time_ns()}"
+                sent = (one.job, sources.SOURCES.digest(starts(one.job)))
+                futures[client.submit(run_here, *sent, key=key, resources={RESOURCE: share}, retries=0)] = name
+            for future in distributed.as_completed(futures):
+                name = futures[future]
+                one = waiting[name]
+                try:
+                    host, record = future.result()
+                except distributed.KilledWorker:
+                    one.deaths += 1
+                    if one.deaths < TRIES:
+                        progress.note(f"{one.job}: its worker died; handed out again")
+                        continue
+                    host, record = "the cluster", _failed(one)
+                except (distributed.client.FutureCancelledError, distributed.CommClosedError):
+                    continue  # the scheduler was lost, and with it who works at what: all is handed out again
+                except TwinGradError as error:
+                    raise ClusterError(f"{one.job.named}: {error}") from None
+                del waiting[name]
+                yield one, host, record
+    except (OSError, TimeoutError) as error:
+        progress.note(f"no scheduler at {address} ({str(error).splitlines()[0] or type(error).__name__}): trying again")
+        time.sleep(PAUSE)
+
+
+def _distributed() -> Any:
+    try:
+        import distributed
+    except ImportError:
+        raise ClusterError("--dask needs the package distributed: pip install 'twingrad[dask]'") from None
+    return distributed
+
+
+def _check_workers(client: Any, address: str, progress: Progress) -> None:
+    """Raise `ClusterError` where no worker can take a run; without any worker wait for one, said once."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    if not workers:
+        progress.note(f"waiting for a worker: dask worker {address} --nworkers 1 --nthreads 2 --resources {RESOURCE}=1")
+        client.wait_for_workers(1)
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+    if not any(worker["resources"].get(RESOURCE, 0) >= 1 for worker in workers.values()):
+        raise ClusterError(
+            f"no worker of {address} offers the resource {RESOURCE}, of which a timed run has all, alone: start workers "
+            f"with --resources {RESOURCE}=1"
+        )
+
+
+def _failed(one: _Waiting) -> Record:
+    """The record of a job whose workers die."""
+    error = f"{one.job.named}: its worker died {one.deaths} times, perhaps for want of memory"
+    return {**one.record, "status": "failed", "error": error, "error_kind": "failed", "seconds": 0.0}
+
+
+# On a worker --------------------------------------------------------------------------------------------------
+
+_DATASETS: dict[str, Dataset] = {}
+_PLACES: dict[int, queue.SimpleQueue[Slot]] = {}
+_LOCK = threading.Lock()
+
+
+def run_here(job: Job, digest: str) -> tuple[str, Record]:
+    """Do a job on this host, unless it was done before; return the host's name and the record."""
+    if sources.SOURCES.digest(starts(job)) != digest:
+        commit, _ = provenance.commit()
+        raise ClusterError(
+            f"{socket.gethostname()} has other sources of TwinGrad (commit {commit[:12]}) than the client: install the "
+            "same on all machines"
+        )
+    results = Results(spool())
+    silent = Progress(Console(quiet=True), 1)
+    with _place(job) as slot, results.shared() as (_, leases):
+        sweep = Sweep(results, shared=leases, datasets=_DATASETS, slot=slot)
+        (record,) = sweep.run([job], silent).records
+    return socket.gethostname(), record
+
+
+@contextmanager
+def _place(job: Job) -> Iterator[Slot]:
+    """Cores of its own for a run beside others; all of them for a timed one."""
+    if job.kind.timed:
+        yield Slot()
+        return
+    with _LOCK:
+        if job.threads not in _PLACES:
+            _PLACES[job.threads] = queue.SimpleQueue()
+            for slot in slots(job.threads, provenance.cores()):
+                _PLACES[job.threads].put(slot)
+    slot = _PLACES[job.threads].get()
+    try:
+        yield slot
+    finally:
+        _PLACES[job.threads].put(slot)
