@@ -4,8 +4,8 @@ Each job is done by a worker as it would be done here, in a results folder of th
 record comes home. A record that could not be sent, because the client, the scheduler or the network was gone, is found
 there when the job is handed out again: nothing that was finished is done twice.
 
-A worker offers the resource `host`, and has all of it for a timed run, so that nothing else runs beside it. Runs in which
-time plays no part take a share of it each.
+A worker offers the resource `host`, and has all of it for a timed run, so that nothing else runs beside it. Runs in
+which time plays no part take a share of it each.
 
     dask scheduler
     dask worker ADDRESS --nworkers 1 --nthreads 2 --resources host=1      # on every machine
@@ -146,8 +146,8 @@ def _check_workers(client: Any, address: str, progress: Progress) -> None:
         workers = client.scheduler_info(n_workers=-1)["workers"]
     if not any(worker["resources"].get(RESOURCE, 0) >= 1 for worker in workers.values()):
         raise ClusterError(
-            f"no worker of {address} offers the resource {RESOURCE}, of which a timed run has all, alone: start workers "
-            f"with --resources {RESOURCE}=1"
+            f"no worker of {address} offers the resource {RESOURCE}, of which a timed run has all, alone: start "
+            f"workers with --resources {RESOURCE}=1"
         )
 
 

@@ -1,4 +1,4 @@
-"""`mpiexec -n 2 twingrad train`: the same weights as in one process, said once, and no rank that waits for a lost one."""
+"""`mpiexec -n 2 twingrad train`: the same weights as in one process, said once, and nobody waits for a lost rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest

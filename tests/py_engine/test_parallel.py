@@ -13,7 +13,18 @@ import pytest
 
 from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network import (
-    LSTM, SGD, Adam, BatchNorm, Chain, Conv1D, Dense, Embedding, Flatten, LayerNorm, Reshape, Trainer,
+    LSTM,
+    SGD,
+    Adam,
+    BatchNorm,
+    Chain,
+    Conv1D,
+    Dense,
+    Embedding,
+    Flatten,
+    LayerNorm,
+    Reshape,
+    Trainer,
 )  # fmt: skip
 from py_engine.network.parallel import Parallel
 
@@ -116,7 +127,7 @@ def test_parts_are_disjoint_equal_and_count_as_much_as_they_have(size: int, samp
     rows = [row for first, count in counting for row in range(first, first + count)]
     assert rows == list(range(samples))
     assert max(count for _, count, _ in parts) - min(count for _, count, _ in parts) <= 1
-    assert all(0 <= first and first + count <= samples and count > 0 for first, count, _ in parts)
+    assert all(first >= 0 and first + count <= samples and count > 0 for first, count, _ in parts)
     smaller = [Parallel(Threads(size).of(rank)).part(max(1, samples - 1))[1] for rank in range(size)]
     assert all(less <= count for less, (_, count, _) in zip(smaller, parts, strict=True))
 
