@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from bridge import registry
-from experiments import cli
+from experiments import cli, parallel_speed
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,3 +150,31 @@ def ranks_of(place: Path) -> list[int]:
         if str(place / "kept.safetensors") in words and "mpiexec" not in words[0] and "hydra" not in words[0]:
             found.append(int(path.parent.name))
     return found
+
+
+# What several machines would bring ------------------------------------------------------------------------------------
+
+
+def test_what_machines_bring_follows_from_step_bytes_and_network() -> None:
+    step, size = 1e-3, 1_000_000
+    assert parallel_speed.speed_up(step, size, 1) == 1
+    # Ten messages of latency 1 µs in a ring of six, and 10 / 6 of a megabyte at 1 GB/s.
+    expected = step + 10e-6 + 10 / 6 * 1e-3
+    assert parallel_speed.step_seconds(step, size, 6, 1e-6, 1e9) == pytest.approx(expected)
+    assert parallel_speed.speed_up(step, size, 6, 1e-6, 1e9) == pytest.approx(6 * step / expected)
+    found = [parallel_speed.speed_up(step, size, machines) for machines in (2, 4, 8)]
+    assert found == sorted(found) and all(number < machines for number, machines in zip(found, (2, 4, 8), strict=True))
+
+
+def test_two_processes_are_measured_and_drawn(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = subprocess.run(
+        [str(MPIEXEC), "-n", "2", sys.executable, "-m", "experiments.parallel_speed", "--save", "points.json"],
+        env=variables(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| mnist-rnn | numpy |") == 1
+    parallel_speed.main(["--points", "points.json", "--figure", "speed.svg"])
+    assert capsys.readouterr().out == done.stdout
+    assert "<svg" in (place / "speed.svg").read_text()
+    for point in json.loads((place / "points.json").read_text()):
+        assert point["machines"] == 2 and min(point[name] for name in ("alone", "together", "all_reduce")) > 0
