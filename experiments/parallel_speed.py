@@ -1,11 +1,11 @@
 """What several machines would bring to the training of each study's network: measured here, and calculated from there.
 
-    mpiexec -n 2 python -m experiments.parallel_speed --save points.json       # steps of one process, and of two together
+    mpiexec -n 2 python -m experiments.parallel_speed --save points.json         # steps of one process, and of two
     python -m experiments.parallel_speed --points points.json --figure speed.svg
 
 A step of p machines takes as long as that of one on its own mini-batch, and one all-reduce of the gradient. A ring of
-machines sends each byte about twice: 2 (p - 1) messages of latency, and 2 (p - 1) / p times the bytes over the bandwidth.
-Where every machine keeps the study's mini-batch, p machines do p times the work in that time.
+machines sends each byte about twice: 2 (p - 1) messages of latency, and 2 (p - 1) / p times the bytes over the
+bandwidth. Where every machine keeps the study's mini-batch, p machines do p times the work in that time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Point = dict[str, Any]
 def step_seconds(
     step: float, size: int, machines: int, latency: float = LATENCY, bandwidth: float = BANDWIDTH
 ) -> float:
-    """The calculated time of a step of so many machines, each with a mini-batch of its own and `size` bytes to add up."""
+    """The calculated time of a step of machines that have a mini-batch each, and `size` bytes to add up."""
     return step + 2 * (machines - 1) * latency + 2 * (machines - 1) / machines * size / bandwidth
 
 
@@ -129,9 +129,8 @@ def draw(points: Sequence[Point], path: Path, latency: float, bandwidth: float) 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure under mpiexec, or show what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument(
-        "--engine", action="append", choices=[n for n in registry.names() if registry.get(n).communicates]
-    )
+    able = [name for name in registry.names() if registry.get(name).communicates]
+    parser.add_argument("--engine", action="append", choices=able, help="may be given again (numpy)")
     parser.add_argument("--save", type=Path, help="measure, and write the points to this file")
     parser.add_argument("--points", type=Path, help="show these points")
     parser.add_argument("--figure", type=Path)
