@@ -13,11 +13,13 @@ which time plays no part take a share of it each.
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +109,7 @@ def _handed_out(
                 key = f"{one.job.paper.key}-{name}-{one.deaths}-{time.time_ns()}"
                 sent = (one.job, sources.SOURCES.digest(starts(one.job)))
                 futures[client.submit(run_here, *sent, key=key, resources={RESOURCE: share}, retries=0)] = name
-            for future in distributed.as_completed(futures):
+            for future in distributed.as_completed(futures, loop=client.loop):
                 name = futures[future]
                 one = waiting[name]
                 try:
@@ -118,7 +120,7 @@ def _handed_out(
                         progress.note(f"{one.job}: its worker died; handed out again")
                         continue
                     host, record = "the cluster", _failed(one)
-                except (distributed.client.FutureCancelledError, distributed.CommClosedError):
+                except (CancelledError, distributed.comm.CommClosedError):
                     continue  # the scheduler was lost, and with it who works at what: all is handed out again
                 except TwinGradError as error:
                     raise ClusterError(f"{one.job.named}: {error}") from None
@@ -134,6 +136,7 @@ def _distributed() -> Any:
         import distributed
     except ImportError:
         raise ClusterError("--dask needs the package distributed: pip install 'twingrad[dask]'") from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what is lost is said in words of our own
     return distributed
 
 
@@ -174,9 +177,14 @@ def run_here(job: Job, digest: str) -> tuple[str, Record]:
         )
     results = Results(spool())
     silent = Progress(Console(quiet=True), 1)
-    with _place(job) as slot, results.shared() as (_, leases):
-        sweep = Sweep(results, shared=leases, datasets=_DATASETS, slot=slot)
-        (record,) = sweep.run([job], silent).records
+    try:
+        with _place(job) as slot, results.shared() as (_, leases):
+            sweep = Sweep(results, shared=leases, datasets=_DATASETS, slot=slot)
+            (record,) = sweep.run([job], silent).records
+    except TwinGradError:
+        raise
+    except Exception as error:  # not all of them can be sent
+        raise ClusterError(f"{socket.gethostname()}: {type(error).__name__}: {error}") from None
     return socket.gethostname(), record
 
 

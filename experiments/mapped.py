@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ BLOCK = 1024 * 1024
 SAMPLED, PIECE = 1000, 16 * 1024
 """Pieces of a file, and their bytes, that its digest is taken of."""
 
-_UNREADABLE = (OSError, ValueError, EOFError, MemoryError)
+_UNREADABLE = (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def together(output: Output) -> Iterator[Any]:
             said = f"{type(error).__name__}: {error}"
         print(f"error: process {rank} of {communicator.Get_size()}: {printable(said)}", file=sys.stderr, flush=True)
         communicator.Abort(FAILED)
-        raise
+        os._exit(FAILED)  # it may return, and all is said
 
 
 class Here:

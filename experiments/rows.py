@@ -28,7 +28,7 @@ MOST_BYTES = 16_000_000_000
 """Of all arrays in an .npz together, unpacked."""
 MOST_ARRAYS = 100
 
-_UNREADABLE = (OSError, ValueError, EOFError, MemoryError)
+_UNREADABLE = (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def load_npz(path: Path) -> dict[str, NDArray[Any]]:
             raise InputError(f"{path}: unpacks to {size:,} bytes; expected at most {MOST_BYTES:,}")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files[:MOST_ARRAYS]}
-    except (*_UNREADABLE, NotImplementedError, RuntimeError, AttributeError, zlib.error, zipfile.BadZipFile) as error:
+    except (*_UNREADABLE, NotImplementedError, RuntimeError, AttributeError, zlib.error) as error:
         raise InputError(f"{path}: not an .npz file that can be read: {shown(str(error))}") from None
     return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
 

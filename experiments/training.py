@@ -159,6 +159,11 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
     score = Score.of(spec, rows.is_sample)
     shown = _columns(validation is not None, test is not None and test.y is not None, schedule, score)
     lines = Lines(output.console, list(shown.values()))
+    if communicator is not None:
+        kept_in = f"from {request.checkpoint} with --resume" if request.checkpoint else "if there is a --checkpoint"
+        output.say(
+            f"{communicator.Get_size()} processes: when one is lost all end, and the same command resumes {kept_in}"
+        )
     engine.prepare()
     started = Worker(request.engine, request.threads) if communicator is None else None
     with started or Here(request.engine, request.threads, communicator) as worker:

@@ -308,8 +308,9 @@ class Trainer:
         gradient = self._gradient.vector
         if math.isfinite(loss) and math.isfinite(gradient.dot(gradient)):
             return
-        reason: object = step.diagnose()
-        if reason is None and self.parallel is not None and not np.isfinite(gradient).all():
+        elsewhere = self.parallel is not None and not np.isfinite(gradient).all()
+        reason: object = step.diagnose()  # it overwrites the gradient
+        if reason is None and elsewhere:
             reason = "it arose in another process's part of the batch"
         if reason is not None:  # None: all is finite, only the squares in the line above were not
             what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"

@@ -31,5 +31,7 @@ def save(results: Results, record: dict[str, Any]) -> Any:
     return saved(results, record)
 
 
-begun, sweep.assignment = sweep.assignment, assignment
-saved, Results.save = Results.save, save  # type: ignore[method-assign]
+if not hasattr(Results, "logged"):  # Dask loads a copy of this file, too
+    Results.logged = True  # type: ignore[attr-defined]
+    begun, sweep.assignment = sweep.assignment, assignment
+    saved, Results.save = Results.save, save  # type: ignore[method-assign]

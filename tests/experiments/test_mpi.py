@@ -129,12 +129,12 @@ def test_a_lost_process_ends_all_within_seconds_and_says_how_to_resume(place: Pa
             ranks = sorted(ranks_of(place))
             assert len(ranks) == 2
             os.kill(ranks[1], signal.SIGKILL)
-            _, said = process.communicate(timeout=60)
+            said, _ = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode != 0
     assert not ranks_of(place)
-    assert "--resume" in said
+    assert "when one is lost all end, and the same command resumes from" in said
     before = load_file("kept.safetensors")
     assert before  # whole, whatever was lost
 
