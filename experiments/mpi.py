@@ -63,7 +63,7 @@ def together(output: Output) -> Iterator[Any]:
         if isinstance(error, (TwinGradError, EngineError, OSError)):
             said = str(error)
         else:
-            said = f"{type(error).__name__}: {error}"
+            said = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
         print(f"error: process {rank} of {communicator.Get_size()}: {printable(said)}", file=sys.stderr, flush=True)
         communicator.Abort(FAILED)
         os._exit(FAILED)  # it may return, and all is said

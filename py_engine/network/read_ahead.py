@@ -21,14 +21,17 @@ GAP = 64 * 1024
 
 
 def mapped_file(array: NDArray[Any]) -> tuple[str, int] | None:
-    """Return the file that a C-contiguous array maps, and the place of its first byte there; None for any other."""
+    """Return the file that a C-contiguous array maps, and the place of its first byte there; None for any other.
+
+    None, too, where the array has its own copy of what is written to it (`mmap_mode="c"`).
+    """
     root: Any = array
     while root is not None and not isinstance(root, np.memmap):
         root = getattr(root, "base", None)
     # A view of a mapping is a mapping, too, which says nothing of its place: the one that was opened does.
     while isinstance(getattr(root, "base", None), np.memmap):
         root = root.base
-    if root is None or root.filename is None or not array.flags.c_contiguous:
+    if root is None or root.filename is None or root.mode == "c" or not array.flags.c_contiguous:
         return None
     return str(root.filename), int(root.offset) + array.ctypes.data - root.ctypes.data
 

@@ -46,6 +46,12 @@ def test_what_is_no_stretch_of_a_file_is_none(other, path: Path) -> None:
     assert mapped_file(other(np.load(path, mmap_mode="r"))) is None
 
 
+def test_what_is_written_to_a_copy_is_in_no_file(path: Path) -> None:
+    array = np.load(path, mmap_mode="c")
+    array[0] = 1
+    assert mapped_file(array) is None and mapped_file(array[3:]) is None
+
+
 def asked(monkeypatch: pytest.MonkeyPatch, array, rows, places) -> list[list[tuple[int, int]]]:
     """The stretches of the file that were asked for before each of the places, as numbers of bytes of the array."""
     found: list[tuple[int, int]] = []
