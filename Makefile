@@ -138,7 +138,7 @@ $(VENV)/.venv:
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.venv
 	@echo "Installing what the experiments need into $(VENV)"
 	$(PIP) install --quiet --no-compile -c constraints.txt hatchling
-	$(PIP) install --quiet --no-compile -c constraints.txt --no-build-isolation -e '.[experiments,torch,tensorflow,jax,microbenchmarks,memory]'
+	$(PIP) install --quiet --no-compile -c constraints.txt --no-build-isolation -e '.[experiments,torch,tensorflow,jax,microbenchmarks,dask,memory]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.venv

@@ -101,8 +101,7 @@ class Worker:
         self.build_seconds = float("nan")
         self._paused = False
         self._numbers = itertools.count(1)
-        self._turn = threading.Lock()
-        self._writing = threading.Lock()
+        self._turn = threading.RLock()
         self._folder = Path(tempfile.mkdtemp(prefix="twingrad-worker-"))
         self._files = PerArray(self._write_array, drop=Path.unlink)
         before = time.perf_counter()
@@ -161,28 +160,27 @@ class Worker:
     def train_epoch(self, x: Array, y: Array, order: Array) -> NDArray[np.float64]:
         """See `Session.train_epoch`; `seconds` is then the time of exactly this."""
         path = str(self._write_array(order) if isinstance(order, np.ndarray) else Path(order).absolute())
-        losses = self._call("train_epoch", x=self._path(x), y=self._path(y), order=path)
+        losses = self._call("train_epoch", {"x": x, "y": y}, order=path)
         if isinstance(order, np.ndarray):
             Path(path).unlink()
         return _take_array(losses)
 
     def train_steps(self, x: Array, y: Array, order: Array, rates: NDArray[np.float64]) -> NDArray[np.float64]:
         """See `Scheduling.train_steps`; `seconds` is then the time of exactly this."""
-        arguments = {"x": self._path(x), "y": self._path(y)}
         with self._passed([np.asarray(order), rates]) as (rows, each):
-            return _take_array(self._call("train_steps", order=rows, rates=each, **arguments))
+            return _take_array(self._call("train_steps", {"x": x, "y": y}, order=rows, rates=each))
 
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
-        return Evaluation(**self._call("evaluate", x=self._path(x), y=self._path(y)))
+        return Evaluation(**self._call("evaluate", {"x": x, "y": y}))
 
     def predict(self, x: Array) -> NDArray[Any]:
         """See `Session.predict`."""
-        return _take_array(self._call("predict", x=self._path(x)))
+        return _take_array(self._call("predict", {"x": x}))
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, NDArray[Any]]]:
         """See `Session.loss_and_gradients`."""
-        result = self._call("loss_and_gradients", x=self._path(x), y=self._path(y))
+        result = self._call("loss_and_gradients", {"x": x, "y": y})
         return result["loss"], _take_arrays(result["gradients"])
 
     def params(self) -> dict[str, NDArray[Any]]:
@@ -244,7 +242,7 @@ class Worker:
 
         Features with their targets, once more after `build`, for a framework that computes with a copy of its own.
         """
-        self._call("preload", paths=[self._path(array) for array in arrays])
+        self._call("preload", {"paths": arrays})
 
     def pause(self) -> None:
         """Stop the process, whatever its threads are doing, until `resume`."""
@@ -292,8 +290,16 @@ class Worker:
         self._child.kill()
 
     def close(self) -> None:
-        """End the process and remove its files. Calling it twice does no harm."""
-        self._child.close()
+        """End the process and remove its files. Calling it twice does no harm, and calls in other threads fail."""
+        if not self._child.is_ours:
+            return
+        if not self._turn.acquire(blocking=False):
+            self.kill()
+            self._turn.acquire()
+        try:
+            self._child.close()
+        finally:
+            self._turn.release()
 
     def __enter__(self) -> Worker:
         return self
@@ -307,10 +313,12 @@ class Worker:
 
     # How it works.
 
-    def _call(self, call: str, **arguments: Any) -> Any:
+    def _call(self, call: str, data: Mapping[str, Array | Sequence[Array]] | None = None, **arguments: Any) -> Any:
         self._check_open()
         with self._turn:
             self._check_open()  # still, after waiting for the others
+            for name, array in (data or {}).items():  # in turn: what is kept of others' arrays may be dropped
+                arguments[name] = [self._path(one) for one in array] if isinstance(array, tuple) else self._path(array)
             if self._paused:
                 raise WorkerError(f"the worker of engine {self.engine.name} is paused: call resume() before {call}")
             answer = self._receive(call, arguments)
@@ -356,9 +364,9 @@ class Worker:
         if not isinstance(array, np.ndarray):
             return str(Path(array).absolute())
         if self.engine.maps and (found := mapped_file(array)) is not None:
-            return {"file": found[0], "offset": found[1], "dtype": array.dtype.str, "shape": array.shape}
-        with self._writing:
-            return str(self._files(array))
+            changed = os.stat(found[0]).st_mtime_ns
+            return {"file": found[0], "offset": found[1], "dtype": array.dtype.str, "shape": array.shape, "at": changed}
+        return str(self._files(array))
 
     def _write_array(self, array: NDArray[Any]) -> Path:
         path = self._new_file("npy")

@@ -251,7 +251,8 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
     return result, time.perf_counter() - before
 
 
-def _map_array(file: str, offset: int, dtype: str, shape: list[int]) -> NDArray[Any]:
+def _map_array(file: str, offset: int, dtype: str, shape: list[int], at: int) -> NDArray[Any]:
+    """Map a place in a file, which had been changed last at this time: `at` tells one file of a name from the next."""
     return np.memmap(file, dtype, "r", offset, tuple(shape))
 
 

@@ -8,6 +8,8 @@ The workers end with this program, and jobs that wait in the queue are taken bac
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +31,10 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def cluster_of(asked: argparse.Namespace) -> Any:
     """A cluster whose workers have a node each, with the whole resource of it."""
-    from dask_jobqueue import SLURMCluster
-
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ImportError:
+        sys.exit("error: this needs the package dask-jobqueue: pip install 'twingrad[dask]'")
     return SLURMCluster(
         cores=asked.cores,
         processes=1,
@@ -51,8 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         cluster.scale(jobs=asked.nodes)
         print(f"{cluster.scheduler_address}  (ctrl-C ends the workers)", flush=True)
-        while True:
-            time.sleep(60)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(60)
 
 
 if __name__ == "__main__":

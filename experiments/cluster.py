@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from experiments.sweep import Job, Outcome, Sweep, by_data, skeleton, starts, ta
 
 if TYPE_CHECKING:
     from experiments.data.dataset import Dataset
+    from experiments.leases import Leases
 
 RESOURCE = "host"
 TRIES = 10
@@ -55,9 +56,9 @@ class ClusterError(TwinGradError):
 
 @dataclass
 class _Waiting:
-    """A job that is handed out, with what is known of its record, and how often its worker died."""
+    """A job that is handed out, its places in the sweep, what is known of its record, and how often it was lost."""
 
-    number: int
+    numbers: list[int]
     job: Job
     record: Record
     deaths: int = 0
@@ -83,14 +84,14 @@ def run(address: str, sweep: Sweep, jobs: Sequence[Job], progress: Progress) -> 
                 record = skeleton(job, task_of(job, work), work.dataset)
                 known = sweep.results.finished(record["key"]) or sweep.results.finished_elsewhere(record)
                 if known is None:
-                    waiting[record["job"]] = _Waiting(number, job, record)
+                    waiting.setdefault(record["job"], _Waiting([], job, record)).numbers.append(number)
                     continue
                 found[number], reused = known, reused + 1
                 progress.finish(str(job), "was finished before")
     while waiting:
         for one, host, record in _handed_out(address, waiting, progress):
             sweep.results.save(record)
-            found[one.number] = record
+            found |= dict.fromkeys(one.numbers, record)
             progress.finish(str(one.job), f"{described(record)}  on {host}")
     return Outcome([found[number] for number in range(len(jobs))], reused, time.perf_counter() - begin)
 
@@ -100,6 +101,7 @@ def _handed_out(
 ) -> Iterator[tuple[_Waiting, str, Record]]:
     """Hand out all jobs that wait; give each with its host and record as it comes home, until the scheduler is lost."""
     distributed = _distributed()
+    asked = {name: (one.job, name, *_decided_by(one)) for name, one in waiting.items()}
     try:
         with distributed.Client(address, timeout=CONNECTING, set_as_default=False) as client:
             _check_workers(client, address, progress)
@@ -107,8 +109,7 @@ def _handed_out(
             for name, one in waiting.items():
                 share = 1.0 if one.job.kind.timed else 1.0 / MOST
                 key = f"{one.job.paper.key}-{name}-{one.deaths}-{time.time_ns()}"
-                sent = (one.job, sources.SOURCES.digest(starts(one.job)))
-                futures[client.submit(run_here, *sent, key=key, resources={RESOURCE: share}, retries=0)] = name
+                futures[client.submit(run_here, *asked[name], key=key, resources={RESOURCE: share}, retries=0)] = name
             for future in distributed.as_completed(futures, loop=client.loop):
                 name = futures[future]
                 one = waiting[name]
@@ -122,13 +123,24 @@ def _handed_out(
                     host, record = "the cluster", _failed(one)
                 except (CancelledError, distributed.comm.CommClosedError):
                     continue  # the scheduler was lost, and with it who works at what: all is handed out again
-                except TwinGradError as error:
-                    raise ClusterError(f"{one.job.named}: {error}") from None
+                except Exception as error:
+                    said = str(error) if isinstance(error, TwinGradError) else f"{type(error).__name__}: {error}"
+                    raise ClusterError(f"{one.job.named}: {said}") from None
                 del waiting[name]
                 yield one, host, record
+    except ValueError as error:
+        raise ClusterError(f"--dask {address}: no address of a scheduler ({error}); expected tcp://HOST:PORT") from None
     except (OSError, TimeoutError) as error:
-        progress.note(f"no scheduler at {address} ({str(error).splitlines()[0] or type(error).__name__}): trying again")
+        if isinstance(error, socket.gaierror):
+            raise ClusterError(f"--dask {address}: there is no such host ({error})") from None
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        progress.note(f"no scheduler at {address} ({why}): trying again")
         time.sleep(PAUSE)
+
+
+def _decided_by(one: _Waiting) -> tuple[str, str]:
+    """What must be the same on a worker: the digests of the sources and of the data."""
+    return sources.SOURCES.digest(starts(one.job)), one.record["data"]["digest"]
 
 
 def _distributed() -> Any:
@@ -165,27 +177,53 @@ def _failed(one: _Waiting) -> Record:
 _DATASETS: dict[str, Dataset] = {}
 _PLACES: dict[int, queue.SimpleQueue[Slot]] = {}
 _LOCK = threading.Lock()
+_KEPT = ExitStack()
 
 
-def run_here(job: Job, digest: str) -> tuple[str, Record]:
-    """Do a job on this host, unless it was done before; return the host's name and the record."""
-    if sources.SOURCES.digest(starts(job)) != digest:
-        commit, _ = provenance.commit()
-        raise ClusterError(
-            f"{socket.gethostname()} has other sources of TwinGrad (commit {commit[:12]}) than the client: install the "
-            "same on all machines"
-        )
-    results = Results(spool())
-    silent = Progress(Console(quiet=True), 1)
+def run_here(job: Job, name: str, sources_digest: str, data_digest: str) -> tuple[str, Record]:
+    """Do a job on this host, unless it was done before; return the host's name and the record.
+
+    `name` is the hash of what it asks, which its record must have, too.
+    """
+    host = socket.gethostname()
     try:
-        with _place(job) as slot, results.shared() as (_, leases):
-            sweep = Sweep(results, shared=leases, datasets=_DATASETS, slot=slot)
-            (record,) = sweep.run([job], silent).records
-    except TwinGradError:
-        raise
-    except Exception as error:  # not all of them can be sent
-        raise ClusterError(f"{socket.gethostname()}: {type(error).__name__}: {error}") from None
-    return socket.gethostname(), record
+        if sources.SOURCES.digest(starts(job)) != sources_digest:
+            commit, _ = provenance.commit()
+            raise ClusterError(
+                f"{host} has other sources of TwinGrad (commit {commit[:12]}) than the client: install the same "
+                "everywhere"
+            )
+        silent = Progress(Console(quiet=True), 1)
+        with _LOCK:
+            sweep = Sweep(*_spooled(), datasets=_DATASETS)
+            found = sweep.load(job.paper, silent)
+        if found.digest != data_digest:
+            raise ClusterError(
+                f"{host} has other data of {found.name} ({found.source}) than the client: name a folder with the same "
+                "in TWINGRAD_DATA there"
+            )
+        with _place(job) as slot:
+            (record,) = Sweep(*_spooled(), datasets=_DATASETS, slot=slot).run([job], silent).records
+        if record["job"] != name:
+            raise ClusterError(f"{host} has made another run of this job than was asked for")
+    except TwinGradError as error:  # those with arguments of their own can't be sent
+        raise ClusterError(str(error)) from None
+    except Exception as error:
+        raise ClusterError(f"{host}: {type(error).__name__}: {error}") from None
+    return host, record
+
+
+_SPOOLED: list[tuple[Results, Any]] = []
+
+
+def _spooled() -> tuple[Results, None, None, Leases]:
+    """The spool and this process's leases in it, which all its threads share: so runs that may are side by side."""
+    if not _SPOOLED:
+        results = Results(spool())
+        _, leases = _KEPT.enter_context(results.shared())
+        _SPOOLED.append((results, leases))
+    results, leases = _SPOOLED[0]
+    return results, None, None, leases
 
 
 @contextmanager

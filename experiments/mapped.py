@@ -65,7 +65,7 @@ class File:
 
 def is_mapped(name: str) -> bool:
     """Whether data of this name are mapped: a folder, or an Arrow file."""
-    return name.endswith(".arrow") or Path(name).is_dir()
+    return name.endswith(".arrow") or os.path.isdir(name)  # which takes names of any length
 
 
 def load(path: Path) -> dict[str, Array]:
@@ -74,11 +74,11 @@ def load(path: Path) -> dict[str, Array]:
         return _of_arrow(path, "train")
     found: dict[str, Array] = {}
     for part in ("train", "test"):
-        if (path / f"{part}.arrow").exists():
+        if os.path.exists(path / f"{part}.arrow"):
             found |= _of_arrow(path / f"{part}.arrow", part)
             continue
         for name in (f"x_{part}", f"y_{part}"):
-            if (path / f"{name}.npy").exists():
+            if os.path.exists(path / f"{name}.npy"):
                 found[name] = _of_npy(path / f"{name}.npy")
     return found
 
@@ -138,6 +138,9 @@ def _column(path: Path, batch: Any, name: str, whole: Any) -> Array:
     column = batch.column(name)
     shape: tuple[int, ...] = (len(column),)
     if isinstance(column.type, pyarrow.BaseExtensionType):
+        turned = getattr(column.type, "permutation", None)
+        if turned is not None and list(turned) != sorted(turned):
+            raise InputError(f"{path}: the axes of column {name} are permuted; write it in the order of its shape")
         column = column.storage
     while pyarrow.types.is_fixed_size_list(column.type):
         if column.null_count:
@@ -146,6 +149,8 @@ def _column(path: Path, batch: Any, name: str, whole: Any) -> Array:
         column = column.flatten()
     if column.null_count or not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)):
         raise InputError(f"{path}: column {name} must be numbers, or lists of as many in every row, without gaps")
+    if column.buffers()[1] is None:
+        raise InputError(f"{path}: column {name} has no rows")
     dtype = np.dtype(column.type.to_pandas_dtype())
     place = column.buffers()[1].address - whole.address + column.offset * dtype.itemsize
     if not 0 <= place <= whole.size - len(column) * dtype.itemsize:
@@ -154,8 +159,8 @@ def _column(path: Path, batch: Any, name: str, whole: Any) -> Array:
 
 
 def _check_regular(path: Path) -> None:
-    if not path.is_file():
-        raise InputError(f"{path}: {'this is no regular file' if path.exists() else 'there is no such file'}")
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: {'this is no regular file' if os.path.exists(path) else 'there is no such file'}")
 
 
 def digest(array: Array) -> str:

@@ -22,27 +22,51 @@ from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
 from experiments.errors import InputError
 from experiments.output import Output
-from py_engine.errors import EngineError
+from py_engine.errors import EngineError, NonFiniteError
 
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Where Open MPI and MPICH say how many processes they have started."""
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+"""Where they and other launchers, such as Slurm's, say which of them this is."""
 PATIENCE = 1.0
 """Seconds that other processes leave process 0 to say of an error that all of them have."""
 FAILED = 1
+ELSEWHERE = "another process's part"
+"""What a process says of an error that it does not see the cause of."""
 
 
 def world() -> Any:
     """The communicator of mpiexec's processes; None for a process by itself."""
-    if not any(int(os.environ.get(name) or 1) > 1 for name in SIZES):
+    if not any(name in os.environ for name in (*SIZES, *RANKS)):
+        return None
+    started = max((int(text) for name in SIZES if (text := os.environ.get(name, "")).isdecimal()), default=0)
+    if started == 1:
         return None
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise InputError(
-            f"mpiexec started several processes, which can't speak to each other without mpi4py ({error}): "
-            "pip install 'twingrad[mpi]'"
+            f"mpiexec started this process, and perhaps others, which can't speak to each other without mpi4py "
+            f"({error}): pip install 'twingrad[mpi]'"
         ) from None
-    return MPI.COMM_WORLD
+    size = MPI.COMM_WORLD.Get_size()
+    if started and size != started:
+        raise InputError(
+            f"mpiexec started {started} processes, and mpi4py's MPI ({MPI.Get_library_version().split(',')[0]}) sees "
+            f"{size}: both must be of the same MPI"
+        )
+    return MPI.COMM_WORLD if size > 1 else None
+
+
+def check_agreement(communicator: Any, what: str) -> None:
+    """Raise `InputError` in all processes unless all have the same digest of what decides the training."""
+    found = communicator.allgather(what)
+    others = [rank for rank, other in enumerate(found) if other != found[0]]
+    if others:
+        raise InputError(
+            f"process {others[0]} has other data, weights, options or another checkpoint than process 0: give all "
+            "the same"
+        )
 
 
 @contextmanager
@@ -54,10 +78,14 @@ def together(output: Output) -> Iterator[Any]:
         return
     rank = communicator.Get_rank()
     if rank:
-        output.console, output.target = Console(file=open(os.devnull, "w")), None  # noqa: SIM115
+        output.console, output.target = Console(quiet=True), None
     try:
         yield communicator
     except BaseException as error:
+        if isinstance(error, NonFiniteError):  # of all of them, and one knows where it arose
+            messages = communicator.gather(str(error))
+            found = [text for text in messages or () if ELSEWHERE not in text]
+            error = NonFiniteError(found[0]) if found else error
         if rank:
             time.sleep(PATIENCE)
         if isinstance(error, (TwinGradError, EngineError, OSError)):

@@ -11,6 +11,7 @@ bandwidth. Where every machine keeps the study's mini-batch, p machines do p tim
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import statistics
 import time
@@ -122,8 +123,10 @@ def draw(points: Sequence[Point], path: Path, latency: float, bandwidth: float) 
     axes.set(xscale="log", yscale="log", xlabel="machines", ylabel="work in the same time")
     axes.set_xticks([2, 8, 32, 128, 512], ["2", "8", "32", "128", "512"])
     axes.legend(frameon=False, fontsize="small", title="dots: measured on this machine", title_fontsize="small")
-    figure.savefig(path)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg")
     plt.close(figure)
+    write_atomically(path, buffer.getvalue())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -76,7 +76,7 @@ def _rate(pool: ThreadPoolExecutor, workers: Sequence[Worker], work: Callable[[W
     """How much work all workers do in a second, each as much as it can."""
 
     def until(worker: Worker) -> int:
-        done = 0
+        done = work(worker)
         while time.perf_counter() < end:
             done += work(worker)
         return done
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     while count <= options.most:
         row = measured(count, options.seconds, options.engine)
         cells = [fixed(row.start_seconds, 1), fixed(row.memory_bytes / 1e6, 0)]
-        cells += [f"{number:.0f}" for number in (row.steps_per_second, row.predictions_per_second)]
+        cells += [fixed(number, 0) for number in (row.steps_per_second, row.predictions_per_second)]
         print(f"| {count} | {' | '.join(cells)} |", flush=True)
         count *= 2
 

@@ -7,6 +7,7 @@ so that a resumed training makes the same calls as one that was never interrupte
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from experiments import checkpoint, curve, mapped
 from experiments.checkpoint import Arrays, Checkpoint
 from experiments.errors import InputError
 from experiments.formats import duration, fixed, scientific
-from experiments.mpi import Here
+from experiments.mpi import Here, check_agreement
 from experiments.output import Output, check_place
 from experiments.progress import Lines, Steps
 from experiments.rows import MOST_BYTES, Rows, load_rows, load_spec
@@ -160,6 +161,8 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
     shown = _columns(validation is not None, test is not None and test.y is not None, schedule, score)
     lines = Lines(output.console, list(shown.values()))
     if communicator is not None:
+        decided = request.deciding(spec, initial, rows) | {"epochs": len(kept.history)}
+        check_agreement(communicator, json.dumps(decided, sort_keys=True) + weights.digest(kept.params))
         kept_in = f"from {request.checkpoint} with --resume" if request.checkpoint else "if there is a --checkpoint"
         output.say(
             f"{communicator.Get_size()} processes: when one is lost all end, and the same command resumes {kept_in}"
@@ -177,12 +180,14 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
             order = _order(trained_on, rows, epoch, request)
             try:
                 row = {"epoch": epoch} | _train_epoch(worker, rows, order, epoch, request, output)
-            finally:
-                rows.check()  # of a file that became shorter the worker dies
-            for name, some in (("validation", validation), ("test", test)) if writes else ():
-                if some is not None and some.y is not None:
-                    found_now = worker.evaluate(some.x, some.y)
-                    row |= {f"{name}_loss": found_now.loss, f"{name}_{score.key}": score.value(found_now)}
+                for name, some in (("validation", validation), ("test", test)) if writes else ():
+                    if some is not None and some.y is not None:
+                        found_now = worker.evaluate(some.x, some.y)
+                        row |= {f"{name}_loss": found_now.loss, f"{name}_{score.key}": score.value(found_now)}
+            finally:  # of a file that became shorter the worker dies
+                for part in (rows, test):
+                    if part is not None:
+                        part.check()
             if communicator is not None:
                 row = communicator.bcast(row)  # all decide alike when to stop
             kept.history.append(row)

@@ -19,7 +19,20 @@ from hypothesis import settings
 from bridge.errors import JuliaUnavailableError
 from bridge.libjulia.find import Julia, find
 
-MUST_BE_THERE = ("torch", "tensorflow", "jax", "autograd", "memray", "pyarrow", "jinja2", "typst", "playwright", "pdoc")
+MUST_BE_THERE = (
+    "torch",
+    "tensorflow",
+    "jax",
+    "autograd",
+    "memray",
+    "pyarrow",
+    "mpi4py",
+    "distributed",
+    "jinja2",
+    "typst",
+    "playwright",
+    "pdoc",
+)
 """Optional packages, without which tests are skipped on a user's machine, and CI fails."""
 
 SKIPPED_IN_CI = ("does not apply: ", "needs the real data")

@@ -115,8 +115,26 @@ def _is_planned_at_once(spec: ModelSpec) -> bool:
     return sum(steps) <= _MOST_INTERPRETED
 
 
-_ADD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
-"""What Julia calls to sum a gradient over all processes."""
+class _Sum:
+    """What Julia calls to sum a gradient over all processes, at `address`. An exception can't leave it, and is kept."""
+
+    _Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
+
+    def __init__(self, parallel: Parallel, dtype: np.dtype[Any]) -> None:
+        self.parallel = parallel
+        self.failure: BaseException | None = None
+
+        def add(address: int, length: int) -> int:
+            try:
+                memory = (ctypes.c_uint8 * (length * dtype.itemsize)).from_address(address)
+                parallel.add_up(np.frombuffer(memory, dtype))
+                return 1  # ctypes itself returns 0 after an exception
+            except BaseException as error:
+                self.failure = error
+                return 0
+
+        self._function = self._Function(add)
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
 
 
 class EntrySession:
@@ -267,30 +285,21 @@ class JuliaSession(EntrySession):
 
     def __init__(self, *arguments: Any, communicator: Communicator | None = None, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._parallel = None if communicator is None else Parallel(communicator)
-        if self._parallel is not None:
-            self._added = _ADD(self._add)  # lives as long as Julia may call it
-            address = ctypes.cast(self._added, ctypes.c_void_p).value
-            ranks = self._parallel.rank, self._parallel.size
-            self._raise(self._entries.communicate(self._number, *ranks, address))
-
-    def _add(self, address: int, length: int) -> int:
-        """Sum Julia's gradient over all processes: what Julia calls. An exception can't leave it."""
-        dtype = self._parameters.vector.dtype
+        if communicator is None:
+            return
         try:
-            memory = (ctypes.c_uint8 * (length * dtype.itemsize)).from_address(address)
-            assert self._parallel is not None
-            self._parallel.add_up(np.frombuffer(memory, dtype))
-        except BaseException as error:
-            self._failure = error
-            return 1
-        return 0
+            self._sum = _Sum(Parallel(communicator), self._parameters.vector.dtype)
+            ranks = self._sum.parallel.rank, self._sum.parallel.size
+            self._raise(self._entries.communicate(self._number, *ranks, self._sum.address))
+        except BaseException:
+            self.close()
+            raise
 
-    _failure: BaseException | None = None
+    _sum: _Sum | None = None
 
     def _raise(self, status: int) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
+        if self._sum is not None and self._sum.failure is not None:
+            failure, self._sum.failure = self._sum.failure, None
             raise failure
         super()._raise(status)
 
@@ -298,7 +307,7 @@ class JuliaSession(EntrySession):
         self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64] | None
     ) -> NDArray[np.float64]:
         losses = super()._train(x, y, order, rates)
-        return losses if self._parallel is None else self._parallel.add_up(losses)
+        return losses if self._sum is None else self._sum.parallel.add_up(losses)
 
     def train_steps(
         self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64]

@@ -14,7 +14,7 @@ of a function:
 - `learning_rate(session, rate)`: the learning rate from the next step on.
 - `communicate(session, rank, size, add)`: train together with other processes from the next step on, as a
   [`Communicator`](@ref NETWORK.Communicator) says. `add(gradient, length)` sums a vector over all processes, in place, and
-  returns a status. Losses are then this process's part of them: their sums over all processes are those of the steps.
+  returns 1 if it could. Losses are then this process's part of them: their sums over all processes are those of the steps.
 - `state(session, sizes, numbers, first, second)`: what a checkpoint needs beside the parameters, as
   [`training_state`](@ref NETWORK.training_state) says: the lengths of the three arrays in `sizes`, and these where they
   are not null; `load_state` takes the same, and reads them. Vectors are of the session's dtype, numbers of 64 bits.
@@ -286,7 +286,7 @@ function communicate(number::Int64, rank::Int64, size::Int64, add::Ptr{Cvoid})::
         trainer = session(number)
         function add!(vector)
             status = GC.@preserve vector ccall(add, Cint, (Ptr{Cvoid}, Int64), pointer(vector), length(vector))
-            status == 0 || error("the gradients could not be added up")
+            status == 1 || error("the gradients could not be added up")
         end
         communicator = NETWORK.Communicator(rank, size, add!)
         NETWORK.check_parts(trainer.chain, trainer.techniques, communicator)

@@ -81,16 +81,16 @@ end
     @test maximum(p.count for p in parts) - minimum(p.count for p in parts) <= 1
 end
 
-@testset "what is not finite in part $where ends all with the same parameters" for where in 0:2
+@testset "what is not finite in part $place ends all with the same parameters" for place in 0:2
     spoiled = copy(SAMPLES)
-    spoiled[:, 7+2where] .= NaN
+    spoiled[:, 2 * place + 7] .= NaN
     found = in_tasks(3) do communicator
         chain = small_dense()
         trainer = Trainer(chain; optimizer=SGD(0.1), batch_size=6, threads=1, communicator=communicator)
         error_of(() -> train_epoch!(trainer, spoiled, KINDS, collect(1:12))), copy(chain.parameters.vector)
     end
     @test all(error isa NonFiniteError && startswith(error.message, "step 2 of the epoch") for (error, _) in found)
-    @test [occursin("another process's part", error.message) for (error, _) in found] == [rank != where for rank in 0:2]
+    @test [occursin("another process's part", error.message) for (error, _) in found] == [rank != place for rank in 0:2]
     @test found[1][2] == found[2][2] == found[3][2] && all(isfinite, found[1][2])
 end
 

@@ -33,7 +33,24 @@ def mapped_file(array: NDArray[Any]) -> tuple[str, int] | None:
         root = root.base
     if root is None or root.filename is None or root.mode == "c" or not array.flags.c_contiguous:
         return None
+    if not _is_file_at(str(root.filename), root.ctypes.data):
+        return None
     return str(root.filename), int(root.offset) + array.ctypes.data - root.ctypes.data
+
+
+def _is_file_at(path: str, address: int) -> bool:
+    """Whether the file of this name is what is mapped there: it may have been removed or replaced since."""
+    try:
+        about = os.stat(path)
+        with open("/proc/self/maps") as lines:
+            for line in lines:
+                places, _, _, _, number, *_ = line.split(maxsplit=5)
+                start, _, end = places.partition("-")
+                if int(start, 16) <= address < int(end, 16):
+                    return int(number) == about.st_ino
+    except OSError:
+        pass
+    return False
 
 
 @contextmanager

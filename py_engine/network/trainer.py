@@ -308,16 +308,16 @@ class Trainer:
         gradient = self._gradient.vector
         if math.isfinite(loss) and math.isfinite(gradient.dot(gradient)):
             return
-        elsewhere = self.parallel is not None and not np.isfinite(gradient).all()
-        reason: object = step.diagnose()  # it overwrites the gradient
-        if reason is None and elsewhere:
-            reason = "it arose in another process's part of the batch"
-        if reason is not None:  # None: all is finite, only the squares in the line above were not
-            what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
-            raise NonFiniteError(
-                f"step {number} of the epoch: {what}: {reason}. The parameters are those before this step; "
-                "lower the learning rate or look at this batch"
-            )
+        if math.isfinite(loss) and np.isfinite(gradient).all():
+            return  # only the squares in the line above are not
+        elsewhere = "it arose where parts of the batch are added up"
+        if self.parallel is not None:
+            elsewhere = "it arose in another process's part of the batch, or where they are added up"
+        what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+        raise NonFiniteError(
+            f"step {number} of the epoch: {what}: {step.diagnose() or elsewhere}. The parameters are those before this "
+            "step; lower the learning rate or look at this batch"
+        )
 
     def _step(self, samples: int, x: Array, y: Array, team: Team | None) -> Step:
         """Return the step for batches of this many samples, planned when it is first needed."""

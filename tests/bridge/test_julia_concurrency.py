@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -102,5 +103,5 @@ def test_many_processes_are_measured(capsys: pytest.CaptureFixture[str]) -> None
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     for count, line in zip((1, 2), lines[2:], strict=True):
-        first, *others = (float(cell) for cell in line.strip("| ").split("|"))
+        first, *others = (float(re.sub(r"\s", "", cell)) for cell in line.strip("| ").split("|"))
         assert first == count and all(number > 0 for number in others)

@@ -194,7 +194,7 @@ def test_a_worker_with_other_sources_is_named(monkeypatch: pytest.MonkeyPatch) -
 
     job = sweep.plan(papers.load_paper("mnist-cnn-batch100"), "sample", ["numpy"], 1, ["time"], 1)[0]
     with pytest.raises(cluster.ClusterError, match="has other sources of TwinGrad"):
-        cluster.run_here(job, "another digest")
+        cluster.run_here(job, "a job", "another digest", "data")
 
 
 @pytest.mark.parametrize("more", [["--shared"], ["--shard", "1/2"]])

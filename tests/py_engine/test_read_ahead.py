@@ -52,6 +52,15 @@ def test_what_is_written_to_a_copy_is_in_no_file(path: Path) -> None:
     assert mapped_file(array) is None and mapped_file(array[3:]) is None
 
 
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_a_mapping_of_what_no_name_leads_to_is_no_file(change: str, path: Path) -> None:
+    array = np.load(path, mmap_mode="r")
+    other = path.with_name("other.npy")
+    np.save(other, np.zeros((100, 4, 15), np.float32))
+    path.unlink() if change == "removed" else other.rename(path)
+    assert mapped_file(array) is None
+
+
 def asked(monkeypatch: pytest.MonkeyPatch, array, rows, places) -> list[list[tuple[int, int]]]:
     """The stretches of the file that were asked for before each of the places, as numbers of bytes of the array."""
     found: list[tuple[int, int]] = []

@@ -654,7 +654,7 @@ function explained(trainer::Trainer, data::Data, step::Int, loss::Float64)
         end
     end
     if reason === nothing && trainer.communicator !== nothing
-        reason = NonFiniteError("it arose in another process's part of the batch")
+        reason = NonFiniteError("it arose in another process's part of the batch, or where they are added up")
     end
     what = isfinite(loss) ? "the gradient is not finite" : "the loss is $loss"
     because = reason === nothing ? "" : ": $(reason.message)"
