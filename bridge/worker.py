@@ -291,7 +291,8 @@ class Worker:
 
     def close(self) -> None:
         """End the process and remove its files. Calling it twice does no harm, and calls in other threads fail."""
-        if not self._child.is_ours:
+        if not self._child.is_ours:  # of a fork, whose locks nobody may hold
+            self._child.close()
             return
         if not self._turn.acquire(blocking=False):
             self.kill()

@@ -197,6 +197,21 @@ def test_a_worker_with_other_sources_is_named(monkeypatch: pytest.MonkeyPatch) -
         cluster.run_here(job, "a job", "another digest", "data")
 
 
+def test_a_worker_with_other_data_is_named() -> None:
+    from experiments import papers, sources, sweep
+
+    job = sweep.plan(papers.load_paper("mnist-cnn-batch100"), "sample", ["numpy"], 1, ["time"], 1)[0]
+    with pytest.raises(cluster.ClusterError, match=r"has other data of mnist \(sample\) than the client"):
+        cluster.run_here(job, "a job", sources.SOURCES.digest(sweep.starts(job)), "the digest of the real data")
+
+
+@pytest.mark.parametrize("address", ["localhost", "tcp://127.0.0.1:port"])
+def test_what_is_no_address_is_named(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke([*RUN, "--dask", address]) == 2
+    said = capsys.readouterr().err
+    assert f"--dask {address}: no address of a scheduler" in said and "Traceback" not in said
+
+
 @pytest.mark.parametrize("more", [["--shared"], ["--shard", "1/2"]])
 def test_it_spreads_runs_by_itself(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke([*RUN, *more, "--dask", "tcp://127.0.0.1:1"]) == 2

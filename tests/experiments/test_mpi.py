@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from bridge import registry
-from experiments import cli, parallel_speed
+from experiments import cli, mpi, parallel_speed
+from experiments.errors import InputError
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,6 +153,39 @@ def ranks_of(place: Path) -> list[int]:
         if str(place / "kept.safetensors") in words and "mpiexec" not in words[0] and "hydra" not in words[0]:
             found.append(int(path.parent.name))
     return found
+
+
+def test_processes_that_would_train_something_else_are_named() -> None:
+    def with_digests(*digests: str) -> Any:
+        return type("Communicator", (), {"allgather": lambda _, __: list(digests)})()
+
+    mpi.check_agreement(with_digests("a", "a", "a"), "a")
+    with pytest.raises(InputError, match="process 2 has other data, weights, options or another checkpoint"):
+        mpi.check_agreement(with_digests("a", "a", "b"), "a")
+
+
+def test_a_process_by_itself_needs_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*mpi.SIZES, *mpi.RANKS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    assert mpi.world() is None
+    monkeypatch.setenv("PMI_SIZE", "1")
+    assert mpi.world() is None
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(InputError, match=r"without mpi4py.*pip install 'twingrad\[mpi\]'"):
+        mpi.world()
+
+
+def test_an_mpi_that_sees_fewer_processes_than_mpiexec_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class World:
+        COMM_WORLD = type("Communicator", (), {"Get_size": lambda _: 1})()
+        Get_library_version = staticmethod(lambda: "Invented MPI 1.0, of today")
+
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setitem(sys.modules, "mpi4py", type(sys)("mpi4py"))
+    sys.modules["mpi4py"].MPI = World  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"started 4 processes, and mpi4py's MPI \(Invented MPI 1.0\) sees 1"):
+        mpi.world()
 
 
 # What several machines would bring ------------------------------------------------------------------------------------
