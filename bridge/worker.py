@@ -314,7 +314,8 @@ class Worker:
 
     # How it works.
 
-    def _call(self, call: str, data: Mapping[str, Array | Sequence[Array]] | None = None, **arguments: Any) -> Any:
+    def _call(self, call: str, data: Mapping[str, Any] | None = None, **arguments: Any) -> Any:
+        """`data`: arrays, or tuples of them, by the names of arguments."""
         self._check_open()
         with self._turn:
             self._check_open()  # still, after waiting for the others

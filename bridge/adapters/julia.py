@@ -127,7 +127,7 @@ class _Sum:
         def add(address: int, length: int) -> int:
             try:
                 memory = (ctypes.c_uint8 * (length * dtype.itemsize)).from_address(address)
-                parallel.add_up(np.frombuffer(memory, dtype))
+                parallel.add_up(np.frombuffer(memoryview(memory), dtype))
                 return 1  # ctypes itself returns 0 after an exception
             except BaseException as error:
                 self.failure = error

@@ -26,11 +26,9 @@ def mapped_file(array: NDArray[Any]) -> tuple[str, int] | None:
     None, too, where the array has its own copy of what is written to it (`mmap_mode="c"`).
     """
     root: Any = array
-    while root is not None and not isinstance(root, np.memmap):
-        root = getattr(root, "base", None)
     # A view of a mapping is a mapping, too, which says nothing of its place: the one that was opened does.
-    while isinstance(getattr(root, "base", None), np.memmap):
-        root = root.base
+    while root is not None and (not isinstance(root, np.memmap) or isinstance(root.base, np.memmap)):
+        root = getattr(root, "base", None)
     if root is None or root.filename is None or root.mode == "c" or not array.flags.c_contiguous:
         return None
     if not _is_file_at(str(root.filename), root.ctypes.data):

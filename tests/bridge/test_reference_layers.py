@@ -91,7 +91,8 @@ LAYERS: dict[str, tuple[list[int], Layers]] = {
     **{
         f"{kind}_pool1d": (
             [4, 60],
-            [
+            [{"op": "dense", "units": 60}]
+            + [
                 {"op": f"{kind}_pool1d", **options}
                 for options in (
                     {"window": 2},
@@ -107,7 +108,8 @@ LAYERS: dict[str, tuple[list[int], Layers]] = {
     **{
         f"{kind}_pool2d": (
             [4, 16, 14],
-            [
+            [{"op": "dense", "units": 14}]
+            + [
                 {"op": f"{kind}_pool2d", **options}
                 for options in (
                     {"window": 2},
