@@ -439,7 +439,8 @@ def run(
             stack.enter_context(_locked(output, results))
         _tell_older(output, results)
         with _progress(output, results, len(jobs)) as progress:
-            outcome = _swept(sweeps.Sweep(results, data_dir, download(output.console), leases), jobs, progress, dask)
+            sweep = sweeps.Sweep(results, data_dir, download(output.console), leases)
+            outcome = sweep.run(jobs, progress) if dask is None else _by_cluster(dask, sweep, jobs, progress)
         if leases is not None:
             results.write_tidy_together(leases)
         else:
@@ -447,13 +448,10 @@ def run(
     _show(output, outcome)
 
 
-def _swept(sweep: Sweep, jobs: Sequence[Job], progress: Progress, dask: str | None) -> Outcome:
-    """What comes of jobs, run here or by a cluster."""
-    if dask is None:
-        return sweep.run(jobs, progress)
+def _by_cluster(address: str, sweep: Sweep, jobs: Sequence[Job], progress: Progress) -> Outcome:
     from experiments import cluster
 
-    return cluster.run(dask, sweep, jobs, progress)
+    return cluster.run(address, sweep, jobs, progress)
 
 
 @cli.command(
@@ -896,7 +894,9 @@ def reproduce(
             if part:
                 with stages.stage(measure.title):
                     with _progress(output, results, len(part)) as progress:
-                        outcome = _swept(sweep, part, progress, dask)
+                        outcome = (
+                            sweep.run(part, progress) if dask is None else _by_cluster(dask, sweep, part, progress)
+                        )
                     _show(output, outcome)
                     sample |= any(record["data"]["source"] == "sample" for record in outcome.records)
         suites = _suites(sweep, chosen, profile, engines, Progress(output.console, 0))
