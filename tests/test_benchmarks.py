@@ -65,7 +65,7 @@ ALL = BY_ENGINE | OF_PY_ENGINE | OF_BRIDGE | OF_SYSTEMS
 
 CHOSEN = (
     r"^(training\.Start|memory)\..*\('numpy'",
-    r"^training\.Epoch\..*\('numpy', '2'",
+    r"^training\.Epoch\..*\('numpy', '?2'?",
     r"^training\.Convolutional\..*\('numpy', 'mnist-cnn'",
     r"^training\.Sizes(Start)?\..*\('numpy', 'lenet5'",
     r"^memory\.Allocated\..*\('julia'",  # its own runtime counts
