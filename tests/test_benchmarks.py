@@ -64,8 +64,7 @@ OF_SYSTEMS = {"micro.Gradient.track_gradient"}
 ALL = BY_ENGINE | OF_PY_ENGINE | OF_BRIDGE | OF_SYSTEMS
 
 CHOSEN = (
-    r"^(training\.Start|memory)\..*\('numpy'",
-    r"^training\.Epoch\..*\('numpy', '?2'?",
+    r"^(training\.(Epoch|Start)|memory)\..*\('numpy'",
     r"^training\.Convolutional\..*\('numpy', 'mnist-cnn'",
     r"^training\.Sizes(Start)?\..*\('numpy', 'lenet5'",
     r"^memory\.Allocated\..*\('julia'",  # its own runtime counts
