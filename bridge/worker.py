@@ -8,7 +8,7 @@
 A `Worker` is a `Session` once it is built, with the time of its last call beside it, taken inside the process and
 around nothing but that call. The process starts with its cores and its thread counts fixed before anything is imported.
 It ends with `close`, with its parent (however that ends, and stopped or busy as it may be), and whenever a request is
-interrupted; whatever it may have started ends with it. It may be called from several threads, which take turns. It
+interrupted; whatever it may have started ends with it. Calls from several threads follow each other. It
 belongs to the process that made it, and not to forks of that.
 """
 

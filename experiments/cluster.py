@@ -206,7 +206,7 @@ def run_here(job: Job, name: str, sources_digest: str, data_digest: str) -> tupl
             (record,) = Sweep(*_spooled(), datasets=_DATASETS, slot=slot).run([job], silent).records
         if record["job"] != name:
             raise ClusterError(f"{host} has made another run of this job than was asked for")
-    except TwinGradError as error:  # those with arguments of their own can't be sent
+    except TwinGradError as error:  # pickle makes only those again that take a message alone
         raise ClusterError(str(error)) from None
     except Exception as error:
         raise ClusterError(f"{host}: {type(error).__name__}: {error}") from None
@@ -228,7 +228,7 @@ def _spooled() -> tuple[Results, None, None, Leases]:
 
 @contextmanager
 def _place(job: Job) -> Iterator[Slot]:
-    """Cores of its own for a run beside others; all of them for a timed one."""
+    """Separate cores for a run beside others; all of them for a timed one."""
     if job.kind.timed:
         yield Slot()
         return

@@ -22,7 +22,7 @@ NAMES = ("x_train", "y_train", "x_test", "y_test")
 """The arrays of a folder: `x_train.npy` and so on. In their place may be `train.arrow` and `test.arrow`."""
 
 BLOCK = 1024 * 1024
-"""Bytes of rows that stay together where blocks are shuffled: what a disk reads at nearly its full speed."""
+"""Bytes of rows that stay together where blocks are shuffled."""
 
 SAMPLED, PIECE = 1000, 16 * 1024
 """Pieces of a file, and their bytes, that its digest is taken of."""
@@ -174,7 +174,7 @@ def digest(array: Array) -> str:
 
 
 def shuffled_blocks(rows: NDArray[np.int64], bytes_per_row: int, seed: list[int]) -> NDArray[np.int64]:
-    """The rows in an order that a disk reads at full speed: blocks drawn at random, and rows within groups of them.
+    """The rows in an order that suits a disk: blocks drawn at random, and rows within groups of them.
 
     A block is about `BLOCK` bytes of rows that lie side by side, and a group about what is read ahead at a time. All
     rows come once; the same seed gives the same order.

@@ -60,7 +60,7 @@ def measured(engine: str, network: str, communicator: Any) -> Point:
     batch, order = NETWORKS[network], np.arange(rows)
     build = registry.get(engine).build
     alone = build(model, initial, rule, batch, "float32", 1)
-    # Every process has rows of its own, so that each trains on its part of a mini-batch that is as many times larger.
+    # Every process has other rows, so that each trains on its part of a mini-batch that is as many times larger.
     wide = np.resize(order, rows * size)
     together = build(model, initial, rule, batch * size, "float32", 1, communicator=communicator)
     gradient = np.zeros(sum(int(np.prod(p.shape)) for p in model.parameters().values() if p.trainable), np.float32)

@@ -47,7 +47,7 @@ class Row:
 
 
 def measured(count: int, seconds: float = SECONDS, engine: str = "julia") -> Row:
-    """Start so many processes, let all work at once, and end them."""
+    """Start this number of processes, let all work at once, and end them."""
     model = spec.load(model_path(MODEL))
     random = np.random.default_rng(0)
     x = random.standard_normal((20 * BATCH, *model.input.sample)).astype(np.float32)

@@ -34,7 +34,7 @@ from experiments.score import Score
 from py_engine.errors import NonFiniteError
 
 SHUFFLES = ROWS, BLOCKS = "rows", "blocks"
-"""What is drawn at random for an epoch: every row, or blocks of rows that a disk reads at full speed."""
+"""What is drawn at random for an epoch: every row, or blocks of rows that lie side by side."""
 
 PARTS = 20
 """Calls in which an epoch is trained, or as many as it has steps."""

@@ -38,7 +38,7 @@ def build(
         dtype: float32 or float64.
         threads: Julia's threads; fixed for the process by the first session.
         seed: of the initial weights.
-        process: whether Julia runs in a process of its own, which ends with `close()`: for a program that calls it from
+        process: whether Julia runs in a separate process, which ends with `close()`: for a program that calls it from
             several threads or from an event loop, or has several sessions compute at the same time. Arrays are then
             copied to and fro.
 

@@ -3,7 +3,7 @@
 using TwinGrad.NETWORK: Communicator, part
 using Random: randperm, MersenneTwister
 
-"""What adds up a vector over so many tasks: the last to come sums, and wakes the others."""
+"""What adds up a vector over this number of tasks: the last to come sums, and wakes the others."""
 function adder(size)
     total, count, everybody = Ref{Any}(nothing), Ref(0), Condition()
     return function (vector)
@@ -21,7 +21,7 @@ function adder(size)
     end
 end
 
-"""What `work` returns in each of so many tasks, called with a communicator."""
+"""What `work` returns in each of `size` tasks, called with a communicator."""
 function in_tasks(work, size)
     add! = adder(size)
     tasks = [@async(work(Communicator(rank, size, add!))) for rank in 0:size-1]

@@ -1,4 +1,4 @@
-"""Julia sessions in processes of their own, called from a thread pool and from an event loop; many at once."""
+"""Julia sessions in separate processes, called from a thread pool and from an event loop; many at once."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class Cluster:
-    """A scheduler and workers, each a process of its own, which may be killed and started again."""
+    """A scheduler and workers in separate processes, which may be killed and started again."""
 
     def __init__(self, folder: Path, workers: int = 2, resources: str = "host=1") -> None:
         self.folder, self.port, self.resources = folder, free_port(), resources
@@ -90,7 +90,7 @@ class Cluster:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No real data, and a cache of its own, which all processes share."""
+    """No real data, and an empty cache, which all processes share."""
     pytest.importorskip("distributed")
     monkeypatch.delenv("TWINGRAD_DATA", raising=False)
     monkeypatch.setenv("TWINGRAD_OFFLINE", "1")
@@ -169,7 +169,7 @@ def command(there: Cluster, results: str, place: Path) -> subprocess.Popen[bytes
 
 
 def check_timed_runs_are_alone(events: list[list[Any]]) -> None:
-    """No run of this host begins while a timed one goes on; those of a killed worker ended with it."""
+    """No run of this host begins during a timed one; those of a killed worker ended with it."""
     running: dict[tuple[Any, ...], bool] = {}
     owners: dict[int, tuple[Any, ...]] = {}
     for what, timed, measure, job_seed, pid, _ in events:

@@ -190,7 +190,7 @@ def test_a_file_of_a_gigabyte_is_trained_on_in_little_memory(
 
 
 def anonymous(pid: int) -> int:
-    """Bytes of a process's memory that no file stands behind."""
+    """Bytes of a process's anonymous memory."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon"))
     return 1024 * int(line.split()[1])
 

@@ -55,7 +55,7 @@ class Threads:
 
 
 def together(size: int, work: Callable[[Any], Any]) -> list[Any]:
-    """What `work` returns in each of so many threads, called with a communicator."""
+    """What `work` returns in each of `size` threads, called with a communicator."""
     threads = Threads(size)
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(work, threads.of(rank)) for rank in range(size)]
