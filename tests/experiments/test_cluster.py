@@ -143,7 +143,7 @@ def test_whatever_is_killed_the_results_are_those_of_a_run_here(
         time.sleep(moments.uniform(0, 1))
         victim = moments.choice(there.names) if CAMPAIGN else there.names[1 - number]
         there.kill(victim)
-        if CAMPAIGN and moments.random() < 0.3:
+        if number == 0 or (CAMPAIGN and moments.random() < 0.3):
             client.kill()
             client.wait()
             client = command(there, "there", place)
