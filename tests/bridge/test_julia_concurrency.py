@@ -61,7 +61,8 @@ def test_an_event_loop_goes_on_while_a_session_trains(sessions: list[Session], r
             ticks += 1
         return await epochs, ticks
 
-    found, ticks = asyncio.run(program())
+    with ThreadPoolExecutor(1) as pool:  # a test before this one may have left its event loop in this thread
+        found, ticks = pool.submit(asyncio.run, program()).result()
     assert ticks > 0 and all(np.isfinite(losses).all() for losses, _ in found)
 
 
