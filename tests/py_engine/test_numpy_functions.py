@@ -86,6 +86,23 @@ CALLS = {
     "float_power": lambda x: np.float_power(np.abs(x) + 0.1, 1.7),
     "polyval": lambda x: np.polyval(x[0], x[1]),
     "polyfit": lambda x: np.polyfit(np.array([0.1, 0.4, 0.9]), x[:, 0], 1, w=np.array([1.0, 2.0, 0.5])),
+    "polyfit with its covariance": lambda x: np.polyfit(np.array([0.1, 0.4, 0.5, 0.9]), x[0], 1, cov=True),
+    "polyfit at places": lambda x: np.polyfit(x[0], x[1:].T, 2, cov=True)[1],
+    "polyfit, covariance unscaled": lambda x: np.polyfit(x[:, 0], A[:, 1], 1, cov="unscaled")[1],
+    "cov, counted": lambda x: np.cov(x, fweights=[2, 0, 3, 1]),
+    "cov, weighted": lambda x: np.cov(x[:2], x[2:], fweights=[2, 1, 3, 1], aweights=np.exp(x[0]), ddof=2),
+    "cov of no freedom": lambda x: np.cov(x, aweights=np.exp(x[0]), ddof=3)[0, :1] * 0 + x[0, :1],
+    "weighted quantile": lambda x: np.quantile(x, [0.0, 0.3, 1.0], 0, method="inverted_cdf", weights=np.exp(A)),
+    "weighted percentile": lambda x: np.percentile(x, 40, method="inverted_cdf", weights=np.arange(12).reshape(3, 4)),
+    "weighted nanquantile": lambda x: np.nanquantile(
+        np.where(A > 0.4, np.nan, x), [0.0, 0.3, 1.0], 1, method="inverted_cdf", weights=np.abs(A)
+    ),
+    **{
+        f"{method} of some": lambda x, method=method: np.nanquantile(
+            np.where(A > 0.4, np.nan, x), [0, 0.25, 0.3, 0.5, 0.75, 1], axis=1, method=method
+        )
+        for method in ("inverted_cdf", "averaged_inverted_cdf", "closest_observation")
+    },
     "poly": lambda x: np.poly(x[0]),
     "polyint": lambda x: np.polyint(x[0], 2, k=[1.0, 2.0]),
     "polyder": lambda x: np.polyder(x[0], 2),
@@ -96,6 +113,16 @@ CALLS = {
     "isin": lambda x: np.isin(x, [0.5, 0.42, np.nan]),
     "digitize": lambda x: np.digitize(x, [0.8, 0.2, -0.3], right=True),
 }
+
+
+def test_a_polynomial_fitted_in_full_is_numpys():
+    for places in (np.array([0.1, 0.4, 0.9]), np.array([0.1, 0.4, 0.4])):
+        assert_numpys(lambda x, at=places: np.polyfit(at, x, 1, full=True)[:2], A, compiled=False)
+        rank, _, cut = np.polyfit(places, Tensor(A), 2, full=True)[2:]
+        expected = np.polyfit(places, A, 2, full=True)
+        assert (rank, cut) == (expected[2], expected[4])
+    with pytest.raises(TraceError, match="polyfit: the shape of its result depends on values"):
+        pe.compile(lambda x: np.polyfit(x[0], x[1], 1, full=True)[0])(A)
 
 
 @pytest.mark.parametrize("name", CALLS)

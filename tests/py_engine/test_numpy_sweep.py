@@ -140,9 +140,9 @@ FREE_ORDER = {np.partition, np.argpartition, "argpartition"}
 """Whose elements numpy leaves in an order of its own beside the places that were asked for."""
 QUESTIONS = {
     *(np.linalg.lstsq, np.allclose, np.array_equal, np.iscomplexobj, np.isrealobj, np.shape, np.ndim, np.size),
-    *(np.poly, np.array_equiv, np.array2string, np.array_repr, np.array_str, np.linalg.matrix_rank),
+    *(np.poly, np.polyfit, np.array_equiv, np.array2string, np.array_repr, np.array_str, np.linalg.matrix_rank),
 }
-"""Whose answers are numbers or truth values, known eagerly alone."""
+"""Whose answers, or parts of them, are numbers or truth values, known eagerly alone."""
 
 AXIS = [None, 0, 1, -1, -2, 2, -3, (), (0,), (0, 1), (1, -2), (0, 0), (0, 5), [0, 1], np.int64(1), np.array(1), 1.0,
         "0", True, np.float64(0), (0.0,), 2**70]  # fmt: skip
@@ -220,7 +220,8 @@ VALUES: dict[str, list[Any]] = {
     "stable": [None, True, False],
     "overwrite_input": [False],
     "method": ["linear", "lower", "higher", "midpoint", "nearest", "hazen", "weibull", "median_unbiased",
-               "normal_unbiased", "interpolated_inverted_cdf", "nonsense", None],
+               "normal_unbiased", "interpolated_inverted_cdf", "inverted_cdf", "averaged_inverted_cdf",
+               "closest_observation", "nonsense", None],
     "q": [0.5, 0, 1, [0.25, 0.75], np.array([[0.1, 0.9]]), (), 0.3, 1.5, -0.1, "a", np.float64(0.2), np.nan],
     "weights": [None, A, np.array([0.2, 0.5, 0.3]), [0.2, 0.5, 0.3], np.ones(4), 1.0, "a"],
     "returned": [False, True],

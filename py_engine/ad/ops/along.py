@@ -25,10 +25,30 @@ from py_engine.ad.op import (
     per_element,
 )
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, whole
-from py_engine.ad.ops.elementary import WHERE, equal, isnan, not_equal
+from py_engine.ad.ops.elementary import (
+    WHERE,
+    astype,
+    clip,
+    equal,
+    isnan,
+    less,
+    logical_or,
+    not_equal,
+    stop_gradient,
+)
 from py_engine.ad.ops.indexing import take_along_axis
-from py_engine.ad.ops.reduction import as_numbers, kind_of_sum, normalize_axes
-from py_engine.ad.ops.shape import along_axes, concatenate, flip, part_of, ravel, reshape, stack, transpose
+from py_engine.ad.ops.reduction import as_numbers, kind_of_sum, normalize_axes, sum
+from py_engine.ad.ops.shape import (
+    along_axes,
+    broadcast_to,
+    concatenate,
+    flip,
+    part_of,
+    ravel,
+    reshape,
+    stack,
+    transpose,
+)
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
@@ -280,6 +300,9 @@ CONTINUOUS = {
 }
 """numpy's continuous methods of quantiles, each with the parameters alpha and beta of Hyndman and Fan (1996)."""
 BETWEEN = ("lower", "higher", "midpoint", "nearest")
+STEPPED = ("inverted_cdf", "averaged_inverted_cdf", "closest_observation")
+"""numpy's methods of quantiles that invert the empirical distribution function, a step at each element."""
+METHODS = (*CONTINUOUS, *BETWEEN, *STEPPED)
 
 
 def _places(q: Array, n: int, method: str) -> list[tuple[int, int, float]]:
@@ -287,33 +310,109 @@ def _places(q: Array, n: int, method: str) -> list[tuple[int, int, float]]:
     alpha, beta = CONTINUOUS.get(method, (1.0, 1.0))
     found = []
     for share in q.ravel().tolist():
-        at = (n - 1) * share if alpha == beta == 1 else n * share + (alpha + share * (1 - alpha - beta)) - 1
+        if method in STEPPED:
+            at = n * share - (1.5 if method == "closest_observation" else 1)
+        else:
+            at = (n - 1) * share if alpha == beta == 1 else n * share + (alpha + share * (1 - alpha - beta)) - 1
         low = math.floor(at)
         first, second = (min(max(k, 0), n - 1) for k in (low, low + 1))
         between = at - low if 0 <= at < n - 1 else float(at >= n - 1)
         if method == "lower" or (method == "nearest" and round(at) == low):
             second, between = first, 0.0
-        elif method in ("higher", "nearest"):
+        elif method in ("higher", "nearest", "inverted_cdf"):
             between = float(between > 0)
         elif method == "midpoint":
             between = 0.5 * (between > 0)
+        elif method == "averaged_inverted_cdf":
+            between = 1.0 if between else 0.5
+        elif method == "closest_observation":
+            between = float(between > 0 or low % 2 == 0)
         found.append((first, second, between))
     return found
 
 
-def _quantile(function: str, a: Any, q: Any, axis: Axis, method: str, keepdims: Any) -> Tensor:
+def weights_of_rows(function: str, x: Tensor, w: Tensor, axis: Axis) -> Tensor:
+    """Return weights of the shape of `x`, from one for each element, or a vector along the only axis.
+
+    Raises:
+        ShapeError: they are neither.
+    """
+    if w.shape == x.shape:
+        return w
+    axes = None if axis is None else normalize_axes(axis, x.ndim)
+    if axes is None or isinstance(axis, (tuple, list)) or tuple(x.shape[d] for d in axes) != w.shape:
+        raise ShapeError(
+            f"{function}: weights of shape {w.shape} do not fit shape {x.shape}; give one for each element, or a "
+            "vector and its axis"
+        )
+    return broadcast_to(reshape(w, [n if d in axes else 1 for d, n in enumerate(x.shape)]), x.shape)
+
+
+def weighted_quantile(
+    function: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool, weights: Any, skip_nan: bool
+) -> Tensor:
+    """The first elements at which the weights up to here reach the shares `q` of all; constant in the weights."""
+    if method != "inverted_cdf":
+        raise ConfigurationError(f"{function}: weights need method='inverted_cdf', got {method!r}")
+    x = as_tensor(a)
+    given = as_tensor(weights)
+    if given.dtype.kind not in "biuf":
+        raise DTypeError(f"{function}: weights must be numbers, got {given.dtype}")
+    w = astype(stop_gradient(weights_of_rows(function, x, given, axis)), np.float64)
+    rows, axes, shape = rows_of(function, x, axis)
+    float_only(rows.dtype)
+    if not rows.shape[-1]:
+        raise ShapeError(f"{function}: there is no quantile of no elements")
+    w, _, _ = rows_of(function, w, axis)
+    if w.data is not None:
+        total = w.data.sum(-1)
+        if (w.data < 0).any() or not (np.isfinite(total) & (total > 0)).all():
+            raise ConfigurationError(f"{function}: weights must be finite, none negative, and not all zero")
+    order = ARGSORT(rows, axis=rows.ndim - 1)
+    sorted_rows, w = take_along_axis(rows, order, -1), take_along_axis(w, order, -1)
+    if skip_nan:
+        w = WHERE(isnan(sorted_rows), np.zeros((), np.float64), w)
+    reached = cumsum(w, -1)
+    reached = reached / reached[..., -1:]
+    last = sorted_rows[..., -1]
+    bad = isnan(reached[..., -1]) if skip_nan else isnan(last)
+    wanted = np.asarray(q)
+    kind = wanted.dtype if wanted.dtype in FLOATS else np.dtype(np.float64)
+    reached = astype(reached, kind)
+    found = []
+    for share in wanted.ravel():
+        before = logical_or(less(reached, kind.type(share)), equal(reached, kind.type(0)))
+        place = clip(sum(astype(before, np.intp), -1, keepdims=True), 0, rows.shape[-1] - 1)
+        found.append(WHERE(bad, np.asarray(np.nan, rows.dtype), take_along_axis(sorted_rows, place, -1)[..., 0]))
+    return _as_shares(found, wanted.shape, x, axes, shape, keepdims)
+
+
+def _as_shares(
+    found: list[Tensor], shares: Shape, x: Tensor, axes: tuple[int, ...], shape: Shape, keepdims: bool
+) -> Tensor:
+    """The quantiles of each share, `shape` each, as one tensor of the shape that numpy gives them."""
+    if not shares:
+        return kept_axes(found[0], x, axes, keepdims)
+    stacked = stack(found) if found else Tensor(np.zeros((0, *shape), x.dtype))
+    return kept_axes(reshape(stacked, (*shares, *shape)), x, axes, keepdims, shares)
+
+
+def check_method(function: str, q: Any, method: Any) -> None:
+    """Raise for a tensor of shares, and for a method that numpy does not have."""
     if isinstance(q, Tensor):
         raise NotDifferentiableError(f"{function}: q must be numbers or an array, got a tensor; pass q.numpy()")
-    if method not in CONTINUOUS and method not in BETWEEN:
-        raise ConfigurationError(
-            f"{function}: method must be one of {', '.join((*CONTINUOUS, *BETWEEN))}, got {method!r}"
-        )
-    rows, axes, shape = rows_of(function, a, axis)
+    if method not in METHODS:
+        raise ConfigurationError(f"{function}: method must be one of {', '.join(METHODS)}, got {method!r}")
+
+
+def _quantile(function: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool, weights: Any) -> Tensor:
+    check_method(function, q, method)
+    if weights is not None:
+        return weighted_quantile(function, a, q, axis, method, keepdims, weights, False)
+    x = as_tensor(a)
+    rows, axes, shape = rows_of(function, x, axis)
     float_only(rows.dtype)
-    try:
-        shares = np.asarray(q, np.float64)
-    except (TypeError, ValueError):
-        raise DTypeError(f"{function}: q must be numbers, got {q!r}") from None
+    shares = np.asarray(q, np.float64)
     n = rows.shape[-1]
     if not n:
         raise ShapeError(f"{function}: there is no quantile of no elements")
@@ -326,10 +425,7 @@ def _quantile(function: str, a: Any, q: Any, axis: Axis, method: str, keepdims: 
         if between and between != 1 and between >= 0.5:  # from the nearer side, as numpy rounds
             value = high - (high - low) * (1 - between)
         found.append(WHERE(isnan(last), last, value))
-    if shares.ndim == 0:
-        return kept_axes(found[0], as_tensor(a), axes, keepdims)
-    stacked = stack(found) if found else Tensor(np.zeros((0, *shape), rows.dtype))
-    return kept_axes(reshape(stacked, (*shares.shape, *shape)), as_tensor(a), axes, keepdims, shares.shape)
+    return _as_shares(found, shares.shape, x, axes, shape, keepdims)
 
 
 @implements(np.quantile)
@@ -342,15 +438,16 @@ def quantile(
     method: str = "linear",
     keepdims: bool = False,
     *,
-    weights: None = None,
+    weights: Operand | None = None,
 ) -> Tensor:
     """The values that shares `q`, in [0, 1], of the elements over `axis` (all axes when None) do not exceed.
 
     Where a share falls between two elements, `method` says how they are combined; NaN where an element is NaN.
+    `weights`, one for each element or a vector along the only axis, need the method "inverted_cdf".
     """
-    refuse("quantile", out=(out,), overwrite_input=(overwrite_input, False), weights=(weights,))
+    refuse("quantile", out=(out,), overwrite_input=(overwrite_input, False))
     check_shares("quantile", q, 1)
-    return _quantile("quantile", a, q, axis, method, flag(keepdims))
+    return _quantile("quantile", a, q, axis, method, flag(keepdims), weights)
 
 
 def check_shares(function: str, q: Any, most: int) -> None:
@@ -375,12 +472,12 @@ def _percentile(
     method: str = "linear",
     keepdims: bool = False,
     *,
-    weights: None = None,
+    weights: Operand | None = None,
 ) -> Tensor:
-    refuse("percentile", out=(out,), overwrite_input=(overwrite_input, False), weights=(weights,))
+    refuse("percentile", out=(out,), overwrite_input=(overwrite_input, False))
     check_shares("percentile", q, 100)
     x = as_tensor(a)
-    return _quantile("percentile", x, percent(q, x), axis, method, flag(keepdims))
+    return _quantile("percentile", x, percent(q, x), axis, method, flag(keepdims), weights)
 
 
 def percent(q: Any, x: Tensor) -> Any:

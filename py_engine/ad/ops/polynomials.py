@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad.op import NUMPY, as_tensor, as_tensors, common_dtype, float_only, implements
-from py_engine.ad.ops.arguments import refuse, whole
+from py_engine.ad.ops.arguments import whole
 from py_engine.ad.ops.by_values import known, without_leading_zeros
 from py_engine.ad.ops.decompositions import pinv
 from py_engine.ad.ops.elementary import div
 from py_engine.ad.ops.linalg import matmul
 from py_engine.ad.ops.reduction import sum
-from py_engine.ad.ops.shape import concatenate, part_of, ravel, reshape, stack
+from py_engine.ad.ops.shape import concatenate, part_of, ravel, reshape, stack, transpose
 from py_engine.ad.tensor import Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError
 
@@ -165,9 +165,8 @@ def _polyfit(
     rcond: float | None = None,
     full: bool = False,
     w: Operand | None = None,
-    cov: bool = False,
-) -> Tensor:
-    refuse("polyfit", full=(full, False), cov=(cov, False))
+    cov: bool | str = False,
+) -> Any:
     a, b = _floats(x, y)
     degree = whole(deg, "polyfit: deg")
     if degree < 0 or a.ndim != 1 or not a.size or b.ndim not in (1, 2) or b.shape[0] != a.size:
@@ -182,5 +181,27 @@ def _polyfit(
     cut = a.size * np.finfo(a.dtype).eps if rcond is None else rcond
     if not isinstance(cut, (int, float, np.integer, np.floating)):
         raise DTypeError(f"polyfit: rcond must be a number, got {rcond!r}")
-    found = matmul(pinv(matrix / scale, float(cut)), b)
-    return div(found, scale if b.ndim == 1 else scale[:, np.newaxis])
+    scaled = matrix / scale
+    found = matmul(pinv(scaled, float(cut)), b)
+    fitted = div(found, scale if b.ndim == 1 else scale[:, np.newaxis])
+    left = b - matmul(scaled, found)
+    squares = reshape(sum(left * left, 0), (-1,))
+    freedom = a.size - degree - 1
+    if full:
+        singular = NUMPY[np.linalg.svd](scaled, False, False)
+        values = known("polyfit", singular)
+        rank = np.int32((values > cut * values.max()).sum())
+        unique = rank == degree + 1 and freedom > 0
+        return fitted, squares if unique else Tensor(np.zeros(0, squares.dtype)), rank, singular, cut
+    if not cov:
+        return fitted
+    spread = NUMPY[np.linalg.inv](matmul(transpose(scaled), scaled)) / (scale * scale[:, np.newaxis])
+    spread = spread if b.ndim == 1 else spread[:, :, np.newaxis]
+    if cov == "unscaled":
+        return fitted, spread
+    if freedom <= 0:
+        raise ShapeError(
+            f"polyfit: a covariance that is scaled needs more than {degree + 1} points, got {a.size}; "
+            "use cov='unscaled'"
+        )
+    return fitted, spread * (squares / freedom)

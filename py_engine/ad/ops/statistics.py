@@ -12,9 +12,10 @@ from numpy.typing import DTypeLike
 
 from py_engine.ad.op import NUMPY, as_tensor, as_tensors, common_dtype, float_only, implements
 from py_engine.ad.ops.along import (
-    BETWEEN,
     CONTINUOUS,
     SEARCHSORTED,
+    STEPPED,
+    check_method,
     check_shares,
     cumprod,
     cumsum,
@@ -22,6 +23,8 @@ from py_engine.ad.ops.along import (
     percent,
     rows_of,
     sort,
+    weighted_quantile,
+    weights_of_rows,
 )
 from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import (
@@ -38,6 +41,7 @@ from py_engine.ad.ops.elementary import (
     logical_and,
     logical_not,
     logical_or,
+    maximum,
     not_equal,
     sqrt,
     square,
@@ -60,7 +64,7 @@ from py_engine.ad.ops.shape import (
     transpose,
 )
 from py_engine.ad.tensor import NO_VALUE, Array, Axis, Literal, Operand, Tensor
-from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 
 def _floats(*operands: Any) -> tuple[Tensor, ...]:
@@ -214,14 +218,13 @@ _position("nanargmax", np.nanargmax, "largest element that is not NaN")
 _position("nanargmin", np.nanargmin, "smallest element that is not NaN")
 
 
-def _nan_quantile(function: str, a: Any, q: Any, axis: Axis, method: Any, keepdims: Any) -> Tensor:
+def _nan_quantile(
+    function: str, a: Any, q: Any, axis: Axis, method: Any, keepdims: bool, weights: Any = None
+) -> Tensor:
     """Quantiles of the elements that are not NaN: how many these are is known in a tensor alone."""
-    if isinstance(q, Tensor):
-        raise NotDifferentiableError(f"{function}: q must be numbers or an array, got a tensor; pass q.numpy()")
-    if method not in CONTINUOUS and method not in BETWEEN:
-        raise ConfigurationError(
-            f"{function}: method must be one of {', '.join((*CONTINUOUS, *BETWEEN))}, got {method!r}"
-        )
+    check_method(function, q, method)
+    if weights is not None:
+        return weighted_quantile(function, a, q, axis, method, keepdims, weights, True)
     x = as_tensor(a)
     rows, axes, shape = rows_of(function, x, axis)
     float_only(rows.dtype)
@@ -240,7 +243,10 @@ def _nan_quantile(function: str, a: Any, q: Any, axis: Axis, method: Any, keepdi
 def _nan_share(sorted_rows: Tensor, count: Tensor, share: float, method: str) -> Tensor:
     alpha, beta = CONTINUOUS.get(method, (1.0, 1.0))
     last = count - 1
-    at = last * share if alpha == beta == 1 else count * share + (alpha + share * (1 - alpha - beta) - 1)
+    if method in STEPPED:
+        at = count * share - (1.5 if method == "closest_observation" else 1)
+    else:
+        at = last * share if alpha == beta == 1 else count * share + (alpha + share * (1 - alpha - beta) - 1)
     low = floor(at)
     inside = logical_and(greater_equal(at, 0), less(at, last))
     between = where(inside, at - low, where(greater_equal(at, last), 1.0, 0.0 * at))
@@ -252,12 +258,17 @@ def _nan_share(sorted_rows: Tensor, count: Tensor, share: float, method: str) ->
     first, second = places
     if method == "lower":
         between = between * 0
-    elif method == "higher":
+    elif method in ("higher", "inverted_cdf"):
         between = astype(less(0, between), at.dtype)
     elif method == "nearest":
         between = astype(logical_and(less(0, between), not_equal(ROUND(at), low)), at.dtype)
     elif method == "midpoint":
         between = astype(less(0, between), at.dtype) * 0.5
+    elif method == "averaged_inverted_cdf":
+        between = where(less(0, between), 1.0, 0.5 + 0.0 * at)
+    elif method == "closest_observation":
+        even = equal(low - 2 * floor(low * 0.5), 0)
+        between = astype(logical_or(less(0, between), even), at.dtype)
     width = second - first
     value = where(less(between, 0.5), first + width * between, second - width * (1 - between))
     # The elements themselves at the ends, which may be infinite.
@@ -282,11 +293,11 @@ def _nanquantile(
     method: str = "linear",
     keepdims: bool = NO_VALUE,
     *,
-    weights: None = None,
+    weights: Operand | None = None,
 ) -> Tensor:
-    refuse("nanquantile", out=(out,), overwrite_input=(overwrite_input, False), weights=(weights,))
+    refuse("nanquantile", out=(out,), overwrite_input=(overwrite_input, False))
     check_shares("nanquantile", q, 1)
-    return _nan_quantile("nanquantile", a, q, axis, method, flag(keepdims))
+    return _nan_quantile("nanquantile", a, q, axis, method, flag(keepdims), weights)
 
 
 @implements(np.nanpercentile)
@@ -299,11 +310,11 @@ def _nanpercentile(
     method: str = "linear",
     keepdims: bool = NO_VALUE,
     *,
-    weights: None = None,
+    weights: Operand | None = None,
 ) -> Tensor:
-    refuse("nanpercentile", out=(out,), overwrite_input=(overwrite_input, False), weights=(weights,))
+    refuse("nanpercentile", out=(out,), overwrite_input=(overwrite_input, False))
     check_shares("nanpercentile", q, 100)
-    return _nan_quantile("nanpercentile", a, percent(q, as_tensor(a)), axis, method, flag(keepdims))
+    return _nan_quantile("nanpercentile", a, percent(q, as_tensor(a)), axis, method, flag(keepdims), weights)
 
 
 # Means and covariances --------------------------------------------------------------------------------------
@@ -333,14 +344,7 @@ def _average(
         total = broadcast_to(Literal(np.array(count, x.dtype)), found.shape)
         return (found, total) if returned else found
     x, w = _floats(a, weights)
-    if w.shape != x.shape:
-        axes = None if axis is None else normalize_axes(axis, x.ndim)
-        if axes is None or tuple(x.shape[d] for d in axes) != w.shape or isinstance(axis, tuple):
-            raise ShapeError(
-                f"average: weights of shape {w.shape} do not fit shape {x.shape}; give one for each element, or a "
-                "vector and its axis"
-            )
-        w = broadcast_to(reshape(w, [n if d in axes else 1 for d, n in enumerate(x.shape)]), x.shape)
+    w = weights_of_rows("average", x, w, axis)
     total = sum(w, axis, keepdims=keepdims)
     if total.data is not None and not total.data.all():
         raise ConfigurationError("average: the weights sum to zero")
@@ -355,12 +359,11 @@ def _cov(
     rowvar: bool = True,
     bias: bool = False,
     ddof: int | None = None,
-    fweights: None = None,
-    aweights: None = None,
+    fweights: Operand | None = None,
+    aweights: Operand | None = None,
     *,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    refuse("cov", fweights=(fweights,), aweights=(aweights,))
     parts = _floats(m) if y is None else _floats(m, y)
     same_dtype("cov", dtype, parts[0])
     if parts[0].dtype != np.float64:
@@ -376,10 +379,38 @@ def _cov(
     if not x.size:
         raise ShapeError("cov: there is no covariance of no elements")
     spare = whole(ddof, "cov: ddof") if ddof is not None else int(not flag(bias))
-    centred = x - mean(x, 1, keepdims=True)
-    count = x.shape[1] - spare
-    product = MATMUL(centred, transpose(centred))
-    return _without_ones(product / count if count > 0 else product / 0.0)
+    weights = _weights_of_columns(x, fweights, aweights)
+    if weights is None:
+        centred = x - mean(x, 1, keepdims=True)
+        count = x.shape[1] - spare
+        product = MATMUL(centred, transpose(centred))
+        return _without_ones(product / count if count > 0 else product / 0.0)
+    total = sum(weights)
+    if total.data is not None and not total.data:
+        raise ConfigurationError("cov: the weights sum to zero")
+    centred = x - sum(x * weights, 1, keepdims=True) / total
+    lost = spare if aweights is None else spare * sum(weights * _floats(x, aweights)[1]) / total
+    return _without_ones(MATMUL(centred, transpose(centred * weights)) / maximum(total - lost, 0.0))
+
+
+def _weights_of_columns(x: Tensor, fweights: Any, aweights: Any) -> Tensor | None:
+    """The product of how often each observation counts and how reliable it is, or None where neither is given."""
+    found = None
+    for name, given in (("fweights", fweights), ("aweights", aweights)):
+        if given is None:
+            continue
+        w = as_tensor(given)
+        if name == "fweights" and w.dtype.kind not in "iuf":
+            raise DTypeError(f"cov: fweights must be whole numbers, got {w.dtype}")
+        if w.shape != (x.shape[1],):
+            raise ShapeError(f"cov: {name} of shape {w.shape} do not fit {x.shape[1]} observations")
+        if w.data is not None and (w.data < 0).any():
+            raise ConfigurationError(f"cov: {name} must not be negative")
+        if name == "fweights" and w.data is not None and (w.data != np.round(w.data)).any():
+            raise DTypeError("cov: fweights must be whole numbers")
+        w = _floats(x, w if name == "aweights" else astype(w, np.float64))[1]
+        found = w if found is None else found * w
+    return found
 
 
 def _without_ones(x: Tensor) -> Tensor:
