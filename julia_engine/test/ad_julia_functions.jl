@@ -68,3 +68,13 @@ end
         @test occursin(what, message_of(call))
     end
 end
+
+@testset "equal values have no derivative of their vectors" begin
+    root(x) = ((w, v) = eigh(x); sum((v .* sqrt.(w)') * v'))
+    both(x) = ((u, s, v) = svd(x); sum((u .* exp.(s)') * v'))
+    for f in (root, both), x in ([1.0 0 0; 0 1 0; 0 0 1], [2.0 0 0; 0 2 0; 0 0 1])
+        @test any(isnan, grad(f)(x))  # and no finite number that is wrong
+        @test isnan(jvp(f, (x,), (ones(3, 3),))[2])
+    end
+    @test grad(x -> sum(eigh(x).values .^ 2))([2.0 0; 0 2]) == [4.0 0; 0 4]
+end

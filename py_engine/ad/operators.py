@@ -404,13 +404,14 @@ class Operators:
         return ops.all(self, axis, out, keepdims, where=where)
 
     def reshape(self: Tensor, *shape: int | Sequence[int], order: str = "C", copy: bool | None = None) -> Tensor:
-        """Return the same elements, in C order, in another shape; one length may be -1."""
+        """Return the same elements in another shape; one length may be -1. In C order, or with `order` "F" the first
+        axis fastest."""
         if not shape:
             raise DTypeError("reshape: the lengths are missing; x.reshape(()) is a tensor without axes")
         return ops.reshape(self, _flat(shape), order, copy=copy)
 
     def flatten(self: Tensor, order: str = "C") -> Tensor:
-        """Return the elements, in C order, as one axis in memory of its own."""
+        """Return the elements as one axis in memory of its own, in C order, or with `order` "F" first axis first."""
         return ops.copy(ops.ravel(self, order))
 
     def copy(self: Tensor, order: str = "C") -> Tensor:

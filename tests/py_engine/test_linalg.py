@@ -122,3 +122,52 @@ def test_large_products_agree_with_numpy_in_float32(rng):
     slope = 1 - np.tanh(x.astype(float) @ w.astype(float)) ** 2
     np.testing.assert_allclose(g[0], slope @ w.T.astype(float), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(g[1], x.T.astype(float) @ slope, rtol=1e-3, atol=1e-4)
+
+
+# Decompositions at equal values -------------------------------------------------------------------------------------
+
+
+def root_by_eigh(x):
+    values, vectors = np.linalg.eigh(x)
+    return np.sum((vectors * np.sqrt(values)) @ vectors.T)
+
+
+def through_svd(x):
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    return np.sum((u * np.exp(s)) @ vt)
+
+
+@pytest.mark.parametrize("function", [root_by_eigh, through_svd])
+def test_equal_values_have_no_derivative_of_their_vectors(function):
+    apart = np.diag([1.0, 2.0, 3.0])
+    pe.gradcheck(lambda x: function((x + np.transpose(x)) * 0.5), apart)
+    for alike in (np.eye(3), np.diag([2.0, 2.0, 1.0])):
+        assert np.isnan(pe.grad(function)(alike)).any()  # and no finite number that is wrong
+        assert np.isnan(pe.jvp(function, (alike,), (np.ones((3, 3)),))[1])
+
+
+def test_equal_values_have_derivatives_themselves():
+    np.testing.assert_array_equal(pe.grad(lambda x: np.sum(np.linalg.eigvalsh(x) ** 2))(np.eye(3) * 2), np.eye(3) * 4)
+    np.testing.assert_allclose(pe.grad(lambda x: np.linalg.norm(x, "nuc"))(np.eye(3) * 2), np.eye(3), atol=1e-15)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5, 3), (2, 4), (3, 4, 3)])
+def test_a_pseudo_inverse_that_cuts_what_is_not_zero(shape, rng):
+    x = rng.standard_normal(shape)
+    weights = rng.standard_normal(np.swapaxes(x, -1, -2).shape)
+    s = np.linalg.svd(x, compute_uv=False)
+    cut = 1.01 * float((s[..., 1] / s[..., 0]).max())
+
+    def total(x):
+        return np.sum(np.sin(np.linalg.pinv(x, cut)) * weights)
+
+    pe.gradcheck(total, x)
+    pe.gradcheck(pe.grad(total), x)
+    move = rng.standard_normal(shape)
+    np.testing.assert_allclose(pe.jvp(total, (x,), (move,))[1], np.sum(pe.grad(total)(x) * move), rtol=1e-9)
+
+
+@pytest.mark.parametrize("values", [[3, 2, 0.5, 0.5], [3, 3, 0.5, 0.4], [3, 3, 0.5, 0.5], [3, 3, 3, 3]])
+def test_a_pseudo_inverse_with_equal_singular_values_has_its_gradient(values, rng):
+    left, right = (np.linalg.qr(rng.standard_normal((4, 4)))[0] for _ in range(2))
+    pe.gradcheck(lambda x: np.sum(np.linalg.pinv(x, 0.3) ** 3), left @ np.diag(values) @ right)

@@ -103,6 +103,11 @@ CALLS = {
         )
         for method in ("inverted_cdf", "averaged_inverted_cdf", "closest_observation")
     },
+    "interp over a period": lambda x: np.interp(x * 5.07, np.array([0.3, -1.2, 2.9]), x[:, 1] * 2, period=2.2),
+    "interp over a learned period": lambda x: np.interp([0.2, 3.9], x[0], x[1], period=np.exp(x[1, 1])),
+    "reshape, first axis fastest": lambda x: np.reshape(x, (2, -1), order="F") * np.arange(6.0),
+    "ravel, first axis fastest": lambda x: np.ravel(x, "F") * np.arange(12.0),
+    "pinv to a tolerance": lambda x: np.linalg.pinv(x, rtol=0.4),
     "poly": lambda x: np.poly(x[0]),
     "polyint": lambda x: np.polyint(x[0], 2, k=[1.0, 2.0]),
     "polyder": lambda x: np.polyder(x[0], 2),

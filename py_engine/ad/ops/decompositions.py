@@ -3,7 +3,8 @@
 Where a matrix is singular, numpy has no inverse, and raises; so do these, as `LinearAlgebraError`, eagerly and in every
 replay. `cholesky` and `eigh` read the lower triangle alone, as numpy's do, and that is where their gradient goes: give
 (a + aᵀ) / 2 for a symmetric `a` to have it in both. The vectors of equal eigenvalues, or singular values, are any basis
-of their space; the gradient is right for functions that do not depend on which, and finite for all.
+of their space and have no derivative: it is NaN, even of a function that does not depend on which, as a square root of
+the matrix, since the whole of it follows from values and vectors together. The values alone have theirs.
 """
 
 from __future__ import annotations
@@ -28,11 +29,22 @@ from py_engine.ad.op import (
     per_matrix,
 )
 from py_engine.ad.ops.arguments import flag, refuse, whole, wholes
-from py_engine.ad.ops.elementary import WHERE, abs, astype, equal, not_equal
+from py_engine.ad.ops.elementary import WHERE, abs, astype, equal, greater, logical_and, logical_not, not_equal, where
 from py_engine.ad.ops.linalg import MATMUL, matmul
 from py_engine.ad.ops.reduction import NORM, max, min, normalize_axes, sum
-from py_engine.ad.ops.shape import concatenate, diagonal, expand_dims, leading, moveaxis, reshape, swapaxes, tril, triu
-from py_engine.ad.tensor import NO_VALUE, Array, Axis, Node, Operand, Tensor
+from py_engine.ad.ops.shape import (
+    concatenate,
+    diagonal,
+    expand_dims,
+    leading,
+    moveaxis,
+    part_of,
+    reshape,
+    swapaxes,
+    tril,
+    triu,
+)
+from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Node, Operand, Tensor
 from py_engine.errors import ConfigurationError, LinearAlgebraError, ShapeError
 
 # Matrices --------------------------------------------------------------------------------------------------------
@@ -275,10 +287,12 @@ def _several(name: str, function: Callable[..., Any], infer: Any, vjp: Any, jvp:
 
 
 def _apart(values: Tensor) -> Tensor:
-    """Return 1 / (v[j] - v[i]) for i ≠ j, and 0 where they are equal."""
+    """Return 1 / (v[j] - v[i]) for i ≠ j, NaN where these are equal, and 0 for i = j."""
+    n = values.shape[-1]
     differences = expand_dims(values, -2) - expand_dims(values, -1)
     same = equal(differences, 0)
-    return WHERE(same, 0, 1 / WHERE(same, 1, differences))
+    unknown = np.where(np.eye(n, dtype=bool), 0, np.nan).astype(values.dtype)
+    return WHERE(same, unknown, 1 / WHERE(same, 1, differences))
 
 
 def _infer_eigh(x: Tensor, UPLO: str) -> list[tuple[Shape, Any]]:
@@ -495,7 +509,42 @@ def _kernel_pinv(x: Array, out: Array, rcond: float) -> None:
     np.copyto(out, _computed(lambda x: np.linalg.pinv(x, rcond), "pinv", x))
 
 
+def _between_kept_and_cut(x: Tensor, rcond: float) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """What singular values that were cut off, without being 0, add to the derivative of a pseudo-inverse.
+
+    With the factors x = u diag(s) vᵀ and m = uᵀ dx v it is v (k + lᵀ) uᵀ, of k = far * mᵀ + near * m and l = far * m +
+    near * mᵀ, by the singular subspaces of those kept and those cut, which turn towards each other.
+
+    Returns:
+        u, v, far and near; None where what is cut off is rounding.
+    """
+    if rcond <= 16 * np.finfo(x.dtype).eps * builtins.max(x.shape[-2:]) or not x.size:
+        return None
+    u, s, vt = _thin_svd(x)
+    kept = greater(s, rcond * part_of(s, s.ndim - 1, 0, 1))
+    row, column = expand_dims(s, -2), expand_dims(s, -1)
+    pairs = logical_and(expand_dims(kept, -2), logical_not(expand_dims(kept, -1)))
+    near = where(pairs, column, 0.0) / where(pairs, (row - column) * (row + column) * row, 1.0)
+    return u, _transposed(vt), near * (column / where(pairs, row, 1.0)), near
+
+
 def _pull_pinv(g: Tensor, y: Tensor, x: Tensor, rcond: float) -> Tensor:
+    found = _pull_exact_pinv(g, y, x)
+    parts = _between_kept_and_cut(x, rcond)
+    if parts is None:
+        return found
+    u, v, far, near = parts
+    moved = _added_across(MATMUL(MATMUL(_transposed(v), g), u), near, far)
+    return found + MATMUL(MATMUL(u, moved), _transposed(v))
+
+
+def _added_across(m: Tensor, near: Tensor, far: Tensor) -> Tensor:
+    """Return near * m + far * mᵀ, plus the transpose of far * m + near * mᵀ."""
+    turned = _transposed(m)
+    return near * m + far * turned + _transposed(far * m + near * turned)
+
+
+def _pull_exact_pinv(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
     yt, gt = _transposed(y), _transposed(g)
     left = MATMUL(gt, MATMUL(y, yt))
     right = MATMUL(MATMUL(yt, y), gt)
@@ -510,7 +559,13 @@ def _push_pinv(t: Tangents, y: Tensor, x: Tensor, rcond: float) -> Tensor:
     left = MATMUL(MATMUL(y, yt), tt)
     right = MATMUL(tt, MATMUL(yt, y))
     found = left - MATMUL(MATMUL(left, x), y) - MATMUL(MATMUL(y, tangent), y)
-    return found + right - MATMUL(y, MATMUL(x, right))
+    found = found + right - MATMUL(y, MATMUL(x, right))
+    parts = _between_kept_and_cut(x, rcond)
+    if parts is None:
+        return found
+    u, v, far, near = parts
+    moved = _added_across(MATMUL(MATMUL(_transposed(u), tangent), v), near, far)
+    return found + MATMUL(MATMUL(v, moved), _transposed(u))
 
 
 PINV: Op = define(
@@ -521,22 +576,28 @@ PINV: Op = define(
     jvp=_push_pinv,
     flops=per_matrix(60),
     batch=leading,
-    doc="pseudo-inverse; its derivative is that among matrices of the same rank",
+    doc="pseudo-inverse; its derivative is that among matrices with as many singular values above the cut",
 )
 
 
 def pinv(a: Operand, rcond: float | None = None) -> Tensor:
     """The pseudo-inverse (..., n, m) of matrices (..., m, n).
 
-    Singular values below `rcond` times the largest count as 0 (None: 1e-15). The derivative is that among matrices of
-    the same rank.
+    Singular values below `rcond` times the largest count as 0 (None: 1e-15). The derivative is that among matrices with
+    as many above it. With an `rcond` above rounding, second derivatives at equal singular values are NaN.
     """
     return PINV(a, rcond=1e-15 if rcond is None else float(rcond))
 
 
 @implements(np.linalg.pinv)
 def _pinv(a: Operand, rcond: float | None = None, hermitian: bool = False, *, rtol: Any = NO_VALUE) -> Tensor:
-    refuse("linalg.pinv", hermitian=(hermitian, False), rtol=(rtol,))
+    refuse("linalg.pinv", hermitian=(hermitian, False))
+    if rcond is not None and rtol is not NO_VALUE and rtol is not None:
+        raise ConfigurationError("pinv: rcond and rtol mean the same; give one of them")
+    if rtol is None:
+        x = as_tensor(a)
+        rtol = builtins.max(x.shape[-2:], default=1) * np.finfo(x.dtype if x.dtype in FLOATS else np.float64).eps
+    rcond = rcond if rtol is NO_VALUE else rtol
     if rcond is not None and not isinstance(rcond, (int, float, np.integer, np.floating)):
         raise ConfigurationError("pinv: rcond must be a number")
     x = as_tensor(a)
@@ -550,13 +611,17 @@ def _lstsq(a: Operand, b: Operand, rcond: float | None = None) -> Any:
     x, right = as_tensors((a, b))
     if x.ndim != 2 or right.ndim not in (1, 2) or x.shape[0] != right.shape[0]:
         raise ShapeError(f"lstsq: expected a matrix and right-hand sides of as many rows, got {x.shape}, {right.shape}")
-    refuse("linalg.lstsq", rcond=(rcond,))
     float_only(common_dtype((x, right)))
     m, n = x.shape
-    found = matmul(pinv(x, np.finfo(x.dtype).eps * builtins.max(m, n)), right)
+    cut = np.finfo(x.dtype).eps * (builtins.max(m, n) if rcond is None else 1)
+    if rcond is not None:
+        if not isinstance(rcond, (int, float, np.integer, np.floating)):
+            raise ConfigurationError(f"lstsq: rcond must be a number, got {rcond!r}")
+        cut = float(rcond) if rcond >= 0 else cut  # of a negative one LAPACK takes the precision itself
+    found = matmul(pinv(x, cut), right)
     singular = _thin_svd(x)[1]
     found_values = singular.numpy()
-    rank = np.int32((found_values > np.finfo(x.dtype).eps * builtins.max(m, n) * found_values.max(initial=0)).sum())
+    rank = np.int32((found_values > cut * found_values.max(initial=0)).sum())
     residuals = right - matmul(x, found)
     squares = sum(residuals * residuals, 0)
     if rank < n or m <= n:

@@ -596,12 +596,13 @@ def _interp(
     fp: Operand,
     left: Operand | None = None,
     right: Operand | None = None,
-    period: None = None,
+    period: Operand | None = None,
 ) -> Tensor:
-    refuse("interp", period=(period,))
     at, places, values = _floats(x, xp, fp)
     if places.ndim != 1 or values.shape != places.shape or not places.size:
         raise ShapeError(f"interp: xp and fp must be vectors of one length, got {places.shape} and {values.shape}")
+    if period is not None:
+        return _interp(*_over_a_period(at, places, values, period))
     n = places.size
     sides = [values[i] if side is None else as_tensors((at, side))[1] for i, side in ((0, left), (n - 1, right))]
     below = astype(SEARCHSORTED(places, at, side="right"), at.dtype)
@@ -619,6 +620,20 @@ def _interp(
         middle = where(logical_and(isnan(middle), equal(first, second)), first, middle)
     found = where(inside, middle, where(less(at, places[0]), sides[0], sides[1]))
     return where(isnan(at), at, found)
+
+
+def _over_a_period(at: Tensor, places: Tensor, values: Tensor, period: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return all places within one period from 0; the known ones in order, with a neighbour at either end."""
+    _, length = _floats(at, period)
+    if length.ndim or (length.data is not None and not length.data):
+        raise ConfigurationError(f"interp: the period must be a number other than 0, got {period!r}")
+    length = NUMPY[np.abs](length)
+    at, places = (NUMPY[np.mod](x, length) for x in (at, places))
+    order = NUMPY[np.argsort](places)
+    places, values = places[order], values[order]
+    n = places.size
+    around = [part_of(places, 0, n - 1, n) - length, places, part_of(places, 0, 0, 1) + length]
+    return at, concatenate(around), concatenate([part_of(values, 0, n - 1, n), values, part_of(values, 0, 0, 1)])
 
 
 @implements(np.matvec)

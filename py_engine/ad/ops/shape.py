@@ -140,11 +140,14 @@ RESHAPE: Op = define(
 
 @implements(np.reshape)
 def reshape(a: Operand, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
-    """Return the same elements, in C order, in another shape; one length may be -1."""
+    """Return the same elements in another shape; one length may be -1. They are read and put in C order, the last axis
+    fastest, or with `order` "F" the first."""
     x = as_tensor(a)
-    if order != "C" or copy is not None:
-        refuse("reshape", order=(order, "C"), copy=(copy,))
     lengths = wholes(shape, "reshape: each length")
+    if order != "C" or copy is not None:
+        refuse("reshape", order=(order, "C", "F"), copy=(copy,))
+        if order == "F":
+            return transpose(reshape(transpose(x), lengths[::-1]))
     if lengths == x.shape:
         return x
     wanted = _reshaped(x.shape, lengths)
@@ -153,10 +156,11 @@ def reshape(a: Operand, /, shape: int | Sequence[int], order: str = "C", *, copy
 
 @implements(np.ravel)
 def ravel(a: Operand, order: str = "C") -> Tensor:
-    """Return the elements, in C order, as one axis."""
-    if order != "C":
-        refuse("ravel", order=(order, "C"))
+    """Return the elements as one axis, in C order, or with `order` "F" the first axis fastest."""
     x = as_tensor(a)
+    if order != "C":
+        refuse("ravel", order=(order, "C", "F"))
+        x = transpose(x) if order == "F" else x
     return reshape(x, (x.size,))
 
 

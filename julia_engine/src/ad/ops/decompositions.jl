@@ -2,7 +2,8 @@
 #
 # Where a matrix is singular there is no inverse: a `LinearAlgebraError`, eagerly and in every replay. The decompositions of
 # symmetric matrices take their operand for symmetric, and so is the gradient. The vectors of equal eigenvalues, or singular
-# values, are any basis of their space; the gradient is right for functions that do not depend on which, and finite for all.
+# values, are any basis of their space and have no derivative: it is NaN, even of a function that does not depend on which (a
+# matrix's square root, say), since it follows from the values and vectors together. The values alone have theirs.
 
 check_matrix(x::Tensor) = ndims(x) == 2 ? check_float(x.eltype) : throw(ShapeError("expected a matrix, got size $(size(x))"))
 check_square(x::Tensor) = (T = check_matrix(x); x.dims[1] == x.dims[2] ? T :
@@ -125,11 +126,13 @@ LinearAlgebra.cholesky(x::Tensor) = (l = CHOLESKY(x); (L=l, U=turned_over(l)))
 decomposition(name, f, infer, backward, jvp, doc) = register!(Op(name, infer; several=true, forward=forward_by(name, f),
     backward=Joint(backward), jvp=jvp, doc=doc))
 
-"""1 / (v[j] - v[i]) for i ≠ j, and 0 where they are equal."""
+"""1 / (v[j] - v[i]) for i ≠ j, NaN where these are equal, and 0 for i = j."""
 function gaps(v::Tensor)
+    n = v.dims[1]
     differences = SUB(scaled_columns(v), scaled_rows(v))
     same = EQUAL(differences, 0)
-    return choose(same, 0, DIV(1, choose(same, 1, differences)))
+    unknown = Constant(v.eltype[i == j ? 0 : NaN for i in 1:n, j in 1:n])
+    return choose(same, unknown, DIV(1, choose(same, 1, differences)))
 end
 
 diagonal_matrix(v::Tensor) = diagm(v, 0)
@@ -247,12 +250,35 @@ LinearAlgebra.qr(x::Tensor) = ((q, r) = apply_several(QR, Tensor[x], NO_ATTRS); 
 
 # Inverses of other matrices -----------------------------------------------------------------------------------------------------
 
+"""
+What singular values that were cut off, without being 0, add to the derivative of a pseudo-inverse.
+
+With the factors x = u diag(s) v' and m = u' dx v it is v (k + l') u', of k = far .* m' + near .* m and l = far .* m +
+near .* m', by the singular subspaces of those kept and those cut, which turn towards each other. Returns u, v, far and near;
+`nothing` where what is cut off is rounding.
+"""
+function between_kept_and_cut(x::Tensor, rtol::Float64)
+    (rtol <= 16 * eps(x.eltype) * maximum(x.dims) || length(x) == 0) && return nothing
+    u, s, vt = apply_several(SVD, Tensor[x], NO_ATTRS)
+    row, column, cut = scaled_columns(s), scaled_rows(s), MUL(s[1], rtol)
+    of_pairs(inside, outside) = choose(GREATER(row, cut), choose(GREATER(column, cut), outside, inside), outside)
+    gap = MUL(MUL(SUB(row, column), ADD(row, column)), row)
+    near = DIV(of_pairs(column, 0), of_pairs(gap, 1))
+    return u, turned_over(vt), MUL(near, DIV(column, of_pairs(row, 1))), near
+end
+
 function backward_pinv(g, y, inputs, attrs)
     x, = inputs
     yt, gt = turned_over(y), turned_over(g)
     left, right = times(gt, times(y, yt)), times(times(yt, y), gt)
     found = SUB(SUB(left, times(x, times(y, left))), times(times(yt, g), yt))
-    return SUB(ADD(found, right), times(times(right, y), x))
+    found = SUB(ADD(found, right), times(times(right, y), x))
+    parts = between_kept_and_cut(x, attrs.rtol)
+    parts === nothing && return found
+    u, v, far, near = parts
+    inner = times(times(turned_over(v), g), u)
+    moved = added_across(inner, turned_over(inner), near, far)
+    return ADD(found, times(times(u, moved), turned_over(v)))
 end
 
 function push_pinv(t, y, inputs, attrs)
@@ -260,11 +286,21 @@ function push_pinv(t, y, inputs, attrs)
     yt, tt = turned_over(y), turned_over(t[1])
     left, right = times(times(y, yt), tt), times(tt, times(yt, y))
     found = SUB(SUB(left, times(times(left, x), y)), times(times(y, t[1]), y))
-    return SUB(ADD(found, right), times(y, times(x, right)))
+    found = SUB(ADD(found, right), times(y, times(x, right)))
+    parts = between_kept_and_cut(x, attrs.rtol)
+    parts === nothing && return found
+    u, v, far, near = parts
+    inner = times(times(turned_over(u), t[1]), v)
+    moved = added_across(inner, turned_over(inner), near, far)
+    return ADD(found, times(times(v, moved), turned_over(u)))
 end
+
+"""near .* m + far .* m', plus the transpose of far .* m + near .* m', where `turned` is m'."""
+added_across(m::Tensor, turned::Tensor, near::Tensor, far::Tensor) =
+    ADD(ADD(MUL(near, m), MUL(far, turned)), turned_over(ADD(MUL(far, m), MUL(near, turned))))
 
 const PINV = register!(Op("pinv", (inputs, attrs) -> (T = check_matrix(inputs[1]); (reverse(inputs[1].dims), T));
     forward=(p, out, inputs, attrs) -> forward_by("pinv", x -> pinv(x; rtol=attrs.rtol))(p, out, inputs, attrs),
     backward=Any[backward_pinv], jvp=push_pinv, attrs=[:rtol],
-    doc="pseudo-inverse; its derivative is that among matrices of the same rank"))
+    doc="pseudo-inverse; its derivative is that among matrices with as many singular values above the cut"))
 LinearAlgebra.pinv(x::Tensor; rtol::Real=1e-15) = apply(PINV, Tensor[x], attributes(:rtol => Float64(rtol)))
