@@ -8,10 +8,11 @@ several machines have a view for each (`views_of`), with the times of that machi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pandas as pd
 
@@ -34,6 +35,22 @@ class ReportError(TwinGradError):
 
 class MixedMachinesError(ReportError):
     """Rows of two machines would stand in one table."""
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def remembered(method: Method) -> Method:
+    """A method of a `View` that looks its answers up: a report asks for the same ones hundreds of times."""
+
+    @functools.wraps(method)
+    def asked(view: View, *args: Any) -> Any:
+        key = (method.__name__, *args)
+        if key not in view.answers:
+            view.answers[key] = method(view, *args)
+        return view.answers[key]
+
+    return cast(Method, asked)
 
 
 @dataclass(frozen=True)
@@ -59,12 +76,15 @@ class View:
     """Where results come from several machines, all of them, that of this view first."""
     pooled: pd.DataFrame | None = None
     """Accuracies and losses of all machines: a row for each engine, measure and seed, the mean of its machines."""
+    answers: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What its methods have found, which nobody may change."""
 
     @property
     def notice(self) -> str | None:
         """What every output must say about its data, or None for the real dataset."""
         return f"{SAMPLE_LABEL}, not {self.paper.dataset.upper()}" if self.data_source == "sample" else None
 
+    @remembered
     def table(self, measure: str, engine: str | None = None) -> pd.DataFrame:
         """The rows of a measure with its own tidy file, of all engines or of one; refuses to mix machines."""
         rows = self.tables[measure]
@@ -78,6 +98,7 @@ class View:
         found = [*trained["engine"], *(engine for name in TABLES for engine in self.tables[name]["engine"])]
         return [name for name in names if name not in absent] + sorted(set(found) - set(names))
 
+    @remembered
     def absent(self) -> dict[str, str]:
         """The optional engines of the paper's file that nothing was measured of, with the reason."""
         done = self.runs[self.runs["measure"].isin(TRAINED) & (self.runs["status"] == "ok")]
@@ -88,6 +109,7 @@ class View:
             if row.optional and row.name not in measured
         }
 
+    @remembered
     def label(self, engine: str) -> str:
         """The engine's name as its adapter gives it, or its registry name when it never ran."""
         for frame in (self.runs, *self.tables.values()):
@@ -97,12 +119,14 @@ class View:
         known = engines.ENGINES | registry.SYSTEMS
         return known[engine].label if engine in known else engine
 
+    @remembered
     def ok(self, measure: str, engine: str | None = None) -> pd.DataFrame:
         """The finished runs of a measure, of all engines or of one; refuses to mix machines."""
         runs = self.runs[(self.runs["measure"] == measure) & (self.runs["status"] == "ok")]
         one_machine(runs["machine"], f"the {WORDS[measure]} runs of {self.paper.key}")
         return runs if engine is None else runs[runs["engine"] == engine]
 
+    @remembered
     def epochs_of(self, measure: str, engine: str) -> pd.DataFrame:
         """The epochs of the finished runs of a measure and an engine."""
         return self.epochs[self.epochs["key"].isin(self.ok(measure, engine)["key"])]
@@ -130,6 +154,7 @@ class View:
         """What the paper's file plans in the reported profile; the full one when nothing was run."""
         return self.paper.runs_of(self._profile)
 
+    @remembered
     def why_missing(self, engine: str, measure: str) -> str | None:
         """Why an engine has no row, or fewer seeds than planned; None when nothing is missing."""
         kind = RECORDED[measure]
