@@ -86,7 +86,7 @@ JULIA_GROUP_SECONDS = None if os.environ.get("TWINGRAD_TEST_PROFILE") == "campai
 """The limit of a group, which takes about four minutes on an idle machine; a campaign has none."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def model() -> Callable[..., ModelSpec]:
     """A spec of the given layers: `model([4, 3], {"op": "dense", "units": 2}, loss="mean_squared_error")`.
 
@@ -117,7 +117,7 @@ def paper_model(published: Callable[[str], ModelSpec]) -> ModelSpec:
     return published("mnist-rnn")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_paper_model(model: Callable[..., ModelSpec]) -> ModelSpec:
     """The same with 3 time steps, 5 features, 6 units and 4 classes."""
     return model(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("julia")
 SGD = Optimizer("sgd", 0.1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sessions(small_paper_model: ModelSpec) -> Iterator[list[Session]]:
     """Two sessions of the same model with other weights, each in its process."""
     made = [public.build(small_paper_model, optimizer=SGD, batch_size=4, seed=seed, process=True) for seed in (1, 2)]
@@ -37,13 +37,13 @@ def trained(session: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def test_sessions_compute_at_the_same_time_in_a_thread_pool(
-    sessions: list[Session], small_paper_model: ModelSpec, rng: np.random.Generator, workers: Any
+    sessions: list[Session], small_paper_model: ModelSpec, rng: np.random.Generator
 ) -> None:
     x, y = rng.standard_normal((12, 15)).astype(np.float32), rng.integers(0, 4, 12)
     with ThreadPoolExecutor(2) as pool:
         found = [future.result() for future in [pool.submit(trained, session, x, y) for session in sessions]]
     for (losses, outputs), seed in zip(found, (1, 2), strict=True):
-        alone = public.build(small_paper_model, optimizer=SGD, batch_size=4, seed=seed, process=True)
+        alone = public.build(small_paper_model, optimizer=SGD, batch_size=4, seed=seed)
         expected_losses, expected = trained(alone, x, y)
         alone.close()
         np.testing.assert_array_equal(losses, expected_losses)
@@ -100,7 +100,7 @@ def test_what_can_not_be_built_leaves_no_process(small_paper_model: ModelSpec, m
 
 
 def test_many_processes_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    processes.main(["--most", "2", "--seconds", "0.1"])
+    processes.main(["--most", "2", "--seconds", "0.1", "--engine", "numpy"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     for count, line in zip((1, 2), lines[2:], strict=True):

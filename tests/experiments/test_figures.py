@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -258,7 +259,7 @@ def test_examples_are_those_of_the_data_that_was_used(fake: ModuleType, view_of:
 
 def test_examples_of_the_real_data(fake: ModuleType, view_of: ViewOf, data_dir: Path) -> None:
     view = view_of(fake.rows(seeds=1))
-    figure = drawn("dataset_examples", View(**{**vars(view), "data_dir": data_dir}))
+    figure = drawn("dataset_examples", replace(view, data_dir=data_dir))
     assert len([axes for axes in figure.axes if axes.images]) == 20
 
 
