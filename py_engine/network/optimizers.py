@@ -2,9 +2,11 @@
 
 The formulas and the places of epsilon are PyTorch's, so that the same settings mean the same thing there. A
 rule is written once, for one block of the vector: the base class cuts parameters, gradient and state into
-blocks that fit the cache together, shares them out to threads where there are many, and a step allocates no
-arrays. Numbers that would cost a pass over the vector are folded into others: a running mean
-``m = beta * m + (1 - beta) * g`` is kept divided by ``1 - beta``.
+blocks that fit a cache together, shares them out to threads where there are many, and a step allocates no
+arrays. Which length of block and how many threads are fastest follows from caches and from what a call costs
+here, so that it is measured in the first steps; the numbers are the same with all. Numbers that would cost a
+pass over the vector are folded into others: a running mean ``m = beta * m + (1 - beta) * g`` is kept divided
+by ``1 - beta``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,11 +29,15 @@ from py_engine.network.threads import Task, Team
 
 Vector = NDArray[Any]
 
-BLOCK = 65_536
-"""Elements per block: 256 KiB in float32, so that the arrays of a rule share a second-level cache.
+BLOCKS = (65_536, 262_144)
+"""Elements per block that are tried: of float32 256 KiB and 1 MiB, for the second and the third level of a cache.
 
-Smaller blocks lose more to call overhead than they gain.
+Smaller blocks lose more to call overhead than they gain; with several threads larger ones, since at the end of each
+call a thread waits for the interpreter.
 """
+
+TRIALS = 3
+"""Steps with each way of cutting a large vector, of which the fastest counts."""
 
 SPLIT_FROM = 131_072
 """Elements of a vector from which on its blocks are shared out to the threads of a team, if there is one."""
@@ -42,6 +50,21 @@ LINE = 16
 
 _Block = tuple[Vector, Vector, Vector, Vector, tuple[Vector, ...]]
 """Parameters, gradient, decayed gradient, scratch, state."""
+
+
+@dataclass
+class Cut:
+    """A way of cutting a vector: a task for each thread, and the seconds of its fastest step so far."""
+
+    tasks: list[Task]
+    seconds: float = math.inf
+
+    def run(self, team: Team | None) -> None:
+        """Do all tasks."""
+        if team is not None and len(self.tasks) > 1:
+            team.run(self.tasks)
+        else:
+            self.tasks[0]()
 
 
 class Optimizer(ABC):
@@ -79,7 +102,8 @@ class Optimizer(ABC):
         self._gradient: Vector | None = None
         self._threads = 0
         self._state: dict[str, Vector] = {}
-        self._tasks: list[Task] = []
+        self._tried: list[Cut] = []
+        self._trials = 0
 
     # What a subclass gives.
 
@@ -135,10 +159,10 @@ class Optimizer(ABC):
             self._cut(vector, gradient, threads)
         self._clip(gradient)
         self.steps += 1
-        if team is not None and threads > 1:
-            team.run(self._tasks)
+        if len(self._tried) == 1:
+            self._tried[0].run(team)
         else:
-            self._tasks[0]()
+            self._try(team)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copies of all that a checkpoint needs besides the parameters and the settings, in the rule's own units."""
@@ -186,25 +210,45 @@ class Optimizer(ABC):
         )
 
     def _cut(self, vector: Vector, gradient: Vector, threads: int) -> None:
-        """Cut everything into blocks once, so that a step makes no views."""
+        """Cut everything into blocks once, so that a step makes no views: in each way that may be the fastest."""
         if gradient.shape != vector.shape or gradient.dtype != vector.dtype:
             raise ConfigurationError(
                 f"{self._name}.step: expected a gradient of shape {vector.shape} and dtype {vector.dtype}, "
                 f"actual {gradient.shape} and {gradient.dtype}"
             )
-        self._gradient = gradient
-        self._threads = threads
-        self._tasks = []
+        self._gradient, self._threads, self._trials = gradient, threads, 0
+        blocks = BLOCKS if vector.size >= SPLIT_FROM else BLOCKS[:1]
+        self._tried = [
+            Cut(self._tasks(vector, gradient, count, block))
+            for count in sorted({1, threads})
+            for block in blocks
+            if block == blocks[0] or block < vector.size // count
+        ]
+
+    def _tasks(self, vector: Vector, gradient: Vector, threads: int, length: int) -> list[Task]:
+        """One task for each thread: the update of its part, block by block."""
+        tasks: list[Task] = []
         ends = [vector.size * k // threads // LINE * LINE for k in range(threads)] + [vector.size]
         for first, last in itertools.pairwise(ends):
-            decayed, scratch = np.empty((2, min(BLOCK, last - first)), vector.dtype)
+            decayed, scratch = np.empty((2, min(length, last - first)), vector.dtype)
             blocks: list[_Block] = []
-            edges = {*range(first, last, BLOCK), *(cut for cut in self._cuts if first < cut < last), last}
+            edges = {*range(first, last, length), *(cut for cut in self._cuts if first < cut < last), last}
             for start, stop in itertools.pairwise(sorted(edges)):
                 part, whole = slice(start, stop), slice(stop - start)
                 state = tuple(array[part] for array in self._state.values())
                 blocks.append((vector[part], gradient[part], decayed[whole], scratch[whole], state))
-            self._tasks.append(partial(self._update_all, blocks))
+            tasks.append(partial(self._update_all, blocks))
+        return tasks
+
+    def _try(self, team: Team | None) -> None:
+        """Make the update in one of the ways that are not decided between; after the last trial the fastest is left."""
+        cut = self._tried[self._trials % len(self._tried)]
+        start = perf_counter()
+        cut.run(team)
+        cut.seconds = min(cut.seconds, perf_counter() - start)
+        self._trials += 1
+        if self._trials == TRIALS * len(self._tried):
+            self._tried = [min(self._tried, key=lambda cut: cut.seconds)]
 
     def _update_all(self, blocks: list[_Block]) -> None:
         coupled_decay = 0.0 if self.decoupled else self.weight_decay

@@ -59,7 +59,7 @@ def run(optimizer, start, gradients):
 @pytest.mark.parametrize(("ours", "name", "settings"), SAME_AS_TORCH, ids=lambda value: str(value))
 def test_twenty_steps_equal_torch(ours, name, settings, block, monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(optimizers, "BLOCK", block)
+    monkeypatch.setattr(optimizers, "BLOCKS", (block,))
     start, gradients = problem()
     parameter = torch.tensor(start, requires_grad=True)
     theirs = getattr(torch.optim, name)([parameter], **settings)
@@ -144,7 +144,7 @@ def test_one_loop_per_tensor_gives_the_same(optimizer):
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_share_out_a_large_vector_and_change_nothing(optimizer, threads, dtype, monkeypatch):
     monkeypatch.setattr(optimizers, "SPLIT_FROM", 30)
-    monkeypatch.setattr(optimizers, "BLOCK", 5)
+    monkeypatch.setattr(optimizers, "BLOCKS", (5, 8))
     start, gradients = problem(dtype, size=77)
     whole = run(optimizer, start, gradients)
     team = Team(threads)
@@ -155,9 +155,12 @@ def test_threads_share_out_a_large_vector_and_change_nothing(optimizer, threads,
         gradient[...] = g
         optimizer.step(vector, gradient, team)
     np.testing.assert_array_equal(vector, whole)
-    assert len(optimizer._tasks) == threads
+    assert len(optimizer._tried) == 1, "twenty steps have tried one and all threads, and both lengths, three times"
+    optimizer.bind(vector)
+    optimizer.step(vector, np.zeros_like(vector), team)
+    assert [len(cut.tasks) for cut in optimizer._tried] == [1, 1, threads, threads]
     optimizer.step(vector, gradient)  # without the team again
-    assert len(optimizer._tasks) == 1
+    assert [len(cut.tasks) for cut in optimizer._tried] == [1, 1]
     team.close()
 
 
