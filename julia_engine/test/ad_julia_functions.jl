@@ -78,3 +78,14 @@ end
     end
     @test grad(x -> sum(eigh(x).values .^ 2))([2.0 0; 0 2]) == [4.0 0; 0 4]
 end
+
+@testset "the largest elements and where they are" begin
+    x = [1.0 3 2 3; 0 NaN 5 -1]
+    values_, places = AD.topk(Constant(x), 3; dims=2)
+    @test isequal(value(values_), [3.0 3 2; NaN 5 0]) && value(places) == [2 4 3; 2 3 1]
+    y = [0.3, -1.2, 0.9, 0.5]
+    @test value(AD.topk(Constant(y), 2)[1]) == [0.9, 0.5] && size(AD.topk(Constant(y), 0)[1]) == (0,)
+    gradcheck(y -> AD.topk(y, 2)[1] .^ 3, y)
+    @test compile(y -> AD.topk(y, 2)[1])(y) == [0.9, 0.5] && compile(y -> AD.topk(y, 2)[2])(y) == [3, 4]
+    @test_throws ShapeError AD.topk(Constant(y), 5)
+end

@@ -502,3 +502,26 @@ def test_many_samples_at_once_are_those_one_by_one(name):
     samples = np.stack([A, A[::-1] * 0.8 + 0.05])
     found = pe.vmap(lambda x: numbers(CALLS[name](x)))(samples)
     np.testing.assert_allclose(found, [numbers(CALLS[name](x)) for x in samples], rtol=1e-12, atol=1e-13)
+
+
+# Of py_engine's own ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((7,), 0), ((3, 5), 1), ((3, 5), 0), ((2, 3, 4), -1), ((0, 4), 1)])
+def test_the_largest_elements_and_where_they_are(shape, axis, rng):
+    x = rng.integers(0, 4, shape).astype(np.float64)  # with equal ones
+    for k in range(shape[axis] + 1):
+        values, places = pe.ops.topk(x, k, axis)
+        expected = np.take(np.argsort(-x, axis, kind="stable"), range(k), axis)
+        np.testing.assert_array_equal(places.numpy(), expected)
+        np.testing.assert_array_equal(values.numpy(), np.take_along_axis(x, expected, axis))
+
+
+def test_the_largest_elements_have_derivatives_and_nan_comes_first(rng):
+    x = rng.standard_normal((3, 5))
+    pe.gradcheck(lambda x: pe.ops.topk(x, 2)[0] ** 3, x)
+    np.testing.assert_array_equal(pe.compile(lambda x: pe.ops.topk(x, 2))(x)[0], pe.ops.topk(x, 2)[0].numpy())
+    np.testing.assert_array_equal(pe.vmap(lambda x: pe.ops.topk(x, 2)[0])(x), pe.ops.topk(x, 2)[0].numpy())
+    assert pe.ops.topk(np.array([1.0, 3.0, np.nan, 3.0]), 3)[1].numpy().tolist() == [2, 1, 3]
+    with pytest.raises(ShapeError, match="topk: axis 1 of shape \\(3, 5\\) has 5 elements, of which 6 were asked for"):
+        pe.ops.topk(x, 6)

@@ -1,7 +1,7 @@
 """Every op as a function on tensors, arrays and numbers; names follow numpy's.
 
 What is written in one of these modules is part of `py_engine.ops` without being listed here: each op under its name in
-the table, and each public function that takes operands and returns a tensor. Nothing else is.
+the table, and each public function that takes operands and returns a tensor, or two. Nothing else is.
 """
 
 # ruff: noqa: F403
@@ -39,7 +39,9 @@ def _is_op(name: str, value: _Any) -> bool:
     if not _inspect.isfunction(value):
         return name in _TABLE and value is _TABLE[name]
     hints = dict(value.__annotations__)
-    if hints.pop("return", None) != "Tensor" or not value.__module__.startswith(__name__):
+    if hints.pop("return", None) not in ("Tensor", "tuple[Tensor, Tensor]") or not value.__module__.startswith(
+        __name__
+    ):
         return False
     return "Operand" in " ".join(hints.values())
 

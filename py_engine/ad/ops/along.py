@@ -206,6 +206,25 @@ def argsort(
     return ARGSORT(x, axis=axis)
 
 
+def topk(a: Operand, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """Return the `k` largest elements along `axis`, falling, and their positions, which are constant.
+
+    Of equal ones the first comes first; NaN counts as the largest.
+
+    Raises:
+        ShapeError: the axis has fewer elements, or there is no such axis.
+    """
+    x = as_tensor(a)
+    axis = axis_of(axis, x.ndim, "topk", x.shape)
+    n, count = x.shape[axis], whole(k, "topk: k")
+    if not 0 <= count <= n:
+        raise ShapeError(f"topk: axis {axis} of shape {x.shape} has {n} elements, of which {count} were asked for")
+    # Rising, then turned round: in what is turned round itself, so that of equal ones the first ends up first.
+    rising = ARGSORT(flip(x, axis), axis=axis)
+    places = part_of(np.intp(n - 1) - flip(rising, axis), axis, 0, count)
+    return take_along_axis(x, places, axis), places
+
+
 @implements(np.sort)
 def sort(
     a: Operand, axis: int | None = -1, kind: str | None = None, order: None = None, *, stable: bool | None = None

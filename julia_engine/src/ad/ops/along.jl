@@ -125,6 +125,26 @@ function take_along_axis(x::Tensor, index, dims)
     return gather(vec(x), at)
 end
 
+"""
+    topk(x, k; dims)
+
+The `k` largest elements along an axis (of a vector its only one), falling, and their positions, from 1, which are constant. Of
+equal ones the first comes first; NaN counts as the largest. Throws a `ShapeError` where the axis has fewer elements.
+"""
+function topk(x::Tensor, k::Integer; dims=nothing)
+    axis = axis_along("topk", x, dims)
+    n = x.dims[axis]
+    0 <= k <= n || throw(ShapeError("topk: axis $axis of size $(size(x)) has $n elements, of which $k were asked for"))
+    # Rising, then turned round: in what is turned round itself, so that of equal ones the first ends up first.
+    rising = sortperm_along(reverse(x; dims=axis), axis)
+    largest = selected(reverse(rising; dims=axis), axis, Int(k))
+    places = gather(Constant(collect(n:-1:1)), largest)
+    return take_along_axis(x, places, axis), places
+end
+
+selected(x::Tensor, axis::Int, count::Int) =
+    apply(SLICE, Tensor[x], attributes(:index => Index([d == axis ? (1, 1, count) : whole_axis(n) for (d, n) in enumerate(x.dims)])))
+
 function Base.sort(x::Tensor; dims=nothing, rev::Bool=false, kinds...)
     refuse_keywords("sort", kinds)
     axis = axis_along("sort", x, dims)
