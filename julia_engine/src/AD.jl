@@ -103,7 +103,7 @@ for (name, f) in (
     "sum" => sum, "swapaxes" => swapaxes, "tensordot" => tensordot, "transpose" => permutedims, "var" => var,
     "where" => choose, "flip" => reverse, "roll" => circshift, "repeat" => repeat, "tile" => repeat, "diagonal" => diag,
     "trace" => tr, "diagflat" => diagm, "tril" => tril, "triu" => triu, "take" => gather, "take_along_axis" => take_along_axis,
-    "diff" => diff, "sort" => sort, "median" => median, "quantile" => quantile, "kron" => kron, "cross" => cross,
+    "diff" => diff, "sort" => sort, "topk" => topk, "median" => median, "quantile" => quantile, "kron" => kron, "cross" => cross,
     "solve" => \, "inv" => inv, "det" => det, "cholesky" => cholesky, "pinv" => pinv, "matrix_power" => matrix_power,
     "digamma" => digamma, "logit" => logit)
     FUNCTIONS[name] = f
@@ -118,7 +118,7 @@ export run!, copy_columns!, poison!, source, diagnose, nbytes
 export logaddexp, sigmoid, softplus, relu, clip, choose, astype, expand_dims, squeeze, permuteDims, swapaxes, moveaxis, broadcast_to
 export concatenate, stack, pad, gather, embedding, embedding_gradient, matmul, outer, tensordot, einsum, logsumexp
 export softmax, log_softmax, logsoftmax, softmax_cross_entropy, binary_cross_entropy, mean_squared_error, dropout
-export argmax_along, argmin_along, sortperm_along, take_along_axis, matrix_power, eigh, erf, erfc, gammaln, digamma, polygamma, logit, mean, var, std, norm, dot
+export argmax_along, argmin_along, sortperm_along, take_along_axis, topk, matrix_power, eigh, erf, erfc, gammaln, digamma, polygamma, logit, mean, var, std, norm, dot
 for name in names(Errors)
     name === :Errors || @eval export $name
 end

@@ -43,7 +43,7 @@ def test_sessions_compute_at_the_same_time_in_a_thread_pool(
     with ThreadPoolExecutor(2) as pool:
         found = [future.result() for future in [pool.submit(trained, session, x, y) for session in sessions]]
     for (losses, outputs), seed in zip(found, (1, 2), strict=True):
-        alone = public.build(small_paper_model, optimizer=SGD, batch_size=4, seed=seed)
+        alone = public.build(small_paper_model, optimizer=SGD, batch_size=4, seed=seed, process=True)
         expected_losses, expected = trained(alone, x, y)
         alone.close()
         np.testing.assert_array_equal(losses, expected_losses)
