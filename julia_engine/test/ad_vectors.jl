@@ -133,6 +133,7 @@ for name in ("cumsum", "cumprod", "sort", "diff")
     CALLS[name] = (a, x) -> f(x; dims=axes_here(a["axis"], ndims(x))[1])
 end
 CALLS["argsort"] = (a, x) -> astype(sortperm_along(x, axes_here(a["axis"], ndims(x))[1]), eltype(x)) .- 1
+CALLS["topk"] = (a, x) -> topk(x, parse(Int, a["k"]); dims=axes_here(a["axis"], ndims(x))[1])[1]
 CALLS["median"] = (a, x) -> FUNCTIONS["median"](x; dims=dims_here(a, ndims(x)))
 CALLS["quantile"] = (a, x) -> FUNCTIONS["quantile"](x, parse(Float64, a["q"]); dims=dims_here(a, ndims(x)))
 CALLS["searchsorted"] = (a, x, v) -> astype(AD.searchsorted_places(x, v, a["side"] == "right"), eltype(x)) .- 1

@@ -766,6 +766,11 @@ def shapes() -> Iterator[Case]:
         yield Case("scatter", scattered, (g, i), (anything, below(5)), {"shape": shape})
 
 
+def largest(x: Any, k: int, axis: int) -> Any:
+    """The largest elements along an axis, falling: the first result of `topk`."""
+    return np.take(np.flip(np.sort(x, axis), axis), range(k), axis)
+
+
 def along() -> Iterator[Case]:
     """Functions along an axis. Places count from 0."""
     for shape, at in ((4,), {"axis": 0}), ((2, 3), {"axis": 0}), ((2, 3, 2), {"axis": 1}), ((0, 2), {"axis": 0}):
@@ -774,6 +779,7 @@ def along() -> Iterator[Case]:
         yield Case("sort", np.sort, (shape,), (apart,), at)
         yield Case("argsort", lambda x, axis: np.argsort(x, axis, kind="stable"), (shape,), (apart,), at, False)
         if shape[0]:
+            yield Case("topk", largest, (shape,), (apart,), {"k": 2, **at})
             yield Case("diff", np.diff, (shape,), (anything,), at)
             yield Case("median", np.median, (shape,), (apart,), at)
             yield Case("quantile", np.quantile, (shape,), (apart,), {"q": 0.3, **at})
