@@ -568,6 +568,9 @@ LINES = [
          [at((4,)), at((3, 4), axis=0), at((2, 4), n=2), at((3,), n=3), at((1, 2), axis=0), at((0,))]),
     Line("sort", ops.sort,
          [at((5,)), at((2, 3), axis=0), at((2, 3), axis=None), at((2, 1)), at((0, 2), axis=0)], (apart,)),
+    Line("topk", lambda x, **given: ops.topk(x, **given)[0],
+         [at((5,), k=2), at((2, 3), k=1, axis=0), at((2, 3), k=3), at((2, 1), k=1), at((2, 3), k=0), at((0, 2), k=2)],
+         (apart,), like=lambda x, k, axis=-1: np.take(np.flip(np.sort(x, axis), axis), range(k), axis)),
     Line("argsort", ops.argsort, [at((5,)), at((2, 3), axis=0), at((2, 3), axis=None), at((0, 2), axis=0)], (apart,),
          differentiable=False),
     Line("searchsorted", ops.searchsorted,
@@ -780,7 +783,7 @@ def test_what_is_public_is_a_documented_function_on_tensors(name):
         assert TABLE[name] is function and function.doc and not function.fused
         return
     assert inspect.isfunction(function) and function.__module__.startswith("py_engine.ad.ops.")
-    assert inspect.getdoc(function) and function.__annotations__["return"] == "Tensor"
+    assert inspect.getdoc(function) and function.__annotations__["return"] in ("Tensor", "tuple[Tensor, Tensor]")
     assert "Operand" in " ".join(function.__annotations__.values())
 
 

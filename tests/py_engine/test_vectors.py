@@ -184,7 +184,8 @@ def test_every_op_and_function_is_covered():
 PUBLIC = {
     name
     for name, function in vars(ops).items()
-    if callable(function) and getattr(function, "__annotations__", {}).get("return") in ("Tensor", "tuple[Tensor, Tensor]")
+    if callable(function)
+    and getattr(function, "__annotations__", {}).get("return") in ("Tensor", "tuple[Tensor, Tensor]")
     and any("Operand" in str(hint) for key, hint in function.__annotations__.items() if key != "return")
     and not name.startswith(("_", "as_tensor"))
 }  # fmt: skip
