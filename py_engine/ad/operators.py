@@ -411,7 +411,7 @@ class Operators:
         return ops.reshape(self, _flat(shape), order, copy=copy)
 
     def flatten(self: Tensor, order: str = "C") -> Tensor:
-        """Return the elements as one axis in memory of its own, in C order, or with `order` "F" first axis first."""
+        """Return a copy of the elements as one axis, in C order, or with `order` "F" the first axis fastest."""
         return ops.copy(ops.ravel(self, order))
 
     def copy(self: Tensor, order: str = "C") -> Tensor:

@@ -528,28 +528,25 @@ def _between_kept_and_cut(x: Tensor, rcond: float) -> tuple[Tensor, Tensor, Tens
     return u, _transposed(vt), near * (column / where(pairs, row, 1.0)), near
 
 
-def _pull_pinv(g: Tensor, y: Tensor, x: Tensor, rcond: float) -> Tensor:
-    found = _pull_exact_pinv(g, y, x)
+def _with_cut(found: Tensor, m: Tensor, x: Tensor, rcond: float, pulled: bool) -> Tensor:
+    """Return the derivative among matrices of one rank, by a tangent or cotangent `m`, with what the cut adds."""
     parts = _between_kept_and_cut(x, rcond)
     if parts is None:
         return found
     u, v, far, near = parts
-    moved = _added_across(MATMUL(MATMUL(_transposed(v), g), u), near, far)
-    return found + MATMUL(MATMUL(u, moved), _transposed(v))
+    left, right = (v, u) if pulled else (u, v)
+    inner = MATMUL(MATMUL(_transposed(left), m), right)
+    turned = _transposed(inner)
+    moved = near * inner + far * turned + _transposed(far * inner + near * turned)
+    return found + MATMUL(MATMUL(right, moved), _transposed(left))
 
 
-def _added_across(m: Tensor, near: Tensor, far: Tensor) -> Tensor:
-    """Return near * m + far * mᵀ, plus the transpose of far * m + near * mᵀ."""
-    turned = _transposed(m)
-    return near * m + far * turned + _transposed(far * m + near * turned)
-
-
-def _pull_exact_pinv(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
+def _pull_pinv(g: Tensor, y: Tensor, x: Tensor, rcond: float) -> Tensor:
     yt, gt = _transposed(y), _transposed(g)
     left = MATMUL(gt, MATMUL(y, yt))
     right = MATMUL(MATMUL(yt, y), gt)
     found = left - MATMUL(x, MATMUL(y, left)) - MATMUL(MATMUL(yt, g), yt)
-    return found + right - MATMUL(MATMUL(right, y), x)
+    return _with_cut(found + right - MATMUL(MATMUL(right, y), x), g, x, rcond, True)
 
 
 def _push_pinv(t: Tangents, y: Tensor, x: Tensor, rcond: float) -> Tensor:
@@ -559,13 +556,7 @@ def _push_pinv(t: Tangents, y: Tensor, x: Tensor, rcond: float) -> Tensor:
     left = MATMUL(MATMUL(y, yt), tt)
     right = MATMUL(tt, MATMUL(yt, y))
     found = left - MATMUL(MATMUL(left, x), y) - MATMUL(MATMUL(y, tangent), y)
-    found = found + right - MATMUL(y, MATMUL(x, right))
-    parts = _between_kept_and_cut(x, rcond)
-    if parts is None:
-        return found
-    u, v, far, near = parts
-    moved = _added_across(MATMUL(MATMUL(_transposed(u), tangent), v), near, far)
-    return found + MATMUL(MATMUL(v, moved), _transposed(u))
+    return _with_cut(found + right - MATMUL(y, MATMUL(x, right)), tangent, x, rcond, False)
 
 
 PINV: Op = define(

@@ -267,18 +267,24 @@ function between_kept_and_cut(x::Tensor, rtol::Float64)
     return u, turned_over(vt), MUL(near, DIV(column, of_pairs(row, 1))), near
 end
 
+"""The derivative among matrices of one rank, by a tangent or cotangent `m`, with what the cut adds."""
+function with_cut(found::Tensor, m::Tensor, x::Tensor, rtol::Float64, pulled::Bool)
+    parts = between_kept_and_cut(x, rtol)
+    parts === nothing && return found
+    u, v, far, near = parts
+    left, right = pulled ? (v, u) : (u, v)
+    inner = times(times(turned_over(left), m), right)
+    turned = turned_over(inner)
+    moved = ADD(ADD(MUL(near, inner), MUL(far, turned)), turned_over(ADD(MUL(far, inner), MUL(near, turned))))
+    return ADD(found, times(times(right, moved), turned_over(left)))
+end
+
 function backward_pinv(g, y, inputs, attrs)
     x, = inputs
     yt, gt = turned_over(y), turned_over(g)
     left, right = times(gt, times(y, yt)), times(times(yt, y), gt)
     found = SUB(SUB(left, times(x, times(y, left))), times(times(yt, g), yt))
-    found = SUB(ADD(found, right), times(times(right, y), x))
-    parts = between_kept_and_cut(x, attrs.rtol)
-    parts === nothing && return found
-    u, v, far, near = parts
-    inner = times(times(turned_over(v), g), u)
-    moved = added_across(inner, turned_over(inner), near, far)
-    return ADD(found, times(times(u, moved), turned_over(v)))
+    return with_cut(SUB(ADD(found, right), times(times(right, y), x)), g, x, attrs.rtol, true)
 end
 
 function push_pinv(t, y, inputs, attrs)
@@ -286,18 +292,8 @@ function push_pinv(t, y, inputs, attrs)
     yt, tt = turned_over(y), turned_over(t[1])
     left, right = times(times(y, yt), tt), times(tt, times(yt, y))
     found = SUB(SUB(left, times(times(left, x), y)), times(times(y, t[1]), y))
-    found = SUB(ADD(found, right), times(y, times(x, right)))
-    parts = between_kept_and_cut(x, attrs.rtol)
-    parts === nothing && return found
-    u, v, far, near = parts
-    inner = times(times(turned_over(u), t[1]), v)
-    moved = added_across(inner, turned_over(inner), near, far)
-    return ADD(found, times(times(v, moved), turned_over(u)))
+    return with_cut(SUB(ADD(found, right), times(y, times(x, right))), t[1], x, attrs.rtol, false)
 end
-
-"""near .* m + far .* m', plus the transpose of far .* m + near .* m', where `turned` is m'."""
-added_across(m::Tensor, turned::Tensor, near::Tensor, far::Tensor) =
-    ADD(ADD(MUL(near, m), MUL(far, turned)), turned_over(ADD(MUL(far, m), MUL(near, turned))))
 
 const PINV = register!(Op("pinv", (inputs, attrs) -> (T = check_matrix(inputs[1]); (reverse(inputs[1].dims), T));
     forward=(p, out, inputs, attrs) -> forward_by("pinv", x -> pinv(x; rtol=attrs.rtol))(p, out, inputs, attrs),
