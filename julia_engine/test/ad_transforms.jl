@@ -322,3 +322,43 @@ end
         @test (name, bytes(f, outer, 64) < 5 * bytes(f, outer, 16)) == (name, true)
     end
 end
+
+@testset "backward! goes through a transform to a leaf that its function captures" begin
+    two, pair = 2.0, ones(2)
+    cases = Dict{String,Tuple{Any,Float64}}(
+        "grad" => (x -> grad(y -> x * y)(two), 3), "grad of a constant" => (x -> grad(y -> x + y)(two), 1),
+        "value_and_grad" => (x -> value_and_grad(y -> x * y)(two)[1], 6), "gradient" => (x -> gradient(y -> x * y, two)[1], 3),
+        "grad of what it was computed to" => (x -> (z = x * x; grad(y -> z * y)(two)), 9),
+        "grad of grad" => (x -> grad(grad(y -> x * y^2))(two), 6),
+        "vjp" => (x -> vjp(y -> x * y, two)[1], 6), "pullback" => (x -> vjp(y -> x * y, two)[2](1.0)[1], 3),
+        "jvp" => (x -> jvp(y -> x * y, (two,), (1.0,))[1], 6), "tangent" => (x -> jvp(y -> x * y, (two,), (1.0,))[2], 3),
+        "jacobian" => (x -> sum(jacobian(y -> x .* y, pair)), 6),
+        "jacobian backward" => (x -> sum(jacobian(y -> x .* y, pair; mode=:reverse)), 6),
+        "hessian" => (x -> sum(hessian(y -> sum(x .* y .^ 2), pair)), 12),
+        "hvp" => (x -> sum(hvp(y -> sum(x .* y .^ 2), pair, pair)), 12), "vmap" => (x -> sum(vmap(y -> x * y)(pair)), 6),
+        "checkpoint" => (x -> checkpoint(y -> x * y)(two), 6), "derivative" => (x -> derivative(y -> x * y, two), 3),
+        "forward_gradient" => (x -> sum(forward_gradient(y -> sum(x .* y), pair)), 6),
+        "scan" => (x -> scan((c, s) -> (c * x + s, c), 1.0, pair)[1], 13))
+    for (name, (around, expected)) in cases, compiled in (false, true)
+        x = Variable(3.0)
+        f = compiled ? compile(one -> around(x) * one) : one -> around(x) * one
+        for _ in 1:2
+            x.grad = nothing
+            y = f(1.0)
+            @test (name, compiled, y isa Tensor ? item(y) : y) == (name, compiled, expected)
+            backward!(x * y)
+            @test (name, compiled, x.grad[]) == (name, compiled, grad(v -> v * around(v))(3.0))
+        end
+        @test (name, no_grad(() -> around(x)) isa Tensor) == (name, false)
+        @test no_grad(() -> f(1.0)) == expected
+    end
+    x = Variable(3.0)
+    rule = custom_rule(y -> x * y; vjp=(g, out, y) -> g)
+    @test occursin("is no input of it", message_of(() -> rule(two)))
+    @test occursin("is no input of it", message_of(() -> grad(rule)(two)))
+    @test occursin("captures a tensor which requires a gradient", message_of(() -> sparse_jacobian(y -> x .* y, pair)))
+    @test size(no_grad(() -> sparse_jacobian(y -> x .* y, pair))) == (2, 2)
+    # What a pullback has kept is a constant to a later transform.
+    _, pull = vjp(v -> v .^ 2, [1.0, 2.0])
+    @test !(grad(u -> sum(pull(u)[1]))(pair)[1] isa Tensor)
+end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ def gradients(
     targets: Sequence[Tensor],
     stop_at_targets: bool = False,
     level: int = 1,
+    path: Path | None = None,
 ) -> list[Tensor | None]:
     """Return the vector-Jacobian product of the outputs with the seeds, for each target.
 
@@ -64,12 +66,15 @@ def gradients(
             if not, a target's gradient includes what reaches it through the others.
         level: the targets have at least this one. What depends on them has it, too, and nothing else is looked at: so
             the cost of a transform inside others does not grow with what these have computed before.
+        path: from the targets to the outputs, where that is known already, see `path_between`.
 
     Returns:
         For each target a tensor of its shape and dtype, or None where no output depends on it.
     """
     wanted = {id(target) for target in targets if target.dtype in FLOATS}
-    order, depends = _between(outputs, wanted, stop_at_targets, level)
+    if path is None:
+        path = path_between(outputs, wanted, stop_at_targets, level)
+    order, depends = path.order, path.depends
     first = _first_equals(order, wanted) if STATE.symbolic else {}
     pending: dict[int, list[Term]] = {}
     for i, output in enumerate(outputs):
@@ -138,17 +143,28 @@ def gradients(
 _ONE: tuple[bool, ...] = (True,)  # of a node's only input: the node is there since that needs a gradient
 
 
-def _between(
-    outputs: Sequence[Tensor], wanted: set[int], stop_at_wanted: bool, level: int
-) -> tuple[list[Any], set[int]]:
-    """Return the nodes on paths from `wanted` to `outputs` in topological order, and the ids of all their dependents.
+@dataclass(slots=True)
+class Path:
+    """What lies between the targets of a derivative and its outputs.
 
-    Leaves are not among the nodes, and wanted tensors only if others behind them are wanted, too.
+    Attributes:
+        order: the nodes, each after its inputs; leaves are not among them, and targets only if others are behind them.
+        depends: the ids of the targets and of all that depends on them.
+        below: the tensors of lower levels that the outputs depend on, too.
     """
+
+    order: list[Any]
+    depends: set[int]
+    below: list[Tensor]
+
+
+def path_between(outputs: Sequence[Tensor], wanted: set[int], stop_at_wanted: bool, level: int) -> Path:
+    """Return the path from the tensors with the ids `wanted`, which have at least this level, to `outputs`."""
     order: list[Tensor | Node] = []
     several: set[int] = set()  # nodes with several results that are there already
     depends = set(wanted)
     seen = set(wanted) if stop_at_wanted else set()
+    below: list[Tensor] = []
     stack: list[Any] = [*reversed(outputs)]  # nodes; and, in tuples of one, nodes whose inputs are above them
     while stack:
         top = stack.pop()
@@ -164,13 +180,30 @@ def _between(
                         several.add(id(node))
                     order.append(node)
                     break
-        elif top.level >= level and top.op is not None and id(top) not in seen:
+        elif top.level < level:
+            if top.level:
+                below.append(top)
+        elif top.op is not None and id(top) not in seen:
             seen.add(id(top))
             stack.append((top,))
             for x in top.inputs[::-1]:
-                if x.op is not None:
+                if x.level:
                     stack.append(x)
-    return order, depends
+    return Path(order, depends, below)
+
+
+def depend_on_a_leaf(tensors: Sequence[Tensor]) -> bool:
+    """Return whether one of these tensors depends on a leaf that `backward()` stores a gradient in, or is one."""
+    stack = list(tensors)
+    seen: set[int] = set()
+    while stack:
+        x = stack.pop()
+        if x.level == 1:
+            return True
+        if id(x) not in seen:  # of a transform that has ended, as what a pullback reads, or of one in another thread
+            seen.add(id(x))
+            stack.extend(y for y in x.inputs if y.level)
+    return False
 
 
 def _first_equals(order: Sequence[Any], wanted: set[int]) -> dict[int, int]:

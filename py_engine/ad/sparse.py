@@ -179,17 +179,22 @@ def _scipy_sparse(name: str) -> Any:
 
 def _one_array(name: str, x: Any) -> Array:
     if inside_transform() or (isinstance(x, Tensor) and (x.data is None or x.requires_grad)):
-        raise ConfigurationError(
-            f"{name}: a sparse matrix is no tensor, so that it cannot be computed inside another transform or a "
-            "compiled function; jacobian() and hessian() can"
-        )
+        raise _no_tensor(name, "inside another transform or a compiled function")
     if isinstance(x, (dict, tuple)):
         raise ShapeError(f"{name}: expected one array, got a {type(x).__name__}; join arrays with np.concatenate()")
     return x.numpy() if isinstance(x, Tensor) else plain_array(x)
 
 
+def _no_tensor(name: str, where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name}: a sparse matrix is no tensor, so that it cannot be computed {where}; jacobian() and hessian() can"
+    )
+
+
 def _linearized(name: str, function: Function, x: Array) -> tuple[Linearized, tuple[int, int]]:
     call = linearize(name, function, (x,), (0,))
+    if call.grad_enabled:
+        raise _no_tensor(name, "of a function that captures a tensor which requires a gradient (but under no_grad())")
     if call.structure is not LEAF:
         raise ShapeError(f"{name}: the function must return one array, got {call.structure}")
     return call, (call.outputs[0].size, call.variables[0].size)

@@ -2,8 +2,9 @@
 
 All of them take functions of nested containers (see `py_engine.ad.containers`), nest in each other to any order, and
 work inside functions that are compiled. Called with arrays they return arrays that belong to the caller; called with
-tensors, or inside another transform, they return tensors. They know of those around them in their own thread only:
-called with arrays in another one they return arrays, which are constants to a transform around that.
+tensors, inside another transform, or with a function that captures a tensor for whose gradient `backward()` may be
+called, they return tensors. They know of those around them in their own thread only: called with arrays in another one
+they return arrays, which are constants to a transform around that.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from py_engine.ad.forward import push_forward
 from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.op import as_tensor
 from py_engine.ad.ops.arguments import is_whole
-from py_engine.ad.reverse import gradients, variable
+from py_engine.ad.reverse import Path, depend_on_a_leaf, gradients, path_between, variable
 from py_engine.ad.state import LEVELS, STATE, entering, inside_transform
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
@@ -66,10 +67,10 @@ def named_grad(name: str, function: Function, argnums: int | Sequence[int] = 0) 
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and ARRAYS.issuperset(map(type, args)) and not inside_transform():
-            _, arrays = _of_arrays(name, function, numbers, args)
-            return arrays[0] if single else tuple(arrays)
-        call, found = _differentiated(name, function, numbers, args, kwargs)
-        return _by_argument(call, found, single)
+            _, found = _of_arrays(name, function, numbers, args)
+            return found[0] if single else tuple(found)
+        call, tensors = _differentiated(name, function, numbers, args, kwargs)
+        return _by_argument(call, tensors, single)
 
     return gradient
 
@@ -89,11 +90,11 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] = 0) -> Func
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and ARRAYS.issuperset(map(type, args)) and not inside_transform():
-            output, arrays = _of_arrays("value_and_grad", function, numbers, args)
-            return output.item(), arrays[0] if single else tuple(arrays)
-        call, found = _differentiated("value_and_grad", function, numbers, args, kwargs)
-        (value,) = call.outputs
-        return (value.item() if call.plain else value), _by_argument(call, found, single)
+            value, found = _of_arrays("value_and_grad", function, numbers, args)
+            return value, found[0] if single else tuple(found)
+        call, tensors = _differentiated("value_and_grad", function, numbers, args, kwargs)
+        (output,) = call.outputs
+        return (output.item() if call.plain else output), _by_argument(call, tensors, single)
 
     return value_and_gradient
 
@@ -124,12 +125,10 @@ def _differentiated(
     call = linearize(name, function, args, numbers, kwargs)
     output = _scalar(name, call.outputs, call.structure)
     with entering(grad_enabled=call.grad_enabled):
-        return call, gradients([output], [_seed(output)], call.variables, level=call.level)
+        return call, gradients([output], [_seed(output)], call.variables, level=call.level, path=call.path)
 
 
-def _of_arrays(
-    name: str, function: Function, numbers: Sequence[int], args: Sequence[Any]
-) -> tuple[Tensor, list[Array]]:
+def _of_arrays(name: str, function: Function, numbers: Sequence[int], args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """Fast path: array arguments, no enclosing transform. A small function's time is nearly all overhead."""
     grad_enabled, level = STATE.grad_enabled, next(LEVELS)
     STATE.grad_enabled = STATE.differentiating = True
@@ -143,11 +142,13 @@ def _of_arrays(
         output = function(*passed)
         if output.__class__ is not Tensor or output.shape or output.dtype not in FLOATS:
             output = _scalar(name, *results(name, output))
-        STATE.grad_enabled = STATE.differentiating = False
-        found = gradients([output], [_seed(output)], variables, level=level)
+        STATE.differentiating = False
+        path = path_between([output], set(map(id, variables)), False, level)
+        STATE.grad_enabled = kept = bool(path.below) and grad_enabled and depend_on_a_leaf(path.below)
+        found = _or_zeros(gradients([output], [_seed(output)], variables, level=level, path=path), variables)
     finally:
         STATE.grad_enabled, STATE.differentiating = grad_enabled, False
-    return output, owned(_or_zeros(found, variables), args)
+    return (output, found) if kept else (output.item(), owned(found, args))
 
 
 def _seed(output: Tensor) -> Tensor:
@@ -203,7 +204,7 @@ def vjp(function: Function, *args: Any) -> tuple[Any, Function]:
         leaves = flatten_as(seed, call.structure, "vjp: the seed")
         seeds = alike(leaves, call.outputs, call.structure, "vjp: the seed")
         with call.derivative(leaves):
-            found = gradients(call.outputs, seeds, call.variables, level=call.level)
+            found = gradients(call.outputs, seeds, call.variables, level=call.level, path=call.path)
         return tuple(call.in_arguments(call.shown(_or_zeros(found, call.variables), leaves)))
 
     return call.value(), pullback
@@ -297,6 +298,7 @@ class Linearized:
         grad_enabled: whether derivatives may be differentiated once more, from outside.
         given: the arrays that belong to the caller.
         level: of its variables, see `Tensor.level`.
+        path: from the variables to the outputs.
     """
 
     by_argument: list[list[Tensor]]
@@ -307,6 +309,7 @@ class Linearized:
     grad_enabled: bool
     given: list[Any]
     level: int
+    path: Path
 
     @property
     def variables(self) -> list[Tensor]:
@@ -397,12 +400,15 @@ def linearize(
         for i, arg in enumerate(args):
             if i not in opened:
                 given += flatten(arg)[0]
+    path = path_between(outputs, {id(x) for variables in by_argument for x in variables}, False, level)
     plain, needed = not outside, outside
     for x in given:
         if isinstance(x, Tensor):
             plain = False
             needed = needed or x.requires_grad
-    return Linearized(by_argument, structures, outputs, returned, plain, grad_enabled and needed, given, level)
+    if not needed and path.below and grad_enabled and depend_on_a_leaf(path.below):
+        plain, needed = False, True
+    return Linearized(by_argument, structures, outputs, returned, plain, grad_enabled and needed, given, level, path)
 
 
 def _position(name: str, n: int, args: Sequence[Any]) -> int:

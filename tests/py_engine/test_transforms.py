@@ -496,6 +496,82 @@ def test_a_seed_is_differentiated_by_like_an_argument():
     np.testing.assert_allclose(found, [2, 40])
 
 
+# A leaf that the function captures -----------------------------------------------------------------------
+
+ONE, PAIR = np.float64(2), np.ones(2)
+AROUND_A_LEAF = {
+    "grad": (lambda x: pe.grad(lambda y: x * y)(ONE), 3),
+    "grad by a list": (lambda x: pe.grad(lambda y: x * y[0])([ONE])[0], 3),
+    "grad of what does not depend on it": (lambda x: pe.grad(lambda y: x + y)(ONE), 1),
+    "grad of what it was computed to": (lambda x: pe.grad(lambda y, z=x * x: z * y)(ONE), 9),
+    "grad of grad": (lambda x: pe.grad(pe.grad(lambda y: x * y**2))(ONE), 6),
+    "grad in grad": (lambda x: pe.grad(lambda y: pe.grad(lambda z: x * y * z)(ONE))(ONE), 3),
+    "value_and_grad": (lambda x: pe.value_and_grad(lambda y: x * y)(ONE)[0], 6),
+    "value_and_grad of a constant": (lambda x: pe.value_and_grad(lambda y: x * 2.0)(ONE)[0], 6),
+    "vjp": (lambda x: pe.vjp(lambda y: x * y, ONE)[0], 6),
+    "pullback": (lambda x: pe.vjp(lambda y: x * y, ONE)[1](np.float64(1))[0], 3),
+    "jvp": (lambda x: pe.jvp(lambda y: x * y, (ONE,), (np.float64(1),))[0], 6),
+    "tangent": (lambda x: pe.jvp(lambda y: x * y, (ONE,), (np.float64(1),))[1], 3),
+    "jacobian": (lambda x: np.sum(pe.jacobian(lambda y: x * y, PAIR)), 6),
+    "jacobian backward": (lambda x: np.sum(pe.jacobian(lambda y: x * y, PAIR, mode="reverse")), 6),
+    "hessian": (lambda x: np.sum(pe.hessian(lambda y: np.sum(x * y**2), PAIR)), 12),
+    "hvp": (lambda x: np.sum(pe.hvp(lambda y: np.sum(x * y**2), PAIR, PAIR)), 12),
+    "vmap": (lambda x: np.sum(pe.vmap(lambda y: x * y)(PAIR)), 6),
+    "vmap of grad": (lambda x: np.sum(pe.vmap(pe.grad(lambda y: x * y))(PAIR)), 6),
+    "checkpoint": (lambda x: pe.checkpoint(lambda y: x * y)(ONE), 6),
+    "cond": (lambda x: pe.cond(np.bool_(True), lambda y: x * y, lambda y: y, ONE), 6),
+    "scan": (lambda x: pe.scan(lambda c, s: (c * x + s, c), np.float64(1), PAIR)[0], 13),
+    "while_loop": (lambda x: pe.while_loop(lambda c: c < 5.0, lambda c: c * x, np.float64(1)), 9),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", AROUND_A_LEAF)
+def test_backward_goes_through_a_transform_to_a_leaf_that_its_function_captures(name, compiled):
+    around, value = AROUND_A_LEAF[name]
+    x = pe.tensor(3.0, requires_grad=True)
+    for _ in range(2):
+        x.grad = None
+        y = (pe.compile(lambda one: around(x) * one) if compiled else lambda one: around(x) * one)(np.float64(1))
+        np.testing.assert_allclose(y.numpy() if isinstance(y, Tensor) else y, value)
+        np.sum(x * y).backward()
+        by_hand = pe.grad(lambda x: x * around(x))(3.0)
+        np.testing.assert_allclose(x.grad, by_hand)
+    with pe.no_grad():
+        np.testing.assert_allclose(np.asarray(around(x)), value)
+
+
+def test_a_compiled_function_follows_what_a_leaf_that_it_captures_requires():
+    x = pe.tensor(3.0)
+    f = pe.compile(lambda y: x * y)
+    assert isinstance(f(ONE), np.ndarray)
+    x.requires_grad = True
+    assert isinstance(f(ONE), pe.Tensor)
+    x.requires_grad = False
+    assert isinstance(f(ONE), np.ndarray)
+
+
+def test_what_a_pullback_has_kept_is_a_constant_to_a_later_transform():
+    _, pullback = pe.vjp(lambda x: x**2, np.array([1.0, 2.0]))
+    later = lambda u: np.sum(pullback(u)[0])  # noqa: E731
+    assert isinstance(pe.grad(later)(np.ones(2)), np.ndarray)
+    assert isinstance(pe.compile(pe.grad(later))(np.ones(2)), np.ndarray)
+
+
+def test_rules_and_sparse_matrices_refuse_a_leaf_that_their_function_captures():
+    x = pe.tensor(3.0, requires_grad=True)
+    rule = pe.custom_rule(lambda y: x * y, vjp=lambda g, out, y: g)
+    with pytest.raises(NotDifferentiableError, match="is no input of it"):
+        rule(ONE)
+    with pytest.raises(NotDifferentiableError, match="is no input of it"):
+        pe.grad(rule)(ONE)
+    for transform, f in [(pe.sparse_jacobian, lambda y: x * y), (pe.sparse_hessian, lambda y: np.sum(x * y**2))]:
+        with pytest.raises(ConfigurationError, match="captures a tensor which requires a gradient"):
+            transform(f, PAIR)
+        with pe.no_grad():
+            assert transform(f, PAIR).shape == (2, 2)
+
+
 # Mistakes -------------------------------------------------------------------------------------------------
 
 

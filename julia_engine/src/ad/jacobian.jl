@@ -37,7 +37,7 @@ end
 """The blocks of the Jacobian, output by output and in each of them variable by variable."""
 function by_rows(call::Call, chunk)
     own = Set{Tensor}(call.variables)
-    order = Tensor[x for x in topological_sort(call.outputs, call.level) if !(x in own)]
+    order = Tensor[x for x in call.order if !(x in own)]
     blocks = Tensor[]
     for y in call.outputs
         pull(seed) = or_zeros(gradients(Tensor[y], Tensor[seed], call.variables; within=order), call.variables)
@@ -49,8 +49,7 @@ function by_rows(call::Call, chunk)
 end
 
 function by_columns(call::Call, chunk)
-    order = topological_sort(call.outputs, call.level)
-    found = [in_directions(t -> pushed_forward(call.outputs, Dict{Tensor,Tensor}(v => t), order), v, call.outputs, chunk)
+    found = [in_directions(t -> pushed_forward(call.outputs, Dict{Tensor,Tensor}(v => t), call.order), v, call.outputs, chunk)
              for v in call.variables]
     return Tensor[found[k][i] for i in eachindex(call.outputs) for k in eachindex(call.variables)]
 end

@@ -10,15 +10,21 @@ const NO_COTANGENTS = Union{Nothing,Tensor}[]
 Every tensor of at least this level that the outputs depend on through others of it, and themselves, each after its inputs.
 An op with several results is there once, by the first. In place of what is `replaced` stands what replaces it.
 """
-function topological_sort(outputs::Vector{Tensor}, level::Int=0, replaced::Replaced=NONE_REPLACED)
-    order = Tensor[]
+topological_sort(outputs::Vector{Tensor}, level::Int=0, replaced::Replaced=NONE_REPLACED) =
+    sort_and_look_below(outputs, level, replaced)[1]
+
+"""The same, and the tensors of lower levels that require a gradient and that they depend on, too."""
+function sort_and_look_below(outputs::Vector{Tensor}, level::Int, replaced::Replaced=NONE_REPLACED)
+    order, below = Tensor[], Tensor[]
     seen = Set{Tensor}()
     stack = Tuple{Tensor,Bool}[(node_of(x), false) for x in reverse(outputs)]
     while !isempty(stack)
         node, inputs_done = pop!(stack)
         if inputs_done
             push!(order, node)
-        elseif node.level >= level && !(node in seen)
+        elseif node.level < level
+            node.requires_grad && push!(below, node)
+        elseif !(node in seen)
             push!(seen, node)
             push!(stack, (node, true))
             for x in Iterators.reverse(node.inputs)
@@ -27,7 +33,23 @@ function topological_sort(outputs::Vector{Tensor}, level::Int=0, replaced::Repla
             end
         end
     end
-    return order
+    return order, below
+end
+
+"""
+Whether one of these tensors depends on a leaf that `backward!` stores a gradient in, or is one; through dual numbers of a
+derivative around, which come back as dual numbers, nothing is looked for.
+"""
+function depend_on_a_leaf(tensors::Vector{Tensor})
+    seen, stack = Set{Tensor}(), copy(tensors)
+    while !isempty(stack)
+        x = pop!(stack)
+        x.level == 1 && (x.op === nothing || !state().mixed) && return true
+        (x in seen || x.op === DUAL) && continue
+        push!(seen, x)
+        append!(stack, Tensor[y for y in x.inputs if y.requires_grad])
+    end
+    return false
 end
 topological_sort(output::Tensor) = topological_sort(Tensor[output])
 
@@ -46,7 +68,7 @@ end
 Pending() = Pending(nothing, false, Tensor[], Index[])
 
 """
-    gradients(outputs, seeds, targets; within=nothing, level=1, span=nothing)
+    gradients(outputs, seeds, targets; within=nothing, level=1, span=nothing, order=nothing)
 
 The vector-Jacobian product of the outputs with the seeds, for each target: a tensor of its size and element type, or
 `nothing` where no output depends on it.
@@ -58,12 +80,13 @@ either can be differentiated once more.
 
 `level`: the targets have at least this one. What depends on them has it, too, and nothing else is looked at: so the cost of
 a transform inside others does not grow with what these have computed before. `span` is the part of the trace that was made
-since the transform began; `nothing` stands for all of it.
+since the transform began; `nothing` stands for all of it. `order` is what the outputs depend on, sorted, where that is known.
 """
 function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vector{Tensor};
-        within::Union{Nothing,Vector{Tensor}}=nothing, level::Int=1, span::Union{Nothing,UnitRange{Int}}=nothing)
+        within::Union{Nothing,Vector{Tensor}}=nothing, level::Int=1, span::Union{Nothing,UnitRange{Int}}=nothing,
+        order::Union{Nothing,Vector{Tensor}}=nothing)
     wanted = Set{Tensor}(targets)
-    order, depends, replaced = nodes_between(outputs, targets, wanted, within, level, span)
+    order, depends, replaced = nodes_between(outputs, targets, wanted, within, level, span, order)
     pending = Dict{Tensor,Pending}()
     for (x, seed) in zip(outputs, seeds)
         output = get(replaced, x, x)
@@ -120,8 +143,10 @@ The nodes that outputs depend on, sorted; the tensors among them, and the target
 what the first of equal nodes stands in place of.
 """
 function nodes_between(outputs::Vector{Tensor}, targets::Vector{Tensor}, wanted::Set{Tensor},
-        within::Union{Nothing,Vector{Tensor}}, level::Int, span::Union{Nothing,UnitRange{Int}})
-    order = within === nothing ? topological_sort(outputs, level) : Tensor[targets; within]
+        within::Union{Nothing,Vector{Tensor}}, level::Int, span::Union{Nothing,UnitRange{Int}},
+        order::Union{Nothing,Vector{Tensor}})
+    within === nothing || (order = Tensor[targets; within])
+    order === nothing && (order = topological_sort(outputs, level))
     depends = Set{Tensor}(targets)
     for node in order
         node.op !== nothing && node.requires_grad && any(x -> x in depends, node.inputs) || continue

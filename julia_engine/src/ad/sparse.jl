@@ -103,14 +103,17 @@ end
 
 function check_plain(name::String, @nospecialize(x))
     x isa AbstractArray || x isa Tensor || throw(ShapeError("$name: expected one array, got $(typeof(x)); join arrays with vcat"))
-    is_plain(Any[x]) || throw(ConfigurationError("$name: a sparse matrix is no tensor, so that it cannot be computed of tensors, " *
-        "inside another transform or in a compiled function; jacobian and hessian can"))
+    is_plain(Any[x]) || throw(no_tensor(name, "of tensors, inside another transform or in a compiled function"))
     return check_derivative(x, name, 1, "")
 end
+
+no_tensor(name::String, where_::String) = ConfigurationError(
+    "$name: a sparse matrix is no tensor, so that it cannot be computed $where_; jacobian and hessian can")
 
 function one_array_call(name::String, @nospecialize(f), @nospecialize(x))
     check_plain(name, x)
     call = recorded_call(name, f, [1], (x,))
+    call.plain || throw(no_tensor(name, "of a function that captures a tensor which requires a gradient (but under no_grad)"))
     call.result == LEAF || throw(ShapeError("$name: the function must return one array, got $(call.result)"))
     return call, (length(call.outputs[1]), length(call.variables[1]))
 end

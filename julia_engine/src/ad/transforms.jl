@@ -5,7 +5,7 @@
 
 inside_transform() = (now = state(); now.differentiating || now.symbolic)
 
-"""Whether results are to be arrays: no tensor came in, and no transform or trace around is waiting for tensors."""
+"""Whether results may be arrays: no tensor came in, and no transform or trace around is waiting for tensors."""
 is_plain(leaves) = !inside_transform() && !any(x -> x isa Tensor, leaves)
 
 """A tensor that is differentiated by here and nowhere else, of this level."""
@@ -44,6 +44,7 @@ A function's call, recorded.
 - `plain`: whether derivatives are to be arrays.
 - `theirs`: the caller's own arrays, which no result may share memory with.
 - `level`: of the variables, see [`gradients`](@ref).
+- `order`: what the outputs depend on, sorted.
 - `trace`, `span`: the trace around it, if there is one, and the part of that which was made in the call.
 """
 struct Call
@@ -56,6 +57,7 @@ struct Call
     plain::Bool
     theirs::Vector{Any}
     level::Int
+    order::Vector{Tensor}
     trace::Union{Nothing,Vector{Tensor}}
     span::UnitRange{Int}
 end
@@ -66,7 +68,7 @@ derivative; otherwise those that have none are passed as they are.
 """
 function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @nospecialize(args); strict::Bool=true)
     now = state()
-    level, start = next_level(), traced_length(now.trace)
+    level, start, kept = next_level(), traced_length(now.trace), now.grad_enabled
     plain = is_plain(flatten(args)[1])
     given, theirs = Any[args...], Any[]
     variables, arguments, moving = Tensor[], Structure[], Vector{Int}[]
@@ -90,7 +92,9 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
         end
         found, result = flatten(f(given...))
         outputs = Tensor[as_output(x, name) for x in found]
-        Call(name, variables, arguments, moving, outputs, result, plain, theirs, level, now.trace,
+        order, below = sort_and_look_below(outputs, level)
+        plain = plain && (isempty(below) || !kept || !depend_on_a_leaf(below))
+        Call(name, variables, arguments, moving, outputs, result, plain, theirs, level, order, now.trace,
             start+1:traced_length(now.trace))
     end
 end
@@ -152,7 +156,8 @@ or_zeros(found, tensors::Vector{Tensor}) = Tensor[g === nothing ? zeros_like(x) 
 # Gradients ------------------------------------------------------------------------------------------------------------
 
 gradients(call::Call, outputs::Vector{Tensor}, seeds::Vector{Tensor}) =
-    gradients(outputs, seeds, call.variables; level=call.level, span=state().trace === call.trace ? call.span : 1:0)
+    gradients(outputs, seeds, call.variables; level=call.level, span=state().trace === call.trace ? call.span : 1:0,
+        order=call.order)
 
 """The value, and a gradient for each argument of these numbers."""
 function differentiate(name::String, @nospecialize(f), numbers::Vector{Int}, @nospecialize(args); strict::Bool=true)
@@ -170,7 +175,8 @@ end
 A function that computes both the value of a scalar function and its gradient by one argument, or, with a tuple of
 `argnums`, a tuple of gradients. An argument may be a nested container (tuple, named tuple, vector, dictionary) of arrays;
 its gradient is one of the same structure. Called with arrays it returns arrays, which share memory with nothing else;
-called with tensors or inside another transform it returns tensors.
+called with tensors, inside another transform, or with a function that captures a tensor for whose gradient `backward!` may be
+called, it returns tensors.
 
 Throws a `NotDifferentiableError` that names the argument, and the place in it, which has no derivative; a `ShapeError`
 when the function does not return a single number.
@@ -275,7 +281,7 @@ function pushed(name::String, @nospecialize(f), @nospecialize(args::Tuple), @nos
     directions = flatten(tangents)[1]
     plain = call.plain && !any(x -> x isa Tensor, directions)
     theirs = Any[call.theirs; Any[x for x in directions if x isa AbstractArray]]
-    moved_ = (plain && !state().mixed ? unrecorded : run_it)(() -> pushed_forward(call.outputs, moves, topological_sort(call.outputs, call.level)))
+    moved_ = (plain && !state().mixed ? unrecorded : run_it)(() -> pushed_forward(call.outputs, moves, call.order))
     arrays = shown(Tensor[call.outputs; moved_], plain, theirs)
     n = length(call.outputs)
     return unflatten(call.result, arrays[1:n]), unflatten(call.result, arrays[n+1:end])

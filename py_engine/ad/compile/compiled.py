@@ -48,15 +48,15 @@ class Compiled:
     Values that an op refuses (labels, token ids and indices out of range) are refused by every call, whether or not
     a result depends on them. Results are new arrays. Threads may call it, one after the other.
 
-    Inside another transform, and on tensors that require a gradient, the function itself is called instead: its
-    results are then tensors that can be differentiated.
+    Inside another transform, on tensors that require a gradient, and where it captures one (outside `no_grad`), the
+    function itself is called instead: its results are then tensors that can be differentiated.
     """
 
     def __init__(self, function: Function, techniques: Techniques = Techniques()) -> None:  # noqa: B008
         self.function = function
         self.techniques = techniques
         self.tapes: dict[Signature, tuple[Tape, Pack]] = {}
-        self._scalars: dict[int, tuple[Scalar, Pack]] = {}  # by the number of float64 arguments
+        self._scalars: dict[int, tuple[Tape, Scalar, Pack]] = {}  # by the number of float64 arguments
         self._lock = threading.RLock()  # a tape belongs to one thread at a time; a custom rule may call this again
         self.__doc__ = function.__doc__
 
@@ -69,15 +69,15 @@ class Compiled:
         if STATE.differentiating or STATE.trace is not None:
             return self.function(*args)  # a tape's results are arrays: the derivative would be lost
         found = self._scalars.get(len(args))
-        if found is not None:
+        if found is not None and not found[0].keeps_graph:
             floats = _floats(args)
             if floats is not None:
                 try:
-                    results = found[0](*floats)
+                    results = found[1](*floats)
                 except DOMAIN_ERRORS:
                     pass  # where numpy has infinities and NaNs, the tape below has them, too
                 else:
-                    return found[1]([np.array(value) for value in results])
+                    return found[2]([np.array(value) for value in results])
         arrays, structure = _opened(args)
         if arrays is not args:  # they are not all arrays
             if STATE.grad_enabled and any(isinstance(x, Tensor) and x.requires_grad for x in arrays):
@@ -86,7 +86,9 @@ class Compiled:
         signature = structure, tuple([(a.shape, a.dtype) for a in arrays])
         with self._lock:
             tape, pack = self.tapes.get(signature) or self._trace(signature)
-            return pack(tape.replay(*arrays))
+            if not tape.keeps_graph:
+                return pack(tape.replay(*arrays))
+        return self.function(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
         return Compiled(self.function, self.techniques)
@@ -112,7 +114,7 @@ class Compiled:
         pack = _packing(returned)
         self.tapes[signature] = tape, pack
         if tape.scalar is not None and structure is None and not watched:
-            self._scalars[len(inputs)] = tape.scalar, pack
+            self._scalars[len(inputs)] = tape, tape.scalar, pack
         return tape, pack
 
     @property

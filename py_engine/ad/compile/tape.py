@@ -28,9 +28,10 @@ from py_engine.ad.memory import aligned_zeros
 from py_engine.ad.op import CHECKS, Call, Equation, Op, Shape, described
 from py_engine.ad.ops.shape import BROADCAST_TO, COPY, RESHAPE
 from py_engine.ad.program import Program, simplify
+from py_engine.ad.reverse import topological_sort
 from py_engine.ad.state import STATE, entering
 from py_engine.ad.techniques import Techniques
-from py_engine.ad.tensor import Array, Literal, Tensor
+from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
 
 
@@ -60,6 +61,7 @@ class Tape:
         instructions: what `run()` does, in order.
         program: what it computes, as it is bound: simplified, each output in separate memory, with the copies that
             layouts need.
+        captured: the leaves that are captured, or that what is captured was computed from.
         values: the variables of that in the order of the plan: inputs, captured tensors, results.
         equations: for each of these the equation that it is a result of, if there is one.
         plan: where each value lies.
@@ -87,6 +89,9 @@ class Tape:
         self._scratch: list[Array] = []
 
         leaves = _captured(program)
+        self.captured = [
+            x for x in topological_sort(leaves) if x.op is None and x.dtype in FLOATS and not isinstance(x, Literal)
+        ]
         given = [*program.inputs, *leaves]
         self.values = [*given, *(y for equation in program.equations for y in equation.outputs)]
         self.equations: list[Equation | None] = [None] * len(given)
@@ -123,6 +128,15 @@ class Tape:
         self._replaying = False
 
     # Running ----------------------------------------------------------------------------------------------
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether a derivative by what it captures may be asked for, which needs the graph of the ops themselves."""
+        if self.captured and STATE.grad_enabled:
+            for x in self.captured:
+                if x.level == 1:
+                    return True
+        return False
 
     def run(self) -> None:
         """Compute the outputs from the inputs.

@@ -54,7 +54,8 @@ def custom_rule(
     Raises:
         ShapeError: a result has another shape than it should, or there are too many or too few gradients.
         DTypeError: a result has another dtype than it should.
-        NotDifferentiableError: a derivative is taken whose rule is missing.
+        NotDifferentiableError: a derivative is taken whose rule is missing, or the function captures a tensor that
+            requires a gradient.
 
     Example:
         >>> cube = custom_rule(lambda x: x**3, vjp=lambda g, y, x: g * 3 * x**2)
@@ -98,8 +99,13 @@ class _Rule:
         return _made(CUSTOM, inputs, {"rule": self, "shape": y.shape, "dtype": y.dtype}, y)
 
     def value(self, arrays: Sequence[Any]) -> Array:
-        with _opaque():
+        with entering(trace=None, symbolic=False, differentiating=False):
             y = self.function(*arrays)
+        if isinstance(y, Tensor) and y.requires_grad and STATE.grad_enabled:
+            raise NotDifferentiableError(
+                f"{self.label}: the function uses a tensor that requires a gradient and is no input of it, so that its "
+                "rule does not know it; make it an input, or take its .numpy() if it is a constant"
+            )
         return _array(y, self.label)
 
     def _kind(self, inputs: Sequence[Tensor]) -> Kind:

@@ -14,8 +14,9 @@ variable that was assigned to. All of that is looked at before every replay, lar
 Not seen are changes of global variables' numbers, of what tracing itself changed (a counter), and of an array that ops read
 in place: there Julia code's own `w[1]` stays that of the trace; pass it as an argument. Results are copies.
 
-Inside another transform, and on tensors that require a gradient or dual numbers, the function itself is called instead:
-its results are then tensors, or dual numbers, that can be differentiated.
+Inside another transform, on tensors that require a gradient or dual numbers, and where it captures a tensor that requires
+a gradient (outside `no_grad`), the function itself is called instead: its results are then tensors, or dual numbers, that
+can be differentiated.
 """
 mutable struct Compiled
     f::Any
@@ -51,7 +52,7 @@ end
 function replayed(compiled::Compiled, args::Tuple)
     last = compiled.last
     last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) &&
-        return replay!(last, args)
+        !keeps_graph(last.tape) && return replay!(last, args)
     return anew(compiled, args)
 end
 
@@ -64,8 +65,9 @@ function anew(compiled::Compiled, @nospecialize(args::Tuple))
     made = tape_for!(compiled, arrays, structure)
     made === nothing && return unreplayed(compiled, leaves, structure)
     key, tape, results = made
+    keeps_graph(tape) && return compiled.f(args...)
     last = compiled.last = get!(() -> Replay(tape, structure, results), compiled.replays, key)::Replay
-    compiled.code = last.results == LEAF && isempty(tape.watched) ? last.code : nothing
+    compiled.code = last.results == LEAF && isempty(tape.watched) && isempty(tape.variables) ? last.code : nothing
     return together(results, Any[unwrapped(copy(out)) for out in tape(arrays...)])
 end
 
@@ -188,7 +190,7 @@ argument, or with an array that the function captures.
 """
 function run!(results, compiled::Compiled, args::Vararg{Any,N}) where {N}
     last = compiled.last
-    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) ||
+    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) && !keeps_graph(last.tape) ||
         return give!(results, compiled(args...))
     given = as_tuple(results)
     all_fit(given, last.tape.outputs) && all_apart(given, args) || refuse(given, last.tape.outputs)
@@ -313,9 +315,13 @@ function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure
     depends_on_duals(program.outputs) && return nothing  # the derivative around is not one of a tape
     tape = Tape(program; techniques=compiled.techniques)
     tape.watched = filter(w -> is_unchanged(w) && !is_read_in_place(w, tape), watched)
+    tape.variables = filter(x -> x.requires_grad && depend_on_a_leaf(Tensor[x]), captured(tape.program))
     compiled.tapes[key] = (tape, results)
     return (key, compiled.tapes[key]...)
 end
+
+"""Whether a derivative by what the tape captures may be asked for, which needs the graph of the ops themselves."""
+keeps_graph(tape::Tape) = !isempty(tape.variables) && state().grad_enabled
 
 """Whether the tape's ops read this array by reference, or the tape looks at it as at one that was converted."""
 function is_read_in_place(w::Watched, tape::Tape)

@@ -45,6 +45,7 @@ mutable struct Tape
     resizable::Vector{Tensor}  # captured vectors of the user's, or views of such
     converted::Vector{Converted}  # captured arrays that were converted when the program was traced
     watched::Vector{Watched}  # what else the function captures, and may have read numbers of while it was traced
+    variables::Vector{Tensor}  # captured tensors that depend on a leaf that requires a gradient
     replaying::Bool
 end
 
@@ -73,7 +74,7 @@ function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=T
     end
     tape = Tape(program, techniques, inputs, Any[m.root for m in destinations], Instructions(), Any[], Step[], arranged,
         arena_memory(arranged.size), known, memories, destinations, regions,
-        filter(x -> is_resizable(x.data::Memory), leaves), conversions(leaves, program), Watched[], false)
+        filter(x -> is_resizable(x.data::Memory), leaves), conversions(leaves, program), Watched[], Tensor[], false)
     now = state()
     @entering scope=now.scope techniques=techniques begin
         for e in program.equations

@@ -73,7 +73,8 @@ are ordinary functions of arrays, which the engine does not look into: each is o
 the same size and element type whenever the inputs have: `infer(inputs...)` returns these as `(size, eltype)`, from tensors
 without values; where it is `nothing`, compiling calls `f` once, on ones, to find out. They have no second derivatives.
 
-What the functions capture counts as constant: give whatever is differentiated by as an input.
+Whatever is differentiated by is an input: called with arrays or tensors, a function that captures a tensor which requires a
+gradient throws; what it captures in a trace counts as constant.
 
 Throws a `ShapeError` that names the rule, the input, what was expected and what was returned; a `NotDifferentiableError`
 when the rule for the mode in use is missing; a `ConfigurationError` for an `infer` without `opaque=true`, which needs none.
@@ -87,10 +88,22 @@ end
 function (rule::CustomRule)(args...)
     inputs = as_tensors(args)
     plain = is_plain(args)
-    y = rule.opaque ? opaque_value(rule, inputs) : no_grad(() -> as_value(rule, rule.f(inputs...)))
+    y = rule.opaque ? opaque_value(rule, inputs) : value_of(rule, inputs)
     y.data === nothing || (y = leaf(y.data, y.eltype, y.dims, false, ""))
     result = apply(CUSTOM, Tensor[y; inputs], attributes(:rule => rule))
     return plain ? shown(Tensor[result], true, collect(Any, args))[1] : result
+end
+
+"""What the rule's function computes, as a constant."""
+function value_of(rule::CustomRule, inputs::Vector{Tensor})
+    now = state()
+    eager = now.grad_enabled && !now.symbolic && all(x -> x.data !== nothing, inputs)
+    eager || return no_grad(() -> as_value(rule, rule.f(inputs...)))
+    constants = Tensor[x.requires_grad ? leaf(x.data, x.eltype, x.dims, false, "") : x for x in inputs]
+    y = as_value(rule, rule.f(constants...))
+    y.requires_grad && throw(NotDifferentiableError("custom rule \"$(rule.name)\": the function uses a tensor that requires a " *
+        "gradient and is no input of it, so that its rules do not know it; make it an input, or take its value() if it is a constant"))
+    return y
 end
 
 as_value(rule::CustomRule, @nospecialize(y)) = y isa Union{Tensor,Real,AbstractArray{<:Real}} ? as_tensor(y) :
