@@ -28,12 +28,12 @@ function Base.show(io::IO, s::Structure)
     print(io, s.kind === :named ? "a named tuple of " : "a dictionary of ", join(map(repr, s.keys), ", "))
 end
 
-kind_of(::Any) = :leaf
+kind_of(@nospecialize(x::Any)) = :leaf
 kind_of(::Nothing) = :nothing
-kind_of(::Tuple) = :tuple
-kind_of(::NamedTuple) = :named
-kind_of(::AbstractDict) = :dict
-kind_of(x::AbstractVector) = eltype(x) <: Number || eltype(x) <: Union{AbstractString,AbstractChar} ? :leaf : :vector
+kind_of(@nospecialize(x::Tuple)) = :tuple
+kind_of(@nospecialize(x::NamedTuple)) = :named
+kind_of(@nospecialize(x::AbstractDict)) = :dict
+kind_of(@nospecialize(x::AbstractVector)) = eltype(x) <: Number || eltype(x) <: Union{AbstractString,AbstractChar} ? :leaf : :vector
 
 """
     flatten(x)
@@ -55,7 +55,8 @@ function structure!(leaves::Vector{Any}, @nospecialize(x))
 end
 
 items(@nospecialize(x), kind::Symbol, keys_::Vector{Any}) =
-    kind === :nothing ? () : kind === :dict ? Any[x[key] for key in keys_] : collect(Any, x)
+    kind === :nothing ? () : kind === :dict ? Any[x[key] for key in keys_] :
+    kind === :vector ? collect(Any, x) : Any[getfield(x, i) for i in 1:nfields(x)]
 
 """
     unflatten(structure, leaves)

@@ -16,23 +16,24 @@ check anything; a `NotDifferentiableError` when no argument is of Float64, or on
 function gradcheck(@nospecialize(f), @nospecialize(args...); rtol::Float64=1e-6, atol::Float64=1e-8, directions::Int=3,
         seed::Int=0)
     random = MersenneTwister(seed)
-    for (i, x) in enumerate(args)
+    given, called = Any[args...], Ref{Any}(f)  # closures that held `f` itself would be compiled for each
+    for (i, x) in enumerate(given)
         leaves, structure = flatten(x)
         structure === LEAF || any(leaf -> leaf isa Union{Tensor,AbstractArray{<:AbstractFloat}}, leaves) &&
             throw(NotDifferentiableError(
             "gradcheck: argument $i is $structure, and only arrays can be moved; give its arrays as arguments of their " *
             "own, such as gradcheck((w, b) -> f((w=w, b=b)), w, b)"))
     end
-    arrays = Any[x isa Tensor ? value(x) : x isa Real ? fill(x) : x for x in args]
+    arrays = Any[x isa Tensor ? value(x) : x isa Real ? fill(x) : x for x in given]
     any(x -> eltype(x) === Float32, arrays) &&
         throw(DTypeError("gradcheck: Float32 is too coarse for finite differences; pass Float64 arrays"))
     moving = Int[i for (i, x) in enumerate(arrays) if eltype(x) === Float64]
     isempty(moving) && throw(NotDifferentiableError(
         "gradcheck: at least one argument of Float64 is needed to differentiate by"))
     as_point(x, i) = i in moving ? Variable(x) : x
-    evaluate(points) = as_tensor(f((as_point(x, i) for (i, x) in enumerate(points))...))
+    evaluate(points) = as_tensor(called[](Any[as_point(x, i) for (i, x) in enumerate(points)]...))
     variables = Any[as_point(x, i) for (i, x) in enumerate(arrays)]
-    output = as_tensor(f(variables...))
+    output = as_tensor(called[](variables...))
     for k in 1:directions
         weights = randn(random, size(output)...)
         weights isa Number && (weights = fill(weights))

@@ -12,7 +12,7 @@ The derivative is traced for one direction, and applied to `chunk` of them at on
 many as fit into the cache. Where it has ops without a batching rule (loops, decompositions, opaque rules), each direction is a
 pass of its own. Plain Julia functions have chunks of partial derivatives, too: [`forward_jacobian`](@ref).
 """
-function jacobian(f, x; mode=nothing, chunk=nothing)
+function jacobian(@nospecialize(f), @nospecialize(x); @nospecialize(mode=nothing), @nospecialize(chunk=nothing))
     check_chunk("jacobian", chunk)
     mode === nothing || Symbol(mode) in (:forward, :reverse) ||
         throw(ConfigurationError("jacobian: expected the mode :forward or :reverse, got $(repr(mode))"))
@@ -125,7 +125,7 @@ end
 The Hessian of a scalar function times a direction `v`, which is like `x`: forward mode over the gradient, so that the
 cost is that of a few gradients, whatever the size. `x` may be a container.
 """
-hvp(f, x, v) = jvp(grad(f), (x,), (v,))[2]
+hvp(@nospecialize(f), @nospecialize(x), @nospecialize(v)) = jvp(grad(f), (x,), (v,))[2]
 
 """
     hessian(f, x; chunk=nothing)
@@ -133,7 +133,7 @@ hvp(f, x, v) = jvp(grad(f), (x,), (v,))[2]
 The second derivatives of a scalar function by all elements of `x`, as a matrix: forward mode over the gradient. For a
 container: one like `x` of ones like `x`, as [`jacobian`](@ref) has it.
 """
-function hessian(f, x; chunk=nothing)
+function hessian(@nospecialize(f), @nospecialize(x); @nospecialize(chunk=nothing))
     check_chunk("hessian", chunk)
     return jacobian_of("hessian", grad(f), x, :forward, chunk)
 end

@@ -37,9 +37,9 @@ function traced_reads(node::Tensor)
     for (k, x) in enumerate(node.inputs)
         x.eltype in FLOATS || continue
         try
-            r = rule(op, k)
             moves = Any[i == k ? symbol(a.eltype, a.dims) : nothing for (i, a) in enumerate(inputs)]
             parts, _ = nested_trace() do
+                r = rule(op, k)
                 pulled = r === nothing ? nothing : r(g, y, inputs, node.attrs)
                 moves_ = op.jvp === nothing || counts_as_constant(op, k) ? nothing : op.jvp(moves, y, inputs, node.attrs)
                 Any[pulled, moves_]

@@ -122,7 +122,7 @@ function scalar_output(call::Call)
     return output
 end
 
-unwrapped(x::AbstractArray) = ndims(x) == 0 ? x[] : x
+unwrapped(@nospecialize(x::AbstractArray)) = ndims(x) == 0 ? x[] : x
 unwrapped(x::Real) = x
 only_one(x::AbstractArray) = x[1]
 
@@ -181,13 +181,29 @@ called, it returns tensors.
 Throws a `NotDifferentiableError` that names the argument, and the place in it, which has no derivative; a `ShapeError`
 when the function does not return a single number.
 """
-function value_and_grad(f; argnums=1)
+value_and_grad(@nospecialize(f); @nospecialize(argnums=1)) = Gradient(f, gradient_numbers(argnums), argnums isa Integer, true)
+
+function gradient_numbers(@nospecialize(argnums))
     numbers = axis_list(argnums)
     allunique(numbers) || throw(ConfigurationError("grad: argnums must name each argument once, got $(repr(argnums))"))
-    return function (args...)
-        output, found = differentiate("grad", f, numbers, args)
-        return output, (argnums isa Integer ? found[1] : Tuple(found))
-    end
+    return numbers
+end
+
+"""
+What [`value_and_grad`](@ref) and [`grad`](@ref) return: a struct rather than a closure, whose type would be another one for
+every `f`, so that Julia would compile its call anew for each.
+"""
+struct Gradient <: Function
+    f::Any
+    numbers::Vector{Int}
+    single::Bool
+    with_value::Bool
+end
+
+function (g::Gradient)(@nospecialize(args...))
+    output, found = differentiate("grad", g.f, g.numbers, args)
+    gradient_ = g.single ? found[1] : Tuple(found)
+    return g.with_value ? (output, gradient_) : gradient_
 end
 
 """
@@ -197,7 +213,7 @@ A function that computes the gradient of a scalar function; see [`value_and_grad
 
     grad(x -> sum(x .^ 3))([1.0, 2.0]) == [3.0, 12.0]
 """
-grad(f; argnums=1) = (g = value_and_grad(f; argnums=argnums); (args...) -> g(args...)[2])
+grad(@nospecialize(f); @nospecialize(argnums=1)) = Gradient(f, gradient_numbers(argnums), argnums isa Integer, false)
 
 """
     gradient(f, args...)
@@ -205,14 +221,14 @@ grad(f; argnums=1) = (g = value_and_grad(f; argnums=argnums); (args...) -> g(arg
 The gradients of a scalar function by all its arguments, as a tuple: Flux's and Zygote's name and form. Arguments, and
 parts of containers, that have no derivative (integers, say) give `nothing`.
 """
-gradient(f, args...) = withgradient(f, args...).grad
+gradient(@nospecialize(f), @nospecialize(args...)) = withgradient(f, args...).grad
 
 """
     withgradient(f, args...)
 
 The value and the gradients of a scalar function, as `(val = ..., grad = ...)`; see [`gradient`](@ref).
 """
-function withgradient(f, args...)
+function withgradient(@nospecialize(f), @nospecialize(args...))
     any(x -> has_derivative(x) || is_complex(x), flatten(args)[1]) ||
         throw(NotDifferentiableError("gradient: no argument is of Float32 or Float64"))
     output, found = differentiate("gradient", f, collect(1:length(args)), args; strict=false)
@@ -230,9 +246,9 @@ Arguments and result may be containers; the seed is one like the result, and eac
 The values stay in memory as long as the pullback does. It throws an `InPlaceError` if an array that it needs was changed
 in place meanwhile, since the derivative would be that of neither the old nor the new values.
 """
-function vjp(f, args...)
+function vjp(@nospecialize(f), @nospecialize(args...))
     call = recorded_call("vjp", f, collect(1:length(args)), args)
-    function pull(seed)
+    function pull(@nospecialize(seed))
         seeds = alike("vjp: the seed", seed, call.outputs, call.result)
         plain = call.plain && is_plain(flatten(seed)[1])
         found = (plain && !state().mixed ? unrecorded : run_it)(() -> gradients(call, call.outputs, seeds))
@@ -242,7 +258,7 @@ function vjp(f, args...)
     return unflatten(call.result, shown(call.outputs, call.plain, call.theirs)), pull
 end
 
-run_it(f) = f()
+run_it(@nospecialize(f)) = f()
 
 """The leaves of `x` as tensors that match these in size and element type."""
 function alike(name::String, @nospecialize(x), tensors::Vector{Tensor}, structure::Structure)
@@ -265,7 +281,7 @@ end
 The value of a function and its directional derivative, by the ops' forward-mode rules in one pass beside the values.
 `args` and `tangents` are tuples of the same length and structure; `nothing` stands for an argument that does not move.
 """
-jvp(f, args::Tuple, tangents::Tuple) = pushed("jvp", f, args, tangents)
+jvp(@nospecialize(f), @nospecialize(args::Tuple), @nospecialize(tangents::Tuple)) = pushed("jvp", f, args, tangents)
 
 function pushed(name::String, @nospecialize(f), @nospecialize(args::Tuple), @nospecialize(tangents::Tuple))
     length(args) == length(tangents) ||
@@ -292,7 +308,7 @@ end
 
 `x` itself, as a constant: its derivative is zero, in forward mode on dual numbers as well. `x` may be a container.
 """
-function stop_gradient(x)
+function stop_gradient(@nospecialize(x))
     leaves, structure = flatten(x)
     return unflatten(structure, Any[leaf isa Tensor ? STOP_GRADIENT(leaf) : without_duals(leaf) for leaf in leaves])
 end

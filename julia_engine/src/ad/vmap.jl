@@ -24,7 +24,15 @@ functions. Random masks cannot be drawn in it: draw them before.
 Throws a `ShapeError` where an argument has no such axis, or lengths differ; a `ConfigurationError` where axes do not fit the
 arguments or the result, or nothing is mapped; a `TraceError` for a branch on a value, or a random draw.
 """
-vmap(f; in_axes=:last, out_axes=:last) = (args...) -> on_all_samples(f, in_axes, out_axes, args)
+vmap(@nospecialize(f); @nospecialize(in_axes=:last), @nospecialize(out_axes=:last)) = Mapped(f, in_axes, out_axes)
+
+"""What [`vmap`](@ref) returns: a struct, as [`Gradient`](@ref) is one."""
+struct Mapped <: Function
+    f::Any
+    in_axes::Any
+    out_axes::Any
+end
+(m::Mapped)(@nospecialize(args...)) = on_all_samples(m.f, m.in_axes, m.out_axes, args)
 
 function on_all_samples(@nospecialize(f), @nospecialize(in_axes), @nospecialize(out_axes), @nospecialize(args))
     in_axes isa Tuple && length(in_axes) != length(args) && throw(ConfigurationError(

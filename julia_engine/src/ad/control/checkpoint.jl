@@ -54,25 +54,30 @@ captures. Branches are those of the forward pass, and random draws are kept.
 
 Source: Griewank and Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000).
 """
-function checkpoint(f)
-    return function (args...)
-        given, structure = flatten(args)
-        plain = is_plain(given)
-        now = state()
-        leaves = Any[has_derivative(x) ? own_tensor(x) : x for x in given]
-        arguments = Tensor[x for x in leaves if x isa Tensor]
-        # Eagerly the ops inside are collected here, and given up at the end.
-        nodes = now.trace === nothing ? Tensor[] : now.trace
-        start = length(nodes)
-        found, result = @entering trace=nodes flatten(f(unflatten(structure, leaves)...))
-        outputs = Tensor[as_output(x, "checkpoint") for x in found]
-        places = findall(x -> x.eltype in FLOATS, outputs)  # integers have no derivative
-        if !isempty(places)
-            program, outside = close_over(nodes[start+1:end], arguments, outputs[places])
-            outputs[places] = apply_several(CHECKPOINT, Tensor[outputs[places]; arguments; outside], attributes(:program => program))
-        end
-        return unflatten(result, shown(outputs, plain && (!any(x -> x.requires_grad, outputs) || depends_on_duals(outputs)), given))
+checkpoint(@nospecialize(f)) = Checkpointed(f)
+
+"""What [`checkpoint`](@ref) returns: a struct, as [`Gradient`](@ref) is one."""
+struct Checkpointed <: Function
+    f::Any
+end
+
+function (c::Checkpointed)(@nospecialize(args...))
+    given, structure = flatten(args)
+    plain = is_plain(given)
+    now = state()
+    leaves = Any[has_derivative(x) ? own_tensor(x) : x for x in given]
+    arguments = Tensor[x for x in leaves if x isa Tensor]
+    # Eagerly the ops inside are collected here, and given up at the end.
+    nodes = now.trace === nothing ? Tensor[] : now.trace
+    start = length(nodes)
+    found, result = @entering trace=nodes flatten(c.f(unflatten(structure, leaves)...))
+    outputs = Tensor[as_output(x, "checkpoint") for x in found]
+    places = findall(x -> x.eltype in FLOATS, outputs)  # integers have no derivative
+    if !isempty(places)
+        program, outside = close_over(nodes[start+1:end], arguments, outputs[places])
+        outputs[places] = apply_several(CHECKPOINT, Tensor[outputs[places]; arguments; outside], attributes(:program => program))
     end
+    return unflatten(result, shown(outputs, plain && (!any(x -> x.requires_grad, outputs) || depends_on_duals(outputs)), given))
 end
 
 own_tensor(x::Tensor) = x

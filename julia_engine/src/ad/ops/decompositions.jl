@@ -13,22 +13,32 @@ infer_square(inputs, attrs) = (copy(inputs[1].dims), check_square(inputs[1]))
 infer_of_square(inputs, attrs) = (Int[], check_square(inputs[1]))
 
 """The lowering of a function of arrays whose results are to be copied."""
-function forward_by(name::String, f)
+function forward_by(name::String, @nospecialize(f))
     return function (p, out, inputs, attrs)
         outs = out isa Memory ? Memory[out] : out
-        n = length(outs)
-        return emit_arrays!(p, (arrays...) -> decomposed!(name, f, arrays[1:n], arrays[n+1:end]), outs, inputs)
+        return emit_arrays!(p, Decomposition(name, f, length(outs)), outs, inputs)
     end
 end
 
-function decomposed!(name::String, f, outs, inputs)
+"""A function of arrays whose results are copied to the first `results` arrays that it is called with."""
+struct Decomposition
+    name::String
+    f::Any
+    results::Int
+end
+
+function (d::Decomposition)(@nospecialize(arrays...))
+    given, name = Any[arrays...], d.name
     found = try
-        f(inputs...)
+        d.f(given[d.results+1:end]...)
     catch error
         error isa Union{SingularException,PosDefException,LAPACKException} || rethrow()
         throw(LinearAlgebraError("$name: the matrix is " * (error isa PosDefException ? "not positive definite" : "singular")))
     end
-    foreach((out, result) -> out .= result, outs, found isa Tuple ? found : (found,))
+    found isa Tuple || (found = (found,))
+    for k in 1:d.results
+        found[k] isa Number ? fill!(given[k], found[k]) : copyto!(given[k], found[k])
+    end
     return nothing
 end
 
