@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,7 @@ def digits(name: str, instead_of: str, reason: str) -> Dataset:
     )
 
 
-def _digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _digits() -> tuple[NDArray[np.float64], Any]:
     """Return what `load_digits()` does: images (1797, 8, 8) of 0 to 16, and the digits.
 
     Its file is read without importing scikit-learn, which takes seconds; where the file is elsewhere, it is imported.
