@@ -21,6 +21,9 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
+# pip leaves the compiling of modules to their first import (see below): if Python may not keep what it compiles, each of
+# the hundreds of processes of the tests compiles all that it imports anew, for TensorFlow a quarter of a minute.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help reproduce sizes curves test campaign lint docs bench bench-compare bench-history site release clean
 
 BIN := $(VENV)/bin

@@ -6,6 +6,10 @@ and every output that shows them carries `Dataset.notice` or `SAMPLE_LABEL`.
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,17 +30,16 @@ def digits(name: str, instead_of: str, reason: str) -> Dataset:
     1998 (its test set).
     """
     try:
-        from sklearn.datasets import load_digits
+        pixels, labels = _digits()
     except ImportError as error:
         raise NoSampleError(
             f"neither {instead_of} nor its embedded sample is available: {reason}; and scikit-learn, which "
             f"carries the sample, can't be imported ({error}). pip install 'twingrad[data]', or name a folder that "
             f"holds {instead_of} with --data-dir or TWINGRAD_DATA"
         ) from None
-    source = load_digits()
-    images = bilinear(source.images / GREY_LEVELS, SIDE)
+    images = bilinear(pixels / GREY_LEVELS, SIDE)
     x = images.reshape(len(images), -1).astype(np.float32)
-    y = source.target.astype(np.int64)
+    y = labels.astype(np.int64)
     order = np.random.Generator(np.random.PCG64(SPLIT_SEED)).permutation(len(x))
     train, test = order[:TRAIN_ROWS], order[TRAIN_ROWS:]
     arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
@@ -54,6 +57,24 @@ def digits(name: str, instead_of: str, reason: str) -> Dataset:
             "TWINGRAD_DATA."
         ),
     )
+
+
+def _digits() -> tuple[NDArray[np.float64], Any]:
+    """Return what `load_digits()` does: images (1797, 8, 8) of 0 to 16, and the digits.
+
+    Its file is read without importing scikit-learn, which takes seconds; where the file is elsewhere, it is imported.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise ImportError("No module named 'sklearn'")
+    try:
+        rows = np.loadtxt(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", delimiter=",")
+    except OSError:
+        from sklearn.datasets import load_digits
+
+        source = load_digits()
+        return source.images, source.target
+    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
 
 
 def bilinear(images: NDArray[np.float64], side: int) -> NDArray[np.float64]:

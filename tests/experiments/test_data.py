@@ -11,10 +11,12 @@ import hashlib
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -307,6 +309,21 @@ def test_without_files_or_network_the_sample_says_what_it_is(monkeypatch: pytest
         assert x.dtype == np.float32 and x.flags.c_contiguous
         assert x.min() == 0 and x.max() == 1
         assert y.dtype == np.int64 and set(y.tolist()) == set(range(10)) and len(x) == len(y)
+
+
+def test_the_digits_are_those_of_scikit_learn_and_read_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.datasets import load_digits
+
+    expected = load_digits()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "sklearn.datasets", None)  # what imports it fails
+        found = sample._digits()
+    with monkeypatch.context() as patch:  # a scikit-learn that has its file elsewhere
+        patch.setattr(sample.importlib.util, "find_spec", lambda name: ModuleSpec(name, None, origin="/nowhere/x.py"))
+        imported = sample._digits()
+    for images, labels in (found, imported):
+        np.testing.assert_array_equal(images, expected.images, strict=True)
+        np.testing.assert_array_equal(labels, expected.target)
 
 
 def test_the_sample_is_the_same_every_time() -> None:

@@ -116,7 +116,7 @@ def test_the_extras_are_those_of_the_distribution() -> None:
 def test_data_that_is_nowhere_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path))
     monkeypatch.delenv("TWINGRAD_DATA", raising=False)
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     finding = one(doctor.data(None), "data mnist")
     assert finding.state == "note" and "train-images-idx3-ubyte.gz" in finding.advice
 
