@@ -73,7 +73,7 @@ SHAPE = "the shape of its result depends on values"
 SHAPE_FROM_VALUES = frozenset(
     (
         *("argwhere", "bincount", "compress", "extract", "flatnonzero", "intersect1d", "nonzero", "piecewise"),
-        *("polydiv", "polymul", "setdiff1d", "setxor1d", "trim_zeros", "union1d", "unique"),
+        *("polydiv", "polymul", "setdiff1d", "setxor1d", "trim_zeros", "union1d", "unique", "linalg.lstsq"),
     )
 )
 """Functions that need values, which a function that is traced does not have."""

@@ -220,14 +220,20 @@ def _doubled(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
     """Combine the elements up to each place, by doubling the stretch that a place knows of."""
     n = x.shape[axis]
     reach = 1
-    if n and x.dtype.kind == "f":  # of truth values, as those of more elements
-        kind = function(part_of(x, axis, 0, 1), part_of(x, axis, 0, 1)).dtype
-        x = x if kind == x.dtype else x != 0
+    x = _as_combined(function, x, axis)
     while reach < n:
         combined = function(part_of(x, axis, 0, n - reach), part_of(x, axis, reach, n))
         x = concatenate([part_of(x, axis, 0, reach), combined], axis)
         reach *= 2
     return x
+
+
+def _as_combined(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
+    """Return the elements in the dtype of two that are combined: truth values of logical functions."""
+    if not x.shape[axis]:
+        return x
+    kind = function(part_of(x, axis, 0, 1), part_of(x, axis, 0, 1)).dtype
+    return x != 0 if kind == np.bool_ else astype(x, kind)
 
 
 def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -257,7 +263,10 @@ def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]
             x = astype(x, dtype)
         if rest is not None:
             first, others = part_of(x, axis, 0, 1), part_of(x, axis, 1, x.shape[axis])
-            found = function(first, NUMPY[(rest, "reduce")](others, axis=axis, keepdims=True))
+            others = NUMPY[(rest, "reduce")](others, axis=axis, keepdims=True)
+            if others.dtype != first.dtype:
+                raise DTypeError(f"{name}: expected floats or {others.dtype}, got {first.dtype}; convert with astype()")
+            found = function(first, others)
         else:
             found = _combined(function, x, axis)
         same_dtype(name, dtype, found)
@@ -268,6 +277,7 @@ def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]
 
 def _combined(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
     """Combine the elements along an axis, neighbour with neighbour."""
+    x = _as_combined(function, x, axis)
     while (n := x.shape[axis]) > 1:
         half = n // 2
         pairs = function(part_of(x, axis, 0, 2 * half, 2), part_of(x, axis, 1, 2 * half, 2))
