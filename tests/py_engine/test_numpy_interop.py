@@ -492,3 +492,28 @@ def test_dropout_rates_out_of_range_are_refused():
     for rate in (-0.1, 1.0, np.nan):
         with pytest.raises(pe.errors.ConfigurationError, match="at least 0 and below 1"):
             ops.dropout(A, rate, np.random.default_rng(0))
+
+
+def test_an_index_of_a_plain_array_that_is_traced_is_refused_with_what_to_write_instead():
+    table = np.array([1.0, 2.0, 4.0])
+    for refused in (lambda x: np.take(table, np.argmax(x)), lambda x: table[np.searchsorted(x, [0.5])]):
+        with pytest.raises(TraceError, match=r"py_engine.tensor\(a\)\[x\], py_engine.ops.take\(a, x\)"):
+            pe.compile(refused)(A[0])
+    for taken in (lambda x: ops.take(table, np.argmax(x)), lambda x: pe.tensor(table)[np.argmax(x)]):
+        assert pe.compile(taken)(A[0]) == 4.0
+
+
+def test_short_and_long_kernels_are_convolved_alike():
+    rng = np.random.default_rng(2)
+    x, g = rng.standard_normal(40), rng.standard_normal(72)
+    for size in (1, 2, 16, 17, 33):  # up to 16 elements, and more
+        kernel = rng.standard_normal(size)
+        for mode in ("full", "same", "valid"):
+            for function in (np.convolve, np.correlate):
+                expected = function(x, kernel, mode)
+
+                def loss(x, kernel, function=function, mode=mode, n=expected.size):
+                    return np.sum(function(x, kernel, mode) ** 2 * g[:n])
+
+                np.testing.assert_allclose(function(pe.tensor(x), kernel, mode).numpy(), expected, atol=1e-12)
+                pe.gradcheck(loss, x, kernel, directions=1)

@@ -216,7 +216,7 @@ def _sinc_slope(y: Tensor, x: Tensor) -> Tensor:
     for k in builtins.range(9, 0, -1):
         series = series * z + 2 * k * (-1.0) ** k / math.factorial(2 * k + 1)
     away = where(near, 1, x)
-    return where(near, np.pi**2 * x * series, (cos(np.pi * away) - sinc(away)) / away)
+    return where(near, np.pi**2 * x * series, (cos(np.pi * away) - where(near, 1, y)) / away)
 
 
 SINC = elementwise("sinc", lambda x, out: np.copyto(out, np.sinc(x)), _sinc_slope, doc="sin(πx) / (πx), and 1 at 0")

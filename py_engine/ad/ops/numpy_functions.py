@@ -564,6 +564,10 @@ def _vecdot(x1: Operand, x2: Operand, /) -> Tensor:
     return sum(a * b, -1)
 
 
+SHORT_KERNEL = 16
+"""Elements of a kernel of which convolve and correlate add up shifted products."""
+
+
 @implements(np.convolve)
 def _convolve(a: Operand, v: Operand, mode: str = "full") -> Tensor:
     return _slid("convolve", a, v, mode, turned=True)
@@ -590,8 +594,14 @@ def _slid(function: str, a: Any, v: Any, mode: Any, turned: bool) -> Tensor:
     if turned:
         short = flip(short)
     padded = concatenate([np.zeros(before, x.dtype), long, np.zeros(after, x.dtype)])
-    windows = NUMPY[np.take](padded, np.arange(n + before + after - k + 1)[:, np.newaxis] + np.arange(k))
-    found = matmul(windows, short)
+    count = n + before + after - k + 1
+    if k <= SHORT_KERNEL:  # a product for each of its elements, without a copy of each window
+        terms = [part_of(padded, 0, j, j + count) * short[j] for j in range(k)]
+        found = terms[0]
+        for term in terms[1:]:
+            found = found + term
+    else:
+        found = matmul(NUMPY[np.take](padded, np.arange(count)[:, np.newaxis] + np.arange(k)), short)
     return flip(found) if swapped and not turned else found
 
 

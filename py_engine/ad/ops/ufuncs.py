@@ -130,10 +130,12 @@ def _bessel(order: int, x: Array) -> Array:
     """
     small = np.minimum(x, LARGEST_OF_SERIES)
     term = (small / 2) ** order / math.factorial(order)
-    series = term.copy()
-    for k in range(1, 90):
-        term *= np.square(small / 2) / (k * (k + order))
+    series, quarter = term.copy(), np.square(small / 2)
+    for k in range(1, _terms(order, float(np.fmax.reduce(small, None, initial=0)))):
+        term *= quarter / (k * (k + order))
         series += term
+    if not (x > LARGEST_OF_SERIES).any():
+        return series
     large = np.maximum(x, LARGEST_OF_SERIES)
     term, sum_of_terms = np.ones_like(large), np.ones_like(large)
     for k in range(1, 30):
@@ -144,6 +146,17 @@ def _bessel(order: int, x: Array) -> Array:
     return np.where(x <= LARGEST_OF_SERIES, series, asymptotic)
 
 
+def _terms(order: int, x: float) -> int:
+    """Return how many terms of the power series change its sum at `x`, and so at smaller numbers."""
+    term = total = 1.0
+    k = 0
+    while k < 90 and (term > 1e-17 * total or k < x):
+        k += 1
+        term *= x * x / (4 * k * (k + order))
+        total += term
+    return k
+
+
 @cache
 def _bessel_op(order: int) -> Op:
     def kernel(x: Array, out: Array) -> None:
@@ -151,7 +164,9 @@ def _bessel_op(order: int) -> Op:
         np.copyto(out, values)
 
     def slope(y: Tensor, x: Tensor) -> Tensor:
-        return (_bessel_op(order - 1 if order else 1)(x) + _bessel_op(order + 1)(x)) / 2
+        if not order:
+            return _bessel_op(1)(x)
+        return (_bessel_op(order - 1)(x) + _bessel_op(order + 1)(x)) / 2
 
     doc = "modified Bessel function of the first kind"
     return elementwise(f"i{order}", kernel, slope, doc=doc, in_table=False)
