@@ -27,7 +27,10 @@ const JULIA_FUNCTIONS = Any[
     ("the shortest solution", (a, b) -> a \ b, (WIDE, drawn(2))),
     ("cov", cov, (TALL,)), ("cov of rows", x -> cov(x; dims=2), (TALL,)), ("cov of a vector", cov, (drawn(4),)), ("cov, not corrected", x -> cov(x; corrected=false), (TALL,)),
     ("cov of two", cov, (drawn(4), drawn(4))), ("cov of matrices", cov, (drawn(4, 2), TALL)), ("cor", cor, (TALL,)), ("cor of two", cor, (drawn(5), drawn(5))),
-    ("quantiles", x -> quantile(x, [0.2, 0.5, 1.0]), (drawn(6),)), ("flipsign", (a, b) -> flipsign.(a, b), ([1.5, -2.0, 0.5], [1.0, -1.0, -2.0]))]
+    ("quantiles", x -> quantile(x, [0.2, 0.5, 1.0]), (drawn(6),)), ("flipsign", (a, b) -> flipsign.(a, b), ([1.5, -2.0, 0.5], [1.0, -1.0, -2.0])),
+    ("x^3", x -> x^3, (WELL,)), ("x^-2", x -> x^-2, (WELL,)), ("x / y", (a, b) -> a / b, (WELL, WELL + I)), ("muladd", (a, b) -> muladd.(a, b, 1.5), (TALL, TALL)),
+    ("the identity matrix", x -> (2I - x) * (x + I) + (x - 3I) * 0.5I + I * (I + x), (WELL,)),
+    ("eigmin, eigmax", x -> eigmax(Symmetric(x)) / eigmin(Symmetric(x)), (WELL,))]
 for (f, x) in ((exp10, [0.3, -1.2]), (sec, [0.3, 2.2]), (csc, [0.3, 2.2]), (cot, [0.3, -2.2]), (asec, [1.3, -2.2]), (acsc, [1.3, -2.2]),
         (acot, [0.3, -2.2, 0.0]), (sech, [0.3, -2.2]), (csch, [0.3, -2.2]), (coth, [0.3, -2.2]), (asech, [0.3, 0.8]), (acsch, [0.3, -2.2]),
         (acoth, [1.3, -2.2]), (sinpi, [0.3, -2.2, 0.5, 7.25]), (cospi, [0.3, -2.2, 1.0, 7.25]), (sind, [30.0, -200, 400]), (cosd, [30.0, -200, 400]),
@@ -64,7 +67,8 @@ end
     @test vmap((a, b) -> a \ b; in_axes=(nothing, :last))(TALL, ones(4, 2)) ≈ TALL \ ones(4, 2)
     for (call, what) in ((() -> eigen(Constant(WELL)), "eigen(Symmetric(x))"), (() -> opnorm(Constant(WELL), 3), "p must be 1, 2 or Inf"),
         (() -> sec(Constant(WELL)), "use sec.(x)"), (() -> Symmetric(Constant(TALL)), "square"), (() -> cov(Constant(drawn(3)), drawn(4)), "as many observations"),
-        (() -> accumulate(max, Constant([1.0])), "scan()"), (() -> Constant(TALL) \ ones(3), "expected a square matrix"))
+        (() -> accumulate(max, Constant([1.0])), "scan()"), (() -> Constant(TALL) \ ones(3), "expected a square matrix"),
+        (() -> Constant(TALL) + I, "square"), (() -> Constant(TALL)^2, "square"), (() -> Constant([1.0, 2.0])^2, "use .^"), (() -> 1 / Constant(TALL), "use ./"))
         @test occursin(what, message_of(call))
     end
 end

@@ -181,7 +181,7 @@ class Op:
     pull: Pullback = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "alike", self.infer in (infer_float, infer_elementwise, infer_number))
+        object.__setattr__(self, "alike", self.infer in (infer_float, infer_real, infer_elementwise, infer_number))
         object.__setattr__(self, "pull", _pullback(self.vjp))
 
     def __call__(self, *operands: Operand, **attrs: Any) -> Tensor:
@@ -211,6 +211,8 @@ class Op:
         if not alike or dtype not in FLOATS:
             try:
                 shape, dtype = self.infer(*inputs, **attrs)
+            except SeveralDTypes as error:
+                return self.apply(error.converted(inputs), attrs)
             except (ShapeError, DTypeError) as error:
                 raise type(error)(f"{here(self.name)}: {error}") from None
         if level and (self.constant or not STATE.grad_enabled or dtype not in FLOATS):
@@ -650,12 +652,14 @@ def _number(x: Any, dtype: Any) -> Literal:
 
 
 def _dtype_without_floats(operands: Sequence[Any]) -> np.dtype[Any]:
-    integers = [x.dtype for x in operands if isinstance(x, (Tensor, np.ndarray)) and x.dtype.kind in "iu"]
+    arrays = [x.dtype for x in operands if isinstance(x, (Tensor, np.ndarray))]
+    integers = [dtype for dtype in arrays if dtype.kind in "iu"]
     numbers = [x for x in operands if not isinstance(x, (Tensor, np.ndarray))]
     if all(isinstance(x, (bool, np.bool_)) or getattr(x, "dtype", None) == np.bool_ for x in operands):
         return np.dtype(np.bool_)
-    whole = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in numbers)
-    return integers[0] if integers and whole else np.dtype(np.float64)
+    if not arrays or not all(isinstance(x, (int, np.integer, np.bool_)) for x in numbers):
+        return np.dtype(np.float64)
+    return integers[0] if integers else np.dtype(np.int64)  # beside truth values alone whole numbers are numpy's own
 
 
 def as_tensor(operand: Operand) -> Tensor:
@@ -731,23 +735,74 @@ def broadcast(inputs: Sequence[Tensor]) -> Shape:
 _broadcast = lru_cache(1024)(np.broadcast_shapes)
 
 
+class SeveralDTypes(DTypeError):
+    """Operands are not of the dtype that numpy converts them to: an op converts them and is applied again.
+
+    Attributes:
+        operands: those that are to be of one dtype.
+        dtype: which one.
+    """
+
+    def __init__(self, operands: Sequence[Tensor], dtype: np.dtype[Any]) -> None:
+        super().__init__(f"operands of {' and '.join(str(x.dtype) for x in operands)} must be converted to {dtype}")
+        self.operands, self.dtype = operands, dtype
+
+    def converted(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return an op's inputs, with the operands among them converted."""
+        meant = set(map(id, self.operands))
+        return tuple([as_dtype_of(x, self.dtype) if id(x) in meant else x for x in inputs])
+
+
+def as_dtype_of(x: Tensor, dtype: np.dtype[Any]) -> Tensor:
+    """Return an operand in the dtype that it has beside others; a number stays a number that is known."""
+    if x.dtype == dtype:
+        return x
+    if x.__class__ is Literal:
+        return Literal(np.asarray(x.data, dtype))
+    return TABLE["astype"].apply((x,), {"dtype": dtype})
+
+
+def in_one_dtype(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the operands of a function in the one dtype that `common_dtype` finds for them.
+
+    Raises:
+        DTypeError: there is none.
+    """
+    try:
+        common_dtype(inputs)
+    except SeveralDTypes as error:
+        return error.converted(inputs)
+    return tuple(inputs)
+
+
 def common_dtype(inputs: Sequence[Tensor]) -> Any:
     """Return the one dtype of all inputs.
 
     Raises:
-        DTypeError: they differ: arrays keep their dtype, so the caller decides which one is meant.
+        SeveralDTypes: they differ, and numpy converts them to a float dtype that is among them, as integers beside
+            float64, or to one of whole numbers.
+        DTypeError: they differ otherwise: floats keep their dtype, so the caller decides which one is meant.
     """
     dtype = inputs[0].dtype
     for x in inputs:
         if x.dtype != dtype:
-            kinds = {y.dtype.kind for y in inputs}
-            if "c" in kinds:
-                raise DTypeError(COMPLEX)
-            if not kinds <= set("fiub"):
-                raise DTypeError("expected numbers and arrays of numbers only, got something else among the operands")
-            names = " and ".join(str(x.dtype) for x in inputs)
-            raise DTypeError(f"operands of {names} cannot be mixed; convert one with astype()")
+            raise _several(inputs)
     return dtype
+
+
+def _several(inputs: Sequence[Tensor]) -> DTypeError:
+    dtypes = {x.dtype for x in inputs}
+    kinds = {dtype.kind for dtype in dtypes}
+    if "c" in kinds:
+        return DTypeError(COMPLEX)
+    if not kinds <= set("fiub"):
+        return DTypeError("expected numbers and arrays of numbers only, got something else among the operands")
+    floats = {dtype for dtype in dtypes if dtype.kind == "f"}
+    dtype = np.result_type(*dtypes)
+    if floats == {dtype} or (not floats and dtype.kind in "iu"):
+        return SeveralDTypes(inputs, dtype)
+    names = " and ".join(str(x.dtype) for x in inputs)
+    return DTypeError(f"operands of {names} cannot be mixed; convert one with astype()")
 
 
 def float_only(dtype: Any) -> Any:
@@ -777,6 +832,14 @@ def infer_float(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
     return shape, float_only(dtype)
 
 
+def infer_real(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
+    """Shape and dtype of an elementwise op of floats which numpy has for whole numbers too, converted to float64."""
+    shape, dtype = infer_elementwise(*inputs)
+    if dtype.kind in "iu" and dtype.itemsize >= 4:
+        raise SeveralDTypes(inputs, np.dtype(np.float64))
+    return shape, float_only(dtype)
+
+
 def infer_number(*inputs: Tensor, **attrs: Any) -> tuple[Shape, Any]:
     """Shape and dtype of an elementwise op that is defined for all numbers, and not for truth values."""
     shape, dtype = infer_elementwise(*inputs)
@@ -792,7 +855,7 @@ def elementwise(
     doc: str,
     numpy: Any = None,
     bind: Callable[..., Sequence[Call]] | None = None,
-    infer: Infer = infer_float,
+    infer: Infer = infer_real,
     commutes: bool = False,
     scalar: str | Callable[[Equation], str] | None = None,
     simplify: Simplify | None = None,

@@ -35,7 +35,7 @@ from py_engine.ad.tensor import (
     plain_array,
     real_array,
 )
-from py_engine.errors import DTypeError, MissingAttributeError, NotDifferentiableError, ShapeError
+from py_engine.errors import DTypeError, MissingAttributeError, NotDifferentiableError, ShapeError, TraceError
 
 Binary: TypeAlias = Callable[[Tensor, Operand], Tensor]
 
@@ -73,7 +73,7 @@ SHAPE = "the shape of its result depends on values"
 SHAPE_FROM_VALUES = frozenset(
     (
         *("argwhere", "bincount", "compress", "extract", "flatnonzero", "intersect1d", "nonzero", "piecewise"),
-        *("polydiv", "polymul", "setdiff1d", "setxor1d", "trim_zeros", "union1d", "unique"),
+        *("polydiv", "polymul", "setdiff1d", "setxor1d", "trim_zeros", "union1d", "unique", "linalg.lstsq"),
     )
 )
 """Functions that need values, which a function that is traced does not have."""
@@ -193,6 +193,12 @@ class Operators:
             raise NotDifferentiableError(
                 "a plain array of this tensor would lose its derivative; take .numpy() if only the values are "
                 "wanted, or an op of py_engine.ops that works on tensors"
+            )
+        if self.data is None:
+            raise TraceError(
+                "numpy needs the values of this tensor, but the function is being traced and only shapes are known; an "
+                "array that it is an index of must be a tensor, too: py_engine.tensor(a)[x], py_engine.ops.take(a, x); "
+                "for branches and loops on values there are where(), cond(), while_loop() and scan()"
             )
         return np.array(self._taken(), dtype=dtype, copy=copy)
 

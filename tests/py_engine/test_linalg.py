@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import py_engine as pe
 from py_engine import ops
+from py_engine.errors import TraceError
 
 seeds = st.integers(0, 2**32 - 1)
 matmul_shapes = hnp.mutually_broadcastable_shapes(
@@ -171,3 +172,47 @@ def test_a_pseudo_inverse_that_cuts_what_is_not_zero(shape, rng):
 def test_a_pseudo_inverse_with_equal_singular_values_has_its_gradient(values, rng):
     left, right = (np.linalg.qr(rng.standard_normal((4, 4)))[0] for _ in range(2))
     pe.gradcheck(lambda x: np.sum(np.linalg.pinv(x, 0.3) ** 3), left @ np.diag(values) @ right)
+
+
+def test_symmetric_matrices_may_be_said_to_be_so():
+    rng = np.random.default_rng(4)
+    half = rng.standard_normal((2, 4, 4))
+    x = half + np.swapaxes(half, -1, -2)  # with eigenvalues of both signs
+
+    def vectors(x):
+        return np.linalg.svd(x, hermitian=True)
+
+    for found in (vectors(pe.tensor(x)), pe.compile(vectors)(x)):
+        for value, expected in zip(found, vectors(x), strict=True):
+            np.testing.assert_allclose(value, expected, atol=1e-12)
+
+    def projected(x):
+        u, s, vt = vectors(x)
+        return np.sum(np.sin(u * s[:, np.newaxis] @ vt)) + np.sum(u[..., 0] ** 2 * [1, 2, 3, 4]) + np.sum(s**3)
+
+    def values(x):
+        return np.sum(np.linalg.svd(x, hermitian=True, compute_uv=False) ** 2 * [1, 2, 3, 4])
+
+    def inverse(x):
+        return np.sum(np.cos(np.linalg.pinv(x, hermitian=True)))
+
+    for function in (projected, values, inverse):
+        pe.gradcheck(function, x)
+        np.testing.assert_allclose(pe.compile(function)(x), function(x), rtol=1e-12)
+        lower = pe.grad(function)(x)  # the one that is read, as by eigh
+        np.testing.assert_array_equal(np.triu(lower, 1), 0)
+        np.testing.assert_allclose(pe.compile(pe.grad(function))(x), lower, atol=1e-9)
+    # Where eigenvalues are equal the pseudo-inverse has a derivative still.
+    np.testing.assert_allclose(
+        pe.grad(lambda x: np.trace(np.linalg.pinv(x, hermitian=True)))(2 * np.eye(3)), -np.eye(3) / 4
+    )
+
+
+def test_least_squares_in_a_compiled_function_says_what_to_write_instead():
+    def fitted(a, b):
+        return np.linalg.lstsq(a, b)[0]
+
+    a, b = np.vander(np.arange(5.0), 3), np.arange(5.0) ** 3
+    with pytest.raises(TraceError, match=r"lstsq: the rank.*numpy.linalg.pinv\(a\) @ b"):
+        pe.compile(fitted)(a, b)
+    np.testing.assert_allclose(pe.compile(lambda a, b: np.linalg.pinv(a) @ b)(a, b), fitted(a, b), rtol=1e-10)

@@ -262,13 +262,78 @@ def test_integers_compute_with_integers_and_whole_numbers():
     assert (i + 1).dtype == (2 * i - i).dtype == (-i).dtype == np.int64
     np.testing.assert_array_equal((i + 1).numpy(), [2, 3, 4])
     np.testing.assert_array_equal((i == 2).numpy(), [False, True, False])
-    with pytest.raises(DTypeError, match="int64 and float64"):
-        i * 0.5
-    with pytest.raises(DTypeError, match="int64 and float64"):
-        i * np.ones(3)
 
 
-@pytest.mark.parametrize("function", [np.sin, np.sqrt, np.median, np.linalg.norm, ops.softmax, ops.logsumexp, ops.relu])
+WHOLE, TRUE = np.array([[3, 1, 2], [5, 0, 4]]), A > 0.4
+BESIDE_FLOATS = {
+    "numbers": lambda x, i, b: (
+        i * 0.5,
+        i + np.float64(2),
+        b * 2,
+        b + 0.5,
+        i + True,
+        i / 2,
+        b / np.sum(b),
+        2 / (i + 1),
+    ),
+    "arithmetic": lambda x, i, b: (x + i, b * x, x - np.sum(b), x / np.sum(x > 0.4), x**i, i % x, x // (i + 1)),
+    "functions": lambda x, i, b: (np.arctan2(i, x), np.maximum(i, x), np.logaddexp(x, i), np.exp(i), np.sqrt(i)),
+    "comparisons": lambda x, i, b: (i < x, np.isclose(i, x), np.equal(x, b), np.searchsorted(np.sort(x[0]), i)),
+    "choices": lambda x, i, b: (np.where(b, i, x), np.select([b], [i], x), np.clip(x, b, i), np.clip(i, 1, None)),
+    "joining": lambda x, i, b: (np.concatenate([i, x]), np.stack([x, b]), np.append(x, i), np.insert(x, 0, i[0])),
+    "products": lambda x, i, b: (
+        i @ x.T,
+        np.dot(x, [1, 2, 3]),
+        np.outer(x, i),
+        np.einsum("ij,kj", x, i),
+        np.kron(b, x),
+    ),
+    "systems": lambda x, i, b: (
+        np.linalg.solve(x[:, :2] + 2 * np.eye(2, dtype=int), i),
+        np.linalg.pinv(x - np.eye(2, 3, dtype=int)),
+    ),
+    "curves": lambda x, i, b: (np.interp(x, [0, 1], [2, 3]), np.polyval([1, 2, 3], x), np.convolve(x[0], [1, 2, 1])),
+    "whole numbers": lambda x, i, b: (i + b, np.maximum(i, 2), abs(i - 3), np.sign(i), i + np.argmax(x), b + 2),
+}
+"""Whole numbers and truth values beside float64, and what of theirs has one result in numpy."""
+
+
+@pytest.mark.parametrize("function", BESIDE_FLOATS.values(), ids=BESIDE_FLOATS)
+def test_whole_numbers_and_truth_values_become_float64_beside_it_as_numpys(function):
+    expected = function(A, WHOLE, TRUE)
+    for found in (function(pe.tensor(A), pe.tensor(WHOLE), pe.tensor(TRUE)), pe.compile(function)(A, WHOLE, TRUE)):
+        for value, wanted in zip(found, expected, strict=True):
+            value = value.numpy() if isinstance(value, pe.Tensor) else value
+            assert value.dtype == np.asarray(wanted).dtype
+            np.testing.assert_allclose(value, wanted, rtol=1e-14, atol=1e-15)
+
+
+def test_float32_beside_whole_numbers_is_mixed_where_numpy_keeps_it():
+    x = pe.tensor(A, np.float32)
+    for other in (TRUE, WHOLE.astype(np.int8), WHOLE.astype(np.uint16)):
+        assert (x * other).dtype == (other + x).dtype == np.float32
+    for other in (WHOLE, WHOLE.astype(np.int32)):  # of which numpy makes float64
+        with pytest.raises(DTypeError, match=f"float32 and {other.dtype} cannot be mixed"):
+            x * other
+
+
+def test_the_gradient_passes_by_whole_numbers_and_masks():
+    def mean_of_large(x, steps):
+        large = x > 0.4
+        return np.sum(x**2 * large * steps) / np.sum(large) + np.mean(x * np.arange(3))
+
+    expected = 2 * A * TRUE * WHOLE / TRUE.sum() + np.arange(3) / 6
+    for run in (pe.grad(mean_of_large), pe.compile(pe.grad(mean_of_large))):
+        np.testing.assert_allclose(run(A, WHOLE), expected, rtol=1e-14)
+    both = pe.vmap(pe.grad(mean_of_large), (0, None))(np.stack([A, A]), WHOLE)
+    np.testing.assert_allclose(both, [expected] * 2, rtol=1e-14)
+    _, tangent = pe.jvp(mean_of_large, (A, WHOLE), (np.ones_like(A), None))
+    np.testing.assert_allclose(tangent, expected.sum(), rtol=1e-14)
+    times = pe.compile(lambda x, n: x * n + (x > 1) * (n > 2))  # on single numbers
+    assert times(2.5, np.array(3)) == 8.5
+
+
+@pytest.mark.parametrize("function", [np.median, np.linalg.norm, ops.softmax, ops.logsumexp, ops.relu])
 def test_what_is_defined_for_floats_refuses_integers(function):
     with pytest.raises(DTypeError, match="expected float32 or float64, got int64"):
         function(pe.tensor([1, 2, 3]))
@@ -427,3 +492,28 @@ def test_dropout_rates_out_of_range_are_refused():
     for rate in (-0.1, 1.0, np.nan):
         with pytest.raises(pe.errors.ConfigurationError, match="at least 0 and below 1"):
             ops.dropout(A, rate, np.random.default_rng(0))
+
+
+def test_an_index_of_a_plain_array_that_is_traced_is_refused_with_what_to_write_instead():
+    table = np.array([1.0, 2.0, 4.0])
+    for refused in (lambda x: np.take(table, np.argmax(x)), lambda x: table[np.searchsorted(x, [0.5])]):
+        with pytest.raises(TraceError, match=r"py_engine.tensor\(a\)\[x\], py_engine.ops.take\(a, x\)"):
+            pe.compile(refused)(A[0])
+    for taken in (lambda x: ops.take(table, np.argmax(x)), lambda x: pe.tensor(table)[np.argmax(x)]):
+        assert pe.compile(taken)(A[0]) == 4.0
+
+
+def test_short_and_long_kernels_are_convolved_alike():
+    rng = np.random.default_rng(2)
+    x, g = rng.standard_normal(40), rng.standard_normal(72)
+    for size in (1, 2, 16, 17, 33):  # up to 16 elements, and more
+        kernel = rng.standard_normal(size)
+        for mode in ("full", "same", "valid"):
+            for function in (np.convolve, np.correlate):
+                expected = function(x, kernel, mode)
+
+                def loss(x, kernel, function=function, mode=mode, n=expected.size):
+                    return np.sum(function(x, kernel, mode) ** 2 * g[:n])
+
+                np.testing.assert_allclose(function(pe.tensor(x), kernel, mode).numpy(), expected, atol=1e-12)
+                pe.gradcheck(loss, x, kernel, directions=1)

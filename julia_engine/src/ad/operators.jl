@@ -22,14 +22,17 @@ Base.:*(a::Tensor, b::Union{Real,AbstractArray}) = product(a, b)
 Base.:*(a::Union{Real,AbstractArray}, b::Tensor) = product(a, b)
 Base.:/(a::Tensor, b::Scalar) = quotient(a, b)
 Base.:/(a::Union{Real,AbstractArray}, b::Tensor) = quotient(a, b)
-quotient(a, b) = is_scalar(b) ? DIV(a, b) :
+function quotient(a, b)
+    is_scalar(b) && return DIV(a, b)
+    ndims(a) == ndims(b) == 2 && return transpose(transpose(as_tensor(b)) \ transpose(as_tensor(a)))  # a b⁻¹
     throw(ShapeError("/: expected a number to divide by, got an array of size $(size(b)); use ./"))
+end
 Base.:^(a::Tensor, b::Scalar) = power(a, b)
-Base.:^(a::Tensor, b::Integer) = power(a, b)
+Base.:^(a::Tensor, b::Integer) = ndims(a) == 2 ? matrix_power(a, b) : power(a, b)
 Base.:^(a::Real, b::Tensor) = power(a, b)
 power(a, b) = is_scalar(a) && is_scalar(b) ? elementwise_power(a, b) :
     throw(ShapeError("^: expected numbers, got arrays; use .^"))
-Base.literal_pow(::typeof(^), a::Tensor, ::Val{P}) where {P} = power(a, P)
+Base.literal_pow(::typeof(^), a::Tensor, ::Val{P}) where {P} = a^P
 
 # Dots: every dotted call is one op at once, so that `sin.(x .* y)` is two nodes of the graph. ----------------------------
 

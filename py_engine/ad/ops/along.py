@@ -36,7 +36,7 @@ from py_engine.ad.ops.elementary import (
     not_equal,
     stop_gradient,
 )
-from py_engine.ad.ops.indexing import take_along_axis
+from py_engine.ad.ops.indexing import take, take_along_axis
 from py_engine.ad.ops.reduction import as_numbers, kind_of_sum, normalize_axes, sum
 from py_engine.ad.ops.shape import (
     along_axes,
@@ -261,10 +261,15 @@ SEARCHSORTED: Op = define(
 
 
 @implements(np.searchsorted, constant=True)
-def searchsorted(a: Operand, v: Operand, side: str = "left", sorter: None = None) -> Tensor:
+def searchsorted(a: Operand, v: Operand, side: str = "left", sorter: Operand | None = None) -> Tensor:
     """Places at which the elements of `v` belong into the sorted vector `a`: before its equals, or behind them where
-    `side` is "right". Constant."""
-    refuse("searchsorted", sorter=(sorter,))
+    `side` is "right". `sorter` has the positions that put `a` in order, as `argsort` gives them. Constant."""
+    if sorter is not None:
+        order = as_tensor(sorter)
+        a = as_tensor(a)
+        if a.ndim != 1 or order.shape != a.shape:
+            raise ShapeError(f"searchsorted: a sorter of shape {order.shape} does not fit a vector of shape {a.shape}")
+        a = take(a, order)
     if side not in ("left", "right"):
         raise ConfigurationError(f"searchsorted: side must be 'left' or 'right', got {side!r}")
     return SEARCHSORTED(*as_tensors((a, v)), side=side)

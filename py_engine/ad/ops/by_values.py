@@ -207,7 +207,8 @@ def _setdiff1d(ar1: Operand, ar2: Operand, assume_unique: bool = False) -> Tenso
     once = bool(flag(assume_unique))
     if not isinstance(ar1, (Tensor, np.ndarray, list, tuple)):
         raise DTypeError(f"setdiff1d: expected an array, got {type(ar1).__name__}")
-    return _elements("setdiff1d", lambda a, b: np.setdiff1d(a, b, once), ar1, ar2)[0]
+    mine, others = as_tensors((ar1, ar2))
+    return astype(_elements("setdiff1d", lambda a, b: np.setdiff1d(a, b, once), mine, others)[0], mine.dtype)
 
 
 @implements(np.setxor1d)

@@ -26,10 +26,24 @@ from py_engine.ad.op import (
     define,
     float_only,
     implements,
+    in_one_dtype,
     per_matrix,
 )
+from py_engine.ad.ops.along import argsort
 from py_engine.ad.ops.arguments import flag, refuse, whole, wholes
-from py_engine.ad.ops.elementary import WHERE, abs, astype, equal, greater, logical_and, logical_not, not_equal, where
+from py_engine.ad.ops.elementary import (
+    WHERE,
+    abs,
+    astype,
+    equal,
+    greater,
+    logical_and,
+    logical_not,
+    not_equal,
+    sign,
+    where,
+)
+from py_engine.ad.ops.indexing import take_along_axis
 from py_engine.ad.ops.linalg import MATMUL, matmul
 from py_engine.ad.ops.reduction import NORM, max, min, normalize_axes, sum
 from py_engine.ad.ops.shape import (
@@ -45,7 +59,7 @@ from py_engine.ad.ops.shape import (
     triu,
 )
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Node, Operand, Tensor
-from py_engine.errors import ConfigurationError, LinearAlgebraError, ShapeError
+from py_engine.errors import ConfigurationError, LinearAlgebraError, ShapeError, TraceError
 
 # Matrices --------------------------------------------------------------------------------------------------------
 
@@ -102,6 +116,7 @@ def _diagonal_matrix(x: Tensor) -> Tensor:
 
 
 def _infer_solve(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
+    dtype = common_dtype((a, b))
     _check_square(a)
     _check_matrices(b)
     if a.shape[-1] != b.shape[-2]:
@@ -112,7 +127,7 @@ def _infer_solve(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
         stacked = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise ShapeError(f"the leading axes of shapes {a.shape} and {b.shape} do not fit") from None
-    return (*stacked, *b.shape[-2:]), common_dtype((a, b))
+    return (*stacked, *b.shape[-2:]), dtype
 
 
 def _solve_jvp(tangents: Tangents, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -418,16 +433,24 @@ def _thin_svd(a: Operand) -> tuple[Tensor, Tensor, Tensor]:
 
 @implements(np.linalg.svd)
 def _svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
-    refuse("linalg.svd", hermitian=(hermitian, False))
     x = as_tensor(a)
     _check_matrices(x)
-    u, s, vt = _thin_svd(x)
+    u, s, vt = _svd_by_eigh(x) if flag(hermitian) else _thin_svd(x)
     if not flag(compute_uv):
         return s
     if flag(full_matrices) and x.shape[-1] != x.shape[-2]:
         raise ConfigurationError("svd: on tensors only full_matrices=False, unless the matrices are square")
     kind: Any = type(np.linalg.svd(np.eye(1)))
     return kind(u, s, vt)
+
+
+def _svd_by_eigh(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The singular value decomposition of symmetric matrices, of which the lower triangle is read, as numpy finds it:
+    the values are those of the eigenvalues, and v has the vectors of u with the eigenvalues' signs."""
+    values, vectors = EIGH.apply_several((_lower("svd", x, "L"),), {"UPLO": "L"})
+    falling = argsort(-abs(values))
+    values, u = take_along_axis(values, falling), take_along_axis(vectors, expand_dims(falling, -2))
+    return u, abs(values), _transposed(u * expand_dims(sign(values), -2))
 
 
 def _infer_qr(x: Tensor) -> list[tuple[Shape, Any]]:
@@ -582,7 +605,6 @@ def pinv(a: Operand, rcond: float | None = None) -> Tensor:
 
 @implements(np.linalg.pinv)
 def _pinv(a: Operand, rcond: float | None = None, hermitian: bool = False, *, rtol: Any = NO_VALUE) -> Tensor:
-    refuse("linalg.pinv", hermitian=(hermitian, False))
     if rcond is not None and rtol is not NO_VALUE and rtol is not None:
         raise ConfigurationError("pinv: rcond and rtol mean the same; give one of them")
     if rtol is None:
@@ -593,16 +615,17 @@ def _pinv(a: Operand, rcond: float | None = None, hermitian: bool = False, *, rt
         raise ConfigurationError("pinv: rcond must be a number")
     x = as_tensor(a)
     _check_matrices(x)
-    return pinv(x, rcond)
+    # Without eigenvectors, which have no derivative where eigenvalues are equal.
+    return pinv(_lower("pinv", x, "L") if flag(hermitian) else x, rcond)
 
 
 @implements(np.linalg.lstsq)
 def _lstsq(a: Operand, b: Operand, rcond: float | None = None) -> Any:
     """Only of full rank: what else numpy returns depends on values."""
-    x, right = as_tensors((a, b))
+    x, right = in_one_dtype(as_tensors((a, b)))
     if x.ndim != 2 or right.ndim not in (1, 2) or x.shape[0] != right.shape[0]:
         raise ShapeError(f"lstsq: expected a matrix and right-hand sides of as many rows, got {x.shape}, {right.shape}")
-    float_only(common_dtype((x, right)))
+    float_only(x.dtype)
     m, n = x.shape
     cut = np.finfo(x.dtype).eps * (builtins.max(m, n) if rcond is None else 1)
     if rcond is not None:
@@ -611,6 +634,11 @@ def _lstsq(a: Operand, b: Operand, rcond: float | None = None) -> Any:
         cut = float(rcond) if rcond >= 0 else cut  # of a negative one LAPACK takes the precision itself
     found = matmul(pinv(x, cut), right)
     singular = _thin_svd(x)[1]
+    if singular.data is None:
+        raise TraceError(
+            "lstsq: the rank, and which residuals there are, depend on values, which a traced function does not have; "
+            "use numpy.linalg.pinv(a) @ b, or numpy.linalg.solve(a.T @ a, a.T @ b)"
+        )
     found_values = singular.numpy()
     rank = np.int32((found_values > cut * found_values.max(initial=0)).sum())
     residuals = right - matmul(x, found)

@@ -34,6 +34,7 @@ from py_engine.ad.op import (
     common_dtype,
     define,
     elementwise,
+    float_only,
     implements,
     infer_elementwise,
     infer_float,
@@ -89,7 +90,9 @@ mul = elementwise(
 div = elementwise("div", np.divide, lambda y, a, b: 1 / b, lambda y, a, b: -y / b, doc="a / b", scalar="{0} / {1}")
 neg = elementwise("neg", np.negative, lambda y, x: -1, doc="-x", infer=infer_number, scalar="-{0}")
 square = elementwise("square", np.square, lambda y, x: 2 * x, doc="x²", infer=infer_number, scalar="{0} * {0}")
-reciprocal = elementwise("reciprocal", np.reciprocal, lambda y, x: -square(y), doc="1 / x", scalar="1.0 / {0}")
+reciprocal = elementwise(
+    "reciprocal", np.reciprocal, lambda y, x: -square(y), doc="1 / x", scalar="1.0 / {0}", infer=infer_float
+)
 
 
 def _pow_base(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
@@ -112,7 +115,9 @@ def _pow_scalar(equation: Equation) -> str:
     return "pow({0}, {1}) if {0} > 0.0 else edge()" if p.item() == 0.5 else "pow({0}, {1})"
 
 
-pow = elementwise("pow", np.power, _pow_base, _pow_exponent, doc="x to the power p", scalar=_pow_scalar)
+pow = elementwise(
+    "pow", np.power, _pow_base, _pow_exponent, doc="x to the power p", scalar=_pow_scalar, infer=infer_float
+)
 
 # Exponentials and logarithms ------------------------------------------------------------------------------
 
@@ -211,7 +216,7 @@ def _sinc_slope(y: Tensor, x: Tensor) -> Tensor:
     for k in builtins.range(9, 0, -1):
         series = series * z + 2 * k * (-1.0) ** k / math.factorial(2 * k + 1)
     away = where(near, 1, x)
-    return where(near, np.pi**2 * x * series, (cos(np.pi * away) - sinc(away)) / away)
+    return where(near, np.pi**2 * x * series, (cos(np.pi * away) - where(near, 1, y)) / away)
 
 
 SINC = elementwise("sinc", lambda x, out: np.copyto(out, np.sinc(x)), _sinc_slope, doc="sin(πx) / (πx), and 1 at 0")
@@ -295,6 +300,7 @@ relu = elementwise(
     None,
     lambda y, x: greater.apply((y, ZEROS[y.dtype]), NO_ATTRS),
     doc="max(x, 0)",
+    infer=infer_float,
     bind=_relu,
     scalar="{0} if {0} > 0.0 or {0} != {0} else 0.0",
 )
@@ -303,6 +309,7 @@ step: Op = elementwise(
     None,
     lambda y, x: 0,
     doc="1 where x > 0, else 0; derivative 0",
+    infer=infer_float,
     bind=_step,
     scalar="1.0 if {0} > 0.0 else 0.0",
 )
@@ -311,9 +318,10 @@ sign = elementwise(
     np.sign,
     lambda y, x: 0,
     doc="-1, 0 or 1; derivative 0",
+    infer=infer_number,
     scalar="copysign(1.0, {0}) if {0} < 0.0 or {0} > 0.0 else {0} + 0.0",
 )
-abs = elementwise("abs", np.absolute, lambda y, x: sign(x), doc="absolute value", scalar="abs({0})")
+abs = elementwise("abs", np.absolute, lambda y, x: sign(x), doc="absolute value", infer=infer_number, scalar="abs({0})")
 
 # Choices --------------------------------------------------------------------------------------------------
 
@@ -349,6 +357,7 @@ equal_mask = elementwise(
     lambda y, a, b: 0,
     lambda y, a, b: 0,
     doc="1.0 where a = b, else 0.0; derivative 0",
+    infer=infer_float,
     bind=_equal_mask,
     scalar="1.0 if {0} == {1} else 0.0",
 )
@@ -358,6 +367,7 @@ maximum = elementwise(
     lambda y, a, b: _share(y, a, b),
     lambda y, a, b: _share(y, b, a),
     doc="the larger; ties share the gradient",
+    infer=infer_number,
     numpy=np.maximum,
     scalar="{0} if {0} > {1} or {0} != {0} else {1}",
 )
@@ -367,6 +377,7 @@ minimum = elementwise(
     lambda y, a, b: _share(y, a, b),
     lambda y, a, b: _share(y, b, a),
     doc="the smaller; ties share the gradient",
+    infer=infer_number,
     numpy=np.minimum,
     scalar="{0} if {0} < {1} or {0} != {0} else {1}",
 )
@@ -406,7 +417,15 @@ def clip(
     low, high = (None if bound is NO_VALUE else bound for bound in (a_min, a_max))
     if isinstance(a, (bool, np.bool_)):
         raise DTypeError("clip: expected numbers, got a truth value")
-    return CLIP(a, -np.inf if low is None else low, np.inf if high is None else high)
+    x = as_tensor(a)
+    if x.dtype == np.bool_:
+        raise DTypeError("clip: expected numbers, got truth values; convert with astype()")
+    if low is None or high is None:
+        given = [bound for bound in (low, high) if bound is not None]
+        whole_numbers = all(part.dtype.kind in "iu" for part in as_tensors((x, *given)))
+        least, most = (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max) if whole_numbers else (-np.inf, np.inf)
+        low, high = least if low is None else low, most if high is None else high
+    return CLIP(x, low, high)
 
 
 BOOL = np.dtype(np.bool_)
@@ -588,6 +607,7 @@ def round(a: Operand, decimals: int = 0, out: None = None) -> Tensor:
     digits = whole(decimals, "round: decimals")
     if not digits:
         return ROUND(a)
+    float_only(as_tensor(a).dtype)
     with np.errstate(over="ignore"):
         scale = float(np.float64(10.0) ** builtins.abs(digits))
     return ROUND(as_tensor(a) * scale) / scale if digits > 0 else ROUND(as_tensor(a) / scale) * scale

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import NUMPY, as_tensor, as_tensors, common_dtype, float_only, implements
+from py_engine.ad.op import NUMPY, as_tensor, as_tensors, float_only, implements, in_one_dtype
 from py_engine.ad.ops.along import SEARCHSORTED, argsort, cumprod, cumsum, diff, sort
 from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, same_dtype, whole, wholes
 from py_engine.ad.ops.decompositions import inv, solve
@@ -68,8 +68,8 @@ NUMPY[np.radians], NUMPY[np.degrees] = deg2rad, rad2deg
 
 
 def _floats(*operands: Any) -> tuple[Tensor, ...]:
-    tensors = as_tensors(operands)
-    float_only(common_dtype(tensors))
+    tensors = in_one_dtype(as_tensors(operands))
+    float_only(tensors[0].dtype)
     return tensors
 
 
@@ -270,6 +270,9 @@ def _ediff1d(ary: Operand, to_end: Operand | None = None, to_begin: Operand | No
     if x.dtype == np.bool_:
         raise DTypeError("ediff1d: expected numbers, got truth values")
     ends = [None if part is None else ravel(as_tensors((x, part))[1]) for part in (to_begin, to_end)]
+    for end in ends:
+        if end is not None and not np.can_cast(end.dtype, x.dtype, "same_kind"):
+            raise DTypeError(f"ediff1d: ends of {end.dtype} do not fit {x.dtype}; convert with astype()")
     parts = [part for part in (ends[0], diff(x), ends[1]) if part is not None]
     return concatenate(parts)
 
@@ -468,7 +471,10 @@ def _trapezoid(y: Operand, x: Operand | None = None, dx: float = 1.0, axis: int 
         (values,) = _floats(y)
         widths: Any = dx
     else:
-        values, points = _floats(y, x)
+        values, points = as_tensors((y, x))
+        if {values.dtype.kind, points.dtype.kind} & set("bu"):  # whose differences and sums numpy takes without a sign
+            raise DTypeError(f"trapezoid: expected floats, got {values.dtype}, {points.dtype}; convert with astype()")
+        values, points = _floats(values, points)
         if points.ndim not in (1, values.ndim):
             raise ShapeError(f"trapezoid: x of shape {points.shape} does not fit y of shape {values.shape}")
         widths = diff(points, axis=-1 if points.ndim == 1 else axis)
@@ -558,6 +564,10 @@ def _vecdot(x1: Operand, x2: Operand, /) -> Tensor:
     return sum(a * b, -1)
 
 
+SHORT_KERNEL = 16
+"""Elements of a kernel of which convolve and correlate add up shifted products."""
+
+
 @implements(np.convolve)
 def _convolve(a: Operand, v: Operand, mode: str = "full") -> Tensor:
     return _slid("convolve", a, v, mode, turned=True)
@@ -584,8 +594,14 @@ def _slid(function: str, a: Any, v: Any, mode: Any, turned: bool) -> Tensor:
     if turned:
         short = flip(short)
     padded = concatenate([np.zeros(before, x.dtype), long, np.zeros(after, x.dtype)])
-    windows = NUMPY[np.take](padded, np.arange(n + before + after - k + 1)[:, np.newaxis] + np.arange(k))
-    found = matmul(windows, short)
+    count = n + before + after - k + 1
+    if k <= SHORT_KERNEL:  # a product for each of its elements, without a copy of each window
+        terms = [part_of(padded, 0, j, j + count) * short[j] for j in range(k)]
+        found = terms[0]
+        for term in terms[1:]:
+            found = found + term
+    else:
+        found = matmul(NUMPY[np.take](padded, np.arange(count)[:, np.newaxis] + np.arange(k)), short)
     return flip(found) if swapped and not turned else found
 
 
@@ -761,8 +777,7 @@ def _argpartition(
 def _insert(arr: Operand, obj: int | slice | Sequence[int], values: Operand, axis: int | None = None) -> Tensor:
     if isinstance(obj, Tensor):
         raise NotDifferentiableError("insert: the places must be numbers or an array, got a tensor; pass x.numpy()")
-    x, new = as_tensors((arr, values))
-    common_dtype((x, new))
+    x, new = in_one_dtype(as_tensors((arr, values)))
     places = np.arange(x.size + new.size)
     mine, theirs = places[: x.size].reshape(x.shape), places[x.size :].reshape(new.shape)
     found = checked("insert", lambda: np.insert(mine, obj, theirs, axis), x.shape)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad.mutation import watch_setting
-from py_engine.ad.op import as_tensor, common_dtype, implements
+from py_engine.ad.op import as_tensor, implements, in_one_dtype
 from py_engine.ad.ops.along import median
 from py_engine.ad.ops.arguments import axis_of, checked, wholes
 from py_engine.ad.ops.reduction import max, mean, min
@@ -186,7 +186,9 @@ def _padding_values(name: str, values: Any, x: Tensor) -> list[tuple[Tensor, Ten
     if isinstance(values, Tensor):
         if values.shape:
             raise ShapeError(f"pad: a tensor as {name} must be one number, got shape {values.shape}")
-        common_dtype((x, values))
+        values = in_one_dtype((x, values))[1]
+        if values.dtype != x.dtype:
+            raise DTypeError(f"pad: {name} of {values.dtype} do not fit an array of {x.dtype}; convert with astype()")
         return [(values, values)] * x.ndim
     watch_setting(values)
     given = checked("pad", lambda: np.asarray(values), x.shape)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.op import NUMPY, as_tensor, as_tensors, common_dtype, float_only, implements
+from py_engine.ad.op import NUMPY, as_tensor, as_tensors, float_only, implements, in_one_dtype
 from py_engine.ad.ops.arguments import whole
 from py_engine.ad.ops.by_values import known, without_leading_zeros
 from py_engine.ad.ops.decompositions import pinv
@@ -19,8 +19,8 @@ from py_engine.errors import DTypeError, ShapeError
 
 
 def _floats(*operands: Any) -> tuple[Tensor, ...]:
-    tensors = as_tensors(operands)
-    float_only(common_dtype(tensors))
+    tensors = in_one_dtype(as_tensors(operands))
+    float_only(tensors[0].dtype)
     return tensors
 
 

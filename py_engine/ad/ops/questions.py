@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import NUMPY, Op, as_tensor, as_tensors, broadcast, common_dtype, float_only, implements
+from py_engine.ad.op import NUMPY, Op, as_tensor, as_tensors, broadcast, float_only, implements, in_one_dtype
 from py_engine.ad.ops.along import SEARCHSORTED, argsort, sort
 from py_engine.ad.ops.arguments import axis_of, checked, flag, wholes
 from py_engine.ad.ops.elementary import abs, astype, clip, equal, isnan, less, logical_and, logical_not, logical_or
@@ -206,8 +206,7 @@ def _isin(
     if kind not in (None, "sort", "table"):
         raise ConfigurationError(f"isin: kind must be None, 'sort' or 'table', got {kind!r}")
     flag(assume_unique)
-    x, among = as_tensors((element, test_elements))
-    common_dtype((x, among))
+    x, among = in_one_dtype(as_tensors((element, test_elements)))
     if not among.size:
         there = broadcast_to(Literal(np.zeros((), np.bool_)), x.shape)
     else:

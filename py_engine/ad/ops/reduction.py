@@ -211,6 +211,8 @@ def _start(function: str, found: Tensor, initial: Any) -> Tensor:
     _, start = as_tensors((found, initial))
     if start.shape:
         raise ShapeError(f"{function}: initial must be one number, got shape {start.shape}")
+    if start.dtype != found.dtype:
+        raise DTypeError(f"{function}: initial of {start.dtype} does not fit {found.dtype}; convert with astype()")
     return start
 
 
@@ -311,6 +313,7 @@ def _deviations(
     axes = normalize_axes(axis, x.ndim)
     if dtype is not None or x.dtype.kind in "iub":
         x = astype(x, np.float64 if dtype is None else dtype)
+    float_only(x.dtype)
     condition = holds(function, x, where)
     if centre is NO_VALUE:
         centre = mean(x, axes, keepdims=True, where=where)

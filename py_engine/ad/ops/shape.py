@@ -22,6 +22,7 @@ from py_engine.ad.op import (
     common_dtype,
     define,
     implements,
+    in_one_dtype,
     infer_same,
     linear_jvp,
     numbered,
@@ -624,7 +625,7 @@ def _joined(function: str, arrays: Any, out: Any, dtype: Any, casting: Any) -> t
     if not parts:
         raise ShapeError(f"{function}: at least one array is needed")
     try:
-        common_dtype(parts)
+        parts = in_one_dtype(parts)
     except DTypeError as error:
         raise DTypeError(f"{function}: {error}") from None
     same_dtype(function, dtype, parts[0])

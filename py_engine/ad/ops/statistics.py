@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import NUMPY, as_tensor, as_tensors, common_dtype, float_only, implements
+from py_engine.ad.op import NUMPY, as_tensor, as_tensors, float_only, implements, in_one_dtype
 from py_engine.ad.ops.along import (
     CONTINUOUS,
     SEARCHSORTED,
@@ -68,8 +68,8 @@ from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 
 def _floats(*operands: Any) -> tuple[Tensor, ...]:
-    tensors = as_tensors(operands)
-    float_only(common_dtype(tensors))
+    tensors = in_one_dtype(as_tensors(operands))
+    float_only(tensors[0].dtype)
     return tensors
 
 

@@ -130,10 +130,12 @@ def _bessel(order: int, x: Array) -> Array:
     """
     small = np.minimum(x, LARGEST_OF_SERIES)
     term = (small / 2) ** order / math.factorial(order)
-    series = term.copy()
-    for k in range(1, 90):
-        term *= np.square(small / 2) / (k * (k + order))
+    series, quarter = term.copy(), np.square(small / 2)
+    for k in range(1, _terms(order, float(np.fmax.reduce(small, None, initial=0)))):
+        term *= quarter / (k * (k + order))
         series += term
+    if not (x > LARGEST_OF_SERIES).any():
+        return series
     large = np.maximum(x, LARGEST_OF_SERIES)
     term, sum_of_terms = np.ones_like(large), np.ones_like(large)
     for k in range(1, 30):
@@ -144,6 +146,17 @@ def _bessel(order: int, x: Array) -> Array:
     return np.where(x <= LARGEST_OF_SERIES, series, asymptotic)
 
 
+def _terms(order: int, x: float) -> int:
+    """Return how many terms of the power series change its sum at `x`, and so at smaller numbers."""
+    term = total = 1.0
+    k = 0
+    while k < 90 and (term > 1e-17 * total or k < x):
+        k += 1
+        term *= x * x / (4 * k * (k + order))
+        total += term
+    return k
+
+
 @cache
 def _bessel_op(order: int) -> Op:
     def kernel(x: Array, out: Array) -> None:
@@ -151,7 +164,9 @@ def _bessel_op(order: int) -> Op:
         np.copyto(out, values)
 
     def slope(y: Tensor, x: Tensor) -> Tensor:
-        return (_bessel_op(order - 1 if order else 1)(x) + _bessel_op(order + 1)(x)) / 2
+        if not order:
+            return _bessel_op(1)(x)
+        return (_bessel_op(order - 1)(x) + _bessel_op(order + 1)(x)) / 2
 
     doc = "modified Bessel function of the first kind"
     return elementwise(f"i{order}", kernel, slope, doc=doc, in_table=False)
@@ -220,14 +235,20 @@ def _doubled(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
     """Combine the elements up to each place, by doubling the stretch that a place knows of."""
     n = x.shape[axis]
     reach = 1
-    if n and x.dtype.kind == "f":  # of truth values, as those of more elements
-        kind = function(part_of(x, axis, 0, 1), part_of(x, axis, 0, 1)).dtype
-        x = x if kind == x.dtype else x != 0
+    x = _as_combined(function, x, axis)
     while reach < n:
         combined = function(part_of(x, axis, 0, n - reach), part_of(x, axis, reach, n))
         x = concatenate([part_of(x, axis, 0, reach), combined], axis)
         reach *= 2
     return x
+
+
+def _as_combined(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
+    """Return the elements in the dtype of two that are combined: truth values of logical functions."""
+    if not x.shape[axis]:
+        return x
+    kind = function(part_of(x, axis, 0, 1), part_of(x, axis, 0, 1)).dtype
+    return x != 0 if kind == np.bool_ else astype(x, kind)
 
 
 def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -257,7 +278,10 @@ def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]
             x = astype(x, dtype)
         if rest is not None:
             first, others = part_of(x, axis, 0, 1), part_of(x, axis, 1, x.shape[axis])
-            found = function(first, NUMPY[(rest, "reduce")](others, axis=axis, keepdims=True))
+            others = NUMPY[(rest, "reduce")](others, axis=axis, keepdims=True)
+            if others.dtype != first.dtype:
+                raise DTypeError(f"{name}: expected floats or {others.dtype}, got {first.dtype}; convert with astype()")
+            found = function(first, others)
         else:
             found = _combined(function, x, axis)
         same_dtype(name, dtype, found)
@@ -268,6 +292,7 @@ def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]
 
 def _combined(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
     """Combine the elements along an axis, neighbour with neighbour."""
+    x = _as_combined(function, x, axis)
     while (n := x.shape[axis]) > 1:
         half = n // 2
         pairs = function(part_of(x, axis, 0, 2 * half, 2), part_of(x, axis, 1, 2 * half, 2))

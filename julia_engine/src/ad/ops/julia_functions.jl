@@ -32,6 +32,7 @@ for (f, value_) in ((:exp10, x -> elementwise_power(10, x)), (:sec, x -> RECIPRO
         Base.$f(x::Tensor) = is_scalar(x) ? $value_(x) : throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
     end
 end
+DOTTED[muladd] = (a, b, c) -> ADD(MUL(a, b), c)
 DOTTED[flipsign] = (a, b) -> MUL(a, COPYSIGN(1, b))
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -52,6 +53,19 @@ Base.partialsort(x::Tensor, places::Union{Integer,AbstractUnitRange{<:Integer}};
 
 Base.accumulate(::typeof(+), x::Tensor; dims=nothing) = cumsum(x; dims=dims)
 Base.accumulate(::typeof(*), x::Tensor; dims=nothing) = cumprod(x; dims=dims)
+
+# The identity matrix, of the size beside it ------------------------------------------------------------------------------
+
+function scaled_identity(x::Tensor, s::UniformScaling)
+    check_square(x)
+    return as_tensor(Matrix{x.eltype}(s, x.dims[1], x.dims[1]))
+end
+Base.:+(x::Tensor, s::UniformScaling) = ADD(x, scaled_identity(x, s))
+Base.:+(s::UniformScaling, x::Tensor) = ADD(x, scaled_identity(x, s))
+Base.:-(x::Tensor, s::UniformScaling) = SUB(x, scaled_identity(x, s))
+Base.:-(s::UniformScaling, x::Tensor) = SUB(scaled_identity(x, s), x)
+Base.:*(x::Tensor, s::UniformScaling) = MUL(x, s.λ)
+Base.:*(s::UniformScaling, x::Tensor) = MUL(x, s.λ)
 
 # Norms and determinants -------------------------------------------------------------------------------------------------
 
@@ -112,6 +126,8 @@ end
 LinearAlgebra.eigen(x::SymmetricTensor) = eigh(x.tensor)
 LinearAlgebra.eigvals(x::SymmetricTensor) = eigh(x.tensor).values
 LinearAlgebra.eigvecs(x::SymmetricTensor) = eigh(x.tensor).vectors
+LinearAlgebra.eigmin(x::SymmetricTensor) = eigvals(x)[1]
+LinearAlgebra.eigmax(x::SymmetricTensor) = eigvals(x)[size(x.tensor, 1)]
 
 # Statistics ---------------------------------------------------------------------------------------------------------------
 
