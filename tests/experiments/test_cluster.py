@@ -17,12 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bridge import memory
 from contrib import slurm_cluster
-from experiments import cli, cluster
+from experiments import cli, cluster, data
 from experiments.results import Results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -345,11 +347,48 @@ def test_a_worker_with_other_data_is_named() -> None:
         cluster.run_here(job, "a job", sources.SOURCES.digest(sweep.starts(job)), "the digest of the real data")
 
 
+def test_a_run_that_needs_more_memory_than_its_dask_worker_has_is_recorded_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from experiments import papers, sources, sweep
+
+    job = sweep.plan(papers.load_paper("mnist-cnn-batch100"), "sample", ["numpy"], 1, ["time"], 1)[0]
+    dask = type(sys)("distributed")
+    dask.get_worker = lambda: SimpleNamespace(memory_manager=SimpleNamespace(memory_limit=limit))  # type: ignore[attr-defined]
+    monkeypatch.setattr(cluster, "_distributed", lambda: dask)
+    digests = sources.SOURCES.digest(sweep.starts(job)), data.load("mnist").digest
+    limit: int | None = None
+    assert cluster.memory_left() is None
+    limit = memory.held_alone(os.getpid()) + 10**9
+    assert 0.8e9 < (cluster.memory_left() or 0) < 1.2e9
+    limit = 20_000_000  # less than this process holds itself
+    with pytest.raises(cluster.ClusterError, match="made another run of this job"):
+        cluster.run_here(job, "a job", *digests)
+    (record,) = Results(cluster.spool()).records()
+    assert record["status"] == "failed" and record["error_kind"] == "failed"
+    assert re.search(r"the run held [\d,]+ MB of memory, more than the 0 MB that it may have here", record["error"])
+
+
 @pytest.mark.parametrize("address", ["localhost", "tcp://127.0.0.1:port"])
 def test_what_is_no_address_is_named(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke([*RUN, "--dask", address]) == 2
     said = capsys.readouterr().err
     assert f"--dask {address}: no address of a scheduler" in said and "Traceback" not in said
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(not CAMPAIGN, reason="does not apply: `make test` has the limit of one run above")
+@pytest.mark.timeout(600)
+def test_a_sweep_on_workers_with_too_little_memory_ends_and_says_why(
+    cluster_of: Callable[..., Cluster], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE", "False")  # for Dask's own limits it is too small, too
+    there = cluster_of(1, "host=1", "--memory-limit", "60 MB")
+    assert there.until(command(there, "there", place)) != 0
+    records = Results(place / "there").records()
+    assert len(records) == len(there.begun())  # none was tried twice
+    for record in records:
+        assert re.search(r"the run held [\d,]+ MB of memory, more than the 0 MB", record["error"]), record
 
 
 @pytest.mark.parametrize("more", [["--shared"], ["--shard", "1/2"]])
