@@ -261,7 +261,7 @@ class Trainer:
         ranks = state if state.ndim == 3 else state[np.newaxis]
         if self._rank >= len(ranks):
             return ranks[0, :0]
-        own = ranks[self._rank]
+        own: NDArray[Any] = ranks[self._rank]
         return own[own.any(axis=-1)]
 
     @property

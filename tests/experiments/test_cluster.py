@@ -33,7 +33,17 @@ CAMPAIGN = os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign"
 KILLS = 20 if CAMPAIGN else 2
 CUTS = 10 if CAMPAIGN else 1
 FEW = ["mnist-cnn-batch100", "--engines", "numpy", "--measure", "time", "--seeds", "2"]
-MANY = ["mnist-cnn-batch100", "mnist-rnn-e", "--engines", "numpy,torch", "--measure", "time,memory,own", "--seeds", "6"]
+MANY = [
+    "mnist-cnn-batch100",
+    "mnist-rnn-d",
+    "mnist-rnn-e",
+    "--engines",
+    "numpy",
+    "--measure",
+    "time,memory",
+    "--seeds",
+    "8",
+]
 RUN = ["run", *(MANY if CAMPAIGN else FEW), "--profile", "sample", "--threads", "1"]
 
 
