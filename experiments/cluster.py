@@ -5,7 +5,8 @@ record comes home. A record that could not be sent, because the client, the sche
 there when the job is handed out again: nothing that was finished is done twice.
 
 A worker offers the resource `host`, and has all of it for a timed run, so that nothing else runs beside it. Runs in
-which time plays no part take a share of it each.
+which time plays no part take a share of it each. So it is with the memory that the worker's limit leaves: a run that
+holds more is ended, and recorded with the reason.
 
     dask scheduler
     dask worker ADDRESS --nworkers 1 --nthreads 2 --resources host=1      # on every machine

@@ -246,6 +246,19 @@ def test_what_machines_bring_follows_from_step_bytes_and_network() -> None:
     assert found == sorted(found) and all(number < machines for number, machines in zip(found, (2, 4, 8), strict=True))
 
 
+@pytest.mark.campaign
+@pytest.mark.skipif(not CAMPAIGN, reason="does not apply: two processes are measured below")
+def test_all_reduces_after_steps_and_during_them_are_measured() -> None:
+    command = [str(MPIEXEC), "-n", "2", sys.executable, "-m", "experiments.parallel_speed", "--overlap"]
+    done = subprocess.run(command, env=variables(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[2:]] == [
+        "| mnist-rnn",
+        "| mnist-cnn",
+        "| imdb-cnn",
+    ]
+
+
 def test_two_processes_are_measured_and_drawn(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = subprocess.run(
         [str(MPIEXEC), "-n", "2", sys.executable, "-m", "experiments.parallel_speed", "--save", "points.json"],
