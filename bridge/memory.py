@@ -1,13 +1,14 @@
-"""Peak resident memory of this process, as the kernel keeps it (Linux)."""
+"""Resident memory of processes, as the kernel keeps it (Linux)."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 from bridge.errors import EngineUnavailableError
 
-__all__ = ["peak_rss", "reset_peak"]
+__all__ = ["held", "held_alone", "peak_rss", "reset_peak"]
 
 
 def reset_peak() -> None:
@@ -28,6 +29,34 @@ def peak_rss() -> int:
     if found is None:
         raise _unavailable("/proc/self/status has no VmHWM")
     return int(found[1]) * 1024
+
+
+def held(pid: int) -> int:
+    """Bytes that a process and all that it has started hold; see `held_alone`."""
+    return held_alone(pid) + sum(map(held, _children(pid)))
+
+
+def held_alone(pid: int) -> int:
+    """Bytes that a process holds and can't give back: pages of files, mapped ones among them, don't count.
+
+    0 for one that has ended, and on systems that do not say it.
+    """
+    found = 0
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name in ("RssAnon", "RssShmem"):
+                found += 1024 * int(rest.split()[0])
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that the threads of a process have started, and that have not ended."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def _unavailable(why: object) -> EngineUnavailableError:

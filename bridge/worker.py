@@ -34,8 +34,8 @@ from safetensors.numpy import load_file, save_file
 
 import bridge.errors
 import py_engine.errors
+from bridge import memory, weights
 from bridge import registry as engines
-from bridge import weights
 from bridge.checks import PerArray
 from bridge.child import Child, ChildDiedError
 from bridge.errors import WorkerError
@@ -100,6 +100,7 @@ class Worker:
         """Of the last call of the session: its own time, without that of passing arrays to and fro."""
         self.build_seconds = float("nan")
         self._paused = False
+        self._ended_for = ""
         self._numbers = itertools.count(1)
         self._turn = threading.RLock()
         self._folder = Path(tempfile.mkdtemp(prefix="twingrad-worker-"))
@@ -285,8 +286,16 @@ class Worker:
         """The BLAS and OpenMP libraries that the process has loaded, as threadpoolctl describes them."""
         return cast("list[dict[str, Any]]", self._call("libraries"))
 
-    def kill(self) -> None:
-        """End the process, from any thread: a call that waits for it raises `WorkerError`. `close` is still needed."""
+    def memory(self) -> int:
+        """Bytes that the process and all that it has started hold now; see `bridge.memory.held`. From any thread."""
+        return memory.held(self.pid) if self._child.is_open else 0
+
+    def kill(self, why: str = "") -> None:
+        """End the process, from any thread: a call that waits for it raises `WorkerError`. `close` is still needed.
+
+        `why` is said in that error.
+        """
+        self._ended_for = why
         self._child.kill()
 
     def close(self) -> None:
@@ -333,9 +342,9 @@ class Worker:
             answer = self._child.receive() if arguments is None else self._child.ask(call, **arguments)
         except ChildDiedError as death:
             last = "".join(f"\n  {line}" for line in death.said) or " nothing"
+            ending = f"was ended ({self._ended_for})" if self._ended_for else death.ending
             raise WorkerError(
-                f"the worker of engine {self.engine.name} (process {self.pid}) {death.ending} in {call}; "
-                f"it last said:{last}"
+                f"the worker of engine {self.engine.name} (process {self.pid}) {ending} in {call}; it last said:{last}"
             ) from None
         if "error" not in answer:
             return answer

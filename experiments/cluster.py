@@ -5,7 +5,8 @@ record comes home. A record that could not be sent, because the client, the sche
 there when the job is handed out again: nothing that was finished is done twice.
 
 A worker offers the resource `host`, and has all of it for a timed run, so that nothing else runs beside it. Runs in
-which time plays no part take a share of it each.
+which time plays no part take a share of it each. So it is with the memory that the worker's limit leaves: a run that
+holds more is ended, and recorded with the reason.
 
     dask scheduler
     dask worker ADDRESS --nworkers 1 --nthreads 2 --resources host=1      # on every machine
@@ -13,7 +14,9 @@ which time plays no part take a share of it each.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import queue
 import socket
 import threading
@@ -27,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from bridge import memory
 from bridge.errors import TwinGradError
 from bridge.libjulia.environment import cache_folder
 from experiments import provenance, sources
@@ -178,6 +182,7 @@ _DATASETS: dict[str, Dataset] = {}
 _PLACES: dict[int, queue.SimpleQueue[Slot]] = {}
 _LOCK = threading.Lock()
 _KEPT = ExitStack()
+atexit.register(_KEPT.close)
 
 
 def run_here(job: Job, name: str, sources_digest: str, data_digest: str) -> tuple[str, Record]:
@@ -228,9 +233,10 @@ def _spooled() -> tuple[Results, None, None, Leases]:
 
 @contextmanager
 def _place(job: Job) -> Iterator[Slot]:
-    """Separate cores for a run beside others; all of them for a timed one."""
+    """Separate cores for a run beside others; all of them for a timed one. The same goes for the memory."""
+    left = memory_left()
     if job.kind.timed:
-        yield Slot()
+        yield Slot(memory=left)
         return
     with _LOCK:
         if job.threads not in _PLACES:
@@ -238,7 +244,17 @@ def _place(job: Job) -> Iterator[Slot]:
             for slot in slots(job.threads, provenance.cores()):
                 _PLACES[job.threads].put(slot)
     slot = _PLACES[job.threads].get()
+    slot.memory = None if left is None else left // MOST
     try:
         yield slot
     finally:
         _PLACES[job.threads].put(slot)
+
+
+def memory_left() -> int | None:
+    """Bytes that runs here may hold: of this Dask worker's limit what it does not hold itself; None: no limit."""
+    try:
+        limit: int | None = _distributed().get_worker().memory_manager.memory_limit
+    except ValueError:  # no Dask worker runs this
+        return None
+    return max(0, limit - memory.held_alone(os.getpid())) if limit else None

@@ -2,6 +2,7 @@
 
     mpiexec -n 2 python -m experiments.parallel_speed --save points.json         # steps of one process, and of two
     python -m experiments.parallel_speed --points points.json --figure speed.svg
+    mpiexec -n 2 python -m experiments.parallel_speed --overlap        # what an all-reduce during a step would bring
 
 A step of p machines takes as long as that of one on its own mini-batch, and one all-reduce of the gradient. A ring of
 machines sends each byte about twice: 2 (p - 1) messages of latency, and 2 (p - 1) / p times the bytes over the
@@ -83,6 +84,70 @@ def measured(engine: str, network: str, communicator: Any) -> Point:
     return {"engine": engine, "network": network, "machines": size, "bytes": gradient.nbytes, **seconds}
 
 
+def overlap(network: str, communicator: Any, pieces: int = 4) -> Point:
+    """Seconds of a step with its all-reduce after it, and with the pieces of it during it, the best of several.
+
+    The step is products of matrices that take as long as the numpy engine's on the study's mini-batch. After each of
+    its parts the all-reduce of a piece of the gradient begins, and all have ended when the step has: nothing could
+    overlap better.
+    """
+    model = spec.load(model_path(network))
+    wanted = _step_seconds(model, NETWORKS[network])
+    size = sum(int(np.prod(p.shape)) for p in model.parameters().values() if p.trainable)
+    gradient, received = np.zeros(size, np.float32), np.empty(size, np.float32)
+    a = np.ones((64, 64), np.float32)
+    begin = time.perf_counter()
+    for _ in range(1000):
+        a @ a
+    count = max(pieces, round(1000 * wanted / (time.perf_counter() - begin)))
+    count = int(communicator.bcast(count))
+    parts = np.array_split(np.arange(size), pieces)
+
+    def work(times: int) -> None:
+        for _ in range(times):
+            a @ a
+
+    def after() -> None:
+        work(pieces * (count // pieces))
+        communicator.Allreduce(gradient, received)
+
+    def during() -> None:
+        begun = []
+        for part in parts:
+            work(count // pieces)
+            piece = slice(part[0], part[-1] + 1)
+            begun.append(communicator.Iallreduce(gradient[piece], received[piece]))
+        for one in begun:
+            one.Wait()
+
+    calls = {"after": after, "during": during, "step": lambda: work(pieces * (count // pieces))}
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(10 * ROUNDS + 1):
+        for name, call in calls.items():
+            communicator.Barrier()
+            begin = time.perf_counter()
+            call()
+            if turn:
+                found[name].append(communicator.allreduce(time.perf_counter() - begin) / communicator.Get_size())
+    return {"network": network, "bytes": gradient.nbytes, **{name: min(times) for name, times in found.items()}}
+
+
+def _step_seconds(model: spec.ModelSpec, batch: int) -> float:
+    """Seconds of a step of the numpy engine."""
+    random = np.random.default_rng(0)
+    x = _rows(model, 5 * batch, random)
+    y = random.integers(0, 2, (5 * batch, *model.target.shape))
+    y = y.astype("int64" if model.target.kind == "classes" else "f4")
+    initial, rule = weights.initialise(model, 0), Optimizer("sgd", 1e-6)
+    session = registry.get("numpy").build(model, initial, rule, batch, "float32", 1)
+    times = []
+    for _ in range(4):
+        begin = time.perf_counter()
+        session.train_epoch(x, y, np.arange(len(x)))
+        times.append((time.perf_counter() - begin) / 5)
+    return min(times)
+
+
 def _rows(model: spec.ModelSpec, count: int, random: np.random.Generator) -> Any:
     shape = (count, *model.input.sample)
     if model.vocabulary is not None:
@@ -139,7 +204,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--latency", type=float, default=LATENCY, help="seconds of a message")
     parser.add_argument("--bandwidth", type=float, default=BANDWIDTH, help="bytes in a second")
+    parser.add_argument("--overlap", action="store_true", help="measure all-reduces after steps, and during them")
     asked = parser.parse_args(arguments)
+    if asked.overlap:
+        from mpi4py import MPI
+
+        found = [overlap(network, MPI.COMM_WORLD) for network in NETWORKS]
+        if MPI.COMM_WORLD.Get_rank() == 0:
+            print("| network | gradient, KB | step, µs | all-reduce after it, µs | during it, µs |")
+            print("|:---|---:|---:|---:|---:|")
+            for row in found:
+                cells = [fixed(row["bytes"] / 1e3, 0)] + [fixed(1e6 * row[n], 0) for n in ("step", "after", "during")]
+                print(f"| {row['network']} | {' | '.join(cells)} |")
+        return
     if (asked.save is None) == (asked.points is None):
         parser.error("give --save to measure, or --points to show what was measured")
     if asked.points is not None:

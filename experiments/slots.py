@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -23,13 +24,23 @@ MOST = 2
 """Jobs at a time at most, whatever the number of cores: each may take gigabytes of memory."""
 
 
+LOOK = 0.1
+"""Seconds between two looks at the memory of workers that have a limit."""
+
+
 class Slot:
     """Starts the workers of one job after the other. Another thread may `stop` it."""
 
-    def __init__(self, cores: Sequence[int] | None = None) -> None:
-        """`cores`: those that its workers are bound to; None: the first ones."""
+    def __init__(self, cores: Sequence[int] | None = None, memory: int | None = None) -> None:
+        """`cores`: those that its workers are bound to; None: the first ones.
+
+        `memory`: bytes that its workers may hold together (`bridge.memory.held`). Beyond that the largest is ended, and
+        its call raises WorkerError with these numbers. None: no limit.
+        """
         self.cores = cores
+        self.memory = memory
         self.stopped = False
+        self._watching = False
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._lock = threading.Lock()
 
@@ -46,6 +57,10 @@ class Slot:
         with self._lock:
             self._workers.add(worker)
             stopped = self.stopped
+            watched = self.memory is not None and not self._watching
+            self._watching = self._watching or watched
+        if watched:
+            threading.Thread(target=self._watch, name="memory", daemon=True).start()
         if stopped:
             worker.close()
             raise WorkerError(f"the worker of engine {engine} was stopped")
@@ -57,6 +72,25 @@ class Slot:
             self.stopped = True
             for worker in self._workers:
                 worker.kill()
+
+    def _watch(self) -> None:
+        """End workers that hold too much, as long as there are any."""
+        limit = self.memory or 0
+        while True:
+            with self._lock:
+                held = {worker: worker.memory() for worker in self._workers}
+                self._watching = any(held.values())
+            if not self._watching:
+                return
+            total = sum(held.values())
+            if total > limit:
+                largest = max(held, key=lambda worker: held[worker])
+                largest.kill(
+                    f"the run held {total / 1e6:,.0f} MB of memory, more than the {limit / 1e6:,.0f} MB that it may "
+                    "have here"
+                )
+            del held
+            time.sleep(LOOK)
 
 
 def slots(threads: int, available: int) -> list[Slot]:

@@ -17,6 +17,7 @@ import ast
 import hashlib
 import posixpath
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -52,6 +53,9 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _INCLUDE = re.compile(r'\binclude\((?:joinpath\(@__DIR__, *)?"([^"]+)"')
 _USING = re.compile(r"^\s*(?:using|import) +(\w+)", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+
+_PARSING = threading.Lock()
+"""Two threads that parse at the same time are a SystemError now and then in Python 3.11 (python/cpython#106905)."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,9 @@ class Sources:
 
     def _of_python(self, name: str, text: str) -> Iterator[str]:
         package = PurePosixPath(name).parent
-        for node in _run(ast.parse(text), expressions=any(word in text for word in _IN_EXPRESSIONS)):
+        with _PARSING:
+            tree = ast.parse(text)
+        for node in _run(tree, expressions=any(word in text for word in _IN_EXPRESSIONS)):
             for module in _imported(node, package):
                 if name not in CHOOSERS or not f"{module}.".startswith("bridge.libjulia."):
                     yield from self._module(module)

@@ -196,9 +196,10 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
                 kept.params = worker.params()
             if is_best:
                 kept.best = kept.params
-            if request.checkpoint is not None and writes:
-                kept.state = worker.state()
-                kept.save(request.checkpoint)
+            if request.checkpoint is not None:
+                kept.state = worker.state()  # of all processes together
+                if writes:
+                    kept.save(request.checkpoint)
             lines.row([_cell(key, row[key], score) for key in shown])
     output.add({"data": "sample" if rows.is_sample else "given", **row} for row in kept.history)
     if writes:

@@ -275,6 +275,23 @@ class EntrySession:
             raise {1: ConfigurationError, 2: NonFiniteError}.get(status, JuliaError)(self._entries.last_message())
 
 
+def _own_numbers(numbers: Array, rank: int) -> Array:
+    """A process's part of the numbers of a state; see `training_state` in julia_engine/src/network/trainer.jl.
+
+    A process that was not there when it was taken has what the first one had but its random streams, which begin anew.
+    """
+    if numbers.ndim not in (1, 2) or not numbers.size:
+        raise ParameterError(f"a state's numbers are a vector, or one for each process, found shape {numbers.shape}")
+    rows = [numbers] if numbers.ndim == 1 else [row[1 : 1 + row[0]] for row in numbers]
+    if rank < len(rows):
+        return rows[rank]
+    found, place = list(rows[0][:2]), 2
+    while place < len(rows[0]):  # of each dropout layer a count, and as many numbers
+        found.append(0)
+        place += 1 + max(0, int(rows[0][place]))
+    return np.array(found, np.int64)
+
+
 class JuliaSession(EntrySession):
     """A `Session` of julia_engine. All calls come from the thread that made the first session of the process.
 
@@ -329,6 +346,9 @@ class JuliaSession(EntrySession):
         numbers, first, second = (np.empty(n, t) for n, t in zip(sizes, (np.int64, dtype, dtype), strict=True))
         places = (sizes.ctypes.data, numbers.ctypes.data, first.ctypes.data, second.ctypes.data)
         self._raise(self._entries.state(self._number, *places))
+        if self._sum is not None:  # of all processes, which have other random streams: each a row, its length first
+            rows = [np.append(len(own), own) for own in self._sum.parallel.gather(numbers)]
+            numbers = np.stack([np.pad(row, (0, max(map(len, rows)) - len(row))) for row in rows])
         return {"numbers": numbers, "first": first, "second": second}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -337,7 +357,8 @@ class JuliaSession(EntrySession):
         expected = {"numbers": np.dtype(np.int64), "first": dtype, "second": dtype}
         if {name: array.dtype for name, array in state.items()} != expected:
             raise ParameterError(f"expected the arrays {', '.join(expected)} of a Julia session in {dtype}")
-        arrays = [np.ascontiguousarray(state[name]) for name in expected]
+        numbers = _own_numbers(state["numbers"], 0 if self._sum is None else self._sum.parallel.rank)
+        arrays = [np.ascontiguousarray(array) for array in (numbers, state["first"], state["second"])]
         sizes = np.array([array.size for array in arrays], np.int64)
         status = self._entries.load_state(self._number, sizes.ctypes.data, *(array.ctypes.data for array in arrays))
         if status:

@@ -291,6 +291,7 @@ function communicate(number::Int64, rank::Int64, size::Int64, add::Ptr{Cvoid})::
         communicator = NETWORK.Communicator(rank, size, add!)
         NETWORK.check_parts(trainer.chain, trainer.techniques, communicator)
         trainer.communicator = communicator
+        NETWORK.set_rank!(trainer.chain, communicator)
         empty!(trainer.plans)
         OK
     end

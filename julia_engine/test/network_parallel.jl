@@ -101,3 +101,26 @@ end
     @test occursin("replay and batched", message_of(() -> Trainer(small_dense(); techniques=eager, communicator=communicator)))
     @test occursin("rank 2 of size 2", message_of(() -> Communicator(2, 2, identity)))
 end
+
+@testset "no two processes draw the same dropout masks, and each goes on with its own" begin
+    with_dropout() = Chain(Dense(6 => 8, tanh), Dropout(0.5), Dense(8 => 3); dtype=Float64)
+    function trained(epochs, communicator, kept)
+        chain = with_dropout()
+        trainer = Trainer(chain; optimizer=SGD(0.1), batch_size=7, threads=1, communicator=communicator)
+        if kept !== nothing
+            copyto!(chain.parameters.vector, kept[1])
+            NETWORK.load_state!(trainer, kept[2])
+        end
+        losses = [train_epoch!(trainer, SAMPLES, KINDS, randperm(MersenneTwister(epoch), 40)) for epoch in epochs]
+        return copy(chain.parameters.vector), NETWORK.training_state(trainer), losses
+    end
+    whole = in_tasks(c -> trained(1:4, c, nothing), 3)
+    half = in_tasks(c -> trained(1:2, c, nothing), 3)
+    again = in_tasks(c -> trained(3:4, c, half[c.rank+1]), 3)
+    @test length(unique(state.numbers for (_, state, _) in whole)) == 3
+    for rank in 1:3
+        @test again[rank][2].numbers == whole[rank][2].numbers
+        @test again[rank][1] ≈ whole[rank][1] rtol = 1e-12  # tasks add up in the order in which they come
+        @test [half[rank][3]; again[rank][3]] ≈ whole[rank][3] rtol = 1e-12
+    end
+end

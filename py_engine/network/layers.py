@@ -443,8 +443,11 @@ class RBF(Layer, op="rbf"):
 class Dropout(Layer, op="dropout"):
     """In training, zero each element with probability `rate` and divide the others by 1 - rate; else nothing.
 
-    Every call in training, and so every traced copy, draws from a stream of its own, decided by `seed`, the
-    layer's name in its chain and the number of calls before: two layers or two threads never share one.
+    Every call in training, and so every traced copy, draws from a stream of its own, decided by `seed`, the layer's
+    name in its chain, the number of calls before and the rank: two layers, threads or processes never share one.
+
+    Attributes:
+        rank: which of the processes that train together this is; the trainer sets it.
     """
 
     _WORDS = 6
@@ -457,6 +460,7 @@ class Dropout(Layer, op="dropout"):
         stream(seed, "")  # a bad seed is an error here, not in the first training step
         self.rate = float(rate)
         self.seed = seed
+        self.rank = 0
         self._calls = 0
         self._streams: list[np.random.Generator] = []
         self._loaded = np.zeros((0, self._WORDS), np.uint64)
@@ -470,7 +474,8 @@ class Dropout(Layer, op="dropout"):
         if not training:
             return x
         self._calls += 1
-        generator = stream(self.seed, f"{STATE.scope}/{self._calls}")
+        of_rank = f"/{self.rank}" if self.rank else ""
+        generator = stream(self.seed, f"{STATE.scope}/{self._calls}{of_rank}")
         if x.data is None:  # one for each traced copy; an eager call's is never used again
             self._streams.append(generator)
             self._restore(len(self._streams) - 1)

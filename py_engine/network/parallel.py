@@ -70,6 +70,16 @@ class Parallel:
             gradient[0] = math.nan
         self.add_up(gradient)
 
+    def gather(self, own: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the arrays of all processes, each with any number of rows that are alike, that of rank 0 first."""
+        counts = np.zeros(self.size, np.int64)
+        counts[self.rank] = len(own)
+        self.add_up(counts)
+        found = np.zeros((self.size, counts.max(), *own.shape[1:]), own.dtype)
+        found[self.rank, : len(own)] = own
+        self.add_up(found)
+        return [rows[:count] for rows, count in zip(found, counts, strict=True)]
+
     def add_up(self, vector: NDArray[Any]) -> NDArray[Any]:
         """Sum each element over all processes, in place; return the vector."""
         if self._sent.shape != vector.shape or self._sent.dtype != vector.dtype:

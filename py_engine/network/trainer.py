@@ -107,6 +107,8 @@ class Trainer:
                 "have a part: train it in one process, or take layer normalisation instead"
             )
         self._batch = self.batch_size if self.parallel is None else self.parallel.part(self.batch_size)[1]
+        for layer in self._dropouts().values():
+            layer.rank = self._rank
         self.parameters = chain.parameters
         self._gradient = self.parameters.zeros_like()
         self._total = self.parameters.zeros_like() if accumulate > 1 else self._gradient
@@ -217,7 +219,20 @@ class Trainer:
         The optimizer's arrays (``optimizer.velocity``), the streams of dropout layers (``dropout.<layer>``), and what
         is accumulated of an update. A new trainer of the same chain and settings that loads the parameters and this
         goes on bit for bit as this one would.
+
+        With a communicator all processes call this together, and each returns the streams of all of them, (ranks,
+        copies, 6): the state of one is a checkpoint for all. On another number of processes the streams of those that
+        were not there before begin anew.
         """
+        found = self._own_state()
+        if self.parallel is not None:
+            for name in self._dropouts():
+                streams = self.parallel.gather(found[f"dropout.{name}"])
+                copies = max(map(len, streams))
+                found[f"dropout.{name}"] = np.stack([np.pad(a, ((0, copies - len(a)), (0, 0))) for a in streams])
+        return found
+
+    def _own_state(self) -> dict[str, NDArray[Any]]:
         if not self.techniques.replay and self._dropouts():
             raise ConfigurationError("eager steps of a dropout layer can't be resumed: switch the technique replay on")
         found = {f"optimizer.{name}": array for name, array in self.optimizer.state().items()}
@@ -228,7 +243,7 @@ class Trainer:
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Copy a `state` back in. Raises `ParameterError`, and changes nothing, if it doesn't fit."""
-        expected = self.state()
+        expected = self._own_state()
         if state.keys() != expected.keys() or (
             self.accumulate > 1 and state["total"].shape != self._total.vector.shape
         ):
@@ -236,10 +251,22 @@ class Trainer:
         prefix = "optimizer."
         self.optimizer.load_state({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
         for name, layer in self._dropouts().items():
-            layer.load_state(state[f"dropout.{name}"])
+            layer.load_state(self._own_streams(state[f"dropout.{name}"]))
         if self.accumulate > 1:
             self._pending = int(state["pending"])
             self._total.vector[...] = state["total"]
+
+    def _own_streams(self, state: NDArray[Any]) -> NDArray[Any]:
+        """Return this process's part of the streams of a state, whose other parts are padded with zeros."""
+        ranks = state if state.ndim == 3 else state[np.newaxis]
+        if self._rank >= len(ranks):
+            return ranks[0, :0]
+        own: NDArray[Any] = ranks[self._rank]
+        return own[own.any(axis=-1)]
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self.parallel is None else self.parallel.rank
 
     def _dropouts(self) -> dict[str, Dropout]:
         return {name: layer for name, layer in self.chain.layers.items() if isinstance(layer, Dropout)}

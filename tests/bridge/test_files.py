@@ -270,6 +270,7 @@ TO_THEIR_OWN_FOLDERS = {
     "contrib/debian.py": "a folder that is made whole under another name, and its lock",
     "contrib/sysimage.py": "a temporary folder",
     "experiments/benchmarks/engines.py": "a temporary folder",
+    "experiments/mapped_speed.py": "a temporary folder",
     "experiments/reference.py": "a temporary folder",
     "experiments/run_arrays.py": "the sweep's own folder of work",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from safetensors.numpy import load_file
 from bridge import registry, spec, weights
 from bridge.session import Optimizer
 from bridge.worker import Worker
-from experiments import mapped, rows, training
+from experiments import mapped, mapped_speed, rows, training
 from experiments.cli import invoke
 from experiments.errors import InputError
 from experiments.output import Output
@@ -38,6 +39,7 @@ units = 3
 [loss]
 op = "softmax_cross_entropy"
 """
+CAMPAIGN = os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign"
 ENGINES = tuple(name for name in registry.names() if registry.get(name).maps)
 
 
@@ -190,6 +192,35 @@ def test_a_file_of_a_gigabyte_is_trained_on_in_little_memory(
         worker.evaluate(x, y)
         assert anonymous(worker.pid) - before < 100e6
     assert len(losses) == 256 and losses[-1] < losses[0]
+
+
+def test_speeds_are_measured_of_files_and_of_the_disk(tmp_path: Path) -> None:
+    mapped_speed.write(tmp_path, 8_000_000, written=True)
+    found = mapped_speed.measured("numpy", tmp_path, beside_memory=True, written=True, rounds=1)
+    assert 7.9e6 < found.size <= 8e6
+    speeds = (found.mapped, found.in_memory, found.from_disk, found.disk)
+    assert all(speed is not None and speed > 0 for speed in speeds)
+    (_, _, line) = mapped_speed.table([found])
+    assert re.fullmatch(r"\| numpy \| 0.0 \|( [\d,]+ \|){3} \d+ % \|( [\d,]+ \|){2} \d+ % \|", line), line
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(not CAMPAIGN, reason="does not apply: `make test` has a file of 1 GB above")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("gigabytes", "beside_memory"), [(20.0, False), (4.0, True)])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_large_files_are_trained_on_in_little_memory(
+    engine: str, gigabytes: float, beside_memory: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Files with a hole, which take no room on the disk; the speeds are printed (pytest -rP)."""
+    if engine == "julia":
+        request.getfixturevalue("julia")
+    mapped_speed.write(tmp_path, round(gigabytes * 1e9), written=False)
+    assert os.stat(tmp_path / "x.npy").st_blocks * 512 < 1e6
+    found = mapped_speed.measured(engine, tmp_path, beside_memory, written=False, rounds=3 if beside_memory else 0)
+    print("\n".join(mapped_speed.table([found])))
+    assert found.size > (gigabytes - 0.1) * 1e9
+    assert found.anonymous < 1e9
 
 
 def anonymous(pid: int) -> int:

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from bridge import registry
 from experiments import cli, mpi, parallel_speed
 from experiments.errors import InputError
+from py_engine.errors import ParameterError
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +37,9 @@ layers = [
     { id = "output", op = "dense", units = 3 },
 ]
 """
+
+DROPOUT = '    { id = "dropout", op = "dropout", rate = 0.5 },\n'
+CAMPAIGN = os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign"
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +87,10 @@ def test_weights_are_those_of_one_process(engine: str, ranks: int, request: pyte
         request.getfixturevalue("julia")
     options = ["--engine", engine, "--epochs", "2", "--momentum", "0.9"]
     assert cli.invoke([*BASE, *options, "--save", "one.safetensors"]) == 0
-    done = together(ranks, *options, "--save", "several.safetensors", "--json", "said.json")
+    more = ["--save", "several.safetensors", "--json", "said.json", "--checkpoint", "kept.safetensors"]
+    done = together(ranks, *options, *more)
     assert done.returncode == 0, done.stderr
+    assert any(name.startswith("state.") for name in load_file("kept.safetensors"))
     assert done.stdout.count("EPOCH") == 1 and Path("said.json").exists()
     close("several.safetensors", "one.safetensors", 1e-5)
 
@@ -109,6 +115,45 @@ def test_a_checkpoint_resumes_on_another_number_of_processes() -> None:
         assert done.returncode == 0, done.stderr
     assert cli.invoke([*BASE, *options, "--epochs", "4", "--save", "several.safetensors"]) == 0
     close("several.safetensors", "one.safetensors", 1e-5)
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(
+    not CAMPAIGN, reason="does not apply: threads stand for processes in tests/py_engine/test_parallel.py"
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_training_with_dropout_resumes_as_if_undisturbed(engine: str, place: Path) -> None:
+    """Batches of 41 rows do not divide: the processes are at other places of their streams of random numbers."""
+    (place / "net.toml").write_text(NETWORK.replace('    { id = "output"', DROPOUT + '    { id = "output"'))
+    options = ["--engine", engine, "--momentum", "0.9"]
+    for ranks in ("2", "3"):
+        for epochs, more in (
+            ("4", ["--checkpoint", f"whole-{ranks}"]),
+            *((n, ["--checkpoint", ranks, "--resume"]) for n in "24"),
+        ):
+            done = together(int(ranks), *options, *more, "--epochs", epochs, "--save", f"{more[1]}.safetensors")
+            assert done.returncode == 0, done.stderr
+        found, expected = load_file(ranks), load_file(f"whole-{ranks}")
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+    # On another number of processes it goes on, with other masks.
+    assert together(2, *options, "--checkpoint", "3", "--resume", "--epochs", "5").returncode == 0
+    assert cli.invoke([*BASE, *options, "--checkpoint", "2", "--resume", "--epochs", "5"]) == 0
+
+
+def test_of_the_numbers_of_a_julia_session_each_process_takes_its_own() -> None:
+    from bridge.adapters.julia import _own_numbers
+
+    # Updates, mini-batches since, and two layers with two numbers and none.
+    rows = np.array([[6, 9, 0, 2, 5, 6, 0], [6, 9, 0, 2, 7, 8, 0]])
+    assert _own_numbers(rows, 0).tolist() == [9, 0, 2, 5, 6, 0]
+    assert _own_numbers(rows, 1).tolist() == [9, 0, 2, 7, 8, 0]
+    assert _own_numbers(rows, 2).tolist() == [9, 0, 0, 0]
+    assert _own_numbers(rows[0, 1:], 0).tolist() == [9, 0, 2, 5, 6, 0]
+    assert _own_numbers(rows[0, 1:], 1).tolist() == [9, 0, 0, 0]
+    with pytest.raises(ParameterError, match="a vector, or one for each process"):
+        _own_numbers(np.zeros((1, 1, 1), np.int64), 0)
 
 
 def test_a_mistake_is_said_and_ends_all() -> None:
@@ -199,6 +244,19 @@ def test_what_machines_bring_follows_from_step_bytes_and_network() -> None:
     assert parallel_speed.speed_up(step, size, 6, 1e-6, 1e9) == pytest.approx(6 * step / expected)
     found = [parallel_speed.speed_up(step, size, machines) for machines in (2, 4, 8)]
     assert found == sorted(found) and all(number < machines for number, machines in zip(found, (2, 4, 8), strict=True))
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(not CAMPAIGN, reason="does not apply: two processes are measured below")
+def test_all_reduces_after_steps_and_during_them_are_measured() -> None:
+    command = [str(MPIEXEC), "-n", "2", sys.executable, "-m", "experiments.parallel_speed", "--overlap"]
+    done = subprocess.run(command, env=variables(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[2:]] == [
+        "| mnist-rnn",
+        "| mnist-cnn",
+        "| imdb-cnn",
+    ]
 
 
 def test_two_processes_are_measured_and_drawn(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

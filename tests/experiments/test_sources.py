@@ -11,8 +11,10 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -412,3 +414,25 @@ def test_every_engine_says_its_own_linear_algebra(name: str) -> None:
         assert said == f"XLA of jaxlib {importlib.metadata.version('jaxlib')}"
     if name not in ("numpy", "julia"):
         assert "openblas" not in said.lower(), "numpy's, which computes nothing here"
+
+
+def test_threads_parse_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 has one counter of depth for all of them."""
+    parsing: list[int] = []
+    beside: list[int] = []
+    parse = ast.parse
+
+    def watched(text: str) -> ast.Module:
+        parsing.append(1)
+        beside.append(len(parsing))
+        time.sleep(0.001)
+        found = parse(text)
+        parsing.pop()
+        return found
+
+    monkeypatch.setattr(sources.ast, "parse", watched)
+    every = [Sources(ROOT), Sources(ROOT)]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda one: one.digest(["experiments.measures.training"]), every)
+    assert first == second
+    assert len(beside) > 2 and max(beside) == 1

@@ -20,6 +20,7 @@ from py_engine.network import (
     Chain,
     Conv1D,
     Dense,
+    Dropout,
     Embedding,
     Flatten,
     LayerNorm,
@@ -116,6 +117,56 @@ def test_every_kind_of_network_and_update_is_that_of_one_process(network: str, o
     for found, other in together(3, work):
         np.testing.assert_allclose(found, losses, rtol=1e-11)
         np.testing.assert_allclose(other, vector, rtol=1e-11, atol=1e-13)
+
+
+def with_dropout() -> Chain:
+    return Chain(Dense(6, 8, "tanh"), Dropout(0.5), Dense(8, 3), dtype=np.float64)
+
+
+def resumed(
+    epochs: range, communicator: Any, kept: tuple[Any, Any] | None = None, threads: int = 1
+) -> tuple[Any, Any, Any]:
+    """Losses, parameters and state after these epochs, which go on from parameters and a state."""
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((40, 6)), random.integers(0, 3, 40)
+    chain = with_dropout()
+    trainer = Trainer(chain, optimizer=SGD(0.1, momentum=0.9), batch_size=7, threads=threads, communicator=communicator)
+    if kept is not None:
+        chain.parameters.vector[...] = kept[0]
+        trainer.load_state(kept[1])
+    losses = [trainer.train_epoch(x, y, np.random.default_rng(epoch).permutation(40)) for epoch in epochs]
+    state = trainer.state()
+    trainer.close()
+    return losses, chain.parameters.vector.copy(), state
+
+
+@pytest.mark.parametrize(("size", "threads"), [(1, 1), (2, 1), (3, 1), (2, 2)])
+def test_a_state_holds_the_dropout_streams_of_all_processes(size: int, threads: int) -> None:
+    """Of mini-batches that do not divide each process has drawn another number of masks."""
+    whole = together(size, lambda communicator: resumed(range(4), communicator, threads=threads))
+    half = together(size, lambda communicator: resumed(range(2), communicator, threads=threads))
+    for _, _, state in half[1:]:
+        assert all(np.array_equal(array, half[0][2][name]) for name, array in state.items())
+    kept = half[0][1:]  # a checkpoint of the first process serves all
+    again = together(size, lambda communicator: resumed(range(2, 4), communicator, kept, threads))
+    for (losses, vector, state), (first, *_), (rest, last, found) in zip(whole, half, again, strict=True):
+        np.testing.assert_array_equal([*first, *rest], losses)
+        np.testing.assert_array_equal(last, vector)
+        assert all(np.array_equal(found[name], array) for name, array in state.items())
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 2), (3, 1)])
+def test_on_another_number_of_processes_new_ones_begin_their_streams(before: int, after: int) -> None:
+    def streams(communicator: Any) -> tuple[Any, Any]:
+        _, _, state = resumed(range(0, 1), communicator if after > 1 else None, kept)
+        (found,) = (array for name, array in state.items() if name.startswith("dropout"))
+        return found, state
+
+    kept = together(before, lambda communicator: resumed(range(1), communicator if before > 1 else None))[0][1:]
+    found = together(after, streams)[0][0]
+    assert found.ndim == (3 if after > 1 else 2)
+    if after > 1:
+        assert len({row.tobytes() for row in found}) == after, "no two processes draw the same masks"
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -415,12 +415,13 @@ read_layer(::Type{Activation}, line::Line, input::Vector{Int}) =
 In training, zero each element with probability `rate` and divide the others by 1 - rate; else nothing.
 
 Every application in training, and so every traced copy, draws from a stream of its own, decided by `seed`, the layer's
-name in its chain and the number of applications before: two layers or two threads never share one.
+name in its chain, the number of applications before and the process's rank: two layers, threads or processes never share one.
 """
 mutable struct Dropout <: Layer
     rate::Float64
     seed::Int
     name::Union{Nothing,String}
+    rank::Int  # which of the processes that train together this is; the trainer sets it
     calls::Int
     streams::Vector{Generator}  # of all traced copies; an eager call's is never used again
     loaded::Vector{Int64}  # where the streams of a resumed training were, two numbers each
@@ -430,14 +431,15 @@ function Dropout(@nospecialize(rate); seed=0, name=nothing)
     rate isa Real && !(rate isa Bool) && 0 <= rate < 1 ||
         throw(ConfigurationError("Dropout: rate must be a number >= 0 and < 1, got $(repr(rate))"))
     check_seed(seed)
-    return Dropout(Float64(rate), Int(seed), checked_name(name), 0, Generator[], Int64[])
+    return Dropout(Float64(rate), Int(seed), checked_name(name), 0, 0, Generator[], Int64[])
 end
 
 output_size(layer::Dropout, input::Vector{Int}) = input
 function forward(layer::Dropout, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
     training || return x
     layer.calls += 1
-    generator = Generator(rand(stream(layer.seed, "$(AD.state().scope)/$(layer.calls)"), Int64))
+    of_rank = layer.rank == 0 ? "" : "/$(layer.rank)"
+    generator = Generator(rand(stream(layer.seed, "$(AD.state().scope)/$(layer.calls)$of_rank"), Int64))
     if x.data === nothing
         push!(layer.streams, generator)
         restore!(layer, length(layer.streams))

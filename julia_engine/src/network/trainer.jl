@@ -82,12 +82,21 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
     batched_only && throw(ConfigurationError("Trainer: techniques.batched can't be switched off for a chain with layers " *
         "that couple the samples of a batch, such as BatchNorm"))
     check_parts(chain, techniques, communicator)
+    set_rank!(chain, communicator)
     n = chain.parameters.layout.trained
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(optimizer, n),
         batch_size, threads, accumulate, techniques, Team(splits ? threads : 1),
         AD.zeroed!(Vector{T}(undef, n)), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
         Dict{Tuple{Int,Int},Vector{Shard{T}}}(), nothing, Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)), takes_ids(chain), false,
         [(1, n)], [T[] for _ in 1:threads], communicator)
+end
+
+"""Let each process draw other numbers."""
+function set_rank!(chain::Chain, communicator::Union{Nothing,Communicator})
+    for layer in dropouts(chain)
+        layer.rank = communicator === nothing ? 0 : communicator.rank
+    end
+    return nothing
 end
 
 check_parts(chain::Chain, techniques::Techniques, ::Nothing) = nothing
@@ -246,7 +255,7 @@ numbers are the updates and the mini-batches since the last one, then for each d
 have, and these. The vectors are the optimizer's own, and what is accumulated of an update.
 
 A new trainer of the same chain and settings that has the same parameters and takes this over by [`load_state!`](@ref)
-goes on bit for bit as this one would.
+goes on bit for bit as this one would. With a communicator it is the state of this process, whose streams are its own.
 """
 function training_state(trainer::Trainer)
     trainer.techniques.replay || isempty(dropouts(trainer)) || throw(ConfigurationError(
@@ -259,7 +268,8 @@ function training_state(trainer::Trainer)
     return (numbers=numbers, first=copy(trainer.state.first), second=copy(trainer.state.second), total=copy(trainer.total))
 end
 
-dropouts(trainer::Trainer) = Dropout[layer for layer in trainer.chain.layers if layer isa Dropout]
+dropouts(trainer::Trainer) = dropouts(trainer.chain)
+dropouts(chain::Chain) = Dropout[layer for layer in chain.layers if layer isa Dropout]
 
 """
     load_state!(trainer, state)
