@@ -196,14 +196,16 @@ class Cluster:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No real data, and an empty cache, which all processes share."""
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No real data, and an empty cache, which all processes share; of this process, too, no test has used it before."""
     pytest.importorskip("distributed")
     monkeypatch.delenv("TWINGRAD_DATA", raising=False)
     monkeypatch.setenv("TWINGRAD_OFFLINE", "1")
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cluster, "_SPOOLED", [])
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    cluster._KEPT.close()
 
 
 @pytest.fixture

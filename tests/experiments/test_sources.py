@@ -85,7 +85,7 @@ MEASURES["sizes"] = (
     *(f"experiments/data/{name}.py" for name in ("__init__", "dataset", "generated")),
 )
 SYSTEM_FOLDER = "experiments/microbenchmarks/systems"
-NO_WORKER = ("bridge/worker_process.py", "bridge/child_process.py", "bridge/memory.py", "bridge/adapters/__init__.py")
+NO_WORKER = ("bridge/worker_process.py", "bridge/child_process.py", "bridge/adapters/__init__.py")
 EVERY_SUITE = (
     *(name for name in EVERY_TRAINING if name not in NO_WORKER),
     *(f"experiments/microbenchmarks/{name}.py" for name in ("__init__", "functions", "measure", "process", "registry")),
