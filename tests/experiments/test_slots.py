@@ -53,7 +53,7 @@ def test_workers_that_hold_more_memory_than_their_lane_has_are_ended_and_say_so(
         first.libraries()
         with (
             pytest.raises(
-                WorkerError, match=r"was ended \(the run held [\d,]+ MB of memory, more than the [\d,]+ MB"
+                WorkerError, match=r"was ended \(the run held \S+ MB of memory, more than the \S+ MB"
             ) as error,
             lane.start("numpy", 1) as second,
         ):
