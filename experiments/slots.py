@@ -86,7 +86,8 @@ class Slot:
             if total > limit:
                 largest = max(held, key=lambda worker: held[worker])
                 largest.kill(
-                    f"the run held {total // 10**6} MB of memory, more than the {limit // 10**6} MB that it may have here"
+                    f"the run held {total // 10**6} MB of memory, more than the {limit // 10**6} MB that it may "
+                    "have here"
                 )
             del held
             time.sleep(LOOK)
