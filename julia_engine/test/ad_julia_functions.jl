@@ -30,7 +30,10 @@ const JULIA_FUNCTIONS = Any[
     ("quantiles", x -> quantile(x, [0.2, 0.5, 1.0]), (drawn(6),)), ("flipsign", (a, b) -> flipsign.(a, b), ([1.5, -2.0, 0.5], [1.0, -1.0, -2.0])),
     ("x^3", x -> x^3, (WELL,)), ("x^-2", x -> x^-2, (WELL,)), ("x / y", (a, b) -> a / b, (WELL, WELL + I)), ("muladd", (a, b) -> muladd.(a, b, 1.5), (TALL, TALL)),
     ("the identity matrix", x -> (2I - x) * (x + I) + (x - 3I) * 0.5I + I * (I + x), (WELL,)),
-    ("eigmin, eigmax", x -> eigmax(Symmetric(x)) / eigmin(Symmetric(x)), (WELL,))]
+    ("eigmin, eigmax", x -> eigmax(Symmetric(x)) / eigmin(Symmetric(x)), (WELL,)),
+    ("a symmetric matrix and others", (x, b) -> Symmetric(x) * b + Symmetric(x) \ b + inv(Symmetric(x, :L)) * b, (WELL, WELL + I)),
+    ("cholesky of a symmetric matrix", x -> cholesky(Symmetric(x' * x + I)).L * x, (WELL,)),
+    ("determinants of a symmetric matrix", x -> det(Symmetric(x)) + logdet(Symmetric(x' * x + I)), (WELL,))]
 for (f, x) in ((exp10, [0.3, -1.2]), (sec, [0.3, 2.2]), (csc, [0.3, 2.2]), (cot, [0.3, -2.2]), (asec, [1.3, -2.2]), (acsc, [1.3, -2.2]),
         (acot, [0.3, -2.2, 0.0]), (sech, [0.3, -2.2]), (csch, [0.3, -2.2]), (coth, [0.3, -2.2]), (asech, [0.3, 0.8]), (acsch, [0.3, -2.2]),
         (acoth, [1.3, -2.2]), (sinpi, [0.3, -2.2, 0.5, 7.25]), (cospi, [0.3, -2.2, 1.0, 7.25]), (sind, [30.0, -200, 400]), (cosd, [30.0, -200, 400]),

@@ -1,5 +1,6 @@
 # Transforms: containers, products with Jacobians, matrices, derivatives of derivatives, random programs, bad input.
 
+using SparseArrays: SparseArrays  # else the first sparse matrix loads it, too late for its own expression
 using TwinGrad.AD: AD
 
 rosenbrock(x) = sum(100 .* (x[2:end] .- x[1:end-1] .^ 2) .^ 2 .+ (1 .- x[1:end-1]) .^ 2)
@@ -356,6 +357,10 @@ end
     rule = custom_rule(y -> x * y; vjp=(g, out, y) -> g)
     @test occursin("is no input of it", message_of(() -> rule(two)))
     @test occursin("is no input of it", message_of(() -> grad(rule)(two)))
+    opaque = custom_rule(y -> x * y; vjp=(g, out, y) -> g, opaque=true)
+    for f in (opaque, grad(opaque), compile(opaque), compile(rule))
+        @test occursin("is no input of it", message_of(() -> f(two)))
+    end
     @test occursin("captures a tensor which requires a gradient", message_of(() -> sparse_jacobian(y -> x .* y, pair)))
     @test size(no_grad(() -> sparse_jacobian(y -> x .* y, pair))) == (2, 2)
     # What a pullback has kept is a constant to a later transform.

@@ -775,6 +775,17 @@ def in_one_dtype(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(inputs)
 
 
+def as_floats(*operands: Operand) -> tuple[Tensor, ...]:
+    """Return the operands of a function of floats as tensors of one dtype.
+
+    Raises:
+        DTypeError: there is none, or it is not float32 or float64.
+    """
+    tensors = in_one_dtype(as_tensors(operands))
+    float_only(tensors[0].dtype)
+    return tensors
+
+
 def common_dtype(inputs: Sequence[Tensor]) -> Any:
     """Return the one dtype of all inputs.
 

@@ -79,8 +79,8 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] = 0) -> Func
     """Return a function that computes both the value of a scalar `function` and its gradient; see `grad`.
 
     Returns:
-        A function of the same arguments that returns (value, gradient); the value is a Python float when it is called
-        with arrays.
+        A function of the same arguments that returns (value, gradient); the value is a Python float where the
+        gradient is an array.
 
     Example:
         >>> value_and_grad(lambda x: np.sum(x**3))(np.array([1.0, 2.0]))

@@ -443,8 +443,8 @@ class RBF(Layer, op="rbf"):
 class Dropout(Layer, op="dropout"):
     """In training, zero each element with probability `rate` and divide the others by 1 - rate; else nothing.
 
-    Every call in training, and so every traced copy, draws from a stream of its own, decided by `seed`, the layer's
-    name in its chain, the number of calls before and the rank: two layers, threads or processes never share one.
+    Every call in training, and so every traced copy, draws from a separate stream, decided by `seed`, the layer's name
+    in its chain, the number of calls before and the rank: two layers, threads or processes never share one.
 
     Attributes:
         rank: which of the processes that train together this is; the trainer sets it.

@@ -65,7 +65,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """From now on nothing arrives, and nobody is told so."""
+        """Stop forwarding, without closing a connection."""
         self._whole.clear()
 
     def mend(self, lost: bool) -> None:
@@ -197,7 +197,7 @@ class Cluster:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """No real data, and an empty cache, which all processes share; of this process, too, no test has used it before."""
+    """No real data, and an empty cache for all processes, this one included."""
     pytest.importorskip("distributed")
     monkeypatch.delenv("TWINGRAD_DATA", raising=False)
     monkeypatch.setenv("TWINGRAD_OFFLINE", "1")

@@ -35,6 +35,7 @@ function sort_and_look_below(outputs::Vector{Tensor}, level::Int, replaced::Repl
     end
     return order, below
 end
+topological_sort(output::Tensor) = topological_sort(Tensor[output])
 
 """
 Whether one of these tensors depends on a leaf that `backward!` stores a gradient in, or is one; through dual numbers of a
@@ -51,8 +52,6 @@ function depend_on_a_leaf(tensors::Vector{Tensor})
     end
     return false
 end
-topological_sort(output::Tensor) = topological_sort(Tensor[output])
-
 # Differentiation ------------------------------------------------------------------------------------------------------
 
 """

@@ -414,8 +414,8 @@ read_layer(::Type{Activation}, line::Line, input::Vector{Int}) =
 
 In training, zero each element with probability `rate` and divide the others by 1 - rate; else nothing.
 
-Every application in training, and so every traced copy, draws from a stream of its own, decided by `seed`, the layer's
-name in its chain, the number of applications before and the process's rank: two layers, threads or processes never share one.
+Every call in training, and so every traced copy, draws from a separate stream, decided by `seed`, the layer's name in its
+chain, the number of calls before and the process's rank: two layers, threads or processes never share one.
 """
 mutable struct Dropout <: Layer
     rate::Float64

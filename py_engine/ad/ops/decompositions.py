@@ -20,13 +20,13 @@ from py_engine.ad.op import (
     Op,
     Shape,
     Tangents,
+    as_floats,
     as_tensor,
     as_tensors,
     common_dtype,
     define,
     float_only,
     implements,
-    in_one_dtype,
     per_matrix,
 )
 from py_engine.ad.ops.along import argsort
@@ -622,10 +622,9 @@ def _pinv(a: Operand, rcond: float | None = None, hermitian: bool = False, *, rt
 @implements(np.linalg.lstsq)
 def _lstsq(a: Operand, b: Operand, rcond: float | None = None) -> Any:
     """Only of full rank: what else numpy returns depends on values."""
-    x, right = in_one_dtype(as_tensors((a, b)))
+    x, right = as_floats(a, b)
     if x.ndim != 2 or right.ndim not in (1, 2) or x.shape[0] != right.shape[0]:
         raise ShapeError(f"lstsq: expected a matrix and right-hand sides of as many rows, got {x.shape}, {right.shape}")
-    float_only(x.dtype)
     m, n = x.shape
     cut = np.finfo(x.dtype).eps * (builtins.max(m, n) if rcond is None else 1)
     if rcond is not None:

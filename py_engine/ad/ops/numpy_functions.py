@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import NUMPY, as_tensor, as_tensors, float_only, implements, in_one_dtype
+from py_engine.ad.op import NUMPY, as_floats, as_tensor, as_tensors, implements, in_one_dtype
 from py_engine.ad.ops.along import SEARCHSORTED, argsort, cumprod, cumsum, diff, sort
 from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, same_dtype, whole, wholes
 from py_engine.ad.ops.decompositions import inv, solve
@@ -67,15 +67,9 @@ from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableEr
 NUMPY[np.radians], NUMPY[np.degrees] = deg2rad, rad2deg
 
 
-def _floats(*operands: Any) -> tuple[Tensor, ...]:
-    tensors = in_one_dtype(as_tensors(operands))
-    float_only(tensors[0].dtype)
-    return tensors
-
-
 @implements(np.fabs)
 def _fabs(x: Operand, /) -> Tensor:
-    return abs(*_floats(x))
+    return abs(*as_floats(x))
 
 
 @implements(np.positive)
@@ -98,51 +92,51 @@ def _divmod(x1: Operand, x2: Operand, /) -> tuple[Tensor, Tensor]:
 
 @implements(np.modf)
 def _modf(x: Operand, /) -> tuple[Tensor, Tensor]:
-    (a,) = _floats(x)
+    (a,) = as_floats(x)
     whole_part = trunc(a)
     return copysign(where(isinf(a), 0, a - where(isinf(a), 0, whole_part)), a), whole_part
 
 
 @implements(np.logaddexp2)
 def _logaddexp2(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = _floats(x1, x2)
+    a, b = as_floats(x1, x2)
     return logaddexp(a * math.log(2), b * math.log(2)) / math.log(2)
 
 
 @implements(np.heaviside)
 def _heaviside(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = _floats(x1, x2)
+    a, b = as_floats(x1, x2)
     return where(equal(a, 0), b, where(isnan(a), a, step(a)))
 
 
 @implements(np.fmax)
 def _fmax(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = _floats(x1, x2)
+    a, b = as_floats(x1, x2)
     return where(isnan(a), b, where(isnan(b), a, maximum(a, b)))
 
 
 @implements(np.fmin)
 def _fmin(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = _floats(x1, x2)
+    a, b = as_floats(x1, x2)
     return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
 
 
 @implements(np.signbit, constant=True)
 def _signbit(x: Operand, /) -> Tensor:
-    (a,) = _floats(x)
+    (a,) = as_floats(x)
     return less(copysign(1, a), 0)
 
 
 @implements(np.isposinf, constant=True)
 def _isposinf(x: Operand, out: None = None) -> Tensor:
     refuse("isposinf", out=(out,))
-    return equal(*_floats(x, np.inf))
+    return equal(*as_floats(x, np.inf))
 
 
 @implements(np.isneginf, constant=True)
 def _isneginf(x: Operand, out: None = None) -> Tensor:
     refuse("isneginf", out=(out,))
-    return equal(*_floats(x, -np.inf))
+    return equal(*as_floats(x, -np.inf))
 
 
 @implements(np.nan_to_num)
@@ -150,7 +144,7 @@ def _nan_to_num(
     x: Operand, copy: bool = True, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
     refuse("nan_to_num", copy=(copy, True))
-    (a,) = _floats(x)
+    (a,) = as_floats(x)
     most = float(np.finfo(a.dtype).max)
     high, low = most if posinf is None else posinf, -most if neginf is None else neginf
     return where(isnan(a), nan, where(equal(a, np.inf), high, where(equal(a, -np.inf), low, a)))
@@ -180,7 +174,7 @@ def _imag(val: Operand) -> Tensor:
 
 @implements(np.angle, constant=True)
 def _angle(z: Operand, deg: bool = False) -> Tensor:
-    (x,) = _floats(z)
+    (x,) = as_floats(z)
     return stop_gradient(where(isnan(x), x, where(less(copysign(1, x), 0), 180.0 if deg else math.pi, 0.0)))
 
 
@@ -468,13 +462,13 @@ _cumulative("cumulative_prod", cumprod, 1.0)
 @implements(np.trapezoid)
 def _trapezoid(y: Operand, x: Operand | None = None, dx: float = 1.0, axis: int = -1) -> Tensor:
     if x is None:
-        (values,) = _floats(y)
+        (values,) = as_floats(y)
         widths: Any = dx
     else:
         values, points = as_tensors((y, x))
         if {values.dtype.kind, points.dtype.kind} & set("bu"):  # whose differences and sums numpy takes without a sign
             raise DTypeError(f"trapezoid: expected floats, got {values.dtype}, {points.dtype}; convert with astype()")
-        values, points = _floats(values, points)
+        values, points = as_floats(values, points)
         if points.ndim not in (1, values.ndim):
             raise ShapeError(f"trapezoid: x of shape {points.shape} does not fit y of shape {values.shape}")
         widths = diff(points, axis=-1 if points.ndim == 1 else axis)
@@ -488,7 +482,7 @@ def _trapezoid(y: Operand, x: Operand | None = None, dx: float = 1.0, axis: int 
 
 @implements(np.gradient)
 def _gradient(f: Operand, *varargs: Any, axis: Axis = None, edge_order: int = 1) -> Any:
-    (x,) = _floats(f)
+    (x,) = as_floats(f)
     given = range(x.ndim) if axis is None else wholes(axis, "gradient: each axis")
     axes = [axis_of(d, x.ndim, "gradient", x.shape) for d in given]
     if len(set(axes)) < len(axes):
@@ -558,14 +552,14 @@ def _vdot(a: Operand, b: Operand, /) -> Tensor:
 
 @implements(np.vecdot)
 def _vecdot(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = _floats(x1, x2)
+    a, b = as_floats(x1, x2)
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-1]:
         raise ShapeError(f"vecdot: the last axes of shapes {a.shape} and {b.shape} do not pair up")
     return sum(a * b, -1)
 
 
 SHORT_KERNEL = 16
-"""Elements of a kernel of which convolve and correlate add up shifted products."""
+"""Elements of a kernel up to which convolve and correlate add shifted products: a few nodes of the graph for each."""
 
 
 @implements(np.convolve)
@@ -579,7 +573,7 @@ def _correlate(a: Operand, v: Operand, mode: str = "valid") -> Tensor:
 
 
 def _slid(function: str, a: Any, v: Any, mode: Any, turned: bool) -> Tensor:
-    x, kernel = (_at_least(operand, int(turned)) for operand in _floats(a, v))
+    x, kernel = (_at_least(operand, int(turned)) for operand in as_floats(a, v))
     if x.ndim != 1 or kernel.ndim != 1:
         raise ShapeError(f"{function}: expected two vectors, got shapes {x.shape} and {kernel.shape}")
     if not x.size or not kernel.size:
@@ -614,7 +608,7 @@ def _interp(
     right: Operand | None = None,
     period: Operand | None = None,
 ) -> Tensor:
-    at, places, values = _floats(x, xp, fp)
+    at, places, values = as_floats(x, xp, fp)
     if places.ndim != 1 or values.shape != places.shape or not places.size:
         raise ShapeError(f"interp: xp and fp must be vectors of one length, got {places.shape} and {values.shape}")
     if period is not None:
@@ -640,7 +634,7 @@ def _interp(
 
 def _over_a_period(at: Tensor, places: Tensor, values: Tensor, period: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return all places within one period from 0; the known ones in order, with a neighbour at either end."""
-    _, length = _floats(at, period)
+    _, length = as_floats(at, period)
     if length.ndim or (length.data is not None and not length.data):
         raise ConfigurationError(f"interp: the period must be a number other than 0, got {period!r}")
     length = NUMPY[np.abs](length)
@@ -654,7 +648,7 @@ def _over_a_period(at: Tensor, places: Tensor, values: Tensor, period: Any) -> t
 
 @implements(np.matvec)
 def _matvec(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = _floats(x1, x2)
+    a, b = as_floats(x1, x2)
     if a.ndim < 2 or not b.ndim:
         raise ShapeError(f"matvec: expected matrices and vectors, got shapes {a.shape} and {b.shape}")
     return MATMUL(a, expand_dims(b, -1))[..., 0]
@@ -662,7 +656,7 @@ def _matvec(x1: Operand, x2: Operand, /) -> Tensor:
 
 @implements(np.vecmat)
 def _vecmat(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = _floats(x1, x2)
+    a, b = as_floats(x1, x2)
     if not a.ndim or b.ndim < 2:
         raise ShapeError(f"vecmat: expected vectors and matrices, got shapes {a.shape} and {b.shape}")
     return MATMUL(expand_dims(a, -2), b)[..., 0, :]
@@ -681,7 +675,7 @@ def _linspace(
     device: str | None = None,
 ) -> Any:
     refuse("linspace", device=(device, "cpu"))
-    first, last = _floats(start, stop)
+    first, last = as_floats(start, stop)
     same_dtype("linspace", dtype, first)
     count = whole(num, "linspace: num")
     if count < 0:
@@ -706,7 +700,7 @@ def _linalg_matmul(x1: Operand, x2: Operand, /) -> Tensor:
 
 @implements(np.linalg.vecdot)
 def _linalg_vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1) -> Tensor:
-    a, b = _floats(x1, x2)
+    a, b = as_floats(x1, x2)
     if a.ndim and b.ndim and axis != -1:
         a, b = (moveaxis(x, axis_of(axis, x.ndim, "vecdot", x.shape), -1) for x in (a, b))
     return _vecdot(a, b)
@@ -885,7 +879,7 @@ def _logspace(
     dtype: DTypeLike | None = None,
     axis: int = 0,
 ) -> Tensor:
-    first, last, root = _floats(start, stop, base)
+    first, last, root = as_floats(start, stop, base)
     if root.ndim:
         ndim = builtins.max(first.ndim, last.ndim, root.ndim)
         first, last, root = (_at_least_in_front(x, ndim) for x in (first, last, root))
@@ -898,7 +892,7 @@ def _logspace(
 def _geomspace(
     start: Operand, stop: Operand, num: int = 50, endpoint: bool = True, dtype: DTypeLike | None = None, axis: int = 0
 ) -> Tensor:
-    first, last = (astype(end, np.float64) for end in _floats(start, stop))  # as numpy computes
+    first, last = (astype(end, np.float64) for end in as_floats(start, stop))  # as numpy computes
     for end in (first, last):
         if end.data is not None and not end.data.all():
             raise ConfigurationError("geomspace: a geometric sequence cannot begin or end with zero")
@@ -918,7 +912,7 @@ def _geomspace(
 
 @implements(np.unwrap)
 def _unwrap(p: Operand, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
-    (x,) = _floats(p)
+    (x,) = as_floats(p)
     d = axis_of(axis, x.ndim, "unwrap", x.shape)
     n = x.shape[d]
     if not isinstance(period, (int, float, np.integer, np.floating)):
@@ -938,7 +932,7 @@ def _unwrap(p: Operand, discont: float | None = None, axis: int = -1, *, period:
 
 @implements(np.linalg.tensorinv)
 def _tensorinv(a: Operand, ind: int = 2) -> Tensor:
-    (x,) = _floats(a)
+    (x,) = as_floats(a)
     count = whole(ind, "tensorinv: ind")
     if count < 1 or not x.ndim:
         raise ShapeError(f"tensorinv: ind must be positive and leave axes of shape {x.shape}, got {ind}")
@@ -950,7 +944,7 @@ def _tensorinv(a: Operand, ind: int = 2) -> Tensor:
 
 @implements(np.linalg.tensorsolve)
 def _tensorsolve(a: Operand, b: Operand, axes: Sequence[int] | None = None) -> Tensor:
-    x, right = _floats(a, b)
+    x, right = as_floats(a, b)
     if axes is not None:
         last = list(wholes(axes, "tensorsolve: each axis"))
         if np.ndim(axes) != 1 or len(set(last)) < len(last) or not set(last) <= {*range(x.ndim)}:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.op import NUMPY, as_tensor, as_tensors, float_only, implements, in_one_dtype
+from py_engine.ad.op import NUMPY, as_floats, as_tensor, as_tensors, float_only, implements
 from py_engine.ad.ops.arguments import whole
 from py_engine.ad.ops.by_values import known, without_leading_zeros
 from py_engine.ad.ops.decompositions import pinv
@@ -18,14 +18,8 @@ from py_engine.ad.tensor import Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError
 
 
-def _floats(*operands: Any) -> tuple[Tensor, ...]:
-    tensors = in_one_dtype(as_tensors(operands))
-    float_only(tensors[0].dtype)
-    return tensors
-
-
 def _coefficients(function: str, *operands: Any) -> tuple[Tensor, ...]:
-    found = tuple([reshape(p, (1,)) if not p.ndim else p for p in _floats(*operands)])
+    found = tuple([reshape(p, (1,)) if not p.ndim else p for p in as_floats(*operands)])
     for p in found:
         if p.ndim != 1:
             raise ShapeError(f"{function}: expected a vector of coefficients, got shape {p.shape}")
@@ -45,7 +39,7 @@ def _zeros(count: int, like: Tensor) -> Tensor:
 
 @implements(np.polyval)
 def _polyval(p: Operand, x: Operand) -> Tensor:
-    coefficients, at = _floats(p, x)
+    coefficients, at = as_floats(p, x)
     if coefficients.ndim != 1:
         raise ShapeError(f"polyval: expected a vector of coefficients, got shape {coefficients.shape}")
     found: Tensor = at * 0
@@ -56,7 +50,7 @@ def _polyval(p: Operand, x: Operand) -> Tensor:
 
 @implements(np.vander)
 def _vander(x: Operand, N: int | None = None, increasing: bool = False) -> Tensor:
-    (a,) = _floats(x)
+    (a,) = as_floats(x)
     if a.ndim != 1:
         raise ShapeError(f"vander: expected a vector, got shape {a.shape}")
     count = a.size if N is None else whole(N, "vander: N")
@@ -167,13 +161,13 @@ def _polyfit(
     w: Operand | None = None,
     cov: bool | str = False,
 ) -> Any:
-    a, b = _floats(x, y)
+    a, b = as_floats(x, y)
     degree = whole(deg, "polyfit: deg")
     if degree < 0 or a.ndim != 1 or not a.size or b.ndim not in (1, 2) or b.shape[0] != a.size:
         raise ShapeError(f"polyfit: places of shape {a.shape}, values of shape {b.shape} and degree {deg} do not fit")
     matrix = NUMPY[np.vander](a, degree + 1)
     if w is not None:
-        _, weights = _floats(a, w)
+        _, weights = as_floats(a, w)
         if weights.shape != a.shape:
             raise ShapeError(f"polyfit: weights of shape {weights.shape} do not fit places of shape {a.shape}")
         matrix, b = matrix * weights[:, np.newaxis], b * (weights if b.ndim == 1 else weights[:, np.newaxis])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import NUMPY, as_tensor, as_tensors, float_only, implements, in_one_dtype
+from py_engine.ad.op import NUMPY, as_floats, as_tensor, as_tensors, float_only, implements
 from py_engine.ad.ops.along import (
     CONTINUOUS,
     SEARCHSORTED,
@@ -66,18 +66,11 @@ from py_engine.ad.ops.shape import (
 from py_engine.ad.tensor import NO_VALUE, Array, Axis, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
-
-def _floats(*operands: Any) -> tuple[Tensor, ...]:
-    tensors = in_one_dtype(as_tensors(operands))
-    float_only(tensors[0].dtype)
-    return tensors
-
-
 # Without NaN ------------------------------------------------------------------------------------------------
 
 
 def _without_nan(x: Any, value: float) -> Tensor:
-    (a,) = _floats(x)
+    (a,) = as_floats(x)
     return WHERE(isnan(a), Literal(np.array(value, a.dtype)), a)
 
 
@@ -140,7 +133,7 @@ def _nanmean(
     where: Operand = NO_VALUE,
 ) -> Tensor:
     refuse("nanmean", out=(out,))
-    (x,) = _floats(a if dtype is None else astype(a, dtype))
+    (x,) = as_floats(a if dtype is None else astype(a, dtype))
     total, count = _counted(x, axis, keepdims, where)
     return total / count
 
@@ -165,7 +158,7 @@ def _nan_variance(name: str) -> Callable[..., Tensor]:
             ddof = correction
         if not isinstance(ddof, (int, float, np.integer, np.floating)):
             raise DTypeError(f"{name}: ddof must be a number, got {ddof!r}")
-        (x,) = _floats(a if dtype is None else astype(a, dtype))
+        (x,) = as_floats(a if dtype is None else astype(a, dtype))
         total, count = _counted(x, axis, True, where)
         missing, condition = isnan(x), holds(name, x, where)
         if condition is not None:
@@ -209,7 +202,7 @@ def _position(name: str, find: Any, what: str) -> None:
 
     @implements(find, constant=True)
     def position(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
-        (x,) = _floats(a)
+        (x,) = as_floats(a)
         refuse(name, out=(out,))
         return op(x, axis=None if axis is None else axis_of(axis, x.ndim, name), keepdims=flag(keepdims))
 
@@ -338,12 +331,12 @@ def _average(
     a: Operand, axis: Axis = None, weights: Operand | None = None, returned: bool = False, *, keepdims: bool = NO_VALUE
 ) -> Any:
     if weights is None:
-        (x,) = _floats(a)
+        (x,) = as_floats(a)
         found = mean(x, axis, keepdims=keepdims)
         count = math.prod(x.shape[d] for d in normalize_axes(axis, x.ndim))
         total = broadcast_to(Literal(np.array(count, x.dtype)), found.shape)
         return (found, total) if returned else found
-    x, w = _floats(a, weights)
+    x, w = as_floats(a, weights)
     w = weights_of_rows("average", x, w, axis)
     total = sum(w, axis, keepdims=keepdims)
     if total.data is not None and not total.data.all():
@@ -364,7 +357,7 @@ def _cov(
     *,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    parts = _floats(m) if y is None else _floats(m, y)
+    parts = as_floats(m) if y is None else as_floats(m, y)
     same_dtype("cov", dtype, parts[0])
     if parts[0].dtype != np.float64:
         raise DTypeError(f"cov: numpy computes covariances in float64, got {parts[0].dtype}; convert with astype()")
@@ -389,7 +382,7 @@ def _cov(
     if total.data is not None and not total.data:
         raise ConfigurationError("cov: the weights sum to zero")
     centred = x - sum(x * weights, 1, keepdims=True) / total
-    lost = spare if aweights is None else spare * sum(weights * _floats(x, aweights)[1]) / total
+    lost = spare if aweights is None else spare * sum(weights * as_floats(x, aweights)[1]) / total
     return _without_ones(MATMUL(centred, transpose(centred * weights)) / maximum(total - lost, 0.0))
 
 
@@ -408,7 +401,7 @@ def _weights_of_columns(x: Tensor, fweights: Any, aweights: Any) -> Tensor | Non
             raise ConfigurationError(f"cov: {name} must not be negative")
         if name == "fweights" and w.data is not None and (w.data != np.round(w.data)).any():
             raise DTypeError("cov: fweights must be whole numbers")
-        w = _floats(x, w if name == "aweights" else astype(w, np.float64))[1]
+        w = as_floats(x, w if name == "aweights" else astype(w, np.float64))[1]
         found = w if found is None else found * w
     return found
 
@@ -450,7 +443,7 @@ def _edges(function: str, x: Tensor, bins: Any, range: Any) -> Tensor:
     """Return the edges of bins: those given, or equally spaced ones over the range, or over that of `x`."""
     count = _number_of_bins(function, bins)
     if count is None:
-        _, edges = _floats(x, bins)
+        _, edges = as_floats(x, bins)
         if edges.ndim != 1 or (function == "histogramdd" and edges.size < 2):
             raise ShapeError(f"{function}: the edges of bins are a vector, got shape {edges.shape}")
         if edges.data is not None and not (edges.data[:-1] <= edges.data[1:]).all():
@@ -503,7 +496,7 @@ def _widths(edges: Tensor) -> Tensor:
 def _weights_of(function: str, weights: Any, x: Tensor) -> Tensor:
     if weights is None:
         return Tensor(np.ones(x.size, x.dtype))
-    _, w = _floats(x, weights)
+    _, w = as_floats(x, weights)
     if w.size != x.size or (function == "histogram" and w.shape != x.shape):
         raise ShapeError(f"{function}: weights of shape {w.shape} do not fit {x.shape}")
     return ravel(w)
@@ -517,7 +510,7 @@ def _histogram(
     density: bool | None = None,
     weights: Operand | None = None,
 ) -> tuple[Tensor, Tensor]:
-    (x,) = _floats(a)
+    (x,) = as_floats(a)
     w = _weights_of("histogram", weights, x)
     edges = _edges("histogram", x, bins, range)
     counts = _counts([ravel(x)], [edges], w)
@@ -531,7 +524,7 @@ def _histogram(
 def _histogram_bin_edges(
     a: Operand, bins: int | Operand = 10, range: tuple[float, float] | None = None, weights: Operand | None = None
 ) -> Tensor:
-    (x,) = _floats(a)
+    (x,) = as_floats(a)
     if weights is not None:
         _weights_of("histogram", weights, x)
     return _edges("histogram_bin_edges", x, bins, range)
@@ -554,10 +547,10 @@ def _histogramdd(
     weights: Operand | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     if isinstance(sample, (Tensor, np.ndarray)):
-        (x,) = _floats(sample)
+        (x,) = as_floats(sample)
         rows = x if x.ndim != 1 else reshape(x, (x.size, 1))
     elif isinstance(sample, (list, tuple)) and sample:  # coordinates, each with all samples
-        rows = transpose(stack(_floats(*sample)))
+        rows = transpose(stack(as_floats(*sample)))
     else:
         raise ShapeError("histogramdd: expected rows of coordinates, or a list of columns")
     if rows.ndim != 2 or not rows.shape[1]:
@@ -587,7 +580,7 @@ def _histogram2d(
     density: bool | None = None,
     weights: Operand | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    a, b = _floats(x, y)
+    a, b = as_floats(x, y)
     if a.ndim != 1 or a.shape != b.shape:
         raise ShapeError(f"histogram2d: expected two vectors of one length, got shapes {a.shape} and {b.shape}")
     one = isinstance(bins, (int, np.integer, str, float)) or len(bins) == 2

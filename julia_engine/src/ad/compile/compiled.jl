@@ -190,8 +190,8 @@ argument, or with an array that the function captures.
 """
 function run!(results, compiled::Compiled, args::Vararg{Any,N}) where {N}
     last = compiled.last
-    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) && !keeps_graph(last.tape) ||
-        return give!(results, compiled(args...))
+    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) &&
+        !keeps_graph(last.tape) || return give!(results, compiled(args...))
     given = as_tuple(results)
     all_fit(given, last.tape.outputs) && all_apart(given, args) || refuse(given, last.tape.outputs)
     outputs = copy(last.tape.outputs)

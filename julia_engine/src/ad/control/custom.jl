@@ -73,8 +73,8 @@ are ordinary functions of arrays, which the engine does not look into: each is o
 the same size and element type whenever the inputs have: `infer(inputs...)` returns these as `(size, eltype)`, from tensors
 without values; where it is `nothing`, compiling calls `f` once, on ones, to find out. They have no second derivatives.
 
-Whatever is differentiated by is an input: called with arrays or tensors, a function that captures a tensor which requires a
-gradient throws; what it captures in a trace counts as constant.
+Give whatever is differentiated by as an input: a function that captures a tensor which requires a gradient throws, and what
+the rules of an opaque function capture counts as constant.
 
 Throws a `ShapeError` that names the rule, the input, what was expected and what was returned; a `NotDifferentiableError`
 when the rule for the mode in use is missing; a `ConfigurationError` for an `infer` without `opaque=true`, which needs none.
@@ -100,9 +100,14 @@ function value_of(rule::CustomRule, inputs::Vector{Tensor})
     eager = now.grad_enabled && !now.symbolic && all(x -> x.data !== nothing, inputs)
     eager || return no_grad(() -> as_value(rule, rule.f(inputs...)))
     constants = Tensor[x.requires_grad ? leaf(x.data, x.eltype, x.dims, false, "") : x for x in inputs]
-    y = as_value(rule, rule.f(constants...))
-    y.requires_grad && throw(NotDifferentiableError("custom rule \"$(rule.name)\": the function uses a tensor that requires a " *
-        "gradient and is no input of it, so that its rules do not know it; make it an input, or take its value() if it is a constant"))
+    return without_captured(rule, as_value(rule, rule.f(constants...)))
+end
+
+"""A function's result, which may depend on no tensor that requires a gradient but the inputs, here constants."""
+function without_captured(rule::CustomRule, y::Tensor)
+    y.requires_grad && state().grad_enabled && throw(NotDifferentiableError("custom rule \"$(rule.name)\": the function uses a " *
+        "tensor that requires a gradient and is no input of it, so that its rules do not know it; make it an input, or take its " *
+        "value() if it is a constant"))
     return y
 end
 
@@ -170,9 +175,9 @@ function opaque_value(rule::CustomRule, inputs::Vector{Tensor})
         trial = rule.f((unwrapped(fill!(new_array(x.eltype, x.dims), 1)) for x in inputs)...)
     else
         trial = rule.f((unwrapped(copy(value(x))) for x in inputs)...)
-        return as_value(rule, trial isa AbstractArray ? copy(trial) : trial)  # it may return the same memory again and again
+        return without_captured(rule, as_value(rule, trial isa AbstractArray ? copy(trial) : trial))  # it may return the same memory again and again
     end
-    y = as_value(rule, trial)
+    y = without_captured(rule, as_value(rule, trial))
     return no_grad(() -> opaque(rule, "f", listed(rule.f), inputs, Kind[(y.dims, y.eltype)])[1])
 end
 

@@ -37,7 +37,7 @@ function (d::Decomposition)(@nospecialize(arrays...))
     end
     found isa Tuple || (found = (found,))
     for k in 1:d.results
-        found[k] isa Number ? fill!(given[k], found[k]) : copyto!(given[k], found[k])
+        given[k] .= found[k]
     end
     return nothing
 end

@@ -126,6 +126,11 @@ end
 LinearAlgebra.eigen(x::SymmetricTensor) = eigh(x.tensor)
 LinearAlgebra.eigvals(x::SymmetricTensor) = eigh(x.tensor).values
 LinearAlgebra.eigvecs(x::SymmetricTensor) = eigh(x.tensor).vectors
+for (from, f) in ((LinearAlgebra, :cholesky), (LinearAlgebra, :det), (LinearAlgebra, :logdet), (Base, :inv))
+    @eval $from.$f(x::SymmetricTensor) = $f(x.tensor)
+end
+Base.:\(x::SymmetricTensor, b::Union{Tensor,AbstractVecOrMat{<:Real}}) = x.tensor \ b
+Base.:*(x::SymmetricTensor, b::Union{Tensor,AbstractVecOrMat{<:Real}}) = x.tensor * b
 LinearAlgebra.eigmin(x::SymmetricTensor) = eigvals(x)[1]
 LinearAlgebra.eigmax(x::SymmetricTensor) = eigvals(x)[size(x.tensor, 1)]
 
