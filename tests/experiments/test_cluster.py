@@ -42,7 +42,7 @@ MANY = [
     "--measure",
     "time,memory",
     "--seeds",
-    "8",
+    "40",
 ]
 RUN = ["run", *(MANY if CAMPAIGN else FEW), "--profile", "sample", "--threads", "1"]
 
