@@ -33,17 +33,8 @@ CAMPAIGN = os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign"
 KILLS = 20 if CAMPAIGN else 2
 CUTS = 10 if CAMPAIGN else 1
 FEW = ["mnist-cnn-batch100", "--engines", "numpy", "--measure", "time", "--seeds", "2"]
-MANY = [
-    "mnist-cnn-batch100",
-    "mnist-rnn-d",
-    "mnist-rnn-e",
-    "--engines",
-    "numpy",
-    "--measure",
-    "time,memory",
-    "--seeds",
-    "40",
-]
+MANY = ["mnist-cnn-batch100", "mnist-rnn-d", "mnist-rnn-e", "--engines", "numpy,torch"]
+MANY += ["--measure", "time,memory,own", "--seeds", "10"]
 RUN = ["run", *(MANY if CAMPAIGN else FEW), "--profile", "sample", "--threads", "1"]
 
 
