@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from bridge import registry, spec, weights
 from bridge.libjulia.find import Julia
+from bridge.libjulia.sysimage import usable
 from bridge.session import Optimizer, Session
 from bridge.spec import ModelSpec
 from bridge.weights import Params
@@ -305,13 +306,15 @@ def julia_groups() -> Mapping[str, Sequence[str]]:
 def run_julia_tests(julia: Julia, tmp_path: Path) -> Callable[..., dict[str, int]]:
     """Run files of `julia_engine/test` in one Julia process, and return how many tests each of them holds.
 
-    Julia's own options come after the files.
+    Julia's own options come after the files. Where there is a system image with the engine, Julia starts with it.
 
     Fails with the files' names and the lines that failed.
     """
 
     def run(files: Sequence[str], *options: str) -> dict[str, int]:
         program = str(JULIA_ENGINE / "test" / "runtests.jl")
+        image, _ = usable(julia)
+        options = (*options, f"--sysimage={image}") if image else options
         # Two threads: the trainer's own need at least that many.
         command = [julia.executable, "--startup-file=no", f"--project={JULIA_ENGINE}", *options, program, *files]
         log = tmp_path / "runtests.log"
