@@ -55,16 +55,28 @@ sizes: $(VENV)/.run ## networks of ordinary sizes in all engines, raced beside t
 curves: $(VENV)/.dev ## a small transformer and a residual network, trained in all engines to the same losses
 	$(BIN)/python -m experiments.curves $(ARGS)
 
-# The linters run while Julia and the browser are set up. The engine is compiled before workers would do it side by side, and
-# into a system image where Julia is older than 1.9: that takes less time than the tests save by it.
+# Beside the linters and the tests that need no Julia, the engine is compiled: into a system image where Julia is older than
+# 1.9, which takes less time than the tests save by it. That holds a lock, for which the tests marked `julia` wait.
 test: $(VENV)/.dev ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
-	@$(MAKE) --no-print-directory lint & lint=$$!; \
-	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m contrib.julia --image; \
-	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -c 'from bridge.libjulia import engine; engine.prepare()'; \
+	@$(if $(JULIA),export TWINGRAD_JULIA="$(JULIA)";) \
+	$(BIN)/python -m contrib.julia; \
+	export TWINGRAD_TEST_WAITS_FOR="$(abspath $(VENV))/.julia"; \
+	exec 9> "$$TWINGRAD_TEST_WAITS_FOR"; \
+	flock 9; \
+	setsid bash -c "$(BIN)/python -m contrib.julia --image \
+	  && $(BIN)/python -c 'from bridge.libjulia import engine; engine.prepare()'" > $(VENV)/julia.log 2>&1 & julia=$$!; \
+	trap 'kill -- -$$julia 2> /dev/null || true' EXIT; \
+	trap 'exit 130' INT TERM; \
+	exec 9>&-; \
+	echo "Compiling the Julia engine beside the tests that need none: see $(VENV)/julia.log"; \
+	$(MAKE) --no-print-directory lint & lint=$$!; \
 	$(if $(JULIA),,bash tests/install_browser.sh;) \
-	wait $$lint
-	$(if $(JULIA),TWINGRAD_JULIA="$(JULIA)") $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10 \
-	  $(if $(JULIA),-m julia) $(ARGS)
+	wait $$lint; \
+	tests=0; \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10 \
+	  $(if $(JULIA),-m julia) $(ARGS) || tests=$$?; \
+	wait $$julia || { cat $(VENV)/julia.log >&2; exit 1; }; \
+	exit $$tests
 
 campaign: $(VENV)/.dev ## the random tests, killed runs among them, with a hundred times the draws of `make test`: hours
 	TWINGRAD_TEST_PROFILE=campaign $(BIN)/python -m pytest -n 2 --dist loadfile -m campaign --seed $(SEED) $(ARGS)

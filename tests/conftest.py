@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -38,16 +39,23 @@ MUST_BE_THERE = (
 SKIPPED_IN_CI = ("does not apply: ", "needs the real data")
 """How the reasons begin for which CI may skip a test, too; any other fails the run there."""
 
-LONGEST = (
-    *("test_julia_suite_quick.py", "test_julia_suite_optimised.py", "test_benchmarks.py", "test_paper.py"),
-    *("test_reference_layers.py", "test_references.py", "test_cli.py", "test_parity.py", "test_julia_suite_sweep.py"),
-    *("test_resume.py", "test_julia_packages.py", "test_julia_function.py", "test_packaging.py", "test_tutorial.py"),
-    "test_limits.py",
+FIRST = (
+    *("test_paper.py", "test_reference_layers.py", "test_references.py", "py_engine"),
+    *("test_julia_suite_quick.py", "test_julia_suite_optimised.py", "test_cli.py", "test_microbenchmarks.py"),
+    *("test_readme.py", "test_benchmarks.py", "test_packaging.py", "test_parity.py", "test_julia_packages.py"),
+    *("test_resume.py", "test_julia_function.py", "test_julia_suite_sweep.py", "test_tutorial.py", "test_limits.py"),
 )
-"""The test files that take longest begin first, so that no worker is left alone with one of them at the end."""
+"""The test files, and a folder of them, in the order in which they begin; the others follow.
+
+First those that need no Julia, since `make test` compiles the Julia engine beside them; then those that take longest,
+so that no worker is left alone with one of them at the end.
+"""
 
 OF_THE_REPORT = ("test_paper.py", "test_report.py", "test_figures.py", "test_html.py")
 """Test files for one worker: they look at the same report, which takes a while to make."""
+
+WAIT_VARIABLE = "TWINGRAD_TEST_WAITS_FOR"
+"""A file that is locked while `make test` compiles the Julia engine: tests marked `julia` wait for the lock's end."""
 
 SEED_VARIABLE = "TWINGRAD_TEST_SEED"
 
@@ -96,8 +104,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(0), append=False)
         if "julia" in item.nodeid.lower() or "julia" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.julia)
-    order = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+    order = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: min(order.get(name, len(order)) for name in (item.path.name, item.path.parent.name)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -113,6 +121,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "the report" if Path(file).name in OF_THE_REPORT else file
 
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the limit of a test's time begins
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    waits_for = os.environ.get(WAIT_VARIABLE)
+    if waits_for and item.get_closest_marker("julia"):
+        with open(waits_for, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -208,7 +208,7 @@ def test_its_lists_of_studies_engines_and_extras_are_complete() -> None:
 
 def test_its_table_of_environment_variables_is_complete() -> None:
     """Each variable of ours that a program reads, but for those that one process tells another."""
-    told = {"TWINGRAD_ENGINE", "TWINGRAD_SESSIONS", "TWINGRAD_COMPLETE"}
+    told = {"TWINGRAD_ENGINE", "TWINGRAD_SESSIONS", "TWINGRAD_COMPLETE", "TWINGRAD_TEST_WAITS_FOR"}
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found = set()
     for name in files.split("\0"):
