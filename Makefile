@@ -63,9 +63,9 @@ test: $(VENV)/.dev ## ruff, mypy and all tests; with JULIA=program those that us
 	export TWINGRAD_TEST_WAITS_FOR="$(abspath $(VENV))/.julia"; \
 	exec 9> "$$TWINGRAD_TEST_WAITS_FOR"; \
 	flock 9; \
-	setsid bash -c "$(BIN)/python -m contrib.julia --image \
+	setsid env --default-signal=INT bash -c "$(BIN)/python -m contrib.julia --image \
 	  && $(BIN)/python -c 'from bridge.libjulia import engine; engine.prepare()'" > $(VENV)/julia.log 2>&1 & julia=$$!; \
-	trap 'kill -- -$$julia 2> /dev/null || true' EXIT; \
+	trap 'kill -INT -- -$$julia 2> /dev/null && wait $$julia || true' EXIT; \
 	trap 'exit 130' INT TERM; \
 	exec 9>&-; \
 	echo "Compiling the Julia engine beside the tests that need none: see $(VENV)/julia.log"; \
