@@ -55,9 +55,13 @@ sizes: $(VENV)/.run ## networks of ordinary sizes in all engines, raced beside t
 curves: $(VENV)/.dev ## a small transformer and a residual network, trained in all engines to the same losses
 	$(BIN)/python -m experiments.curves $(ARGS)
 
-# Beside the linters and the tests that need no Julia, the engine is compiled: into a system image where Julia is older than
-# 1.9, which takes less time than the tests save by it. That holds a lock, for which the tests marked `julia` wait.
-test: $(VENV)/.dev ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
+# On a fresh machine each of pytest's three workers would compile all modules of the tests, so one does it before.
+WARM_UP = [ -e tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only --quiet > /dev/null || true
+
+# The Julia engine is compiled beside what needs no Julia: the rest of the set-up, the linters and the first tests. Where
+# Julia is older than 1.9, that makes a system image, which takes less time than the tests save by it. It holds a lock,
+# for which the tests marked `julia` wait.
+test: $(VENV)/.base ## ruff, mypy and all tests; with JULIA=program those that use Julia, on that one
 	@$(if $(JULIA),export TWINGRAD_JULIA="$(JULIA)";) \
 	$(BIN)/python -m contrib.julia; \
 	export TWINGRAD_TEST_WAITS_FOR="$(abspath $(VENV))/.julia"; \
@@ -68,9 +72,11 @@ test: $(VENV)/.dev ## ruff, mypy and all tests; with JULIA=program those that us
 	trap 'kill -INT -- -$$julia 2> /dev/null && wait $$julia || true' EXIT; \
 	trap 'exit 130' INT TERM; \
 	exec 9>&-; \
-	echo "Compiling the Julia engine beside the tests that need none: see $(VENV)/julia.log"; \
+	echo "Compiling the Julia engine beside all that needs none: see $(VENV)/julia.log"; \
+	$(MAKE) --no-print-directory $(VENV)/.dev; \
 	$(MAKE) --no-print-directory lint & lint=$$!; \
 	$(if $(JULIA),,bash tests/install_browser.sh;) \
+	$(WARM_UP); \
 	wait $$lint; \
 	tests=0; \
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10 \
@@ -153,14 +159,18 @@ $(VENV)/.venv:
 
 # The build backend first, so that it is pinned like everything else. Modules are compiled when they are first imported:
 # most never are.
-$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.venv
-	@echo "Installing what the experiments need into $(VENV)"
+$(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.venv
+	@echo "Installing both engines into $(VENV)"
 	$(PIP) install --quiet --no-compile -c constraints.txt hatchling
+	$(PIP) install --quiet --no-compile -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.base
+	@echo "Installing what the experiments need into $(VENV)"
 	$(PIP) install --quiet --no-compile -c constraints.txt --no-build-isolation -e '.[experiments,torch,tensorflow,jax,microbenchmarks,dask,memory]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.venv
+$(VENV)/.dev: $(VENV)/.base
 	@echo "Installing the experiments, the tests and the benchmarks into $(VENV)"
-	$(PIP) install --quiet --no-compile -c constraints.txt hatchling
 	$(PIP) install --quiet --no-compile -c constraints.txt --no-build-isolation -e '.[all]'
 	@touch $(VENV)/.run $@
