@@ -12,7 +12,7 @@ using LinearAlgebra: I, LAPACKException, PosDefException, SingularException, Sym
     normalize, opnorm, pinv, qr, svd, svdvals, tr, tril, triu
 using Random: MersenneTwister
 using Serialization: Serialization
-using Statistics: Statistics, mean, median, quantile, std, var
+using Statistics: Statistics, mean, median, middle, quantile, std, var
 using ..Versions: Versions
 
 # Building graphs runs once: compile it quickly, and keep the optimiser for the kernels, a module of their own.

@@ -33,6 +33,20 @@ const JULIA_FUNCTIONS = Any[
     ("eigmin, eigmax", x -> eigmax(Symmetric(x)) / eigmin(Symmetric(x)), (WELL,)),
     ("a symmetric matrix and others", (x, b) -> Symmetric(x) * b + Symmetric(x) \ b + inv(Symmetric(x, :L)) * b, (WELL, WELL + I)),
     ("cholesky of a symmetric matrix", x -> cholesky(Symmetric(x' * x + I)).L * x, (WELL,)),
+    ("a diagonal matrix and others", (v, b) -> Diagonal(v) * b + b * Diagonal(v) + Diagonal(v) \ b + inv(Diagonal(v)) * b + b / Diagonal(v) +
+        2Diagonal(v) * (b - Diagonal(v)) + (Diagonal(v) + I) * (Diagonal(v) * Diagonal(v)) .* b, ([0.5, -1.5, 2.0], WELL)),
+    ("a diagonal matrix and a vector", (v, b) -> Diagonal(v) * b + Diagonal(v) \ b, ([0.5, -1.5, 2.0], drawn(3))),
+    ("the diagonal of a matrix", x -> Diagonal(x) * x + x * Matrix(Diagonal(x)), (WELL,)),
+    ("functions of a diagonal matrix", v -> det(Diagonal(v)) + logdet(Diagonal(v .^ 2)) + tr(Diagonal(v)) * norm(Diagonal(v)), ([0.5, -1.5, 2.0],)),
+    ("a diagonal matrix in other functions", (v, b) -> (d = Diagonal(v); [vec(kron(d, b)); vec([d b; b d]); vec(vcat(d, b)); vec(hcat(d, b)); opnorm(d, 1) + norm(d, 3);
+        vec(d^2); eigvals(d); sum(abs2, d) + maximum(d) + sum(vec(triu(d)) .* vec(b)) + sum(x^2 for x in d); vec(cholesky(d^2 * Matrix(d)^2).L)]), ([0.5, 1.5, 2.0], WELL)),
+    ("matrices that Julia has factorised", b -> cholesky(WELL' * WELL) \ b + lu(WELL) \ b + qr(WELL) \ b + svd(WELL) \ b + Symmetric(WELL) * b + Diagonal(WELL) \ b, (WELL + I,)),
+    ("triangular matrices", (x, b) -> UpperTriangular(x) * b + LowerTriangular(x) \ b + UnitUpperTriangular(x) * b - UnitLowerTriangular(x) \ b, (WELL, WELL + I)),
+    ("bands", (d, e) -> Tridiagonal(e, d, 2e) * Bidiagonal(d, e, :L) + SymTridiagonal(d, e) * Bidiagonal(d, e, :U), (drawn(4), drawn(3))),
+    ("a Hermitian matrix", x -> Hermitian(x) * x - Symmetric(x, :L) + 2Symmetric(x) + x * Symmetric(x) + (Symmetric(x) + I), (WELL,)),
+    ("by Cholesky's factors", (x, b) -> (c = cholesky(Symmetric(x' * x + I)); c \ b + inv(c) * b + b * (logdet(c) + det(c))), (WELL, WELL + I)),
+    ("eachindex", x -> sum(x[k] * k for k in eachindex(x)), (TALL,)), ("pairs", x -> sum(y * k[1] for (k, y) in pairs(x)), (TALL,)),
+    ("middle", x -> middle(x) + middle(x[1], 2.0) * middle(x[2], x[3]), (drawn(5),)),
     ("determinants of a symmetric matrix", x -> det(Symmetric(x)) + logdet(Symmetric(x' * x + I)), (WELL,))]
 for (f, x) in ((exp10, [0.3, -1.2]), (sec, [0.3, 2.2]), (csc, [0.3, 2.2]), (cot, [0.3, -2.2]), (asec, [1.3, -2.2]), (acsc, [1.3, -2.2]),
         (acot, [0.3, -2.2, 0.0]), (sech, [0.3, -2.2]), (csch, [0.3, -2.2]), (coth, [0.3, -2.2]), (asech, [0.3, 0.8]), (acsch, [0.3, -2.2]),
@@ -68,7 +82,10 @@ end
     @test isnan(item(logdet(Constant([0.0 1; 1 0]))))
     @test isapprox(Constant([1.0 2; 2 4; 3 6]) \ [1.0, 2, 3], [1.0 2; 2 4; 3 6] \ [1.0, 2, 3])  # of many solutions the shortest
     @test vmap((a, b) -> a \ b; in_axes=(nothing, :last))(TALL, ones(4, 2)) ≈ TALL \ ones(4, 2)
-    for (call, what) in ((() -> eigen(Constant(WELL)), "eigen(Symmetric(x))"), (() -> opnorm(Constant(WELL), 3), "p must be 1, 2 or Inf"),
+    @test AD.value(searchsortedlast(Constant([1.0, 2, 2, 4]), [0.0, 2, 5])) == [0, 3, 4]
+    @test size(Diagonal(Constant(drawn(3)))) == (3, 3) == size(Symmetric(Constant(WELL))) && Diagonal(Constant([1.0, 2]))[2, 1].dims == Int[]
+    for (call, what) in ((() -> Diagonal(Constant(drawn(3))) * TALL, "does not fit"), (() -> nullspace(Constant(TALL)), "not unique"), (() -> isposdef(Symmetric(Constant(WELL))), "value(x)"),
+        (() -> searchsorted(Constant([1.0]), 1), "searchsortedfirst"), (() -> Bidiagonal(Constant(drawn(2)), Constant(drawn(1)), :M), ":U or :L"), (() -> eigen(Constant(WELL)), "eigen(Symmetric(x))"), (() -> opnorm(Constant(WELL), 3), "p must be 1, 2 or Inf"),
         (() -> sec(Constant(WELL)), "use sec.(x)"), (() -> Symmetric(Constant(TALL)), "square"), (() -> cov(Constant(drawn(3)), drawn(4)), "as many observations"),
         (() -> accumulate(max, Constant([1.0])), "scan()"), (() -> Constant(TALL) \ ones(3), "expected a square matrix"),
         (() -> Constant(TALL) + I, "square"), (() -> Constant(TALL)^2, "square"), (() -> Constant([1.0, 2.0])^2, "use .^"), (() -> 1 / Constant(TALL), "use ./"))

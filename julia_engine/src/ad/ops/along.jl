@@ -192,18 +192,19 @@ function infer_searchsorted(inputs, attrs)
     return inputs[2].dims, Int64
 end
 
-const SEARCHSORTED = register!(Op("searchsorted", infer_searchsorted; constant=true, attrs=[:last],
-    forward=(p, out, inputs, attrs) -> emit_arrays!(p, (y, a, v) -> place_all!(y, a, v, attrs.last), Memory[out], inputs),
+const SEARCHSORTED = register!(Op("searchsorted", infer_searchsorted; constant=true, attrs=[:last, :shift],
+    forward=(p, out, inputs, attrs) -> emit_arrays!(p, (y, a, v) -> place_all!(y, a, v, attrs.last, attrs.shift), Memory[out], inputs),
     doc="places, from 1, at which elements belong into a sorted vector"))
-function place_all!(y, a, v, last_)
+function place_all!(y, a, v, last_, shift)
     for k in eachindex(y, v)
-        y[k] = last_ ? searchsortedlast(a, v[k]; lt=before) + 1 : searchsortedfirst(a, v[k]; lt=before)
+        y[k] = (last_ ? searchsortedlast(a, v[k]; lt=before) + 1 : searchsortedfirst(a, v[k]; lt=before)) + shift
     end
 end
 
 """
-The places, from 1, at which the elements of `v` belong into the sorted vector `a`: before its equals, with
-`searchsortedlast` the last of them. Constant.
+The places, from 1, at which the elements of `v` belong into the sorted vector `a`, before its equals;
+`searchsortedlast` gives the last element that is not above each. Constant.
 """
 Base.searchsortedfirst(a::Tensor, v::Union{Tensor,Real,AbstractArray}) = searchsorted_places(a, v, false)
-searchsorted_places(a, v, last_) = apply(SEARCHSORTED, as_tensors((a, v)), attributes(:last => last_))
+Base.searchsortedlast(a::Tensor, v::Union{Tensor,Real,AbstractArray}) = searchsorted_places(a, v, true, -1)
+searchsorted_places(a, v, last_, shift=0) = apply(SEARCHSORTED, as_tensors((a, v)), attributes(:last => last_, :shift => shift))

@@ -51,6 +51,13 @@ Base.eachslice(x::Tensor; dims::Integer) = (selectdim(x, dims, k) for k in 1:siz
 Base.partialsort(x::Tensor, places::Union{Integer,AbstractUnitRange{<:Integer}}; rev::Bool=false, kinds...) =
     (refuse_keywords("partialsort", kinds); sort(x; rev=rev)[places])
 
+# As for arrays, numbers for all elements, or pairs for those of a matrix.
+Base.eachindex(x::Tensor) = Base.OneTo(length(x))
+Base.LinearIndices(x::Tensor) = LinearIndices(size(x))
+Base.CartesianIndices(x::Tensor) = CartesianIndices(size(x))
+Base.keys(x::Tensor) = ndims(x) == 1 ? eachindex(x) : CartesianIndices(x)
+Base.pairs(x::Tensor) = (k => x[k] for k in keys(x))
+
 Base.accumulate(::typeof(+), x::Tensor; dims=nothing) = cumsum(x; dims=dims)
 Base.accumulate(::typeof(*), x::Tensor; dims=nothing) = cumprod(x; dims=dims)
 
@@ -111,28 +118,114 @@ LinearAlgebra.logdet(x::Tensor) = ADD(LOGABSDET(x), LOG(DETSIGN(x)))
 LinearAlgebra.normalize(x::Tensor, p::Real) = x ./ norm(x, p)
 LinearAlgebra.normalize(x::Tensor) = normalize(x, 2)
 
-# Eigenvalues of symmetric matrices ---------------------------------------------------------------------------------------
+# Matrices of a structure -------------------------------------------------------------------------------------------------
 
 """`Symmetric(x)` of a tensor: the matrix that has one triangle of `x` on both sides."""
-struct SymmetricTensor
+struct SymmetricTensor <: StructuredTensor
     tensor::Tensor
 end
+as_tensor(x::SymmetricTensor, @nospecialize(T)=Float64) = x.tensor
 function LinearAlgebra.Symmetric(x::Tensor, uplo::Symbol=:U)
     check_square(x)
     uplo in (:U, :L) || throw(ConfigurationError("Symmetric: expected :U or :L, got $(repr(uplo))"))
     one_side, rest = uplo === :U ? (triu(x), triu(x, 1)) : (tril(x), tril(x, -1))
     return SymmetricTensor(ADD(one_side, turned_over(rest)))
 end
+LinearAlgebra.Hermitian(x::Tensor, uplo::Symbol=:U) = Symmetric(x, uplo)
 LinearAlgebra.eigen(x::SymmetricTensor) = eigh(x.tensor)
 LinearAlgebra.eigvals(x::SymmetricTensor) = eigh(x.tensor).values
 LinearAlgebra.eigvecs(x::SymmetricTensor) = eigh(x.tensor).vectors
-for (from, f) in ((LinearAlgebra, :cholesky), (LinearAlgebra, :det), (LinearAlgebra, :logdet), (Base, :inv))
-    @eval $from.$f(x::SymmetricTensor) = $f(x.tensor)
-end
-Base.:\(x::SymmetricTensor, b::Union{Tensor,AbstractVecOrMat{<:Real}}) = x.tensor \ b
-Base.:*(x::SymmetricTensor, b::Union{Tensor,AbstractVecOrMat{<:Real}}) = x.tensor * b
 LinearAlgebra.eigmin(x::SymmetricTensor) = eigvals(x)[1]
-LinearAlgebra.eigmax(x::SymmetricTensor) = eigvals(x)[size(x.tensor, 1)]
+LinearAlgebra.eigmax(x::SymmetricTensor) = eigvals(x)[size(x, 1)]
+
+"""`Diagonal(x)` of a tensor: its elements, or those on its diagonal, are all that is kept."""
+struct DiagonalTensor <: StructuredTensor
+    diagonal::Tensor
+end
+as_tensor(x::DiagonalTensor, @nospecialize(T)=Float64) = diagm(x.diagonal)
+LinearAlgebra.Diagonal(x::Tensor) = DiagonalTensor(ndims(x) == 1 ? x : diag(x))
+Base.inv(x::DiagonalTensor) = DiagonalTensor(RECIPROCAL(x.diagonal))
+LinearAlgebra.det(x::DiagonalTensor) = prod(x.diagonal)
+LinearAlgebra.logdet(x::DiagonalTensor) = sum(LOG(x.diagonal))
+LinearAlgebra.tr(x::DiagonalTensor) = sum(x.diagonal)
+LinearAlgebra.diag(x::DiagonalTensor) = x.diagonal
+
+# The other kinds are tensors: Julia's solver sees by itself that a matrix is triangular.
+LinearAlgebra.UpperTriangular(x::Tensor) = (check_square(x); triu(x))
+LinearAlgebra.LowerTriangular(x::Tensor) = (check_square(x); tril(x))
+LinearAlgebra.UnitUpperTriangular(x::Tensor) = triu(x, 1) + I
+LinearAlgebra.UnitLowerTriangular(x::Tensor) = tril(x, -1) + I
+LinearAlgebra.Tridiagonal(below::Tensor, x::Tensor, above::Tensor) = diagm(x) + diagm(below, -1) + diagm(above, 1)
+LinearAlgebra.SymTridiagonal(x::Tensor, beside::Tensor) = Tridiagonal(beside, x, beside)
+function LinearAlgebra.Bidiagonal(x::Tensor, beside::Tensor, uplo::Symbol)
+    uplo in (:U, :L) || throw(ConfigurationError("Bidiagonal: expected :U or :L, got $(repr(uplo))"))
+    return diagm(x) + diagm(beside, uplo === :U ? 1 : -1)
+end
+
+Base.size(x::StructuredTensor) = size(as_tensor(x))
+Base.size(x::DiagonalTensor) = (length(x.diagonal), length(x.diagonal))
+Base.size(x::StructuredTensor, d::Integer) = d <= 2 ? size(x)[d] : 1
+Base.ndims(x::StructuredTensor) = 2
+Base.length(x::StructuredTensor) = prod(size(x))
+Base.Matrix(x::StructuredTensor) = as_tensor(x)
+Base.transpose(x::StructuredTensor) = x
+Base.adjoint(x::StructuredTensor) = x
+Base.getindex(x::StructuredTensor, places...) = as_tensor(x)[places...]
+value(x::StructuredTensor) = value(as_tensor(x))
+for (from, fs) in ((Base, (:inv, :abs, :-, :vec, :iterate, :exp, :log, :sqrt)), (LinearAlgebra, (:cholesky, :det, :diag, :logabsdet, :logdet,
+        :isposdef, :norm, :opnorm, :pinv, :rank, :svd, :svdvals, :tr, :tril, :triu))), f in fs
+    @eval $from.$f(x::StructuredTensor) = $f(as_tensor(x))
+end
+for f in (:sum, :prod, :maximum, :minimum)
+    @eval Base.$f(x::StructuredTensor; kinds...) = $f(as_tensor(x); kinds...)
+    @eval Base.$f(f::Function, x::StructuredTensor; kinds...) = $f(f, as_tensor(x); kinds...)
+end
+LinearAlgebra.norm(x::StructuredTensor, p::Real) = norm(as_tensor(x), p)
+LinearAlgebra.opnorm(x::StructuredTensor, p::Real) = opnorm(as_tensor(x), p)
+Base.iterate(x::StructuredTensor, state) = iterate(as_tensor(x), state)
+Base.:^(x::StructuredTensor, n::Integer) = as_tensor(x)^n
+LinearAlgebra.eigen(x::DiagonalTensor) = eigen(Symmetric(as_tensor(x)))
+LinearAlgebra.eigvals(x::DiagonalTensor) = eigvals(Symmetric(as_tensor(x)))
+Base.BroadcastStyle(::Type{<:StructuredTensor}) = TensorStyle()
+Base.broadcastable(x::StructuredTensor) = as_tensor(x)
+
+left_product(a::StructuredTensor, b) = as_tensor(a) * b
+right_product(a, b::StructuredTensor) = a * as_tensor(b)
+solution(a::StructuredTensor, b) = as_tensor(a) \ b
+left_product(a::DiagonalTensor, b) = ndims(b) == 0 ? DiagonalTensor(a.diagonal * b) : MUL(facing(a, b), b)
+right_product(a, b::DiagonalTensor) = ndims(a) == 0 ? DiagonalTensor(a * b.diagonal) :
+    (check_matrix(as_tensor(a)); transpose(left_product(b, transpose(as_tensor(a)))))
+solution(a::DiagonalTensor, b) = DIV(b, facing(a, b))
+
+"""The diagonal, to be multiplied by the columns of `b`."""
+function facing(a::DiagonalTensor, b)
+    ndims(b) in (1, 2) && size(b, 1) == length(a.diagonal) || throw(ShapeError(
+        "a diagonal matrix of size $(size(a)) does not fit an array of size $(size(b))"))
+    return ndims(b) == 1 ? a.diagonal : scaled_rows(a.diagonal)
+end
+
+const Beside = Union{Tensor,AbstractVecOrMat{<:Real},Real}
+for (f, left, right) in ((:*, :left_product, :right_product), (:\, :solution, nothing), (:/, nothing, nothing), (:+, nothing, nothing), (:-, nothing, nothing))
+    on_left = left === nothing ? :((a, b) -> $f(as_tensor(a), b)) : left
+    on_right = right === nothing ? :((a, b) -> $f(a, as_tensor(b))) : right
+    @eval Base.$f(a::StructuredTensor, b::$(f in (:+, :-) ? :(Union{Beside,UniformScaling}) : :Beside)) = $on_left(a, b)
+    @eval Base.$f(a::$(f in (:+, :-) ? :(Union{Beside,UniformScaling}) : :Beside), b::StructuredTensor) = $on_right(a, b)
+    @eval Base.$f(a::StructuredTensor, b::StructuredTensor) = $on_left(a, as_tensor(b))
+end
+
+LinearAlgebra.kron(a::StructuredTensor, b::Union{Beside,StructuredTensor}) = kron(as_tensor(a), as_tensor(b))
+LinearAlgebra.kron(a::Beside, b::StructuredTensor) = kron(a, as_tensor(b))
+
+# A matrix that Julia has factorised is a constant.
+const Factorised = Union{LinearAlgebra.Cholesky,LinearAlgebra.LU,LinearAlgebra.QR,LinearAlgebra.QRCompactWY,LinearAlgebra.SVD}
+Base.:\(a::Factorised, b::Tensor) = Matrix(a) \ b
+
+"""What `cholesky` gives: `c \\ b` solves by both factors."""
+const CholeskyTensors = NamedTuple{(:L, :U),Tuple{Tensor,Tensor}}
+Base.:\(c::CholeskyTensors, b::Beside) = c.U \ (c.L \ b)
+Base.inv(c::CholeskyTensors) = c \ Matrix{c.L.eltype}(I, size(c.L)...)
+LinearAlgebra.logdet(c::CholeskyTensors) = 2 * sum(LOG(diag(c.L)))
+LinearAlgebra.det(c::CholeskyTensors) = prod(diag(c.L))^2
 
 # Statistics ---------------------------------------------------------------------------------------------------------------
 
@@ -170,3 +263,8 @@ end
 
 """Several quantiles as a vector."""
 Statistics.quantile(x::Tensor, shares::AbstractVector{<:Real}; kinds...) = stack(Tensor[quantile(x, q; kinds...) for q in shares])
+
+"""The mean of the smallest and the largest element, or of two numbers."""
+Statistics.middle(x::Tensor) = middle(minimum(x), maximum(x))
+Statistics.middle(a::Tensor, b::Union{Tensor,Real}) = DIV(ADD(a, b), 2)
+Statistics.middle(a::Real, b::Tensor) = DIV(ADD(a, b), 2)

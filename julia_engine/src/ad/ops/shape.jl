@@ -355,14 +355,18 @@ function concatenate(@nospecialize(arrays), dims)
     return assemble(parts, places, whole)
 end
 
-const Joined = Union{Tensor,AbstractArray,Real}
-Base.cat(x::Tensor, rest::Joined...; dims) = concatenate((x, rest...), dims)
-Base.cat(a::Union{AbstractArray,Real}, x::Tensor, rest::Joined...; dims) = concatenate((a, x, rest...), dims)
-Base.vcat(x::Tensor, rest::Joined...) = concatenate((x, rest...), 1)
-Base.vcat(a::Union{AbstractArray,Real}, x::Tensor, rest::Joined...) = concatenate((a, x, rest...), 1)
-Base.hcat(x::Tensor, rest::Joined...) = concatenate((x, rest...), 2)
-Base.hcat(a::Union{AbstractArray,Real}, x::Tensor, rest::Joined...) = concatenate((a, x, rest...), 2)
-Base.hvcat(rows::Tuple{Vararg{Int}}, x::Tensor, rest::Joined...) = joined_rows(rows, (x, rest...))
+"""A square matrix that Julia tells from others by its type: functions know more of it, and operators take it as a tensor."""
+abstract type StructuredTensor end
+
+const Joined = Union{Tensor,StructuredTensor,AbstractArray,Real}
+const AnyTensor = Union{Tensor,StructuredTensor}
+Base.cat(x::AnyTensor, rest::Joined...; dims) = concatenate((x, rest...), dims)
+Base.cat(a::Union{AbstractArray,Real}, x::AnyTensor, rest::Joined...; dims) = concatenate((a, x, rest...), dims)
+Base.vcat(x::AnyTensor, rest::Joined...) = concatenate((x, rest...), 1)
+Base.vcat(a::Union{AbstractArray,Real}, x::AnyTensor, rest::Joined...) = concatenate((a, x, rest...), 1)
+Base.hcat(x::AnyTensor, rest::Joined...) = concatenate((x, rest...), 2)
+Base.hcat(a::Union{AbstractArray,Real}, x::AnyTensor, rest::Joined...) = concatenate((a, x, rest...), 2)
+Base.hvcat(rows::Tuple{Vararg{Int}}, x::AnyTensor, rest::Joined...) = joined_rows(rows, (x, rest...))
 
 function joined_rows(rows, parts)
     start = 0
@@ -519,7 +523,7 @@ for (f, advice) in ((:findmax, "take maximum and argmax"), (:findmin, "take mini
         (:findall, "take findall of value(x), or choose() between two results"),
         (:findfirst, "take findfirst of value(x)"), (:findlast, "take findlast of value(x)"),
         (:accumulate, "write it with scan()"), (:mapslices, "write ops with dims"),
-        (:unique, "take unique(value(x))"))
+        (:unique, "take unique(value(x))"), (:searchsorted, "take searchsortedfirst and searchsortedlast"))
     signatures = f in (:findall, :findfirst, :findlast, :findmax, :findmin, :accumulate, :mapslices) ?
         ((:(x::Tensor),), (:(f::Function), :(x::Tensor))) : ((:(x::Tensor), :(@nospecialize(args...))),)
     for signature in signatures
@@ -527,7 +531,9 @@ for (f, advice) in ((:findmax, "take maximum and argmax"), (:findmin, "take mini
     end
 end
 for (f, advice) in ((:eigen, "; eigen(Symmetric(x)) is for symmetric matrices"), (:eigvals, "; eigvals(Symmetric(x)) is for symmetric " *
-        "matrices"), (:lu, ""))
+        "matrices"), (:lu, ""), (:nullspace, "; its vectors are not unique, those of svd(x) are"),
+        (:issymmetric, "; take issymmetric(value(x))"), (:ishermitian, "; take ishermitian(value(x))"), (:isposdef, "; take isposdef(value(x))"),
+        (:isdiag, "; take isdiag(value(x))"), (:istriu, "; take istriu(value(x))"), (:istril, "; take istril(value(x))"))
     @eval LinearAlgebra.$f(x::Tensor, @nospecialize(args...); kinds...) = throw(ConfigurationError(
         $("$f is no op of TwinGrad" * advice)))
 end
