@@ -121,6 +121,41 @@ def test_the_examples_in_julia_run(julia: Julia) -> None:
     assert re.fullmatch(r"Evaluation\(.*\)\n10\n4\n", said)
 
 
+def test_the_example_of_the_numpy_engine_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", of_engine("py_engine"), flags=re.MULTILINE | re.DOTALL)
+    said = as_printed([example], tmp_path)
+    assert said.startswith("[0.84147098 0.90929743]\n") and "matmul" in said
+
+
+def test_the_examples_of_the_julia_engine_run(julia: Julia) -> None:
+    examples = re.findall(r"^```julia\n(.*?)^```$", of_engine("julia_engine"), flags=re.MULTILINE | re.DOTALL)
+    assert len(examples) == 2
+    command = [julia.executable, "--startup-file=no", f"--project={ROOT / 'julia_engine'}", "-e"]
+    modules = [f"module Example{i}\nusing TwinGrad\n{example}end\n" for i, example in enumerate(examples)]
+    assert "tanh" in run([*command, "".join(modules)], julia.environment(1))
+
+
+@pytest.mark.parametrize(("engine", "ending"), [("py_engine", "py"), ("julia_engine", "jl")])
+def test_the_table_of_files_of_an_engine_names_all_of_them(engine: str, ending: str) -> None:
+    table = of_engine(engine).partition("## What is where")[2].partition("\n## ")[0]
+    named: set[Path] = set()
+    for row in re.findall(r"^\| (`.*?`) \|", table, flags=re.MULTILINE):
+        folder = ""
+        for path in re.findall(r"`(.*?)`", row):  # a name without a folder is of the one before it
+            folder = path.rpartition("/")[0] or folder
+            found = set((ROOT / engine / folder).glob(path.rpartition("/")[2]))
+            assert found, f"{path} of the row {row}"
+            named |= found
+    modules = {"__init__.py", "AD.jl", "NETWORK.jl", "TwinGrad.jl"}
+    there = {path for path in (ROOT / engine).rglob(f"*.{ending}") if not {"test", "ext"} & set(path.parts[-2:-1])}
+    assert sorted(path.name for path in there - named if path.name not in modules) == []
+
+
+def of_engine(engine: str) -> str:
+    """The README of an engine."""
+    return (ROOT / engine / "README.md").read_text(encoding="utf-8")
+
+
 def run(command: list[str], environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
