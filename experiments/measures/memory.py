@@ -4,8 +4,8 @@ Bytes allocated are all that `malloc`, `mmap` and their kin handed out during an
 memray records it inside the worker, or for Julia what its own counters say (memray can't see into its heap).
 TensorFlow takes its memory from a pool as long as oneDNN is on, so it is counted with oneDNN off: see
 `Registered.counting`. XLA allocates one piece for all that a step computes, and uses its parts again within the step.
-`build` counts to the first epoch, imports and data to none. Where a paper's file says so, an epoch is only a part of
-the rows, and what it allocates is scaled up to all of them. The peak is the kernel's VmHWM, reset after imports and
+`build` counts to the first epoch, imports and data to none. Where a paper's file says so, an epoch has only a part of
+the rows, and one with more of them follows, which tells what a step allocates and what an epoch. The peak is the kernel's VmHWM, reset after imports and
 data and before `build`; it is taken in a separate run, since memray needs memory itself.
 """
 
@@ -40,13 +40,30 @@ def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
     epochs: list[dict[str, Any]] = []
     of_build, _ = _recorded(worker, task, lambda: task.build(worker))
     task.preload(worker)  # between two captures: a framework's own copy of the data is of no epoch
-    for epoch in range(1, task.epochs + 1):
-        order = task.order(epoch)
+    for epoch, order in enumerate(_orders(task), 1):
         found, _ = _recorded(worker, task, partial(task.train, worker, order))
         allocated, allocations = map(sum, zip(found, of_build, strict=True)) if epoch == 1 else found
         epochs.append({"epoch": epoch, "bytes_allocated": allocated, "allocations": allocations})
         watcher.step()
     return {"epochs": whole_epochs(epochs, task)}
+
+
+def _rows(task: Task) -> tuple[int, int]:
+    """How many rows the epochs have, and how many more the last one, in whole mini-batches; 0: there is no such epoch.
+
+    Where there are no more the epochs have all rows.
+    """
+    rows = len(task.work.dataset.y_train)
+    few = task.rows_per_epoch or rows
+    more = min(few, rows - few) // task.batch_size * task.batch_size
+    return (few, more) if more else (rows, 0)
+
+
+def _orders(task: Task) -> list[Path]:
+    """The order of the rows in each epoch, and in one with more of them where the others have only a part."""
+    few, more = _rows(task)
+    lengths = [few] * task.epochs + [few + more] * bool(more)
+    return [task.work.order(task.seed, epoch, length) for epoch, length in enumerate(lengths, 1)]
 
 
 def _recorded(worker: Worker, task: Task, work: Callable[[], T]) -> tuple[tuple[int, int], T]:
@@ -66,8 +83,8 @@ def _measure_counted(worker: Worker, task: Task, watcher: Watcher) -> dict[str, 
     epochs: list[dict[str, Any]] = []
     task.build(worker)
     before = (0, 0)
-    for epoch in range(1, task.epochs + 1):
-        task.train(worker, task.order(epoch))
+    for epoch, order in enumerate(_orders(task), 1):
+        task.train(worker, order)
         now = worker.allocated()
         epochs.append({"epoch": epoch, "bytes_allocated": now[0] - before[0], "allocations": now[1] - before[1]})
         before = now
@@ -76,21 +93,21 @@ def _measure_counted(worker: Worker, task: Task, watcher: Watcher) -> dict[str, 
 
 
 def whole_epochs(epochs: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
-    """What epochs of all rows would allocate, from epochs of the first `rows_per_epoch` of them.
+    """What epochs of all rows would allocate: all but the last, which has more rows than those before it.
 
-    A step allocates what every other step does, but for what the first ones compile: the first epoch gets the rest of
-    its steps from those that follow.
+    The rows that an epoch lacks allocate what the last one's additional rows do; what an epoch allocates once, and what
+    the first one compiles, is in each as it was counted.
     """
-    rows = len(task.work.dataset.y_train)
-    scale = rows / (task.rows_per_epoch or rows)
-    later = epochs[1:]
-    if scale == 1 or not later:
+    few, more = _rows(task)
+    if not more:
         return epochs
-    whole = [dict(epoch) for epoch in epochs]
+    *counted, last = epochs
+    lacking = len(task.work.dataset.y_train) - few
+    whole = [dict(epoch) for epoch in counted]
     for name in ("bytes_allocated", "allocations"):
-        mean = sum(epoch[name] for epoch in later) / len(later)
+        of_more = last[name] - counted[-1][name]
         for epoch in whole:
-            epoch[name] = round(epoch[name] + (scale - 1) * (mean if epoch is whole[0] else epoch[name]))
+            epoch[name] = round(epoch[name] + of_more * lacking / more)
     return whole
 
 
@@ -99,8 +116,8 @@ def measure_peak(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]
     task.preload(worker)
     worker.reset_peak()
     task.build(worker)
-    for epoch in range(1, task.epochs + 1):
-        task.train(worker, task.order(epoch))
+    for order in _orders(task):
+        task.train(worker, order)
         watcher.step()
     return {"peak_rss_bytes": worker.peak_rss()}
 
@@ -127,7 +144,9 @@ def read_capture(path: Path) -> tuple[int, int]:
 
 def _unusable(option: Callable[[str], Any]) -> str:
     if option("memory_rows") and (option("memory_epochs") or 1) < 2:
-        return "memory_rows needs memory_epochs of at least 2: a later epoch says what a step allocates"
+        return (
+            "memory_rows needs memory_epochs of at least 2: a later epoch is what one with more rows is compared with"
+        )
     return ""
 
 
@@ -144,7 +163,7 @@ MEASURE = Measure(
         "memory_seeds": "seeds",
         "memory_threads": "threads",
         "memory_epochs?": "epochs",  # the second one is like all that follow
-        "memory_rows?": "count",  # what they allocate is scaled up to a whole epoch
+        "memory_rows?": "count",  # of an epoch: what all rows would allocate follows from one with more of them
         "memory_engines?": "engines",
     },
     check=_unusable,
@@ -154,6 +173,6 @@ MEASURE = Measure(
     epochs="memory_epochs",
     rows="memory_rows",
     config=lambda job, task: {"rows": task.rows_per_epoch},
-    steps=lambda job: 2 * job.epochs,
+    steps=lambda job: 2 * (job.epochs + bool(job.option("memory_rows"))),
     summary=("bytes_later_epochs", "peak_rss_bytes"),
 )

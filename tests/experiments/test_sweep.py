@@ -311,16 +311,29 @@ def test_both_engines_tell_their_techniques() -> None:
         ablation.techniques("torch")
 
 
-def test_memory_of_a_part_of_an_epoch_is_scaled_to_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_part_of_an_epoch_tells_that_of_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paper = papers.load_paper("mnist-cnn")
     runs = paper.runs.full.model_copy(update={"memory_rows": papers.Setting(value=30, source="ours")})
     paper = paper.model_copy(update={"runs": paper.runs.model_copy(update={"full": runs})})
-    captures = iter([(2_000, 20), (7_000, 70), (1_000, 10)])  # build, and two epochs
+    captures = iter([(2_000, 20), (7_000, 70), (1_000, 10), (1_600, 16)])  # build, two epochs, and one of 60 rows
     monkeypatch.setattr(memory, "read_capture", lambda _path: next(captures))
     record = only(swept(tmp_path, [Job(paper, ("numpy",), 0, "memory", 1, "full")]).records)
-    assert [len(rows) for _, rows, _ in FakeWorker.seen] == [30] * 4
-    # Of 300 rows: the first epoch has nine tenths of its steps like those of the second.
-    assert [epoch["bytes_allocated"] for epoch in record["epochs"]] == [9_000 + 9 * 1_000, 10_000]
+    assert [len(rows) for _, rows, _ in FakeWorker.seen] == [30, 30, 60] * 2
+    # Of 300 rows each of the other 270 allocates 20 bytes, and an epoch 400 beside its rows.
+    assert [epoch["bytes_allocated"] for epoch in record["epochs"]] == [9_000 + 270 * 20, 400 + 300 * 20]
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "orders"), [(300, 1, [300]), (400, 1, [300]), (280, 64, [300]), (150, 64, [150, 278])]
+)
+def test_memory_is_told_by_an_epoch_with_more_rows_where_there_are_more(
+    tmp_path: Path, rows: int, batch: int, orders: list[int]
+) -> None:
+    paper = papers.load_paper("mnist-cnn")
+    with RunArrays(invented(), tmp_path) as work:
+        task = sweep.task_of(Job(paper, ("numpy",), 0, "memory", 1, "full"), work)
+        task = dataclasses.replace(task, rows_per_epoch=min(rows, 300), batch_size=batch, epochs=1)
+        assert [len(np.load(path)) for path in memory._orders(task)] == orders
 
 
 def test_a_round_of_a_race_can_be_part_of_an_epoch(tmp_path: Path) -> None:
