@@ -227,7 +227,7 @@ def julia_process(julia: Julia, tmp_path_factory: pytest.TempPathFactory) -> Ite
     the program prints; fails with its traceback, or with the last words of the process.
     """
     log = tmp_path_factory.mktemp("julia") / "stderr.txt"
-    variables = {"TWINGRAD_JULIA": julia.executable, "TWINGRAD_SYSIMAGE": "0", "PYTHONPATH": str(ROOT)}
+    variables = {"TWINGRAD_JULIA": julia.executable, "PYTHONPATH": str(ROOT)}
     with (
         log.open("wb") as stderr,
         subprocess.Popen(
