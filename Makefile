@@ -55,8 +55,10 @@ sizes: $(VENV)/.run ## networks of ordinary sizes in all engines, raced beside t
 curves: $(VENV)/.dev ## a small transformer and a residual network, trained in all engines to the same losses
 	$(BIN)/python -m experiments.curves $(ARGS)
 
-# On a fresh machine each of pytest's three workers would compile all modules of the tests, so one does it before.
-WARM_UP = [ -e tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only --quiet > /dev/null || true
+# On a fresh machine each of pytest's three workers, and of the engines' first ones, would compile all modules of the tests
+# and of the frameworks, so one does it before.
+WARM_UP = [ -e tests/__pycache__ ] || { $(BIN)/python -m pytest --collect-only --quiet > /dev/null \
+	  && $(BIN)/python -c 'import jax, tensorflow' 2> /dev/null; } || true
 
 # The Julia engine is compiled beside what needs no Julia: the rest of the set-up, the linters and the first tests. Where
 # Julia is older than 1.9, that makes a system image, which takes less time than the tests save by it. It holds a lock,

@@ -18,6 +18,7 @@ import pytest
 
 from bridge import registry
 from bridge.libjulia.find import Julia
+from bridge.libjulia.sysimage import image_folder, usable
 from experiments import cli as cli_module
 from experiments import formats, papers
 from experiments.cli import cli
@@ -73,8 +74,10 @@ def test_the_python_examples_run(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_julia_from_python_run(julia: Julia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The Julia of the tests, which the cache in the temporary folder does not know.
+    # The Julia of the tests, and its system image, which the cache in the temporary folder does not know.
     monkeypatch.setenv("TWINGRAD_JULIA", julia.executable)
+    if usable(julia)[0]:
+        (tmp_path / "sysimage").symlink_to(image_folder())
     examples = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON in text]
     function, training, last, many = examples
     # Threads are those of the first session of a process.
@@ -116,8 +119,7 @@ def test_its_commands_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_examples_in_julia_run(julia: Julia) -> None:
     examples = [text for language, text in BLOCKS if language == "julia"]
-    command = [julia.executable, "--startup-file=no", f"--project={ROOT / 'julia_engine'}", "-e"]
-    said = run([*command, "".join(example + "println(length(losses))\n" for example in examples)], julia.environment(1))
+    said = run_julia(julia, "".join(example + "println(length(losses))\n" for example in examples))
     assert re.fullmatch(r"Evaluation\(.*\)\n10\n4\n", said)
 
 
@@ -130,9 +132,8 @@ def test_the_example_of_the_numpy_engine_runs(tmp_path: Path) -> None:
 def test_the_examples_of_the_julia_engine_run(julia: Julia) -> None:
     examples = re.findall(r"^```julia\n(.*?)^```$", of_engine("julia_engine"), flags=re.MULTILINE | re.DOTALL)
     assert len(examples) == 2
-    command = [julia.executable, "--startup-file=no", f"--project={ROOT / 'julia_engine'}", "-e"]
     modules = [f"module Example{i}\nusing TwinGrad\n{example}end\n" for i, example in enumerate(examples)]
-    assert "tanh" in run([*command, "".join(modules)], julia.environment(1))
+    assert "tanh" in run_julia(julia, "".join(modules))
 
 
 @pytest.mark.parametrize(("engine", "ending"), [("py_engine", "py"), ("julia_engine", "jl")])
@@ -154,6 +155,13 @@ def test_the_table_of_files_of_an_engine_names_all_of_them(engine: str, ending: 
 def of_engine(engine: str) -> str:
     """The README of an engine."""
     return (ROOT / engine / "README.md").read_text(encoding="utf-8")
+
+
+def run_julia(julia: Julia, program: str) -> str:
+    """What a program prints; where there is a system image with the engine, Julia starts with it."""
+    image, _ = usable(julia)
+    options = ["--startup-file=no", f"--project={ROOT / 'julia_engine'}", *([f"--sysimage={image}"] if image else [])]
+    return run([julia.executable, *options, "-e", program], julia.environment(1))
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> str:
