@@ -73,5 +73,7 @@ MEASURE = Measure(
     words="time and accuracy",
     run=run,
     form={"epochs": [EPOCH], "step_losses": ["loss?"]},
+    options={"time_engines?": "engines"},
+    engines="time_engines",
     summary=("test_accuracy", "first_epoch_seconds", "later_epoch_seconds"),
 )
