@@ -308,6 +308,9 @@ class Operators:
     def __abs__(self: Tensor) -> Tensor:
         return ops.abs(self)
 
+    def __round__(self: Tensor, ndigits: int | None = None) -> Tensor:
+        return ops.round(self, ndigits or 0)
+
     def __invert__(self: Tensor) -> Tensor:
         return bitwise("~", ops.logical_not, self)
 
@@ -479,17 +482,19 @@ _WRITES = (
 _VALUES = "take it of x.numpy(), if only the values are wanted"
 
 MISSING: dict[str, str] = {
-    **dict.fromkeys(
-        ("fill", "itemset", "partition", "put", "resize", "setfield", "setflags", "sort", "byteswap"), _WRITES
-    ),
+    **dict.fromkeys(("fill", "itemset", "put", "setfield", "setflags", "byteswap"), _WRITES),
+    "sort": f"{_WRITES}; numpy.sort(x, axis) is a new one in order",
+    "partition": f"{_WRITES}; numpy.partition(x, kth, axis) is a new one",
+    "resize": f"{_WRITES}; numpy.resize(x, shape) is a new one",
     **dict.fromkeys(
         (
             *("base", "ctypes", "dump", "dumps", "flags", "getfield", "newbyteorder"),
-            *("strides", "tobytes", "tofile", "tostring", "to_device", "ptp"),
+            *("strides", "tobytes", "tofile", "tostring", "to_device"),
         ),
         _VALUES,
     ),
     "flat": "write x.ravel()",
+    "ptp": "write numpy.ptp(x, axis)",
     "view": "write x.astype() for another dtype, x.reshape() for another shape",
 }
 """Attributes of arrays that tensors don't have, and what to write instead."""

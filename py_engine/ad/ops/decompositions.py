@@ -68,6 +68,13 @@ def _transposed(x: Tensor) -> Tensor:
     return swapaxes(x, -1, -2)
 
 
+def _matrices(a: Operand) -> Tensor:
+    """Return one or several matrices of floats; integers and truth values as float64."""
+    (x,) = as_floats(a)
+    _check_matrices(x)
+    return x
+
+
 def _check_matrices(x: Tensor) -> None:
     if x.ndim < 2:
         raise ShapeError(f"expected a matrix, or a stack of them, got shape {x.shape}")
@@ -206,7 +213,7 @@ def solve(a: Operand, b: Operand) -> Tensor:
     Raises:
         LinearAlgebraError: a matrix is singular.
     """
-    a, b = as_tensors((a, b))
+    a, b = as_floats(a, b)
     if b.ndim == 1:
         return SOLVE(a, expand_dims(b, -1))[..., 0]
     return SOLVE(a, b)
@@ -219,19 +226,20 @@ def inv(a: Operand) -> Tensor:
     Raises:
         LinearAlgebraError: a matrix is singular.
     """
-    return INV(a)
+    return INV(_matrices(a))
 
 
 @implements(np.linalg.det)
 def det(a: Operand) -> Tensor:
     """The determinant of square matrices (..., n, n). That of a singular one is 0, and has no gradient: it raises."""
-    return DET(a)
+    return DET(_matrices(a))
 
 
 @implements(np.linalg.slogdet)
 def _slogdet(a: Operand) -> Any:
     kind: Any = type(np.linalg.slogdet(np.eye(1)))
-    return kind(DETSIGN(a), LOGABSDET(a))
+    x = _matrices(a)
+    return kind(DETSIGN(x), LOGABSDET(x))
 
 
 # Cholesky ------------------------------------------------------------------------------------------------------------
@@ -282,7 +290,7 @@ def cholesky(a: Operand, /, *, upper: bool = False) -> Tensor:
     Raises:
         LinearAlgebraError: a matrix is not positive definite.
     """
-    x = as_tensor(a)
+    x = _matrices(a)
     _check_square(x)
     if flag(upper):
         return _transposed(CHOLESKY(_symmetric(_transposed(x))))
@@ -346,7 +354,7 @@ EIGH: Op = _several(
 def _lower(function: str, a: Any, UPLO: Any) -> Tensor:
     if UPLO not in ("L", "U", "l", "u"):
         raise ConfigurationError(f"{function}: UPLO must be 'L' or 'U', got {UPLO!r}")
-    x = as_tensor(a)
+    x = _matrices(a)
     _check_square(x)
     return _symmetric(x if UPLO in ("L", "l") else _transposed(x))
 
@@ -427,14 +435,13 @@ def _thin_svd(a: Operand) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         u (..., m, k), s (..., k) falling, vt (..., k, n), with k the smaller of m and n.
     """
-    u, s, vt = SVD.apply_several((as_tensor(a),), {})
+    u, s, vt = SVD.apply_several((_matrices(a),), {})
     return u, s, vt
 
 
 @implements(np.linalg.svd)
 def _svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
-    x = as_tensor(a)
-    _check_matrices(x)
+    x = _matrices(a)
     u, s, vt = _svd_by_eigh(x) if flag(hermitian) else _thin_svd(x)
     if not flag(compute_uv):
         return s
@@ -501,8 +508,7 @@ QR: Op = _several(
 def _factors(a: Operand) -> tuple[Tensor, Tensor]:
     """The decomposition a = q r of matrices (..., m, n) into orthonormal columns q (..., m, k) and upper triangular
     r (..., k, n), with k the smaller of m and n; the first columns must be independent."""
-    x = as_tensor(a)
-    _check_matrices(x)
+    x = _matrices(a)
     m, n = x.shape[-2:]
     if m >= n:
         q, r = QR.apply_several((x,), {})
@@ -600,7 +606,7 @@ def pinv(a: Operand, rcond: float | None = None) -> Tensor:
     Singular values below `rcond` times the largest count as 0 (None: 1e-15). The derivative is that among matrices with
     as many above it. With an `rcond` above rounding, second derivatives at equal singular values are NaN.
     """
-    return PINV(a, rcond=1e-15 if rcond is None else float(rcond))
+    return PINV(_matrices(a), rcond=1e-15 if rcond is None else float(rcond))
 
 
 @implements(np.linalg.pinv)
@@ -613,8 +619,7 @@ def _pinv(a: Operand, rcond: float | None = None, hermitian: bool = False, *, rt
     rcond = rcond if rtol is NO_VALUE else rtol
     if rcond is not None and not isinstance(rcond, (int, float, np.integer, np.floating)):
         raise ConfigurationError("pinv: rcond must be a number")
-    x = as_tensor(a)
-    _check_matrices(x)
+    x = _matrices(a)
     # Without eigenvectors, which have no derivative where eigenvalues are equal.
     return pinv(_lower("pinv", x, "L") if flag(hermitian) else x, rcond)
 
@@ -733,8 +738,7 @@ def norm(x: Operand, ord: Any = None, axis: Axis = None, keepdims: bool = False)
         axis: one axis of vectors, or a pair of matrices; None with `ord`: all of a vector, or of a matrix.
         keepdims: whether the reduced axes stay, with length one.
     """
-    x = as_tensor(x)
-    float_only(x.dtype)
+    (x,) = as_floats(x)
     keep = flag(keepdims)
     if axis is None:
         if ord is None:
@@ -754,15 +758,13 @@ def norm(x: Operand, ord: Any = None, axis: Axis = None, keepdims: bool = False)
 
 @implements(np.linalg.matrix_norm)
 def _matrix_norm_of(x: Operand, /, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
-    a = as_tensor(x)
-    _check_matrices(a)
+    a = _matrices(x)
     return _matrix_norm(a, ord, (a.ndim - 2, a.ndim - 1), flag(keepdims))
 
 
 @implements(np.linalg.vector_norm)
 def _vector_norm_of(x: Operand, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2) -> Tensor:
-    a = as_tensor(x)
-    float_only(a.dtype)
+    (a,) = as_floats(x)
     return _vector_norm(a, 2 if ord is None else ord, normalize_axes(axis, a.ndim), flag(keepdims))
 
 
@@ -773,8 +775,7 @@ def _svdvals(x: Operand, /) -> Tensor:
 
 @implements(np.linalg.cond)
 def _cond(x: Operand, p: Any = None) -> Tensor:
-    a = as_tensor(x)
-    _check_matrices(a)
+    a = _matrices(x)
     if not a.size:
         raise ShapeError("cond: there is no condition number of no elements")
     if p is None or p in (2, -2):

@@ -115,8 +115,17 @@ def _pow_scalar(equation: Equation) -> str:
     return "pow({0}, {1}) if {0} > 0.0 else edge()" if p.item() == 0.5 else "pow({0}, {1})"
 
 
+def _infer_pow(x: Tensor, p: Tensor) -> tuple[Shape, Any]:
+    shape, dtype = infer_elementwise(x, p)
+    if dtype.kind not in "iu":
+        return shape, float_only(dtype)
+    if p.__class__ is not Literal or p.item() < 0:
+        raise DTypeError(f"powers of {dtype} are those of a number that is not negative; convert with astype()")
+    return shape, dtype
+
+
 pow = elementwise(
-    "pow", np.power, _pow_base, _pow_exponent, doc="x to the power p", scalar=_pow_scalar, infer=infer_float
+    "pow", np.power, _pow_base, _pow_exponent, doc="x to the power p", scalar=_pow_scalar, infer=_infer_pow
 )
 
 # Exponentials and logarithms ------------------------------------------------------------------------------
@@ -605,12 +614,15 @@ def round(a: Operand, decimals: int = 0, out: None = None) -> Tensor:
     """Round to the nearest number with `decimals` decimals, halves to the even one; derivative 0."""
     refuse("round", out=(out,))
     digits = whole(decimals, "round: decimals")
+    x = as_tensor(a)
+    if x.dtype.kind in "iu" and digits >= 0:
+        return stop_gradient(x)
     if not digits:
-        return ROUND(a)
-    float_only(as_tensor(a).dtype)
+        return ROUND(x)
+    float_only(x.dtype)
     with np.errstate(over="ignore"):
         scale = float(np.float64(10.0) ** builtins.abs(digits))
-    return ROUND(as_tensor(a) * scale) / scale if digits > 0 else ROUND(as_tensor(a) / scale) * scale
+    return ROUND(x * scale) / scale if digits > 0 else ROUND(x / scale) * scale
 
 
 @implements(np.fix, constant=True)
