@@ -25,7 +25,8 @@ const JULIA_FUNCTIONS = Any[
     ("eigen", x -> (e = eigen(Symmetric(x)); abs.(e.vectors) * e.values), (WELL,)),
     ("least squares", (a, b) -> a \ b, (TALL, drawn(4))), ("least squares of many", (a, b) -> a \ b, (TALL, drawn(4, 2))),
     ("the shortest solution", (a, b) -> a \ b, (WIDE, drawn(2))),
-    ("cov", cov, (TALL,)), ("cov of rows", x -> cov(x; dims=2), (TALL,)), ("cov of a vector", cov, (drawn(4),)), ("cov, not corrected", x -> cov(x; corrected=false), (TALL,)),
+    ("qr of more columns than rows", x -> (f = qr(x); [f.R (f.Q * f.R).^2]), (WIDE,)), ("the full svd of a tall matrix", x -> (f = svd(x; full=true); abs.(f.V) * f.S), (TALL,)),
+    ("the full svd of a wide matrix", x -> (f = svd(x; full=true); abs.(f.U) * f.S), (WIDE,)), ("cov", cov, (TALL,)), ("cov of rows", x -> cov(x; dims=2), (TALL,)), ("cov of a vector", cov, (drawn(4),)), ("cov, not corrected", x -> cov(x; corrected=false), (TALL,)),
     ("cov of two", cov, (drawn(4), drawn(4))), ("cov of matrices", cov, (drawn(4, 2), TALL)), ("cor", cor, (TALL,)), ("cor of two", cor, (drawn(5), drawn(5))),
     ("quantiles", x -> quantile(x, [0.2, 0.5, 1.0]), (drawn(6),)), ("quantiles of Hazen", x -> quantile(x, [0.02, 0.31]; alpha=0.5), (drawn(6),)),
     ("quantiles by their shares", (x, q) -> quantile(x, q), (drawn(6), [0.13, 0.47, 0.99])), ("a quantile by its share", (x, q) -> quantile(x, q[1]), (drawn(1), [0.3])),
@@ -92,6 +93,17 @@ end
         (() -> accumulate(max, Constant([1.0])), "scan()"), (() -> Constant(TALL) \ ones(3), "expected a square matrix"),
         (() -> Constant(TALL) + I, "square"), (() -> Constant(TALL)^2, "square"), (() -> Constant([1.0, 2.0])^2, "use .^"), (() -> 1 / Constant(TALL), "use ./"))
         @test occursin(what, message_of(call))
+    end
+end
+
+@testset "the vectors that complete a basis have no derivative" begin
+    for x in (TALL, WIDE)
+        f = svd(Constant(x); full=true)
+        @test all(value(y) ≈ z for (y, z) in zip((f.U, f.S, f.V, f.Vt), (g = svd(x; full=true); (g.U, g.S, g.V, g.Vt))))
+        @test compile(x -> svd(x; full=true).U)(x) ≈ svd(x; full=true).U
+        for by in (x -> sum(svd(x; full=true).U .^ 3) + sum(svd(x; full=true).V .^ 3),)
+            @test occursin("take svd(x)", message_of(() -> grad(by)(x))) && occursin("take svd(x)", message_of(() -> jvp(by, (x,), (x,))))
+        end
     end
 end
 

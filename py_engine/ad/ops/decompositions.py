@@ -4,7 +4,8 @@ Where a matrix is singular, numpy has no inverse, and raises; so do these, as `L
 replay. `cholesky` and `eigh` read the lower triangle alone, as numpy's do, and that is where their gradient goes: give
 (a + aᵀ) / 2 for a symmetric `a` to have it in both. The vectors of equal eigenvalues, or singular values, are any basis
 of their space and have no derivative: it is NaN, even of a function that does not depend on which, as a square root of
-the matrix, since the whole of it follows from values and vectors together. The values alone have theirs.
+the matrix, since the whole of it follows from values and vectors together. The values alone have theirs. Nor have the
+vectors that complete those of the thin forms: any basis of the rest of the space is one, and their derivative raises.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from py_engine.ad.ops.shape import (
     triu,
 )
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Node, Operand, Tensor
-from py_engine.errors import ConfigurationError, LinearAlgebraError, ShapeError, TraceError
+from py_engine.errors import ConfigurationError, LinearAlgebraError, NotDifferentiableError, ShapeError, TraceError
 
 # Matrices --------------------------------------------------------------------------------------------------------
 
@@ -429,6 +430,37 @@ SVD: Op = _several(
 )
 
 
+def _infer_rest(x: Tensor, of: str) -> tuple[Shape, Any]:
+    _check_matrices(x)
+    *others, m, n = x.shape
+    return (*others, m, m - n), x.dtype
+
+
+def _kernel_rest(x: Array, out: Array, of: str) -> None:
+    whole = np.linalg.qr(x, "complete") if of == "qr" else _computed(np.linalg.svd, of, x)
+    np.copyto(out, whole[0][..., x.shape[-1] :])
+
+
+def _no_rest(*given: Any, of: str) -> Any:
+    instead = "mode='reduced'" if of == "qr" else "full_matrices=False"
+    raise NotDifferentiableError(
+        f"{of}: the vectors that complete those of a matrix that is not square have no derivative: any basis of what is "
+        f"left of the space would do; take numpy.linalg.{of}(x, {instead})"
+    )
+
+
+REST = Op(
+    name="rest",
+    infer=_infer_rest,
+    kernel=_kernel_rest,
+    vjp=(_no_rest,),
+    jvp=_no_rest,
+    flops=per_matrix(8),
+    batch=leading,
+    doc="columns that complete those of q or u to a basis, for matrices of more rows than columns",
+)
+
+
 def _thin_svd(a: Operand) -> tuple[Tensor, Tensor, Tensor]:
     """The thin singular value decomposition a = u diag(s) vt of matrices (..., m, n).
 
@@ -445,8 +477,11 @@ def _svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True, hermit
     u, s, vt = _svd_by_eigh(x) if flag(hermitian) else _thin_svd(x)
     if not flag(compute_uv):
         return s
-    if flag(full_matrices) and x.shape[-1] != x.shape[-2]:
-        raise ConfigurationError("svd: on tensors only full_matrices=False, unless the matrices are square")
+    m, n = x.shape[-2:]
+    if flag(full_matrices) and m > n:
+        u = concatenate([u, REST(x, of="svd")], -1)
+    if flag(full_matrices) and m < n:
+        vt = concatenate([vt, _transposed(REST(_transposed(x), of="svd"))], -2)
     kind: Any = type(np.linalg.svd(np.eye(1)))
     return kind(u, s, vt)
 
@@ -519,9 +554,14 @@ def _factors(a: Operand) -> tuple[Tensor, Tensor]:
 
 @implements(np.linalg.qr)
 def _qr(a: Operand, mode: str = "reduced") -> Any:
-    if mode not in ("reduced", "r"):
-        raise ConfigurationError(f"qr: on tensors mode is 'reduced' or 'r', got {mode!r}")
-    q, r = _factors(a)
+    if mode not in ("reduced", "complete", "r"):
+        raise ConfigurationError(f"qr: on tensors mode is 'reduced', 'complete' or 'r', got {mode!r}")
+    x = _matrices(a)
+    q, r = _factors(x)
+    *others, m, n = x.shape
+    if mode == "complete" and m > n:
+        q = concatenate([q, REST(x, of="qr")], -1)
+        r = concatenate([r, Tensor(np.zeros((*others, m - n, n), x.dtype))], -2)
     kind: Any = type(np.linalg.qr(np.eye(1)))
     return r if mode == "r" else kind(q, r)
 
