@@ -444,8 +444,8 @@ def _kernel_rest(x: Array, out: Array, of: str) -> None:
 def _no_rest(*given: Any, of: str) -> Any:
     instead = "mode='reduced'" if of == "qr" else "full_matrices=False"
     raise NotDifferentiableError(
-        f"{of}: the vectors that complete those of a matrix that is not square have no derivative: any basis of what is "
-        f"left of the space would do; take numpy.linalg.{of}(x, {instead})"
+        f"{of}: the vectors that complete those of a matrix that is not square have no derivative: any basis of what "
+        f"is left of the space would do; take numpy.linalg.{of}(x, {instead})"
     )
 
 
