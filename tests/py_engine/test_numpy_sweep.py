@@ -816,6 +816,8 @@ WHOLE = {
 """Functions of whole numbers or truth values: none is called with a float64 tensor."""
 
 
+COMPLETED = {np.linalg.svd}
+"""Whose results may have vectors that complete a basis, and have no derivative."""
 JUMPS = {np.histogram, np.histogram2d, np.histogramdd, np.unwrap}
 """Whose values jump at those arguments that are tried."""
 
@@ -842,6 +844,10 @@ def test_gradients_are_those_of_finite_differences(key):
             return np.sum(weights * function(x))
 
         step = 1e-6 * direction
+        if key in COMPLETED and value.size > joined(key(x, full_matrices=False)).size:
+            with pytest.raises(EngineError, match="any basis of what is left"):
+                pe.grad(total)(x)
+            continue
         with np.errstate(all="ignore"):
             estimate = (total(x + step) - total(x - step)) / 2e-6
             found = np.sum(pe.grad(total)(x) * direction)

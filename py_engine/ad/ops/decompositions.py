@@ -371,7 +371,7 @@ def _eigvalsh(a: Operand, UPLO: str = "L") -> Tensor:
     return EIGH.apply_several((_lower("eigvalsh", a, UPLO),), {"UPLO": UPLO})[0]
 
 
-def _infer_svd(x: Tensor) -> list[tuple[Shape, Any]]:
+def _infer_svd(x: Tensor, full: bool = False) -> list[tuple[Shape, Any]]:
     _check_matrices(x)
     *others, m, n = x.shape
     k = builtins.min(m, n)
@@ -404,7 +404,7 @@ def _pull_svd(cotangents: Tangents, needs_grad: Sequence[bool], node: Node) -> l
     return [found]
 
 
-def _push_svd(tangents: Tangents, node: Node, x: Tensor) -> list[Tensor | None]:
+def _push_svd(tangents: Tangents, node: Node, x: Tensor, full: bool = False) -> list[Tensor | None]:
     (t,) = tangents
     assert t is not None
     u, s, v = node.result(0), node.result(1), _transposed(node.result(2))
@@ -419,9 +419,17 @@ def _push_svd(tangents: Tangents, node: Node, x: Tensor) -> list[Tensor | None]:
     return [by_u, diagonal(inner, 0, -2, -1), _transposed(by_v)]
 
 
+def _computed_svd(x: Array, full: bool = False) -> tuple[Array, Array, Array]:
+    u, s, vt = np.linalg.svd(
+        x, full_matrices=full
+    )  # of a matrix of low rank the vectors depend on which form is asked for
+    k = s.shape[-1]
+    return u[..., :k], s, vt[..., :k, :]
+
+
 SVD: Op = _several(
     "svd",
-    lambda x: np.linalg.svd(x, full_matrices=False),
+    _computed_svd,
     _infer_svd,
     _pull_svd,
     _push_svd,
@@ -437,15 +445,20 @@ def _infer_rest(x: Tensor, of: str) -> tuple[Shape, Any]:
 
 
 def _kernel_rest(x: Array, out: Array, of: str) -> None:
-    whole = np.linalg.qr(x, "complete") if of == "qr" else _computed(np.linalg.svd, of, x)
-    np.copyto(out, whole[0][..., x.shape[-1] :])
+    if of == "qr":
+        np.copyto(out, np.linalg.qr(x, "complete")[0][..., x.shape[-1] :])
+    elif of == "u":
+        np.copyto(out, _computed(np.linalg.svd, "svd", x)[0][..., x.shape[-1] :])
+    else:
+        vt = _computed(np.linalg.svd, "svd", np.swapaxes(x, -1, -2))[2]
+        np.copyto(out, np.swapaxes(vt, -1, -2)[..., x.shape[-1] :])
 
 
 def _no_rest(*given: Any, of: str) -> Any:
-    instead = "mode='reduced'" if of == "qr" else "full_matrices=False"
+    name, instead = ("qr", "mode='reduced'") if of == "qr" else ("svd", "full_matrices=False")
     raise NotDifferentiableError(
-        f"{of}: the vectors that complete those of a matrix that is not square have no derivative: any basis of what "
-        f"is left of the space would do; take numpy.linalg.{of}(x, {instead})"
+        f"{name}: the vectors that complete those of a matrix that is not square have no derivative: any basis of what "
+        f"is left of the space would do; take numpy.linalg.{name}(x, {instead})"
     )
 
 
@@ -457,31 +470,33 @@ REST = Op(
     jvp=_no_rest,
     flops=per_matrix(8),
     batch=leading,
-    doc="columns that complete those of q or u to a basis, for matrices of more rows than columns",
+    doc="columns that complete those of q, u or v to a basis, for matrices of more rows than columns",
 )
 
 
-def _thin_svd(a: Operand) -> tuple[Tensor, Tensor, Tensor]:
+def _thin_svd(a: Operand, full: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """The thin singular value decomposition a = u diag(s) vt of matrices (..., m, n).
 
     Returns:
-        u (..., m, k), s (..., k) falling, vt (..., k, n), with k the smaller of m and n.
+        u (..., m, k), s (..., k) falling, vt (..., k, n), with k the smaller of m and n; those of the full form where
+        `full` asks for them.
     """
-    u, s, vt = SVD.apply_several((_matrices(a),), {})
+    u, s, vt = SVD.apply_several((_matrices(a),), {"full": True} if full else {})
     return u, s, vt
 
 
 @implements(np.linalg.svd)
 def _svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
     x = _matrices(a)
-    u, s, vt = _svd_by_eigh(x) if flag(hermitian) else _thin_svd(x)
+    m, n = x.shape[-2:]
+    full = flag(full_matrices) and flag(compute_uv) and m != n
+    u, s, vt = _svd_by_eigh(x) if flag(hermitian) else _thin_svd(x, full)
     if not flag(compute_uv):
         return s
-    m, n = x.shape[-2:]
-    if flag(full_matrices) and m > n:
-        u = concatenate([u, REST(x, of="svd")], -1)
-    if flag(full_matrices) and m < n:
-        vt = concatenate([vt, _transposed(REST(_transposed(x), of="svd"))], -2)
+    if full and m > n:
+        u = concatenate([u, REST(x, of="u")], -1)
+    if full and m < n:
+        vt = concatenate([vt, _transposed(REST(_transposed(x), of="v"))], -2)
     kind: Any = type(np.linalg.svd(np.eye(1)))
     return kind(u, s, vt)
 

@@ -40,7 +40,6 @@ from py_engine.ad.ops.elementary import (
     log10,
     logaddexp,
     logical_and,
-    logical_not,
     mod,
     rad2deg,
     sign,
@@ -641,7 +640,6 @@ def _interp(
     sides = [values[i] if side is None else as_tensors((at, side))[1] for i, side in ((0, left), (n - 1, right))]
     below = astype(SEARCHSORTED(places, at, side="right"), at.dtype)
     index = astype(NUMPY[np.clip](below - 1, 0, builtins.max(n - 2, 0)), np.intp)
-    inside = logical_and(logical_not(less(at, places[0])), logical_not(less(places[n - 1], at)))
     if n == 1:
         middle = broadcast_to(values[0], at.shape)
     else:
@@ -652,7 +650,7 @@ def _interp(
         # Between places, or values, that are infinite numpy begins at the upper one, and takes what both have.
         middle = where(isnan(middle), slope * (at - high) + second, middle)
         middle = where(logical_and(isnan(middle), equal(first, second)), first, middle)
-    found = where(inside, middle, where(less(at, places[0]), sides[0], sides[1]))
+    found = where(less(at, places[0]), sides[0], where(less(places[n - 1], at), sides[1], middle))
     return where(isnan(at), at, found)
 
 

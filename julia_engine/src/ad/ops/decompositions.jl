@@ -228,18 +228,18 @@ function infer_rest(inputs, attrs)
     m, n = inputs[1].dims
     return Int[m, m-n], T
 end
-const REST = Op("rest", infer_rest; forward=forward_by("svd", x -> svd(x; full=true).U[:, size(x, 2)+1:end]),
-    backward=Any[no_rest], jvp=no_rest,
-    doc="columns that complete those of u to a basis, for a matrix of more rows than columns")
-completed(vectors::Tensor, x::Tensor) = x.dims[1] > x.dims[2] ? hcat(vectors, apply(REST, Tensor[x], NO_ATTRS)) : vectors
+rest_of(x) = (n = size(x, 2); n == 0 ? Matrix{eltype(x)}(I, size(x, 1), size(x, 1)) : (qr(x).Q * Matrix{eltype(x)}(I, size(x, 1), size(x, 1)))[:, n+1:end])
+const REST = Op("rest", infer_rest; forward=forward_by("svd", rest_of), backward=Any[no_rest], jvp=no_rest,
+    doc="columns that complete orthonormal ones to a basis")
+completed(x::Tensor) = x.dims[1] > x.dims[2] ? hcat(x, apply(REST, Tensor[x], NO_ATTRS)) : x
 
 function LinearAlgebra.svd(x::Tensor; full::Bool=false, kinds...)
     refuse_keywords("svd", kinds)
     u, s, vt = apply_several(SVD, Tensor[x], NO_ATTRS)
     v = turned_over(vt)
     full || return (U=u, S=s, V=v, Vt=vt)
-    v = completed(v, turned_over(x))
-    return (U=completed(u, x), S=s, V=v, Vt=turned_over(v))
+    v = completed(v)
+    return (U=completed(u), S=s, V=v, Vt=turned_over(v))
 end
 LinearAlgebra.svdvals(x::Tensor) = svd(x).S
 
