@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import py_engine as pe
-from py_engine import ops
+from py_engine import Tensor, ops
 
 inf, nan = np.inf, np.nan
 
