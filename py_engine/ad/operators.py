@@ -65,6 +65,8 @@ def numpy_state(name: str, function: Any) -> str:
     if stand_in is not None:
         constant = stand_in.constant if isinstance(stand_in, Op) else function in CONSTANT
         state = "constant" if constant else "derivatives of any order"
+        if name in WITHOUT_DERIVATIVE:
+            state = f"{state}; none of {WITHOUT_DERIVATIVE[name]}"
         return f"{state}; refused in traced functions: {SHAPE}" if name in SHAPE_FROM_VALUES else state
     return f"refused: {REFUSED.get(name, 'there is no op')}"
 
@@ -77,6 +79,12 @@ SHAPE_FROM_VALUES = frozenset(
     )
 )
 """Functions that need values, which a function that is traced does not have."""
+
+WITHOUT_DERIVATIVE = {
+    "linalg.qr": "the columns that complete q in the mode 'complete'",
+    "linalg.svd": "the vectors that complete u or vt with full_matrices",
+}
+"""What of a function's results has no derivative, and raises where one is asked for."""
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("unique_all", "unique_counts", "unique_inverse", "unique_values"), f"{SHAPE}; use unique()"),
