@@ -372,6 +372,8 @@ def test_integers_stay_integers_where_numpy_keeps_them(dtype):
             refused(Tensor(x))
     with pytest.raises(DTypeError, match=r"not negative|the number -1 does not fit uint8"):
         Tensor(x) ** -1
+    with pytest.raises(DTypeError, match="expected numbers, got truth values"):  # of which numpy makes int8
+        Tensor(x > 1) ** 2
 
 
 def assert_same(found, expected):
@@ -467,9 +469,9 @@ def test_errors_name_the_layer_they_happen_in():
         pe.tensor(A) + np.zeros(4)
 
 
-@pytest.mark.parametrize("call", [lambda x: np.pad(x, 1, mode="empty"), lambda x: np.linalg.svd(x)])
+@pytest.mark.parametrize("call", [lambda x: np.pad(x, 1, mode="empty"), lambda x: np.linalg.qr(x, "raw")])
 def test_options_of_numpy_that_are_missing_are_named(call):
-    with pytest.raises(ValueError, match=r"only (the modes|full_matrices=False)"):
+    with pytest.raises(ValueError, match=r"only the modes|mode is 'reduced', 'complete' or 'r', got 'raw'"):
         call(pe.tensor(A))
 
 

@@ -116,6 +116,8 @@ def _pow_scalar(equation: Equation) -> str:
 
 
 def _infer_pow(x: Tensor, p: Tensor) -> tuple[Shape, Any]:
+    if x.dtype == np.bool_ and p.dtype.kind in "iu":
+        raise DTypeError("expected numbers, got truth values; convert with astype()")
     shape, dtype = infer_elementwise(x, p)
     if dtype.kind not in "iu":
         return shape, float_only(dtype)
