@@ -205,9 +205,10 @@ arctan2 = elementwise(
 def _hypot(a: Array, b: Array, out: Array, squares: Array, other: Array) -> None:
     # Where no square overflows, or loses digits near 0, their root is several times faster than numpy's function.
     info = np.finfo(out.dtype)
-    np.square(a, squares)
-    np.square(b, other)
-    np.add(squares, other, squares)
+    with np.errstate(over="ignore", under="ignore"):
+        np.square(a, squares)
+        np.square(b, other)
+        np.add(squares, other, squares)
     if squares.min() > info.tiny / info.eps and squares.max() < np.inf:
         np.sqrt(squares, out)
     else:
