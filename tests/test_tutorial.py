@@ -154,6 +154,8 @@ def test_the_table_of_numpys_functions_says_what_becomes_of_each():
     assert rows["`numpy.argsort`"] == rows["`numpy.floor`"] == rows["`numpy.isclose`"] == "constant"
     depends = "the shape of its result depends on values"
     assert rows["`numpy.unique_values`"] == f"refused: {depends}; use unique()"
+    completed = "the columns that complete q in the mode 'complete'"
+    assert rows["`numpy.linalg.qr`"] == f"derivatives of any order; none of {completed}"
     assert rows["`numpy.compress`"] == f"derivatives of any order; refused in traced functions: {depends}"
     assert rows["`numpy.put`"] == "refused: it writes into its argument"
     assert [name for name, state in rows.items() if state == "refused: there is no op"] == []

@@ -25,9 +25,12 @@ const JULIA_FUNCTIONS = Any[
     ("eigen", x -> (e = eigen(Symmetric(x)); abs.(e.vectors) * e.values), (WELL,)),
     ("least squares", (a, b) -> a \ b, (TALL, drawn(4))), ("least squares of many", (a, b) -> a \ b, (TALL, drawn(4, 2))),
     ("the shortest solution", (a, b) -> a \ b, (WIDE, drawn(2))),
-    ("cov", cov, (TALL,)), ("cov of rows", x -> cov(x; dims=2), (TALL,)), ("cov of a vector", cov, (drawn(4),)), ("cov, not corrected", x -> cov(x; corrected=false), (TALL,)),
+    ("qr of more columns than rows", x -> (f = qr(x); [f.R (f.Q * f.R).^2]), (WIDE,)), ("the full svd of a tall matrix", x -> (f = svd(x; full=true); abs.(f.V) * f.S), (TALL,)),
+    ("the full svd of a wide matrix", x -> (f = svd(x; full=true); abs.(f.U) * f.S), (WIDE,)), ("cov", cov, (TALL,)), ("cov of rows", x -> cov(x; dims=2), (TALL,)), ("cov of a vector", cov, (drawn(4),)), ("cov, not corrected", x -> cov(x; corrected=false), (TALL,)),
     ("cov of two", cov, (drawn(4), drawn(4))), ("cov of matrices", cov, (drawn(4, 2), TALL)), ("cor", cor, (TALL,)), ("cor of two", cor, (drawn(5), drawn(5))),
-    ("quantiles", x -> quantile(x, [0.2, 0.5, 1.0]), (drawn(6),)), ("flipsign", (a, b) -> flipsign.(a, b), ([1.5, -2.0, 0.5], [1.0, -1.0, -2.0])),
+    ("quantiles", x -> quantile(x, [0.2, 0.5, 1.0]), (drawn(6),)), ("quantiles of Hazen", x -> quantile(x, [0.02, 0.31]; alpha=0.5), (drawn(6),)),
+    ("quantiles by their shares", (x, q) -> quantile(x, q), (drawn(6), [0.13, 0.47, 0.99])), ("a quantile by its share", (x, q) -> quantile(x, q[1]), (drawn(1), [0.3])),
+    ("quantiles of Weibull by their shares", (x, q) -> quantile(x, q; alpha=0.0, beta=0.0), (drawn(6), [0.03, 0.47, 0.99])), ("flipsign", (a, b) -> flipsign.(a, b), ([1.5, -2.0, 0.5], [1.0, -1.0, -2.0])),
     ("x^3", x -> x^3, (WELL,)), ("x^-2", x -> x^-2, (WELL,)), ("x / y", (a, b) -> a / b, (WELL, WELL + I)), ("muladd", (a, b) -> muladd.(a, b, 1.5), (TALL, TALL)),
     ("the identity matrix", x -> (2I - x) * (x + I) + (x - 3I) * 0.5I + I * (I + x), (WELL,)),
     ("eigmin, eigmax", x -> eigmax(Symmetric(x)) / eigmin(Symmetric(x)), (WELL,)),
@@ -91,6 +94,33 @@ end
         (() -> Constant(TALL) + I, "square"), (() -> Constant(TALL)^2, "square"), (() -> Constant([1.0, 2.0])^2, "use .^"), (() -> 1 / Constant(TALL), "use ./"))
         @test occursin(what, message_of(call))
     end
+end
+
+@testset "the vectors that complete a basis have no derivative" begin
+    for x in (TALL, WIDE, ones(4, 3))
+        f = svd(Constant(x); full=true)
+        u, v, k = value(f.U), value(f.V), minimum(size(x))
+        @test u' * u ≈ I && v' * v ≈ I && size(u) == size(x, 1) .* (1, 1) && size(v) == size(x, 2) .* (1, 1) && value(f.Vt) == v'
+        @test u[:, 1:k] * Diagonal(value(f.S)) * v[:, 1:k]' ≈ x && compile(x -> svd(x; full=true).U)(x) ≈ u
+        x == ones(4, 3) && continue
+        for by in (x -> sum(svd(x; full=true).U .^ 3) + sum(svd(x; full=true).V .^ 3),)
+            @test occursin("take svd(x)", message_of(() -> grad(by)(x))) && occursin("take svd(x)", message_of(() -> jvp(by, (x,), (x,))))
+        end
+    end
+end
+
+@testset "quantiles by their shares" begin
+    slope = grad(q -> quantile([7.0, 1.0, 2.0, 4.0], q))
+    @test [slope(q) for q in (0.0, 1 / 3, 1.0)] == [3, 6, 9] && grad(q -> quantile([-Inf, 1.0, 2.0, Inf], q))(0.5) == 3
+    @test value(quantile(Constant([1.0, Inf]), Constant([0.0, 1.0]))) == [1, Inf] && isnan(item(quantile(Constant([1.0, NaN]), Constant(0.5))))
+    rows = grad((x, q) -> sum(quantile(x, q; dims=2) .^ 2); argnums=(1, 2))(TALL, 0.3)
+    @test rows[2] ≈ sum(grad(q -> quantile(TALL[k, :], q)^2)(0.3) for k in 1:4)
+    of_half = compile(q -> quantile(TALL, q))
+    @test of_half(0.5) ≈ median(TALL) && eltype(value(quantile(Constant(Float32[1, 2]), Constant(0.5f0)))) === Float32
+    for call in (() -> of_half(1.5), () -> of_half(NaN), () -> quantile(TALL, Constant(-0.1)), () -> quantile(Constant(TALL), 2))
+        @test occursin("must lie between 0 and 1", message_of(call))
+    end
+    @test occursin("got size (1, 1)", message_of(() -> quantile(TALL, Constant(fill(0.5, 1, 1)))))
 end
 
 @testset "equal values have no derivative of their vectors" begin

@@ -776,13 +776,25 @@ def in_one_dtype(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def as_floats(*operands: Operand) -> tuple[Tensor, ...]:
-    """Return the operands of a function of floats as tensors of one dtype.
+    """Return the operands of a function of floats as tensors of one dtype; integers and truth values alone as float64.
 
     Raises:
         DTypeError: there is none, or it is not float32 or float64.
     """
     tensors = in_one_dtype(as_tensors(operands))
+    if tensors[0].dtype.kind in "iub":
+        return tuple([as_dtype_of(x, np.dtype(np.float64)) for x in tensors])
     float_only(tensors[0].dtype)
+    return tensors
+
+
+def as_reals(*operands: Operand) -> tuple[Tensor, ...]:
+    """Return the operands of an elementwise function of floats as tensors of one dtype, as `infer_real` has it."""
+    tensors = in_one_dtype(as_tensors(operands))
+    try:
+        infer_real(tensors[0])
+    except SeveralDTypes as error:
+        return tuple([as_dtype_of(x, error.dtype) for x in tensors])
     return tensors
 
 

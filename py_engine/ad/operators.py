@@ -65,6 +65,8 @@ def numpy_state(name: str, function: Any) -> str:
     if stand_in is not None:
         constant = stand_in.constant if isinstance(stand_in, Op) else function in CONSTANT
         state = "constant" if constant else "derivatives of any order"
+        if name in WITHOUT_DERIVATIVE:
+            state = f"{state}; none of {WITHOUT_DERIVATIVE[name]}"
         return f"{state}; refused in traced functions: {SHAPE}" if name in SHAPE_FROM_VALUES else state
     return f"refused: {REFUSED.get(name, 'there is no op')}"
 
@@ -77,6 +79,12 @@ SHAPE_FROM_VALUES = frozenset(
     )
 )
 """Functions that need values, which a function that is traced does not have."""
+
+WITHOUT_DERIVATIVE = {
+    "linalg.qr": "the columns that complete q in the mode 'complete'",
+    "linalg.svd": "the vectors that complete u or vt with full_matrices",
+}
+"""What of a function's results has no derivative, and raises where one is asked for."""
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("unique_all", "unique_counts", "unique_inverse", "unique_values"), f"{SHAPE}; use unique()"),
@@ -308,6 +316,9 @@ class Operators:
     def __abs__(self: Tensor) -> Tensor:
         return ops.abs(self)
 
+    def __round__(self: Tensor, ndigits: int | None = None) -> Tensor:
+        return ops.round(self, ndigits or 0)
+
     def __invert__(self: Tensor) -> Tensor:
         return bitwise("~", ops.logical_not, self)
 
@@ -479,17 +490,19 @@ _WRITES = (
 _VALUES = "take it of x.numpy(), if only the values are wanted"
 
 MISSING: dict[str, str] = {
-    **dict.fromkeys(
-        ("fill", "itemset", "partition", "put", "resize", "setfield", "setflags", "sort", "byteswap"), _WRITES
-    ),
+    **dict.fromkeys(("fill", "itemset", "put", "setfield", "setflags", "byteswap"), _WRITES),
+    "sort": f"{_WRITES}; numpy.sort(x, axis) is a new one in order",
+    "partition": f"{_WRITES}; numpy.partition(x, kth, axis) is a new one",
+    "resize": f"{_WRITES}; numpy.resize(x, shape) is a new one",
     **dict.fromkeys(
         (
             *("base", "ctypes", "dump", "dumps", "flags", "getfield", "newbyteorder"),
-            *("strides", "tobytes", "tofile", "tostring", "to_device", "ptp"),
+            *("strides", "tobytes", "tofile", "tostring", "to_device"),
         ),
         _VALUES,
     ),
     "flat": "write x.ravel()",
+    "ptp": "write numpy.ptp(x, axis)",
     "view": "write x.astype() for another dtype, x.reshape() for another shape",
 }
 """Attributes of arrays that tensors don't have, and what to write instead."""

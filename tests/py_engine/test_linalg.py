@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import py_engine as pe
-from py_engine import ops
-from py_engine.errors import TraceError
+from py_engine import Tensor, ops
+from py_engine.errors import NotDifferentiableError, TraceError
 
 seeds = st.integers(0, 2**32 - 1)
 matmul_shapes = hnp.mutually_broadcastable_shapes(
@@ -216,3 +216,56 @@ def test_least_squares_in_a_compiled_function_says_what_to_write_instead():
     with pytest.raises(TraceError, match=r"lstsq: the rank.*numpy.linalg.pinv\(a\) @ b"):
         pe.compile(fitted)(a, b)
     np.testing.assert_allclose(pe.compile(lambda a, b: np.linalg.pinv(a) @ b)(a, b), fitted(a, b), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "shape", [(4, 3), (3, 4), (3, 3), (2, 5, 2), (2, 2, 5), (1, 3), (3, 1), (0, 3, 2), (3, 0), (0, 3)]
+)
+def test_complete_decompositions_are_numpys(shape):
+    x = np.random.default_rng(3).standard_normal(shape)
+    for function in (lambda x: np.linalg.qr(x, "complete"), lambda x: np.linalg.svd(x)):
+        for found in (function(Tensor(x)), pe.compile(lambda x, f=function: tuple(f(x)))(x)):
+            for mine, theirs in zip(found, function(x), strict=True):
+                assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
+                np.testing.assert_allclose(np.asarray(mine), theirs, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.sin(np.linalg.qr(x, "complete")[1]),
+        lambda x: np.linalg.qr(np.swapaxes(x, -1, -2), "complete")[0] ** 3,
+        lambda x: np.linalg.svd(x)[1] ** 3,
+        lambda x: np.linalg.svd(x)[2] ** 4,
+        lambda x: np.linalg.svd(np.swapaxes(x, -1, -2))[0] ** 4,
+    ],
+)
+def test_what_complete_decompositions_share_with_thin_ones_has_derivatives(function):
+    x = np.random.default_rng(5).standard_normal((2, 4, 3))
+
+    def total(x):
+        found = function(x)
+        return np.sum(found * np.cos(np.arange(found.size)).reshape(found.shape))
+
+    pe.gradcheck(total, x)
+    pe.gradcheck(pe.grad(total), x)
+    np.testing.assert_allclose(pe.compile(pe.grad(total))(x), pe.grad(total)(x), rtol=1e-12)
+    np.testing.assert_allclose(
+        pe.vmap(pe.grad(lambda x: np.sum(function(x))))(x), pe.grad(lambda x: np.sum(function(x)))(x)
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "instead"),
+    [
+        (lambda x: np.linalg.qr(x, "complete")[0], "mode='reduced'"),
+        (lambda x: np.linalg.svd(x)[0], "full_matrices=False"),
+        (lambda x: np.linalg.svd(x.T)[2], "full_matrices=False"),
+    ],
+)
+def test_the_vectors_that_complete_a_basis_have_no_derivative(function, instead):
+    x = np.random.default_rng(5).standard_normal((4, 3))
+    loss = lambda x: np.sum(function(x) ** 3)  # noqa: E731
+    for call in (lambda: pe.grad(loss)(x), lambda: pe.jvp(loss, (x,), (x,)), lambda: pe.compile(pe.grad(loss))(x)):
+        with pytest.raises(NotDifferentiableError, match=f"any basis of what is left.*{instead}"):
+            call()

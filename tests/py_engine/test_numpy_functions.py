@@ -14,6 +14,7 @@ import py_engine as pe
 from py_engine import Tensor
 from py_engine.ad.op import CONSTANT, NUMPY, TABLE, Op
 from py_engine.ad.operators import SHAPE_FROM_VALUES
+from py_engine.ad.ops.along import METHODS
 from py_engine.errors import (
     ConfigurationError,
     DTypeError,
@@ -180,6 +181,60 @@ def test_what_is_no_position_raises_in_compiled_functions_too():
                 call()
     with pytest.raises(ShapeError, match="index"):
         np.choose(Tensor(np.array([0, -1])), [A[0, :2], A[1, :2]])
+
+
+# Quantiles by their shares ------------------------------------------------------------------------------------------
+
+SHARES = np.array([[0.03, 0.31], [0.47, 0.98]])
+
+
+@pytest.mark.parametrize("function", [np.quantile, np.percentile, np.nanquantile, np.nanpercentile])
+@pytest.mark.parametrize("method", METHODS)
+def test_quantiles_of_a_tensor_of_shares_are_numpys_with_derivatives(function, method):
+    most = 100 if "percentile" in function.__name__ else 1
+    of_rows = np.where(A > 0.6, np.nan, A) if "nan" in function.__name__ else A
+    for axis in (0, None):
+        for q in (np.array(0.4), SHARES, np.zeros((0,)), np.array([0.0, 1.0])):
+            found = function(of_rows, Tensor(q * most), axis, method=method)
+            np.testing.assert_allclose(found.numpy(), function(of_rows, q * most, axis, method=method), 1e-14, 1e-15)
+        call = lambda q, axis=axis: function(of_rows, q * most, axis, method=method, keepdims=True)  # noqa: E731
+        assert_numpys(call, SHARES)
+
+
+@pytest.mark.parametrize("method", ["linear", "hazen", "midpoint"])
+def test_quantiles_have_mixed_derivatives_by_elements_and_shares(method):
+    def mixed(x):
+        by_share = pe.grad(lambda q: np.sum(np.quantile(x[0], q, method=method) ** 2))
+        return by_share(np.exp(-np.abs(x[1, :2])))
+
+    pe.gradcheck(mixed, A)
+
+
+def test_at_an_element_the_slope_of_a_quantile_is_that_to_its_right_and_at_the_last_one_to_its_left():
+    slope = pe.grad(lambda q: np.quantile(np.array([7.0, 1.0, 2.0, 4.0]), q))
+    assert [slope(np.array(q)) for q in (0.0, 1 / 3, 1.0)] == [3, 6, 9]
+    slope = pe.grad(lambda q: np.quantile(np.array([-np.inf, 1.0, 2.0, np.inf]), q))
+    assert slope(np.array(0.5)) == 3
+    assert np.quantile(np.array([1.0, np.inf]), Tensor(np.array([0.0, 1.0]))).numpy().tolist() == [1, np.inf]
+
+
+def test_shares_are_checked_in_each_replay_and_are_of_the_elements_dtype():
+    quantile = pe.compile(lambda q: np.quantile(A, q))
+    assert quantile(0.5) == np.median(A)
+    for call in (quantile, lambda q: np.quantile(A, Tensor(np.array(q))), pe.compile(lambda q: np.quantile(A, q) * 0)):
+        for q in (1.5, -0.1, np.nan):
+            with pytest.raises(ConfigurationError, match="quantile: q must lie between 0 and 1"):
+                call(q)
+    with pytest.raises(DTypeError, match="float32 and float64 cannot be mixed"):
+        np.quantile(A.astype(np.float32), Tensor(np.array(0.5)))
+    assert np.quantile(A.astype(np.float32), Tensor(np.float32(0.5))).dtype == np.float32
+    with pytest.raises(DTypeError, match="expected numbers, got truth values"):
+        np.quantile(Tensor(A > 0), 0.5)
+
+
+def test_quantiles_of_many_shares_and_rows_at_once():
+    found = pe.vmap(lambda row, q: np.quantile(row, q))(A, SHARES.ravel()[:3])
+    np.testing.assert_allclose(found, [np.quantile(*pair) for pair in zip(A, SHARES.ravel()[:3], strict=True)])
 
 
 # Values that shapes depend on ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import py_engine as pe
-from py_engine import ops
+from py_engine import Tensor, ops
 
 inf, nan = np.inf, np.nan
 
@@ -312,3 +312,34 @@ def test_selections_of_every_size_are_compiled_to_the_same_bits(function, size, 
             assert found.dtype == expected.dtype == dtype
             np.testing.assert_array_equal(found, expected)
             np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99, 1.0])
+def test_a_large_choice_is_numpys_to_the_last_bit(dtype, share):
+    rng = np.random.default_rng(4)
+    condition, a, b = rng.random((99, 101)) < share, *rng.standard_normal((2, 99, 101)).astype(dtype)
+    a[0, :4], b[0, :4] = [np.nan, -0.0, np.inf, 1e-40], [0.0, np.nan, -np.inf, -1e-40]
+    for operands in ((condition, a, b), (condition, a, b[:1]), (condition[:, :1], a, b), (condition, dtype(2), b)):
+        expected = np.where(*operands)
+        function = pe.compile(lambda c, x, y: np.where(c, x * 1, y * 1))  # into memory of an operand's
+        for found in (np.where(*map(Tensor, map(np.asarray, operands))).numpy(), function(*operands)):
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found.view(f"u{found.itemsize}"), expected.view(f"u{found.itemsize}"))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_length_of_large_arrays_neither_overflows_nor_vanishes(dtype):
+    a, b = np.random.default_rng(4).standard_normal((2, 3000)).astype(dtype)
+    info = np.finfo(dtype)
+    for scale in (1, info.max / 8, info.tiny, np.inf, np.nan, 0):
+        with np.errstate(all="ignore"):
+            x, y = a.copy(), b.copy()
+            x[7], y[7] = x[7] * dtype(scale), y[7] * dtype(scale)
+            expected = np.hypot(x, y)
+            for found in (np.hypot(Tensor(x), y).numpy(), pe.compile(np.hypot)(x, y)):
+                np.testing.assert_allclose(found, expected, rtol=2 * info.eps)
+    with np.errstate(all="raise"):  # as numpy's function, whose result is no infinity here
+        np.hypot(Tensor(np.full(3000, info.max / 4)), np.full(3000, info.max / 4))
+    y = np.zeros(3000)
+    np.testing.assert_array_equal(pe.grad(lambda x: np.sum(np.hypot(x, y)))(np.zeros(3000)), y)

@@ -7,34 +7,52 @@ elements' places; of equal ones the first in the array comes first. NaN comes la
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from py_engine.ad.op import (
+    Call,
     Op,
+    Scratch,
     Shape,
+    as_floats,
     as_tensor,
     as_tensors,
+    check_op,
     common_dtype,
     define,
     float_only,
+    here,
     implements,
     linear_jvp,
     per_element,
 )
 from py_engine.ad.ops.arguments import axis_of, flag, refuse, whole
 from py_engine.ad.ops.elementary import (
+    ROUND,
     WHERE,
     astype,
     clip,
     equal,
+    floor,
+    identity,
+    isfinite,
     isnan,
     less,
+    logical_and,
+    logical_not,
     logical_or,
+    maximum,
+    minimum,
+    mod,
     not_equal,
     stop_gradient,
+    where,
 )
 from py_engine.ad.ops.indexing import take, take_along_axis
 from py_engine.ad.ops.reduction import as_numbers, kind_of_sum, normalize_axes, sum
@@ -43,14 +61,16 @@ from py_engine.ad.ops.shape import (
     broadcast_to,
     concatenate,
     flip,
+    leading,
+    moveaxis,
     part_of,
     ravel,
     reshape,
     stack,
     transpose,
 )
-from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor
-from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
+from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Literal, Operand, Tensor
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Running sums and products ----------------------------------------------------------------------------------
 
@@ -302,9 +322,9 @@ def median(
 ) -> Tensor:
     """The middle element over `axis` (all axes when None), or the mean of the two; NaN where one is NaN."""
     refuse("median", out=(out,), overwrite_input=(overwrite_input, False))
-    rows, axes, _ = rows_of("median", a, axis)
-    float_only(rows.dtype)
-    return kept_axes(_median_of(rows), as_tensor(a), axes, flag(keepdims))
+    (x,) = as_floats(a)
+    rows, axes, _ = rows_of("median", x, axis)
+    return kept_axes(_median_of(rows), x, axes, flag(keepdims))
 
 
 def kept_axes(found: Tensor, x: Tensor, axes: tuple[int, ...], keepdims: bool, leading: Shape = ()) -> Tensor:
@@ -327,6 +347,8 @@ BETWEEN = ("lower", "higher", "midpoint", "nearest")
 STEPPED = ("inverted_cdf", "averaged_inverted_cdf", "closest_observation")
 """numpy's methods of quantiles that invert the empirical distribution function, a step at each element."""
 METHODS = (*CONTINUOUS, *BETWEEN, *STEPPED)
+PICKING = ("lower", "higher", "nearest", "inverted_cdf", "closest_observation")
+"""Methods whose quantiles are elements, of integers too."""
 
 
 def _places(q: Array, n: int, method: str) -> list[tuple[int, int, float]]:
@@ -400,12 +422,11 @@ def weighted_quantile(
     reached = reached / reached[..., -1:]
     last = sorted_rows[..., -1]
     bad = isnan(reached[..., -1]) if skip_nan else isnan(last)
-    wanted = np.asarray(q)
-    kind = wanted.dtype if wanted.dtype in FLOATS else np.dtype(np.float64)
-    reached = astype(reached, kind)
+    wanted = as_floats(stop_gradient(q) if isinstance(q, Tensor) else np.asarray(q))[0]
+    reached = astype(reached, wanted.dtype)
     found = []
-    for share in wanted.ravel():
-        before = logical_or(less(reached, kind.type(share)), equal(reached, kind.type(0)))
+    for share in ravel(wanted):
+        before = logical_or(less(reached, share), equal(reached, 0))
         place = clip(sum(astype(before, np.intp), -1, keepdims=True), 0, rows.shape[-1] - 1)
         found.append(WHERE(bad, np.asarray(np.nan, rows.dtype), take_along_axis(sorted_rows, place, -1)[..., 0]))
     return _as_shares(found, wanted.shape, x, axes, shape, keepdims)
@@ -421,35 +442,79 @@ def _as_shares(
     return kept_axes(reshape(stacked, (*shares, *shape)), x, axes, keepdims, shares)
 
 
-def check_method(function: str, q: Any, method: Any) -> None:
-    """Raise for a tensor of shares, and for a method that numpy does not have."""
-    if isinstance(q, Tensor):
-        raise NotDifferentiableError(f"{function}: q must be numbers or an array, got a tensor; pass q.numpy()")
+def quantile_of(
+    function: str, a: Any, q: Any, axis: Axis, method: Any, keepdims: bool, weights: Any = None, skip_nan: bool = False
+) -> Tensor:
+    """The quantiles of the function `function`; `skip_nan` leaves out elements that are NaN."""
     if method not in METHODS:
         raise ConfigurationError(f"{function}: method must be one of {', '.join(METHODS)}, got {method!r}")
-
-
-def _quantile(function: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool, weights: Any) -> Tensor:
-    check_method(function, q, method)
     if weights is not None:
-        return weighted_quantile(function, a, q, axis, method, keepdims, weights, False)
+        return weighted_quantile(function, a, q, axis, method, keepdims, weights, skip_nan)
     x = as_tensor(a)
+    if x.dtype == np.bool_:
+        raise DTypeError(f"{function}: expected numbers, got truth values; convert with astype()")
+    if method not in PICKING:
+        (x,) = as_floats(x)
     rows, axes, shape = rows_of(function, x, axis)
-    float_only(rows.dtype)
-    shares = np.asarray(q, np.float64)
     n = rows.shape[-1]
     if not n:
         raise ShapeError(f"{function}: there is no quantile of no elements")
     sorted_rows = sort(rows)
     last = sorted_rows[..., -1]
-    found = []
-    for first, second, between in _places(shares, n, method):
+    if isinstance(q, Tensor) or skip_nan:
+        kind = x.dtype if x.dtype in FLOATS else np.dtype(np.float64)
+        shares = as_floats(Literal(np.zeros((), kind)), q if isinstance(q, Tensor) else np.asarray(q, kind))[1]
+        count: Tensor = Literal(np.asarray(n, kind))
+        if skip_nan:
+            count = sum(astype(logical_not(isnan(rows)), kind), -1, keepdims=True)
+        values = _between(sorted_rows, count, ravel(shares), method)
+        values = values if skip_nan else WHERE(isnan(last[..., None]), last[..., None], values)
+        found = reshape(moveaxis(values, -1, 0), (*shares.shape, *shape))
+        return kept_axes(found, x, axes, keepdims, shares.shape)
+    wanted, each = np.asarray(q, np.float64), []
+    for first, second, between in _places(wanted, n, method):
         low, high = sorted_rows[..., first], sorted_rows[..., second]
         value = low if not between else high if between == 1 else low + (high - low) * between
         if between and between != 1 and between >= 0.5:  # from the nearer side, as numpy rounds
             value = high - (high - low) * (1 - between)
-        found.append(WHERE(isnan(last), last, value))
-    return _as_shares(found, shares.shape, x, axes, shape, keepdims)
+        each.append(WHERE(isnan(last), last, value))
+    return _as_shares(each, wanted.shape, x, axes, shape, keepdims)
+
+
+def _between(sorted_rows: Tensor, count: Tensor, shares: Tensor, method: str) -> Tensor:
+    """The quantiles of each row's first `count` elements, for a vector of shares: its last axis is that of the shares.
+
+    At an element the derivative by a share is that towards larger shares, at the largest one towards smaller ones.
+    """
+    alpha, beta = CONTINUOUS.get(method, (1.0, 1.0))
+    last = count - 1
+    if method in STEPPED:
+        at = count * shares - (1.5 if method == "closest_observation" else 1)
+    else:
+        at = last * shares if alpha == beta == 1 else count * shares + (alpha + shares * (1 - alpha - beta) - 1)
+    at = clip(at, -1.0 if method in STEPPED else 0.0, last)
+    low = floor(minimum(at, maximum(last - 1, 0.0)))
+    shape = (*sorted_rows.shape[:-1], shares.size)
+    places = [astype(clip(k, 0.0, maximum(last, 0.0)), np.intp) for k in (low, low + 1)]
+    first, second = [take_along_axis(sorted_rows, broadcast_to(place, shape), -1) for place in places]
+    between = at - low
+    if method == "lower":
+        return WHERE(equal(between, 1), second, first)
+    if method in ("higher", "inverted_cdf"):
+        return WHERE(less(0, between), second, first)
+    if method == "nearest":
+        return WHERE(equal(ROUND(at), low), first, second)
+    if method == "closest_observation":
+        return WHERE(logical_or(less(0, between), equal(mod(low, 2), 0)), second, first)
+    if method == "midpoint":
+        between = where(equal(between, 1), 1.0, astype(less(0, between), at.dtype) * 0.5)
+    elif method == "averaged_inverted_cdf":
+        between = where(less(0, between), 1.0, 0.5 + 0.0 * at)
+    width = second - first
+    # An element itself, which may be infinite: nothing times an infinite width.
+    exact = logical_and(logical_or(equal(between, 0), equal(between, 1)), logical_not(isfinite(width)))
+    width = where(exact, 0.0, width)
+    return where(less(between, 0.5), first + width * between, second - width * (1 - between))
 
 
 @implements(np.quantile)
@@ -466,24 +531,55 @@ def quantile(
 ) -> Tensor:
     """The values that shares `q`, in [0, 1], of the elements over `axis` (all axes when None) do not exceed.
 
-    Where a share falls between two elements, `method` says how they are combined; NaN where an element is NaN.
+    Where a share falls between two elements, `method` says how they are combined; NaN where an element is NaN. It has a
+    derivative by `q`, too, where the method interpolates.
     `weights`, one for each element or a vector along the only axis, need the method "inverted_cdf".
     """
     refuse("quantile", out=(out,), overwrite_input=(overwrite_input, False))
-    check_shares("quantile", q, 1)
-    return _quantile("quantile", a, q, axis, method, flag(keepdims), weights)
+    q = shares_of("quantile", q, 1)
+    return quantile_of("quantile", a, q, axis, method, flag(keepdims), weights)
 
 
-def check_shares(function: str, q: Any, most: int) -> None:
-    """Raise for shares `q` of a quantile that are no numbers from 0 to `most`."""
+def _check_shares(q: Array, most: int, where: str) -> None:
+    if not ((q >= 0) & (q <= most)).all():
+        raise ConfigurationError(f"{where}: q must lie between 0 and {most}, got {q}")
+
+
+def _bind_shares(arrays: Sequence[Array], out: Array, scratch: Scratch, of: str, most: int) -> Sequence[Call]:
+    (q,) = arrays
+    return [partial(_check_shares, q, most, here(of)), partial(np.copyto, out, q)]
+
+
+CHECK_SHARES = check_op("check_shares", _check_shares, leading)
+SHARES: Op = replace(
+    identity,
+    name="shares",
+    view=None,
+    bind=_bind_shares,
+    in_order=False,
+    vjp=(lambda g, y, q, of, most: g,),
+    jvp=lambda t, y, q, of, most: t[0],
+    checks=lambda q, of, most: (CHECK_SHARES, (q,), {"of": of, "most": most}),
+    scalar=None,
+    simplify=None,
+    doc="shares of a quantile, which lie between 0 and the attribute `most`",
+)
+
+
+def shares_of(function: str, q: Any, most: int) -> Any:
+    """Return the shares `q` of a quantile, a tensor as one of floats.
+
+    Raises:
+        DTypeError, ConfigurationError: they are no numbers from 0 to `most`; in a traced function in each replay.
+    """
     if isinstance(q, Tensor):
-        return
+        return SHARES(*as_floats(q), of=function, most=most)
     try:
         shares = np.asarray(q, np.float64)
     except (TypeError, ValueError):
         raise DTypeError(f"{function}: q must be numbers, got {q!r}") from None
-    if not ((shares >= 0) & (shares <= most)).all():
-        raise ConfigurationError(f"{function}: q must lie between 0 and {most}, got {q!r}")
+    _check_shares(shares, most, function)
+    return q
 
 
 @implements(np.percentile)
@@ -499,12 +595,12 @@ def _percentile(
     weights: Operand | None = None,
 ) -> Tensor:
     refuse("percentile", out=(out,), overwrite_input=(overwrite_input, False))
-    check_shares("percentile", q, 100)
     x = as_tensor(a)
-    return _quantile("percentile", x, percent(q, x), axis, method, flag(keepdims), weights)
+    q = percent(shares_of("percentile", q, 100), x)
+    return quantile_of("percentile", x, q, axis, method, flag(keepdims), weights)
 
 
 def percent(q: Any, x: Tensor) -> Any:
     """Return percentages as shares, as numpy divides them for an array of this dtype."""
     kind = x.dtype if x.dtype in FLOATS else np.dtype(np.float64)
-    return q if isinstance(q, Tensor) else np.true_divide(q, kind.type(100))
+    return q / 100 if isinstance(q, Tensor) else np.true_divide(q, kind.type(100))

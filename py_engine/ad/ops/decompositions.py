@@ -4,7 +4,8 @@ Where a matrix is singular, numpy has no inverse, and raises; so do these, as `L
 replay. `cholesky` and `eigh` read the lower triangle alone, as numpy's do, and that is where their gradient goes: give
 (a + aᵀ) / 2 for a symmetric `a` to have it in both. The vectors of equal eigenvalues, or singular values, are any basis
 of their space and have no derivative: it is NaN, even of a function that does not depend on which, as a square root of
-the matrix, since the whole of it follows from values and vectors together. The values alone have theirs.
+the matrix, since the whole of it follows from values and vectors together. The values alone have theirs. Nor have the
+vectors that complete those of the thin forms: any basis of the rest of the space is one, and their derivative raises.
 """
 
 from __future__ import annotations
@@ -59,13 +60,20 @@ from py_engine.ad.ops.shape import (
     triu,
 )
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Node, Operand, Tensor
-from py_engine.errors import ConfigurationError, LinearAlgebraError, ShapeError, TraceError
+from py_engine.errors import ConfigurationError, LinearAlgebraError, NotDifferentiableError, ShapeError, TraceError
 
 # Matrices --------------------------------------------------------------------------------------------------------
 
 
 def _transposed(x: Tensor) -> Tensor:
     return swapaxes(x, -1, -2)
+
+
+def _matrices(a: Operand) -> Tensor:
+    """Return one or several matrices of floats; integers and truth values as float64."""
+    (x,) = as_floats(a)
+    _check_matrices(x)
+    return x
 
 
 def _check_matrices(x: Tensor) -> None:
@@ -206,7 +214,7 @@ def solve(a: Operand, b: Operand) -> Tensor:
     Raises:
         LinearAlgebraError: a matrix is singular.
     """
-    a, b = as_tensors((a, b))
+    a, b = as_floats(a, b)
     if b.ndim == 1:
         return SOLVE(a, expand_dims(b, -1))[..., 0]
     return SOLVE(a, b)
@@ -219,19 +227,20 @@ def inv(a: Operand) -> Tensor:
     Raises:
         LinearAlgebraError: a matrix is singular.
     """
-    return INV(a)
+    return INV(_matrices(a))
 
 
 @implements(np.linalg.det)
 def det(a: Operand) -> Tensor:
     """The determinant of square matrices (..., n, n). That of a singular one is 0, and has no gradient: it raises."""
-    return DET(a)
+    return DET(_matrices(a))
 
 
 @implements(np.linalg.slogdet)
 def _slogdet(a: Operand) -> Any:
     kind: Any = type(np.linalg.slogdet(np.eye(1)))
-    return kind(DETSIGN(a), LOGABSDET(a))
+    x = _matrices(a)
+    return kind(DETSIGN(x), LOGABSDET(x))
 
 
 # Cholesky ------------------------------------------------------------------------------------------------------------
@@ -282,7 +291,7 @@ def cholesky(a: Operand, /, *, upper: bool = False) -> Tensor:
     Raises:
         LinearAlgebraError: a matrix is not positive definite.
     """
-    x = as_tensor(a)
+    x = _matrices(a)
     _check_square(x)
     if flag(upper):
         return _transposed(CHOLESKY(_symmetric(_transposed(x))))
@@ -346,7 +355,7 @@ EIGH: Op = _several(
 def _lower(function: str, a: Any, UPLO: Any) -> Tensor:
     if UPLO not in ("L", "U", "l", "u"):
         raise ConfigurationError(f"{function}: UPLO must be 'L' or 'U', got {UPLO!r}")
-    x = as_tensor(a)
+    x = _matrices(a)
     _check_square(x)
     return _symmetric(x if UPLO in ("L", "l") else _transposed(x))
 
@@ -362,7 +371,7 @@ def _eigvalsh(a: Operand, UPLO: str = "L") -> Tensor:
     return EIGH.apply_several((_lower("eigvalsh", a, UPLO),), {"UPLO": UPLO})[0]
 
 
-def _infer_svd(x: Tensor) -> list[tuple[Shape, Any]]:
+def _infer_svd(x: Tensor, full: bool = False) -> list[tuple[Shape, Any]]:
     _check_matrices(x)
     *others, m, n = x.shape
     k = builtins.min(m, n)
@@ -395,7 +404,7 @@ def _pull_svd(cotangents: Tangents, needs_grad: Sequence[bool], node: Node) -> l
     return [found]
 
 
-def _push_svd(tangents: Tangents, node: Node, x: Tensor) -> list[Tensor | None]:
+def _push_svd(tangents: Tangents, node: Node, x: Tensor, full: bool = False) -> list[Tensor | None]:
     (t,) = tangents
     assert t is not None
     u, s, v = node.result(0), node.result(1), _transposed(node.result(2))
@@ -410,9 +419,17 @@ def _push_svd(tangents: Tangents, node: Node, x: Tensor) -> list[Tensor | None]:
     return [by_u, diagonal(inner, 0, -2, -1), _transposed(by_v)]
 
 
+def _computed_svd(x: Array, full: bool = False) -> tuple[Array, Array, Array]:
+    u, s, vt = np.linalg.svd(
+        x, full_matrices=full
+    )  # of a matrix of low rank the vectors depend on which form is asked for
+    k = s.shape[-1]
+    return u[..., :k], s, vt[..., :k, :]
+
+
 SVD: Op = _several(
     "svd",
-    lambda x: np.linalg.svd(x, full_matrices=False),
+    _computed_svd,
     _infer_svd,
     _pull_svd,
     _push_svd,
@@ -421,25 +438,65 @@ SVD: Op = _several(
 )
 
 
-def _thin_svd(a: Operand) -> tuple[Tensor, Tensor, Tensor]:
+def _infer_rest(x: Tensor, of: str) -> tuple[Shape, Any]:
+    _check_matrices(x)
+    *others, m, n = x.shape
+    return (*others, m, m - n), x.dtype
+
+
+def _kernel_rest(x: Array, out: Array, of: str) -> None:
+    if of == "qr":
+        np.copyto(out, np.linalg.qr(x, "complete")[0][..., x.shape[-1] :])
+    elif of == "u":
+        np.copyto(out, _computed(np.linalg.svd, "svd", x)[0][..., x.shape[-1] :])
+    else:
+        vt = _computed(np.linalg.svd, "svd", np.swapaxes(x, -1, -2))[2]
+        np.copyto(out, np.swapaxes(vt, -1, -2)[..., x.shape[-1] :])
+
+
+def _no_rest(*given: Any, of: str) -> Any:
+    name, instead = ("qr", "mode='reduced'") if of == "qr" else ("svd", "full_matrices=False")
+    raise NotDifferentiableError(
+        f"{name}: the vectors that complete those of a matrix that is not square have no derivative: any basis of what "
+        f"is left of the space would do; take numpy.linalg.{name}(x, {instead})"
+    )
+
+
+REST = Op(
+    name="rest",
+    infer=_infer_rest,
+    kernel=_kernel_rest,
+    vjp=(_no_rest,),
+    jvp=_no_rest,
+    flops=per_matrix(8),
+    batch=leading,
+    doc="columns that complete those of q, u or v to a basis, for matrices of more rows than columns",
+)
+
+
+def _thin_svd(a: Operand, full: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """The thin singular value decomposition a = u diag(s) vt of matrices (..., m, n).
 
     Returns:
-        u (..., m, k), s (..., k) falling, vt (..., k, n), with k the smaller of m and n.
+        u (..., m, k), s (..., k) falling, vt (..., k, n), with k the smaller of m and n; those of the full form where
+        `full` asks for them.
     """
-    u, s, vt = SVD.apply_several((as_tensor(a),), {})
+    u, s, vt = SVD.apply_several((_matrices(a),), {"full": True} if full else {})
     return u, s, vt
 
 
 @implements(np.linalg.svd)
 def _svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
-    x = as_tensor(a)
-    _check_matrices(x)
-    u, s, vt = _svd_by_eigh(x) if flag(hermitian) else _thin_svd(x)
+    x = _matrices(a)
+    m, n = x.shape[-2:]
+    full = flag(full_matrices) and flag(compute_uv) and m != n
+    u, s, vt = _svd_by_eigh(x) if flag(hermitian) else _thin_svd(x, full)
     if not flag(compute_uv):
         return s
-    if flag(full_matrices) and x.shape[-1] != x.shape[-2]:
-        raise ConfigurationError("svd: on tensors only full_matrices=False, unless the matrices are square")
+    if full and m > n:
+        u = concatenate([u, REST(x, of="u")], -1)
+    if full and m < n:
+        vt = concatenate([vt, _transposed(REST(_transposed(x), of="v"))], -2)
     kind: Any = type(np.linalg.svd(np.eye(1)))
     return kind(u, s, vt)
 
@@ -501,8 +558,7 @@ QR: Op = _several(
 def _factors(a: Operand) -> tuple[Tensor, Tensor]:
     """The decomposition a = q r of matrices (..., m, n) into orthonormal columns q (..., m, k) and upper triangular
     r (..., k, n), with k the smaller of m and n; the first columns must be independent."""
-    x = as_tensor(a)
-    _check_matrices(x)
+    x = _matrices(a)
     m, n = x.shape[-2:]
     if m >= n:
         q, r = QR.apply_several((x,), {})
@@ -513,9 +569,14 @@ def _factors(a: Operand) -> tuple[Tensor, Tensor]:
 
 @implements(np.linalg.qr)
 def _qr(a: Operand, mode: str = "reduced") -> Any:
-    if mode not in ("reduced", "r"):
-        raise ConfigurationError(f"qr: on tensors mode is 'reduced' or 'r', got {mode!r}")
-    q, r = _factors(a)
+    if mode not in ("reduced", "complete", "r"):
+        raise ConfigurationError(f"qr: on tensors mode is 'reduced', 'complete' or 'r', got {mode!r}")
+    x = _matrices(a)
+    q, r = _factors(x)
+    *others, m, n = x.shape
+    if mode == "complete" and m > n:
+        q = concatenate([q, REST(x, of="qr")], -1)
+        r = concatenate([r, Tensor(np.zeros((*others, m - n, n), x.dtype))], -2)
     kind: Any = type(np.linalg.qr(np.eye(1)))
     return r if mode == "r" else kind(q, r)
 
@@ -600,7 +661,7 @@ def pinv(a: Operand, rcond: float | None = None) -> Tensor:
     Singular values below `rcond` times the largest count as 0 (None: 1e-15). The derivative is that among matrices with
     as many above it. With an `rcond` above rounding, second derivatives at equal singular values are NaN.
     """
-    return PINV(a, rcond=1e-15 if rcond is None else float(rcond))
+    return PINV(_matrices(a), rcond=1e-15 if rcond is None else float(rcond))
 
 
 @implements(np.linalg.pinv)
@@ -613,8 +674,7 @@ def _pinv(a: Operand, rcond: float | None = None, hermitian: bool = False, *, rt
     rcond = rcond if rtol is NO_VALUE else rtol
     if rcond is not None and not isinstance(rcond, (int, float, np.integer, np.floating)):
         raise ConfigurationError("pinv: rcond must be a number")
-    x = as_tensor(a)
-    _check_matrices(x)
+    x = _matrices(a)
     # Without eigenvectors, which have no derivative where eigenvalues are equal.
     return pinv(_lower("pinv", x, "L") if flag(hermitian) else x, rcond)
 
@@ -733,8 +793,7 @@ def norm(x: Operand, ord: Any = None, axis: Axis = None, keepdims: bool = False)
         axis: one axis of vectors, or a pair of matrices; None with `ord`: all of a vector, or of a matrix.
         keepdims: whether the reduced axes stay, with length one.
     """
-    x = as_tensor(x)
-    float_only(x.dtype)
+    (x,) = as_floats(x)
     keep = flag(keepdims)
     if axis is None:
         if ord is None:
@@ -754,15 +813,13 @@ def norm(x: Operand, ord: Any = None, axis: Axis = None, keepdims: bool = False)
 
 @implements(np.linalg.matrix_norm)
 def _matrix_norm_of(x: Operand, /, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
-    a = as_tensor(x)
-    _check_matrices(a)
+    a = _matrices(x)
     return _matrix_norm(a, ord, (a.ndim - 2, a.ndim - 1), flag(keepdims))
 
 
 @implements(np.linalg.vector_norm)
 def _vector_norm_of(x: Operand, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2) -> Tensor:
-    a = as_tensor(x)
-    float_only(a.dtype)
+    (a,) = as_floats(x)
     return _vector_norm(a, 2 if ord is None else ord, normalize_axes(axis, a.ndim), flag(keepdims))
 
 
@@ -773,8 +830,7 @@ def _svdvals(x: Operand, /) -> Tensor:
 
 @implements(np.linalg.cond)
 def _cond(x: Operand, p: Any = None) -> Tensor:
-    a = as_tensor(x)
-    _check_matrices(a)
+    a = _matrices(x)
     if not a.size:
         raise ShapeError("cond: there is no condition number of no elements")
     if p is None or p in (2, -2):

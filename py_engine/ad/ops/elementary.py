@@ -115,8 +115,19 @@ def _pow_scalar(equation: Equation) -> str:
     return "pow({0}, {1}) if {0} > 0.0 else edge()" if p.item() == 0.5 else "pow({0}, {1})"
 
 
+def _infer_pow(x: Tensor, p: Tensor) -> tuple[Shape, Any]:
+    if x.dtype == np.bool_ and p.dtype.kind in "iu":
+        raise DTypeError("expected numbers, got truth values; convert with astype()")
+    shape, dtype = infer_elementwise(x, p)
+    if dtype.kind not in "iu":
+        return shape, float_only(dtype)
+    if p.__class__ is not Literal or p.item() < 0:
+        raise DTypeError(f"powers of {dtype} are those of a number that is not negative; convert with astype()")
+    return shape, dtype
+
+
 pow = elementwise(
-    "pow", np.power, _pow_base, _pow_exponent, doc="x to the power p", scalar=_pow_scalar, infer=infer_float
+    "pow", np.power, _pow_base, _pow_exponent, doc="x to the power p", scalar=_pow_scalar, infer=_infer_pow
 )
 
 # Exponentials and logarithms ------------------------------------------------------------------------------
@@ -189,11 +200,35 @@ arctan2 = elementwise(
     doc="the angle of the point (b, a), from -π to π",
     scalar="atan2({0}, {1})",
 )
+
+
+def _hypot(a: Array, b: Array, out: Array, squares: Array, other: Array) -> None:
+    # Where no square overflows, or loses digits near 0, their root is several times faster than numpy's function.
+    info = np.finfo(out.dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        np.square(a, squares)
+        np.square(b, other)
+        np.add(squares, other, squares)
+    if squares.min() > info.tiny / info.eps and squares.max() < np.inf:
+        np.sqrt(squares, out)
+    else:
+        np.hypot(a, b, out)
+
+
+def _bind_hypot(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    a, b = arrays
+    if out.size <= LARGE:
+        return [partial(np.hypot, a, b, out)]
+    return [partial(_hypot, a, b, out, *(scratch(out.shape, out.dtype) for _ in range(2)))]
+
+
 hypot = elementwise(
     "hypot",
-    np.hypot,
+    None,
     lambda y, a, b: a / _or_one(y),
     lambda y, a, b: b / _or_one(y),
+    numpy=np.hypot,
+    bind=_bind_hypot,
     doc="√(a² + b²), without overflow; derivative 0 at the origin",
     commutes=True,
     scalar="hypot({0}, {1})",
@@ -212,14 +247,21 @@ def _sinc_slope(y: Tensor, x: Tensor) -> Tensor:
     # (cos πx - sinc x) / x, which cancels near 0: there its series, so that the derivatives of every order are right.
     near = less(abs(x), 0.25)
     z = where(near, square(np.pi * x), 0)
-    series: Tensor = as_tensor(z * 0)
-    for k in builtins.range(9, 0, -1):
-        series = series * z + 2 * k * (-1.0) ** k / math.factorial(2 * k + 1)
-    away = where(near, 1, x)
-    return where(near, np.pi**2 * x * series, (cos(np.pi * away) - where(near, 1, y)) / away)
+    terms = [2 * k * (-1.0) ** k / math.factorial(2 * k + 1) for k in builtins.range(9, 0, -1)]
+    series: Any = terms[0]
+    for term in terms[1:]:
+        series = series * z + term
+    return where(near, np.pi**2 * x * series, (cos(np.pi * x) - y) / where(near, 1, x))
 
 
-SINC = elementwise("sinc", lambda x, out: np.copyto(out, np.sinc(x)), _sinc_slope, doc="sin(πx) / (πx), and 1 at 0")
+def _sinc(x: Array, out: Array) -> None:
+    np.multiply(np.pi, x, out)
+    zero = out == 0
+    np.divide(np.sin(out), np.where(zero, 1, out) if zero.any() else out, out)
+    np.copyto(out, 1, where=zero)
+
+
+SINC = elementwise("sinc", _sinc, _sinc_slope, doc="sin(πx) / (πx), and 1 at 0")
 
 
 @implements(np.sinc)
@@ -443,12 +485,34 @@ def _infer_where(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, Any]:
     return broadcast((condition, a, b)), common_dtype((a, b))
 
 
-def _where(condition: Array, a: Array, b: Array, out: Array) -> None:
+SELECTED = 8192
+"""Elements of a larger result are selected by their bits where the condition jumps between them: there the processor
+guesses the branches of numpy's masked copy wrongly."""
+
+
+def _jumps(condition: Array) -> bool:
+    """Whether the condition may change often from one element to the next: it is neither rare nor rarely false."""
+    n = condition.size
+    return n < 20 * int(np.count_nonzero(condition)) < 19 * n
+
+
+def _where(condition: Array, a: Array, b: Array, out: Array, spare: Array | None = None) -> None:
     if out.size > LARGE and not b.shape and out.dtype in FLOATS and not b.tobytes().strip(b"\0"):
         # Zeros elsewhere: numpy selects several times more slowly than it multiplies the bits, as integers, by 1 and 0.
-        bits = _BITS[out.itemsize]
-        np.copyto(out.view(bits), condition)
-        np.multiply(out.view(bits), a.view(bits), out.view(bits))
+        kind = _BITS[out.itemsize]
+        np.copyto(out.view(kind), condition)
+        np.multiply(out.view(kind), a.view(kind), out.view(kind))
+        return
+    if out.size > SELECTED and out.dtype in FLOATS and _jumps(condition):
+        # ((a ^ b) & m) ^ a with the bits of m all 0 where the condition holds, else all 1; `out` may be that of b.
+        kind = _BITS[out.itemsize]
+        mask = np.empty(condition.shape, kind) if spare is None else spare
+        np.copyto(mask, condition)
+        np.subtract(mask, 1, mask)
+        bits, of_a = out.view(kind), a.view(kind)
+        np.bitwise_xor(of_a, b.view(kind), bits)
+        np.bitwise_and(bits, mask, bits)
+        np.bitwise_xor(bits, of_a, bits)
         return
     np.copyto(out, b)
     np.copyto(out, a, where=condition)
@@ -459,6 +523,8 @@ def _bind_where(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequen
     if out.size > LARGE and out.nbytes <= LARGEST_BOUND and out.dtype in FLOATS and b is ZEROS[out.dtype].data:
         bits = out.view(_BITS[out.itemsize])
         return [partial(np.copyto, bits, condition), partial(np.multiply, bits, a.view(bits.dtype), bits)]
+    if out.size > SELECTED and out.dtype in FLOATS:
+        return [partial(_where, condition, a, b, out, scratch(condition.shape, _BITS[out.itemsize]))]
     return [partial(_where, condition, a, b, out)]
 
 
@@ -605,12 +671,15 @@ def round(a: Operand, decimals: int = 0, out: None = None) -> Tensor:
     """Round to the nearest number with `decimals` decimals, halves to the even one; derivative 0."""
     refuse("round", out=(out,))
     digits = whole(decimals, "round: decimals")
+    x = as_tensor(a)
+    if x.dtype.kind in "iu" and digits >= 0:
+        return stop_gradient(x)
     if not digits:
-        return ROUND(a)
-    float_only(as_tensor(a).dtype)
+        return ROUND(x)
+    float_only(x.dtype)
     with np.errstate(over="ignore"):
         scale = float(np.float64(10.0) ** builtins.abs(digits))
-    return ROUND(as_tensor(a) * scale) / scale if digits > 0 else ROUND(as_tensor(a) / scale) * scale
+    return ROUND(x * scale) / scale if digits > 0 else ROUND(x / scale) * scale
 
 
 @implements(np.fix, constant=True)

@@ -47,7 +47,8 @@ def _infer_matmul(a: Tensor, b: Tensor) -> tuple[Shape, Any]:
         stacked = a.shape[:-2] if len(a.shape) == len(b.shape) == 2 else np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise ShapeError(f"the leading axes of shapes {a.shape} and {b.shape} do not fit") from None
-    return (*stacked, a.shape[-2], b.shape[-1]), float_only(common_dtype((a, b)))
+    dtype = common_dtype((a, b))
+    return (*stacked, a.shape[-2], b.shape[-1]), dtype if dtype.kind in "iub" else float_only(dtype)
 
 
 def suits_blas(x: Array, **attrs: Any) -> bool:

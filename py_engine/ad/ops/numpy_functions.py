@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from py_engine.ad.op import NUMPY, as_floats, as_tensor, as_tensors, implements, in_one_dtype
+from py_engine.ad.op import (
+    NUMPY,
+    as_floats,
+    as_reals,
+    as_tensor,
+    as_tensors,
+    elementwise,
+    float_only,
+    implements,
+    in_one_dtype,
+    infer_number,
+)
 from py_engine.ad.ops.along import SEARCHSORTED, argsort, cumprod, cumsum, diff, sort
 from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, same_dtype, whole, wholes
 from py_engine.ad.ops.decompositions import inv, solve
@@ -21,6 +32,7 @@ from py_engine.ad.ops.elementary import (
     copysign,
     deg2rad,
     equal,
+    equal_mask,
     floor_divide,
     isinf,
     isnan,
@@ -28,9 +40,6 @@ from py_engine.ad.ops.elementary import (
     log10,
     logaddexp,
     logical_and,
-    logical_not,
-    maximum,
-    minimum,
     mod,
     rad2deg,
     sign,
@@ -69,15 +78,12 @@ NUMPY[np.radians], NUMPY[np.degrees] = deg2rad, rad2deg
 
 @implements(np.fabs)
 def _fabs(x: Operand, /) -> Tensor:
-    return abs(*as_floats(x))
+    return abs(*as_reals(x))
 
 
 @implements(np.positive)
 def _positive(x: Operand, /) -> Tensor:
-    found = as_tensor(x)
-    if found.dtype == np.bool_:
-        raise DTypeError("positive: expected numbers, got truth values")
-    return found
+    return _not_of_truth_values("positive", x)
 
 
 @implements(np.conjugate)
@@ -92,33 +98,40 @@ def _divmod(x1: Operand, x2: Operand, /) -> tuple[Tensor, Tensor]:
 
 @implements(np.modf)
 def _modf(x: Operand, /) -> tuple[Tensor, Tensor]:
-    (a,) = as_floats(x)
+    (a,) = as_reals(x)
     whole_part = trunc(a)
     return copysign(where(isinf(a), 0, a - where(isinf(a), 0, whole_part)), a), whole_part
 
 
 @implements(np.logaddexp2)
 def _logaddexp2(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = as_floats(x1, x2)
+    a, b = as_reals(x1, x2)
     return logaddexp(a * math.log(2), b * math.log(2)) / math.log(2)
 
 
 @implements(np.heaviside)
 def _heaviside(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = as_floats(x1, x2)
+    a, b = as_reals(x1, x2)
     return where(equal(a, 0), b, where(isnan(a), a, step(a)))
 
 
-@implements(np.fmax)
-def _fmax(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = as_floats(x1, x2)
-    return where(isnan(a), b, where(isnan(b), a, maximum(a, b)))
+def _other_than_nan(name: str, ufunc: np.ufunc, doc: str) -> None:
+    def slope(y: Tensor, mine: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return equal(y, mine), 1 - 0.5 * equal_mask(mine, other)
+
+    NUMPY[ufunc] = elementwise(
+        name,
+        ufunc,
+        lambda y, a, b: slope(y, a, b),
+        lambda y, a, b: slope(y, b, a),
+        doc=doc,
+        infer=infer_number,
+        in_table=False,
+    )
 
 
-@implements(np.fmin)
-def _fmin(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = as_floats(x1, x2)
-    return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
+_other_than_nan("fmax", np.fmax, "the larger, or the one that is not NaN; ties share the gradient")
+_other_than_nan("fmin", np.fmin, "the smaller, or the one that is not NaN; ties share the gradient")
 
 
 @implements(np.signbit, constant=True)
@@ -144,10 +157,20 @@ def _nan_to_num(
     x: Operand, copy: bool = True, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
     refuse("nan_to_num", copy=(copy, True))
-    (a,) = as_floats(x)
+    a = as_tensor(x)
+    if a.dtype.kind in "iub":
+        return a
+    float_only(a.dtype)
     most = float(np.finfo(a.dtype).max)
     high, low = most if posinf is None else posinf, -most if neginf is None else neginf
     return where(isnan(a), nan, where(equal(a, np.inf), high, where(equal(a, -np.inf), low, a)))
+
+
+def _not_of_truth_values(function: str, x: Any) -> Tensor:
+    found = as_tensor(x)
+    if found.dtype == np.bool_:
+        raise DTypeError(f"{function}: expected numbers, got truth values; convert with astype()")
+    return found
 
 
 def _not_true(function: str, x: Any) -> Tensor:
@@ -174,7 +197,7 @@ def _imag(val: Operand) -> Tensor:
 
 @implements(np.angle, constant=True)
 def _angle(z: Operand, deg: bool = False) -> Tensor:
-    (x,) = as_floats(z)
+    (x,) = as_reals(z)
     return stop_gradient(where(isnan(x), x, where(less(copysign(1, x), 0), 180.0 if deg else math.pi, 0.0)))
 
 
@@ -482,7 +505,7 @@ def _trapezoid(y: Operand, x: Operand | None = None, dx: float = 1.0, axis: int 
 
 @implements(np.gradient)
 def _gradient(f: Operand, *varargs: Any, axis: Axis = None, edge_order: int = 1) -> Any:
-    (x,) = as_floats(f)
+    (x,) = as_floats(_not_of_truth_values("gradient", f))
     given = range(x.ndim) if axis is None else wholes(axis, "gradient: each axis")
     axes = [axis_of(d, x.ndim, "gradient", x.shape) for d in given]
     if len(set(axes)) < len(axes):
@@ -552,10 +575,10 @@ def _vdot(a: Operand, b: Operand, /) -> Tensor:
 
 @implements(np.vecdot)
 def _vecdot(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = as_floats(x1, x2)
+    a, b = in_one_dtype(as_tensors((x1, x2)))
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-1]:
         raise ShapeError(f"vecdot: the last axes of shapes {a.shape} and {b.shape} do not pair up")
-    return sum(a * b, -1)
+    return astype(sum(a * b, -1), a.dtype)
 
 
 SHORT_KERNEL = 16
@@ -573,7 +596,7 @@ def _correlate(a: Operand, v: Operand, mode: str = "valid") -> Tensor:
 
 
 def _slid(function: str, a: Any, v: Any, mode: Any, turned: bool) -> Tensor:
-    x, kernel = (_at_least(operand, int(turned)) for operand in as_floats(a, v))
+    x, kernel = (_at_least(operand, int(turned)) for operand in in_one_dtype(as_tensors((a, v))))
     if x.ndim != 1 or kernel.ndim != 1:
         raise ShapeError(f"{function}: expected two vectors, got shapes {x.shape} and {kernel.shape}")
     if not x.size or not kernel.size:
@@ -617,7 +640,6 @@ def _interp(
     sides = [values[i] if side is None else as_tensors((at, side))[1] for i, side in ((0, left), (n - 1, right))]
     below = astype(SEARCHSORTED(places, at, side="right"), at.dtype)
     index = astype(NUMPY[np.clip](below - 1, 0, builtins.max(n - 2, 0)), np.intp)
-    inside = logical_and(logical_not(less(at, places[0])), logical_not(less(places[n - 1], at)))
     if n == 1:
         middle = broadcast_to(values[0], at.shape)
     else:
@@ -628,7 +650,7 @@ def _interp(
         # Between places, or values, that are infinite numpy begins at the upper one, and takes what both have.
         middle = where(isnan(middle), slope * (at - high) + second, middle)
         middle = where(logical_and(isnan(middle), equal(first, second)), first, middle)
-    found = where(inside, middle, where(less(at, places[0]), sides[0], sides[1]))
+    found = where(less(at, places[0]), sides[0], where(less(places[n - 1], at), sides[1], middle))
     return where(isnan(at), at, found)
 
 
@@ -648,7 +670,7 @@ def _over_a_period(at: Tensor, places: Tensor, values: Tensor, period: Any) -> t
 
 @implements(np.matvec)
 def _matvec(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = as_floats(x1, x2)
+    a, b = as_tensors((x1, x2))
     if a.ndim < 2 or not b.ndim:
         raise ShapeError(f"matvec: expected matrices and vectors, got shapes {a.shape} and {b.shape}")
     return MATMUL(a, expand_dims(b, -1))[..., 0]
@@ -656,7 +678,7 @@ def _matvec(x1: Operand, x2: Operand, /) -> Tensor:
 
 @implements(np.vecmat)
 def _vecmat(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = as_floats(x1, x2)
+    a, b = as_tensors((x1, x2))
     if not a.ndim or b.ndim < 2:
         raise ShapeError(f"vecmat: expected vectors and matrices, got shapes {a.shape} and {b.shape}")
     return MATMUL(expand_dims(a, -2), b)[..., 0, :]
@@ -700,7 +722,7 @@ def _linalg_matmul(x1: Operand, x2: Operand, /) -> Tensor:
 
 @implements(np.linalg.vecdot)
 def _linalg_vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1) -> Tensor:
-    a, b = as_floats(x1, x2)
+    a, b = as_tensors((x1, x2))
     if a.ndim and b.ndim and axis != -1:
         a, b = (moveaxis(x, axis_of(axis, x.ndim, "vecdot", x.shape), -1) for x in (a, b))
     return _vecdot(a, b)
@@ -912,7 +934,7 @@ def _geomspace(
 
 @implements(np.unwrap)
 def _unwrap(p: Operand, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
-    (x,) = as_floats(p)
+    (x,) = as_reals(p)
     d = axis_of(axis, x.ndim, "unwrap", x.shape)
     n = x.shape[d]
     if not isinstance(period, (int, float, np.integer, np.floating)):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.op import NUMPY, as_floats, as_tensor, as_tensors, float_only, implements
+from py_engine.ad.op import NUMPY, as_floats, as_tensor, as_tensors, float_only, implements, in_one_dtype
 from py_engine.ad.ops.arguments import whole
 from py_engine.ad.ops.by_values import known, without_leading_zeros
 from py_engine.ad.ops.decompositions import pinv
@@ -14,12 +14,20 @@ from py_engine.ad.ops.elementary import div
 from py_engine.ad.ops.linalg import matmul
 from py_engine.ad.ops.reduction import sum
 from py_engine.ad.ops.shape import concatenate, part_of, ravel, reshape, stack, transpose
-from py_engine.ad.tensor import Operand, Tensor
+from py_engine.ad.tensor import FLOATS, Operand, Tensor
 from py_engine.errors import DTypeError, ShapeError
 
 
+def _numbers(function: str, *operands: Any) -> tuple[Tensor, ...]:
+    """Return numbers in one dtype, integers among them."""
+    found = in_one_dtype(as_tensors(operands))
+    if found[0].dtype == np.bool_:
+        raise DTypeError(f"{function}: expected numbers, got truth values; convert with astype()")
+    return found
+
+
 def _coefficients(function: str, *operands: Any) -> tuple[Tensor, ...]:
-    found = tuple([reshape(p, (1,)) if not p.ndim else p for p in as_floats(*operands)])
+    found = tuple([reshape(p, (1,)) if not p.ndim else p for p in _numbers(function, *operands)])
     for p in found:
         if p.ndim != 1:
             raise ShapeError(f"{function}: expected a vector of coefficients, got shape {p.shape}")
@@ -39,18 +47,21 @@ def _zeros(count: int, like: Tensor) -> Tensor:
 
 @implements(np.polyval)
 def _polyval(p: Operand, x: Operand) -> Tensor:
-    coefficients, at = as_floats(p, x)
+    coefficients, at = _numbers("polyval", p, x)
     if coefficients.ndim != 1:
         raise ShapeError(f"polyval: expected a vector of coefficients, got shape {coefficients.shape}")
     found: Tensor = at * 0
-    for k in range(coefficients.size):
+    if coefficients.size:
+        found = found + coefficients[0]
+    for k in range(1, coefficients.size):
         found = found * at + coefficients[k]
     return found
 
 
 @implements(np.vander)
 def _vander(x: Operand, N: int | None = None, increasing: bool = False) -> Tensor:
-    (a,) = as_floats(x)
+    a = as_tensor(x)
+    float_only(a.dtype)
     if a.ndim != 1:
         raise ShapeError(f"vander: expected a vector, got shape {a.shape}")
     count = a.size if N is None else whole(N, "vander: N")
@@ -87,7 +98,7 @@ def _polymul(a1: Operand, a2: Operand) -> Tensor:
 
 @implements(np.polydiv)
 def _polydiv(u: Operand, v: Operand) -> tuple[Tensor, Tensor]:
-    rest, divisor = _coefficients("polydiv", u, v)
+    rest, divisor = as_floats(*_coefficients("polydiv", u, v))
     if not rest.size or not divisor.size:
         raise ShapeError(f"polydiv: there must be coefficients, got shapes {rest.shape} and {divisor.shape}")
     n = divisor.size - 1
@@ -113,13 +124,14 @@ def _polyder(p: Operand, m: int = 1) -> Tensor:
         raise ShapeError(f"polyder: m must not be negative, got {m}")
     for _ in range(order):
         n = max(found.size - 1, 0)
-        found = part_of(found, 0, 0, n) * np.arange(n, 0, -1, dtype=found.dtype)
+        powers = np.arange(n, 0, -1, dtype=found.dtype if found.dtype in FLOATS else np.int64)
+        found = part_of(found, 0, 0, n) * powers
     return found
 
 
 @implements(np.polyint)
 def _polyint(p: Operand, m: int = 1, k: Operand | None = None) -> Tensor:
-    (found,) = _coefficients("polyint", _as_vector("polyint", p))
+    (found,) = as_floats(*_coefficients("polyint", _as_vector("polyint", p)))
     order = whole(m, "polyint: m")
     if order < 0:
         raise ShapeError(f"polyint: m must not be negative, got {m}")

@@ -12,28 +12,20 @@ from numpy.typing import DTypeLike
 
 from py_engine.ad.op import NUMPY, as_floats, as_tensor, as_tensors, float_only, implements
 from py_engine.ad.ops.along import (
-    CONTINUOUS,
     SEARCHSORTED,
-    STEPPED,
-    check_method,
-    check_shares,
     cumprod,
     cumsum,
-    kept_axes,
     percent,
-    rows_of,
-    sort,
-    weighted_quantile,
+    quantile_of,
+    shares_of,
     weights_of_rows,
 )
-from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, same_dtype, whole
+from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, flag, refuse, same_dtype, whole
 from py_engine.ad.ops.elementary import (
-    ROUND,
     WHERE,
     astype,
     clip,
     equal,
-    floor,
     greater_equal,
     isnan,
     less,
@@ -48,9 +40,9 @@ from py_engine.ad.ops.elementary import (
     stop_gradient,
     where,
 )
-from py_engine.ad.ops.indexing import SCATTER, take_along_axis
+from py_engine.ad.ops.indexing import SCATTER
 from py_engine.ad.ops.linalg import MATMUL
-from py_engine.ad.ops.reduction import all, holds, max, mean, min, normalize_axes, position_op, prod, sum
+from py_engine.ad.ops.reduction import all, holds, max, mean, min, normalize_axes, position_op, prod, std, sum, var
 from py_engine.ad.ops.shape import (
     broadcast_to,
     concatenate,
@@ -63,14 +55,18 @@ from py_engine.ad.ops.shape import (
     stack,
     transpose,
 )
-from py_engine.ad.tensor import NO_VALUE, Array, Axis, Literal, Operand, Tensor
+from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Without NaN ------------------------------------------------------------------------------------------------
 
 
 def _without_nan(x: Any, value: float) -> Tensor:
-    (a,) = as_floats(x)
+    """Return `x` with a value in the place of each NaN, of which integers and truth values have none."""
+    a = as_tensor(x)
+    if a.dtype.kind in "iub":
+        return a
+    float_only(a.dtype)
     return WHERE(isnan(a), Literal(np.array(value, a.dtype)), a)
 
 
@@ -103,7 +99,7 @@ def _extremum(name: str, function: Callable[..., Tensor], value: float) -> None:
         where: Operand = NO_VALUE,
     ) -> Tensor:
         found = function(_without_nan(a, value), axis, out, keepdims, initial, where)
-        if initial is not NO_VALUE:
+        if initial is not NO_VALUE or found.dtype not in FLOATS:
             return found
         missing = all(isnan(as_tensor(a)), axis, keepdims=keepdims)
         return WHERE(missing, Literal(np.array(np.nan, found.dtype)), found)
@@ -122,6 +118,17 @@ def _counted(x: Tensor, axis: Axis, keepdims: Any, where: Any) -> tuple[Tensor, 
     return found[0], found[1]
 
 
+def _converted(function: str, x: Tensor, dtype: DTypeLike | None) -> Tensor:
+    """Return floats in the dtype to compute in.
+
+    Raises:
+        DTypeError: that one is not of floats.
+    """
+    if dtype is not None and as_dtype(dtype).kind != "f":
+        raise DTypeError(f"{function}: the dtype of floats must be one of floats, got {as_dtype(dtype)}")
+    return as_floats(x if dtype is None else astype(x, dtype))[0]
+
+
 @implements(np.nanmean)
 def _nanmean(
     a: Operand,
@@ -133,7 +140,10 @@ def _nanmean(
     where: Operand = NO_VALUE,
 ) -> Tensor:
     refuse("nanmean", out=(out,))
-    (x,) = as_floats(a if dtype is None else astype(a, dtype))
+    x = as_tensor(a)
+    if x.dtype.kind in "iub":
+        return mean(x, axis, dtype, keepdims=keepdims, where=where)
+    x = _converted("nanmean", x, dtype)
     total, count = _counted(x, axis, keepdims, where)
     return total / count
 
@@ -158,7 +168,13 @@ def _nan_variance(name: str) -> Callable[..., Tensor]:
             ddof = correction
         if not isinstance(ddof, (int, float, np.integer, np.floating)):
             raise DTypeError(f"{name}: ddof must be a number, got {ddof!r}")
-        (x,) = as_floats(a if dtype is None else astype(a, dtype))
+        x = as_tensor(a)
+        if x.dtype.kind in "iub":
+            plain: Tensor = (var if name == "nanvar" else std)(
+                x, axis, dtype, None, ddof, keepdims, where=where, mean=mean
+            )
+            return plain
+        x = _converted(name, x, dtype)
         total, count = _counted(x, axis, True, where)
         missing, condition = isnan(x), holds(name, x, where)
         if condition is not None:
@@ -211,69 +227,12 @@ _position("nanargmax", np.nanargmax, "largest element that is not NaN")
 _position("nanargmin", np.nanargmin, "smallest element that is not NaN")
 
 
-def _nan_quantile(
-    function: str, a: Any, q: Any, axis: Axis, method: Any, keepdims: bool, weights: Any = None
-) -> Tensor:
-    """Quantiles of the elements that are not NaN: how many these are is known in a tensor alone."""
-    check_method(function, q, method)
-    if weights is not None:
-        return weighted_quantile(function, a, q, axis, method, keepdims, weights, True)
-    x = as_tensor(a)
-    rows, axes, shape = rows_of(function, x, axis)
-    float_only(rows.dtype)
-    if not rows.shape[-1]:
-        raise ShapeError(f"{function}: there is no quantile of no elements")
-    sorted_rows = sort(rows)
-    count = sum(astype(logical_not(isnan(rows)), rows.dtype), -1)
-    shares = np.asarray(q, np.float64)
-    found = [_nan_share(sorted_rows, count, share, method) for share in shares.ravel().tolist()]
-    if shares.ndim == 0:
-        return kept_axes(found[0], x, axes, keepdims)
-    stacked = stack(found) if found else Tensor(np.zeros((0, *shape), rows.dtype))
-    return kept_axes(reshape(stacked, (*shares.shape, *shape)), x, axes, keepdims, shares.shape)
-
-
-def _nan_share(sorted_rows: Tensor, count: Tensor, share: float, method: str) -> Tensor:
-    alpha, beta = CONTINUOUS.get(method, (1.0, 1.0))
-    last = count - 1
-    if method in STEPPED:
-        at = count * share - (1.5 if method == "closest_observation" else 1)
-    else:
-        at = last * share if alpha == beta == 1 else count * share + (alpha + share * (1 - alpha - beta) - 1)
-    low = floor(at)
-    inside = logical_and(greater_equal(at, 0), less(at, last))
-    between = where(inside, at - low, where(greater_equal(at, last), 1.0, 0.0 * at))
-    places = []
-    for k in (low, low + 1):
-        nearest = where(less(k, 0), 0, where(less(last, k), last, k))
-        index = astype(where(less(nearest, 0), 0, nearest), np.intp)
-        places.append(take_along_axis(sorted_rows, expand_dims(index, -1), -1)[..., 0])
-    first, second = places
-    if method == "lower":
-        between = between * 0
-    elif method in ("higher", "inverted_cdf"):
-        between = astype(less(0, between), at.dtype)
-    elif method == "nearest":
-        between = astype(logical_and(less(0, between), not_equal(ROUND(at), low)), at.dtype)
-    elif method == "midpoint":
-        between = astype(less(0, between), at.dtype) * 0.5
-    elif method == "averaged_inverted_cdf":
-        between = where(less(0, between), 1.0, 0.5 + 0.0 * at)
-    elif method == "closest_observation":
-        even = equal(low - 2 * floor(low * 0.5), 0)
-        between = astype(logical_or(less(0, between), even), at.dtype)
-    width = second - first
-    value = where(less(between, 0.5), first + width * between, second - width * (1 - between))
-    # The elements themselves at the ends, which may be infinite.
-    return where(equal(between, 0), first, where(equal(between, 1), second, value))
-
-
 @implements(np.nanmedian)
 def _nanmedian(
     a: Operand, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = NO_VALUE
 ) -> Tensor:
     refuse("nanmedian", out=(out,), overwrite_input=(overwrite_input, False))
-    return _nan_quantile("nanmedian", a, 0.5, axis, "linear", flag(keepdims))
+    return quantile_of("nanmedian", as_floats(a)[0], 0.5, axis, "linear", flag(keepdims), skip_nan=True)
 
 
 @implements(np.nanquantile)
@@ -289,8 +248,8 @@ def _nanquantile(
     weights: Operand | None = None,
 ) -> Tensor:
     refuse("nanquantile", out=(out,), overwrite_input=(overwrite_input, False))
-    check_shares("nanquantile", q, 1)
-    return _nan_quantile("nanquantile", a, q, axis, method, flag(keepdims), weights)
+    q = shares_of("nanquantile", q, 1)
+    return quantile_of("nanquantile", a, q, axis, method, flag(keepdims), weights, skip_nan=True)
 
 
 @implements(np.nanpercentile)
@@ -306,8 +265,9 @@ def _nanpercentile(
     weights: Operand | None = None,
 ) -> Tensor:
     refuse("nanpercentile", out=(out,), overwrite_input=(overwrite_input, False))
-    check_shares("nanpercentile", q, 100)
-    return _nan_quantile("nanpercentile", a, percent(q, as_tensor(a)), axis, method, flag(keepdims), weights)
+    x = as_tensor(a)
+    q = percent(shares_of("nanpercentile", q, 100), x)
+    return quantile_of("nanpercentile", x, q, axis, method, flag(keepdims), weights, skip_nan=True)
 
 
 # Means and covariances --------------------------------------------------------------------------------------

@@ -129,11 +129,13 @@ def _bessel(order: int, x: Array) -> Array:
     9.6.10 and 9.7.1).
     """
     small = np.minimum(x, LARGEST_OF_SERIES)
-    term = (small / 2) ** order / math.factorial(order)
-    series, quarter = term.copy(), np.square(small / 2)
-    for k in range(1, _terms(order, float(np.fmax.reduce(small, None, initial=0)))):
-        term *= quarter / (k * (k + order))
-        series += term
+    quarter, series = np.square(small / 2), np.ones_like(small)
+    for k in range(_terms(order, float(np.fmax.reduce(small, None, initial=0))), 0, -1):
+        series *= quarter
+        series /= k * (k + order)
+        series += 1
+    if order:
+        series *= (small / 2) ** order / math.factorial(order)
     if not (x > LARGEST_OF_SERIES).any():
         return series
     large = np.maximum(x, LARGEST_OF_SERIES)
@@ -160,8 +162,8 @@ def _terms(order: int, x: float) -> int:
 @cache
 def _bessel_op(order: int) -> Op:
     def kernel(x: Array, out: Array) -> None:
-        values = np.i0(x) if order == 0 else _bessel(order, np.abs(x)) * (np.sign(x) if order % 2 else 1)
-        np.copyto(out, values)
+        values = _bessel(order, np.abs(x))
+        np.multiply(values, np.sign(x) if order % 2 else 1, out)
 
     def slope(y: Tensor, x: Tensor) -> Tensor:
         if not order:

@@ -167,24 +167,62 @@ The middle element, or the mean of the two, of all elements or over `dims`; NaN 
 """
 Statistics.median(x::Tensor; dims=:, kinds...) = (refuse_keywords("median", kinds); quantile(x, 0.5; dims=dims))
 
+# Shares of a quantile, which a replay looks at, too: they lie between 0 and 1.
+function copy_shares!(y, q)
+    foreach(check_share, q)
+    y .= q
+    return nothing
+end
+check_share(q::Real) = 0 <= q <= 1 || throw(ConfigurationError("quantile: the share must lie between 0 and 1, got $q"))
+
+const SHARES = Op("shares", (inputs, attrs) -> (inputs[1].dims, check_float(inputs[1].eltype)); batch=trailing,
+    forward=(p, out, inputs, attrs) -> emit_arrays!(p, copy_shares!, Memory[out], inputs),
+    backward=Any[(g, y, inputs, attrs) -> g], jvp=(t, y, inputs, attrs) -> t[1],
+    doc="shares of a quantile, which lie between 0 and 1")
+
 """
 The value that the share `q` of the elements does not exceed, over all of them or over `dims`; between two elements by a
-straight line, NaN where an element is NaN.
+straight line, at places that `alpha` and `beta` say as for arrays; NaN where an element is NaN. `q` may be a tensor, and has a
+derivative: at an element the one towards larger shares, at the last one towards smaller ones.
 """
-function Statistics.quantile(x::Tensor, q::Real; dims=:, kinds...)
-    refuse_keywords("quantile", kinds)
-    0 <= q <= 1 || throw(ConfigurationError("quantile: the share must lie between 0 and 1, got $q"))
-    sorted, left = sorted_columns(x, dims)
+Statistics.quantile(x::Tensor, q::Union{Real,Tensor}; dims=:, alpha::Real=1.0, beta::Real=alpha, kinds...) =
+    (refuse_keywords("quantile", kinds); quantile_of(sorted_columns(x, dims)..., q, alpha, beta))
+Statistics.quantile(x::AbstractArray{<:Real}, q::Tensor; kinds...) = quantile(as_tensor(x), q; kinds...)
+Statistics.quantile(x::AbstractVector{<:Real}, q::Tensor; kinds...) = quantile(as_tensor(x), q; kinds...)
+
+"""How far along `n` elements a share lies, from 1 for the first one."""
+place_of(q, n::Int, alpha::Real, beta::Real) = alpha == beta == 1 ? ADD(MUL(n - 1, q), 1) : ADD(MUL(q, n + 1 - alpha - beta), alpha)
+
+function quantile_of(sorted::Tensor, left, q::Real, alpha::Real, beta::Real)
+    check_share(q)
     n = sorted.dims[1]
-    at = 1 + (n - 1) * q
-    low = clamp(floor(Int, at), 1, n)
+    at = clamp(alpha == beta == 1 ? 1 + (n - 1) * q : n * q + alpha + q * (1 - alpha - beta), 1, n)
+    low = floor(Int, at)
     value_ = sorted[low, :]
     if low < n && at > low
         value_ = ADD(value_, MUL(SUB(sorted[low+1, :], value_), at - low))
     end
-    last_ = sorted[n, :]
-    return reshape_to(WHERE(ISNAN(last_), last_, value_), left)
+    return without_nan(sorted, value_, left)
 end
+
+function quantile_of(sorted::Tensor, left, q::Tensor, alpha::Real, beta::Real)
+    ndims(q) == 1 && return stack(Tensor[quantile_of(sorted, left, q[k], alpha, beta) for k in 1:length(q)])
+    ndims(q) == 0 || throw(ShapeError("quantile: expected a share, or a vector of shares, got size $(size(q))"))
+    common_eltype(Tensor[sorted, q])
+    n = sorted.dims[1]
+    at = clip(place_of(apply(SHARES, Tensor[q], NO_ATTRS), n, alpha, beta), 1, n)
+    low = clip(FLOOR(at), 1, max(n - 1, 1))
+    first_, second = (gather(sorted, astype(clip(k, 1, n), Int64); dims=1) for k in (low, ADD(low, 1)))
+    between, width = SUB(at, low), SUB(second, first_)
+    # An element itself, which may be infinite: nothing times an infinite width.
+    exact = LOGICAL_AND(LOGICAL_OR(EQUAL(between, 0), EQUAL(between, 1)), ISINF(width))
+    width = choose(exact, 0, width)
+    near, far = ADD(first_, MUL(width, between)), SUB(second, MUL(width, SUB(1, between)))
+    return without_nan(sorted, choose(LESS(between, 0.5), near, far), left)
+end
+
+without_nan(sorted::Tensor, value_::Tensor, left) =
+    (last_ = sorted[sorted.dims[1], :]; reshape_to(WHERE(ISNAN(last_), last_, value_), left))
 
 function infer_searchsorted(inputs, attrs)
     ndims(inputs[1]) == 1 || throw(ShapeError("expected a sorted vector, got size $(size(inputs[1]))"))

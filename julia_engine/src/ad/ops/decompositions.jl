@@ -3,7 +3,8 @@
 # Where a matrix is singular there is no inverse: a `LinearAlgebraError`, eagerly and in every replay. The decompositions of
 # symmetric matrices take their operand for symmetric, and so is the gradient. The vectors of equal eigenvalues, or singular
 # values, are any basis of their space and have no derivative: it is NaN, even of a function that does not depend on which (a
-# matrix's square root, say), since it follows from the values and vectors together. The values alone have theirs.
+# matrix's square root, say), since it follows from the values and vectors together. The values alone have theirs. Nor have the
+# vectors that complete those of the thin forms: any basis of the rest of the space is one, and their derivative throws.
 
 check_matrix(x::Tensor) = ndims(x) == 2 ? check_float(x.eltype) : throw(ShapeError("expected a matrix, got size $(size(x))"))
 check_square(x::Tensor) = (T = check_matrix(x); x.dims[1] == x.dims[2] ? T :
@@ -219,9 +220,26 @@ function infer_svd(inputs, attrs)
 end
 const SVD = decomposition("svd", x -> (f = svd(x); (f.U, f.S, f.Vt)), infer_svd, backward_svd, push_svd,
     "u, s and v' of the singular value decomposition x = u diag(s) v', in its thin form")
-function LinearAlgebra.svd(x::Tensor)
+
+no_rest(given...) = throw(NotDifferentiableError("svd: the vectors that complete those of a matrix that is not square have no " *
+    "derivative: any basis of what is left of the space would do; take svd(x)"))
+function infer_rest(inputs, attrs)
+    T = check_matrix(inputs[1])
+    m, n = inputs[1].dims
+    return Int[m, m-n], T
+end
+rest_of(x) = (n = size(x, 2); n == 0 ? Matrix{eltype(x)}(I, size(x, 1), size(x, 1)) : (qr(x).Q * Matrix{eltype(x)}(I, size(x, 1), size(x, 1)))[:, n+1:end])
+const REST = Op("rest", infer_rest; forward=forward_by("svd", rest_of), backward=Any[no_rest], jvp=no_rest,
+    doc="columns that complete orthonormal ones to a basis")
+completed(x::Tensor) = x.dims[1] > x.dims[2] ? hcat(x, apply(REST, Tensor[x], NO_ATTRS)) : x
+
+function LinearAlgebra.svd(x::Tensor; full::Bool=false, kinds...)
+    refuse_keywords("svd", kinds)
     u, s, vt = apply_several(SVD, Tensor[x], NO_ATTRS)
-    return (U=u, S=s, V=turned_over(vt), Vt=vt)
+    v = turned_over(vt)
+    full || return (U=u, S=s, V=v, Vt=vt)
+    v = completed(v)
+    return (U=completed(u), S=s, V=v, Vt=turned_over(v))
 end
 LinearAlgebra.svdvals(x::Tensor) = svd(x).S
 
@@ -256,7 +274,12 @@ function infer_qr(inputs, attrs)
 end
 const QR = decomposition("qr", x -> (f = qr(x); (Matrix(f.Q)[:, 1:size(x, 2)], f.R)), infer_qr, backward_qr, push_qr,
     "q, orthonormal, and r, upper triangular, of x = q r")
-LinearAlgebra.qr(x::Tensor) = ((q, r) = apply_several(QR, Tensor[x], NO_ATTRS); (Q=q, R=r))
+function LinearAlgebra.qr(x::Tensor)
+    check_matrix(x)
+    m, n = x.dims
+    q, r = apply_several(QR, Tensor[m < n ? x[:, 1:m] : x], NO_ATTRS)
+    return (Q=q, R=m < n ? hcat(r, times(turned_over(q), x[:, m+1:n])) : r)
+end
 
 # Inverses of other matrices -----------------------------------------------------------------------------------------------------
 
