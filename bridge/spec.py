@@ -16,16 +16,18 @@ only batch normalisation mixes them.
 **Input** is numbers, or with ``dtype = "int64"`` token ids, rows of the embedding that must then come before any other
 layer that computes.
 
-**Images and sequences** have their channels first: (channels, height, width) and (channels, length). A convolution is a
-cross-correlation, as in all frameworks. Padding is so many zeros before and after each axis, or "same", which reading
-turns into these; what a window leaves over at the end is dropped.
+**Sequences, images and volumes** have their channels first: (channels, length), (channels, height, width) and
+(channels, depth, height, width). A convolution is a cross-correlation, as in all frameworks. Padding is so many zeros
+before and after each axis, or "same", which reading turns into these; what a window leaves over at the end is dropped.
+The padding of a transposed convolution is what is cut off its result.
 
 **Parameters** are named ``<layer id>.<parameter>`` and laid out in C order, in weights files and in all that
 goes into and out of an engine; adapters convert where a framework differs. `weight` is (in, out) and used as
 ``x @ weight``, `recurrent` is (hidden, hidden) and used as ``h @ recurrent``, `bias` is (out,). Gates lie
-side by side along the last axis. A convolution's `weight` is (filters, channels of one group, *kernel), an embedding's
-(vocabulary, dimension). A parameter that is not *trainable*, such as a frozen embedding or the running statistics of
-batch normalisation, is stored and passed like any other, but has no gradient, and optimizers leave it alone.
+side by side along the last axis. A convolution's `weight` is (filters, channels of one group, *kernel), a transposed
+one's (channels, filters of one group, *kernel), as in PyTorch, an embedding's (vocabulary, dimension). A parameter that
+is not *trainable*, such as a frozen embedding or the running statistics of batch normalisation, is stored and passed
+like any other, but has no gradient, and optimizers leave it alone.
 
 **A new layer** is one class in `bridge.layers`, with its settings, its shape rule and its parameters.
 """
@@ -61,10 +63,15 @@ from bridge.layers import (
     AnyInitialiser,
     AvgPool1D,
     AvgPool2D,
+    AvgPool3D,
     BatchNorm,
     Concat,
     Conv1D,
+    Conv1DTranspose,
     Conv2D,
+    Conv2DTranspose,
+    Conv3D,
+    Conv3DTranspose,
     Convolution,
     Dense,
     Dropout,
@@ -74,10 +81,12 @@ from bridge.layers import (
     GlobalAvgPool,
     GlobalMaxPool,
     GlobalPool,
+    Interpolate,
     Layer,
     LayerNorm,
     MaxPool1D,
     MaxPool2D,
+    MaxPool3D,
     MultiHeadAttention,
     Name,
     Normal,
@@ -91,6 +100,7 @@ from bridge.layers import (
     Reshape,
     Shape,
     Size,
+    TransposedConvolution,
     Uniform,
     check_sizes,
     show,
@@ -115,11 +125,16 @@ __all__ = [
     "AnyLoss",
     "AvgPool1D",
     "AvgPool2D",
+    "AvgPool3D",
     "BatchNorm",
     "BinaryCrossEntropy",
     "Concat",
     "Conv1D",
+    "Conv1DTranspose",
     "Conv2D",
+    "Conv2DTranspose",
+    "Conv3D",
+    "Conv3DTranspose",
     "Convolution",
     "Dense",
     "Dropout",
@@ -130,12 +145,14 @@ __all__ = [
     "GlobalMaxPool",
     "GlobalPool",
     "Input",
+    "Interpolate",
     "Layer",
     "LayerNorm",
     "LayerShape",
     "Loss",
     "MaxPool1D",
     "MaxPool2D",
+    "MaxPool3D",
     "MeanSquaredError",
     "ModelSpec",
     "MultiHeadAttention",
@@ -150,6 +167,7 @@ __all__ = [
     "Shape",
     "SoftmaxCrossEntropy",
     "Target",
+    "TransposedConvolution",
     "Uniform",
     "json_schema",
     "load",
@@ -160,7 +178,7 @@ __all__ = [
 
 VERSION = 1
 """Version of the file's own structure."""
-OPSET = 3
+OPSET = 4
 """Version of the set of ops, raised when ops are added: an older TwinGrad must refuse what it can't build."""
 
 

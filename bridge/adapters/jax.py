@@ -39,6 +39,7 @@ from bridge.spec import (
     Dense,
     Dropout,
     Embedding,
+    Interpolate,
     Layer,
     LayerNorm,
     ModelSpec,
@@ -47,6 +48,7 @@ from bridge.spec import (
     Pool,
     Recurrent,
     Reshape,
+    TransposedConvolution,
 )
 
 __all__ = ["JaxSession"]
@@ -183,8 +185,9 @@ class JaxSession:
                 if isinstance(layer, Embedding):
                     found[name] = draw(embedding, shape)
                 elif isinstance(layer, Convolution) and kind == "weight":
-                    kernel = draw(init.lecun_normal(), (*shape[2:], shape[1], shape[0]))
-                    found[name] = np.ascontiguousarray(np.moveaxis(kernel, (-1, -2), (0, 1)))
+                    inside, out = (1, 0) if not isinstance(layer, TransposedConvolution) else (0, 1)
+                    kernel = draw(init.lecun_normal(), (*shape[2:], shape[inside], shape[out]))
+                    found[name] = np.ascontiguousarray(np.moveaxis(kernel, (-2, -1), (inside, out)))
                 elif isinstance(layer, Dense) and kind == "weight":
                     found[name] = draw(init.lecun_normal(), shape)
                 elif isinstance(layer, Recurrent) and kind in ("weight", "recurrent"):
@@ -364,17 +367,46 @@ def _dropout(layer: Dropout, run: _Run, x: Tensor) -> Tensor:
 
 def _convolution(layer: Convolution, run: _Run, x: Tensor) -> Tensor:
     at = layer.geometry
-    axes = "HW"[: len(at.size)]
+    settings = {"window_strides": at.stride, "padding": at.padding, "rhs_dilation": at.dilation}
+    return _convolved(layer, run, x, run.params[f"{layer.id}.weight"], settings)
+
+
+def _transposed(layer: TransposedConvolution, run: _Run, x: Tensor) -> Tensor:
+    """A convolution of the input with zeros between its elements, by the kernels turned round."""
+    at, weight = layer.geometry, run.params[f"{layer.id}.weight"]
+    channels, filters, *kernel = weight.shape
+    by_group = weight.reshape(layer.groups, channels // layer.groups, filters, *kernel).swapaxes(1, 2)
+    turned = jnp.flip(by_group.reshape(-1, channels // layer.groups, *kernel), tuple(range(2, x.ndim)))
+    padding = [
+        (extent - 1 - before, extent - 1 - after + extra)
+        for extent, (before, after), extra in zip(at.extent, at.padding, layer.extra, strict=True)
+    ]
+    ones = (1,) * len(at.size)
+    settings = {"window_strides": ones, "padding": padding, "lhs_dilation": at.stride, "rhs_dilation": at.dilation}
+    return _convolved(layer, run, x, turned, settings)
+
+
+def _convolved(layer: Convolution, run: _Run, x: Tensor, weight: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    axes = "DHW"[: x.ndim - 2]
     product = lax.conv_general_dilated(
         x,
-        run.params[f"{layer.id}.weight"],
-        at.stride,
-        at.padding,
-        rhs_dilation=at.dilation,
+        weight,
         dimension_numbers=(f"NC{axes}", f"OI{axes}", f"NC{axes}"),
         feature_group_count=layer.groups,
+        **settings,
     )
     return product + _by_channel(run.params[f"{layer.id}.bias"], x) if layer.bias else product
+
+
+def _interpolate(layer: Interpolate, run: _Run, x: Tensor) -> Tensor:
+    for axis, places in enumerate(layer.places(x.shape[1:]), 2):
+        first, share = np.array([at for at, _ in places]), np.array([part for _, part in places], x.dtype)
+        before = jnp.take(x, first, axis)
+        if share.any():
+            behind = jnp.take(x, first + (share > 0), axis)
+            before = before + (behind - before) * share.reshape(-1, *[1] * (x.ndim - 1 - axis))
+        x = before
+    return x
 
 
 def _by_channel(vector: Tensor, x: Tensor) -> Tensor:
@@ -489,10 +521,17 @@ _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
     "dropout": _dropout,
     "conv1d": _convolution,
     "conv2d": _convolution,
+    "conv3d": _convolution,
+    "conv1d_transpose": _transposed,
+    "conv2d_transpose": _transposed,
+    "conv3d_transpose": _transposed,
     "max_pool1d": _max_pool,
     "max_pool2d": _max_pool,
+    "max_pool3d": _max_pool,
     "avg_pool1d": _avg_pool,
     "avg_pool2d": _avg_pool,
+    "avg_pool3d": _avg_pool,
+    "interpolate": _interpolate,
     "global_max_pool": _global_max,
     "global_avg_pool": _global_average,
     "embedding": _embedding,

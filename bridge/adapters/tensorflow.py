@@ -36,6 +36,7 @@ from bridge.spec import (
     Dense,
     Dropout,
     Embedding,
+    Interpolate,
     Layer,
     LayerNorm,
     ModelSpec,
@@ -44,6 +45,7 @@ from bridge.spec import (
     Pool,
     Recurrent,
     Reshape,
+    TransposedConvolution,
 )
 
 __all__ = ["TensorFlowSession"]
@@ -374,12 +376,17 @@ def _dropout(layer: Dropout, run: _Run, x: Tensor) -> Tensor:
 def _convolution(layer: Convolution, run: _Run, x: Tensor) -> Tensor:
     at = layer.geometry
     kernel = _dilated(run.params[f"{layer.id}.weight"], at.dilation)
+    volume = len(at.size) == 3
+    if volume and any(map(any, at.padding)):  # which TensorFlow's own takes for images alone
+        x = tf.pad(x, ((0, 0), *at.padding, (0, 0)))
     x = _with_two_axes(x)
-    kernel = kernel if len(at.size) == 2 else tf.expand_dims(kernel, 0)
+    kernel = tf.expand_dims(kernel, 0) if len(at.size) == 1 else kernel
     padding = ((0, 0), *_two(at.padding, (0, 0)), (0, 0))
     strides = _two(at.stride, 1)
 
     def part(x: Tensor, kernel: Tensor) -> Tensor:
+        if volume:
+            return tf.nn.conv3d(x, kernel, (1, *at.stride, 1), "VALID")
         return tf.nn.conv2d(x, kernel, strides, padding if any(map(any, padding)) else "VALID")
 
     if layer.groups == 1:
@@ -387,8 +394,43 @@ def _convolution(layer: Convolution, run: _Run, x: Tensor) -> Tensor:
     else:  # TensorFlow's kernels for CPUs have no gradient by groups
         parts = zip(tf.split(x, layer.groups, -1), tf.split(kernel, layer.groups, -1), strict=True)
         product = tf.concat([part(*pair) for pair in parts], -1)
-    product = product if len(at.size) == 2 else tf.squeeze(product, 1)
+    product = tf.squeeze(product, 1) if len(at.size) == 1 else product
     return tf.nn.bias_add(product, run.params[f"{layer.id}.bias"]) if layer.bias else product
+
+
+def _transposed_convolution(layer: TransposedConvolution, run: _Run, x: Tensor) -> Tensor:
+    at = layer.geometry
+    kernel = _dilated(run.params[f"{layer.id}.weight"], at.dilation)
+    kernel = tf.expand_dims(kernel, 0) if len(at.size) == 1 else kernel
+    x = _with_two_axes(x)
+    lengths = [(n - 1) * s + k for n, s, k in zip(x.shape[1:-1], _two(at.stride, 1), _two(at.extent, 1), strict=True)]
+    shape = (x.shape[0], *lengths, layer.filters // layer.groups)
+    function = tf.nn.conv3d_transpose if len(at.size) == 3 else tf.nn.conv2d_transpose
+
+    def part(x: Tensor, kernel: Tensor) -> Tensor:
+        return function(x, kernel, shape, _two(at.stride, 1), "VALID")
+
+    pairs = zip(tf.split(x, layer.groups, -1), tf.split(kernel, layer.groups, -1), strict=True)
+    whole = tf.concat([part(*pair) for pair in pairs], -1)
+    whole = tf.squeeze(whole, 1) if len(at.size) == 1 else whole
+    whole = tf.pad(whole, ((0, 0), *((0, extra) for extra in layer.extra), (0, 0)))
+    kept = (slice(before, n - after) for n, (before, after) in zip(whole.shape[1:-1], at.padding, strict=True))
+    product = whole[(slice(None), *kept)]
+    return tf.nn.bias_add(product, run.params[f"{layer.id}.bias"]) if layer.bias else product
+
+
+def _interpolate(layer: Interpolate, run: _Run, x: Tensor) -> Tensor:
+    for axis, places in enumerate(layer.places((x.shape[-1], *x.shape[1:-1])), 1):
+        first, share = (
+            np.array([at for at, _ in places]),
+            np.array([part for _, part in places], x.dtype.as_numpy_dtype),
+        )
+        before = tf.gather(x, first, axis=axis)
+        if share.any():
+            behind = tf.gather(x, first + (share > 0), axis=axis)
+            before = before + (behind - before) * share.reshape(-1, *[1] * (len(x.shape) - 1 - axis))
+        x = before
+    return x
 
 
 def _dilated(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
@@ -406,11 +448,11 @@ def _dilated(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
 
 def _with_two_axes(x: Tensor) -> Tensor:
     """(N, length, channels) as an image of one row: there is nothing else for sequences."""
-    return x if len(x.shape) == 4 else tf.expand_dims(x, 1)
+    return x if len(x.shape) > 3 else tf.expand_dims(x, 1)
 
 
 def _two(values: Sequence[Any], first: Any) -> tuple[Any, ...]:
-    return tuple(values) if len(values) == 2 else (first, *values)
+    return tuple(values) if len(values) > 1 else (first, *values)
 
 
 def _pool(function: Callable[..., Tensor], filling: float, layer: Pool, run: _Run, x: Tensor) -> Tensor:
@@ -418,18 +460,37 @@ def _pool(function: Callable[..., Tensor], filling: float, layer: Pool, run: _Ru
     padding = at.filled(lengths)
     if any(map(any, padding)):
         x = tf.pad(x, ((0, 0), *padding, (0, 0)), constant_values=tf.constant(filling, x.dtype))
-    if set(at.dilation) == {1}:
-        found = function(_with_two_axes(x), _two(at.size, 1), _two(at.stride, 1), "VALID")
-        found = found if len(at.size) == 2 else tf.squeeze(found, 1)
-    else:  # TensorFlow has a stride or a dilation, not both
-        kind = "MAX" if filling else "AVG"
-        found = tf.nn.pool(x, at.size, kind, padding="VALID", dilations=at.dilation)
-        found = found[(slice(None), *(slice(None, None, step) for step in at.stride))]
+    found = _pooled(function, "MAX" if filling else "AVG", x, at.size, at.stride, at.dilation)
     counts = () if filling else at.counted(lengths, layer.counts_padding)
     if all({*n} == {k} for n, k in zip(counts, at.size, strict=False)):
         return found
     counted = functools.reduce(operator.mul, np.ix_(*(np.maximum(n, 1) for n in counts)))
     return found * tf.constant((math.prod(at.size) / counted)[..., None], x.dtype)
+
+
+def _pooled(
+    function: Callable[..., Tensor],
+    kind: str,
+    x: Tensor,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> Tensor:
+    """A pool without padding."""
+    if len(size) == 3:  # first height and width, then depth: TensorFlow pools volumes in float32 alone on CPUs
+        samples, depth, *lengths, channels = x.shape
+        flat = tf.reshape(x, (samples * depth, *lengths, channels))
+        flat = _pooled(function, kind, flat, size[1:], stride[1:], dilation[1:])
+        height, width = flat.shape[1:3]
+        flat = tf.reshape(flat, (samples, depth, height * width, channels))
+        flat = _pooled(function, kind, flat, (size[0], 1), (stride[0], 1), (dilation[0], 1))
+        return tf.reshape(flat, (samples, -1, height, width, channels))
+    if set(dilation) == {1}:
+        found = function(_with_two_axes(x), _two(size, 1), _two(stride, 1), "VALID")
+        return found if len(size) == 2 else tf.squeeze(found, 1)
+    # TensorFlow has a stride or a dilation, not both.
+    found = tf.nn.pool(x, size, kind, padding="VALID", dilations=dilation)
+    return found[(slice(None), *(slice(None, None, step) for step in stride))]
 
 
 def _global_max(layer: Layer, run: _Run, x: Tensor) -> Tensor:
@@ -504,10 +565,17 @@ _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
     "dropout": _dropout,
     "conv1d": _convolution,
     "conv2d": _convolution,
+    "conv3d": _convolution,
+    "conv1d_transpose": _transposed_convolution,
+    "conv2d_transpose": _transposed_convolution,
+    "conv3d_transpose": _transposed_convolution,
     "max_pool1d": _MAX,
     "max_pool2d": _MAX,
+    "max_pool3d": _MAX,
     "avg_pool1d": _AVERAGE,
     "avg_pool2d": _AVERAGE,
+    "avg_pool3d": _AVERAGE,
+    "interpolate": _interpolate,
     "global_max_pool": _global_max,
     "global_avg_pool": _global_average,
     "embedding": _embedding,

@@ -34,6 +34,7 @@ from bridge.spec import (
     Dense,
     Embedding,
     Geometry,
+    Interpolate,
     Layer,
     LayerNorm,
     ModelSpec,
@@ -42,6 +43,7 @@ from bridge.spec import (
     PositionEmbedding,
     Recurrent,
     Shape,
+    TransposedConvolution,
 )
 from py_engine.errors import ParameterError, ShapeError
 
@@ -443,13 +445,65 @@ def _dense(layer: Dense, input: Shape) -> Built:
 def _convolution(layer: Convolution, input: Shape) -> Built:
     geometry = layer.geometry
     padding, ahead = _padding(geometry, 0.0)
-    kind = {1: nn.Conv1d, 2: nn.Conv2d}[len(geometry.size)]
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(geometry.size) - 1]
     module = kind(
         input[0], layer.filters, geometry.size, geometry.stride, padding, geometry.dilation, layer.groups, layer.bias
     )
     names = ("weight", "bias") if layer.bias else ("weight",)
     places = {name: _Place(module, name, transposed=False) for name in names}
     return Built(nn.Sequential(ahead, module) if ahead else module, places)
+
+
+def _transposed(layer: TransposedConvolution, input: Shape) -> Built:
+    at = layer.geometry
+    cut, behind = _padding(replace(at, padding=tuple((-before, -after) for before, after in at.padding)), 0.0)
+    kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[len(at.size) - 1]
+    padding = tuple(-sides for sides in cut)
+    module = kind(
+        *(input[0], layer.filters, at.size, at.stride, padding, layer.extra, layer.groups, layer.bias, at.dilation)
+    )
+    names = ("weight", "bias") if layer.bias else ("weight",)
+    places = {name: _Place(module, name, transposed=False) for name in names}
+    return Built(nn.Sequential(module, behind) if behind else module, places)
+
+
+def _interpolate(layer: Interpolate, input: Shape) -> Built:
+    kinds = ("linear", "bilinear", "trilinear")
+    axes = len(input) - 1
+    places = layer.places(input)
+    if axes > len(kinds) or (layer.mode == "nearest" and places != _nearest_places(layer, input)):
+        return Built(_Interpolate(places), {})
+    corners = layer.align_corners if layer.mode == "linear" else None
+    mode = kinds[axes - 1] if layer.mode == "linear" else "nearest"
+    return Built(nn.Upsample(layer.lengths_out, mode=mode, align_corners=corners), {})
+
+
+def _nearest_places(layer: Interpolate, input: Shape) -> list[list[tuple[int, float]]]:
+    """Where torch looks for the nearest elements: it divides in float32, whose rounding may give a neighbour."""
+    found = []
+    for old, new in zip(input[1:], layer.lengths_out, strict=True):
+        ratio = np.float32(old) / np.float32(new)
+        at = np.minimum((np.arange(new, dtype=np.float32) * ratio).astype(np.int64), old - 1)
+        found.append([(int(place), 0.0) for place in at])
+    return found
+
+
+class _Interpolate(nn.Module):  # type: ignore[misc]
+    """Elements of each axis, and between them, by number: what torch's own has not."""
+
+    def __init__(self, places: list[list[tuple[int, float]]]) -> None:
+        super().__init__()
+        self._places = places
+
+    def forward(self, x: Tensor) -> Tensor:
+        for axis, places in enumerate(self._places, 2):
+            first, share = torch.tensor([at for at, _ in places]), x.new_tensor([part for _, part in places])
+            before = x.index_select(axis, first)
+            if share.any():
+                behind = x.index_select(axis, first + (share > 0))
+                before = before + (behind - before) * share.reshape(-1, *[1] * (x.dim() - 1 - axis))
+            x = before
+        return x
 
 
 def _pool(layer: Pool, input: Shape) -> Built:
@@ -461,7 +515,8 @@ def _pool(layer: Pool, input: Shape) -> Built:
     ):
         return Built(_Average(at, counts, input[0]), {})
     padding, ahead = _padding(at, -math.inf if takes_maximum else 0.0)
-    kinds = (nn.MaxPool1d, nn.MaxPool2d) if takes_maximum else (nn.AvgPool1d, nn.AvgPool2d)
+    averages = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
+    kinds = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d) if takes_maximum else averages
     more = {"dilation": at.dilation} if takes_maximum else {}
     module = kinds[len(at.size) - 1](at.size, at.stride, padding, **more)
     return Built(nn.Sequential(ahead, module) if ahead else module, {})
@@ -479,7 +534,7 @@ class _Average(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         at = self._geometry
-        convolve = (F.conv1d, F.conv2d)[len(at.size) - 1]
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(at.size) - 1]
         ones = x.new_ones(self._channels, 1, *at.size)
         padded = F.pad(x, self._sides)
         sums = convolve(padded, ones, stride=at.stride, dilation=at.dilation, groups=self._channels)
@@ -490,7 +545,7 @@ def _padding(geometry: Geometry, value: float) -> tuple[Shape, nn.Module | None]
     """The padding that torch's layer does itself, and the layer before it where it can't: if the two sides differ."""
     if geometry.is_symmetric:
         return tuple(before for before, _ in geometry.padding), None
-    kind = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d}[len(geometry.size)]
+    kind = (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)[len(geometry.size) - 1]
     last_axis_first = tuple(side for sides in reversed(geometry.padding) for side in sides)
     return (0,) * len(geometry.size), kind(last_axis_first, value)
 
@@ -572,10 +627,17 @@ _LAYERS: dict[str, Callable[[Any, Shape], Built]] = {
     "dropout": lambda layer, input: Built(nn.Dropout(layer.rate), {}),
     "conv1d": _convolution,
     "conv2d": _convolution,
+    "conv3d": _convolution,
+    "conv1d_transpose": _transposed,
+    "conv2d_transpose": _transposed,
+    "conv3d_transpose": _transposed,
     "max_pool1d": _pool,
     "max_pool2d": _pool,
+    "max_pool3d": _pool,
     "avg_pool1d": _pool,
     "avg_pool2d": _pool,
+    "avg_pool3d": _pool,
+    "interpolate": _interpolate,
     "global_max_pool": lambda layer, input: Built(_GlobalPool(layer.op), {}),
     "global_avg_pool": lambda layer, input: Built(_GlobalPool(layer.op), {}),
     "embedding": _embedding,
