@@ -194,12 +194,25 @@ class Target:
 
 
 class Loss(Record):
-    """Base of all losses; each is the mean over all that it compares."""
+    """Base of all losses; each is the mean over all that it compares.
+
+    Its settings beside `op` came with opset 4.
+    """
 
     applies: ClassVar[str | None] = None
     """The activation that is part of the loss, and that the last layer must leave to it."""
 
     op: str
+
+    def settings(self) -> dict[str, Any]:
+        """What an engine's loss of this op receives, by name: the settings that differ from their defaults."""
+        fields = type(self).model_fields
+        return {name: value for name, value in self if name != "op" and value != fields[name].default}
+
+    @property
+    def unsaid(self) -> list[str]:
+        """Keys that the canonical form leaves out: those that came later, where they have their defaults."""
+        return [name for name in type(self).model_fields if name != "op" and name not in self.settings()]
 
     def target(self, output: Shape) -> Target:
         """The targets for a network's `output`. Raises `ValueError` when `output` doesn't fit."""
@@ -207,10 +220,21 @@ class Loss(Record):
 
 
 class SoftmaxCrossEntropy(Loss):
-    """Softmax along the last axis, and cross-entropy with an integer class for each row of logits."""
+    """Softmax along the last axis, and cross-entropy with an integer class for each row of logits.
+
+    With `class_weights` or an `ignored_class` the mean of a mini-batch is that of its targets by their weights.
+    """
 
     applies: ClassVar[str | None] = "softmax"
     op: Literal["softmax_cross_entropy"]
+    class_weights: (
+        Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(strict=False, min_length=2, max_length=2**16)] | None
+    ) = None
+    """How much the loss of each class counts; all alike unless given."""
+    label_smoothing: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The share of each target that all classes have in equal parts."""
+    ignored_class: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    """A target that counts nothing, in the loss and in accuracy; it need not be a class."""
 
     def target(self, output: Shape) -> Target:
         """One class for each row of logits: (N, …, classes) needs targets (N, …)."""
@@ -219,7 +243,17 @@ class SoftmaxCrossEntropy(Loss):
                 f"found logits of shape {show(output)}, expected (N, …, classes) with 2 classes or more "
                 "(for a single logit there is binary_cross_entropy)"
             )
+        if self.class_weights is not None and len(self.class_weights) != output[-1]:
+            raise ValueError(
+                f"found {len(self.class_weights)} class_weights, expected one for each of {output[-1]} classes"
+            )
         return Target(output[:-1], "classes")
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> SoftmaxCrossEntropy:
+        if self.class_weights is not None and not any(self.class_weights):
+            raise LocatedError(["class_weights"], "found zeros alone, expected one number above 0 or more")
+        return self
 
 
 class BinaryCrossEntropy(Loss):
@@ -227,6 +261,8 @@ class BinaryCrossEntropy(Loss):
 
     applies: ClassVar[str | None] = "sigmoid"
     op: Literal["binary_cross_entropy"]
+    positive_weight: Annotated[float, Field(gt=0)] = 1.0
+    """How much the part of a loss for target 1 counts; that for target 0 counts 1."""
 
 
 class MeanSquaredError(Loss):
@@ -344,6 +380,8 @@ class ModelSpec(Record):
         for layer, table in zip(self.layers, found["layers"], strict=True):
             for key in layer.unsaid:
                 del table[key]
+        for key in self.loss.unsaid:
+            del found["loss"][key]
         return toml.dump(found)
 
     @property
@@ -363,6 +401,9 @@ class ModelSpec(Record):
                 if opset > self.opset:
                     raise LocatedError(["layers", index, key], f"{what} needs opset {opset}, found {self.opset}")
             seen[layer.id] = index
+        for key in self.loss.settings():
+            if self.opset < 4:
+                raise LocatedError(["loss", key], f"{key} of a loss needs opset 4, found {self.opset}")
         if self.input.dtype == "int64" and self.opset < Embedding.since:
             raise LocatedError(["input", "dtype"], f"int64 needs opset {Embedding.since}, found {self.opset}")
         return self

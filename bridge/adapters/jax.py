@@ -27,7 +27,7 @@ from jax import lax
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, PerArray, check_known, check_losses
+from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import (
     RBF,
@@ -93,7 +93,9 @@ class JaxSession:
         self._tensors = PerArray(_tensor)
         self._layers, self._sources = spec.layers, spec.sources()
         self._is_random = any(isinstance(layer, Dropout) for layer in spec.layers)
-        self._loss, self._count_right = _LOSSES[spec.loss.op]
+        loss, count_right = _LOSSES[spec.loss.op]
+        self._loss = partial(loss, **spec.loss.settings())
+        self._count_right = partial(count_right, ignored=self._check.loss.ignored_class)
         self._update = partial(_UPDATES[optimizer.name], optimizer)
         self._clip_norm = optimizer.clip_norm
         self._names = list(spec.parameters())
@@ -129,13 +131,12 @@ class JaxSession:
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
         features, targets = self._batch(x, y)
-        loss = right = 0.0
+        checked, sums = self._check.targets(y), EvaluationSum(self._check.loss)
         for start in range(0, len(x), _EVALUATION_BATCH):
             part, wanted = (a[start : start + _EVALUATION_BATCH] for a in (features, targets))
             found = self._evaluate(*self._state[:2], part, wanted)
-            loss += float(found[0]) * len(part)
-            right += float(found[1])
-        return Evaluation(loss / len(x), right / targets.size)
+            sums.add(checked[start : start + _EVALUATION_BATCH], float(found[0]), float(found[1]))
+        return sums.result()
 
     def predict(self, x: Array) -> Array:
         """See `Session.predict`."""
@@ -549,12 +550,33 @@ _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
 # Losses: the mean over a batch, and the number of right answers in it -------------------------------------------------
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def _cross_entropy(logits: Tensor, labels: Tensor, **settings: Any) -> Tensor:
+    if settings:
+        return _weighted_cross_entropy(logits, labels, **settings)
     chosen = jnp.take_along_axis(logits, labels[..., None], -1, mode="promise_in_bounds")[..., 0]
     return (jax.nn.logsumexp(logits, -1) - chosen).mean()
 
 
-def _binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def _weighted_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    class_weights: tuple[float, ...] | None = None,
+    label_smoothing: float = 0.0,
+    ignored_class: int | None = None,
+) -> Tensor:
+    classes, dtype = logits.shape[-1], logits.dtype
+    weights = np.ones(classes, dtype) if class_weights is None else np.array(class_weights, dtype)
+    kept = jnp.ones(labels.shape, dtype) if ignored_class is None else (labels != ignored_class).astype(dtype)
+    hot = jax.nn.one_hot(jnp.where(kept > 0, labels, 0), classes, dtype=dtype) * kept[..., None] * weights
+    logs = jax.nn.log_softmax(logits)
+    rows = (1 - label_smoothing) * (hot * logs).sum(-1) + label_smoothing / classes * kept * (weights * logs).sum(-1)
+    return -rows.sum() / hot.sum()
+
+
+def _binary_cross_entropy(logits: Tensor, targets: Tensor, positive_weight: float = 1.0) -> Tensor:
+    if positive_weight != 1:
+        losses = positive_weight * targets * jax.nn.softplus(-logits) + (1 - targets) * jax.nn.softplus(logits)
+        return losses.mean()
     return (jax.nn.softplus(logits) - logits * targets).mean()
 
 
@@ -562,19 +584,20 @@ def _mean_squared_error(output: Tensor, targets: Tensor) -> Tensor:
     return jnp.square(output - targets).mean()
 
 
-def _right_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.argmax(-1) == labels).sum()
+def _right_classes(logits: Tensor, labels: Tensor, ignored: int | None) -> Tensor:
+    right = logits.argmax(-1) == labels
+    return (right if ignored is None else right & (labels != ignored)).sum()
 
 
-def _right_answers(logits: Tensor, targets: Tensor) -> Tensor:
+def _right_answers(logits: Tensor, targets: Tensor, ignored: int | None) -> Tensor:
     return ((logits > 0) == (targets > 0.5)).sum()
 
 
-def _no_answers(output: Tensor, targets: Tensor) -> Tensor:
+def _no_answers(output: Tensor, targets: Tensor, ignored: int | None) -> Tensor:
     return jnp.nan
 
 
-_LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+_LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "softmax_cross_entropy": (_cross_entropy, _right_classes),
     "binary_cross_entropy": (_binary_cross_entropy, _right_answers),
     "mean_squared_error": (_mean_squared_error, _no_answers),

@@ -23,7 +23,7 @@ import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, PerArray, check_known, check_losses
+from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
 from bridge.layouts import Placed, channels_last
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import (
@@ -85,7 +85,9 @@ class TensorFlowSession:
         self._tensors = PerArray(tf.constant)
         self._placed = channels_last(spec)
         self._layouts = {name: _layout(name, self._placed) for name in spec.parameters()}
-        self._loss, self._count_right = _LOSSES[spec.loss.op]
+        loss, count_right = _LOSSES[spec.loss.op]
+        self._loss = partial(loss, **spec.loss.settings())
+        self._count_right = partial(count_right, ignored=self._check.loss.ignored_class)
         self._variables = {
             name: tf.Variable(self._layouts[name].stored(params[name]), trainable=p.trainable)
             for name, p in spec.parameters().items()
@@ -117,13 +119,12 @@ class TensorFlowSession:
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
         features, targets = self._batch(x, y)
-        loss = right = 0.0
+        checked, sums = self._check.targets(y), EvaluationSum(self._check.loss)
         for start in range(0, len(x), _EVALUATION_BATCH):
             part, wanted = (a[start : start + _EVALUATION_BATCH] for a in (features, targets))
             found = self._evaluate(part, wanted)
-            loss += float(found[0]) * len(part)
-            right += float(found[1])
-        return Evaluation(loss / len(x), right / math.prod(targets.shape))
+            sums.add(checked[start : start + _EVALUATION_BATCH], float(found[0]), float(found[1]))
+        return sums.result()
 
     def predict(self, x: Array) -> Array:
         """See `Session.predict`."""
@@ -593,11 +594,32 @@ _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
 # Losses: the mean over a batch, and the number of right answers in it -------------------------------------------------
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def _cross_entropy(logits: Tensor, labels: Tensor, **settings: Any) -> Tensor:
+    if settings:
+        return _weighted_cross_entropy(logits, labels, **settings)
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
 
-def _binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def _weighted_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    class_weights: tuple[float, ...] | None = None,
+    label_smoothing: float = 0.0,
+    ignored_class: int | None = None,
+) -> Tensor:
+    classes, dtype = logits.shape[-1], logits.dtype
+    weights = tf.constant([1.0] * classes if class_weights is None else class_weights, dtype)
+    kept = tf.ones(labels.shape, dtype) if ignored_class is None else tf.cast(labels != ignored_class, dtype)
+    hot = tf.one_hot(tf.where(kept > 0, labels, 0), classes, dtype=dtype) * kept[..., None] * weights
+    logs = tf.nn.log_softmax(logits)
+    spread = kept * tf.reduce_sum(weights * logs, -1)
+    rows = (1 - label_smoothing) * tf.reduce_sum(hot * logs, -1) + label_smoothing / classes * spread
+    return -tf.reduce_sum(rows) / tf.reduce_sum(hot)
+
+
+def _binary_cross_entropy(logits: Tensor, targets: Tensor, positive_weight: float = 1.0) -> Tensor:
+    if positive_weight != 1:
+        return tf.reduce_mean(tf.nn.weighted_cross_entropy_with_logits(targets, logits, positive_weight))
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(targets, logits))
 
 
@@ -605,19 +627,20 @@ def _mean_squared_error(output: Tensor, targets: Tensor) -> Tensor:
     return tf.reduce_mean(tf.math.squared_difference(output, targets))
 
 
-def _right_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    return tf.math.count_nonzero(tf.argmax(logits, -1) == labels)
+def _right_classes(logits: Tensor, labels: Tensor, ignored: int | None) -> Tensor:
+    right = tf.argmax(logits, -1) == labels
+    return tf.math.count_nonzero(right if ignored is None else right & (labels != ignored))
 
 
-def _right_answers(logits: Tensor, targets: Tensor) -> Tensor:
+def _right_answers(logits: Tensor, targets: Tensor, ignored: int | None) -> Tensor:
     return tf.math.count_nonzero((logits > 0) == (targets > 0.5))
 
 
-def _no_answers(output: Tensor, targets: Tensor) -> Tensor:
+def _no_answers(output: Tensor, targets: Tensor, ignored: int | None) -> Tensor:
     return tf.constant(math.nan)
 
 
-_LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+_LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "softmax_cross_entropy": (_cross_entropy, _right_classes),
     "binary_cross_entropy": (_binary_cross_entropy, _right_answers),
     "mean_squared_error": (_mean_squared_error, _no_answers),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, PerArray, check_known, check_losses
+from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import (
     RBF,
@@ -79,7 +79,10 @@ class TorchSession:
         self._model, self._places = _build_model(spec, dtype, self._build_layer)
         for name, place in self._places.items():
             place.set(params[name])
-        self._criterion, self._count_right = _LOSSES[spec.loss.op]
+        criterion, count_right = _LOSSES[spec.loss.op]
+        settings = _loss_settings(spec.loss.settings(), getattr(torch, dtype.name))
+        self._criterion = partial(criterion, **settings) if settings else criterion
+        self._count_right = partial(count_right, ignored=self._check.loss.ignored_class)
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = _build_optimizer(trained, optimizer)
         self._trained = trained
@@ -116,14 +119,13 @@ class TorchSession:
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
         features, targets = self._batch(x, y)
-        loss = right = 0.0
+        found = EvaluationSum(self._check.loss)
         self._model.eval()
         with torch.inference_mode():
             for part, wanted in zip(features.split(_EVALUATION_BATCH), targets.split(_EVALUATION_BATCH), strict=True):
                 output = self._model(part)
-                loss += float(self._criterion(output, wanted)) * len(part)
-                right += self._count_right(output, wanted) * len(part)
-        return Evaluation(loss / len(x), right / len(x))
+                found.add(wanted.numpy(), float(self._criterion(output, wanted)), self._count_right(output, wanted))
+        return found.result()
 
     def predict(self, x: Array) -> Array:
         """See `Session.predict`."""
@@ -652,36 +654,46 @@ _LAYERS: dict[str, Callable[[Any, Shape], Built]] = {
 }
 
 
-# Losses: the mean over a batch, and the share of right answers in it --------------------------------------------------
+# Losses: the mean over a batch, and the number of right answers in it -------------------------------------------------
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def _loss_settings(settings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """A loss's settings by torch's names: weights as tensors."""
+    names = {"class_weights": "weight", "ignored_class": "ignore_index", "positive_weight": "pos_weight"}
+    return {
+        names.get(name, name): torch.tensor(value, dtype=dtype) if name.endswith(("weight", "weights")) else value
+        for name, value in settings.items()
+    }
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, **settings: Any) -> Tensor:
     if logits.dim() > 2:  # classes after every step
-        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
-    return F.cross_entropy(logits, labels)
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), **settings)
+    return F.cross_entropy(logits, labels, **settings)
 
 
-def _binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits, targets)
+def _binary_cross_entropy(logits: Tensor, targets: Tensor, **settings: Any) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits, targets, **settings)
 
 
 def _mean_squared_error(output: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(output, targets)
 
 
-def _right_classes(logits: Tensor, labels: Tensor) -> float:
-    return float((logits.argmax(-1) == labels).double().mean())
+def _right_classes(logits: Tensor, labels: Tensor, ignored: int | None) -> float:
+    right = logits.argmax(-1) == labels
+    return float((right if ignored is None else right & (labels != ignored)).sum())
 
 
-def _right_answers(logits: Tensor, targets: Tensor) -> float:
-    return float(((logits > 0) == (targets > 0.5)).double().mean())
+def _right_answers(logits: Tensor, targets: Tensor, ignored: int | None) -> float:
+    return float(((logits > 0) == (targets > 0.5)).sum())
 
 
-def _no_answers(output: Tensor, targets: Tensor) -> float:
+def _no_answers(output: Tensor, targets: Tensor, ignored: int | None) -> float:
     return float("nan")
 
 
-_LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], float]]] = {
+_LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., float]]] = {
     "softmax_cross_entropy": (_cross_entropy, _right_classes),
     "binary_cross_entropy": (_binary_cross_entropy, _right_answers),
     "mean_squared_error": (_mean_squared_error, _no_answers),

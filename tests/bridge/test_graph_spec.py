@@ -245,6 +245,13 @@ def test_an_engine_without_the_layers_of_opset_4_refuses_them_by_name(name: str)
             )
 
 
+@pytest.mark.parametrize("name", CHAINS_ALONE)
+def test_an_engine_without_settings_of_a_loss_refuses_them_by_name(name: str) -> None:
+    loss = {"op": "softmax_cross_entropy", "label_smoothing": 0.1}
+    with pytest.raises(SpecError, match=rf"loss.label_smoothing: the engine {name} has no label_smoothing of a loss$"):
+        adapter_check(name)(spec.parse(made(BELOW, shape=(4,), opset=4) | {"loss": loss}))
+
+
 # The numpy engine's own graphs --------------------------------------------------------------------------------
 
 

@@ -261,7 +261,18 @@ EMBEDDINGS: dict[str, Layers] = {
     "embedding of ids in a row": [{"op": "flatten"}, EMBEDDING, {"op": "permute_dims", "axes": [1, 0]}, BELOW],
 }
 
-LOSSES: dict[str, tuple[Layers, str]] = {
+SOFTMAX: dict[str, Any] = {"op": "softmax_cross_entropy"}
+LOSSES: dict[str, tuple[Layers, Any]] = {
+    "a class by weights, smoothed, some ignored": (
+        [{"op": "flatten"}, {"op": "dense", "units": 4}],
+        SOFTMAX | {"class_weights": [0.5, 2, 1, 0.0], "label_smoothing": 0.1, "ignored_class": -1},
+    ),
+    "a class for every row, one class ignored": ([{"op": "dense", "units": 4}], SOFTMAX | {"ignored_class": 2}),
+    "a smoothed class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], SOFTMAX | {"label_smoothing": 0.2}),
+    "yes, which counts more, or no": (
+        [{"op": "dense", "units": 2}],
+        {"op": "binary_cross_entropy", "positive_weight": 3},
+    ),
     "a class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], "softmax_cross_entropy"),
     "a class for every row": ([{"op": "dense", "units": 4}], "softmax_cross_entropy"),
     "yes or no": ([{"op": "flatten"}, {"op": "dense", "units": 1}], "binary_cross_entropy"),
@@ -502,7 +513,10 @@ def test_nothing_of_the_spec_is_left_out() -> None:
         assert not {name for name in unset if not name.endswith("_init")}, f"fields of {kind} that no test sets"
         for option in {"activation", "returns"} & set(kind.model_fields):
             assert {layer[option] for layer in tested} == choices(kind, option), f"{option} of {kind}"
-    assert {op for _, op in LOSSES.values()} == set().union(*(choices(kind, "op") for kind in get_args(spec.AnyLoss)))
+    losses = [{"op": loss} if isinstance(loss, str) else loss for _, loss in LOSSES.values()]
+    for kind in get_args(spec.AnyLoss):
+        tested = [loss for loss in losses if loss["op"] in choices(kind, "op")]
+        assert tested and set(kind.model_fields) == set().union(*tested), kind
 
 
 def choices(kind: type[BaseModel], name: str) -> set[str]:

@@ -248,7 +248,18 @@ EMBEDDINGS: dict[str, dict[str, Any]] = {
     "with padding": {"padding_index": 0},
 }
 
-LOSSES: dict[str, tuple[Layers, str]] = {
+SOFTMAX: dict[str, Any] = {"op": "softmax_cross_entropy"}
+LOSSES: dict[str, tuple[Layers, Any]] = {
+    "a class by weights, smoothed, some ignored": (
+        [{"op": "flatten"}, {"op": "dense", "units": 4}],
+        SOFTMAX | {"class_weights": [0.5, 2, 1, 0.0], "label_smoothing": 0.1, "ignored_class": -1},
+    ),
+    "a class for every row, one class ignored": ([{"op": "dense", "units": 4}], SOFTMAX | {"ignored_class": 2}),
+    "a smoothed class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], SOFTMAX | {"label_smoothing": 0.2}),
+    "yes, which counts more, or no": (
+        [{"op": "dense", "units": 2}],
+        {"op": "binary_cross_entropy", "positive_weight": 3},
+    ),
     "a class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], "softmax_cross_entropy"),
     "a class for every row": ([{"op": "dense", "units": 4}], "softmax_cross_entropy"),
     "yes or no": ([{"op": "flatten"}, {"op": "dense", "units": 1}], "binary_cross_entropy"),

@@ -324,6 +324,44 @@ def test_a_loss_says_what_targets_it_needs(loss: str, target: spec.Target) -> No
     assert model.target == target
 
 
+WEIGHTED = {"op": "softmax_cross_entropy", "class_weights": [1, 2.5], "label_smoothing": 0.1, "ignored_class": -1}
+
+
+def test_settings_of_a_loss_need_opset_4_and_are_said_where_they_are_given() -> None:
+    layers = [{"op": "dense", "units": 2}]
+    made = network(layers, (3, 7)) | {"loss": WEIGHTED}
+    assert "loss.class_weights: class_weights of a loss needs opset 4, found 2" in refusal(made)
+    found = spec.parse(made | {"opset": 4})
+    assert found == spec.loads(found.dump())
+    assert found.loss.settings() == {"class_weights": (1.0, 2.5), "label_smoothing": 0.1, "ignored_class": -1}
+    defaults = {"op": "softmax_cross_entropy", "label_smoothing": 0.0}
+    plain = spec.parse(network(layers, (3, 7)) | {"loss": defaults})
+    assert plain.loss.settings() == {} and "smoothing" not in plain.dump()
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (WEIGHTED | {"class_weights": [1, 2, 3]}, "found 3 class_weights, expected one for each of 2 classes"),
+        (WEIGHTED | {"class_weights": [0, 0]}, "loss.class_weights: found zeros alone, expected one number above 0"),
+        (
+            WEIGHTED | {"class_weights": [1, -1]},
+            "loss.class_weights[1]: found -1, expected a finite number of at least 0",
+        ),
+        (WEIGHTED | {"label_smoothing": 2}, "loss.label_smoothing: found 2, expected a finite number from 0 to 1"),
+        (WEIGHTED | {"ignored_class": 2**40}, "loss.ignored_class: found 1099511627776, expected an integer"),
+        (
+            {"op": "binary_cross_entropy", "positive_weight": 0},
+            "loss.positive_weight: found 0, expected a finite number above 0",
+        ),
+        ({"op": "mean_squared_error", "ignored_class": 0}, 'loss.ignored_class: unknown key, expected "op"'),
+    ],
+)
+def test_settings_of_a_loss_that_do_not_fit(loss: dict[str, Any], message: str) -> None:
+    found = refusal(network([{"op": "dense", "units": 2}], (3, 7)) | {"opset": 4, "loss": loss})
+    assert message in found, found
+
+
 def test_every_layer_and_loss_is_in_the_closed_set() -> None:
     assert leaves(spec.Layer) == set(get_args(spec.AnyLayer))
     assert leaves(spec.Loss) == set(get_args(spec.AnyLoss))
