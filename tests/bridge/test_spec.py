@@ -1012,6 +1012,10 @@ UNFIT_OF_OPSET_4 = {
         {"op": "interpolate", "size": 2, "scale": 2},
         'a").size: found both of size and scale, expected one of them',
     ),
+    "a size that is no number": (
+        {"op": "interpolate", "size": "large"},
+        'a").size: found "large", expected an integer from 1 to 16777216 or a list of 1 to 7, each an integer from',
+    ),
     "a size of other axes": (
         {"op": "interpolate", "size": [2, 2]},
         'a").size: found [2, 2], expected one number, or 1 for (N, 3, 4)',
