@@ -29,6 +29,9 @@ one's (channels, filters of one group, *kernel), as in PyTorch, an embedding's (
 is not *trainable*, such as a frozen embedding or the running statistics of batch normalisation, is stored and passed
 like any other, but has no gradient, and optimizers leave it alone.
 
+**A loss** is the mean over all targets of a mini-batch. With weights of classes, or a class that is ignored, it is the
+mean by the weights of the whole mini-batch: over MPI, where each process knows a part of them, that is refused.
+
 **A new layer** is one class in `bridge.layers`, with its settings, its shape rule and its parameters.
 """
 
