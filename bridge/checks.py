@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge.errors import SpecError
+from bridge.session import Evaluation
 from bridge.spec import ModelSpec, show
 from py_engine.ad.ops.indexing import check_ids
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
 from py_engine.network import losses
 
-__all__ = ["DataCheck", "PerArray", "check_chain", "check_known", "check_losses"]
+__all__ = ["DataCheck", "EvaluationSum", "PerArray", "check_chain", "check_known", "check_losses"]
 
 T = TypeVar("T")
 
@@ -56,6 +57,8 @@ class DataCheck:
     def __init__(self, spec: ModelSpec, dtype: np.dtype[Any]) -> None:
         self._spec = spec
         self._dtype = dtype
+        self.loss = losses.get(spec.loss.op, **spec.loss.settings())
+        """The numpy engine's loss, which knows how much targets count."""
         inputs = zip(spec.layers, (shape.input for shape in spec.shapes()), strict=True)
         least = [(layer, layer.least_rows(input)) for layer, input in inputs]
         self._least_rows = [(layer, rows) for layer, rows in least if rows > 1]
@@ -115,7 +118,29 @@ class DataCheck:
     def _check_targets(self, y: NDArray[Any]) -> NDArray[Any]:
         if np.ndim(y) == 0:
             raise LabelError(f"y: expected one target for every row, found {y!r}")
-        return losses.check_targets(self._spec.loss.op, (len(y), *self._spec.output), y, self._dtype)
+        return losses.check_targets(self.loss, (len(y), *self._spec.output), y, self._dtype)
+
+
+class EvaluationSum:
+    """Mean loss and share of right answers, added up over parts of the data; what is ignored counts in neither."""
+
+    def __init__(self, loss: losses.Loss) -> None:
+        self._loss = loss
+        self._total = self._weight = self._right = 0.0
+        self._answers = 0
+
+    def add(self, targets: NDArray[Any], loss: float, right: float) -> None:
+        """Count a part with these targets: its mean loss, and how many of its answers are right."""
+        if weight := self._loss.weight(targets):
+            self._total += loss * weight
+            self._weight += weight
+        self._right += right
+        self._answers += self._loss.answers(targets)
+
+    def result(self) -> Evaluation:
+        """Both so far; NaN where nothing counts."""
+        loss = self._total / self._weight if self._weight else float("nan")
+        return Evaluation(loss, self._right / self._answers if self._answers else float("nan"))
 
 
 def check_known(

@@ -162,6 +162,7 @@ def _describe(schema: Schema, root: Schema) -> str:
             if "discriminator" in option
             else _describe(option, root)
             for option in schema["anyOf"]
+            if option.get("type") != "null"  # a key that may be missing: TOML has no other way to say nothing
         )
     if "discriminator" in schema:
         tag, names = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]

@@ -105,20 +105,41 @@ def _twice(value: object) -> object:
     return (value, value) if isinstance(value, int) else value
 
 
+def _thrice(value: object) -> object:
+    """One number for all is short for three."""
+    return (value, value, value) if isinstance(value, int) else value
+
+
 Same = Literal["same"]
 """Padding with which there is a window for every `stride` elements of the input; it stands for these numbers."""
 
 _TwoSizes = Annotated[tuple[Size, ...], Field(strict=False, min_length=2, max_length=2)]
+_ThreeSizes = Annotated[tuple[Size, ...], Field(strict=False, min_length=3, max_length=3)]
 _TwoPaddings = Annotated[tuple[Padding, ...], Field(strict=False, min_length=2, max_length=2)]
+_ThreePaddings = Annotated[tuple[Padding, ...], Field(strict=False, min_length=3, max_length=3)]
 
 Sizes2D = Annotated[_TwoSizes, BeforeValidator(_twice, json_schema_input_type=Size | _TwoSizes)]
 """Of height and width."""
+Sizes3D = Annotated[_ThreeSizes, BeforeValidator(_thrice, json_schema_input_type=Size | _ThreeSizes)]
+"""Of depth, height and width."""
 Padding1D = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings | Same)]
 """Before and after the axis."""
 _Sides = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings)]
 _Paddings = Annotated[tuple[_Sides, ...], Field(strict=False, min_length=2, max_length=2)]
 Padding2D = Annotated[_Paddings, BeforeValidator(_twice, json_schema_input_type=Padding | _Paddings | Same)]
 """Of height (top and bottom) and width (left and right)."""
+_Paddings3 = Annotated[tuple[_Sides, ...], Field(strict=False, min_length=3, max_length=3)]
+Padding3D = Annotated[_Paddings3, BeforeValidator(_thrice, json_schema_input_type=Padding | _Paddings3 | Same)]
+"""Of depth (front and back), height and width."""
+
+# What is cut off the result of a transposed convolution is given as numbers alone.
+Cut1D = _Sides
+Cut2D = Annotated[_Paddings, BeforeValidator(_twice, json_schema_input_type=Padding | _Paddings)]
+Cut3D = Annotated[_Paddings3, BeforeValidator(_thrice, json_schema_input_type=Padding | _Paddings3)]
+Extra2D = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings)]
+"""More elements at the end of height and width."""
+Extra3D = Annotated[_ThreePaddings, BeforeValidator(_thrice, json_schema_input_type=Padding | _ThreePaddings)]
+"""More elements at the end of depth, height and width."""
 
 
 @dataclass(frozen=True)
@@ -429,6 +450,8 @@ class Windowed(Layer):
     channels_last: ClassVar[bool] = True
     axes: ClassVar[tuple[str, ...]]
     """What the axes are called."""
+    pads_same: ClassVar[bool] = True
+    """Whether its padding may be "same"."""
 
     _same: bool = PrivateAttr(False)
     """Whether its padding is "same", and not known yet."""
@@ -437,7 +460,7 @@ class Windowed(Layer):
     @classmethod
     def _read_same(cls, data: Any, read: Callable[[Any], Self]) -> Self:
         """The padding "same" waits for the shape of an input; until then there is none."""
-        same = isinstance(data, dict) and data.get("padding") == "same"
+        same = cls.pads_same and isinstance(data, dict) and data.get("padding") == "same"
         layer = read({key: value for key, value in data.items() if key != "padding"} if same else data)
         layer._same = layer._same or same
         return layer
@@ -492,12 +515,15 @@ class Convolution(Windowed):
                 raise LocatedError(["groups"], f"found {self.groups}, which does not divide the {number} {what}")
         return output
 
+    def weight_shape(self, channels: int) -> Shape:
+        """(filters, channels / groups, *kernel)."""
+        return (self.filters, channels // self.groups, *self.geometry.size)
+
     def parameters(self, input: Shape) -> dict[str, ParameterSpec]:
-        """Weight (filters, channels / groups, *kernel) and, unless switched off, bias (filters,)."""
-        kernel = self.geometry.size
-        shape = (self.filters, input[0] // self.groups, *kernel)
-        fan_in, fan_out = shape[1] * math.prod(kernel), self.filters // self.groups * math.prod(kernel)
-        weight = ParameterSpec(shape, self.weight_init, fan_in, fan_out)
+        """Weight of `weight_shape` and, unless switched off, bias (filters,)."""
+        size = math.prod(self.geometry.size)
+        fan_in, fan_out = input[0] // self.groups * size, self.filters // self.groups * size
+        weight = ParameterSpec(self.weight_shape(input[0]), self.weight_init, fan_in, fan_out)
         bias = ParameterSpec((self.filters,), self.bias_init, fan_in, fan_out)
         return {"weight": weight, "bias": bias} if self.bias else {"weight": weight}
 
@@ -532,6 +558,134 @@ class Conv2D(Convolution):
     def geometry(self) -> Geometry:
         """See `Windowed.geometry`."""
         return Geometry(self.kernel, self.stride, self.padding, self.dilation)
+
+
+class Conv3D(Convolution):
+    """Convolution over a volume: (N, channels, depth, height, width) to (N, filters, depth, height, width)."""
+
+    since: ClassVar[int] = 4
+    axes: ClassVar[tuple[str, ...]] = ("depth", "height", "width")
+    op: Literal["conv3d"]
+    kernel: Sizes3D
+    stride: Sizes3D = (1, 1, 1)
+    padding: Padding3D = ((0, 0), (0, 0), (0, 0))
+    dilation: Sizes3D = (1, 1, 1)
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Windowed.geometry`."""
+        return Geometry(self.kernel, self.stride, self.padding, self.dilation)
+
+
+class TransposedConvolution(Convolution):
+    """Base of the transposed convolutions: each element adds its multiple of the kernels to the result, plus a bias.
+
+    Neighbouring elements add at places `stride` apart. `padding` is how many elements are cut off the result before and
+    after each axis, `output_padding` how many it has more at the end of each. The weight is that of the convolution of
+    which this is the transpose: its first axis is the input's channels.
+    """
+
+    since: ClassVar[int] = 4
+    pads_same: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def extra(self) -> Shape:
+        """`output_padding`, whatever the number of axes."""
+
+    def weight_shape(self, channels: int) -> Shape:
+        """(channels, filters / groups, *kernel)."""
+        return (channels, self.filters // self.groups, *self.geometry.size)
+
+    def _move(self, input: Shape, channels: int, key: str) -> Shape:
+        _check_axes(input, self.axes)
+        at = self.geometry
+        for extra, stride, dilation in zip(self.extra, at.stride, at.dilation, strict=True):
+            if extra >= max(stride, dilation):
+                problem = f"found {extra}, expected less than the stride {stride} or the dilation {dilation}"
+                raise LocatedError(["output_padding"], problem)
+        whole = [(n - 1) * s + k for n, s, k in zip(input[1:], at.stride, at.extent, strict=True)]
+        check_sizes({"its result before padding is cut off": (channels, *whole)})
+        found = tuple(n - sum(sides) + extra for n, sides, extra in zip(whole, at.padding, self.extra, strict=True))
+        if min(found) < 1:
+            raise LocatedError(
+                ["padding"],
+                f"found {toml.inline(at.padding)} for an input of shape {show(input)}: nothing is left of the result, "
+                f"whose lengths would be {toml.inline(found)}",
+            )
+        return (channels, *found)
+
+
+class Conv1DTranspose(TransposedConvolution):
+    """Transposed convolution along a sequence: (N, channels, length) to (N, filters, length)."""
+
+    axes: ClassVar[tuple[str, ...]] = ("length",)
+    op: Literal["conv1d_transpose"]
+    kernel: Size
+    stride: Size = 1
+    padding: Cut1D = (0, 0)
+    """How many elements of the result are cut off before and after."""
+    output_padding: Padding = 0
+    """How many elements the result has more at its end; less than the stride or the dilation."""
+    dilation: Size = 1
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Windowed.geometry`."""
+        return Geometry((self.kernel,), (self.stride,), (self.padding,), (self.dilation,))
+
+    @property
+    def extra(self) -> Shape:
+        """See `TransposedConvolution.extra`."""
+        return (self.output_padding,)
+
+
+class Conv2DTranspose(TransposedConvolution):
+    """Transposed convolution over an image: (N, channels, height, width) to (N, filters, height, width)."""
+
+    axes: ClassVar[tuple[str, ...]] = ("height", "width")
+    op: Literal["conv2d_transpose"]
+    kernel: Sizes2D
+    stride: Sizes2D = (1, 1)
+    padding: Cut2D = ((0, 0), (0, 0))
+    """How many elements of the result are cut off before and after each axis."""
+    output_padding: Extra2D = (0, 0)
+    """How many elements the result has more at the end of each axis; less than the stride or the dilation."""
+    dilation: Sizes2D = (1, 1)
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Windowed.geometry`."""
+        return Geometry(self.kernel, self.stride, self.padding, self.dilation)
+
+    @property
+    def extra(self) -> Shape:
+        """See `TransposedConvolution.extra`."""
+        return self.output_padding
+
+
+class Conv3DTranspose(TransposedConvolution):
+    """Transposed convolution over a volume: (N, channels, depth, height, width) to the same with filters."""
+
+    axes: ClassVar[tuple[str, ...]] = ("depth", "height", "width")
+    op: Literal["conv3d_transpose"]
+    kernel: Sizes3D
+    stride: Sizes3D = (1, 1, 1)
+    padding: Cut3D = ((0, 0), (0, 0), (0, 0))
+    """How many elements of the result are cut off before and after each axis."""
+    output_padding: Extra3D = (0, 0, 0)
+    """How many elements the result has more at the end of each axis; less than the stride or the dilation."""
+    dilation: Sizes3D = (1, 1, 1)
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Windowed.geometry`."""
+        return Geometry(self.kernel, self.stride, self.padding, self.dilation)
+
+    @property
+    def extra(self) -> Shape:
+        """See `TransposedConvolution.extra`."""
+        return self.output_padding
 
 
 class Pool(Windowed):
@@ -624,6 +778,26 @@ class Pool2D(Pool):
         return Geometry(self.window, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
+class Pool3D(Pool):
+    """Base of the pools over a volume."""
+
+    since: ClassVar[int] = 4
+    axes: ClassVar[tuple[str, ...]] = ("depth", "height", "width")
+    window: Sizes3D
+    stride: Sizes3D = Field(default_factory=lambda data: data["window"])
+    """The size of the window, unless given."""
+    padding: Padding3D = ((0, 0), (0, 0), (0, 0))
+    dilation: Sizes3D = (1, 1, 1)
+    """The distance of neighbouring elements of a window."""
+    ceil_mode: bool = False
+    """Whether elements that are left over at an end, too few for a window, have one nevertheless."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Windowed.geometry`."""
+        return Geometry(self.window, self.stride, self.padding, self.dilation, self.ceil_mode)
+
+
 class MaxPool1D(Pool1D):
     """The largest of every window along a sequence."""
 
@@ -634,6 +808,12 @@ class MaxPool2D(Pool2D):
     """The largest of every window of an image."""
 
     op: Literal["max_pool2d"]
+
+
+class MaxPool3D(Pool3D):
+    """The largest of every window of a volume."""
+
+    op: Literal["max_pool3d"]
 
 
 class AvgPool1D(Pool1D):
@@ -650,6 +830,92 @@ class AvgPool2D(Pool2D):
     op: Literal["avg_pool2d"]
     count_padding: bool = True
     """Whether padding counts, as zeros."""
+
+
+class AvgPool3D(Pool3D):
+    """The average of every window of a volume."""
+
+    op: Literal["avg_pool3d"]
+    count_padding: bool = True
+    """Whether padding counts, as zeros."""
+
+
+class Interpolate(Layer):
+    """Every channel in another size: (N, channels, …) to the same with other lengths of the axes after the channels.
+
+    With mode "nearest" an element is the one whose part of the axis it lies in; with "linear" it lies between the two
+    that are nearest, along one axis after the other.
+    """
+
+    since: ClassVar[int] = 4
+    channels_last: ClassVar[bool] = True
+    op: Literal["interpolate"]
+    size: Size | Annotated[tuple[Size, ...], Field(strict=False, min_length=1, max_length=7)] | None = None
+    """The new lengths: one number for all axes, or one for each."""
+    scale: Size | Annotated[tuple[Size, ...], Field(strict=False, min_length=1, max_length=7)] | None = None
+    """In the place of `size`: how many times as long each axis becomes."""
+    mode: Literal["nearest", "linear"] = "nearest"
+    align_corners: bool = False
+    """Of "linear": whether the first and last elements stay where they are, or elements are centres of equal parts."""
+
+    @property
+    def unsaid(self) -> list[str]:
+        """See `Layer.unsaid`; a `scale` has become a `size`."""
+        return [*super().unsaid, "scale"]
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Interpolate:
+        if (self.size is None) == (self.scale is None):
+            found = "neither" if self.size is None else "both"
+            raise LocatedError(["size"], f"found {found} of size and scale, expected one of them")
+        if self.align_corners and self.mode == "nearest":
+            raise LocatedError(["align_corners"], 'found true with mode "nearest", expected it with "linear" alone')
+        return self
+
+    def resolved(self, input: Shape) -> Self:
+        """See `Layer.resolved`: a size for each axis."""
+        axes, given = len(input) - 1, self.size if self.scale is None else self.scale
+        if axes < 1:
+            raise ValueError(
+                f"expected an input of shape (N, channels, …), found {show(input)}: nothing to interpolate"
+            )
+        key = "size" if self.scale is None else "scale"
+        each: Shape = given if isinstance(given, tuple) else (given or 1,) * axes  # one of them is there
+        if len(each) != axes:
+            raise LocatedError([key], f"found {toml.inline(each)}, expected one number, or {axes} for {show(input)}")
+        if self.scale is None:
+            return self.model_copy(update={"size": each})
+        size = tuple(times * n for times, n in zip(each, input[1:], strict=True))
+        if max(size) > LARGEST_SIZE:
+            raise LocatedError(["scale"], f"found {toml.inline(given)}, which makes an axis longer than {LARGEST_SIZE}")
+        return self.model_copy(update={"size": size, "scale": None})
+
+    @property
+    def lengths_out(self) -> Shape:
+        """The new length of each axis after the channels, once it is resolved."""
+        assert isinstance(self.size, tuple)
+        return self.size
+
+    def settings(self) -> dict[str, Any]:
+        """See `Layer.settings`; a `scale` has become a `size`."""
+        return {name: value for name, value in super().settings().items() if name != "scale"}
+
+    def output(self, input: Shape) -> Shape:
+        """(N, channels, …) becomes (N, channels, *size)."""
+        return (input[0], *self.lengths_out)
+
+    def places(self, input: Shape) -> list[list[tuple[int, float]]]:
+        """For each axis the place of each new element: the old one before it, its share of the way to the next."""
+        found = []
+        for old, new in zip(input[1:], self.lengths_out, strict=True):
+            if self.mode == "nearest" or new == old:
+                found.append([(i * old // new, 0.0) for i in range(new)])
+                continue
+            step = (old - 1) / max(new - 1, 1)
+            centres = (min(max((i + 0.5) * (old / new) - 0.5, 0.0), old - 1.0) for i in range(new))
+            at = [i * step for i in range(new)] if self.align_corners else list(centres)
+            found.append([(min(int(place), old - 1), place - min(int(place), old - 1)) for place in at])
+        return found
 
 
 class GlobalPool(Layer):

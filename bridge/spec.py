@@ -16,16 +16,21 @@ only batch normalisation mixes them.
 **Input** is numbers, or with ``dtype = "int64"`` token ids, rows of the embedding that must then come before any other
 layer that computes.
 
-**Images and sequences** have their channels first: (channels, height, width) and (channels, length). A convolution is a
-cross-correlation, as in all frameworks. Padding is so many zeros before and after each axis, or "same", which reading
-turns into these; what a window leaves over at the end is dropped.
+**Sequences, images and volumes** have their channels first: (channels, length), (channels, height, width) and
+(channels, depth, height, width). A convolution is a cross-correlation, as in all frameworks. Padding is so many zeros
+before and after each axis, or "same", which reading turns into these; what a window leaves over at the end is dropped.
+The padding of a transposed convolution is what is cut off its result.
 
 **Parameters** are named ``<layer id>.<parameter>`` and laid out in C order, in weights files and in all that
 goes into and out of an engine; adapters convert where a framework differs. `weight` is (in, out) and used as
 ``x @ weight``, `recurrent` is (hidden, hidden) and used as ``h @ recurrent``, `bias` is (out,). Gates lie
-side by side along the last axis. A convolution's `weight` is (filters, channels of one group, *kernel), an embedding's
-(vocabulary, dimension). A parameter that is not *trainable*, such as a frozen embedding or the running statistics of
-batch normalisation, is stored and passed like any other, but has no gradient, and optimizers leave it alone.
+side by side along the last axis. A convolution's `weight` is (filters, channels of one group, *kernel), a transposed
+one's (channels, filters of one group, *kernel), as in PyTorch, an embedding's (vocabulary, dimension). A parameter that
+is not *trainable*, such as a frozen embedding or the running statistics of batch normalisation, is stored and passed
+like any other, but has no gradient, and optimizers leave it alone.
+
+**A loss** is the mean over all targets of a mini-batch. With weights of classes, or a class that is ignored, it is the
+mean by the weights of the whole mini-batch: over MPI, where each process knows a part of them, that is refused.
 
 **A new layer** is one class in `bridge.layers`, with its settings, its shape rule and its parameters.
 """
@@ -61,10 +66,15 @@ from bridge.layers import (
     AnyInitialiser,
     AvgPool1D,
     AvgPool2D,
+    AvgPool3D,
     BatchNorm,
     Concat,
     Conv1D,
+    Conv1DTranspose,
     Conv2D,
+    Conv2DTranspose,
+    Conv3D,
+    Conv3DTranspose,
     Convolution,
     Dense,
     Dropout,
@@ -74,10 +84,12 @@ from bridge.layers import (
     GlobalAvgPool,
     GlobalMaxPool,
     GlobalPool,
+    Interpolate,
     Layer,
     LayerNorm,
     MaxPool1D,
     MaxPool2D,
+    MaxPool3D,
     MultiHeadAttention,
     Name,
     Normal,
@@ -91,6 +103,7 @@ from bridge.layers import (
     Reshape,
     Shape,
     Size,
+    TransposedConvolution,
     Uniform,
     check_sizes,
     show,
@@ -115,11 +128,16 @@ __all__ = [
     "AnyLoss",
     "AvgPool1D",
     "AvgPool2D",
+    "AvgPool3D",
     "BatchNorm",
     "BinaryCrossEntropy",
     "Concat",
     "Conv1D",
+    "Conv1DTranspose",
     "Conv2D",
+    "Conv2DTranspose",
+    "Conv3D",
+    "Conv3DTranspose",
     "Convolution",
     "Dense",
     "Dropout",
@@ -130,12 +148,14 @@ __all__ = [
     "GlobalMaxPool",
     "GlobalPool",
     "Input",
+    "Interpolate",
     "Layer",
     "LayerNorm",
     "LayerShape",
     "Loss",
     "MaxPool1D",
     "MaxPool2D",
+    "MaxPool3D",
     "MeanSquaredError",
     "ModelSpec",
     "MultiHeadAttention",
@@ -150,6 +170,7 @@ __all__ = [
     "Shape",
     "SoftmaxCrossEntropy",
     "Target",
+    "TransposedConvolution",
     "Uniform",
     "json_schema",
     "load",
@@ -160,7 +181,7 @@ __all__ = [
 
 VERSION = 1
 """Version of the file's own structure."""
-OPSET = 3
+OPSET = 4
 """Version of the set of ops, raised when ops are added: an older TwinGrad must refuse what it can't build."""
 
 
@@ -176,12 +197,25 @@ class Target:
 
 
 class Loss(Record):
-    """Base of all losses; each is the mean over all that it compares."""
+    """Base of all losses; each is the mean over all that it compares.
+
+    Its settings beside `op` came with opset 4.
+    """
 
     applies: ClassVar[str | None] = None
     """The activation that is part of the loss, and that the last layer must leave to it."""
 
     op: str
+
+    def settings(self) -> dict[str, Any]:
+        """What an engine's loss of this op receives, by name: the settings that differ from their defaults."""
+        fields = type(self).model_fields
+        return {name: value for name, value in self if name != "op" and value != fields[name].default}
+
+    @property
+    def unsaid(self) -> list[str]:
+        """Keys that the canonical form leaves out: those that came later, where they have their defaults."""
+        return [name for name in type(self).model_fields if name != "op" and name not in self.settings()]
 
     def target(self, output: Shape) -> Target:
         """The targets for a network's `output`. Raises `ValueError` when `output` doesn't fit."""
@@ -189,10 +223,21 @@ class Loss(Record):
 
 
 class SoftmaxCrossEntropy(Loss):
-    """Softmax along the last axis, and cross-entropy with an integer class for each row of logits."""
+    """Softmax along the last axis, and cross-entropy with an integer class for each row of logits.
+
+    With `class_weights` or an `ignored_class` the mean of a mini-batch is that of its targets by their weights.
+    """
 
     applies: ClassVar[str | None] = "softmax"
     op: Literal["softmax_cross_entropy"]
+    class_weights: (
+        Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(strict=False, min_length=2, max_length=2**16)] | None
+    ) = None
+    """How much the loss of each class counts; all alike unless given."""
+    label_smoothing: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The share of each target that all classes have in equal parts."""
+    ignored_class: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    """A target that counts nothing, in the loss and in accuracy; it need not be a class."""
 
     def target(self, output: Shape) -> Target:
         """One class for each row of logits: (N, …, classes) needs targets (N, …)."""
@@ -201,7 +246,17 @@ class SoftmaxCrossEntropy(Loss):
                 f"found logits of shape {show(output)}, expected (N, …, classes) with 2 classes or more "
                 "(for a single logit there is binary_cross_entropy)"
             )
+        if self.class_weights is not None and len(self.class_weights) != output[-1]:
+            raise ValueError(
+                f"found {len(self.class_weights)} class_weights, expected one for each of {output[-1]} classes"
+            )
         return Target(output[:-1], "classes")
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> SoftmaxCrossEntropy:
+        if self.class_weights is not None and not any(self.class_weights):
+            raise LocatedError(["class_weights"], "found zeros alone, expected one number above 0 or more")
+        return self
 
 
 class BinaryCrossEntropy(Loss):
@@ -209,6 +264,8 @@ class BinaryCrossEntropy(Loss):
 
     applies: ClassVar[str | None] = "sigmoid"
     op: Literal["binary_cross_entropy"]
+    positive_weight: Annotated[float, Field(gt=0)] = 1.0
+    """How much the part of a loss for target 1 counts; that for target 0 counts 1."""
 
 
 class MeanSquaredError(Loss):
@@ -326,6 +383,8 @@ class ModelSpec(Record):
         for layer, table in zip(self.layers, found["layers"], strict=True):
             for key in layer.unsaid:
                 del table[key]
+        for key in self.loss.unsaid:
+            del found["loss"][key]
         return toml.dump(found)
 
     @property
@@ -345,6 +404,9 @@ class ModelSpec(Record):
                 if opset > self.opset:
                     raise LocatedError(["layers", index, key], f"{what} needs opset {opset}, found {self.opset}")
             seen[layer.id] = index
+        for key in self.loss.settings():
+            if self.opset < 4:
+                raise LocatedError(["loss", key], f"{key} of a loss needs opset 4, found {self.opset}")
         if self.input.dtype == "int64" and self.opset < Embedding.since:
             raise LocatedError(["input", "dtype"], f"int64 needs opset {Embedding.since}, found {self.opset}")
         return self

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bridge.spec import Layer, ModelSpec, Shape
+from bridge.spec import Layer, Loss, ModelSpec, Shape
 from experiments.formats import size
 
 _HIDDEN = ("id", "op")
+_MOST_SHOWN = 8
 
 
 def drawn(spec: ModelSpec) -> list[str]:
@@ -18,7 +19,7 @@ def drawn(spec: ModelSpec) -> list[str]:
         for layer, layer_shape in _rows(spec)
     ]
     name_width = max(len("input"), len("loss"), *(len(place[0]) for place in places))
-    text_width = max(len(spec.input.dtype), len(spec.loss.op), *(len(place[1]) for place in places))
+    text_width = max(len(spec.input.dtype), len(_described(spec.loss)), *(len(place[1]) for place in places))
     shape_width = max(len(_shape(spec.input.sample)), *(len(_shape(place[2])) for place in places))
     count_width = max(len(_count(place[3])) for place in places)
 
@@ -39,7 +40,7 @@ def drawn(spec: ModelSpec) -> list[str]:
         frozen = " (not all trained)" if not all(trained for _, trained in parameters.values()) else ""
         lines += [arrow, line(name, text, _shape(output), _count(parameters), detail + frozen)]
     targets = f"{_shape(spec.target.shape)} {'classes' if spec.target.kind == 'classes' else 'numbers'}"
-    lines += [arrow, line("loss", spec.loss.op, "", "", f"targets {targets}")]
+    lines += [arrow, line("loss", _described(spec.loss), "", "", f"targets {targets}")]
     found = spec.parameters().values()
     total = sum(math.prod(p.shape) for p in found)
     trained = sum(math.prod(p.shape) for p in found if p.trainable)
@@ -68,7 +69,7 @@ def _rows(spec: ModelSpec) -> list[tuple[Layer, Any]]:
     return list(zip(spec.layers, spec.shapes(), strict=True))
 
 
-def _described(layer: Layer) -> str:
+def _described(layer: Layer | Loss) -> str:
     """The op, and the settings that its user wrote or that are not as by default."""
     given = layer.model_dump(exclude=set(_HIDDEN), exclude_defaults=True)
     return " ".join([layer.op, *(f"{name}={_value(value)}" for name, value in given.items())])
@@ -77,6 +78,8 @@ def _described(layer: Layer) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, dict):
         return str(value.get("name", value))
+    if isinstance(value, tuple) and len(value) > _MOST_SHOWN:
+        return f"{len(value)} numbers"
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 

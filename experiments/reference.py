@@ -141,7 +141,8 @@ def _layer_rows() -> Iterator[list[str]]:
         for key, words in explain.allowed(kind).items():
             if key in ("id", "op"):
                 continue
-            default = f"`{toml.inline(schema[key]['default'])}`" if "default" in schema[key] else ""
+            value = schema[key].get("default")
+            default = "" if value is None else f"`{toml.inline(value)}`"
             yield ["", f"`{key}`", words, default]
 
 

@@ -27,7 +27,7 @@ from jax import lax
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, PerArray, check_known, check_losses
+from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import (
     RBF,
@@ -39,6 +39,7 @@ from bridge.spec import (
     Dense,
     Dropout,
     Embedding,
+    Interpolate,
     Layer,
     LayerNorm,
     ModelSpec,
@@ -47,6 +48,7 @@ from bridge.spec import (
     Pool,
     Recurrent,
     Reshape,
+    TransposedConvolution,
 )
 
 __all__ = ["JaxSession"]
@@ -91,7 +93,9 @@ class JaxSession:
         self._tensors = PerArray(_tensor)
         self._layers, self._sources = spec.layers, spec.sources()
         self._is_random = any(isinstance(layer, Dropout) for layer in spec.layers)
-        self._loss, self._count_right = _LOSSES[spec.loss.op]
+        loss, count_right = _LOSSES[spec.loss.op]
+        self._loss = partial(loss, **spec.loss.settings())
+        self._count_right = partial(count_right, ignored=self._check.loss.ignored_class)
         self._update = partial(_UPDATES[optimizer.name], optimizer)
         self._clip_norm = optimizer.clip_norm
         self._names = list(spec.parameters())
@@ -127,13 +131,12 @@ class JaxSession:
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
         features, targets = self._batch(x, y)
-        loss = right = 0.0
+        checked, sums = self._check.targets(y), EvaluationSum(self._check.loss)
         for start in range(0, len(x), _EVALUATION_BATCH):
             part, wanted = (a[start : start + _EVALUATION_BATCH] for a in (features, targets))
             found = self._evaluate(*self._state[:2], part, wanted)
-            loss += float(found[0]) * len(part)
-            right += float(found[1])
-        return Evaluation(loss / len(x), right / targets.size)
+            sums.add(checked[start : start + _EVALUATION_BATCH], float(found[0]), float(found[1]))
+        return sums.result()
 
     def predict(self, x: Array) -> Array:
         """See `Session.predict`."""
@@ -183,8 +186,9 @@ class JaxSession:
                 if isinstance(layer, Embedding):
                     found[name] = draw(embedding, shape)
                 elif isinstance(layer, Convolution) and kind == "weight":
-                    kernel = draw(init.lecun_normal(), (*shape[2:], shape[1], shape[0]))
-                    found[name] = np.ascontiguousarray(np.moveaxis(kernel, (-1, -2), (0, 1)))
+                    inside, out = (1, 0) if not isinstance(layer, TransposedConvolution) else (0, 1)
+                    kernel = draw(init.lecun_normal(), (*shape[2:], shape[inside], shape[out]))
+                    found[name] = np.ascontiguousarray(np.moveaxis(kernel, (-2, -1), (inside, out)))
                 elif isinstance(layer, Dense) and kind == "weight":
                     found[name] = draw(init.lecun_normal(), shape)
                 elif isinstance(layer, Recurrent) and kind in ("weight", "recurrent"):
@@ -364,17 +368,46 @@ def _dropout(layer: Dropout, run: _Run, x: Tensor) -> Tensor:
 
 def _convolution(layer: Convolution, run: _Run, x: Tensor) -> Tensor:
     at = layer.geometry
-    axes = "HW"[: len(at.size)]
+    settings = {"window_strides": at.stride, "padding": at.padding, "rhs_dilation": at.dilation}
+    return _convolved(layer, run, x, run.params[f"{layer.id}.weight"], settings)
+
+
+def _transposed(layer: TransposedConvolution, run: _Run, x: Tensor) -> Tensor:
+    """A convolution of the input with zeros between its elements, by the kernels turned round."""
+    at, weight = layer.geometry, run.params[f"{layer.id}.weight"]
+    channels, filters, *kernel = weight.shape
+    by_group = weight.reshape(layer.groups, channels // layer.groups, filters, *kernel).swapaxes(1, 2)
+    turned = jnp.flip(by_group.reshape(-1, channels // layer.groups, *kernel), tuple(range(2, x.ndim)))
+    padding = [
+        (extent - 1 - before, extent - 1 - after + extra)
+        for extent, (before, after), extra in zip(at.extent, at.padding, layer.extra, strict=True)
+    ]
+    ones = (1,) * len(at.size)
+    settings = {"window_strides": ones, "padding": padding, "lhs_dilation": at.stride, "rhs_dilation": at.dilation}
+    return _convolved(layer, run, x, turned, settings)
+
+
+def _convolved(layer: Convolution, run: _Run, x: Tensor, weight: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    axes = "DHW"[: x.ndim - 2]
     product = lax.conv_general_dilated(
         x,
-        run.params[f"{layer.id}.weight"],
-        at.stride,
-        at.padding,
-        rhs_dilation=at.dilation,
+        weight,
         dimension_numbers=(f"NC{axes}", f"OI{axes}", f"NC{axes}"),
         feature_group_count=layer.groups,
+        **settings,
     )
     return product + _by_channel(run.params[f"{layer.id}.bias"], x) if layer.bias else product
+
+
+def _interpolate(layer: Interpolate, run: _Run, x: Tensor) -> Tensor:
+    for axis, places in enumerate(layer.places(x.shape[1:]), 2):
+        first, share = np.array([at for at, _ in places]), np.array([part for _, part in places], x.dtype)
+        before = jnp.take(x, first, axis)
+        if share.any():
+            behind = jnp.take(x, first + (share > 0), axis)
+            before = before + (behind - before) * share.reshape(-1, *[1] * (x.ndim - 1 - axis))
+        x = before
+    return x
 
 
 def _by_channel(vector: Tensor, x: Tensor) -> Tensor:
@@ -489,10 +522,17 @@ _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
     "dropout": _dropout,
     "conv1d": _convolution,
     "conv2d": _convolution,
+    "conv3d": _convolution,
+    "conv1d_transpose": _transposed,
+    "conv2d_transpose": _transposed,
+    "conv3d_transpose": _transposed,
     "max_pool1d": _max_pool,
     "max_pool2d": _max_pool,
+    "max_pool3d": _max_pool,
     "avg_pool1d": _avg_pool,
     "avg_pool2d": _avg_pool,
+    "avg_pool3d": _avg_pool,
+    "interpolate": _interpolate,
     "global_max_pool": _global_max,
     "global_avg_pool": _global_average,
     "embedding": _embedding,
@@ -510,12 +550,33 @@ _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
 # Losses: the mean over a batch, and the number of right answers in it -------------------------------------------------
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def _cross_entropy(logits: Tensor, labels: Tensor, **settings: Any) -> Tensor:
+    if settings:
+        return _weighted_cross_entropy(logits, labels, **settings)
     chosen = jnp.take_along_axis(logits, labels[..., None], -1, mode="promise_in_bounds")[..., 0]
     return (jax.nn.logsumexp(logits, -1) - chosen).mean()
 
 
-def _binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def _weighted_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    class_weights: tuple[float, ...] | None = None,
+    label_smoothing: float = 0.0,
+    ignored_class: int | None = None,
+) -> Tensor:
+    classes, dtype = logits.shape[-1], logits.dtype
+    weights = np.ones(classes, dtype) if class_weights is None else np.array(class_weights, dtype)
+    kept = jnp.ones(labels.shape, dtype) if ignored_class is None else (labels != ignored_class).astype(dtype)
+    hot = jax.nn.one_hot(jnp.where(kept > 0, labels, 0), classes, dtype=dtype) * kept[..., None] * weights
+    logs = jax.nn.log_softmax(logits)
+    rows = (1 - label_smoothing) * (hot * logs).sum(-1) + label_smoothing / classes * kept * (weights * logs).sum(-1)
+    return -rows.sum() / hot.sum()
+
+
+def _binary_cross_entropy(logits: Tensor, targets: Tensor, positive_weight: float = 1.0) -> Tensor:
+    if positive_weight != 1:
+        losses = positive_weight * targets * jax.nn.softplus(-logits) + (1 - targets) * jax.nn.softplus(logits)
+        return losses.mean()
     return (jax.nn.softplus(logits) - logits * targets).mean()
 
 
@@ -523,19 +584,20 @@ def _mean_squared_error(output: Tensor, targets: Tensor) -> Tensor:
     return jnp.square(output - targets).mean()
 
 
-def _right_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.argmax(-1) == labels).sum()
+def _right_classes(logits: Tensor, labels: Tensor, ignored: int | None) -> Tensor:
+    right = logits.argmax(-1) == labels
+    return (right if ignored is None else right & (labels != ignored)).sum()
 
 
-def _right_answers(logits: Tensor, targets: Tensor) -> Tensor:
+def _right_answers(logits: Tensor, targets: Tensor, ignored: int | None) -> Tensor:
     return ((logits > 0) == (targets > 0.5)).sum()
 
 
-def _no_answers(output: Tensor, targets: Tensor) -> Tensor:
+def _no_answers(output: Tensor, targets: Tensor, ignored: int | None) -> Tensor:
     return jnp.nan
 
 
-_LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+_LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "softmax_cross_entropy": (_cross_entropy, _right_classes),
     "binary_cross_entropy": (_binary_cross_entropy, _right_answers),
     "mean_squared_error": (_mean_squared_error, _no_answers),

@@ -65,6 +65,7 @@ def describe(
         "batch_size": int(batch_size),
         "threads": int(threads),
         "loss": spec.loss.op,
+        **spec.loss.settings(),
         "holds": "numbers" if spec.vocabulary is None else "ids",
         "input": spec.input.sample,
         "layers": len(spec.layers),

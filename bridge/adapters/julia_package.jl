@@ -35,7 +35,7 @@ end
 function Description(d::Entry.Description)
     trained = Int[length(spec) for layer in d.layers for (_, spec) in NETWORK.parameters(layer) if spec.trainable]
     layers = NamedTuple[merge((op=op, size=size), fields(layer)) for (op, size, layer) in zip(d.ops, d.sizes, d.layers)]
-    return Description(d.batch_size, d.threads, d.loss, d.optimizer, d.sizes[1], d.ids, d.sizes[end], sum(trained), layers)
+    return Description(d.batch_size, d.threads, d.loss.name, d.optimizer, d.sizes[1], d.ids, d.sizes[end], sum(trained), layers)
 end
 
 fields(layer) = (; (name => listed(getfield(layer, name)) for name in fieldnames(typeof(layer)))...)

@@ -15,7 +15,7 @@ from bridge.session import Optimizer
 from bridge.spec import RBF, BatchNorm, LayerNorm, ModelSpec
 from py_engine.errors import ConfigurationError
 
-__all__ = ["PackageSession", "check", "check_optimizer", "refusal"]
+__all__ = ["PackageSession", "check", "check_loss", "check_optimizer", "refusal"]
 
 
 def check(spec: ModelSpec, optimizer: Optimizer, engine: str) -> None:
@@ -27,7 +27,14 @@ def check(spec: ModelSpec, optimizer: Optimizer, engine: str) -> None:
         for key, what, opset in layer.needs:
             if key in ("activation", "dilation", "ceil_mode", "count_padding") and opset > 2:
                 raise refusal(spec, index, f"the engine {engine} has no {what}")
+    check_loss(spec, engine)
     check_optimizer(optimizer, engine, ("sgd", "rmsprop", "adam"))
+
+
+def check_loss(spec: ModelSpec, engine: str) -> None:
+    """Raise `SpecError` for the settings of a loss, which these engines have not."""
+    for key in spec.loss.settings():
+        raise SpecError(f'the model "{spec.name}"', [f"loss.{key}: the engine {engine} has no {key} of a loss"])
 
 
 def check_optimizer(optimizer: Optimizer, engine: str, names: Collection[str]) -> None:

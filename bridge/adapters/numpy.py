@@ -51,7 +51,7 @@ class NumpySession:
         rule = network.OPTIMIZERS[optimizer.name](**optimizer.settings())
         switches = _techniques(techniques or {})
         self.trainer = Trainer(
-            chain, spec.loss.op, rule, batch_size, threads, techniques=switches, communicator=communicator
+            chain, self._check.loss, rule, batch_size, threads, techniques=switches, communicator=communicator
         )
 
     def train_epoch(

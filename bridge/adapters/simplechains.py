@@ -36,6 +36,7 @@ def check(spec: ModelSpec, optimizer: Optimizer, engine: str) -> None:
         raise SpecError(
             f'the model "{spec.name}"', [f"loss: the engine {engine} has {wanted} of one axis, found {found}"]
         )
+    julia_package.check_loss(spec, engine)
     julia_package.check_optimizer(optimizer, engine, ("sgd",))
     if optimizer.nesterov:
         raise ConfigurationError(f"sgd: the engine {engine} has no nesterov momentum")

@@ -23,7 +23,7 @@ import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, PerArray, check_known, check_losses
+from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
 from bridge.layouts import Placed, channels_last
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import (
@@ -36,6 +36,7 @@ from bridge.spec import (
     Dense,
     Dropout,
     Embedding,
+    Interpolate,
     Layer,
     LayerNorm,
     ModelSpec,
@@ -44,6 +45,7 @@ from bridge.spec import (
     Pool,
     Recurrent,
     Reshape,
+    TransposedConvolution,
 )
 
 __all__ = ["TensorFlowSession"]
@@ -83,7 +85,9 @@ class TensorFlowSession:
         self._tensors = PerArray(tf.constant)
         self._placed = channels_last(spec)
         self._layouts = {name: _layout(name, self._placed) for name in spec.parameters()}
-        self._loss, self._count_right = _LOSSES[spec.loss.op]
+        loss, count_right = _LOSSES[spec.loss.op]
+        self._loss = partial(loss, **spec.loss.settings())
+        self._count_right = partial(count_right, ignored=self._check.loss.ignored_class)
         self._variables = {
             name: tf.Variable(self._layouts[name].stored(params[name]), trainable=p.trainable)
             for name, p in spec.parameters().items()
@@ -115,13 +119,12 @@ class TensorFlowSession:
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
         features, targets = self._batch(x, y)
-        loss = right = 0.0
+        checked, sums = self._check.targets(y), EvaluationSum(self._check.loss)
         for start in range(0, len(x), _EVALUATION_BATCH):
             part, wanted = (a[start : start + _EVALUATION_BATCH] for a in (features, targets))
             found = self._evaluate(part, wanted)
-            loss += float(found[0]) * len(part)
-            right += float(found[1])
-        return Evaluation(loss / len(x), right / math.prod(targets.shape))
+            sums.add(checked[start : start + _EVALUATION_BATCH], float(found[0]), float(found[1]))
+        return sums.result()
 
     def predict(self, x: Array) -> Array:
         """See `Session.predict`."""
@@ -374,12 +377,17 @@ def _dropout(layer: Dropout, run: _Run, x: Tensor) -> Tensor:
 def _convolution(layer: Convolution, run: _Run, x: Tensor) -> Tensor:
     at = layer.geometry
     kernel = _dilated(run.params[f"{layer.id}.weight"], at.dilation)
+    volume = len(at.size) == 3
+    if volume and any(map(any, at.padding)):  # which TensorFlow's own takes for images alone
+        x = tf.pad(x, ((0, 0), *at.padding, (0, 0)))
     x = _with_two_axes(x)
-    kernel = kernel if len(at.size) == 2 else tf.expand_dims(kernel, 0)
+    kernel = tf.expand_dims(kernel, 0) if len(at.size) == 1 else kernel
     padding = ((0, 0), *_two(at.padding, (0, 0)), (0, 0))
     strides = _two(at.stride, 1)
 
     def part(x: Tensor, kernel: Tensor) -> Tensor:
+        if volume:
+            return tf.nn.conv3d(x, kernel, (1, *at.stride, 1), "VALID")
         return tf.nn.conv2d(x, kernel, strides, padding if any(map(any, padding)) else "VALID")
 
     if layer.groups == 1:
@@ -387,8 +395,43 @@ def _convolution(layer: Convolution, run: _Run, x: Tensor) -> Tensor:
     else:  # TensorFlow's kernels for CPUs have no gradient by groups
         parts = zip(tf.split(x, layer.groups, -1), tf.split(kernel, layer.groups, -1), strict=True)
         product = tf.concat([part(*pair) for pair in parts], -1)
-    product = product if len(at.size) == 2 else tf.squeeze(product, 1)
+    product = tf.squeeze(product, 1) if len(at.size) == 1 else product
     return tf.nn.bias_add(product, run.params[f"{layer.id}.bias"]) if layer.bias else product
+
+
+def _transposed_convolution(layer: TransposedConvolution, run: _Run, x: Tensor) -> Tensor:
+    at = layer.geometry
+    kernel = _dilated(run.params[f"{layer.id}.weight"], at.dilation)
+    kernel = tf.expand_dims(kernel, 0) if len(at.size) == 1 else kernel
+    x = _with_two_axes(x)
+    lengths = [(n - 1) * s + k for n, s, k in zip(x.shape[1:-1], _two(at.stride, 1), _two(at.extent, 1), strict=True)]
+    shape = (x.shape[0], *lengths, layer.filters // layer.groups)
+    function = tf.nn.conv3d_transpose if len(at.size) == 3 else tf.nn.conv2d_transpose
+
+    def part(x: Tensor, kernel: Tensor) -> Tensor:
+        return function(x, kernel, shape, _two(at.stride, 1), "VALID")
+
+    pairs = zip(tf.split(x, layer.groups, -1), tf.split(kernel, layer.groups, -1), strict=True)
+    whole = tf.concat([part(*pair) for pair in pairs], -1)
+    whole = tf.squeeze(whole, 1) if len(at.size) == 1 else whole
+    whole = tf.pad(whole, ((0, 0), *((0, extra) for extra in layer.extra), (0, 0)))
+    kept = (slice(before, n - after) for n, (before, after) in zip(whole.shape[1:-1], at.padding, strict=True))
+    product = whole[(slice(None), *kept)]
+    return tf.nn.bias_add(product, run.params[f"{layer.id}.bias"]) if layer.bias else product
+
+
+def _interpolate(layer: Interpolate, run: _Run, x: Tensor) -> Tensor:
+    for axis, places in enumerate(layer.places((x.shape[-1], *x.shape[1:-1])), 1):
+        first, share = (
+            np.array([at for at, _ in places]),
+            np.array([part for _, part in places], x.dtype.as_numpy_dtype),
+        )
+        before = tf.gather(x, first, axis=axis)
+        if share.any():
+            behind = tf.gather(x, first + (share > 0), axis=axis)
+            before = before + (behind - before) * share.reshape(-1, *[1] * (len(x.shape) - 1 - axis))
+        x = before
+    return x
 
 
 def _dilated(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
@@ -406,11 +449,11 @@ def _dilated(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
 
 def _with_two_axes(x: Tensor) -> Tensor:
     """(N, length, channels) as an image of one row: there is nothing else for sequences."""
-    return x if len(x.shape) == 4 else tf.expand_dims(x, 1)
+    return x if len(x.shape) > 3 else tf.expand_dims(x, 1)
 
 
 def _two(values: Sequence[Any], first: Any) -> tuple[Any, ...]:
-    return tuple(values) if len(values) == 2 else (first, *values)
+    return tuple(values) if len(values) > 1 else (first, *values)
 
 
 def _pool(function: Callable[..., Tensor], filling: float, layer: Pool, run: _Run, x: Tensor) -> Tensor:
@@ -418,18 +461,37 @@ def _pool(function: Callable[..., Tensor], filling: float, layer: Pool, run: _Ru
     padding = at.filled(lengths)
     if any(map(any, padding)):
         x = tf.pad(x, ((0, 0), *padding, (0, 0)), constant_values=tf.constant(filling, x.dtype))
-    if set(at.dilation) == {1}:
-        found = function(_with_two_axes(x), _two(at.size, 1), _two(at.stride, 1), "VALID")
-        found = found if len(at.size) == 2 else tf.squeeze(found, 1)
-    else:  # TensorFlow has a stride or a dilation, not both
-        kind = "MAX" if filling else "AVG"
-        found = tf.nn.pool(x, at.size, kind, padding="VALID", dilations=at.dilation)
-        found = found[(slice(None), *(slice(None, None, step) for step in at.stride))]
+    found = _pooled(function, "MAX" if filling else "AVG", x, at.size, at.stride, at.dilation)
     counts = () if filling else at.counted(lengths, layer.counts_padding)
     if all({*n} == {k} for n, k in zip(counts, at.size, strict=False)):
         return found
     counted = functools.reduce(operator.mul, np.ix_(*(np.maximum(n, 1) for n in counts)))
     return found * tf.constant((math.prod(at.size) / counted)[..., None], x.dtype)
+
+
+def _pooled(
+    function: Callable[..., Tensor],
+    kind: str,
+    x: Tensor,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> Tensor:
+    """A pool without padding."""
+    if len(size) == 3:  # first height and width, then depth: TensorFlow pools volumes in float32 alone on CPUs
+        samples, depth, *lengths, channels = x.shape
+        flat = tf.reshape(x, (samples * depth, *lengths, channels))
+        flat = _pooled(function, kind, flat, size[1:], stride[1:], dilation[1:])
+        height, width = flat.shape[1:3]
+        flat = tf.reshape(flat, (samples, depth, height * width, channels))
+        flat = _pooled(function, kind, flat, (size[0], 1), (stride[0], 1), (dilation[0], 1))
+        return tf.reshape(flat, (samples, -1, height, width, channels))
+    if set(dilation) == {1}:
+        found = function(_with_two_axes(x), _two(size, 1), _two(stride, 1), "VALID")
+        return found if len(size) == 2 else tf.squeeze(found, 1)
+    # TensorFlow has a stride or a dilation, not both.
+    found = tf.nn.pool(x, size, kind, padding="VALID", dilations=dilation)
+    return found[(slice(None), *(slice(None, None, step) for step in stride))]
 
 
 def _global_max(layer: Layer, run: _Run, x: Tensor) -> Tensor:
@@ -504,10 +566,17 @@ _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
     "dropout": _dropout,
     "conv1d": _convolution,
     "conv2d": _convolution,
+    "conv3d": _convolution,
+    "conv1d_transpose": _transposed_convolution,
+    "conv2d_transpose": _transposed_convolution,
+    "conv3d_transpose": _transposed_convolution,
     "max_pool1d": _MAX,
     "max_pool2d": _MAX,
+    "max_pool3d": _MAX,
     "avg_pool1d": _AVERAGE,
     "avg_pool2d": _AVERAGE,
+    "avg_pool3d": _AVERAGE,
+    "interpolate": _interpolate,
     "global_max_pool": _global_max,
     "global_avg_pool": _global_average,
     "embedding": _embedding,
@@ -525,11 +594,32 @@ _LAYERS: dict[str, Callable[[Any, _Run, Tensor], Tensor]] = {
 # Losses: the mean over a batch, and the number of right answers in it -------------------------------------------------
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def _cross_entropy(logits: Tensor, labels: Tensor, **settings: Any) -> Tensor:
+    if settings:
+        return _weighted_cross_entropy(logits, labels, **settings)
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
 
-def _binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def _weighted_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    class_weights: tuple[float, ...] | None = None,
+    label_smoothing: float = 0.0,
+    ignored_class: int | None = None,
+) -> Tensor:
+    classes, dtype = logits.shape[-1], logits.dtype
+    weights = tf.constant([1.0] * classes if class_weights is None else class_weights, dtype)
+    kept = tf.ones(labels.shape, dtype) if ignored_class is None else tf.cast(labels != ignored_class, dtype)
+    hot = tf.one_hot(tf.where(kept > 0, labels, 0), classes, dtype=dtype) * kept[..., None] * weights
+    logs = tf.nn.log_softmax(logits)
+    spread = kept * tf.reduce_sum(weights * logs, -1)
+    rows = (1 - label_smoothing) * tf.reduce_sum(hot * logs, -1) + label_smoothing / classes * spread
+    return -tf.reduce_sum(rows) / tf.reduce_sum(hot)
+
+
+def _binary_cross_entropy(logits: Tensor, targets: Tensor, positive_weight: float = 1.0) -> Tensor:
+    if positive_weight != 1:
+        return tf.reduce_mean(tf.nn.weighted_cross_entropy_with_logits(targets, logits, positive_weight))
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(targets, logits))
 
 
@@ -537,19 +627,20 @@ def _mean_squared_error(output: Tensor, targets: Tensor) -> Tensor:
     return tf.reduce_mean(tf.math.squared_difference(output, targets))
 
 
-def _right_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    return tf.math.count_nonzero(tf.argmax(logits, -1) == labels)
+def _right_classes(logits: Tensor, labels: Tensor, ignored: int | None) -> Tensor:
+    right = tf.argmax(logits, -1) == labels
+    return tf.math.count_nonzero(right if ignored is None else right & (labels != ignored))
 
 
-def _right_answers(logits: Tensor, targets: Tensor) -> Tensor:
+def _right_answers(logits: Tensor, targets: Tensor, ignored: int | None) -> Tensor:
     return tf.math.count_nonzero((logits > 0) == (targets > 0.5))
 
 
-def _no_answers(output: Tensor, targets: Tensor) -> Tensor:
+def _no_answers(output: Tensor, targets: Tensor, ignored: int | None) -> Tensor:
     return tf.constant(math.nan)
 
 
-_LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+_LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "softmax_cross_entropy": (_cross_entropy, _right_classes),
     "binary_cross_entropy": (_binary_cross_entropy, _right_answers),
     "mean_squared_error": (_mean_squared_error, _no_answers),

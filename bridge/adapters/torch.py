@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, PerArray, check_known, check_losses
+from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import (
     RBF,
@@ -34,6 +34,7 @@ from bridge.spec import (
     Dense,
     Embedding,
     Geometry,
+    Interpolate,
     Layer,
     LayerNorm,
     ModelSpec,
@@ -42,6 +43,7 @@ from bridge.spec import (
     PositionEmbedding,
     Recurrent,
     Shape,
+    TransposedConvolution,
 )
 from py_engine.errors import ParameterError, ShapeError
 
@@ -77,7 +79,10 @@ class TorchSession:
         self._model, self._places = _build_model(spec, dtype, self._build_layer)
         for name, place in self._places.items():
             place.set(params[name])
-        self._criterion, self._count_right = _LOSSES[spec.loss.op]
+        criterion, count_right = _LOSSES[spec.loss.op]
+        settings = _loss_settings(spec.loss.settings(), getattr(torch, dtype.name))
+        self._criterion = partial(criterion, **settings) if settings else criterion
+        self._count_right = partial(count_right, ignored=self._check.loss.ignored_class)
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = _build_optimizer(trained, optimizer)
         self._trained = trained
@@ -114,14 +119,13 @@ class TorchSession:
     def evaluate(self, x: Array, y: Array) -> Evaluation:
         """See `Session.evaluate`."""
         features, targets = self._batch(x, y)
-        loss = right = 0.0
+        found = EvaluationSum(self._check.loss)
         self._model.eval()
         with torch.inference_mode():
             for part, wanted in zip(features.split(_EVALUATION_BATCH), targets.split(_EVALUATION_BATCH), strict=True):
                 output = self._model(part)
-                loss += float(self._criterion(output, wanted)) * len(part)
-                right += self._count_right(output, wanted) * len(part)
-        return Evaluation(loss / len(x), right / len(x))
+                found.add(wanted.numpy(), float(self._criterion(output, wanted)), self._count_right(output, wanted))
+        return found.result()
 
     def predict(self, x: Array) -> Array:
         """See `Session.predict`."""
@@ -443,13 +447,65 @@ def _dense(layer: Dense, input: Shape) -> Built:
 def _convolution(layer: Convolution, input: Shape) -> Built:
     geometry = layer.geometry
     padding, ahead = _padding(geometry, 0.0)
-    kind = {1: nn.Conv1d, 2: nn.Conv2d}[len(geometry.size)]
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(geometry.size) - 1]
     module = kind(
         input[0], layer.filters, geometry.size, geometry.stride, padding, geometry.dilation, layer.groups, layer.bias
     )
     names = ("weight", "bias") if layer.bias else ("weight",)
     places = {name: _Place(module, name, transposed=False) for name in names}
     return Built(nn.Sequential(ahead, module) if ahead else module, places)
+
+
+def _transposed(layer: TransposedConvolution, input: Shape) -> Built:
+    at = layer.geometry
+    cut, behind = _padding(replace(at, padding=tuple((-before, -after) for before, after in at.padding)), 0.0)
+    kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[len(at.size) - 1]
+    padding = tuple(-sides for sides in cut)
+    module = kind(
+        *(input[0], layer.filters, at.size, at.stride, padding, layer.extra, layer.groups, layer.bias, at.dilation)
+    )
+    names = ("weight", "bias") if layer.bias else ("weight",)
+    places = {name: _Place(module, name, transposed=False) for name in names}
+    return Built(nn.Sequential(module, behind) if behind else module, places)
+
+
+def _interpolate(layer: Interpolate, input: Shape) -> Built:
+    kinds = ("linear", "bilinear", "trilinear")
+    axes = len(input) - 1
+    places = layer.places(input)
+    if axes > len(kinds) or (layer.mode == "nearest" and places != _nearest_places(layer, input)):
+        return Built(_Interpolate(places), {})
+    corners = layer.align_corners if layer.mode == "linear" else None
+    mode = kinds[axes - 1] if layer.mode == "linear" else "nearest"
+    return Built(nn.Upsample(layer.lengths_out, mode=mode, align_corners=corners), {})
+
+
+def _nearest_places(layer: Interpolate, input: Shape) -> list[list[tuple[int, float]]]:
+    """Where torch looks for the nearest elements: it divides in float32, whose rounding may give a neighbour."""
+    found = []
+    for old, new in zip(input[1:], layer.lengths_out, strict=True):
+        ratio = np.float32(old) / np.float32(new)
+        at = np.minimum((np.arange(new, dtype=np.float32) * ratio).astype(np.int64), old - 1)
+        found.append([(int(place), 0.0) for place in at])
+    return found
+
+
+class _Interpolate(nn.Module):  # type: ignore[misc]
+    """Elements of each axis, and between them, by number: what torch's own has not."""
+
+    def __init__(self, places: list[list[tuple[int, float]]]) -> None:
+        super().__init__()
+        self._places = places
+
+    def forward(self, x: Tensor) -> Tensor:
+        for axis, places in enumerate(self._places, 2):
+            first, share = torch.tensor([at for at, _ in places]), x.new_tensor([part for _, part in places])
+            before = x.index_select(axis, first)
+            if share.any():
+                behind = x.index_select(axis, first + (share > 0))
+                before = before + (behind - before) * share.reshape(-1, *[1] * (x.dim() - 1 - axis))
+            x = before
+        return x
 
 
 def _pool(layer: Pool, input: Shape) -> Built:
@@ -461,7 +517,8 @@ def _pool(layer: Pool, input: Shape) -> Built:
     ):
         return Built(_Average(at, counts, input[0]), {})
     padding, ahead = _padding(at, -math.inf if takes_maximum else 0.0)
-    kinds = (nn.MaxPool1d, nn.MaxPool2d) if takes_maximum else (nn.AvgPool1d, nn.AvgPool2d)
+    averages = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
+    kinds = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d) if takes_maximum else averages
     more = {"dilation": at.dilation} if takes_maximum else {}
     module = kinds[len(at.size) - 1](at.size, at.stride, padding, **more)
     return Built(nn.Sequential(ahead, module) if ahead else module, {})
@@ -479,7 +536,7 @@ class _Average(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         at = self._geometry
-        convolve = (F.conv1d, F.conv2d)[len(at.size) - 1]
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(at.size) - 1]
         ones = x.new_ones(self._channels, 1, *at.size)
         padded = F.pad(x, self._sides)
         sums = convolve(padded, ones, stride=at.stride, dilation=at.dilation, groups=self._channels)
@@ -490,7 +547,7 @@ def _padding(geometry: Geometry, value: float) -> tuple[Shape, nn.Module | None]
     """The padding that torch's layer does itself, and the layer before it where it can't: if the two sides differ."""
     if geometry.is_symmetric:
         return tuple(before for before, _ in geometry.padding), None
-    kind = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d}[len(geometry.size)]
+    kind = (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)[len(geometry.size) - 1]
     last_axis_first = tuple(side for sides in reversed(geometry.padding) for side in sides)
     return (0,) * len(geometry.size), kind(last_axis_first, value)
 
@@ -572,10 +629,17 @@ _LAYERS: dict[str, Callable[[Any, Shape], Built]] = {
     "dropout": lambda layer, input: Built(nn.Dropout(layer.rate), {}),
     "conv1d": _convolution,
     "conv2d": _convolution,
+    "conv3d": _convolution,
+    "conv1d_transpose": _transposed,
+    "conv2d_transpose": _transposed,
+    "conv3d_transpose": _transposed,
     "max_pool1d": _pool,
     "max_pool2d": _pool,
+    "max_pool3d": _pool,
     "avg_pool1d": _pool,
     "avg_pool2d": _pool,
+    "avg_pool3d": _pool,
+    "interpolate": _interpolate,
     "global_max_pool": lambda layer, input: Built(_GlobalPool(layer.op), {}),
     "global_avg_pool": lambda layer, input: Built(_GlobalPool(layer.op), {}),
     "embedding": _embedding,
@@ -590,36 +654,46 @@ _LAYERS: dict[str, Callable[[Any, Shape], Built]] = {
 }
 
 
-# Losses: the mean over a batch, and the share of right answers in it --------------------------------------------------
+# Losses: the mean over a batch, and the number of right answers in it -------------------------------------------------
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def _loss_settings(settings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """A loss's settings by torch's names: weights as tensors."""
+    names = {"class_weights": "weight", "ignored_class": "ignore_index", "positive_weight": "pos_weight"}
+    return {
+        names.get(name, name): torch.tensor(value, dtype=dtype) if name.endswith(("weight", "weights")) else value
+        for name, value in settings.items()
+    }
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, **settings: Any) -> Tensor:
     if logits.dim() > 2:  # classes after every step
-        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
-    return F.cross_entropy(logits, labels)
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), **settings)
+    return F.cross_entropy(logits, labels, **settings)
 
 
-def _binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits, targets)
+def _binary_cross_entropy(logits: Tensor, targets: Tensor, **settings: Any) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits, targets, **settings)
 
 
 def _mean_squared_error(output: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(output, targets)
 
 
-def _right_classes(logits: Tensor, labels: Tensor) -> float:
-    return float((logits.argmax(-1) == labels).double().mean())
+def _right_classes(logits: Tensor, labels: Tensor, ignored: int | None) -> float:
+    right = logits.argmax(-1) == labels
+    return float((right if ignored is None else right & (labels != ignored)).sum())
 
 
-def _right_answers(logits: Tensor, targets: Tensor) -> float:
-    return float(((logits > 0) == (targets > 0.5)).double().mean())
+def _right_answers(logits: Tensor, targets: Tensor, ignored: int | None) -> float:
+    return float(((logits > 0) == (targets > 0.5)).sum())
 
 
-def _no_answers(output: Tensor, targets: Tensor) -> float:
+def _no_answers(output: Tensor, targets: Tensor, ignored: int | None) -> float:
     return float("nan")
 
 
-_LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], float]]] = {
+_LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., float]]] = {
     "softmax_cross_entropy": (_cross_entropy, _right_classes),
     "binary_cross_entropy": (_binary_cross_entropy, _right_answers),
     "mean_squared_error": (_mean_squared_error, _no_answers),

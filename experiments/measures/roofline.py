@@ -126,7 +126,7 @@ def _traced(task: Task) -> tuple[network.Chain, Program, list[str]]:
     chain = build_chain(task.spec, task.dtype)
     shapes = _batch(task.spec, np.dtype(task.dtype))
     x, y = (Tensor.symbol((task.batch_size, *shape), dtype) for shape, dtype in shapes)
-    program, trained, _ = trace_step(chain, losses.get(task.spec.loss.op), x, y)
+    program, trained, _ = trace_step(chain, losses.get(task.spec.loss.op, **task.spec.loss.settings()), x, y)
     return chain, simplify(program), trained
 
 

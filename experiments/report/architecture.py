@@ -165,7 +165,9 @@ def _describe(layer: object, shape: LayerShape) -> str:
     if op.startswith("conv"):
         kernel = "×".join(map(str, _sizes(getattr(layer, "kernel", ()))))
         bias = "" if getattr(layer, "bias", True) else ", no bias"
-        return f"{op[:-2]} {op[-2:].upper()}, {getattr(layer, 'filters', '')} filters of {kernel}{bias}"
+        plain = op.removesuffix("_transpose")
+        what = f"{'' if plain == op else 'transposed '}{plain[:-2]} {plain[-2:].upper()}"
+        return f"{what}, {getattr(layer, 'filters', '')} filters of {kernel}{bias}"
     if op.startswith(("max_pool", "avg_pool")):
         return f"{op[:3]}-pool {'×'.join(map(str, _sizes(getattr(layer, 'window', ()))))}"
     if op == "embedding":

@@ -35,6 +35,6 @@ export Dense, RNN, LSTM, GRU, Flatten, Reshape, Activation, Dropout, RBF, Embedd
 export ACTIVATIONS, INITIALISERS, LAYERS, LOSSES, OPTIMIZERS
 export Optimizer, DescentMethod, SGD, Descent, Momentum, RMSProp, Adam, AdamW
 export Accuracy, Mean, accuracy, Communicator, Evaluation, Trainer, train!, train_epoch!, evaluate, predict, loss_and_gradients
-export training_state, load_state!
+export loss_of, training_state, load_state!
 
 end

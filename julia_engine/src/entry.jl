@@ -31,7 +31,8 @@ finite; 3 for anything else. No exception leaves an entry point. All calls come 
 A description has a line (`network/lines.jl`) for each part of a session, and a line feed after each of them:
 
 - `session format=3 dtype=float32 batch_size=100 threads=2 loss=softmax_cross_entropy holds=numbers input=784 layers=3`:
-  samples hold `numbers` or `ids`, and have the shape `input`.
+  samples hold `numbers` or `ids`, and have the shape `input`. A loss may have the settings `class_weights`, `label_smoothing`,
+  `ignored_class` and `positive_weight`.
 - `optimizer name=sgd learning_rate=0.1 momentum=0.0 nesterov=false weight_decay=0.0`: the settings that `read_optimizer`
   reads, beside its type in `network`.
 - `techniques fuse=false`: the switches of [`Techniques`](@ref AD.Techniques) that are not as by default.
@@ -42,7 +43,7 @@ A description has a line (`network/lines.jl`) for each part of a session, and a 
 module Entry
 
 using ..AD: AD, EngineError, NonFiniteError, ConfigurationError, ShapeError, Techniques
-using ..NETWORK: NETWORK, Data, LAYERS, Layer, Line, Optimizer, Trainer, given, given_or_nothing, reading
+using ..NETWORK: NETWORK, Data, LAYERS, Layer, Line, Loss, Optimizer, Trainer, given, given_or_nothing, reading
 
 const OK, MISTAKE, NOT_FINITE, FAILURE = Cint(0), Cint(1), Cint(2), Cint(3)
 
@@ -81,7 +82,7 @@ struct Description
     dtype::DataType
     batch_size::Int
     threads::Int
-    loss::String
+    loss::Loss
     optimizer::Optimizer
     techniques::Techniques
     ids::Bool
@@ -118,7 +119,7 @@ function read_description(text::String)
         format == FORMAT || throw(ConfigurationError("this engine reads descriptions of format $FORMAT, got $format"))
         whole(name) = NETWORK.whole_number("Trainer", name, given(head, name, Int))
         (one_of(head, "dtype", ("float32" => Float32, "float64" => Float64)), whole("batch_size"), whole("threads"),
-            given(head, "loss", String), one_of(head, "holds", ("numbers" => false, "ids" => true)),
+            read_loss(head), one_of(head, "holds", ("numbers" => false, "ids" => true)),
             NETWORK.lengths(head, "input"), given(head, "layers", Int))
     end
     optimizer, techniques = read_optimizer(next("optimizer")), read_techniques(next("techniques"))
@@ -145,6 +146,15 @@ function size_of(name::String, names::Vector{String}, sizes::Vector{Vector{Int}}
     place === nothing && throw(ConfigurationError("inputs: there is no layer $(NETWORK.shortened(name)) before this one; " *
         "there are: $(isempty(names) ? "none" : join(names, ", "))"))
     return sizes[place+1]
+end
+
+"""The loss that a line names, with its settings; classes count from 0 there."""
+function read_loss(line::Line)
+    ignored, word = given_or_nothing(line, "ignored_class", Int), given(line, "loss", String)
+    return NETWORK.loss_of(word; class_weights=given_or_nothing(line, "class_weights", Vector{Float64}),
+        label_smoothing=something(given_or_nothing(line, "label_smoothing", Float64), 0.0),
+        ignored_class=ignored === nothing ? nothing : ignored + 1,
+        positive_weight=something(given_or_nothing(line, "positive_weight", Float64), 1.0))
 end
 
 """What a setting's word stands for."""
@@ -211,7 +221,7 @@ function new_session(d::Description, parameters::Ptr{T}, count::Int64) where {T}
     NETWORK.read_inputs!(chain, d.inputs)
     NETWORK.takes_ids(chain) == d.ids || throw(ConfigurationError("samples of $(d.ids ? "ids" : "numbers") do not suit a " *
         "model that begins with $(isempty(d.layers) ? "nothing" : d.layers[1])"))
-    trainer = NETWORK.new_trainer(T, chain, NETWORK.loss_of(d.loss), d.optimizer, d.batch_size, d.threads, 1, d.techniques)
+    trainer = NETWORK.new_trainer(T, chain, d.loss, d.optimizer, d.batch_size, d.threads, 1, d.techniques)
     NETWORK.suit!(trainer, d.sizes[1])
     return trainer
 end
@@ -241,7 +251,8 @@ function check(trainer::Trainer, data::Data, first::Int, last::Int)
         data.classes && data.y != C_NULL || continue
         labels = Ptr{Int64}(data.y + r * data.y_bytes)
         for j in 1:each
-            0 <= unsafe_load(labels, j) < classes && continue
+            label = unsafe_load(labels, j)
+            (0 <= label < classes || label + 1 == trainer.loss.ignored) && continue
             NETWORK.check_classes(trainer.loss, unsafe_wrap(Array, Ptr{Int64}(data.y), data.samples * each), classes, 0)
         end
     end
@@ -289,7 +300,7 @@ function communicate(number::Int64, rank::Int64, size::Int64, add::Ptr{Cvoid})::
             status == 1 || error("the gradients could not be added up")
         end
         communicator = NETWORK.Communicator(rank, size, add!)
-        NETWORK.check_parts(trainer.chain, trainer.techniques, communicator)
+        NETWORK.check_parts(trainer.chain, trainer.loss, trainer.techniques, communicator)
         trainer.communicator = communicator
         NETWORK.set_rank!(trainer.chain, communicator)
         empty!(trainer.plans)

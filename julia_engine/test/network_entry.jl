@@ -137,6 +137,10 @@ end
     @test occursin("batch_size must be an integer >= 1", failing(described(batch=0)))
     @test occursin("batch_size: expected a whole number, got \"1e3\"", failing(described(batch="1e3")))
     @test occursin("unknown loss \"hinge\"", failing(described(loss="hinge")))
+    @test occursin("label_smoothing: expected a number, got", failing(described(loss="softmax_cross_entropy label_smoothing=x")))
+    @test occursin("class_weights must be finite numbers >= 0", failing(described(loss="softmax_cross_entropy class_weights=-1,2,1")))
+    @test occursin("there is no setting ignored_class", failing(described(loss="mean_squared_error ignored_class=0")))
+    @test occursin("there is no setting \"weights\"", failing(described(loss="softmax_cross_entropy weights=1")))
     @test occursin("must have $(length(vector)) elements", failing(described(), vector[1:end-1]))
     @test occursin("samples of ids do not suit a model that begins with Reshape", failing(described(holds="ids")))
     for n in 0:ncodeunits(described())-1

@@ -12,6 +12,16 @@ const LAYER_CASES = [
     (GRU(3 => 2), (3, 4)), (GRU(3 => 2; returns="sequence"), (3, 3)), (GRU(3 => 2), (3, 1)),
     (Flatten(), (2, 3)), (Reshape(3, 2), (6,)), (Activation(tanh), (4,)), (Activation("softmax"), (4,)),
     (Activation(softplus), (2, 3)), (Dropout(0.5), (4,)),
+    (Conv3D(2 => 2, (2, 1, 2), tanh; padding=((0, 1), (0, 0), (1, 0)), stride=(1, 2, 1)), (2, 3, 2, 2)),
+    (Conv1DTranspose(2 => 4, 2; stride=3, padding=(0, 1), output_padding=2, dilation=2, groups=2, bias=false), (3, 2)),
+    (Conv1DTranspose(1 => 1, 1), (1, 1)),
+    (Conv2DTranspose(2 => 1, (2, 3); padding=((1, 0), (0, 1)), stride=(2, 1)), (2, 3, 2)),
+    (Conv3DTranspose(1 => 2, (1, 2, 2); output_padding=(0, 1, 0), stride=2), (2, 1, 2, 1)),
+    (MaxPool3D((1, 2, 2); stride=1, padding=((0, 0), (1, 0), (0, 1))), (2, 2, 3, 2)),
+    (AvgPool3D(2; ceil_mode=true, count_padding=false), (3, 2, 2, 2)),
+    (GlobalMaxPool(), (2, 3, 2, 2)), (GlobalAvgPool(), (2, 3, 2, 2)), (BatchNorm(2), (2, 3, 2, 2)),
+    (Interpolate(5), (3, 2)), (Interpolate((2, 5); mode="linear"), (4, 3, 2)),
+    (Interpolate((1, 3, 4); mode=:linear, align_corners=true), (2, 2, 2, 1)),
 ]
 
 function lively_chain(layers...; seed=0)
@@ -133,6 +143,14 @@ end
     @test occursin(">= 0 and < 1", message_of(() -> Dropout(1.0)))
     @test occursin("without dots", message_of(() -> Dense(3 => 4; name="a.b")))
     @test occursin("two layers are called \"a\"", message_of(() -> Chain(Flatten(; name="a"), Flatten(; name="a"))))
+    @test occursin("output_padding must be less than the stride (2,)", message_of(
+        () -> Conv1DTranspose(1 => 1, 3; stride=2, output_padding=2)))
+    @test occursin("padding leaves some (lengths would be (-1,))", message_of(
+        () -> sizes(Chain(Conv1DTranspose(1 => 1, 2; padding=2)), (2, 1))))
+    @test occursin("size (W, H, D, 2), got size (3, 3, 2)", message_of(() -> sizes(Chain(Conv3D(2 => 1, 2)), (3, 3, 2))))
+    @test occursin("mode must be one of nearest, linear", message_of(() -> Interpolate(3; mode=:cubic)))
+    @test occursin("align_corners is for mode linear", message_of(() -> Interpolate(3; align_corners=true)))
+    @test occursin("on 2 axes before the channels", message_of(() -> sizes(Chain(Interpolate((2, 2))), (3, 1))))
     wrong = message_of(() -> Chain(Dense(3 => 4), Dense(5 => 2; name="head"))(zeros(Float32, 3, 1)))
     @test occursin("Dense(5 => 2) in layer \"head\"", wrong) && occursin("(5, ...)", wrong) && occursin("(4,)", wrong)
     @test occursin("no layer \"x\"", message_of(() -> Chain(Flatten())["x"]))

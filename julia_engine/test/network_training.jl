@@ -246,10 +246,66 @@ end
     @test evaluate(trainer, x, y) === evaluate(trainer, x, y)
 end
 
+weighted(; options...) = loss_of(softmax_cross_entropy; options...)
+
+@testset "a weighted loss of a split batch is that of the whole, $options, $(kinds[1])" for options in (
+        (class_weights=[0.5, 2, 1],), (ignored_class=0,), (class_weights=(0.5, 2, 1), ignored_class=2, label_smoothing=0.2),
+        (label_smoothing=0.2,)), kinds in (("dense", () -> Dense(12 => 12, tanh)), ("normalised", () -> BatchNorm(12)))
+    x, y, order = problem(Float64)
+    haskey(options, :ignored_class) && (y[order[1:9]] .= options.ignored_class)
+    loss = weighted(; options...)
+    make() = Chain(kinds[2](), Dense(12 => 3); seed=2, dtype=Float64)
+    found = map(unique((1, MANY))) do threads
+        trainer = Trainer(make(); loss=loss, optimizer=SGD(0.1), batch_size=20, threads=threads)
+        (train_epoch!(trainer, x, y, order), copy(trainer.vector), evaluate(trainer, x, y))
+    end
+    for (losses, vector, evaluation) in found
+        @test losses ≈ found[1][1] && vector ≈ found[1][2]
+        @test evaluation.loss ≈ found[1][3].loss && evaluation.accuracy ≈ found[1][3].accuracy
+    end
+    chain = make()
+    keywords = (weight=haskey(options, :class_weights) ? collect(Float64, options.class_weights) : nothing,
+        label_smoothing=get(options, :label_smoothing, 0), ignored=get(options, :ignored_class, nothing))
+    @test loss_and_gradients(Trainer(chain; loss=loss, threads=1), x, y)[1] ≈
+          item(softmax_cross_entropy(chain(x; training=true), y; keywords...))
+end
+
+@testset "losses with settings" begin
+    x, y, _ = problem(Float64)
+    chain = Chain(Dense(12 => 3); dtype=Float64)
+    labels = [i % 3 == 0 ? -1 : label for (i, label) in enumerate(y)]
+    kept = labels .> 0
+    found, expected = evaluate(Trainer(chain; loss=weighted(ignored_class=-1), threads=1), x, labels),
+    evaluate(Trainer(chain; threads=1), x[:, kept], y[kept])
+    @test found.loss ≈ expected.loss && found.accuracy == expected.accuracy
+    nothing_counts = evaluate(Trainer(chain; loss=weighted(ignored_class=-1), threads=1), x, fill(-1, length(y)))
+    @test isnan(nothing_counts.loss) && isnan(nothing_counts.accuracy)
+    binary = Chain(Dense(12 => 1); dtype=Float64)
+    targets = reshape(Float64.(y .== 1), 1, :)
+    trainer = Trainer(binary; loss=loss_of("binary_cross_entropy"; positive_weight=2.5), threads=1)
+    @test loss_and_gradients(trainer, x, targets)[1] ≈ item(binary_cross_entropy(binary(x), targets; positive_weight=2.5))
+    text = message_of(() -> train_epoch!(Trainer(chain; loss=weighted(ignored_class=0), threads=1), x, fill(4, length(y))))
+    @test occursin("from 1 to 3 (the model has 3 outputs), or 0, which is ignored, got 4", text)
+    for (f, expected_text) in (
+        (() -> weighted(class_weights=[1, -1]), "class_weights must be finite numbers >= 0"),
+        (() -> weighted(class_weights=[0, 0]), "not all of them 0"),
+        (() -> weighted(label_smoothing=2), "label_smoothing must be a number from 0 to 1, got 2"),
+        (() -> weighted(ignored_class=0.5), "ignored_class must be a whole number"),
+        (() -> weighted(positive_weight=2), "softmax_cross_entropy: there is no setting positive_weight"),
+        (() -> loss_of("binary_cross_entropy"; positive_weight=-1), "positive_weight must be a finite number > 0"),
+        (() -> evaluate(Trainer(chain; loss=weighted(class_weights=[1, 2]), threads=1), x, y), "class_weights for 3 classes"),
+        (() -> Trainer(chain; loss=weighted(ignored_class=0), threads=1, techniques=Techniques(batched=false)), "the mean of a whole batch"),
+        (() -> Trainer(chain; loss=weighted(ignored_class=0), threads=1, communicator=NETWORK.Communicator(0, 2, identity)),
+            "of which each process would know a part"))
+        @test (expected_text, occursin(expected_text, message_of(f))) == (expected_text, true)
+    end
+end
+
 @testset "metrics" begin
     m = Mean()
     @test isnan(result(m)) && result(add!(add!(m, 1.0, 3), 5.0)) == 2
     @test accuracy([1 2; 3 2], [2, 1]) == 1 && accuracy([1.0 -1.0], [1 0]) == 1 && accuracy([1.0, -1.0], [0, 0]) == 0.5
+    @test result(add!(Accuracy(0), [1 2; 3 2], [2, 0])) == 1 && isnan(result(add!(Accuracy(2), [1 2; 3 2], [2, 2])))
     @test_throws ShapeError accuracy(zeros(3, 2), [1, 2, 3])
 end
 

@@ -1,4 +1,4 @@
-"""Convolution and pooling layers. Channels come first: samples are (C, L) or (C, H, W).
+"""Convolution, pooling and interpolation layers. Channels come first: samples are (C, L), (C, H, W) or (C, D, H, W).
 
 Settings are one whole number, or one for each spatial axis; padding also a pair, before and after, for each.
 """
@@ -59,7 +59,7 @@ class Windowed(Layer):
         return Layer.__repr__(short)
 
     def _spatial(self) -> str:
-        return "length" if self.axes == 1 else "height, width"
+        return "length" if self.axes == 1 else ", ".join(("depth", "height", "width")[-self.axes :])
 
 
 def _shortened(value: Any) -> Any:
@@ -108,12 +108,16 @@ class Convolution(Windowed):
         self.weight_init = self._initialiser("weight_init", weight_init)
         self.bias_init = self._initialiser("bias_init", bias_init)
 
+    @property
+    def weight_shape(self) -> Shape:
+        """(filters, channels / groups, *kernel)."""
+        return (self.filters, self.channels // self.groups, *self.kernel)
+
     def parameters(self) -> dict[str, ParameterSpec]:
         """`weight` and, if there is one, `bias`."""
         size = math.prod(self.kernel)
         fans = (self.channels // self.groups * size, self.filters // self.groups * size)
-        shape = (self.filters, self.channels // self.groups, *self.kernel)
-        specs = {"weight": ParameterSpec(shape, self.weight_init, *fans)}
+        specs = {"weight": ParameterSpec(self.weight_shape, self.weight_init, *fans)}
         if self.bias:
             specs["bias"] = ParameterSpec((self.filters,), self.bias_init, *fans)
         return specs
@@ -122,11 +126,18 @@ class Convolution(Windowed):
         """(channels, ...) to (filters, ...)."""
         if len(input_shape) != self.axes + 1 or input_shape[0] != self.channels:
             raise self.reject(f"shape ({self.channels}, {self._spatial()})", input_shape)
-        return (self.filters, *self._windows(input_shape, self.kernel, self.stride, self.padding, self.dilation))
+        return (self.filters, *self._lengths(input_shape))
+
+    def _lengths(self, input_shape: Shape) -> Shape:
+        """The spatial axes of what becomes of a sample."""
+        return self._windows(input_shape, self.kernel, self.stride, self.padding, self.dilation)
+
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        return ops.conv(x, weight, self.stride, self.padding, self.dilation, self.groups)
 
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
         """One op, the bias of each filter, the activation."""
-        y = ops.conv(x, parameters["weight"], self.stride, self.padding, self.dilation, self.groups)
+        y = self._convolve(x, parameters["weight"])
         if self.bias:
             y = y + ops.reshape(parameters["bias"], (self.filters, *(1,) * self.axes))
         return ACTIVATIONS[self.activation](y)
@@ -142,6 +153,97 @@ class Conv2D(Convolution, op="conv2d"):
     """Cross-correlation over an image: (channels, height, width) to (filters, height', width'). See `Convolution`."""
 
     axes = 2
+
+
+class Conv3D(Convolution, op="conv3d"):
+    """Cross-correlation over a volume: (channels, depth, height, width) to (filters, depth', height', width').
+
+    See `Convolution`.
+    """
+
+    axes = 3
+
+
+class TransposedConvolution(Convolution):
+    """The transpose of a convolution: each element adds its multiple of the group's kernels; then bias and activation.
+
+    `padding` is cut off the result, `output_padding` is more at the end of each axis, less than the stride or the
+    dilation.
+
+    Parameters: `weight` (channels, filters / groups, *kernel); `bias` (filters,) unless ``bias=False``.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        filters: int,
+        kernel: Sizes,
+        activation: str = "identity",
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        output_padding: Sizes = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+        weight_init: InitialiserLike = "glorot_uniform",
+        bias_init: InitialiserLike = "zeros",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            channels, filters, kernel, activation, stride, padding, dilation, groups, bias, weight_init, bias_init, name
+        )
+        self.output_padding = self._checked(lambda: per_axis("output_padding", output_padding, self.axes, 0))
+        for extra, step, apart in zip(self.output_padding, self.stride, self.dilation, strict=True):
+            if extra >= max(step, apart):
+                raise ConfigurationError(
+                    f"{type(self).__name__}: output_padding must be less than the stride {step} or the dilation "
+                    f"{apart}, actual {extra}"
+                )
+
+    @property
+    def weight_shape(self) -> Shape:
+        """(channels, filters / groups, *kernel)."""
+        return (self.channels, self.filters // self.groups, *self.kernel)
+
+    def _lengths(self, input_shape: Shape) -> Shape:
+        found = tuple(
+            (n - 1) * step + apart * (k - 1) + 1 - before - after + extra
+            for n, k, step, (before, after), extra, apart in zip(
+                *(input_shape[1:], self.kernel, self.stride, self.padding, self.output_padding, self.dilation),
+                strict=True,
+            )
+        )
+        if min(input_shape[1:]) < 1 or min(found) < 1:
+            raise self.reject(f"elements of which padding leaves some (lengths would be {found})", input_shape)
+        return found
+
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        at = self.stride, self.padding, self.output_padding, self.dilation, self.groups
+        return ops.conv_transpose(x, weight, *at)
+
+
+class Conv1DTranspose(TransposedConvolution, op="conv1d_transpose"):
+    """The transpose of `Conv1D`: (channels, length) to (filters, length'). See `TransposedConvolution`."""
+
+    axes = 1
+
+
+class Conv2DTranspose(TransposedConvolution, op="conv2d_transpose"):
+    """The transpose of `Conv2D`: (channels, height, width) to (filters, height', width').
+
+    See `TransposedConvolution`.
+    """
+
+    axes = 2
+
+
+class Conv3DTranspose(TransposedConvolution, op="conv3d_transpose"):
+    """The transpose of `Conv3D`: (channels, depth, height, width) to (filters, depth', height', width').
+
+    See `TransposedConvolution`.
+    """
+
+    axes = 3
 
 
 class Pool(Windowed):
@@ -234,6 +336,13 @@ class MaxPool2D(Pool, op="max_pool2d"):
     op = staticmethod(ops.max_pool)
 
 
+class MaxPool3D(Pool, op="max_pool3d"):
+    """The largest of each window of a volume, never the padding; of equal ones the first has the gradient."""
+
+    axes = 3
+    op = staticmethod(ops.max_pool)
+
+
 class AvgPool1D(AvgPool, op="avg_pool1d"):
     """The mean of each window along a sequence; padding counts as zeros unless told otherwise."""
 
@@ -244,6 +353,12 @@ class AvgPool2D(AvgPool, op="avg_pool2d"):
     """The mean of each window of an image; padding counts as zeros unless told otherwise."""
 
     axes = 2
+
+
+class AvgPool3D(AvgPool, op="avg_pool3d"):
+    """The mean of each window of a volume; padding counts as zeros unless told otherwise."""
+
+    axes = 3
 
 
 class GlobalPool(Layer):
@@ -272,3 +387,40 @@ class GlobalAvgPool(GlobalPool, op="global_avg_pool"):
     def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
         """The mean over all axes but the first two."""
         return ops.mean(x, tuple(range(2, x.ndim)))
+
+
+class Interpolate(Layer, op="interpolate"):
+    """Every channel in another size: (channels, ...) to the same with other lengths. See `ops.interpolate`.
+
+    Args:
+        size: the new lengths, one number or one for each axis after the channels.
+        mode: "nearest" or "linear".
+        align_corners: of "linear", whether the first and last elements stay where they are.
+    """
+
+    def __init__(
+        self, size: Sizes, mode: str = "nearest", align_corners: bool = False, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        axes = len(list(size)) if isinstance(size, Iterable) else 1
+        try:
+            lengths = per_axis("size", size, axes)
+        except ShapeError as error:
+            raise ConfigurationError(f"Interpolate: {error}") from None
+        self.size: Sizes = lengths if isinstance(size, Iterable) else lengths[0]
+        self.mode = self._one_of("mode", mode, ("nearest", "linear"))
+        self.align_corners = bool(align_corners)
+        if self.align_corners and mode == "nearest":
+            raise ConfigurationError("Interpolate: align_corners is for mode linear")
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """(channels, ...) to (channels, *size)."""
+        axes = len(input_shape) - 1
+        if axes < 1 or 0 in input_shape[1:] or (isinstance(self.size, tuple) and len(self.size) != axes):
+            which = f"{len(self.size)} axes" if isinstance(self.size, tuple) else "one axis or more"
+            raise self.reject(f"shape (channels, ...) with elements on {which} after the channels", input_shape)
+        return (input_shape[0], *per_axis("size", self.size, axes))
+
+    def forward(self, x: Tensor, parameters: Tensors, training: bool) -> Tensor:
+        """Some rows of each axis, and between them."""
+        return ops.interpolate(x, self.size, self.mode, self.align_corners)

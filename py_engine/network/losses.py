@@ -1,13 +1,15 @@
 """Losses: what a model is trained on, and what its targets must look like.
 
 Each loss is a mean over all its targets, so that the loss of a batch is the mean of its shards' losses
-weighted by their sizes.
+weighted by their sizes. Where targets count by weights, or not at all, the mean is by the sum of the weights of the
+whole batch, which its shards add up (`couples_batch`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,8 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from py_engine.ad import ops
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, LabelError
+from py_engine.network.meeting import sum_of_parts
 
 Shape = tuple[int, ...]
 
@@ -26,57 +30,166 @@ class Loss:
     """One row of the table: called with a model's outputs and prepared targets, it gives the scalar loss.
 
     `prepare(outputs_shape, targets, dtype)` checks targets and turns them into what the loss takes; it raises
-    `LabelError`. `counts_answers` says whether `metrics.accuracy` means something beside this loss.
+    `LabelError`. `counts_answers` says whether `metrics.accuracy` means something beside this loss. `settings` are
+    those that were given, by name; see `get`.
     """
 
     name: str
-    function: Callable[[Tensor, Tensor], Tensor]
-    prepare: Callable[[Shape, NDArray[Any], np.dtype[Any]], NDArray[Any]]
+    function: Callable[..., Tensor]
+    prepare: Callable[..., NDArray[Any]]
     counts_answers: bool
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean loss, a scalar tensor."""
-        return self.function(outputs, targets)
+        return self.function(outputs, targets, **self.settings)
+
+    @property
+    def couples_batch(self) -> bool:
+        """Whether its mean is by the weights of a whole batch's targets, not by their number."""
+        return "class_weights" in self.settings or "ignored_class" in self.settings
+
+    @property
+    def ignored_class(self) -> int | None:
+        """The target that counts nothing, or None."""
+        return self.settings.get("ignored_class")
+
+    def weight(self, targets: NDArray[Any]) -> float:
+        """By how much the mean over these prepared targets counts beside the mean over others."""
+        if not self.couples_batch:
+            return float(len(targets))
+        kept = targets if self.ignored_class is None else targets[targets != self.ignored_class]
+        weights = self.settings.get("class_weights")
+        return float(kept.size if weights is None else np.sum(np.asarray(weights)[kept]))
+
+    def answers(self, targets: NDArray[Any]) -> int:
+        """How many of these prepared targets are not ignored."""
+        return targets.size if self.ignored_class is None else int(np.count_nonzero(targets != self.ignored_class))
 
 
-def get(name: str) -> Loss:
-    """The loss of that name, or a `ConfigurationError` that lists the names there are."""
-    if name not in LOSSES:
-        raise ConfigurationError(f"unknown loss {name!r}; there are: {', '.join(LOSSES)}")
-    return LOSSES[name]
+def get(loss: str | Loss, **settings: Any) -> Loss:
+    """The loss of that name, with settings of its own; a `Loss` is returned as it is.
+
+    Args:
+        loss: a name from `LOSSES`.
+        class_weights: of softmax_cross_entropy: how much the loss of each class counts.
+        label_smoothing: of softmax_cross_entropy: the share of each label that all classes have in equal parts.
+        ignored_class: of softmax_cross_entropy: a label, perhaps not a class, that counts nothing.
+        positive_weight: of binary_cross_entropy: how much the part of a loss for target 1 counts.
+
+    Raises:
+        ConfigurationError: another name, a setting that the loss has not, or a value that it does not take.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if loss not in LOSSES:
+        raise ConfigurationError(f"unknown loss {loss!r}; there are: {', '.join(LOSSES)}")
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in _SETTINGS.get(loss, {}):
+            known = ", ".join(_SETTINGS.get(loss, {})) or "none"
+            raise ConfigurationError(f"{loss}: there is no setting {name!r}; there are: {known}")
+        check, expected = _SETTINGS[loss][name]
+        if value is None:
+            continue
+        if not check(value):
+            raise ConfigurationError(f"{loss}: {name} must be {expected}, actual {value!r}")
+        found[name] = tuple(float(weight) for weight in value) if name == "class_weights" else value
+    return replace(LOSSES[loss], settings=found)
 
 
-def check_targets(name: str, outputs_shape: Shape, targets: ArrayLike, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """`targets` as the loss `name` takes them: checked, C-contiguous, in the loss's own shape and dtype.
+def _is_number(value: Any, least: float, most: float = math.inf) -> bool:
+    is_real = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
+    return is_real and least <= value <= most and math.isfinite(value)
+
+
+def _are_weights(value: Any) -> bool:
+    try:
+        weights = list(value)
+    except TypeError:
+        return False
+    return all(_is_number(weight, 0) for weight in weights) and any(weights)
+
+
+_SETTINGS: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "softmax_cross_entropy": {
+        "class_weights": (_are_weights, "finite numbers >= 0, not all of them 0"),
+        "label_smoothing": (lambda value: _is_number(value, 0, 1), "a number from 0 to 1"),
+        "ignored_class": (is_whole, "a whole number"),
+    },
+    "binary_cross_entropy": {
+        "positive_weight": (lambda value: _is_number(value, 0) and value > 0, "a finite number > 0"),
+    },
+}
+"""For each setting a check of values, and what they must be."""
+
+
+def _softmax_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    class_weights: tuple[float, ...] | None = None,
+    label_smoothing: float = 0.0,
+    ignored_class: int | None = None,
+) -> Tensor:
+    if class_weights is None and ignored_class is None:
+        return ops.softmax_cross_entropy(logits, labels, label_smoothing=label_smoothing)
+    weight = None if class_weights is None else np.array(class_weights, logits.dtype)
+    total = ops.softmax_cross_entropy(logits, labels, weight, label_smoothing, ignored_class, "sum")
+    hot = ops.one_hot(labels, logits.shape[-1], ignored_class, logits.dtype)
+    return total / sum_of_parts(ops.sum(hot if weight is None else hot * weight))
+
+
+def check_targets(
+    loss: str | Loss, outputs_shape: Shape, targets: ArrayLike, dtype: DTypeLike = np.float32
+) -> NDArray[Any]:
+    """`targets` as a loss takes them: checked, C-contiguous, in the loss's own shape and dtype.
 
     `outputs_shape` is the model's (N, ...), `dtype` that of its outputs. Classes become int64; other targets
     become `dtype` in the shape of the outputs, a missing last axis of length 1 included. Targets that fit
     already are returned as they are, not copied.
 
-    Raises `LabelError`, naming the first bad row, for labels that are not integers, that are out of range, or
-    that are not as many as the outputs.
+    Raises `LabelError`, naming the first bad row, for labels that are not integers, that are out of range and not
+    ignored, or that are not as many as the outputs.
     """
-    return get(name).prepare(outputs_shape, np.asarray(targets), np.dtype(dtype))
+    found = get(loss)
+    return found.prepare(outputs_shape, np.asarray(targets), np.dtype(dtype), **found.settings)
 
 
-def _classes(outputs_shape: Shape, targets: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _classes(
+    outputs_shape: Shape,
+    targets: NDArray[Any],
+    dtype: np.dtype[Any],
+    class_weights: tuple[float, ...] | None = None,
+    label_smoothing: float = 0.0,
+    ignored_class: int | None = None,
+) -> NDArray[Any]:
     loss = "softmax_cross_entropy"
     *expected, classes = outputs_shape
+    if class_weights is not None and len(class_weights) != classes:
+        raise ConfigurationError(
+            f"{loss}: expected class_weights for {classes} classes, which the model has, actual {len(class_weights)}"
+        )
     if targets.dtype.kind not in "iu":
         raise LabelError(f"{loss}: expected integer labels, actual dtype {targets.dtype}")
     _check_shape(loss, targets, tuple(expected))
     if targets.size and (targets.min() < 0 or targets.max() >= classes):
         wrong = (targets < 0) | (targets >= classes)
-        where = _first(wrong)
-        raise LabelError(
-            f"{loss}: expected labels from 0 to {classes - 1} (the model has {classes} outputs), "
-            f"actual {targets[where]} in {_row(where)}; "
-            f"{np.count_nonzero(wrong)} of {targets.size} are out of range"
-        )
+        if ignored_class is not None:
+            wrong &= targets != ignored_class
+        if wrong.any():
+            where = _first(wrong)
+            ignored = "" if ignored_class is None else f", or {ignored_class}, which is ignored"
+            raise LabelError(
+                f"{loss}: expected labels from 0 to {classes - 1} (the model has {classes} outputs){ignored}, "
+                f"actual {targets[where]} in {_row(where)}; "
+                f"{np.count_nonzero(wrong)} of {targets.size} are out of range"
+            )
     return np.ascontiguousarray(targets, np.int64)
 
 
-def _binary(outputs_shape: Shape, targets: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _binary(
+    outputs_shape: Shape, targets: NDArray[Any], dtype: np.dtype[Any], positive_weight: float | None = None
+) -> NDArray[Any]:
     loss = "binary_cross_entropy"
     values = _reals(loss, outputs_shape, targets, dtype)
     if values.size and not (values.min() >= 0 and values.max() <= 1):
@@ -121,7 +234,7 @@ def _row(where: tuple[int, ...]) -> str:
 LOSSES: dict[str, Loss] = {
     loss.name: loss
     for loss in (
-        Loss("softmax_cross_entropy", ops.softmax_cross_entropy, _classes, counts_answers=True),
+        Loss("softmax_cross_entropy", _softmax_cross_entropy, _classes, counts_answers=True),
         Loss("binary_cross_entropy", ops.binary_cross_entropy, _binary, counts_answers=True),
         Loss("mean_squared_error", ops.mean_squared_error, partial(_reals, "mean_squared_error"), counts_answers=False),
     )

@@ -38,10 +38,11 @@ class Accuracy:
     What counts as an answer follows from the shapes. Logits ``(N, ..., classes)`` with integer labels ``(N,
     ...)``: the class with the largest logit, the first of equals. Logits of the labels' own shape, or with
     one unit more, ``(N, ..., 1)``: binary, 1 where the logit is above 0, and labels are 1 where they are
-    above one half.
+    above one half. A class `ignored` is a label that counts nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ignored: int | None = None) -> None:
+        self.ignored = ignored
         self._answers: NDArray[Any] = np.empty(0, np.intp)
         self._right: NDArray[np.bool_] = np.empty(0, np.bool_)
         self.reset()
@@ -66,6 +67,11 @@ class Accuracy:
             answers = self._answers[: labels.size].reshape(labels.shape)
             np.argmax(logits, axis=-1, out=answers)
             np.equal(answers, labels, out=right)
+            if self.ignored is not None:
+                kept = labels != self.ignored
+                self.right += int(np.count_nonzero(right & kept))
+                self.count += int(np.count_nonzero(kept))
+                return
         else:
             raise ShapeError(
                 f"accuracy: expected labels of shape {logits.shape[:-1]} (classes) or {logits.shape} "

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -25,12 +25,12 @@ from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.chain import Chain
 from py_engine.network.layers import collect_updates
+from py_engine.network.losses import Loss
 from py_engine.network.meeting import Meeting, sums
 from py_engine.network.parameters import FlatVector, Layout
 from py_engine.network.threads import Team
 
 Rows: TypeAlias = NDArray[np.intp]
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Step(Protocol):
@@ -106,7 +106,8 @@ class Shard:
         size = part.stop - part.start
         inputs = [Tensor.symbol((size, *a.shape[1:]), a.dtype, name) for a, name in ((x, "x"), (y, "y"))]
         with nullcontext() if meeting is None else meeting.tracing(thread):
-            program, gradients_of, updates = trace_step(chain, loss, inputs[0], inputs[1], size / samples)
+            share = 1.0 if loss.couples_batch else size / samples  # a loss that couples the batch divides by all of it
+            program, gradients_of, updates = trace_step(chain, loss, inputs[0], inputs[1], share)
         named = dict(zip(gradients_of, program.outputs[1:], strict=False))
         if sparse:  # which op makes a gradient is known only once it is fused
             program = rewritten(program, techniques)
@@ -289,13 +290,18 @@ def make_step(
                 f"layer {chain.couples_batch!r} needs a whole batch, so that it can't be trained sample by sample; "
                 "switch the technique batched on"
             )
+        if loss.couples_batch:
+            raise ConfigurationError(
+                f"{loss.name} with {' and '.join(loss.settings)} is the mean of a whole batch by weights, so that "
+                "it can't be trained sample by sample; switch the technique batched on"
+            )
         return SampleBySample(shard(slice(0, 1), 1, gradient.zeros_like()), gradient)
     if not techniques.replay:
         return Eager(chain, loss, gradient)
     count = min(team.size, samples) if team is not None else 1
     ends = [samples * (k + 1) // count for k in range(count)]
     parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    meeting = Meeting(count, samples) if count > 1 and chain.couples_batch else None
+    meeting = Meeting(count, samples) if count > 1 and (chain.couples_batch or loss.couples_batch) else None
     shards = [
         # Of these vectors' memory only what a tape writes is ever touched, and so taken: not a matrix of embeddings.
         shard(part, samples, gradient if k == 0 else gradient.zeros_like(), count > 1, meeting, k)

@@ -15,7 +15,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class Trainer:
 
     Args:
         chain: the model; its parameters are trained in place.
-        loss: a name from `losses.LOSSES`.
+        loss: a name from `losses.LOSSES`, or that loss with settings: `losses.get(name, class_weights=...)`.
         optimizer: the update rule; SGD(0.01) by default.
         batch_size: samples per step; a partial last batch gets a plan of its own.
         threads: how many to use, at most; None takes one per core.
@@ -74,7 +74,7 @@ class Trainer:
     def __init__(
         self,
         chain: Chain,
-        loss: str = "softmax_cross_entropy",
+        loss: str | losses.Loss = "softmax_cross_entropy",
         optimizer: Optimizer | None = None,
         batch_size: int = 100,
         threads: int | None = None,
@@ -105,6 +105,11 @@ class Trainer:
             raise ConfigurationError(
                 f"layer {chain.couples_batch!r} needs the statistics of a whole batch, of which each process would "
                 "have a part: train it in one process, or take layer normalisation instead"
+            )
+        if self.parallel is not None and self.loss.couples_batch:
+            raise ConfigurationError(
+                f"{self.loss.name} with {' and '.join(self.loss.settings)} is the mean of a whole batch by weights, of "
+                "which each process would know a part: train it in one process"
             )
         self._batch = self.batch_size if self.parallel is None else self.parallel.part(self.batch_size)[1]
         for layer in self._dropouts().values():
@@ -200,7 +205,7 @@ class Trainer:
         if not isinstance(step, Replay):
             return []
         shards = step.shards
-        if len(shards) > 1 and self.chain.couples_batch:
+        if len(shards) > 1 and (self.chain.couples_batch or self.loss.couples_batch):
             samples = sum(len(shard.tape.inputs[0]) for shard in shards)
             x, y = (np.zeros((samples, *a.shape[1:]), a.dtype) for a in shards[0].tape.inputs)
             step = make_step(self.chain, self._objective, x, y, samples, self._gradient, None, self.techniques)
@@ -274,13 +279,14 @@ class Trainer:
     # Evaluation -------------------------------------------------------------------------------------------
 
     def evaluate(self, x: ArrayLike, y: ArrayLike) -> Evaluation:
-        """Return mean loss and accuracy over all samples, with dropout off."""
+        """Return mean loss and accuracy over all samples, with dropout off; ignored labels count in neither."""
         x, y = self._data(x, y)
-        loss, accuracy = Mean(), Accuracy()
+        loss, accuracy = Mean(), Accuracy(self.loss.ignored_class)
         labels = y.argmax(-1) if self._one_hot else y
         for part in _parts(len(x)):
             logits, value = self._forward(x[part], y[part])
-            loss.add(value.item(), part.stop - part.start)
+            if weight := self.loss.weight(labels[part]):
+                loss.add(value.item(), weight)
             if self.loss.counts_answers:
                 accuracy.add(logits, labels[part])
         return Evaluation(loss.value, accuracy.value)
@@ -390,14 +396,14 @@ class Trainer:
             del self._steps[self._step_key(samples, x, y, None)]
         return splits
 
-    def _objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self._one_hot:
-            return -ops.mean(ops.sum(targets * ops.log_softmax(outputs), -1))
-        return self.loss(outputs, targets)
+    @property
+    def _objective(self) -> losses.Loss:
+        return replace(self.loss, function=_one_hot_cross_entropy) if self._one_hot else self.loss
 
     @property
     def _one_hot(self) -> bool:
-        return self.loss.name == "softmax_cross_entropy" and not self.techniques.fused_loss
+        is_fused = self.loss.name == "softmax_cross_entropy" and not self.loss.settings
+        return is_fused and not self.techniques.fused_loss
 
     def _forward(self, *arrays: Array) -> list[Array]:
         """Return the outputs, and the loss if targets are given, in buffers that the next call overwrites."""
@@ -455,7 +461,7 @@ class Trainer:
         if len(np.asarray(y)) != len(samples):
             raise LabelError(f"{len(samples)} samples need as many targets, got {len(np.asarray(y))}")
         outputs_shape = (len(samples), *self.chain.output_shape(samples.shape[1:]))
-        targets = losses.check_targets(self.loss.name, outputs_shape, y, self.parameters.dtype)
+        targets = losses.check_targets(self.loss, outputs_shape, y, self.parameters.dtype)
         if self._one_hot:
             targets = np.eye(outputs_shape[-1], dtype=self.parameters.dtype)[targets]
         return samples, targets
@@ -470,6 +476,11 @@ class Trainer:
         if rows.min() < 0 or rows.max() >= count:
             raise ShapeError(f"order must hold row numbers from 0 to {count - 1}, got {rows.min()} to {rows.max()}")
         return rows.astype(np.intp, copy=False)
+
+
+def _one_hot_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """With targets as one-hot rows, for an ablation."""
+    return -ops.mean(ops.sum(targets * ops.log_softmax(outputs), -1))
 
 
 def _parts(count: int) -> Iterator[slice]:

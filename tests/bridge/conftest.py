@@ -95,13 +95,17 @@ def model() -> Callable[..., ModelSpec]:
     """
 
     def make(
-        shape: Sequence[int], *layers: Mapping[str, Any], loss: str = "softmax_cross_entropy", dtype: str = "float32"
+        shape: Sequence[int],
+        *layers: Mapping[str, Any],
+        loss: str | Mapping[str, Any] = "softmax_cross_entropy",
+        dtype: str = "float32",
     ) -> ModelSpec:
         named = [{"id": f"layer{number}", **layer} for number, layer in enumerate(layers)]
         header = {"format": "twingrad-model", "version": 1, "opset": spec.OPSET, "name": "small"}
         reads_tokens = any(layer["op"] == "embedding" for layer in named)
         input = {"shape": ["N", *shape], "dtype": "int64" if reads_tokens else dtype}
-        return spec.parse({**header, "input": input, "layers": named, "loss": {"op": loss}})
+        found = {"op": loss} if isinstance(loss, str) else loss
+        return spec.parse({**header, "input": input, "layers": named, "loss": found})
 
     return make
 
@@ -156,7 +160,11 @@ def random_data(rng: np.random.Generator) -> Callable[..., Data]:
             x = rng.integers(0, model.vocabulary, (rows, *model.input.sample))
         shape = (rows, *model.target.shape)
         if model.target.kind == "classes":
-            return x, rng.integers(0, model.output[-1], shape)
+            labels = rng.integers(0, model.output[-1], shape)
+            ignored = model.loss.settings().get("ignored_class")
+            if ignored is not None:
+                labels[rng.random(shape) < 0.3] = ignored
+            return x, labels
         if model.loss.op == "binary_cross_entropy":
             return x, rng.integers(0, 2, shape).astype(dtype)
         return x, rng.standard_normal(shape).astype(dtype)

@@ -148,6 +148,26 @@ def test_what_is_new_needs_opset_3(layers: tuple[dict[str, Any], ...], message: 
     assert message in refusal(made(*layers, opset=2))
 
 
+VOLUME = {"id": "v", "op": "reshape", "shape": [1, 1, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"op": "conv3d", "filters": 1, "kernel": 1},
+        {"op": "max_pool3d", "window": 1},
+        {"op": "avg_pool3d", "window": 1},
+        {"op": "conv3d_transpose", "filters": 1, "kernel": 1},
+        {"op": "interpolate", "size": 2},
+    ],
+    ids=lambda layer: layer["op"],
+)
+def test_what_is_new_needs_opset_4(layer: dict[str, Any]) -> None:
+    layers = VOLUME, {"id": "a", **layer}
+    spec.parse(made(*layers, opset=4))
+    assert f'layers[1] (id "a").op: {layer["op"]} needs opset 4, found 3' in refusal(made(*layers))
+
+
 # Padding "same" -----------------------------------------------------------------------------------------------
 
 
@@ -211,6 +231,25 @@ def test_an_engine_without_a_layer_refuses_it_by_name(name: str) -> None:
     ):
         with pytest.raises(SpecError, match=rf'layers\[1\] \(id "a"\): the engine {name} has no {what}$'):
             adapter_check(name)(spec.parse(made(BELOW, {"id": "a", **layer})))
+
+
+@pytest.mark.parametrize("name", CHAINS_ALONE)
+def test_an_engine_without_the_layers_of_opset_4_refuses_them_by_name(name: str) -> None:
+    for layer, what in (
+        ({"op": "conv1d_transpose", "filters": 2, "kernel": 2}, "conv1d_transpose"),
+        ({"op": "interpolate", "scale": 2}, "interpolate"),
+    ):
+        with pytest.raises(SpecError, match=rf'layers\[1\] \(id "a"\): the engine {name} has no {what}$'):
+            adapter_check(name)(
+                spec.parse(made({"id": "f", "op": "activation", "activation": "tanh"}, {"id": "a", **layer}, opset=4))
+            )
+
+
+@pytest.mark.parametrize("name", CHAINS_ALONE)
+def test_an_engine_without_settings_of_a_loss_refuses_them_by_name(name: str) -> None:
+    loss = {"op": "softmax_cross_entropy", "label_smoothing": 0.1}
+    with pytest.raises(SpecError, match=rf"loss.label_smoothing: the engine {name} has no label_smoothing of a loss$"):
+        adapter_check(name)(spec.parse(made(BELOW, shape=(4,), opset=4) | {"loss": loss}))
 
 
 # The numpy engine's own graphs --------------------------------------------------------------------------------

@@ -137,6 +137,59 @@ IMAGE_LAYERS: dict[str, dict[str, Any]] = {
     "conv2d padded the same": CONV2D | {"padding": "same", "stride": [2, 1]},
     "max_pool2d padded the same": {"op": "max_pool2d", "window": [3, 2], "stride": 2, "padding": "same"},
 }
+VOLUME = [2, 3, 4, 3]
+VOLUMES: dict[str, Layers] = {
+    "conv3d of all kinds": [
+        {
+            **{"op": "conv3d", "filters": 4, "kernel": [2, 2, 1], "stride": [1, 2, 1], "dilation": [2, 1, 1]},
+            **{"padding": [[1, 0], [0, 1], [0, 0]], "groups": 2},
+        }
+    ],
+    "conv3d padded the same": [{"op": "conv3d", "filters": 3, "kernel": 2, "padding": "same", "bias": False}],
+    "conv3d_transpose": [
+        {
+            **{"op": "conv3d_transpose", "filters": 4, "kernel": [2, 1, 3], "stride": [1, 2, 1], "groups": 2},
+            **{"padding": [[1, 0], [0, 0], [0, 1]], "output_padding": [0, 1, 1], "dilation": [1, 1, 2]},
+        },
+        {"op": "conv3d_transpose", "filters": 2, "kernel": 1, "bias": False},
+    ],
+    "pools of volumes": [
+        {"op": "batch_norm"},
+        {
+            **{"op": "max_pool3d", "window": [2, 1, 2], "stride": [1, 1, 2], "padding": [[1, 0], [0, 0], [0, 1]]},
+            **{"dilation": [1, 2, 1], "ceil_mode": True},
+        },
+        {"op": "global_max_pool"},
+    ],
+    "averages of volumes": [
+        {"op": "avg_pool3d", "window": 2, "stride": 1, "padding": [0, 1, 0], "count_padding": False},
+        {"op": "avg_pool3d", "window": [1, 2, 2], "dilation": [1, 2, 1], "stride": [1, 2, 1], "ceil_mode": True},
+        {"op": "global_avg_pool"},
+    ],
+    "interpolated volumes": [{"op": "interpolate", "size": [4, 2, 5], "mode": "linear", "align_corners": True}],
+}
+OTHER_SIZES: dict[str, tuple[list[int], Layers]] = {
+    "sequences": (
+        INPUT,
+        [
+            {"op": "conv1d_transpose", "filters": 4, "kernel": 3, "stride": 2, "padding": [1, 0], "output_padding": 1},
+            {"op": "conv1d_transpose", "filters": 2, "kernel": 2, "dilation": 3, "groups": 2, "bias": False},
+            {"op": "interpolate", "scale": 2, "mode": "linear"},
+        ],
+    ),
+    "images": (
+        IMAGE,
+        [
+            {
+                **{"op": "conv2d_transpose", "filters": 6, "kernel": [3, 2], "stride": [2, 1], "dilation": [1, 2]},
+                **{"padding": [[2, 0], [0, 1]], "output_padding": [1, 0], "groups": 2},
+            },
+            {"op": "interpolate", "scale": [1, 2]},
+            {"op": "conv2d_transpose", "filters": 2, "kernel": 2, "bias": False},
+            {"op": "interpolate", "size": [5, 9], "mode": "linear"},
+        ],
+    ),
+}
 GRAPHS: dict[str, tuple[list[int], Layers]] = {
     "a residual": (INPUT, [BELOW, {"op": "dense", "units": 5}, {"op": "add", "inputs": ["layer0", "layer1"]}]),
     "a sum of three, one of them twice": (
@@ -208,7 +261,18 @@ EMBEDDINGS: dict[str, Layers] = {
     "embedding of ids in a row": [{"op": "flatten"}, EMBEDDING, {"op": "permute_dims", "axes": [1, 0]}, BELOW],
 }
 
-LOSSES: dict[str, tuple[Layers, str]] = {
+SOFTMAX: dict[str, Any] = {"op": "softmax_cross_entropy"}
+LOSSES: dict[str, tuple[Layers, Any]] = {
+    "a class by weights, smoothed, some ignored": (
+        [{"op": "flatten"}, {"op": "dense", "units": 4}],
+        SOFTMAX | {"class_weights": [0.5, 2, 1, 0.0], "label_smoothing": 0.1, "ignored_class": -1},
+    ),
+    "a class for every row, one class ignored": ([{"op": "dense", "units": 4}], SOFTMAX | {"ignored_class": 2}),
+    "a smoothed class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], SOFTMAX | {"label_smoothing": 0.2}),
+    "yes, which counts more, or no": (
+        [{"op": "dense", "units": 2}],
+        {"op": "binary_cross_entropy", "positive_weight": 3},
+    ),
     "a class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], "softmax_cross_entropy"),
     "a class for every row": ([{"op": "dense", "units": 4}], "softmax_cross_entropy"),
     "yes or no": ([{"op": "flatten"}, {"op": "dense", "units": 1}], "binary_cross_entropy"),
@@ -399,6 +463,19 @@ def test_every_layer_of_images(pair: tuple[str, str], layer: str, dtype: str, mo
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", VOLUMES)
+def test_every_layer_of_volumes(pair: tuple[str, str], case: str, dtype: str, model: Made, compare: Made) -> None:
+    compare(pair, model(VOLUME, BELOW | {"units": 3}, *VOLUMES[case], loss="mean_squared_error"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", OTHER_SIZES)
+def test_layers_that_make_larger_ones(pair: tuple[str, str], case: str, dtype: str, model: Made, compare: Made) -> None:
+    shape, layers = OTHER_SIZES[case]
+    compare(pair, model(shape, BELOW, *layers, loss="mean_squared_error"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
 def test_every_embedding(pair: tuple[str, str], embedding: str, dtype: str, model: Made, compare: Made) -> None:
     compare(pair, model(INPUT, *EMBEDDINGS[embedding], loss="mean_squared_error"), dtype)
@@ -427,7 +504,8 @@ def test_whole_networks(pair: tuple[str, str], network: str, dtype: str, model: 
 
 def test_nothing_of_the_spec_is_left_out() -> None:
     layers = [*LAYERS.values(), *IMAGE_LAYERS.values(), *(layer for group in EMBEDDINGS.values() for layer in group)]
-    layers += [layer for _, group in GRAPHS.values() for layer in group]
+    layers += [layer for _, group in (*GRAPHS.values(), *OTHER_SIZES.values()) for layer in group]
+    layers += [layer for group in VOLUMES.values() for layer in group]
     for kind in get_args(spec.AnyLayer):
         tested = [layer for layer in layers if layer["op"] in choices(kind, "op")]
         assert tested, kind
@@ -435,7 +513,10 @@ def test_nothing_of_the_spec_is_left_out() -> None:
         assert not {name for name in unset if not name.endswith("_init")}, f"fields of {kind} that no test sets"
         for option in {"activation", "returns"} & set(kind.model_fields):
             assert {layer[option] for layer in tested} == choices(kind, option), f"{option} of {kind}"
-    assert {op for _, op in LOSSES.values()} == set().union(*(choices(kind, "op") for kind in get_args(spec.AnyLoss)))
+    losses = [{"op": loss} if isinstance(loss, str) else loss for _, loss in LOSSES.values()]
+    for kind in get_args(spec.AnyLoss):
+        tested = [loss for loss in losses if loss["op"] in choices(kind, "op")]
+        assert tested and set(kind.model_fields) == set().union(*tested), kind
 
 
 def choices(kind: type[BaseModel], name: str) -> set[str]:

@@ -17,7 +17,7 @@ from bridge.spec import ModelSpec
 Made = Callable[..., Any]
 Layers = list[dict[str, Any]]
 
-SEQUENCE, IMAGE = [4, 11], [4, 7, 6]
+SEQUENCE, IMAGE, VOLUME = [4, 11], [4, 7, 6], [4, 3, 5, 6]
 
 ACTIVATIONS = (
     *("identity", "tanh", "relu", "sigmoid", "softplus", "softmax"),
@@ -124,6 +124,60 @@ LAYERS: dict[str, tuple[list[int], Layers]] = {
         )
         for kind in ("max", "avg")
     },
+    "volumes": (
+        VOLUME,
+        [
+            {
+                **{"op": "conv3d", "filters": 4, "kernel": [2, 3, 1], "stride": [1, 2, 1], "dilation": [1, 2, 1]},
+                **{"padding": [[1, 0], [2, 1], [0, 0]], "groups": 2},
+            },
+            {"op": "conv3d", "filters": 3, "kernel": 2, "padding": "same", "bias": False},
+            {"op": "batch_norm"},
+            {
+                "op": "conv3d_transpose",
+                "filters": 2,
+                "kernel": 2,
+                "stride": [1, 2, 1],
+                "padding": [[1, 0], [0, 0], [0, 1]],
+            },
+            {"op": "max_pool3d", "window": [2, 1, 2], "stride": [1, 1, 2], "padding": [[1, 0], [0, 0], [0, 1]]},
+            {"op": "interpolate", "scale": [1, 2, 1], "mode": "linear"},
+            {"op": "max_pool3d", "window": 2, "dilation": [1, 2, 1], "stride": 1, "ceil_mode": True},
+            {
+                "op": "avg_pool3d",
+                "window": [1, 2, 2],
+                "stride": [1, 2, 1],
+                "padding": [0, 1, 0],
+                "count_padding": False,
+            },
+        ],
+    ),
+    "pools of whole volumes": (VOLUME, [{"op": "global_max_pool"}]),
+    "averages of whole volumes": (VOLUME, [{"op": "global_avg_pool"}]),
+    "conv1d_transpose": (
+        SEQUENCE,
+        [
+            {
+                **{"op": "conv1d_transpose", "filters": 6, "kernel": 3, "stride": 2, "padding": [2, 1]},
+                **{"output_padding": 1, "groups": 2},
+            },
+            {"op": "conv1d_transpose", "filters": 3, "kernel": 2, "dilation": 3, "output_padding": 2, "bias": False},
+            {"op": "interpolate", "size": 17, "mode": "linear"},
+            {"op": "interpolate", "size": [9]},
+        ],
+    ),
+    "conv2d_transpose": (
+        IMAGE,
+        [
+            {"op": "conv2d_transpose", "filters": 6, "kernel": [3, 2], "stride": [2, 3], "padding": [[1, 0], [0, 2]]},
+            {
+                **{"op": "conv2d_transpose", "filters": 4, "kernel": 3, "padding": 1, "groups": 2, "stride": 2},
+                **{"output_padding": [1, 0], "dilation": [1, 2]},
+            },
+            {"op": "interpolate", "size": [10, 41], "mode": "linear", "align_corners": True},
+            {"op": "interpolate", "scale": 2},
+        ],
+    ),
     "averages of elements alone": (
         IMAGE,
         [{"op": "avg_pool2d", "window": 3, "padding": 1, "ceil_mode": True, "count_padding": False}],
@@ -194,7 +248,18 @@ EMBEDDINGS: dict[str, dict[str, Any]] = {
     "with padding": {"padding_index": 0},
 }
 
-LOSSES: dict[str, tuple[Layers, str]] = {
+SOFTMAX: dict[str, Any] = {"op": "softmax_cross_entropy"}
+LOSSES: dict[str, tuple[Layers, Any]] = {
+    "a class by weights, smoothed, some ignored": (
+        [{"op": "flatten"}, {"op": "dense", "units": 4}],
+        SOFTMAX | {"class_weights": [0.5, 2, 1, 0.0], "label_smoothing": 0.1, "ignored_class": -1},
+    ),
+    "a class for every row, one class ignored": ([{"op": "dense", "units": 4}], SOFTMAX | {"ignored_class": 2}),
+    "a smoothed class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], SOFTMAX | {"label_smoothing": 0.2}),
+    "yes, which counts more, or no": (
+        [{"op": "dense", "units": 2}],
+        {"op": "binary_cross_entropy", "positive_weight": 3},
+    ),
     "a class": ([{"op": "flatten"}, {"op": "dense", "units": 4}], "softmax_cross_entropy"),
     "a class for every row": ([{"op": "dense", "units": 4}], "softmax_cross_entropy"),
     "yes or no": ([{"op": "flatten"}, {"op": "dense", "units": 1}], "binary_cross_entropy"),

@@ -38,6 +38,24 @@ NETWORKS: dict[str, tuple[list[int], Layers]] = {
         [2, 8, 7],
         [CONV, {"op": "batch_norm"}, CONV, {"op": "avg_pool2d", "window": 2}, {"op": "reshape", "shape": [30]}],
     ),
+    "volumes": (
+        [2, 4, 3, 5],
+        [
+            {"op": "conv3d", "filters": 4, "kernel": 2, "padding": "same"},
+            {"op": "max_pool3d", "window": [2, 1, 2], "stride": [1, 1, 2]},
+            {
+                "op": "conv3d_transpose",
+                "filters": 2,
+                "kernel": [1, 2, 2],
+                "stride": [1, 2, 1],
+                "output_padding": [0, 1, 0],
+            },
+            {"op": "interpolate", "scale": [1, 1, 2], "mode": "linear"},
+            {"op": "avg_pool3d", "window": 2},
+            {"op": "flatten"},
+            {"op": "dense", "units": 3},
+        ],
+    ),
     "permuted and back": (
         [9, 3],
         [

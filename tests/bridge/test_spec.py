@@ -177,6 +177,27 @@ GLOROT, ZEROS = spec.GLOROT_UNIFORM, spec.ZEROS
         ({"op": "max_pool1d", "window": 3, "ceil_mode": True}, (2, 8), (2, 3)),
         ({"op": "avg_pool1d", "window": 2, "stride": 4, "ceil_mode": True}, (2, 6), (2, 2)),
         ({"op": "avg_pool1d", "window": 2, "stride": 3, "padding": [0, 1], "ceil_mode": True}, (2, 3), (2, 1)),
+        ({"op": "conv3d", "filters": 5, "kernel": [2, 1, 3], "padding": 1, "stride": 2}, (2, 3, 4, 5), (5, 2, 3, 3)),
+        ({"op": "conv3d", "filters": 5, "kernel": 2, "padding": "same"}, (2, 3, 4, 5), (5, 3, 4, 5)),
+        ({"op": "max_pool3d", "window": [1, 2, 2], "ceil_mode": True}, (2, 3, 4, 5), (2, 3, 2, 3)),
+        ({"op": "avg_pool3d", "window": 2, "padding": [[1, 0], [0, 0], [0, 1]]}, (2, 3, 4, 5), (2, 2, 2, 3)),
+        ({"op": "conv1d_transpose", "filters": 5, "kernel": 3}, (2, 8), (5, 10)),
+        ({"op": "conv1d_transpose", "filters": 5, "kernel": 3, "stride": 2, "padding": [1, 0]}, (2, 8), (5, 16)),
+        ({"op": "conv1d_transpose", "filters": 5, "kernel": 2, "dilation": 3, "output_padding": 2}, (2, 8), (5, 13)),
+        (
+            {"op": "conv2d_transpose", "filters": 6, "kernel": 3, "stride": 2, "output_padding": 1},
+            (4, 8, 9),
+            (6, 18, 20),
+        ),
+        (
+            {"op": "conv3d_transpose", "filters": 6, "kernel": [1, 2, 3], "padding": [0, 0, 1]},
+            (4, 2, 3, 4),
+            (6, 2, 4, 4),
+        ),
+        ({"op": "interpolate", "size": 5}, (2, 3, 4), (2, 5, 5)),
+        ({"op": "interpolate", "size": [5], "mode": "linear"}, (2, 8), (2, 5)),
+        ({"op": "interpolate", "scale": [1, 2, 3]}, (2, 3, 4, 5), (2, 3, 8, 15)),
+        ({"op": "global_max_pool"}, (2, 3, 4, 5), (2,)),
         ({"op": "global_max_pool"}, (8, 128), (8,)),
         ({"op": "global_avg_pool"}, (8, 3, 4, 5), (8,)),
         ({"op": "permute_dims", "axes": [1, 2, 0]}, (2, 3, 4), (3, 4, 2)),
@@ -221,6 +242,23 @@ def test_convolutions_have_a_kernel_for_every_filter_and_channel_of_its_group(bi
     fans = {"fan_in": 2 * 3 * 2, "fan_out": 3 * 3 * 2}
     assert parameters.pop("a.weight") == spec.ParameterSpec((6, 2, 3, 2), GLOROT, **fans)
     assert parameters == ({"a.bias": spec.ParameterSpec((6,), spec.ONES, **fans)} if bias else {})
+
+
+def test_a_transposed_convolution_has_the_weight_of_the_convolution_that_it_transposes() -> None:
+    layer = {"op": "conv2d_transpose", "filters": 6, "kernel": [3, 2], "groups": 2}
+    parameters = spec.parse(network([layer], (4, 8, 9)) | {"opset": 4}).parameters()
+    fans = {"fan_in": 2 * 3 * 2, "fan_out": 3 * 3 * 2}
+    assert parameters["a.weight"] == spec.ParameterSpec((4, 3, 3, 2), GLOROT, **fans)
+    assert parameters["a.bias"] == spec.ParameterSpec((6,), ZEROS, **fans)
+
+
+def test_a_scale_becomes_a_size() -> None:
+    models = [
+        spec.parse(network([{"op": "interpolate", **given}], (2, 3, 4)) | {"opset": 4})
+        for given in ({"scale": 2}, {"size": [6, 8]})
+    ]
+    assert models[0] == models[1] == spec.loads(models[0].dump())
+    assert "scale" not in models[0].dump()
 
 
 def test_rbf_parameters() -> None:
@@ -284,6 +322,44 @@ def tokens(layers: list[dict[str, Any]], input: tuple[int, ...]) -> dict[str, An
 def test_a_loss_says_what_targets_it_needs(loss: str, target: spec.Target) -> None:
     model = spec.parse(network([{"op": "dense", "units": 7}], (3, 7)) | {"loss": {"op": loss}})
     assert model.target == target
+
+
+WEIGHTED = {"op": "softmax_cross_entropy", "class_weights": [1, 2.5], "label_smoothing": 0.1, "ignored_class": -1}
+
+
+def test_settings_of_a_loss_need_opset_4_and_are_said_where_they_are_given() -> None:
+    layers = [{"op": "dense", "units": 2}]
+    made = network(layers, (3, 7)) | {"loss": WEIGHTED}
+    assert "loss.class_weights: class_weights of a loss needs opset 4, found 2" in refusal(made)
+    found = spec.parse(made | {"opset": 4})
+    assert found == spec.loads(found.dump())
+    assert found.loss.settings() == {"class_weights": (1.0, 2.5), "label_smoothing": 0.1, "ignored_class": -1}
+    defaults = {"op": "softmax_cross_entropy", "label_smoothing": 0.0}
+    plain = spec.parse(network(layers, (3, 7)) | {"loss": defaults})
+    assert plain.loss.settings() == {} and "smoothing" not in plain.dump()
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (WEIGHTED | {"class_weights": [1, 2, 3]}, "found 3 class_weights, expected one for each of 2 classes"),
+        (WEIGHTED | {"class_weights": [0, 0]}, "loss.class_weights: found zeros alone, expected one number above 0"),
+        (
+            WEIGHTED | {"class_weights": [1, -1]},
+            "loss.class_weights[1]: found -1, expected a finite number of at least 0",
+        ),
+        (WEIGHTED | {"label_smoothing": 2}, "loss.label_smoothing: found 2, expected a finite number from 0 to 1"),
+        (WEIGHTED | {"ignored_class": 2**40}, "loss.ignored_class: found 1099511627776, expected an integer"),
+        (
+            {"op": "binary_cross_entropy", "positive_weight": 0},
+            "loss.positive_weight: found 0, expected a finite number above 0",
+        ),
+        ({"op": "mean_squared_error", "ignored_class": 0}, 'loss.ignored_class: unknown key, expected "op"'),
+    ],
+)
+def test_settings_of_a_loss_that_do_not_fit(loss: dict[str, Any], message: str) -> None:
+    found = refusal(network([{"op": "dense", "units": 2}], (3, 7)) | {"opset": 4, "loss": loss})
+    assert message in found, found
 
 
 def test_every_layer_and_loss_is_in_the_closed_set() -> None:
@@ -528,11 +604,17 @@ def test_toml_reads_back_what_it_dumped(table: dict[str, Any]) -> None:
         ({"op": "conv2d", "kernel": 3, "padding": 1}, {"op": "conv2d", "kernel": 3, "padding": [[1, 1], [1, 1]]}),
         ({"op": "conv2d", "kernel": 3, "padding": [1, 2]}, {"op": "conv2d", "kernel": 3, "padding": [[1, 1], [2, 2]]}),
         ({"op": "max_pool2d", "window": [2, 3]}, {"op": "max_pool2d", "window": [2, 3], "stride": [2, 3]}),
+        ({"op": "conv3d", "kernel": 3, "padding": 1}, {"op": "conv3d", "kernel": [3, 3, 3], "padding": [[1, 1]] * 3}),
+        (
+            {"op": "conv2d_transpose", "kernel": 3, "stride": 2, "output_padding": 1},
+            {"op": "conv2d_transpose", "kernel": 3, "stride": 2, "output_padding": [1, 1]},
+        ),
     ],
 )
 def test_one_number_is_short_for_all(short: dict[str, Any], long: dict[str, Any]) -> None:
-    more = {"filters": 2} if short["op"] == "conv2d" else {}
-    models = [spec.parse(network([layer | more], (1, 8, 8))) for layer in (short, long)]
+    more = {"filters": 2} if short["op"].startswith("conv") else {}
+    shape = (1, 8, 8, 8) if short["op"] == "conv3d" else (1, 8, 8)
+    models = [spec.parse(network([layer | more], shape) | {"opset": spec.OPSET}) for layer in (short, long)]
     assert models[0].dump() == models[1].dump()
     assert models[0] == models[1]
 
@@ -610,7 +692,7 @@ BAD = {
     "opset from the future": (
         "opset = 1",
         "opset = 9",
-        "opset: found 9, expected an integer from 1 to 3 (a higher one needs a newer TwinGrad)",
+        "opset: found 9, expected an integer from 1 to 4 (a higher one needs a newer TwinGrad)",
     ),
     "version from the future": (
         "version = 1",
@@ -903,6 +985,57 @@ def test_layers_that_do_not_fit(layer: dict[str, Any], input: tuple[int, ...], m
     assert message in found, found
 
 
+UNFIT_OF_OPSET_4 = {
+    "a volume for an image": (
+        {"op": "conv3d", "filters": 2, "kernel": 2},
+        'a"): expected an input of shape (N, channels, depth, height, width), found (N, 3, 4)',
+    ),
+    "nothing left of a transposed convolution": (
+        {"op": "conv1d_transpose", "filters": 2, "kernel": 2, "padding": 4},
+        'a").padding: found [[4, 4]] for an input of shape (N, 3, 4): nothing is left of the result, whose lengths '
+        "would be [-3]",
+    ),
+    "padding of a word": (
+        {"op": "conv1d_transpose", "filters": 2, "kernel": 2, "padding": "same"},
+        'a").padding: found "same", expected an integer from 0',
+    ),
+    "more output padding than stride": (
+        {"op": "conv1d_transpose", "filters": 2, "kernel": 2, "stride": 2, "output_padding": 2},
+        'a").output_padding: found 2, expected less than the stride 2 or the dilation 1',
+    ),
+    "groups that do not divide": (
+        {"op": "conv1d_transpose", "filters": 2, "kernel": 2, "groups": 2},
+        'a").groups: found 2, which does not divide the 3 channels',
+    ),
+    "no size": ({"op": "interpolate"}, 'a").size: found neither of size and scale, expected one of them'),
+    "two sizes": (
+        {"op": "interpolate", "size": 2, "scale": 2},
+        'a").size: found both of size and scale, expected one of them',
+    ),
+    "a size that is no number": (
+        {"op": "interpolate", "size": "large"},
+        'a").size: found "large", expected an integer from 1 to 16777216 or a list of 1 to 7, each an integer from',
+    ),
+    "a size of other axes": (
+        {"op": "interpolate", "size": [2, 2]},
+        'a").size: found [2, 2], expected one number, or 1 for (N, 3, 4)',
+    ),
+    "a scale beyond all sizes": (
+        {"op": "interpolate", "scale": 2**23},
+        'a").scale: found 8388608, which makes an axis longer than 16777216',
+    ),
+    "corners of the nearest": (
+        {"op": "interpolate", "size": 2, "align_corners": True},
+        'a").align_corners: found true with mode "nearest", expected it with "linear" alone',
+    ),
+}
+
+
+@pytest.mark.parametrize(("layer", "message"), UNFIT_OF_OPSET_4.values(), ids=UNFIT_OF_OPSET_4)
+def test_layers_of_opset_4_that_do_not_fit(layer: dict[str, Any], message: str) -> None:
+    assert message in refusal(network([layer], (3, 4)) | {"opset": 4})
+
+
 UNFIT_TOKENS = {
     "padding index out of range": (
         [EMBEDDING | {"padding_index": 9}],
@@ -995,7 +1128,7 @@ def test_all_problems_are_told_at_once() -> None:
 
 def test_what_follows_from_another_version_is_not_told() -> None:
     """An op of a newer opset is no mistake of the user's: that the opset is newer says it all."""
-    assert "\n" not in complaint(change(("opset = 1", "opset = 4"), ('"rnn"\nunits', '"transformer"\nunits')))
+    assert "\n" not in complaint(change(("opset = 1", "opset = 5"), ('"rnn"\nunits', '"transformer"\nunits')))
 
 
 def test_a_spec_of_no_layers() -> None:

@@ -33,13 +33,15 @@ Lists = dict[str, dict[str, str]]
 
 VALUES = {
     **{"units": 5, "filters": 6, "kernel": 3, "window": 2, "vocabulary": 9, "dimension": 4, "heads": 2},
-    **{"shape": [6, 4], "axes": [1, 0], "activation": "relu", "rate": 0.5},
+    **{"shape": [6, 4], "axes": [1, 0], "activation": "relu", "rate": 0.5, "size": [5]},
 }
 """A value for every key that a layer of a spec must have."""
 
 
 def required_keys(kind: type[layers.Layer]) -> list[str]:
-    """The keys of a layer that have no default."""
+    """The keys of a layer that have no default, or of which one must be there."""
+    if kind is layers.Interpolate:
+        return ["size"]
     return [name for name, field in kind.model_fields.items() if field.is_required() and name not in ("id", "op")]
 
 
@@ -48,7 +50,7 @@ def sample(op: str) -> tuple[layers.Layer, tuple[int, ...]]:
     kind = layers.LAYERS[op]
     joins = {} if kind.merged is layers.Layer.merged else {"inputs": ["input", "input"]}
     layer = kind.model_validate({"id": "a", "op": op, **joins, **{name: VALUES[name] for name in required_keys(kind)}})
-    return layer, (4, 6, 6) if isinstance(layer, layers.Windowed) and len(layer.axes) == 2 else (4, 6)
+    return layer, (4, *(6,) * len(layer.axes)) if isinstance(layer, layers.Windowed) else (4, 6)
 
 
 SAMPLES = {op: sample(op) for op in layers.LAYERS}
@@ -146,10 +148,13 @@ def test_options_and_defaults_are_the_same(there, kind):
 
 # Arguments of the numpy engine's layers that are no settings of a spec.
 OF_THE_ENGINE = {
-    "activation": {"dense", "conv1d", "conv2d"},  # in a spec a layer of its own
+    "activation": {op for op in layers.LAYERS if op == "dense" or op.startswith("conv")},  # in a spec a separate layer
     "seed": {"dropout"},  # in a spec no layer draws its own numbers
     "name": set(network.LAYERS),  # in a spec the id
 }
+
+# Keys of a spec that are no arguments of the engine's layers.
+OF_THE_SPEC = {"interpolate": {"scale"}}  # which reading turns into a size
 
 
 def test_the_spec_knows_the_engines_layers():
@@ -161,7 +166,8 @@ def test_a_layers_settings_and_defaults_are_those_of_its_class_in_the_spec(op):
     kind, (layer, input) = network.LAYERS[op], SAMPLES[op]
     parameters = inspect.signature(kind).parameters
     theirs = {name for name in parameters if op not in OF_THE_ENGINE.get(name, ())}
-    assert theirs == {*layer.lengths, *(type(layer).model_fields.keys() - {"id", "op", "inputs"})}
+    ours = type(layer).model_fields.keys() - {"id", "op", "inputs"} - OF_THE_SPEC.get(op, set())
+    assert theirs == {*layer.lengths, *ours}
     arguments = layer.arguments(input)
     required = {name: arguments[name] for name in (*layer.lengths, *required_keys(type(layer)))}
     values = [v for name, p in parameters.items() if p.kind is p.VAR_POSITIONAL for v in required.pop(name)]

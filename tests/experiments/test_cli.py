@@ -426,6 +426,14 @@ def test_a_model_is_drawn_with_its_shapes_and_parameters(twingrad: Any) -> None:
         assert twingrad("check", name).code == 0
 
 
+def test_a_loss_is_drawn_with_its_settings(twingrad: Any) -> None:
+    text = papers.model_path("mnist-cnn").read_text().replace("opset = 2", "opset = 4")
+    weights = ", ".join(["1.5"] * 10)
+    Path("net.toml").write_text(f"{text}ignored_class = 3\nclass_weights = [{weights}]\n")
+    said = twingrad("check", "net.toml")
+    assert said.code == 0 and "softmax_cross_entropy class_weights=10 numbers ignored_class=3" in said.out
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

@@ -315,6 +315,13 @@ def test_every_layer_of_a_spec_has_a_box_with_its_shape() -> None:
     assert boxes[-1].title == "softmax cross entropy"
 
 
+def test_a_transposed_convolution_is_named() -> None:
+    layer = '[[layers]]\nid = "up"\nop = "conv2d_transpose"\nfilters = 3\nkernel = [2, 1]\n'
+    head = 'format = "twingrad-model"\nversion = 1\nopset = 4\nname = "up"\ninput = { shape = ["N", 1, 4, 4] }\n'
+    spec = model_spec.loads(f'{head}loss = {{ op = "mean_squared_error" }}\n{layer}')
+    assert architecture.boxes(spec)[1].title == "up: transposed conv 2D, 3 filters of 2×1"
+
+
 def test_the_drawing_shows_every_box_and_the_first_and_last_step() -> None:
     spec = model_spec.loads(SPEC)
     with style.theme():

@@ -16,12 +16,19 @@ from py_engine.network.attention import MultiHeadAttention, PositionEmbedding
 from py_engine.network.convolution import (
     AvgPool1D,
     AvgPool2D,
+    AvgPool3D,
     Conv1D,
+    Conv1DTranspose,
     Conv2D,
+    Conv2DTranspose,
+    Conv3D,
+    Conv3DTranspose,
     GlobalAvgPool,
     GlobalMaxPool,
+    Interpolate,
     MaxPool1D,
     MaxPool2D,
+    MaxPool3D,
 )
 from py_engine.network.embedding import Embedding, PermuteDims
 from py_engine.network.graph import Add, Concat
@@ -56,6 +63,12 @@ CASES = [
     (Conv1D(1, 1, 3), (1, 3), (1, 1)),
     (Conv2D(2, 3, (2, 1), bias=False), (2, 3, 2), (3, 2, 2)),
     (Conv2D(1, 2, 3, "softplus", padding=1, stride=(1, 2)), (1, 3, 4), (2, 3, 2)),
+    (Conv3D(2, 2, (2, 1, 2), padding=((0, 1), (0, 0), (1, 0)), stride=(1, 2, 1)), (2, 2, 3, 2), (2, 2, 2, 2)),
+    (Conv1DTranspose(2, 3, 2), (2, 4), (3, 5)),
+    (Conv1DTranspose(2, 4, 2, "tanh", 3, (0, 1), 2, 2, 2, False), (2, 3), (4, 10)),
+    (Conv1DTranspose(1, 1, 1), (1, 1), (1, 1)),
+    (Conv2DTranspose(2, 1, (2, 3), padding=((1, 0), (0, 1)), stride=(2, 1)), (2, 2, 3), (1, 3, 4)),
+    (Conv3DTranspose(1, 2, (1, 2, 2), output_padding=(0, 1, 0), stride=2), (1, 2, 1, 2), (2, 3, 3, 4)),
     (MaxPool1D(2), (2, 5), (2, 2)),
     (MaxPool1D(3, 1, 1), (2, 4), (2, 4)),
     (MaxPool2D(2), (2, 4, 5), (2, 2, 2)),
@@ -63,6 +76,13 @@ CASES = [
     (AvgPool1D(2), (2, 5), (2, 2)),
     (AvgPool1D(3, 1, (1, 0)), (2, 4), (2, 3)),
     (AvgPool2D(2), (2, 4, 5), (2, 2, 2)),
+    (MaxPool3D((1, 2, 2), 1, ((0, 0), (1, 0), (0, 1))), (2, 2, 2, 3), (2, 2, 2, 3)),
+    (AvgPool3D(2, ceil_mode=True, count_padding=False), (2, 3, 2, 2), (2, 2, 1, 1)),
+    (Interpolate(5), (2, 3), (2, 5)),
+    (Interpolate((2, 5), "linear"), (2, 4, 3), (2, 2, 5)),
+    (Interpolate((1, 3, 4), "linear", align_corners=True), (1, 2, 2, 2), (1, 1, 3, 4)),
+    (GlobalMaxPool(), (2, 2, 3, 2), (2,)),
+    (GlobalAvgPool(), (2, 2, 3, 2), (2,)),
     (GlobalMaxPool(), (3, 4), (3,)),
     (GlobalMaxPool(), (2, 3, 2), (2,)),
     (GlobalAvgPool(), (3, 4), (3,)),
@@ -85,6 +105,7 @@ CASES = [
     (RBF(INPUTS, 1), (STEPS, INPUTS), (STEPS, 1)),
     (BatchNorm(INPUTS), (INPUTS,), (INPUTS,)),
     (BatchNorm(INPUTS), (INPUTS, STEPS, 2), (INPUTS, STEPS, 2)),
+    (BatchNorm(2), (2, 3, 2, 2), (2, 3, 2, 2)),
     (LayerNorm(INPUTS), (INPUTS,), (INPUTS,)),
     (LayerNorm(INPUTS), (STEPS, INPUTS), (STEPS, INPUTS)),
     (MultiHeadAttention(4, 2), (STEPS, 4), (STEPS, 4)),
@@ -216,24 +237,50 @@ def test_dense_equals_torch(shape):
     assert_same(run(layer, x, parameters), theirs)
 
 
-@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("axes", [1, 2, 3])
 def test_convolution_and_pools_equal_torch(axes):
     torch = pytest.importorskip("torch")
-    layer = (Conv1D, Conv2D)[axes - 1](2, 4, 3, stride=2, padding=1, dilation=2, groups=2)
-    parameters, x = values(layer), batch((2, 9, 8)[: axes + 1])
+    layer = (Conv1D, Conv2D, Conv3D)[axes - 1](2, 4, 3, stride=2, padding=1, dilation=2, groups=2)
+    parameters, x = values(layer), batch((2, 9, 8, 5)[: axes + 1])
     module = getattr(torch.nn, f"Conv{axes}d")(2, 4, 3, 2, 1, 2, 2, dtype=torch.float64)
     with torch.no_grad():
         for name, value in parameters.items():
             getattr(module, name).copy_(torch.tensor(value))
     names = {"weight": "weight", "bias": "bias"}
     assert_same(run(layer, x, parameters), torch_run(module, x, names, lambda g: g, recurrent=False))
-    pools = [(MaxPool1D, "MaxPool1d"), (AvgPool1D, "AvgPool1d"), (MaxPool2D, "MaxPool2d"), (AvgPool2D, "AvgPool2d")]
-    for ours, theirs in pools[2 * axes - 2 : 2 * axes]:
-        module = getattr(torch.nn, theirs)(3, 2, 1)
+    pools = (MaxPool1D, AvgPool1D), (MaxPool2D, AvgPool2D), (MaxPool3D, AvgPool3D)
+    for ours in pools[axes - 1]:
+        module = getattr(torch.nn, ours.__name__.replace("D", "d"))(3, 2, 1)
         assert_same(run(ours(3, 2, 1), x, {}), torch_run(module, x, {}, None, recurrent=False))
     for global_pool, theirs in ((GlobalMaxPool, "Max"), (GlobalAvgPool, "Avg")):
         module = torch.nn.Sequential(getattr(torch.nn, f"Adaptive{theirs}Pool{axes}d")(1), torch.nn.Flatten())
         assert_same(run(global_pool(), x, {}), torch_run(module, x, {}, None, recurrent=False))
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_transposed_convolution_equals_torch_with_the_same_weight(axes):
+    torch = pytest.importorskip("torch")
+    kind = (Conv1DTranspose, Conv2DTranspose, Conv3DTranspose)[axes - 1]
+    layer = kind(4, 6, 3, stride=2, padding=1, output_padding=1, dilation=2, groups=2)
+    parameters, x = values(layer), batch((4, 4, 3, 2)[: axes + 1])
+    module = getattr(torch.nn, f"ConvTranspose{axes}d")(4, 6, 3, 2, 1, 1, 2, True, 2, dtype=torch.float64)
+    assert parameters["weight"].shape == tuple(module.weight.shape)
+    with torch.no_grad():
+        for name, value in parameters.items():
+            getattr(module, name).copy_(torch.tensor(value))
+    names = {"weight": "weight", "bias": "bias"}
+    assert_same(run(layer, x, parameters), torch_run(module, x, names, lambda g: g, recurrent=False))
+
+
+@pytest.mark.parametrize(("mode", "align_corners"), [("nearest", False), ("linear", False), ("linear", True)])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_interpolation_equals_torch(axes, mode, align_corners):
+    torch = pytest.importorskip("torch")
+    size, x = (7, 2, 5)[:axes], batch((2, 3, 4, 3)[: axes + 1])
+    name = mode if mode == "nearest" else ("linear", "bilinear", "trilinear")[axes - 1]
+    module = torch.nn.Upsample(size, mode=name, align_corners=align_corners if mode == "linear" else None)
+    ours = run(Interpolate(size, mode, align_corners), x, {})
+    assert_same(ours, torch_run(module, x, {}, None, recurrent=False))
 
 
 @pytest.mark.parametrize("returns", ["last", "sequence"])
@@ -462,6 +509,18 @@ def test_dropout_draws_by_seed_name_and_call():
             (1, 28),
             r"Conv2D\(1, 2, 3\): expected samples of shape \(1, height, width\), actual .*\(1, 28\)",
         ),
+        (
+            Conv3D(1, 2, 3),
+            (1, 8, 8),
+            r"Conv3D\(1, 2, 3\): expected samples of shape \(1, depth, height, width\), actual .*\(1, 8, 8\)",
+        ),
+        (
+            Conv1DTranspose(1, 1, 2, padding=2),
+            (1, 2),
+            r"expected samples of elements of which padding leaves some \(lengths would be \(-1,\)\), actual .*",
+        ),
+        (Interpolate((2, 2)), (1, 2), r"Interpolate\(\(2, 2\)\): expected samples of .* on 2 axes after the channels"),
+        (Interpolate(2), (3,), r"Interpolate\(2\): expected samples of .* on one axis or more after the channels"),
         (Conv1D(2, 3, 1), (3, 9), r"expected samples of shape \(2, length\), actual shape \(3, 9\)"),
         (
             MaxPool2D(3),
@@ -503,6 +562,13 @@ def test_a_shape_that_does_not_fit_is_named(layer, shape, message):
         (lambda: Conv2D(2, 3, 1, stride=1.5), r"Conv2D: stride must be a whole number"),
         (lambda: Conv1D(2, 3, 1, padding=(1, 2, 3)), r"Conv1D: padding must be a whole number >= 0"),
         (lambda: Conv1D(2, 3, 1, groups=2), r"2 channels and 3 filters cannot be divided into 2 groups"),
+        (
+            lambda: Conv1DTranspose(1, 1, 3, stride=2, output_padding=2),
+            r"output_padding must be less than the stride 2 ",
+        ),
+        (lambda: Interpolate(0), r"Interpolate: size must be at least 1, actual 0"),
+        (lambda: Interpolate(2, "cubic"), r"Interpolate: mode must be one of nearest, linear, actual 'cubic'"),
+        (lambda: Interpolate(2, align_corners=True), r"Interpolate: align_corners is for mode linear"),
         (lambda: MaxPool1D(2, padding=2), r"MaxPool1D: padding must be at most half the window, 1, actual 2"),
         (lambda: AvgPool2D(2, 0), r"AvgPool2D: stride must be at least 1, actual 0"),
         (lambda: LSTM(3, 2, recurrent_init="x"), r"LSTM: recurrent_init: unknown initialiser 'x'"),

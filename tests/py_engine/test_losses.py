@@ -47,6 +47,80 @@ def test_losses_equal_torch(name, outputs, targets):
     np.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=1e-10, atol=1e-12)
 
 
+WEIGHTED = [
+    {"class_weights": [0.5, 2, 1, 0]},
+    {"ignored_class": -1},
+    {"ignored_class": 2, "label_smoothing": 0.3},
+    {"label_smoothing": 1},
+    {"class_weights": (0.5, 2, 1, 0), "ignored_class": 1, "label_smoothing": 0.1},
+]
+
+
+@pytest.mark.parametrize("settings", WEIGHTED, ids=lambda settings: " ".join(settings))
+@pytest.mark.parametrize("shape", [(6, 4), (6, 3, 4)])
+def test_losses_with_settings_equal_torch(shape, settings):
+    torch = pytest.importorskip("torch")
+    outputs, targets = GENERATOR.normal(size=shape), GENERATOR.integers(4, size=shape[:-1])
+    loss = get("softmax_cross_entropy", **settings)
+    if loss.ignored_class is not None:
+        targets[::2] = loss.ignored_class
+    prepared = check_targets(loss, shape, targets, np.float64)
+    ours, theirs = tensor(outputs, requires_grad=True), torch.tensor(outputs, requires_grad=True)
+    value = loss(ours, Tensor(prepared))
+    value.backward()
+    weights = torch.tensor(settings["class_weights"], dtype=torch.float64) if "class_weights" in settings else None
+    expected = torch.nn.functional.cross_entropy(
+        theirs.reshape(-1, 4),
+        torch.tensor(targets).reshape(-1),
+        weights,
+        ignore_index=settings.get("ignored_class", -100),
+        label_smoothing=settings.get("label_smoothing", 0.0),
+    )
+    expected.backward()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+    np.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_a_weight_of_positives_equals_torchs():
+    torch = pytest.importorskip("torch")
+    outputs, targets = GENERATOR.normal(size=(6, 3)), GENERATOR.random((6, 3))
+    ours, theirs = tensor(outputs, requires_grad=True), torch.tensor(outputs, requires_grad=True)
+    value = get("binary_cross_entropy", positive_weight=2.5)(ours, Tensor(targets))
+    value.backward()
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(
+        theirs, torch.tensor(targets), pos_weight=torch.tensor(2.5, dtype=torch.float64)
+    )
+    expected.backward()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+    np.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("mean_squared_error", {"class_weights": [1, 2]}, "there is no setting 'class_weights'; there are: none"),
+        ("softmax_cross_entropy", {"positive_weight": 2}, "there is no setting 'positive_weight'; there are: class_w"),
+        ("softmax_cross_entropy", {"class_weights": [1, -2]}, r"class_weights must be finite .* actual \[1, -2\]"),
+        ("softmax_cross_entropy", {"class_weights": [0, 0.0]}, "not all of them 0"),
+        ("softmax_cross_entropy", {"class_weights": 3}, "class_weights must be finite numbers"),
+        ("softmax_cross_entropy", {"label_smoothing": 1.5}, "label_smoothing must be a number from 0 to 1, actual 1.5"),
+        ("softmax_cross_entropy", {"ignored_class": 0.5}, "ignored_class must be a whole number, actual 0.5"),
+        ("binary_cross_entropy", {"positive_weight": 0}, "positive_weight must be a finite number > 0, actual 0"),
+    ],
+)
+def test_settings_that_a_loss_does_not_take_are_named(name, settings, message):
+    with pytest.raises(ConfigurationError, match=f"^{name}: .*{message}"):
+        get(name, **settings)
+
+
+def test_labels_are_classes_or_ignored():
+    loss = get("softmax_cross_entropy", ignored_class=-1, class_weights=[1, 2])
+    with pytest.raises(LabelError, match=r"from 0 to 1 .*, or -1, which is ignored, actual 2 in row 1; 1 of 3 are out"):
+        check_targets(loss, (3, 2), np.array([-1, 2, 0]))
+    with pytest.raises(ConfigurationError, match="expected class_weights for 3 classes, which the model has, actual 2"):
+        check_targets(loss, (3, 3), np.array([-1, 2, 0]))
+
+
 @pytest.mark.parametrize(("name", "outputs", "targets"), CASES, ids=IDS)
 def test_gradients(name, outputs, targets):
     prepared = check_targets(name, outputs.shape, targets, np.float64)

@@ -27,6 +27,7 @@ from py_engine.network import (
     Reshape,
     Trainer,
 )  # fmt: skip
+from py_engine.network.losses import get
 from py_engine.network.parallel import Parallel
 
 SIZES = (1, 2, 3, 4, 7)
@@ -206,6 +207,14 @@ def test_what_is_not_finite_in_one_part_ends_all_with_the_same_parameters(where:
 def test_a_layer_that_needs_the_whole_batch_says_so() -> None:
     with pytest.raises(ConfigurationError, match=r"statistics of a whole batch.*layer normalisation instead"):
         Trainer(Chain(Dense(6, 8), BatchNorm(8)), communicator=Threads(2).of(0))
+
+
+def test_a_loss_that_needs_the_whole_batch_says_so() -> None:
+    loss = get("softmax_cross_entropy", class_weights=[1, 2, 3])
+    with pytest.raises(
+        ConfigurationError, match="softmax_cross_entropy with class_weights is the mean of a whole batch"
+    ):
+        Trainer(Chain(Dense(6, 3)), loss, communicator=Threads(2).of(0))
 
 
 def test_a_rank_that_there_is_none_of_is_refused() -> None:

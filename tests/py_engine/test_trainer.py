@@ -37,6 +37,7 @@ from py_engine.network import (
     PermuteDims,
     Reshape,
     Trainer,
+    losses,
 )
 from py_engine.network import trainer as trainer_module
 from py_engine.network.steps import SPLIT_FROM, bytes_per_call, make_step
@@ -73,6 +74,63 @@ SWITCHES = [
     "replay", "preallocate", "reuse_memory", "in_place", "views", "place_parts", "straight_line", "simplify",
     "fused_loss", "batched", "flat_parameters",
 ]  # fmt: skip
+
+
+WEIGHTED = [
+    {"class_weights": [0.5, 2, 1, 0.1]},
+    {"ignored_class": -100},
+    {"class_weights": [0.5, 2, 1, 0.1], "label_smoothing": 0.2, "ignored_class": 1},
+    {"label_smoothing": 0.2},
+]
+
+
+@pytest.mark.parametrize("make", [recurrent_chain, lambda dtype: Chain(BatchNorm(15), Dense(15, CLASSES), dtype=dtype)])
+@pytest.mark.parametrize("settings", WEIGHTED, ids=lambda settings: " ".join(settings))
+def test_a_weighted_loss_of_a_split_batch_is_that_of_the_whole(batch, settings, make):
+    """Shards have different sums of weights, and one of them has ignored labels alone."""
+    x, y = batch[0][:60].astype(np.float64), batch[1][:60].copy()
+    loss = losses.get("softmax_cross_entropy", **settings)
+    if loss.ignored_class is not None:
+        y[:12] = loss.ignored_class
+    found = []
+    for how in ({"threads": 1}, {"threads": 3, "techniques": Techniques(split_batch=True)}):
+        chain = make(dtype=np.float64)
+        step_losses, params = train(x, y, chain=chain, loss=loss, **how)
+        evaluated = Trainer(chain, loss, threads=1).evaluate(x, y)
+        found.append([step_losses, *params.values(), evaluated.loss, evaluated.accuracy])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
+    assert np.isfinite(found[0][0]).all()
+
+
+@pytest.mark.parametrize("switch", ["replay", "fused_loss", "preallocate", "simplify"])
+def test_a_weighted_loss_is_the_same_without_a_technique(batch, switch):
+    loss = losses.get("softmax_cross_entropy", **WEIGHTED[2])
+    expected, _ = train(*batch, loss=loss)
+    found, _ = train(*batch, loss=loss, techniques=Techniques(**{switch: False}))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_weighted_loss_is_refused_sample_by_sample(batch):
+    loss = losses.get("softmax_cross_entropy", ignored_class=0)
+    with pytest.raises(
+        ConfigurationError, match="softmax_cross_entropy with ignored_class is the mean of a whole batch"
+    ):
+        train(*batch, loss=loss, techniques=Techniques(batched=False))
+
+
+def test_ignored_labels_count_neither_in_the_loss_nor_in_accuracy(batch):
+    x, y = batch
+    loss = losses.get("softmax_cross_entropy", ignored_class=-1)
+    chain = recurrent_chain()
+    kept = np.arange(SAMPLES) % 3 > 0
+    trainer, plain = Trainer(chain, loss, threads=1), Trainer(chain, threads=1)
+    found, expected = trainer.evaluate(x, np.where(kept, y, -1)), plain.evaluate(x[kept], y[kept])
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6) and found.accuracy == expected.accuracy
+    nothing = trainer.evaluate(x, np.full(SAMPLES, -1))
+    assert np.isnan(nothing.loss) and np.isnan(nothing.accuracy)
+    with pytest.raises(NonFiniteError, match="step 1 of the epoch: the loss is nan"):
+        trainer.train_epoch(x, np.full(SAMPLES, -1))
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

@@ -107,11 +107,12 @@ function parsed(::Type{String}, text::AbstractString)
     return isvalid(decoded) ? decoded : nothing
 end
 
-# No setting has nearly as many values.
-const MOST_VALUES = 64
+# How many values a setting has at most: of numbers those are the weights of classes, no other setting has nearly as many.
+most_values(::Type) = 64
+most_values(::Type{Float64}) = 2^16
 
 function parsed(::Type{Vector{T}}, text::AbstractString) where {T}
-    count(isequal(','), text) < MOST_VALUES || return nothing
+    count(isequal(','), text) < most_values(T) || return nothing
     values = T[]
     for item in split(text, ',')
         value = parsed(T, item)

@@ -16,19 +16,20 @@ add!(m::Mean, value::Real, weight::Real=1) = (m.total += Float64(value) * weight
 result(m::Mean) = m.weight == 0 ? NaN : m.total / m.weight
 
 """
-    Accuracy()
+    Accuracy(ignored=nothing)
 
 The share of right answers, over all batches added so far: `add!(accuracy, logits, labels)`, then `result(accuracy)`.
 
 What counts as an answer follows from the sizes. Logits (classes, ...) with integer labels (...), from 1: the class with
 the largest logit, the first of equals. Logits of the labels' own length: binary, 1 where the logit is above 0, and labels
-are 1 where they are above one half.
+are 1 where they are above one half. A class `ignored` is a label that counts nothing.
 """
 mutable struct Accuracy
     right::Int
     count::Int
+    ignored::Union{Nothing,Int}
 end
-Accuracy() = Accuracy(0, 0)
+Accuracy(ignored::Union{Nothing,Int}=nothing) = Accuracy(0, 0, ignored)
 
 result(m::Accuracy) = m.count == 0 ? NaN : m.right / m.count
 
@@ -40,6 +41,7 @@ function add!(m::Accuracy, logits::AbstractArray, labels::AbstractArray)
     elseif length(labels) > 0 && size(logits)[2:end] == size(labels) && eltype(labels) <: Integer
         classes = size(logits, 1)
         for (i, label) in enumerate(labels)
+            label == m.ignored && (m.count -= 1; continue)
             best = 1
             @inbounds for c in 2:classes
                 logits[(i-1)*classes+c] > logits[(i-1)*classes+best] && (best = c)

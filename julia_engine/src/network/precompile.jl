@@ -29,7 +29,17 @@ const PRECOMPILED_SESSIONS = (
             "op=activation activation=sigmoid", "op=rbf units=3", "op=activation activation=softplus")),
     ("softmax_cross_entropy", "numbers", "3,4", "name=sgd learning_rate=0.1 momentum=0.0 nesterov=false weight_decay=0.0",
         ("op=position_embedding", "op=multi_head_attention heads=2 causal=true bias=true", "op=add inputs=l1,l2",
-            "op=concat inputs=l1,l3 axis=0", "op=activation activation=gelu", "op=flatten", "op=dense units=2 bias=true")))
+            "op=concat inputs=l1,l3 axis=0", "op=activation activation=gelu", "op=flatten", "op=dense units=2 bias=true")),
+    ("mean_squared_error", "numbers", "2,3,4,4", "name=sgd learning_rate=0.1 momentum=0.0 nesterov=false weight_decay=0.0",
+        ("op=conv3d filters=2 kernel=2,2,2 stride=1,1,1 padding=0,0,0,0,0,0 dilation=1,1,1 groups=1 bias=true",
+            "op=max_pool3d window=1,2,2 stride=1,1,1 padding=0,0,0,0,0,0 dilation=1,1,1 ceil_mode=false",
+            "op=conv3d_transpose filters=2 kernel=2,2,2 stride=1,1,1 padding=0,0,0,0,0,0 output_padding=0,0,0 dilation=1,1,1 " *
+                "groups=1 bias=true",
+            "op=avg_pool3d window=2,1,1 stride=1,1,1 padding=0,0,0,0,0,0 dilation=1,1,1 ceil_mode=false count_padding=true",
+            "op=interpolate size=1,3,3 mode=linear align_corners=false", "op=reshape shape=2,3,3",
+            "op=conv2d_transpose filters=2 kernel=2,2 stride=1,1 padding=0,0,0,0 output_padding=0,0 dilation=1,1 groups=1 bias=true",
+            "op=reshape shape=2,16",
+            "op=conv1d_transpose filters=1 kernel=2 stride=1 padding=0,0 output_padding=0 dilation=1 groups=1 bias=true")))
 
 function precompile_session(T::DataType, loss::String, holds::String, input::String, optimizer::String, layers)
     text = """

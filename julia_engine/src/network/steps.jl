@@ -111,7 +111,8 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
     found, news = Any[], Tuple{Int,Tensor}[]
     function traced_part()
         value = objective(applied(chain, parameters.tensors, inputs[1], true, news), inputs[2])
-        count == samples || (value = value .* (count / samples))
+        # A loss that couples the batch divides by all of it.
+        count == samples || couples_batch(objective) || (value = value .* (count / samples))
         append!(found, gradients(Tensor[value], Tensor[AD.literal(T, 1)], trained_tensors(parameters)))
         return value
     end
@@ -173,7 +174,7 @@ function make_shards(::Type{T}, chain::Chain, objective, input::Vector{Int}, tar
         samples::Int, threads::Int, gradient::Vector{T}, techniques::Techniques, sparse::Bool=false) where {T}
     n = min(threads, samples)
     ends = Int[samples * k ÷ n for k in 0:n]
-    meeting = n > 1 && couples_batch(chain) ? Meeting(n, samples) : nothing
+    meeting = n > 1 && (couples_batch(chain) || couples_batch(objective)) ? Meeting(n, samples) : nothing
     return Shard{T}[Shard{T}(chain, objective, input, target, target_type, ends[k], ends[k+1] - ends[k], samples,
         k == 1 ? gradient : cleared(chain.parameters.layout, Vector{T}(undef, length(gradient))), techniques, sparse, meeting, k)
                     for k in 1:n]

@@ -24,7 +24,8 @@ const BLOCK = 4096
 Trains a chain on mini-batches.
 
 - `chain`: the model; its parameters are trained in place.
-- `loss`: one of `softmax_cross_entropy`, `binary_cross_entropy`, `mean_squared_error`, or its name.
+- `loss`: one of `softmax_cross_entropy`, `binary_cross_entropy`, `mean_squared_error`, or its name; or one of these with settings:
+  `loss_of(softmax_cross_entropy; class_weights=[1, 2])`.
 - `optimizer`: the update rule.
 - `batch_size`: samples per step; a partial last batch gets a plan of its own.
 - `threads`: how many to use, at most those Julia was started with (`julia -t 2`, or `JULIA_NUM_THREADS`).
@@ -81,7 +82,9 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
     batched_only = couples_batch(chain) && !techniques.batched
     batched_only && throw(ConfigurationError("Trainer: techniques.batched can't be switched off for a chain with layers " *
         "that couple the samples of a batch, such as BatchNorm"))
-    check_parts(chain, techniques, communicator)
+    couples_batch(loss) && !techniques.batched && throw(ConfigurationError("Trainer: $(loss.name) with class_weights or an " *
+        "ignored_class is the mean of a whole batch by its weights: techniques.batched can't be switched off for it"))
+    check_parts(chain, loss, techniques, communicator)
     set_rank!(chain, communicator)
     n = chain.parameters.layout.trained
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(optimizer, n),
@@ -99,9 +102,11 @@ function set_rank!(chain::Chain, communicator::Union{Nothing,Communicator})
     return nothing
 end
 
-check_parts(chain::Chain, techniques::Techniques, ::Nothing) = nothing
+check_parts(chain::Chain, loss::Loss, techniques::Techniques, ::Nothing) = nothing
 
-function check_parts(chain::Chain, techniques::Techniques, ::Communicator)
+function check_parts(chain::Chain, loss::Loss, techniques::Techniques, ::Communicator)
+    couples_batch(loss) && throw(ConfigurationError("Trainer: $(loss.name) with class_weights or an ignored_class is the mean of a " *
+        "whole batch by its weights, of which each process would know a part: train it in one process"))
     couples_batch(chain) && throw(ConfigurationError("Trainer: a layer, such as BatchNorm, needs the statistics of a whole " *
         "batch, of which each process would have a part: train it in one process, or take layer normalisation instead"))
     techniques.replay && techniques.batched || throw(ConfigurationError(
@@ -303,7 +308,7 @@ unfit_state() = ParameterError("load_state!: this state is of another network, o
 """
     evaluate(trainer, x, y)
 
-Mean loss and accuracy over all samples, as an `Evaluation`, with dropout off.
+Mean loss and accuracy over all samples, as an `Evaluation`, with dropout off; ignored labels count in neither.
 """
 function evaluate(trainer::Trainer, x::AbstractArray, y::AbstractArray)
     samples = checked_samples!(trainer, x)
@@ -313,11 +318,12 @@ function evaluate(trainer::Trainer, x::AbstractArray, y::AbstractArray)
 end
 
 function evaluate(trainer::Trainer, data::Data)
-    loss, right = Mean(), Accuracy()
+    loss, right = Mean(), Accuracy(trainer.loss.ignored)
     each_part(trainer, data, true) do tape, first, count
         gather!(address(tape.inputs[1]), address(tape.inputs[2]), unordered(data), first, count)
         AD.run!(tape)
-        add!(loss, tape.outputs[2][], count)
+        weight = mean_weight(trainer.loss, tape.inputs[2], count)
+        weight > 0 && add!(loss, tape.outputs[2][], weight)
         trainer.loss.counts_answers && add!(right, tape.outputs[1], tape.inputs[2])
     end
     return Evaluation(result(loss), result(right))
@@ -751,7 +757,7 @@ parallel region of the user's; others can wait for their turn.
 function threads_for(trainer::Trainer, samples::Int)
     threads = trainer.team.size
     (threads == 1 || samples < 2 * threads) && return 1
-    couples_batch(trainer.chain) || return threads
+    couples_batch(trainer.chain) || couples_batch(trainer.loss) || return threads
     return splits(trainer.chain) && threads_to_use(threads) == threads ? threads : 1
 end
 
@@ -782,7 +788,8 @@ target_type(trainer::Trainer{T}) where {T} = trainer.loss.classes ? Int64 : T
 input_type(trainer::Trainer{T}) where {T} = trainer.ids ? Int64 : T
 
 function objective(trainer::Trainer)
-    trainer.loss.name == "softmax_cross_entropy" && !trainer.techniques.fused_loss && return one_hot_cross_entropy
+    trainer.loss.name == "softmax_cross_entropy" && is_plain(trainer.loss) && !trainer.techniques.fused_loss &&
+        return one_hot_cross_entropy
     return trainer.loss
 end
 
@@ -829,7 +836,7 @@ end
 # The fast way out first: it allocates nothing.
 function checked_targets(trainer::Trainer{T}, y::AbstractArray, samples::Int) where {T}
     loss = trainer.loss
-    if loss.classes && y isa Vector{Int64} && length(trainer.output) == 1 && length(y) == samples &&
+    if loss.classes && isempty(loss.class_weights) && y isa Vector{Int64} && length(trainer.output) == 1 && length(y) == samples &&
        count_outside(y, 1, trainer.output[1]) == 0
         return y
     end
