@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import os
 import signal
 import sys
@@ -1256,6 +1257,9 @@ def completion(shell: str) -> None:
 def main(arguments: Iterable[str] | None = None) -> NoReturn:
     """Run the command line and end the process with the code that fits."""
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that the terminal's encoding lacks becomes a ?
+            stream.reconfigure(errors="replace")
     sys.exit(invoke(arguments))
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +29,11 @@ BLOCK = 1024 * 1024
 SAMPLED, PIECE = 1000, 16 * 1024
 """Pieces of a file, and their bytes, that its digest is taken of."""
 
-_UNREADABLE = (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile)
+UNREADABLE = (
+    *(OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile),
+    *(SyntaxError, TokenError, TypeError, IndexError, OverflowError, RecursionError),
+)
+"""What numpy raises for a damaged .npy file, whose header Python's own tokenizer and parser read."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +89,18 @@ def load(path: Path) -> dict[str, Array]:
     return found
 
 
+def read_npy(path: Path, mode: Literal["r"] | None = None) -> Any:
+    """What numpy reads from an .npy file, mapped with `mode="r"`. Raises one of `UNREADABLE` for a damaged file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a damaged header numpy says that Python 2 wrote it
+        return np.load(path, mmap_mode=mode, allow_pickle=False)
+
+
 def _of_npy(path: Path) -> Array:
     _check_regular(path)
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except _UNREADABLE as error:
+        array = read_npy(path, "r")
+    except UNREADABLE as error:
         raise InputError(
             f"{path}: not an array that can be mapped, damaged, or still being written: {shown(str(error))}"
         ) from None
@@ -125,7 +138,7 @@ def _of_arrow(path: Path, part: str) -> dict[str, Array]:
             if "y" in batch.schema.names:
                 found[f"y_{part}"] = _column(path, batch, "y", whole)
             return found
-    except (pyarrow.ArrowException, *_UNREADABLE) as error:
+    except (pyarrow.ArrowException, *UNREADABLE) as error:
         raise InputError(f"{path}: not an Arrow file that can be mapped, or damaged: {shown(str(error))}") from None
 
 

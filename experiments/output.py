@@ -34,6 +34,8 @@ class Output:
         self.command = command
         self.target = STDOUT if target is not None and descriptor(Path(target)) == 1 else target  # as /dev/stdout
         self.console = Console(stderr=self.target == STDOUT, highlight=False, soft_wrap=True)
+        if self.console.width < 1:  # COLUMNS=0, with which nothing would be printed
+            self.console.width = 80
         self.rows: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.failed = False
@@ -67,7 +69,7 @@ class Output:
         """Write the JSON where the user asked for it, whole or not at all."""
         if self.target is None:
             return
-        text = json.dumps(self.document(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(self.document(), indent=1, ensure_ascii=self.target == STDOUT, allow_nan=False) + "\n"
         if self.target == STDOUT:
             sys.stdout.write(text)
             sys.stdout.flush()

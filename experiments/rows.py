@@ -6,7 +6,6 @@ import math
 import os
 import stat
 import zipfile
-import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,15 @@ from bridge.errors import shown
 from bridge.spec import ModelSpec
 from experiments import data, mapped, papers
 from experiments.data.dataset import Dataset, array_digest
+from experiments.data.reading import DAMAGED_ZIP
 from experiments.errors import InputError
-from experiments.mapped import File
+from experiments.mapped import UNREADABLE, File, read_npy
 from experiments.output import Output
 from experiments.progress import download
 
 MOST_BYTES = 16_000_000_000
 """Of all arrays in an .npz together, unpacked."""
 MOST_ARRAYS = 100
-
-_UNREADABLE = (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)
@@ -125,8 +123,8 @@ def load_npy(path: Path) -> NDArray[Any]:
     """The array of an .npy file; `InputError` for any other."""
     try:
         _check_file(path)
-        loaded = np.load(path, allow_pickle=False)
-    except _UNREADABLE as error:
+        loaded = read_npy(path)
+    except UNREADABLE as error:
         raise InputError(f"{path}: not an array that can be read: {shown(str(error))}") from None
     if not isinstance(loaded, np.ndarray):
         raise InputError(f"{path}: holds several arrays; expected an .npy file with one")
@@ -143,7 +141,7 @@ def load_npz(path: Path) -> dict[str, NDArray[Any]]:
             raise InputError(f"{path}: unpacks to {size:,} bytes; expected at most {MOST_BYTES:,}")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files[:MOST_ARRAYS]}
-    except (*_UNREADABLE, NotImplementedError, RuntimeError, AttributeError, zlib.error) as error:
+    except (*UNREADABLE, *DAMAGED_ZIP, AttributeError) as error:
         raise InputError(f"{path}: not an .npz file that can be read: {shown(str(error))}") from None
     return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
 

@@ -16,7 +16,6 @@ import hashlib
 import io
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,9 +54,6 @@ MOST_LINES = 3_000_000
 """The largest of GloVe's own files, 840B, has 2.2 million."""
 
 _NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-
-_BROKEN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
-"""What reading a damaged or encrypted archive raises."""
 
 
 def locate(
@@ -102,7 +98,7 @@ def identity(path: Path, dimension: int) -> str:
             return hashlib.sha256(f"{member.filename} {member.file_size} {member.CRC}".encode()).hexdigest()
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except _BROKEN as error:
+    except reading.DAMAGED_ZIP as error:
         raise _unreadable(path, error) from error
 
 
@@ -157,7 +153,7 @@ def read(path: Path, words: Sequence[str], dimension: int) -> dict[str, NDArray[
                     found[word.decode()] = _vector(path, number, line, dimension)
                     if not wanted:
                         break
-    except _BROKEN as error:
+    except reading.DAMAGED_ZIP as error:
         raise _unreadable(path, error, after=number) from error
     if number == 0:
         raise DataError(f"{path} is empty; expected a line per word, with {dimension} numbers each. {REMEDY}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import gzip
 import io
+import lzma
 import os
 import stat
+import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +21,13 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 
 DAMAGED = (OSError, EOFError, zlib.error)
 """What reading a damaged gzip file raises."""
+
+DAMAGED_ZIP = (
+    *(*DAMAGED, zipfile.BadZipFile, lzma.LZMAError),
+    *(NotImplementedError, RuntimeError),  # an unknown compression, an encrypted member
+    UnicodeError,  # a member's name
+)
+"""What reading a damaged zip file raises, whichever of its compressions it has."""
 
 
 def first_file(paths: Iterable[Path]) -> Path | None:

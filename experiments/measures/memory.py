@@ -4,8 +4,8 @@ Bytes allocated are all that `malloc`, `mmap` and their kin handed out during an
 memray records it inside the worker, or for Julia what its own counters say (memray can't see into its heap).
 TensorFlow takes its memory from a pool as long as oneDNN is on, so it is counted with oneDNN off: see
 `Registered.counting`. XLA allocates one piece for all that a step computes, and uses its parts again within the step.
-`build` counts to the first epoch, imports and data to none. Where a paper's file says so, memray records epochs of only a
-part of the rows, and one with more of them, which tells what a step allocates and what an epoch. The peak is the
+`build` counts to the first epoch, imports and data to none. Where a paper's file says so, memray records epochs of
+only a part of the rows, and one with more of them, which tells what a step allocates and what an epoch. The peak is the
 kernel's VmHWM, reset after imports and data and before `build`; it is taken in a separate run, since memray needs
 memory itself.
 """

@@ -174,6 +174,13 @@ end
         (TraceError, () -> (y = exp.(Variable(ones(2))); y .= y), "written in place"),
         (TraceError, () -> fill!(Variable(ones(2)), 3), "written in place"),
         (TraceError, () -> copyto!(Variable(ones(2)), ones(2)), "written in place"),
+        (TraceError, () -> ones(2) .= Variable(ones(2)), "cannot be written into an array"),
+        (TraceError, () -> (y = ones(2); y .+= Variable(ones(2)) .^ 2), "cannot be written into an array"),
+        (TraceError, () -> (y = ones(3); y[2:3] .= Variable(ones(2))), "cannot be written into an array"),
+        (TraceError, () -> broadcast!(sin, ones(2), Variable(ones(2))), "cannot be written into an array"),
+        (TraceError, () -> map!(sin, ones(2), Variable(ones(2))), "cannot be written into an array"),
+        (TraceError, () -> copy!(ones(2), Variable(ones(2))), "cannot be written into an array"),
+        (TraceError, () -> copyto!(ones(2), Variable(ones(2))), "cannot hold a tensor"),
         (ConfigurationError, () -> dropout(Variable(ones(2)), 1.5, Generator(0)), "at least 0 and below 1"))
         error = error_of(f)
         @test (text, error isa kind, error isa EngineError && occursin(text, error.message)) == (text, true, true)
@@ -181,6 +188,29 @@ end
     leaked = Ref{Any}()
     compile(x -> (leaked[] = x .* 2; x))(ones(2))
     @test_throws TraceError compile(x -> x .+ leaked[])(ones(2))
+end
+
+@testset "an array whose indices do not begin with 1 is refused, since in a tensor they would mean other elements" begin
+    square(o) = o[2]^2
+    for T in (Float64, Float32)
+        o = view(T[1, 2, 3], Base.IdentityUnitRange(2:3))
+        @test o[2] == 2 && Base.has_offset_axes(o)
+        compiled = compile(grad(square))
+        compiled(T[1, 2])  # of the same size and element type
+        for f in (() -> Variable(o), () -> Constant(o), () -> grad(square)(o), () -> gradient(square, o), () -> compiled(o),
+                () -> compile(square)(o), () -> vjp(square, o), () -> jvp(square, (o,), (T[1, 1],)), () -> hvp(square, o, T[1, 1]),
+                () -> jvp(square, (T[1, 1],), (o,)), () -> jacobian(square, o), () -> hessian(square, o), () -> vmap(x -> 2x)(o),
+                () -> sparse_jacobian(x -> x .^ 2, o), () -> scan((c, x) -> (c .+ x, x), T(0), o), () -> checkpoint(square)(Variable(o)),
+                () -> Variable(T[1, 2]) .* o, () -> compile(x -> x .* o)(T[1, 2]), () -> vcat(Variable(T[1, 2]), o))
+            @test error_of(f) isa ShapeError && occursin("indices of tensors begin with 1", error_of(f).message)
+        end
+    end
+    for o in (view([1, 2, 3], Base.IdentityUnitRange(2:3)), view([true, true, false], Base.IdentityUnitRange(2:3)))
+        @test error_of(() -> Constant(o)) isa ShapeError
+        @test error_of(() -> Variable(ones(2)) .* o) isa ShapeError
+        @test error_of(() -> Variable(ones(2))[o]) isa ShapeError
+    end
+    @test grad(x -> x[1]^2)(view(view([1.0, 2.0, 3.0], Base.IdentityUnitRange(2:3)), 2:3)) == [4, 0]
 end
 
 @testset "a label out of range during replay is an error, not a stray read" begin

@@ -12,6 +12,7 @@ import numpy as np
 from py_engine.ad.containers import flatten, paths, unflatten
 from py_engine.ad.op import as_tensor
 from py_engine.ad.program import Program, simplify, traced, tracing
+from py_engine.ad.state import restoring
 from py_engine.ad.tensor import Literal, Tensor
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import TraceError
@@ -53,6 +54,7 @@ class _Box:
         return len(self.lines) * _LINE + _PAD if self.lines else 0.0
 
 
+@restoring
 def draw(function: Callable[..., Any], *args: Any, simplified: bool = True) -> SVG:
     """Return a picture of the ops that `function` does on arguments of these shapes.
 

@@ -14,6 +14,7 @@ from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import for_each
 from py_engine.ad.program import Program, nested_trace, traced
 from py_engine.ad.reverse import gradients
+from py_engine.ad.state import restoring
 from py_engine.ad.tensor import Tensor
 from py_engine.ad.transforms import Function, Linearized, check_callable, directional, linearize, named_grad
 from py_engine.ad.vmap import batched
@@ -24,6 +25,7 @@ AT_ONCE = 100_000
 processor's cache."""
 
 
+@restoring
 def jacobian(function: Function, x: Any, *, mode: str | None = None, chunk: int | None = None) -> Any:
     """Return all derivatives of a function of one argument.
 
@@ -56,6 +58,7 @@ def jacobian(function: Function, x: Any, *, mode: str | None = None, chunk: int 
     return _matrix(linearize("jacobian", function, (x,), (0,)), mode, chunk)
 
 
+@restoring
 def hessian(function: Function, x: Any, *, chunk: int | None = None) -> Any:
     """Return all second derivatives of a scalar function of one argument, forward over reverse.
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from py_engine.ad import mutation
 from py_engine.ad.mutation import SMALL, Versions, watch
-from py_engine.ad.state import STATE, entering
+from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Operand, Result, Tensor, plain_array, real_array
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
@@ -338,6 +338,7 @@ class Op:
             object.__setattr__(self, "reads_nothing", not self.operands_read(inputs, attrs, any_float))
         return read
 
+    @restoring
     def operands_read(
         self, inputs: Sequence[Tensor], attrs: Mapping[str, Any], needs_grad: Sequence[bool]
     ) -> tuple[int, ...]:

@@ -7,15 +7,14 @@ captured by reference, so that a later `assign` to them is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from py_engine.ad.mutation import Watch
 from py_engine.ad.op import ZEROS, Equation, Op
 from py_engine.ad.ops.elementary import stop_gradient
-from py_engine.ad.state import STATE, entering
+from py_engine.ad.state import STATE, collecting, entering
 from py_engine.ad.tensor import FLOATS, Literal, Node, Tensor
 from py_engine.errors import TraceError
 
@@ -73,22 +72,16 @@ class Program:
 # Tracing --------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def tracing() -> Iterator[list[Tensor]]:
+def tracing() -> collecting:
     """Make every op symbolic, and collect the ops in the order they are made."""
     if STATE.trace is not None:
         raise TraceError("a function cannot be compiled inside another one's trace; call it uncompiled there")
-    nodes: list[Tensor] = []
-    with entering(trace=nodes, symbolic=True, watched=[]):
-        yield nodes
+    return collecting("trace", symbolic=True, watched=[])
 
 
-@contextmanager
-def nested_trace() -> Iterator[list[Tensor]]:
+def nested_trace() -> collecting:
     """Make every op symbolic, and collect the ops, also inside another trace."""
-    nodes: list[Tensor] = []
-    with entering(trace=nodes, symbolic=True, grad_enabled=True):
-        yield nodes
+    return collecting("trace", symbolic=True, grad_enabled=True)
 
 
 def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Program:

@@ -16,7 +16,7 @@ from py_engine.ad.op import described
 from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
 from py_engine.ad.ops.shape import Index, assemble
 from py_engine.ad.program import same
-from py_engine.ad.state import STATE, no_grad
+from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.tensor import FLOATS, Node, Result, Tensor
 from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError
 
@@ -298,6 +298,7 @@ def variable(x: Tensor, level: int) -> Tensor:
     return found
 
 
+@restoring
 def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:
     """Add the derivative of `output` to `.grad` of every leaf that requires it."""
     if not output.requires_grad:
@@ -312,7 +313,7 @@ def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:
     if seed.shape != output.shape:
         raise ShapeError(f"backward: expected a gradient of shape {output.shape}, got {seed.shape}")
     leaves = [x for x in topological_sort([output]) if x.op is None and x.requires_grad]
-    with no_grad():
+    with entering(grad_enabled=False):
         found = gradients([output], [Tensor(seed)], leaves)
     for leaf, g in zip(leaves, found, strict=True):
         if g is not None:

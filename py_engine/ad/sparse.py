@@ -29,7 +29,7 @@ from py_engine.ad.jacobian import AT_ONCE, derivative_program
 from py_engine.ad.op import Equation, described, numbered
 from py_engine.ad.ops.shape import along_axes, for_each
 from py_engine.ad.program import Program, nested_trace, traced
-from py_engine.ad.state import inside_transform
+from py_engine.ad.state import inside_transform, restoring
 from py_engine.ad.tensor import Array, Tensor, plain_array
 from py_engine.ad.transforms import Function, Linearized, check_callable, linearize, named_grad, results
 from py_engine.ad.vmap import batched
@@ -39,6 +39,7 @@ MOST = 2**26
 """Dependences of one variable's elements, at most: more of them are no sparse matrix, and half a gigabyte of memory."""
 
 
+@restoring
 def sparsity(function: Function, x: Any) -> Any:
     """Return which derivatives of a function of one array may be other than zero, wherever it is differentiated.
 
@@ -71,6 +72,7 @@ def sparsity(function: Function, x: Any) -> Any:
     return sparse.csr_array((np.ones(len(rows), np.bool_), (rows, columns)), shape)
 
 
+@restoring
 def sparse_jacobian(
     function: Function, x: Any, *, pattern: Any = None, mode: str | None = None, chunk: int | None = None
 ) -> Any:
@@ -121,6 +123,7 @@ def sparse_jacobian(
     return _checked(name, call, sparse, products[colors[columns], rows], (rows, columns), probe, v)
 
 
+@restoring
 def sparse_hessian(function: Function, x: Any, *, pattern: Any = None, chunk: int | None = None) -> Any:
     """Return all second derivatives of a scalar function of one array as a sparse matrix, forward over reverse.
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from copy import copy
+from functools import wraps
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _State(threading.local):
-    trace: list[Any] | None = None  # the tensors, and nodes of several results, made so far
-    symbolic: bool = False  # ops made now have a shape and a dtype, and no values
-    grad_enabled: bool = True  # ops made now can be differentiated
-    differentiating: bool = False  # inside a function that grad() was given
-    watched: list[Any] | None = None  # while a function is traced: what it took the values of, see mutation.Watch
-    techniques: Any = None  # those of the tape that is bound or run: tapes inside it have the same
-    scope: str = ""  # the layer whose ops are being made, for messages
+    def __init__(self) -> None:  # in each thread
+        self.trace: list[Any] | None = None  # the tensors, and nodes of several results, made so far
+        self.symbolic = False  # ops made now have a shape and a dtype, and no values
+        self.grad_enabled = True  # ops made now can be differentiated
+        self.differentiating = False  # inside a function that grad() was given
+        self.watched: list[Any] | None = None  # while a function is traced: what it took the values of, see Watch
+        self.techniques: Any = None  # those of the tape that is bound or run: tapes inside it have the same
+        self.updates: list[Any] | None = None  # in a training step: new values of what is not trained
+        self.scope = ""  # the layer whose ops are being made, for messages
 
 
 STATE = _State()
@@ -36,12 +41,55 @@ class entering:
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Any:
         self.outer = {name: getattr(STATE, name) for name in self.fields}
         STATE.__dict__.update(self.fields)
 
     def __exit__(self, *_: object) -> None:
         STATE.__dict__.update(self.outer)
+
+    def __call__(self, function: F) -> F:
+        """Return `function` as one that is called in this state: use as a decorator."""
+
+        @wraps(function)
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            with copy(self):  # a function may call itself
+                return function(*args, **kwargs)
+
+        return cast(F, entered)
+
+
+class collecting(entering):
+    """`entering` with a new list in the field `name`: the block's variable."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str, **fields: Any) -> None:
+        super().__init__(**{name: []}, **fields)
+        self.name = name
+
+    def __enter__(self) -> list[Any]:
+        super().__enter__()
+        return self.fields[self.name]  # type: ignore[no-any-return]
+
+
+def restoring(function: F) -> F:
+    """Return `function` so that the thread's state is restored whatever ends a call, ctrl-C at any moment included.
+
+    `entering` alone cannot do that: an interrupt may come between the end of its block and the restoring. All functions
+    that users call, and that enter a state, are wrapped in this. None uses a generator for that (`contextmanager`): one
+    that is interrupted restores its own part later, when the traceback is forgotten.
+    """
+
+    @wraps(function)
+    def restored(*args: Any, **kwargs: Any) -> Any:
+        outer = STATE.__dict__.copy()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            STATE.__dict__.update(outer)  # one call in C: no interrupt comes before it
+
+    return cast(F, restored)
 
 
 def inside_transform() -> bool:
@@ -49,15 +97,24 @@ def inside_transform() -> bool:
     return STATE.differentiating or STATE.trace is not None
 
 
-@contextmanager
-def scope(name: str) -> Iterator[None]:
+class scope(entering):
     """Label the ops made inside with the layer `name`; nested scopes are joined by a slash."""
-    with entering(scope=f"{STATE.scope}/{name}" if STATE.scope else name):
-        yield
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __enter__(self) -> None:
+        self.fields = {"scope": f"{STATE.scope}/{self.name}" if STATE.scope else self.name}
+        super().__enter__()
 
 
-@contextmanager
-def no_grad() -> Iterator[None]:
+class no_grad(entering):
     """Compute without a graph: results made inside cannot be differentiated."""
-    with entering(grad_enabled=False):
-        yield
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(grad_enabled=False)

@@ -22,7 +22,7 @@ from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.op import as_tensor
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.reverse import Path, depend_on_a_leaf, gradients, path_between, variable
-from py_engine.ad.state import LEVELS, STATE, entering, inside_transform
+from py_engine.ad.state import LEVELS, STATE, entering, inside_transform, restoring
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
@@ -119,6 +119,7 @@ def check_callable(name: str, function: Any) -> None:
         )
 
 
+@restoring
 def _differentiated(
     name: str, function: Function, numbers: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Linearized, list[Tensor | None]]:
@@ -130,9 +131,9 @@ def _differentiated(
 
 def _of_arrays(name: str, function: Function, numbers: Sequence[int], args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """Fast path: array arguments, no enclosing transform. A small function's time is nearly all overhead."""
-    grad_enabled, level = STATE.grad_enabled, next(LEVELS)
-    STATE.grad_enabled = STATE.differentiating = True
-    try:
+    outer, grad_enabled, level = STATE.__dict__.copy(), STATE.grad_enabled, next(LEVELS)
+    try:  # as `restoring` does
+        STATE.grad_enabled = STATE.differentiating = True
         passed = list(args)
         for n in numbers:
             i = _position(name, n, args)
@@ -147,7 +148,7 @@ def _of_arrays(name: str, function: Function, numbers: Sequence[int], args: Sequ
         STATE.grad_enabled = kept = bool(path.below) and grad_enabled and depend_on_a_leaf(path.below)
         found = _or_zeros(gradients([output], [_seed(output)], variables, level=level, path=path), variables)
     finally:
-        STATE.grad_enabled, STATE.differentiating = grad_enabled, False
+        STATE.__dict__.update(outer)
     return (output, found) if kept else (output.item(), owned(found, args))
 
 
@@ -175,6 +176,7 @@ def _by_argument(call: Linearized, found: Sequence[Tensor | None], single: bool)
 # Products with the Jacobian -------------------------------------------------------------------------------
 
 
+@restoring
 def vjp(function: Function, *args: Any) -> tuple[Any, Function]:
     """Return the value of a function and its pullback: reverse mode, one pass for each seed.
 
@@ -200,6 +202,7 @@ def vjp(function: Function, *args: Any) -> tuple[Any, Function]:
     check_callable("vjp", function)
     call = linearize("vjp", function, args, range(len(args)))
 
+    @restoring
     def pullback(seed: Any) -> tuple[Any, ...]:
         leaves = flatten_as(seed, call.structure, "vjp: the seed")
         seeds = alike(leaves, call.outputs, call.structure, "vjp: the seed")
@@ -233,6 +236,7 @@ def jvp(function: Function, args: Sequence[Any], tangents: Sequence[Any]) -> tup
     return directional("jvp", function, args, tangents)
 
 
+@restoring
 def directional(name: str, function: Function, args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """`jvp` by another name in messages."""
     check_callable(name, function)

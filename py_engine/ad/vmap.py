@@ -22,7 +22,7 @@ from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import all_mapped, for_each, leading
 from py_engine.ad.program import Program, close_over, nested_trace, traced
 from py_engine.ad.reverse import unbroadcast
-from py_engine.ad.state import LEVELS, STATE, entering, inside_transform
+from py_engine.ad.state import LEVELS, STATE, entering, inside_transform, restoring
 from py_engine.ad.tensor import Array, Node, Tensor, plain_array, real_array
 from py_engine.ad.transforms import Function, check_callable, owned
 from py_engine.errors import ConfigurationError, NotDifferentiableError, ShapeError
@@ -64,6 +64,7 @@ def vmap(function: Function, in_axes: Any = 0, out_axes: Any = 0) -> Function:
     """
     check_callable("vmap", function)
 
+    @restoring
     def mapped(*args: Any, **kwargs: Any) -> Any:
         one, passed, all_samples = _arguments(args, in_axes)
         program, captured, returned = _traced(function, passed, one, kwargs)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from py_engine.ad.op import as_tensor
-from py_engine.ad.state import scope
+from py_engine.ad.state import restoring, scope
 from py_engine.ad.tensor import Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.embedding import Embedding
@@ -50,6 +50,7 @@ class Chain:
         """The outputs for a batch `x` (N, ...). Raises `ShapeError` naming the layer that it doesn't fit."""
         return self.apply(self.parameters.tensors, x, training)
 
+    @restoring
     def apply(self, tensors: Mapping[str, Tensor], x: Operand, training: bool = False) -> Tensor:
         """The outputs for a batch, with the parameters' values taken from `tensors`, by their full names.
 
@@ -67,6 +68,7 @@ class Chain:
 
         return self._through(y, compute)
 
+    @restoring
     def shapes(self, input_shape: Shape) -> dict[str, Shape]:
         """The shape of the sample that comes out of each layer, by id, for a sample of `input_shape`.
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import inspect
 import math
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 from py_engine.ad import ops
 from py_engine.ad.op import here
 from py_engine.ad.ops.arguments import is_whole
-from py_engine.ad.state import STATE
+from py_engine.ad.state import STATE, collecting
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec, resolve, stream
@@ -515,23 +513,9 @@ def _words(generator: np.random.Generator) -> list[int]:
 # State that training changes by itself --------------------------------------------------------------------
 
 
-class _Updates(threading.local):
-    pending: list[tuple[Tensor, Tensor]] | None = None
-
-
-_UPDATES = _Updates()
-
-
-@contextmanager
-def collect_updates() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Collect what layers called inside want to `update`: each parameter with its new value."""
-    outer = _UPDATES.pending
-    pending: list[tuple[Tensor, Tensor]] = []
-    _UPDATES.pending = pending
-    try:
-        yield pending
-    finally:
-        _UPDATES.pending = outer
+def collect_updates() -> collecting:
+    """Collect what layers called inside want to `update`: pairs of a parameter and its new value."""
+    return collecting("updates")
 
 
 def update(parameter: Tensor, value: Tensor) -> None:
@@ -541,7 +525,7 @@ def update(parameter: Tensor, value: Tensor) -> None:
     that anything else compiles, they are left out.
     """
     value = ops.stop_gradient(value)
-    if _UPDATES.pending is not None:
-        _UPDATES.pending.append((parameter, value))
+    if STATE.updates is not None:
+        STATE.updates.append((parameter, value))
     elif parameter.data is not None and value.data is not None:
         parameter.data[...] = value.data

@@ -19,7 +19,7 @@ from py_engine.ad.compile.tape import Tape, rewritten
 from py_engine.ad.op import Call
 from py_engine.ad.program import Program, prune, traced, tracing
 from py_engine.ad.reverse import gradients
-from py_engine.ad.state import STATE, no_grad
+from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import ConfigurationError, NonFiniteError
@@ -48,6 +48,7 @@ class Step(Protocol):
         """Explain a NaN or infinity of the last run."""
 
 
+@restoring
 def trace_step(
     chain: Chain, loss: Loss, x: Tensor, y: Tensor, share: float = 1.0
 ) -> tuple[Program, list[str], list[tuple[Tensor, Tensor]]]:
@@ -226,11 +227,12 @@ class Eager:
         self._gradient = gradient
         self.updates: list[tuple[Array, Array]] = []
 
+    @restoring
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Run the model's Python code on these rows."""
         with collect_updates() as updates:
             value = self._loss(self._chain(Tensor(x[rows]), training=True), Tensor(y[rows]))
-        with no_grad():
+        with entering(grad_enabled=False):
             found = gradients([value], [Literal(np.ones((), value.dtype))], _trainable(self._chain))
         self.updates = [(parameter.numpy(), new.numpy()) for parameter, new in updates]
         for g, view in zip(found, self._gradient.arrays.values(), strict=True):

@@ -656,6 +656,27 @@ def test_reproduce_makes_everything_from_the_sample_and_says_so(
 # Faults of the system -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "latin-1"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"COLUMNS": "0"},
+        {"COLUMNS": "1", "TERM": "dumb"},
+    ],
+    ids=str,
+)
+def test_a_drawing_is_printed_whatever_the_terminal_can_show(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "experiments", "check", "mnist-rnn", "--json", "-"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, env={**os.environ, **environment})
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr and b"layers, " in done.stderr
+    assert json.loads(done.stdout.decode("ascii"))["errors"] == []
+
+    shown = subprocess.run(command[:-2], cwd=ROOT, capture_output=True, env={**os.environ, **environment})
+    assert (shown.returncode, shown.stderr) == (0, b"") and b"layers, " in shown.stdout
+
+
 @pytest.mark.parametrize("module", ["experiments.cli", "click", "bridge.session", "numpy", "pydantic"])
 def test_ctrl_c_while_the_command_is_imported_shows_no_traceback(module: str) -> None:
     code = (

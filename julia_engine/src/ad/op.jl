@@ -314,7 +314,7 @@ as_tensor(x::Tensor, @nospecialize(T)=Float64) = x
 as_tensor(x::Real, @nospecialize(T)=(x isa Float32 ? Float32 : Float64)) = literal(T, x)
 as_tensor(x::Elements, @nospecialize(T)=Float64) = x.tensor
 as_tensor(x::AbstractArray{<:Union{Float32,Float64}}, @nospecialize(T)=Float64) = Constant(x)
-as_tensor(x::AbstractArray{<:Integer}, @nospecialize(T)=Float64) = converted(Array{T}(x), x)
+as_tensor(x::AbstractArray{<:Integer}, @nospecialize(T)=Float64) = (check_indices(x); converted(Array{T}(x), x))
 as_tensor(@nospecialize(x), @nospecialize(T)=Float64) = throw(DTypeError(
     "expected a tensor, an array of Float32 or Float64, or a real number, got $(typeof(x))" *
     (eltype(x) <: Complex ? "; compute with real and imaginary parts separately" : "")))

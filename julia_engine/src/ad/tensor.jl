@@ -109,6 +109,12 @@ kept(x::AbstractArray) = throw(DTypeError(
 kept(x::AbstractFloat) = fill(x isa Float32 ? x : Float64(x))
 kept(x::Real) = fill(Float64(x))
 
+"""Refuse an array whose indices do not begin with 1, as a tensor's do: the same index would be another element."""
+check_indices(@nospecialize(x)) = nothing
+check_indices(x::AbstractArray) = Base.has_offset_axes(x) && throw(ShapeError(
+    "the indices of tensors begin with 1, got a $(typeof(x)) with the axes $(axes(x)); pass its elements, collect(x), and " *
+    "change the indices"))
+
 function leaf(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vector{Int}, requires_grad::Bool, name::String)
     return Tensor(data, T, dims, nothing, NO_INPUTS, NO_ATTRS, requires_grad, nothing, name, "", false)
 end
@@ -136,6 +142,7 @@ end
 
 """A constant of `array`, which was made of `source`."""
 function converted(array, source)
+    check_indices(source)
     x = Constant(array)
     remember!(x, array, source)
     return x
@@ -153,6 +160,7 @@ end
 An array or number as a leaf of graphs. The array is kept by reference, not copied, wherever its layout permits.
 """
 function Tensor(@nospecialize(x::Union{Real,AbstractArray}); requires_grad::Bool=false, name::AbstractString="")
+    check_indices(x)
     array_ = kept(x)
     data = Memory(array_)
     if requires_grad && !(data.eltype in FLOATS)

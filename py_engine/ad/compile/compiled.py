@@ -17,7 +17,7 @@ from py_engine.ad.compile.tape import Tape
 from py_engine.ad.containers import Structure, flatten, unflatten
 from py_engine.ad.op import Shape, as_tensor
 from py_engine.ad.program import traced, tracing
-from py_engine.ad.state import STATE
+from py_engine.ad.state import STATE, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
@@ -93,11 +93,12 @@ class Compiled:
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
         return Compiled(self.function, self.techniques)
 
+    @restoring
     def _trace(self, signature: Signature) -> tuple[Tape, Pack]:
         # All that is made now stays: the collector would only walk over it, again and again in a long graph.
         collecting = gc.isenabled()
-        gc.disable()
         try:
+            gc.disable()
             return self._traced(signature)
         finally:
             if collecting:

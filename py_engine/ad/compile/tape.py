@@ -29,7 +29,7 @@ from py_engine.ad.op import CHECKS, Call, Equation, Op, Shape, described
 from py_engine.ad.ops.shape import BROADCAST_TO, COPY, RESHAPE
 from py_engine.ad.program import Program, simplify
 from py_engine.ad.reverse import topological_sort
-from py_engine.ad.state import STATE, entering
+from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
@@ -68,6 +68,7 @@ class Tape:
         scalar: the same as a function of floats, where all values are single numbers; see `straight_line`.
     """
 
+    @restoring
     def __init__(
         self,
         program: Program,
@@ -155,6 +156,7 @@ class Tape:
         else:
             self._run_allocating()
 
+    @restoring
     def _run_allocating(self) -> None:
         """Compute every op into fresh memory, as an engine without buffers would."""
         values: dict[int, Array] = {id(x): a for x, a in zip(self.program.inputs, self.inputs, strict=True)}

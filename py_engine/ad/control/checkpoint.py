@@ -14,7 +14,7 @@ from py_engine.ad.op import Op, infer_same
 from py_engine.ad.ops.shape import all_mapped, leading
 from py_engine.ad.program import Program, close_over
 from py_engine.ad.reverse import gradients
-from py_engine.ad.state import LEVELS, STATE, entering
+from py_engine.ad.state import LEVELS, STATE, entering, restoring
 from py_engine.ad.tensor import FLOATS, Node, Tensor
 from py_engine.ad.transforms import check_callable
 from py_engine.ad.vmap import batched_program
@@ -44,6 +44,7 @@ def checkpoint(function: Function) -> Function:
     check_callable("checkpoint", function)
 
     @wraps(function)
+    @restoring
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not STATE.grad_enabled:
             return function(*args, **kwargs)

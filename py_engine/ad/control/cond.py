@@ -17,7 +17,7 @@ from py_engine.ad.op import Call, Op, Shape, as_tensor
 from py_engine.ad.ops.shape import aligned
 from py_engine.ad.program import Program, close_over, nested_trace
 from py_engine.ad.reverse import gradients
-from py_engine.ad.state import STATE
+from py_engine.ad.state import STATE, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
 from py_engine.ad.transforms import Function
@@ -25,6 +25,7 @@ from py_engine.ad.vmap import batched, batched_program
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 
 
+@restoring
 def cond(pred: Any, true_fun: Function, false_fun: Function, *operands: Any) -> Any:
     """Return `true_fun(*operands)` where `pred` holds, and `false_fun(*operands)` where it does not.
 

@@ -14,7 +14,7 @@ from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Op, Shape, as_tensor, as_tensors
 from py_engine.ad.reverse import gradients, variable
-from py_engine.ad.state import LEVELS, STATE, entering
+from py_engine.ad.state import LEVELS, STATE, entering, restoring
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
 from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
 
@@ -64,6 +64,7 @@ def custom_rule(
     """
     rule = _Rule(getattr(function, "__name__", type(function).__name__), function, vjp, jvp, infer)
 
+    @restoring
     def apply(*operands: ArrayLike | Tensor) -> Tensor:
         for i, x in enumerate(operands):
             if isinstance(x, (dict, list, tuple)) and any(isinstance(leaf, Tensor) for leaf in flatten(x)[0]):
@@ -264,6 +265,7 @@ class _Pushed:
         return self.rule.pushed(values[0], [next(tangents) if given else None for given in self.given], *inputs)
 
 
+@restoring
 def _compute_derivative(*arrays: Array, function: Any, kinds: Sequence[Kind]) -> None:
     count = len(arrays) - len(kinds)
     with _opaque():

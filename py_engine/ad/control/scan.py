@@ -27,7 +27,7 @@ from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import all_mapped
 from py_engine.ad.program import Program, close_over, nested_trace
 from py_engine.ad.reverse import gradients
-from py_engine.ad.state import STATE
+from py_engine.ad.state import STATE, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
@@ -37,6 +37,7 @@ from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceEr
 Body = Callable[[Any, Any], tuple[Any, Any]]
 
 
+@restoring
 def scan(
     function: Body,
     carry: Any,

@@ -25,7 +25,7 @@ from py_engine.ad.op import Call, Op, Shape
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import aligned, all_mapped, for_each
 from py_engine.ad.program import Program, close_over, nested_trace, traced
-from py_engine.ad.state import STATE
+from py_engine.ad.state import STATE, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Node, Tensor
 from py_engine.ad.transforms import Function
@@ -36,6 +36,7 @@ COUNT = np.dtype(np.int64)
 """Of numbers of steps."""
 
 
+@restoring
 def while_loop(cond: Function, body: Function, init: Any, max_steps: int | None = None) -> Any:
     """Return the carry at the end of `while cond(carry): carry = body(carry)`, as one op.
 

@@ -225,3 +225,9 @@ Base.fill!(x::Tensor, @nospecialize(value)) = in_place()
 Base.copyto!(x::Tensor, @nospecialize(args...)) = in_place()
 Base.Broadcast.materialize!(x::Tensor, @nospecialize(value)) = in_place()
 Base.Broadcast.materialize!(x::Tensor, ::Base.Broadcast.Broadcasted{Style}) where {Style} = in_place()
+
+into_array() = throw(TraceError("a tensor cannot be written into an array, where its derivative would be lost; use the tensor " *
+    "itself, join tensors with stack() or cat(), or write value(x) if only the values are wanted"))
+Base.Broadcast.materialize!(::AbstractArray, ::Tensor) = into_array()
+Base.copy!(::AbstractArray, ::Tensor) = into_array()
+Base.map!(@nospecialize(f), ::AbstractArray, ::Tensor, @nospecialize(others...)) = into_array()
