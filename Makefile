@@ -46,13 +46,14 @@ reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, table
 	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad reproduce $(if $(PROFILE),--profile $(PROFILE)) $(if $(RESULTS),--results "$(RESULTS)") \
 	  $(if $(DASK),--dask "$(DASK)") $(ARGS)
+	$(BIN)/python -m experiments.curves
 
 sizes: $(VENV)/.run ## networks of ordinary sizes in all engines, raced beside the machine's limit: hours, resumable
 	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
 	$(BIN)/twingrad run sizes $(if $(PROFILE),--profile $(PROFILE)) --results "$(or $(RESULTS),results)" $(ARGS)
 	$(BIN)/twingrad report sizes --results "$(or $(RESULTS),results)"
 
-curves: $(VENV)/.dev ## a small transformer and a residual network, trained in all engines to the same losses
+curves: $(VENV)/.run ## a small transformer and a residual network, trained in all engines to the same losses
 	$(BIN)/python -m experiments.curves $(ARGS)
 
 # On a fresh machine each of pytest's three workers, and of the engines' first ones, would compile all modules of the tests

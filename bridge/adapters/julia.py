@@ -198,8 +198,8 @@ class EntrySession:
         before = time.perf_counter()
         with reading_ahead(x, order) as reached:
             while done < steps:
-                reached(done * self._batch_size)
-                last = min(done + self._steps_per_call, steps)
+                again = reached(done * self._batch_size) // self._batch_size
+                last = min(done + self._steps_per_call, max(done + 1, again), steps)
                 if rates is not None:
                     last = min(last, changes[bisect.bisect_right(changes, done)])
                     self._raise(self._entries.learning_rate(self._number, rates[done]))

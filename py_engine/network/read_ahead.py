@@ -52,22 +52,22 @@ def _is_file_at(path: str, address: int) -> bool:
 
 
 @contextmanager
-def reading_ahead(array: NDArray[Any], rows: NDArray[Any]) -> Iterator[Callable[[int], None]]:
+def reading_ahead(array: NDArray[Any], rows: NDArray[Any]) -> Iterator[Callable[[int], int]]:
     """Give what is to be called with a place in `rows` before the rows from there on are gathered.
 
-    It asks the system for the rows of the next window, sorted, those close to each other in one request. Of a file that
-    is in memory already the requests would only cost time: they are made as long as the process reads from the disk.
-    An array that maps no file costs nothing.
+    It returns the place at which it is to be called again. It asks the system for the rows of the next window, sorted,
+    those close to each other in one request. Of a file that is in memory already the requests would only cost time: they
+    are made as long as the process reads from the disk. An array that maps no file costs nothing.
     """
     found = mapped_file(array)
     if found is None or not len(array) or not array.nbytes:
-        yield lambda place: None
+        yield lambda place: len(rows)
         return
     path, start = found
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:  # it was removed, and is there only as long as it is mapped
-        yield lambda place: None
+        yield lambda place: len(rows)
         return
     try:
         yield _Windows(file, start, array.nbytes // len(array), rows).reached
@@ -84,13 +84,14 @@ class _Windows:
         self._next = 0
         self._blocks = -1
 
-    def reached(self, place: int) -> None:
+    def reached(self, place: int) -> int:
         while self._next < len(self._rows) and self._next <= place + self._each:
             blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
             if blocks != self._blocks:
                 self._ask(self._rows[self._next : self._next + self._each])
             self._blocks = blocks
             self._next += self._each
+        return place + max(1, self._each // 4)
 
     def _ask(self, rows: NDArray[Any]) -> None:
         first = np.sort(rows) * self._size + self._start

@@ -6,6 +6,8 @@ Each session lives in a worker, since Julia and the torch of other tests must no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from py_engine.errors import ConfigurationError, LabelError, NonFiniteError, ShapeError
+from py_engine.network import read_ahead
 
 Made = Callable[..., Any]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
@@ -260,3 +263,19 @@ def test_a_session_is_described_by_a_line_for_each_part_with_settings_by_name(mo
 def test_a_text_in_a_line_is_data_and_never_ends_it() -> None:
     line = adapter.line("layer", {"id": 'a=b, c%\n"$(exit())"é', "op": "dense", "units": None})
     assert line == b"layer id=a%3Db%2C%20c%25%0A%22%24%28exit%28%29%29%22%C3%A9 op=dense\n"
+
+
+def test_a_call_ends_where_more_rows_of_a_mapped_file_are_to_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((100, 6), np.float32))
+    x, calls = np.load(tmp_path / "rows.npy", mmap_mode="r"), []
+    session = object.__new__(adapter.JuliaSession)
+    session._check = SimpleNamespace(batch=lambda *given: given, order=lambda order, _: order, batches=lambda *_: None)
+    session._entries = SimpleNamespace(train=lambda *given: calls.append(given[6:8]))
+    session._number, session._batch_size, session._steps_per_call = 1, 4, 50
+    for rows, first_and_last in ((1000, [(1, 25)]), (32, [(1, 2), (3, 4)]), (1, [(1, 1), (2, 2)])):
+        calls.clear()
+        monkeypatch.setattr(read_ahead, "WINDOW", rows * 24)
+        session._train(x, np.zeros(100, np.int64), np.arange(100), None)
+        assert calls[: len(first_and_last)] == first_and_last and calls[-1][1] == 25

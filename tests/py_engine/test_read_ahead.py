@@ -95,6 +95,16 @@ def test_every_row_is_asked_for_a_window_before_it_is_gathered(size: int, path: 
     assert there == set(rows[: (90 // size + 2) * size])
 
 
+@pytest.mark.parametrize(("size", "every"), [(1, 1), (7, 1), (50, 12), (1000, 250)])
+def test_it_says_when_it_is_to_be_called_again(
+    size: int, every: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four times in a window: a call that takes many steps must not run past what has been asked for."""
+    monkeypatch.setattr(read_ahead, "WINDOW", size * 240)
+    with reading_ahead(np.load(path, mmap_mode="r"), np.arange(100)) as reached:
+        assert [reached(place) - place for place in (0, 10, 50)] == [every] * 3
+
+
 def test_rows_close_to_each_other_are_asked_for_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.load(path, mmap_mode="r")
     monkeypatch.setattr(read_ahead, "GAP", 2 * 240)
@@ -116,7 +126,7 @@ def test_an_array_in_memory_and_no_rows_cost_nothing(path: Path, monkeypatch: py
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
     for array in (np.ones((3, 4)), np.ones((0, 4))):
         with reading_ahead(array, np.arange(3)) as reached:
-            reached(0)
+            assert reached(0) == 3, "not to be called again"
 
 
 def test_a_file_that_was_removed_is_read_as_it_is_mapped(path: Path) -> None:
