@@ -56,7 +56,7 @@ def reading_ahead(array: NDArray[Any], rows: NDArray[Any]) -> Iterator[Callable[
     """Give what is to be called with a place in `rows` before the rows from there on are gathered.
 
     It returns the place at which it is to be called again. It asks the system for the rows of the next window, sorted,
-    those close to each other in one request. Of a file that is in memory already the requests would only cost time: they
+    those close to each other in one request. Of a file in memory already the requests would only cost time: they
     are made as long as the process reads from the disk. An array that maps no file costs nothing.
     """
     found = mapped_file(array)
