@@ -129,7 +129,7 @@ class Convolution(Windowed):
         return (self.filters, *self._lengths(input_shape))
 
     def _lengths(self, input_shape: Shape) -> Shape:
-        """The spatial axes of what becomes of a sample."""
+        """The lengths of the spatial axes of the result."""
         return self._windows(input_shape, self.kernel, self.stride, self.padding, self.dilation)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:

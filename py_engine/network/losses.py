@@ -68,7 +68,7 @@ class Loss:
 
 
 def get(loss: str | Loss, **settings: Any) -> Loss:
-    """The loss of that name, with settings of its own; a `Loss` is returned as it is.
+    """The loss of that name with these settings; a `Loss` is returned as it is.
 
     Args:
         loss: a name from `LOSSES`.
