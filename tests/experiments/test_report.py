@@ -592,13 +592,13 @@ def test_an_engine_that_never_ran_has_a_row_of_dashes_and_a_reason(fake: ModuleT
 
 
 def test_a_failure_is_quoted_by_its_first_line(fake: ModuleType, view_of: ViewOf) -> None:
-    sweep = fake.rows(seeds=5)
-    for run in runs_of(sweep, "torch")[3:]:
+    sweep = fake.rows(seeds=3)
+    for run in runs_of(sweep, "torch")[1:]:
         run |= {"status": "failed", "error": "the loss is NaN at step 7\nTraceback ..."}
     view = view_of(sweep)
     made = tables.performance(view)
-    assert "Missing, time and accuracy: PyTorch: 2 of 5 seeds failed: the loss is NaN at step 7." in made.notes
-    assert row(made, "torch")["seeds"] == 3
+    assert "Missing, time and accuracy: PyTorch: 2 of 3 seeds failed: the loss is NaN at step 7." in made.notes
+    assert row(made, "torch")["seeds"] == 1
     reason = row(made, "torch")["missing"].partition(": ")[2]
     told = [dict(item) for item in tables.missing(view).rows]
     assert {"row": "PyTorch", "measure": "time and accuracy", "reason": reason} in told
