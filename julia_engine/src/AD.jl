@@ -105,7 +105,7 @@ for (name, f) in (
     "trace" => tr, "diagflat" => diagm, "tril" => tril, "triu" => triu, "take" => gather, "take_along_axis" => take_along_axis,
     "diff" => diff, "sort" => sort, "topk" => topk, "median" => median, "quantile" => quantile, "kron" => kron, "cross" => cross,
     "solve" => \, "inv" => inv, "det" => det, "cholesky" => cholesky, "pinv" => pinv, "matrix_power" => matrix_power,
-    "digamma" => digamma, "logit" => logit)
+    "digamma" => digamma)
     FUNCTIONS[name] = f
 end
 

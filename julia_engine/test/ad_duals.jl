@@ -19,7 +19,7 @@ orders(d) = Float64[plain(d), plain(slope(d, 3)), plain(slope(slope(d, 3), 2)), 
 # Where a function is tried, beside 0, where the formulas of some change; the others take any number.
 const DUAL_PLACES = Dict{Any,Any}(asin => (-0.7, 0.3), acos => (-0.7, 0.3), atanh => (-0.7, 0.3), acosh => (1.3, 4.0),
     log => (0.3, 3.0), log2 => (0.3, 3.0), log10 => (0.3, 3.0), sqrt => (0.3, 3.0), log1p => (-0.5, 3.0), logit => (0.2, 0.7),
-    gammaln => (0.4, 2.5), digamma => (0.4, 2.5), sinc => (0.0, 0.2, -0.3, 1.4), inv => (0.4, -2.1), cbrt => (0.4, -2.1),
+    gammaln => (0.4, 2.5, -1.3), digamma => (0.4, 2.5, -7.8), sinc => (0.0, 0.2, -0.3, 1.4), inv => (0.4, -2.1), cbrt => (0.4, -2.1),
     asec => (1.3, -2.5), acsc => (1.3, -2.5), acoth => (1.3, -2.5), asech => (0.3, 0.8), (f => (0.4, -1.3) for f in (csc, cot, csch, coth, acsch))...)
 const KINKS = (abs, sign, relu, floor, ceil, round, trunc, AD.hard_swish, leaky_relu, elu, AD.selu, AD.softsign)
 

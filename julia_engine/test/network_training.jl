@@ -161,6 +161,17 @@ allocated_by(trainer, x, y, order, losses) = @allocated train_epoch!(trainer, x,
     @test allocated_by(trainer, x, y, long, many) <= 4000
 end
 
+@testset "BLAS has threads for large products alone" begin
+    function blas_of(width, rows)
+        trainer = Trainer(Chain(Dense(width => width)); batch_size=rows, threads=Threads.nthreads())
+        NETWORK.suit!(trainer, [width])
+        return NETWORK.blas_threads(NETWORK.shards_for!(trainer, rows), 2)
+    end
+    @test blas_of(8, 1) == 1       # a second thread would only wait
+    @test blas_of(1024, 1) == 2
+    @test blas_of(1024, 64) == (Threads.nthreads() == 1 ? 2 : 1)  # the batch is split
+end
+
 @testset "a trainer in a parallel region of its user's" begin
     x, y, order = problem()
     chains, losses = [model(), model()], Vector{Vector{Float64}}(undef, 2)

@@ -477,7 +477,7 @@ def test_options_of_numpy_that_are_missing_are_named(call):
 
 OF_SCIPY = {
     **dict.fromkeys(("erf", "erfc", "gammaln", "psi", "expit", "logit", "gamma", "rgamma", "erfinv", "erfcinv"), 1),
-    **dict.fromkeys(("j0", "j1", "y0", "y1", "i0", "i1", "ndtr", "log_ndtr", "log_expit"), 1),
+    **dict.fromkeys(("j0", "j1", "y0", "y1", "i0", "i1", "ndtr", "log_ndtr", "log_expit", "erfcx"), 1),
     **dict.fromkeys(("beta", "betaln", "xlogy", "xlog1py"), 2),
 }
 
@@ -495,6 +495,26 @@ def test_ufuncs_of_scipy(name):
 def test_ufuncs_of_scipy_by_their_last_operand(name):
     function = getattr(pytest.importorskip("scipy.special"), name)
     pe.gradcheck(lambda x: function(2.0, x), np.array([0.5, 1.5, 2.5]))
+
+
+EDGES_OF_SCIPY = {
+    "rgamma at the poles of the gamma function": ("rgamma", (np.array([0.0, -1.0, -2.0, -3.0]),), [1, -1, 2, -6]),
+    "psi far below 0": ("psi", (np.array([-1e12 - 0.5, -1e12 - 0.25]),), [np.pi**2, 2 * np.pi**2]),
+    "gammaln far below 0": ("gammaln", (np.array([-1e12 - 0.5, -1e12 - 0.25]),), [np.log(1e12), np.log(1e12) + np.pi]),
+    "gammainc at 0": ("gammainc", (1.0, np.array([0.0, 2.0])), [1, np.exp(-2)]),
+    "betainc at both ends": ("betainc", (1.0, 1.0, np.array([0.0, 0.5, 1.0])), [1, 1, 1]),
+    "log_ndtr far below 0": ("log_ndtr", (np.array([-1e10, -1e5]),), [1e10, 1e5 + 1e-5]),
+    "xlogy of nothing": ("xlogy", (0.0, np.array([0.0, 0.5])), [0, 0]),
+}
+
+
+@pytest.mark.parametrize("case", EDGES_OF_SCIPY)
+def test_ufuncs_of_scipy_have_derivatives_at_the_edges(case):
+    name, (*given, x), expected = EDGES_OF_SCIPY[case]
+    function = getattr(pytest.importorskip("scipy.special"), name)
+    for grad in (pe.grad, lambda f: pe.compile(pe.grad(f))):
+        found = grad(lambda x: np.sum(function(*given, x)))(x)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_engine_errors_are_also_the_builtin_ones():

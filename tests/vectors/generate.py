@@ -101,6 +101,11 @@ def inside(rng, shape, k):
     return rng.uniform(-0.7, 0.7, shape)
 
 
+def between_poles(rng, shape, k):
+    """Below 0, and apart from whole numbers."""
+    return -rng.integers(0, 40, shape) - rng.uniform(0.2, 0.8, shape)
+
+
 def share(rng, shape, k):
     return rng.uniform(0.1, 0.9, shape)
 
@@ -311,6 +316,14 @@ def erf(x):
     return total * 2 / np.sqrt(PI)
 
 
+def far_erfc(x):
+    """The continued fraction of erfc, for x > 2."""
+    found = np.ones_like(x)
+    for k in range(200, 0, -1):
+        found = 1 + k / (2 * x * x) / found
+    return np.exp(-x * x) / (x * np.sqrt(PI) * found)
+
+
 BERNOULLI = [
     EXACT(p) / q for p, q in ((1, 6), (-1, 30), (1, 42), (-1, 30), (5, 66), (-691, 2730), (7, 6), (-3617, 510))
 ]
@@ -330,8 +343,8 @@ def polygamma(x, n):
 
 
 def gammaln(x):
-    """log Γ for x > 0, from Stirling's series beyond 60."""
-    product = sum(np.log(x + j) for j in range(60))
+    """log |Γ| for x > -50, from Stirling's series beyond 60."""
+    product = sum(np.log(np.abs(x + j)) for j in range(60))
     x = x + 60
     series = sum(b / (2 * k * (2 * k - 1) * x ** (2 * k - 1)) for k, b in enumerate(BERNOULLI, 1))
     return (x - EXACT(1) / 2) * np.log(x) - x + np.log(2 * PI) / 2 + series - product
@@ -590,6 +603,12 @@ def elementwise() -> Iterator[Case]:
             yield Case(name, function, pair, (ties,), differentiable=False)
     for n in range(3):
         yield Case("polygamma", polygamma, ((4,),), (positive,), {"n": n})
+        yield Case("polygamma", polygamma, ((6,),), (between_poles,), {"n": n})
+    yield Case("polygamma", polygamma, ((3,),), (fixed(-0.5, -7.5, -20.5),), {"n": 2})
+    yield Case("gammaln", gammaln, ((6,),), (between_poles,))
+    places = fixed(2.5, 5.9375, 9.40625, 26.1875)
+    yield Case("erfc", far_erfc, ((4,),), (places,), gradient=lambda g, x: [g * -2 / np.sqrt(PI) * np.exp(-x * x)])
+    yield Case("logit", lambda x: np.log1p((2 * x - 1) / (1 - x)), ((3,),), (fixed(0.5, 0.5 + 2**-20, 0.5 - 2**-12),))
     for pair in BINARY_SHAPES:
         yield Case("floor_divide", np.floor_divide, pair, (apart, divisor), differentiable=False)
     for triple in TERNARY_SHAPES:

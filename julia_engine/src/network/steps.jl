@@ -98,6 +98,7 @@ struct Shard{T}
     columns::Vector{Columns{T}}
     states::Vector{Tuple{Ptr{T},Ptr{T},Int}}
     meeting::Union{Nothing,Meeting}
+    large_products::Bool  # large enough for several threads of BLAS
 end
 
 """Plan a part of a batch; with `sparse`, gradients of matrices of which columns are looked up are kept as `columns`."""
@@ -141,8 +142,18 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
     states = Tuple{Ptr{T},Ptr{T},Int}[(pointer(parameters.vector) + sizeof(T) * layout.offsets[i],
         Ptr{T}(address(tape.outputs[first_state+k])), prod(layout.dims[i])) for (k, (i, _)) in enumerate(news)]
     return Shard{T}(tape, address(tape.inputs[1]), address(tape.inputs[2]), first, count, pointer(tape.outputs[1]::Array{T,0}),
-        gradient, columns, states, meeting)
+        gradient, columns, states, meeting, AD.Kernels.multiplications_per_call(tape.code) >= LEAST_SHARED)
 end
+
+"""Multiplications of a product from which on a second thread of BLAS saves more than it costs."""
+const LEAST_SHARED = 2^19
+
+"""
+BLAS threads for the steps of these parts of a batch: all for a whole batch of large products, else one. Between products the
+other threads of BLAS wait busily, which slows the first where they share a core: a step of small products took twice as long.
+It follows from sizes alone, so that every run gives the same numbers.
+"""
+blas_threads(shards::Vector{<:Shard}, threads::Int) = length(shards) == 1 && shards[1].large_products ? threads : 1
 
 """Gather the rows of this part of the batch that begins after `start` rows, and replay."""
 @inline function run!(shard::Shard, data::Data, start::Int)

@@ -421,7 +421,7 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     foreach(shard -> AD.check_ready(shard.tape), shards)
     foreach(shard -> AD.check_ready(shard.tape), others)
     team = threads_to_use(trainer.team.size) == trainer.team.size && length(shards) > 1 ? trainer.team : ALONE
-    before = set_blas_threads(length(shards) > 1 ? 1 : trainer.threads)
+    before = set_blas_threads(blas_threads(shards, trainer.threads))
     steps, pending = trainer.state.steps, trainer.pending
     failed = 0
     try

@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import Any
 
 from py_engine.ad.op import Op, elementwise
-from py_engine.ad.ops.elementary import exp, log, log1p, sigmoid, sign, square
+from py_engine.ad.ops.elementary import cos, exp, floor, log, log1p, sigmoid, sign, square, where
 from py_engine.ad.ops.special import digamma, erf, erfc, gammaln, logit
 from py_engine.ad.tensor import Tensor
 
@@ -48,19 +48,19 @@ def _ops(special: Any) -> dict[str, Op]:
 
     half_root = math.sqrt(math.pi) / 2
     row("gamma", lambda y, x: y * digamma(x))
-    row("rgamma", lambda y, x: -y * digamma(x))
+    row("rgamma", partial(_slope_of_rgamma, of))
     row("gammasgn", lambda y, x: 0)
     row("beta", lambda y, a, b: y * (digamma(a) - digamma(a + b)), lambda y, a, b: y * (digamma(b) - digamma(a + b)))
     row("betaln", lambda y, a, b: digamma(a) - digamma(a + b), lambda y, a, b: digamma(b) - digamma(a + b))
     row("erfinv", lambda y, x: half_root * exp(square(y)))
     row("erfcinv", lambda y, x: -half_root * exp(square(y)))
-    row("gammainc", None, lambda y, a, x: exp((a - 1) * log(x) - x - gammaln(a)))
-    row("gammaincc", None, lambda y, a, x: -exp((a - 1) * log(x) - x - gammaln(a)))
+    row("gammainc", None, lambda y, a, x: exp(of("xlogy")(a - 1, x) - x - gammaln(a)))
+    row("gammaincc", None, lambda y, a, x: -exp(of("xlogy")(a - 1, x) - x - gammaln(a)))
     row(
         "betainc",
         None,
         None,
-        lambda y, a, b, x: exp((a - 1) * log(x) + (b - 1) * log1p(-x) + gammaln(a + b) - gammaln(a) - gammaln(b)),
+        lambda y, a, b, x: exp(of("xlogy")(a - 1, x) + of("xlog1py")(b - 1, -x) - of("betaln")(a, b)),
     )
     row("j0", lambda y, x: -of("j1")(x))
     row("j1", lambda y, x: (of("j0")(x) - of("jv")(2, x)) / 2)
@@ -71,12 +71,20 @@ def _ops(special: Any) -> dict[str, Op]:
     for name, sign_of_next in (("jv", -1), ("yn", -1), ("iv", 1)):
         row(name, None, partial(_neighbours, of, name, sign_of_next))
     row("ive", None, lambda y, n, x: (of("ive")(n - 1, x) + of("ive")(n + 1, x)) / 2 - sign(x) * y)
-    row("xlogy", lambda y, x, p: log(p), lambda y, x, p: x / p)
+    row("xlogy", lambda y, x, p: log(p), lambda y, x, p: x / where((x == 0) & (p == 0), 1, p))
     row("xlog1py", lambda y, x, p: log1p(p), lambda y, x, p: x / (1 + p))
     row("ndtr", lambda y, x: exp(-square(x) / 2) / math.sqrt(2 * math.pi))
-    row("log_ndtr", lambda y, x: exp(-square(x) / 2 - y) / math.sqrt(2 * math.pi))
+    row("erfcx", lambda y, x: 2 * x * y - 2 / math.sqrt(math.pi))
+    row("log_ndtr", lambda y, x: math.sqrt(2 / math.pi) / of("erfcx")(x * -math.sqrt(0.5)))
     row("log_expit", lambda y, x: sigmoid(-x))
     return found
+
+
+def _slope_of_rgamma(of: Callable[[str], Op], y: Tensor, x: Tensor) -> Tensor:
+    """The derivative of 1/Γ, which has one where Γ has its poles, too: (-1)ⁿ n! at -n."""
+    pole = (x <= 0) & (x == floor(x))
+    at_pole = cos(math.pi * x) * of("gamma")(1 - x)
+    return where(pole, at_pole, -y * digamma(where(pole, 0.5, x)))
 
 
 def _neighbours(of: Callable[[str], Op], name: str, sign_of_next: int, y: Tensor, n: Tensor, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Special functions, by formulas of our own: the error function and the gamma function's relatives.
 
 In float64 `erf` is within 6 units in the last place, `erfc` within 16, `gammaln` and `polygamma` within 1e-13 of the
-value or, near their zeros, of 1. The twins compute the same formulas.
+value or, near their zeros, of the largest term of their sums. The twins compute the same formulas.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from py_engine.ad.op import Op, Shape, as_tensor, define, elementwise, float_only
 from py_engine.ad.ops.arguments import whole
-from py_engine.ad.ops.elementary import exp, log, log1p, square
+from py_engine.ad.ops.elementary import exp, reciprocal, square
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ShapeError
 
@@ -67,13 +67,20 @@ def square_of(x: Array) -> Array:
     return x * x
 
 
+def _exp_of_minus_square(x: Array) -> Array:
+    """Return exp(-x²) for x >= 0, without the rounding of x²: what is squared has few digits, and the rest is small."""
+    short = np.floor(x * 16) / 16
+    found: Array = np.exp(-short * short) * np.exp(-(x - short) * (x + short))
+    return found
+
+
 def _erf_pieces(x: Array) -> tuple[Array, Array, Array]:
     """Return |x| <= 0.46875, erf there, and erfc(|x|) elsewhere."""
     size = np.abs(x)
     near = size <= 0.46875
     inside = np.where(near, x, 0)
     outside = np.where(near, 1, np.minimum(size, 30))
-    return near, inside * _ratio(NEAR, inside * inside), np.exp(-outside * outside) * _erfc_scaled(outside)
+    return near, inside * _ratio(NEAR, inside * inside), _exp_of_minus_square(outside) * _erfc_scaled(outside)
 
 
 def _erf(x: Array, out: Array) -> None:
@@ -99,12 +106,19 @@ erfc = elementwise(
 
 # The gamma function -----------------------------------------------------------------------------------------------
 #
-# Both shift x beyond `LARGE` by the functions' recurrences, and take the asymptotic series there.
+# Both shift x beyond `LARGE` by the functions' recurrences, and take the asymptotic series there. What is negative is
+# reflected first.
 
 LARGE = 16
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
-LOWEST = -100.0
-"""Below, `gammaln` reflects, and the polygamma functions are NaN."""
+MOST_DERIVATIVES = 150
+"""Of `digamma`: the factorial of a larger number and what it is multiplied with are beyond float64."""
+
+
+def _to_whole(x: Array) -> Array:
+    """Return what lies between x and the next whole number, exactly, from -0.5 to 0.5."""
+    found: Array = x - np.rint(x)
+    return found
 
 
 def _gammaln_above_zero(x: Array) -> Array:
@@ -127,7 +141,7 @@ def _gammaln(x: Array, out: Array) -> None:
     with np.errstate(all="ignore"):
         negative = x < 0.5
         found = _gammaln_above_zero(np.where(negative, 1 - x, x))
-        reflected = math.log(math.pi) - np.log(np.abs(np.sin(math.pi * np.remainder(x, 2)))) - found
+        reflected = math.log(math.pi) - np.log(np.abs(np.sin(math.pi * _to_whole(x)))) - found
         found = np.where(negative, reflected, found)
         found = np.where(np.isinf(x) | ((x <= 0) & (x == np.floor(x))), np.inf, found)
     np.copyto(out, np.where(np.isnan(x), x, found), casting="same_kind")
@@ -141,22 +155,39 @@ def _polygamma(x: Array, out: Array, n: int) -> None:
     x = np.asarray(x, np.float64)
     with np.errstate(all="ignore"):
         total = np.zeros_like(x)
-        at = np.where(x > LOWEST, x, np.nan)
-        while (small := at < LARGE).any():
+        at = np.where(x < 0, 1 - x, x)
+        while (small := at < LARGE + n).any():
             total = np.where(small, total + at ** -(n + 1.0), total)
             at = np.where(small, at + 1, at)
         inverse = 1 / at
         series = np.zeros_like(x)
         for k in range(len(BERNOULLI), 0, -1):
-            factor = math.factorial(2 * k + n - 1) / math.factorial(2 * k)
+            factor = math.comb(2 * k + n - 1, 2 * k) if n else 1 / (2 * k)
             series = series * inverse * inverse + BERNOULLI[k - 1] * factor
         if n == 0:
             found = np.log(at) - 0.5 * inverse - series * inverse**2 - total
         else:
-            powers = math.factorial(n - 1) * inverse**n + 0.5 * math.factorial(n) * inverse ** (n + 1)
-            found = (-1.0) ** (n + 1) * (powers + series * inverse ** (n + 2) + math.factorial(n) * total)
-        found = np.where((x <= 0) & (x == np.floor(x)), np.nan, found)
+            first = inverse  # (n - 1)! / xⁿ, whose factors may be beyond the range of numbers
+            for k in range(1, n):
+                first = first * (k * inverse)
+            series = first * (1 + n / 2 * inverse + series * inverse**2)
+            found = (-1.0) ** (n + 1) * (series + math.factorial(n) * total)
+        if (x < 0).any():
+            found = np.where(x < 0, (-1.0) ** n * found - math.pi ** (n + 1) * _slope_of_cot(_to_whole(x), n), found)
+        found = np.where((x < 0) & (x == np.floor(x)), np.nan, found)
     np.copyto(out, found, casting="same_kind")
+
+
+def _slope_of_cot(x: Array, n: int) -> Array:
+    """Return derivative `n` of the cotangent at πx, |x| <= 0.5, a polynomial of it: (cot)' = -(1 + cot²)."""
+    near = np.abs(x) <= 0.25
+    of_rest = np.copysign(np.tan(math.pi * (0.5 - np.abs(x))), x)  # the smaller of both angles has all its digits
+    cot = np.where(near, 1 / np.tan(math.pi * np.where(near, x, 0.25)), of_rest)
+    polynomial = np.array([1.0, 0.0])
+    for _ in range(n):
+        polynomial = np.polymul([-1.0, 0.0, -1.0], np.polyder(polynomial))
+    found: Array = np.polyval(polynomial, cot)
+    return found
 
 
 POLYGAMMA: Op = define(
@@ -172,19 +203,34 @@ gammaln = elementwise("gammaln", _gammaln, lambda y, x: digamma(x), doc="log |Γ
 
 
 def digamma(x: Operand) -> Tensor:
-    """The derivative of `gammaln`, for x > -100."""
+    """The derivative of `gammaln`."""
     return POLYGAMMA(as_tensor(x), n=0)
 
 
 def polygamma(n: int, x: Operand) -> Tensor:
-    """Derivative `n` of `digamma`, for x > -100."""
+    """Derivative `n` of `digamma`, for n up to `MOST_DERIVATIVES`."""
     order = whole(n, "polygamma: n")
     if order < 0:
         raise ShapeError(f"polygamma: n must not be negative, got {n}")
+    if order > MOST_DERIVATIVES:
+        raise ShapeError(f"polygamma: n must be {MOST_DERIVATIVES} at most, got {n}")
     return POLYGAMMA(as_tensor(x), n=order)
 
 
-def logit(x: Operand) -> Tensor:
-    """log(x / (1 - x)), the inverse of `sigmoid`."""
-    x = as_tensor(x)
-    return log(x) - log1p(-x)
+# The logistic function's inverse ------------------------------------------------------------------------------
+
+
+def _logit(x: Array, out: Array) -> None:
+    x = np.asarray(x)
+    with np.errstate(all="ignore"):
+        off = 2 * (x - 0.5)
+        found = np.where(np.abs(off) < 0.5, np.log1p(off) - np.log1p(-off), np.log(x) - np.log1p(-x))
+    np.copyto(out, found)
+
+
+logit = elementwise(
+    "logit",
+    _logit,
+    lambda y, x: reciprocal(x * (1 - x)),
+    doc="log(x / (1 - x)), the inverse of sigmoid, exact near 0.5",
+)

@@ -95,7 +95,7 @@ end
 # Seldom in straight-line code: found here by their module, not imported there.
 for (name, f) in (:cbrt => :cbrt, :exp2 => :exp2, :log2 => :plain_log2, :log10 => :plain_log10, :arcsinh => :asinh,
     :arccosh => :plain_acosh, :arctanh => :plain_atanh, :deg2rad => :deg2rad, :rad2deg => :rad2deg, :sinc => :plain_sinc,
-    :erf => :plain_erf, :erfc => :plain_erfc, :gammaln => :plain_gammaln,
+    :erf => :plain_erf, :erfc => :plain_erfc, :gammaln => :plain_gammaln, :logit => :plain_logit,
     :silu => :plain_silu, :gelu => :plain_gelu, :gelu_tanh => :plain_gelu_tanh)
     operation!(name, :(unary!($f, x)))
     SCALARS[name] = GlobalRef(@__MODULE__, f)
@@ -277,6 +277,24 @@ function Base.empty!(p::Instructions)
     empty!(p.roots)
     p.slots = NO_SLOTS
     return p
+end
+
+"""
+The multiplications of a call of BLAS: the mean over all that a program does there, not over the calls. So it is the size of
+the calls in which the time goes by.
+"""
+function multiplications_per_call(p::Instructions)
+    total, weighted = 0.0, 0.0
+    for (instructions, single) in ((p.f32, true), (p.f64, false))
+        product = get(ADDRESSES, (:matmul, single), C_NULL)
+        for x in instructions
+            x.kernel == product || continue
+            m, n, k, stacked = x.n
+            total += 1.0 * m * n * k * stacked
+            weighted += (1.0 * m * n * k)^2 * stacked
+        end
+    end
+    return total == 0 ? 0.0 : weighted / total
 end
 
 keep!(p::Instructions, slot::Slot) = (p.slots === NO_SLOTS && (p.slots = Slot[]); push!(p.slots, slot); nothing)

@@ -17,7 +17,8 @@ ratio(c, x) = evalpoly(x, c[1]) / evalpoly(x, c[2])
 function erfc_above(x::Float64)
     x > 30 && return 0.0
     scaled = x <= 4 ? ratio(ERF_MIDDLE, x) : (z = 1 / (x * x); (1 / sqrt(pi) - z * ratio(ERF_FAR, z)) / x)
-    return exp(-x * x) * scaled
+    short = floor(16x) / 16  # exp(-x²) without the rounding of x²: what is squared has few digits, and the rest is small
+    return exp(-short * short) * exp(-(x - short) * (x + short)) * scaled
 end
 function plain_erf(x::T) where {T}
     a = Float64(x)
@@ -33,6 +34,12 @@ end
 
 const SHIFTED_TO = 16
 const BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
+
+# Of digamma: the factorial of a larger number and what it is multiplied with are beyond Float64.
+const MOST_DERIVATIVES = 150
+
+"""What lies between x and the next whole number, exactly, from -0.5 to 0.5."""
+to_whole(x::Float64) = x - round(x)
 
 function gammaln_above_zero(x::Float64)
     product = 1.0
@@ -51,24 +58,52 @@ function plain_gammaln(x::T) where {T}
     isnan(a) && return x
     (isinf(a) || (a <= 0 && a == floor(a))) && return T(Inf)
     a >= 0.5 && return T(gammaln_above_zero(a))
-    return T(log(pi) - log(abs(sin(pi * mod(a, 2)))) - gammaln_above_zero(1 - a))
+    return T(log(pi) - log(abs(sin(pi * to_whole(a)))) - gammaln_above_zero(1 - a))
 end
 
-"""Derivative `n` of digamma, for x > -100."""
+"""Derivative `n` of digamma; what is negative is reflected."""
 function plain_polygamma(n::Int, x::T) where {T}
     at = Float64(x)
-    (isnan(at) || at <= -100 || (at <= 0 && at == floor(at))) && return T(NaN)
+    (isnan(at) || (at < 0 && at == floor(at))) && return T(NaN)
+    at < 0 || return T(polygamma_above_zero(n, at))
+    reflected = (isodd(n) ? -1 : 1) * polygamma_above_zero(n, 1 - at)
+    return T(reflected - float(pi)^(n + 1) * slope_of_cot(to_whole(at), n))
+end
+function polygamma_above_zero(n::Int, at::Float64)
     total, m = 0.0, Float64(n)
-    while at < SHIFTED_TO
+    while at < SHIFTED_TO + n
         total += at^-(m + 1)
         at += 1
     end
     inverse, series = 1 / at, 0.0
     for k in length(BERNOULLI):-1:1
-        series = series * inverse * inverse + BERNOULLI[k] * (factorial_of(2k + n - 1) / factorial_of(2k))
+        series = series * inverse * inverse + BERNOULLI[k] * (n == 0 ? 1 / 2k : combinations(2k + n - 1, 2k))
     end
-    n == 0 && return T(log(at) - 0.5 * inverse - series * inverse^2 - total)
-    powers = factorial_of(n - 1) * inverse^m + 0.5 * factorial_of(n) * inverse^(m + 1)
-    return T((iseven(n) ? -1 : 1) * (powers + series * inverse^(m + 2) + factorial_of(n) * total))
+    n == 0 && return log(at) - 0.5 * inverse - series * inverse^2 - total
+    leading = inverse  # (n - 1)! / xⁿ, whose factors may be beyond the range of numbers
+    for k in 1:n-1
+        leading *= k * inverse
+    end
+    return (iseven(n) ? -1 : 1) * (leading * (1 + m / 2 * inverse + series * inverse^2) + factorial_of(n) * total)
+end
+
+"""Derivative `n` of the cotangent at πx, |x| <= 0.5, a polynomial of it: (cot)' = -(1 + cot²)."""
+function slope_of_cot(x::Float64, n::Int)
+    # The smaller of both angles has all its digits.
+    cot = abs(x) <= 0.25 ? 1 / tan(pi * x) : copysign(tan(pi * (0.5 - abs(x))), x)
+    n == 0 && return cot
+    n == 1 && return -(1 + cot^2)
+    polynomial = [0.0, 1.0]  # the lowest power first
+    for _ in 1:n
+        slope = [k * polynomial[k+1] for k in 1:length(polynomial)-1]
+        polynomial = -([slope; 0.0; 0.0] .+ [0.0; 0.0; slope])
+    end
+    return evalpoly(cot, polynomial)
 end
 factorial_of(n::Int) = prod(1.0:n)
+combinations(n::Int, k::Int) = foldl((found, j) -> found * (n - k + j) / j, 1:k; init=1.0)
+
+function plain_logit(x::Real)
+    off = 2 * (x - oftype(x, 0.5))
+    return abs(off) < 0.5 ? log1p(off) - log1p(-off) : log(x) - log1p(-x)
+end

@@ -1,9 +1,10 @@
 # Special functions, by formulas of our own (ad/kernels/special.jl): the error function and the gamma function's relatives.
 #
 # In Float64 `erf` is within 6 units in the last place, `erfc` within 16, `gammaln` and `polygamma` within 1e-13 of the value
-# or, near their zeros, of 1.
+# or, near their zeros, of the largest term of their sums.
 
-for (f, plain, op) in ((:erf, :plain_erf, :ERF), (:erfc, :plain_erfc, :ERFC), (:gammaln, :plain_gammaln, :GAMMALN))
+for (f, plain, op) in ((:erf, :plain_erf, :ERF), (:erfc, :plain_erfc, :ERFC), (:gammaln, :plain_gammaln, :GAMMALN),
+    (:logit, :plain_logit, :LOGIT))
     @eval $f(x::AbstractFloat) = Kernels.$plain(x)
     @eval $f(x::Real) = $f(float(x))
     @eval $f(x::Tensor) = $op(x)
@@ -11,11 +12,13 @@ end
 @doc "The error function, 2/√π times the integral of exp(-t²) from 0 to x; elementwise on tensors." erf
 @doc "1 - erf(x), exact where that is small; elementwise on tensors." erfc
 @doc "log |Γ(x)|; elementwise on tensors." gammaln
+@doc "log(x / (1 - x)), the inverse of [`sigmoid`](@ref), exact near 0.5; elementwise on tensors." logit
 
 const ERF = elementwise("erf", :($(2 / sqrt(pi)) * exp(-(x^2))); functions=(erf,),
     doc="the error function 2/√π ∫₀ˣ exp(-t²) dt")
 const ERFC = elementwise("erfc", :($(-2 / sqrt(pi)) * exp(-(x^2))); functions=(erfc,),
     doc="1 - erf(x), exact where that is small")
+const LOGIT = elementwise("logit", :(1 / (x * (1 - x))); functions=(logit,), doc="log(x / (1 - x)), the inverse of sigmoid, exact near 0.5")
 const GAMMALN = elementwise("gammaln", :(digamma(x)); functions=(gammaln,), doc="log |Γ(x)|")
 
 const POLYGAMMA = register!(Op("polygamma", (inputs, attrs) -> (copy(inputs[1].dims), check_float(inputs[1].eltype)); batch=trailing,
@@ -27,27 +30,20 @@ const POLYGAMMA = register!(Op("polygamma", (inputs, attrs) -> (copy(inputs[1].d
 """
     polygamma(n, x)
 
-Derivative `n` of [`digamma`](@ref), elementwise, for x > -100.
+Derivative `n` of [`digamma`](@ref), elementwise, for n up to 150.
 """
-function polygamma(n::Integer, x::Tensor)
+polygamma(n::Integer, x::Tensor) = apply(POLYGAMMA, Tensor[x], attributes(:n => order_of(n)))
+polygamma(n::Integer, x::Real) = Kernels.plain_polygamma(order_of(n), float(x))
+function order_of(n::Integer)
     n >= 0 || throw(ConfigurationError("polygamma: n must not be negative, got $n"))
-    return apply(POLYGAMMA, Tensor[x], attributes(:n => Int(n)))
+    n <= Kernels.MOST_DERIVATIVES || throw(ConfigurationError("polygamma: n must be $(Kernels.MOST_DERIVATIVES) at most, got $n"))
+    return Int(n)
 end
-polygamma(n::Integer, x::Real) = Kernels.plain_polygamma(Int(n), float(x))
 
 """
     digamma(x)
 
-The derivative of [`gammaln`](@ref), elementwise, for x > -100.
+The derivative of [`gammaln`](@ref), elementwise.
 """
 digamma(x) = polygamma(0, x)
 DOTTED[digamma] = digamma
-
-"""
-    logit(x)
-
-log(x / (1 - x)), the inverse of [`sigmoid`](@ref), elementwise.
-"""
-logit(x::Tensor) = SUB(LOG(x), LOG1P(NEG(x)))
-logit(x::Real) = log(x) - log1p(-x)
-DOTTED[logit] = logit
