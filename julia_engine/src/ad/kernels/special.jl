@@ -105,5 +105,6 @@ combinations(n::Int, k::Int) = foldl((found, j) -> found * (n - k + j) / j, 1:k;
 
 function plain_logit(x::Real)
     off = 2 * (x - oftype(x, 0.5))
-    return abs(off) < 0.5 ? log1p(off) - log1p(-off) : log(x) - log1p(-x)
+    abs(off) < 0.5 && return log1p(off) - log1p(-off)
+    return 0 <= x <= 1 ? log(x) - log1p(-x) : oftype(x, NaN)
 end
