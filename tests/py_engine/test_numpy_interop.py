@@ -501,6 +501,7 @@ EDGES_OF_SCIPY = {
     "rgamma at the poles of the gamma function": ("rgamma", (np.array([0.0, -1.0, -2.0, -3.0]),), [1, -1, 2, -6]),
     "psi far below 0": ("psi", (np.array([-1e12 - 0.5, -1e12 - 0.25]),), [np.pi**2, 2 * np.pi**2]),
     "gammaln far below 0": ("gammaln", (np.array([-1e12 - 0.5, -1e12 - 0.25]),), [np.log(1e12), np.log(1e12) + np.pi]),
+    "psi at its poles": ("psi", (np.array([0.0, -1.0]),), [np.inf, np.inf]),
     "gammainc at 0": ("gammainc", (1.0, np.array([0.0, 2.0])), [1, np.exp(-2)]),
     "betainc at both ends": ("betainc", (1.0, 1.0, np.array([0.0, 0.5, 1.0])), [1, 1, 1]),
     "log_ndtr far below 0": ("log_ndtr", (np.array([-1e10, -1e5]),), [1e10, 1e5 + 1e-5]),

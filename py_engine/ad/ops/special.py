@@ -174,7 +174,7 @@ def _polygamma(x: Array, out: Array, n: int) -> None:
             found = (-1.0) ** (n + 1) * (series + math.factorial(n) * total)
         if (x < 0).any():
             found = np.where(x < 0, (-1.0) ** n * found - math.pi ** (n + 1) * _slope_of_cot(_to_whole(x), n), found)
-        found = np.where((x < 0) & (x == np.floor(x)), np.nan, found)
+        found = np.where((x < 0) & (x == np.floor(x)), np.inf if n % 2 else np.nan, found)
     np.copyto(out, found, casting="same_kind")
 
 
@@ -208,7 +208,7 @@ def digamma(x: Operand) -> Tensor:
 
 
 def polygamma(n: int, x: Operand) -> Tensor:
-    """Derivative `n` of `digamma`, for n up to `MOST_DERIVATIVES`."""
+    """Derivative `n` of `digamma`, for n up to `MOST_DERIVATIVES`; at negative poles inf for odd n, NaN for even n."""
     order = whole(n, "polygamma: n")
     if order < 0:
         raise ShapeError(f"polygamma: n must not be negative, got {n}")

@@ -64,7 +64,8 @@ end
 """Derivative `n` of digamma; what is negative is reflected."""
 function plain_polygamma(n::Int, x::T) where {T}
     at = Float64(x)
-    (isnan(at) || (at < 0 && at == floor(at))) && return T(NaN)
+    isnan(at) && return x
+    at < 0 && at == floor(at) && return T(isodd(n) ? Inf : NaN)
     at < 0 || return T(polygamma_above_zero(n, at))
     reflected = (isodd(n) ? -1 : 1) * polygamma_above_zero(n, 1 - at)
     return T(reflected - float(pi)^(n + 1) * slope_of_cot(to_whole(at), n))

@@ -30,7 +30,7 @@ const POLYGAMMA = register!(Op("polygamma", (inputs, attrs) -> (copy(inputs[1].d
 """
     polygamma(n, x)
 
-Derivative `n` of [`digamma`](@ref), elementwise, for n up to 150.
+Derivative `n` of [`digamma`](@ref), elementwise, for n up to 150; at negative poles Inf for odd n, NaN for even n.
 """
 polygamma(n::Integer, x::Tensor) = apply(POLYGAMMA, Tensor[x], attributes(:n => order_of(n)))
 polygamma(n::Integer, x::Real) = Kernels.plain_polygamma(order_of(n), float(x))
