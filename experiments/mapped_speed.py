@@ -4,7 +4,8 @@
     python -m experiments.mapped_speed --gigabytes 20 --written  # rows on a disk: beside reading it from start to end
 
 Engines train one epoch after the other, from memory and from the file in turn. The file is in the system's cache then,
-as far as it fits. With `--written` its pages are given up before it is read, and before it is trained on.
+as far as it fits. With `--written` its pages are given up each time before it is read from start to end, and before
+it is trained on, in turn; what is printed are medians.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -49,7 +51,7 @@ Rows = NDArray[Any]
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one engine and file. Speeds are in bytes of rows per second, the best of several epochs."""
+    """What was measured of one engine and file. Speeds are in bytes of rows per second; of pages in memory the best."""
 
     engine: str
     size: int
@@ -59,9 +61,10 @@ class Row:
     in_memory: float | None = None
     """None where the rows were not to be read into memory."""
     from_disk: float | None = None
-    """Of an epoch after the system gave its pages of the file up."""
+    """Of an epoch after the system gave its pages of the file up: the median."""
     disk: float | None = None
-    """Of reading the file from start to end."""
+    """Of reading the file from start to end: the median."""
+    threads: int = 1
 
 
 def write(folder: Path, size: int, written: bool) -> None:
@@ -78,19 +81,24 @@ def write(folder: Path, size: int, written: bool) -> None:
     np.save(folder / "y.npy", np.random.default_rng(0).integers(0, 10, len(x)))
 
 
-def measured(engine: str, folder: Path, beside_memory: bool, written: bool, rounds: int = ROUNDS) -> Row:
+def measured(
+    engine: str, folder: Path, beside_memory: bool, written: bool, rounds: int = ROUNDS, threads: int = 1
+) -> Row:
     """Train on the files of a folder."""
     network = spec.loads(MODEL, "the network")
     x, y = np.load(folder / "x.npy", mmap_mode="r"), np.load(folder / "y.npy")
     order = shuffled_blocks(np.arange(len(x)), x.nbytes // len(x), [0])
     disk = from_disk = None
     if written:
-        disk = _read(folder / "x.npy")
-        _give_up(folder / "x.npy")
-        with Worker(engine) as worker:
-            from_disk = x.nbytes / _epoch(_built(worker, network, x, y), x, y, order)
+        alone, trained = [], []
+        for _ in range(max(rounds, 1)):
+            alone.append(_read(folder / "x.npy"))
+            _give_up(folder / "x.npy")
+            with Worker(engine, threads) as worker:
+                trained.append(x.nbytes / _epoch(_built(worker, network, x, y), x, y, order))
+        disk, from_disk = statistics.median(alone), statistics.median(trained)
     speeds: dict[str, list[float]] = {"mapped": [], "in memory": []}
-    with Worker(engine) as on_file, Worker(engine) as on_memory:
+    with Worker(engine, threads) as on_file, Worker(engine, threads) as on_memory:
         _built(on_file, network, x, y)
         sources: dict[str, tuple[Worker, Any]] = {"mapped": (on_file, x)}
         if beside_memory:
@@ -103,7 +111,7 @@ def measured(engine: str, folder: Path, beside_memory: bool, written: bool, roun
                     speeds[name].append(x.nbytes / seconds)
         anonymous = memory.held(on_file.pid)
     best = {name: max(found) for name, found in speeds.items() if found}
-    return Row(engine, x.nbytes, anonymous, best["mapped"], best.get("in memory"), from_disk, disk)
+    return Row(engine, x.nbytes, anonymous, best["mapped"], best.get("in memory"), from_disk, disk, threads)
 
 
 def _built(worker: Worker, network: ModelSpec, x: Rows, y: Rows) -> Worker:
@@ -139,12 +147,13 @@ def _give_up(path: Path) -> None:
 def table(rows: Sequence[Row]) -> list[str]:
     """What was measured, as a table in Markdown."""
     lines = [
-        "| engine | file, GB | anonymous memory, MB | mapped, MB/s | in memory, MB/s | share | from disk, MB/s | "
-        "disk alone, MB/s | share |",
-        "|:---|" + "---:|" * 8,
+        "| engine | threads | file, GB | anonymous memory, MB | mapped, MB/s | in memory, MB/s | share | "
+        "from disk, MB/s | disk alone, MB/s | share |",
+        "|:---|" + "---:|" * 9,
     ]
     for row in rows:
-        cells = [fixed(row.size / 1e9, 1), fixed(row.anonymous / 1e6, 0), _speed(row.mapped), _speed(row.in_memory)]
+        cells = [str(row.threads), fixed(row.size / 1e9, 1)]
+        cells += [fixed(row.anonymous / 1e6, 0), _speed(row.mapped), _speed(row.in_memory)]
         cells += [_share(row.mapped, row.in_memory), _speed(row.from_disk), _speed(row.disk)]
         cells += [_share(row.from_disk, row.disk)]
         lines.append(f"| {row.engine} | {' | '.join(cells)} |")
@@ -168,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--written", action="store_true", help="rows on the disk, where they take room, not a hole")
     parser.add_argument("--mapped-only", action="store_true", help="without the same rows in memory")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="epochs after the first one (3)")
+    parser.add_argument("--threads", type=int, default=1, help="of the engine, each on a core of its own (1)")
     parser.add_argument("--folder", type=Path, help="where files are made (TMPDIR)")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="twingrad-mapped-", dir=asked.folder) as folder:
@@ -178,7 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = []
         for engine in asked.engine or able:
             registry.get(engine).prepare()
-            found.append(measured(engine, Path(folder), not asked.mapped_only, asked.written, asked.rounds))
+            found.append(
+                measured(engine, Path(folder), not asked.mapped_only, asked.written, asked.rounds, asked.threads)
+            )
     print("\n".join(table(found)))
 
 

@@ -19,6 +19,9 @@ WINDOW = 64 * 1024 * 1024
 GAP = 64 * 1024
 """Bytes between two rows up to which they are asked for together, with what lies between them."""
 
+PIECE = 128 * 1024
+"""Bytes that are asked for at a time: of a larger piece the system may read the beginning only."""
+
 
 def mapped_file(array: NDArray[Any]) -> tuple[str, int] | None:
     """Return the file that a C-contiguous array maps, and the place of its first byte there; None for any other.
@@ -99,4 +102,5 @@ class _Windows:
         starts = first[np.append(0, apart)]
         ends = first[np.append(apart, len(first)) - 1] + self._size
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_WILLNEED)
+            for place in range(start, end, PIECE):
+                os.posix_fadvise(self._file, place, min(PIECE, end - place), os.POSIX_FADV_WILLNEED)

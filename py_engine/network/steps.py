@@ -330,16 +330,18 @@ its gradient, and the sum reads two gradients and writes one."""
 def splitting_pays(tape: Tape, threads: int) -> bool:
     """Whether one part of the batch for each thread takes less time than the whole batch with BLAS on all threads.
 
-    BLAS spreads the products over threads by itself; splitting spreads all other calls, too, but each thread then
-    computes gradients of its own, that are added up. So it pays where the calls other than products move more bytes
-    than the gradients do that way (but for those of embeddings, whose rows alone are added up), and where a call is
-    long enough to do without the interpreter's lock for a while. It follows from shapes alone: the same network is
-    split in the same way on every machine, and gives the same numbers in every run.
+    BLAS spreads the products over threads by itself; splitting spreads all other calls, too, and the gathering of the
+    rows, but each thread then computes gradients of its own, that are added up. So it pays where what is not a product
+    moves more bytes than the gradients do that way (but for those of embeddings, whose rows alone are added up), and
+    where a call is long enough to do without the interpreter's lock for a while. It follows from shapes alone: the
+    same network is split in the same way on every machine, and gives the same numbers in every run.
     """
     dense = [step for step in tape.instructions if step.equation.op.sum_rows is None]
     rows = sum(a.nbytes for step in tape.instructions if step.equation.op.sum_rows is not None for a in step.outs)
     others = [step for step in dense if step.calls and not step.equation.op.product]
-    saved = sum(a.nbytes for step in others for a in (*step.arrays, *step.outs)) * (threads - 1) / threads
+    gathered = 2 * sum(a.nbytes for a in tape.inputs)
+    moved = gathered + sum(a.nbytes for step in others for a in (*step.arrays, *step.outs))
+    saved = moved * (threads - 1) / threads
     added = (sum(a.nbytes for a in tape.outputs) - rows) * GRADIENT_MOVES * (threads - 1)
     return saved > added and bytes_per_call(tape) >= SPLIT_FROM
 

@@ -112,6 +112,12 @@ def test_rows_close_to_each_other_are_asked_for_together(path: Path, monkeypatch
     assert stretches == [(240, 7 * 240), (50 * 240, 54 * 240), (99 * 240, 100 * 240)]
 
 
+def test_much_is_asked_for_in_pieces_that_the_system_reads_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "PIECE", 700)
+    (stretches,) = asked(monkeypatch, np.load(path, mmap_mode="r"), np.arange(8), [0])
+    assert stretches == [(0, 700), (700, 1400), (1400, 1920)]
+
+
 def test_of_a_file_in_memory_only_the_first_window_is_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.load(path, mmap_mode="r")
     monkeypatch.setattr(read_ahead, "WINDOW", 10 * 240)

@@ -183,10 +183,11 @@ def test_auto_leaves_small_batches_to_blas_and_splits_large_ones(rng):
         trainer.close()
 
 
-def test_auto_leaves_wide_layers_to_blas_and_splits_where_a_large_gradient_is_rows(rng):
+def test_auto_leaves_wide_layers_to_blas_and_splits_where_a_large_gradient_is_rows_or_gathering_is_most(rng):
     wide = Chain(Dense(512, 1024, "relu"), Dense(1024, CLASSES)), rng.standard_normal((256, 512)).astype(np.float32)
+    gathered = Chain(Dense(2048, CLASSES)), rng.standard_normal((256, 2048)).astype(np.float32)
     text = Chain(Embedding(20000, 64), Flatten(), Dense(64 * 64, CLASSES)), rng.integers(1, 20000, (256, 64))
-    for (chain, x), shards in ((wide, [256]), (text, [128, 128])):
+    for (chain, x), shards in ((wide, [256]), (text, [128, 128]), (gathered, [128, 128])):
         trainer = Trainer(chain, batch_size=256, threads=2)
         trainer.train_epoch(x, rng.integers(0, CLASSES, 256))
         assert [len(tape.inputs[0]) for tape in trainer.tapes] == shards
