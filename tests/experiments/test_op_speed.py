@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from experiments import op_speed
+from py_engine import ops
 from py_engine.ad.op import NUMPY
 
 
 @pytest.mark.parametrize("row", op_speed.ROWS, ids=lambda row: row.name)
-def test_each_row_is_a_function_of_numpys_that_the_engine_has(row):
+def test_each_row_is_a_function_that_the_engine_has(row):
     function = np
     for part in row.name.partition(" ")[0].split("."):
-        function = getattr(function, part)
-    assert function in NUMPY
+        function = getattr(function, part, None)
+    assert function in NUMPY or hasattr(ops, row.name)
     x = op_speed.given(row.kind, 10)
-    assert np.isfinite(row.numpy(np, x)).all()
+    assert np.isfinite(np.asarray(row.numpy(np, x))).all()
 
 
 def test_a_gradient_that_differs_is_not_timed():
