@@ -4,8 +4,8 @@
     python -m experiments.mapped_speed --gigabytes 20 --written  # rows on a disk: beside reading it from start to end
 
 Engines train one epoch after the other, from memory and from the file in turn. The file is in the system's cache then,
-as far as it fits. With `--written` its pages are given up each time before it is read from start to end, and before
-it is trained on, in turn; what is printed are medians.
+as far as it fits. With `--written` sequential reads of the file alternate with epochs, each after the system has
+evicted its pages; the table shows the medians of both.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class Row:
     disk: float | None = None
     """Of reading the file from start to end: the median."""
     threads: int = 1
+    """The number of engine threads."""
 
 
 def write(folder: Path, size: int, written: bool) -> None:
@@ -177,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--written", action="store_true", help="rows on the disk, where they take room, not a hole")
     parser.add_argument("--mapped-only", action="store_true", help="without the same rows in memory")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="epochs after the first one (3)")
-    parser.add_argument("--threads", type=int, default=1, help="of the engine, each on a core of its own (1)")
+    parser.add_argument("--threads", type=int, default=1, help="number of engine threads, one core each (1)")
     parser.add_argument("--folder", type=Path, help="where files are made (TMPDIR)")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="twingrad-mapped-", dir=asked.folder) as folder:

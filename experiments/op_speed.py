@@ -127,7 +127,7 @@ ROWS: Sequence[Row] = (
     *(same(name, "positive", other) for name, other in (("arcsin", "asin"), ("arccos", "acos"), ("log1p", "log1p"))),
     Row("arccosh", lambda m, x: m.arccosh(x + 1), lambda m, x: m.acosh(x + 1), "positive"),
     Row("power", lambda m, x: m.power(x, x[::-1]), lambda m, x: m.pow(x, x.flip(0)), "positive"),
-    Row("floor_divide", lambda m, x: x + m.floor_divide(x, 0.7), lambda m, x: x + m.floor_divide(x, 0.7)),
+    Row("floor_divide", lambda m, x: x + m.floor_divide(x, 0.7), None),
     Row("fmod", lambda m, x: m.fmod(x, 0.7), lambda m, x: m.fmod(x, 0.7)),
     Row("copysign", lambda m, x: m.copysign(x, x[::-1]), lambda m, x: m.copysign(x, x.flip(0))),
     Row("maximum", lambda m, x: m.maximum(x, x[::-1]), lambda m, x: m.maximum(x, x.flip(0))),
@@ -186,8 +186,16 @@ ROWS: Sequence[Row] = (
         for name, torch in (
             *(("relu", "relu"), ("sigmoid", "sigmoid"), ("log_sigmoid", "logsigmoid"), ("softplus", "softplus")),
             *(("silu", "silu"), ("elu", "elu"), ("selu", "selu"), ("leaky_relu", "leaky_relu"), ("mish", "mish")),
-            *(("hard_swish", "hardswish"), ("softsign", "softsign"), ("gelu_tanh", "gelu")),
+            ("hard_swish", "hardswish"),
         )
+    ),
+    ours("softsign", "nn.soft_sign", "nn.functional.softsign"),
+    Row(
+        "gelu_tanh",
+        lambda m, x: ops.gelu_tanh(x),
+        lambda m, x: m.nn.functional.gelu(x, approximate="tanh"),
+        "vector",
+        lambda m, x: m.nn.gelu(x, approximate=True),
     ),
     Row(
         "gelu",

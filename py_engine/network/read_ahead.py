@@ -20,7 +20,7 @@ GAP = 64 * 1024
 """Bytes between two rows up to which they are asked for together, with what lies between them."""
 
 PIECE = 128 * 1024
-"""Bytes that are asked for at a time: of a larger piece the system may read the beginning only."""
+"""Bytes per request: the system may read only the beginning of a larger one."""
 
 
 def mapped_file(array: NDArray[Any]) -> tuple[str, int] | None:

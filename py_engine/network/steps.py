@@ -331,8 +331,8 @@ def splitting_pays(tape: Tape, threads: int) -> bool:
     """Whether one part of the batch for each thread takes less time than the whole batch with BLAS on all threads.
 
     BLAS spreads the products over threads by itself; splitting spreads all other calls, too, and the gathering of the
-    rows, but each thread then computes gradients of its own, that are added up. So it pays where what is not a product
-    moves more bytes than the gradients do that way (but for those of embeddings, whose rows alone are added up), and
+    rows, but each thread then computes its own gradients, which are summed. So it pays where everything but the
+    products moves more bytes than summing the gradients does (of embeddings only the gathered rows are summed), and
     where a call is long enough to do without the interpreter's lock for a while. It follows from shapes alone: the
     same network is split in the same way on every machine, and gives the same numbers in every run.
     """
