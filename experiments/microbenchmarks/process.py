@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bridge.child import Child, ChildDiedError
-from bridge.libjulia.environment import ENGINE
+from bridge.libjulia.environment import ENGINE, kernels_for
 from bridge.libjulia.find import find
 from bridge.worker import environment
 from experiments.microbenchmarks import registry
@@ -163,12 +163,11 @@ class Process:
     def _environment(self, threads: int) -> dict[str, str]:
         variables = environment(threads)
         if self.system.language == "jl":
-            julia = find()
-            kept = {
-                name: value for name, value in julia.environment(threads).items() if name.startswith("OPENBLAS_CORE")
-            }
+            better = kernels_for(find().kernels)
+            if better is not None:  # unless the user chose them on purpose
+                variables = {"OPENBLAS_CORETYPE": better} | variables
             path = os.environ.get("JULIA_LOAD_PATH") or os.pathsep.join(("@", "@v#.#", "@stdlib"))
-            variables |= kept | {"JULIA_NUM_THREADS": str(threads), "JULIA_LOAD_PATH": f"{ENGINE}{os.pathsep}{path}"}
+            variables |= {"JULIA_NUM_THREADS": str(threads), "JULIA_LOAD_PATH": f"{ENGINE}{os.pathsep}{path}"}
         return variables | {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,19 @@ class Silent:
 
     def step(self) -> None:
         self.steps += 1
+
+
+@pytest.mark.parametrize("name", JULIA)
+def test_julia_has_the_kernels_of_other_runs_whatever_the_surroundings_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "find", lambda: SimpleNamespace(kernels="Prescott"))
+    monkeypatch.setattr(process, "kernels_for", lambda chosen: f"better than {chosen}")
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Core2")
+    monkeypatch.delenv("TWINGRAD_OPENBLAS_CORETYPE", raising=False)
+    assert Process(SYSTEMS[name])._environment(1)["OPENBLAS_CORETYPE"] == "better than Prescott"
+    monkeypatch.setenv("TWINGRAD_OPENBLAS_CORETYPE", "Zen")
+    assert Process(SYSTEMS[name])._environment(1)["OPENBLAS_CORETYPE"] == "Zen"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
