@@ -62,9 +62,30 @@ def _gelu(x: Array, out: Array) -> None:
     np.multiply(x, tail, out)
 
 
+def _quotient(y: Array, x: Array, out: Array) -> None:
+    tiny = np.abs(x) <= np.finfo(x.dtype).tiny  # whose halves have not all their digits
+    with np.errstate(all="ignore"):
+        np.divide(y, x, out)
+    np.copyto(out, 0.5, where=tiny)
+
+
+def _normal_density(x: Tensor) -> Tensor:
+    return exp(-0.5 * square(x)) * (1 / math.sqrt(2 * math.pi))
+
+
+NORMAL_OF_GELU = elementwise(
+    "normal_of_gelu",
+    _quotient,
+    None,
+    lambda p, y, x: _normal_density(x),
+    doc="the normal distribution function of x, from x and gelu's value there, whose derivative is part of that by x",
+    in_table=False,
+)
+
+
 def _gelu_slope(y: Tensor, x: Tensor) -> Tensor:
     # Φ(x) + x φ(x) with the normal distribution and its density: exact where Φ is small.
-    return 0.5 * erfc(-math.sqrt(0.5) * x) + x * exp(-0.5 * square(x)) * (1 / math.sqrt(2 * math.pi))
+    return NORMAL_OF_GELU(y, x) + x * _normal_density(x)
 
 
 GELU: Op = elementwise("gelu", _gelu, _gelu_slope, doc="x times the normal distribution function of x")

@@ -7,6 +7,8 @@ value or, near their zeros, of the largest term of their sums. The twins compute
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,55 +50,96 @@ FAR = (
 )
 
 
-def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Array) -> Array:
-    above, below = coefficients
-    found: Array = np.polyval(np.array(above, x.dtype), x) / np.polyval(np.array(below, x.dtype), x)
+BLOCK = 12_288
+"""Elements that are computed at once, so that what is made on the way stays in the cache."""
+
+Formula = Callable[[Array], Array]
+
+
+def _in_blocks(formula: Formula, x: Array, out: Array, dtype: Any = None) -> None:
+    """Compute `out` from x by a formula for vectors, of `dtype` where it is given."""
+    x = np.ascontiguousarray(x).reshape(-1)
+    found = out.reshape(-1) if out.flags.c_contiguous else np.empty(x.shape, out.dtype)
+    with np.errstate(all="ignore"):
+        for start in range(0, x.size, BLOCK):
+            block = slice(start, start + BLOCK)
+            found[block] = formula(np.asarray(x[block], dtype))
+    if not out.flags.c_contiguous:
+        np.copyto(out, found.reshape(out.shape))
+
+
+def _by_regions(x: Array, *regions: tuple[Array, Formula]) -> Array:
+    """Return for each element of x the formula of its region, x itself where it is in none (NaN)."""
+    found: Array | None = None
+    for inside, formula in regions:
+        places = np.flatnonzero(inside)  # several times as fast an index as truth values that change often
+        if places.size == x.size:
+            return formula(x)
+        if places.size:
+            found = np.array(x) if found is None else found
+            found[places] = formula(x.take(places))
+    return x if found is None else found
+
+
+def _polynomial(coefficients: Sequence[float], x: Array) -> Array:
+    """Return the polynomial at x, the highest power first."""
+    found: Array = x * coefficients[0]
+    found += coefficients[1]
+    for coefficient in coefficients[2:]:
+        found *= x
+        found += coefficient
     return found
 
 
-def _erfc_scaled(size: Array) -> Array:
-    """Return exp(x²) erfc(x) for x > 0.46875."""
-    inverse = 1 / square_of(np.maximum(size, 4))
-    root = size.dtype.type(1 / math.sqrt(math.pi))
-    far = (root - inverse * _ratio(FAR, inverse)) / np.maximum(size, 4)
-    return np.where(size <= 4, _ratio(MIDDLE, np.minimum(size, 4)), far)
-
-
-def square_of(x: Array) -> Array:
-    """Return x²."""
-    return x * x
+def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Array) -> Array:
+    above, below = coefficients
+    found = _polynomial(above, x)
+    found /= _polynomial(below, x)
+    return found
 
 
 def _exp_of_minus_square(x: Array) -> Array:
     """Return exp(-x²) for x >= 0, without the rounding of x²: what is squared has few digits, and the rest is small."""
     short = np.floor(x * 16) / 16
-    found: Array = np.exp(-short * short) * np.exp(-(x - short) * (x + short))
+    found: Array = np.exp(-short * short)
+    found *= np.exp(-(x - short) * (x + short))
     return found
 
 
-def _erf_pieces(x: Array) -> tuple[Array, Array, Array]:
-    """Return |x| <= 0.46875, erf there, and erfc(|x|) elsewhere."""
-    size = np.abs(x)
-    near = size <= 0.46875
-    inside = np.where(near, x, 0)
-    outside = np.where(near, 1, np.minimum(size, 30))
-    return near, inside * _ratio(NEAR, inside * inside), _exp_of_minus_square(outside) * _erfc_scaled(outside)
+def _erf_near(x: Array) -> Array:
+    return x * _ratio(NEAR, x * x)
 
 
-def _erf(x: Array, out: Array) -> None:
-    x = np.asarray(x)
-    near, inside, rest = _erf_pieces(x)
-    found = np.where(near, inside, np.copysign(1 - rest, x))
-    np.copyto(out, np.where(np.isnan(x), x, found))
+def _erfc_middle(size: Array) -> Array:
+    return _exp_of_minus_square(size) * _ratio(MIDDLE, size)
 
 
-def _erfc(x: Array, out: Array) -> None:
-    x = np.asarray(x)
-    near, inside, rest = _erf_pieces(x)
-    found = np.where(near, 1 - inside, np.where(x < 0, 2 - rest, rest))
-    np.copyto(out, np.where(np.isnan(x), x, found))
+def _erfc_far(size: Array) -> Array:
+    size = np.minimum(size, 30)
+    inverse = 1 / (size * size)
+    found = inverse * _ratio(FAR, inverse)
+    np.subtract(1 / math.sqrt(math.pi), found, found)
+    found /= size
+    return _exp_of_minus_square(size) * found
 
 
+def _of_erf(near: Formula, rest: Callable[[Array, Array], Array]) -> Formula:
+    """Return a formula from those near 0 and, by x and erfc(|x|), elsewhere."""
+
+    def formula(x: Array) -> Array:
+        size = np.abs(x)
+        return _by_regions(
+            x,
+            (size <= 0.46875, near),
+            ((size > 0.46875) & (size <= 4), lambda x: rest(x, _erfc_middle(np.abs(x)))),
+            (size > 4, lambda x: rest(x, _erfc_far(np.abs(x)))),
+        )
+
+    return formula
+
+
+_erf = partial(_in_blocks, _of_erf(_erf_near, lambda x, rest: np.copysign(1 - rest, x)))
+_erfc = partial(_in_blocks, _of_erf(lambda x: 1 - _erf_near(x), lambda x, rest: np.where(x < 0, 2 - rest, rest)))
 erf = elementwise(
     "erf", _erf, lambda y, x: 2 / math.sqrt(math.pi) * exp(-square(x)), doc="the error function 2/√π ∫₀ˣ exp(-t²) dt"
 )
@@ -106,11 +149,12 @@ erfc = elementwise(
 
 # The gamma function -----------------------------------------------------------------------------------------------
 #
-# Both shift x beyond `LARGE` by the functions' recurrences, and take the asymptotic series there. What is negative is
-# reflected first.
+# Both shift x by the functions' recurrences, and take the asymptotic series there. What is negative is reflected first.
+# The factors, and terms, of a shift are taken in pairs, from both ends: (x + k) (x + m - k) = x (x + m) + k (m - k).
 
-LARGE = 16
+SHIFT = 16
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
+LOG_GAMMA_SERIES = tuple(b / (2 * k * (2 * k - 1)) for k, b in enumerate(BERNOULLI, 1))
 MOST_DERIVATIVES = 150
 """Of `digamma`: the factorial of a larger number and what it is multiplied with are beyond float64."""
 
@@ -121,61 +165,99 @@ def _to_whole(x: Array) -> Array:
     return found
 
 
-def _gammaln_above_zero(x: Array) -> Array:
-    product = np.ones_like(x)
-    for _ in range(LARGE):
-        small = x < LARGE
-        product = np.where(small, product * x, product)
-        x = np.where(small, x + 1, x)
+def _gammaln_beyond(x: Array) -> Array:
+    """Return log Γ(x) for x >= 8, by Stirling's series."""
     inverse = 1 / x
-    series = np.zeros_like(x)
-    for k in range(len(BERNOULLI), 0, -1):
-        series = series * inverse * inverse + BERNOULLI[k - 1] / (2 * k * (2 * k - 1))
-    half = math.log(2 * math.pi) / 2
-    found: Array = (x - 0.5) * (np.log(x) - 1) + (half - 0.5) + series * inverse - np.log(product)
+    found = _polynomial(LOG_GAMMA_SERIES[::-1], inverse * inverse)
+    found *= inverse
+    found += (x - 0.5) * (np.log(x) - 1)
+    found += math.log(2 * math.pi) / 2 - 0.5
     return found
 
 
+def _gammaln_shifted(x: Array) -> Array:
+    """Return log Γ(x) = log Γ(x + 8) - log(x (x + 1) … (x + 7)) for x from 0.5 to 8."""
+    ends = x * (x + 7)
+    product = ends * (ends + 6)
+    product *= ends + 10
+    product *= ends + 12
+    found: Array = _gammaln_beyond(x + 8) - np.log(product)
+    return found
+
+
+def _gammaln_above(x: Array) -> Array:
+    return _by_regions(x, (x >= 8, _gammaln_beyond), (x < 8, _gammaln_shifted))
+
+
+def _gammaln_reflected(x: Array) -> Array:
+    found = math.log(math.pi) - np.log(np.abs(np.sin(math.pi * _to_whole(x)))) - _gammaln_above(1 - x)
+    return np.where(x == np.floor(x), np.inf, found)
+
+
 def _gammaln(x: Array, out: Array) -> None:
-    x = np.asarray(x, np.float64)
-    with np.errstate(all="ignore"):
-        negative = x < 0.5
-        found = _gammaln_above_zero(np.where(negative, 1 - x, x))
-        reflected = math.log(math.pi) - np.log(np.abs(np.sin(math.pi * _to_whole(x)))) - found
-        found = np.where(negative, reflected, found)
-        found = np.where(np.isinf(x) | ((x <= 0) & (x == np.floor(x))), np.inf, found)
-    np.copyto(out, np.where(np.isnan(x), x, found), casting="same_kind")
+    def formula(x: Array) -> Array:
+        return _by_regions(x, (x >= 0.5, _gammaln_above), (x < 0.5, _gammaln_reflected))
+
+    _in_blocks(formula, x, out, np.float64)
 
 
 def _infer_polygamma(x: Tensor, n: int) -> tuple[Shape, Any]:
     return x.shape, float_only(x.dtype)
 
 
+def _power(x: Array, n: int) -> Array:
+    """Return xⁿ by products, n >= 1."""
+    found = x if n == 1 else _power(x * x, n // 2)
+    return found * x if n % 2 and n > 1 else found
+
+
+def _polygamma_beyond(x: Array, n: int) -> Array:
+    """Return derivative `n` of digamma for x >= SHIFT + n, by its asymptotic series."""
+    inverse = 1 / x
+    factors = [math.comb(2 * k + n - 1, 2 * k) if n else 1 / (2 * k) for k in range(1, len(BERNOULLI) + 1)]
+    series = _polynomial([b * f for b, f in zip(BERNOULLI, factors, strict=True)][::-1], inverse * inverse)
+    series *= inverse
+    series *= inverse
+    if n == 0:
+        return np.log(x) - 0.5 * inverse - series
+    found = inverse  # (n - 1)! / xⁿ, whose factors may be beyond the range of numbers
+    for k in range(1, n):
+        found = found * (k * inverse)
+    return (-1.0) ** (n + 1) * found * (1 + n / 2 * inverse + series)
+
+
+def _polygamma_shifted(x: Array, n: int) -> Array:
+    """Return derivative `n` of digamma at 0 <= x < SHIFT + n, from that at x + SHIFT + n, or one further."""
+    shift = SHIFT + n + n % 2
+    if n == 0:
+        ends = x * (x + (shift - 1))
+        total = 1 / ends
+        for k in range(1, shift // 2):
+            total += 1 / (ends + k * (shift - 1 - k))
+        total *= 2 * x + (shift - 1)
+    else:
+        total = _power(1 / x, n + 1)
+        for k in range(1, shift):
+            total += _power(1 / (x + k), n + 1)
+    found: Array = _polygamma_beyond(x + shift, n) - (-1.0) ** n * math.factorial(n) * total
+    return found
+
+
+def _polygamma_above(x: Array, n: int) -> Array:
+    beyond = x >= SHIFT + n
+    return _by_regions(x, (beyond, partial(_polygamma_beyond, n=n)), (~beyond, partial(_polygamma_shifted, n=n)))
+
+
+def _polygamma_reflected(x: Array, n: int) -> Array:
+    found = (-1.0) ** n * _polygamma_above(1 - x, n) - math.pi ** (n + 1) * _slope_of_cot(_to_whole(x), n)
+    return np.where(x == np.floor(x), np.inf if n % 2 else np.nan, found)
+
+
 def _polygamma(x: Array, out: Array, n: int) -> None:
-    x = np.asarray(x, np.float64)
-    with np.errstate(all="ignore"):
-        total = np.zeros_like(x)
-        at = np.where(x < 0, 1 - x, x)
-        while (small := at < LARGE + n).any():
-            total = np.where(small, total + at ** -(n + 1.0), total)
-            at = np.where(small, at + 1, at)
-        inverse = 1 / at
-        series = np.zeros_like(x)
-        for k in range(len(BERNOULLI), 0, -1):
-            factor = math.comb(2 * k + n - 1, 2 * k) if n else 1 / (2 * k)
-            series = series * inverse * inverse + BERNOULLI[k - 1] * factor
-        if n == 0:
-            found = np.log(at) - 0.5 * inverse - series * inverse**2 - total
-        else:
-            first = inverse  # (n - 1)! / xⁿ, whose factors may be beyond the range of numbers
-            for k in range(1, n):
-                first = first * (k * inverse)
-            series = first * (1 + n / 2 * inverse + series * inverse**2)
-            found = (-1.0) ** (n + 1) * (series + math.factorial(n) * total)
-        if (x < 0).any():
-            found = np.where(x < 0, (-1.0) ** n * found - math.pi ** (n + 1) * _slope_of_cot(_to_whole(x), n), found)
-        found = np.where((x < 0) & (x == np.floor(x)), np.inf if n % 2 else np.nan, found)
-    np.copyto(out, found, casting="same_kind")
+    def formula(x: Array) -> Array:
+        return _by_regions(x, (x >= 0, partial(_polygamma_above, n=n)), (x < 0, partial(_polygamma_reflected, n=n)))
+
+    _in_blocks(formula, x, out, np.float64)
 
 
 def _slope_of_cot(x: Array, n: int) -> Array:

@@ -32,7 +32,9 @@ function plain_erfc(x::T) where {T}
     return T(a < 0 ? 2 - erfc_above(-a) : erfc_above(a))
 end
 
-const SHIFTED_TO = 16
+# Where x is small, gammaln and polygamma are taken at x + m by their recurrences. The factors, and terms, of a shift are taken in
+# pairs, from both ends: (x + k) (x + m - k) = x (x + m) + k (m - k).
+const SHIFT = 16
 const BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
 
 # Of digamma: the factorial of a larger number and what it is multiplied with are beyond Float64.
@@ -41,24 +43,25 @@ const MOST_DERIVATIVES = 150
 """What lies between x and the next whole number, exactly, from -0.5 to 0.5."""
 to_whole(x::Float64) = x - round(x)
 
-function gammaln_above_zero(x::Float64)
-    product = 1.0
-    while x < SHIFTED_TO
-        product *= x
-        x += 1
-    end
+"""log Γ(x) for x >= 8, by Stirling's series."""
+function gammaln_beyond(x::Float64)
     inverse, series = 1 / x, 0.0
     for k in length(BERNOULLI):-1:1
         series = series * inverse * inverse + BERNOULLI[k] / (2k * (2k - 1))
     end
-    return (x - 0.5) * (log(x) - 1) + (log(2pi) / 2 - 0.5) + series * inverse - log(product)
+    return (x - 0.5) * (log(x) - 1) + (log(2pi) / 2 - 0.5) + series * inverse
+end
+function gammaln_above(x::Float64)
+    x >= 8 && return gammaln_beyond(x)
+    ends = x * (x + 7)
+    return gammaln_beyond(x + 8) - log(ends * (ends + 6) * (ends + 10) * (ends + 12))
 end
 function plain_gammaln(x::T) where {T}
     a = Float64(x)
     isnan(a) && return x
     (isinf(a) || (a <= 0 && a == floor(a))) && return T(Inf)
-    a >= 0.5 && return T(gammaln_above_zero(a))
-    return T(log(pi) - log(abs(sin(pi * to_whole(a)))) - gammaln_above_zero(1 - a))
+    a >= 0.5 && return T(gammaln_above(a))
+    return T(log(pi) - log(abs(sin(pi * to_whole(a)))) - gammaln_above(1 - a))
 end
 
 """Derivative `n` of digamma; what is negative is reflected."""
@@ -66,26 +69,40 @@ function plain_polygamma(n::Int, x::T) where {T}
     at = Float64(x)
     isnan(at) && return x
     at < 0 && at == floor(at) && return T(isodd(n) ? Inf : NaN)
-    at < 0 || return T(polygamma_above_zero(n, at))
-    reflected = (isodd(n) ? -1 : 1) * polygamma_above_zero(n, 1 - at)
+    at < 0 || return T(polygamma_above(n, at))
+    reflected = (isodd(n) ? -1 : 1) * polygamma_above(n, 1 - at)
     return T(reflected - float(pi)^(n + 1) * slope_of_cot(to_whole(at), n))
 end
-function polygamma_above_zero(n::Int, at::Float64)
-    total, m = 0.0, Float64(n)
-    while at < SHIFTED_TO + n
-        total += at^-(m + 1)
-        at += 1
-    end
-    inverse, series = 1 / at, 0.0
+"""Derivative `n` of digamma for x >= SHIFT + n, by its asymptotic series."""
+function polygamma_beyond(n::Int, x::Float64)
+    inverse, series = 1 / x, 0.0
     for k in length(BERNOULLI):-1:1
         series = series * inverse * inverse + BERNOULLI[k] * (n == 0 ? 1 / 2k : combinations(2k + n - 1, 2k))
     end
-    n == 0 && return log(at) - 0.5 * inverse - series * inverse^2 - total
+    n == 0 && return log(x) - 0.5 * inverse - series * inverse * inverse
     leading = inverse  # (n - 1)! / xⁿ, whose factors may be beyond the range of numbers
     for k in 1:n-1
         leading *= k * inverse
     end
-    return (iseven(n) ? -1 : 1) * (leading * (1 + m / 2 * inverse + series * inverse^2) + factorial_of(n) * total)
+    return (iseven(n) ? -1 : 1) * leading * (1 + n / 2 * inverse + series * inverse * inverse)
+end
+function polygamma_above(n::Int, x::Float64)
+    x >= SHIFT + n && return polygamma_beyond(n, x)
+    shift = SHIFT + n + n % 2
+    if n == 0
+        ends = x * (x + (shift - 1))
+        total = 1 / ends
+        for k in 1:shift÷2-1
+            total += 1 / (ends + k * (shift - 1 - k))
+        end
+        total *= 2x + (shift - 1)
+    else
+        total = (1 / x)^(n + 1)
+        for k in 1:shift-1
+            total += (1 / (x + k))^(n + 1)
+        end
+    end
+    return polygamma_beyond(n, x + shift) - (isodd(n) ? -1 : 1) * factorial_of(n) * total
 end
 
 """Derivative `n` of the cotangent at πx, |x| <= 0.5, a polynomial of it: (cot)' = -(1 + cot²)."""
