@@ -6,7 +6,7 @@ derivatives happen to be zero. Columns without a row in common have one colour a
 sum of their unit vectors; so are rows, in reverse mode. Hessians are symmetric: an entry may be read in its row or in
 its column, so that a star colouring, of fewer colours, is enough.
 
-This is the only module besides `ops.scipy_functions` that uses scipy, late: its sparse matrices are the results.
+scipy's sparse matrices are the results.
 
 References:
     A. Gebremedhin, F. Manne, A. Pothen: What color is your Jacobian? SIAM Review 47 (2005).
@@ -27,6 +27,7 @@ import numpy as np
 from py_engine.ad.containers import LEAF
 from py_engine.ad.jacobian import AT_ONCE, derivative_program
 from py_engine.ad.op import Equation, described, numbered
+from py_engine.ad.ops.scipy_functions import installed
 from py_engine.ad.ops.shape import along_axes, for_each
 from py_engine.ad.program import Program, nested_trace, traced
 from py_engine.ad.state import inside_transform, restoring
@@ -67,7 +68,7 @@ def sparsity(function: Function, x: Any) -> Any:
                [0, 0, 1, 1]])
     """
     check_callable("sparsity", function)
-    sparse = _scipy_sparse("sparsity")
+    sparse = installed("sparse", "sparsity")
     rows, columns, shape = _found("sparsity", function, _one_array("sparsity", x))
     return sparse.csr_array((np.ones(len(rows), np.bool_), (rows, columns)), shape)
 
@@ -108,7 +109,7 @@ def sparse_jacobian(
     check_callable(name, function)
     if mode not in (None, "forward", "reverse"):
         raise ConfigurationError(f"{name}: mode must be 'forward', 'reverse' or None, got {mode!r}")
-    sparse, x = _scipy_sparse(name), _one_array(name, x)
+    sparse, x = installed("sparse", name), _one_array(name, x)
     call, shape = _linearized(name, function, x)
     rows, columns = _given(name, pattern, shape, sparse) if pattern is not None else _found(name, function, x)[:2]
     colors = None if mode == "reverse" else column_colors(rows, columns, shape)
@@ -149,7 +150,7 @@ def sparse_hessian(function: Function, x: Any, *, pattern: Any = None, chunk: in
     """
     name = "sparse_hessian"
     check_callable(name, function)
-    sparse, x = _scipy_sparse(name), _one_array(name, x)
+    sparse, x = installed("sparse", name), _one_array(name, x)
     gradient = named_grad(name, function)
     call, shape = _linearized(name, gradient, x)
     rows, columns = _given(name, pattern, shape, sparse) if pattern is not None else _found(name, gradient, x)[:2]
@@ -168,16 +169,6 @@ def sparse_hessian(function: Function, x: Any, *, pattern: Any = None, chunk: in
 
 
 # Arguments and results ------------------------------------------------------------------------------------
-
-
-def _scipy_sparse(name: str) -> Any:
-    try:
-        import scipy.sparse
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{name}: its result is a matrix of scipy.sparse ({error}): pip install scipy"
-        ) from None
-    return scipy.sparse
 
 
 def _one_array(name: str, x: Any) -> Array:

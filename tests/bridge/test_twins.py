@@ -214,6 +214,10 @@ PYTHON_ONLY = {
     "ad/ops/by_values.py": "numpy's functions whose result has a shape that depends on values",
     "ad/ops/ufuncs.py": "numpy's ufuncs and their methods; in Julia functions are dotted, reduced and accumulated",
     "ad/ops/scipy_functions.py": "what scipy computes, where the caller has imported it",
+    **{
+        f"scipy/{name}.py": "scipy's functions of Python code on tensors; Julia's packages have no such names"
+        for name in ("__init__", "integrate", "linalg", "signal", "special", "stats")
+    },
     "ad/compile/zero_copy.py": "large arrays used in place by replays; in Julia that is part of compiled functions",
     "network/read_ahead.py": "of a mapped file; Python asks for its rows on behalf of the Julia engine, too",
     "ad/ops/fused_text.py": "ops that only fusion makes; Julia's stand with its fusion",

@@ -1,7 +1,7 @@
 """More of scipy.special's functions on tensors, computed by scipy where the caller has imported it.
 
-This is the only module that uses scipy, late: its ufuncs reach it when one of them meets a tensor. Their ops are not in
-the table, and have no twins.
+This is the only module that imports scipy, late. scipy's ufuncs reach it when one of them meets a tensor: their ops are
+not in the table, and have no twins. A derivative for which no formula is known raises.
 """
 
 from __future__ import annotations
@@ -10,18 +10,33 @@ import math
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 from py_engine.ad.op import Op, elementwise
 from py_engine.ad.ops.elementary import cos, exp, floor, log, log1p, sigmoid, sign, square, where
 from py_engine.ad.ops.special import digamma, erf, erfc, gammaln, logit
 from py_engine.ad.tensor import Tensor
+from py_engine.errors import ConfigurationError, NotDifferentiableError
 
 NAMES: dict[str, Callable[..., Tensor]] = {
     **{"erf": erf, "erfc": erfc, "gammaln": gammaln},
     **{"psi": digamma, "expit": sigmoid, "logit": logit},
 }
 """Ufuncs of scipy.special by name that are ops of our own."""
+
+
+def installed(module: str, what: str) -> Any:
+    """Return one of scipy's modules, which a function named `what` needs.
+
+    Raises:
+        ConfigurationError: scipy is not installed.
+    """
+    try:
+        import scipy
+    except ImportError as error:
+        raise ConfigurationError(f"{what} needs scipy.{module} ({error}): pip install scipy") from None
+    return import_module(f"{scipy.__name__}.{module}")
 
 
 def stand_in(ufunc: Any) -> Callable[..., Tensor] | None:
@@ -39,6 +54,7 @@ def _ops(special: Any) -> dict[str, Op]:
 
     def row(name: str, *partials: Any) -> None:
         ufunc = getattr(special, name)
+        partials = tuple([_unknown(name, i) if known is None else known for i, known in enumerate(partials)])
         found[name] = elementwise(
             f"scipy.special.{name}", ufunc, *partials, doc=f"scipy.special.{name}", in_table=False
         )
@@ -62,6 +78,7 @@ def _ops(special: Any) -> dict[str, Op]:
         None,
         lambda y, a, b, x: exp(of("xlogy")(a - 1, x) + of("xlog1py")(b - 1, -x) - of("betaln")(a, b)),
     )
+    row("stdtr", None, lambda y, df, t: exp(log_density_of_t(df, t)))
     row("j0", lambda y, x: -of("j1")(x))
     row("j1", lambda y, x: (of("j0")(x) - of("jv")(2, x)) / 2)
     row("y0", lambda y, x: -of("y1")(x))
@@ -80,11 +97,27 @@ def _ops(special: Any) -> dict[str, Op]:
     return found
 
 
+def _unknown(name: str, i: int) -> Callable[..., Tensor]:
+    def partial(y: Tensor, *operands: Tensor) -> Tensor:
+        raise NotDifferentiableError(
+            f"scipy.special.{name}: no formula is known for the derivative by operand {i} of {len(operands)}, counted "
+            "from 0; a constant there needs none: stop_gradient(x)"
+        )
+
+    return partial
+
+
 def _slope_of_rgamma(of: Callable[[str], Op], y: Tensor, x: Tensor) -> Tensor:
     """The derivative of 1/Γ, which has one where Γ has its poles, too: (-1)ⁿ n! at -n."""
     pole = (x <= 0) & (x == floor(x))
     at_pole = cos(math.pi * x) * of("gamma")(1 - x)
     return where(pole, at_pole, -y * digamma(where(pole, 0.5, x)))
+
+
+def log_density_of_t(df: Tensor, t: Tensor) -> Tensor:
+    """The logarithm of the density of Student's distribution."""
+    half = (df + 1) / 2
+    return gammaln(half) - gammaln(df / 2) - log(df * math.pi) / 2 - half * log1p(square(t) / df)
 
 
 def _neighbours(of: Callable[[str], Op], name: str, sign_of_next: int, y: Tensor, n: Tensor, x: Tensor) -> Tensor:
