@@ -242,7 +242,9 @@ def growth(view: View) -> Table:
         group="group",
         notes=(
             "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is "
-            "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does.",
+            "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does."
+            if rows
+            else "Of each kind of network one size with one mini-batch was run; make sizes runs several.",
         ),
         notice=view.notice,
         wide=True,

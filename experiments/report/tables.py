@@ -472,11 +472,13 @@ def missing(view: View) -> Table:
 def provenance(view: View) -> Table:
     """Where the measured rows come from: engine, versions, commit, machine, threads, BLAS, data."""
     rows: list[Row] = []
+    trained = "time" in view.planned_runs().measures.value
+    measures = ("time", "memory") if trained else ("sizes",)
     for engine in view.engines():
-        runs = pd.concat([view.ok(measure, engine) for measure in ("time", "memory")])
+        runs = pd.concat([view.ok(measure, engine) for measure in measures])
         rows.append(
             {
-                **row_helpers.measured(view, engine, "time"),
+                **row_helpers.measured(view, engine, measures[0]),
                 "version": row_helpers.distinct(runs["framework_version"]),
                 "engine_digest": row_helpers.distinct(runs["engine_digest"].map(row_helpers.short)),
                 "commit": row_helpers.distinct(runs.apply(row_helpers.commit_of, axis=1)) if len(runs) else "",
@@ -518,6 +520,6 @@ def provenance(view: View) -> Table:
             "Source and data are the first digits of their digests; a commit with a plus sign had uncommitted changes.",
             *([f"{view.left_out} older or other runs in the same folder are not shown."] if view.left_out else []),
         ],
-        "time",
+        measures[0],
         wide=True,
     )

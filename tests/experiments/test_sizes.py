@@ -24,9 +24,9 @@ from experiments.data import generated
 from experiments.measures import sizes as measured
 from experiments.papers import Family, Paper, PaperFileError
 from experiments.progress import Progress
-from experiments.report import figures, intervals, sizes
+from experiments.report import figures, intervals, sizes, tables
 from experiments.report.table import to_markdown
-from experiments.report.view import View
+from experiments.report.view import View, paper_view
 from experiments.results import Results, Tidy, tidy_rows
 
 PAPER = papers.load_paper("sizes")
@@ -305,3 +305,14 @@ def test_the_tables_and_the_figure_are_made(view: View) -> None:
 def test_an_exponent_is_the_slope_of_the_logarithms() -> None:
     assert sizes.exponent([1, 10, 100], [3, 30, 300]) == pytest.approx(1)
     assert sizes.exponent([2, 2], [1, 2]) is None
+
+
+def test_the_committed_run_says_where_its_rows_come_from_and_why_there_is_no_growth() -> None:
+    view = paper_view(PAPER, Tidy.load(papers.PAPERS_DIR.parents[1] / "paper" / "results"))
+    made = {row["engine"]: row for row in tables.provenance(view).rows}
+    for name in ("numpy", "julia", "torch", "tensorflow", "jax"):
+        assert made[name]["group"].startswith("Measured here, ") and made[name]["version"] and made[name]["blas"]
+    growth = sizes.growth(view)
+    assert not growth.rows and growth.notes == (
+        "Of each kind of network one size with one mini-batch was run; make sizes runs several.",
+    )
