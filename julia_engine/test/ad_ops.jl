@@ -336,3 +336,12 @@ end
         @test isequal([alone(v) for v in x], value(Constant(x) .^ p)) && isequal([alone(v) for v in x], compile(x -> x .^ p)(x))
     end
 end
+
+@testset "an infinite term of logaddexp has the whole derivative" begin
+    for T in (Float32, Float64), (a, b, share) in ((Inf, 1, 1), (1, Inf, 0), (-Inf, 1, 0), (-Inf, -Inf, 0), (-Inf, Inf, 0), (800, -800, 1))
+        f(x, y) = sum(logaddexp.(x, y))
+        x, y = T[a], T[b]
+        found = (grad(f)(x, y)[1], compile(grad(f))(x, y)[1], forward_gradient(v -> logaddexp(v[1], T(b)), x)[1], grad(f; argnums=2)(y, x)[1])
+        @test found == (share, share, share, share)
+    end
+end

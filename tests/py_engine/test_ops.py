@@ -1167,3 +1167,17 @@ def test_a_new_op_has_the_errors_of_all_others(new):
         new.call(np.ones(2), np.ones(3))
     with pytest.raises(DTypeError, match="cube_times: operands of float32 and float64 cannot be mixed"):
         new.call(np.float32(A), B)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("a", "b", "share"),
+    [(np.inf, 1, 1), (1, np.inf, 0), (-np.inf, 1, 0), (-np.inf, -np.inf, 0), (-np.inf, np.inf, 0), (800, -800, 1)],
+)
+def test_an_infinite_term_of_logaddexp_has_the_whole_derivative(a, b, share):
+    for dtype in (np.float32, np.float64):
+        x, y = np.array([a], dtype), np.array([b], dtype)
+        for grad in (pe.grad, lambda f, *by: pe.compile(pe.grad(f, *by))):
+            assert grad(lambda x, y: np.sum(np.logaddexp(x, y)))(x, y) == share
+            assert grad(lambda x, y: np.sum(np.logaddexp(x, y)), 1)(y, x) == share
+        assert pe.jvp(lambda x: np.logaddexp(x, y), (x,), (np.ones_like(x),))[1] == share  # noqa: B023

@@ -255,7 +255,7 @@ const BINARY = (
     (:/, :(a / b), on_numbers.(AD.DIV.derivatives)...),
     (:^, :(a^b), :(power_base(a, b)), :(power_exponent(a, b, y))),
     (:atan, :(atan(a, b)), on_numbers.(AD.ARCTAN2.derivatives)...),
-    (:logaddexp, :(logaddexp(a, b)), :(share_of(a, y)), :(share_of(b, y))),
+    (:logaddexp, :(logaddexp(a, b)), :(share_of(a, b, y)), :(share_of(b, a, y))),
     (:hypot, :(hypot(a, b)), :(a / nonzero(y)), :(b / nonzero(y))),
     (:log, :(log(a, b)), :(-y / (a * log(a))), :(inv(b * log(a)))),
     (:max, :(max(a, b)), :(share(a > b, a == b, a, y)), :(share(b > a, a == b, b, y))),
@@ -271,7 +271,7 @@ const BINARY = (
 @inline power_exponent(a, b, y) = a == 0 && b >= 0 ? zero(y) : y * log(a)
 
 # exp(a - y), and 0 where both terms are infinitely small.
-@inline share_of(a, y) = y == -Inf ? zero(y) : exp(a - y)
+@inline share_of(a, b, y) = y == -Inf ? zero(y) : one(y) / (one(y) + exp(b - a))
 
 # What the derivatives of hypot are divided by: they are 0 at the origin.
 @inline nonzero(y) = ifelse(y == 0, one(y), y)

@@ -146,16 +146,16 @@ log10 = elementwise(
 logaddexp = elementwise(
     "logaddexp",
     np.logaddexp,
-    lambda y, a, b: exp(a - _shift(y)),
-    lambda y, a, b: exp(b - _shift(y)),
+    lambda y, a, b: sigmoid(_apart(y, a, b)),
+    lambda y, a, b: sigmoid(_apart(y, b, a)),
     doc="log(exp(a) + exp(b)), without overflow",
     commutes=True,
 )
 
 
-def _shift(y: Tensor) -> Tensor:
-    # Two infinitely small terms have logaddexp -inf; shifting by 0 instead gives them the derivative 0, not NaN.
-    return where(equal(y, -np.inf), 0, y)
+def _apart(y: Tensor, mine: Tensor, other: Tensor) -> Tensor:
+    # Two infinitely small terms have logaddexp -inf and the derivative 0, not NaN.
+    return where(equal(y, -np.inf), -np.inf, mine - other)
 
 
 # Trigonometric and hyperbolic functions -------------------------------------------------------------------

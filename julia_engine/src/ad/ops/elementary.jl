@@ -96,9 +96,9 @@ logaddexp(a::Real, b::Real) = Kernels.plain_logaddexp(promote(float(a), float(b)
 logaddexp(a::Tensor, b::Scalar) = LOGADDEXP(a, b)
 logaddexp(a::Real, b::Tensor) = LOGADDEXP(a, b)
 
-# Two infinitely small terms have logaddexp -Inf; shifting by 0 instead gives them the derivative 0, not NaN.
-shift_of(y) = choose(EQUAL(y, -Inf), 0, y)
-const LOGADDEXP = elementwise("logaddexp", (y, a, b) -> EXP(SUB(a, shift_of(y))), (y, a, b) -> EXP(SUB(b, shift_of(y)));
+# Two infinitely small terms have logaddexp -Inf and the derivative 0, not NaN.
+terms_apart(y, mine, other) = choose(EQUAL(y, -Inf), -Inf, SUB(mine, other))
+const LOGADDEXP = elementwise("logaddexp", (y, a, b) -> SIGMOID(terms_apart(y, a, b)), (y, a, b) -> SIGMOID(terms_apart(y, b, a));
     functions=(logaddexp,), doc="log(exp(a) + exp(b)), without overflow")
 
 # Trigonometric and hyperbolic functions -------------------------------------------------------------------------------
