@@ -33,7 +33,9 @@ from experiments.sweep import Job
 
 EVERY_TRAINING = (
     # The worker, what it reads, and what checks the data while an epoch is timed; the initial weights are the engine's.
-    *("py_engine/*.py", "bridge/__init__.py", "bridge/adapters/__init__.py", "bridge/checks.py", "bridge/errors.py"),
+    # `py_engine/scipy` is for programs of users.
+    *("py_engine/__init__.py", "py_engine/errors.py", "py_engine/ad/*.py", "py_engine/network/*.py"),
+    *("bridge/__init__.py", "bridge/adapters/__init__.py", "bridge/checks.py", "bridge/errors.py"),
     *("bridge/child.py", "bridge/child_process.py"),
     *("bridge/explain.py", "bridge/files.py", "bridge/layers.py", "bridge/memory.py", "bridge/registry.py"),
     *("bridge/session.py", "bridge/spec.py", "bridge/toml.py", "bridge/weights.py", "bridge/worker.py"),

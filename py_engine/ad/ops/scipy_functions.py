@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from importlib import import_module
 from typing import Any
 
 from py_engine.ad.op import Op, elementwise
@@ -36,7 +35,7 @@ def installed(module: str, what: str) -> Any:
         import scipy
     except ImportError as error:
         raise ConfigurationError(f"{what} needs scipy.{module} ({error}): pip install scipy") from None
-    return import_module(f"{scipy.__name__}.{module}")
+    return getattr(scipy, module)  # which imports it
 
 
 def stand_in(ufunc: Any) -> Callable[..., Tensor] | None:
