@@ -321,7 +321,7 @@ def _step(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Cal
     return [partial(np.greater, x, np.zeros((), x.dtype), above), partial(np.copyto, out, above)]
 
 
-sigmoid = elementwise(
+sigmoid: Op = elementwise(
     "sigmoid",
     _sigmoid,
     lambda y, x: y * (1 - y),
