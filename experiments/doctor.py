@@ -191,6 +191,8 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
             continue
         if dataset.source == "real":
             yield Finding(f"data {name}", "ok", f"{len(dataset.y_train):,} training rows in {dataset.origin}")
+        elif dataset.source == "generated":
+            yield Finding(f"data {name}", "ok", "drawn where a run needs it")
         elif not dataset.origin.startswith(data.SAMPLE_LABEL):
             yield Finding(f"data {name}", "note", "a part of it is not on this machine yet", dataset.notice or "")
         else:

@@ -121,6 +121,11 @@ def test_data_that_is_nowhere_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert finding.state == "note" and "train-images-idx3-ubyte.gz" in finding.advice
 
 
+def test_generated_data_lacks_nothing() -> None:
+    finding = one(doctor.data(None), "data generated")
+    assert (finding.state, finding.found, finding.advice) == ("ok", "drawn where a run needs it", "")
+
+
 def test_data_of_which_a_part_is_random_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.zeros((3, 2), np.int64)
     notice = "Synthetic/embedded sample in part: the vectors are random"
