@@ -239,7 +239,8 @@ class Operators:
         if function is None:
             function = scipy_functions.stand_in(ufunc) if called else ufuncs.method_of(ufunc, method)
         if function is None:
-            raise _unsupported(f"numpy.{ufunc.__name__}" if called else f"numpy.{ufunc.__name__}.{method}")
+            name = scipy_functions.full_name(ufunc)
+            raise _unsupported(name if called else f"{name}.{method}")
         if not called or not kwargs:
             return function(*inputs, **kwargs)
         dtype = kwargs.pop("dtype", None)

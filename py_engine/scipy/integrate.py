@@ -6,54 +6,75 @@ Y. Rubanova, J. Bettencourt and D. Duvenaud, Neural Ordinary Differential Equati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from py_engine.ad import ops
-from py_engine.ad.control.custom import custom_rule
+from py_engine.ad.control.custom import captured, custom_rule
 from py_engine.ad.op import as_floats
 from py_engine.ad.ops.scipy_functions import installed
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.ad.transforms import jvp, vjp
-from py_engine.errors import ShapeError
+from py_engine.errors import ConfigurationError, EngineError, NotDifferentiableError, ShapeError
 
-__all__ = ["odeint"]
+__all__ = ["IntegrationError", "odeint"]
+
+SOLVED = ("Integration successful.", "Nothing was done; the integration time was 0.")
+RUNNING = threading.local()
+"""Whether this thread is inside scipy's solver, which cannot be entered again."""
+
+
+class IntegrationError(EngineError, ArithmeticError):
+    """A differential equation was not solved to its tolerances."""
 
 
 def odeint(
     func: Callable[..., Any],
     y0: Operand,
     t: Operand,
-    args: Sequence[Operand] = (),
+    args: Operand | tuple[Operand, ...] = (),
+    *,
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Tensor:
     """Integrate dy/dt = func(y, t, *args) from y0, as `scipy.integrate.odeint` does; the result is (m, n).
 
     Derivatives, by `y0`, `t` and `args`, are solutions of differential equations too, to the same tolerances. They may
-    be taken again.
+    be taken again. In reverse mode the equation is solved backwards, which a stiff one may not allow: that is an error,
+    and forward mode (`jvp`) goes the other way.
 
     Args:
         func: of a state (n,), a time () and `args`, written in operators, numpy's functions or `py_engine.ops`; it
-            returns the derivative (n,). Arrays that it captures count as constants: what is differentiated is in
-            `args`.
-        y0: the state at t[0], (n,).
+            returns the derivative (n,). What is differentiated by is in `args`.
+        y0: the state at t[0], (n,); a number is one of length 1.
         t: times (m,), ascending or descending: the first is that of `y0`.
-        args: arrays of floats, further arguments of `func`.
+        args: a tuple of arrays of floats, or one array: further arguments of `func`.
         rtol, atol: scipy's tolerances of a step, relative and absolute.
 
     Raises:
+        IntegrationError: the solver gave up, or `func` calls `odeint` itself.
+        NotDifferentiableError: `func` captures a tensor that requires a gradient.
         ShapeError: the state is no vector, there are no times, or `func` returns another shape.
-        ConfigurationError: scipy is not installed.
+        ConfigurationError: scipy is not installed, or a tolerance is no positive number.
     """
     solver = installed("integrate", "odeint").odeint
-    y0, t, *args = as_floats(y0, t, *args)
+    given = args if isinstance(args, tuple) else (args,)
+    y0, t, *rest = as_floats(y0, t, *given)
+    if y0.ndim == 0:
+        y0 = ops.reshape(y0, (1,))
     if y0.ndim != 1 or t.ndim != 1 or not t.size:
         raise ShapeError(f"odeint: y0 must be (n,) and t (m,), at least one time, got {y0.shape} and {t.shape}")
-    return _solution(func, solver, {"rtol": rtol, "atol": atol})(y0, t, *args)
+    for name, tolerance in (("rtol", rtol), ("atol", atol)):
+        if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance > 0):
+            raise ConfigurationError(f"odeint: {name} must be a positive number, got {tolerance!r}")
+    if any(x.requires_grad for x in captured(func)):
+        raise NotDifferentiableError("odeint: func captures a tensor that requires a gradient; pass it in args")
+    return _solution(func, solver, {"rtol": rtol, "atol": atol})(y0, t, *rest)
 
 
 def _solution(func: Callable[..., Any], solver: Any, tolerances: dict[str, float | None]) -> Callable[..., Tensor]:
@@ -66,7 +87,21 @@ def _solution(func: Callable[..., Any], solver: Any, tolerances: dict[str, float
         return found
 
     def solve(y0: Array, t: Array, *args: Array) -> Array:
-        found = solver(lambda y, at: np.asarray(slope(y, np.asarray(at, t.dtype), *args)), y0, t, **tolerances)
+        if getattr(RUNNING, "inside", False):
+            raise IntegrationError("odeint: func calls odeint, and scipy's solver cannot be entered again")
+
+        def derivative(y: Array, at: float) -> Array:
+            return np.asarray(slope(y.astype(y0.dtype), np.asarray(at, t.dtype), *args))
+
+        RUNNING.inside = True
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what they say is in the message
+                found, info = solver(derivative, y0, t, **tolerances, full_output=True)
+        finally:
+            RUNNING.inside = False
+        if info["message"] not in SOLVED or not np.isfinite(found).all():
+            raise IntegrationError(f"odeint: the equation was not solved: {info['message']}")
         return np.asarray(found, y0.dtype)
 
     def adjoint(g: Any, y: Any, y0: Any, t: Any, *args: Any) -> tuple[Any, ...]:

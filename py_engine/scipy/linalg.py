@@ -17,12 +17,8 @@ from py_engine.errors import ConfigurationError, LinearAlgebraError, ShapeError
 __all__ = ["solve_banded", "solve_sylvester", "solve_triangular", "sqrtm"]
 
 
-PRECISION = 1e-3
-"""How far the solution of a Sylvester equation may be off, of the largest element of its right-hand side."""
-
-
-def _square(function: str, name: str, x: Tensor) -> None:
-    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+def _square(function: str, name: str, x: Tensor, stacked: bool = False) -> None:
+    if x.ndim < 2 or (x.ndim > 2 and not stacked) or x.shape[-1] != x.shape[-2]:
         raise ShapeError(f"{function}: {name} must be a square matrix, got shape {x.shape}")
 
 
@@ -45,15 +41,20 @@ def solve_triangular(
     if trans not in (0, 1, 2, "N", "T", "C"):
         raise ConfigurationError(f"solve_triangular: trans must be 0, 1, 2, 'N', 'T' or 'C', got {trans!r}")
     a, b = as_floats(a, b)
-    _square("solve_triangular", "a", a)
+    _square("solve_triangular", "a", a, stacked=True)
+    if not b.ndim or b.shape[0 if b.ndim == 1 else -2] != a.shape[-1]:
+        raise ShapeError(f"solve_triangular: b must be (n,) or (..., n, k) with n = {a.shape[-1]}, got shape {b.shape}")
     triangle = ops.tril if lower else ops.triu
     matrix = triangle(a, -1 if lower else 1) + np.eye(a.shape[-1], dtype=a.dtype) if unit_diagonal else triangle(a)
     if trans not in (0, "N"):
         matrix, lower = ops.swapaxes(matrix, -1, -2), not lower
-    if not lower:  # whose elimination has nothing to do, and exchanges no rows
-        return ops.solve(matrix, b)
     rows = 0 if b.ndim == 1 else -2
-    return ops.flip(ops.solve(ops.flip(matrix, (-2, -1)), ops.flip(b, rows)), rows)
+    try:
+        if not lower:  # whose elimination has nothing to do, and exchanges no rows
+            return ops.solve(matrix, b)
+        return ops.flip(ops.solve(ops.flip(matrix, (-2, -1)), ops.flip(b, rows)), rows)
+    except LinearAlgebraError as error:
+        raise LinearAlgebraError(f"solve_triangular: a number on the diagonal is 0 ({error})") from None
 
 
 def sqrtm(a: Operand) -> Tensor:
@@ -76,10 +77,17 @@ def _root(a: Array) -> Array:
 
 ROOT = custom_rule(
     _root,
-    vjp=lambda g, y, a: solve_sylvester(y.T, y.T, g),
-    jvp=lambda tangents, y, a: solve_sylvester(y, y, tangents[0]),
+    vjp=lambda g, y, a: _slope_of_root(y.T, g),
+    jvp=lambda tangents, y, a: _slope_of_root(y, tangents[0]),
     infer=lambda a: (a.shape, a.dtype),
 )
+
+
+def _slope_of_root(y: Any, change: Any) -> Tensor:
+    try:
+        return solve_sylvester(y, y, change)
+    except LinearAlgebraError as error:
+        raise LinearAlgebraError(f"sqrtm: the root is singular, and has no derivative ({error})") from None
 
 
 def solve_sylvester(a: Operand, b: Operand, q: Operand) -> Tensor:
@@ -104,9 +112,14 @@ def _sylvester(a: Array, b: Array, q: Array) -> Array:
         found = np.asarray(installed("linalg", "solve_sylvester").solve_sylvester(a, b, q))
     except np.linalg.LinAlgError as error:
         raise LinearAlgebraError(f"solve_sylvester: {error}") from None
-    rest = np.abs(a @ found + found @ b - q)
-    if not rest.max(initial=0) <= PRECISION * np.abs(q).max(initial=0):  # LAPACK solves a neighbouring equation
-        raise LinearAlgebraError("solve_sylvester: there is no single solution, or a matrix has inf or NaN")
+    # Where an eigenvalue of `a` is one of -b, LAPACK solves a neighbouring equation instead.
+    sums = np.abs(np.linalg.eigvals(a)[:, np.newaxis] + np.linalg.eigvals(b))
+    size = np.abs(a).max(initial=0) + np.abs(b).max(initial=0)
+    if (
+        not np.isfinite(found).all()
+        or not sums.min(initial=np.inf) > (a.shape[0] + b.shape[0]) * np.finfo(a.dtype).eps * size
+    ):
+        raise LinearAlgebraError("solve_sylvester: there is no single solution: an eigenvalue of a is one of -b")
     return found
 
 
@@ -158,6 +171,8 @@ def _banded(below: int, above: int) -> Any:
             found = installed("linalg", "solve_banded").solve_banded((below, above), ab, b, check_finite=False)
         except np.linalg.LinAlgError as error:
             raise LinearAlgebraError(f"solve_banded: {error}") from None
+        if not np.isfinite(found).all() and np.isfinite(ab).all() and np.isfinite(b).all():
+            raise LinearAlgebraError("solve_banded: the matrix is singular")
         return np.asarray(found)
 
     def vjp(g: Any, y: Any, ab: Any, b: Any) -> Any:

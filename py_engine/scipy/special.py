@@ -17,6 +17,10 @@ from py_engine.errors import ConfigurationError
 digamma, polygamma = ops.digamma, ops.polygamma
 
 
+LARGEST = {np.dtype(np.float32): 80.0, np.dtype(np.float64): 700.0}
+"""Of each dtype, about the largest number that has a finite exponential."""
+
+
 def __getattr__(name: str) -> Any:
     """One of scipy.special's ufuncs. Those with an op of the engine's own (`erf`, `gammaln`, …) need no scipy."""
     if name in NAMES:
@@ -41,16 +45,19 @@ def logsumexp(
         keepdims: whether the axes stay, with length 1.
         return_sign: whether the logarithm of the absolute sum and its sign, -1, 0 or 1, are returned, in a pair.
     """
-    if b is None and not return_sign:
-        return ops.logsumexp(a, axis=axis, keepdims=keepdims)
-    x, factor = np.broadcast_arrays(*as_floats(a, 1.0 if b is None else b))
+    x, given = as_floats(a, 1.0 if b is None else b)
+    if b is None and not return_sign and x.size:
+        return ops.logsumexp(x, axis=axis, keepdims=keepdims)
+    shape = np.broadcast_shapes(x.shape, given.shape)
+    x, factor = ops.broadcast_to(x, shape), ops.broadcast_to(given, shape)
     counted = np.where(factor == 0, -np.inf, x)
     largest = ops.stop_gradient(np.max(counted, axis=axis, keepdims=True, initial=-np.inf))
     shift = np.where(np.isfinite(largest), largest, 0)
-    terms = np.exp(x - shift)
-    total = np.sum(np.where((factor == 0) & np.isinf(terms), 0, factor * terms), axis=axis, keepdims=True)
-    negative = total < 0
-    found = np.log(np.where(negative, -total, total) if return_sign else total) + shift
+    without = (factor == 0) & (x - shift > LARGEST[x.dtype])  # whose exponentials are too large for numbers
+    total = np.sum(factor * np.exp(np.where(without, LARGEST[x.dtype], x - shift)), axis=axis, keepdims=True)
+    nothing = total == 0
+    size = np.where(nothing, 1, np.where(total < 0, -total, total) if return_sign else total)
+    found = np.where(nothing, -np.inf, np.log(size) + shift)
     if not keepdims:
         found, total = np.squeeze(found, axis), np.squeeze(total, axis)
     return (found, np.sign(total)) if return_sign else found
@@ -58,12 +65,12 @@ def logsumexp(
 
 def softmax(x: Operand, axis: Axis = None) -> Tensor:
     """Exponentials that sum to one over `axis` (all axes when None)."""
-    return ops.softmax(x, axis=axis)
+    return ops.softmax(as_floats(x)[0], axis=axis)
 
 
 def log_softmax(x: Operand, axis: Axis = None) -> Tensor:
     """Logarithm of `softmax`."""
-    return ops.log_softmax(x, axis=axis)
+    return ops.log_softmax(as_floats(x)[0], axis=axis)
 
 
 def multigammaln(a: Operand, d: int) -> Tensor:

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad import ops
+from py_engine.ad.control.custom import custom_rule
 from py_engine.ad.op import as_floats, as_tensor
 from py_engine.ad.ops.scipy_functions import log_density_of_t
-from py_engine.ad.tensor import Operand, Tensor
-from py_engine.errors import ParameterError, ShapeError
+from py_engine.ad.tensor import Array, Operand, Tensor
+from py_engine.errors import LinearAlgebraError, NotDifferentiableError, ParameterError, ShapeError
 from py_engine.scipy import special
 from py_engine.scipy.linalg import solve_triangular
 
@@ -29,9 +30,9 @@ __all__ = ["beta", "chi2", "dirichlet", "gamma", "multivariate_normal", "norm", 
 HALF_LOG_TWO_PI = math.log(2 * math.pi) / 2
 
 
-def _power(base: Tensor, exponent: Tensor | float) -> Tensor:
+def _power(base: Tensor, exponent: Tensor) -> Tensor:
     """Return exponent * log(base), 0 where both are 0."""
-    return exponent * ops.log(ops.where((base == 0) & (exponent == 0), 1, base))
+    return as_tensor(special.xlogy(exponent, base))
 
 
 def _log_of_share(share: Tensor, rest: Tensor) -> Tensor:
@@ -53,6 +54,7 @@ class Distribution:
         log_density: of x within the support and of the parameters, for `loc` 0 and `scale` 1.
         below: the probability of at most x.
         above: the probability of more than x.
+        density: the density as a product of powers, for the ends of the support, where the logarithm's is infinite.
         log_below, log_above: their logarithms, None to take them.
         support: where the density is not 0.
         inside: a number in the support, at which formulas are evaluated in place of what is outside.
@@ -65,49 +67,62 @@ class Distribution:
     above: Callable[..., Tensor]
     log_below: Callable[..., Tensor] | None = None
     log_above: Callable[..., Tensor] | None = None
+    density: Callable[..., Tensor] | None = None
     support: tuple[float, float] = (-math.inf, math.inf)
     inside: float = 0.5
 
     def logpdf(self, x: Operand, *parameters: Operand, **named: Operand) -> Tensor:
         """The logarithm of the density at `x`."""
-        return self._log_density("logpdf", x, parameters, named)
+        return self._log_density(*self._standard("logpdf", x, parameters, named))
 
     def pdf(self, x: Operand, *parameters: Operand, **named: Operand) -> Tensor:
         """The density at `x`."""
-        return ops.exp(self._log_density("pdf", x, parameters, named))
+        z, own, scale, valid = self._standard("pdf", x, parameters, named)
+        if self.density is None:
+            return ops.exp(self._log_density(z, own, scale, valid))
+        end = ((z == self.support[0]) | (z == self.support[1])) & (ops.abs(z) < np.inf)
+        elsewhere = ops.exp(self._log_density(ops.where(end, self.inside, z), own, scale, valid))
+        at_end = self.density(ops.where(end, z, self.inside), *own) / scale
+        return ops.where(end, ops.where(valid, at_end, np.nan), elsewhere)
 
     def cdf(self, x: Operand, *parameters: Operand, **named: Operand) -> Tensor:
         """The probability of at most `x`."""
-        return self._probability("cdf", self.below, x, parameters, named)
+        return self._probability("cdf", self.below, (0, 1), x, parameters, named)
 
     def sf(self, x: Operand, *parameters: Operand, **named: Operand) -> Tensor:
         """The probability of more than `x`, exact where it is small."""
-        return self._probability("sf", self.above, x, parameters, named)
+        return self._probability("sf", self.above, (1, 0), x, parameters, named)
 
     def logcdf(self, x: Operand, *parameters: Operand, **named: Operand) -> Tensor:
         """The logarithm of `cdf`."""
         of = self.log_below or (lambda *at: _log_of_share(self.below(*at), self.above(*at)))
-        return self._probability("logcdf", of, x, parameters, named)
+        return self._probability("logcdf", of, (-np.inf, 0), x, parameters, named)
 
     def logsf(self, x: Operand, *parameters: Operand, **named: Operand) -> Tensor:
         """The logarithm of `sf`."""
         of = self.log_above or (lambda *at: _log_of_share(self.above(*at), self.below(*at)))
-        return self._probability("logsf", of, x, parameters, named)
+        return self._probability("logsf", of, (0, -np.inf), x, parameters, named)
 
-    def _log_density(self, function: str, x: Operand, parameters: Sequence[Operand], named: Any) -> Tensor:
-        z, own, scale, valid = self._standard(function, x, parameters, named)
+    def _log_density(self, z: Tensor, own: Sequence[Tensor], scale: Tensor, valid: Tensor) -> Tensor:
         low, high = self.support
         within = (z >= low) & (z <= high) & (ops.abs(z) < np.inf)
         found = self.log_density(ops.where(within, z, self.inside), *own) - ops.log(scale)
         return ops.where(valid, ops.where(within, found, -np.inf), np.nan)
 
     def _probability(
-        self, function: str, of: Callable[..., Tensor], x: Operand, parameters: Sequence[Operand], named: Any
+        self,
+        function: str,
+        of: Callable[..., Tensor],
+        ends: tuple[float, float],
+        x: Operand,
+        parameters: Sequence[Operand],
+        named: Any,
     ) -> Tensor:
         z, own, _, valid = self._standard(function, x, parameters, named)
-        low, high = self.support
-        z = ops.where(z < low, low, ops.where(z > high, high, z))
-        return ops.where(valid, of(z, *own), np.nan)
+        below, above = (z < self.support[0]) | (z == -np.inf), (z > self.support[1]) | (z == np.inf)
+        found = of(ops.where(below | above, self.inside, z), *own)
+        found = ops.where(below, ends[0], ops.where(above, ends[1], found))
+        return ops.where(valid, found, np.nan)
 
     def _standard(
         self, function: str, x: Operand, parameters: Sequence[Operand], named: Mapping[str, Operand]
@@ -153,8 +168,7 @@ def _log_density_of_chi2(z: Tensor, df: Tensor) -> Tensor:
 
 
 def _log_density_of_beta(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    beyond = (z == 1) & (b == 1)
-    found: Tensor = _power(z, a - 1) + (b - 1) * ops.log1p(ops.where(beyond, 0, -z)) - special.betaln(a, b)
+    found: Tensor = _power(z, a - 1) + special.xlog1py(b - 1, -z) - special.betaln(a, b)
     return found
 
 
@@ -180,6 +194,7 @@ gamma = Distribution(
     _log_density_of_gamma,
     lambda z, a: special.gammainc(a, z),
     lambda z, a: special.gammaincc(a, z),
+    density=lambda z, a: z ** (a - 1) * ops.exp(-z - ops.gammaln(a)),
     support=(0, math.inf),
 )
 chi2 = Distribution(
@@ -188,6 +203,7 @@ chi2 = Distribution(
     _log_density_of_chi2,
     lambda z, df: special.gammainc(df / 2, z / 2),
     lambda z, df: special.gammaincc(df / 2, z / 2),
+    density=lambda z, df: (z / 2) ** (df / 2 - 1) * ops.exp(-z / 2 - ops.gammaln(df / 2)) / 2,
     support=(0, math.inf),
 )
 beta = Distribution(
@@ -196,6 +212,7 @@ beta = Distribution(
     _log_density_of_beta,
     lambda z, a, b: special.betainc(a, b, z),
     lambda z, a, b: special.betainc(b, a, 1 - z),
+    density=lambda z, a, b: z ** (a - 1) * (1 - z) ** (b - 1) * ops.exp(-special.betaln(a, b)),
     support=(0, 1),
 )
 
@@ -205,14 +222,18 @@ class Poisson:
 
     def logpmf(self, k: Operand, *parameters: Operand, **named: Operand) -> Tensor:
         """The logarithm of the probability of `k`; -inf where it is no count."""
-        return self._log_mass("logpmf", k, parameters, named)
+        return self._log_mass(*self._shifted("logpmf", k, parameters, named))
 
     def pmf(self, k: Operand, *parameters: Operand, **named: Operand) -> Tensor:
         """The probability of `k`."""
-        return ops.exp(self._log_mass("pmf", k, parameters, named))
+        k, mu, valid = self._shifted("pmf", k, parameters, named)
+        end = mu == 0  # where powers have derivatives, and logarithms none
+        count = ops.where(end & (k >= 0) & (k == ops.floor(k)) & (k < np.inf), k, 0)
+        at_end = ops.where(end, mu, 1) ** count * ops.exp(-mu - ops.gammaln(count + 1))
+        at_end = ops.where(count == k, at_end, 0)
+        return ops.where(end & valid, at_end, ops.exp(self._log_mass(k, ops.where(end, 1, mu), valid)))
 
-    def _log_mass(self, function: str, k: Operand, parameters: Sequence[Operand], named: Any) -> Tensor:
-        k, mu, valid = self._shifted(function, k, parameters, named)
+    def _log_mass(self, k: Tensor, mu: Tensor, valid: Tensor) -> Tensor:
         counts = (k >= 0) & (k == ops.floor(k))
         found = _power(mu, ops.where(counts, k, 0)) - ops.gammaln(ops.where(counts, k, 0) + 1) - mu
         return ops.where(valid, ops.where(counts, found, -np.inf), np.nan)
@@ -258,13 +279,14 @@ class Dirichlet:
         if x.shape[0] < alpha.size:
             x = ops.concatenate([x, 1 - ops.sum(x, 0, keepdims=True)])
         powers = alpha - 1 if x.ndim == 1 else (alpha - 1)[:, np.newaxis]
-        inside = np.all(x >= 0, axis=0) & (ops.abs(ops.sum(x, 0) - 1) <= OFF_SIMPLEX)
+        inside = ops.all(x >= 0, axis=0) & (ops.abs(ops.sum(x, 0) - 1) <= OFF_SIMPLEX)
         found = ops.sum(_power(ops.where(inside, x, 1), powers), axis=0)
         found = found - ops.sum(ops.gammaln(alpha)) + ops.gammaln(ops.sum(alpha))
-        return ops.where(np.all(alpha > 0), ops.where(inside, found, -np.inf), np.nan)
+        known = ops.all(alpha > 0) & ops.all(x == x, axis=0)
+        return ops.where(known, ops.where(inside, found, -np.inf), np.nan)
 
     def pdf(self, x: Operand, alpha: Operand) -> Tensor:
-        """The density at `x`, see `logpdf`."""
+        """The density at `x`, see `logpdf`. At the simplex's faces, where it is 0, it has no derivative but NaN."""
         return ops.exp(self.logpdf(x, alpha))
 
 
@@ -276,7 +298,8 @@ class MultivariateNormal:
 
     `cov` may also be a vector, the diagonal, or a number, that of each variable. Matrices must be symmetric and
     positive definite; `allow_singular=True` allows those that are singular: then there is no density off the subspace
-    that they span (0), and within it that of the subspace. Derivatives by `cov` count both triangles.
+    that they span (0), within it that of the subspace, and no derivative by `cov`. Otherwise both triangles of it count
+    alike, and have half of the derivative each.
     """
 
     def logpdf(self, x: Operand, mean: Operand | None = None, cov: Operand = 1, allow_singular: bool = False) -> Tensor:
@@ -288,17 +311,22 @@ class MultivariateNormal:
         """
         points, center, cov = self._parameters(x, mean, cov)
         apart = points - center
+        rank: Any = cov.shape[0]
+        outside = None
         if allow_singular:
-            root, log_determinant, rank = _root_of_singular(cov)
-            standard = apart @ root.within
-            off = ops.sqrt(ops.sum((apart @ root.off) ** 2, axis=-1)) > root.tolerance
+            root = SINGULAR(cov)  # (K, 2 K + 3)
+            count = cov.shape[0]
+            within, off = root[:, :count], root[:, count : 2 * count]
+            log_determinant, rank, tolerance = (root[0, 2 * count + i] for i in range(3))
+            standard = apart @ within
+            outside = ops.sqrt(ops.sum(ops.stop_gradient(apart @ off) ** 2, axis=-1)) > tolerance
         else:
-            factor = np.linalg.cholesky((cov + cov.T) / 2)
+            factor = np.linalg.cholesky(cov)
             columns = ops.reshape(apart, (-1, cov.shape[0])).T
             standard = ops.reshape(solve_triangular(factor, columns, lower=True).T, apart.shape)
-            log_determinant, rank, off = 2 * ops.sum(ops.log(np.diagonal(factor))), as_tensor(cov.shape[0]), None
+            log_determinant = 2 * ops.sum(ops.log(np.diagonal(factor)))
         found = -(ops.sum(standard * standard, axis=-1) + log_determinant) / 2 - rank * HALF_LOG_TWO_PI
-        return found if off is None else ops.where(off, -np.inf, found)
+        return found if outside is None else ops.where(outside, -np.inf, found)
 
     def pdf(self, x: Operand, mean: Operand | None = None, cov: Operand = 1, allow_singular: bool = False) -> Tensor:
         """The density at each vector of `x`, see `logpdf`."""
@@ -307,7 +335,7 @@ class MultivariateNormal:
     def entropy(self, mean: Operand | None = None, cov: Operand = 1) -> Tensor:
         """The differential entropy, a number in nats."""
         _, _, cov = self._parameters(None, mean, cov)
-        factor = np.linalg.cholesky((cov + cov.T) / 2)
+        factor = np.linalg.cholesky(cov)
         return cov.shape[0] * (HALF_LOG_TWO_PI + 0.5) + ops.sum(ops.log(np.diagonal(factor)))
 
     def _parameters(self, x: Operand | None, mean: Operand | None, cov: Operand) -> tuple[Tensor, Tensor, Tensor]:
@@ -324,28 +352,39 @@ class MultivariateNormal:
                 f"multivariate_normal: x (..., K), mean (K,) and cov (K, K) must fit together, got "
                 f"{', '.join(str(part.shape) for part in given)}"
             )
-        return points, center, matrix
+        return points, center, (matrix + matrix.T) / 2
 
 
-@dataclass(frozen=True)
-class _Root:
-    """What takes vectors to standard ones, what takes them off the subspace, and how far off they may be."""
+def _root_of_singular(cov: Array) -> Array:
+    """Return what `logpdf` needs of a matrix (K, K), side by side in (K, 2 K + 3).
 
-    within: Tensor
-    off: Tensor
-    tolerance: Tensor
-
-
-def _root_of_singular(cov: Tensor) -> tuple[_Root, Tensor, Tensor]:
-    """Return the root, the logarithm of the product of the eigenvalues that are not 0, and their number."""
-    values, vectors = map(as_tensor, np.linalg.eigh(cov))
-    precision = (1e6 if cov.dtype == np.float64 else 1e3) * float(np.finfo(cov.dtype).eps)
-    least = ops.stop_gradient(ops.max(ops.abs(values))) * precision
+    That is what takes vectors to standard ones (K, K), what takes them off the subspace (K, K), and in three columns,
+    first element each, the logarithm of the product of the eigenvalues that are not 0, their number, and how far off
+    the subspace a vector may be.
+    """
+    values, vectors = np.linalg.eigh(cov)
+    precision = (1e6 if cov.dtype == np.float64 else 1e3) * np.finfo(cov.dtype).eps
+    least = precision * np.abs(values).max(initial=0)
+    if not (values >= -least).all():
+        raise LinearAlgebraError("multivariate_normal: cov must have no negative eigenvalue")
     kept = values > least
-    values = ops.where(kept, values, 1)
-    within = vectors * ops.where(kept, 1 / ops.sqrt(values), 0)
-    root = _Root(within, vectors * ops.where(kept, 0.0, 1.0), least)
-    return root, ops.sum(ops.where(kept, ops.log(values), 0)), ops.sum(ops.where(kept, 1.0, 0.0))
+    root = np.where(kept, 1 / np.sqrt(np.where(kept, values, 1)), 0)
+    numbers = np.zeros((cov.shape[0], 3), cov.dtype)
+    numbers[:1] = np.log(values[kept]).sum(), kept.sum(), least
+    return np.concatenate([vectors * root, vectors * ~kept, numbers], axis=1)
 
 
+def _no_derivative(*args: Any) -> Any:
+    raise NotDifferentiableError(
+        "multivariate_normal: with allow_singular=True there is no derivative by cov, whose rank a change may raise; "
+        "leave allow_singular out where cov is positive definite"
+    )
+
+
+SINGULAR = custom_rule(
+    _root_of_singular,
+    _no_derivative,
+    _no_derivative,
+    infer=lambda cov: ((cov.shape[0], 2 * cov.shape[0] + 3), cov.dtype),
+)
 multivariate_normal = MultivariateNormal()

@@ -402,11 +402,13 @@ def test_odeint_has_second_derivatives() -> None:
 
 def test_odeint_refuses() -> None:
     with pytest.raises(ShapeError, match=r"y0 must be \(n,\) and t \(m,\)"):
-        integrate.odeint(lambda y, t: y, 1.0, np.ones(2))
+        integrate.odeint(lambda y, t: y, np.ones((1, 1)), np.ones(2))
     with pytest.raises(ShapeError, match="func must return shape"):
         integrate.odeint(lambda y, t: np.sum(y), np.ones(2), np.arange(2.0))
     captured = pe.tensor(1.0, requires_grad=True)
-    with pytest.raises(NotDifferentiableError, match="would lose its derivative"):
+    with pytest.raises(
+        NotDifferentiableError, match="func captures a tensor that requires a gradient; pass it in args"
+    ):
         integrate.odeint(lambda y, t: y * captured, np.ones(2), np.arange(2.0))
 
 
@@ -422,3 +424,162 @@ def test_the_engine_does_not_import_it_and_without_scipy_it_says_what_to_install
     assert done.stdout == "-0.9189385332046727 0.6931471805599453\n", done.stderr
     assert "ConfigurationError: special.gammainc needs scipy.special" in done.stderr
     assert "pip install scipy" in done.stderr
+
+
+SLOPES_AT_EDGES = {
+    "gamma.pdf where it begins": (lambda x: stats.gamma.pdf(x, 2.0), 0.0, 1.0),
+    "gamma.pdf where it begins infinitely steep": (lambda x: stats.gamma.pdf(x, 1.5), 0.0, np.inf),
+    "chi2.pdf where it begins": (lambda x: stats.chi2.pdf(x, 4.0), 0.0, 0.25),
+    "beta.pdf where it begins": (lambda x: stats.beta.pdf(x, 2.0, 2.0), 0.0, 6.0),
+    "beta.pdf where it ends": (lambda x: stats.beta.pdf(x, 2.0, 2.0), 1.0, -6.0),
+    "poisson.pmf of mean 0": (lambda mu: stats.poisson.pmf(1.0, mu), 0.0, 1.0),
+    "poisson.pmf of mean 0, nothing": (lambda mu: stats.poisson.pmf(0.0, mu), 0.0, -1.0),
+    "gamma.logpdf by its parameter where it begins": (lambda a: stats.gamma.logpdf(0.0, a), 1.0, -np.inf),
+    "beta.logpdf by its parameter where it ends": (lambda b: stats.beta.logpdf(1.0, 2.0, b), 1.0, -np.inf),
+    "gamma.cdf at infinity": (lambda x: stats.gamma.cdf(x, 2.0), np.inf, 0.0),
+    "chi2.sf at infinity": (lambda x: stats.chi2.sf(x, 2.0), np.inf, 0.0),
+    "gamma.cdf before it begins": (lambda x: stats.gamma.cdf(x, 0.5), -1.0, 0.0),
+    "beta.cdf after it ends": (lambda x: stats.beta.cdf(x, 0.5, 0.5), 2.0, 0.0),
+    "norm.cdf at infinity": (stats.norm.cdf, np.inf, 0.0),
+    "the slope of beta.cdf where it ends": (pe.grad(lambda x: stats.beta.cdf(x, 2.0, 1.0)), 1.0, 2.0),
+    "the slope of rgamma at 0": (pe.grad(lambda x: special.rgamma(x)), 0.0, 2 * np.euler_gamma),
+    "the slope of rgamma at a pole": (pe.grad(lambda x: special.rgamma(x)), -1.0, 0.8455686701969342),
+    "t.cdf with many degrees of freedom": (lambda x: stats.t.cdf(x, 1e14), 0.5, 0.3520653267642995),
+    "erfcx far out": (lambda x: special.erfcx(x), 1e9, -5.641895835477563e-19),
+    "the slope of norm.logcdf far out": (pe.grad(lambda x: stats.norm.logcdf(x)), -1e8, -1.0),
+    "gelu by its tanh far out": (lambda x: pe.ops.gelu(x, approximate="tanh"), 1e200, 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("case", SLOPES_AT_EDGES)
+def test_slopes_at_edges(case: str) -> None:
+    function, x, expected = SLOPES_AT_EDGES[case]
+    np.testing.assert_allclose(pe.grad(function)(x), expected, rtol=1e-7)
+    np.testing.assert_allclose(pe.compile(pe.grad(function))(x), expected, rtol=1e-7)
+    np.testing.assert_allclose(pe.jvp(function, (x,), (1.0,))[1], expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize("df", [3.0, 90.0, 101.0, 1e5, 1e10, 1e14, np.inf])
+def test_t_has_any_number_of_degrees_of_freedom(df: float) -> None:
+    x = np.array([-3.0, 0.5, 7.0])
+    np.testing.assert_allclose(
+        stats.t.logpdf(x, df).numpy(), scipy_says("stats", "t.logpdf", x, df), rtol=1e-12 if df < 1e3 else 1e-9
+    )
+    if np.isfinite(df):
+        slope = pe.grad(lambda df: np.sum(stats.t.logpdf(x, df)))(df)
+        ahead, behind = (np.sum(stats.t.logpdf(x, df * (1 + h)).numpy()) for h in (1e-4, -1e-4))
+        np.testing.assert_allclose(slope * df, (ahead - behind) / 2e-4, rtol=1e-5, atol=1e-9)
+
+
+def test_logsumexp_with_factors_that_take_terms_away() -> None:
+    a, b = np.array([0.0, 800.0]), np.array([1.0, 0.0])
+    for transform in (pe.grad, lambda f: pe.compile(pe.grad(f))):
+        np.testing.assert_array_equal(transform(lambda a: special.logsumexp(a, b=b))(a), [1, 0])
+        with np.errstate(all="ignore"):
+            found = transform(lambda a: special.logsumexp(a, b=b + 1))(np.full(2, -np.inf))
+        np.testing.assert_array_equal(found, [0, 0])
+    assert special.logsumexp(np.zeros(0)).numpy() == -np.inf == special.logsumexp(np.zeros(0), b=np.zeros(0)).numpy()
+    np.testing.assert_allclose(special.logsumexp([1, 2]).numpy(), scipy_says("special", "logsumexp", [1, 2]))
+    np.testing.assert_allclose(special.softmax([1, 2]).numpy(), scipy_says("special", "softmax", [1, 2]))
+
+
+def test_equations_without_a_single_solution_raise() -> None:
+    for call in (
+        lambda: linalg.solve_banded((1, 1), np.zeros((3, 1)), np.ones(1)),
+        lambda: linalg.solve_sylvester([[1.0]], [[-1.0]], [[0.0]]),
+        lambda: linalg.solve_sylvester([[1.0, 5.0], [0.0, 2.0]], [[-1.0, 1.0], [0.0, 3.0]], [[0.0, 1.0], [0.0, 1.0]]),
+        lambda: linalg.solve_triangular(np.array([[1.0, 2.0], [0.0, 0.0]]), np.ones(2)),
+        lambda: pe.grad(lambda a: np.sum(linalg.sqrtm(a)))(np.diag([4.0, 0.0])),
+    ):
+        with pytest.raises(LinearAlgebraError, match=r"^(solve_banded|solve_sylvester|solve_triangular|sqrtm): "):
+            call()
+    with pytest.raises(ShapeError, match="sqrtm: a must be a square matrix"):
+        linalg.sqrtm(np.stack([np.eye(2)] * 3))
+    with pytest.raises(ShapeError, match=r"solve_triangular: b must be \(n,\)"):
+        linalg.solve_triangular(np.eye(2), np.ones(3))
+
+
+@pytest.mark.parametrize("function", ["pdf", "logpdf"])
+def test_multivariate_normal_is_symmetric_single_and_says_what_it_lacks(function: str) -> None:
+    ours = getattr(stats.multivariate_normal, function)
+    single = [part.astype(np.float32) for part in (X, Y, COVARIANCE)]
+    for singular in (False, True):
+        found = ours(*single, allow_singular=singular).numpy()
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, ours(X, Y, COVARIANCE).numpy(), rtol=1e-4)
+    tilted = COVARIANCE + np.triu(np.ones((4, 4)), 1) - np.tril(np.ones((4, 4)), -1)
+    for singular in (False, True):
+        np.testing.assert_allclose(
+            ours(X, Y, tilted, allow_singular=singular).numpy(), ours(X, Y, COVARIANCE).numpy(), rtol=1e-12
+        )
+    with pytest.raises(NotDifferentiableError, match="with allow_singular=True there is no derivative by cov"):
+        pe.grad(lambda cov: ours(X, Y, cov, allow_singular=True))(COVARIANCE)
+    with pytest.raises(LinearAlgebraError, match="no negative eigenvalue"):
+        ours(X, Y, -COVARIANCE, allow_singular=True)
+
+
+def test_odeint_raises_where_an_equation_is_not_solved() -> None:
+    t = np.linspace(0, 1, 4)
+
+    def stiff(y):
+        slope = lambda y, t: np.stack([y[1], 20 * (1 - y[0] ** 2) * y[1] - y[0]])  # noqa: E731
+        return integrate.odeint(slope, y, np.array([0.0, 5.0]))[-1, 0]
+
+    for call in (
+        lambda: integrate.odeint(lambda y, t: y * y, [1.0], np.array([0.0, 0.5, 2.0, 3.0])),
+        lambda: pe.grad(stiff)(np.array([2.0, 0.0])),
+        lambda: integrate.odeint(lambda y, s: -y * integrate.odeint(lambda z, s: -z, [1.0], t)[-1, 0], [1.0], t),
+    ):
+        with pytest.raises(integrate.IntegrationError, match=r"^odeint: "):
+            call()
+    np.testing.assert_allclose(pe.jvp(stiff, (np.array([2.0, 0.0]),), (np.array([1.0, 0.0]),))[1], 1.17879, rtol=1e-4)
+    for tolerance in (-1.0, np.array([1e-3, 1e-3]), "small"):
+        with pytest.raises(ConfigurationError, match="odeint: rtol must be a positive number"):
+            integrate.odeint(lambda y, t: y, [1.0], t, rtol=tolerance)
+
+
+def test_odeint_takes_a_number_as_state_one_array_as_argument_and_float32() -> None:
+    t = np.linspace(0, 1, 4)
+    np.testing.assert_allclose(
+        integrate.odeint(lambda y, t, k: -k * y, 1.0, t, 2.0)[:, 0].numpy(), np.exp(-2 * t), rtol=1e-6
+    )
+    both = np.array([1.0, 2.0])
+    found = integrate.odeint(lambda y, t, k: -k[0] * k[1] * y, 1.0, t, both)
+    np.testing.assert_allclose(found[:, 0].numpy(), np.exp(-2 * t), rtol=1e-6)
+    small, k = t.astype(np.float32), np.float32(2)
+    slope = pe.grad(lambda k: np.sum(integrate.odeint(lambda y, t, k: -k * y, np.ones(1, np.float32), small, (k,))))
+    found = slope(np.array(k))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, np.sum(-t * np.exp(-2 * t)), rtol=1e-4)
+
+
+def test_a_captured_tensor_is_found_also_where_nothing_reads_the_result() -> None:
+    """What is not run cannot tell: a compiled gradient needs no value of the function, only its derivative."""
+    t = np.linspace(0, 1, 4)
+    uses = {
+        "odeint": lambda k: k**2 + np.sum(integrate.odeint(lambda y, t: -k * y, [1.0], t)),
+        "custom_rule": lambda k: np.sum(
+            pe.custom_rule(lambda x: np.asarray(x) * k, lambda g, y, x: g, infer=lambda x: (x.shape, x.dtype))(
+                np.ones(3)
+            )
+        ),
+    }
+    for function in uses.values():
+        for transform in (pe.grad, lambda f: pe.compile(pe.grad(f)), lambda f: pe.compile(pe.value_and_grad(f))):
+            with pytest.raises(NotDifferentiableError, match=r"uses a tensor|captures a tensor"):
+                transform(function)(2.0)
+
+
+def test_gelu_has_pytorchs_words_for_its_form() -> None:
+    assert pe.ops.gelu(1.0, approximate="none").item() == pe.ops.gelu(1.0).item() != pe.ops.gelu(1.0, True).item()
+    with pytest.raises(
+        ConfigurationError, match="gelu: approximate must be True, False, 'tanh' or 'none', got 'exact'"
+    ):
+        pe.ops.gelu(1.0, approximate="exact")
+
+
+def test_functions_of_scipy_without_an_op_are_named() -> None:
+    with pytest.raises(NotDifferentiableError, match=r"scipy\.special\.k0 is not in the op table"):
+        special.k0(pe.tensor(1.0))
+    pe.gradcheck(lambda x: special.expm1(x) + special.cbrt(x) + special.exp2(x) + special.log1p(x), POSITIVE)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -94,6 +97,8 @@ class _Rule:
 
     def apply(self, inputs: tuple[Tensor, ...]) -> Tensor:
         if STATE.symbolic or any(x.data is None for x in inputs):
+            if STATE.grad_enabled and any(x.requires_grad for x in captured(self.function)):
+                raise self._uses_another()
             shape, dtype = self._kind(inputs)
             return CUSTOM.apply(inputs, {"rule": self, "shape": shape, "dtype": dtype})
         y = np.array(self.value([x.data for x in inputs]))  # the function may return the same memory again and again
@@ -103,11 +108,14 @@ class _Rule:
         with entering(trace=None, symbolic=False, differentiating=False):
             y = self.function(*arrays)
         if isinstance(y, Tensor) and y.requires_grad and STATE.grad_enabled:
-            raise NotDifferentiableError(
-                f"{self.label}: the function uses a tensor that requires a gradient and is no input of it, so that its "
-                "rule does not know it; make it an input, or take its .numpy() if it is a constant"
-            )
+            raise self._uses_another()
         return _array(y, self.label)
+
+    def _uses_another(self) -> NotDifferentiableError:
+        return NotDifferentiableError(
+            f"{self.label}: the function uses a tensor that requires a gradient and is no input of it, so that its "
+            "rule does not know it; make it an input, or take its .numpy() if it is a constant"
+        )
 
     def _kind(self, inputs: Sequence[Tensor]) -> Kind:
         if self.infer is not None:
@@ -162,6 +170,23 @@ class _Rule:
     def missing(self, which: str) -> NotDifferentiableError:
         wanted = "a gradient" if which == "vjp" else "a forward-mode derivative"
         return NotDifferentiableError(f"{self.label}: {wanted} is taken, but there is no rule for it; give {which}=...")
+
+
+def captured(function: Any, depth: int = 4) -> Iterator[Tensor]:
+    """The tensors that a function has in its closure, and functions there, and so on: a result may depend on them."""
+    if isinstance(function, Tensor):
+        yield function
+    elif isinstance(function, partial) and depth:
+        for part in (function.func, *function.args, *function.keywords.values()):
+            yield from captured(part, depth - 1)
+    elif isinstance(function, (tuple, list)) and depth:
+        for part in function:
+            yield from captured(part, depth - 1)
+    elif isinstance(function, FunctionType) and depth:
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # not filled yet
+                yield from captured(cell.cell_contents, depth - 1)
+        yield from captured(function.__defaults__ or (), depth - 1)
 
 
 def _opaque() -> entering:

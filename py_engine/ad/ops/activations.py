@@ -28,6 +28,7 @@ from py_engine.ad.ops.elementary import (
 )
 from py_engine.ad.ops.special import erfc
 from py_engine.ad.tensor import Array, Operand, Tensor
+from py_engine.errors import ConfigurationError
 
 # Smooth ones ----------------------------------------------------------------------------------------------
 
@@ -110,6 +111,7 @@ def _gelu_tanh(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequenc
 
 
 def _gelu_tanh_slope(y: Tensor, x: Tensor) -> Tensor:
+    x = clip(x, -100, 100)  # beyond, the tanh is ±1, and no square overflows
     squared = square(x)
     t = tanh(x * (LINEAR + CUBIC * squared))
     return 0.5 * (1 + t) + 0.5 * x * (1 - square(t)) * (LINEAR + 3 * CUBIC * squared)
@@ -118,9 +120,16 @@ def _gelu_tanh_slope(y: Tensor, x: Tensor) -> Tensor:
 gelu_tanh = elementwise("gelu_tanh", None, _gelu_tanh_slope, doc="gelu with a tanh in place of erf", bind=_gelu_tanh)
 
 
-def gelu(x: Operand, approximate: bool = False) -> Tensor:
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016): exactly, or by their tanh."""
-    return gelu_tanh(x) if approximate else GELU(x)
+def gelu(x: Operand, approximate: bool | str = False) -> Tensor:
+    """x times the normal distribution function of x (Hendrycks and Gimpel 2016): exactly, or by their tanh.
+
+    Args:
+        x: an array of any shape.
+        approximate: True or "tanh" for the tanh, False or "none" for the exact function.
+    """
+    if approximate not in (True, False, "tanh", "none"):
+        raise ConfigurationError(f"gelu: approximate must be True, False, 'tanh' or 'none', got {approximate!r}")
+    return gelu_tanh(x) if approximate in (True, "tanh") else GELU(x)
 
 
 # Bent ones ------------------------------------------------------------------------------------------------

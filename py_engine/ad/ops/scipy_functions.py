@@ -12,8 +12,23 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
+
 from py_engine.ad.op import Op, elementwise
-from py_engine.ad.ops.elementary import cos, exp, floor, log, log1p, sigmoid, sign, square, where
+from py_engine.ad.ops.elementary import (
+    cbrt,
+    cos,
+    exp,
+    exp2,
+    expm1,
+    log,
+    log1p,
+    sigmoid,
+    sign,
+    sin,
+    square,
+    where,
+)
 from py_engine.ad.ops.special import digamma, erf, erfc, gammaln, logit
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, NotDifferentiableError
@@ -21,6 +36,7 @@ from py_engine.errors import ConfigurationError, NotDifferentiableError
 NAMES: dict[str, Callable[..., Tensor]] = {
     **{"erf": erf, "erfc": erfc, "gammaln": gammaln},
     **{"psi": digamma, "expit": sigmoid, "logit": logit},
+    **{"cbrt": cbrt, "exp2": exp2, "expm1": expm1, "log1p": log1p},
 }
 """Ufuncs of scipy.special by name that are ops of our own."""
 
@@ -36,6 +52,13 @@ def installed(module: str, what: str) -> Any:
     except ImportError as error:
         raise ConfigurationError(f"{what} needs scipy.{module} ({error}): pip install scipy") from None
     return getattr(scipy, module)  # which imports it
+
+
+def full_name(ufunc: Any) -> str:
+    """The name of one of numpy's or scipy's ufuncs with that of its library."""
+    special = sys.modules.get("scipy.special")
+    name = ufunc.__name__
+    return f"scipy.special.{name}" if special and getattr(special, name, None) is ufunc else f"numpy.{name}"
 
 
 def stand_in(ufunc: Any) -> Callable[..., Tensor] | None:
@@ -69,8 +92,8 @@ def _ops(special: Any) -> dict[str, Op]:
     row("betaln", lambda y, a, b: digamma(a) - digamma(a + b), lambda y, a, b: digamma(b) - digamma(a + b))
     row("erfinv", lambda y, x: half_root * exp(square(y)))
     row("erfcinv", lambda y, x: -half_root * exp(square(y)))
-    row("gammainc", None, lambda y, a, x: exp(of("xlogy")(a - 1, x) - x - gammaln(a)))
-    row("gammaincc", None, lambda y, a, x: -exp(of("xlogy")(a - 1, x) - x - gammaln(a)))
+    row("gammainc", None, partial(_gamma_density, of))
+    row("gammaincc", None, lambda y, a, x: -_gamma_density(of, y, a, x))
     row(
         "betainc",
         None,
@@ -88,9 +111,9 @@ def _ops(special: Any) -> dict[str, Op]:
         row(name, None, partial(_neighbours, of, name, sign_of_next))
     row("ive", None, lambda y, n, x: (of("ive")(n - 1, x) + of("ive")(n + 1, x)) / 2 - sign(x) * y)
     row("xlogy", lambda y, x, p: log(p), lambda y, x, p: x / where((x == 0) & (p == 0), 1, p))
-    row("xlog1py", lambda y, x, p: log1p(p), lambda y, x, p: x / (1 + p))
+    row("xlog1py", lambda y, x, p: log1p(p), lambda y, x, p: x / where((x == 0) & (p == -1), 1, 1 + p))
     row("ndtr", lambda y, x: exp(-square(x) / 2) / math.sqrt(2 * math.pi))
-    row("erfcx", lambda y, x: 2 * x * y - 2 / math.sqrt(math.pi))
+    row("erfcx", _slope_of_erfcx)
     row("log_ndtr", lambda y, x: math.sqrt(2 / math.pi) / of("erfcx")(x * -math.sqrt(0.5)))
     row("log_expit", lambda y, x: sigmoid(-x))
     return found
@@ -107,16 +130,52 @@ def _unknown(name: str, i: int) -> Callable[..., Tensor]:
 
 
 def _slope_of_rgamma(of: Callable[[str], Op], y: Tensor, x: Tensor) -> Tensor:
-    """The derivative of 1/Γ, which has one where Γ has its poles, too: (-1)ⁿ n! at -n."""
-    pole = (x <= 0) & (x == floor(x))
-    at_pole = cos(math.pi * x) * of("gamma")(1 - x)
-    return where(pole, at_pole, -y * digamma(where(pole, 0.5, x)))
+    """The derivative of 1/Γ, which has those of any order where Γ has its poles, too: of Γ(1 - x) sin(πx) / π there."""
+    below = x < 0.5
+    small = where(below, x, 0.5)
+    reflected = of("gamma")(1 - small) * (cos(math.pi * small) - digamma(1 - small) * sin(math.pi * small) / math.pi)
+    return where(below, reflected, -y * digamma(where(below, 0.5, x)))
+
+
+def _gamma_density(of: Callable[[str], Op], y: Tensor, a: Tensor, x: Tensor) -> Tensor:
+    """The derivative of `gammainc` by x, 0 at infinity."""
+    there = x == math.inf
+    at = where(there, 1, x)
+    return where(there, 0, exp(of("xlogy")(a - 1, at) - at - gammaln(a)))
+
+
+ERFCX_SERIES = tuple(math.prod(range(1, 2 * k, 2)) * (-0.5) ** k for k in range(6, 0, -1))
+
+
+def _slope_of_erfcx(y: Tensor, x: Tensor) -> Tensor:
+    """2 x y - 2 / √π, by its asymptotic series where its terms cancel."""
+    least = 50.0 if x.dtype == np.float64 else 10.0
+    far = x > least
+    inverse = 1 / square(where(far, x, least))
+    series = inverse * ERFCX_SERIES[0]
+    for coefficient in ERFCX_SERIES[1:]:
+        series = (series + coefficient) * inverse
+    direct = 2 * where(far, least, x) * y - 2 / math.sqrt(math.pi)
+    return where(far, series * (2 / math.sqrt(math.pi)), direct)
 
 
 def log_density_of_t(df: Tensor, t: Tensor) -> Tensor:
-    """The logarithm of the density of Student's distribution."""
-    half = (df + 1) / 2
-    return gammaln(half) - gammaln(df / 2) - log(df * math.pi) / 2 - half * log1p(square(t) / df)
+    """The logarithm of the density of Student's distribution, the normal one for infinitely many degrees of freedom."""
+    normal = df == math.inf
+    finite = where(normal, 1, df)
+    density = _log_ratio_of_gammas(finite / 2) - log(finite * math.pi) / 2
+    density = density - (finite + 1) / 2 * log1p(square(t) / finite)
+    return where(normal, -square(t) / 2 - math.log(2 * math.pi) / 2, density)
+
+
+def _log_ratio_of_gammas(x: Tensor) -> Tensor:
+    """Return log Γ(x + ½) - log Γ(x), by its asymptotic series where the two are large and nearly equal."""
+    far = x > 50
+    large, small = where(far, x, 50), where(far, 50, x)
+    inverse = 1 / large
+    squared = square(inverse)
+    series = ((squared * (17 / 14336) - 1 / 640) * squared + 1 / 192) * squared - 1 / 8
+    return where(far, log(large) / 2 + series * inverse, gammaln(small + 0.5) - gammaln(small))
 
 
 def _neighbours(of: Callable[[str], Op], name: str, sign_of_next: int, y: Tensor, n: Tensor, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from py_engine.ad.op import Op, Shape, as_tensor, define, elementwise, float_onl
 from py_engine.ad.ops.arguments import whole
 from py_engine.ad.ops.elementary import exp, reciprocal, square
 from py_engine.ad.tensor import Array, Operand, Tensor
-from py_engine.errors import ShapeError
+from py_engine.errors import ConfigurationError
 
 # The error function -------------------------------------------------------------------------------------------
 #
@@ -293,9 +293,9 @@ def polygamma(n: int, x: Operand) -> Tensor:
     """Derivative `n` of `digamma`, for n up to `MOST_DERIVATIVES`; at negative poles inf for odd n, NaN for even n."""
     order = whole(n, "polygamma: n")
     if order < 0:
-        raise ShapeError(f"polygamma: n must not be negative, got {n}")
+        raise ConfigurationError(f"polygamma: n must not be negative, got {n}")
     if order > MOST_DERIVATIVES:
-        raise ShapeError(f"polygamma: n must be {MOST_DERIVATIVES} at most, got {n}")
+        raise ConfigurationError(f"polygamma: n must be {MOST_DERIVATIVES} at most, got {n}")
     return POLYGAMMA(as_tensor(x), n=order)
 
 
