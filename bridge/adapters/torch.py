@@ -516,7 +516,9 @@ def _pool(layer: Pool, input: Shape) -> Built:
         set(at.dilation) != {1} or any({*n} != {k} for n, k in zip(counts, at.size, strict=True))
     ):
         return Built(_Average(at, counts, input[0]), {})
-    padding, ahead = _padding(at, -math.inf if takes_maximum else 0.0)
+    # torch pads by half the window at most, and does not count a dilated one's gaps.
+    too_wide = any(before > size // 2 for (before, _), size in zip(at.padding, at.size, strict=True))
+    padding, ahead = _padding(at, -math.inf if takes_maximum else 0.0, apart=too_wide)
     averages = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
     kinds = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d) if takes_maximum else averages
     more = {"dilation": at.dilation} if takes_maximum else {}
@@ -543,9 +545,12 @@ class _Average(nn.Module):  # type: ignore[misc]
         return sums / self._counted.to(x.dtype)
 
 
-def _padding(geometry: Geometry, value: float) -> tuple[Shape, nn.Module | None]:
-    """The padding that torch's layer does itself, and the layer before it where it can't: if the two sides differ."""
-    if geometry.is_symmetric:
+def _padding(geometry: Geometry, value: float, apart: bool = False) -> tuple[Shape, nn.Module | None]:
+    """The padding that torch's layer does itself, and the layer before it where it can't.
+
+    That is so if the two sides differ, or `apart` says so.
+    """
+    if geometry.is_symmetric and not apart:
         return tuple(before for before, _ in geometry.padding), None
     kind = (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)[len(geometry.size) - 1]
     last_axis_first = tuple(side for sides in reversed(geometry.padding) for side in sides)

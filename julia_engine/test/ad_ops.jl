@@ -345,3 +345,32 @@ end
         @test found == (share, share, share, share)
     end
 end
+
+@testset "a bias and causality hide together, and a query without keys has 0" begin
+    q, k, v = ones(2, 3), ones(2, 3), reshape(collect(0.0:5), 2, 3)
+    bias = zeros(3, 3)
+    bias[1, 1] = -Inf
+    causal = (q, k, v, b) -> scaled_dot_product_attention(q, k, v, b; causal=true)
+    for attend in (causal, compile(causal))
+        found = attend(q, k, v, bias)
+        @test (found isa Tensor ? value(found) : found) ≈ [0 1 2; 0 2 3]
+    end
+    bias[:, 1] .= -Inf
+    slope = grad(q -> sum(scaled_dot_product_attention(q, k .* v[1:1, :], v, bias) .^ 2))(q)
+    @test all(isfinite, slope) && iszero(slope[:, 1]) && !iszero(slope[:, 2:3])
+end
+
+@testset "a window on padding alone of an axis without elements is refused: $pool" for pool in (max_pool, avg_pool)
+    for x in (zeros(0, 1, 1), zeros(3, 0, 1, 1), zeros(3, 3, 0, 1, 1))
+        @test error_of(() -> pool(Constant(x), 2; padding=1)) isa ShapeError
+    end
+end
+
+@testset "slopes far out: $T" for T in (Float32, Float64)
+    x = T[-80, -36, -10, -1, 0, 1, 80]
+    expected = ifelse.(x .> 0, 1, exp.(Float64.(x)))
+    @test grad(x -> sum(elu.(x)))(x) ≈ expected rtol = 1e-6
+    @test all(isapprox.(grad(x -> sum(elu.(x)))(x), expected; rtol=1e-6)) && all(isapprox.(compile(grad(x -> sum(elu.(x))))(x), expected; rtol=1e-6))
+    far = T[-1e30, -200, 200, 1e30]
+    @test grad(x -> sum(gelu_tanh.(x)))(far) == [0, 0, 1, 1]
+end

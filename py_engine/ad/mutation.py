@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from py_engine.ad.state import STATE
-from py_engine.ad.tensor import Array, Tensor
-from py_engine.errors import ReplayError
+from py_engine.ad.state import STATE, collecting
+from py_engine.ad.tensor import Array, Literal, Tensor
+from py_engine.errors import InPlaceError, ReplayError
 
 SMALL = 8192
 """Bytes: up to here each op keeps a copy of its own, which takes less time than to look for one to share."""
@@ -64,6 +64,44 @@ def mutated(versions: Versions, unchanged: set[int]) -> list[Tensor]:
         else:
             found.append(x)
     return found
+
+
+def note_given(inputs: Iterable[Tensor]) -> None:
+    """While ops are collected, keep the versions of the arrays that one of them was given: it reads them later."""
+    if STATE.given is None:
+        return
+    for x in inputs:
+        if x.op is None and x.data is not None and x.__class__ is not Literal:
+            data = x.data
+            STATE.given.append((x, data.tobytes() if data.nbytes <= SMALL else _checksum(data)))
+
+
+class collecting_ops(collecting):
+    """`collecting` of ops, at whose end no array that was given to one of them may be another than it was then.
+
+    Raises:
+        InPlaceError: one is: all ops that read it would see its last values.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__("trace", given=[], **fields)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        given = self.fields["given"]
+        if error[0] is not None or not given:
+            return
+        changed = mutated(tuple(given), set())
+        if changed:
+            raise InPlaceError(
+                f"an array of shape {changed[0].shape} was written to after an op had read it, and ops that are "
+                "collected read it later: give each a copy, such as a.copy(), or make a new array in each round of a "
+                "loop"
+            )
+        if STATE.given is not None:  # the block around it keeps what was collected here
+            STATE.given.extend(given)
 
 
 # Copies ---------------------------------------------------------------------------------------------------

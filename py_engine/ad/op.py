@@ -246,6 +246,7 @@ class Op:
                         break
             if trace is not None:
                 trace.append(result)
+                mutation.note_given(inputs)
         else:
             result.op, result.inputs, result.attrs = None, (), NO_ATTRS
         return result
@@ -271,6 +272,7 @@ class Op:
                 node.versions = self.guard(read, attrs)
         if STATE.trace is not None:
             STATE.trace.append(node)
+            mutation.note_given(inputs)
         return tuple([node.result(i) for i in range(len(kinds))])
 
     def compute(

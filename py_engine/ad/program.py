@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from py_engine.ad.mutation import Watch
+from py_engine.ad.mutation import Watch, collecting_ops
 from py_engine.ad.op import ZEROS, Equation, Op
 from py_engine.ad.ops.elementary import stop_gradient
-from py_engine.ad.state import STATE, collecting, entering
+from py_engine.ad.state import STATE, entering
 from py_engine.ad.tensor import FLOATS, Literal, Node, Tensor
 from py_engine.errors import TraceError
 
@@ -72,16 +72,16 @@ class Program:
 # Tracing --------------------------------------------------------------------------------------------------
 
 
-def tracing() -> collecting:
+def tracing() -> collecting_ops:
     """Make every op symbolic, and collect the ops in the order they are made."""
     if STATE.trace is not None:
         raise TraceError("a function cannot be compiled inside another one's trace; call it uncompiled there")
-    return collecting("trace", symbolic=True, watched=[])
+    return collecting_ops(symbolic=True, watched=[])
 
 
-def nested_trace() -> collecting:
+def nested_trace() -> collecting_ops:
     """Make every op symbolic, and collect the ops, also inside another trace."""
-    return collecting("trace", symbolic=True, grad_enabled=True)
+    return collecting_ops(symbolic=True, grad_enabled=True)
 
 
 def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Program:

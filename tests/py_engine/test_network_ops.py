@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 import py_engine as pe
 from py_engine import Tensor, ops
 from py_engine.ad.reverse import gradients
-from py_engine.errors import ConfigurationError, DTypeError, LabelError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, EngineError, LabelError, ShapeError
 
 
 def compare(torch, ours, theirs, *arrays, rtol=1e-11, atol=1e-12):
@@ -392,3 +393,66 @@ def test_labels_out_of_range_are_named_eagerly_and_in_replays():
     for call, bad in itertools.product((compiled, loss), (-1, 2)):
         with pytest.raises(LabelError, match=rf"label {bad} in row 1 is not one of the 2 classes 0..1, nor 7, which"):
             call(x, np.array([0, bad, 7]))
+
+
+def test_a_mask_of_numbers_and_causality_hide_together():
+    """A key that is hidden by both is hidden, whatever number the mask has for it; a query without keys has 0."""
+    q = k = np.ones((3, 2))
+    v = np.arange(6.0).reshape(3, 2)
+    for lowest in (-np.inf, np.finfo(float).min):
+        mask = np.zeros((3, 3))
+        mask[0, 0] = lowest
+        causal = partial(ops.scaled_dot_product_attention, causal=True)
+        for attend in (causal, pe.compile(causal)):
+            found = np.asarray(attend(q, k, v, mask))
+            np.testing.assert_allclose(found[0], v[0] if np.isfinite(lowest) else [0, 0])
+            np.testing.assert_allclose(found[1:], [v[:2].mean(0), v.mean(0)])
+    mask[0] = -np.inf
+    for grad in (pe.grad, lambda f: pe.compile(pe.grad(f))):
+        slope = grad(lambda q: np.sum(ops.scaled_dot_product_attention(q, k * v[:, :1], v, mask) ** 2))(q)
+        assert np.isfinite(slope).all() and not slope[0].any() and slope[1:].any()
+    with pytest.raises(ShapeError, match=r"the mask must broadcast to \(..., L, S\), \(3, 3\), got shape \(4, 3\)"):
+        ops.scaled_dot_product_attention(q, k, v, np.ones((4, 3)))
+
+
+@pytest.mark.parametrize("pool", [ops.max_pool, ops.avg_pool])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_window_on_padding_alone_of_an_empty_axis_is_refused(pool, axes):
+    with pytest.raises(ShapeError, match="a window would lie on padding alone along spatial axis 0"):
+        pool(np.zeros((1, 1, 0, *[3] * (axes - 1))), 2, padding=1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_slope_of_elu_is_exact_where_its_value_is_near_its_limit(dtype):
+    x = np.array([-80.0, -36.0, -10.0, -1.0, 0.0, 1.0, 80.0], dtype)
+    expected = np.where(x > 0, 1, np.exp(x.astype(float)))
+    for grad in (pe.grad, lambda f: pe.compile(pe.grad(f))):
+        np.testing.assert_allclose(grad(lambda x: np.sum(ops.elu(x)))(x), expected, rtol=1e-6)
+    np.testing.assert_allclose(pe.jvp(lambda x: ops.elu(x, 2.0), (x,), (np.ones_like(x),))[1], np.where(
+        x > 0, 1, 2 * expected), rtol=1e-6)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: ops.scaled_dot_product_attention(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)), causal="no"),
+            "causal",
+        ),
+        (lambda: ops.max_pool(np.ones((1, 1, 5)), 2, ceil_mode="no"), "ceil_mode"),
+        (
+            lambda: ops.softmax_cross_entropy(np.ones((2, 3)), np.array([0, 1]), ignored=1.5),
+            "ignored must be an integer",
+        ),
+        (
+            lambda: ops.softmax_cross_entropy(np.ones((2, 3)), np.array([0, 1]), ignored=True),
+            "ignored must be an integer",
+        ),
+        (lambda: ops.softmax_cross_entropy(np.ones((2, 3)), np.array([0, 1]), label_smoothing="x"), "label_smoothing"),
+        (lambda: ops.binary_cross_entropy(np.ones(5), np.ones(5), weight=np.ones((3, 5))), "weight must broadcast"),
+        (lambda: ops.mean_squared_error(np.ones(5), np.ones(5), weight=np.ones(4)), "weight must broadcast"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_by_name(call, said):
+    with pytest.raises(EngineError, match=said):
+        call()

@@ -10,6 +10,7 @@ from typing import Any
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
+from py_engine.ad.mutation import collecting_ops
 from py_engine.ad.op import Op, infer_same
 from py_engine.ad.ops.shape import all_mapped, leading
 from py_engine.ad.program import Program, close_over
@@ -53,8 +54,7 @@ def checkpoint(function: Function) -> Function:
         if STATE.trace is None:
             # Eagerly, the ops inside work on tensors of their own, whose graph is given up at the end.
             own = [_alone(x, x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
-            nodes: list[Tensor] = []
-            with entering(trace=nodes, grad_enabled=True):
+            with collecting_ops(grad_enabled=True) as nodes:
                 outputs, made = flatten(function(*unflatten(structure, own), **kwargs))
             inputs = [x for x in own if isinstance(x, Tensor)]
             results = [_alone(y) if isinstance(y, Tensor) else y for y in outputs]

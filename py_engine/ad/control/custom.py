@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from py_engine.ad import ops
 from py_engine.ad.containers import flatten, unflatten
 from py_engine.ad.forward import push_forward
+from py_engine.ad.mutation import note_given
 from py_engine.ad.op import Op, Shape, as_tensor, as_tensors
 from py_engine.ad.reverse import gradients, variable
 from py_engine.ad.state import LEVELS, STATE, entering, restoring
@@ -212,6 +213,7 @@ def _made(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], data: Ar
         result.versions = op.guard(inputs, attrs) if result.level else None
     if STATE.trace is not None:
         STATE.trace.append(result)
+        note_given(inputs)
     return result
 
 

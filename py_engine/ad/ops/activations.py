@@ -181,7 +181,7 @@ LEAKY_RELU: Op = elementwise(
 ELU: Op = elementwise(
     "elu",
     _elu,
-    lambda y, x, alpha: where(greater(x, 0), 1, y + alpha),
+    lambda y, x, alpha: where(greater(x, 0), 1, alpha * exp(minimum(x, 0))),
     lambda y, x, alpha: where(greater(x, 0), 0, expm1(minimum(x, 0))),
     doc="x where it is above 0, else alpha (exp(x) - 1)",
     bind=_bind_elu,

@@ -135,15 +135,15 @@ def axis_of(axis: Any, ndim: int, function: str, shape: Any = None) -> int:
     return found % ndim
 
 
-def flag(value: Any) -> bool:
-    """Return `keepdims` as a truth value; not given is False.
+def flag(value: Any, name: str = "keepdims") -> bool:
+    """Return a truth value of this name; not given is False.
 
     Raises:
         DTypeError: it is neither a truth value nor an integer.
     """
     if value is NO_VALUE or value is False:
         return False
-    return value is True or (isinstance(value, np.bool_) and bool(value)) or bool(whole(value, "keepdims"))
+    return value is True or (isinstance(value, np.bool_) and bool(value)) or bool(whole(value, name))
 
 
 def checked(function: str, compute: Callable[[], Any], shape: tuple[int, ...]) -> Any:

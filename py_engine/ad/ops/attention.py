@@ -7,7 +7,9 @@ import math
 import numpy as np
 
 from py_engine.ad.op import as_tensor, as_tensors
-from py_engine.ad.ops.elementary import BOOL, logical_and, where
+from py_engine.ad.ops import reduction
+from py_engine.ad.ops.arguments import flag
+from py_engine.ad.ops.elementary import BOOL, greater, logical_and, where
 from py_engine.ad.ops.linalg import matmul
 from py_engine.ad.ops.reduction import softmax
 from py_engine.ad.ops.shape import swapaxes
@@ -52,16 +54,22 @@ def scaled_dot_product_attention(
         )
     factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
     scores = matmul(query * factor, swapaxes(key, -1, -2))
-    seen = as_tensor(np.tri(query.shape[-2], key.shape[-2], dtype=np.bool_)) if causal else None
-    hidden = None
-    if mask is not None:
-        given = as_tensor(mask)
-        if given.dtype == BOOL:
-            hidden = seen = given if seen is None else logical_and(seen, given)
-        else:
-            scores = scores + given
-    # The lowest number, and not minus infinity, whose softmax is NaN where a query sees no key.
+    seen = as_tensor(np.tri(query.shape[-2], key.shape[-2], dtype=np.bool_)) if flag(causal, "causal") else None
+    if mask is None:  # each query sees a key
+        return matmul(softmax(scores if seen is None else where(seen, scores, -np.inf), -1), value)
+    given = as_tensor(mask)
+    sides = (1,) * (scores.ndim - given.ndim) + given.shape
+    if len(sides) > scores.ndim or any(n not in (1, m) for n, m in zip(sides, scores.shape, strict=True)):
+        raise ShapeError(
+            f"scaled_dot_product_attention: the mask must broadcast to (..., L, S), {scores.shape}, got shape "
+            f"{given.shape}"
+        )
+    if given.dtype == BOOL:
+        seen = given if seen is None else logical_and(seen, given)
+    else:
+        scores = scores + given
     if seen is not None:
-        scores = where(seen, scores, float(np.finfo(scores.dtype).min))
-    shares = softmax(scores, -1)
-    return matmul(shares if hidden is None else where(hidden, shares, 0), value)
+        scores = where(seen, scores, -np.inf)
+    # The softmax of minus infinities is NaN.
+    sees_any = greater(reduction.max(scores, -1, keepdims=True), -np.inf)
+    return matmul(where(sees_any, softmax(where(sees_any, scores, 0), -1), 0), value)

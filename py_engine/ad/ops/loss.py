@@ -246,7 +246,17 @@ def one_hot(labels: Operand, classes: int, ignored: int | None = None, dtype: DT
     number = whole(classes, "one_hot: classes")
     if number < 1:
         raise ShapeError(f"one_hot: classes must be at least 1, got {number}")
-    return ONE_HOT(as_tensor(labels), classes=number, ignored=ignored, dtype=as_dtype(dtype))
+    kept = None if ignored is None else whole(ignored, "one_hot: ignored")
+    return ONE_HOT(as_tensor(labels), classes=number, ignored=kept, dtype=as_dtype(dtype))
+
+
+def _check_weights(function: str, name: str, weight: Operand | None, of: Tensor) -> None:
+    if weight is None:
+        return
+    shape = as_tensor(weight).shape
+    given = (1,) * (of.ndim - len(shape)) + shape
+    if len(given) > of.ndim or any(n not in (1, m) for n, m in zip(given, of.shape, strict=True)):
+        raise ShapeError(f"{function}: {name} must broadcast to shape {of.shape}, got {shape}")
 
 
 def _reduced(function: str, rows: Tensor, reduction: str, shares: Tensor | None = None) -> Tensor:
@@ -283,9 +293,10 @@ def softmax_cross_entropy(
     """
     logits, labels = as_tensor(logits), as_tensor(labels)
     _check_labels_shape(logits, labels)
-    smoothing = float(label_smoothing)
-    if not 0 <= smoothing <= 1:
+    if not isinstance(label_smoothing, (int, float, np.number)) or not 0 <= label_smoothing <= 1:
         raise ConfigurationError(f"softmax_cross_entropy: label_smoothing must be from 0 to 1, got {label_smoothing!r}")
+    smoothing = float(label_smoothing)
+    ignored = None if ignored is None else whole(ignored, "softmax_cross_entropy: ignored")
     if weight is None and not smoothing and ignored is None and reduction == "mean":
         return SOFTMAX_CROSS_ENTROPY(logits, logsumexp(logits, -1), labels)
     classes = logits.shape[-1]
@@ -327,6 +338,8 @@ def binary_cross_entropy(
         raise ShapeError(
             f"binary_cross_entropy: logits of shape {logits.shape} and targets of shape {targets.shape} differ"
         )
+    _check_weights("binary_cross_entropy", "weight", weight, logits)
+    _check_weights("binary_cross_entropy", "positive_weight", positive_weight, logits)
     if positive_weight is None:
         losses = softplus(logits) - logits * targets
     else:
@@ -348,5 +361,6 @@ def mean_squared_error(
         raise ShapeError(
             f"mean_squared_error: predictions of shape {predictions.shape} and targets of shape {targets.shape} differ"
         )
+    _check_weights("mean_squared_error", "weight", weight, predictions)
     squares = square(predictions - targets)
     return _reduced("mean_squared_error", squares if weight is None else squares * weight, reduction)

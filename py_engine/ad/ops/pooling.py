@@ -32,6 +32,7 @@ from py_engine.ad.op import (
     no_gradient,
     per_element,
 )
+from py_engine.ad.ops.arguments import flag
 from py_engine.ad.ops.convolution import (
     Padding,
     Pairs,
@@ -121,13 +122,13 @@ def pool_settings(
                     f"padding must be at most half the window, {reach // 2}, along spatial axis {axis}, "
                     f"actual {max(pair)}"
                 )
-        if ceil_mode:
+        if flag(ceil_mode, "ceil_mode"):
             each = zip(x.shape[2:], reaches, steps, pairs, strict=True)
             pairs = tuple(
                 (before, _to_last_window(n, reach, s, (before, after))) for n, reach, s, (before, after) in each
             )
         for axis, (n, k, s, d, pair) in enumerate(zip(x.shape[2:], sizes, steps, apart, pairs, strict=True)):
-            if d > 1 and n and not _sees_elements(n, k, s, d, pair):
+            if (d > 1 or not n) and not _sees_elements(n, k, s, d, pair):
                 raise ShapeError(f"a window would lie on padding alone along spatial axis {axis}; use less padding")
     except ShapeError as error:
         raise ShapeError(f"{here(name)}: {error}") from None

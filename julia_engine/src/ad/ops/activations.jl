@@ -17,8 +17,9 @@ const SILU_SLOPE = :(sigmoid(x) + y * (1 - sigmoid(x)))
 # Φ(x) + x φ(x) with the normal distribution and its density: exact where Φ is small.
 const GELU_SLOPE = :(0.5 * erfc($(-sqrt(0.5)) * x) + $(1 / sqrt(2pi)) * (x * exp(-0.5 * x^2)))
 
-const GELU_TANH_SLOPE = let t = :(tanh(x * ($(Kernels.GELU_LINEAR) + $(Kernels.GELU_CUBIC) * x^2)))
-    :(0.5 * (1 + $t) + 0.5 * (x * ((1 - $t^2) * ($(Kernels.GELU_LINEAR) + $(3 * Kernels.GELU_CUBIC) * x^2))))
+# Beyond 100 the tanh is ±1, and squares of much larger numbers overflow.
+const GELU_TANH_SLOPE = let x = :(min(max(x, -100), 100)), t = :(tanh($x * ($(Kernels.GELU_LINEAR) + $(Kernels.GELU_CUBIC) * $x^2)))
+    :(0.5 * (1 + $t) + 0.5 * ($x * ((1 - $t^2) * ($(Kernels.GELU_LINEAR) + $(3 * Kernels.GELU_CUBIC) * $x^2))))
 end
 
 """
@@ -62,7 +63,7 @@ elu(x::Tensor, alpha=1) = ELU(x, alpha)
 
 const LEAKY_RELU = elementwise("leaky_relu", (y, x, slope) -> choose(GREATER(x, 0), 1, slope),
     (y, x, slope) -> choose(GREATER(x, 0), 0, x); doc="x where it is above 0, else x times a slope")
-const ELU = elementwise("elu", (y, x, alpha) -> choose(GREATER(x, 0), 1, ADD(y, alpha)),
+const ELU = elementwise("elu", (y, x, alpha) -> choose(GREATER(x, 0), 1, MUL(alpha, EXP(MINIMUM(x, 0)))),
     (y, x, alpha) -> choose(GREATER(x, 0), 0, EXPM1(MINIMUM(x, 0))); doc="x where it is above 0, else alpha (exp(x) - 1)")
 DOTTED[leaky_relu] = (x, slope=0.01) -> LEAKY_RELU(x, slope)
 DOTTED[elu] = (x, alpha=1) -> ELU(x, alpha)

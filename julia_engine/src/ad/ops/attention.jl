@@ -18,12 +18,15 @@ function scaled_dot_product_attention(@nospecialize(query), @nospecialize(key), 
     scores = matmul(flipped(k), MUL(q, factor))
     bias === nothing || (scores = ADD(scores, bias))
     seen = causal ? as_tensor(Int[s <= l for s in 1:k.dims[2], l in 1:q.dims[2]], q.eltype) : nothing
-    hidden = mask === nothing ? nothing : as_tensor(mask, q.eltype)
-    hidden === nothing || (hidden = seen = seen === nothing ? hidden : LOGICAL_AND(seen, hidden))
-    # The lowest number, and not minus infinity, whose softmax is NaN where a query sees no key.
-    seen === nothing || (scores = choose(seen, scores, -floatmax(q.eltype)))
-    shares = softmax(scores)
-    return matmul(v, hidden === nothing ? shares : choose(hidden, shares, 0))
+    if mask !== nothing
+        given = as_tensor(mask, q.eltype)
+        seen = seen === nothing ? given : LOGICAL_AND(seen, given)
+    end
+    seen === nothing || (scores = choose(seen, scores, -Inf))
+    bias === nothing && mask === nothing && return matmul(v, softmax(scores))  # each query sees a key
+    # The softmax of minus infinities is NaN.
+    sees_any = GREATER(maximum(scores; dims=1), -Inf)
+    return matmul(v, choose(sees_any, softmax(choose(sees_any, scores, 0)), 0))
 end
 
 FUNCTIONS["scaled_dot_product_attention"] = scaled_dot_product_attention

@@ -13,7 +13,7 @@ function check_pooled(x::Vector{Int}, window::Vector{Int})
 end
 
 function pooled_dims(x::Vector{Int}, attrs)
-    all(==(1), attrs.dilation) || all(d -> sees_elements(x[d], attrs, d), 1:length(attrs.window)) ||
+    all(d -> (attrs.dilation[d] == 1 && x[d] > 0) || sees_elements(x[d], attrs, d), 1:length(attrs.window)) ||
         throw(ShapeError("a window would lie on padding alone; use less padding"))
     return Int[window_counts(x[1:end-2], attrs.window, attrs.stride, attrs.padding, attrs.dilation); x[end-1:end]]
 end
@@ -22,7 +22,7 @@ end
 function sees_elements(n::Int, attrs, d::Int)
     k, dilation = attrs.window[d], attrs.dilation[d]
     starts = -attrs.padding[2d-1]:attrs.stride[d]:n+attrs.padding[2d]-1-(k-1)*dilation
-    return n == 0 || all(start -> any(j -> 0 <= start + j * dilation < n, 0:k-1), starts)
+    return all(start -> any(j -> 0 <= start + j * dilation < n, 0:k-1), starts)
 end
 
 function infer_pool(inputs, attrs)
