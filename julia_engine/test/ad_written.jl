@@ -179,3 +179,38 @@ end
     end
     @test length(seen) >= 25
 end
+
+# Functions that are collected before they run: each op would see what an array holds at the end.
+
+function written_factor(x)
+    factor, total = ones(3), 0.0
+    for i in 1:3
+        factor[i] = i - 1
+        total = total + sum(x .* factor)
+    end
+    return total
+end
+function written_after(x)
+    shift = zeros(3)
+    y = shift .+ x
+    shift .= 100
+    return sum(y)
+end
+function copied_factor(x)
+    factor, total = ones(3), 0.0
+    for i in 1:3
+        factor[i] = i - 1
+        total = total + sum(x .* copy(factor))
+    end
+    return total
+end
+@testset "arrays that are written to while ops are collected: $name" for (name, collected) in (
+    ("compile", f -> compile(f)([0.7, -0.3, 1.2])), ("compile, of a gradient", f -> compile(grad(f))([0.7, -0.3, 1.2])),
+    ("vmap", f -> vmap(f)(reshape([0.7, -0.3, 1.2], 3, 1))), ("checkpoint", f -> grad(checkpoint(f))([0.7, -0.3, 1.2])),
+    ("scan", f -> scan((c, x) -> (c + f(x), nothing), 0.0, reshape([0.7, -0.3, 1.2], 3, 1))[1]),
+    ("scan in compile", f -> compile(v -> scan((c, x) -> (c + f(x), nothing), 0.0, v)[1])(reshape([0.7, -0.3, 1.2], 3, 1))))
+    @test error_of(() -> collected(written_factor)) isa InPlaceError
+    @test error_of(() -> collected(written_after)) isa InPlaceError
+    found = collected(copied_factor)
+    @test vec(collect(found isa Tensor ? value(found) : found)) ≈ (occursin("gradient", name) || name == "checkpoint" ? [0, 3, 4] : [3.9])
+end

@@ -20,6 +20,30 @@ function checksum(m::Memory)
     return mixed_rows(p, once[1], s[1][1], Tuple(once[2:end]), Tuple(s[1][2:end]))::UInt64
 end
 
+"""While ops are collected, keep the checksums of the arrays that one of them was given: it reads them later."""
+function note_given(now::State, inputs::Vector{Tensor})
+    given = now.given
+    given === nothing && return nothing
+    for x in inputs
+        x.op === nothing && !x.literal && x.data !== nothing && push!(given, x => stamp(x))
+    end
+end
+
+"""
+Throw an `InPlaceError` if an array was written to after a collected op had read it: all ops that read it would see its last values.
+What was collected belongs to the ops around it, too.
+"""
+function check_given(given::Given)
+    for (x, was) in given
+        is_there(x.data::Memory) && stamp(x) == was || throw(InPlaceError("an array of size $(size(x)) was written to after an op " *
+            "had read it, and ops that are collected read it later: give each a copy, such as copy(a), or make a new array in " *
+            "each round of a loop"))
+    end
+    outer = state().given
+    outer === nothing || append!(outer, given)
+    return nothing
+end
+
 """
 Which of `n` inputs the rules of input `k` read in either mode, as `reads[i, k]`; row `n + 1` is for the result. Found by
 tracing the rules, once for an op: what a rule reads may not depend on sizes or attributes. A rule that needs values reads all.

@@ -191,6 +191,7 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Attributes=NO_ATTRS)
         result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)
         requires_grad && (result.level = level)
         now.trace === nothing || push!(now.trace, result)
+        note_given(now, inputs)
         requires_grad && !symbolic && (result.stamps = stamps_of(result))
         return result
     end
@@ -222,6 +223,7 @@ function apply_several(op::Op, inputs::Vector{Tensor}, attrs::Attributes)
         x.requires_grad && (x.level = level)
     end
     now.trace === nothing || push!(now.trace, results[1])
+    note_given(now, inputs)
     requires_grad && !symbolic && (results[1].stamps = stamps_of(results[1]))
     return results
 end

@@ -75,14 +75,18 @@ end
 function tracing(@nospecialize(f))
     state().symbolic &&
         throw(TraceError("a function cannot be compiled inside another one's trace; call it uncompiled there"))
-    nodes = Tensor[]
-    return (@entering trace=nodes symbolic=true f()), nodes
+    nodes, given = Tensor[], Given()
+    result = @entering trace=nodes given=given symbolic=true f()
+    check_given(given)
+    return result, nodes
 end
 
 """Run `f()` with every op symbolic, inside another trace too, and return its result and the ops."""
 function nested_trace(@nospecialize(f))
-    nodes = Tensor[]
-    return (@entering trace=nodes symbolic=true grad_enabled=true f()), nodes
+    nodes, given = Tensor[], Given()
+    result = @entering trace=nodes given=given symbolic=true grad_enabled=true f()
+    check_given(given)
+    return result, nodes
 end
 
 """

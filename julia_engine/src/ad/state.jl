@@ -1,9 +1,12 @@
 # The state of the engine in each task: what is traced, what can be differentiated, in which layer.
 
+const Given = Vector{Pair{Tensor,UInt64}}
+
 """
 What the engine is doing in this task.
 
 - `trace`: the ops made so far, where they are collected: of each its first result.
+- `given`: while ops are collected, the arrays that they were given, with their checksums then.
 - `symbolic`: whether ops are made without values, as while a function is traced.
 - `grad_enabled`: whether ops made now can be differentiated.
 - `differentiating`: whether a function runs that a transform was given.
@@ -15,6 +18,7 @@ What the engine is doing in this task.
 """
 mutable struct State
     trace::Union{Nothing,Vector{Tensor}}
+    given::Union{Nothing,Given}
     symbolic::Bool
     grad_enabled::Bool
     differentiating::Bool
@@ -24,7 +28,7 @@ mutable struct State
     mixed::Bool
     code::Union{Nothing,Instructions}
 end
-new_state() = State(nothing, false, true, false, "", Techniques(), nothing, false, nothing)
+new_state() = State(nothing, nothing, false, true, false, "", Techniques(), nothing, false, nothing)
 state() = get!(new_state, task_local_storage(), :TwinGrad)::State
 
 """

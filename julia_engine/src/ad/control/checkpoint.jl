@@ -70,7 +70,9 @@ function (c::Checkpointed)(@nospecialize(args...))
     # Eagerly the ops inside are collected here, and given up at the end.
     nodes = now.trace === nothing ? Tensor[] : now.trace
     start = length(nodes)
-    found, result = @entering trace=nodes flatten(c.f(unflatten(structure, leaves)...))
+    noted = now.trace === nothing ? Given() : now.given
+    found, result = @entering trace=nodes given=noted flatten(c.f(unflatten(structure, leaves)...))
+    now.trace === nothing && check_given(noted)
     outputs = Tensor[as_output(x, "checkpoint") for x in found]
     places = findall(x -> x.eltype in FLOATS, outputs)  # integers have no derivative
     if !isempty(places)
