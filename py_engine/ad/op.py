@@ -616,6 +616,9 @@ def as_tensors(operands: Sequence[Operand]) -> tuple[Tensor, ...]:
             dtype = x.dtype
             break
     else:
+        # Beside integers and truth values the dtype of numpy's whole numbers counts, as that of an array does.
+        if any(isinstance(x, (Tensor, np.ndarray)) for x in arrays):
+            arrays = [Literal(np.asarray(x)) if isinstance(x, np.integer) else x for x in arrays]
         dtype = _dtype_without_floats(arrays)
     return tuple(
         [x if isinstance(x, Tensor) else Tensor(x) if isinstance(x, np.ndarray) else _number(x, dtype) for x in arrays]
@@ -656,13 +659,13 @@ def _number(x: Any, dtype: Any) -> Literal:
 
 def _dtype_without_floats(operands: Sequence[Any]) -> np.dtype[Any]:
     arrays = [x.dtype for x in operands if isinstance(x, (Tensor, np.ndarray))]
-    integers = [dtype for dtype in arrays if dtype.kind in "iu"]
     numbers = [x for x in operands if not isinstance(x, (Tensor, np.ndarray))]
     if all(isinstance(x, (bool, np.bool_)) or getattr(x, "dtype", None) == np.bool_ for x in operands):
         return np.dtype(np.bool_)
-    if not arrays or not all(isinstance(x, (int, np.integer, np.bool_)) for x in numbers):
+    if not arrays:
         return np.dtype(np.float64)
-    return integers[0] if integers else np.dtype(np.int64)  # beside truth values alone whole numbers are numpy's own
+    found = np.result_type(*arrays, *numbers)
+    return found if found in FLOATS or found.kind in "iub" else np.dtype(np.float64)
 
 
 def as_tensor(operand: Operand) -> Tensor:

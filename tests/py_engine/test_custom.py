@@ -7,7 +7,7 @@ import pytest
 
 import py_engine as pe
 from py_engine.ad.op import as_tensor
-from py_engine.errors import DTypeError, NotDifferentiableError, ReplayError, ShapeError, TraceError
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ReplayError, ShapeError, TraceError
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
 
@@ -281,3 +281,18 @@ def test_a_rule_without_inputs_is_a_constant():
     ones = pe.custom_rule(lambda: np.ones(2))
     assert not ones().requires_grad
     np.testing.assert_array_equal(pe.grad(lambda x: np.sum(x * ones()))(np.zeros(2)), np.ones(2))
+
+
+def test_what_is_no_array_no_tangent_and_no_function_is_refused():
+    v = np.array([0.7, -0.3, 1.2])
+    with pytest.raises(ShapeError, match="must return one array, got a tuple of 2"):
+        pe.custom_rule(lambda a: (a, 2 * a))(v)
+    with pytest.raises(ShapeError, match="jvp returned None; where the tangent is zero, return zeros"):
+        pe.jvp(pe.custom_rule(lambda a: a, jvp=lambda t, y, a: None), (v,), (v,))
+    short = pe.custom_rule(lambda a: a[:2], infer=lambda a: ((3,), np.float64))
+    for call in (short, pe.compile(short)):
+        with pytest.raises(ShapeError, match=r"returned shape \(2,\) float64, but \(3,\) float64 is what infer said"):
+            call(v)
+    for name in ("vjp", "jvp", "infer"):
+        with pytest.raises(ConfigurationError, match=f"custom_rule: {name} must be a function, got 3"):
+            pe.custom_rule(lambda a: a, **{name: 3})

@@ -592,3 +592,49 @@ def test_short_and_long_kernels_are_convolved_alike():
 
                 np.testing.assert_allclose(function(pe.tensor(x), kernel, mode).numpy(), expected, atol=1e-12)
                 pe.gradcheck(loss, x, kernel, directions=1)
+
+
+WITH_NUMPYS_NUMBERS = {
+    "uint8 times int64": (lambda x: x * np.int64(2), np.array([200, 100], np.uint8)),
+    "uint8 plus int16": (lambda x: x + np.int16(100), np.array([200, 100], np.uint8)),
+    "uint8 plus Python's": (lambda x: x + 1, np.array([200, 100], np.uint8)),
+    "int32 times int64": (lambda x: x * np.int64(4), np.array([2**30, 3], np.int32)),
+    "int32 times float32": (lambda x: x * np.float32(2.5), np.array([2**30, 3], np.int32)),
+    "int8 times float32": (lambda x: x * np.float32(2.5), np.array([1, 3], np.int8)),
+    "int8 to the power of int64": (lambda x: x ** np.int64(2), np.array([100, 3], np.int8)),
+    "int8 plus what does not fit": (lambda x: x + np.int64(1000), np.array([1, 2], np.int8)),
+    "int8 or int64": (lambda x: np.where(x > 1, x, np.int64(5)), np.array([1, 2], np.int8)),
+    "the larger of int32 and int64": (lambda x: np.maximum(x, np.int64(7)), np.array([3, 9], np.int32)),
+    "int32 between int64": (lambda x: np.clip(x, np.int64(1), np.int64(5)), np.array([0, 9], np.int32)),
+    "one whole number or another": (lambda x: np.where(x > 0, 1, 0), np.array([1.0, -1.0], np.float32)),
+    "one truth value or another": (lambda x: np.where(x > 0, True, False), np.array([1.0, -1.0], np.float32)),
+    "one float32 or another": (
+        lambda x: np.where(x > 0, np.float32(1), np.float32(0)), np.array([1.0, -1.0], np.float32)),
+    "a number of each kind": (lambda x: np.where(x > 0, 1, 0.5), np.array([1.0, -1.0], np.float32)),
+    "a mask times float32": (lambda x: (x > 0) * np.float32(2), np.array([1.0, -1.0], np.float32)),
+    "a mask times Python's": (lambda x: (x > 0) * 2, np.array([1.0, -1.0], np.float32)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WITH_NUMPYS_NUMBERS)
+def test_beside_integers_numpys_numbers_have_their_dtype(case):
+    function, x = WITH_NUMPYS_NUMBERS[case]
+    expected = function(x)
+    for found in (function(pe.tensor(x)).numpy(), pe.compile(function)(x), pe.vmap(function)(x)):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+
+
+def test_a_float32_mask_of_numbers_keeps_a_derivative_float32():
+    x = np.array([1.0, -1.0], np.float32)
+    slope = pe.grad(lambda x: np.sum(x * ((x > 0) * np.float32(2))))(x)
+    np.testing.assert_array_equal(slope, [2, 0])
+    assert slope.dtype == np.float32
+    assert pe.grad(lambda x: x[np.where(x[0] > 0, 1, 0)] * 3.0)(np.array([0.7, 0.2])).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("call", [np.sum, np.prod, np.cumsum, np.nansum])
+def test_a_dtype_that_sums_of_whole_numbers_have_not_is_refused(call):
+    with pytest.raises(DTypeError, match="dtype=int8 is not taken on tensors, whose sums and products"):
+        call(pe.tensor(np.full(200, True)), dtype=np.int8)
+    assert call(pe.tensor(np.full(3, True)), dtype=np.int64).dtype == np.int64

@@ -20,7 +20,7 @@ from py_engine.ad.op import Op, Shape, as_tensor, as_tensors
 from py_engine.ad.reverse import gradients, variable
 from py_engine.ad.state import LEVELS, STATE, entering, restoring
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
-from py_engine.errors import DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
+from py_engine.errors import ConfigurationError, DTypeError, EngineError, NotDifferentiableError, ShapeError, TraceError
 
 Function = Callable[..., Any]
 Kind = tuple[Shape, Any]
@@ -66,6 +66,9 @@ def custom_rule(
         >>> grad(lambda x: np.sum(cube(x)))(np.array([1.0, 2.0]))
         array([ 3., 12.])
     """
+    for name, given in (("vjp", vjp), ("jvp", jvp), ("infer", infer)):
+        if given is not None and not callable(given):
+            raise ConfigurationError(f"custom_rule: {name} must be a function, got {given!r}")
     rule = _Rule(getattr(function, "__name__", type(function).__name__), function, vjp, jvp, infer)
 
     @restoring
@@ -103,6 +106,8 @@ class _Rule:
             shape, dtype = self._kind(inputs)
             return CUSTOM.apply(inputs, {"rule": self, "shape": shape, "dtype": dtype})
         y = np.array(self.value([x.data for x in inputs]))  # the function may return the same memory again and again
+        if self.infer is not None:
+            self.check_kind(y, self._kind(inputs))
         return _made(CUSTOM, inputs, {"rule": self, "shape": y.shape, "dtype": y.dtype}, y)
 
     def value(self, arrays: Sequence[Any]) -> Array:
@@ -111,6 +116,13 @@ class _Rule:
         if isinstance(y, Tensor) and y.requires_grad and STATE.grad_enabled:
             raise self._uses_another()
         return _array(y, self.label)
+
+    def check_kind(self, y: Array, kind: Kind) -> None:
+        if (y.shape, y.dtype) != kind:
+            raise ShapeError(
+                f"{self.label}: the function returned shape {y.shape} {y.dtype}, but {kind[0]} {kind[1]} "
+                f"{'is what infer said' if self.infer else 'when it was tried on ones; give infer=...'}"
+            )
 
     def _uses_another(self) -> NotDifferentiableError:
         return NotDifferentiableError(
@@ -155,7 +167,10 @@ class _Rule:
         """Return the tangent of the result."""
         if self.jvp is None:
             raise self.missing("jvp")
-        return [self._checked("the tangent of the result", self.jvp(tuple(tangents), y, *inputs), y)]
+        found = self.jvp(tuple(tangents), y, *inputs)
+        if found is None:
+            raise ShapeError(f"{self.label}: jvp returned None; where the tangent is zero, return zeros")
+        return [self._checked("the tangent of the result", found, y)]
 
     def _checked(self, what: str, found: Any, like: Any) -> Any:
         if found is None:
@@ -196,6 +211,10 @@ def _opaque() -> entering:
 
 
 def _array(y: Any, label: str) -> Array:
+    if isinstance(y, tuple):
+        raise ShapeError(
+            f"{label}: the function must return one array, got a tuple of {len(y)}; join them with np.stack"
+        )
     array = y.numpy() if isinstance(y, Tensor) else np.asarray(y)
     if array.dtype.kind not in "fiub":
         raise DTypeError(f"{label}: the function must return one array of numbers, got {array.dtype}")
@@ -222,11 +241,7 @@ def _made(op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any], data: Ar
 
 def _kernel(*arrays: Array, rule: _Rule, shape: Shape, dtype: Any) -> None:
     y = rule.value(arrays[:-1])
-    if y.shape != shape or y.dtype != dtype:
-        raise ShapeError(
-            f"{rule.label}: the function returned shape {y.shape} {y.dtype}, but {shape} {dtype} "
-            f"{'is what infer said' if rule.infer else 'when it was tried on ones; give infer=...'}"
-        )
+    rule.check_kind(y, (shape, dtype))
     np.copyto(arrays[-1], y)
 
 

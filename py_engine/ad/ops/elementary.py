@@ -574,6 +574,9 @@ def where(condition: Operand, x: Operand = NO_VALUE, y: Operand = NO_VALUE, /) -
     chosen = as_tensor(condition)
     if chosen.dtype != np.bool_:
         raise DTypeError(f"where: expected a boolean condition, got {chosen.dtype}; compare, e.g. x > 0")
+    if isinstance(x, (int, np.number, np.bool_)) and isinstance(y, (int, np.number, np.bool_)):  # as numpy's, no floats
+        dtype = np.result_type(x, y)
+        x, y = Literal(np.asarray(x, dtype)), Literal(np.asarray(y, dtype))
     return WHERE(chosen, *as_tensors((x, y)))
 
 

@@ -184,7 +184,13 @@ def _chosen(function: str, x: Tensor, dtype: Any, out: Any, where: Any, neutral:
 
 def as_numbers(function: str, x: Tensor, dtype: Any) -> Tensor:
     """Return what is to be reduced in the dtype that the result is to have."""
-    if as_dtype(dtype) == np.bool_:
+    wanted = as_dtype(dtype)
+    if wanted.kind in "iu" and kind_of_sum(wanted) != wanted:
+        raise DTypeError(
+            f"{function}: dtype={wanted} is not taken on tensors, whose sums and products of whole numbers are of "
+            f"{kind_of_sum(wanted)}; convert with astype() after"
+        )
+    if wanted == np.bool_:
         raise DTypeError(f"{function}: a result of truth values is not supported; compare, e.g. np.any(x != 0)")
     return astype(x, dtype)
 
