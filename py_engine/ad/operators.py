@@ -200,7 +200,7 @@ class Operators:
         if self.requires_grad and STATE.grad_enabled:
             raise NotDifferentiableError(
                 "a plain array of this tensor would lose its derivative; take .numpy() if only the values are "
-                "wanted, or an op of py_engine.ops that works on tensors"
+                "wanted, or an op of py_engine.ops that works on tensors (of several, np.stack or np.concatenate)"
             )
         if self.data is None:
             raise TraceError(
