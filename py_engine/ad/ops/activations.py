@@ -15,6 +15,7 @@ from py_engine.ad.op import ZEROS, Call, Op, Scratch, as_tensor, elementwise
 from py_engine.ad.ops.elementary import (
     abs,
     bind_sigmoid,
+    bind_where,
     clip,
     exp,
     expm1,
@@ -140,11 +141,7 @@ def gelu(x: Operand, approximate: bool | str = False) -> Tensor:
 def _bind_bent(x: Array, negative: Array, out: Array, scratch: Scratch) -> list[Call]:
     """Return the calls that take `negative` where x is not above 0 and x elsewhere."""
     below = scratch(x.shape, np.bool_)
-    return [
-        partial(np.less_equal, x, ZEROS[x.dtype].data, below),
-        partial(np.copyto, out, x),
-        partial(np.copyto, out, negative, "same_kind", below),
-    ]
+    return [partial(np.less_equal, x, ZEROS[x.dtype].data, below), *bind_where((below, negative, x), out, scratch)]
 
 
 def _bind_leaky_relu(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:

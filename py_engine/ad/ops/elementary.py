@@ -518,7 +518,8 @@ def _where(condition: Array, a: Array, b: Array, out: Array, spare: Array | None
     np.copyto(out, a, where=condition)
 
 
-def _bind_where(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+def bind_where(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
+    """Return the calls that take the second array where the first, of truth values, holds, and the third elsewhere."""
     condition, a, b = arrays
     if out.size > LARGE and out.nbytes <= LARGEST_BOUND and out.dtype in FLOATS and b is ZEROS[out.dtype].data:
         bits = out.view(_BITS[out.itemsize])
@@ -545,7 +546,7 @@ WHERE: Op = define(
     name="where",
     infer=_infer_where,
     kernel=_where,
-    bind=_bind_where,
+    bind=bind_where,
     vjp=(
         no_gradient,
         lambda g, y, condition, a, b: WHERE(condition, g, 0),
