@@ -23,7 +23,8 @@ from py_engine.ad.operators import numpy_state
 __all__ = ["GUIDES", "build", "layer_table", "numpy_table", "op_table", "page_name"]
 
 MODULES = (
-    *("py_engine", "py_engine.ad.ops", "!py_engine.ad.ops.", "py_engine.network", "py_engine.errors"),
+    *("py_engine", "py_engine.ad.ops", "!py_engine.ad.ops.", "py_engine.network", "py_engine.scipy"),
+    "py_engine.errors",
     *("bridge", "!bridge.adapters", "!bridge.child", "!bridge.worker_process", "experiments.data"),
 )
 """Shown with what is inside them, but for those that begin with an exclamation mark."""
