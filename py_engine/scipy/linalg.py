@@ -163,7 +163,7 @@ def solve_banded(l_and_u: tuple[int, int], ab: Operand, b: Operand) -> Tensor:
 
 
 def _banded(below: int, above: int) -> Any:
-    """Return the op that solves with so many diagonals. Diagonal k is that of a[j + k, j], row above + k of `ab`."""
+    """Return the op for these numbers of diagonals. Diagonal k has the elements a[j + k, j]: row above + k of `ab`."""
     diagonals = range(-above, below + 1)
 
     def solve(ab: Array, b: Array) -> Array:

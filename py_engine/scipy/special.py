@@ -29,7 +29,9 @@ def __getattr__(name: str) -> Any:
         found = getattr(installed("special", f"special.{name}"), name, None)
         if isinstance(found, np.ufunc):
             return found
-    raise AttributeError(f"py_engine.scipy.special has no {name!r}, only scipy's ufuncs and what stands in its file")
+    raise AttributeError(
+        f"py_engine.scipy.special has no {name!r}: it has scipy's ufuncs, and the functions that its file defines"
+    )
 
 
 def logsumexp(
