@@ -24,6 +24,7 @@ from py_engine.errors import ConfigurationError, EngineError, NotDifferentiableE
 
 __all__ = ["IntegrationError", "odeint"]
 
+CAPTURED = "odeint: func captures a tensor that requires a gradient; pass it in args, or take its .numpy()"
 SOLVED = ("Integration successful.", "Nothing was done; the integration time was 0.")
 RUNNING = threading.local()
 """Whether this thread is inside scipy's solver, which cannot be entered again."""
@@ -72,8 +73,8 @@ def odeint(
     for name, tolerance in (("rtol", rtol), ("atol", atol)):
         if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance > 0):
             raise ConfigurationError(f"odeint: {name} must be a positive number, got {tolerance!r}")
-    if any(x.requires_grad for x in captured(func)):
-        raise NotDifferentiableError("odeint: func captures a tensor that requires a gradient; pass it in args")
+    if any(x.data is None and x.requires_grad for x in captured(func)):
+        raise NotDifferentiableError(CAPTURED)
     return _solution(func, solver, {"rtol": rtol, "atol": atol})(y0, t, *rest)
 
 
@@ -91,7 +92,10 @@ def _solution(func: Callable[..., Any], solver: Any, tolerances: dict[str, float
             raise IntegrationError("odeint: func calls odeint, and scipy's solver cannot be entered again")
 
         def derivative(y: Array, at: float) -> Array:
-            return np.asarray(slope(y.astype(y0.dtype), np.asarray(at, t.dtype), *args))
+            found = slope(y.astype(y0.dtype), np.asarray(at, t.dtype), *args)
+            if found.requires_grad:
+                raise NotDifferentiableError(CAPTURED)
+            return found.numpy()
 
         RUNNING.inside = True
         try:

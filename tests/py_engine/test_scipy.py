@@ -583,3 +583,13 @@ def test_functions_of_scipy_without_an_op_are_named() -> None:
     with pytest.raises(NotDifferentiableError, match=r"scipy\.special\.k0 is not in the op table"):
         special.k0(pe.tensor(1.0))
     pe.gradcheck(lambda x: special.expm1(x) + special.cbrt(x) + special.exp2(x) + special.log1p(x), POSITIVE)
+
+
+def test_what_a_captured_tensor_is_asked_for_besides_its_values_is_no_derivative():
+    """Its shape, and its values as a plain array, are constants."""
+    k = pe.tensor([2.0, 3.0], requires_grad=True)
+    rule = pe.custom_rule(lambda x: x * k.numpy() * k.size, lambda g, y, x: g, infer=lambda x: (x.shape, x.dtype))
+    for call in (rule, pe.compile(rule)):
+        np.testing.assert_array_equal(np.asarray(call(np.ones(2))), [4, 6])
+    solved = integrate.odeint(lambda y, t: -y * k.numpy()[0] / k.size, [1.0], np.array([0.0, 1.0]))
+    np.testing.assert_allclose(solved[-1, 0].numpy(), np.exp(-1), rtol=1e-6)

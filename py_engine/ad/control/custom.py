@@ -101,7 +101,7 @@ class _Rule:
 
     def apply(self, inputs: tuple[Tensor, ...]) -> Tensor:
         if STATE.symbolic or any(x.data is None for x in inputs):
-            if STATE.grad_enabled and any(x.requires_grad for x in captured(self.function)):
+            if STATE.grad_enabled and any(x.data is None and x.requires_grad for x in captured(self.function)):
                 raise self._uses_another()
             shape, dtype = self._kind(inputs)
             return CUSTOM.apply(inputs, {"rule": self, "shape": shape, "dtype": dtype})
