@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from py_engine.ad.compile.products import dtypes_of_products, touch_buffers
 from py_engine.ad.compile.tape import Tape, rewritten
 from py_engine.ad.op import Call
 from py_engine.ad.program import Program, prune, traced, tracing
@@ -311,6 +312,9 @@ def make_step(
     ]
     if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
         return make_step(chain, loss, x, y, samples, gradient, None, techniques)  # they would wait for each other
+    if team is not None and count > 1:
+        for dtype in dtypes_of_products(shards[0].tape.program.equations):
+            team.run([partial(touch_buffers, dtype)] * count)
     return Replay(shards, team if count > 1 else None, meeting)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from py_engine.ad.compile.fusion import fuse
 from py_engine.ad.compile.plan import Value, plan
+from py_engine.ad.compile.products import dtypes_of_products, touch_buffers_once
 from py_engine.ad.compile.reassociation import add_early
 from py_engine.ad.compile.straight_line import Scalar, straight_line
 from py_engine.ad.compile.zero_copy import ZeroCopyCall
@@ -102,6 +103,8 @@ class Tape:
             _values(program, leaves, number, techniques), in_place=techniques.in_place, reuse=techniques.reuse_memory
         )
         self._arena = aligned_zeros(self.plan.size)
+        for dtype in dtypes_of_products(program.equations):
+            touch_buffers_once(dtype)
 
         arrays: list[Array | None] = [None] * len(self.values)
         self.inputs = [np.zeros(x.shape, x.dtype) for x in program.inputs]
