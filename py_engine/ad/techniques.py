@@ -35,7 +35,8 @@ class Techniques:
             accumulated.
         flat_parameters: one optimizer loop over one vector of all parameters; off: one per tensor.
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
-            True or False; BLAS has one thread inside the split, all threads without it.
+            True or False. Where a batch stays whole, large products of matrices are split instead, but with False.
+            BLAS has one thread inside the split, all threads without it.
     """
 
     replay: bool = True

@@ -38,9 +38,11 @@ class Step(Protocol):
     """Computes loss and gradients of batches of one size.
 
     `updates` are pairs of a parameter that is not trained and the new value that the last run found for it.
+    `blas_threads` is how many threads BLAS is to have in a run; None: all that there are.
     """
 
     updates: list[tuple[Array, Array]]
+    blas_threads: int | None
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
@@ -155,6 +157,7 @@ class Replay:
         self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
         self._meeting = meeting
         self._team = team
+        self.blas_threads: int | None = None if team is None else 1
         first, *others = shards
         self._leave: list[list[Call]] = [[] for _ in shards]
         added: list[list[Call]] = [[] for _ in shards]
@@ -170,6 +173,13 @@ class Replay:
             for shard in others
             for part in _dense_parts(first.gradient.layout, first.rows)
         ]
+
+    def share_products(self, team: Team) -> None:
+        """Have the threads of a team compute parts of the products of a whole batch, where that pays."""
+        tape = self.shards[0].tape
+        if tape.share_products(team.run, team.size):
+            self.blas_threads = 1
+            _touch_buffers(tape, team)
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Gather, compute, reduce."""
@@ -222,6 +232,8 @@ def _dense_parts(layout: Layout, without: Collection[str]) -> list[slice]:
 class Eager:
     """Build the graph, differentiate and forget it at every step, as an engine without replay does."""
 
+    blas_threads: int | None = None
+
     def __init__(self, chain: Chain, loss: Loss, gradient: FlatVector) -> None:
         self._chain = chain
         self._loss = loss
@@ -247,6 +259,8 @@ class Eager:
 
 class SampleBySample:
     """One pass for each sample of the batch, the gradients accumulated, as without vectorisation."""
+
+    blas_threads: int | None = None
 
     def __init__(self, shard: Shard, total: FlatVector) -> None:
         self._shard = shard
@@ -313,9 +327,14 @@ def make_step(
     if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
         return make_step(chain, loss, x, y, samples, gradient, None, techniques)  # they would wait for each other
     if team is not None and count > 1:
-        for dtype in dtypes_of_products(shards[0].tape.program.equations):
-            team.run([partial(touch_buffers, dtype)] * count)
+        _touch_buffers(shards[0].tape, team)
     return Replay(shards, team if count > 1 else None, meeting)
+
+
+def _touch_buffers(tape: Tape, team: Team) -> None:
+    """Products that are computed at the same time have a buffer of BLAS each: have all of them in memory."""
+    for dtype in dtypes_of_products(tape.program.equations):
+        team.run([partial(touch_buffers, dtype)] * team.size)
 
 
 def _trainable(chain: Chain) -> list[Tensor]:

@@ -166,10 +166,10 @@ class Trainer:
         steps_rates = None if rates is None else np.asarray(rates, np.float64)
         if steps_rates is not None and steps_rates.shape != found.shape:
             raise ShapeError(f"expected a learning rate for each of {len(found)} steps, got shape {steps_rates.shape}")
-        with self._blas_threads(1 if team is not None else self.threads), reading_ahead(x, rows) as reached:
-            # Both are planned first: a batch that the model can't take is an error before anything is trained.
-            sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
-            steps = {samples: self._step(samples, x, y, team) for samples in sizes}
+        # Both are planned first: a batch that the model can't take is an error before anything is trained.
+        sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
+        steps = {samples: self._step(samples, x, y, team) for samples in sizes}
+        with self._blas_threads(self._blas_threads_of(*steps.values())), reading_ahead(x, rows) as reached:
             for number, start in enumerate(range(0, len(rows), self._batch)):
                 reached(start)
                 batch = rows[start : start + self._batch]
@@ -190,8 +190,9 @@ class Trainer:
     def loss_and_gradients(self, x: ArrayLike, y: ArrayLike) -> tuple[float, dict[str, Array]]:
         """Return the training loss of one batch and its gradient by each trained parameter; nothing is updated."""
         x, y = self._data(x, y)
-        with self._blas_threads(self.threads):
-            loss = self._step(len(x), x, y, None).run(x, y, np.arange(len(x)))
+        step = self._step(len(x), x, y, None)
+        with self._blas_threads(self._blas_threads_of(step)):
+            loss = step.run(x, y, np.arange(len(x)))
         return loss, self._gradient.as_dict()
 
     def costs(self) -> list[tuple[str, str, float, int, int]]:
@@ -211,7 +212,7 @@ class Trainer:
             step = make_step(self.chain, self._objective, x, y, samples, self._gradient, None, self.techniques)
             assert isinstance(step, Replay)
             shards = step.shards
-        with self._blas_threads(1 if len(shards) > 1 else self.threads):
+        with self._blas_threads(self._blas_threads_of(step)):
             found = shards[0].tape.costs()
         parts = len(shards)
         return [(one.op.name, one.scope, taken, size * parts, flops * parts) for one, taken, size, flops in found]
@@ -357,9 +358,18 @@ class Trainer:
         key = self._step_key(samples, x, y, team)
         step = self._steps.get(key)
         if step is None:
-            step = make_step(self.chain, self._objective, x, y, samples, self._gradient, team, self.techniques)
+            with self._blas_threads(self.threads if team is None else 1):
+                step = make_step(self.chain, self._objective, x, y, samples, self._gradient, team, self.techniques)
+            if isinstance(step, Replay) and team is None and self.techniques.split_batch:
+                with self._blas_threads(1):
+                    if (threads := self._all_threads()) is not None:
+                        step.share_products(threads)
             self._steps[key] = step
         return step
+
+    def _blas_threads_of(self, *steps: Step) -> int:
+        """Return how many threads BLAS has in these steps: one where any of them leaves the threads to others."""
+        return min(self.threads if step.blas_threads is None else step.blas_threads for step in steps)
 
     @staticmethod
     def _step_key(samples: int, x: Array, y: Array, team: Team | None) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,3 +68,86 @@ def test_the_product_is_larger_than_the_blocks_of_kernels() -> None:
     assert products.COLUMNS > 768
     assert products.LENGTH > 640
     assert products.ROWS >= 32  # two groups of columns as kernels of OpenBLAS, which see the transpose, have them
+
+
+def wide(dtype: Any = np.float32, units: int = 1024, techniques: pe.Techniques = pe.Techniques()) -> Trainer:  # noqa: B008
+    """A trainer of a network whose products take most of the operations, for batches of 16."""
+    chain = Chain(Dense(512, units, "relu", name="wide"), Dense(units, 10, name="output"), dtype=dtype)
+    return Trainer(chain, batch_size=16, threads=2, techniques=techniques)
+
+
+@pytest.fixture(scope="module")
+def batch() -> tuple[Any, Any]:
+    """Samples and labels."""
+    rng = np.random.default_rng(0)
+    return rng.random((40, 512)), rng.integers(0, 10, 40)
+
+
+@pytest.mark.parametrize("samples", [1, 16, 40])
+def test_shared_products_give_the_gradients_of_whole_ones(samples: int, batch: tuple[Any, Any]) -> None:
+    """Each thread of two computes rows or columns of the results, a partial batch's, too."""
+    x, y = batch[0][:samples], batch[1][:samples]
+    found = []
+    for split in ("auto", False):
+        trainer = wide(np.float64, techniques=pe.Techniques(split_batch=split))
+        losses = trainer.train_epoch(x, y)
+        found.append((losses, trainer.loss_and_gradients(x, y), trainer.parameters.as_dict()))
+        calls = [call for tape in trainer.tapes for step in tape.instructions for call in step.calls]
+        assert any(is_shared_out(call, trainer) for call in calls) == (split == "auto")
+        trainer.close()
+    (losses, (loss, gradients), trained), (losses_, (loss_, gradients_), trained_) = found
+    np.testing.assert_allclose(losses, losses_, rtol=1e-12)
+    assert loss == pytest.approx(loss_, rel=1e-12)
+    for name in gradients:
+        np.testing.assert_allclose(gradients[name], gradients_[name], rtol=1e-9, atol=1e-15)
+        np.testing.assert_allclose(trained[name], trained_[name], rtol=1e-9, atol=1e-15)
+
+
+def is_shared_out(call: Any, trainer: Trainer) -> bool:
+    """Whether a call of a tape hands its parts to the trainer's threads."""
+    return getattr(call, "func", None) == getattr(trainer._threads, "run", 0)
+
+
+def test_two_runs_with_shared_products_give_the_same_bits(batch: tuple[Any, Any]) -> None:
+    """Which thread computes what follows from the shapes."""
+    found = []
+    for _ in range(2):
+        trainer = wide()
+        found.append(trainer.train_epoch(batch[0].astype(np.float32), batch[1]))
+        trainer.close()
+    np.testing.assert_array_equal(*found)
+
+
+def test_small_products_are_left_to_blas(batch: tuple[Any, Any]) -> None:
+    """Handing them to threads would take longer than they do."""
+    trainer = wide(units=64)
+    trainer.train_epoch(batch[0].astype(np.float32), batch[1])
+    calls = [call for tape in trainer.tapes for step in tape.instructions for call in step.calls]
+    assert not any(is_shared_out(call, trainer) for call in calls)
+    trainer.close()
+
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda a: a,
+    "columns": lambda a: np.asfortranarray(a),
+    "part": lambda a: np.tile(a, 2)[:, : a.shape[1]],
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("shape", [(3, 5, 200), (200, 5, 3), (64, 1, 40), (1, 300, 90), (90, 300, 1), (33, 17, 65)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_of_a_product_make_the_whole(layout: str, shape: tuple[int, int, int], threads: int) -> None:
+    """Whatever its sides, the order of its operands in memory and the number of threads."""
+    rng = np.random.default_rng(0)
+    m, k, n = shape
+    a, b = (LAYOUTS[layout](rng.random(sides)) for sides in ((m, k), (k, n)))
+    out = np.full((m, n), np.nan)
+
+    def run(calls: Any) -> None:
+        assert 1 <= len(calls) <= threads
+        for call in calls:
+            call()
+
+    products.shared(partial(np.matmul, a, b, out), run, threads)()
+    np.testing.assert_allclose(out, a @ b, rtol=1e-12)

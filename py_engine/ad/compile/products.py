@@ -1,20 +1,26 @@
-"""What makes matrix products fast from the first one on.
+"""What makes matrix products fast: BLAS's buffers in memory from the first one on, and threads that share large ones.
 
 OpenBLAS packs the operands of a product into buffers that it keeps, and its kernels prefetch what lies behind the part
 that they multiply. A page of such a buffer that was never written to is not in memory, and every prefetch from it walks
 the page tables in vain: products of a few hundred rows or columns took up to 3.5 times as long (kernels for AVX2, in a
 virtual machine) until a larger one had run in the same process. So a large one is run before the first that matters.
+
+OpenBLAS's own threads wait for the next product busily, which slows down what else is done with threads, such as the
+update of the parameters. A team of threads computes large products as fast: each takes some rows or columns of the
+result.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from py_engine.ad.op import Equation
+from py_engine.ad.op import Call, Equation
 from py_engine.ad.tensor import FLOATS
 
 ROWS, COLUMNS, LENGTH = 48, 1024, 1024
@@ -51,3 +57,41 @@ def touch_buffers_once(dtype: Any) -> None:
         if dtype not in _touched:
             touch_buffers(dtype)
             _touched.add(dtype)
+
+
+SHARED_FLOPS, SHARED_BYTES = 2**24, 2**21
+"""Of a product from which on sharing it out to threads takes little of its time: of as many operations, or operands and
+result of as many bytes."""
+
+LINE = 16
+"""Rows or columns that threads do not share: a cache line of float32."""
+
+
+def is_shared(call: Call) -> bool:
+    """Whether a call is a product of two matrices that is large enough to be shared out."""
+    if not isinstance(call, partial) or call.func not in (np.matmul, np.dot) or len(call.args) != 3:
+        return False
+    a, b, out = call.args
+    flops = 2 * out.size * a.shape[-1]
+    return bool(out.ndim == 2 and (flops >= SHARED_FLOPS or a.nbytes + b.nbytes + out.nbytes >= SHARED_BYTES))
+
+
+def shared(call: Call, run: Callable[[Sequence[Call]], None], threads: int) -> Call:
+    """Return a call that has `run` do parts of a product at the same time, one in each of so many threads.
+
+    The parts are rows of the result, each the product with the whole right matrix, or columns, with the whole left one:
+    the smaller of the two is read by all threads.
+    """
+    assert isinstance(call, partial)
+    a, b, out = call.args
+    axis = 1 if a.size < b.size and call.func is np.matmul else 0  # dot writes to memory in one piece only
+    length = out.shape[axis]
+    ends = [length * k // threads // LINE * LINE for k in range(threads)] + [length]
+
+    def part(start: int, stop: int) -> Call:
+        mine = slice(start, stop)
+        if axis:
+            return partial(call.func, a, b[:, mine], out[:, mine])
+        return partial(call.func, a[mine], b, out[mine])
+
+    return partial(run, [part(start, stop) for start, stop in pairwise(ends) if start < stop])

@@ -12,7 +12,7 @@ import contextvars
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 
 from py_engine.ad.compile.fusion import fuse
 from py_engine.ad.compile.plan import Value, plan
-from py_engine.ad.compile.products import dtypes_of_products, touch_buffers_once
+from py_engine.ad.compile.products import dtypes_of_products, is_shared, shared, touch_buffers_once
 from py_engine.ad.compile.reassociation import add_early
 from py_engine.ad.compile.straight_line import Scalar, straight_line
 from py_engine.ad.compile.zero_copy import ZeroCopyCall
@@ -217,6 +217,23 @@ class Tape:
             return self._zero_copy(arrays)
         finally:
             self._replaying = False
+
+    def share_products(self, run: Callable[[Sequence[Call]], None], threads: int) -> bool:
+        """Have `run` do parts of each large matrix product, one in each of so many threads.
+
+        Returns False, and changes nothing, where other products take most of the operations.
+        """
+        products = [step for step in self.instructions if step.equation.op.product]
+        large = {id(step) for step in products if len(step.calls) == 1 and is_shared(step.calls[0])}
+        flops = sum(step.equation.flops for step in products)
+        if 4 * sum(step.equation.flops for step in products if id(step) in large) < 3 * max(flops, 1):
+            return False
+        self.instructions = [
+            replace(step, calls=(shared(step.calls[0], run, threads),)) if id(step) in large else step
+            for step in self.instructions
+        ]
+        self._calls = [call for step in self.instructions for call in step.calls]
+        return True
 
     def poison(self, byte: int) -> None:
         """Fill all memory that a run must not rely on with one byte; for tests."""
