@@ -205,7 +205,7 @@ RENAMED = {
 PYTHON_ONLY = {
     **{f"ad/{folder}/__init__.py": "makes the folder a package" for folder in ("ops", "compile", "control")},
     "ad/draw.py": "pictures of graphs, for which one engine is enough",
-    "ad/compile/products.py": "buffers of BLAS in memory from the first product on, and large products shared by threads",
+    "ad/compile/products.py": "BLAS has its buffers in memory from the first product on; threads share large products",
     "ad/compile/reassociation.py": "gradients' sums added early; in Julia they are added where they come up",
     "ad/ops/arguments.py": "numpy's own signatures, and what is refused of them; Julia's methods say so themselves",
     **{
