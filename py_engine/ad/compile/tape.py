@@ -221,8 +221,10 @@ class Tape:
     def share_products(self, run: Callable[[Sequence[Call]], None], threads: int) -> bool:
         """Have `run` do parts of each large matrix product, one in each of so many threads.
 
-        Returns False, and changes nothing, where other products take most of the operations.
+        Returns False, and changes nothing, where other products take most of the operations or nothing is preallocated.
         """
+        if not self.techniques.preallocate:  # the calls are not what runs
+            return False
         products = [step for step in self.instructions if step.equation.op.product]
         large = {id(step) for step in products if len(step.calls) == 1 and is_shared(step.calls[0])}
         flops = sum(step.equation.flops for step in products)
