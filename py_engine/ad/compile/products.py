@@ -1,9 +1,9 @@
 """What makes matrix products fast: BLAS's buffers in memory from the first one on, and threads that share large ones.
 
 OpenBLAS packs the operands of a product into buffers that it keeps. Products of a few hundred rows or columns took
-up to 3.5 times as long (kernels for AVX2, in a virtual machine) until a larger one had run in the same process: probably
-since kernels prefetch what lies behind the part that they multiply, and a page that was never written to is not in
-memory. So a large product is run before the first that matters.
+up to 3.5 times as long (kernels for AVX2, in a virtual machine) until a larger one had run in the same process,
+probably since kernels prefetch what lies behind the part that they multiply, and a page that was never written to is
+not in memory. So a large product is run before the first that matters.
 
 OpenBLAS's own threads wait for the next product busily, which slows down what else is done with threads, such as the
 update of the parameters. A team of threads computes large products as fast: each takes some rows or columns of the
