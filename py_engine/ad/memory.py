@@ -1,4 +1,4 @@
-"""Memory: arrays that start on a cache line; and freed memory, which is kept for the next gradient.
+"""Memory: arrays that start on a cache line, and their parts that do; freed memory, kept for the next gradient.
 
 A gradient taken eagerly holds all values of the forward pass and frees them at once. The C library then gives them
 back to the system, page by page, only to fetch them again for the next gradient: that costs several times the
@@ -14,6 +14,7 @@ import ctypes
 import os
 import sys
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,16 @@ def aligned_zeros(size: int) -> NDArray[np.uint8]:
     memory = np.zeros(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size]
+
+
+def stretches(length: int, count: int) -> list[slice]:
+    """Return about equal parts of `length` elements for at most `count` threads, none of them empty but of no elements.
+
+    All begin at multiples of 16 elements: threads do not share a cache line of float32.
+    """
+    line = ALIGNMENT // 4
+    ends = [length * k // count // line * line for k in range(count)] + [length]
+    return [slice(start, stop) for start, stop in pairwise(ends) if start < stop] or [slice(0, 0)]
 
 
 @cache

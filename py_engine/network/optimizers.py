@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from py_engine.ad.memory import stretches
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
 from py_engine.network.threads import Task, Team
 
@@ -44,9 +45,6 @@ SPLIT_FROM = 131_072
 
 SMALLEST_EPS = 1e-30
 """A smaller epsilon would vanish in float32 and leave 0 / 0 where a gradient is zero."""
-
-LINE = 16
-"""Elements that threads don't share: a cache line of float32."""
 
 _Block = tuple[Vector, Vector, Vector, Vector, tuple[Vector, ...]]
 """Parameters, gradient, decayed gradient, scratch, state."""
@@ -228,8 +226,8 @@ class Optimizer(ABC):
     def _tasks(self, vector: Vector, gradient: Vector, threads: int, length: int) -> list[Task]:
         """One task for each thread: the update of its part, block by block."""
         tasks: list[Task] = []
-        ends = [vector.size * k // threads // LINE * LINE for k in range(threads)] + [vector.size]
-        for first, last in itertools.pairwise(ends):
+        for mine in stretches(vector.size, threads):
+            first, last = mine.start, mine.stop
             decayed, scratch = np.empty((2, min(length, last - first)), vector.dtype)
             blocks: list[_Block] = []
             edges = {*range(first, last, length), *(cut for cut in self._cuts if first < cut < last), last}

@@ -175,11 +175,11 @@ class Replay:
         ]
 
     def share_products(self, team: Team) -> None:
-        """Have the threads of a team compute parts of the products of a whole batch, where that pays."""
+        """Have the threads of a team compute parts of the large products of a whole batch."""
         tape = self.shards[0].tape
-        if tape.share_products(team.run, team.size):
-            self.blas_threads = 1
-            _touch_buffers(tape, team)
+        tape.share_products(team.run, team.size)
+        self.blas_threads = 1
+        _touch_buffers(tape, team)
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Gather, compute, reduce."""

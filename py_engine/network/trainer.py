@@ -356,16 +356,23 @@ class Trainer:
     def _step(self, samples: int, x: Array, y: Array, team: Team | None) -> Step:
         """Return the step for batches of this many samples, planned when it is first needed."""
         key = self._step_key(samples, x, y, team)
-        step = self._steps.get(key)
-        if step is None:
-            with self._blas_threads(self.threads if team is None else 1):
-                step = make_step(self.chain, self._objective, x, y, samples, self._gradient, team, self.techniques)
-            if isinstance(step, Replay) and team is None and self.techniques.split_batch:
-                with self._blas_threads(1):
-                    if (threads := self._all_threads()) is not None:
-                        step.share_products(threads)
-            self._steps[key] = step
-        return step
+        if key not in self._steps:
+            step = self._steps[key] = self._planned(samples, x, y, team)
+            if team is None:
+                self._share_products(step)
+        return self._steps[key]
+
+    def _planned(self, samples: int, x: Array, y: Array, team: Team | None) -> Step:
+        with self._blas_threads(self.threads if team is None else 1):
+            return make_step(self.chain, self._objective, x, y, samples, self._gradient, team, self.techniques)
+
+    def _share_products(self, step: Step) -> None:
+        """Have the trainer's threads share the large products of a whole batch, if it has any."""
+        if self.threads == 1 or not self.techniques.split_batch or not isinstance(step, Replay):
+            return
+        if step.shards[0].tape.large_products() and (team := self._all_threads()) is not None:
+            with self._blas_threads(1):
+                step.share_products(team)
 
     def _blas_threads_of(self, *steps: Step) -> int:
         """Return how many threads BLAS has in these steps: one where any of them leaves the threads to others."""
@@ -396,14 +403,14 @@ class Trainer:
             return False
         if not self.chain.splits:
             return False
-        whole = self._step(samples, x, y, None)  # kept, if batches are not split
+        whole = self._planned(samples, x, y, None)
         assert isinstance(whole, Replay)
         tape = whole.shards[0].tape
-        if any(step.equation.op.couples_batch for step in tape.instructions):
-            return False
-        splits = how.split_batch is True or splitting_pays(tape, self.threads)
-        if splits:
-            del self._steps[self._step_key(samples, x, y, None)]
+        couples = any(step.equation.op.couples_batch for step in tape.instructions)
+        splits = not couples and (how.split_batch is True or splitting_pays(tape, self.threads))
+        if not splits:
+            self._steps[self._step_key(samples, x, y, None)] = whole
+            self._share_products(whole)
         return splits
 
     @property

@@ -12,6 +12,7 @@ import pytest
 
 import py_engine as pe
 from py_engine.ad.compile import products
+from py_engine.ad.memory import stretches
 from py_engine.network import Chain, Dense, Trainer, steps
 
 LARGE = np.ones((128, 128))
@@ -151,3 +152,21 @@ def test_parts_of_a_product_make_the_whole(layout: str, shape: tuple[int, int, i
 
     products.shared(partial(np.matmul, a, b, out), run, threads)()
     np.testing.assert_allclose(out, a @ b, rtol=1e-12)
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 100, 1000])
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_stretches_cover_all_elements_once(length: int, count: int) -> None:
+    """And begin where a cache line may."""
+    found = stretches(length, count)
+    assert 1 <= len(found) <= count
+    assert [k for part in found for k in range(length)[part]] == list(range(length))
+    assert all(part.start % 16 == 0 for part in found)
+
+
+def test_a_small_network_starts_no_threads(batch: tuple[Any, Any]) -> None:
+    """They would have nothing to do."""
+    trainer = wide(units=8)
+    trainer.train_epoch(batch[0].astype(np.float32), batch[1])
+    assert trainer._threads is None
+    trainer.close()

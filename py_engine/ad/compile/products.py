@@ -15,11 +15,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from py_engine.ad.memory import stretches
 from py_engine.ad.op import Call, Equation
 from py_engine.ad.tensor import FLOATS
 
@@ -63,12 +63,9 @@ SHARED_FLOPS, SHARED_BYTES = 2**24, 2**21
 """Of a product from which on sharing it out to threads takes little of its time: of as many operations, or operands and
 result of as many bytes."""
 
-LINE = 16
-"""Rows or columns that threads do not share: a cache line of float32."""
 
-
-def is_shared(call: Call) -> bool:
-    """Whether a call is a product of two matrices that is large enough to be shared out."""
+def worth_sharing(call: Call) -> bool:
+    """Whether a call is a product of two matrices that is large enough to be shared out to threads."""
     if not isinstance(call, partial) or call.func not in (np.matmul, np.dot) or len(call.args) != 3:
         return False
     a, b, out = call.args
@@ -85,13 +82,10 @@ def shared(call: Call, run: Callable[[Sequence[Call]], None], threads: int) -> C
     assert isinstance(call, partial)
     a, b, out = call.args
     axis = 1 if a.size < b.size and call.func is np.matmul else 0  # dot writes to memory in one piece only
-    length = out.shape[axis]
-    ends = [length * k // threads // LINE * LINE for k in range(threads)] + [length]
 
-    def part(start: int, stop: int) -> Call:
-        mine = slice(start, stop)
+    def part(mine: slice) -> Call:
         if axis:
             return partial(call.func, a, b[:, mine], out[:, mine])
         return partial(call.func, a[mine], b, out[mine])
 
-    return partial(run, [part(start, stop) for start, stop in pairwise(ends) if start < stop])
+    return partial(run, [part(mine) for mine in stretches(out.shape[axis], threads)])

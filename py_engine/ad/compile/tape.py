@@ -21,7 +21,7 @@ import numpy as np
 
 from py_engine.ad.compile.fusion import fuse
 from py_engine.ad.compile.plan import Value, plan
-from py_engine.ad.compile.products import dtypes_of_products, is_shared, shared, touch_buffers_once
+from py_engine.ad.compile.products import dtypes_of_products, shared, touch_buffers_once, worth_sharing
 from py_engine.ad.compile.reassociation import add_early
 from py_engine.ad.compile.straight_line import Scalar, straight_line
 from py_engine.ad.compile.zero_copy import ZeroCopyCall
@@ -218,24 +218,23 @@ class Tape:
         finally:
             self._replaying = False
 
-    def share_products(self, run: Callable[[Sequence[Call]], None], threads: int) -> bool:
-        """Have `run` do parts of each large matrix product, one in each of so many threads.
+    def large_products(self) -> set[int]:
+        """Return the places, among the instructions, of matrix products that are worth sharing out to threads.
 
-        Returns False, and changes nothing, where other products take most of the operations or nothing is preallocated.
+        There are none where other products take over a quarter of all operations, or the calls are not what runs.
         """
-        if not self.techniques.preallocate:  # the calls are not what runs
-            return False
-        products = [step for step in self.instructions if step.equation.op.product]
-        large = {id(step) for step in products if len(step.calls) == 1 and is_shared(step.calls[0])}
-        flops = sum(step.equation.flops for step in products)
-        if 4 * sum(step.equation.flops for step in products if id(step) in large) < 3 * max(flops, 1):
-            return False
-        self.instructions = [
-            replace(step, calls=(shared(step.calls[0], run, threads),)) if id(step) in large else step
-            for step in self.instructions
-        ]
+        products = {k: step for k, step in enumerate(self.instructions) if step.equation.op.product}
+        large = {k for k, step in products.items() if len(step.calls) == 1 and worth_sharing(step.calls[0])}
+        flops = sum(step.equation.flops for step in products.values())
+        most = 4 * sum(products[k].equation.flops for k in large) >= 3 * flops
+        return large if most and self.techniques.preallocate else set()
+
+    def share_products(self, run: Callable[[Sequence[Call]], None], threads: int) -> None:
+        """Have `run` do parts of each of the `large_products`, one in each of so many threads."""
+        for k in self.large_products():
+            step = self.instructions[k]
+            self.instructions[k] = replace(step, calls=(shared(step.calls[0], run, threads),))
         self._calls = [call for step in self.instructions for call in step.calls]
-        return True
 
     def poison(self, byte: int) -> None:
         """Fill all memory that a run must not rely on with one byte; for tests."""
