@@ -169,7 +169,59 @@ end
     end
     @test blas_of(8, 1) == 1       # a second thread would only wait
     @test blas_of(1024, 1) == 2
-    @test blas_of(1024, 64) == (Threads.nthreads() == 1 ? 2 : 1)  # the batch is split
+    @test blas_of(1024, 64) == (Threads.nthreads() == 1 ? 2 : 1)  # the threads share its products
+end
+
+wide(T; threads, options...) = Trainer(Chain(Dense(500 => 900, relu; name="wide"), Dense(900 => 10; name="output");
+    seed=1, dtype=T); batch_size=64, threads=threads, optimizer=Adam(0.001), options...)
+
+wide_problem(T) = (rand(MersenneTwister(1), T, 500, 150), rand(MersenneTwister(2), 1:10, 150))
+
+@testset "threads share the products of a wide network, $T" for T in (Float32, Float64)
+    x, y = wide_problem(T)
+    alone = wide(T; threads=1)
+    losses, tolerance = train_epoch!(alone, x, y), T === Float32 ? 1e-4 : 1e-10
+    @test all(shards -> shards[1].shared === nothing, values(alone.plans))
+    for threads in 2:MANY
+        trainer = wide(T; threads=threads)
+        @test train_epoch!(trainer, x, y) ≈ losses rtol = tolerance
+        @test trainer.vector ≈ alone.vector rtol = tolerance
+        shards = trainer.plans[64, threads]
+        @test length(shards) == 1 && shards[1].shared !== nothing
+        @test all(parts -> length(parts) == length(shards[1].shared.stages) - 1 > 0, shards[1].shared.parts)
+        @test loss_and_gradients(trainer, x[:, 1:64], y[1:64])[1] ≈ loss_and_gradients(alone, x[:, 1:64], y[1:64])[1] rtol = tolerance
+        order, many = repeat(1:150, 10), zeros(24)  # 1,500 rows
+        train_epoch!(trainer, x, y, order, many)
+        allocated_by(trainer, x, y, order, many)
+        @test allocated_by(trainer, x, y, order, many) <= 4000
+        trainer = wide(T; threads=threads)
+        train_epoch!(trainer, x, y)
+        again = wide(T; threads=threads)
+        train_epoch!(again, x, y)
+        @test again.vector == trainer.vector  # bit for bit
+        bad = copy(x)
+        bad[3, 70] = NaN
+        @test_throws NonFiniteError train_epoch!(trainer, bad, y)
+        @test again.vector != trainer.vector && all(isfinite, trainer.vector)  # the step before is taken
+    end
+    @test all(isfinite, wide(T; threads=MANY, techniques=Techniques(concrete=false)).vector)
+end
+
+@testset "parts of a product make the whole, $(m)x$(n)" for (m, n) in ((200, 30), (30, 200), (64, 64), (17, 33)),
+        transposed_a in (false, true), transposed_b in (false, true)
+    random, k = MersenneTwister(4), 50
+    a, b = rand(random, (transposed_a ? (k, m) : (m, k))...), rand(random, (transposed_b ? (n, k) : (k, n))...)
+    out = fill(NaN, m, n)
+    whole = AD.Kernels.Instruction{Float64}(C_NULL, pointer(out), pointer(a), pointer(b), C_NULL, C_NULL, (m, n, k, 1),
+        (m, 0, 0, 0), (size(a, 1), 0, 0, 0), (size(b, 1), 0, 0, 0), (0, 0, 0, 0), (Int(transposed_a), Int(transposed_b), 0, 0),
+        (0.0, 0.0))
+    for threads in (1, 2, 3, 5)
+        fill!(out, NaN)
+        GC.@preserve a b out for j in 1:threads
+            AD.Kernels.matmul!(AD.Kernels.part(whole, threads, j))
+        end
+        @test out ≈ (transposed_a ? a' : a) * (transposed_b ? b' : b)
+    end
 end
 
 @testset "a trainer in a parallel region of its user's" begin

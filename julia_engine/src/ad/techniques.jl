@@ -25,7 +25,8 @@ brackets.
 - `flat_parameters`: one optimizer loop over one vector of all parameters; off: one per tensor.
 - `sparse_columns`: the gradient of an embedding is kept for the columns that were looked up, until the update (row-sparse
   in the papers' layout); off: as a whole matrix, one for each thread.
-- `split_batch`: split the batch over threads, BLAS at one thread inside; off: BLAS has all threads.
+- `split_batch`: split the batch over threads, or the large products of a batch that stays whole, BLAS at one thread inside;
+  off: BLAS has all threads.
 
 `@inbounds` and `@simd` are compiled into the loops: start Julia with `TWINGRAD_SIMD=0` in the environment and
 `--compiled-modules=no` to have the loops without them.

@@ -85,7 +85,8 @@ end
 """
 A part of a batch: its tape, its place in the batch, and its gradient vector, with the gradients of `columns` apart from
 it. Its loss counts by its share of the batch. `states` are layers' new states: where they go, where they are, how many.
-`meeting` is where it meets the other parts, if it does.
+`meeting` is where it meets the other parts, if it does; `shared` the tape's code for threads that share the products of a
+whole batch.
 """
 struct Shard{T}
     tape::Tape
@@ -99,6 +100,16 @@ struct Shard{T}
     states::Vector{Tuple{Ptr{T},Ptr{T},Int}}
     meeting::Union{Nothing,Meeting}
     large_products::Bool  # large enough for several threads of BLAS
+    shared::Union{Nothing,AD.Kernels.SharedCode{T}}
+end
+
+"""The same part of a batch with its products shared out to threads; `nothing` where other products take most of the work."""
+function with_shared_products(shard::Shard{T}, threads::Int) where {T}
+    techniques = shard.tape.techniques
+    shared = techniques.preallocate && techniques.concrete ? AD.Kernels.shared_code(T, shard.tape.code, threads) : nothing
+    shared === nothing && return nothing
+    return Shard{T}(shard.tape, shard.x, shard.y, shard.first, shard.count, shard.loss, shard.gradient, shard.columns,
+        shard.states, shard.meeting, shard.large_products, shared)
 end
 
 """Plan a part of a batch; with `sparse`, gradients of matrices of which columns are looked up are kept as `columns`."""
@@ -142,24 +153,61 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
     states = Tuple{Ptr{T},Ptr{T},Int}[(pointer(parameters.vector) + sizeof(T) * layout.offsets[i],
         Ptr{T}(address(tape.outputs[first_state+k])), prod(layout.dims[i])) for (k, (i, _)) in enumerate(news)]
     return Shard{T}(tape, address(tape.inputs[1]), address(tape.inputs[2]), first, count, pointer(tape.outputs[1]::Array{T,0}),
-        gradient, columns, states, meeting, AD.Kernels.multiplications_per_call(tape.code) >= LEAST_SHARED)
+        gradient, columns, states, meeting, AD.Kernels.multiplications_per_call(tape.code) >= LEAST_SHARED, nothing)
 end
 
 """Multiplications of a product from which on a second thread of BLAS saves more than it costs."""
 const LEAST_SHARED = 2^19
 
 """
-BLAS threads for the steps of these parts of a batch: all for a whole batch of large products, else one. Between products the
-other threads of BLAS wait busily, which slows the first where they share a core: a step of small products took twice as long.
+BLAS threads for the steps of these parts of a batch: all for a whole batch of large products that no others share, else one.
+Between products the other threads of BLAS wait busily, which slows the first where they share a core: a step of small
+products took twice as long.
 It follows from sizes alone, so that every run gives the same numbers.
 """
-blas_threads(shards::Vector{<:Shard}, threads::Int) = length(shards) == 1 && shards[1].large_products ? threads : 1
+blas_threads(shards::Vector{<:Shard}, threads::Int) =
+    length(shards) == 1 && shards[1].large_products && shards[1].shared === nothing ? threads : 1
+
+"""
+How often each further thread moves a gradient that all threads have: its products read the weight twice and write its gradient,
+and the sum reads two gradients and writes one.
+"""
+const GRADIENT_MOVES = 6
+
+"""
+Whether one part of the batch for each thread takes less time than threads that share the products of the whole batch: where
+all but the products moves more bytes than summing the gradients does. It follows from sizes alone.
+"""
+function splitting_pays(shards::Vector{Shard{T}}) where {T}
+    code = shards[1].tape.code
+    multiplies(step) = AD.Kernels.has_product(code.f32, step.singles) || AD.Kernels.has_product(code.f64, step.doubles)
+    others = filter(step -> step.equation.op.view === nothing && !multiplies(step), shards[1].tape.steps)
+    kept_apart = sum(Int[c.height * c.width for c in shards[1].columns])
+    summed = (length(shards[1].gradient) - kept_apart) * sizeof(T)
+    return sum(Int[AD.bytes_moved(step) for step in others]) > GRADIENT_MOVES * summed
+end
 
 """Gather the rows of this part of the batch that begins after `start` rows, and replay."""
 @inline function run!(shard::Shard, data::Data, start::Int)
     gather!(shard.x, shard.y, data, start + shard.first, shard.count)
     AD.run!(shard.tape)
     return nothing
+end
+
+"""
+What thread `k` of a team does of a whole batch whose products are shared: its parts of these, and as the first one all that
+is between them. False when one of the threads will never come.
+"""
+@inline function run!(shard::Shard{T}, shared::AD.Kernels.SharedCode{T}, data::Data, start::Int, team::Team, k::Int) where {T}
+    k == 1 && gather!(shard.x, shard.y, data, start + shard.first, shard.count)
+    for j in 1:length(shared.stages)
+        k == 1 && GC.@preserve shard AD.Kernels.execute_stage!(shared, j)
+        j == length(shared.stages) && break
+        meet!(team) || return false
+        AD.Kernels.execute_product!(shared, k, j)
+        meet!(team) || return false
+    end
+    return true
 end
 
 """Let the parts of a batch that meet wait for the threads of this team."""

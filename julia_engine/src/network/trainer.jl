@@ -3,7 +3,8 @@
 # A mini-batch is gathered straight into the tapes' input buffers, each tape leaves its gradients in one flat vector, and
 # the optimizer runs over that vector: a step allocates nothing. With more than one thread the batch is split into shards,
 # one per thread, each with buffers and a gradient vector of its own and BLAS at one thread; the sum of the gradients is
-# fused with the update, of which every thread does a stretch. Of a matrix whose columns are looked up (an embedding) only
+# fused with the update, of which every thread does a stretch. Where the gradients are more than all that a split spreads, a
+# batch stays whole, and the threads share its products. Of a matrix whose columns are looked up (an embedding) only
 # the gradients of those columns are kept; the update spreads them out, a block at a time, in the cache.
 
 """Mean loss and share of right answers (NaN where the loss has no notion of a right answer)."""
@@ -420,7 +421,8 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     forget!(others)
     foreach(shard -> AD.check_ready(shard.tape), shards)
     foreach(shard -> AD.check_ready(shard.tape), others)
-    team = threads_to_use(trainer.team.size) == trainer.team.size && length(shards) > 1 ? trainer.team : ALONE
+    works_together = length(shards) > 1 || shards[1].shared !== nothing
+    team = threads_to_use(trainer.team.size) == trainer.team.size && works_together ? trainer.team : ALONE
     before = set_blas_threads(blas_threads(shards, trainer.threads))
     steps, pending = trainer.state.steps, trainer.pending
     failed = 0
@@ -466,9 +468,13 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         own = part(trainer.communicator, min(batch, data.rows - start))
         j = k
         finite = true
+        shared = shards[1].shared
+        if team.size > 1 && shared !== nothing
+            run!(shards[1], shared, data, start + own.first, team, k) || return 0
+        end
         while j <= length(shards)
             shard = shards[j]
-            run!(shard, data, start + own.first)
+            team.size > 1 && shared !== nothing || run!(shard, data, start + own.first)
             finite &= isfinite(unsafe_load(shard.loss)) && all_finite(trainer, shard)
             for c in shard.columns
                 collect!(c)
@@ -765,6 +771,10 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
     make(threads) = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
         target_type(trainer), samples, threads, trainer.gradient, trainer.techniques, trainer.sparse)
     shards = make(threads)
+    if threads > 1 && trainer.team.size == threads && !splitting_pays(shards)
+        whole = with_shared_products(make(1)[1], threads)
+        whole === nothing || (shards = Shard{T}[whole])
+    end
     couples = any(e -> e.op.couples_batch && e.op !== SUM_OF_PARTS, shards[1].tape.program.equations)
     orders = unique(Vector{Int}[sums_of(shard.tape) for shard in shards])
     threads > 1 && (couples || length(orders) > 1) && (shards = make(1))  # parts of other orders would wait for each other

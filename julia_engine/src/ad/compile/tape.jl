@@ -300,10 +300,12 @@ function costs(tape::Tape; repeats::Int=3)
         execute!(p.f64, first(step.doubles), last(step.doubles))
         least[k] = min(least[k], (time_ns() - before) / 1e9)
     end
-    moved(step) = sum(Int[length(m) * sizeof(m.eltype) for m in vcat(step.memories, step.outs)])
-    return Tuple{Equation,Float64,Int}[(step.equation, least[k], moved(step)) for (k, step) in enumerate(tape.steps)
+    return Tuple{Equation,Float64,Int}[(step.equation, least[k], bytes_moved(step)) for (k, step) in enumerate(tape.steps)
                                        if step.equation.op.view === nothing]
 end
+
+"""The bytes of what a step reads and writes."""
+bytes_moved(step::Step) = sum(Int[length(m) * sizeof(m.eltype) for m in vcat(step.memories, step.outs)])
 
 """
     diagnose(tape)

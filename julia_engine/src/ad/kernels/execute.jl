@@ -306,12 +306,17 @@ Run all instructions. Whoever calls this keeps the memory that they use alive.
 """
 @noinline function execute!(p::Instructions)
     for k in 1:length(p.segments)
-        s = @inbounds p.segments[k]
-        if s.tile != 0
-            s.single ? execute_tiles!(p.f32, s, p.moves) : execute_tiles!(p.f64, s, p.moves)
-        else
-            s.single ? execute!(p.f32, s.first, s.last) : execute!(p.f64, s.first, s.last)
-        end
+        execute_segment!(p, k)
+    end
+    return nothing
+end
+
+@inline function execute_segment!(p::Instructions, k::Int)
+    s = @inbounds p.segments[k]
+    if s.tile != 0
+        s.single ? execute_tiles!(p.f32, s, p.moves) : execute_tiles!(p.f64, s, p.moves)
+    else
+        s.single ? execute!(p.f32, s.first, s.last) : execute!(p.f64, s.first, s.last)
     end
     return nothing
 end
