@@ -98,9 +98,14 @@ def samples_of(x: Tensor) -> int:
     return len(x) if _CURRENT.meeting is None else _CURRENT.meeting.samples
 
 
+def meets(attrs: Mapping[str, Any]) -> bool:
+    """Whether an op with these attributes is a sum over all parts of a batch."""
+    return "meeting" in attrs
+
+
 def sums(attrs: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the numbers of the sums that a tape meets the others for, in order, from its ops' attributes."""
-    return [at["number"] for at in attrs if "meeting" in at]
+    return [at["number"] for at in attrs if meets(at)]
 
 
 def _bind(arrays: Sequence[Array], out: Array, scratch: Scratch, meeting: Meeting, thread: int, number: int) -> Any:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.chain import Chain
 from py_engine.network.layers import collect_updates
 from py_engine.network.losses import Loss
-from py_engine.network.meeting import Meeting, sums
+from py_engine.network.meeting import Meeting, meets, sums
 from py_engine.network.parameters import FlatVector, Layout
 from py_engine.network.threads import Team
 
@@ -51,10 +52,11 @@ class Step(Protocol):
         """Explain a NaN or infinity of the last run."""
 
 
+TracedStep: TypeAlias = tuple[Program, list[str], list[tuple[Tensor, Tensor]]]
+
+
 @restoring
-def trace_step(
-    chain: Chain, loss: Loss, x: Tensor, y: Tensor, share: float = 1.0
-) -> tuple[Program, list[str], list[tuple[Tensor, Tensor]]]:
+def trace_step(chain: Chain, loss: Loss, x: Tensor, y: Tensor, share: float = 1.0) -> TracedStep:
     """Trace forward and backward pass of a mini-batch as it is trained on, before anything is simplified or fused.
 
     Args:
@@ -82,58 +84,58 @@ class Shard:
     """A part of a batch: its tape, which gathers nothing and allocates nothing, and its gradient vector.
 
     Args:
-        chain, loss: what is differentiated.
-        x, y: the data, for its shapes and dtypes.
-        part: which rows of a batch of `samples` this shard computes; its loss counts by its share of them.
+        traced: what `trace_step` gives for this part of the batch.
+        part: which rows of the batch it computes.
         gradient: where the tape leaves the gradient.
         sparse: whether gradients of embeddings are left out of it, as the rows that are to be added up.
-        meeting, thread: where the shards of a batch meet whose samples affect each other, and which of them this is.
 
     Attributes:
         rows: for each parameter whose gradient is left sparse, the equation that would make it, its inputs' arrays.
     """
 
     def __init__(
-        self,
-        chain: Chain,
-        loss: Loss,
-        x: Array,
-        y: Array,
-        part: slice,
-        samples: int,
-        gradient: FlatVector,
-        techniques: Techniques,
-        sparse: bool = False,
-        meeting: Meeting | None = None,
-        thread: int = 0,
+        self, traced: TracedStep, part: slice, gradient: FlatVector, techniques: Techniques, sparse: bool = False
     ) -> None:
-        size = part.stop - part.start
-        inputs = [Tensor.symbol((size, *a.shape[1:]), a.dtype, name) for a, name in ((x, "x"), (y, "y"))]
-        with nullcontext() if meeting is None else meeting.tracing(thread):
-            share = 1.0 if loss.couples_batch else size / samples  # a loss that couples the batch divides by all of it
-            program, gradients_of, updates = trace_step(chain, loss, inputs[0], inputs[1], share)
+        program, gradients_of, updates = traced
         named = dict(zip(gradients_of, program.outputs[1:], strict=False))
         if sparse:  # which op makes a gradient is known only once it is fused
             program = rewritten(program, techniques)
         value, *news = program.outputs[0], *program.outputs[1 + len(named) :]
         named = dict(zip(named, program.outputs[1 : 1 + len(named)], strict=True))
         made = {id(y): equation for equation in program.equations for y in equation.outputs}
-        rows = {}
+        self._sparse = {}
         for name, g in named.items():
             last = made.get(id(g))
             if sparse and last is not None and last.op.sum_rows is not None:
-                rows[name] = last
-        dense = [name for name in named if name not in rows]
-        outputs = [value, *(named[name] for name in dense), *(x for last in rows.values() for x in last.inputs)]
-        program = prune(replace(program, outputs=(*outputs, *news)))
+                self._sparse[name] = last
+        self._dense = [name for name in named if name not in self._sparse]
+        rows = [x for last in self._sparse.values() for x in last.inputs]
+        outputs = (value, *(named[name] for name in self._dense), *rows, *news)
+        program = prune(replace(program, outputs=outputs))
+        self._updated = [parameter for parameter, _ in updates]
+        self._use(Tape(program, self._results(gradient), techniques), part, gradient)
+
+    def beside(self, part: slice, gradient: FlatVector) -> Shard | None:
+        """Return the shard of as many other rows of the batch; None if it can't be planned by this one's plan."""
+        if part.stop - part.start != self.part.stop - self.part.start:
+            return None
+        tape = self.tape.beside(self._results(gradient))
+        if tape is None:
+            return None
+        shard = copy.copy(self)
+        shard._use(tape, part, gradient)
+        return shard
+
+    def _results(self, gradient: FlatVector) -> dict[int, Array]:
+        return {k + 1: gradient.arrays[name] for k, name in enumerate(self._dense)}
+
+    def _use(self, tape: Tape, part: slice, gradient: FlatVector) -> None:
+        self.tape = tape
         self.part = part
         self.gradient = gradient
-        results = {k + 1: gradient.arrays[name] for k, name in enumerate(dense)}
-        self.tape = Tape(program, results, techniques)
-        found_rows = iter(self.tape.outputs[1 + len(dense) : len(outputs)])
-        self.rows = {name: (last, [next(found_rows) for _ in last.inputs]) for name, last in rows.items()}
-        computed = self.tape.outputs[len(outputs) :]
-        self.updates = [(parameter.numpy(), new) for (parameter, _), new in zip(updates, computed, strict=True)]
+        found = iter(tape.outputs[1 + len(self._dense) :])
+        self.rows = {name: (last, [next(found) for _ in last.inputs]) for name, last in self._sparse.items()}
+        self.updates = [(parameter.numpy(), new) for parameter, new in zip(self._updated, found, strict=True)]
 
     def run(self, x: Array, y: Array, rows: Rows) -> None:
         """Gather the rows of this part and replay."""
@@ -144,20 +146,32 @@ class Shard:
         self.tape.run()
 
     @property
+    def summed(self) -> int:
+        """The bytes of those gradients that are summed with the other shards' as they are."""
+        return sum(self.gradient.arrays[name].nbytes for name in self._dense)
+
+    @property
     def loss(self) -> float:
         """The loss of the last run, times the shard's share of the batch."""
         return self.tape.outputs[0].item()  # type: ignore[no-any-return]
 
 
 class Replay:
-    """Replay one tape, or one per thread with their gradients summed."""
+    """Replay one tape, or one per thread with their gradients summed.
 
-    def __init__(self, shards: list[Shard], team: Team | None, meeting: Meeting | None = None) -> None:
+    Args:
+        shards: the parts of the batch.
+        meeting: where they meet, if they do.
+        shares: whether the threads that `work_in` gives share the large products of a whole batch.
+    """
+
+    def __init__(self, shards: list[Shard], meeting: Meeting | None = None, shares: bool = False) -> None:
         self.shards = shards
         self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
+        self.uses_team = len(shards) > 1 or shares
+        self.blas_threads: int | None = 1 if self.uses_team else None
         self._meeting = meeting
-        self._team = team
-        self.blas_threads: int | None = None if team is None else 1
+        self._team: Team | None = None
         first, *others = shards
         self._leave: list[list[Call]] = [[] for _ in shards]
         added: list[list[Call]] = [[] for _ in shards]
@@ -174,18 +188,22 @@ class Replay:
             for part in _dense_parts(first.gradient.layout, first.rows)
         ]
 
-    def share_products(self, team: Team) -> None:
-        """Have the threads of a team compute parts of the large products of a whole batch."""
+    def work_in(self, team: Team) -> None:
+        """Run in this team's threads from now on: a shard in each, or parts of the large products of a whole batch."""
         tape = self.shards[0].tape
-        tape.share_products(team.run, team.size)
-        self.blas_threads = 1
-        _touch_buffers(tape, team)
+        if len(self.shards) == 1:
+            tape.share_products(team.run, team.size)
+        self._team = team
+        # Products that are computed at the same time have a buffer of BLAS each: have all of them in memory.
+        for dtype in dtypes_of_products(tape.program.equations):
+            team.run([partial(touch_buffers, dtype)] * team.size)
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Gather, compute, reduce."""
-        if self._team is None:
+        if len(self.shards) == 1:
             self.shards[0].run(x, y, rows)
             return self.shards[0].loss
+        assert self._team is not None
         with nullcontext() if self._meeting is None else self._meeting.running():
             self._team.run([partial(self._run_shard, k, x, y, rows) for k in range(len(self.shards))])
         if self._add:
@@ -290,17 +308,14 @@ def make_step(
     y: Array,
     samples: int,
     gradient: FlatVector,
-    team: Team | None,
+    threads: int,
     techniques: Techniques,
 ) -> Step:
     """Return the step for batches of `samples` rows that the techniques choose.
 
-    With a `team` the batch is split into one shard per thread of it.
+    With more than one thread the batch is split into one shard for each where `techniques.split_batch` says so, or
+    that is "auto" and `splitting_pays`. A step that `uses_team` is to be given one before it runs.
     """
-
-    def shard(part: slice, of: int, into: FlatVector, *more: Any) -> Shard:
-        return Shard(chain, loss, x, y, part, of, into, techniques, *more)
-
     if not techniques.batched:
         if chain.couples_batch:
             raise ConfigurationError(
@@ -312,29 +327,61 @@ def make_step(
                 f"{loss.name} with {' and '.join(loss.settings)} is the mean of a whole batch by weights, so that "
                 "it can't be trained sample by sample; switch the technique batched on"
             )
-        return SampleBySample(shard(slice(0, 1), 1, gradient.zeros_like()), gradient)
+        traced = _traced(chain, loss, x, y, 1, 1)
+        return SampleBySample(Shard(traced, slice(0, 1), gradient.zeros_like(), techniques), gradient)
     if not techniques.replay:
         return Eager(chain, loss, gradient)
-    count = min(team.size, samples) if team is not None else 1
-    ends = [samples * (k + 1) // count for k in range(count)]
-    parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    meeting = Meeting(count, samples) if count > 1 and (chain.couples_batch or loss.couples_batch) else None
-    shards = [
+    whole = _traced(chain, loss, x, y, samples, samples)
+    may_split = threads > 1 and samples >= 2 * threads and chain.splits
+    if may_split and (techniques.split_batch is True or (techniques.split_batch and _may_pay(whole[0]))):
+        split = _split(chain, loss, x, y, samples, gradient, threads, techniques, whole[0])
+        if split is not None:
+            return split
+    shard = Shard(whole, slice(0, samples), gradient, techniques)
+    shares = threads > 1 and bool(techniques.split_batch) and bool(shard.tape.large_products())
+    return Replay([shard], shares=shares)
+
+
+def _traced(chain: Chain, loss: Loss, x: Array, y: Array, size: int, samples: int) -> TracedStep:
+    """Trace the step of `size` rows of a batch of `samples`; their loss counts by their share of it."""
+    inputs = [Tensor.symbol((size, *a.shape[1:]), a.dtype, name) for a, name in ((x, "x"), (y, "y"))]
+    share = 1.0 if loss.couples_batch else size / samples  # a loss that couples the batch divides by all of it
+    return trace_step(chain, loss, inputs[0], inputs[1], share)
+
+
+def _split(
+    chain: Chain,
+    loss: Loss,
+    x: Array,
+    y: Array,
+    samples: int,
+    gradient: FlatVector,
+    threads: int,
+    techniques: Techniques,
+    whole: Program,
+) -> Replay | None:
+    """Return the step of a batch in one part for each thread, or None where it is better left whole."""
+    ends = [samples * (k + 1) // threads for k in range(threads)]
+    meeting = Meeting(threads, samples) if chain.couples_batch or loss.couples_batch else None
+    shards: list[Shard] = []
+    for k, part in enumerate(map(slice, [0, *ends], ends)):
         # Of these vectors' memory only what a tape writes is ever touched, and so taken: not a matrix of embeddings.
-        shard(part, samples, gradient if k == 0 else gradient.zeros_like(), count > 1, meeting, k)
-        for k, part in enumerate(parts)
-    ]
+        into = gradient if k == 0 else gradient.zeros_like()
+        shard = shards[0].beside(part, into) if shards else None
+        if shard is None:
+            with nullcontext() if meeting is None else meeting.tracing(k):
+                traced = _traced(chain, loss, x, y, part.stop - part.start, samples)
+            shard = Shard(traced, part, into, techniques, sparse=True)
+            equations = [step.equation for step in shard.tape.instructions]
+            if any(step.op.couples_batch and not meets(step.attrs) for step in equations):
+                return None
+            decides = not shards and techniques.split_batch == "auto"
+            if decides and not splitting_pays(shard, threads, _growth(traced[0], whole)):
+                return None
+        shards.append(shard)
     if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
-        return make_step(chain, loss, x, y, samples, gradient, None, techniques)  # they would wait for each other
-    if team is not None and count > 1:
-        _touch_buffers(shards[0].tape, team)
-    return Replay(shards, team if count > 1 else None, meeting)
-
-
-def _touch_buffers(tape: Tape, team: Team) -> None:
-    """Products that are computed at the same time have a buffer of BLAS each: have all of them in memory."""
-    for dtype in dtypes_of_products(tape.program.equations):
-        team.run([partial(touch_buffers, dtype)] * team.size)
+        return None  # they would wait for each other
+    return Replay(shards, meeting)
 
 
 def _trainable(chain: Chain) -> list[Tensor]:
@@ -343,41 +390,61 @@ def _trainable(chain: Chain) -> list[Tensor]:
 
 
 SPLIT_FROM = 512 * 1024
-"""Bytes that the calls in which the time goes by must move before it pays to split a batch over threads."""
+"""Bytes that the calls in which the time goes by must move in a whole batch before it pays to split it over threads."""
 
 GRADIENT_MOVES = 6
 """How often each further thread moves a gradient that all threads have: its products read the weight twice and write
 its gradient, and the sum reads two gradients and writes one."""
 
 
-def splitting_pays(tape: Tape, threads: int) -> bool:
-    """Whether one part of the batch for each thread takes less time than the whole batch with BLAS on all threads.
+def splitting_pays(shard: Shard, threads: int, growth: Mapping[int, float]) -> bool:
+    """Whether one such part of the batch for each thread takes less time than the whole batch.
 
-    BLAS spreads the products over threads by itself; splitting spreads all other calls, too, and the gathering of the
-    rows, but each thread then computes its own gradients, which are summed. So it pays where everything but the
-    products moves more bytes than summing the gradients does (of embeddings only the gathered rows are summed), and
-    where a call is long enough to do without the interpreter's lock for a while. It follows from shapes alone: the
-    same network is split in the same way on every machine, and gives the same numbers in every run.
+    In a whole batch only the products are spread over threads; splitting spreads all other calls, too, and the
+    gathering of the rows, but each thread then computes its own gradients, which are summed. So it pays where
+    everything but the products moves more bytes than summing the gradients does (of embeddings only the gathered rows
+    are summed), and where a call is long enough to do without the interpreter's lock for a while. It follows from
+    shapes alone: the same network is split in the same way on every machine, and gives the same numbers in every run.
+
+    Args:
+        shard: a part of the batch.
+        threads: how many such parts there are.
+        growth: how many times as large each of its variables is in the whole batch, see `_growth`.
     """
-    dense = [step for step in tape.instructions if step.equation.op.sum_rows is None]
-    rows = sum(a.nbytes for step in tape.instructions if step.equation.op.sum_rows is not None for a in step.outs)
-    others = [step for step in dense if step.calls and not step.equation.op.product]
-    gathered = 2 * sum(a.nbytes for a in tape.inputs)
-    moved = gathered + sum(a.nbytes for step in others for a in (*step.arrays, *step.outs))
-    saved = moved * (threads - 1) / threads
-    added = (sum(a.nbytes for a in tape.outputs) - rows) * GRADIENT_MOVES * (threads - 1)
-    return saved > added and bytes_per_call(tape) >= SPLIT_FROM
-
-
-def bytes_per_call(tape: Tape) -> float:
-    """Return the number of bytes that a call of the tape reads and writes: the mean over the bytes, not the calls.
-
-    So it is the size of the calls in which the time goes by; many short ones beside a few long ones don't hide them.
-    """
+    growth = dict(growth)
+    moved = 2.0 * threads * sum(a.nbytes for a in shard.tape.inputs)  # by gathering the rows
     total = weighted = 0.0
-    for step in tape.instructions:
-        if step.calls:
-            moved = sum(a.nbytes for a in (*step.arrays, *step.outs))
-            total += moved
-            weighted += moved * moved / len(step.calls)
-    return weighted / total if total else 0.0
+    for step in shard.tape.instructions:
+        inputs, outputs = step.equation.inputs, step.equation.outputs
+        # What the tape made of the traced ops grows as what it reads; not so a product of samples, summed over them.
+        grown = [growth.get(id(x), 1.0) for x in inputs]
+        own = 1.0 if step.equation.op.product and min(grown) > 1 else max(grown, default=1.0)
+        growth.update((id(y), growth.get(id(y), own)) for y in outputs)
+        if not step.calls:
+            continue
+        size = sum(x.nbytes * growth.get(id(x), 1.0) for x in (*inputs, *outputs))
+        total += size
+        # A mean over the bytes, not the calls: many short calls beside a few long ones do not hide these.
+        weighted += size * size / len(step.calls)
+        if not step.equation.op.product:
+            moved += size
+    return moved > GRADIENT_MOVES * threads * shard.summed and weighted >= SPLIT_FROM * total
+
+
+def _growth(part: Program, whole: Program) -> dict[int, float]:
+    """Return how many times as large a variable of a part of a batch is in the whole batch, by its id.
+
+    Both were traced from the same layers, so that they have the same ops, but for the sums over parts.
+    """
+    equations = [step for step in part.equations if not meets(step.attrs)]
+    pairs = [*zip(part.inputs, whole.inputs, strict=True)]
+    if [step.op.name for step in equations] == [step.op.name for step in whole.equations]:
+        for mine, step in zip(equations, whole.equations, strict=True):
+            pairs += zip(mine.outputs, step.outputs, strict=True)
+    return {id(x): y.size / x.size for x, y in pairs if x.size}
+
+
+def _may_pay(whole: Program) -> bool:
+    """Whether splitting may pay, from what was traced: where all ops are small, so are those that are made of them."""
+    sizes = [sum(x.nbytes for x in (*step.inputs, *step.outputs)) for step in whole.equations]
+    return 4 * max(sizes, default=0) >= SPLIT_FROM

@@ -37,7 +37,7 @@ from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Optimizer
 from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.read_ahead import reading_ahead
-from py_engine.network.steps import Replay, Rows, Step, make_step, splitting_pays
+from py_engine.network.steps import Replay, Rows, Step, make_step
 from py_engine.network.threads import Team
 
 EVALUATION_BATCH = 1000
@@ -122,7 +122,6 @@ class Trainer:
         tensors = () if techniques.flat_parameters else self.parameters.layout.offsets.values()
         self.optimizer.bind(self.parameters.vector, cuts=tensors)
         self._steps: dict[Any, Step] = {}
-        self._teams: dict[Any, Team | None] = {}
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
@@ -161,14 +160,13 @@ class Trainer:
         weights = None
         if self.parallel is not None:
             rows, weights = self.parallel.own_rows(rows, self.batch_size)
-        team = self._team(x, y)
         found = np.empty(-(-len(rows) // self._batch), np.float64)
         steps_rates = None if rates is None else np.asarray(rates, np.float64)
         if steps_rates is not None and steps_rates.shape != found.shape:
             raise ShapeError(f"expected a learning rate for each of {len(found)} steps, got shape {steps_rates.shape}")
         # Both are planned first: a batch that the model can't take is an error before anything is trained.
         sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
-        steps = {samples: self._step(samples, x, y, team) for samples in sizes}
+        steps = {samples: self._step(samples, x, y) for samples in sizes}
         with self._blas_threads(self._blas_threads_of(*steps.values())), reading_ahead(x, rows) as reached:
             for number, start in enumerate(range(0, len(rows), self._batch)):
                 reached(start)
@@ -190,7 +188,7 @@ class Trainer:
     def loss_and_gradients(self, x: ArrayLike, y: ArrayLike) -> tuple[float, dict[str, Array]]:
         """Return the training loss of one batch and its gradient by each trained parameter; nothing is updated."""
         x, y = self._data(x, y)
-        step = self._step(len(x), x, y, None)
+        step = self._step(len(x), x, y)
         with self._blas_threads(self._blas_threads_of(step)):
             loss = step.run(x, y, np.arange(len(x)))
         return loss, self._gradient.as_dict()
@@ -209,7 +207,7 @@ class Trainer:
         if len(shards) > 1 and (self.chain.couples_batch or self.loss.couples_batch):
             samples = sum(len(shard.tape.inputs[0]) for shard in shards)
             x, y = (np.zeros((samples, *a.shape[1:]), a.dtype) for a in shards[0].tape.inputs)
-            step = make_step(self.chain, self._objective, x, y, samples, self._gradient, None, self.techniques)
+            step = make_step(self.chain, self._objective, x, y, samples, self._gradient, 1, self.techniques)
             assert isinstance(step, Replay)
             shards = step.shards
         with self._blas_threads(self._blas_threads_of(step)):
@@ -305,7 +303,6 @@ class Trainer:
         if self._threads is not None:
             self._threads.close()
             self._threads = None
-        self._teams.clear()
         self._steps.clear()
         self._forwards.clear()
 
@@ -331,7 +328,7 @@ class Trainer:
             if self._pending < self.accumulate:
                 return
         vector = self.parameters.vector
-        team = self._all_threads() if vector.size >= SPLIT_FROM else None
+        team = self._all_threads() if self.threads > 1 and vector.size >= SPLIT_FROM else None
         self.optimizer.step(vector, self._total.vector, team)
         if self.accumulate > 1:
             self._total.vector[...] = 0
@@ -353,65 +350,29 @@ class Trainer:
             "step; lower the learning rate or look at this batch"
         )
 
-    def _step(self, samples: int, x: Array, y: Array, team: Team | None) -> Step:
+    def _step(self, samples: int, x: Array, y: Array) -> Step:
         """Return the step for batches of this many samples, planned when it is first needed."""
-        key = self._step_key(samples, x, y, team)
+        key = samples, x.shape[1:], y.shape[1:]
         if key not in self._steps:
-            step = self._steps[key] = self._planned(samples, x, y, team)
-            if team is None:
-                self._share_products(step)
+            with self._blas_threads(self.threads):
+                step = make_step(
+                    self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques
+                )
+            if isinstance(step, Replay) and step.uses_team:
+                with self._blas_threads(1):
+                    step.work_in(self._all_threads())
+            self._steps[key] = step
         return self._steps[key]
-
-    def _planned(self, samples: int, x: Array, y: Array, team: Team | None) -> Step:
-        with self._blas_threads(self.threads if team is None else 1):
-            return make_step(self.chain, self._objective, x, y, samples, self._gradient, team, self.techniques)
-
-    def _share_products(self, step: Step) -> None:
-        """Have the trainer's threads share the large products of a whole batch, if it has any."""
-        if self.threads == 1 or not self.techniques.split_batch or not isinstance(step, Replay):
-            return
-        if step.shards[0].tape.large_products() and (team := self._all_threads()) is not None:
-            with self._blas_threads(1):
-                step.share_products(team)
 
     def _blas_threads_of(self, *steps: Step) -> int:
         """Return how many threads BLAS has in these steps: one where any of them leaves the threads to others."""
         return min(self.threads if step.blas_threads is None else step.blas_threads for step in steps)
 
-    @staticmethod
-    def _step_key(samples: int, x: Array, y: Array, team: Team | None) -> Any:
-        return samples, x.shape[1:], y.shape[1:], team
-
-    def _team(self, x: Array, y: Array) -> Team | None:
-        """Return the threads to split batches over, or None to leave the threads to BLAS."""
-        samples = min(self._batch, len(x))
-        key = (samples, x.shape[1:], y.shape[1:])
-        if key not in self._teams:
-            self._teams[key] = self._all_threads() if self._splits(samples, x, y) else None
-        return self._teams[key]
-
-    def _all_threads(self) -> Team | None:
-        """Return the trainer's threads, started when they are first needed, or None where there is only one."""
-        if self._threads is None and self.threads > 1:
+    def _all_threads(self) -> Team:
+        """Return the trainer's threads, started when they are first needed."""
+        if self._threads is None:
             self._threads = Team(self.threads)
         return self._threads
-
-    def _splits(self, samples: int, x: Array, y: Array) -> bool:
-        """Whether batches of this many samples are better split over threads than left to BLAS."""
-        how = self.techniques
-        if self.threads == 1 or samples < 2 * self.threads or not (how.batched and how.replay and how.split_batch):
-            return False
-        if not self.chain.splits:
-            return False
-        whole = self._planned(samples, x, y, None)
-        assert isinstance(whole, Replay)
-        tape = whole.shards[0].tape
-        couples = any(step.equation.op.couples_batch for step in tape.instructions)
-        splits = not couples and (how.split_batch is True or splitting_pays(tape, self.threads))
-        if not splits:
-            self._steps[self._step_key(samples, x, y, None)] = whole
-            self._share_products(whole)
-        return splits
 
     @property
     def _objective(self) -> losses.Loss:

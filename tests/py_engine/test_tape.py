@@ -387,8 +387,8 @@ def test_a_result_may_not_be_computed_over_what_the_function_reads():
 
 def test_arena_and_buffers_are_aligned_to_cache_lines():
     tape, _, _ = training_tape()
-    for step in tape.instructions:
-        if step.equation.op.view is None and step.text.endswith("]"):  # in the arena
+    for step, line in zip(tape.instructions, tape.source.splitlines(), strict=True):
+        if step.equation.op.view is None and line.endswith("]"):  # in the arena
             assert step.outs[0].ctypes.data % ALIGNMENT == 0
 
 

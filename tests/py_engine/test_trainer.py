@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from py_engine.ad.compile.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.errors import (
     ConfigurationError,
@@ -40,7 +41,7 @@ from py_engine.network import (
     losses,
 )
 from py_engine.network import trainer as trainer_module
-from py_engine.network.steps import SPLIT_FROM, bytes_per_call, make_step
+from py_engine.network.steps import SPLIT_FROM, make_step
 from py_engine.network.threads import Team
 
 SAMPLES, STEPS, FEATURES, CLASSES = 61, 3, 5, 4
@@ -191,8 +192,36 @@ def test_auto_leaves_wide_layers_to_blas_and_splits_where_a_large_gradient_is_ro
         trainer = Trainer(chain, batch_size=256, threads=2)
         trainer.train_epoch(x, rng.integers(0, CLASSES, 256))
         assert [len(tape.inputs[0]) for tape in trainer.tapes] == shards
-        assert max(map(bytes_per_call, trainer.tapes)) > SPLIT_FROM
+        steps = [step for tape in trainer.tapes for step in tape.instructions]
+        assert max(a.nbytes for step in steps for a in step.arrays) > SPLIT_FROM
         trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "together"),
+    [(20, 0.0, True), (21, 0.0, False), (20, 0.5, False)],
+    ids=["equal parts", "unequal parts", "a random generator for each part"],
+)
+def test_parts_of_a_batch_share_a_plan_where_one_suits_both(rng, monkeypatch, samples, rate, together):
+    def trained(planned_apart):
+        if planned_apart:
+            monkeypatch.setattr(Tape, "beside", lambda tape, results: None)
+        layers = [GRU(FEATURES, 16), *([Dropout(rate, seed=1)] if rate else []), Dense(16, CLASSES)]
+        trainer = Trainer(
+            Chain(*layers, seed=0), batch_size=samples, threads=2, techniques=Techniques(split_batch=True)
+        )
+        losses = [trainer.train_epoch(x, y) for _ in range(3)]
+        first, second = trainer.tapes
+        trainer.close()
+        return losses, trainer.parameters.vector, first.plan is second.plan
+
+    x, y = rng.standard_normal((samples, STEPS, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, samples)
+    losses, parameters, share = trained(planned_apart=False)
+    assert share is together
+    apart = trained(planned_apart=True)
+    np.testing.assert_array_equal(losses, apart[0])
+    np.testing.assert_array_equal(parameters, apart[1])
+    assert not apart[2]
 
 
 def test_an_error_in_a_thread_reaches_the_caller_and_the_team_goes_on():

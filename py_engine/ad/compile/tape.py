@@ -9,10 +9,11 @@ at a time.
 from __future__ import annotations
 
 import contextvars
+import copy
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -44,7 +45,6 @@ class Instruction:
     arrays: tuple[Array, ...]
     outs: tuple[Array, ...]
     calls: tuple[Call, ...]
-    text: str
 
 
 class Tape:
@@ -87,10 +87,7 @@ class Tape:
             program = _copy_views(program)
         self.program = program = _legalize_layouts(program)
         self.techniques = techniques
-        results = dict(results or {})
-        self._scratch: list[Array] = []
-
-        leaves = _captured(program)
+        self._leaves = leaves = _captured(program)
         self.captured = [
             x for x in topological_sort(leaves) if x.op is None and x.dtype in FLOATS and not isinstance(x, Literal)
         ]
@@ -102,10 +99,28 @@ class Tape:
         self.plan = plan(
             _values(program, leaves, number, techniques), in_place=techniques.in_place, reuse=techniques.reuse_memory
         )
-        self._arena = aligned_zeros(self.plan.size)
         for dtype in dtypes_of_products(program.equations):
             touch_buffers_once(dtype)
+        self._bind(results or {})
 
+    def beside(self, results: Mapping[int, Array]) -> Tape | None:
+        """Return a tape of the same plan with results and memory of its own, which can run while this one does.
+
+        None where an op keeps something that only one tape may use, such as the state of a random generator: where
+        one of its attributes is no plain value.
+        """
+        if not all(_is_plain(value) for equation in self.program.equations for value in equation.attrs.values()):
+            return None
+        tape = copy.copy(self)
+        tape._bind(results)
+        return tape
+
+    @restoring
+    def _bind(self, results: Mapping[int, Array]) -> None:
+        """Take memory, and make the calls that compute in it."""
+        program, leaves, number = self.program, self._leaves, self._number
+        self._scratch: list[Array] = []
+        self._arena = aligned_zeros(self.plan.size)
         arrays: list[Array | None] = [None] * len(self.values)
         self.inputs = [np.zeros(x.shape, x.dtype) for x in program.inputs]
         arrays[: len(self.inputs)] = self.inputs
@@ -118,11 +133,10 @@ class Tape:
         self.outputs = [self._memory(number[id(x)], arrays) for x in program.outputs]
         self.instructions: list[Instruction] = []
         self._checks: set[Any] = set()  # that the instructions so far make; their arrays are held by these
-        names = _names(program, leaves)
-        with entering(scope=STATE.scope, techniques=techniques):
+        with entering(scope=STATE.scope, techniques=self.techniques):
             for equation in program.equations:
                 STATE.scope = equation.scope  # errors of the calls name it
-                self._bind(equation, number, arrays, names)
+                self.instructions.append(self._instruction(equation, arrays))
         self._calls: list[Call] = [call for step in self.instructions for call in step.calls]
         # Non-finite results are found and explained by diagnose(). Entering a context in which numpy is silent takes
         # a tenth of the time that np.errstate does, which is as much as two calls of a small tape.
@@ -254,7 +268,20 @@ class Tape:
     @property
     def source(self) -> str:
         """The tape as straight-line Python, for reading."""
-        return self._scalar_source or "\n".join(step.text for step in self.instructions)
+        return self._scalar_source or "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        names = _names(self.program, self._leaves)
+        for step in self.instructions:
+            equation = step.equation
+            operands = [names[id(a)] for a in equation.inputs]
+            operands += [f"{key}={value!r}" for key, value in equation.attrs.items()]
+            where = "view"
+            if equation.op.view is None:
+                made = zip(equation.outputs, step.outs, strict=True)
+                where = ", ".join(f"{out.dtype}{out.shape} in {self._place(self._number[id(y)])}" for y, out in made)
+            results = ", ".join(names[id(y)] for y in equation.outputs)
+            yield f"{results} = {equation.op.name}({', '.join(operands)})  # {where}"
 
     def costs(self, repeats: int = 3) -> list[tuple[Equation, float, int, int]]:
         """Run a few times more; return each equation that computes, its least seconds, its bytes and its operations.
@@ -325,15 +352,9 @@ class Tape:
         arrays[i] = array
         return array
 
-    def _bind(
-        self, equation: Equation, number: Mapping[int, int], arrays: list[Array | None], names: Mapping[int, str]
-    ) -> None:
-        op, numbers = equation.op, [number[id(x)] for x in equation.outputs]
-        read = tuple([self._memory(number[id(a)], arrays) for a in equation.inputs])
-        operands = [names[id(a)] for a in equation.inputs] + [
-            f"{key}={value!r}" for key, value in equation.attrs.items()
-        ]
-        text = f"{', '.join([names[id(x)] for x in equation.outputs])} = {op.name}({', '.join(operands)})"
+    def _instruction(self, equation: Equation, arrays: list[Array | None]) -> Instruction:
+        op, numbers = equation.op, [self._number[id(x)] for x in equation.outputs]
+        read = tuple([self._memory(self._number[id(a)], arrays) for a in equation.inputs])
         if op.view is not None:
             found = op.view(*read, **equation.attrs)
             outs = tuple(found) if op.several else (found,)
@@ -341,16 +362,12 @@ class Tape:
                 arrays[i] = out
                 if out.size and not np.may_share_memory(out, given):
                     raise AssertionError(f"the view op {op.name} made a copy")
-            self.instructions.append(Instruction(equation, read, outs, (), f"{text}  # view"))
-            return
+            return Instruction(equation, read, outs, ())
         outs = tuple([self._memory(i, arrays) for i in numbers])
         calls = tuple(op.calls(read, outs, self._new_scratch, equation.attrs))
         if op.checks is not None:
             calls = tuple([call for call in calls if not self._is_checked(call)])
-        places = ", ".join(
-            [f"{_named(out.dtype)}{out.shape} in {self._place(i)}" for i, out in zip(numbers, outs, strict=True)]
-        )
-        self.instructions.append(Instruction(equation, read, outs, calls, f"{text}  # {places}"))
+        return Instruction(equation, read, outs, calls)
 
     def _place(self, i: int) -> str:
         """Name the memory of value `i`."""
@@ -617,4 +634,8 @@ def _names(program: Program, leaves: Sequence[Tensor]) -> dict[int, str]:
     return names
 
 
-_named = lru_cache(str)  # a dtype's name takes numpy longer than all else about an instruction
+def _is_plain(value: Any) -> bool:
+    """Whether an attribute is a number, text, dtype, slice, or a tuple of such."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or value is Ellipsis or isinstance(value, (int, float, str, slice, np.dtype, np.generic))
