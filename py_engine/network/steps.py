@@ -113,7 +113,8 @@ class Shard:
         outputs = (value, *(named[name] for name in self._dense), *rows, *news)
         program = prune(replace(program, outputs=outputs))
         self._updated = [parameter for parameter, _ in updates]
-        self._use(Tape(program, self._results(gradient), techniques), part, gradient)
+        tape = Tape(program, self._results(gradient), techniques, is_rewritten=sparse)
+        self._use(tape, part, gradient)
 
     def beside(self, part: slice, gradient: FlatVector) -> Shard | None:
         """Return the shard of as many other rows of the batch; None if it can't be planned by this one's plan."""

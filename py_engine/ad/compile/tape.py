@@ -55,6 +55,7 @@ class Tape:
         results: memory to compute outputs into, by position (gradients into a parameter vector), in C order and
             apart from everything that the program reads; the others get separate memory.
         techniques: what to do to be fast.
+        is_rewritten: whether `rewritten` gave the program.
 
     Attributes:
         inputs: the buffers to fill before `run()`.
@@ -75,8 +76,10 @@ class Tape:
         program: Program,
         results: Mapping[int, Array] | None = None,
         techniques: Techniques = Techniques(),  # noqa: B008  (frozen)
+        is_rewritten: bool = False,
     ) -> None:
-        program = rewritten(program, techniques)
+        if not is_rewritten:
+            program = rewritten(program, techniques)
         if techniques.simplify:
             program = add_early(program)
         found = straight_line(program) if techniques.straight_line else None
@@ -394,7 +397,7 @@ class Tape:
 
 
 def rewritten(program: Program, techniques: Techniques) -> Program:
-    """Return the program simplified and fused, as the techniques say; once more that changes nothing."""
+    """Return the program simplified and fused, as the techniques say."""
     if techniques.simplify:
         program = simplify(program)
     if techniques.fuse:

@@ -302,6 +302,7 @@ Item = int | tuple[int | None, int | None, int] | None
 Index = tuple[Item, ...]
 
 
+@lru_cache(maxsize=4096)  # a recurrent network takes thousands of slices at a few places
 def as_index(index: Index) -> tuple[Any, ...]:
     """Return numpy's form of a stored basic index; the ellipsis makes it a view even of a single element."""
     return (*(slice(*item) if isinstance(item, tuple) else item for item in index), Ellipsis)
