@@ -9,7 +9,6 @@ numpy engine's class of the same `op` is made with, and the line of text that re
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -100,14 +99,9 @@ STANDARD_NORMAL = Normal(name="normal", std=1.0)
 # --- What is given for every spatial axis ---
 
 
-def _twice(value: object) -> object:
-    """One number for both is short for two."""
-    return (value, value) if isinstance(value, int) else value
-
-
-def _thrice(value: object) -> object:
-    """One number for all is short for three."""
-    return (value, value, value) if isinstance(value, int) else value
+def _repeated(count: int) -> Callable[[object], object]:
+    """Read one number as short for `count` of it."""
+    return lambda value: (value,) * count if isinstance(value, int) else value
 
 
 Same = Literal["same"]
@@ -118,27 +112,27 @@ _ThreeSizes = Annotated[tuple[Size, ...], Field(strict=False, min_length=3, max_
 _TwoPaddings = Annotated[tuple[Padding, ...], Field(strict=False, min_length=2, max_length=2)]
 _ThreePaddings = Annotated[tuple[Padding, ...], Field(strict=False, min_length=3, max_length=3)]
 
-Sizes2D = Annotated[_TwoSizes, BeforeValidator(_twice, json_schema_input_type=Size | _TwoSizes)]
+Sizes2D = Annotated[_TwoSizes, BeforeValidator(_repeated(2), json_schema_input_type=Size | _TwoSizes)]
 """Of height and width."""
-Sizes3D = Annotated[_ThreeSizes, BeforeValidator(_thrice, json_schema_input_type=Size | _ThreeSizes)]
+Sizes3D = Annotated[_ThreeSizes, BeforeValidator(_repeated(3), json_schema_input_type=Size | _ThreeSizes)]
 """Of depth, height and width."""
-Padding1D = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings | Same)]
+Padding1D = Annotated[_TwoPaddings, BeforeValidator(_repeated(2), json_schema_input_type=Padding | _TwoPaddings | Same)]
 """Before and after the axis."""
-_Sides = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings)]
+_Sides = Annotated[_TwoPaddings, BeforeValidator(_repeated(2), json_schema_input_type=Padding | _TwoPaddings)]
 _Paddings = Annotated[tuple[_Sides, ...], Field(strict=False, min_length=2, max_length=2)]
-Padding2D = Annotated[_Paddings, BeforeValidator(_twice, json_schema_input_type=Padding | _Paddings | Same)]
+Padding2D = Annotated[_Paddings, BeforeValidator(_repeated(2), json_schema_input_type=Padding | _Paddings | Same)]
 """Of height (top and bottom) and width (left and right)."""
 _Paddings3 = Annotated[tuple[_Sides, ...], Field(strict=False, min_length=3, max_length=3)]
-Padding3D = Annotated[_Paddings3, BeforeValidator(_thrice, json_schema_input_type=Padding | _Paddings3 | Same)]
+Padding3D = Annotated[_Paddings3, BeforeValidator(_repeated(3), json_schema_input_type=Padding | _Paddings3 | Same)]
 """Of depth (front and back), height and width."""
 
 # What is cut off the result of a transposed convolution is given as numbers alone.
 Cut1D = _Sides
-Cut2D = Annotated[_Paddings, BeforeValidator(_twice, json_schema_input_type=Padding | _Paddings)]
-Cut3D = Annotated[_Paddings3, BeforeValidator(_thrice, json_schema_input_type=Padding | _Paddings3)]
-Extra2D = Annotated[_TwoPaddings, BeforeValidator(_twice, json_schema_input_type=Padding | _TwoPaddings)]
+Cut2D = Annotated[_Paddings, BeforeValidator(_repeated(2), json_schema_input_type=Padding | _Paddings)]
+Cut3D = Annotated[_Paddings3, BeforeValidator(_repeated(3), json_schema_input_type=Padding | _Paddings3)]
+Extra2D = _Sides
 """More elements at the end of height and width."""
-Extra3D = Annotated[_ThreePaddings, BeforeValidator(_thrice, json_schema_input_type=Padding | _ThreePaddings)]
+Extra3D = Annotated[_ThreePaddings, BeforeValidator(_repeated(3), json_schema_input_type=Padding | _ThreePaddings)]
 """More elements at the end of depth, height and width."""
 
 
@@ -450,6 +444,8 @@ class Windowed(Layer):
     channels_last: ClassVar[bool] = True
     axes: ClassVar[tuple[str, ...]]
     """What the axes are called."""
+    size_key: ClassVar[str] = "kernel"
+    """The key that says the size of the kernel or window."""
     pads_same: ClassVar[bool] = True
     """Whether its padding may be "same"."""
 
@@ -480,17 +476,23 @@ class Windowed(Layer):
         return found
 
     @property
-    @abstractmethod
     def geometry(self) -> Geometry:
         """Where the window lies, axis by axis, whatever the number of axes."""
+        size, stride, padding, dilation = map(self._each, (self.size_key, "stride", "padding", "dilation"))
+        return Geometry(size, stride, padding, dilation, getattr(self, "ceil_mode", False))
 
-    def _move(self, input: Shape, channels: int, key: str) -> Shape:
+    def _each(self, key: str) -> tuple[Any, ...]:
+        """A setting with one entry for each axis; the layers of one axis hold the entry alone."""
+        value = getattr(self, key)
+        return (value,) if len(self.axes) == 1 else value
+
+    def _move(self, input: Shape, channels: int) -> Shape:
         _check_axes(input, self.axes)
         try:
             spatial = self.geometry.output(input[1:])
         except ValueError as error:
-            found = toml.inline(getattr(self, key))
-            raise LocatedError([key], f"found {found} for an input of shape {show(input)}: {error}") from None
+            found = toml.inline(getattr(self, self.size_key))
+            raise LocatedError([self.size_key], f"found {found} for an input of shape {show(input)}: {error}") from None
         padded = (n + sum(padding) for n, padding in zip(input[1:], self.geometry.padding, strict=True))
         check_sizes({"its padded input": (input[0], *padded)})
         return (channels, *spatial)
@@ -509,7 +511,7 @@ class Convolution(Windowed):
 
     def output(self, input: Shape) -> Shape:
         """(N, channels, …) becomes (N, filters, …)."""
-        output = self._move(input, self.filters, "kernel")
+        output = self._move(input, self.filters)
         for what, number in (("channels", input[0]), ("filters", self.filters)):
             if number % self.groups:
                 raise LocatedError(["groups"], f"found {self.groups}, which does not divide the {number} {what}")
@@ -538,11 +540,6 @@ class Conv1D(Convolution):
     padding: Padding1D = (0, 0)
     dilation: Size = 1
 
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry((self.kernel,), (self.stride,), (self.padding,), (self.dilation,))
-
 
 class Conv2D(Convolution):
     """Convolution over an image: (N, channels, height, width) to (N, filters, height, width)."""
@@ -553,11 +550,6 @@ class Conv2D(Convolution):
     stride: Sizes2D = (1, 1)
     padding: Padding2D = ((0, 0), (0, 0))
     dilation: Sizes2D = (1, 1)
-
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry(self.kernel, self.stride, self.padding, self.dilation)
 
 
 class Conv3D(Convolution):
@@ -570,11 +562,6 @@ class Conv3D(Convolution):
     stride: Sizes3D = (1, 1, 1)
     padding: Padding3D = ((0, 0), (0, 0), (0, 0))
     dilation: Sizes3D = (1, 1, 1)
-
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry(self.kernel, self.stride, self.padding, self.dilation)
 
 
 class TransposedConvolution(Convolution):
@@ -589,15 +576,15 @@ class TransposedConvolution(Convolution):
     pads_same: ClassVar[bool] = False
 
     @property
-    @abstractmethod
     def extra(self) -> Shape:
         """`output_padding`, whatever the number of axes."""
+        return self._each("output_padding")
 
     def weight_shape(self, channels: int) -> Shape:
         """(channels, filters / groups, *kernel)."""
         return (channels, self.filters // self.groups, *self.geometry.size)
 
-    def _move(self, input: Shape, channels: int, key: str) -> Shape:
+    def _move(self, input: Shape, channels: int) -> Shape:
         _check_axes(input, self.axes)
         at = self.geometry
         for extra, stride, dilation in zip(self.extra, at.stride, at.dilation, strict=True):
@@ -629,16 +616,6 @@ class Conv1DTranspose(TransposedConvolution):
     """How many elements the result has more at its end; less than the stride or the dilation."""
     dilation: Size = 1
 
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry((self.kernel,), (self.stride,), (self.padding,), (self.dilation,))
-
-    @property
-    def extra(self) -> Shape:
-        """See `TransposedConvolution.extra`."""
-        return (self.output_padding,)
-
 
 class Conv2DTranspose(TransposedConvolution):
     """Transposed convolution over an image: (N, channels, height, width) to (N, filters, height, width)."""
@@ -652,16 +629,6 @@ class Conv2DTranspose(TransposedConvolution):
     output_padding: Extra2D = (0, 0)
     """How many elements the result has more at the end of each axis; less than the stride or the dilation."""
     dilation: Sizes2D = (1, 1)
-
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry(self.kernel, self.stride, self.padding, self.dilation)
-
-    @property
-    def extra(self) -> Shape:
-        """See `TransposedConvolution.extra`."""
-        return self.output_padding
 
 
 class Conv3DTranspose(TransposedConvolution):
@@ -677,16 +644,6 @@ class Conv3DTranspose(TransposedConvolution):
     """How many elements the result has more at the end of each axis; less than the stride or the dilation."""
     dilation: Sizes3D = (1, 1, 1)
 
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry(self.kernel, self.stride, self.padding, self.dilation)
-
-    @property
-    def extra(self) -> Shape:
-        """See `TransposedConvolution.extra`."""
-        return self.output_padding
-
 
 class Pool(Windowed):
     """Base of the layers that make one number of every window, channel by channel.
@@ -695,6 +652,8 @@ class Pool(Windowed):
     counts it as zeros, or with `count_padding = false` not at all. What a window has beyond it, with `ceil_mode`, never
     counts.
     """
+
+    size_key: ClassVar[str] = "window"
 
     @property
     def _later(self) -> dict[str, bool]:
@@ -723,7 +682,7 @@ class Pool(Windowed):
 
     def output(self, input: Shape) -> Shape:
         """(N, channels, …) becomes (N, channels, …) with shorter axes."""
-        found = self._move(input, input[0], "window")
+        found = self._move(input, input[0])
         at = self.geometry
         for axis, counts in enumerate(at.counted(input[1:], padding=False) if set(at.dilation) != {1} else ()):
             if input[1 + axis] and not all(counts):
@@ -753,11 +712,6 @@ class Pool1D(Pool):
     ceil_mode: bool = False
     """Whether elements that are left over at the end, too few for a window, have one nevertheless."""
 
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry((self.window,), (self.stride,), (self.padding,), (self.dilation,), self.ceil_mode)
-
 
 class Pool2D(Pool):
     """Base of the pools over an image."""
@@ -771,11 +725,6 @@ class Pool2D(Pool):
     """The distance of neighbouring elements of a window."""
     ceil_mode: bool = False
     """Whether elements that are left over at an end, too few for a window, have one nevertheless."""
-
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry(self.window, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
 class Pool3D(Pool):
@@ -791,11 +740,6 @@ class Pool3D(Pool):
     """The distance of neighbouring elements of a window."""
     ceil_mode: bool = False
     """Whether elements that are left over at an end, too few for a window, have one nevertheless."""
-
-    @property
-    def geometry(self) -> Geometry:
-        """See `Windowed.geometry`."""
-        return Geometry(self.window, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
 class MaxPool1D(Pool1D):
