@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge.errors import SpecError
+from bridge.layers import show
 from bridge.session import Evaluation
-from bridge.spec import ModelSpec, show
+from bridge.spec import ModelSpec
 from py_engine.ad.ops.indexing import check_ids
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
 from py_engine.network import losses

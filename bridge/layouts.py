@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.spec import Dense, Flatten, Layer, ModelSpec, PermuteDims, Shape
+from bridge.layers import Dense, Flatten, Layer, PermuteDims, Shape
+from bridge.spec import ModelSpec
 
 __all__ = ["Placed", "channels_last"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bridge.spec import Layer, Loss, ModelSpec, Shape
+from bridge.layers import Layer, Shape
+from bridge.spec import Loss, ModelSpec
 from experiments.formats import size
 
 _HIDDEN = ("id", "op")

@@ -28,8 +28,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
 from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
-from bridge.session import Evaluation, Optimizer
-from bridge.spec import (
+from bridge.layers import (
     RBF,
     RNN,
     Activation,
@@ -42,7 +41,6 @@ from bridge.spec import (
     Interpolate,
     Layer,
     LayerNorm,
-    ModelSpec,
     MultiHeadAttention,
     PermuteDims,
     Pool,
@@ -50,6 +48,8 @@ from bridge.spec import (
     Reshape,
     TransposedConvolution,
 )
+from bridge.session import Evaluation, Optimizer
+from bridge.spec import ModelSpec
 
 __all__ = ["JaxSession"]
 

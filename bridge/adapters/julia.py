@@ -19,9 +19,10 @@ from numpy.typing import DTypeLike, NDArray
 from bridge import weights
 from bridge.checks import DataCheck
 from bridge.errors import JuliaError
+from bridge.layers import Recurrent
 from bridge.libjulia.engine import load_engine
 from bridge.session import Evaluation, Optimizer
-from bridge.spec import ModelSpec, Recurrent
+from bridge.spec import ModelSpec
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError, ShapeError
 from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.parameters import FlatVector

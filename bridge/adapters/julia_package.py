@@ -11,8 +11,9 @@ from bridge.adapters import julia
 from bridge.adapters.julia_program import ProgramSession
 from bridge.checks import check_chain
 from bridge.errors import SpecError
+from bridge.layers import RBF, BatchNorm, LayerNorm
 from bridge.session import Optimizer
-from bridge.spec import RBF, BatchNorm, LayerNorm, ModelSpec
+from bridge.spec import ModelSpec
 from py_engine.errors import ConfigurationError
 
 __all__ = ["PackageSession", "check", "check_loss", "check_optimizer", "refusal"]

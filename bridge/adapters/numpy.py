@@ -12,8 +12,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
 from bridge.checks import DataCheck, check_known
+from bridge.layers import Layer, Shape
 from bridge.session import Evaluation, Optimizer
-from bridge.spec import Layer, ModelSpec, Shape
+from bridge.spec import ModelSpec
 from py_engine import Techniques, network
 from py_engine.errors import ConfigurationError
 from py_engine.network import Chain, Graph, Trainer

@@ -12,8 +12,9 @@ from pathlib import Path
 from bridge.adapters import julia_package
 from bridge.checks import check_chain
 from bridge.errors import SpecError
+from bridge.layers import Activation, Conv2D, Dense, Flatten, Layer, MaxPool2D, PermuteDims, Reshape, Shape
 from bridge.session import Optimizer
-from bridge.spec import Activation, Conv2D, Dense, Flatten, Layer, MaxPool2D, ModelSpec, PermuteDims, Reshape, Shape
+from bridge.spec import ModelSpec
 from py_engine.errors import ConfigurationError
 
 __all__ = ["SimpleChainsSession"]

@@ -24,9 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
 from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
-from bridge.layouts import Placed, channels_last
-from bridge.session import Evaluation, Optimizer
-from bridge.spec import (
+from bridge.layers import (
     RBF,
     RNN,
     Activation,
@@ -39,7 +37,6 @@ from bridge.spec import (
     Interpolate,
     Layer,
     LayerNorm,
-    ModelSpec,
     MultiHeadAttention,
     PermuteDims,
     Pool,
@@ -47,6 +44,9 @@ from bridge.spec import (
     Reshape,
     TransposedConvolution,
 )
+from bridge.layouts import Placed, channels_last
+from bridge.session import Evaluation, Optimizer
+from bridge.spec import ModelSpec
 
 __all__ = ["TensorFlowSession"]
 

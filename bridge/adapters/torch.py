@@ -23,8 +23,7 @@ from torch.nn import functional as F
 
 from bridge import linear_algebra, weights
 from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
-from bridge.session import Evaluation, Optimizer
-from bridge.spec import (
+from bridge.layers import (
     RBF,
     RNN,
     Add,
@@ -37,7 +36,6 @@ from bridge.spec import (
     Interpolate,
     Layer,
     LayerNorm,
-    ModelSpec,
     MultiHeadAttention,
     Pool,
     PositionEmbedding,
@@ -45,6 +43,8 @@ from bridge.spec import (
     Shape,
     TransposedConvolution,
 )
+from bridge.session import Evaluation, Optimizer
+from bridge.spec import ModelSpec
 from py_engine.errors import ParameterError, ShapeError
 
 __all__ = ["Built", "TorchSession", "UnrolledRecurrent", "unrolled"]

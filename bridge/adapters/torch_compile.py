@@ -15,8 +15,9 @@ import torch._inductor.config
 from numpy.typing import DTypeLike, NDArray
 
 from bridge.adapters.torch import Built, TorchSession, unrolled
+from bridge.layers import Layer, Recurrent, Shape
 from bridge.session import Optimizer
-from bridge.spec import Layer, ModelSpec, Recurrent, Shape
+from bridge.spec import ModelSpec
 
 __all__ = ["TorchCompileSession"]
 

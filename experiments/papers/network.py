@@ -11,7 +11,8 @@ from typing import Any
 
 from bridge import spec as model_spec
 from bridge.errors import SpecError, shown
-from bridge.spec import Activation, Convolution, Dense, Embedding, Layer, ModelSpec, PermuteDims, Recurrent, Reshape
+from bridge.layers import Activation, Convolution, Dense, Embedding, Layer, PermuteDims, Recurrent, Reshape
+from bridge.spec import ModelSpec
 
 Fact = Callable[[ModelSpec], list[Any]]
 

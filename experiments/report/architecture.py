@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from bridge.spec import RNN, LayerShape, ModelSpec, Recurrent
+from bridge.layers import RNN, Recurrent
+from bridge.spec import LayerShape, ModelSpec
 from experiments.formats import significant
 from experiments.report import style
 from experiments.report.view import ReportError

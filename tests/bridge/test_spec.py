@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge import spec, toml
+from bridge import layers, spec, toml
 from bridge.errors import SpecError, TwinGradError
 from py_engine.network.initialisers import INITIALISERS
 
@@ -107,7 +107,7 @@ def test_mnist_cnn_is_the_network_of_the_paper(name: str, bias: bool) -> None:
     biases = {"conv.bias": (6,), "hidden.bias": (84,), "output.bias": (10,)}
     parameters = model.parameters()
     assert {name: parameter.shape for name, parameter in parameters.items()} == weights | (biases if bias else {})
-    assert all(parameters[name].initialiser == spec.Normal(name="normal", std=0.1) for name in weights)
+    assert all(parameters[name].initialiser == layers.Normal(name="normal", std=0.1) for name in weights)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_every_model_of_ours_is_valid_and_named_like_its_file(path: Path) -> Non
 
 # --- Shapes and parameters, layer by layer ---
 
-GLOROT, ZEROS = spec.GLOROT_UNIFORM, spec.ZEROS
+GLOROT, ZEROS = layers.GLOROT_UNIFORM, layers.ZEROS
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_a_layer_infers_its_shape(table: dict[str, Any], input: tuple[int, ...],
 def test_dense_parameters() -> None:
     model = spec.parse(network([{"op": "dense", "units": 5}], (3, 7)))
     assert model.parameters() == {
-        "a.weight": spec.ParameterSpec((7, 5), GLOROT, fan_in=7, fan_out=5),
-        "a.bias": spec.ParameterSpec((5,), ZEROS, fan_in=7, fan_out=5),
+        "a.weight": layers.ParameterSpec((7, 5), GLOROT, fan_in=7, fan_out=5),
+        "a.bias": layers.ParameterSpec((5,), ZEROS, fan_in=7, fan_out=5),
     }
 
 
@@ -229,9 +229,9 @@ def test_dense_without_bias() -> None:
 def test_gates_lie_side_by_side_and_have_the_fans_of_one(op: str, gates: int) -> None:
     model = spec.parse(network([{"op": op, "units": 5, "recurrent_init": "zeros"}], (3, 7)))
     assert model.parameters() == {
-        "a.weight": spec.ParameterSpec((7, gates * 5), GLOROT, fan_in=7, fan_out=5),
-        "a.recurrent": spec.ParameterSpec((5, gates * 5), ZEROS, fan_in=5, fan_out=5),
-        "a.bias": spec.ParameterSpec((gates * 5,), ZEROS, fan_in=7, fan_out=5),
+        "a.weight": layers.ParameterSpec((7, gates * 5), GLOROT, fan_in=7, fan_out=5),
+        "a.recurrent": layers.ParameterSpec((5, gates * 5), ZEROS, fan_in=5, fan_out=5),
+        "a.bias": layers.ParameterSpec((gates * 5,), ZEROS, fan_in=7, fan_out=5),
     }
 
 
@@ -240,16 +240,16 @@ def test_convolutions_have_a_kernel_for_every_filter_and_channel_of_its_group(bi
     layer = {"op": "conv2d", "filters": 6, "kernel": [3, 2], "groups": 2, "bias": bias, "bias_init": "ones"}
     parameters = spec.parse(network([layer], (4, 8, 9))).parameters()
     fans = {"fan_in": 2 * 3 * 2, "fan_out": 3 * 3 * 2}
-    assert parameters.pop("a.weight") == spec.ParameterSpec((6, 2, 3, 2), GLOROT, **fans)
-    assert parameters == ({"a.bias": spec.ParameterSpec((6,), spec.ONES, **fans)} if bias else {})
+    assert parameters.pop("a.weight") == layers.ParameterSpec((6, 2, 3, 2), GLOROT, **fans)
+    assert parameters == ({"a.bias": layers.ParameterSpec((6,), layers.ONES, **fans)} if bias else {})
 
 
 def test_a_transposed_convolution_has_the_weight_of_the_convolution_that_it_transposes() -> None:
     layer = {"op": "conv2d_transpose", "filters": 6, "kernel": [3, 2], "groups": 2}
     parameters = spec.parse(network([layer], (4, 8, 9)) | {"opset": 4}).parameters()
     fans = {"fan_in": 2 * 3 * 2, "fan_out": 3 * 3 * 2}
-    assert parameters["a.weight"] == spec.ParameterSpec((4, 3, 3, 2), GLOROT, **fans)
-    assert parameters["a.bias"] == spec.ParameterSpec((6,), ZEROS, **fans)
+    assert parameters["a.weight"] == layers.ParameterSpec((4, 3, 3, 2), GLOROT, **fans)
+    assert parameters["a.bias"] == layers.ParameterSpec((6,), ZEROS, **fans)
 
 
 def test_a_scale_becomes_a_size() -> None:
@@ -264,8 +264,8 @@ def test_a_scale_becomes_a_size() -> None:
 def test_rbf_parameters() -> None:
     model = spec.parse(network([{"op": "rbf", "units": 5}], (3, 7)))
     assert model.parameters() == {
-        "a.centers": spec.ParameterSpec((5, 7), spec.Normal(name="normal", std=1.0), fan_in=7, fan_out=5),
-        "a.beta": spec.ParameterSpec((5,), spec.ONES, fan_in=7, fan_out=5),
+        "a.centers": layers.ParameterSpec((5, 7), layers.Normal(name="normal", std=1.0), fan_in=7, fan_out=5),
+        "a.beta": layers.ParameterSpec((5,), layers.ONES, fan_in=7, fan_out=5),
     }
 
 
@@ -294,7 +294,7 @@ def test_an_embedding_makes_numbers_of_token_ids(before: list[dict[str, Any]]) -
     model = spec.parse(tokens([*before, EMBEDDING, {"op": "flatten"}, {"op": "dense", "units": 1}], (6,)))
     embedding = model.shapes()[len(before)]
     assert embedding.output == (*embedding.input, 4)
-    assert model.parameters()[f"{embedding.id}.weight"] == spec.ParameterSpec((9, 4), spec.NORMAL, 9, 4)
+    assert model.parameters()[f"{embedding.id}.weight"] == layers.ParameterSpec((9, 4), layers.NORMAL, 9, 4)
     assert (model.input.dtype, model.dtype, model.vocabulary) == ("int64", "float32", 9)
 
 
@@ -363,12 +363,12 @@ def test_settings_of_a_loss_that_do_not_fit(loss: dict[str, Any], message: str) 
 
 
 def test_every_layer_and_loss_is_in_the_closed_set() -> None:
-    assert leaves(spec.Layer) == set(get_args(spec.AnyLayer))
+    assert leaves(layers.Layer) == set(get_args(spec.AnyLayer))
     assert leaves(spec.Loss) == set(get_args(spec.AnyLoss))
 
 
 def test_the_spec_knows_the_initialisers_of_the_engine() -> None:
-    names = {name for kind in get_args(spec.AnyInitialiser) for name in kind.model_fields["name"].annotation.__args__}
+    names = {name for kind in get_args(layers.AnyInitialiser) for name in kind.model_fields["name"].annotation.__args__}
     assert names == set(INITIALISERS)
 
 
@@ -620,16 +620,16 @@ def test_one_number_is_short_for_all(short: dict[str, Any], long: dict[str, Any]
 
 
 def test_geometry_is_by_axis() -> None:
-    layers = [
+    convolutions = [
         {"op": "conv1d", "filters": 2, "kernel": 3, "padding": [1, 2], "dilation": 2},
         {"op": "reshape", "shape": [2, 2, 4]},
         {"op": "max_pool2d", "window": [2, 3], "padding": [[1, 1], [0, 0]]},
     ]
-    one, _, two = spec.parse(network(layers, (3, 9))).layers
-    assert one.geometry == spec.Geometry((3,), (1,), ((1, 2),), (2,))
+    one, _, two = spec.parse(network(convolutions, (3, 9))).layers
+    assert one.geometry == layers.Geometry((3,), (1,), ((1, 2),), (2,))
     assert one.geometry.extent == (5,)
     assert not one.geometry.is_symmetric
-    assert two.geometry == spec.Geometry((2, 3), (2, 3), ((1, 1), (0, 0)), (1, 1))
+    assert two.geometry == layers.Geometry((2, 3), (2, 3), ((1, 1), (0, 0)), (1, 1))
     assert two.geometry.is_symmetric
 
 
@@ -1071,7 +1071,7 @@ def test_token_ids_that_do_not_fit(layers: list[dict[str, Any]], message: str) -
 
 
 @pytest.mark.parametrize("kind", sorted((k for k in get_args(spec.AnyLayer) if k.since == 2), key=lambda k: k.__name__))
-def test_opset_1_has_none_of_the_ops_of_opset_2(kind: type[spec.Layer]) -> None:
+def test_opset_1_has_none_of_the_ops_of_opset_2(kind: type[layers.Layer]) -> None:
     (op,) = get_args(kind.model_fields["op"].annotation)
     options = {"filters": 1, "kernel": 1, "window": 1, "vocabulary": 3, "dimension": 2, "units": 2, "axes": [0, 1, 2]}
     layer = {"op": op} | {key: value for key, value in options.items() if key in kind.model_fields}
@@ -1137,7 +1137,7 @@ def test_a_spec_of_no_layers() -> None:
 
 
 def test_an_op_needs_the_opset_that_brought_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spec.RNN, "since", 2)
+    monkeypatch.setattr(layers.RNN, "since", 2)
     assert complaint(GOOD) == 'bad.toml: layers[1] (id "rnn").op: rnn needs opset 2, found 1'
 
 

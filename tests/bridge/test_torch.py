@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch")
 
 from bridge import registry, spec, weights  # noqa: E402
 from bridge.adapters.torch import TorchSession  # noqa: E402
+from bridge.layers import Geometry  # noqa: E402
 from bridge.session import Optimizer  # noqa: E402
-from bridge.spec import Geometry, ModelSpec  # noqa: E402
+from bridge.spec import ModelSpec  # noqa: E402
 
 Array = NDArray[Any]
 Made = Callable[..., Any]
