@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -57,6 +57,9 @@ _EVALUATION_BATCH = 1000
 class TorchSession:
     """A `Session` that runs eagerly."""
 
+    _unrolls: ClassVar[bool] = False
+    """Whether recurrent layers are plain loops."""
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -76,7 +79,7 @@ class TorchSession:
         self._steps = 0
         self._check = DataCheck(spec, dtype)
         self._tensors = PerArray(_tensor)
-        self._model, self._places = _build_model(spec, dtype, self._build_layer)
+        self._model, self._places = _build_model(spec, dtype, self._unrolls)
         for name, place in self._places.items():
             place.set(params[name])
         criterion, count_right = _LOSSES[spec.loss.op]
@@ -187,7 +190,7 @@ class TorchSession:
     def own_parameters(spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, Array]:
         """What torch's layers start from after ``torch.manual_seed(seed)``, less the second bias of recurrent ones."""
         torch.manual_seed(seed)
-        _, places = _build_model(spec, np.dtype(dtype), _build_layer)
+        _, places = _build_model(spec, np.dtype(dtype), unrolls=False)
         return {name: places[name].value() for name in spec.parameters()}
 
     def _batch(self, x: Array, y: Array) -> tuple[Tensor, Tensor]:
@@ -206,27 +209,21 @@ class TorchSession:
     def _loss(self, features: Tensor, targets: Tensor) -> Tensor:
         return self._criterion(self._model(features), targets)
 
-    def _build_layer(self, layer: Layer, input: Shape) -> Built:
-        return _build_layer(layer, input)
 
-
-def _build_model(
-    spec: ModelSpec, dtype: np.dtype[Any], build: Callable[[Layer, Shape], Built]
-) -> tuple[nn.Module, dict[str, _Place]]:
-    """The network, and where our parameters are in it."""
+def _build_model(spec: ModelSpec, dtype: np.dtype[Any], unrolls: bool) -> tuple[nn.Module, dict[str, _Place]]:
+    """The network, and where our parameters are in it; `unrolls` says whether recurrent layers are plain loops."""
     modules: list[nn.Module] = []
     places: dict[str, _Place] = {}
     for layer, shape in zip(spec.layers, spec.shapes(), strict=True):
-        built = build(layer, shape.input)
+        if unrolls and isinstance(layer, Recurrent):
+            built = unrolled(layer, shape.input)
+        else:
+            built = _LAYERS[layer.op](layer, shape.input)
         modules.append(built.module.to(getattr(torch, dtype.name)))
         places |= {f"{layer.id}.{name}": place for name, place in built.places.items()}
     if spec.is_chain:
         return nn.Sequential(*modules), places
     return _Graph(modules, spec.sources(), [_join(layer) for layer in spec.layers]), places
-
-
-def _build_layer(layer: Layer, input: Shape) -> Built:
-    return _LAYERS[layer.op](layer, input)
 
 
 # Layers ---------------------------------------------------------------------------------------------------------------
@@ -328,32 +325,15 @@ class _PositionEmbedding(nn.Module):  # type: ignore[misc]
         return x + self.weight
 
 
-class _Reshape(nn.Module):  # type: ignore[misc]
-    def __init__(self, shape: Shape) -> None:
+class _Apply(nn.Module):  # type: ignore[misc]
+    """A function of the input, and of settings, as a module."""
+
+    def __init__(self, function: Callable[..., Tensor], *settings: Any) -> None:
         super().__init__()
-        self._shape = shape
+        self._function, self._settings = function, settings
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.reshape(len(x), *self._shape)
-
-
-class _PermuteDims(nn.Module):  # type: ignore[misc]
-    def __init__(self, axes: Shape) -> None:
-        super().__init__()
-        self._axes = 0, *(1 + axis for axis in axes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.permute(self._axes)
-
-
-class _GlobalPool(nn.Module):  # type: ignore[misc]
-    def __init__(self, op: str) -> None:
-        super().__init__()
-        self._maximum = op == "global_max_pool"
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.flatten(2)
-        return rows.max(-1).values if self._maximum else rows.mean(-1)
+        return self._function(x, *self._settings)
 
 
 class _RBF(nn.Module):  # type: ignore[misc]
@@ -405,7 +385,7 @@ class UnrolledRecurrent(nn.Module):  # type: ignore[misc]
         self.bias = nn.Parameter(torch.empty(width))
         self._sequence = layer.returns == "sequence"
         self._cell = {"rnn": self._rnn, "lstm": self._lstm, "gru": self._gru}[layer.op]
-        self._activation = _FUNCTIONS[layer.activation] if isinstance(layer, RNN) else torch.tanh
+        self._activation = _ACTIVATIONS[layer.activation]() if isinstance(layer, RNN) else torch.tanh
         for parameter in self.parameters():  # as torch's own
             nn.init.uniform_(parameter, -1 / math.sqrt(layer.units), 1 / math.sqrt(layer.units))
 
@@ -437,6 +417,10 @@ class UnrolledRecurrent(nn.Module):  # type: ignore[misc]
         reset_state, update_state, new_state = (before @ self.recurrent.t()).chunk(3, 1)
         new = torch.tanh(new + torch.sigmoid(reset + reset_state) * new_state)
         return (torch.lerp(new, before, torch.sigmoid(update + update_state)),)
+
+
+def _reshaped(x: Tensor, shape: Shape) -> Tensor:
+    return x.reshape(len(x), *shape)
 
 
 def _dense(layer: Dense, input: Shape) -> Built:
@@ -474,7 +458,7 @@ def _interpolate(layer: Interpolate, input: Shape) -> Built:
     axes = len(input) - 1
     places = layer.places(input)
     if axes > len(kinds) or (layer.mode == "nearest" and places != _nearest_places(layer, input)):
-        return Built(_Interpolate(places), {})
+        return Built(_Apply(_interpolated, places), {})
     corners = layer.align_corners if layer.mode == "linear" else None
     mode = kinds[axes - 1] if layer.mode == "linear" else "nearest"
     return Built(nn.Upsample(layer.lengths_out, mode=mode, align_corners=corners), {})
@@ -490,22 +474,16 @@ def _nearest_places(layer: Interpolate, input: Shape) -> list[list[tuple[int, fl
     return found
 
 
-class _Interpolate(nn.Module):  # type: ignore[misc]
+def _interpolated(x: Tensor, places: list[list[tuple[int, float]]]) -> Tensor:
     """Elements of each axis, and between them, by number: what torch's own has not."""
-
-    def __init__(self, places: list[list[tuple[int, float]]]) -> None:
-        super().__init__()
-        self._places = places
-
-    def forward(self, x: Tensor) -> Tensor:
-        for axis, places in enumerate(self._places, 2):
-            first, share = torch.tensor([at for at, _ in places]), x.new_tensor([part for _, part in places])
-            before = x.index_select(axis, first)
-            if share.any():
-                behind = x.index_select(axis, first + (share > 0))
-                before = before + (behind - before) * share.reshape(-1, *[1] * (x.dim() - 1 - axis))
-            x = before
-        return x
+    for axis, along in enumerate(places, 2):
+        first, share = torch.tensor([at for at, _ in along]), x.new_tensor([part for _, part in along])
+        before = x.index_select(axis, first)
+        if share.any():
+            behind = x.index_select(axis, first + (share > 0))
+            before = before + (behind - before) * share.reshape(-1, *[1] * (x.dim() - 1 - axis))
+        x = before
+    return x
 
 
 def _pool(layer: Pool, input: Shape) -> Built:
@@ -607,8 +585,6 @@ def unrolled(layer: Recurrent, input: Shape) -> Built:
     return Built(module, {name: _Place(module, name) for name in ("weight", "recurrent", "bias")})
 
 
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"identity": nn.Identity(), "tanh": torch.tanh, "relu": torch.relu}
-
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "identity": nn.Identity,
     "tanh": nn.Tanh,
@@ -629,7 +605,7 @@ _LAYERS: dict[str, Callable[[Any, Shape], Built]] = {
     "lstm": _recurrent,
     "gru": _recurrent,
     "flatten": lambda layer, input: Built(nn.Flatten(), {}),
-    "reshape": lambda layer, input: Built(_Reshape(layer.shape), {}),
+    "reshape": lambda layer, input: Built(_Apply(_reshaped, layer.shape), {}),
     "activation": lambda layer, input: Built(_ACTIVATIONS[layer.activation](), {}),
     "dropout": lambda layer, input: Built(nn.Dropout(layer.rate), {}),
     "conv1d": _convolution,
@@ -645,10 +621,10 @@ _LAYERS: dict[str, Callable[[Any, Shape], Built]] = {
     "avg_pool2d": _pool,
     "avg_pool3d": _pool,
     "interpolate": _interpolate,
-    "global_max_pool": lambda layer, input: Built(_GlobalPool(layer.op), {}),
-    "global_avg_pool": lambda layer, input: Built(_GlobalPool(layer.op), {}),
+    "global_max_pool": lambda layer, input: Built(_Apply(lambda x: x.flatten(2).max(-1).values), {}),
+    "global_avg_pool": lambda layer, input: Built(_Apply(lambda x: x.flatten(2).mean(-1)), {}),
     "embedding": _embedding,
-    "permute_dims": lambda layer, input: Built(_PermuteDims(layer.axes), {}),
+    "permute_dims": lambda layer, input: Built(_Apply(torch.permute, (0, *(1 + axis for axis in layer.axes))), {}),
     "rbf": _rbf,
     "batch_norm": _batch_norm,
     "layer_norm": _layer_norm,
@@ -677,14 +653,6 @@ def _cross_entropy(logits: Tensor, labels: Tensor, **settings: Any) -> Tensor:
     return F.cross_entropy(logits, labels, **settings)
 
 
-def _binary_cross_entropy(logits: Tensor, targets: Tensor, **settings: Any) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits, targets, **settings)
-
-
-def _mean_squared_error(output: Tensor, targets: Tensor) -> Tensor:
-    return F.mse_loss(output, targets)
-
-
 def _right_classes(logits: Tensor, labels: Tensor, ignored: int | None) -> float:
     right = logits.argmax(-1) == labels
     return float((right if ignored is None else right & (labels != ignored)).sum())
@@ -700,8 +668,8 @@ def _no_answers(output: Tensor, targets: Tensor, ignored: int | None) -> float:
 
 _LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., float]]] = {
     "softmax_cross_entropy": (_cross_entropy, _right_classes),
-    "binary_cross_entropy": (_binary_cross_entropy, _right_answers),
-    "mean_squared_error": (_mean_squared_error, _no_answers),
+    "binary_cross_entropy": (F.binary_cross_entropy_with_logits, _right_answers),
+    "mean_squared_error": (F.mse_loss, _no_answers),
 }
 
 

@@ -14,8 +14,7 @@ import torch
 import torch._inductor.config
 from numpy.typing import DTypeLike, NDArray
 
-from bridge.adapters.torch import Built, TorchSession, unrolled
-from bridge.layers import Layer, Recurrent, Shape
+from bridge.adapters.torch import TorchSession
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 
@@ -24,6 +23,8 @@ __all__ = ["TorchCompileSession"]
 
 class TorchCompileSession(TorchSession):
     """A `Session` that trains with compiled kernels."""
+
+    _unrolls = True
 
     def __init__(
         self,
@@ -40,6 +41,3 @@ class TorchCompileSession(TorchSession):
         # Helper processes that compile in parallel would stay on beside the measurement.
         torch._inductor.config.compile_threads = 1
         self._loss = torch.compile(self._loss, dynamic=False)  # type: ignore[method-assign]
-
-    def _build_layer(self, layer: Layer, input: Shape) -> Built:
-        return unrolled(layer, input) if isinstance(layer, Recurrent) else super()._build_layer(layer, input)
