@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -46,7 +45,7 @@ class ProgramSession(EntrySession):
         if cls._module not in _included:
             here.evaluate(f"Base.include(Main, {literal(cls._source)}); nothing")
             own = pointers(here, cls._module, _OWN)
-            _included[cls._module] = dataclasses.replace(engine, **own)
+            _included[cls._module] = Entries(**vars(engine) | own)
         return here, _included[cls._module]
 
     @staticmethod

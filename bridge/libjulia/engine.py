@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint8, c_void_p
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from bridge.errors import JuliaUnavailableError
@@ -43,22 +43,8 @@ def prepare() -> None:
         compile_engine(found)
 
 
-@dataclass(frozen=True)
-class Entries:
-    """The entry points of julia_engine/src/entry.jl, which describes them."""
-
-    create: Callable[..., int]
-    train: Callable[..., int]
-    evaluate: Callable[..., int]
-    predict: Callable[..., int]
-    gradients: Callable[..., int]
-    learning_rate: Callable[..., int]
-    state: Callable[..., int]
-    load_state: Callable[..., int]
-    communicate: Callable[..., int]
-    free: Callable[..., int]
-    message: Callable[..., int]
-    allocated: Callable[..., int]
+class Entries(SimpleNamespace):
+    """The entry points of julia_engine/src/entry.jl, which describes them, by the names in `_SIGNATURES`."""
 
     def last_message(self) -> str:
         """What the error of the last call says."""
