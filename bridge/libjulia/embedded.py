@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
@@ -78,23 +78,10 @@ class EmbeddedRuntime(Runtime):
             return None
         if kind == "String":
             return self._string(value)
-        if kind in self._unboxers:
-            converted: Value = self._unboxers[kind](value)
-            return converted
+        if kind in _NUMBERS:
+            number: Value = getattr(self._library, f"jl_unbox_{kind.lower()}")(value)
+            return bool(number) if kind == "Bool" else number
         raise JuliaError(f"{code} gives a {kind}, which is not passed to Python: end it with '; nothing'")
-
-    @property
-    def _unboxers(self) -> dict[str, Callable[[int], Any]]:
-        library = self._library
-        return {
-            "Bool": lambda value: bool(library.jl_unbox_bool(value)),
-            "Int32": library.jl_unbox_int32,
-            "Int64": library.jl_unbox_int64,
-            "UInt32": library.jl_unbox_uint32,
-            "UInt64": library.jl_unbox_uint64,
-            "Float32": library.jl_unbox_float32,
-            "Float64": library.jl_unbox_float64,
-        }
 
     def _string(self, value: int) -> str:
         # A Julia String is its length, then its bytes.
@@ -141,6 +128,17 @@ def _load(julia: Julia) -> ctypes.CDLL:
     return library
 
 
+_NUMBERS = {
+    "Bool": ctypes.c_int8,
+    "Int32": ctypes.c_int32,
+    "Int64": ctypes.c_int64,
+    "UInt32": ctypes.c_uint32,
+    "UInt64": ctypes.c_uint64,
+    "Float32": ctypes.c_float,
+    "Float64": ctypes.c_double,
+}
+"""Julia's numbers that become Python's, and how C returns them."""
+
 _SIGNATURES: tuple[tuple[Any, ...], ...] = (
     ("jl_is_initialized", c_int),
     ("jl_eval_string", c_void_p, c_char_p),
@@ -149,13 +147,7 @@ _SIGNATURES: tuple[tuple[Any, ...], ...] = (
     ("jl_typeof_str", c_char_p, c_void_p),
     ("jl_call1", c_void_p, c_void_p, c_void_p),
     ("jl_string_ptr", c_void_p, c_void_p),
-    ("jl_unbox_bool", ctypes.c_int8, c_void_p),
-    ("jl_unbox_int32", ctypes.c_int32, c_void_p),
-    ("jl_unbox_int64", ctypes.c_int64, c_void_p),
-    ("jl_unbox_uint32", ctypes.c_uint32, c_void_p),
-    ("jl_unbox_uint64", ctypes.c_uint64, c_void_p),
-    ("jl_unbox_float32", ctypes.c_float, c_void_p),
-    ("jl_unbox_float64", ctypes.c_double, c_void_p),
+    *((f"jl_unbox_{kind.lower()}", restype, c_void_p) for kind, restype in _NUMBERS.items()),
     ("jl_atexit_hook", None, c_int),
 )
 
