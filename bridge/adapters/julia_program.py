@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bridge.adapters.julia import EntrySession
 from bridge.checks import check_losses
-from bridge.libjulia.engine import Entries, load_engine, pointers
+from bridge.libjulia.engine import SIGNATURES, Entries, load_engine, pointers
 from bridge.libjulia.runtime import Runtime, literal
 from py_engine.network.parameters import Layout
 
@@ -44,7 +44,7 @@ class ProgramSession(EntrySession):
         here, engine = load_engine(threads)
         if cls._module not in _included:
             here.evaluate(f"Base.include(Main, {literal(cls._source)}); nothing")
-            own = pointers(here, cls._module, _OWN)
+            own = pointers(here, cls._module, {name: SIGNATURES[name] for name in _OWN})
             _included[cls._module] = Entries(**vars(engine) | own)
         return here, _included[cls._module]
 

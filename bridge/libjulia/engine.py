@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint8, c_void_p
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from bridge.libjulia.environment import ENGINE
 from bridge.libjulia.precompilation import compile_engine
 from bridge.libjulia.runtime import Runtime, literal
 
-__all__ = ["Entries", "blas", "lacks", "load_engine", "pointers", "prepare", "versions"]
+__all__ = ["SIGNATURES", "Entries", "Signature", "blas", "lacks", "load_engine", "pointers", "prepare", "versions"]
 
 
 def lacks() -> str:
@@ -44,7 +44,7 @@ def prepare() -> None:
 
 
 class Entries(SimpleNamespace):
-    """The entry points of julia_engine/src/entry.jl, which describes them, by the names in `_SIGNATURES`."""
+    """The entry points of julia_engine/src/entry.jl, which describes them, by the names in `SIGNATURES`."""
 
     def last_message(self) -> str:
         """What the error of the last call says."""
@@ -53,7 +53,10 @@ class Entries(SimpleNamespace):
         return bytes(buffer[:size]).decode("utf-8", errors="replace")
 
 
-_SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
+Signature = tuple[list[type[Any]], type[Any]]
+"""The types of an entry point's arguments, and of its result."""
+
+SIGNATURES: dict[str, Signature] = {
     "create": ([c_char_p, c_int64, c_void_p, c_int64], c_int64),
     "train": ([c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p], c_int),
     "evaluate": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p], c_int),
@@ -83,7 +86,7 @@ def load_engine(threads: int) -> tuple[Runtime, Entries]:
         if not here.evaluate(_IS_COMPILED):
             compile_engine(here.julia)
         here.evaluate("import TwinGrad; nothing")
-        _loaded = here, Entries(**pointers(here, "TwinGrad.Entry", list(_SIGNATURES)))
+        _loaded = here, Entries(**pointers(here, "TwinGrad.Entry", SIGNATURES))
     here, entries = _loaded
     there = int(here.evaluate("Threads.nthreads()") or 1)
     if there < threads:
@@ -94,9 +97,9 @@ def load_engine(threads: int) -> tuple[Runtime, Entries]:
     return here, entries
 
 
-def pointers(here: Runtime, module: str, names: Sequence[str]) -> dict[str, Callable[..., int]]:
+def pointers(here: Runtime, module: str, signatures: Mapping[str, Signature]) -> dict[str, Callable[..., int]]:
     """The entry points of these names in a Julia module that offers them as julia_engine/src/entry.jl does."""
-    return {name: here.function_pointer(f"{module}.{name}_pointer", *_SIGNATURES[name]) for name in names}
+    return {name: here.function_pointer(f"{module}.{name}_pointer", *types) for name, types in signatures.items()}
 
 
 # Whether a TwinGrad is in the system image, or a compiled one that is not out of date among Julia's files.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import c_int, c_int64, c_void_p
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bridge.errors import JuliaError
-from bridge.libjulia.engine import load_engine
+from bridge.libjulia.engine import Signature, load_engine, pointers
 from bridge.libjulia.runtime import literal
 from py_engine.errors import ConfigurationError, NotDifferentiableError, ShapeError
 
@@ -24,7 +25,7 @@ _CODES: dict[np.dtype[Any], int] = {np.dtype(np.int64): 1, np.dtype(np.float32):
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _MOST_AXES = 32
 
-_SIGNATURES: dict[str, tuple[list[type[Any]], type[Any]]] = {
+_SIGNATURES: dict[str, Signature] = {
     "call": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p], c_int),
     "take": ([c_int64, c_void_p], c_int),
     "pull": ([c_int64, c_int64, c_void_p, c_void_p, c_void_p], c_int),
@@ -113,16 +114,9 @@ def _forget_dropped(calls: dict[str, Callable[..., int]]) -> None:
         calls["forget"](_dropped.pop())
 
 
-_known: dict[int, dict[str, Callable[..., int]]] = {}
-
-
+@functools.cache
 def _entry_points(runtime: Any) -> dict[str, Callable[..., int]]:
-    if id(runtime) not in _known:
-        _known[id(runtime)] = {
-            name: runtime.function_pointer(f"TwinGrad.Functions.{name}_pointer", *signature)
-            for name, signature in _SIGNATURES.items()
-        }
-    return _known[id(runtime)]
+    return pointers(runtime, "TwinGrad.Functions", _SIGNATURES)
 
 
 def as_argument(name: str, place: int | str, x: ArrayLike) -> Array:
