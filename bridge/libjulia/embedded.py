@@ -14,16 +14,7 @@ from typing import Any
 from bridge.errors import JuliaError, JuliaUnavailableError
 from bridge.libjulia import environment
 from bridge.libjulia.find import Julia
-from bridge.libjulia.runtime import (
-    EMBEDDED,
-    SUPPORT,
-    Runtime,
-    Value,
-    check_process,
-    keep_torch_out,
-    literal,
-    process_kept,
-)
+from bridge.libjulia.runtime import EMBEDDED, Runtime, Value
 
 __all__ = ["EmbeddedRuntime"]
 
@@ -42,19 +33,17 @@ class EmbeddedRuntime(Runtime):
     way = EMBEDDED
 
     def __init__(self, julia: Julia, threads: int, notes: Sequence[str] = (), sysimage: str | None = None) -> None:
-        check_process()
-        self._library = _load(julia)
+        self._sysimage = sysimage or julia.sysimage
+        self._describe: int | None = None
+        super().__init__(julia, notes, environment.settings(threads, julia.kernels))
+        self._describe = self._value("TwinGradRuntime.message")
+
+    def _start(self) -> None:
+        self._library = _load(self.julia)
         if self._library.jl_is_initialized():
             raise JuliaUnavailableError("Julia runs in this process already, started by another package")
-        with process_kept(), environment.temporarily(environment.settings(threads, julia.kernels)):
-            _initialise(self._library, julia.bindir, sysimage or julia.sysimage)
-            super().__init__(julia, notes)
-            keep_torch_out()
-            atexit.register(self._end, os.getpid())
-            self._describe: int | None = None
-            # This loads LinearAlgebra and with it the BLAS, which reads the environment then.
-            self._evaluate(f"Base.include(Main, {literal(SUPPORT)}); nothing")
-        self._describe = self._value("TwinGradRuntime.message")
+        _initialise(self._library, self.julia.bindir, self._sysimage)
+        atexit.register(self._end, os.getpid())
 
     def _evaluate(self, code: str) -> Value:
         return self._to_python(self._value(code), code)

@@ -22,16 +22,7 @@ from bridge.child import completed
 from bridge.errors import JuliaError, JuliaUnavailableError
 from bridge.libjulia import environment
 from bridge.libjulia.find import Julia
-from bridge.libjulia.runtime import (
-    JULIACALL,
-    SUPPORT,
-    Runtime,
-    Value,
-    check_process,
-    keep_torch_out,
-    literal,
-    process_kept,
-)
+from bridge.libjulia.runtime import JULIACALL, Runtime, Value
 
 __all__ = ["OLDEST", "PROJECT_VARIABLE", "JuliacallRuntime", "Project", "obstacle", "prepare", "running", "version"]
 
@@ -78,17 +69,14 @@ class JuliacallRuntime(Runtime):
         notes: Sequence[str] = (),
         sysimage: str | None = None,
     ) -> None:
-        check_process()
-        with process_kept(), environment.temporarily(_settings(julia, threads, project, sysimage)):
-            try:
-                self._module: ModuleType = importlib.import_module("juliacall")
-                self._main: Any = self._module.Main
-            except Exception as error:
-                raise JuliaUnavailableError(f"juliacall did not start Julia: {_first_line(error)}") from error
-            super().__init__(julia, notes)
-            keep_torch_out()
-            # This loads LinearAlgebra and with it the BLAS, which reads the environment then.
-            self._evaluate(f"Base.include(Main, {literal(SUPPORT)}); nothing")
+        super().__init__(julia, notes, _settings(julia, threads, project, sysimage))
+
+    def _start(self) -> None:
+        try:
+            self._module: ModuleType = importlib.import_module("juliacall")
+            self._main: Any = self._module.Main
+        except Exception as error:
+            raise JuliaUnavailableError(f"juliacall did not start Julia: {_first_line(error)}") from error
 
     def _evaluate(self, code: str) -> Value:
         try:

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
@@ -25,15 +25,16 @@ from types import ModuleType
 from typing import Any
 
 from bridge.errors import JuliaError, JuliaUnavailableError
+from bridge.libjulia import environment
 from bridge.libjulia.find import Julia
 
-__all__ = ["EMBEDDED", "JULIACALL", "SUPPORT", "WAYS", "Info", "Runtime", "Value", "check_process", "literal"]
+__all__ = ["EMBEDDED", "JULIACALL", "WAYS", "Info", "Runtime", "Value", "literal"]
 
 JULIACALL = "juliacall"
 EMBEDDED = "embedded"
 WAYS = (JULIACALL, EMBEDDED)
 
-SUPPORT = Path(__file__).with_name("runtime.jl")
+_SUPPORT = Path(__file__).with_name("runtime.jl")
 """The Julia module TwinGradRuntime, which every runtime evaluates when it starts."""
 
 Value = bool | int | float | str | None
@@ -76,12 +77,19 @@ class Runtime(ABC):
 
     way: str
 
-    def __init__(self, julia: Julia, notes: Sequence[str] = ()) -> None:
+    def __init__(self, julia: Julia, notes: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Start Julia in an environment with these variables."""
+        _check_process()
         self.julia = julia
-        self._notes = tuple(notes)
-        self._thread = threading.get_ident()
-        self._thread_name = threading.current_thread().name
-        os.register_at_fork(after_in_child=self._forked)
+        with _process_kept(), environment.temporarily(variables):
+            self._start()
+            self._notes = tuple(notes)
+            self._thread = threading.get_ident()
+            self._thread_name = threading.current_thread().name
+            os.register_at_fork(after_in_child=self._forked)
+            _keep_torch_out()
+            # This loads LinearAlgebra and with it the BLAS, which reads the environment then.
+            self._evaluate(f"Base.include(Main, {literal(_SUPPORT)}); nothing")
 
     def evaluate(self, code: str) -> Value:
         """Evaluate one expression (or several, joined by semicolons) in Julia's Main and return the value.
@@ -135,6 +143,9 @@ class Runtime(ABC):
         return threading.get_ident() == self._thread
 
     @abstractmethod
+    def _start(self) -> None: ...
+
+    @abstractmethod
     def _evaluate(self, code: str) -> Value: ...
 
     def _check_caller(self) -> None:
@@ -156,7 +167,7 @@ def literal(text: str | os.PathLike[str]) -> str:
     return json.dumps(os.fspath(text), ensure_ascii=False).replace("$", "\\$")
 
 
-def check_process() -> None:
+def _check_process() -> None:
     """Raise `JuliaUnavailableError` where Julia must not be started."""
     if threading.current_thread() is not threading.main_thread():
         raise JuliaUnavailableError(
@@ -167,7 +178,7 @@ def check_process() -> None:
         raise JuliaUnavailableError(f"Julia can't be started: this process has imported torch. {_WHY_APART}")
 
 
-def keep_torch_out() -> None:
+def _keep_torch_out() -> None:
     """From now on ``import torch`` raises ImportError with the reason; whether it is installed can still be asked."""
     if not any(isinstance(finder, _TorchRefused) for finder in sys.meta_path):
         sys.meta_path.insert(0, _TorchRefused())
@@ -187,7 +198,7 @@ class _TorchRefused(MetaPathFinder, Loader):
 
 
 @contextlib.contextmanager
-def process_kept() -> Iterator[None]:
+def _process_kept() -> Iterator[None]:
     """What Julia takes over when it starts stays Python's: signal handlers, what is blocked, streams that wait.
 
     Julia's libuv makes standard streams that are pipes non-blocking, for all who use them. Python takes such a standard
