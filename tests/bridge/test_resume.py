@@ -202,7 +202,7 @@ def test_the_registry_says_which_engines_can(
 
 def test_of_the_engines_in_files_of_julia_only_our_own_is_resumable() -> None:
     from bridge.adapters.julia import EntrySession, JuliaSession
-    from bridge.adapters.julia_program import ProgramSession
+    from bridge.adapters.julia_package import PackageSession
 
     assert issubclass(JuliaSession, EntrySession) and hasattr(JuliaSession, "state")
-    assert issubclass(ProgramSession, EntrySession) and not hasattr(ProgramSession, "state")
+    assert issubclass(PackageSession, EntrySession) and not hasattr(PackageSession, "state")

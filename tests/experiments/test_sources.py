@@ -62,8 +62,8 @@ ADAPTERS: dict[str, tuple[str, ...]] = {
     **{
         name: (
             *JULIA,
-            *("bridge/adapters/julia_program.py", "bridge/adapters/julia_package.py"),
-            *("bridge/adapters/julia_package.jl", f"bridge/adapters/{name}.py", f"bridge/adapters/{name}.jl"),
+            *("bridge/adapters/julia_package.py", "bridge/adapters/julia_package.jl"),
+            *(f"bridge/adapters/{name}.py", f"bridge/adapters/{name}.jl"),
         )
         for name in ("flux", "lux", "simplechains")
     },
