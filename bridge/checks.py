@@ -1,4 +1,4 @@
-"""What adapters check before they compute, and what they keep per array.
+"""What adapters check before they compute, what they keep per array, and what those of tensors share.
 
 Every engine refuses the same data with the same words. An array is looked at once, and not again as long as it is among
 the last few seen.
@@ -21,12 +21,15 @@ from py_engine.ad.ops.indexing import check_ids
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
 from py_engine.network import losses
 
-__all__ = ["DataCheck", "EvaluationSum", "PerArray", "check_chain", "check_known", "check_losses"]
+__all__ = ["DataCheck", "EvaluationSum", "PerArray", "TensorSession", "check_chain", "check_known", "check_losses"]
 
 T = TypeVar("T")
+Array = NDArray[Any]
 
 _KEPT = 8
 """How many arrays a `PerArray` remembers: a train and a test set of features and targets, and the same once more."""
+
+_EVALUATION_BATCH = 1000
 
 
 class PerArray(Generic[T]):
@@ -142,6 +145,59 @@ class EvaluationSum:
         """Both so far; NaN where nothing counts."""
         loss = self._total / self._weight if self._weight else float("nan")
         return Evaluation(loss, self._right / self._answers if self._answers else float("nan"))
+
+
+class TensorSession:
+    """What sessions of frameworks with tensors have in common.
+
+    Data become tensors once for each array, and what is not training goes through the network in parts.
+    """
+
+    _train_rows: Callable[[Any, Any, NDArray[np.int64]], NDArray[np.float64]]
+    """Trains on rows of features and targets in this order; the loss of each batch."""
+    _evaluate: Callable[[Any, Any], tuple[Any, Any]]
+    """The mean loss of features and targets, and how many answers are right."""
+    _apply: Callable[[Any], Any]
+    """What the network makes of features, as an array or what numpy makes one of."""
+
+    def __init__(self, spec: ModelSpec, dtype: np.dtype[Any], batch_size: int, tensor: Callable[[Array], Any]) -> None:
+        self._batch_size = batch_size
+        self._steps = 0
+        self._check = DataCheck(spec, dtype)
+        self._tensors = PerArray(tensor)
+
+    def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `Session.train_epoch`."""
+        features, targets = self._batch(x, y)
+        losses = self._train_rows(features, targets, self._check.order(order, x))
+        check_losses(losses, self._steps)
+        self._steps += len(losses)
+        return losses
+
+    def evaluate(self, x: Array, y: Array) -> Evaluation:
+        """See `Session.evaluate`."""
+        features, targets = self._batch(x, y)
+        checked, sums = self._check.targets(y), EvaluationSum(self._check.loss)
+        for part in _parts(x):
+            loss, right = self._evaluate(features[part], targets[part])
+            sums.add(checked[part], float(loss), float(right))
+        return sums.result()
+
+    def predict(self, x: Array) -> Array:
+        """See `Session.predict`."""
+        features = self._tensors(self._check.features(x))
+        return np.concatenate([self._apply(features[part]) for part in _parts(x)])
+
+    def close(self) -> None:
+        """See `Session.close`: there is nothing that isn't freed with the session."""
+
+    def _batch(self, x: Array, y: Array) -> tuple[Any, Any]:
+        features, targets = self._check.batch(x, y)
+        return self._tensors(features), self._tensors(targets)
+
+
+def _parts(x: Array) -> list[slice]:
+    return [slice(start, start + _EVALUATION_BATCH) for start in range(0, len(x), _EVALUATION_BATCH)]
 
 
 def check_known(

@@ -27,7 +27,7 @@ from jax import lax
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
+from bridge.checks import TensorSession, check_known
 from bridge.layers import (
     RBF,
     RNN,
@@ -48,7 +48,7 @@ from bridge.layers import (
     Reshape,
     TransposedConvolution,
 )
-from bridge.session import Evaluation, Optimizer
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 
 __all__ = ["JaxSession"]
@@ -61,8 +61,6 @@ Tensor: TypeAlias = Any
 Tensors = dict[str, Tensor]
 """Arrays by the full names of parameters."""
 
-_EVALUATION_BATCH = 1000
-
 _UNROLLED = 32
 """The most steps of a sequence that are compiled one after the other."""
 
@@ -70,7 +68,7 @@ _WRITTEN_OUT = 4
 """The most elements of a window whose maximum is written out."""
 
 
-class JaxSession:
+class JaxSession(TensorSession):
     """A `Session` of compiled steps, one for each batch size."""
 
     def __init__(
@@ -83,14 +81,11 @@ class JaxSession:
         threads: int = 1,
     ) -> None:
         dtype = np.dtype(dtype)
+        super().__init__(spec, dtype, batch_size, _tensor)
         check_known(spec, optimizer.name, "jax", _LAYERS, _UPDATES)
         weights.check(params, spec, dtype)
         if dtype == np.float64:
             jax.config.update("jax_enable_x64", True)
-        self._batch_size = batch_size
-        self._steps = 0
-        self._check = DataCheck(spec, dtype)
-        self._tensors = PerArray(_tensor)
         self._layers, self._sources = spec.layers, spec.sources()
         self._is_random = any(isinstance(layer, Dropout) for layer in spec.layers)
         loss, count_right = _LOSSES[spec.loss.op]
@@ -107,42 +102,13 @@ class JaxSession:
         self._state = trained, other, slots, jnp.zeros((), jnp.int32), jax.random.key(0)
         self._train = jax.jit(self._step, donate_argnums=0)
         self._gradients = jax.jit(self._loss_and_gradients)
-        self._apply = jax.jit(self._output)
-        self._evaluate = jax.jit(self._evaluate_part)
-
-    def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
-        """See `Session.train_epoch`."""
-        features, targets = self._batch(x, y)
-        rows = self._check.order(order, x).astype(np.int32)
-        found = []
-        for start in range(0, len(rows), self._batch_size):
-            self._state, loss = self._train(self._state, features, targets, rows[start : start + self._batch_size])
-            found.append(loss)
-        losses = np.array(jax.device_get(found), np.float64)
-        jax.block_until_ready(self._state)
-        check_losses(losses, self._steps)
-        self._steps += len(losses)
-        return losses
+        apply, evaluate = jax.jit(self._output), jax.jit(self._evaluate_part)
+        self._apply = lambda x: apply(*self._state[:2], x)
+        self._evaluate = lambda x, y: evaluate(*self._state[:2], x, y)
 
     def preload(self, x: Array, y: Array) -> None:
         """See `Preloading.preload`."""
         jax.block_until_ready(self._batch(x, y))
-
-    def evaluate(self, x: Array, y: Array) -> Evaluation:
-        """See `Session.evaluate`."""
-        features, targets = self._batch(x, y)
-        checked, sums = self._check.targets(y), EvaluationSum(self._check.loss)
-        for start in range(0, len(x), _EVALUATION_BATCH):
-            part, wanted = (a[start : start + _EVALUATION_BATCH] for a in (features, targets))
-            found = self._evaluate(*self._state[:2], part, wanted)
-            sums.add(checked[start : start + _EVALUATION_BATCH], float(found[0]), float(found[1]))
-        return sums.result()
-
-    def predict(self, x: Array) -> Array:
-        """See `Session.predict`."""
-        features = self._tensors(self._check.features(x))
-        parts = [features[start : start + _EVALUATION_BATCH] for start in range(0, len(x), _EVALUATION_BATCH)]
-        return np.concatenate([self._apply(*self._state[:2], part) for part in parts])
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
@@ -157,9 +123,6 @@ class JaxSession:
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""
         return linear_algebra.of_jax(jax)
-
-    def close(self) -> None:
-        """See `Session.close`: there is nothing that isn't freed with the session."""
 
     @staticmethod
     def own_parameters(spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, Array]:
@@ -199,9 +162,15 @@ class JaxSession:
                     found[name] = np.zeros(shape, dtype)
         return found
 
-    def _batch(self, x: Array, y: Array) -> tuple[Tensor, Tensor]:
-        checked = self._check.batch(x, y)
-        return self._tensors(checked[0]), self._tensors(checked[1])
+    def _train_rows(self, features: Tensor, targets: Tensor, order: NDArray[np.int64]) -> NDArray[np.float64]:
+        rows = order.astype(np.int32)
+        found = []
+        for start in range(0, len(rows), self._batch_size):
+            self._state, loss = self._train(self._state, features, targets, rows[start : start + self._batch_size])
+            found.append(loss)
+        losses = np.array(jax.device_get(found), np.float64)
+        jax.block_until_ready(self._state)
+        return losses
 
     def _arrays(self, tensors: Tensors) -> dict[str, Array]:
         return {name: np.array(tensors[name]) for name in self._names if name in tensors}

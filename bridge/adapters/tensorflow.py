@@ -23,7 +23,7 @@ import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
+from bridge.checks import TensorSession, check_known
 from bridge.layers import (
     RBF,
     RNN,
@@ -45,7 +45,7 @@ from bridge.layers import (
     TransposedConvolution,
 )
 from bridge.layouts import Placed, channels_last
-from bridge.session import Evaluation, Optimizer
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 
 __all__ = ["TensorFlowSession"]
@@ -54,13 +54,11 @@ Array = NDArray[Any]
 Tensor: TypeAlias = Any
 """A tensor or a variable of TensorFlow's."""
 
-_EVALUATION_BATCH = 1000
-
 _UNROLLED = 32
 """The most steps of a sequence that are operations of their own in the graph."""
 
 
-class TensorFlowSession:
+class TensorFlowSession(TensorSession):
     """A `Session` of compiled graphs, one for each batch size."""
 
     jit_compile: ClassVar[bool] = False
@@ -76,13 +74,10 @@ class TensorFlowSession:
         threads: int = 1,
     ) -> None:
         dtype = np.dtype(dtype)
+        super().__init__(spec, dtype, batch_size, tf.constant)
         check_known(spec, optimizer.name, "tensorflow", _LAYERS, _Updates.KNOWN)
         weights.check(params, spec, dtype)
         _set_threads(threads)
-        self._batch_size = batch_size
-        self._steps = 0
-        self._check = DataCheck(spec, dtype)
-        self._tensors = PerArray(tf.constant)
         self._placed = channels_last(spec)
         self._layouts = {name: _layout(name, self._placed) for name in spec.parameters()}
         loss, count_right = _LOSSES[spec.loss.op]
@@ -100,37 +95,9 @@ class TensorFlowSession:
         self._apply = compiled(self._output)
         self._evaluate = compiled(self._evaluate_part)
 
-    def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
-        """See `Session.train_epoch`."""
-        features, targets = self._batch(x, y)
-        rows = self._check.order(order, x)
-        edges = [*range(0, len(rows), self._batch_size), len(rows)]
-        sizes = [stop - start for start, stop in itertools.pairwise(edges)]
-        found = [self._train(features, targets, batch) for batch in tf.split(rows, sizes)]
-        losses: NDArray[np.float64] = tf.stack(found).numpy().astype(np.float64)
-        check_losses(losses, self._steps)
-        self._steps += len(losses)
-        return losses
-
     def preload(self, x: Array, y: Array) -> None:
         """See `Preloading.preload`."""
         self._batch(x, y)
-
-    def evaluate(self, x: Array, y: Array) -> Evaluation:
-        """See `Session.evaluate`."""
-        features, targets = self._batch(x, y)
-        checked, sums = self._check.targets(y), EvaluationSum(self._check.loss)
-        for start in range(0, len(x), _EVALUATION_BATCH):
-            part, wanted = (a[start : start + _EVALUATION_BATCH] for a in (features, targets))
-            found = self._evaluate(part, wanted)
-            sums.add(checked[start : start + _EVALUATION_BATCH], float(found[0]), float(found[1]))
-        return sums.result()
-
-    def predict(self, x: Array) -> Array:
-        """See `Session.predict`."""
-        features = self._tensors(self._check.features(x))
-        starts = range(0, len(x), _EVALUATION_BATCH)
-        return np.concatenate([self._apply(features[start : start + _EVALUATION_BATCH]) for start in starts])
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
@@ -145,9 +112,6 @@ class TensorFlowSession:
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""
         return linear_algebra.of_tensorflow(tf, self.jit_compile)
-
-    def close(self) -> None:
-        """See `Session.close`: there is nothing that isn't freed with the session."""
 
     @staticmethod
     def own_parameters(spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, Array]:
@@ -183,9 +147,12 @@ class TensorFlowSession:
                     found[name][shape[0] // 4 : shape[0] // 2] = 1
         return found
 
-    def _batch(self, x: Array, y: Array) -> tuple[Tensor, Tensor]:
-        checked = self._check.batch(x, y)
-        return self._tensors(checked[0]), self._tensors(checked[1])
+    def _train_rows(self, features: Tensor, targets: Tensor, order: NDArray[np.int64]) -> NDArray[np.float64]:
+        edges = [*range(0, len(order), self._batch_size), len(order)]
+        sizes = [stop - start for start, stop in itertools.pairwise(edges)]
+        found = [self._train(features, targets, batch) for batch in tf.split(order, sizes)]
+        losses: NDArray[np.float64] = tf.stack(found).numpy().astype(np.float64)
+        return losses
 
     # What is compiled.
 

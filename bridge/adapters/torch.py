@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bridge import linear_algebra, weights
-from bridge.checks import DataCheck, EvaluationSum, PerArray, check_known, check_losses
+from bridge.checks import TensorSession, check_known
 from bridge.layers import (
     RBF,
     RNN,
@@ -43,7 +43,7 @@ from bridge.layers import (
     Shape,
     TransposedConvolution,
 )
-from bridge.session import Evaluation, Optimizer
+from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from py_engine.errors import ParameterError, ShapeError
 
@@ -51,10 +51,8 @@ __all__ = ["Built", "TorchSession", "UnrolledRecurrent", "unrolled"]
 
 Array = NDArray[Any]
 
-_EVALUATION_BATCH = 1000
 
-
-class TorchSession:
+class TorchSession(TensorSession):
     """A `Session` that runs eagerly."""
 
     _unrolls: ClassVar[bool] = False
@@ -70,15 +68,12 @@ class TorchSession:
         threads: int = 1,
     ) -> None:
         dtype = np.dtype(dtype)
+        super().__init__(spec, dtype, batch_size, _tensor)
         check_known(spec, optimizer.name, "torch", _LAYERS, _OPTIMIZERS)
         weights.check(params, spec, dtype)
         torch.manual_seed(0)  # of what dropout draws
         torch.set_num_threads(threads)
-        self._batch_size = batch_size
         self._clip_norm = optimizer.clip_norm
-        self._steps = 0
-        self._check = DataCheck(spec, dtype)
-        self._tensors = PerArray(_tensor)
         self._model, self._places = _build_model(spec, dtype, self._unrolls)
         for name, place in self._places.items():
             place.set(params[name])
@@ -103,41 +98,6 @@ class TorchSession:
                 group["lr"] = float(rates[step])
             (losses[step],) = self.train_epoch(x, y, order[start : start + self._batch_size])
         return losses
-
-    def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
-        """See `Session.train_epoch`."""
-        features, targets = self._batch(x, y)
-        rows = _tensor(self._check.order(order, x))
-        self._check.batches(len(rows), self._batch_size)
-        self._model.train()
-        steps = [
-            self._step(features.index_select(0, batch), targets.index_select(0, batch))
-            for batch in rows.split(self._batch_size)
-        ]
-        losses: NDArray[np.float64] = torch.stack(steps).double().numpy()
-        check_losses(losses, self._steps)
-        self._steps += len(losses)
-        return losses
-
-    def evaluate(self, x: Array, y: Array) -> Evaluation:
-        """See `Session.evaluate`."""
-        features, targets = self._batch(x, y)
-        found = EvaluationSum(self._check.loss)
-        self._model.eval()
-        with torch.inference_mode():
-            for part, wanted in zip(features.split(_EVALUATION_BATCH), targets.split(_EVALUATION_BATCH), strict=True):
-                output = self._model(part)
-                found.add(wanted.numpy(), float(self._criterion(output, wanted)), self._count_right(output, wanted))
-        return found.result()
-
-    def predict(self, x: Array) -> Array:
-        """See `Session.predict`."""
-        features = self._tensors(self._check.features(x))
-        self._model.eval()
-        with torch.inference_mode():
-            parts = [self._model(part) for part in features.split(_EVALUATION_BATCH)]
-        output: Array = torch.cat(parts).numpy()
-        return output
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
@@ -183,9 +143,6 @@ class TorchSession:
         """See `Session.linear_algebra`."""
         return linear_algebra.of_torch(torch)
 
-    def close(self) -> None:
-        """See `Session.close`: there is nothing that isn't freed with the session."""
-
     @staticmethod
     def own_parameters(spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, Array]:
         """What torch's layers start from after ``torch.manual_seed(seed)``, less the second bias of recurrent ones."""
@@ -193,9 +150,16 @@ class TorchSession:
         _, places = _build_model(spec, np.dtype(dtype), unrolls=False)
         return {name: places[name].value() for name in spec.parameters()}
 
-    def _batch(self, x: Array, y: Array) -> tuple[Tensor, Tensor]:
-        checked = self._check.batch(x, y)
-        return self._tensors(checked[0]), self._tensors(checked[1])
+    def _train_rows(self, features: Tensor, targets: Tensor, order: NDArray[np.int64]) -> NDArray[np.float64]:
+        rows = _tensor(order)
+        self._check.batches(len(rows), self._batch_size)
+        self._model.train()
+        steps = [
+            self._step(features.index_select(0, batch), targets.index_select(0, batch))
+            for batch in rows.split(self._batch_size)
+        ]
+        losses: NDArray[np.float64] = torch.stack(steps).double().numpy()
+        return losses
 
     def _step(self, features: Tensor, targets: Tensor) -> Tensor:
         self._optimizer.zero_grad(set_to_none=True)
@@ -205,6 +169,16 @@ class TorchSession:
             nn.utils.clip_grad_norm_(self._trained, self._clip_norm)
         self._optimizer.step()
         return loss.detach()
+
+    def _evaluate(self, features: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+        with torch.inference_mode():
+            output = self._apply(features)
+            return self._criterion(output, targets), self._count_right(output, targets)
+
+    def _apply(self, features: Tensor) -> Tensor:
+        self._model.eval()
+        with torch.inference_mode():
+            return self._model(features)
 
     def _loss(self, features: Tensor, targets: Tensor) -> Tensor:
         return self._criterion(self._model(features), targets)
