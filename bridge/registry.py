@@ -48,14 +48,6 @@ class Availability:
     """The versions of the packages that it is made of."""
 
 
-def _nothing_to_do() -> None:
-    """What most engines need before their sessions are timed."""
-
-
-def _nothing() -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Registered:
     """An engine of `ENGINES`: what is known of it without importing it."""
@@ -67,7 +59,7 @@ class Registered:
     distributions: tuple[str, ...]
     extra: str = ""
     """The extra of the distribution twingrad that installs what it needs."""
-    lacks: Callable[[], str] = _nothing
+    lacks: Callable[[], str] = str
     """What else is missing on this machine, and what to do; empty when nothing is."""
     counts_itself: bool = False
     """Whether its sessions are `Counting`: its runtime manages memory that no profiler of the process sees rightly."""
@@ -79,7 +71,7 @@ class Registered:
     """The versions of what it runs on besides Python packages."""
     runtime_libraries: Callable[[], dict[str, str]] = dict
     """The BLAS of what it runs on besides Python packages."""
-    prepare: Callable[[], None] = _nothing_to_do
+    prepare: Callable[[], None] = lambda: None
     """What is done once, before its sessions are timed: compiling what stays compiled on this machine."""
     resumable: bool = False
     """Whether its sessions are `Scheduling` and `Resumable`."""
