@@ -12,7 +12,7 @@ The code is run as it stands: it must be as trusted as the Python that passes it
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,12 @@ class JuliaFunction:
         self.__name__ = name or "julia_function"
         self._derivatives: dict[tuple[int | None, tuple[bool, ...]], JuliaFunction] = {}
         infer = None if like is None else lambda *args: (args[like].shape, args[like].dtype)
-        self._rule = pe.custom_rule(_named(self.__name__, self.value), self._vjp, self._jvp, infer)
+
+        def call(*given: Any) -> Array:
+            return self.value(*given)
+
+        call.__name__ = self.__name__  # error messages give it
+        self._rule = pe.custom_rule(call, self._vjp, self._jvp, infer)
 
     def __call__(self, *args: Any) -> Any:
         """Call the function.
@@ -159,13 +164,3 @@ class JuliaFunction:
 
 def _moving(args: Sequence[Any]) -> list[bool]:
     return [x.dtype.kind == "f" for x in args]
-
-
-def _named(name: str, call: Callable[..., Array]) -> Callable[..., Array]:
-    """The same under a name that error messages give."""
-
-    def named(*args: Any) -> Array:
-        return call(*args)
-
-    named.__name__ = name
-    return named
