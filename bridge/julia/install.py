@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from bridge.errors import JuliaUnavailableError, TwinGradError
 from bridge.libjulia import find as finding
@@ -28,6 +29,9 @@ RECIPES = "python -m contrib.julia"
 """The command of a checkout that has more ways to install one."""
 
 Say = Callable[[str], None]
+
+say: Say = partial(print, flush=True)
+"""Prints a line of progress at once."""
 
 Recipe = Callable[[Memory, Say], tuple[Julia, Project | None]]
 """Installs a Julia and proves it. Raises `JuliaUnavailableError` with the reason when it can't."""
@@ -59,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--path", action="store_true", help="print the program's path and nothing else")
     options = parser.parse_args(arguments)
     try:
-        julia = set_up(_silent if options.path else say, options.again)
+        julia = set_up((lambda line: None) if options.path else say, options.again)
     except TwinGradError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -142,15 +146,6 @@ def _describe_blas(julia: Julia) -> str:
     if (better := kernels_for(julia.kernels)) is not None:
         return f"{julia.blas}, told to use its kernels for {better} (it would take those for {julia.kernels})"
     return f"{julia.blas}, kernels for {julia.kernels}"
-
-
-def say(line: str) -> None:
-    """Print a line of progress at once."""
-    print(line, flush=True)
-
-
-def _silent(line: str) -> None:
-    pass
 
 
 if __name__ == "__main__":
