@@ -26,7 +26,7 @@ from bridge import weights
 from bridge.adapters.julia import JuliaSession, describe
 from bridge.child import completed
 from bridge.errors import JuliaUnavailableError, TwinGradError
-from bridge.libjulia.environment import ENGINE, child_environment
+from bridge.libjulia.environment import ENGINE
 from bridge.libjulia.find import Julia, ending, find
 from bridge.libjulia.runtime import EMBEDDED, literal
 from bridge.libjulia.start import runtime
@@ -170,7 +170,7 @@ def _make(julia: Julia, compiler: Sequence[str], folder: Path, say: Say) -> Path
     options = ["--startup-file=no", "--history-file=no", "--compiled-modules=no", f"--sysimage={julia.sysimage}"]
     script = f"Base.include(Main, {literal(_SCRIPT)})"
     without = {"JULIA_LOAD_PATH", "JULIA_PROJECT"}
-    variables = {k: v for k, v in child_environment(1, julia.kernels).items() if k not in without}
+    variables = {k: v for k, v in julia.environment(1).items() if k not in without}
     variables |= {"TWINGRAD_ENGINE": str(ENGINE), "TWINGRAD_SESSIONS": str(sessions)}
     _run("Julia", [julia.executable, *options, f"--output-o={compiled}", "-e", script], variables)
     say("linking")

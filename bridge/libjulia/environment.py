@@ -11,7 +11,6 @@ from pathlib import Path
 __all__ = [
     "ENGINE",
     "cache_folder",
-    "child_environment",
     "cpu_flags",
     "default_cache_folder",
     "kernels_for",
@@ -65,11 +64,6 @@ def settings(threads: int, chosen_kernels: str = "") -> dict[str, str]:
     if better is not None and not os.environ.get("OPENBLAS_CORETYPE"):
         variables["OPENBLAS_CORETYPE"] = better
     return variables
-
-
-def child_environment(threads: int, chosen_kernels: str = "") -> dict[str, str]:
-    """This process's environment with `settings`, for a Julia in its own process."""
-    return dict(os.environ) | settings(threads, chosen_kernels)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from typing import Any
 from bridge.child import completed
 from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
-from bridge.libjulia.environment import cache_folder, child_environment, default_cache_folder
+from bridge.libjulia.environment import cache_folder, default_cache_folder, settings
 
 __all__ = [
     "INSTALL",
@@ -99,7 +99,7 @@ class Julia:
 
     def environment(self, threads: int) -> dict[str, str]:
         """The environment to start `executable` in, as a process of its own."""
-        return child_environment(threads, self.kernels)
+        return dict(os.environ) | settings(threads, self.kernels)
 
     def __str__(self) -> str:
         return f"Julia {self.version} at {self.executable} ({self.source})"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from bridge.libjulia.environment import ENGINE, child_environment
+from bridge.libjulia.environment import ENGINE
 from bridge.libjulia.find import Julia
 
 __all__ = ["compile_engine"]
@@ -27,7 +27,7 @@ def compile_engine(julia: Julia) -> None:
     """
     command = [julia.executable, "--startup-file=no", f"--project={ENGINE}", "-e", "import TwinGrad"]
     nowhere = subprocess.DEVNULL
-    environment = child_environment(1, julia.kernels)
+    environment = julia.environment(1)
     with subprocess.Popen(command, env=environment, stdin=nowhere, stdout=nowhere, stderr=nowhere) as process:
         try:
             _wait(process)

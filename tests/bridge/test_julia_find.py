@@ -490,10 +490,11 @@ def test_an_old_blas_is_told_the_best_kernels_of_the_cpu(
 def test_the_users_own_choice_of_kernels_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "cpu_flags", lambda: AVX512)
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
-    told = environment.child_environment(2, "Barcelona")
+    julia = Julia("julia", "PATH", "1.9.4", "", "", "", (), "OpenBLAS", "Barcelona")
+    told = julia.environment(2)
     assert (told["OPENBLAS_CORETYPE"], told["JULIA_NUM_THREADS"]) == ("SKYLAKEX", "2")
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    assert environment.child_environment(2, "Barcelona")["OPENBLAS_CORETYPE"] == "Haswell"
+    assert julia.environment(2)["OPENBLAS_CORETYPE"] == "Haswell"
 
 
 def test_variables_set_for_a_moment_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
