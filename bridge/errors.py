@@ -42,22 +42,21 @@ class TwinGradError(Exception):
     exit_code = 2
 
 
-class SpecError(TwinGradError):
+class _FileError(TwinGradError):
+    """Base of those that name a file and every problem in it."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        super().__init__(summary(source, self.problems))
+
+
+class SpecError(_FileError):
     """A model spec that cannot be used: names the file and every problem in it."""
 
-    def __init__(self, source: str, problems: Sequence[str]) -> None:
-        self.source = source
-        self.problems = tuple(problems)
-        super().__init__(summary(source, self.problems))
 
-
-class WeightsError(TwinGradError):
+class WeightsError(_FileError):
     """Weights that cannot be read or written, or are not the model's: names the file and the tensors."""
-
-    def __init__(self, source: str, problems: Sequence[str]) -> None:
-        self.source = source
-        self.problems = tuple(problems)
-        super().__init__(summary(source, self.problems))
 
 
 class EngineUnavailableError(TwinGradError):
