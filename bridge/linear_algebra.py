@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["UNKNOWN", "of_jax", "of_numpy", "of_tensorflow", "of_torch", "of_torch_configuration"]
+__all__ = ["UNKNOWN", "of_jax", "of_numpy", "of_tensorflow", "of_torch"]
 
 UNKNOWN = "unknown"
 
@@ -43,21 +43,15 @@ def of_numpy() -> str:
 
 def of_torch(torch: Any) -> str:
     """PyTorch's: "MKL 2024.2, oneDNN 3.12.0, AVX2 kernels"."""
-    there = {"MKL": torch.backends.mkl.is_available(), "oneDNN": torch.backends.mkldnn.is_available()}
-    return of_torch_configuration(torch.__config__.show(), there)
-
-
-def of_torch_configuration(text: str, there: Mapping[str, bool]) -> str:
-    """The same from the text of `torch.__config__.show()`, and whether PyTorch can use MKL and oneDNN here."""
-    found = []
+    text, found = torch.__config__.show(), []
     built_with = match[1].lower() if (match := _BLAS.search(text)) else ""
-    if there["MKL"]:
+    if torch.backends.mkl.is_available():
         found.append(f"MKL {match[1]}" if (match := _MKL.search(text)) else "MKL")
     elif built_with not in ("", "mkl"):
         found.append({"open": "openblas"}.get(built_with, built_with))
     else:
         found.append(f"BLAS {UNKNOWN}")
-    if there["oneDNN"]:
+    if torch.backends.mkldnn.is_available():
         found.append(f"oneDNN {match[1] or match[2]}" if (match := _ONEDNN.search(text)) else "oneDNN")
     if match := _CAPABILITY.search(text):
         found.append(f"{match[1]} kernels")
