@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.layers import Dense, Flatten, Layer, PermuteDims, Shape
+from bridge.layers import Dense, Flatten, Layer, PermuteDims
 from bridge.spec import ModelSpec
 
 __all__ = ["Placed", "channels_last"]
@@ -28,8 +28,6 @@ class Placed:
 
     layer: Layer | None
     """None: only the transposition is left to do."""
-    input: Shape
-    """Of one sample, in the order of the spec."""
     sources: tuple[tuple[int, Axes | None], ...]
     """Which values it reads, by the numbers of their layers (-1: the input), and for each the order in which to take
     the axes of a sample, unless they lie right."""
@@ -53,7 +51,7 @@ def channels_last(spec: ModelSpec) -> list[Placed]:
         stored = made[sources[0] + 1]
         as_it_lies = tuple((place, None) for place in sources)
         if isinstance(layer, PermuteDims):
-            placed.append(Placed(layer, shape.input, as_it_lies))
+            placed.append(Placed(layer, as_it_lies))
             stored = tuple(layer.axes.index(axis) for axis in stored)
         elif (
             isinstance(layer, Flatten)
@@ -61,7 +59,7 @@ def channels_last(spec: ModelSpec) -> list[Placed]:
             and spec.is_chain
             and _next_is_dense(spec.layers[index + 1 :])
         ):
-            placed.append(Placed(layer, shape.input, as_it_lies))
+            placed.append(Placed(layer, as_it_lies))
             rows = np.arange(math.prod(shape.input)).reshape(shape.input).transpose(stored).ravel()
             stored = (0,)
         else:
@@ -69,12 +67,12 @@ def channels_last(spec: ModelSpec) -> list[Placed]:
             if layer.channels_last:
                 wanted = (*in_order[1:], 0)
             moved = tuple((place, _move(made[place + 1], wanted)) for place in sources)
-            placed.append(Placed(layer, shape.input, moved, rows if layer.op == "dense" else None))
+            placed.append(Placed(layer, moved, rows if layer.op == "dense" else None))
             rows = None if layer.op == "dense" else rows
             stored = wanted if len(shape.output) == len(wanted) else tuple(range(len(shape.output)))
         made.append(stored)
     last = _move(made[-1], tuple(range(len(made[-1]))))
-    return placed if last is None else [*placed, Placed(None, spec.output, ((len(placed) - 1, last),))]
+    return placed if last is None else [*placed, Placed(None, ((len(placed) - 1, last),))]
 
 
 def _move(stored: Axes, wanted: Axes) -> Axes | None:
