@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-__all__ = ["Child", "ChildDiedError", "completed"]
+__all__ = ["Child", "ChildDiedError", "completed", "ending"]
 
 _PATIENCE = 10.0
 """Seconds that a process gets to end by itself."""
@@ -40,12 +40,15 @@ class ChildDiedError(Exception):
     @property
     def ending(self) -> str:
         """How it ended, in words that follow its name."""
-        if self.status is None:
-            return "stopped answering"
-        if self.status >= 0:
-            return f"ended with exit code {self.status}"
-        hint = " (for want of memory, perhaps)" if self.status == -signal.SIGKILL else ""
-        return f"was ended by {signal.Signals(-self.status).name}{hint}"
+        return "stopped answering" if self.status is None else ending(self.status)
+
+
+def ending(status: int) -> str:
+    """How a process ended, from its exit status, in words that follow its name."""
+    if status >= 0:
+        return f"ended with exit code {status}"
+    hint = " (for want of memory, perhaps)" if status == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-status).name}{hint}"
 
 
 class Child:

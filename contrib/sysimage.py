@@ -24,10 +24,10 @@ import numpy as np
 from bridge import spec as specs
 from bridge import weights
 from bridge.adapters.julia import JuliaSession, describe
-from bridge.child import completed
+from bridge.child import completed, ending
 from bridge.errors import JuliaUnavailableError, TwinGradError
 from bridge.libjulia.environment import ENGINE
-from bridge.libjulia.find import Julia, ending, find
+from bridge.libjulia.find import Julia, find
 from bridge.libjulia.runtime import EMBEDDED, literal
 from bridge.libjulia.start import runtime
 from bridge.libjulia.sysimage import COMMAND, KEEPS_MACHINE_CODE, SUFFIX, image_folder, path_for

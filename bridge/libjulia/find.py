@@ -18,7 +18,6 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bridge.child import completed
+from bridge.child import completed, ending
 from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
 from bridge.libjulia.environment import cache_folder, default_cache_folder, settings
@@ -304,11 +303,6 @@ def _preload(libraries: list[str], bindir: str) -> tuple[str, ...]:
 def _last_lines(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()][-_LAST_LINES:]
     return "".join(f"\n  {line}" for line in lines) or " nothing"
-
-
-def ending(status: int) -> str:
-    """How a process ended, from its exit status."""
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
 
 
 def _advice(source: str) -> str:

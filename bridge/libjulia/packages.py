@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge import toml
-from bridge.child import completed
+from bridge.child import completed, ending
 from bridge.libjulia import engine
-from bridge.libjulia.find import OLDEST, Julia, Memory, ending
+from bridge.libjulia.find import OLDEST, Julia, Memory
 from bridge.libjulia.start import status
 
 __all__ = ["Package", "lacks", "package", "versions"]

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from bridge import toml
-from bridge.child import completed
+from bridge.child import completed, ending
 from bridge.errors import JuliaUnavailableError
 from bridge.libjulia import juliacall
 from bridge.libjulia import sysimage as images
 from bridge.libjulia.embedded import EmbeddedRuntime
-from bridge.libjulia.find import INSTALL, Julia, Memory, ending, find, resolved_by_juliapkg
+from bridge.libjulia.find import INSTALL, Julia, Memory, find, resolved_by_juliapkg
 from bridge.libjulia.juliacall import PROJECT_VARIABLE, JuliacallRuntime, Project
 from bridge.libjulia.runtime import EMBEDDED, JULIACALL, WAYS, Runtime
 
