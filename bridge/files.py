@@ -1,4 +1,7 @@
-"""Writing files: whole or not at all where that is possible, and never in the place of what is no regular file."""
+"""Writing files: whole or not at all where that is possible, and never in the place of what is no regular file.
+
+Also the folder of TwinGrad's cache.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["create_exclusively", "descriptor", "obstacle", "replacing", "write_atomically"]
+import platformdirs
+
+__all__ = ["cache_folder", "create_exclusively", "descriptor", "obstacle", "replacing", "write_atomically"]
+
+_CACHE_VARIABLE = "TWINGRAD_CACHE"
 
 _MOST_LINKS = 40
 
@@ -25,6 +32,19 @@ _REFUSED = {
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """The errors of file systems that have no hard links."""
+
+
+def cache_folder(with_setting: bool = True) -> Path:
+    """TwinGrad's own folder for what can be made or downloaded again: `TWINGRAD_CACHE`, or in the platform's cache.
+
+    Without the setting it is the latter, whatever is set. A user without a home folder has none: raises `OSError`.
+    """
+    if with_setting and (setting := os.environ.get(_CACHE_VARIABLE)):
+        return Path(setting).expanduser().absolute()
+    try:
+        return platformdirs.user_cache_path("twingrad", appauthor=False).expanduser()
+    except RuntimeError as error:
+        raise FileNotFoundError(f"{error} (name a folder in {_CACHE_VARIABLE})") from None
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:

@@ -32,7 +32,7 @@ from rich.console import Console
 
 from bridge import memory
 from bridge.errors import TwinGradError
-from bridge.libjulia.environment import cache_folder
+from bridge.files import cache_folder
 from experiments import provenance, sources
 from experiments.progress import Progress
 from experiments.results import Record, Results
@@ -70,7 +70,7 @@ class _Waiting:
 
 def spool() -> Path:
     """The results folder of a worker's host: what was finished there, whether or not it came home."""
-    return cache_folder().parent / "cluster" / socket.gethostname()
+    return cache_folder() / "cluster" / socket.gethostname()
 
 
 # On the client ------------------------------------------------------------------------------------------------

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from bridge import files
 
 __all__ = [
     "ENGINE",
     "cache_folder",
     "cpu_flags",
-    "default_cache_folder",
     "kernels_for",
     "settings",
     "temporarily",
@@ -20,8 +20,6 @@ __all__ = [
 
 ENGINE = Path(__file__).parents[2] / "julia_engine"
 """The folder of the Julia engine's sources."""
-
-CACHE_VARIABLE = "TWINGRAD_CACHE"
 
 # What OpenBLAS's kernels need of a CPU, best first, and the later kernels that need the same and more. OpenBLAS knows
 # the CPUs of its own time; on a newer one it may fall back to kernels twenty years old, at a quarter of the speed.
@@ -81,26 +79,6 @@ def temporarily(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def cache_folder() -> Path:
-    """TwinGrad's own folder for all that concerns Julia: in `TWINGRAD_CACHE`, or in the platform's cache of the user.
-
-    A user without a home folder has none: raises `OSError`.
-    """
-    if setting := os.environ.get(CACHE_VARIABLE):
-        return Path(setting).expanduser().absolute() / "julia"
-    return default_cache_folder()
-
-
-def default_cache_folder() -> Path:
-    """The same folder where `TWINGRAD_CACHE` is not set: a Julia that was installed there serves with any setting."""
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise FileNotFoundError(f"{error} Name a folder in {CACHE_VARIABLE}") from None
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "twingrad" / "Cache"
-    elif sys.platform == "darwin":
-        base = home / "Library" / "Caches" / "twingrad"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "twingrad"
-    return base / "julia"
+def cache_folder(with_setting: bool = True) -> Path:
+    """The folder for all that concerns Julia in `bridge.files.cache_folder`, which see."""
+    return files.cache_folder(with_setting) / "julia"

@@ -29,7 +29,7 @@ from typing import Any
 from bridge.child import completed, ending
 from bridge.errors import JuliaUnavailableError
 from bridge.files import write_atomically
-from bridge.libjulia.environment import cache_folder, default_cache_folder, settings
+from bridge.libjulia.environment import cache_folder, settings
 
 __all__ = [
     "INSTALL",
@@ -206,7 +206,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
         yield on_path, "PATH"
     yield from _installed(None, "installed by TwinGrad")
     with contextlib.suppress(OSError):
-        default = default_cache_folder()
+        default = cache_folder(with_setting=False)
         if default != cache_folder():
             if (kept := Memory(default).chosen()) is not None:
                 yield kept.executable, f"{kept.source}, {_WITHOUT_SETTING}"

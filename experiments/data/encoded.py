@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.files import write_atomically
-from experiments.data import fetch
+from bridge.files import cache_folder, write_atomically
 
 Arrays = dict[str, NDArray]
 
@@ -25,7 +24,7 @@ _MAGIC = b"twingrad encoded data, version "
 
 def entry(dataset: str, key: str) -> Path:
     """The file of what is known by `key` (hex): the digest of everything that it is made from."""
-    return fetch.cache_folder() / "encoded" / f"{dataset}-{key[:32]}"
+    return cache_folder() / "encoded" / f"{dataset}-{key[:32]}"
 
 
 def remember(path: Path, version: str, make: Callable[[], Arrays]) -> tuple[Arrays, str | None]:

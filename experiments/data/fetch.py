@@ -16,12 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import platformdirs
-
 from bridge.files import replacing
 from experiments.data.dataset import Progress
 
-CACHE_VARIABLE = "TWINGRAD_CACHE"
 MIRRORS_VARIABLE = "TWINGRAD_MIRRORS"
 OFFLINE_VARIABLE = "TWINGRAD_OFFLINE"
 
@@ -46,13 +43,6 @@ class RemoteFile:
     name: str
     size: int
     sha256: str
-
-
-def cache_folder() -> Path:
-    """The folder that has one folder per dataset: `TWINGRAD_CACHE`, or the platform's cache for twingrad."""
-    if setting := os.environ.get(CACHE_VARIABLE):
-        return Path(setting).expanduser().absolute()
-    return platformdirs.user_cache_path("twingrad", appauthor=False)
 
 
 def refusal(allow_download: bool) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bridge.files import cache_folder
 from experiments.data import fetch
 from experiments.data.dataset import DataError, IncompleteError, Progress
 
@@ -63,7 +64,7 @@ def search(
     else:
         reasons.append(f"{DATA_VARIABLE} is not set")
 
-    cache = fetch.cache_folder() / dataset
+    cache = cache_folder() / dataset
     try:
         found = find(cache)
         if found is not None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -94,7 +95,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "juliacall", raising=False)
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(find, "_juliapkg_project", lambda: tmp_path / "julia_env")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -418,7 +419,7 @@ def test_without_a_place_to_remember_it_still_works(fake_julia: FakeJulia, monke
 def test_another_cache_hides_no_julia_that_was_installed_in_the_usual_one(
     fake_julia: FakeJulia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = environment.default_cache_folder().relative_to(tmp_path)
+    usual = environment.cache_folder(with_setting=False).relative_to(tmp_path)
     own = fake_julia(str(usual / "debian-11" / "usr" / "bin" / "julia"), version="1.5.3")
     (tmp_path / usual / "debian-11" / "twingrad-julia.json").touch()
     found = find.find()
@@ -444,7 +445,7 @@ def test_another_cache_hides_no_julia_that_was_used_without_it(
 
 
 def test_a_julia_in_the_cache_that_is_set_comes_first(fake_julia: FakeJulia, tmp_path: Path) -> None:
-    usual = environment.default_cache_folder().relative_to(tmp_path)
+    usual = environment.cache_folder(with_setting=False).relative_to(tmp_path)
     for cache, version in ((Path("cache/julia"), "1.12.1"), (usual, "1.5.3")):
         fake_julia(str(cache / "debian-11" / "usr" / "bin" / "julia"), version=version)
         (tmp_path / cache / "debian-11" / "twingrad-julia.json").touch()
@@ -452,12 +453,15 @@ def test_a_julia_in_the_cache_that_is_set_comes_first(fake_julia: FakeJulia, tmp
 
 
 def test_a_user_without_a_home(fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+    def no_user(number: int) -> NoReturn:
+        raise KeyError(number)
 
     fake_julia("bin/julia")
     monkeypatch.delenv("TWINGRAD_CACHE")
-    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", no_user)
+    with pytest.raises(FileNotFoundError, match="name a folder in TWINGRAD_CACHE"):
+        environment.cache_folder()
     assert find.find().source == "PATH"
 
 
