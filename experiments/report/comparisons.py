@@ -52,7 +52,7 @@ def first_and_average_times(view: View) -> Table:
         "The average is that of the epochs after the first; the first contains what is built for it.",
         *row_helpers.seeds_note(view),
     )
-    return engine_table(view, "first_and_average_times", ("time",), cells, notes)
+    return engine_table(view, ("time",), cells, notes)
 
 
 @producer
@@ -72,7 +72,6 @@ def first_and_average_allocations(view: View) -> Table:
     rows += _reported_memory(view, {"bytes_first_epoch": "first_epoch", "bytes_average": "per_epoch"})
     return row_helpers.table_of(
         view,
-        "first_and_average_allocations",
         ("bytes_first_epoch", "bytes_average", "words"),
         [
             row_helpers.memory_column("first epoch", "bytes_first_epoch"),
@@ -100,7 +99,7 @@ def memory(view: View) -> Table:
         "included. Allocated is the sum of what an epoch asks for, freed or not: two figures that do not compare.",
         *row_helpers.copies_note(view),
     )
-    return engine_table(view, "memory", ("memory",), cells, notes, seeds="")
+    return engine_table(view, ("memory",), cells, notes, seeds="")
 
 
 @producer
@@ -124,7 +123,6 @@ def epochs(view: View) -> Table:
         extra = []
     return row_helpers.table_of(
         view,
-        "epochs",
         ("epoch", "train_accuracy", "test_accuracy", "seconds", "bytes_allocated"),
         [
             column("epoch", "epoch"),
@@ -184,7 +182,7 @@ def accuracy(view: View) -> Table:
     names = ("train_accuracy", "test_accuracy", "test_loss")
     cells = [Cell(name, QUANTITIES[name].label, name, name) for name in names]
     notes = (*row_helpers.seeds_note(view), *_evaluated_note(view))
-    return engine_table(view, "accuracy", ("time",), cells, notes)
+    return engine_table(view, ("time",), cells, notes)
 
 
 @producer
@@ -218,7 +216,6 @@ def own_accuracy(view: View) -> Table:
     ours = [view.label(name) for name in view.engines() if name in INHERITING and len(view.ok("time", name))]
     return row_helpers.table_of(
         view,
-        "own_accuracy",
         ("shared_seeds", "own_seeds", *(field for name in names for field in (name, f"{name}_sd")), "differs", "words"),
         [
             row_helpers.accuracy_column("test, shared weights", "shared_test_accuracy"),
@@ -293,7 +290,6 @@ def variants(view: View) -> Table:
     names = ("train_accuracy", "test_accuracy", "epoch_s")
     return row_helpers.table_of(
         view,
-        "variants",
         ("variant", "network", "seeds", *(field for name in names for field in (name, f"{name}_sd"))),
         [
             column("network", "network", align="left"),
@@ -356,7 +352,6 @@ def _ablation(view: View, engine: str) -> Table:
     )
     return row_helpers.table_of(
         view,
-        f"ablation_{engine}",
         ("technique", *fields, "words"),
         [
             column("step [µs]", "without_us", significant),
@@ -423,8 +418,6 @@ def claims(view: View) -> Table:
             }
         )
     return Table(
-        id="claims",
-        title="claims",
         fields=("claim", "text", "verdict", "on_ours", "time", "value", "limits", "number", "machine"),
         columns=(
             column("claim", "text", align="left"),
@@ -440,7 +433,6 @@ def claims(view: View) -> Table:
             "names. Machines differ, so that only relations are tested.",
             *row_helpers.told_missing(missing),
         ),
-        notice=view.notice,
         wide=True,
     )
 

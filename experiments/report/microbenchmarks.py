@@ -268,14 +268,10 @@ def _table(
     wide: bool = True,
 ) -> Table:
     return Table(
-        id=suite,
-        title=suite,
         fields=("kind", "machine", "engine", "system", *fields, "missing"),
         columns=(column(first, "system", align="left"), *columns),
         rows=tuple(rows) or ({"kind": "measured", "system": "none", "group": "Measured here: nothing yet"},),
-        group="group",
         notes=(*notes, *_setting_notes(view, suite), *missing_notes(view, suite)),
-        notice=view.notice,
         wide=wide,
     )
 

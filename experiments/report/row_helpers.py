@@ -91,7 +91,6 @@ def accuracy_differences(view: View, engine: str) -> pd.Series:
 
 def table_of(
     view: View,
-    name: str,
     fields: Iterable[str],
     columns: Iterable[Column],
     rows: Iterable[Row],
@@ -103,12 +102,9 @@ def table_of(
     """A table of measured and reported rows; engines (or those in `only`) that lack one of `measures` are named."""
     common = ("kind", "machine", "data", "engine", "system")
     return Table(
-        id=name,
-        title=name,
         fields=(*common, *fields, "missing"),
         columns=(column("", "system", align="left"), *columns),
         rows=tuple(rows),
-        group="group",
         notes=(
             *notes,
             *(counting_notes(view) if "memory" in measures else ()),
@@ -116,7 +112,6 @@ def table_of(
             *image_notes(view, measures),
             *missing_notes(view, measures, only),
         ),
-        notice=view.notice,
         wide=wide,
     )
 
@@ -161,7 +156,6 @@ class Cell:
 
 def engine_table(
     view: View,
-    name: str,
     measures: tuple[str, ...],
     cells: Sequence[Cell],
     notes: Iterable[str] = (),
@@ -188,7 +182,7 @@ def engine_table(
     columns = [cell.column() for cell in cells]
     shown = [column("seeds", "seeds")] if seeds == "column" else []
     fields += ["words"] if told else []
-    return table_of(view, name, fields, [*shown, *columns], rows, notes, *measures, wide=wide)
+    return table_of(view, fields, [*shown, *columns], rows, notes, *measures, wide=wide)
 
 
 def _in_units(row: Row, name: str) -> float | None:

@@ -100,7 +100,6 @@ def sizes(view: View) -> Table:
     ]
     return _table(
         view,
-        "sizes",
         (
             *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in TARGETS for name in per_engine)),
             *(f"{engine}_{name}" for engine in TARGETS for name in ("kernel_share", "kernel_limit_share")),
@@ -169,7 +168,6 @@ def sizes_start(view: View) -> Table:
 
     return _table(
         view,
-        "sizes_start",
         tuple(f"{engine}_{name}" for engine in engines for name in ("start_s", "memory_bytes")),
         [Column(view.label(engine), cell(engine)) for engine in engines],
         rows,
@@ -226,8 +224,6 @@ def growth(view: View) -> Table:
         return text
 
     return Table(
-        id="growth",
-        title="growth",
         fields=(
             *("kind", "machine", "data", "group", "threads", "against", "at"),
             *(f"{engine}_{name}" for engine in engines for name in ("exponent", "beyond")),
@@ -239,14 +235,12 @@ def growth(view: View) -> Table:
             *(Column(view.label(engine), cell(engine)) for engine in engines),
         ),
         rows=tuple(rows),
-        group="group",
         notes=(
             "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is "
             "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does."
             if rows
             else "Of each kind of network one size with one mini-batch was run; make sizes runs several.",
         ),
-        notice=view.notice,
         wide=True,
     )
 
@@ -262,12 +256,10 @@ def _origin(view: View) -> dict[str, Any]:
 
 
 def _table(
-    view: View, name: str, fields: Sequence[str], columns: Sequence[Column], rows: Sequence[Row], notes: Sequence[str]
+    view: View, fields: Sequence[str], columns: Sequence[Column], rows: Sequence[Row], notes: Sequence[str]
 ) -> Table:
     """A table with a row for each point."""
     return Table(
-        id=name,
-        title=name,
         fields=("kind", "machine", "data", "family", "size", "batch", "threads", *fields),
         columns=(
             column("size", "size", align="left"),
@@ -276,9 +268,7 @@ def _table(
             *columns,
         ),
         rows=tuple(rows),
-        group="group",
         notes=(*notes, *row_helpers.missing_notes(view, ("sizes",), view.engines())),
-        notice=view.notice,
         wide=True,
     )
 

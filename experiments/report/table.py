@@ -2,7 +2,7 @@
 
 A row is a dict of raw values. `Table.fields` are the columns of the CSV; `Table.columns` say how a row is printed,
 which may join several fields in one cell (a mean and its spread). Rows are gathered under the headings of
-`Table.group`.
+`Table.group`, a field of theirs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
@@ -34,23 +34,22 @@ class Column:
 class Table:
     """A finished table. `notice` is set when the numbers come from sample data; `wide` spans the page's columns."""
 
-    id: str
-    title: str
     fields: tuple[str, ...]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    group: str = ""
+    id: str = ""
+    title: str = ""
+    group: str = "group"
     notes: tuple[str, ...] = ()
     notice: str | None = None
     wide: bool = False
     producer: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def groups(self) -> list[tuple[str, list[list[str]]]]:
         """The printed cells, gathered under their headings (one empty heading when there are none)."""
         return [
             (heading, [[column.text(row) for column in self.columns] for row in rows])
-            for heading, rows in groupby(self.rows, key=lambda row: str(row[self.group]) if self.group else "")
+            for heading, rows in groupby(self.rows, key=lambda row: str(row.get(self.group, "")))
         ]
 
 

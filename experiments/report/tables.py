@@ -41,7 +41,7 @@ def make(output: Output, view: View) -> Table:
     table = PRODUCERS[output.producer](view, *([output.quantities] if output.quantities else []))
     title = output.title + (f" (the paper's {output.reproduces})" if output.reproduces else "")
     notes = (output.caption, *table.notes) if output.caption else table.notes
-    return replace(table, id=output.id, title=title, notes=notes, producer=output.producer)
+    return replace(table, id=output.id, title=title, notes=notes, notice=view.notice, producer=output.producer)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -65,8 +65,6 @@ def settings(view: View) -> Table:
             value = row_helpers.setting_text(item.value)
             rows.append({"setting": name, "value": value, "source": item.source, "note": item.note})
     return Table(
-        id="settings",
-        title="Settings",
         fields=("setting", "value", "source", "note"),
         columns=(
             column("setting", "setting", row_helpers.plain_name, align="left"),
@@ -76,7 +74,6 @@ def settings(view: View) -> Table:
         ),
         rows=tuple(rows),
         notes=("Source: the paper's text, its authors' published code, or our choice where neither says.",),
-        notice=view.notice,
         wide=True,
     )
 
@@ -109,7 +106,6 @@ def training_accuracy(view: View) -> Table:
     ]
     return row_helpers.table_of(
         view,
-        "training_accuracy",
         ("seeds", *(name for epoch in epochs for name in (f"epoch_{epoch}", f"epoch_{epoch}_sd"))),
         [column(str(epoch), f"epoch_{epoch}", lambda value: fraction(value, 3)) for epoch in epochs],
         rows,
@@ -132,7 +128,7 @@ def performance(view: View) -> Table:
         *row_helpers.seeds_note(view),
         *row_helpers.gibibytes_note(view.paper),
     )
-    return engine_table(view, "performance", ("time", "memory"), cells, notes)
+    return engine_table(view, ("time", "memory"), cells, notes)
 
 
 @producer
@@ -149,7 +145,7 @@ def summary(view: View) -> Table:
         f"{view.paper.training.epochs.value} epochs of a run, the first included.",
         "Time and allocation come from separate runs.",
     )
-    return engine_table(view, "summary", ("time", "memory"), cells, notes, seeds="column", wide=True)
+    return engine_table(view, ("time", "memory"), cells, notes, seeds="column", wide=True)
 
 
 @producer
@@ -166,7 +162,7 @@ def epoch_times(view: View) -> Table:
         "engine's packages in a fresh process; evaluation is that of the test data.",
         *row_helpers.seeds_note(view),
     )
-    return engine_table(view, "epoch_times", ("time",), cells, notes, wide=True)
+    return engine_table(view, ("time",), cells, notes, wide=True)
 
 
 @producer
@@ -203,7 +199,6 @@ def race(view: View) -> Table:
     label = view.label(REFERENCE)
     return row_helpers.table_of(
         view,
-        "race",
         (
             *("threads", "rounds", "rival"),
             *(field for name in ("step_us", "ratio", "rival_ratio") for field in row_helpers.quartile_fields(name)),
@@ -249,7 +244,7 @@ def allocations(view: View) -> Table:
         "resident is another figure, in a table of its own.",
         *row_helpers.gibibytes_note(view.paper),
     )
-    return engine_table(view, "allocations", ("memory",), cells, notes)
+    return engine_table(view, ("memory",), cells, notes)
 
 
 @producer
@@ -260,9 +255,7 @@ def peak_memory(view: View) -> Table:
         "contains the imported packages and the data. Taken in a run of its own.",
         *row_helpers.copies_note(view),
     )
-    return engine_table(
-        view, "peak_memory", ("memory",), [Cell("peak_rss_bytes", "peak resident", "peak_rss_bytes")], notes
-    )
+    return engine_table(view, ("memory",), [Cell("peak_rss_bytes", "peak resident", "peak_rss_bytes")], notes)
 
 
 @producer
@@ -275,7 +268,7 @@ def quantities(view: View, names: Sequence[str] = ("later_epoch_seconds", "test_
         for one in told
     ]
     measures = tuple(dict.fromkeys(one.measure for one in told))
-    return engine_table(view, "quantities", measures, cells, ["Means over the runs."], seeds="")
+    return engine_table(view, measures, cells, ["Means over the runs."], seeds="")
 
 
 @producer
@@ -301,7 +294,6 @@ def parity(view: View) -> Table:
     label = view.label(REFERENCE)
     return row_helpers.table_of(
         view,
-        "parity",
         (
             "seeds",
             "steps",
@@ -363,8 +355,6 @@ def scaling(view: View) -> Table:
 
     shown = [engine for engine in view.engines() if (frame["engine"] == engine).any()] or view.engines()
     return Table(
-        id="scaling",
-        title="scaling",
         fields=(
             *("kind", "machine", "data", "quantity", "value"),
             *(f"{engine}_{what}" for engine in shown for what in ("us", "exponent")),
@@ -374,12 +364,10 @@ def scaling(view: View) -> Table:
             *(Column(view.label(engine), text(engine)) for engine in shown),
         ),
         rows=tuple(rows),
-        group="group",
         notes=(
             "The exponent is the slope between neighbouring values on logarithmic axes; 1 is growth in proportion.",
             *row_helpers.missing_notes(view, ("scaling",), view.engines()),
         ),
-        notice=view.notice,
     )
 
 
@@ -454,8 +442,6 @@ def missing(view: View) -> Table:
     if not rows:
         rows.append({"row": "none", "measure": "", "reason": "every planned row was measured"})
     return Table(
-        id="missing",
-        title="Rows that are missing",
         fields=("row", "measure", "reason"),
         columns=(
             column("row", "row", align="left"),
@@ -464,7 +450,6 @@ def missing(view: View) -> Table:
         ),
         rows=tuple(rows),
         notes=(f"Planned by profile {view.profile}." if view.profile else "Nothing was run yet.",),
-        notice=view.notice,
     )
 
 
@@ -503,7 +488,6 @@ def provenance(view: View) -> Table:
     )
     return row_helpers.table_of(
         view,
-        "provenance",
         names,
         [
             column("version", "version", align="left"),

@@ -732,12 +732,13 @@ def test_claims_of_two_machines_are_about_the_times_of_each_and_the_accuracies_o
 
 @pytest.mark.parametrize("producer", sorted(tables.PRODUCERS))
 def test_every_export_says_that_its_data_are_a_sample(producer: str, fake: ModuleType, view_of: ViewOf) -> None:
-    made = tables.PRODUCERS[producer](view_of(fake.rows(seeds=1, data_source="sample")))
+    output = papers.Output(id="made", producer=producer, title="Made")
+    made = tables.make(output, view_of(fake.rows(seeds=1, data_source="sample")))
     for text in (table.to_markdown(made), table.to_latex(made), json.dumps(table.to_json(made))):
         assert SAMPLE_LABEL in text
     for line in csv.DictReader(io.StringIO(table.to_csv(made))):
         assert line["notice"].startswith(SAMPLE_LABEL)
-    real = tables.PRODUCERS[producer](view_of(fake.rows(seeds=1)))
+    real = tables.make(output, view_of(fake.rows(seeds=1)))
     assert SAMPLE_LABEL not in table.to_markdown(real) + table.to_csv(real)
 
 
