@@ -3,8 +3,8 @@
 A program has
 
 - `prepare(name, inputs, by)`: a function of no arguments for the value, one for the gradients by the first `by` inputs,
-  each to return when all work is done; or raises `Unsupported`, with the reason;
-- `numpy(result)`: a result as numpy arrays;
+  each to return when all work is done: an array or what numpy makes one of, or a list or tuple of them; or raises
+  `Unsupported`, with the reason;
 - `linear_algebra()`: the libraries that compute its products, as `bridge.linear_algebra` says them.
 
 `prepare` (benchmark, inputs and result: files of bare numbers, shapes, by, chunk) writes the value and the gradients
@@ -75,7 +75,7 @@ class _Server:
         forward, gradient = self.program.prepare(request["benchmark"], inputs, request["by"])
         self.calls = {"forward": forward, "gradient": gradient}
         self.counts = {}
-        value, gradients = self.program.numpy(forward()), self.program.numpy(gradient())
+        value, gradients = (x if isinstance(x, list | tuple) else [x] for x in (forward(), gradient()))
         flat(value[0], gradients).tofile(request["result"])
         return {}
 

@@ -52,8 +52,3 @@ def prepare(name: str, inputs: list[Any], by: int) -> Any:
     function, arguments = FUNCTIONS[name], [x.item() if x.ndim == 0 else x for x in inputs]
     gradient = grad(function, tuple(range(by)) if by > 1 else 0)
     return partial(function, *arguments), partial(gradient, *arguments)
-
-
-def numpy(result: Any) -> list[Any]:
-    """A number, an array, or a tuple of them."""
-    return list(result) if isinstance(result, tuple) else [result]

@@ -51,8 +51,3 @@ def prepare(name: str, inputs: list[Any], by: int) -> Any:
     value = partial(jax.jit(function), *arguments)
     gradient = partial(jax.jit(jax.grad(function, tuple(range(by)))), *arguments)
     return lambda: value().block_until_ready(), lambda: jax.block_until_ready(gradient())
-
-
-def numpy(result: Any) -> list[Any]:
-    """An array, or a tuple of them."""
-    return list(result) if isinstance(result, tuple) else [result]

@@ -65,8 +65,3 @@ def prepare(name: str, inputs: list[Any], by: int) -> Any:
     arguments = [x.item() if x.ndim == 0 else x for x in inputs]
     both = functions.benchmark(name).gradient
     return partial(FUNCTIONS[name], *arguments), lambda: both(*arguments)[1]
-
-
-def numpy(result: Any) -> list[Any]:
-    """A value, or a list of gradients."""
-    return result if isinstance(result, list) else [result]

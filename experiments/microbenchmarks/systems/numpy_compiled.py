@@ -25,11 +25,6 @@ def prepare(name: str, inputs: list[Any], by: int) -> Any:
     return partial(pe.compile(function), *arguments), partial(gradient, *arguments)
 
 
-def numpy(result: Any) -> list[Any]:
-    """An array, or a tuple of them."""
-    return list(result) if isinstance(result, tuple) else [result]
-
-
 def memory(length: int, checkpoint: bool) -> int:
     """The peak of the bytes in use, above those before, while a recurrence of `length` steps is differentiated."""
     weight = 0.1 * np.random.default_rng(0).standard_normal((WIDTH, WIDTH))

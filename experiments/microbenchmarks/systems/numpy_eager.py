@@ -55,9 +55,3 @@ def prepare(name: str, inputs: list[Any], by: int) -> Any:
     tensors = [pe.tensor(x) for x in arguments[:by]]
     gradient = pe.grad(function, range(by) if by > 1 else 0)
     return partial(function, *tensors, *arguments[by:]), partial(gradient, *arguments)
-
-
-def numpy(result: Any) -> list[Any]:
-    """A tensor, an array, or a tuple of them."""
-    results = result if isinstance(result, tuple) else [result]
-    return [x.numpy() if isinstance(x, pe.Tensor) else x for x in results]

@@ -64,8 +64,3 @@ def prepare(name: str, inputs: list[Any], by: int) -> Any:
         return tape.gradient(result, arguments[:by])
 
     return partial(value, *arguments), partial(gradient, *arguments)
-
-
-def numpy(result: Any) -> list[Any]:
-    """A tensor, or a tuple of them."""
-    return [x.numpy() for x in (result if isinstance(result, (tuple, list)) else [result])]

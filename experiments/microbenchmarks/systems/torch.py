@@ -58,8 +58,3 @@ def prepare(name: str, inputs: list[Any], by: int) -> Any:
             return function(*arguments)
 
     return value, lambda: torch.autograd.grad(function(*arguments), variables)
-
-
-def numpy(result: Any) -> list[Any]:
-    """A tensor, or a tuple of them."""
-    return [x.detach().numpy() for x in (result if isinstance(result, tuple) else [result])]
