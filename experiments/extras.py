@@ -24,8 +24,8 @@ EXTRAS = {
     "studies": Extra("runs of studies", ("pandas",), ("pandas",)),
     "reports": Extra(
         "tables, figures, pages and the PDF",
-        ("jinja2", "matplotlib", "pandas", "scipy", "seaborn", "typst"),
-        ("jinja2", "matplotlib", "pandas", "scipy", "seaborn", "typst"),
+        ("jinja2", "matplotlib", "pandas", "seaborn", "typst"),
+        ("jinja2", "matplotlib", "pandas", "seaborn", "typst"),
     ),
 }
 

@@ -1,7 +1,4 @@
-"""Confidence intervals and tests of few values, with nothing but Python: what `twingrad compare` needs anywhere.
-
-`experiments.report.intervals` has the same intervals from scipy, for figures; tests compare them.
-"""
+"""Confidence intervals and tests of few values, with nothing but Python: what `twingrad compare` needs anywhere."""
 
 from __future__ import annotations
 
@@ -60,15 +57,17 @@ def student_quantile(probability: float, degrees: int) -> float:
     return (low + high) / 2
 
 
-def of_mean(values: Sequence[float], rows: int = 0) -> Interval:
-    """The interval of a mean accuracy: Student's from three values on, else that of a share of so many test rows.
+def of_mean(values: Sequence[float]) -> Interval | None:
+    """Student's interval of the mean; None for fewer than three values, of whose spread nothing is known."""
+    if len(values) < LEAST:
+        return None
+    mean, quantile = statistics.fmean(values), student_quantile((1 + CONFIDENCE) / 2, len(values) - 1)
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
 
-    The latter is Wilson's, which holds near 0 and 1, too. Without rows to go by nothing is known: 0 to 1.
-    """
-    mean, count = statistics.fmean(values), len(values)
-    if count >= LEAST:
-        half = student_quantile((1 + CONFIDENCE) / 2, count - 1) * statistics.stdev(values) / math.sqrt(count)
-        return mean - half, mean + half
+
+def of_share(mean: float, rows: int) -> Interval:
+    """Wilson's interval of a share of so many test rows, which holds near 0 and 1, too; 0 to 1 without any rows."""
     if not rows:
         return 0.0, 1.0
     z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -93,8 +92,11 @@ def paired(here: Sequence[float], there: Sequence[float], rows: Sequence[int]) -
         error = math.sqrt(2 * max(0.0, share * (1 - share)) / tested) if tested else math.inf
         z = abs(difference) / error if error else math.inf if difference else 0.0
         p = math.erfc(z / math.sqrt(2))
-    means = statistics.fmean(here), statistics.fmean(there)
-    return Paired(count, *means, of_mean(here, tested), of_mean(there, tested), difference, min(1.0, max(0.0, p)))
+    mean_here, mean_there = statistics.fmean(here), statistics.fmean(there)
+    interval_here = of_mean(here) or of_share(mean_here, tested)
+    interval_there = of_mean(there) or of_share(mean_there, tested)
+    p = min(1.0, max(0.0, p))
+    return Paired(count, mean_here, mean_there, interval_here, interval_there, difference, p)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -108,7 +110,12 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def of_median(values: Sequence[float]) -> Interval | None:
-    """The interval of a median between two of the values themselves; None for fewer than six (see `intervals`)."""
+    """The interval of the median between two of the values themselves, whatever they are distributed like.
+
+    Between the k-th smallest and the k-th largest of n values lies the median with the probability that neither fewer
+    than k nor more than n - k of them fall below it (binomial). None for fewer than six values: not even the smallest
+    and the largest of five hold it with 95 %. Source: W. J. Conover, *Practical Nonparametric Statistics*, 3.2.
+    """
     ordered, count = sorted(values), len(values)
     below, outside = 0.0, 0
     for place in range(count):

@@ -129,6 +129,7 @@ def made_from(results_dir: Path, papers: Sequence[str] | None = None) -> str:
         (results_dir / "tidy", "*.csv"),
         (here, "*.py"),
         (here.parent, "quantities.py"),
+        (here.parent, "testing.py"),
         (PAPERS_DIR, "*.toml"),
         (MODELS_DIR, "*.toml"),
     ):

@@ -26,9 +26,10 @@ from experiments.formats import (
 from experiments.microbenchmarks.functions import SMALL
 from experiments.microbenchmarks.registry import SYSTEMS
 from experiments.quantities import ALL, QUANTITIES, limit_shares, saved
-from experiments.report import claims, intervals, microbenchmarks, row_helpers
+from experiments.report import claims, microbenchmarks, row_helpers
 from experiments.report.row_helpers import PARITY_TOLERANCE, REFERENCE
 from experiments.report.view import View
+from experiments.testing import of_median
 
 Numbers = dict[str, dict[str, Any]]
 """Name -> {"value": the number, "text": how it is printed}; names without a value are left out."""
@@ -123,7 +124,7 @@ def _add_race(found: Numbers, view: View, threads: int) -> None:
         if REFERENCE in steps and engine != REFERENCE:
             ratios = (steps[engine] / steps[REFERENCE]).dropna()
             _add(found, f"race.{threads}.{engine}.ratio", ratios.median(), fixed)
-            if (interval := intervals.of_median(ratios)) is not None:
+            if (interval := of_median(ratios)) is not None:
                 text = "–".join(map(fixed, interval))
                 found[f"race.{threads}.{engine}.interval"] = {"value": list(interval), "text": text}
         rival = row_helpers.best_rival(steps)

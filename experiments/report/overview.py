@@ -19,9 +19,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from experiments.formats import given, power_of_ten
 from experiments.report import style
-from experiments.report.intervals import Interval, of_mean, of_median
 from experiments.report.row_helpers import REFERENCE
 from experiments.report.view import View
+from experiments.testing import Interval, of_mean, of_median
 
 BANDS = 0.62
 """The share of a row's height over which its engines' points are spread."""

@@ -18,12 +18,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments.formats import MISSING, fixed, share, significant, size
 from experiments.report import figures as drawing
-from experiments.report import intervals, row_helpers, style
+from experiments.report import row_helpers, style
 from experiments.report.figures import NotDrawnError
 from experiments.report.row_helpers import producer
 from experiments.report.style import PAGE
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View
+from experiments.testing import of_median
 
 PEERS = ("torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax")
 TARGETS = {"numpy": 1.0, "julia": 0.8}
@@ -69,8 +70,8 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
         peer = steps[found["peer"]]
         ratios = (steps[engine] / peer).dropna()
         bound = (TARGETS[engine] * peer).clip(lower=0 if np.isnan(limit) else ROOM * limit)
-        to_bound = intervals.of_median((steps[engine] / bound).dropna())
-        ends = intervals.of_median(ratios) or (None, None)
+        to_bound = of_median((steps[engine] / bound).dropna())
+        ends = of_median(ratios) or (None, None)
         found |= {"ratio": float(ratios.median()), "ratio_low": ends[0], "ratio_high": ends[1]}
         found["within"] = None if to_bound is None else bool(to_bound[0] <= 1)
     return found

@@ -19,7 +19,6 @@ from experiments.quantities import BYTES, QUANTITIES, limit_shares
 from experiments.report import comparisons as comparisons  # its producers enter themselves
 from experiments.report import microbenchmarks as microbenchmarks  # and so do these
 from experiments.report import row_helpers
-from experiments.report.intervals import of_mean
 from experiments.report.row_helpers import (
     PARITY_STEPS,
     PARITY_TOLERANCE,
@@ -34,6 +33,7 @@ from experiments.report.row_helpers import (
 )
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View
+from experiments.testing import of_mean
 
 
 def make(output: Output, view: View) -> Table:

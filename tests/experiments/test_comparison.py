@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,6 @@ from scipy import stats
 
 from experiments import archive, changed, cli, comparison, papers, testing
 from experiments.comparison import Comparison
-from experiments.report import intervals
 from experiments.results import Record, Results, plain
 
 COMMITTED = Path(__file__).resolve().parents[2] / "paper" / "results"
@@ -329,10 +329,12 @@ def test_the_plain_methods_agree_with_scipy(seed: int) -> None:
         there = [source.gauss(0.9, 0.01) for _ in range(count)]
         found = testing.paired(here, there, [10_000] * count)
         assert found.p == pytest.approx(stats.ttest_rel(here, there).pvalue, abs=1e-8)
-        assert testing.of_mean(here) == pytest.approx(intervals.of_mean(here), rel=1e-6)
-        assert testing.of_median(here) == intervals.of_median(here)
+        mean = stats.t.interval(0.95, count - 1, loc=statistics.fmean(here), scale=stats.sem(here))
+        assert testing.of_mean(here) == pytest.approx(mean, rel=1e-6)
+        outside, ordered = int(stats.binom.ppf(0.025, count, 0.5)), sorted(here)
+        assert testing.of_median(here) == ((ordered[outside - 1], ordered[-outside]) if outside else None)
     wilson = stats.binomtest(9_100, 10_000).proportion_ci(method="wilson")
-    assert testing.of_mean([0.91], 10_000) == pytest.approx((wilson.low, wilson.high), rel=1e-9)
+    assert testing.of_share(0.91, 10_000) == pytest.approx((wilson.low, wilson.high), rel=1e-9)
     values = [source.random() ** 4 for _ in range(20)]
     assert sorted(testing.holm(values)) == sorted(testing.holm(values[::-1]))
     assert testing.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
@@ -352,4 +354,4 @@ def test_equal_and_shifted_runs_without_any_spread_are_told_apart() -> None:
     same = [0.5, 0.6, 0.7]
     assert testing.paired(same, same, [100] * 3).p == 1.0
     assert testing.paired([0.75, 0.75, 0.75], [0.5, 0.5, 0.5], [100] * 3).p == 0.0
-    assert testing.paired([0.9], [0.9], [0]).p == 1.0 and testing.of_mean([0.9]) == (0.0, 1.0)
+    assert testing.paired([0.9], [0.9], [0]).p == 1.0 and testing.of_share(0.9, 0) == (0.0, 1.0)

@@ -185,7 +185,7 @@ def test_a_sentence_with_what_was_measured_once_says_so(name: str) -> None:
 
 
 IN_THE_TEXT = {
-    "95~% confidence interval": "the level of all intervals, experiments/report/intervals.py",
+    "95~% confidence interval": "the level of all intervals, experiments/testing.py",
     "where 1 is growth in proportion": "what an exponent of one means",
     "2-LAYER MNIST MLP": "the name of a function",
 }

@@ -11,32 +11,32 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import report
-from experiments.report import intervals, overview
+from experiments import report, testing
+from experiments.report import overview
 from experiments.report.view import View
 
 
 @pytest.mark.parametrize("count", [6, 9, 12, 20, 35])
 def test_the_interval_of_a_median_holds_it_as_often_as_it_says(count: int) -> None:
     samples = np.random.default_rng(count).standard_normal((4000, count))
-    found = [intervals.of_median(sample) for sample in samples]
+    found = [testing.of_median(sample) for sample in samples]
     held = np.mean([low <= 0 <= high for low, high in filter(None, found)])
     assert None not in found
     assert 0.94 < held <= 1.0
-    low, high = intervals.of_median(range(1, count + 1)) or (0, 0)
+    low, high = testing.of_median(range(1, count + 1)) or (0, 0)
     assert low + high == count + 1, "as many values lie below as above"
 
 
 @pytest.mark.parametrize("count", range(6))
 def test_so_few_rounds_have_no_interval(count: int) -> None:
-    assert intervals.of_median([1.0] * count) is None
+    assert testing.of_median([1.0] * count) is None
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
     values = [0.1, 0.4, 0.2, 0.7, 0.6]
     expected = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
-    assert intervals.of_mean(values) == pytest.approx(expected)
-    assert intervals.of_mean(values[:2]) is None
+    assert testing.of_mean(values) == pytest.approx(expected)
+    assert testing.of_mean(values[:2]) is None
 
 
 def test_points_are_ratios_and_differences_to_the_reference(fake: ModuleType, view_of: Callable[..., View]) -> None:
@@ -49,7 +49,7 @@ def test_points_are_ratios_and_differences_to_the_reference(fake: ModuleType, vi
     accuracy = view.ok("time").pivot_table(index="seed", columns="engine", values="test_accuracy")
     difference = 100 * (accuracy["numpy"] - accuracy["torch"])
     assert by_id["accuracies"]["numpy"].value == pytest.approx(difference.mean())
-    assert by_id["accuracies"]["numpy"].interval == pytest.approx(intervals.of_mean(difference))
+    assert by_id["accuracies"]["numpy"].interval == pytest.approx(testing.of_mean(difference))
 
 
 def test_a_report_has_the_figures_for_which_something_was_run(fake: ModuleType, tmp_path: Path) -> None:

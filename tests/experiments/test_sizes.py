@@ -19,12 +19,12 @@ from bridge.libjulia.find import Julia
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
-from experiments import papers, sweep
+from experiments import papers, sweep, testing
 from experiments.data import generated
 from experiments.measures import sizes as measured
 from experiments.papers import Family, Paper, PaperFileError
 from experiments.progress import Progress
-from experiments.report import figures, intervals, sizes, tables
+from experiments.report import figures, sizes, tables
 from experiments.report.table import to_markdown
 from experiments.report.view import View, paper_view
 from experiments.results import Results, Tidy, tidy_rows
@@ -279,7 +279,7 @@ def test_a_step_is_judged_by_the_lower_end_of_the_interval(view: View) -> None:
         found = sizes.judged(rows, steps, "numpy")
         held = about["size"] == list(next(f for f in PAPER.families if f.title == about["family"]).sizes)[-1]
         assert found["peer"] == "jax" and found["within"] is not held
-        low, high = intervals.of_median(steps["numpy"] / steps["jax"]) or (0, 0)
+        low, high = testing.of_median(steps["numpy"] / steps["jax"]) or (0, 0)
         assert (found["ratio_low"], found["ratio_high"]) == (low, high) and low <= found["ratio"] <= high
         assert sizes.judged(rows, steps, "julia")["within"]
         rows = rows.assign(limit_microseconds=1e9)
