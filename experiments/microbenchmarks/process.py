@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -37,33 +37,6 @@ class UnsupportedError(BenchmarkError):
 
 class WrongGradientError(BenchmarkError):
     """A system's value or gradients are not those by hand: it is not timed."""
-
-
-class Entrant(Protocol):
-    """A system that takes part."""
-
-    def prepare(self, benchmark: Benchmark, size: int, chunk: int = 0) -> float:
-        """Make ready for a function, and check value and gradients; the largest relative error.
-
-        Raises UnsupportedError where the system does not have this, WrongGradientError, or BenchmarkError.
-        """
-        ...
-
-    def measure(self, what: str, seconds: float, samples: int) -> list[float]:
-        """Nanoseconds of a call of "forward" or "gradient", one per sample of about so many seconds."""
-        ...
-
-    def linear_algebra(self) -> str:
-        """The libraries that compute its products, as it says itself."""
-        ...
-
-    def memory(self, length: int, checkpoint: bool) -> int:
-        """The peak of bytes while a loop of so many steps is differentiated."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
 
 
 def start(system: System, threads: int, place: int = 0) -> Entrant:
@@ -105,7 +78,10 @@ class Process:
         self._child = Child([*command, str(self.folder)], variables, self.folder, () if core is None else (core,))
 
     def prepare(self, benchmark: Benchmark, size: int, chunk: int = 0) -> float:
-        """See `Entrant.prepare`."""
+        """Make ready for a function, and check value and gradients; the largest relative error.
+
+        Raises UnsupportedError where the system does not have this, WrongGradientError, or BenchmarkError.
+        """
         inputs = benchmark.inputs(size)
         given, result = self.folder / "inputs", self.folder / "result"
         flat(0.0, inputs)[1:].tofile(given)
@@ -115,16 +91,16 @@ class Process:
         return _check(self.system, benchmark, largest_error(np.fromfile(result), *benchmark.gradient(*inputs)))
 
     def measure(self, what: str, seconds: float, samples: int) -> list[float]:
-        """See `Entrant.measure`."""
+        """Nanoseconds of a call of "forward" or "gradient", one per sample of about so many seconds."""
         found: list[float] = self.ask("measure", what=what, seconds=seconds, samples=samples)["nanoseconds"]
         return found
 
     def linear_algebra(self) -> str:
-        """See `Entrant.linear_algebra`."""
+        """The libraries that compute its products, as it says itself."""
         return str(self.ask("linear_algebra")["text"])
 
     def memory(self, length: int, checkpoint: bool) -> int:
-        """See `Entrant.memory`."""
+        """The peak of bytes while a loop of so many steps is differentiated."""
         return int(self.ask("memory", length=length, checkpoint=checkpoint)["bytes"])
 
     def ask(self, call: str, **fields: Any) -> dict[str, Any]:
@@ -135,7 +111,7 @@ class Process:
         return self._answer(call, fields)
 
     def close(self) -> None:
-        """See `Entrant.close`."""
+        """End it."""
         self._child.close()
 
     def _answer(self, call: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -188,7 +164,7 @@ class Compiled:
         self.asked: tuple[Benchmark, int, int] | None = None
 
     def prepare(self, benchmark: Benchmark, size: int, chunk: int = 0) -> float:
-        """See `Entrant.prepare`; what is compared is a sum of the gradient's elements with weights.
+        """See `Process.prepare`; what is compared is a sum of the gradient's elements with weights.
 
         Here for few inputs, since a gradient may take seconds; for all of them with every time that is taken.
         """
@@ -200,21 +176,21 @@ class Compiled:
         return float(error)
 
     def measure(self, what: str, seconds: float, samples: int) -> list[float]:
-        """See `Entrant.measure`: `what` is what was prepared, the gradient by chunks or the function alone."""
+        """See `Process.measure`: `what` is what was prepared, the gradient by chunks or the function alone."""
         calls = max(1, round(seconds / max(self._run(1)[0]["seconds"], 1e-9))) if seconds else 1
         runs = [row["seconds"] * 1e9 for row in self._run(calls * samples)]
         return [float(np.mean(runs[i * calls : (i + 1) * calls])) for i in range(samples)]
 
     def linear_algebra(self) -> str:
-        """See `Entrant.linear_algebra`: its loops are its own."""
+        """See `Process.linear_algebra`: its loops are its own."""
         return "none"
 
     def memory(self, length: int, checkpoint: bool) -> int:
-        """See `Entrant.memory`."""
+        """See `Process.memory`."""
         raise UnsupportedError("has no loops")
 
     def close(self) -> None:
-        """See `Entrant.close`."""
+        """See `Process.close`."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, repetitions: int) -> list[dict[str, Any]]:
@@ -231,3 +207,7 @@ class Compiled:
         for row in rows:
             row["error"] = _check(self.system, benchmark, abs(row["checksum"] - wanted) / max(abs(wanted), 1e-300))
         return rows
+
+
+Entrant: TypeAlias = Process | Compiled
+"""A system that takes part."""
