@@ -6,7 +6,6 @@ measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, get_args
 
 import numpy as np
@@ -49,7 +48,8 @@ def of_paper(view: View) -> Numbers:
     _add_microbenchmarks(found, view)
     _add_verdicts(found, view)
     for name, setting in view.paper.settings():
-        _add(found, f"setting.{name.partition('.')[2]}", setting.value, _plain(setting.value))
+        text = row_helpers.setting_text(setting.value).replace("_", " ")
+        _add(found, f"setting.{name.partition('.')[2]}", setting.value, text)
     sources = [setting.source for _, setting in view.paper.settings()]
     for source in ("paper", "code", "ours"):
         _add(found, f"settings.{source}", sources.count(source), str(sources.count(source)))
@@ -76,12 +76,12 @@ def of_runs(view: View) -> dict[str, Any]:
         "data_source": view.data_source,
         "profile": view.profile,
         "machine": view.machine(["time", "memory", "race", "scaling"]),
-        "threads": _distinct(view.ok("time")["threads"]),
-        "memory_threads": _distinct(view.ok("memory")["threads"]),
-        "blas": _distinct(runs["blas"].dropna().str.split(", ").explode()),
-        "python": _distinct(runs["python"]),
-        "versions": _distinct(runs["framework_version"]),
-        "commits": _distinct(runs["commit"].map(lambda text: str(text)[:8])),
+        "threads": row_helpers.distinct(view.ok("time")["threads"]),
+        "memory_threads": row_helpers.distinct(view.ok("memory")["threads"]),
+        "blas": row_helpers.distinct(runs["blas"].dropna().str.split(", ").explode()),
+        "python": row_helpers.distinct(runs["python"]),
+        "versions": row_helpers.distinct(runs["framework_version"]),
+        "commits": row_helpers.distinct(runs["commit"].map(lambda text: str(text)[:8])),
         "dirty": bool(runs["dirty"].astype(str).str.lower().isin(("true", "1", "1.0")).any()),
         "created": max((str(moment) for moment in runs["created"].dropna()), default=None),
         "runs": len(runs),
@@ -90,23 +90,18 @@ def of_runs(view: View) -> dict[str, Any]:
 
 
 def _add_engine(found: Numbers, view: View, engine: str) -> None:
-    time, memory = view.ok("time", engine), view.ok("memory", engine)
+    time = view.ok("time", engine)
     _add(found, f"{engine}.label", view.label(engine), view.label(engine))
     if len(time):
         _add(found, f"{engine}.seeds", len(time), str(len(time)))
     for quantity in QUANTITIES.values():
         if quantity.text:
             _add(found, f"{engine}.{quantity.text}", quantity.value(view, engine), quantity.unit.number)
-    for name in ("train_accuracy", "test_accuracy"):
-        _add(found, f"{engine}.{name}_sd", time[name].std(), fraction)
-    for epoch, value in view.epochs_of("time", engine).groupby("epoch")["train_accuracy"].mean().items():
-        _add(found, f"{engine}.train_accuracy.{epoch}", value, lambda number: fraction(number, 3))
+    _add(found, f"{engine}.test_accuracy_sd", time["test_accuracy"].std(), fraction)
     if engine == REFERENCE:
         return
     reference = view.ok("time", REFERENCE)["later_epoch_seconds"].mean()
     _add(found, f"{engine}.later_ratio", time["later_epoch_seconds"].mean() / reference, fixed)
-    bytes_of_reference = view.ok("memory", REFERENCE)["bytes_later_epochs"].mean()
-    _add(found, f"{engine}.bytes_ratio", bytes_of_reference / memory["bytes_later_epochs"].mean(), _in_two_digits)
     points = view.table("scaling", engine)
     for scaled in row_helpers.SCALED:
         exponent = row_helpers.scaling_exponent(points[points["quantity"] == scaled])
@@ -189,16 +184,13 @@ def _add_microbenchmarks(found: Numbers, view: View) -> None:
 
 
 def _add_verdicts(found: Numbers, view: View) -> None:
-    """How many claims have which verdict, of the studies' statements and of ours, and each one's verdict in words."""
-    findings = {claim.id: claims.examine(claim, view) for claim in view.paper.claims}
-    for name, finding in findings.items():
-        verdict = finding.on_ours or finding.verdict
-        found[f"claim.{name}"] = {"value": verdict, "text": verdict}
+    """How many claims have which verdict, of the studies' statements and of ours."""
+    findings = [claims.examine(claim, view) for claim in view.paper.claims]
     for verdict in get_args(claims.Verdict):
-        count = sum(finding.verdict == verdict for finding in findings.values())
+        count = sum(finding.verdict == verdict for finding in findings)
         _add(found, f"claims.{verdict.replace(' ', '_')}", count, str(count))
     for verdict in filter(None, get_args(claims.OnOurs)):
-        count = sum(finding.on_ours == verdict for finding in findings.values())
+        count = sum(finding.on_ours == verdict for finding in findings)
         _add(found, f"claims.ours.{verdict.replace(' ', '_')}", count, str(count))
     _add(found, "claims.all", len(findings), str(len(findings)))
 
@@ -213,12 +205,8 @@ def _add_agreement(found: Numbers, view: View) -> None:
         _add(found, "parity.steps", steps, str(steps))
     largest = [values.max() for values in losses.values() if len(values)]
     _add(found, "parity.max_loss_difference", max(largest, default=None), scientific)
-    accuracy = view.ok("time").pivot_table(index="seed", columns="engine", values="test_accuracy", dropna=False)
-    if REFERENCE in accuracy and len(accuracy.columns) > 1:
-        differences = accuracy.sub(accuracy[REFERENCE], axis=0).abs().to_numpy()
-        if np.isfinite(differences).any():
-            points = float(np.nanmax(differences)) * 100
-            _add(found, "parity.max_accuracy_points", points, fixed)
+    points = [100 * row_helpers.accuracy_differences(view, engine).max() for engine in losses]
+    _add(found, "parity.max_accuracy_points", pd.Series(points, dtype=float).max(), fixed)
 
 
 def _add(found: Numbers, name: str, value: Any, text: Any) -> None:
@@ -232,23 +220,6 @@ def _add(found: Numbers, name: str, value: Any, text: Any) -> None:
     found[name] = {"value": value, "text": text if isinstance(text, str) else text(value)}
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return str(value).replace("_", " ")
-
-
 def _in_two_digits(ratio: float) -> str:
     """A factor as people say it: 3.4, 12, 341."""
     return significant(ratio, 2)
-
-
-def _distinct(values: pd.Series) -> str:
-    return ", ".join(dict.fromkeys(str(value) for value in values.dropna()))
-
-
-def texts(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Only the texts, by name."""
-    return {name: str(entry["text"]) for name, entry in numbers.items()}

@@ -92,7 +92,7 @@ def test_without_records_and_reported_values_no_number_is_left(empty: View) -> N
         if name not in DRAWN_FROM:
             with pytest.raises((figures.NotDrawnError, ReportError)):
                 draw(view)
-    about_files = ("setting.", "settings.", "claim.", "claims.", "parity.tolerance")
+    about_files = ("setting.", "settings.", "claims.", "parity.tolerance")
     left = [name for name in numbers.of_paper(view) if not name.startswith(about_files) and not name.endswith(".label")]
     assert not left
 
