@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 import py_engine as pe
 from experiments.gradbench.values import Arrays, number
 
@@ -24,11 +22,6 @@ def square() -> Callable[..., Any]:
 def double() -> Callable[..., Any]:
     """The derivative of `square`."""
     return pe.grad(square())
-
-
-def write(result: Arrays, given: Any) -> float:
-    """The output is a number."""
-    return float(np.asarray(result[0]))
 
 
 FUNCTIONS = {"square": square, "double": double}

@@ -42,9 +42,4 @@ def direction() -> Callable[..., Any]:
     return step
 
 
-def write(result: Arrays, given: Any) -> Any:
-    """A number, or a list of points."""
-    return np.asarray(result[0]).tolist()
-
-
 FUNCTIONS = {"cost": cost, "dir": direction}

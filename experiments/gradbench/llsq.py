@@ -35,9 +35,4 @@ def gradient(n: int) -> Callable[..., Any]:
     return pe.grad(primal(n))
 
 
-def write(result: Arrays, given: Any) -> Any:
-    """A number or a list."""
-    return np.asarray(result[0]).tolist()
-
-
 FUNCTIONS = {"primal": primal, "gradient": gradient}

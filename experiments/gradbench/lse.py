@@ -34,9 +34,4 @@ def gradient() -> Callable[..., Any]:
     return pe.grad(primal())
 
 
-def write(result: Arrays, given: Any) -> Any:
-    """A number or a list."""
-    return np.asarray(result[0]).tolist()
-
-
 FUNCTIONS = {"primal": primal, "gradient": gradient}

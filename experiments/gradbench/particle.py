@@ -86,11 +86,6 @@ def search(outer: Slope, inner: Slope) -> Callable[..., Any]:
     return found
 
 
-def write(result: Arrays, given: Any) -> float:
-    """The output is a number."""
-    return float(np.asarray(result[0]))
-
-
 FUNCTIONS = {
     "ff": lambda: search(forward, forward),
     "fr": lambda: search(forward, reverse),

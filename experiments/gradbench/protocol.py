@@ -127,7 +127,8 @@ def _evaluate(tool: Tool, message: Mapping[str, Any]) -> Answer:
         raise InputError("the result is not finite, and JSON has no such numbers")
     timings = [{"name": "prepare", "nanoseconds": n} for n in run.preparation]
     timings += [{"name": "evaluate", "nanoseconds": n} for n in run.nanoseconds]
-    return {"success": True, "output": module.write(run.result, given), "timings": timings}
+    output = module.write(run.result, given) if hasattr(module, "write") else np.asarray(run.result[0]).tolist()
+    return {"success": True, "output": output, "timings": timings}
 
 
 def _least(options: Mapping[str, Any], name: str, default: float, most: float) -> float:
