@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bridge.errors import TwinGradError
-from bridge.files import write_atomically
+from experiments import errors
 from experiments.formats import size
 
 NAME = "raw.tar.xz"
@@ -51,12 +51,12 @@ def pack(records: Mapping[str, bytes]) -> bytes:
 
 
 def write(path: Path, records: Mapping[str, bytes]) -> int:
-    """Write the archive whole or not at all; its size in bytes. ArchiveError for none, or too many to commit."""
+    """Write the archive whole or not at all; its size in bytes. ArchiveError for none, too many, or no space."""
     if not records:
         raise ArchiveError(f"{path}: no raw records to archive; run `twingrad reproduce` first")
     content = pack(records)
     unpack(content, path)  # what is written can be read
-    write_atomically(path, content)
+    errors.write(path, content, ArchiveError, "--output FILE")
     return len(content)
 
 

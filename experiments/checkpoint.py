@@ -19,8 +19,7 @@ from safetensors.numpy import save as to_safetensors
 
 from bridge import weights
 from bridge.errors import WeightsError, shown
-from bridge.files import write_atomically
-from experiments.errors import InputError, explain
+from experiments.errors import InputError, write
 
 FORMAT, VERSION = "twingrad-checkpoint", "1"
 Arrays = dict[str, NDArray[Any]]
@@ -53,10 +52,7 @@ class Checkpoint:
             "settings": json.dumps(self.settings),
             "history": json.dumps(self.history),
         }
-        try:
-            write_atomically(path, to_safetensors(arrays, about))
-        except OSError as error:
-            raise InputError(explain(error, path, "--checkpoint with another file")) from error
+        write(path, to_safetensors(arrays, about), InputError, "--checkpoint with another file")
 
 
 def load(path: Path) -> Checkpoint:

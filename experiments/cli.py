@@ -805,14 +805,11 @@ def archive(output: Output, results_dir: Path, out_file: Path | None) -> None:
     The same records give the same bytes. CONTRIBUTING.md says how results are committed with it.
     """
     from experiments import archive
-    from experiments.results import Results, explain
+    from experiments.results import Results
 
     results = Results(results_dir)
     records, out_file = results.files(), out_file or results.archive
-    try:
-        length = archive.write(out_file, records)
-    except OSError as error:
-        raise archive.ArchiveError(explain(error, out_file, "--output FILE")) from error
+    length = archive.write(out_file, records)
     output.add([{"kind": "archive", "file": str(out_file), "records": len(records), "bytes": length}])
     output.say(f"{out_file}: {len(records)} records ({size(length)})")
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge.files import write_atomically
-from experiments.errors import InputError, explain
+from experiments.errors import InputError, write
 from experiments.extras import remedy
 from experiments.formats import significant
 
@@ -47,10 +46,7 @@ def picture(history: Sequence[dict[str, Any]], path: Path) -> None:
     axes.legend(frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=150)
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as error:
-        raise InputError(explain(error, path, "--curve with another file")) from error
+    write(path, buffer.getvalue(), InputError, "--curve with another file")
 
 
 def drawn(history: Sequence[dict[str, Any]]) -> list[str]:

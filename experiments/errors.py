@@ -6,8 +6,9 @@ import errno
 from pathlib import Path
 
 from bridge.errors import TwinGradError
+from bridge.files import write_atomically
 
-__all__ = ["ResultsError", "ResultsInUseError", "explain"]
+__all__ = ["ResultsError", "ResultsInUseError", "explain", "write"]
 
 
 class InputError(TwinGradError):
@@ -35,3 +36,19 @@ def explain(error: OSError, path: Path, option: str = "--results DIR") -> str:
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return f"cannot write {path}: a part of this path is a file, not a folder; use {option}"
     return f"cannot write {path}: {error.strerror or error}; use {option}"
+
+
+def write(
+    path: Path,
+    content: bytes | str,
+    failure: type[TwinGradError] = ResultsError,
+    option: str = "--results DIR",
+    parents: bool = False,
+) -> None:
+    """Write a file whole or not at all, with `parents` its folders, too. Raises `failure` with what `explain` says."""
+    try:
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        raise failure(explain(error, path, option)) from error

@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from bridge.errors import TwinGradError, printable
-from bridge.files import descriptor, obstacle, write_atomically
+from bridge.files import descriptor, obstacle
 from experiments import provenance
-from experiments.results import explain, plain
+from experiments.errors import write
+from experiments.results import plain
 
 SCHEMA = 1
 STDOUT = "-"
@@ -74,11 +75,7 @@ class Output:
             sys.stdout.write(text)
             sys.stdout.flush()
             return
-        path = Path(self.target)
-        try:
-            write_atomically(path, text)
-        except OSError as error:
-            raise OutputError(explain(error, path, "--json with another file")) from error
+        write(Path(self.target), text, OutputError, "--json with another file")
 
 
 def check_place(option: str, path: Path, failure: type[TwinGradError]) -> None:

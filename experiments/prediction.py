@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge import registry, weights
-from bridge.files import write_atomically
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
-from experiments.errors import InputError, explain
+from experiments.errors import InputError, write
 from experiments.formats import fixed
 from experiments.output import Output, check_place
 from experiments.progress import table
@@ -59,7 +58,9 @@ def predict(request: Prediction, output: Output) -> None:
     if known is not None:
         output.say(f"loss {fixed(known.loss, 4)}, {Score.of(spec, given.is_sample).text(known)} on {len(found):,} rows")
     if request.save:
-        _save_array(request.save, outputs)
+        buffer = io.BytesIO()
+        np.save(buffer, outputs, allow_pickle=False)
+        write(request.save, buffer.getvalue(), InputError, "--save with another file")
         output.say(f"outputs: {request.save}")
 
 
@@ -84,15 +85,6 @@ def _rows_to_predict(request: Prediction, spec: ModelSpec, output: Output) -> Ro
         return fitted(Rows(load_npy(Path(request.input)), None), spec, request.input)
     dataset = load_dataset(request.input, "an .npy file", request.data_dir, output)
     return fitted(Rows(dataset.x_test, dataset.y_test, dataset.source == "sample"), spec, request.input)
-
-
-def _save_array(path: Path, array: NDArray[Any]) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as error:
-        raise InputError(explain(error, path, "--save with another file")) from error
 
 
 def _text(value: Any) -> str:

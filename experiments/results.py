@@ -44,11 +44,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.files import write_atomically
 from experiments import archive, records
 from experiments.errors import ResultsError as ResultsError
 from experiments.errors import ResultsInUseError as ResultsInUseError
-from experiments.errors import explain as explain
+from experiments.errors import explain, write
 from experiments.leases import Leases, Owner
 from experiments.measures.registry import RECORDED
 
@@ -249,7 +248,7 @@ class Results:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ResultsError(explain(error, self.root)) from error
-        self._write(self.root / ".writable", "")
+        write(self.root / ".writable", "")
         (self.root / ".writable").unlink(missing_ok=True)
 
     def load(self, key: str) -> Record | None:
@@ -278,12 +277,12 @@ class Results:
     def save(self, record: Record) -> Path:
         """Write a record under its key, whole or not at all."""
         path = self.raw / f"{record['key']}.json"
-        self._write(path, json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write(path, json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         return path
 
     def put(self, key: str, content: bytes) -> None:
         """Write a record as it is, under its key."""
-        self._write(self.raw / f"{key}.json", content)
+        write(self.raw / f"{key}.json", content)
 
     def records(self) -> list[Record]:
         """All raw records of this schema, oldest first; where there are none, those of an older schema, to be shown."""
@@ -326,7 +325,7 @@ class Results:
         """Make the tidy CSVs from all raw records, oldest first, or from these; the number of rows of each file."""
         rows = tidy_rows(self.records() if records is None else records)
         for name, columns in COLUMNS.items():
-            self._write(self.tidy / f"{name}.csv", _csv(columns, rows[name]))
+            write(self.tidy / f"{name}.csv", _csv(columns, rows[name]))
         return {name: len(found) for name, found in rows.items()}
 
     def tidy_is_current(self) -> bool:
@@ -342,12 +341,6 @@ class Results:
             if newest and (path.stat().st_mtime_ns < newest or header != ",".join(columns) + "\n"):
                 return False
         return True
-
-    def _write(self, path: Path, content: bytes | str) -> None:
-        try:
-            write_atomically(path, content)
-        except OSError as error:
-            raise ResultsError(explain(error, path)) from error
 
 
 def plain(value: Any) -> Any:

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import TwinGradError, shown
-from bridge.files import write_atomically
+from experiments.errors import ResultsError, explain, write
 from experiments.measures.registry import TABLES
 from experiments.papers import MODELS_DIR, PAPERS_DIR, Paper, keys_of_others, load_paper, paper_keys
 from experiments.report import design, figures, html, numbers, overview, row_helpers, table, tables
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
 from experiments.report import sizes as sizes
 from experiments.report.view import MixedMachinesError, ReportError, View, paper_view, views_of
-from experiments.results import ResultsError, Tidy, explain, key_of
+from experiments.results import Tidy, key_of
 
 __all__ = ["Built", "MixedMachinesError", "ReportError", "build", "made_from"]
 
@@ -252,9 +252,5 @@ def _draw(built: Built, stem: Path, draw: Callable[[Path], str | None]) -> str |
 
 
 def _write(built: Built, path: Path, content: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-    except OSError as error:
-        raise ResultsError(explain(error, path, "another folder")) from error
+    write(path, content, option="another folder", parents=True)
     built.written.append(path)

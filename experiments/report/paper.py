@@ -15,8 +15,8 @@ from typing import Any
 
 from bridge.files import write_atomically
 from experiments import report, textbook
+from experiments.errors import write
 from experiments.report.view import ReportError
-from experiments.results import ResultsError, explain
 
 MAIN = "main.typ"
 _KINDS = (".typ", ".bib")
@@ -132,11 +132,5 @@ def _moment(created: str) -> datetime:
 
 
 def _write(pdf: bytes | list[bytes], path: Path) -> Path:
-    if isinstance(pdf, list):
-        pdf = b"".join(pdf)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, pdf)
-    except OSError as error:
-        raise ResultsError(explain(error, path, "another folder")) from error
+    write(path, b"".join(pdf) if isinstance(pdf, list) else pdf, option="another folder", parents=True)
     return path

@@ -243,7 +243,7 @@ def test_a_folder_without_write_access_is_refused(tmp_path: Path, monkeypatch: p
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(module, "write_atomically", refused)
+    monkeypatch.setattr("experiments.errors.write_atomically", refused)
     with pytest.raises(ResultsError, match=r"Permission denied; get write access to .* or use --results DIR"):
         lock(Results(tmp_path))
 
