@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -28,13 +27,6 @@ State = Literal["ok", "note", "problem"]
 OLDEST_PYTHON = (3, 11)
 DISK_NEEDED = 1_000_000_000
 """Bytes that a sweep may need at one time: the data set as arrays for the workers, captures, results."""
-
-AVX512 = {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
-"""What OpenBLAS's fastest kernels for x86-64 (SKYLAKEX) need."""
-
-WITHOUT_AVX512 = ("HASWELL", "ZEN", "SANDYBRIDGE", "NEHALEM", "PRESCOTT", "CORE2")
-"""Kernels that leave it unused."""
-
 
 EXPECTED = {
     "mnist": "train-images-idx3-ubyte.gz and its three siblings",
@@ -82,10 +74,11 @@ def python() -> Iterator[Finding]:
     else:
         yield Finding("Python", "ok", found)
     head, dirty = provenance.commit()
+    versions = provenance.versions(["twingrad", *(name for extra in EXTRAS.values() for name in extra.packages)])
     changed = {True: ", with changes that are not committed", False: "", None: ""}[dirty]
-    yield Finding("TwinGrad", "ok", f"{_version('twingrad') or 'not installed, run from'} {_source(head, changed)}")
+    yield Finding("TwinGrad", "ok", f"{versions.get('twingrad') or 'not installed, run from'} {_source(head, changed)}")
     for name, extra in EXTRAS.items():
-        missing = [package for package in extra.packages if _version(package) is None]
+        missing = [package for package in extra.packages if package not in versions]
         if missing:
             found = f"not installed ({', '.join(missing)})"
             yield Finding(f"extra {name}", "note", found, f"for {extra.purpose}: pip install 'twingrad[{name}]'")
@@ -101,10 +94,11 @@ def numpy_and_blas() -> Iterator[Finding]:
         yield Finding("BLAS", "note", "not recognised", "times may be far from those of OpenBLAS or MKL")
         return
     advice = ""
-    if cpu_flags() >= AVX512 and in_runs["architecture"].upper() in WITHOUT_AVX512:
+    better = kernels_for(in_runs["architecture"]) if in_runs["internal_api"] == "openblas" else None
+    if better is not None:
         advice = (
-            "this CPU has AVX-512, which these kernels do not use: TWINGRAD_OPENBLAS_CORETYPE=SKYLAKEX makes runs "
-            "faster, OPENBLAS_CORETYPE=SKYLAKEX programs of your own"
+            f"this CPU has faster kernels, {better}: TWINGRAD_OPENBLAS_CORETYPE={better} makes runs faster, "
+            f"OPENBLAS_CORETYPE={better} programs of your own"
         )
     elif here["architecture"] != in_runs["architecture"]:
         advice = (
@@ -227,31 +221,15 @@ def disk(results_dir: Path) -> Iterator[Finding]:
 
 def tools() -> Iterator[Finding]:
     """What single outputs need."""
-    if typst := _version("typst"):  # of the extra "reports", which is named where it is missing
-        yield Finding("typst", "ok", typst)
-    memray = _version("memray")
-    if memray:
-        yield Finding("memray", "ok", memray)
+    versions = provenance.versions(["typst", "memray"])
+    if "typst" in versions:  # of the extra "reports", which is named where it is missing
+        yield Finding("typst", "ok", versions["typst"])
+    if "memray" in versions:
+        yield Finding("memray", "ok", versions["memray"])
     else:
         advice = "no allocated bytes without it: pip install 'twingrad[memory]'"
         yield Finding("memray", "note", "not installed", advice)
 
 
-def cpu_flags() -> set[str]:
-    """The instruction sets of the CPU, as Linux names them (empty elsewhere)."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
-
-
 def _source(head: str, changed: str) -> str:
     return f"commit {head[:12]}{changed}" if head != "unknown" else f"{sources.ROOT} (no commit known)"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge.libjulia import environment
 from bridge.registry import Availability, Registered
 from experiments import doctor, provenance
 from experiments.data.dataset import Dataset
@@ -29,28 +30,28 @@ def one(findings: Any, name: str) -> Finding:
     return found
 
 
+AVX2 = frozenset({"avx2", "fma"})
+AVX512 = AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
+
+
 @pytest.mark.parametrize(
     ("in_runs", "here", "flags", "advice"),
     [
-        ("SkylakeX", "SkylakeX", doctor.AVX512, ""),
-        ("Haswell", "Haswell", set(), ""),
-        ("Haswell", "Haswell", doctor.AVX512, "TWINGRAD_OPENBLAS_CORETYPE=SKYLAKEX makes runs faster"),
-        (
-            "SkylakeX",
-            "Haswell",
-            doctor.AVX512,
-            "OPENBLAS_CORETYPE=Haswell in the environment, which runs ignore: unset it",
-        ),
+        ("SkylakeX", "SkylakeX", AVX512, ""),
+        ("Haswell", "Haswell", frozenset(), ""),
+        ("Haswell", "Haswell", AVX512, "TWINGRAD_OPENBLAS_CORETYPE=SKYLAKEX makes runs faster"),
+        ("SandyBridge", "SandyBridge", AVX2, "TWINGRAD_OPENBLAS_CORETYPE=HASWELL makes runs faster"),
+        ("SkylakeX", "Haswell", AVX512, "OPENBLAS_CORETYPE=Haswell in the environment, which runs ignore: unset it"),
     ],
 )
-def test_kernels_that_leave_avx512_unused_are_noticed(
-    in_runs: str, here: str, flags: set[str], advice: str, monkeypatch: pytest.MonkeyPatch
+def test_kernels_that_leave_what_the_cpu_has_unused_are_noticed(
+    in_runs: str, here: str, flags: frozenset[str], advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def found(environment: dict[str, str]) -> dict[str, str]:
-        return BLAS | {"architecture": here if "OPENBLAS_CORETYPE" in environment else in_runs}
+    def found(variables: dict[str, str]) -> dict[str, str]:
+        return BLAS | {"architecture": here if "OPENBLAS_CORETYPE" in variables else in_runs}
 
     monkeypatch.setattr(doctor, "blas", found)
-    monkeypatch.setattr(doctor, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(environment, "cpu_flags", lambda: flags)
     monkeypatch.setenv("OPENBLAS_CORETYPE", here)
     finding = one(doctor.numpy_and_blas(), "BLAS")
     assert finding.state == ("note" if advice else "ok")
@@ -96,7 +97,7 @@ def test_little_memory_and_one_core_are_notes(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_missing_packages_say_which_extra_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda _: None)
+    monkeypatch.setattr(provenance, "versions", lambda _: {})
     for findings in (doctor.python(), doctor.tools()):
         for finding in findings:
             if finding.name != "TwinGrad" and finding.found.startswith("not installed"):
