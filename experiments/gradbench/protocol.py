@@ -12,13 +12,12 @@ import importlib
 import json
 import pkgutil
 import time
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, TextIO
+from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,43 +172,26 @@ class Run:
     preparation: list[int]
 
 
-class Tool(ABC):
-    """An engine that runs a module's functions."""
-
-    name: ClassVar[str]
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-
-    @abstractmethod
-    def functions(self, module: ModuleType) -> list[str]:
-        """Return the functions of a module that the engine has; raises `MessageError` where it has none."""
-
-    @abstractmethod
-    def run(self, task: Task) -> Run:
-        """Run a function."""
-
-
 KEPT = 4
 """Compiled functions that are kept, the last ones: each holds the memory of one evaluation."""
 
 
-class Numpy(Tool):
+class Numpy:
     """The numpy engine. Functions that a module names in `EAGER` run as they are, all others compiled."""
 
     name = "twingrad-numpy"
 
     def __init__(self, threads: int) -> None:
-        super().__init__(threads)
+        self.threads = threads
         self._known: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 
     def functions(self, module: ModuleType) -> list[str]:
-        """See `Tool.functions`."""
+        """Return the functions of a module that the engine has; raises `MessageError` where it has none."""
         found = [name for name, make in module.FUNCTIONS.items() if make is not None]
         return found or _refuse(module, "Julia")
 
     def run(self, task: Task) -> Run:
-        """See `Tool.run`."""
+        """Run a function."""
         from threadpoolctl import threadpool_limits
 
         nanoseconds: list[int] = []
@@ -240,25 +222,25 @@ class Numpy(Tool):
         return compiled, [preparation]
 
 
-class Julia(Tool):
+class Julia:
     """The Julia engine, in this process; times are taken in Julia. Functions that the module's Julia file names in
     `eager` run as they are, all others compiled."""
 
     name = "twingrad-julia"
 
     def __init__(self, threads: int) -> None:
-        super().__init__(threads)
+        self.threads = threads
         from bridge.libjulia.engine import load_engine
 
         load_engine(threads)  # a Julia that isn't there is told of at once
         self._known: dict[tuple[str, str, int], Any] = {}
 
     def functions(self, module: ModuleType) -> list[str]:
-        """See `Tool.functions`."""
+        """Return the functions of a module that the engine has; raises `MessageError` where it has none."""
         return list(module.FUNCTIONS) if _beside(module).is_file() else _refuse(module, "numpy")
 
     def run(self, task: Task) -> Run:
-        """See `Tool.run`."""
+        """Run a function."""
         key = (task.module.__name__, task.function, len(task.arrays))
         if key not in self._known:
             file, runs = _beside(task.module), Path(__file__).with_name("runs.jl")
@@ -307,5 +289,8 @@ def _counted(packed: Array, at: int) -> tuple[list[int], int]:
     end = at + 1 + int(packed[at])
     return [int(n) for n in packed[at + 1 : end]], end
 
+
+Tool: TypeAlias = Numpy | Julia
+"""An engine that runs a module's functions."""
 
 ENGINES: dict[str, type[Tool]] = {"numpy": Numpy, "julia": Julia}
