@@ -32,7 +32,7 @@ from pathlib import Path
 from bridge.files import create_exclusively, write_atomically
 from experiments.errors import ResultsError, explain
 
-__all__ = ["Lease", "Leases", "Owner"]
+__all__ = ["Leases", "Owner"]
 
 BEAT = 5.0
 """Seconds between two heartbeats."""
@@ -59,15 +59,6 @@ class Owner:
         """For messages: "process 123", with its host where that is another one."""
         here = self.host in ("", socket.gethostname())
         return f"process {self.pid}" + ("" if here else f" on {self.host}")
-
-
-@dataclass(frozen=True)
-class Lease:
-    """One lease that this process got."""
-
-    name: str
-    number: int
-    owner: Owner
 
 
 @dataclass
@@ -112,7 +103,7 @@ class Leases:
         self.folder = folder
         host, boot, namespace = identity()
         self.me = Owner(host, boot, namespace, os.getpid(), started(os.getpid()) or "", secrets.token_hex(8))
-        self._held: dict[str, Lease] = {}
+        self._held: dict[str, int] = {}  # the numbers of leases by their names
         self._sights: dict[Path, _Sight] = {}
         self._lock = threading.RLock()
         self._turn = threading.Lock()
@@ -124,31 +115,28 @@ class Leases:
         except OSError as error:
             raise ResultsError(explain(error, folder)) from error
 
-    def acquire(self, name: str) -> Lease | None:
-        """Get a lease if it is free; None while another process holds it."""
+    def acquire(self, name: str) -> bool:
+        """Get a lease if it is free; whether this process got it."""
         with self._lock:
             try:
                 return self._acquire(name)
             except OSError as error:
                 raise ResultsError(explain(error, self.folder)) from error
 
-    def release(self, lease: Lease) -> None:
+    def release(self, name: str) -> None:
         """Give a lease back; nothing where another process has taken it over."""
         with self._lock, contextlib.suppress(OSError):  # it is free at the latest once this process has ended
-            self._held.pop(lease.name, None)
-            if self.holds(lease):
-                write_atomically(self._path(lease.name, lease.number), _text(lease.owner, released=True))
+            held, number = self.holds(name), self._held.pop(name, 0)
+            if held:
+                write_atomically(self._path(name, number), _text(self.me, released=True))
 
-    def holds(self, lease: Lease) -> bool:
+    def holds(self, name: str) -> bool:
         """Whether a lease is still this process's: nobody took it over because this process did not answer."""
-        successor = _read(self._path(lease.name, lease.number + 1))
-        own = _read(self._path(lease.name, lease.number))
-        return successor is None and own is not None and own[0].token == lease.owner.token
-
-    def still(self, name: str) -> bool:
-        """Whether this process still holds the lease of this name that it acquired."""
-        lease = self._held.get(name)
-        return lease is not None and self.holds(lease)
+        number = self._held.get(name)
+        if number is None:
+            return False
+        successor, own = _read(self._path(name, number + 1)), _read(self._path(name, number))
+        return successor is None and own is not None and own[0].token == self.me.token
 
     def holder(self, name: str) -> Owner | None:
         """Who holds a lease, as far as one look shows; None where it is free."""
@@ -181,7 +169,7 @@ class Leases:
     def turn(self, name: str) -> Iterator[None]:
         """Hold a lease for a `with` block, and wait for it; within this process several threads hold it together."""
         with self._turn:
-            while not self._turns[name] and self.acquire(name) is None:
+            while not self._turns[name] and not self.acquire(name):
                 time.sleep(POLL)
             self._turns[name] += 1
         try:
@@ -190,7 +178,7 @@ class Leases:
             with self._turn:
                 self._turns[name] -= 1
                 if not self._turns[name]:
-                    self.release(self._held[name])
+                    self.release(name)
 
     def clear(self, keep: str) -> None:
         """Remove all leases but one; only for who holds that one, and knows that nobody uses the others."""
@@ -204,28 +192,28 @@ class Leases:
 
     def close(self) -> None:
         """Give all leases back."""
-        for lease in list(self._held.values()):
-            self.release(lease)
+        for name in list(self._held):
+            self.release(name)
         self._ended.set()
 
-    def _acquire(self, name: str) -> Lease | None:
+    def _acquire(self, name: str) -> bool:
         while True:
-            number = self._highest(name)
-            if number and self._look(self._path(name, number))[0] is not None:
-                return None
-            lease = Lease(name, number + 1, self.me)
-            path = self._path(name, lease.number)
+            highest = self._highest(name)
+            if highest and self._look(self._path(name, highest))[0] is not None:
+                return False
+            number = highest + 1
+            path = self._path(name, number)
             if not create_exclusively(path, _text(self.me)):
                 continue
-            if self._highest(name) > lease.number:  # the number was given and removed while this process looked away
+            if self._highest(name) > number:  # the number was given and removed while this process looked away
                 path.unlink(missing_ok=True)
                 continue
-            for old in sorted(number for other, number in self._numbers() if other == name and number < lease.number):
+            for old in sorted(older for other, older in self._numbers() if other == name and older < number):
                 self._path(name, old).unlink(missing_ok=True)
                 self._sights.pop(self._path(name, old), None)
-            self._held[name] = lease
+            self._held[name] = number
             self._beat()
-            return lease
+            return True
 
     def _look(self, path: Path) -> tuple[Owner | None, bool]:
         """The owner of a lease that is not free, and whether it is known to live."""
@@ -270,9 +258,9 @@ class Leases:
 
     def _live(self) -> None:
         while not self._ended.wait(BEAT):
-            for lease in list(self._held.values()):
+            for name, number in list(self._held.items()):
                 with contextlib.suppress(OSError):  # taken over, or a network that is away for a while
-                    os.utime(self._path(lease.name, lease.number))
+                    os.utime(self._path(name, number))
 
 
 def _text(owner: Owner, released: bool = False) -> str:

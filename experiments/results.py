@@ -167,7 +167,7 @@ class Results:
         with ExitStack() as stack:
             stack.callback(leases.close)
             self._refuse(leases, _FOLDER, say)
-            if leases.acquire(_FOLDER) is None:
+            if not leases.acquire(_FOLDER):
                 self._refuse(leases, _FOLDER, say)
                 raise ResultsInUseError(self._in_use(""))
             for name in leases.names(_SHARING):
@@ -188,7 +188,7 @@ class Results:
         leases = Leases(self.locks)
         with ExitStack() as stack:
             stack.callback(leases.close)
-            if leases.acquire(f"{_SHARING}{leases.me.token}") is None:
+            if not leases.acquire(f"{_SHARING}{leases.me.token}"):
                 raise ResultsInUseError(self._in_use(""))
             self._refuse(leases, _FOLDER, say)
             yield self._set_aside(), leases

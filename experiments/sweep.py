@@ -307,7 +307,7 @@ class Sweep:
 
     def _lost(self, record: Record) -> bool:
         """Whether another process took a job over while this one ran it."""
-        return self.leases is not None and not self.leases.still(record["job"])
+        return self.leases is not None and not self.leases.holds(record["job"])
 
     @contextmanager
     def _turn(self, number: int, record: Record, again: bool) -> Iterator[Record | None]:
@@ -320,12 +320,11 @@ class Sweep:
         owner = self.leases.holder(record["job"])
         if owner is None:
             with self.leases.turn(f"host-{self.leases.me.boot or self.leases.me.host}"):  # timed runs have it alone
-                lease = self.leases.acquire(record["job"])
-                if lease is not None:
+                if self.leases.acquire(record["job"]):
                     try:
                         yield None if again else self._finished(record)  # others may have run it in the meantime
                     finally:
-                        self.leases.release(lease)
+                        self.leases.release(record["job"])
                     return
             owner = self.leases.holder(record["job"])
         self._others[number] = owner or Owner()
