@@ -441,7 +441,7 @@ def run(
         _tell_older(output, results)
         with _progress(output, results, len(jobs)) as progress:
             sweep = sweeps.Sweep(results, data_dir, download(output.console), leases)
-            outcome = sweep.run(jobs, progress) if dask is None else _by_cluster(dask, sweep, jobs, progress)
+            outcome = _run(dask, sweep, jobs, progress)
         if leases is not None:
             results.write_tidy_together(leases)
         else:
@@ -449,10 +449,13 @@ def run(
     _show(output, outcome)
 
 
-def _by_cluster(address: str, sweep: Sweep, jobs: Sequence[Job], progress: Progress) -> Outcome:
+def _run(dask: str | None, sweep: Sweep, jobs: Sequence[Job], progress: Progress) -> Outcome:
+    """Run jobs here, or on the cluster of that address."""
+    if dask is None:
+        return sweep.run(jobs, progress)
     from experiments import cluster
 
-    return cluster.run(address, sweep, jobs, progress)
+    return cluster.run(dask, sweep, jobs, progress)
 
 
 @cli.command(
@@ -705,8 +708,11 @@ def report(
     section = None
     if against is not None:
         section = compared.document(comparison.compare(comparison.load(str(results_dir)), comparison.load(against)))
-    out_dir = out_dir or results_dir / "report"
-    _show_built(output, _build_report(results_dir, out_dir, data_dir, papers or None, section))
+    from experiments import report as reports
+
+    _show_built(
+        output, reports.build(results_dir, out_dir or results_dir / "report", papers or None, data_dir, section)
+    )
     if section is not None:
         output.say(section["verdict"][0])
 
@@ -840,8 +846,10 @@ def paper(
         out_pdf = out_pdf or (COMMITTED_RESULTS.parent / "paper.pdf" if committed else None)
         output.say(f"from the results in {results_dir}")
     _refresh_tidy(output, results_dir)
+    from experiments.report import paper as pdfs
+
     out_pdf = out_pdf or results_dir / "report" / "paper.pdf"
-    _show_pdf(output, _build_pdf(results_dir, out_pdf, data_dir, papers or None))
+    _show_pdf(output, pdfs.build(results_dir, out_pdf, data_dir, papers or None))
 
 
 @cli.command(
@@ -892,9 +900,7 @@ def reproduce(
             if part:
                 with stages.stage(measure.title):
                     with _progress(output, results, len(part)) as progress:
-                        outcome = (
-                            sweep.run(part, progress) if dask is None else _by_cluster(dask, sweep, part, progress)
-                        )
+                        outcome = _run(dask, sweep, part, progress)
                     _show(output, outcome)
                     sample |= any(record["data"]["source"] == "sample" for record in outcome.records)
         suites = _suites(sweep, chosen, profile, engines, Progress(output.console, 0))
@@ -907,10 +913,14 @@ def reproduce(
         with stages.stage("tables and figures"):
             found = _with_committed(output, results_dir)
             section = None if found is None else compared.document(found)
-            built = _build_report(results_dir, results.report, data_dir, papers or None, section)
+            from experiments import report as reports
+
+            built = reports.build(results_dir, results.report, papers or None, data_dir, section)
             output.say(f"{len(built.written)} files in {results.report}")
         with stages.stage("the paper"):
-            pdf = _build_pdf(results_dir, results.report / "paper.pdf", data_dir, papers or None)
+            from experiments.report import paper as pdfs
+
+            pdf = pdfs.build(results_dir, results.report / "paper.pdf", data_dir, papers or None)
             output.say(str(pdf))
     output.add({"kind": "stage", "name": name, "seconds": seconds} for name, seconds in stages.seconds)
     _show_built(output, built)
@@ -1010,26 +1020,6 @@ def _locked(output: Output, results: Results) -> Iterator[None]:
         for note in notes:
             output.say(note)
         yield
-
-
-def _build_report(
-    results_dir: Path,
-    out_dir: Path,
-    data_dir: Path | None,
-    papers: Sequence[str] | None = None,
-    section: dict[str, Any] | None = None,
-) -> Any:
-    from experiments import report
-
-    return report.build(results_dir, out_dir, papers, data_dir, section)
-
-
-def _build_pdf(
-    results_dir: Path, out_pdf: Path, data_dir: Path | None = None, papers: Sequence[str] | None = None
-) -> Path:
-    from experiments.report import paper
-
-    return paper.build(results_dir, out_pdf, data_dir, papers)
 
 
 def _show_pdf(output: Output, pdf: Path) -> None:

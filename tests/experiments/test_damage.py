@@ -221,7 +221,7 @@ def test_a_damaged_tidy_table_is_made_anew_from_raw(
     DAMAGE[kind][0](path)
     with pytest.raises(TidyError, match=rf"{path} is damaged: .*; restore it"):
         Tidy.load(results.root)
-    monkeypatch.setattr(cli, "_build_report", lambda *_: None)
+    monkeypatch.setattr("experiments.report.build", lambda *_: None)
     monkeypatch.setattr(cli, "_show_built", lambda *_: None)
     if kind not in ("a folder", "a FIFO"):  # a link or file of now is newer than raw
         os.utime(path, (2e9, 2e9), follow_symlinks=False)
