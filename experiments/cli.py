@@ -433,11 +433,9 @@ def run(
     with contextlib.ExitStack() as stack:
         leases = None
         if shared or part is not None:
-            notes, leases = stack.enter_context(results.shared(output.say))
-            for note in notes:
-                output.say(note)
+            leases = stack.enter_context(results.shared(output.say))
         else:
-            stack.enter_context(_locked(output, results))
+            stack.enter_context(results.locked(output.say))
         _tell_older(output, results)
         with _progress(output, results, len(jobs)) as progress:
             sweep = sweeps.Sweep(results, data_dir, download(output.console), leases)
@@ -506,7 +504,7 @@ def race(
         raise click.UsageError(f"--base {base}: not among the engines of this race ({', '.join(names)})")
     changed.note(results_dir, ())
     results = Results(results_dir)
-    with _locked(output, results):
+    with results.locked(output.say):
         _tell_older(output, results)
         with _progress(output, results, len(jobs)) as progress:
             outcome = sweeps.Sweep(results, data_dir, download(output.console)).run(jobs, progress, again=True)
@@ -634,7 +632,7 @@ def microbench(output: Output, paper: str, systems: list[str] | None, profile: P
 
     jobs = sweep.plan(_paper(paper), profile, systems)
     results = Results(results_dir)
-    with _locked(output, results):
+    with results.locked(output.say):
         _tell_older(output, results)
         _show_micro(output, _micro(output, jobs, results, again=True))
         results.write_tidy()
@@ -782,7 +780,7 @@ def merge(output: Output, sources: tuple[Path, ...], results_dir: Path) -> None:
     for source in sources:
         merging.found_in(source)
     merging.check(sources, results)
-    with _locked(output, results):
+    with results.locked(output.say):
         merged = merging.merge(sources, results)
         results.write_tidy()
     output.add(merged.rows())
@@ -891,7 +889,7 @@ def reproduce(
     sweep = sweeps.Sweep(results, data_dir, download(output.console))
     stages = Stages(output.console)
     sample = False
-    with _locked(output, results):
+    with results.locked(output.say):
         _tell_older(output, results)
         with stages.stage("data"):
             jobs = _jobs(output, sweep, chosen, profile, engines, threads)
@@ -1009,17 +1007,8 @@ def _refresh_tidy(output: Output, results_dir: Path) -> None:
             return
         except TidyError as error:
             output.say(f"{error.place} is damaged, and made anew from the raw records")
-    with _locked(output, results):
+    with results.locked(output.say):
         results.write_tidy()
-
-
-@contextlib.contextmanager
-def _locked(output: Output, results: Results) -> Iterator[None]:
-    """Hold a results folder, and say what was set aside in it."""
-    with results.locked(output.say) as notes:
-        for note in notes:
-            output.say(note)
-        yield
 
 
 def _show_pdf(output: Output, pdf: Path) -> None:

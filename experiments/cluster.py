@@ -225,8 +225,7 @@ def _spooled() -> tuple[Results, None, None, Leases]:
     """The spool and this process's leases in it, which all its threads share: so runs that may are side by side."""
     if not _SPOOLED:
         results = Results(spool())
-        _, leases = _KEPT.enter_context(results.shared())
-        _SPOOLED.append((results, leases))
+        _SPOOLED.append((results, _KEPT.enter_context(results.shared())))
     results, leases = _SPOOLED[0]
     return results, None, None, leases
 

@@ -153,10 +153,10 @@ class Results:
         return self.root / ".locks"
 
     @contextmanager
-    def locked(self, say: Callable[[str], None] = lambda text: None) -> Iterator[list[str]]:
+    def locked(self, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
         """Hold the folder for this process alone, and clear away what a killed run left half-written.
 
-        Damaged records are set aside: they are named in what is yielded, in the folder `damaged`, and run again.
+        Damaged records are set aside in the folder `damaged`, which `say` is told of, and run again.
 
         The folder is free again when the process ends, however it ends; of a process on another machine that is found
         out within half a minute, and `say` is told of the waiting. Raises ResultsInUseError when another process holds
@@ -176,11 +176,12 @@ class Results:
             for folder in (self.root, self.raw, self.tidy):
                 remove_partial(folder)
             shutil.rmtree(self.work, ignore_errors=True)
-            yield self._set_aside()
+            self._set_aside(say)
+            yield
 
     @contextmanager
-    def shared(self, say: Callable[[str], None] = lambda text: None) -> Iterator[tuple[list[str], Leases]]:
-        """Write to the folder together with other processes, also of other machines; what `locked` yields, and leases.
+    def shared(self, say: Callable[[str], None] = lambda text: None) -> Iterator[Leases]:
+        """Write to the folder together with other processes, also of other machines; the leases of this one.
 
         Before a job is run its lease is taken. Raises ResultsInUseError while a process holds the folder alone.
         """
@@ -191,7 +192,8 @@ class Results:
             if not leases.acquire(f"{_SHARING}{leases.me.token}"):
                 raise ResultsInUseError(self._in_use(""))
             self._refuse(leases, _FOLDER, say)
-            yield self._set_aside(), leases
+            self._set_aside(say)
+            yield leases
 
     def _refuse(self, leases: Leases, name: str, say: Callable[[str], None]) -> None:
         """Raise ResultsInUseError where another process holds a lease."""
@@ -222,17 +224,15 @@ class Results:
             except records.DamagedError as error:
                 yield path, str(error)
 
-    def _set_aside(self) -> list[str]:
-        """Move away what is damaged; a sentence on each."""
-        notes = []
+    def _set_aside(self, say: Callable[[str], None]) -> None:
+        """Move away what is damaged, with a sentence on each."""
         try:
             for path, reason in list(self.damaged()):
                 try:
                     moved = records.set_aside(path, self.root)
                 except FileNotFoundError:  # by another process that shares the folder
                     continue
-                notes.append(f"{path} is damaged: {reason}; it was moved to {moved}")
-            return notes
+                say(f"{path} is damaged: {reason}; it was moved to {moved}")
         except OSError as error:
             raise ResultsError(explain(error, self.root / records.DAMAGED)) from error
 

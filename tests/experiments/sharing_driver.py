@@ -101,7 +101,7 @@ def work() -> None:
     paper = papers.load_paper("mnist-rnn-e")
     jobs = sweep.plan(paper, "full", ["numpy"], SEEDS, ["time"], 1)
     results = Results(FOLDER)
-    with results.shared() as (_, held):
+    with results.shared() as held:
         outcome = sweep.Sweep(results, shared=held).run(jobs, Progress(Console(file=io.StringIO()), len(jobs)))
         results.write_tidy_together(held)
     assert [record["status"] for record in outcome.records] == ["ok"] * len(jobs), outcome.records

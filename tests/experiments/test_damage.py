@@ -92,7 +92,8 @@ def results(tmp_path: Path) -> Results:
 
 def use(results: Results) -> list[str]:
     """All that commands do with raw records, but for drawing; what is said of damaged ones."""
-    with results.locked() as notes:
+    notes: list[str] = []
+    with results.locked(notes.append):
         loaded = results.records()
         results.write_tidy()
     summary.rows(loaded)
