@@ -440,10 +440,7 @@ def run(
         with _progress(output, results, len(jobs)) as progress:
             sweep = sweeps.Sweep(results, data_dir, download(output.console), leases)
             outcome = _run(dask, sweep, jobs, progress)
-        if leases is not None:
-            results.write_tidy_together(leases)
-        else:
-            results.write_tidy()
+        results.write_tidy(leases=leases)
     _show(output, outcome)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from bridge.errors import TwinGradError
 from bridge.registry import version
 from experiments.machine import machine
-from experiments.sources import ROOT, SOURCES
+from experiments.sources import ROOT
 
 
 class TooManyThreadsError(TwinGradError):
@@ -91,14 +91,6 @@ def summary() -> dict[str, Any]:
         "python": platform.python_version(),
         "created": now(),
     }
-
-
-def engine_digest(adapter: str) -> str:
-    """A digest over an engine's sources: the static closure of its adapter; see `experiments.sources`.
-
-    `adapter` is a dotted module name such as `bridge.adapters.numpy`. The first 16 hex digits of a sha256.
-    """
-    return SOURCES.digest([adapter])
 
 
 def _git(*arguments: str) -> str:

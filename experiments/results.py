@@ -38,7 +38,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -316,16 +316,15 @@ class Results:
         status = self.archive.stat()
         return _unpacked(self.archive, status.st_mtime_ns, status.st_size)
 
-    def write_tidy_together(self, leases: Leases) -> None:
-        """The same where others write to the folder, too: one after the other, so that the last one has all records."""
-        with leases.turn(_TIDY):
-            self.write_tidy()
+    def write_tidy(self, records: Iterable[Record] | None = None, leases: Leases | None = None) -> dict[str, int]:
+        """Make the tidy CSVs from all raw records, oldest first, or from these; the number of rows of each file.
 
-    def write_tidy(self, records: Iterable[Record] | None = None) -> dict[str, int]:
-        """Make the tidy CSVs from all raw records, oldest first, or from these; the number of rows of each file."""
-        rows = tidy_rows(self.records() if records is None else records)
-        for name, columns in COLUMNS.items():
-            write(self.tidy / f"{name}.csv", _csv(columns, rows[name]))
+        Those who share the folder give their `leases`, and write one after the other: the last one has all records.
+        """
+        with nullcontext() if leases is None else leases.turn(_TIDY):
+            rows = tidy_rows(self.records() if records is None else records)
+            for name, columns in COLUMNS.items():
+                write(self.tidy / f"{name}.csv", _csv(columns, rows[name]))
         return {name: len(found) for name, found in rows.items()}
 
     def tidy_is_current(self) -> bool:

@@ -145,7 +145,10 @@ def plan(
         if name not in (measures or runs.measures.value):
             continue
         among = runs.engines_of(measure)
-        chosen = names if engine_names and not measure.fixed_engines else _those(names, among)
+        if among is None or (engine_names and not measure.fixed_engines):
+            chosen = names
+        else:
+            chosen = [engine for engine in names if engine in among]
         if measure.plan == "together":
             count = rounds or (runs.option(measure.rounds) if measure.rounds else 0)
             planned = runs.option(measure.threads) if measure.threads else [asked]
@@ -162,11 +165,6 @@ def plan(
                 able = [engine for engine in chosen if seed < counts[engine]]
                 jobs += [Job(paper, (engine,), seed, name, here, profile, threads_asked=wanted) for engine in able]
     return jobs
-
-
-def _those(names: list[str], among: list[str] | None) -> list[str]:
-    """The engines that a measure is for."""
-    return [name for name in names if among is None or name in among]
 
 
 def _threads(asked: int | None, planned: list[int], everywhere: bool) -> list[tuple[int, int]]:
@@ -295,7 +293,7 @@ class Sweep:
                 died = f"{job.named}: " if isinstance(error, WorkerError) else ""
                 record.update(status="failed", error=f"{died}{error}", error_kind=kind)
             record["seconds"] = time.perf_counter() - start
-            if self._lost(record):
+            if self.leases is not None and not self.leases.holds(record["job"]):
                 self._others[number] = Owner()
                 progress.note(
                     f"{job}: taken over by another process, since this one was silent: this result is left out"
@@ -304,10 +302,6 @@ class Sweep:
             self.results.save(record)
             found[number] = record
             progress.finish(str(job), described(record))
-
-    def _lost(self, record: Record) -> bool:
-        """Whether another process took a job over while this one ran it."""
-        return self.leases is not None and not self.leases.holds(record["job"])
 
     @contextmanager
     def _turn(self, number: int, record: Record, again: bool) -> Iterator[Record | None]:
@@ -454,7 +448,7 @@ def starts(job: Job) -> list[str]:
 def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
     """A record with everything that is known before the run, its hashes included."""
     registered = {name: engines.get(name) for name in job.engines}
-    digests = {name: provenance.engine_digest(row.module) for name, row in registered.items()}
+    digests = {name: sources.SOURCES.digest([row.module]) for name, row in registered.items()}
     versions = {name: row.availability().versions for name, row in registered.items()}
     kinds = ("training.", "pretrained.", *(f"own.{name}." for name in job.engines if job.kind.native))
     training = {name: setting.value for name, setting in job.paper.settings() if name.startswith(kinds)}

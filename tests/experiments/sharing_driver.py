@@ -103,7 +103,7 @@ def work() -> None:
     results = Results(FOLDER)
     with results.shared() as held:
         outcome = sweep.Sweep(results, shared=held).run(jobs, Progress(Console(file=io.StringIO()), len(jobs)))
-        results.write_tidy_together(held)
+        results.write_tidy(leases=held)
     assert [record["status"] for record in outcome.records] == ["ok"] * len(jobs), outcome.records
 
 
