@@ -40,10 +40,6 @@ from experiments.report.view import ReportError, View
 Producer = Callable[..., Figure]
 PRODUCERS: dict[str, Producer] = {}
 
-SYSTEMS = {"Own": "own", "PyTorch": "torch", "Flux": "flux", "TensorFlow": "tensorflow"}
-"""How the rows that papers report are drawn: the look of the engine, or `own` for a paper's own."""
-
-
 VISIBLE = 0.01
 """Curves that are nowhere farther apart than this share of the picture's height are drawn as one."""
 
@@ -370,7 +366,7 @@ def _by_epoch(
         width = 0.84 / len(systems)
         logarithmic = _scale(axes, np.concatenate([values.dropna() for values in systems.values()]))
         for index, (name, values) in enumerate(systems.items()):
-            look = style.look(name if ours else SYSTEMS.get(name, name))
+            look = style.look(name)
             places = values.index.to_numpy(dtype=float) + (index - (len(systems) - 1) / 2) * width
             text = view.label(name) if ours else "The paper's own" if name == "Own" else name
             if logarithmic:
@@ -488,7 +484,7 @@ def accuracy_over_epochs(view: View) -> Figure:
     for item in view.paper.reported_for("train_accuracy"):
         if not item.by_epoch:
             continue
-        look = style.look(SYSTEMS.get(item.row, item.row))
+        look = style.look(item.row)
         axes.plot(
             range(1, len(item.by_epoch) + 1),
             item.by_epoch,
@@ -708,7 +704,7 @@ def _reported_bars(axes: Axes, items: Sequence[Reported]) -> None:
     """Hollow, dashed bars; words stand where the paper gives no number."""
     longest = max((item.value or 0.0 for item in items), default=0.0) or 1.0
     for position, item in enumerate(items):
-        color = style.look(SYSTEMS.get(item.row, item.row)).color
+        color = style.look(item.row).color
         if item.value is None:
             _beside(axes, 0, position, item.words)
             continue

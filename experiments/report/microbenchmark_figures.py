@@ -21,17 +21,6 @@ from experiments.report.view import View
 MOST_ACROSS = 5
 """Panels side by side whose titles and times have room."""
 
-LOOKS = {
-    "numpy-eager": "numpy",
-    "numpy-compiled": "numpy",
-    "julia-eager": "julia",
-    "julia-compiled": "julia",
-    "julia-forward": "julia",
-    "duals": "manual",
-    "forwarddiff": "flux",
-}
-"""Systems that are drawn as the engine that they belong to."""
-
 
 @producer
 def micro_gradients(view: View) -> Figure:
@@ -56,7 +45,7 @@ def micro_chunks(view: View) -> Figure:
     for axes, name in zip(panels, CHUNKED, strict=False):
         here = rows[rows["benchmark"] == name]
         for system in systems(view, "chunks"):
-            look, label = _look(system), view.label(system)
+            look, label = style.look(system), view.label(system)
             line = here[(here["engine"] == system) & (here["chunk"] > 0)].sort_values("chunk")
             if system in FORWARD_MODE and len(line):
                 axes.plot(line["chunk"], line["nanoseconds"], color=look.color, marker=look.marker, label=label)
@@ -75,7 +64,7 @@ def micro_chunks(view: View) -> Figure:
     if reported:
         axes = panels[-1]
         for system, times in reported.items():
-            look = _look("duals" if system == "C++" else system.lower())
+            look = style.look("duals" if system == "C++" else system.lower())
             points = {int(row): value * 1e9 for row, value in times.items() if value is not None}
             axes.plot(
                 points.keys(),
@@ -135,10 +124,6 @@ def _rows(view: View, suite: str) -> pd.DataFrame:
     return rows
 
 
-def _look(system: str) -> style.Look:
-    return style.look(LOOKS.get(system, system))
-
-
 def _dots(view: View, suite: str, names: list[str], with_cited: bool = False) -> Figure:
     rows = _rows(view, suite)
     reported = cited(view.paper, suite) if with_cited else {}
@@ -153,7 +138,7 @@ def _dots(view: View, suite: str, names: list[str], with_cited: bool = False) ->
     for axes, name in zip(panels, names, strict=False):
         for place, system in enumerate(measured):
             forward, gradient = (time_of(rows, system, name, what) for what in ("forward", "gradient"))
-            look = _look(system)
+            look = style.look(system)
             filled = "white" if system.endswith("eager") else look.color
             if forward and gradient:
                 axes.plot([forward, gradient], [place, place], color=look.color, linewidth=0.8, alpha=0.6)

@@ -63,15 +63,28 @@ LOOKS: dict[str, Look] = {
 }
 """Engines by their registry name, and the papers' own engines as `own`."""
 
-SYSTEM_LOOKS = {"pytorch": "torch"}
-"""Systems that a paper names otherwise than the engine that stands for them here."""
+ALIASES = {
+    "Own": "own",
+    "PyTorch": "torch",
+    "pytorch": "torch",
+    "Flux": "flux",
+    "TensorFlow": "tensorflow",
+    "numpy-eager": "numpy",
+    "numpy-compiled": "numpy",
+    "julia-eager": "julia",
+    "julia-compiled": "julia",
+    "julia-forward": "julia",
+    "duals": "manual",
+    "forwarddiff": "flux",
+}
+"""Rows that papers report, and systems of the micro-benchmarks, that are drawn as an engine."""
 
 _SPARE = ("#332288", "#117733", "#882255", "#44AA99")
 
 
 def look(name: str) -> Look:
     """Return the look of an engine or a reported system; an unknown name gets a spare one, always the same."""
-    name = SYSTEM_LOOKS.get(name, name)
+    name = ALIASES.get(name, name)
     if name in LOOKS:
         return LOOKS[name]
     return Look(_SPARE[sum(name.encode()) % len(_SPARE)], "p")
