@@ -94,7 +94,7 @@ def reporting(function: Callable[..., None]) -> Callable[..., None]:
 class Names(click.ParamType):
     """Names between commas."""
 
-    name = "names"
+    name = "A,B"  # as `--help` shows it
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
         """The names in order; empty ones and repetitions are refused."""
@@ -104,10 +104,6 @@ class Names(click.ParamType):
         if len(set(names)) < len(names):
             self.fail(f"{value!r} names something twice", param, ctx)
         return names
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """How `--help` shows it."""
-        return "A,B"
 
 
 def completing(*lists: Callable[[], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
@@ -137,7 +133,7 @@ def _data_sets() -> list[str]:
 class Seeds(click.ParamType):
     """A number of seeds, or seeds between commas."""
 
-    name = "seeds"
+    name = "N|A,B"  # as `--help` shows it
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         """The seeds, each once."""
@@ -148,10 +144,6 @@ class Seeds(click.ParamType):
             return tuple(range(Whole(1, MOST_SEEDS).convert(value, param, ctx)))
         found = [seeds.convert(part.strip(), param, ctx) for part in value.removesuffix(",").split(",")]
         return tuple(dict.fromkeys(found))
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """How `--help` shows it."""
-        return "N|A,B"
 
 
 class Whole(click.IntRange):
