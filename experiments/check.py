@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.layers import Layer, Shape
 from bridge.spec import Loss, ModelSpec
-from experiments.formats import size
+from experiments.formats import aligned, size
 
 _HIDDEN = ("id", "op")
 _MOST_SHOWN = 8
@@ -15,33 +15,20 @@ _MOST_SHOWN = 8
 
 def drawn(spec: ModelSpec) -> list[str]:
     """The model as lines of text: a box for each layer, and beside it what comes out and what is learned there."""
-    places = [
-        (layer.id, _described(layer), layer_shape.output, _parameters(spec, layer))
-        for layer, layer_shape in _rows(spec)
-    ]
-    name_width = max(len("input"), len("loss"), *(len(place[0]) for place in places))
-    text_width = max(len(spec.input.dtype), len(_described(spec.loss)), *(len(place[1]) for place in places))
-    shape_width = max(len(_shape(spec.input.sample)), *(len(_shape(place[2])) for place in places))
-    count_width = max(len(_count(place[3])) for place in places)
-
-    def line(name: str, text: str, shape: str, count: str = "", detail: str = "") -> str:
-        cells = [
-            name.ljust(name_width),
-            text.ljust(text_width),
-            shape.rjust(shape_width),
-            count.rjust(count_width),
-            detail,
-        ]
-        return "  ".join(cells).rstrip()
-
-    arrow = f"{'│':>{name_width // 2 + 1}}"
-    lines = [line("input", spec.input.dtype, _shape(spec.input.sample))]
-    for name, text, output, parameters in places:
+    boxes = [["input", spec.input.dtype, _shape(spec.input.sample), "", ""]]
+    for layer, layer_shape in _rows(spec):
+        parameters = _parameters(spec, layer)
         detail = ", ".join(f"{key} {shape}" for key, (shape, _) in parameters.items())
         frozen = " (not all trained)" if not all(trained for _, trained in parameters.values()) else ""
-        lines += [arrow, line(name, text, _shape(output), _count(parameters), detail + frozen)]
+        count = f"{sum(math.prod(shape) for shape, _ in parameters.values()):,}" if parameters else ""
+        boxes.append([layer.id, _described(layer), _shape(layer_shape.output), count, detail + frozen])
     targets = f"{_shape(spec.target.shape)} {'classes' if spec.target.kind == 'classes' else 'numbers'}"
-    lines += [arrow, line("loss", _described(spec.loss), "", "", f"targets {targets}")]
+    boxes.append(["loss", _described(spec.loss), "", "", f"targets {targets}"])
+    arrow = f"{'│':>{max(len(name) for name, *_ in boxes) // 2 + 1}}"
+    first, *others = aligned(boxes, (0, 1, 4))
+    lines = [first]
+    for other in others:
+        lines += [arrow, other]
     found = spec.parameters().values()
     total = sum(math.prod(p.shape) for p in found)
     trained = sum(math.prod(p.shape) for p in found if p.trainable)
@@ -89,10 +76,6 @@ def _parameters(spec: ModelSpec, layer: Layer) -> dict[str, tuple[Shape, bool]]:
     start = f"{layer.id}."
     found = {name.removeprefix(start): p for name, p in spec.parameters().items() if name.startswith(start)}
     return {name: (p.shape, p.trainable) for name, p in found.items()}
-
-
-def _count(parameters: dict[str, tuple[Shape, bool]]) -> str:
-    return f"{sum(math.prod(shape) for shape, _ in parameters.values()):,}" if parameters else ""
 
 
 def _shape(sample: Shape) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.comparison import Comparison, Difference, probability, signed
-from experiments.formats import MISSING, fixed, fraction, scientific
+from experiments.formats import MISSING, aligned, fixed, fraction, scientific
 from experiments.measures.registry import WORDS
 
 
@@ -76,20 +76,14 @@ def lines(comparison: Comparison, width: int) -> Iterator[str]:
 def _aligned(table: Shown) -> Iterator[str]:
     """Rows in columns that all groups share, numbers flush right, each group under its heading."""
     rows = [row for _, group in table.groups for row in group]
-    widths = [max(len(row[index]) for row in [table.headers, *rows]) for index in range(len(table.headers))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = (
-            cell.ljust(width) if index < table.words or table.headers[index] == "" else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        return f"  {'  '.join(cells)}".rstrip()
-
-    yield line(table.headers)
+    words = [index for index, header in enumerate(table.headers) if index < table.words or header == ""]
+    heads, *lines = (f"  {line}" for line in aligned([table.headers, *rows], words))
+    yield heads
     for heading, group in table.groups:
         if heading:
             yield heading
-        yield from map(line, group)
+        yield from lines[: len(group)]
+        lines = lines[len(group) :]
 
 
 def _listed(table: Shown, width: int) -> Iterator[str]:

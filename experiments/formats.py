@@ -8,7 +8,7 @@ dash, infinity is ∞, and a negative number has a minus sign, unless it is show
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 
 MISSING = "—"
@@ -136,6 +136,19 @@ def duration(seconds: float | None) -> str:
         return _signed(number, f"{minutes} min {rest:02d} s")
     hours, rest = divmod(round(_EXACT.divide(whole, Decimal(60))), 60)
     return _signed(number, f"{significant(hours, 1)} h {rest:02d} min")
+
+
+def aligned(rows: Sequence[Sequence[str]], words: Container[int]) -> list[str]:
+    """Rows of cells as lines with aligned columns: those of the indices in `words` flush left, others flush right."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    padded = (
+        [
+            cell.ljust(width) if index in words else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    )
+    return ["  ".join(cells).rstrip() for cells in padded]
 
 
 def _time(value: float | None, power: int, digits: int, trim: bool) -> str:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from experiments.formats import size
+from experiments.formats import aligned, size
 
 
 class Progress:
@@ -90,13 +90,8 @@ def table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]
             shown.add_row(*(escape(cell) for cell in row))
         console.print(shown)
         return
-    widths = [max(len(row[index]) for row in [headers, *rows]) for index in range(len(headers))]
-    for row in [headers, *rows]:
-        cells = (
-            cell.rjust(width) if index >= numbers else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        console.print("  ".join(cells).rstrip(), markup=False, highlight=False, soft_wrap=True)
+    for line in aligned([headers, *rows], range(numbers)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Lines:
