@@ -47,11 +47,8 @@ def tables(comparison: Comparison) -> list[Shown]:
     """All tables of a comparison that have a row."""
     runs = [[row["study"], str(row["both"]), str(row["only_here"]), str(row["only_there"])] for row in comparison.runs]
     first = Shown("runs", "Runs", ("STUDY", "BOTH", "ONLY HERE", "ONLY THERE"), [("", runs)])
-    return [first, *filter(lambda table: table.groups, (_failed(comparison), *_others(comparison)))]
-
-
-def _others(comparison: Comparison) -> tuple[Shown, ...]:
-    return _accuracies(comparison), _steps(comparison), _losses(comparison), _claims(comparison), _origins(comparison)
+    others = (make(comparison) for make in (_failed, _accuracies, _steps, _losses, _claims, _origins))
+    return [first, *(table for table in others if table.groups)]
 
 
 def lines(comparison: Comparison, width: int) -> Iterator[str]:
@@ -95,14 +92,10 @@ def _listed(table: Shown, width: int) -> Iterator[str]:
                 yield from textwrap.wrap(text, width, initial_indent=f"    {word:6}", subsequent_indent=" " * 10)
 
 
-def _study(one: Difference) -> str:
-    return one.study
-
-
 def _grouped(
     found: Sequence[Difference],
     cells: Callable[[Difference], list[str]],
-    heading: Callable[[Difference], str] = _study,
+    heading: Callable[[Difference], str] = lambda one: one.study,
 ) -> list[tuple[str, list[list[str]]]]:
     """Rows under headings, by default the names of their studies."""
     groups: dict[str, list[list[str]]] = {}

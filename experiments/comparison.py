@@ -105,13 +105,11 @@ def load(name: str) -> Side:
     found, others = [], 0
     for key, (place, content) in found_in(path).items():
         try:
-            if not content:
-                raise DamagedError(place.partition(" is damaged: ")[2] or "empty")
+            if isinstance(content, DamagedError):
+                raise content
             record = parse(content, key, range(1, SCHEMA + 1))
         except DamagedError as error:
-            raise CompareError(
-                f"{place.partition(' is damaged')[0]} is damaged: {error}; run again, or remove it"
-            ) from None
+            raise CompareError(f"{place} is damaged: {error}; run again, or remove it") from None
         if record is not None and record["schema"] == SCHEMA and "asked" in record:
             found.append(record)
         else:

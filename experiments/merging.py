@@ -45,20 +45,22 @@ class Merged:
         return [{"kind": "merged", **numbers}, *texts, *({"kind": "note", "what": text} for text in self.notes)]
 
 
-def found_in(source: Path) -> dict[str, tuple[str, bytes]]:
+def found_in(source: Path) -> dict[str, tuple[str, bytes | records.DamagedError]]:
     """The raw records of a results folder, with its archive, or of an archive: their places and bytes by key.
 
-    Raises MergeError for what is neither, and where there is no record.
+    A file that cannot be read has the reason in the place of its bytes. Raises MergeError for what is neither a folder
+    nor an archive, and where there is no record.
     """
     if source.is_dir():
         results = Results(source)
         packed = archive.read(results.archive) if results.archive.is_file() else {}
+        found: dict[str, tuple[str, bytes | records.DamagedError]]
         found = {key: (f"{results.archive}/{key}.json", content) for key, content in packed.items()}
         for path in sorted(results.raw.glob("*.json")):
             try:
                 found[path.stem] = str(path), records.content_of(path)
             except records.DamagedError as error:
-                found[path.stem] = f"{path} is damaged: {error}", b""
+                found[path.stem] = str(path), error
     elif source.is_file():
         found = {key: (f"{source}/{key}.json", content) for key, content in archive.read(source).items()}
     else:
@@ -89,9 +91,11 @@ def merge(sources: Sequence[Path], results: Results) -> Merged:
         later = older = 0
         for key, (place, content) in contents.items():
             try:
-                record = _sound(place, content, key)
+                if isinstance(content, records.DamagedError):
+                    raise content
+                record = _sound(content, key)
             except records.DamagedError as error:
-                merged.conflicts.append(f"{place.partition(' is damaged: ')[0]} is damaged: {error}")
+                merged.conflicts.append(f"{place} is damaged: {error}")
                 continue
             if record is None:
                 later += 1
@@ -106,13 +110,11 @@ def merge(sources: Sequence[Path], results: Results) -> Merged:
     return merged
 
 
-def _sound(place: str, content: bytes, key: str) -> Record | None:
+def _sound(content: bytes, key: str) -> Record | None:
     """The record in these bytes, of this release or an older one; None for one of a later release.
 
     Raises `DamagedError` for what is none, and for one whose hashes are not those of what it says.
     """
-    if not content:
-        raise records.DamagedError(place.partition(" is damaged: ")[2] or "empty")
     record = records.parse(content, key, range(1, SCHEMA + 1))
     if record is not None and record["schema"] == SCHEMA:
         asked, decided_by = record.get("asked"), record.get("decided_by")
