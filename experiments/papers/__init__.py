@@ -244,15 +244,14 @@ class RunsOfAll(_Record):
     def engine_names(self) -> dict[str, Collection[str]]:
         """The engines that each key names."""
         found: dict[str, Collection[str]] = {"engines": self.option("engines") or [], "engine_seeds": self.engine_seeds}
-        for name, kind in _options().items():
+        for name, kind in _OPTIONS.items():
             if kind in ("engines", "seeds by engine"):
-                found[name] = self.option(name) or ()
+                found[name.removesuffix("?")] = self.option(name.removesuffix("?")) or ()
         return found
 
 
-def _options() -> dict[str, str]:
-    """The options of all measures, with their kinds."""
-    return {name.removesuffix("?"): kind for measure in MEASURES.values() for name, kind in measure.options.items()}
+_OPTIONS = {name: kind for measure in MEASURES.values() for name, kind in measure.options.items()}
+"""The options of all measures with their kinds; one that may be left out ends with a question mark."""
 
 
 def _field(name: str, kind: str) -> tuple[Any, Any]:
@@ -262,16 +261,11 @@ def _field(name: str, kind: str) -> tuple[Any, Any]:
     return (KINDS[kind] | None, None) if name.endswith("?") else (KINDS[kind], ...)
 
 
-_FIELDS: dict[str, Any] = {
-    name.removesuffix("?"): _field(name, kind)
-    for measure in MEASURES.values()
-    for name, kind in measure.options.items()
-}
-
 if TYPE_CHECKING:
     Runs: TypeAlias = RunsOfAll
 else:
-    Runs = create_model("Runs", __base__=RunsOfAll, **_FIELDS)
+    _fields: dict[str, Any] = {name.removesuffix("?"): _field(name, kind) for name, kind in _OPTIONS.items()}
+    Runs = create_model("Runs", __base__=RunsOfAll, **_fields)
     """How often a profile runs what, with the options of every measure."""
 
 
