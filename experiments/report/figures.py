@@ -177,8 +177,7 @@ def bars(view: View, names: Sequence[str] = ("later_epoch_seconds",)) -> Figure:
             if value is None:
                 continue
             spread = _sd(np.atleast_1d(quantity.values(view, engine)))
-            look = {"color": style.look(engine).color, "edgecolor": "black", "linewidth": 0.5}
-            axes.barh(position, value, 0.7, xerr=spread or None, error_kw={"elinewidth": 0.8, "capsize": 2}, **look)
+            _bar(axes, position, value, spread, engine)
             _beside(axes, value + spread, position, quantity.unit.show(value))
             longest = max(longest, value + spread)
         _rows(axes, [view.label(engine) for engine in engines])
@@ -202,16 +201,7 @@ def time_per_epoch(view: View) -> Figure:
         epochs = view.epochs_of("time", engine)
         values = epochs.groupby("key")["seconds"].mean().to_numpy()
         later = float(epochs.loc[epochs["epoch"] > 1, "seconds"].mean())
-        axes.barh(
-            position,
-            values.mean(),
-            0.7,
-            xerr=_sd(values) or None,
-            color=style.look(engine).color,
-            edgecolor="black",
-            linewidth=0.5,
-            error_kw={"elinewidth": 0.8, "capsize": 2},
-        )
+        _bar(axes, position, values.mean(), _sd(values), engine)
         axes.plot(later, position, marker="|", color="black", markersize=9, markeredgewidth=1.2)
         end = max(values.mean() + _sd(values), later)
         longest = max(longest, end)
@@ -673,6 +663,12 @@ def _engines(view: View, measure: str) -> list[str]:
         why = "; ".join(filter(None, reasons)) or f"not planned in the profile {view.profile}"
         raise NotDrawnError(f"{WORDS[measure]} of {view.paper.key}: {why}")
     return engines
+
+
+def _bar(axes: Axes, position: int, value: float, spread: float, engine: str) -> None:
+    """A horizontal bar in an engine's colour, with the spread of its runs."""
+    look = {"color": style.look(engine).color, "edgecolor": "black", "linewidth": 0.5}
+    axes.barh(position, value, 0.7, xerr=spread or None, error_kw={"elinewidth": 0.8, "capsize": 2}, **look)
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
