@@ -15,7 +15,7 @@ from typing import Any
 
 from bridge.worker import Worker
 from experiments.measures.measure import Measure
-from experiments.measures.memory import read_capture
+from experiments.measures.memory import recorded
 from experiments.measures.task import Assignment, Parts, RunError, Task, Watcher
 from experiments.run_arrays import RunArrays
 
@@ -138,13 +138,7 @@ def _allocated(worker: Worker, task: Task) -> int:
         before = worker.allocated()[0]
         task.train(worker, order)
         return worker.allocated()[0] - before
-    capture = task.work.folder / f"memray-{worker.pid}.bin"
-    worker.start_memray(capture)
-    task.train(worker, order)
-    worker.stop_memray()
-    total, _ = read_capture(capture)
-    capture.unlink()
-    return total
+    return recorded(worker, task, lambda: task.train(worker, order))[0][0]
 
 
 def techniques(engine: str) -> tuple[str, ...]:

@@ -39,10 +39,10 @@ def measure(worker: Worker, task: Task, watcher: Watcher) -> dict[str, Any]:
         return _measure_counted(worker, task, watcher)
     task.preload(worker)
     epochs: list[dict[str, Any]] = []
-    of_build, _ = _recorded(worker, task, lambda: task.build(worker))
+    of_build, _ = recorded(worker, task, lambda: task.build(worker))
     task.preload(worker)  # between two captures: a framework's own copy of the data is of no epoch
     for epoch, order in enumerate(_orders(task), 1):
-        found, _ = _recorded(worker, task, partial(task.train, worker, order))
+        found, _ = recorded(worker, task, partial(task.train, worker, order))
         allocated, allocations = map(sum, zip(found, of_build, strict=True)) if epoch == 1 else found
         epochs.append({"epoch": epoch, "bytes_allocated": allocated, "allocations": allocations})
         watcher.step()
@@ -67,7 +67,7 @@ def _orders(task: Task) -> list[Path]:
     return [task.work.order(task.seed, epoch, length) for epoch, length in enumerate(lengths, 1)]
 
 
-def _recorded(worker: Worker, task: Task, work: Callable[[], T]) -> tuple[tuple[int, int], T]:
+def recorded(worker: Worker, task: Task, work: Callable[[], T]) -> tuple[tuple[int, int], T]:
     """The bytes and the number of allocations of some work in a worker, and what the work returns."""
     capture = task.work.folder / f"memray-{worker.pid}.bin"
     worker.start_memray(capture)

@@ -289,7 +289,7 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(FakeWorker, "build", spy)
     monkeypatch.setattr(ablation, "measure", timed)
-    monkeypatch.setattr(ablation, "read_capture", lambda _path: (5_000, 1))
+    monkeypatch.setattr(memory, "read_capture", lambda _path: (5_000, 1))
     record = only(
         swept(tmp_path, [Job(papers.load_paper("mnist-rnn-e"), ("numpy",), 0, "ablation", 2, "full")]).records
     )
