@@ -15,7 +15,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from bridge.errors import TwinGradError
+from bridge.errors import TwinGradError, shown
 from experiments import errors
 from experiments.formats import size
 
@@ -105,16 +105,10 @@ def _key(member: tarfile.TarInfo, path: Path) -> str:
     """The key of a member that is a plain file with the name of a record."""
     named = _MEMBER.fullmatch(member.name)
     if named is None or member.type != tarfile.REGTYPE or member.issparse():
-        raise _error(path, f"{shortened(member.name)} is no record (raw/<16 hex digits>.json)")
+        raise _error(path, f"{shown(member.name)} is no record (raw/<16 hex digits>.json)")
     if member.size > RECORD_LIMIT:
         raise _error(path, f"{member.name} has {size(member.size)}, more than {size(RECORD_LIMIT)}")
     return named[1]
-
-
-def shortened(name: str, length: int = 60) -> str:
-    """A name from outside as a message may show it: control characters as escapes, not longer than `length`."""
-    shown = repr(name)
-    return shown if len(shown) <= length else f"{shown[:length]}…"
 
 
 def _error(path: Path, reason: str) -> ArchiveError:

@@ -357,12 +357,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def remove_partial(folder: Path) -> list[Path]:
+def remove_partial(folder: Path) -> None:
     """Remove the temporary files of killed writers; only for who holds the folder's lock."""
-    stale = sorted(folder.glob(".*.part"))
-    for path in stale:
+    for path in folder.glob(".*.part"):
         path.unlink(missing_ok=True)
-    return stale
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from experiments.rows import MOST_BYTES, Rows, load_rows, load_spec
 from experiments.score import Score
 from py_engine.errors import NonFiniteError
 
-SHUFFLES = ROWS, BLOCKS = "rows", "blocks"
+ROWS, BLOCKS = "rows", "blocks"
 """What is drawn at random for an epoch: every row, or blocks of rows that lie side by side."""
 
 PARTS = 20

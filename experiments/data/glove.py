@@ -102,11 +102,6 @@ def identity(path: Path, dimension: int) -> str:
         raise _unreadable(path, error) from error
 
 
-def matrix(vocabulary: Sequence[str], rows: int, dimension: int, path: Path) -> NDArray[np.float32]:
-    """The vectors of a vocabulary, (rows, dimension): see `fill` for the rows that `path` has no vector for."""
-    return fill(read(path, vocabulary, dimension), vocabulary, rows, dimension)
-
-
 def fill(
     vectors: dict[str, NDArray[np.float32]], vocabulary: Sequence[str], rows: int, dimension: int
 ) -> NDArray[np.float32]:

@@ -481,10 +481,6 @@ class Paper(_Record):
         """The engines to run, in the order of the tables' rows."""
         return [engine.name for engine in self.engines]
 
-    def engine_for(self, row: str) -> str | None:
-        """The engine that stands beside a reported row, or None."""
-        return next((engine.name for engine in self.engines if engine.reported_as == row), None)
-
     def runs_of(self, profile: ProfileName) -> Runs:
         """The counts of a profile."""
         return self.runs.profile(profile)

@@ -152,7 +152,7 @@ def test_the_identity_follows_the_content(tmp_path: Path, form: str) -> None:
 
 def test_rows_are_the_vocabulary_s_and_what_has_no_vector_is_random_but_fixed(tmp_path: Path) -> None:
     vocabulary = (*SPECIAL, "movie", "absent", "the")
-    matrix = glove.matrix(vocabulary, 7, 3, stored(tmp_path, "gz"))
+    matrix = glove.fill(glove.read(stored(tmp_path, "gz"), vocabulary, 3), vocabulary, 7, 3)
     assert matrix.shape == (7, 3) and matrix.dtype == np.float32
     assert matrix[0].tolist() == [0, 0, 0]
     np.testing.assert_array_equal(matrix[[2, 4]], np.array([[0.25, 1e-3, 4], [1, 2, -3.5]], np.float32))

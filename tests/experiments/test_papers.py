@@ -332,8 +332,7 @@ def test_a_bare_value_is_ours_and_what_a_file_leaves_out_is_the_default() -> Non
     paper = papers.loads(MINE)
     assert paper.network["units"] == papers.Setting(value=3, source="ours")
     assert paper.training.threads.value == 2 and paper.training.dtype.value == "float32"
-    assert [row.name for row in paper.engines] == ["numpy", "torch"]
-    assert paper.engine_for("Theirs") == "torch"
+    assert [(row.name, row.reported_as) for row in paper.engines] == [("numpy", ""), ("torch", "Theirs")]
     assert paper.runs.full.memory_engines is not None
     assert paper.runs.full.memory_engines.value == ["numpy", "torch"], "engines that the file has not are left out"
     assert set(paper.runs.full.engine_seeds) == {"torch"} and set(paper.own) == {"torch"}
