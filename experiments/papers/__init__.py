@@ -7,7 +7,6 @@ measured here.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
@@ -28,7 +27,7 @@ from pydantic import (
 from bridge import registry as engines
 from bridge import spec as model_spec
 from bridge import toml
-from bridge.errors import SpecError, TwinGradError, printable, shown
+from bridge.errors import SpecError, TwinGradError, printable, shown, suggestion
 from bridge.session import OPTIMIZERS
 from bridge.spec import ModelSpec
 from experiments import data
@@ -67,7 +66,7 @@ LONGEST_TEXT = 10_000
 
 def _quantity(name: str) -> str:
     if name not in QUANTITIES:
-        near = _did_you_mean(name, QUANTITIES)
+        near = suggestion(name, QUANTITIES)
         raise ValueError(f"no quantity {shown(name)}{near}; quantities: {', '.join(QUANTITIES)}")
     return name
 
@@ -557,28 +556,28 @@ class Paper(_Record):
             if key not in spec.parameters():
                 problems.append(
                     f"pretrained.{_short(key)}: model {spec.name} has no such parameter"
-                    f"{_did_you_mean(key, spec.parameters())}; it has {', '.join(spec.parameters())}"
+                    f"{suggestion(key, spec.parameters())}; it has {', '.join(spec.parameters())}"
                 )
         for index, row in enumerate(self.engines):
             if row.name not in engines.names():
-                near = _did_you_mean(row.name, engines.names())
+                near = suggestion(row.name, engines.names())
                 problems.append(f"engines[{index}].name: no engine {shown(row.name)}{near}")
         problems += self._wrong_data()
         if self.runs_of_paper and self.runs_of_paper not in paper_keys():
-            near = _did_you_mean(self.runs_of_paper, paper_keys())
+            near = suggestion(self.runs_of_paper, paper_keys())
             problems.append(f"runs_of_paper: no paper {shown(self.runs_of_paper)}{near}")
         if problems:
             raise PaperFileError(f"{source}: {_joined(iter(problems))}")
 
     def _wrong_data(self) -> Iterator[str]:
         if self.dataset not in data.LOADERS:
-            near = _did_you_mean(self.dataset, data.LOADERS)
+            near = suggestion(self.dataset, data.LOADERS)
             yield f"dataset: no data set {shown(self.dataset)}{near}; data sets: {', '.join(sorted(data.LOADERS))}"
             return
         options = data.options(self.dataset)
         for key in self.data:
             if key not in options:
-                near, known = _did_you_mean(key, options), ", ".join(options) or "none"
+                near, known = suggestion(key, options), ", ".join(options) or "none"
                 yield f"data.{_short(key)}: {self.dataset} has no such option{near}; options: {known}"
 
     def check_producers(self, tables: Collection[str], figures: Collection[str]) -> None:
@@ -588,7 +587,7 @@ class Paper(_Record):
                 if output.producer not in known:
                     raise PaperFileError(
                         f'paper {self.key}: {kind}[{index}] (id "{output.id}").producer: nothing produces '
-                        f"{output.producer!r}{_did_you_mean(output.producer, known)}; "
+                        f"{output.producer!r}{suggestion(output.producer, known)}; "
                         f"known: {', '.join(sorted(known))}"
                     )
 
@@ -619,7 +618,7 @@ def load_paper(name: str | Path) -> Paper:
         if str(name) not in paper_keys():
             known = paper_keys()
             raise PaperFileError(
-                f"no paper {shown(str(name))}{_did_you_mean(str(name), known)}; papers: {', '.join(known)}"
+                f"no paper {shown(str(name))}{suggestion(str(name), known)}; papers: {', '.join(known)}"
             )
     try:
         text = toml.read(path)
@@ -672,9 +671,7 @@ def model_path(name: str) -> Path:
     """The spec file of a model that comes with the project."""
     known = models()
     if name not in known:
-        raise PaperFileError(
-            f"no model {shown(name)}{_did_you_mean(name, known)}; models: {', '.join(known) or 'none'}"
-        )
+        raise PaperFileError(f"no model {shown(name)}{suggestion(name, known)}; models: {', '.join(known) or 'none'}")
     return known[name]
 
 
@@ -716,8 +713,3 @@ def _place(location: tuple[int | str, ...], document: Any) -> str:
 def _short(key: str) -> str:
     """A key of the user's, cut where it is long."""
     return printable(key if len(key) <= 80 else f"{key[:80]}…")
-
-
-def _did_you_mean(name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name[:100], list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
