@@ -431,18 +431,15 @@ def run(
         _tell_older(output, results)
         with _progress(output, results, len(jobs)) as progress:
             sweep = sweeps.Sweep(results, data_dir, download(output.console), leases)
-            outcome = _run(dask, sweep, jobs, progress)
+            outcome = sweep.run(jobs, progress) if dask is None else _by_cluster(dask, sweep, jobs, progress)
         results.write_tidy(leases=leases)
     _show(output, outcome)
 
 
-def _run(dask: str | None, sweep: Sweep, jobs: Sequence[Job], progress: Progress) -> Outcome:
-    """Run jobs here, or on the cluster of that address."""
-    if dask is None:
-        return sweep.run(jobs, progress)
+def _by_cluster(address: str, sweep: Sweep, jobs: Sequence[Job], progress: Progress) -> Outcome:
     from experiments import cluster
 
-    return cluster.run(dask, sweep, jobs, progress)
+    return cluster.run(address, sweep, jobs, progress)
 
 
 @cli.command(
@@ -887,7 +884,9 @@ def reproduce(
             if part:
                 with stages.stage(measure.title):
                     with _progress(output, results, len(part)) as progress:
-                        outcome = _run(dask, sweep, part, progress)
+                        outcome = (
+                            sweep.run(part, progress) if dask is None else _by_cluster(dask, sweep, part, progress)
+                        )
                     _show(output, outcome)
                     sample |= any(record["data"]["source"] == "sample" for record in outcome.records)
         suites = _suites(sweep, chosen, profile, engines, Progress(output.console, 0))

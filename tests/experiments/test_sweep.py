@@ -761,8 +761,7 @@ def test_what_all_keys_have_in_common_is_computed_once(paper: Paper, monkeypatch
     initialise, of_python = sweep.weights.initialise, sources.Sources._of_python
     monkeypatch.setattr(sweep, "_WEIGHTS", {})
     fresh = sources.Sources(sources.ROOT)
-    for module in (sources, provenance):
-        monkeypatch.setattr(module, "SOURCES", fresh)
+    monkeypatch.setattr(sources, "SOURCES", fresh)
     monkeypatch.setattr("bridge.weights.initialise", lambda *what: (drawn.append(what[1:]), initialise(*what))[1])
     monkeypatch.setattr(
         sources.Sources, "_of_python", lambda self, name, text: (parsed.append(name), of_python(self, name, text))[1]
