@@ -19,11 +19,10 @@ import pytest
 from bridge import weights
 from bridge.errors import WeightsError
 from bridge.files import descriptor, obstacle, replacing, write_atomically
+from experiments import errors
 from experiments.data import encoded
 from experiments.output import Output
-from experiments.prediction import _save_array
 from experiments.report.paper import _write as write_pdf
-from experiments.results import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -93,16 +92,11 @@ def _write_json(path: Path) -> None:
     Output("list", str(path)).write()
 
 
-def _write_record(path: Path) -> None:
-    Results(path.parent)._write(path, "{}\n")
-
-
 WRITERS: dict[str, Callable[[Path], None]] = {
     "write_atomically": lambda path: write_atomically(path, "new"),
     "--json": _write_json,
     "train --save": lambda path: weights.save(path, {"w": np.zeros(2, np.float32)}),
-    "predict --save": lambda path: _save_array(path, np.zeros(2)),
-    "results": _write_record,
+    "results": lambda path: errors.write(path, "{}\n"),
     "the PDF": lambda path: write_pdf(b"%PDF", path) and None,
     "encoded data": lambda path: encoded._write(path, "1", {"x": np.zeros(2)}),
 }
