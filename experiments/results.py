@@ -156,7 +156,7 @@ class Results:
     def locked(self, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
         """Hold the folder for this process alone, and clear away what a killed run left half-written.
 
-        Damaged records are set aside in the folder `damaged`, which `say` is told of, and run again.
+        Damaged records are set aside in the folder `damaged`, with a sentence to `say` on each, and run again.
 
         The folder is free again when the process ends, however it ends; of a process on another machine that is found
         out within half a minute, and `say` is told of the waiting. Raises ResultsInUseError when another process holds

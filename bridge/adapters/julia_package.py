@@ -72,7 +72,7 @@ def refusal(spec: ModelSpec, index: int, problem: str) -> SpecError:
 
 
 class PackageSession(julia.EntrySession):
-    """A `Session` of the engine that has its name from its Julia file, which has no messages and counters of its own.
+    """A `Session` of the engine that has its name from its Julia file, which has neither messages nor counters.
 
     After an epoch with a loss that is not finite the parameters are those that it led to.
     """

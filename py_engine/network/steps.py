@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -328,14 +328,16 @@ def make_step(
                 f"{loss.name} with {' and '.join(loss.settings)} is the mean of a whole batch by weights, so that "
                 "it can't be trained sample by sample; switch the technique batched on"
             )
-        traced = _traced(chain, loss, x, y, 1, 1)
-        return SampleBySample(Shard(traced, slice(0, 1), gradient.zeros_like(), techniques), gradient)
+        one = _traced(chain, loss, x, y, 1, 1)
+        return SampleBySample(Shard(one, slice(0, 1), gradient.zeros_like(), techniques), gradient)
     if not techniques.replay:
         return Eager(chain, loss, gradient)
-    whole = _traced(chain, loss, x, y, samples, samples)
+    trace = partial(_traced, chain, loss, x, y, samples)
+    whole = trace(samples)
     may_split = threads > 1 and samples >= 2 * threads and chain.splits
     if may_split and (techniques.split_batch is True or (techniques.split_batch and _may_pay(whole[0]))):
-        split = _split(chain, loss, x, y, samples, gradient, threads, techniques, whole[0])
+        meeting = Meeting(threads, samples) if chain.couples_batch or loss.couples_batch else None
+        split = _split(trace, whole[0], samples, threads, meeting, gradient, techniques)
         if split is not None:
             return split
     shard = Shard(whole, slice(0, samples), gradient, techniques)
@@ -343,7 +345,7 @@ def make_step(
     return Replay([shard], shares=shares)
 
 
-def _traced(chain: Chain, loss: Loss, x: Array, y: Array, size: int, samples: int) -> TracedStep:
+def _traced(chain: Chain, loss: Loss, x: Array, y: Array, samples: int, size: int) -> TracedStep:
     """Trace the step of `size` rows of a batch of `samples`; their loss counts by their share of it."""
     inputs = [Tensor.symbol((size, *a.shape[1:]), a.dtype, name) for a, name in ((x, "x"), (y, "y"))]
     share = 1.0 if loss.couples_batch else size / samples  # a loss that couples the batch divides by all of it
@@ -351,19 +353,26 @@ def _traced(chain: Chain, loss: Loss, x: Array, y: Array, size: int, samples: in
 
 
 def _split(
-    chain: Chain,
-    loss: Loss,
-    x: Array,
-    y: Array,
-    samples: int,
-    gradient: FlatVector,
-    threads: int,
-    techniques: Techniques,
+    trace: Callable[[int], TracedStep],
     whole: Program,
+    samples: int,
+    threads: int,
+    meeting: Meeting | None,
+    gradient: FlatVector,
+    techniques: Techniques,
 ) -> Replay | None:
-    """Return the step of a batch in one part for each thread, or None where it is better left whole."""
+    """Return the step of a batch in one part for each thread, or None where it is better left whole.
+
+    Args:
+        trace: gives the step of a part of so many rows.
+        whole: the program of the whole batch.
+        samples: the rows of that.
+        threads: how many parts there are.
+        meeting: where they meet, if their samples affect each other.
+        gradient: where the gradient goes.
+        techniques: what to do to be fast.
+    """
     ends = [samples * (k + 1) // threads for k in range(threads)]
-    meeting = Meeting(threads, samples) if chain.couples_batch or loss.couples_batch else None
     shards: list[Shard] = []
     for k, part in enumerate(map(slice, [0, *ends], ends)):
         # Of these vectors' memory only what a tape writes is ever touched, and so taken: not a matrix of embeddings.
@@ -371,7 +380,7 @@ def _split(
         shard = shards[0].beside(part, into) if shards else None
         if shard is None:
             with nullcontext() if meeting is None else meeting.tracing(k):
-                traced = _traced(chain, loss, x, y, part.stop - part.start, samples)
+                traced = trace(part.stop - part.start)
             shard = Shard(traced, part, into, techniques, sparse=True)
             equations = [step.equation for step in shard.tape.instructions]
             if any(step.op.couples_batch and not meets(step.attrs) for step in equations):

@@ -107,7 +107,7 @@ class Tape:
         self._bind(results or {})
 
     def beside(self, results: Mapping[int, Array]) -> Tape | None:
-        """Return a tape of the same plan with results and memory of its own, which can run while this one does.
+        """Return a tape of the same plan with separate memory and results, which can run while this one does.
 
         None where an op keeps something that only one tape may use, such as the state of a random generator: where
         one of its attributes is no plain value.
