@@ -168,8 +168,9 @@ end
         return NETWORK.blas_threads(NETWORK.shards_for!(trainer, rows), 2)
     end
     @test blas_of(8, 1) == 1       # a second thread would only wait
-    @test blas_of(1024, 1) == 2
-    @test blas_of(1024, 64) == (Threads.nthreads() == 1 ? 2 : 1)  # the threads share its products
+    alone = Threads.nthreads() == 1  # else the threads share the products
+    @test blas_of(1024, 1) == (alone ? 2 : 1)
+    @test blas_of(1024, 64) == (alone && !AD.tiled(1024, 64, 1024, Float32) ? 2 : 1)
 end
 
 wide(T; threads, options...) = Trainer(Chain(Dense(500 => 900, relu; name="wide"), Dense(900 => 10; name="output");
@@ -188,7 +189,7 @@ wide_problem(T) = (rand(MersenneTwister(1), T, 500, 150), rand(MersenneTwister(2
         @test trainer.vector ≈ alone.vector rtol = tolerance
         shards = trainer.plans[64, threads]
         @test length(shards) == 1 && shards[1].shared !== nothing
-        @test all(parts -> length(parts) == length(shards[1].shared.stages) - 1 > 0, shards[1].shared.parts)
+        @test all(((_, products),) -> length(products) == length(shards[1].shared.stages) - 1 > 0, shards[1].shared.parts)
         @test loss_and_gradients(trainer, x[:, 1:64], y[1:64])[1] ≈ loss_and_gradients(alone, x[:, 1:64], y[1:64])[1] rtol = tolerance
         order, many = repeat(1:150, 10), zeros(24)  # 1,500 rows
         train_epoch!(trainer, x, y, order, many)
@@ -207,20 +208,45 @@ wide_problem(T) = (rand(MersenneTwister(1), T, 500, 150), rand(MersenneTwister(2
     @test all(isfinite, wide(T; threads=MANY, techniques=Techniques(concrete=false)).vector)
 end
 
-@testset "parts of a product make the whole, $(m)x$(n)" for (m, n) in ((200, 30), (30, 200), (64, 64), (17, 33)),
-        transposed_a in (false, true), transposed_b in (false, true)
-    random, k = MersenneTwister(4), 50
-    a, b = rand(random, (transposed_a ? (k, m) : (m, k))...), rand(random, (transposed_b ? (n, k) : (k, n))...)
-    out = fill(NaN, m, n)
-    whole = AD.Kernels.Instruction{Float64}(C_NULL, pointer(out), pointer(a), pointer(b), C_NULL, C_NULL, (m, n, k, 1),
-        (m, 0, 0, 0), (size(a, 1), 0, 0, 0), (size(b, 1), 0, 0, 0), (0, 0, 0, 0), (Int(transposed_a), Int(transposed_b), 0, 0),
-        (0.0, 0.0))
-    for threads in (1, 2, 3, 5)
-        fill!(out, NaN)
-        GC.@preserve a b out for j in 1:threads
-            AD.Kernels.matmul!(AD.Kernels.part(whole, threads, j))
+@testset "parts of a product make the whole, $(m)x$(n)x$(k), $T" for T in (Float32, Float64),
+        (m, n, k) in ((200, 30, 50), (30, 200, 50), (64, 64, 1), (17, 33, 50), (200, 1, 50), (1, 200, 50), (300, 150, 600), (131, 300, 600)),
+        transposed_a in (false, true), transposed_b in (false, true), added in (0, 1), bytes in (0, 32, 64)
+    known = AD.Kernels.VECTOR_BYTES[]
+    bytes <= known || continue
+    AD.Kernels.VECTOR_BYTES[] = bytes
+    try
+        random = MersenneTwister(4)
+        a, b = rand(random, T, (transposed_a ? (k, m) : (m, k))...), rand(random, T, (transposed_b ? (n, k) : (k, n))...)
+        start, out = rand(random, T, m, n), zeros(T, m, n)
+        lies(x, turned) = turned ? AD.view_transpose(AD.Memory(x), (axes=[2, 1],)) : AD.Memory(x)
+        p = AD.Kernels.Instructions()
+        AD.emit_matmul!(p, AD.Memory(out), lies(a, transposed_a), lies(b, transposed_b), added)
+        code = AD.Kernels.of_type(p, T)
+        product = code[AD.Kernels.product_of(code, 1:length(code))]
+        expected = (transposed_a ? a' : a) * (transposed_b ? b' : b) .+ added .* start
+        for threads in (1, 2, 3, 5)
+            copyto!(out, added == 1 ? start : fill(T(NaN), m, n))
+            GC.@preserve a b out for j in threads:-1:1
+                mine = AD.Kernels.part(product, threads, j)
+                AD.Kernels.execute!(mine, 1, length(mine))
+            end
+            @test out ≈ expected
         end
-        @test out ≈ (transposed_a ? a' : a) * (transposed_b ? b' : b)
+    finally
+        AD.Kernels.VECTOR_BYTES[] = known
+    end
+end
+
+@testset "a product by a transposed weight is computed turned, and equal: $T" for T in (Float32, Float64)
+    random = MersenneTwister(5)
+    w, x, c = randn(random, T, 200, 300), randn(random, T, 200, 40), randn(random, T, 300, 40)
+    for f in (w -> sum(tanh.(w' * x) .* c), w -> sum((w' * x) .* c .+ w' * x))  # once, and twice
+        @test compile(grad(f))(w) ≈ grad(f)(w)
+    end
+    for (columns, turned) in ((40, AD.Kernels.VECTOR_BYTES[] > 0), (20, false))  # few columns are for BLAS
+        product = compile((w, x) -> w' * x)
+        @test product(w, x[:, 1:columns]) ≈ w' * x[:, 1:columns]
+        @test occursin("($columns, 300)", source(product)) == turned
     end
 end
 

@@ -106,7 +106,9 @@ end
 """The same part of a batch with its products shared out to threads; `nothing` where other products take most of the work."""
 function with_shared_products(shard::Shard{T}, threads::Int) where {T}
     techniques = shard.tape.techniques
-    shared = techniques.preallocate && techniques.concrete ? AD.Kernels.shared_code(T, shard.tape.code, threads) : nothing
+    techniques.preallocate && techniques.concrete || return nothing
+    ops = UnitRange{Int}[T === Float32 ? step.singles : step.doubles for step in shard.tape.steps]
+    shared = AD.Kernels.shared_code(T, shard.tape.code, ops, threads)
     shared === nothing && return nothing
     return Shard{T}(shard.tape, shard.x, shard.y, shard.first, shard.count, shard.loss, shard.gradient, shard.columns,
         shard.states, shard.meeting, shard.large_products, shared)

@@ -469,14 +469,17 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         j = k
         finite = true
         shared = shards[1].shared
-        if team.size > 1 && shared !== nothing
-            run!(shards[1], shared, data, start + own.first, team, k) || return 0
+        shares = team.size > 1 && shared !== nothing
+        if shares
+            run!(shards[1], shared, data, start + own.first, team, k) && meet!(team) || return 0
+            finite = all_finite(trainer, shards[1], team.size, k)
         end
         while j <= length(shards)
             shard = shards[j]
-            team.size > 1 && shared !== nothing || run!(shard, data, start + own.first)
-            finite &= isfinite(unsafe_load(shard.loss)) && all_finite(trainer, shard)
+            shares || run!(shard, data, start + own.first)
+            finite &= isfinite(unsafe_load(shard.loss)) && (shares || all_finite(trainer, shard, 1, 1))
             for c in shard.columns
+                finite &= all_finite(c.values, c.height * c.count)
                 collect!(c)
             end
             j += team.size
@@ -544,12 +547,11 @@ function stretch(a::Int, b::Int, threads::Int, k::Int)
     return a + (k - 1) * each, min(a + k * each - 1, b)
 end
 
-function all_finite(trainer::Trainer{T}, shard::Shard{T}) where {T}
+"""Whether thread `k`'s stretch of a gradient is finite, but for what is kept by columns."""
+function all_finite(trainer::Trainer{T}, shard::Shard{T}, threads::Int, k::Int) where {T}
     for (a, b) in trainer.dense
-        all_finite(pointer(shard.gradient, a), b - a + 1) || return false
-    end
-    for c in shard.columns
-        all_finite(c.values, c.height * c.count) || return false
+        from, to = stretch(a, b, threads, k)
+        all_finite(pointer(shard.gradient, from), to - from + 1) || return false
     end
     return true
 end
@@ -770,14 +772,14 @@ end
 function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
     make(threads) = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
         target_type(trainer), samples, threads, trainer.gradient, trainer.techniques, trainer.sparse)
-    shards = make(threads)
-    if threads > 1 && trainer.team.size == threads && !splitting_pays(shards)
-        whole = with_shared_products(make(1)[1], threads)
+    shards, team = make(threads), trainer.team.size
+    if team > 1 && (threads == 1 || !splitting_pays(shards))
+        whole = with_shared_products(threads == 1 ? shards[1] : make(1)[1], team)
         whole === nothing || (shards = Shard{T}[whole])
     end
     couples = any(e -> e.op.couples_batch && e.op !== SUM_OF_PARTS, shards[1].tape.program.equations)
     orders = unique(Vector{Int}[sums_of(shard.tape) for shard in shards])
-    threads > 1 && (couples || length(orders) > 1) && (shards = make(1))  # parts of other orders would wait for each other
+    length(shards) > 1 && (couples || length(orders) > 1) && (shards = make(1))  # parts of other orders would wait for each other
     trainer.dense = dense_stretches(trainer.parameters.layout, shards[1].columns)
     for block in trainer.blocks, c in shards[1].columns
         length(block) >= max(BLOCK, c.height) || resize!(block, max(BLOCK, c.height))

@@ -430,6 +430,8 @@ function legalised(program::Program)
     equations = Equation[]
     lies(a) = get!(() -> shape_of(a), layout, a)
     scope_of = Dict{Tensor,String}(x => e.scope for e in program.equations for x in e.outputs)
+    uses = Dict{Tensor,Int}()  # how many products a tensor is the first factor of
+    foreach(e -> e.op === MATMUL && (uses[e.inputs[1]] = get(uses, e.inputs[1], 0) + 1), program.equations)
     function copied(a::Tensor)
         return get!(dense, a) do
             e = copy_of(a, get(scope_of, a, a.scope))
@@ -450,6 +452,9 @@ function legalised(program::Program)
                 seen = op.view(lies(inputs[1]), e.attrs)
             end
             layout[output(e)] = seen
+        elseif op === MATMUL && turning_pays(lies(inputs[1]), lies(inputs[2]), uses[inputs[1]])
+            append!(equations, turned_product!(layout, e))
+            continue
         elseif op === MATMUL || op === MATMUL_ADD
             a, b = inputs[end-1], inputs[end]
             inputs = Tensor[inputs[1:end-2]; suited(a, factor_layout(a, output(e).dims)); suited(b, suits_blas)]
@@ -467,7 +472,36 @@ Which layouts a product takes of its first factor. Tiles want its columns in one
 """
 function factor_layout(a::Tensor, dims::Vector{Int})
     tiled(a.dims[1], dims[2], a.dims[2], a.eltype) && dims[2] >= 32 || return suits_blas
-    return (d, s) -> leading_dimension(d, s, false) > 0
+    return lies_by_columns
+end
+
+"""
+Whether to compute bᵀ aᵀ in place of a b: where tiles would have a copied, and copies of b and of the results of all products of
+a are smaller.
+"""
+function turning_pays(a::Memory, b::Memory, uses::Int)
+    length(a.dims) == 2 && length(b.dims) == 2 || return false
+    (m, k), n = a.dims, b.dims[2]
+    n >= 32 && tiled(m, n, k, a.eltype) && lies_by_columns(b.dims, b.strides) && !lies_by_columns(a.dims, a.strides) &&
+        leading_dimension(a.dims, a.strides, true) > 0 || return false
+    return uses * n * (k + m) < m * k
+end
+
+lies_by_columns(dims::Vector{Int}, strides::Vector{Int}) = leading_dimension(dims, strides, false) > 0
+
+"""The equations that compute a product as the transpose of bᵀ aᵀ."""
+function turned_product!(layout::Dict{Tensor,Memory}, e::Equation)
+    axes = attributes(:axes => Int[2, 1])
+    function turned(x::Tensor)
+        view = Equation(TRANSPOSE, Tensor[x], axes, e.scope)
+        layout[output(view)] = view_transpose(get!(() -> shape_of(x), layout, x), axes)
+        return view
+    end
+    a, b = turned(e.inputs[1]), turned(e.inputs[2])
+    columns = copy_of(output(b), e.scope)
+    product = Equation(MATMUL, Tensor[output(columns), output(a)], e.attrs, e.scope)
+    rows = turned(output(product))
+    return Equation[a, b, columns, product, rows, Equation(COPY, Tensor[output(rows)], NO_ATTRS, e.outputs, e.scope)]
 end
 
 """The tensors with data that the ops use, in order of first use."""

@@ -124,8 +124,10 @@ for name in (:fill, :whole_power, :sum, :prod, :shift, :normalise, :add_log_sum,
     :cross_entropy_gradient, :gather, :scatter, :embedding, :embedding_gradient, :dropout_mask, :matmul)
     operation!(name, :($(Symbol(name, :!))(x)))
 end
-for (name, vector, rows) in ((:tiles_64_4, :wide, 4), (:tiles_64_2, :wide, 2), (:tiles_64_1, :wide, 1),
-    (:tiles_32_2, :narrow, 2), (:tiles_32_1, :narrow, 1))
+"""The kernels of products by tiles, the vectors that they use, and how many of these the rows of a tile are."""
+const TILES = ((:tiles_64_4, :wide, 4), (:tiles_64_2, :wide, 2), (:tiles_64_1, :wide, 1), (:tiles_32_2, :narrow, 2),
+    (:tiles_32_1, :narrow, 1))
+for (name, vector, rows) in TILES
     operation!(name, :(tiles!($vector(T), Val($rows), x)))
 end
 operation!(:turn_64, :(turn!(wide(T), x)))
