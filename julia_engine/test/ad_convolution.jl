@@ -330,4 +330,29 @@ steps_allocate(trainer, x, y, order, losses) = @allocated train_epoch!(trainer, 
     @test isfinite(evaluate(trainer, x, y).loss)
 end
 
+@testset "pools of two by two, in vectors or not, $T: $w x $h" for T in (Float32, Float64), (w, h) in ((2, 2), (7, 4), (8, 5), (16, 16), (67, 3))
+    random = RANDOM
+    x = rand(random, T[-1, 0, 0.5, 2], w, h, 3, 2)  # with ties
+    x[rand(random, 1:length(x), 9)] .= NaN
+    x[rand(random, 1:length(x), 9)] .= -Inf
+    out, g = fill(T(NaN), w ÷ 2, h ÷ 2, 3, 2), randn(random, T, w ÷ 2, h ÷ 2, 3, 2)
+    gradient = zeros(T, size(x))
+    for i in CartesianIndices(out)
+        window = [CartesianIndex(2i[1] - a, 2i[2] - b, i[3], i[4]) for b in (1, 0) for a in (1, 0)]
+        best = findfirst(j -> isnan(x[j]), window)
+        best === nothing && (best = argmax(x[window]))
+        out[i] = x[window[best]]
+        gradient[window[best]] += g[i]
+    end
+    pooled(x) = max_pool(x, 2)
+    @test isequal(value(pooled(Constant(x))), out)
+    y, pull = vjp(pooled, x)
+    @test isequal(y, out) && pull(g)[1] == gradient
+    # The same of planes that lie by rows, which the general kernel pools.
+    by_rows(x) = permutedims(max_pool(permutedims(x, (2, 1, 3, 4)), 2), (2, 1, 3, 4))
+    distinct = randn(random, T, w, h, 3, 2)
+    @test vjp(by_rows, distinct)[1] == vjp(pooled, distinct)[1] && vjp(by_rows, distinct)[2](g)[1] == vjp(pooled, distinct)[2](g)[1]
+    @test compile(x -> max_pool(x, 2))(distinct) == vjp(pooled, distinct)[1]
+end
+
 end

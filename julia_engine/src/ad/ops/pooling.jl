@@ -68,6 +68,21 @@ function emit_pool!(p::Instructions, name::Symbol, whole::Memory, attrs, out::Me
     return emit!(p, out.eltype, name, at, numbers, (out.dims[end-1], out.dims[end], 1, 1), strides)
 end
 
+"""Whether windows of two by two elements lie side by side, without padding, in planes whose first axis lies in one piece."""
+in_pairs(attrs, operands::Memory...) = attrs.window == attrs.stride == Int[2, 2] && iszero(attrs.padding) &&
+    all(==(1), attrs.dilation) && all(m -> m.strides[1] == 1, operands)
+
+function forward_max_pool(p, out, inputs, attrs)
+    name = in_pairs(attrs, out, inputs[1]) ? :max_pool_pairs : :max_pool
+    return emit_pool!(p, name, inputs[1], attrs, out, inputs[1])
+end
+
+function forward_max_pool_gradient(p, out, inputs, attrs)
+    in_pairs(attrs, out, inputs...) || return forward_pool_gradient(:max_pool_gradient, p, out, inputs, attrs)
+    all(iseven, spatial(out)) || emit_fill!(p, out, 0)  # what is in no window
+    return emit_pool!(p, :max_pool_gradient_pairs, out, attrs, out, inputs...)
+end
+
 function forward_pool_gradient(name::Symbol, p, out, inputs, attrs)
     emit_fill!(p, out, 0)
     return emit_pool!(p, name, out, attrs, out, inputs...)
@@ -79,12 +94,11 @@ pool_gather(t::Tensor, x::Tensor, attrs) = apply(MAX_POOL_GATHER, Tensor[t, x], 
 const POOL_ATTRS = [:window, :stride, :padding, :dilation]
 
 const MAX_POOL = register!(Op("max_pool", infer_pool; batch=by_samples, attrs=POOL_ATTRS,
-    forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool, inputs[1], attrs, out, inputs[1]),
-    backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[1], attrs)],
+    forward=forward_max_pool, backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[1], attrs)],
     jvp=(t, y, inputs, attrs) -> pool_gather(t[1], inputs[1], attrs),
     doc="largest element of each window over the first axis or two; the first of equal ones"))
 const MAX_POOL_GRADIENT = register!(Op("max_pool_gradient", infer_max_pool_gradient; batch=by_samples, attrs=POOL_ATTRS,
-    forward=(p, out, inputs, attrs) -> forward_pool_gradient(:max_pool_gradient, p, out, inputs, attrs),
+    forward=forward_max_pool_gradient,
     backward=Any[(g, y, inputs, attrs) -> pool_gather(g, inputs[2], attrs), no_gradient],
     jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_gradient(t[1], inputs[2], attrs),
     doc="gradient of max_pool: each element added where the largest of its window of the second operand is"))
