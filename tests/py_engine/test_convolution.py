@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import Tensor, ops
+from py_engine.ad.ops import convolution
 from py_engine.ad.reverse import gradients
 from py_engine.errors import DTypeError, ShapeError
 
@@ -68,6 +72,19 @@ def test_equals_torch(torch, call):
     for own in layouts(x):
         for found, value in zip(with_gradients(lambda *a: ops.conv(*a, **at), own, weight), expected, strict=True):
             np.testing.assert_allclose(found, value, rtol=1e-10, atol=1e-12)
+
+
+@given(call=calls())
+def test_both_ways_to_the_gradient_of_x_agree(call):
+    """Gathered columns of the upstream gradient, and columns added back: work decides, here each time for one of them."""
+    x_shape, weight_shape, at = call
+    rng = np.random.default_rng(1)
+    x, weight = rng.standard_normal(x_shape), rng.standard_normal(weight_shape)
+    found = []
+    for costs in ((1, 0), (0, 1)):  # of adding back, of gathering
+        with mock.patch.object(convolution, "work", side_effect=itertools.cycle(costs)):
+            found.append(with_gradients(lambda *a: ops.conv(*a, **at), x, weight)[1])
+    np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-12)
 
 
 @given(call=calls())

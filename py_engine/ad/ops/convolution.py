@@ -205,8 +205,12 @@ def _second_level_cache() -> int:
         return 2**20
 
 
-BLOCK_BYTES = _second_level_cache() // 2
-"""Bytes that ops of many samples work on at a time: from one call to the next they stay in the cache."""
+BLOCK_BYTES = min(2 * _second_level_cache(), 2**21)
+"""Bytes that ops of many samples work on at a time: from one call to the next they stay in the caches.
+
+Blocks that fit into half of the second level are no faster with one thread, and slower with several: after each call
+a thread waits for the interpreter.
+"""
 
 
 def blocks(samples: int, each: int) -> list[slice]:
@@ -409,8 +413,8 @@ def _bind_input_gradient(
     phases = list(product(*axes))
     gathered = sum(n * filters * math.prod(axis.taps * axis.count for axis in phase) for phase in phases)
     added = n * channels * places * outputs
-    if work(added * filters // groups, 3 * added) < work(gathered * per_group, gathered):
-        return _add_columns_back(g, weight, out, scratch, stride, padding, dilation, groups)
+    if work(added * filters // groups, 2 * added) <= work(gathered * per_group, gathered):
+        return _add_columns_back(g, weight, out, scratch, phases, groups)
     calls: list[Call] = []
     across = weight.reshape(groups, filters // groups, per_group, *kernel).swapaxes(1, 2)
     for phase in phases:
@@ -437,17 +441,65 @@ def _bind_input_gradient(
 
 
 def _add_columns_back(
-    g: Array, weight: Array, out: Array, scratch: Scratch, stride: Shape, padding: Pairs, dilation: Shape, groups: int
+    g: Array, weight: Array, out: Array, scratch: Scratch, phases: Sequence[tuple[_Phase, ...]], groups: int
 ) -> Sequence[Call]:
     calls: list[Call] = []
     n, filters, per_group, kernel = len(g), weight.shape[0], weight.shape[1], weight.shape[2:]
-    places, outputs = math.prod(kernel), g.shape[2:]
-    rows = _whole(weight, (groups, filters // groups, per_group * places), scratch, calls).swapaxes(1, 2)
+    channels, places, outputs = per_group * groups, math.prod(kernel), g.shape[2:]
+    # The columns of one element of the kernel lie in one piece: they are added at once.
+    rows = scratch((groups, places * per_group, filters // groups), weight.dtype)
+    by_place = np.moveaxis(weight.reshape(groups, filters // groups, per_group, *kernel), (1, 2), (-1, -2))
+    calls.append(partial(np.copyto, rows.reshape(by_place.shape), by_place))
     upstream = _whole(g, (n, groups, filters // groups, math.prod(outputs)), scratch, calls)
-    columns = scratch((n, groups, per_group * places, math.prod(outputs)), g.dtype)
-    calls.append(partial(np.matmul, rows, upstream, columns))
-    by_place = columns.reshape(n, groups * per_group, places, *outputs)
-    return calls + put_back(np.moveaxis(by_place, 2, 0), out, scratch, kernel, stride, padding, dilation)
+
+    def bind(block: slice, scratch: Scratch) -> list[Call]:
+        size = block.stop - block.start
+        columns = scratch((size, groups, places * per_group, math.prod(outputs)), g.dtype)
+        added = columns.reshape(size, groups, *kernel, per_group, *outputs)
+        calls: list[Call] = [partial(np.matmul, rows, upstream[block], columns)]
+        memory = out if len(phases) == 1 else scratch((size, channels, *(axis.count for axis in phases[0])), out.dtype)
+        for phase in phases:
+            counts = tuple(axis.count for axis in phase)
+            target = out[(block, slice(None), *(axis.positions for axis in phase))]
+            sums = target
+            if len(phases) > 1:
+                sums = memory.reshape(-1)[: target.size].reshape(target.shape)
+            by_group = np.reshape(sums, (size, groups, per_group, *counts), copy=False)
+            calls += _add_shifted(phase, kernel, outputs, added, by_group)
+            if len(phases) > 1:
+                calls.append(partial(np.copyto, target, sums))
+        return calls
+
+    return calls + in_blocks(n, channels * places * math.prod(outputs) * g.itemsize, scratch, bind)
+
+
+def _add_shifted(phase: Sequence[_Phase], kernel: Shape, outputs: Shape, added: Array, sums: Array) -> list[Call]:
+    """Leave in `sums` (N, groups, C / groups, *positions) what the elements of the kernel add to a phase's positions.
+
+    Args:
+        added: (N, groups, *kernel, C / groups, *outputs).
+    """
+    calls: list[Call] = []
+    pairs: list[tuple[Array, Array]] = []
+    for taps in product(*(range(axis.taps) for axis in phase)):
+        elements: list[int] = []
+        here: list[Any] = []
+        there: list[Any] = []
+        for axis, tap, k, n in zip(phase, taps, kernel, outputs, strict=True):
+            elements.append(range(k)[axis.elements][tap])
+            shift = tap * axis.dilation - axis.padding[0]  # position t is reached from output t + shift
+            first, last = max(0, -shift), max(0, -shift, min(axis.count, n - shift))
+            here.append(slice(first, last))
+            there.append(slice(first + shift, last + shift))
+        of_element: Any = (slice(None), slice(None), *elements)
+        pairs.append((sums[(..., *here)], added[of_element][(..., *there)]))
+    pairs.sort(key=lambda pair: pair[0].size, reverse=True)
+    if pairs and pairs[0][0].size == sums.size:
+        into, part = pairs.pop(0)
+        calls.append(partial(np.copyto, into, part))
+    else:
+        calls.append(partial(np.ndarray.fill, sums, 0))
+    return calls + [partial(np.add, into, part, into) for into, part in pairs if into.size]
 
 
 def _infer_weight_gradient(
