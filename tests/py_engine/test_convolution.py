@@ -76,7 +76,7 @@ def test_equals_torch(torch, call):
 
 @given(call=calls())
 def test_both_ways_to_the_gradient_of_x_agree(call):
-    """Gathered columns of the upstream gradient, and columns added back: work decides, here each time for one of them."""
+    """Gathered columns of the upstream gradient, and columns added back: `work` decides, here each time for one."""
     x_shape, weight_shape, at = call
     rng = np.random.default_rng(1)
     x, weight = rng.standard_normal(x_shape), rng.standard_normal(weight_shape)
