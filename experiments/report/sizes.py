@@ -79,20 +79,14 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
 
 @producer
 def sizes(view: View) -> Table:
-    """The step of our engines at every size: beside the best peer's, and its share of the limit; what holds it."""
+    """The step of our engines at every size: beside the best peer's, and its share of the limit."""
     rows: list[Row] = []
     for about, of_point, steps in points(view):
         found = {engine: judged(of_point, steps, engine) for engine in TARGETS}
         cells = {f"{engine}_{name}": value for engine, one in found.items() for name, value in one.items()}
         first = next(iter(found.values()))
         common = {name: first.get(name) for name in ("limit_us", "peer", "peer_us")}
-        held = [
-            f"{view.label(engine).removeprefix('TwinGrad ')}: {one['kernel']} ({share(one['kernel_share'])}, "
-            f"{MISSING if empty(one['kernel_limit_share']) else share(one['kernel_limit_share'])})"
-            for engine, one in found.items()
-            if one.get("within") is False and not empty(one.get("kernel"))
-        ]
-        rows.append({**about, **common, **cells, "held_by": "; ".join(held), **_origin(view)})
+        rows.append({**about, **common, **cells, **_origin(view)})
     per_engine = ("step_us", "limit_share", "ratio", "ratio_low", "ratio_high", "within", "kernel")
     counts = [
         f"{view.label(engine)}: {sum(row[f'{engine}_within'] for row in known)} of {len(known)} rows within its bound"
@@ -104,21 +98,18 @@ def sizes(view: View) -> Table:
         (
             *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in TARGETS for name in per_engine)),
             *(f"{engine}_{name}" for engine in TARGETS for name in ("kernel_share", "kernel_limit_share")),
-            "held_by",
         ),
         [
             column("limit [µs]", "limit_us", significant),
             Column("best peer [µs]", lambda row: _named(view, row)),
             *(item for engine in TARGETS for item in _columns_of(view, engine)),
-            column("held by", "held_by", align="left"),
         ],
         rows,
         [
             "The ratio is to the best peer's step (PyTorch eager and compiled, TensorFlow without and with XLA, JAX) "
             "in the same round: the median, and its confidence interval. × marks a step above the larger of "
             + " and ".join(f"{target:g} times the peer's ({view.label(name)})" for name, target in TARGETS.items())
-            + f" and {ROOM:g} times the limit, by the lower end of the interval; for those the op that takes most of "
-            "the step is named, with its part of the step and the share of its time that the machine would need.",
+            + f" and {ROOM:g} times the limit, by the lower end of the interval.",
             *counts,
         ],
     )
@@ -142,6 +133,35 @@ def _columns_of(view: View, engine: str) -> list[Column]:
 
 def _named(view: View, row: Row) -> str:
     return MISSING if empty(row["peer"]) else f"{significant(row['peer_us'])} ({view.label(row['peer'])})"
+
+
+@producer
+def sizes_held(view: View) -> Table:
+    """The steps that are above their bound, each with the op that takes most of it."""
+    rows = [
+        {**about, "engine": view.label(engine), **found, **_origin(view)}
+        for about, of_point, steps in points(view)
+        for engine in TARGETS
+        if (found := judged(of_point, steps, engine)).get("within") is False
+    ]
+    return _table(
+        view,
+        ("engine", "ratio", "kernel", "kernel_share", "kernel_limit_share"),
+        [
+            column("engine", "engine", align="left"),
+            column("ratio", "ratio", fixed),
+            column("op", "kernel", align="left"),
+            column("of the step", "kernel_share", share),
+            column("of its limit", "kernel_limit_share", share),
+        ],
+        rows,
+        [
+            "The op that takes most of the step, with its part of the step, and the share of its time that the machine "
+            "would need."
+            if rows
+            else "Every step is within its bound."
+        ],
+    )
 
 
 @producer

@@ -289,7 +289,9 @@ def test_a_step_is_judged_by_the_lower_end_of_the_interval(view: View) -> None:
 def test_the_tables_and_the_figure_are_made(view: View) -> None:
     made = sizes.sizes(view)
     assert len(made.rows) == 21 * (4 + 2)
-    assert "numpy: matmul of dense1 (60 %, 40 %)" in to_markdown(made)
+    held = sizes.sizes_held(view)
+    assert len(held.rows) == 42 and {row["engine"] for row in held.rows} == {"TwinGrad numpy"}
+    assert "| matmul of dense1 | 60 % | 40 % |" in to_markdown(held)
     assert "TwinGrad numpy: 84 of 126 rows within its bound" in made.notes
     assert "given up: an invented reason" in "".join(sizes.sizes_start(view).notes)
     start = sizes.sizes_start(view).rows
