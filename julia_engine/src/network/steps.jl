@@ -103,12 +103,14 @@ struct Shard{T}
     shared::Union{Nothing,AD.Kernels.SharedCode{T}}
 end
 
+"""The instructions of a step on elements of one type."""
+instructions(::Type{T}, step::AD.Step) where {T} = T === Float32 ? step.singles : step.doubles
+
 """The same part of a batch with its products shared out to threads; `nothing` where other products take most of the work."""
 function with_shared_products(shard::Shard{T}, threads::Int) where {T}
     techniques = shard.tape.techniques
     techniques.preallocate && techniques.concrete || return nothing
-    ops = UnitRange{Int}[T === Float32 ? step.singles : step.doubles for step in shard.tape.steps]
-    shared = AD.Kernels.shared_code(T, shard.tape.code, ops, threads)
+    shared = AD.Kernels.shared_code(T, shard.tape.code, UnitRange{Int}[instructions(T, step) for step in shard.tape.steps], threads)
     shared === nothing && return nothing
     return Shard{T}(shard.tape, shard.x, shard.y, shard.first, shard.count, shard.loss, shard.gradient, shard.columns,
         shard.states, shard.meeting, shard.large_products, shared)
@@ -178,12 +180,14 @@ const GRADIENT_MOVES = 6
 
 """
 Whether one part of the batch for each thread takes less time than threads that share the products of the whole batch: where
-all but the products moves more bytes than summing the gradients does. It follows from sizes alone.
+there are convolutions, which do much with few bytes, or where all but the products moves more bytes than summing the gradients
+does. It follows from sizes alone.
 """
 function splitting_pays(shards::Vector{Shard{T}}) where {T}
-    code = shards[1].tape.code
-    multiplies(step) = AD.Kernels.has_product(code.f32, step.singles) || AD.Kernels.has_product(code.f64, step.doubles)
-    others = filter(step -> step.equation.op.view === nothing && !multiplies(step), shards[1].tape.steps)
+    steps, code = shards[1].tape.steps, AD.Kernels.of_type(shards[1].tape.code, T)
+    any(step -> occursin("conv", step.equation.op.name), steps) && return true
+    can_be_shared(step) = AD.Kernels.product_of(code, instructions(T, step)) !== nothing
+    others = filter(step -> step.equation.op.view === nothing && !can_be_shared(step), steps)
     kept_apart = sum(Int[c.height * c.width for c in shards[1].columns])
     summed = (length(shards[1].gradient) - kept_apart) * sizeof(T)
     return sum(Int[AD.bytes_moved(step) for step in others]) > GRADIENT_MOVES * summed

@@ -4,7 +4,9 @@
 # share the products: each computes some rows or columns of the result.
 
 """Multiplications of a product from which on sharing it out takes little of its time."""
-const LEAST_SHARED_OUT = 2^19
+const LEAST_SHARED_OUT = 2^22
+"""Elements of its largest matrix from which on, since it takes long to read that once."""
+const LEAST_ELEMENTS = 2^19
 
 """Rows of which one thread computes all: those of the largest tile, and several cache lines."""
 const SHARED_ROWS = 64
@@ -18,10 +20,6 @@ tile_addresses(::Type{T}) where {T} =
 """Addresses of the kernels that multiply matrices: BLAS's, then those of tiles."""
 products(::Type{T}) where {T} = Ptr{Cvoid}[product_address(T); tile_addresses(T)]
 
-"""Whether any of these instructions multiplies matrices."""
-has_product(code::Vector{Instruction{T}}, range::UnitRange{Int}) where {T} =
-    (kernels = products(T); any(i -> code[i].kernel in kernels, range))
-
 multiplications(x::Instruction) = 1.0 * x.n[1] * x.n[2] * x.n[3] * x.n[4]
 
 """The instructions that multiply, of those of one op: `nothing` where others are between them, or products are stacked."""
@@ -33,15 +31,28 @@ function product_of(code::Vector{Instruction{T}}, range::UnitRange{Int}) where {
     return length(whole) == length(found) && all(i -> code[i].n[4] == 1, found) ? whole : nothing
 end
 
+"""Where the pieces of a product begin, as row and column, and how many rows and columns it has."""
+function pieces(product::Vector{Instruction{T}}) where {T}
+    lead = product[1].so[1]
+    places = Tuple{Int,Int}[reverse(fldmod((x.out - product[1].out) ÷ sizeof(T), lead)) for x in product]
+    m = maximum(Int[row + x.n[1] for ((row, _), x) in zip(places, product)])
+    n = maximum(Int[column + x.n[2] for ((_, column), x) in zip(places, product)])
+    return places, m, n
+end
+
+"""Whether a product takes so long that sharing it out pays."""
+function is_shared_out(product::Vector{<:Instruction})
+    _, m, n = pieces(product)
+    count = sum(multiplications, product)
+    return count >= LEAST_SHARED_OUT || max(m * n, count / m, count / n) >= LEAST_ELEMENTS
+end
+
 """
 What thread `k` of `threads` computes of a product, which these instructions make piece by piece: some rows of the result, with
 the whole right matrix, or some columns, with the whole left one. The smaller of the two is read by all threads.
 """
 function part(product::Vector{Instruction{T}}, threads::Int, k::Int) where {T}
-    lead = product[1].so[1]
-    places = Tuple{Int,Int}[reverse(fldmod((x.out - product[1].out) ÷ sizeof(T), lead)) for x in product]  # of row and column
-    m = maximum(Int[row + x.n[1] for ((row, _), x) in zip(places, product)])
-    n = maximum(Int[column + x.n[2] for ((_, column), x) in zip(places, product)])
+    places, m, n = pieces(product)
     by_columns = m <= n || m < SHARED_ROWS * threads
     all, step = by_columns ? (n, SHARED_COLUMNS) : (m, SHARED_ROWS)
     bound(k) = k == threads ? all : all * k ÷ threads ÷ step * step
@@ -86,8 +97,8 @@ struct SharedCode{T}
 end
 
 """
-The shared code of a tape of which each op has these instructions, or `nothing` where large products are less than three
-quarters of all multiplications of products.
+The shared code of a tape of which each op has these instructions, or `nothing` where large products are less than nine tenths
+of all multiplications of products: the others would be left to one thread.
 """
 function shared_code(::Type{T}, p::Instructions, ops::Vector{UnitRange{Int}}, threads::Int) where {T}
     own, kernels = of_type(p, T), products(T)
@@ -95,14 +106,12 @@ function shared_code(::Type{T}, p::Instructions, ops::Vector{UnitRange{Int}}, th
     shared_out = 0.0
     for op in ops
         product = product_of(own, op)
-        product === nothing && continue
-        count = sum(multiplications, own[product])
-        count >= LEAST_SHARED_OUT || continue
+        product !== nothing && is_shared_out(own[product]) || continue
         large[first(product)] = product
-        shared_out += count
+        shared_out += sum(multiplications, own[product])
     end
     isempty(large) && return nothing
-    4 * shared_out >= 3 * sum(Float64[multiplications(x) for x in own if x.kernel in kernels]) || return nothing
+    10 * shared_out >= 9 * sum(Float64[multiplications(x) for x in own if x.kernel in kernels]) || return nothing
     code = Instructions()
     append!(code.f32, p.f32)
     append!(code.f64, p.f64)
