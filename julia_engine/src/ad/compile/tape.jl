@@ -477,14 +477,14 @@ end
 
 """
 Whether to compute bᵀ aᵀ in place of a b: where tiles would have a copied, and copies of b and of the results of all products of
-a are smaller.
+a are much smaller, since few rows make slower tiles.
 """
 function turning_pays(a::Memory, b::Memory, uses::Int)
     length(a.dims) == 2 && length(b.dims) == 2 || return false
     (m, k), n = a.dims, b.dims[2]
     n >= 32 && tiled(m, n, k, a.eltype) && lies_by_columns(b.dims, b.strides) && !lies_by_columns(a.dims, a.strides) &&
         leading_dimension(a.dims, a.strides, true) > 0 || return false
-    return uses * n * (k + m) < m * k
+    return 4 * uses * n * (k + m) < m * k
 end
 
 lies_by_columns(dims::Vector{Int}, strides::Vector{Int}) = leading_dimension(dims, strides, false) > 0
